@@ -2,7 +2,7 @@
 
     nox                                   all that this machine has; the end of the run says what was left out, and why
     nox -s versions-3.12-6.0              one cell
-    nox -t databases -- tests/cli -x      other tests than those that depend on versions and drivers
+    nox -t databases -- tests/management/cli -x      other tests than those that depend on versions and drivers
 
 Needs `pip install nox`. Each pair of Python and Django has a virtual environment of its own under .nox.
 """
@@ -26,7 +26,7 @@ SERVICES = {
     "postgresql": ("postgresql", {"FAKTORY_TEST_DB": "postgresql"}, DEPENDENT),
     "psycopg2": ("postgresql", {"FAKTORY_TEST_DB": "postgresql", "FAKTORY_TEST_DRIVER": "psycopg2"}, DEPENDENT),
     "mariadb": ("mariadb", {"FAKTORY_TEST_DB": "mariadb"}, DEPENDENT),
-    "redis": ("redis_program", {"FAKTORY_TEST_DB": "sqlite"}, ("tests/gearmonkey", "tests/transfer")),
+    "redis": ("redis_program", {"FAKTORY_TEST_DB": "sqlite"}, ("tests/contrib/gearmonkey", "tests/contrib/transfer")),
 }
 """Which of tests/services.py must be there, what the tests are told, and which they are."""
 

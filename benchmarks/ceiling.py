@@ -36,9 +36,9 @@ class Turns:
         self.backend = connection.connection.info.backend_pid
 
     def calls(self):
-        from django_faktory.payloads import Ack
+        from django_faktory.core.payloads import Ack
         from django_faktory.store.dialects.base import Plan, Slot, insertion_order
-        from django_faktory.store.dialects.postgresql_verbs import CLAIM, claim_calls, end_call, push_call
+        from django_faktory.store.dialects.postgresql.jobs import CLAIM, claim_calls, end_call, push_call
 
         acks = [Ack(jid=jid, wid="ceiling") for jid in self.claimed]
         jobs = insertion_order(new_jobs(self.size))
@@ -52,7 +52,7 @@ class Turns:
 
     def begin(self):
         """Send a turn. If a plan must be prepared again, run the turn synchronously and send another one."""
-        from django_faktory.store.dialects import prepared
+        from django_faktory.store.dialects.postgresql import prepared
 
         while True:
             calls = self.calls()
@@ -64,7 +64,7 @@ class Turns:
 
 
 def new_jobs(count):
-    from django_faktory.payloads import JobPayload
+    from django_faktory.core.payloads import JobPayload
 
     text = '{"jobtype":"noop","args":[1,"string",3],"created_at":"2026-11-22T00:00:00Z","queue":"default","retry":5}'
     return [JobPayload(jid=uuid.uuid4().hex, jobtype="noop", queue="default", text=text) for _ in range(count)]

@@ -65,8 +65,8 @@ def seconds(call):
 def bare():
     from django.utils import timezone
 
-    from django_faktory.backend import new_jid
     from django_faktory.models import Job
+    from django_faktory.tasks.job_id import new_jid
 
     jid = new_jid()
     Job.objects.create(

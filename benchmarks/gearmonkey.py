@@ -76,7 +76,7 @@ def run(redis):
 
 
 def naive():
-    from tests.gearmonkey.naive import NaiveWorker
+    from tests.contrib.gearmonkey.naive import NaiveWorker
 
     worker = NaiveWorker(Redis.from_url(URL, socket_timeout=None), "noop", lambda _: "")
     worker.start()
@@ -87,7 +87,7 @@ def ours():
     import django
 
     django.setup()
-    from django_faktory.gearmonkey import Worker
+    from django_faktory.contrib.gearmonkey import Worker
 
     worker = Worker(URL)
     worker.accept("noop", lambda _: "")
@@ -99,11 +99,11 @@ def ours_with_tasks():
 
     django.setup()
     from benchmarks.tasks import noop
-    from django_faktory.gearmonkey.address import connect
-    from django_faktory.gearmonkey.broker import QUEUE, GearMonkeyBroker
-    from django_faktory.gearmonkey.hints import Hints
-    from django_faktory.gearmonkey.station import Station
-    from django_faktory.worker.runner import Worker
+    from django_faktory.contrib.gearmonkey.address import connect
+    from django_faktory.contrib.gearmonkey.broker import QUEUE, GearMonkeyBroker
+    from django_faktory.contrib.gearmonkey.notifications import Hints
+    from django_faktory.contrib.gearmonkey.redis_worker import Station
+    from django_faktory.worker.worker import Worker
 
     station = Station(connect(URL), ["noop"], wid="benchmark")
     broker = GearMonkeyBroker(station, {"noop": noop.jobtype})

@@ -25,7 +25,7 @@ def speed(one, count, clients, size, jobtype):
     """Run clients that take and end `size` jobs at a time; return jobs per second."""
     from django.db import connections
 
-    from django_faktory.payloads import Ack
+    from django_faktory.core.payloads import Ack
 
     queue = uuid.uuid4().hex
     push(one, count, queue, jobtype=jobtype)
@@ -83,9 +83,9 @@ def main():
     options = parser.parse_args()
     prepare()
     empty()
-    from django_faktory.gating import Allowance
+    from django_faktory.core.limits import Allowance
     from django_faktory.models import Limit
-    from django_faktory.store import limits
+    from django_faktory.store.limits import definitions
 
     one = broker()
     kinds = {"plain": None, "places": Allowance(concurrency=HIGH), "rate": Allowance(rate=HIGH, burst=HIGH)}
@@ -94,14 +94,14 @@ def main():
         found = {}
         for name, allowance in kinds.items():
             if allowance:
-                limits.put("task", name, allowance, using="default")
+                definitions.put("task", name, allowance, using="default")
             found[name] = speed(one, options.jobs, clients, size, name)
         ratios = {f"{name} to plain": round(found[name] / found["plain"], 2) for name in ("places", "rate")}
         readings[f"{clients} clients, {size} at a time"] = found | ratios
         Limit.objects.all().delete()
     for name, allowance in kinds.items():
         if allowance:
-            limits.put("queue", f"throttled-{name}", allowance, using="default")
+            definitions.put("queue", f"throttled-{name}", allowance, using="default")
         readings[f"queue, {name}"] = {
             "over the wire": [
                 over_the_wire(one, options.jobs, clients, queue=f"throttled-{name}") for clients in (1, 4)
@@ -109,7 +109,7 @@ def main():
             "own workers": own_workers(one, options.jobs, queue=f"throttled-{name}"),
         }
     Limit.objects.all().delete()
-    limits.put("task", "shut", Allowance(concurrency=1), using="default")
+    definitions.put("task", "shut", Allowance(concurrency=1), using="default")
     readings["behind"] = behind(one, options.held)
     Limit.objects.all().delete()
     empty()

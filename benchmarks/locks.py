@@ -28,7 +28,7 @@ def broker():
 
 def jobs(count, queue, jobtype="benchmarks.tasks.noop", **custom):
     """Return new jobs; `custom` contains their options, and without it they are plain."""
-    from django_faktory.payloads import new_job
+    from django_faktory.core.payloads import new_job
 
     return [
         new_job(
@@ -52,14 +52,14 @@ def milliseconds(seconds):
 
 
 def fetch(one, *queues, wid="w", count=1):
-    from django_faktory.payloads import FetchRequest
+    from django_faktory.core.payloads import FetchRequest
 
     [found] = one.fetch([FetchRequest(queues=queues, wid=wid, count=count)])
     return found
 
 
 def end(one, job):
-    from django_faktory.payloads import Ack
+    from django_faktory.core.payloads import Ack
 
     return one.ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)])
 

@@ -87,8 +87,8 @@ def fill(jobs):
     from django.db import connection
     from django.utils import timezone
 
-    from django_faktory.measuring import Series
-    from django_faktory.store import measures
+    from django_faktory.core.histograms import Series
+    from django_faktory.store.statistics import histograms
 
     with connection.cursor() as cursor:
         for first in range(1, jobs + 1, CHUNK):
@@ -101,7 +101,7 @@ def fill(jobs):
         names = [(f"queue-{n % 20}", f"shop.tasks.task_{n}") for n in range(40)]
         for minute in range(180):
             moment = now - timezone.timedelta(minutes=minute)
-            measures.add({name: Series(succeeded=50, failed=2) for name in names}, using="default", now=moment)
+            histograms.add({name: Series(succeeded=50, failed=2) for name in names}, using="default", now=moment)
         cursor.execute("VACUUM ANALYZE")
     User.objects.create_superuser("on-call")
 

@@ -129,12 +129,12 @@ def drain(pids, server, jobs):
 
     The rate is measured from the first start to the last end; results are kept so that they can be counted.
     """
-    from django_faktory import wakeups
+    from django_faktory.store import notifier
 
     target = processed() + jobs
     insert(jobs, keep_s=600)
     meter = Meter(pids, server)
-    wakeups.announce("default", {"default"})
+    notifier.announce("default", {"default"})
     while processed() < target:
         time.sleep(0.05)
     time.sleep(TOLD_S)

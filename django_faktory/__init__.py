@@ -5,6 +5,7 @@ Importable before Django's apps are ready; imports no model.
 
 from __future__ import annotations
 
+from . import moved as moved
 from .errors import (
     BatchClosed,
     Discard,
@@ -21,9 +22,9 @@ TYPE_CHECKING = False  # as in `errors`
 if TYPE_CHECKING:
     from typing import Any
 
-    from .batches import Batch
-    from .cron import Cron
-    from .tasks import JobContext, task
+    from .core.cron import Cron
+    from .tasks.base import JobContext, task
+    from .tasks.batch import Batch
 
 __all__ = [
     "Batch",
@@ -46,15 +47,15 @@ __version__ = "1.0.0rc1"
 def __getattr__(name: str) -> Any:
     # These need the Tasks API, and Django's settings at the moment they decorate; not before.
     if name in ("JobContext", "task"):
-        from . import tasks
+        from .tasks import base
 
-        return getattr(tasks, name)
+        return getattr(base, name)
     if name == "Cron":
-        from .cron import Cron
+        from .core.cron import Cron
 
         return Cron
     if name == "Batch":
-        from .batches import Batch
+        from .tasks.batch import Batch
 
         return Batch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Define the Django app config: register the system checks and the admin's virtual models."""
+"""Define the Django app config: register system checks and virtual models, install the querysets' operations."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ class FaktoryConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks. Tasks are imported later, by the commands that run them (see
-        `tasks.autodiscover`).
+        """Register the system checks and install the operations of querysets.
+
+        Tasks are imported later, by the commands that run them (see `tasks.base.autodiscover`).
         """
         # Imported here because importing registers them, and models can be imported only once the apps are loaded.
-        from . import (  # noqa: F401
-            checks,
-            cron_checks,
-            gearmonkey_checks,
-            limit_checks,
-            pages,
-            security_checks,
-            task_checks,
+        from .checks import cron, limits, security, settings, tasks  # noqa: F401
+        from .contrib.gearmonkey import checks  # noqa: F401
+        from .models import hooks, proxies  # noqa: F401
+        from .operations import bulk
+        from .tasks.arguments import encoded_call
+
+        operations = hooks.Operations(
+            encode_args=lambda args: encoded_call(args, {})[0],
+            carry_out=lambda verb, jobs: bulk.carry_out(bulk.Verb(verb), jobs),
+            pause=bulk.pause,
+            resume=bulk.resume,
         )
+        hooks.install(operations)

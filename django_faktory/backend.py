@@ -6,8 +6,6 @@ Django's `BaseTaskBackend`.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -16,24 +14,28 @@ from django.apps import apps
 from django.core.checks import CheckMessage, Error
 from django.utils import timezone
 
-from . import batches, brokers, conf, middleware
-from .arguments import encoded_call
-from .compat import (
+from . import brokers, conf
+from .core.payloads import DEFAULT_QUEUE, MAX_NAME, MIN_JID, JobPayload, queue_name
+from .errors import FaktoryError, InvalidPayload, NotUnique, UnknownJobType
+from .tasks import batch as batches
+from .tasks import middleware
+from .tasks.arguments import encoded_call
+from .tasks.base import FaktoryTask, P, R, lookup, new_task, registered
+from .tasks.compat import (
     BaseTaskBackend,
     InvalidTask,
     Task,
     TaskResult,
     TaskResultDoesNotExist,
     TaskResultStatus,
+    task_backends,
     task_enqueued,
 )
-from .errors import FaktoryError, InvalidPayload, NotUnique, UnknownJobType
-from .middleware import Call
-from .moulds import Mould
-from .payloads import MAX_NAME, MIN_JID, JobPayload, queue_name
-from .refusals import name_of, problem_with, remedy_for
-from .results import JobResult, result_of
-from .tasks import FaktoryTask, P, R, lookup, new_task
+from .tasks.job_builder import Mould
+from .tasks.job_id import new_jid, new_jids
+from .tasks.middleware import Call
+from .tasks.refusals import name_of, problem_with, remedy_for
+from .tasks.results import JobResult, result_of
 
 if TYPE_CHECKING:
     from .models import Job
@@ -201,21 +203,11 @@ class FaktoryBackend(BaseTaskBackend):
         )
 
 
-def new_jid() -> str:
-    """Return a new job id: 32 hex digits, 48 bits of milliseconds and 80 random bits.
-
-    Ids sort by time, which keeps indexes compact.
-    """
-    [jid] = new_jids(1)
-    return jid
-
-
-def new_jids(count: int) -> list[str]:
-    """Return `count` new job ids with the same timestamp, in ascending order."""
-    moment, chance = f"{time.time_ns() // 1_000_000:012x}", os.urandom(10 * count).hex()
-    # A set is inserted in the order of its jids (ADR 30) and claimed in the order of the push. Without the sort,
-    # neighbours in the queue lie on different pages: 70 µs of PostgreSQL's processor for each job instead of 55.
-    return sorted(moment + chance[at : at + 20] for at in range(0, len(chance), 20))
+def registered_queues() -> tuple[str, ...]:
+    """Return the sorted names of all queues of the project: of its tasks, of its backends, and `default`."""
+    ours = {backend.alias: backend for backend in task_backends.all() if isinstance(backend, FaktoryBackend)}
+    used = {found.queue_name for found in registered() if found.backend in ours}
+    return tuple(sorted(used.union({DEFAULT_QUEUE}, *(backend.queues for backend in ours.values()))))
 
 
 def _custom(task: FaktoryTask[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

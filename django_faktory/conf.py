@@ -121,7 +121,7 @@ DOCS: dict[str, str] = {
     "MAX_ATTEMPTS": "Default of the task option `max_attempts`: attempts of a job, including the first.",
     "RESERVE_FOR": "Default of the task option `reserve_for`: seconds that an FWP client may keep a job.",
     "RESULT_TTL": "Default of the task option `result_ttl`: seconds that the result of a task is kept.",
-    "MIDDLEWARE": "Dotted paths of `django_faktory.middleware.Middleware` classes, the outermost first.",
+    "MIDDLEWARE": "Dotted paths of `django_faktory.tasks.middleware.Middleware` classes, the outermost first.",
     "BATCH_COMMIT_WITHIN": "Seconds in which a batch must be committed. After that it expires, and its callbacks "
     "never run.",
     "CRON": "Periodic jobs by name: `{schedule, task or jobtype, …}`, see [Cron](../cron.md).",

@@ -30,7 +30,7 @@ INSTALLED_APPS = [
     "example_project.shop",
 ]
 MIDDLEWARE = [
-    "django_faktory.tracing.request_context",
+    "django_faktory.tasks.tracing.request_context",
     "django.middleware.security.SecurityMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -76,7 +76,7 @@ if REDIS_URL:
 TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}
 # Tasks run with the language, time zone and request id of the code that enqueued them.
 FAKTORY = {
-    "MIDDLEWARE": [f"django_faktory.middleware.{name}" for name in ("Language", "TimeZone", "Trace")],
+    "MIDDLEWARE": [f"django_faktory.tasks.middleware.{name}" for name in ("Language", "TimeZone", "Trace")],
     # Once a year, for a worker in another language: no worker here runs it. The daily report is in shop/tasks.py.
     "CRON": {
         "year's end": {

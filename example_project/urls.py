@@ -5,6 +5,6 @@ from django.urls import include, path
 
 urlpatterns = [
     path("admin/", admin.site.urls),
-    path("api/", include("django_faktory.api.urls")),
+    path("api/", include("django_faktory.contrib.api.urls")),
     path("", include("example_project.shop.urls")),
 ]

@@ -3,7 +3,7 @@
     python fuzz/fuzz_server_connection.py [libFuzzer's options] [folders]
 
 Without atheris it prints a message, and fails if CI=true. A failing input is written to a file named crash-…; pass that
-file as the only argument to run it again. The checks are those of tests/core/hostile.py.
+file as the only argument to run it again. The checks are those of tests/core/protocol/hostile.py.
 """
 
 import os
@@ -21,9 +21,9 @@ except ImportError as error:
     sys.exit(1 if os.environ.get("CI") == "true" else 0)
 
 with atheris.instrument_imports(include=["django_faktory"]):
-    import django_faktory.protocol.connection  # noqa: F401
+    import django_faktory.core.protocol.connection  # noqa: F401
 
-from tests.core.hostile import HELLO, check
+from tests.core.protocol.hostile import HELLO, check
 
 
 def one_input(data):

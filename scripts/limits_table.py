@@ -1,17 +1,17 @@
-"""Write the table of limits in docs/security.md from `django_faktory.protocol.limits`; a test checks it."""
+"""Write the table of limits in docs/security.md from `django_faktory.core.protocol.limits`; a test checks it."""
 
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "security.md"
-BEGIN = "<!-- limits: written by `make docs` from django_faktory/protocol/limits.py -->\n"
+BEGIN = "<!-- limits: written by `make docs` from django_faktory/core/protocol/limits.py -->\n"
 END = "<!-- end of limits -->\n"
 
 
 def render():
     """Return the text of the table between its markers."""
-    from django_faktory.protocol.limits import LIMITS  # found by the path that `main` sets
+    from django_faktory.core.protocol.limits import LIMITS  # found by the path that `main` sets
 
     rows = "".join(f"| `{one.verb}` | {one.field} | {one.text} | {one.beyond} |\n" for one in LIMITS)
     return f"{BEGIN}\n| verb | field | at most | beyond it |\n|---|---|---:|---|\n{rows}\n{END}"

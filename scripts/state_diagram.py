@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "protocol.md"
-BEGIN = "<!-- Written by `make docs` from django_faktory/lifecycle.py. Change the table there. -->\n"
+BEGIN = "<!-- Written by `make docs` from django_faktory/core/lifecycle.py. Change the table there. -->\n"
 END = "<!-- Here the diagram ends. -->\n"
 
 
@@ -21,7 +21,7 @@ def render():
 
 def diagram():
     """Return the diagram: an arrow from each state to each possible next one, with all events that lead there."""
-    from django_faktory.lifecycle import GONE, TRANSITIONS, State  # found by the path that `main` sets
+    from django_faktory.core.lifecycle import GONE, TRANSITIONS, State  # found by the path that `main` sets
 
     places = [GONE, *State]
     arrows = {}

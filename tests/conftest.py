@@ -106,7 +106,7 @@ def _wish_for(service):
 @pytest.fixture
 def keeps_house(transactional_db):
     """Return a function that runs Maintenance in a thread, as nodes do; all threads are joined at the end."""
-    from django_faktory.maintenance import Maintenance  # models can be imported only when the apps are ready
+    from django_faktory.runtime.maintenance import Maintenance  # models can be imported only when the apps are ready
 
     started = []
 

@@ -20,11 +20,11 @@ def install():
 
 
 def _fixture_teardown(test):
-    from django_faktory.store import shared  # models can be imported only when the apps are ready
+    from django_faktory.store import shared_reads  # models can be imported only when the apps are ready
 
     for alias in test._databases_names(include_mirrors=False):
         empty(connections[alias])
-    shared.forget()
+    shared_reads.forget()
 
 
 def empty(connection):

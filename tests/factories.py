@@ -7,7 +7,7 @@ import factory
 from django.db.models.base import ModelState
 from factory.django import DjangoModelFactory
 
-from django_faktory import payloads
+from django_faktory.core import payloads
 from django_faktory.models import Job, Queue, WorkerProcess
 
 T0 = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)

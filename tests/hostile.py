@@ -11,15 +11,16 @@ from urllib.parse import urlencode
 
 from django.utils import timezone
 
-from django_faktory import crontab, jsonsteps
 from django_faktory.brokers import get_broker
-from django_faktory.cron_models import CronEntry, CronRun
+from django_faktory.core.json import incremental
+from django_faktory.core.payloads import Ack, FetchRequest, failure
+from django_faktory.core.protocol import commands
+from django_faktory.core.queries import is_about
 from django_faktory.errors import FaktoryError
 from django_faktory.models import Batch, Job, JobLock, OutboxEntry, WorkerProcess
-from django_faktory.payloads import Ack, FetchRequest, failure
-from django_faktory.protocol import commands
-from django_faktory.queries import is_about
-from django_faktory.store import crontab as entries
+from django_faktory.models.cron import CronEntry, CronRun
+from django_faktory.store.cron import entries
+from django_faktory.tasks import cron
 
 HARMLESS = "harmless text"
 SIZE = 80_000
@@ -92,7 +93,7 @@ class Sent:
     def line(self, line):
         """Parse the line as a server does."""
         steps = commands.parse_long(line.encode())
-        return jsonsteps.run(steps) if steps else commands.parse(line)
+        return incremental.run(steps) if steps else commands.parse(line)
 
     def as_name(self, place, short="harmless-name"):
         """Return the text if this place accepts it as a name, else `short`; sends it to find out."""
@@ -200,13 +201,13 @@ def _others(sent, names):
     """Store a cron entry, if the text is allowed in one, and the error of a remote server that refused a job."""
     text = sent.text
     try:
-        one = crontab.defined(
+        one = cron.defined(
             name=text, schedule="0 3 * * *", zone="UTC", jobtype=names["jobtype"], queue="", args=[text], kwargs={},
             job={"custom": {text: text}}, policies=POLICIES, is_json=True,
         )  # fmt: skip
     except FaktoryError:
         sent.refused.add("cron entry")
-        one = crontab.defined(
+        one = cron.defined(
             name="harmless", schedule="0 3 * * *", zone="UTC", jobtype="harmless", queue="", args=[], kwargs={}, job={},
             policies=POLICIES, is_json=True,
         )  # fmt: skip

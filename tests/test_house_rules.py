@@ -11,7 +11,8 @@ import pytest
 from django.core.management import load_command_class
 
 import django_faktory
-from django_faktory import checks, conf
+from django_faktory import conf
+from django_faktory.checks import settings
 
 pytestmark = pytest.mark.core
 
@@ -180,8 +181,8 @@ def test_the_options_for_sqlite_are_the_same_everywhere():
     found = {"DATABASES": {"default": {}}}
     exec(code, found)
     example = (ROOT / "example_project" / "settings.py").read_text(encoding="utf-8")
-    assert found["DATABASES"]["default"]["OPTIONS"] == checks.SQLITE_OPTIONS
-    assert all(f'"{key}": {value!r}'.replace("'", '"') in example for key, value in checks.SQLITE_OPTIONS.items())
+    assert found["DATABASES"]["default"]["OPTIONS"] == settings.SQLITE_OPTIONS
+    assert all(f'"{key}": {value!r}'.replace("'", '"') in example for key, value in settings.SQLITE_OPTIONS.items())
 
 
 def test_decisions_fit_on_a_page():

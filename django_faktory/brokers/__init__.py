@@ -16,12 +16,12 @@ from django.dispatch import receiver
 from django.utils.module_loading import import_string
 
 from .. import conf
-from ..locket import Locket
+from ..core.locket import Locket
 from .base import Broker
 
 if TYPE_CHECKING:
-    from ..measuring import Recorder
-    from ..payloads import WorkerIdentity
+    from ..core.histograms import Recorder
+    from ..core.payloads import WorkerIdentity
     from .outbox import Outbox
 
 __all__ = ["Broker", "get_broker", "get_producer", "remote_broker", "serving_broker", "working_broker"]

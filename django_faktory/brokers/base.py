@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from ..errors import FaktoryError
-from ..mutations import Mutation
-from ..payloads import (
+from ..core.mutation import Mutation
+from ..core.payloads import (
     Ack,
     BatchStatus,
     Beat,
@@ -32,6 +31,7 @@ from ..payloads import (
     WorkerIdentity,
     interruption_failure,
 )
+from ..errors import FaktoryError
 
 Told = TypeVar("Told")
 Told_co = TypeVar("Told_co", covariant=True)

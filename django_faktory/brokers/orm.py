@@ -15,13 +15,11 @@ from typing import Any
 from django.db import Error, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .. import wakeups
-from ..errors import BrokerUnavailable, EndRolledBack, FaktoryError, InvalidPayload
-from ..locket import Locket
-from ..logs import get_logger
-from ..measuring import Recorder
-from ..mutations import Mutation
-from ..payloads import (
+from ..core.histograms import Recorder
+from ..core.locket import Locket
+from ..core.logs import get_logger
+from ..core.mutation import Mutation
+from ..core.payloads import (
     Ack,
     BatchStatus,
     Beat,
@@ -36,36 +34,26 @@ from ..payloads import (
     TrackUpdate,
     WorkerIdentity,
 )
-from ..store import (
-    ahead,
-    batches,
-    cancelling,
-    claiming,
-    failures,
-    giving_back,
-    jobs,
-    lent,
-    locks,
-    many,
-    members,
-    queues,
-    stats,
-    tracking,
-    workers,
-)
+from ..errors import BrokerUnavailable, EndRolledBack, FaktoryError, InvalidPayload
+from ..store import notifier, queues, workers
+from ..store.batches import batches, counters
 from ..store.dialects import dialect_of
+from ..store.jobs import async_exchange, bulk, cancellations, failures, prefetch, pushes, releases, tracking
+from ..store.jobs import claims as claiming
+from ..store.jobs.lost_claims import Unanswered
+from ..store.locks import locks
+from ..store.notifier.postgresql import ANY_QUEUE
+from ..store.statistics import counts
 from ..store.transactions import first_line, is_collision, limited_lock_wait
-from ..store.unanswered import Unanswered
-from ..wakeups.postgresql import ANY_QUEUE
-from .atomic import atomic
 from .base import Broker, Exchanged, InFlight, Lent, Told, Transaction
-from .noting import Notes
+from .instrumentation import Notes
+from .transactions import atomic
 
 logger = get_logger(__name__)
 
-# The store does not import `wakeups`; it reports ready callbacks and jobs by these hooks.
-members.on_callback.append(wakeups.announce)
-locks.on_ready.append(wakeups.announce)
+# The store does not import `notifier`; it reports ready callbacks and jobs by these hooks.
+counters.on_callback.append(notifier.announce)
+locks.on_ready.append(notifier.announce)
 
 _NO_LOCKET = Locket({})
 
@@ -96,7 +84,7 @@ class OrmBroker(Broker):
         worker_timeout_s: float = 60,
         delivery_lease_s: float = 60,
         commit_within_s: float = batches.COMMIT_WITHIN_S,
-        announce: Callable[[str, Collection[str]], None] = wakeups.announce,
+        announce: Callable[[str, Collection[str]], None] = notifier.announce,
         announces_apart: bool = False,
         shares_numbers: bool = False,
         locket: Locket = _NO_LOCKET,
@@ -113,7 +101,9 @@ class OrmBroker(Broker):
         self.commit_within_s = commit_within_s
         self._announce = announce
         self._announces_apart = announces_apart  # in a thread of its own: no caller waits for it
-        self._shares_numbers = shares_numbers  # INFO and QUEUE LATENCY are for clients that poll: see `store.shared`
+        self._shares_numbers = (
+            shares_numbers  # INFO and QUEUE LATENCY are for clients that poll: see `store.shared_reads`
+        )
         self._notes = Notes(recorder, alias)
         self._known_queues: dict[str, float] = {}
         self._unanswered = Unanswered()
@@ -137,7 +127,7 @@ class OrmBroker(Broker):
         if type(self).ack is not OrmBroker.ack:
             return super().ack_last(ack, job)
         try:
-            return jobs.ack_last(ack, job, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
+            return pushes.ack_last(ack, job, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
         except OperationalError as error:
             if not is_collision(error):
                 raise
@@ -149,7 +139,7 @@ class OrmBroker(Broker):
         PostgreSQL takes a global lock in a transaction that notifies, which would serialize the commits of all pushes.
         """
         stored, refused = self._keyed(jobs_)
-        pushed = jobs.push(stored, using=self.alias, now=self.clock())
+        pushed = pushes.push(stored, using=self.alias, now=self.clock())
         self._tell(stored)
         return _merged(refused, pushed)
 
@@ -181,7 +171,7 @@ class OrmBroker(Broker):
             self._give_back_unanswered()
             self.locket.refuse_wrong()
         stored, refused = self._keyed(jobs_)
-        pushed, acked, fetched = jobs.carry_out(self._turn(stored, acks, requests, self._notes.ended))
+        pushed, acked, fetched = pushes.carry_out(self._turn(stored, acks, requests, self._notes.ended))
         self._tell(stored)
         self._notes.started(_handed_out(fetched))
         return Exchanged(_merged(refused, pushed), acked, fetched)
@@ -191,9 +181,9 @@ class OrmBroker(Broker):
         jobs_: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
-        on_ended: jobs.OnEnded,
-    ) -> jobs.Turn:
-        return jobs.Turn(jobs_, acks, requests, self._claiming(requests), on_ended)
+        on_ended: pushes.OnEnded,
+    ) -> pushes.Turn:
+        return pushes.Turn(jobs_, acks, requests, self._claiming(requests), on_ended)
 
     def _claiming(self, requests: Sequence[FetchRequest]) -> claiming.Claiming:
         leases = claiming.Leases(self.locket.lease_s, self.worker_timeout_s, self.delivery_lease_s)
@@ -226,14 +216,14 @@ class OrmBroker(Broker):
         if not self.locket.is_at_rest or (requests and self._unanswered.is_any_due()) or not self._is_told(queues_):
             return None
 
-        def told(found: jobs.Exchanged) -> Told:
+        def told(found: pushes.Exchanged) -> Told:
             # The exchange was one message and one transaction: with its answer it is committed, so notify now.
             if queues_:
                 self._announce(self.alias, queues_)
             self._notes.started(_handed_out(found.fetched))
             return then(Exchanged([*found.pushed], found.acked, found.fetched))
 
-        return lent.begin(connection, self._turn(jobs_, acks, requests, self._notes.ended_now), told)
+        return async_exchange.begin(connection, self._turn(jobs_, acks, requests, self._notes.ended_now), told)
 
     def _is_told(self, queues_: Collection[str]) -> bool:
         """Return whether a push to these queues needs only a notification, and that does not block."""
@@ -277,7 +267,7 @@ class OrmBroker(Broker):
         if not claims:
             return
         try:
-            returned = giving_back.give_back(claims, using=self.alias)
+            returned = releases.give_back(claims, using=self.alias)
         except (BrokerUnavailable, Error) as error:  # the caller's own work may succeed all the same
             self._unanswered.look_again(claims)
             logger.warning(
@@ -293,7 +283,7 @@ class OrmBroker(Broker):
 
     def ack(self, acks: Sequence[Ack]) -> list[FaktoryError | bool]:
         """End jobs successfully, in one transaction."""
-        return jobs.ack(acks, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
+        return pushes.ack(acks, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
 
     def fail(self, failures_: Sequence[Failure]) -> list[FaktoryError | bool]:
         """Record failures: retry the jobs, or move them to dead for `dead_for_s`."""
@@ -308,7 +298,7 @@ class OrmBroker(Broker):
     @property
     def reads_ahead(self) -> bool:
         """Return whether the dialect supports prefetching and no subclass overrides a verb."""
-        return ahead.supports(connections[self.alias]) and not self._has_verbs_of_its_own()
+        return prefetch.supports(connections[self.alias]) and not self._has_verbs_of_its_own()
 
     def hand_out(self, job: Reservation, wid: str) -> Reservation:
         """Deliver a prefetched job, and record its start in the metrics."""
@@ -317,11 +307,11 @@ class OrmBroker(Broker):
 
     def confirm(self, handed: Sequence[HandedOut]) -> set[str]:
         """Confirm deliveries; skips rows that are locked and returns their jids."""
-        return ahead.confirm(handed, using=self.alias, now=self.clock())
+        return prefetch.confirm(handed, using=self.alias, now=self.clock())
 
     def release(self, reservations: Sequence[Reservation]) -> int:
         """Return jobs to their queues, and notify workers of them."""
-        released = giving_back.release(reservations, using=self.alias)
+        released = releases.release(reservations, using=self.alias)
         # An idle worker would otherwise find these jobs only with its next poll.
         if released:
             self._announce(self.alias, {job.queue for job in reservations})
@@ -343,11 +333,11 @@ class OrmBroker(Broker):
 
     def cancel(self, jids: Sequence[str]) -> int:
         """Delete waiting jobs, and mark running ones as cancelled."""
-        return cancelling.cancel(jids, using=self.alias)
+        return cancellations.cancel(jids, using=self.alias)
 
     def cancelled(self, jids: Sequence[str]) -> list[str]:
         """Return the jids of these running jobs that are marked as cancelled."""
-        return cancelling.cancelled(jids, using=self.alias)
+        return cancellations.cancelled(jids, using=self.alias)
 
     def hello(self, worker: WorkerIdentity) -> None:
         """Register one worker process; raises the error that `register` returns."""
@@ -382,7 +372,7 @@ class OrmBroker(Broker):
 
         The first job need not wait for the last step.
         """
-        for changed in many.done(many.mutate(mutation, using=self.alias, dead_for_s=self.dead_for_s), go_on):
+        for changed in bulk.done(bulk.mutate(mutation, using=self.alias, dead_for_s=self.dead_for_s), go_on):
             # The other commands make no job ready.
             if changed and mutation.command == "requeue":
                 self._announce(self.alias, {ANY_QUEUE})
@@ -399,19 +389,20 @@ class OrmBroker(Broker):
 
     def remove(self, queues_: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:
         """Delete these queues, or all, with their enqueued jobs, step by step."""
-        for _ in many.done(many.remove_queues(queues_, using=self.alias), go_on):
+        for _ in bulk.done(bulk.remove_queues(queues_, using=self.alias), go_on):
             # Queues that were deleted must be listed again by the next push.
             self._known_queues.clear()
 
     def latency(self, queues_: Sequence[str]) -> dict[str, float]:
         """Return the queues' latencies in seconds; servers share them between polling clients."""
-        # Clients that poll share one result, so that their number does not multiply the counting (`store.shared`).
+        # Clients that poll share one result, so that their number does not multiply the counting
+        # (`store.shared_reads`).
         read = queues.shared_latency if self._shares_numbers else queues.latency
         return read(queues_, using=self.alias)
 
     def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:
         """Delete all jobs and queues step by step."""
-        for _ in many.done(many.flush(using=self.alias), go_on):
+        for _ in bulk.done(bulk.flush(using=self.alias), go_on):
             self._known_queues.clear()
 
     def track_set(self, updates: Sequence[TrackUpdate]) -> None:
@@ -454,8 +445,8 @@ class OrmBroker(Broker):
         """Return the numbers of INFO; servers share them between polling clients."""
         timeout_s = self.worker_timeout_s
         if self._shares_numbers:
-            return stats.shared_counts(using=self.alias, worker_timeout_s=timeout_s, exact=True).info()
-        return stats.snapshot(using=self.alias, worker_timeout_s=timeout_s)
+            return counts.shared_counts(using=self.alias, worker_timeout_s=timeout_s, exact=True).info()
+        return counts.snapshot(using=self.alias, worker_timeout_s=timeout_s)
 
     def close(self) -> None:
         """Close this thread's database connection."""

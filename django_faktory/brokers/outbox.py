@@ -12,9 +12,9 @@ from functools import partial
 
 from django.db import connections, transaction
 
+from ..core.logs import get_logger
+from ..core.payloads import JobPayload
 from ..errors import BrokerUnavailable, FaktoryError, NotUnique
-from ..logs import get_logger
-from ..payloads import JobPayload
 from ..store import outbox
 from .base import Broker
 

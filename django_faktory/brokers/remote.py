@@ -12,17 +12,9 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
-from ..errors import (
-    AuthenticationFailed,
-    BatchClosed,
-    BrokerUnavailable,
-    FaktoryError,
-    NotUnique,
-    ProtocolError,
-)
-from ..logs import get_logger
-from ..mutations import Mutation
-from ..payloads import (
+from ..core.logs import get_logger
+from ..core.mutation import Mutation
+from ..core.payloads import (
     MAX_NAME,
     Ack,
     BatchStatus,
@@ -37,14 +29,10 @@ from ..payloads import (
     WorkerIdentity,
     failure,
 )
-from ..protocol.batches import BatchAsk, BatchCommit, BatchNew, BatchOpen, parse_status
-from ..protocol.commands import AckJob, BeatWorker, FailJob, Fetch, Info, Push, PushBulk
-from ..protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
-from ..protocol.resp import Bulk, Error, Reply
-from ..protocol.tracking import TrackGet, TrackSet, parse_tracked
-from .base import Broker
-from .connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, Connection, parse_url
-from .replies import (
+from ..core.protocol.batches import BatchAsk, BatchCommit, BatchNew, BatchOpen, parse_status
+from ..core.protocol.commands import AckJob, BeatWorker, FailJob, Fetch, Info, Push, PushBulk
+from ..core.protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
+from ..core.protocol.replies import (
     about_batch,
     bulk_in,
     failed,
@@ -54,6 +42,18 @@ from .replies import (
     reservation_in,
     state_in,
 )
+from ..core.protocol.resp import Bulk, Error, Reply
+from ..core.protocol.tracking import TrackGet, TrackSet, parse_tracked
+from ..errors import (
+    AuthenticationFailed,
+    BatchClosed,
+    BrokerUnavailable,
+    FaktoryError,
+    NotUnique,
+    ProtocolError,
+)
+from .base import Broker
+from .client import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, Connection, parse_url
 
 logger = get_logger(__name__)
 

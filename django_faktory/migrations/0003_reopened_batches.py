@@ -1,7 +1,7 @@
 from django.db import migrations, models
 from django.db.models import Q
 
-import django_faktory.indexes
+import django_faktory.models.indexes
 from django_faktory.migrations._in_use import TablesInUse
 
 
@@ -21,7 +21,7 @@ class Migration(migrations.Migration):
                 ),
                 migrations.AddIndex(
                     "batch",
-                    django_faktory.indexes.PartialIndex(
+                    django_faktory.models.indexes.PartialIndex(
                         condition=Q(("reopened_until__isnull", False)),
                         fields=["reopened_until"],
                         name="faktory_batch_reopened",

@@ -1,6 +1,6 @@
 from django.db import migrations, models
 
-from django_faktory.indexes import HotIndex
+from django_faktory.models.indexes import HotIndex
 
 from ._in_use import ReplaceIndex
 

@@ -20,7 +20,7 @@ from django.db.migrations.operations import SeparateDatabaseAndState
 from django.db.migrations.operations.base import Operation, OperationCategory
 from django.db.migrations.state import ProjectState
 
-from ..logs import get_logger
+from ..core.logs import get_logger
 from ..store.transactions import error_code
 
 logger = get_logger(__name__)

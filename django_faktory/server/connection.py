@@ -10,20 +10,18 @@ import asyncio
 import secrets
 from collections.abc import Callable, Generator
 from math import ceil
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from ..core.logs import get_logger
+from ..core.payloads import WorkerIdentity
+from ..core.protocol import resp
+from ..core.protocol.commands import Command, Hello
+from ..core.protocol.connection import ServerConnection
 from ..errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError, UnknownCommand
-from ..logs import get_logger
-from ..payloads import WorkerIdentity
-from ..protocol import resp
-from ..protocol.commands import Command, Hello
-from ..protocol.connection import ServerConnection
-from .keepalive import keep_alive
-from .unfinished import SMALL_BYTES
-
-if TYPE_CHECKING:
-    from .desk import Place
-    from .listener import Server
+from .buffer_limits import SMALL_BYTES
+from .context import ServerContext
+from .long_commands import Place
+from .tcp_keepalive import keep_alive
 
 logger = get_logger(__name__)
 
@@ -57,7 +55,7 @@ class Connection(asyncio.Protocol):
     The next command is parsed only after that. Used on the event loop only.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerContext) -> None:
         self.server = server
         self.on_gone: Callable[[], None] | None = None
         """Called if the client disconnects during its command; set by verbs that can undo or cancel their work."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
+from ..core.payloads import FetchRequest, Reservation
 from ..errors import FaktoryError
-from ..payloads import FetchRequest, Reservation
-from .committer import MAX_BATCH
+from .group_commit import MAX_BATCH
 
 FEW_NAMES = 100
 """A FETCH with more names counts as one with many; a claim tries at most one of these."""

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import LockTimeout
-from .committer import Lane
+from .group_commit import Lane
 from .may_block import WAITED_TOO_LONG, MayBlock
 
 WIDTH = 4

@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from ..brokers.base import Broker
+from ..core.logs import get_logger
+from ..core.payloads import Ack, Beat, Failure, JobPayload, WorkerIdentity
 from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
-from ..logs import get_logger
-from ..payloads import Ack, Beat, Failure, JobPayload, WorkerIdentity
-from .turns import weight
+from .exchange_batch import weight
 
 logger = get_logger(__name__)
 
@@ -81,7 +81,7 @@ def _subjects_of(jobs: Sequence[JobPayload]) -> Iterable[str]:
 
 
 def weight_of(command: MayBlock) -> int:
-    """Return the weight of a command within a set (see `turns.weight`)."""
+    """Return the weight of a command within a set (see `exchange_batch.weight`)."""
     return weight(command.work)
 
 

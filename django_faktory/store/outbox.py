@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..core.payloads import JobPayload
 from ..models import OutboxEntry
-from ..payloads import JobPayload
 from .dialects import dialect_of
 from .transactions import run
 

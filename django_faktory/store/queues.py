@@ -15,13 +15,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
-from .. import jsontext
-from ..gating import Scope
-from ..lifecycle import State
+from ..core.json import jsontext
+from ..core.lifecycle import State
+from ..core.limits import Scope
 from ..models import Job, Limit, Queue
 from .dialects import dialect_of
 from .dialects.base import JOB
-from .shared import shared
+from .shared_reads import shared
 from .transactions import run
 
 QUEUE = Queue._meta.db_table  # noqa: SLF001  (documented)
@@ -183,7 +183,7 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
 
 
 def shared_latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
-    """Return `latency`, shared by callers of this process with the same queues: see `shared`."""
+    """Return `latency`, shared by callers of this process with the same queues: see `shared_reads`."""
     # Exact, so that a client that pushes and then asks for the latency finds its job (ADR 0031).
     return shared((latency, *queues), partial(latency, queues, using=using), using=using, exact=True)
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from django.db.models import Case, F, Model, TextField, When
 from django.db.models.functions import Length, Substr
 
+from ..core.json.jsontext import decode
 from ..errors import FaktoryError
-from ..jsontext import decode
 
 WHOLE = 1024 * 1024
 """Characters up to which a text is read completely for a page."""
@@ -89,7 +89,7 @@ def cut(text: str, most: int = SHOWN_BYTES) -> str:
     """Return the beginning of a text that takes at most `most` bytes of HTML."""
     left = most
     for place, char in enumerate(text[:most]):
-        # Control characters are shown as symbols of 3 bytes in UTF-8, see `readable`.
+        # Control characters are shown as symbols of 3 bytes in UTF-8, see `admin.sanitize`.
         left -= _HTML_BYTES.get(char, 3 if char < " " else 1 if char < "\x80" else len(char.encode("utf-8", "replace")))
         if left < 0:
             return text[:place]

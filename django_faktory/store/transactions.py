@@ -19,10 +19,10 @@ from weakref import WeakKeyDictionary
 from django.db import InterfaceError, InternalError, OperationalError, ProgrammingError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..core.logs import get_logger
 from ..errors import BrokerUnavailable, LockTimeout
-from ..logs import get_logger
 from .dialects import dialect_of
-from .dialects.prepared import LOST
+from .dialects.postgresql.prepared import LOST
 
 logger = get_logger(__name__)
 
@@ -46,7 +46,7 @@ _lock_waits: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 T = TypeVar("T")
 
 around: Callable[[BaseDatabaseWrapper], AbstractContextManager[object]] = nullcontext
-"""Context manager around each attempt. `deadlines` sets it, per process, to limit how long a connection may wait."""
+"""Context manager around each attempt. `db_watchdog` sets it, per process, to limit how long a connection may wait."""
 
 
 def run(

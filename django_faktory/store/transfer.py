@@ -16,14 +16,15 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
-from .. import jsontext
+from ..core.json import jsontext
+from ..core.lifecycle import DEAD_FOR_S, Event, State, sources
 from ..errors import InvalidPayload
-from ..lifecycle import DEAD_FOR_S, Event, State, sources
 from ..models import Job, JobQuerySet
-from . import gates, locks
 from .dialects import dialect_of
+from .limits import limiters
+from .locks import locks
+from .maintenance.due import skip_locked
 from .transactions import run
-from .upkeep import skip_locked
 
 _PAST = (State.RETRIES, State.DEAD)
 RECEIPT = "django_faktory.import_receipt"
@@ -168,10 +169,10 @@ def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, usin
         write(rows)
         # The state is checked again: on databases without SKIP LOCKED the rows are not locked during `write`.
         legal = Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).in_state(*EXPORTED)
-        keys, left = locks.keys_of(legal), gates.let_go_by(legal)
+        keys, left = locks.keys_of(legal), limiters.let_go_by(legal)
         gone, _ = legal.delete()
         locks.settle_later(connection, keys)
-        gates.settle_later(connection, left)
+        limiters.settle_later(connection, left)
         return gone
 
     return run(using, verb)

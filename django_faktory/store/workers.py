@@ -10,13 +10,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BigIntegerField, Case, Count, Exists, F, OuterRef, Q, QuerySet, Value, When
 from django.db.models.functions import Now
 
+from ..core.lifecycle import State
+from ..core.payloads import Beat, WorkerIdentity
 from ..errors import FaktoryError, InvalidPayload, UnknownWorker
-from ..lifecycle import State
 from ..models import Job, WorkerProcess
-from ..payloads import Beat, WorkerIdentity
-from . import failures, locks
 from .dialects import dialect_of
-from .jobs import is_storable
+from .jobs import failures
+from .jobs.pushes import is_storable
+from .locks import locks
 from .transactions import run
 
 CHUNK = 500

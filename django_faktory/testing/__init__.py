@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .asserting import EnqueuedJob, MadeBatch, assert_enqueued, assert_enqueues, enqueued_jobs, made_batches
-    from .draining import JobFailed, Ran, drain
-    from .inlining import inline
+    from .assertions import EnqueuedJob, MadeBatch, assert_enqueued, assert_enqueues, enqueued_jobs, made_batches
+    from .drain import JobFailed, Ran, drain
+    from .inline import inline
     from .live import LiveFaktory, LiveFaktoryMixin
 
 __all__ = [
@@ -30,9 +30,9 @@ __all__ = [
 ]
 
 _PLACES = {
-    "asserting": ("EnqueuedJob", "MadeBatch", "assert_enqueued", "assert_enqueues", "enqueued_jobs", "made_batches"),
-    "draining": ("JobFailed", "Ran", "drain"),
-    "inlining": ("inline",),
+    "assertions": ("EnqueuedJob", "MadeBatch", "assert_enqueued", "assert_enqueues", "enqueued_jobs", "made_batches"),
+    "drain": ("JobFailed", "Ran", "drain"),
+    "inline": ("inline",),
     "live": ("LiveFaktory", "LiveFaktoryMixin"),
 }
 

@@ -18,18 +18,19 @@ from django.core.checks import CheckMessage
 from django.utils import timezone
 from msgspec import structs
 
-from .. import brokers, jsontext
+from .. import brokers
 from ..backend import FaktoryBackend
-from ..batching import Kind
 from ..brokers.base import Broker, Transaction
-from ..compat import Task, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from ..core.batch_rules import Kind
+from ..core.json import jsontext
+from ..core.lifecycle import State
+from ..core.payloads import Ack, Failure, JobPayload, Reservation, rfc3339
 from ..errors import FaktoryError, NotUnique
-from ..lifecycle import State
-from ..payloads import Ack, Failure, JobPayload, Reservation, rfc3339
-from ..results import Attempt, JobResult, call_of
-from ..tasks import FaktoryTask, P, R, lookup
-from .batches import MemoryBatches
-from .watching import Watched
+from ..tasks.base import FaktoryTask, P, R, lookup
+from ..tasks.compat import Task, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from ..tasks.results import Attempt, JobResult, call_of
+from .memory_batches import MemoryBatches
+from .recorded_execution import Watched
 
 MOST_ATTEMPTS = 100
 """Attempts after which an immediate job is left READY: with the real backoff they would take years."""

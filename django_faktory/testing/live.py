@@ -14,17 +14,18 @@ from typing import Any, ClassVar
 
 from django.db import connections
 
-from .. import wakeups
+from ..backend import registered_queues
 from ..brokers import get_broker
 from ..brokers.orm import OrmBroker
-from ..compat import TaskResult
+from ..core.lifecycle import State
 from ..errors import FaktoryError
-from ..lifecycle import State
-from ..maintenance import Maintenance
 from ..models import Job
-from ..server.listener import Server
-from ..tasks import autodiscover, registered_queues
-from ..worker.runner import Worker
+from ..runtime.maintenance import Maintenance
+from ..server.server import Server
+from ..store import notifier
+from ..tasks.base import autodiscover
+from ..tasks.compat import TaskResult
+from ..worker.worker import Worker
 
 PAUSE_S = 0.02
 START_S = 10.0
@@ -110,7 +111,7 @@ class LiveFaktory:
         autodiscover()
         alias = self._broker.alias
         # Port 0: the system chooses a free one, so that parallel test runs do not collide.
-        server = Server(self._broker, port=0, listen=partial(wakeups.listen, alias))
+        server = Server(self._broker, port=0, listen=partial(notifier.listen, alias))
         self._run("server", server.run, server.stop)
         if not server.started.wait(START_S):
             raise FaktoryError(f"the server did not start within {START_S:g} s")
@@ -126,7 +127,7 @@ class LiveFaktory:
                 self._broker,
                 queues=queues,
                 concurrency=self._concurrency,
-                listen=partial(wakeups.listen, alias, [name.partition(":")[0] for name in queues]),
+                listen=partial(notifier.listen, alias, [name.partition(":")[0] for name in queues]),
                 # Short times, because a test waits for them.
                 poll_interval=0.1,
                 shutdown_timeout=5.0,

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Set
 
 from ..brokers.base import Broker
+from ..core.logs import get_logger
+from ..core.payloads import Beat
 from ..errors import FaktoryError, UnknownWorker
-from ..logs import get_logger
-from ..payloads import Beat
-from .patience import Patience
+from .backoff import Patience
 
 logger = get_logger(__name__)
 

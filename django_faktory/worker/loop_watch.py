@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ..logs import Lines, get_logger
+from ..core.logs import Lines, get_logger
 
 logger = get_logger(__name__)
 

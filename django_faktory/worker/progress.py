@@ -11,10 +11,10 @@ import time
 from collections.abc import Collection
 
 from ..brokers.base import Broker
-from ..control import Part
+from ..core.job_control import Part
+from ..core.logs import get_logger
+from ..core.payloads import MAX_DESC_BYTES, Reservation, TrackUpdate, cut
 from ..errors import FaktoryError
-from ..logs import get_logger
-from ..payloads import MAX_DESC_BYTES, Reservation, TrackUpdate, cut
 
 logger = get_logger(__name__)
 

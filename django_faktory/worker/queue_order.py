@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from ..core.payloads import queue_name
 from ..errors import InvalidPayload
-from ..payloads import queue_name
 
 
 class QueueOrder:

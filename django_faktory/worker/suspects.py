@@ -6,11 +6,11 @@ A Faktory server elsewhere sends no history; its jobs are never suspects.
 
 from __future__ import annotations
 
-from .. import payloads
+from ..core import payloads
+from ..core.lifecycle import MAX_LOSSES, WORKER_LOST
+from ..core.payloads import Failure, Reservation, parse_instant
 from ..errors import InvalidPayload
-from ..lifecycle import MAX_LOSSES, WORKER_LOST
-from ..payloads import Failure, Reservation, parse_instant
-from ..results import Attempt, attempts_of
+from ..tasks.results import Attempt, attempts_of
 
 WAIT_S = 10.0
 """Minimum seconds that a suspect waits in its process for the other jobs; the process fetches nothing meanwhile."""

@@ -14,11 +14,11 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
-from django_faktory import cron_admin, limit_admin
-from django_faktory.cron_models import CronEntry
-from django_faktory.dashboard import verbs
+from django_faktory.admin import cron, limits
+from django_faktory.admin.jobs import actions as job_actions
 from django_faktory.models import Batch, Job, JobLock, Limit, OutboxEntry
-from django_faktory.permissions import needs
+from django_faktory.models.cron import CronEntry
+from django_faktory.models.permissions import needs
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
@@ -114,7 +114,7 @@ def _acts():
             yield f"{model}: {action}", Act(page(model, "changelist"), (f"view_{model}", codename), told)
             if model == "cronentry":
                 yield f"cronentry act {action}", Act(page(model, "act", pk, action), (f"view_{model}", codename), {})
-            elif model == "limit" and action in limit_admin.LimitAdmin.acts:
+            elif model == "limit" and action in limits.LimitAdmin.acts:
                 yield f"limit act {action}", Act(page(model, "act", pk, action), (codename,), {})
     yield "cronentry add", Act(page("cronentry", "add"), ("add_cronentry",), CRON)
     yield "cronentry save", Act(page("cronentry", "change", ROW), ("change_cronentry",), CRON)
@@ -129,9 +129,9 @@ NAMES = [
     *(f"{model} {view}" for model in MODELS for view in ("changelist", "change", "history", "add", "delete")),
     *(f"{model} download {column}" for model, column, _ in DOWNLOADS),
     "overview part", "job errors", "job error", "job tried", "job try", "job edit",
-    *(f"job {how} {verb}" for how in ("act", "all") for verb in verbs.ACTS if (how, verb) != ("act", "clear")),
-    *(f"cronentry act {verb}" for verb in cron_admin.CronEntryAdmin.acts), "cronentry save",
-    *(f"limit act {verb}" for verb in limit_admin.LimitAdmin.acts), "limit save", "limit: delete_selected",
+    *(f"job {how} {verb}" for how in ("act", "all") for verb in job_actions.ACTS if (how, verb) != ("act", "clear")),
+    *(f"cronentry act {verb}" for verb in cron.CronEntryAdmin.acts), "cronentry save",
+    *(f"limit act {verb}" for verb in limits.LimitAdmin.acts), "limit save", "limit: delete_selected",
     *(
         f"{model._meta.model_name}: {action}"
         for model, site in admin.site._registry.items() if model._meta.app_label == APP for action in site.actions
@@ -317,10 +317,10 @@ def test_no_get_changes_anything(admin_client, rows):
             assert stored() == before, name
 
 
-@pytest.mark.parametrize("verb", list(verbs.ACTS))
+@pytest.mark.parametrize("verb", list(job_actions.ACTS))
 def test_a_step_of_a_sweep_asks_again_who_may(client, rows, verb):
     """Check for a permission that was revoked in between, and for a form that another user received."""
-    act, codename = rows[f"job all {verb}"], needs(verbs.ACTS[verb].needs).partition(".")[2]
+    act, codename = rows[f"job all {verb}"], needs(job_actions.ACTS[verb].needs).partition(".")[2]
     user = who("view_job", codename)
     client.force_login(user)
     sealed = client.post(act.address, {}).context["sealed"]

@@ -12,10 +12,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_faktory import Batch, Discard, task
-from django_faktory.batch_admin import MOST_SHOWN
+from django_faktory.admin.batches import MOST_SHOWN
 from django_faktory.models import Batch as Row
 from django_faktory.models import Job
-from django_faktory.store import batches
+from django_faktory.store.batches import batches
 from django_faktory.testing import drain
 
 pytestmark = pytest.mark.django_db

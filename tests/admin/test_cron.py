@@ -9,7 +9,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_faktory.models import CronEntry, CronRun, Job
-from django_faktory.store import crontab
+from django_faktory.store.cron import entries
 from tests.project import tasks as work
 
 pytestmark = pytest.mark.django_db
@@ -40,13 +40,13 @@ def page(client, name, *args, **query):
 @pytest.fixture
 def entry():
     made = CronEntry(name="hourly <b>", schedule="0 * * * *", zone="Europe/Berlin", jobtype="ring")
-    crontab.save(made, using="default")
+    entries.save(made, using="default")
     return made
 
 
 @pytest.fixture
 def of_code():
-    crontab.sync([crontab.Definition("of code", "0 3 * * *", "UTC", work.noop.jobtype)], using="default")
+    entries.sync([entries.Definition("of code", "0 3 * * *", "UTC", work.noop.jobtype)], using="default")
     return CronEntry.objects.get(name="of code")
 
 
@@ -64,7 +64,7 @@ def test_the_list_shows_the_next_time_on_the_clocks_of_the_zone(admin_client, en
 def test_entries_are_found_by_their_state(admin_client, entry, of_code):
     CronEntry.objects.create(name="broken", schedule="* *", zone="UTC", jobtype="ring", problem="schedule: no")
     CronEntry.objects.create(name="gone", schedule="@daily", zone="UTC", jobtype="ring", removed_at=timezone.now())
-    crontab.pause([entry.pk], using="default")
+    entries.pause([entry.pk], using="default")
     states = {"active": "of code", "paused": "hourly &lt;b&gt;", "never due": "broken", "removed from code": "gone"}
     for state, name in states.items():
         text = page(admin_client, "changelist", state=state)
@@ -187,7 +187,7 @@ def test_entries_of_code_are_not_written_here(admin_client, of_code):
     admin_client.post(address("change", of_code.pk), NEW)
     assert CronEntry.objects.get().schedule == "0 3 * * *"
     assert admin_client.post(address("delete", of_code.pk), {"post": "yes"}).status_code == 403
-    crontab.sync([], using="default")
+    entries.sync([], using="default")
     text = page(admin_client, "change", of_code.pk)
     assert "removed from code" in text
     assert "Pause</button>" not in text

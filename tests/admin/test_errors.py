@@ -9,8 +9,8 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
-from django_faktory.dashboard import groups, sweeps
-from django_faktory.dashboard.groups import Kind
+from django_faktory.admin.jobs import bulk, error_groups
+from django_faktory.admin.jobs.error_groups import Kind
 from django_faktory.models import Job
 from tests.factories import JobFactory
 
@@ -50,7 +50,7 @@ def test_jobs_that_died_of_the_same_are_one_line(admin_client):
         dead(number, **fields)
     JobFactory(dead=True)
     JobFactory(retries=True)
-    found = groups.found(Job.objects.dead())
+    found = error_groups.found(Job.objects.dead())
     assert (found.groups[0].kind, found.groups[0].count) == (KIND, 2)
     assert (len(found.groups), found.looked_at, found.is_more) == (3, 4, False)
     told = words(page(admin_client, "errors"))
@@ -60,7 +60,7 @@ def test_jobs_that_died_of_the_same_are_one_line(admin_client):
 
 def test_a_page_of_groups_says_how_many_it_has_looked_at(admin_client, monkeypatch):
     [dead(number) for number in range(3)]
-    found = groups.found(Job.objects.dead(), most=2)
+    found = error_groups.found(Job.objects.dead(), most=2)
     assert (found.looked_at, found.is_more, found.groups[0].count) == (2, True, 2)
 
 
@@ -132,8 +132,8 @@ def test_a_pace_that_is_none_means_now(admin_client, pace):
 
 
 def test_many_go_in_steps_and_what_comes_later_is_not_meant(admin_client, monkeypatch):
-    monkeypatch.setattr(sweeps, "CHUNK", 2)
-    monkeypatch.setattr(sweeps, "go_on", lambda sweep, using: go_on(sweep, using=using, lasts_s=0))
+    monkeypatch.setattr(bulk, "CHUNK", 2)
+    monkeypatch.setattr(bulk, "go_on", lambda sweep, using: go_on(sweep, using=using, lasts_s=0))
     [dead(number) for number in range(5)]
     first = admin_client.post(f"{reverse('admin:django_faktory_job_all')}?verb=retry&{KIND.query}").content.decode()
     later = dead(9)
@@ -147,11 +147,11 @@ def test_many_go_in_steps_and_what_comes_later_is_not_meant(admin_client, monkey
     assert list(Job.objects.dead()) == [later]
 
 
-go_on = sweeps.go_on
+go_on = bulk.go_on
 
 
 def test_no_more_is_told_than_was_counted(admin_client, monkeypatch):
-    monkeypatch.setattr(sweeps, "COUNTED", 2)
+    monkeypatch.setattr(bulk, "COUNTED", 2)
     [dead(number) for number in range(4)]
     assert "2+ job" in words(page(admin_client, "all", f"verb=retry&{KIND.query}"))
     begun = admin_client.post(f"{reverse('admin:django_faktory_job_all')}?verb=retry&{KIND.query}").content.decode()

@@ -7,10 +7,10 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.urls import reverse
 
-from django_faktory.cron_models import CronEntry
-from django_faktory.dashboard import groups
-from django_faktory.jsontext import decode
+from django_faktory.admin.jobs import error_groups
+from django_faktory.core.json.jsontext import decode
 from django_faktory.models import Batch, Job, JobLock, OutboxEntry, Queue, Tracking, WorkerProcess
+from django_faktory.models.cron import CronEntry
 from tests.hostile import HARMLESS, REFUSED, TEXTS, asked, elements, fill, hurry, unwelcome
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
@@ -46,9 +46,9 @@ def addresses(text):
     for verb in ("retry", "discard"):
         found[f"all {verb}"] = f"{reverse('admin:django_faktory_job_all')}?{asked(verb=verb, error=text, task=text)}"
     dead = Job.objects.get(state="dead")
-    found["error"] = f"{reverse('admin:django_faktory_job_error')}?{groups.kind_of(dead, dead.failure).query}"
+    found["error"] = f"{reverse('admin:django_faktory_job_error')}?{error_groups.kind_of(dead, dead.failure).query}"
     found["tried"] = (
-        f"{reverse('admin:django_faktory_job_tried')}?{groups.kind_of(dead, dead.failure).query}&tried={dead.pk}"
+        f"{reverse('admin:django_faktory_job_tried')}?{error_groups.kind_of(dead, dead.failure).query}&tried={dead.pk}"
     )
     found["error by head"] = f"{reverse('admin:django_faktory_job_error')}?{asked(error=text, task=text, head=text)}"
     found["batches by q"] = f"{page('batch', view='changelist')}?{asked(q=text, stage=text)}"

@@ -5,10 +5,10 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 from django.utils import timezone
 
-from django_faktory.cron_models import CronEntry, CronRun
-from django_faktory.dashboard import sweeps
+from django_faktory.admin.jobs import bulk
 from django_faktory.models import Batch, Job
-from django_faktory.querysets import JobQuerySet
+from django_faktory.models.cron import CronEntry, CronRun
+from django_faktory.models.job import JobQuerySet
 from example_project.shop.models import Order
 from tests.admin.test_admin import act, staff
 from tests.admin.test_errors import all_of, page, words
@@ -59,7 +59,7 @@ def test_each_state_has_a_view_that_keeps_the_query(admin_client):
 
 
 def test_what_no_index_leads_to_is_looked_for_among_the_recent_ones(admin_client, monkeypatch):
-    monkeypatch.setattr("django_faktory.querysets.JobQuerySet.recent.__defaults__", (1,))
+    monkeypatch.setattr("django_faktory.models.job.JobQuerySet.recent.__defaults__", (1,))
     old, new = JobFactory(queue="mail"), JobFactory(queue="mail")
     shown = page(admin_client, "changelist", "q=queue:mail")
     assert new.jid in shown
@@ -89,7 +89,7 @@ def test_filters_of_links_count_for_all_that_match_too(admin_client, query):
 
 
 def test_a_search_does_not_reach_for_older_ones_as_it_goes(admin_client, monkeypatch):
-    monkeypatch.setattr(sweeps, "CHUNK", 1)
+    monkeypatch.setattr(bulk, "CHUNK", 1)
     old, *new = (JobFactory(dead=True, payload='{"args":["x1"]}') for _ in range(3))
     all_of(admin_client, "retry", "q=dead text:x1 among:2")
     assert list(Job.objects.dead()) == [old]
@@ -168,8 +168,8 @@ def test_a_get_never_changes_anything(admin_client, verb):
 def test_a_forged_or_foreign_step_does_nothing(admin_client, client):
     JobFactory(dead=True)
     step = reverse("admin:django_faktory_job_all_step")
-    begun = sweeps.begin("discard", sweeps.Scope("dead"), total=1, user=0, why="", using="default")
-    for sealed in ("", "forged", sweeps.sealed(begun), sweeps.sealed(begun)[:-2]):
+    begun = bulk.begin("discard", bulk.Scope("dead"), total=1, user=0, why="", using="default")
+    for sealed in ("", "forged", bulk.sealed(begun), bulk.sealed(begun)[:-2]):
         told = admin_client.post(step, {"sweep": sealed}, follow=True).content.decode()
         assert "begin again for the rest" in told
     assert Job.objects.count() == 1
@@ -290,7 +290,7 @@ def test_to_terminate_is_asked_for_once_more_and_to_quiet_is_not(admin_client):
 
 def test_what_no_index_leads_to_is_counted_among_the_recent_jobs_and_said_to_be_more(admin_client, monkeypatch):
     JobFactory.create_batch(3, jobtype="shop.tasks.mail")
-    monkeypatch.setattr(sweeps, "RECENT", 2)
+    monkeypatch.setattr(bulk, "RECENT", 2)
     monkeypatch.setattr(JobQuerySet.recent, "__defaults__", (2,))
     address = reverse("admin:django_faktory_job_all")
     told = admin_client.get(address, {"verb": "discard", "q": "task:shop.tasks.mail"}).content.decode()
@@ -298,18 +298,18 @@ def test_what_no_index_leads_to_is_counted_among_the_recent_jobs_and_said_to_be_
     nothing = admin_client.get(address, {"verb": "discard", "q": "task:shop.tasks.other"}).content.decode()
     assert "0+ jobs" in nothing
     assert "Yes, " in nothing, "older ones may be meant"
-    scope = sweeps.Scope("task:shop.tasks.mail")
+    scope = bulk.Scope("task:shop.tasks.mail")
     counted = scope.counted("discard", using="default")
-    begun = sweeps.begin("discard", scope, total=counted, user=0, why="", using="default")
+    begun = bulk.begin("discard", scope, total=counted, user=0, why="", using="default")
     assert begun.percent is None
     while not begun.is_over:
-        begun = sweeps.go_on(begun, using="default")
+        begun = bulk.go_on(begun, using="default")
     assert not Job.objects.exists()
 
 
 def test_the_record_tells_as_much_of_a_count_as_the_page_did(admin_client, monkeypatch):
     JobFactory.create_batch(3, jobtype="shop.tasks.mail")
-    monkeypatch.setattr(sweeps, "RECENT", 2)
+    monkeypatch.setattr(bulk, "RECENT", 2)
     monkeypatch.setattr(JobQuerySet.recent, "__defaults__", (2,))
     admin_client.post(f"{reverse('admin:django_faktory_job_all')}?verb=discard&q=task:shop.tasks.mail", {"why": "old"})
     assert "begun for all that match (2+): old" in LogEntry.objects.latest("pk").change_message

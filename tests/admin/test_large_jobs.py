@@ -10,8 +10,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.html import escape
 
-from django_faktory.cron_models import CronEntry
 from django_faktory.models import Batch, Job, OutboxEntry
+from django_faktory.models.cron import CronEntry
 from django_faktory.store import texts
 from tests.admin.test_access import who
 from tests.factories import T0, JobFactory

@@ -7,12 +7,12 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
-from django_faktory.gating import Allowance
+from django_faktory.core.limits import Allowance
 from django_faktory.models import Job, Limit
-from django_faktory.store import limits
-from django_faktory.store.limits import Definition
+from django_faktory.store.limits import definitions
+from django_faktory.store.limits.definitions import Definition
 from tests.factories import QueueFactory
-from tests.limits.conftest import Node, limit, states
+from tests.store.limits.conftest import Node, limit, states
 
 LIMITS = "admin:django_faktory_limit_changelist"
 ADD = "admin:django_faktory_limit_add"
@@ -65,21 +65,21 @@ def test_a_limit_is_set_and_holds(admin_client, node):
 
 
 def test_an_edit_holds_at_once_and_overrules_code(admin_client, node):
-    code = [Definition("task", "noop", limits.Allowance(concurrency=1))]
-    limits.sync(code, using="default")
+    code = [Definition("task", "noop", definitions.Allowance(concurrency=1))]
+    definitions.sync(code, using="default")
     node.push(*"abc")
     assert node.fetch(5) == ["a"]
     one = Limit.objects.get()
     assert 'name="concurrency" value="1"' in admin_client.get(page_of(one)).content.decode()
     told = {"concurrency": "2", "rate": "100/m", "burst": "7"}
     assert admin_client.post(page_of(one), told).status_code == 302
-    limits.sync(code, using="default")
+    definitions.sync(code, using="default")
     one.refresh_from_db()
     assert (one.told, one.origin) == ("2 at a time and 100/m, 7 at once", "edited")
     assert node.fetch(5) == ["b"]
     assert 'value="100/m"' in admin_client.get(page_of(one)).content.decode()
     act(admin_client, one, "as_in_code")
-    limits.sync(code, using="default")
+    definitions.sync(code, using="default")
     one.refresh_from_db()
     assert (one.told, one.origin) == ("1 at a time", "code")
 
@@ -124,7 +124,7 @@ def test_a_task_is_paused_and_resumed_by_buttons(admin_client, node):
 
 
 def test_a_task_without_a_limit_is_forgotten_when_it_is_resumed(admin_client, node):
-    limits.pause(["noop"], using="default")
+    definitions.pause(["noop"], using="default")
     page = act(admin_client, Limit.objects.get(), "resume")
     assert "Noop: resumed." in words(page)
     assert page.redirect_chain[-1][0] == reverse(LIMITS)
@@ -170,7 +170,7 @@ def test_a_job_s_page_tells_what_it_waits_for(admin_client, node):
 def test_a_queue_s_page_and_line_tell_its_limit_and_lead_to_it(admin_client, node):
     QueueFactory(name="mail")
     QueueFactory(name="free")
-    set_by_hand = limits.put("queue", "mail", Allowance(concurrency=20), using="default")
+    set_by_hand = definitions.put("queue", "mail", Allowance(concurrency=20), using="default")
     listed = admin_client.get(reverse("admin:django_faktory_queue_changelist")).content.decode()
     assert listed.count("20 at a time") == 1
     page = admin_client.get(reverse("admin:django_faktory_queue_change", args=["mail"])).content.decode()

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils.timezone import localtime
 
 from django_faktory.models import Job, JobLock
-from tests.locks.conftest import holders, jid, node, state_of  # noqa: F401  (a fixture)
+from tests.store.locks.conftest import holders, jid, node, state_of  # noqa: F401  (a fixture)
 
 LOCKS = "admin:django_faktory_joblock_changelist"
 JOBS = "admin:django_faktory_job_changelist"

@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.http import urlencode
 
-from django_faktory.cron_models import CronEntry, CronRun
 from django_faktory.models import Batch, JobLock, Limit, OutboxEntry
+from django_faktory.models.cron import CronEntry, CronRun
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]

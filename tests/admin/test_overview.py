@@ -8,12 +8,14 @@ from django.contrib.auth.models import Permission
 from django.urls import reverse
 from django.utils import timezone
 
-from django_faktory import look_only
-from django_faktory.dashboard import charts, groups, overview
-from django_faktory.dashboard.charts import Point
-from django_faktory.measuring import Series
+from django_faktory.admin import base
+from django_faktory.admin.jobs import error_groups
+from django_faktory.admin.overview import charts, data
+from django_faktory.admin.overview.charts import Point
+from django_faktory.core.histograms import Series
 from django_faktory.models import Counter, OutboxEntry, WorkerProcess
-from django_faktory.store import measures, queues, stats
+from django_faktory.store import queues
+from django_faktory.store.statistics import counts, histograms
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db
@@ -64,28 +66,28 @@ def test_it_tells_depth_latency_what_runs_and_who_works(admin_client):
 
 
 def test_a_large_set_is_counted_to_the_cap(monkeypatch):
-    monkeypatch.setattr(stats, "shared_glance", partial(stats.glance, sizes=stats.Sizes(at_once=3)))
+    monkeypatch.setattr(counts, "shared_glance", partial(counts.glance, sizes=counts.Sizes(at_once=3)))
     monkeypatch.setattr(queues, "COUNTED", 2)
     QueueFactory(name="default", paused_at=timezone.now())
     JobFactory.create_batch(5)
     JobFactory(dead=True)
-    read = overview.read(using="default")
+    read = data.read(using="default")
     assert [(line.depth, line.is_paused) for line in read.queues] == [("2+", True)]
     assert {tile.name: tile.number for tile in read.tiles}.items() >= {"enqueued": "3+", "dead": "1"}.items()
     assert [alarm.text for alarm in read.alarms] == ["Queue default is paused; waiting jobs: 2+"]
-    assert look_only.capped(3, 2) == "2+"
+    assert base.capped(3, 2) == "2+"
 
 
 def test_of_many_queues_the_fullest_are_shown():
-    for number in range(overview.QUEUES_SHOWN + 5):
+    for number in range(data.QUEUES_SHOWN + 5):
         QueueFactory(name=f"q{number:02}", paused_at=timezone.now())
     JobFactory.create_batch(2, queue="q24")
     JobFactory.create_batch(1, queue="q07")
-    read = overview.read(using="default")
+    read = data.read(using="default")
     assert [(line.name, line.size) for line in read.queues if line.size] == [("q07", 1), ("q24", 2)]
-    assert (len(read.queues), read.hidden_queues) == (overview.QUEUES_SHOWN, 5)
+    assert (len(read.queues), read.hidden_queues) == (data.QUEUES_SHOWN, 5)
     paused = [alarm.text for alarm in read.alarms]
-    assert paused[-1] == f"More queues are paused: {overview.QUEUES_SHOWN + 5 - overview.ROWS}"
+    assert paused[-1] == f"More queues are paused: {data.QUEUES_SHOWN + 5 - data.ROWS}"
 
 
 def test_it_asks_as_often_for_much_as_for_little(admin_client, django_assert_max_num_queries):
@@ -103,14 +105,14 @@ def test_it_asks_as_often_for_much_as_for_little(admin_client, django_assert_max
 def test_charts_add_up_minutes_and_days():
     now = timezone.now()
     passed = Series(succeeded=3, failed=1)
-    measures.add({("q", "t"): passed}, using="default", now=now)
-    measures.add({("q", "t"): passed, ("r", "t"): passed}, using="default", now=now - timedelta(hours=1))
-    measures.add({("q", "t"): passed}, using="default", now=now - timedelta(hours=9))
+    histograms.add({("q", "t"): passed}, using="default", now=now)
+    histograms.add({("q", "t"): passed, ("r", "t"): passed}, using="default", now=now - timedelta(hours=1))
+    histograms.add({("q", "t"): passed}, using="default", now=now - timedelta(hours=9))
     Counter.objects.create(day=datetime.now(UTC).date(), slot=0, processed=10, failed=4)
-    hours, days = overview.read(using="default").charts
+    hours, days = data.read(using="default").charts
     assert hours.summary == "Last 3 hours: 9 succeeded, 3 failed"
     assert days.summary == "Last 30 days: 6 succeeded, 4 failed"
-    assert overview.minutes(now, using="default", queue="r").summary == "Last 3 hours: 3 succeeded, 1 failed"
+    assert data.minutes(now, using="default", queue="r").summary == "Last 3 hours: 3 succeeded, 1 failed"
 
 
 def test_a_bar_is_as_high_as_its_share_of_the_highest():
@@ -132,7 +134,7 @@ def test_a_bar_is_as_high_as_its_share_of_the_highest():
     ],
 )
 def test_messages_that_differ_in_numbers_have_one_head(message, head):
-    assert groups.head_of(message) == head
+    assert error_groups.head_of(message) == head
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_messages_that_differ_in_numbers_have_one_head(message, head):
     ],
 )
 def test_a_message_is_read_from_the_beginning_of_a_failure(failure, message):
-    assert groups.message_of(failure) == message
+    assert error_groups.message_of(failure) == message
 
 
 def test_who_has_not_the_permission_sees_neither_page_nor_part_nor_entry(client, django_user_model):

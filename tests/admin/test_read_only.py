@@ -5,8 +5,8 @@ from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
-from django_faktory.cron_models import CronEntry
 from django_faktory.models import Batch, Job, JobLock, Limit, OutboxEntry, Queue, WorkerProcess
+from django_faktory.models.cron import CronEntry
 from tests.admin.test_access import APP, MODELS, codenames, page, rows, stored, who
 from tests.factories import T0
 

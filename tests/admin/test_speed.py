@@ -9,9 +9,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_faktory.cron_models import CronEntry, CronRun
-from django_faktory.look_only import CappedPaginator
+from django_faktory.admin.base import CappedPaginator
 from django_faktory.models import Batch, Job, JobLock, OutboxEntry
+from django_faktory.models.cron import CronEntry, CronRun
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db

@@ -134,7 +134,7 @@ class Campaign:
         return measured
 
     def _start(self, kind):
-        from django_faktory import tls
+        from django_faktory.brokers import tls
         from tests.attacks.target import GoodClient, Target
         from tests.server.raw import CERTIFICATE
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from django_faktory.protocol import batches, commands, limits, management, tracking
+from django_faktory.core.protocol import batches, commands, limits, management, tracking
 
 WORKER = {"hostname": "attacker", "pid": 1, "labels": []}
 SMALL_COMMANDS = 100

@@ -22,7 +22,7 @@ class Target:
         self.kind = kind
         self.program = Program(
             *("-m", "django", "runfaktory", "127.0.0.1:0", "--server-only", "--no-reload"),
-            DJANGO_SETTINGS_MODULE="tests.commands.settings",
+            DJANGO_SETTINGS_MODULE="tests.runtime.processes.settings",
             FAKTORY_TEST_NAME=database,
             FAKTORY_TEST_SETTINGS=json.dumps(given),
         )

@@ -6,7 +6,7 @@ import threading
 import pytest
 from django.db import connection
 
-from django_faktory import tls
+from django_faktory.brokers import tls
 from django_faktory.models import Job, WorkerProcess
 from tests.attacks.attackers import Attackers
 from tests.attacks.inputs import ATTACKS, SMALL_LINE_BYTES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_faktory.server.verbs import VERBS
+from django_faktory.server.handlers.jobs import VERBS
 from tests.attacks.inputs import ATTACKS
 
 pytestmark = pytest.mark.core

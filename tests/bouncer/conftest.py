@@ -3,11 +3,11 @@
 import pytest
 from django.db import connection
 
-from django_faktory.store.dialects.prepared import Statement
+from django_faktory.store.dialects.postgresql.prepared import Statement
 from tests import services
 from tests.bouncer.bouncer import Bouncer
-from tests.commands.conftest import address, runfaktory
-from tests.wakeups.conftest import closing_later
+from tests.runtime.processes.conftest import address, runfaktory
+from tests.store.notifier.conftest import closing_later
 
 __all__ = ["address", "closing_later", "runfaktory"]
 

@@ -5,13 +5,13 @@ import logging
 import pytest
 from django.db import connection, transaction
 
-from django_faktory import wakeups
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import UnknownBatch
 from django_faktory.models import Job
-from django_faktory.poolers import is_pooled
-from django_faktory.store import jobs, transactions
-from django_faktory.wakeups import announcing, postgresql
+from django_faktory.store import notifier, transactions
+from django_faktory.store.dialects.postgresql.pooler import is_pooled
+from django_faktory.store.jobs import pushes
+from django_faktory.store.notifier import postgresql, publisher
 from tests.factories import payload
 from tests.project.tasks import noop
 from tests.server.raw import RawClient, push
@@ -73,10 +73,10 @@ def test_statements_go_unprepared_in_transactions_of_the_project_too(behind, cap
     behind()
     have_many_sessions()
     for _ in range(5):
-        jobs.push([payload()], using="default")
+        pushes.push([payload()], using="default")
     for _ in range(5):
         with transaction.atomic():
-            jobs.push([payload()], using="default")
+            pushes.push([payload()], using="default")
     assert Job.objects.count() == 10
     assert asked("SELECT name FROM pg_prepared_statements") == []
     assert caplog.text.count("going on without prepared statements") == 1
@@ -89,7 +89,7 @@ def test_a_limit_of_lock_waits_stays_with_its_transaction(behind):
     broker = OrmBroker("default")
     with broker.limited_lock_wait(0.05):
         for _ in range(5):
-            jobs.push([payload()], using="default")
+            pushes.push([payload()], using="default")
             with pytest.raises(UnknownBatch):
                 broker.commit_batch("b-unknown")
         inside = transactions.run("default", lambda _: asked_once("SHOW lock_timeout"), atomic=False)
@@ -114,7 +114,7 @@ def test_a_listener_leaves_nothing_in_sessions_that_others_will_have(behind, clo
     monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 0.3)
     behind()
     have_many_sessions()
-    listener = closing_later(wakeups.listen("default"))
+    listener = closing_later(notifier.listen("default"))
     wait_until(lambda: not listener._thread.is_alive())
     assert not listener.hears_all
     assert listener.poll_s(1.0) == 1.0
@@ -125,13 +125,13 @@ def test_a_listener_leaves_nothing_in_sessions_that_others_will_have(behind, clo
 def hears_what_is_announced(listener):
     while listener.wait(0.05):
         pass
-    announcing._announced_at.clear()
-    wakeups.announce("default", ["mail"])
+    publisher._announced_at.clear()
+    notifier.announce("default", ["mail"])
     return listener.wait(LONG_S)
 
 
 def test_what_is_announced_through_it_is_heard_by_who_listens_directly(behind, closing_later):
-    listener = closing_later(wakeups.listen("default"))
+    listener = closing_later(notifier.listen("default"))
     wait_until(lambda: listener.hears_all)
     behind()
     assert hears_what_is_announced(listener)
@@ -139,7 +139,7 @@ def test_what_is_announced_through_it_is_heard_by_who_listens_directly(behind, c
 
 def test_in_session_mode_hints_come(behind, closing_later, caplog):
     behind("session")
-    listener = closing_later(wakeups.listen("default"))
+    listener = closing_later(notifier.listen("default"))
     wait_until(lambda: listener.hears_all)
     assert hears_what_is_announced(listener)
     assert TOLD not in caplog.text

@@ -3,9 +3,9 @@
 import pytest
 from django.db import connection
 
-from django_faktory import wakeups
 from django_faktory.models import Job
-from django_faktory.wakeups import postgresql
+from django_faktory.store import notifier
+from django_faktory.store.notifier import postgresql
 from tests import services
 from tests.project.tasks import add
 from tests.settings import KIND, VIA
@@ -20,7 +20,7 @@ pytestmark = [
 
 def test_a_listener_takes_no_connection_from_the_pool(go_by, closing_later):
     go_by(OPTIONS={"pool": {"min_size": 1, "max_size": 1, "timeout": 2}})
-    listener = closing_later(wakeups.listen("default"))
+    listener = closing_later(notifier.listen("default"))
     # Through a PgBouncer it receives nothing; it has tried for long enough when its thread ends.
     wait_until(lambda: listener.hears_all if VIA != "bouncer" else not listener._thread.is_alive())
     with connection.cursor() as cursor:

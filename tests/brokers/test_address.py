@@ -7,12 +7,12 @@ from urllib.parse import quote
 
 import pytest
 
-from django_faktory.brokers import connection as connections
+from django_faktory.brokers import client as connections
 from django_faktory.brokers.remote import RemoteBroker
+from django_faktory.core.payloads import FetchRequest, WorkerIdentity, new_job
+from django_faktory.core.protocol.connection import ClientConnection
+from django_faktory.core.protocol.resp import NULL, OK, bulk
 from django_faktory.errors import AuthenticationFailed, BrokerUnavailable, InvalidPayload
-from django_faktory.payloads import FetchRequest, WorkerIdentity, new_job
-from django_faktory.protocol.connection import ClientConnection
-from django_faktory.protocol.resp import NULL, OK, bulk
 from tests.brokers.scripted import CLOSE, GREETING, Script, scripted, session
 from tests.waiting import wait_until
 

@@ -6,8 +6,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django_faktory.brokers import get_broker, remote_broker
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.brokers.remote import RemoteBroker
+from django_faktory.core.payloads import WorkerIdentity
 from django_faktory.errors import InvalidPayload
-from django_faktory.payloads import WorkerIdentity
 
 pytestmark = pytest.mark.core
 

@@ -14,7 +14,7 @@ from django_faktory.brokers.outbox import Outbox
 from django_faktory.brokers.remote import RemoteBroker
 from django_faktory.errors import BrokerUnavailable, FaktoryError, NotUnique
 from django_faktory.models import Job, OutboxEntry
-from django_faktory.relay import Relay, relay
+from django_faktory.runtime.outbox_relay import Relay, relay
 from tests.factories import payload
 from tests.project import tasks
 from tests.project.models import Mark

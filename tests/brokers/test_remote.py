@@ -7,17 +7,9 @@ import threading
 
 import pytest
 
-from django_faktory.brokers import connection as connections
+from django_faktory.brokers import client as connections
 from django_faktory.brokers.remote import BULK_BYTES, BULK_JOBS, RemoteBroker
-from django_faktory.errors import (
-    BrokerUnavailable,
-    CommandRefused,
-    JobNotFound,
-    NotUnique,
-    ProtocolError,
-    UnknownWorker,
-)
-from django_faktory.payloads import (
+from django_faktory.core.payloads import (
     Ack,
     Beat,
     FetchRequest,
@@ -27,7 +19,15 @@ from django_faktory.payloads import (
     new_job,
     parse_instant,
 )
-from django_faktory.protocol import resp
+from django_faktory.core.protocol import resp
+from django_faktory.errors import (
+    BrokerUnavailable,
+    CommandRefused,
+    JobNotFound,
+    NotUnique,
+    ProtocolError,
+    UnknownWorker,
+)
 from tests.brokers.scripted import CLOSE, RESET, Talk, scripted, session
 from tests.waiting import wait_until
 

@@ -6,18 +6,19 @@ import pytest
 from django.utils import timezone
 
 from django_faktory import Batch
-from django_faktory.cron_models import CronEntry
-from django_faktory.gating import Allowance
-from django_faktory.gearmonkey import Client
-from django_faktory.gearmonkey.station import Station
-from django_faktory.measuring import Series
+from django_faktory.contrib.gearmonkey import Client
+from django_faktory.contrib.gearmonkey.redis_worker import Station
+from django_faktory.core.histograms import Series
+from django_faktory.core.limits import Allowance
 from django_faktory.models import Batch as BatchRow
 from django_faktory.models import Counter, Job, JobLock, Limit
-from django_faktory.store import limits, measures
+from django_faktory.models.cron import CronEntry
+from django_faktory.store.limits import definitions
+from django_faktory.store.statistics import histograms
 from example_project.shop.models import Order
 from example_project.shop.tasks import send_invoice
+from tests.contrib.gearmonkey.conftest import own_server, redis, server  # noqa: F401  (fixtures)
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
-from tests.gearmonkey.conftest import own_server, redis, server  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -66,7 +67,7 @@ def fill():
     )
     for minute in range(0, 180, 3):
         passed = Series(succeeded=40 + minute % 37, failed=minute % 11)
-        measures.add({("mail", "t"): passed}, using="default", now=now - timedelta(minutes=minute))
+        histograms.add({("mail", "t"): passed}, using="default", now=now - timedelta(minutes=minute))
     for day in range(30):
         Counter.objects.create(day=now.date() - timedelta(days=day), slot=0, processed=9000 - 97 * day, failed=11 * day)
     with Batch(description="delivery 42", success=send_invoice.callback(1)):
@@ -78,8 +79,8 @@ def fill():
         key="order 7", jid="some-job", attempt=1, wid="app-1-w1", lease=timedelta(seconds=35), acquired_at=now,
         expires_at=now,
     )  # fmt: skip
-    limits.put("task", NARROW, Allowance(concurrency=3, rate=5, burst=10), using="default")
-    limits.put("queue", "mail", Allowance(concurrency=20), using="default")
+    definitions.put("task", NARROW, Allowance(concurrency=3, rate=5, burst=10), using="default")
+    definitions.put("queue", "mail", Allowance(concurrency=20), using="default")
     CronEntry.objects.create(
         name="nightly report", schedule="0 3 * * *", zone="UTC", jobtype="shop.tasks.daily_report", next_at=now
     )

@@ -2,10 +2,10 @@
 
 import pytest
 
-from django_faktory.admission import parse_job
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.payloads import Ack, NewBatch
 from django_faktory.errors import FaktoryError, UnknownBatch
 from django_faktory.models import Batch
-from django_faktory.payloads import Ack, NewBatch
 
 
 def member(bid, number):

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from django_faktory.core.payloads import Ack, Beat, FetchRequest, Tracked, TrackUpdate, WorkerIdentity, failure, rfc3339
 from django_faktory.errors import JobNotFound, NotUnique, UnknownWorker
 from django_faktory.models import Job, Tracking, WorkerProcess
-from django_faktory.payloads import Ack, Beat, FetchRequest, Tracked, TrackUpdate, WorkerIdentity, failure, rfc3339
 from tests.factories import QueueFactory, payload
 
 ME = WorkerIdentity(wid="wid-me", hostname="localhost", pid=1, labels=("python",))

@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from django_faktory.core.mutation import Mutation
+from django_faktory.core.payloads import FetchRequest
 from django_faktory.models import Job, Queue, WorkerProcess
-from django_faktory.mutations import Mutation
-from django_faktory.payloads import FetchRequest
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 
 

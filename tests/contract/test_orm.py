@@ -6,10 +6,10 @@ from django.test.utils import CaptureQueriesContext
 
 from django_faktory.brokers import orm, serving_broker
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.measuring import Recorder
+from django_faktory.core.histograms import Recorder
+from django_faktory.core.payloads import Ack
 from django_faktory.models import Job, Queue
-from django_faktory.payloads import Ack
-from django_faktory.store import shared
+from django_faktory.store import shared_reads
 from tests.contract.batch_contract import BatchContract
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.management_contract import ManagementContract
@@ -92,12 +92,12 @@ class TestSharingBroker(ManagementContract):
     @pytest.fixture(autouse=True)
     def _reads_are_cheap(self, monkeypatch):
         """Make reads count as cheap even on a busy machine."""
-        monkeypatch.setattr(shared, "CHEAP_S", 60.0)
-        monkeypatch.setattr(shared, "COST", 0)
+        monkeypatch.setattr(shared_reads, "CHEAP_S", 60.0)
+        monkeypatch.setattr(shared_reads, "COST", 0)
 
     def test_callers_share_a_read(self, broker, monkeypatch):
-        monkeypatch.setattr(shared, "CHEAP_S", 0.0)
-        monkeypatch.setattr(shared, "KEPT_S", 60.0)
+        monkeypatch.setattr(shared_reads, "CHEAP_S", 0.0)
+        monkeypatch.setattr(shared_reads, "KEPT_S", 60.0)
         assert (broker.info()["queues"], broker.latency(["q"])) == ({}, {"q": 0.0})
         broker.push([payload(queue="q")])
         with CaptureQueriesContext(connection) as caught:

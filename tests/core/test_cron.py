@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_faktory import Cron
-from django_faktory.cron import MOST_TICKS, Due, Schedule, crons, due
+from django_faktory.core.cron import MOST_TICKS, Due, Schedule, crons, due
 from django_faktory.errors import InvalidCron
 
 pytestmark = pytest.mark.core

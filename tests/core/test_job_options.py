@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_faktory.admission import parse_job
+from django_faktory.core.job_options import JobOptions, unique_key
+from django_faktory.core.job_parser import parse_job
 from django_faktory.errors import InvalidPayload
-from django_faktory.options import JobOptions, unique_key
 
 pytestmark = pytest.mark.core
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_faktory.errors import InvalidTransition
-from django_faktory.lifecycle import (
+from django_faktory.core.lifecycle import (
     FINISHED,
     GONE,
     LIVE,
@@ -22,6 +21,7 @@ from django_faktory.lifecycle import (
     sources,
     targets,
 )
+from django_faktory.errors import InvalidTransition
 
 pytestmark = pytest.mark.core
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_faktory import payloads
-from django_faktory.admission import parse_job
+from django_faktory.core import payloads
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.payloads import JobPayload, Reservation
 from django_faktory.errors import InvalidPayload
-from django_faktory.payloads import JobPayload, Reservation
 
 pytestmark = pytest.mark.core
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_faktory.core.lifecycle import State
+from django_faktory.core.queries import KEYS, MAX_TEXT, MAX_VALUES, Pattern, Query, parse_query, seconds_of
 from django_faktory.errors import InvalidQuery
-from django_faktory.lifecycle import State
-from django_faktory.queries import KEYS, MAX_TEXT, MAX_VALUES, Pattern, Query, parse_query, seconds_of
 
 pytestmark = pytest.mark.core
 

@@ -13,24 +13,17 @@ from functools import partial
 import pytest
 from django.db import connection
 
-from django_faktory.admission import parse_job
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.gating import Allowance
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.limits import Allowance
+from django_faktory.core.payloads import Ack, Beat, FetchRequest, NewBatch, WorkerIdentity, failure
 from django_faktory.models import Batch, Job, JobLock, Limit
-from django_faktory.payloads import Ack, Beat, FetchRequest, NewBatch, WorkerIdentity, failure
-from django_faktory.store import (
-    batches,
-    cancelling,
-    counters,
-    editing,
-    failures,
-    gates,
-    limits,
-    locks,
-    many,
-    operations,
-    upkeep,
-)
+from django_faktory.store.batches import batches
+from django_faktory.store.jobs import bulk, cancellations, edits, failures, transitions
+from django_faktory.store.limits import definitions, limiters
+from django_faktory.store.locks import locks
+from django_faktory.store.maintenance import due
+from django_faktory.store.statistics import counter_rows
 from tests.deadlocks.nodes import against_each_other, count_deadlocks
 from tests.factories import payload
 
@@ -59,7 +52,7 @@ class World:
         """Store jobs with and without locks, limits, batches and results; start some of them."""
         broker = OrmBroker("default")
         for scope, name, number in (("task", "noop", 3), ("queue", "narrow", 4), ("key", "mail", 3)):
-            limits.put(scope, name, Allowance(concurrency=number), using="default")
+            definitions.put(scope, name, Allowance(concurrency=number), using="default")
         self.bids = [broker.new_batch(NewBatch(complete=payload(jobtype="done"))) for _ in range(2)]
         broker.push(self.jobs(24))
         for wid in WIDS:
@@ -118,18 +111,18 @@ def commit(world):
 
 def edit_limit(world):
     scope, name = random.choice([("task", "noop"), ("queue", "narrow"), ("key", "mail"), ("key", "mail:1")])
-    limits.put(scope, name, Allowance(concurrency=random.randint(2, 5)), using="default")
+    definitions.put(scope, name, Allowance(concurrency=random.randint(2, 5)), using="default")
 
 
 def remove_limit(world):
     for one in shuffled(Limit.objects.all(), 1):
-        limits.remove(one, using="default")
-        limits.put(one.scope, one.name, Allowance(concurrency=3), using="default")
+        definitions.remove(one, using="default")
+        definitions.put(one.scope, one.name, Allowance(concurrency=3), using="default")
 
 
 def pause(world):
-    limits.pause(["noop"], using="default")
-    limits.resume(["noop"], using="default")
+    definitions.pause(["noop"], using="default")
+    definitions.resume(["noop"], using="default")
 
 
 def edit(world):
@@ -137,9 +130,9 @@ def edit(world):
         text = row.payload
 
         def change(row, text=text):
-            return editing.Edit(parse_job(text), 0, None)
+            return edits.Edit(parse_job(text), 0, None)
 
-        editing.edit(row.jid, change, using="default")
+        edits.edit(row.jid, change, using="default")
 
 
 def exchange(world):
@@ -151,7 +144,7 @@ def exchange(world):
 
 
 def release(world):
-    from django_faktory.payloads import Reservation
+    from django_faktory.core.payloads import Reservation
 
     rows = working()[:4]
     held = [
@@ -173,7 +166,7 @@ def expire_locks(world):
 
 
 def flush(world):
-    for step in many.flush(using="default"):
+    for step in bulk.flush(using="default"):
         step()
     world.fill()
 
@@ -198,23 +191,25 @@ VERBS = {
     "set limit": edit_limit,
     "remove limit": remove_limit,
     "pause": pause,
-    "sweep gates": lambda world: gates.sweep(using="default"),
+    "sweep gates": lambda world: limiters.sweep(using="default"),
     "sweep locks": lambda world: locks.sweep(using="default", pause=lambda _: None),
     "lapse": expire_locks,
-    "due": lambda world: upkeep.enqueue_due(using="default"),
-    "expire": lambda world: upkeep.expire(using="default"),
-    "purge": lambda world: upkeep.purge(using="default"),
-    "kill": lambda world: operations.kill(ids(), using="default"),
-    "discard": lambda world: operations.discard(ids()[:3], using="default"),
-    "requeue": lambda world: operations.requeue(ids(), using="default"),
-    "cancel": lambda world: cancelling.cancel(shuffled(Job.objects.values_list("jid", flat=True), 4), using="default"),
+    "due": lambda world: due.enqueue_due(using="default"),
+    "expire": lambda world: due.expire(using="default"),
+    "purge": lambda world: due.purge(using="default"),
+    "kill": lambda world: transitions.kill(ids(), using="default"),
+    "discard": lambda world: transitions.discard(ids()[:3], using="default"),
+    "requeue": lambda world: transitions.requeue(ids(), using="default"),
+    "cancel": lambda world: cancellations.cancel(
+        shuffled(Job.objects.values_list("jid", flat=True), 4), using="default"
+    ),
     "edit": edit,
-    "free locks": lambda world: operations.free_locks(
+    "free locks": lambda world: transitions.free_locks(
         shuffled(JobLock.objects.values_list("pk", flat=True), 2), using="default"
     ),
     "batch": batch,
     "commit batch": commit,
-    "fold": lambda world: counters.fold(using="default"),
+    "fold": lambda world: counter_rows.fold(using="default"),
     "flush": flush,
 }
 

@@ -12,9 +12,9 @@ from django.db import connection
 from django.utils import timezone
 
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.payloads import Ack, FetchRequest, NewBatch
 from django_faktory.models import Job
-from django_faktory.payloads import Ack, FetchRequest, NewBatch
-from django_faktory.store import jobs, operations, optioned
+from django_faktory.store.jobs import pushes, transitions, unique_push
 from tests.deadlocks.nodes import against_each_other, count_deadlocks
 from tests.factories import JobFactory, payload
 
@@ -79,9 +79,9 @@ def store_overdue():
     """Store jobs that own two thirds of the unique keys, half of them dead, and half of them with an expired key."""
     delete_all()
     chosen = shuffled(names(), SIZE * 2 // 3)
-    jobs.push(unique(chosen, prefix="old-"), using=USING)
+    pushes.push(unique(chosen, prefix="old-"), using=USING)
     held = shuffled(Job.objects.values_list("pk", flat=True))
-    operations.kill(held[: SIZE // 3], using=USING)
+    transitions.kill(held[: SIZE // 3], using=USING)
     Job.objects.filter(pk__in=held[::2]).update(unique_expires_at=timezone.now() - timedelta(seconds=1))
 
 
@@ -91,7 +91,7 @@ def ids():
 
 
 def push_some(**fields):
-    jobs.push(made(shuffled(names(), SIZE * 2 // 3), **fields), using=USING)
+    pushes.push(made(shuffled(names(), SIZE * 2 // 3), **fields), using=USING)
 
 
 def push_mixed(**fields):
@@ -109,24 +109,24 @@ def turn():
 
 
 def push_unique():
-    jobs.push(unique(shuffled(names(), SIZE // 2)), using=USING)
+    pushes.push(unique(shuffled(names(), SIZE // 2)), using=USING)
 
 
 def push_unique_and_plain():
     chosen = shuffled(names())
-    jobs.push(shuffled(unique(chosen[: SIZE // 3]) + made(f"plain-{name}" for name in chosen)), using=USING)
+    pushes.push(shuffled(unique(chosen[: SIZE // 3]) + made(f"plain-{name}" for name in chosen)), using=USING)
 
 
 def push_members(bid):
-    jobs.push(unique(shuffled(names(), SIZE // 2), bid=bid), using=USING)
+    pushes.push(unique(shuffled(names(), SIZE // 2), bid=bid), using=USING)
 
 
 def requeue():
-    operations.requeue(ids(), using=USING)
+    transitions.requeue(ids(), using=USING)
 
 
 def discard():
-    operations.discard(ids(), using=USING)
+    transitions.discard(ids(), using=USING)
 
 
 KINDS = {
@@ -156,8 +156,8 @@ def test_pushes_over_dead_jobs_beside_changes_of_these(race, kind):
 
 @pytest.mark.parametrize("push", [push_some, push_unique_and_plain])
 def test_pushes_of_sets_that_need_several_statements(race, monkeypatch, push):
-    monkeypatch.setattr(jobs, "CHUNK", SIZE // 8)
-    monkeypatch.setattr(optioned, "CHUNK", SIZE // 8)
+    monkeypatch.setattr(pushes, "CHUNK", SIZE // 8)
+    monkeypatch.setattr(unique_push, "CHUNK", SIZE // 8)
     race(("push", push), ("push", push), ("requeue", requeue), ("discard", discard), prepare=partial(store, dead=True))
 
 

@@ -5,9 +5,9 @@ import os
 import pytest
 from django.apps import apps
 
-from tests.commands.conftest import address, runfaktory
 from tests.deploys import versions
 from tests.deploys.rollout import Database, Rollout
+from tests.runtime.processes.conftest import address, runfaktory
 from tests.worker.conftest import state, work
 
 __all__ = ["address", "runfaktory", "state", "work"]

@@ -7,7 +7,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection
 
-from django_faktory.management.readiness import await_migrations
+from django_faktory.runtime.await_migrations import await_migrations
 from tests.deploys.versions import MIGRATIONS
 
 ARGUMENTS = ("127.0.0.1:0", "--server-only", "--no-reload")

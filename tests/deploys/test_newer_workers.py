@@ -7,11 +7,13 @@ import pytest
 from django.db.models import F
 from django.test import override_settings
 
-from django_faktory import Batch, tasks
+from django_faktory import Batch
+from django_faktory.core.payloads import Ack, FetchRequest, Reservation, failure
 from django_faktory.models import Job, JobLock
-from django_faktory.payloads import Ack, FetchRequest, Reservation, failure
-from django_faktory.store import failures, jobs, upkeep
-from django_faktory.worker.newer import FIRST_S, LONGEST_S, look_again_in_s
+from django_faktory.store.jobs import failures, pushes
+from django_faktory.store.maintenance import due
+from django_faktory.tasks import base
+from django_faktory.worker.unknown_jobs import FIRST_S, LONGEST_S, look_again_in_s
 from tests.factories import T0, JobFactory, payload
 from tests.project.tasks import add, echo
 from tests.waiting import wait_until
@@ -64,54 +66,54 @@ def later(job, **fields):
 
 
 def fetch(wid="w", now=T0):
-    [found] = jobs.fetch([FetchRequest(queues=("default",), wid=wid)], using="default", now=now)
+    [found] = pushes.fetch([FetchRequest(queues=("default",), wid=wid)], using="default", now=now)
     return found[0] if found else None
 
 
 @pytest.mark.django_db(transaction=True)
 class TestInTheStore:
     def test_a_job_that_is_put_off_waits_for_its_time_and_has_not_failed(self):
-        jobs.push([payload("a")], using="default", now=T0)
+        pushes.push([payload("a")], using="default", now=T0)
         job = fetch()
         assert failures.fail([later(job)], using="default", now=T0) == [True]
         row = Job.objects.get()
         assert (row.state, row.run_at, row.wid) == ("scheduled", T0 + timedelta(seconds=5), "")
         assert (row.failures, row.losses, row.failure, row.history, row.errtype) == (0, 0, "", "", "")
         assert fetch() is None
-        upkeep.enqueue_due(using="default", now=T0 + timedelta(seconds=6))
+        due.enqueue_due(using="default", now=T0 + timedelta(seconds=6))
         assert fetch(now=T0 + timedelta(seconds=6)).jid == job.jid
 
     def test_a_stranger_puts_nothing_off(self):
-        jobs.push([payload("a")], using="default", now=T0)
+        pushes.push([payload("a")], using="default", now=T0)
         job = fetch()
         stranger = later(Reservation(jid=job.jid, queue="default", text="", wid="other", attempt=job.attempt))
         assert failures.fail([stranger], using="default", now=T0) == [False]
         assert Job.objects.get().state == "working"
 
     def test_who_is_late_changes_nothing_in_a_job_that_was_put_off(self):
-        jobs.push([payload("a")], using="default", now=T0)
+        pushes.push([payload("a")], using="default", now=T0)
         job = fetch()
         failures.fail([later(job)], using="default", now=T0)
-        assert jobs.ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)], using="default") == [False]
+        assert pushes.ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)], using="default") == [False]
         assert failures.fail([later(job)], using="default", now=T0) == [False]
         assert Job.objects.get().state == "scheduled"
 
     def test_reports_of_both_kinds_in_one_set_do_not_mix(self):
-        jobs.push([payload("a"), payload("b")], using="default", now=T0)
+        pushes.push([payload("a"), payload("b")], using="default", now=T0)
         first, second = fetch(), fetch()
         failed = failure(jid=second.jid, wid=second.wid, attempt=second.attempt, errtype="ValueError")
         assert failures.fail([later(first), failed], using="default", now=T0) == [True, True]
         assert dict(Job.objects.values_list("jid", "state")) == {first.jid: "scheduled", second.jid: "retries"}
 
     def test_its_lock_is_free_for_the_next_of_its_key(self):
-        jobs.push([payload(name, custom={"lock": "k"}) for name in "ab"], using="default", now=T0)
+        pushes.push([payload(name, custom={"lock": "k"}) for name in "ab"], using="default", now=T0)
         job = fetch()
         failures.fail([later(job)], using="default", now=T0)
         assert not JobLock.objects.filter(jid=job.jid).exists()
         assert fetch(now=T0 + timedelta(seconds=1)).jid != job.jid
 
     def test_a_job_that_was_cancelled_is_dropped_and_not_put_off(self):
-        jobs.push([payload("a", result_ttl=60)], using="default", now=T0)
+        pushes.push([payload("a", result_ttl=60)], using="default", now=T0)
         job = fetch()
         Job.objects.update(cancel_requested_at=F("enqueued_at"))
         failures.fail([later(job)], using="default", now=T0)
@@ -123,8 +125,8 @@ def forgotten(monkeypatch):
     """Return a function that unregisters a task in this process; its result registers the task again."""
 
     def forget(task):
-        monkeypatch.delitem(tasks._registry, task.jobtype)
-        return lambda: monkeypatch.setitem(tasks._registry, task.jobtype, task)
+        monkeypatch.delitem(base._registry, task.jobtype)
+        return lambda: monkeypatch.setitem(base._registry, task.jobtype, task)
 
     return forget
 

@@ -11,7 +11,7 @@ from contextlib import closing, nullcontext
 
 import pytest
 
-from django_faktory.protocol.versions import semantic
+from django_faktory.core.protocol.versions import semantic
 from tests.deploys.rollout import busy_transaction
 from tests.deploys.versions import NEXT
 from tests.faults.arena import SOON_S

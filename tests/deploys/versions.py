@@ -20,8 +20,8 @@ MIGRATIONS = sorted(path.stem for path in (ROOT / PACKAGE / "migrations").glob("
 MIGRATION = """\
 from django.db import migrations, models
 
-import django_faktory.columns
-import django_faktory.indexes
+import django_faktory.models.fields
+import django_faktory.models.indexes
 from django_faktory.migrations._in_use import TablesInUse
 
 
@@ -44,6 +44,9 @@ class Migration(migrations.Migration):
 """
 
 MODELS = """
+
+from django.db import models
+
 
 class Novelty(models.Model):
     text = models.TextField(default="", db_default="")
@@ -90,7 +93,7 @@ def next_one(folder, models, changes=CHANGES):
     _rewrite(package / "__init__.py", r'(?m)^__version__ = ".*"$', f'__version__ = "{NEXT}"')
     text = MIGRATION.format(latest=MIGRATIONS[-1], models=[model.__name__ for model in models], **changes)
     (package / "migrations" / "9999_next.py").write_text(text, encoding="utf-8")
-    with (package / "models.py").open("a", encoding="utf-8") as module:
+    with (package / "models" / "__init__.py").open("a", encoding="utf-8") as module:
         module.write(MODELS.format(models=", ".join(model.__name__ for model in models), **changes))
     return Version(Path(folder))
 

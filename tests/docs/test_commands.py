@@ -9,7 +9,7 @@ import yaml
 from django.core.management import load_command_class
 from django.core.management.base import CommandError
 
-from django_faktory.cli.groups import subcommands
+from django_faktory.management.cli.subcommands import subcommands
 from tests.docs.pages import DOCS, ROOT, name, pages, section, text_of
 
 pytestmark = pytest.mark.core

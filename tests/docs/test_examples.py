@@ -13,7 +13,9 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.checks import ERROR
 
-from django_faktory import checks, cron_checks, limit_checks, tasks
+from django_faktory.checks import cron, limits
+from django_faktory.checks import settings as settings_checks
+from django_faktory.tasks import base
 from django_faktory.testing import drain
 from tests.docs.pages import ROOT, examples, name
 from tests.project import middleware
@@ -57,7 +59,7 @@ FILLED = {
 
 ELSEWHERE = {
     "docs/batches.md": "tests/tasks/test_docs_batches.py",
-    "docs/limits.md": "tests/limits/test_docs.py",
+    "docs/limits.md": "tests/store/limits/test_docs.py",
     "docs/howto/multi-tenant.md": "tests/tenants/conftest.py",
     "docs/middleware.md": "tests/tasks/test_docs_middleware.py",
     "docs/testing.md": "tests/testing/test_documented.py",
@@ -66,8 +68,8 @@ ELSEWHERE = {
 """Pages with examples that another module runs and checks."""
 
 NOT_RUN = {
-    "from django_faktory.gearmonkey import OPT_BLOCKING, OPT_ROLLCALL, Client": "wants a Redis with workers",
-    "from django_faktory.gearmonkey import Worker": "works until it is stopped",
+    "from django_faktory.contrib.gearmonkey import OPT_BLOCKING, OPT_ROLLCALL, Client": "wants a Redis with workers",
+    "from django_faktory.contrib.gearmonkey import Worker": "works until it is stopped",
     'FAKTORY = {"REDACT": "shop.privacy.redact"}': "names a function that the page has yet to write",
     'FAKTORY = {"DATABASE": "jobs"}  # data in "default", jobs in "jobs": OUTBOX is ["default"] by itself': (
         "names databases that are not there"
@@ -102,7 +104,7 @@ async def awaited(code, names):
 
 
 def errors_of_checks():
-    looks = (checks.check_settings, cron_checks.check_cron, limit_checks.check_limits)
+    looks = (settings_checks.check_settings, cron.check_cron, limits.check_limits)
     return [str(message) for look in looks for message in look() if message.level >= ERROR]
 
 
@@ -115,7 +117,7 @@ def test_an_example_is_python(example):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("page", pages_with_examples())
 def test_the_examples_of_a_page_run(page, monkeypatch, settings):
-    monkeypatch.setattr(tasks, "_registry", dict(tasks._registry))
+    monkeypatch.setattr(base, "_registry", dict(base._registry))
     names: dict[str, object] = {}
     conf_before = settings.FAKTORY
     names["__name__"] = re.sub(r"\W+", "_", f"before_{page}")

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from django_faktory import tasks
 from django_faktory.models import Job
+from django_faktory.tasks import base
 from tests import services
 from tests.docs.pages import DOCS, examples, text_of
 from tests.interop.conftest import password, url  # noqa: F401  (fixtures)
@@ -52,7 +52,7 @@ def node(start, node_folder):
 @pytest.fixture
 def guides_task(monkeypatch):
     """Return a function that enqueues the guide's job and returns its task; some languages need another jobtype."""
-    monkeypatch.setattr(tasks, "_registry", dict(tasks._registry))
+    monkeypatch.setattr(base, "_registry", dict(base._registry))
     first, *_ = examples(DOCS / "howto" / "other-languages.md")
 
     def enqueue(jobtype="thumbnail"):

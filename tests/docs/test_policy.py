@@ -5,7 +5,7 @@ import re
 import pytest
 from django.contrib.auth.models import Permission
 
-from django_faktory import permissions
+from django_faktory.models import permissions
 from tests.docs.pages import section, text_of
 
 

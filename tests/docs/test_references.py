@@ -10,9 +10,10 @@ from functools import cache
 import pytest
 
 import django_faktory
-from django_faktory import conf, errors, locket, testing
-from django_faktory.cron import Cron
-from django_faktory.tasks import FaktoryTask, JobContext, TaskOptions, task
+from django_faktory import conf, errors, testing
+from django_faktory.core import locket
+from django_faktory.core.cron import Cron
+from django_faktory.tasks.base import FaktoryTask, JobContext, TaskOptions, task
 from tests.docs.pages import ROOT, first_cells, section, text_of
 
 pytestmark = pytest.mark.core
@@ -96,7 +97,7 @@ def test_names_for_tests_are_those_of_the_page():
 
 
 def test_names_of_gearmonkey_are_those_of_the_page():
-    from django_faktory import gearmonkey
+    from django_faktory.contrib import gearmonkey
 
     assert sorted(names_of("## GearMonkey")) == sorted(gearmonkey.__all__)
 
@@ -118,7 +119,7 @@ def test_other_names_of_the_page_can_be_imported():
         for name in [first.removeprefix(module).strip("."), *(name.strip(".") for name in more)]:
             assert not name or hasattr(found, name), f"{module}: {name}"
         members = re.findall(r"(?<![\w.\"`])`(\w+)`", words)
-        if first in ("django_faktory.limiting", "django_faktory.middleware", "django_faktory.tracing"):
+        if first in ("django_faktory.tasks.limits", "django_faktory.tasks.middleware", "django_faktory.tasks.tracing"):
             assert [name for name in members if not hasattr(found, name)] == []
 
 
@@ -177,11 +178,13 @@ def told(node):
 
 
 def reasons_not_to_start():
-    kinds = {"CommandError": "management", "FaktoryError": "probes"}
+    places = {
+        "CommandError": ("commands/runfaktory.py", "runtime/", "contrib/gearmonkey/command.py"),
+        "FaktoryError": ("runtime/health_server.py",),
+    }
     for path, tree in trees():
         for call in calls(tree):
-            place = kinds.get(ast.unparse(call.func))
-            if place and place in path.as_posix() and path.stem != "faktory":
+            if any(place in path.as_posix() for place in places.get(ast.unparse(call.func), ())):
                 yield told(call.args[0])
 
 
@@ -193,7 +196,7 @@ def test_the_page_of_errors_has_each_reason_not_to_start():
 
 
 def test_problems_of_the_api_are_those_of_its_page():
-    from django_faktory.api import problems
+    from django_faktory.contrib.api import problems
 
     kinds = {kind for _, _, kind, _ in problems._OURS} | {kind for kind, _ in problems._KINDS.values()}
     told = re.search(r"`type` ends in:(.*?)\n\n", text_of("api.md"), flags=re.DOTALL)[1]
@@ -230,10 +233,10 @@ def test_ids_that_other_pages_name_are_there():
 
 
 def test_numbers_for_statsd_are_those_of_their_page():
-    """tests/metrics tests the Prometheus metrics."""
-    from django_faktory.measuring import Series
-    from django_faktory.metrics import statsd
-    from django_faktory.metrics.numbers import Numbers
+    """tests/contrib/metrics tests the Prometheus metrics."""
+    from django_faktory.core.histograms import Series
+    from django_faktory.operations.statistics import Numbers
+    from django_faktory.runtime import statsd
 
     states = dict.fromkeys(("scheduled", "working", "retries", "dead"), 1.0)
     named = {key: {} for key in ("latencies", "paused", "workers", "batches")}
@@ -263,7 +266,7 @@ def test_signals_are_those_of_their_page():
 
 
 def test_signals_of_processes_are_those_they_obey():
-    from django_faktory.worker.terms import SIGNALS
+    from django_faktory.runtime.supervisor.contract import SIGNALS
 
     told = first_cells(section(text_of("reference", "signals.md"), "## Of processes"))
     heard = {number.name.removeprefix("SIG") for number in SIGNALS} - {"CHLD"}
@@ -274,7 +277,7 @@ def test_signals_of_processes_are_those_they_obey():
 
 
 def test_the_page_of_the_api_has_each_resource_and_act():
-    from django_faktory.api.urls import router
+    from django_faktory.contrib.api.urls import router
 
     page = section(text_of("api.md"), "## Resources") + section(text_of("api.md"), "## Jobs")
     said = {part for pattern in router.urls for part in re.findall(r"([a-z]+)/", str(pattern.pattern))}

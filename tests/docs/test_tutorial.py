@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from django_faktory import tasks
 from django_faktory.models import Batch, Job
+from django_faktory.tasks import base
 from django_faktory.testing import drain
 from example_project.shop import tasks as shop_tasks
 from example_project.shop.models import Delivery
@@ -20,7 +20,7 @@ PAGE = DOCS / "tutorial.md"
 @pytest.fixture
 def typed(monkeypatch, settings):
     """Return a function that runs the next example, which must contain `words`, and returns all names defined."""
-    monkeypatch.setattr(tasks, "_registry", dict(tasks._registry))
+    monkeypatch.setattr(base, "_registry", dict(base._registry))
     settings.SHOP_URL = "http://127.0.0.1:1"  # no partner listens at this address
     left, names = list(examples(PAGE)), {"__name__": "typed_in"}
 

@@ -69,7 +69,7 @@ class Arena:
         program = Program(
             *("-m", "django", "runfaktory", *arguments, "--no-reload"),
             **{
-                "DJANGO_SETTINGS_MODULE": "tests.commands.settings",
+                "DJANGO_SETTINGS_MODULE": "tests.runtime.processes.settings",
                 "FAKTORY_TEST_SETTINGS": json.dumps(self._settings),
                 "FAKTORY_TEST_APPS": "tests.faults",
                 **self.store.environment,

@@ -78,7 +78,7 @@ class Cluster:
         self.database = f"faktory_{secrets.token_hex(4)}"
         self.execute(f"CREATE DATABASE {self.database}", database="postgres")
         migrate = [sys.executable, "-m", "django", "migrate", "--verbosity", "0"]
-        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.commands.settings", **self.environment}
+        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.runtime.processes.settings", **self.environment}
         subprocess.run(migrate, cwd=ROOT, env=environment, check=True)
         return self
 

@@ -10,7 +10,7 @@ from contextlib import closing
 import psutil
 import pytest
 
-from django_faktory.worker.runner import READ_AHEAD
+from django_faktory.worker.worker import READ_AHEAD
 from tests.faults.arena import FAST, kill, pause_of_chance
 from tests.faults.size import JOBS, scaled
 from tests.server.raw import RawClient

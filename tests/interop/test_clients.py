@@ -19,7 +19,7 @@ from pyfaktory import Client, Job, Producer
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Counter, WorkerProcess
 from django_faktory.models import Job as JobRow
-from django_faktory.store import upkeep
+from django_faktory.store.maintenance import due
 from tests.factories import payload
 from tests.interop.conftest import FOLDERS, HERE
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
@@ -112,7 +112,7 @@ def test_another_clients_worker_succeeds_retries_and_gives_up_as_it_should(url, 
     assert WorkerProcess.objects.filter(wid=row.wid).exists()
 
     JobRow.objects.update(run_at=timezone.now() - timedelta(seconds=1))  # SQLite's clock has milliseconds only
-    upkeep.enqueue_due(using="default")
+    due.enqueue_due(using="default")
     wait_until(lambda: JobRow.objects.filter(state="dead").exists(), 30, what="the flawed job is dead")
     assert processed() == 3
 

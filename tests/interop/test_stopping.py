@@ -8,7 +8,7 @@ from django.core.management import call_command
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, WorkerProcess
-from django_faktory.server.fetchers import WAIT_S
+from django_faktory.server.waiting_fetches import WAIT_S
 from tests.factories import payload
 from tests.interop.test_clients import JOBTYPES
 from tests.server.conftest import serve  # noqa: F401  (a fixture)

@@ -20,8 +20,9 @@ django.setup()
 from django.db import Error, connections, transaction  # noqa: E402  (after the setup)
 from django.utils import timezone  # noqa: E402
 
-from django_faktory import Batch, NotUnique, limiting  # noqa: E402
+from django_faktory import Batch, NotUnique  # noqa: E402
 from django_faktory.errors import FaktoryError  # noqa: E402
+from django_faktory.tasks import limits  # noqa: E402
 from tests.faults.history import Scribe, Tally  # noqa: E402
 from tests.outside import profiles, tasks  # noqa: E402
 from tests.outside.evidence import STALL_S  # noqa: E402
@@ -240,25 +241,25 @@ class Limiter(Thread):
         if self.profile.is_limit_steady:
             self.do(place, str(profiles.STEADY_LIMIT), lambda: self.set_slowly(place))
         elif scope == "task" and self.chance.random() < 0.2:
-            self.do(place, "0", lambda: limiting.pause(name))
+            self.do(place, "0", lambda: limits.pause(name))
             time.sleep(self.chance.uniform(*self.profile.limit_pause_s))
-            self.do(place, "none" if before is None else str(before), lambda: limiting.resume(name))
+            self.do(place, "none" if before is None else str(before), lambda: limits.resume(name))
         elif before is not None and self.chance.random() < 0.3:
-            self.do(place, "none", lambda: limiting.remove_limit(scope, name))
+            self.do(place, "none", lambda: limits.remove_limit(scope, name))
             self._now[place] = None
         else:
             self.set(place, self.chance.randint(1, 5))
 
     def set(self, place, number):
-        self.do(place, str(number), lambda: limiting.set_limit(*place, number))
+        self.do(place, str(number), lambda: limits.set_limit(*place, number))
         self._now[place] = number
 
     def set_slowly(self, place):
         """Set the limit twice in a slow transaction of the project: the count at its end meets half-done claims."""
         with transaction.atomic():
-            limiting.set_limit(*place, profiles.STEADY_LIMIT)
+            limits.set_limit(*place, profiles.STEADY_LIMIT)
             time.sleep(PAUSE_S)
-            limiting.set_limit(*place, profiles.STEADY_LIMIT)
+            limits.set_limit(*place, profiles.STEADY_LIMIT)
 
     def do(self, place, value, verb):
         self.note("limit", *place, value)

@@ -123,7 +123,7 @@ class Match(Arena):
         program = Program(
             *("-m", "tests.outside.enqueuers", str(self.folder), name, str(self.seed), self.profile_name),
             **{
-                "DJANGO_SETTINGS_MODULE": "tests.commands.settings",
+                "DJANGO_SETTINGS_MODULE": "tests.runtime.processes.settings",
                 "FAKTORY_TEST_SETTINGS": json.dumps(profiles.PRODUCER_SETTINGS),
                 "FAKTORY_TEST_APPS": "tests.outside",
                 **self.store.environment,

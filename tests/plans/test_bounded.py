@@ -10,13 +10,15 @@ import pytest
 from django.db import connection
 from django.test import override_settings
 
-from django_faktory.dashboard import overview
-from django_faktory.locket import locket
-from django_faktory.maintenance import Maintenance
-from django_faktory.metrics import numbers
-from django_faktory.mutations import Mutation
-from django_faktory.payloads import Beat
-from django_faktory.store import many, queues, shared, stats, walking, workers
+from django_faktory.admin.overview import data
+from django_faktory.core.locket import locket
+from django_faktory.core.mutation import Mutation
+from django_faktory.core.payloads import Beat
+from django_faktory.operations import statistics
+from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.store import queues, shared_reads, workers
+from django_faktory.store.jobs import bulk, scan
+from django_faktory.store.statistics import counts
 from tests.plans import table
 from tests.plans.recorder import Recorder
 from tests.settings import KIND, VIA
@@ -50,12 +52,12 @@ def entry_points():
     Reads come first, because changes to thousands of rows leave pages that a count must visit until they are vacuumed.
     """
     yield "BEAT", lambda: workers.beat([Beat(wid=f"wid{n}", rss_kb=1) for n in range(10)], using=USING)
-    shared.forget()
-    yield "INFO", lambda: stats.snapshot(using=USING)
+    shared_reads.forget()
+    yield "INFO", lambda: counts.snapshot(using=USING)
     yield "latency", lambda: queues.latency([f"queue{n}" for n in range(20)], using=USING)
-    yield "metrics", lambda: numbers.read(using=USING)
-    yield "statistics of the API", lambda: stats.glance(using=USING)
-    yield "overview", lambda: overview.read(using=USING)
+    yield "metrics", lambda: statistics.read(using=USING)
+    yield "statistics of the API", lambda: counts.glance(using=USING)
+    yield "overview", lambda: data.read(using=USING)
     upkeep = Maintenance(USING)
     upkeep._listens_since = float("-inf")
     yield "look", upkeep._enqueue_due
@@ -138,12 +140,12 @@ def test_no_statement_that_nodes_repeat_reads_more_than_its_share_of_a_large_tab
 
 
 COMMANDS = {
-    "MUTATE clear dead": lambda: many.mutate(Mutation(command="clear", target="dead"), using=USING),
-    "MUTATE kill scheduled": lambda: many.mutate(
+    "MUTATE clear dead": lambda: bulk.mutate(Mutation(command="clear", target="dead"), using=USING),
+    "MUTATE kill scheduled": lambda: bulk.mutate(
         Mutation(command="kill", target="scheduled", jobtype="shop.tasks.task3"), using=USING
     ),
-    "QUEUE REMOVE": lambda: many.remove_queues(["queue0"], using=USING),
-    "FLUSH": lambda: many.flush(using=USING),
+    "QUEUE REMOVE": lambda: bulk.remove_queues(["queue0"], using=USING),
+    "FLUSH": lambda: bulk.flush(using=USING),
 }
 
 
@@ -157,8 +159,8 @@ def test_ids_of_jobs_that_a_command_changes_are_read_a_portion_at_a_time(recorde
         assert len(steps) > 1, name
     assert {one.where for one in recorder.statements} == set(COMMANDS)
     # A filter reads each row of a portion: its entry in the index of ids, several pages deep, and its page.
-    most = 4 * walking.PORTION + PAGES
-    large = [str(one) for one in recorder.statements if one.pages > most or one.rows > walking.PORTION]
+    most = 4 * scan.PORTION + PAGES
+    large = [str(one) for one in recorder.statements if one.pages > most or one.rows > scan.PORTION]
     assert large == [], "\n".join(large)
 
 

@@ -2,7 +2,7 @@
 
 from contextlib import asynccontextmanager, contextmanager, suppress
 
-from django_faktory.middleware import Middleware
+from django_faktory.tasks.middleware import Middleware
 
 seen = []
 

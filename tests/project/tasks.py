@@ -9,7 +9,8 @@ from django.core.cache import caches
 from django.db import DatabaseError, connection, transaction
 from django.utils import timezone, translation
 
-from django_faktory import Discard, Kill, Retry, task, tracing
+from django_faktory import Discard, Kill, Retry, task
+from django_faktory.tasks import tracing
 from tests.project.models import Mark
 
 

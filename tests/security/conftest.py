@@ -1,7 +1,7 @@
-"""Fixtures of `tests.cli` and the server tests, shared with the security tests."""
+"""Fixtures of `tests.management.cli` and the server tests, shared with the security tests."""
 
-from tests.cli.conftest import faktory
-from tests.commands.conftest import address, runfaktory
+from tests.management.cli.conftest import faktory
+from tests.runtime.processes.conftest import address, runfaktory
 from tests.server.conftest import serve, transport
 from tests.worker.conftest import state, work
 

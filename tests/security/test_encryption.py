@@ -9,15 +9,17 @@ from django.core.checks import run_checks
 from django.test import override_settings
 from django.urls import reverse
 
-from django_faktory import Batch, NotUnique, editing, sealing, task, tasks
-from django_faktory.admission import parse_job
-from django_faktory.editing import Changes
+from django_faktory import Batch, NotUnique, task
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.payloads import FetchRequest
 from django_faktory.errors import CannotDecrypt, CannotEncrypt, InvalidPayload
 from django_faktory.models import Job
-from django_faktory.payloads import FetchRequest
-from django_faktory.store import jobs
+from django_faktory.operations import edit
+from django_faktory.operations.edit import Changes
+from django_faktory.store.jobs import pushes
+from django_faktory.tasks import base, encryption
 from django_faktory.testing import assert_enqueued, drain
-from django_faktory.worker.execute import prepare
+from django_faktory.worker.execution import prepare
 from tests.factories import payload
 from tests.project.models import Mark
 from tests.project.tasks import add, async_add, echo, flaky
@@ -67,14 +69,14 @@ def marks(note):
     Mark.objects.create(text=note)
 
 
-OURS = {one.jobtype: tasks._registry.pop(one.jobtype) for one in (always, never, only_one, one_at_a_time, once, marks)}
+OURS = {one.jobtype: base._registry.pop(one.jobtype) for one in (always, never, only_one, one_at_a_time, once, marks)}
 """Registered only while these tests run: the system checks report a task that needs a key if none is configured."""
 
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
     for name, one in OURS.items():
-        monkeypatch.setitem(tasks._registry, name, one)
+        monkeypatch.setitem(base._registry, name, one)
 
 
 def stored():
@@ -82,7 +84,7 @@ def stored():
 
 
 def fetched():
-    [[held]] = jobs.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
+    [[held]] = pushes.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
     return held
 
 
@@ -183,8 +185,8 @@ def test_without_the_key_a_job_fails_for_now_and_runs_when_the_key_is_there(tran
 def test_a_job_without_retries_is_kept_where_the_key_is_missing(transactional_db, work, state):
     with keys(NEW):
         result = once.enqueue(MARKER)
-        raw = payload(jobtype=once.jobtype, args=sealing.seal(once.jobtype, [1], {}, tells_same=False), retry=0)
-        jobs.push([raw], using="default")
+        raw = payload(jobtype=once.jobtype, args=encryption.seal(once.jobtype, [1], {}, tells_same=False), retry=0)
+        pushes.push([raw], using="default")
     with keys(OTHER):
         work()
         assert state(result, "dead").payload
@@ -192,19 +194,19 @@ def test_a_job_without_retries_is_kept_where_the_key_is_missing(transactional_db
 
 
 def test_arguments_of_one_jobtype_cannot_be_given_to_another(encrypting):
-    args = sealing.seal("tests.project.tasks.noop", [MARKER], {}, tells_same=False)
-    jobs.push([payload(jobtype=echo.jobtype, args=args)], using="default")
+    args = encryption.seal("tests.project.tasks.noop", [MARKER], {}, tells_same=False)
+    pushes.push([payload(jobtype=echo.jobtype, args=args)], using="default")
     failure = prepare(fetched())
     assert (failure.errtype, failure.verdict) == ("InvalidPayload", "kill")
     assert "another jobtype" in failure.message
 
 
 def test_a_token_that_was_changed_opens_nothing(encrypting):
-    [envelope] = sealing.seal("noop", [MARKER], {}, tells_same=False)
+    [envelope] = encryption.seal("noop", [MARKER], {}, tells_same=False)
     token = envelope["$encrypted"]
     spoilt = f"{token[:-20]}{'A' if token[-20] != 'A' else 'B'}{token[-19:]}"
     with pytest.raises(CannotDecrypt):
-        sealing.opened("noop", [{"$encrypted": spoilt}])
+        encryption.opened("noop", [{"$encrypted": spoilt}])
 
 
 def test_uniqueness_and_locks_see_that_arguments_are_the_same_and_not_what_they_are(encrypting):
@@ -236,10 +238,10 @@ def test_encrypted_arguments_cannot_be_edited_and_the_rest_can(encrypting, admin
     before = Job.objects.get(jid=result.id)
     for changes in (Changes(args=[1]), Changes(kwargs={"a": 1})):
         with pytest.raises(InvalidPayload, match="encrypted and cannot be edited"):
-            editing.edit(result.id, changes, using="default")
+            edit.edit(result.id, changes, using="default")
     page = admin_client.post(reverse("admin:django_faktory_job_edit", args=[before.pk]), {"args": "[]", "kwargs": "{}"})
     assert "encrypted and cannot be edited" in page.content.decode()
-    editing.edit(result.id, Changes(queue="mail", priority=50), using="default")
+    edit.edit(result.id, Changes(queue="mail", priority=50), using="default")
     after = Job.objects.get(jid=result.id)
     assert (after.queue, json.loads(after.payload)["args"]) == ("mail", json.loads(before.payload)["args"])
 
@@ -279,7 +281,7 @@ def test_a_bad_key_and_a_missing_library_are_found_before_a_job_meets_them(monke
     [message] = said(ENCRYPT_ARGUMENTS=True)
     assert "got none" in message.msg
     assert said(ENCRYPT_ARGUMENTS=True, ENCRYPTION_KEYS=[NEW]) == []
-    sealing._made.cache_clear()
+    encryption._made.cache_clear()
     monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
     [message] = said(ENCRYPT_ARGUMENTS=True, ENCRYPTION_KEYS=[NEW])
     assert "pip install django-faktory[crypto]" in message.msg

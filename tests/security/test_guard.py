@@ -2,8 +2,8 @@
 
 import pytest
 
-from django_faktory.server import guard
-from django_faktory.server.guard import Guard, network_of
+from django_faktory.server import login_throttle
+from django_faktory.server.login_throttle import Guard, network_of
 
 pytestmark = pytest.mark.core
 
@@ -61,7 +61,7 @@ def test_addresses_that_one_client_has_at_will_count_as_one(one, other, are_one)
 
 
 def test_a_flood_of_addresses_costs_bounded_memory_and_forgets_the_oldest(monkeypatch):
-    monkeypatch.setattr(guard, "MOST_ADDRESSES", 3)
+    monkeypatch.setattr(login_throttle, "MOST_ADDRESSES", 3)
     found = Guard(most=1)
     for number in range(10):
         found.failed(f"192.0.2.{number}", now=0.0)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from django_faktory.logs import MARGIN, Lines, get_logger, one_line
+from django_faktory.core.logs import MARGIN, Lines, get_logger, one_line
 from tests.server.raw import RawClient, push
 from tests.test_house_rules import PACKAGE, name, tree
 

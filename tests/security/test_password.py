@@ -8,10 +8,10 @@ import pytest
 from django.test import override_settings
 
 from django_faktory.brokers import remote_broker
+from django_faktory.core.payloads import WorkerIdentity
+from django_faktory.core.protocol.connection import MIN_ITERATIONS, ClientConnection, ServerConnection, hash_password
 from django_faktory.errors import BrokerUnavailable, ProtocolError
 from django_faktory.models import Job
-from django_faktory.payloads import WorkerIdentity
-from django_faktory.protocol.connection import MIN_ITERATIONS, ClientConnection, ServerConnection, hash_password
 from tests.server.raw import CERTIFICATE, RawClient, over_both, push
 
 PASSWORD = "correct horse battery staple"

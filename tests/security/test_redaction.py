@@ -14,13 +14,15 @@ from django.core.checks import run_checks
 from django.test import override_settings
 from django.urls import NoReverseMatch, reverse
 
-from django_faktory import Batch, redaction, task
-from django_faktory.arguments import decoded_call
-from django_faktory.cron_models import CronEntry
+from django_faktory import Batch, task
+from django_faktory.core.payloads import FetchRequest
 from django_faktory.errors import InvalidArgument, InvalidQuery
 from django_faktory.models import Job, OutboxEntry
-from django_faktory.payloads import FetchRequest
-from django_faktory.store import jobs, outbox
+from django_faktory.models.cron import CronEntry
+from django_faktory.store import outbox
+from django_faktory.store.jobs import pushes
+from django_faktory.tasks import redaction
+from django_faktory.tasks.arguments import decoded_call
 from tests.admin.test_access import who
 from tests.factories import JobFactory, WorkerFactory, payload
 from tests.project import redacting
@@ -329,7 +331,7 @@ def test_no_log_line_and_no_recorded_failure_shows_what_is_hidden(work, state, c
     with all_fail, caplog.at_level(logging.DEBUG):
         results = [stumbles.enqueue(MARKER, also=MARKER)]
         others = [payload(jobtype="tests.project.tasks.fails_for_good", args=[one], retry=0) for one in (bad, gone)]
-        jobs.push([*others, payload(jobtype="unknown", args=[MARKER], retry=0)], using="default")
+        pushes.push([*others, payload(jobtype="unknown", args=[MARKER], retry=0)], using="default")
         work(broker=None)
         state(results[0], "dead")
         wait_until(lambda: not Job.objects.filter(state__in=("enqueued", "working")).exists(), 30)
@@ -343,7 +345,7 @@ def test_reprs_show_nothing_that_is_hidden(transactional_db):
     with hidden:
         result = echo.enqueue(MARKER, also=MARKER)
         again = echo.get_result(result.id)
-        [[held]] = jobs.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
+        [[held]] = pushes.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
         made = payload(args=[MARKER])
         row = Job.objects.get(jid=result.id)
         told = repr([result, again, held, made, row, str(row)])
@@ -380,7 +382,7 @@ def test_sentry_without_local_variables_gets_nothing_that_is_hidden(transactiona
 def test_workers_and_clients_get_arguments_as_they_are(transactional_db):
     with hidden:
         echo.enqueue(MARKER)
-        [[held]] = jobs.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
+        [[held]] = pushes.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
     assert MARKER in held.wire()
 
 
@@ -408,7 +410,7 @@ def test_a_function_that_fails_hides_all_and_is_logged_once_without_arguments(na
         job = redaction.shown_job("noop", text_with([MARKER], {"x": MARKER}))
     assert told == [redaction.HIDDEN] * 3
     assert MARKER not in job
-    [record] = [record for record in caplog.records if record.name == "django_faktory.redaction"]
+    [record] = [record for record in caplog.records if record.name == "django_faktory.tasks.redaction"]
     assert "REDACT failed" in record.getMessage()
     assert MARKER not in caplog.text
 

@@ -13,9 +13,9 @@ from django.urls import reverse
 from django.views.debug import ExceptionReporter
 
 from django_faktory import brokers, conf
-from django_faktory.brokers.connection import parse_url
-from django_faktory.management.plan import make_plan
-from django_faktory.protocol.connection import hash_password
+from django_faktory.brokers.client import parse_url
+from django_faktory.core.protocol.connection import hash_password
+from django_faktory.runtime.config import make_plan
 from tests.server.raw import RawClient
 
 SECRET = "m4rk3r-0f-a-s3cr3t"

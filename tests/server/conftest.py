@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from django_faktory import tls
+from django_faktory.brokers import tls
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.server.listener import Server
+from django_faktory.server.server import Server
 from tests.server.raw import CERTIFICATE, RawClient
 
 

@@ -11,7 +11,7 @@ from django.test import override_settings
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, JobLock
-from django_faktory.server import handed_out
+from django_faktory.server import deliveries
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
@@ -32,12 +32,12 @@ class Confirming(OrmBroker):
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr(handed_out, "CONFIRM_CLAIMED_S", 0.3)
+    monkeypatch.setattr(deliveries, "CONFIRM_CLAIMED_S", 0.3)
 
 
 @pytest.fixture
 def late(monkeypatch):
-    monkeypatch.setattr(handed_out, "CONFIRM_CLAIMED_S", 600.0)
+    monkeypatch.setattr(deliveries, "CONFIRM_CLAIMED_S", 600.0)
 
 
 def fetched(client):

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.payloads import FetchRequest
-from django_faktory.server import fetch_index, fetchers
+from django_faktory.core.payloads import FetchRequest
+from django_faktory.server import fetch_index, waiting_fetches
 from django_faktory.server.fetch_index import Fetcher, FetchIndex
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
@@ -156,7 +156,7 @@ def test_fetches_with_many_names_delay_no_other_client(recording):
 
 
 def test_a_fetch_with_many_names_gets_what_is_pushed_to_one_of_them(recording, monkeypatch):
-    monkeypatch.setattr(fetchers, "WAIT_S", 60.0)
+    monkeypatch.setattr(waiting_fetches, "WAIT_S", 60.0)
     clients = [RawClient.identified(recording.address, **worker(f"w{number}")) for number in range(3)]
     first, second, good = clients
     for count, client in enumerate([first, second], 1):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_faktory import jsontext
+from django_faktory.core.json import jsontext
 from tests.examples import examples
 from tests.server.raw import push, worker
 

@@ -79,7 +79,7 @@ def test_a_job_claimed_for_who_left_meanwhile_goes_back_and_to_who_waits(slow, b
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_job_is_given_back_though_the_database_was_away(slow, broker, times, monkeypatch):
-    monkeypatch.setattr("django_faktory.server.listener.RELEASE_AGAIN_S", 0.01)
+    monkeypatch.setattr("django_faktory.server.server.RELEASE_AGAIN_S", 0.01)
     broker.release_errors = [BrokerUnavailable("no route to host")] * times
     leaver, producer = (RawClient.identified(slow.address, **worker(wid)) for wid in ("gone", "p"))
     producer.ask(push(jid="abcdefgh"))
@@ -181,7 +181,7 @@ def test_a_job_that_was_sent_late_stays_with_its_worker(connect, server):
 @over_both
 def test_a_stop_gives_back_what_a_deaf_client_did_not_read(serve, monkeypatch):
     """W28: a stopping server releases a job if the client did not read its reply."""
-    monkeypatch.setattr("django_faktory.server.listener.LAST_REPLIES_S", 0.2)
+    monkeypatch.setattr("django_faktory.server.server.LAST_REPLIES_S", 0.2)
     server = serve()
     producer = RawClient.identified(server.address)
     producer.ask(push(jid="abcdefgh", args=["x" * 12_000_000]))

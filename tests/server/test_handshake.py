@@ -6,8 +6,8 @@ import re
 import pytest
 from django.test import override_settings
 
+from django_faktory.core.protocol.connection import hash_password
 from django_faktory.models import WorkerProcess
-from django_faktory.protocol.connection import hash_password
 from tests.server.raw import RawClient, over_both, push, worker
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from django_faktory.server.desk import ROOM_BYTES, Desk
 from django_faktory.server.intake import READS_A_STEP, Intake
+from django_faktory.server.long_commands import ROOM_BYTES, Desk
 from tests.server.raw import push
 from tests.waiting import wait_until
 

@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connection, transaction
 
-from django_faktory.gating import Allowance
+from django_faktory.core.limits import Allowance
+from django_faktory.core.payloads import NewBatch, rfc3339
 from django_faktory.models import Job
-from django_faktory.payloads import NewBatch, rfc3339
-from django_faktory.store import batches, limits
-from django_faktory.store import jobs as store
+from django_faktory.store.batches import batches
+from django_faktory.store.jobs import pushes as store
+from django_faktory.store.limits import definitions
 from tests.factories import JobFactory, payload
 from tests.server.raw import push, worker
 from tests.waiting import wait_until
@@ -81,7 +82,7 @@ def test_the_lock_is_free_after_the_ack(connect):
 
 
 def test_a_limit_holds_for_clients_that_know_nothing_of_it(connect):
-    limits.put("key", "mail", Allowance(concurrency=1), using="default")
+    definitions.put("key", "mail", Allowance(concurrency=1), using="default")
     producer, first, second = connect(), connect(**worker()), connect(**worker("w-second"))
     for jid in ("first-0001", "second-001"):
         assert producer.ask(push(jid=jid, custom={"limit": "mail"})) == b"+OK"

@@ -12,8 +12,8 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.payloads import Beat, WorkerIdentity
 from django_faktory.models import Batch, Job, JobLock, Queue, WorkerProcess
-from django_faktory.payloads import Beat, WorkerIdentity
 from django_faktory.server import connection as connections
 from django_faktory.server.connection import TURN
 from django_faktory.store import queues, workers

@@ -12,7 +12,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import BrokerUnavailable, FaktoryError
 from django_faktory.models import Job
 from django_faktory.server import connection
-from django_faktory.server.listener import Server
+from django_faktory.server.server import Server
 from tests.factories import payload
 from tests.server.raw import RawClient, over_both, push, worker
 from tests.waiting import wait_until

@@ -12,14 +12,14 @@ from itertools import count
 import pytest
 from django.db import connection, transaction
 
-from django_faktory.admission import parse_job
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.payloads import Ack, NewBatch, TrackUpdate
 from django_faktory.errors import BrokerUnavailable, FaktoryError, LockTimeout, NotUnique, UnknownBatch
 from django_faktory.models import Batch, Counter, Job
-from django_faktory.payloads import Ack, NewBatch, TrackUpdate
 from django_faktory.server.may_block import MayBlock, take_set
 from django_faktory.store import transactions
-from django_faktory.store.dialects.prepared import Statement
+from django_faktory.store.dialects.postgresql.prepared import Statement
 from tests.server.raw import RawClient, worker
 from tests.waiting import wait_until
 

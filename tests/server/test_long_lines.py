@@ -10,7 +10,7 @@ import pytest
 from django.test import override_settings
 
 from django_faktory.models import Job
-from django_faktory.server import connection, desk
+from django_faktory.server import connection, long_commands
 from tests.server.raw import RawClient, push
 from tests.server.test_limits import Gated
 from tests.waiting import wait_until
@@ -74,7 +74,7 @@ def test_who_reads_a_long_line_rests_for_others_and_not_where_there_are_none(oth
             yield
 
     loop, commands, delays = Loop(), 0, []
-    one = desk.Desk(loop, commands=lambda: commands, later=lambda call: call())
+    one = long_commands.Desk(loop, commands=lambda: commands, later=lambda call: call())
     one.take(steps(), 5000, lambda _: None)
     for _ in range(100):
         delay, call = loop.calls
@@ -125,7 +125,7 @@ def test_a_line_whose_client_is_gone_is_read_no_further(connect, server):
 
 def test_huge_lines_wait_for_each_other_and_no_small_one_for_them(serve, monkeypatch):
     """The parsed jobs take ten times the memory of their line."""
-    monkeypatch.setattr(desk, "ROOM_BYTES", 2_000_000)
+    monkeypatch.setattr(long_commands, "ROOM_BYTES", 2_000_000)
     broker = Gated()
     server = serve(broker)
     clients = [RawClient.identified(server.address) for _ in range(3)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from django_faktory.protocol.commands import VERBS
+from django_faktory.core.protocol.commands import VERBS
 from tests.server.raw import RawClient, push, worker
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")

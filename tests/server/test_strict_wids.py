@@ -8,7 +8,7 @@ from django.test import override_settings
 
 from django_faktory.brokers.remote import RemoteBroker
 from django_faktory.models import Job, WorkerProcess
-from django_faktory.worker.runner import Worker
+from django_faktory.worker.worker import Worker
 from tests.project import tasks
 from tests.server.raw import push, worker
 from tests.waiting import wait_until

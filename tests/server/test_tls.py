@@ -7,11 +7,11 @@ import ssl
 import pytest
 from django.test import override_settings
 
-from django_faktory import tls
+from django_faktory.brokers import tls
 from django_faktory.brokers.remote import RemoteBroker
+from django_faktory.core.payloads import FetchRequest, WorkerIdentity
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
-from django_faktory.payloads import FetchRequest, WorkerIdentity
 from tests.factories import payload
 from tests.server.raw import CERTIFICATE, RawClient, push, worker
 from tests.waiting import wait_until
@@ -165,7 +165,7 @@ def test_who_shakes_hands_and_says_no_hello_is_closed_after_the_deadline(serve, 
 
 def test_handshakes_that_do_not_end_are_bounded_and_take_nobodys_place(serve, dial, context, monkeypatch):
     """W8: unfinished handshakes have a limit of their own, beyond MAX_CONNECTIONS."""
-    monkeypatch.setattr("django_faktory.server.door.SPARE_PLACES", 3)
+    monkeypatch.setattr("django_faktory.server.tls_transport.SPARE_PLACES", 3)
     with override_settings(FAKTORY={"MAX_CONNECTIONS": 2}):
         server = serve(tls=tls.server_context(str(CERTIFICATE)))
     silent = [dial(server) for _ in range(4)]  # more than MAX_CONNECTIONS

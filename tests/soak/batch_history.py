@@ -6,10 +6,10 @@ import uuid
 from collections import defaultdict
 from functools import partial
 
-from django_faktory.admission import parse_job
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.payloads import NewBatch
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Batch
-from django_faktory.payloads import NewBatch
 
 
 def job(jobtype, **custom):

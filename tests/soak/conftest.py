@@ -1,3 +1,3 @@
 """Import fixtures of the command's tests, which start the nodes to be killed."""
 
-from tests.commands.conftest import address, runfaktory  # noqa: F401  (fixtures)
+from tests.runtime.processes.conftest import address, runfaktory  # noqa: F401  (fixtures)

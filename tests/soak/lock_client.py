@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.locks.places import Place
 from tests.server.raw import RawClient, worker
+from tests.store.locks.places import Place
 
 
 class LockClient:

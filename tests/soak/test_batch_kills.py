@@ -20,11 +20,12 @@ from django_faktory import Batch
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Batch as Row
 from django_faktory.models import Job
-from django_faktory.store import batches, operations
+from django_faktory.store.batches import batches
+from django_faktory.store.jobs import transitions
+from django_faktory.store.maintenance.due import skip_locked
 from django_faktory.store.transactions import run
-from django_faktory.store.upkeep import skip_locked
-from tests.commands.test_nodes import kill
 from tests.project.models import Mark
+from tests.runtime.processes.test_nodes import kill
 from tests.soak.tasks import completes, member, succeeds
 from tests.soak.test_kill import forget_connections, forked
 from tests.soak.test_nodes import WIDS, Consumer, Roamer
@@ -138,7 +139,7 @@ def is_all_done():
     OrmBroker("default").lost(WIDS)
     forget_losses()
     failed = Job.objects.filter(state__in=["dead", "retries"]).values_list("pk", flat=True)
-    operations.requeue(list(failed), using="default")
+    transitions.requeue(list(failed), using="default")
     return not Job.objects.exclude(state="succeeded").exists()
 
 

@@ -15,10 +15,12 @@ from django.db import connections
 from django.utils import timezone
 
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.payloads import Ack, FetchRequest, NewBatch, failure
 from django_faktory.errors import BatchClosed, FaktoryError
 from django_faktory.models import Batch, Job
-from django_faktory.payloads import Ack, FetchRequest, NewBatch, failure
-from django_faktory.store import batches, operations, upkeep
+from django_faktory.store.batches import batches
+from django_faktory.store.jobs import transitions
+from django_faktory.store.maintenance import due
 from tests.soak.batch_history import History, Insistent, insist, job
 
 BATCHES = int(os.environ.get("FAKTORY_SOAK_BATCHES", "12"))
@@ -55,9 +57,9 @@ class Upkeep(Turning):
     """Run the server's periodic maintenance, and requeue dead jobs as an operator would."""
 
     def turn(self):
-        insist(upkeep.enqueue_due, using="default")
+        insist(due.enqueue_due, using="default")
         dead = Job.objects.filter(state="dead").values_list("pk", flat=True)
-        insist(operations.requeue, list(dead), using="default")
+        insist(transitions.requeue, list(dead), using="default")
         self.over.wait(0.02)
 
 
@@ -70,8 +72,8 @@ class Hands(Turning):
         waiting = Job.objects.filter(jobtype="member").exclude(state="working")
         picked = dict(waiting.order_by("?").values_list("pk", "jid")[:5])
         self.history.given_up |= set(picked.values())
-        self.is_satisfied |= insist(operations.discard, list(picked)[:1], using="default") > 0
-        insist(operations.kill, list(picked), using="default")
+        self.is_satisfied |= insist(transitions.discard, list(picked)[:1], using="default") > 0
+        insist(transitions.kill, list(picked), using="default")
         self.over.wait(0.02)
 
 

@@ -12,8 +12,8 @@ from datetime import timedelta
 import pytest
 
 from django_faktory.models import CronEntry, CronRun, Job
-from django_faktory.store import crontab
-from tests.commands.test_nodes import kill
+from django_faktory.store.cron import entries
+from tests.runtime.processes.test_nodes import kill
 from tests.waiting import wait_until
 
 SECONDS = min(60, max(8, int(os.environ.get("FAKTORY_SOAK_KILLS", "2"))))
@@ -28,7 +28,7 @@ def test_each_tick_gets_one_job_while_nodes_are_killed(runfaktory):
     for _, program in nodes:
         program.said("server listens", timeout_s=60)
     entry = CronEntry(name="each second", schedule="* * * * * *", zone="UTC", jobtype="beat", missed="all")
-    crontab.save(entry, using="default")
+    entries.save(entry, using="default")
     first = entry.next_at
     last = first + timedelta(seconds=SECONDS - 1)
     kills, begun = 0, time.monotonic()
@@ -38,7 +38,7 @@ def test_each_tick_gets_one_job_while_nodes_are_killed(runfaktory):
         nodes[place] = start()
         kills += 1
         threading.Event().wait(max(0, begun + kills - time.monotonic()))
-    crontab.pause([entry.pk], using="default")
+    entries.pause([entry.pk], using="default")
     taken = CronRun.objects.filter(entry=entry)
     wait_until(lambda: taken.filter(tick=last).exists())
     runs = list(taken.filter(tick__lte=last).order_by("tick"))

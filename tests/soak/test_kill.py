@@ -13,9 +13,9 @@ from django.test import override_settings
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, OutboxEntry
-from django_faktory.relay import relay
+from django_faktory.runtime.outbox_relay import relay
 from django_faktory.store.workers import vanished
-from django_faktory.worker.runner import Worker
+from django_faktory.worker.worker import Worker
 from tests.project import tasks
 from tests.project.models import Mark
 from tests.waiting import wait_until

@@ -12,11 +12,11 @@ from django.db import connection, connections
 from django.db.models import Max, Min
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.gating import Allowance
-from django_faktory.maintenance import Maintenance
+from django_faktory.core.limits import Allowance
+from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.models import Job
-from django_faktory.payloads import Ack, FetchRequest
-from django_faktory.store import limits
+from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.store.limits import definitions
 from tests.factories import payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -64,7 +64,7 @@ def started():
 
 
 def test_a_rate_is_kept_and_costs_others_nothing(nodes):
-    limits.put("task", "throttled", Allowance(rate=RATE), using="default")
+    definitions.put("task", "throttled", Allowance(rate=RATE), using="default")
     wanted = int(RATE * SECONDS)
     many = [payload(jobtype="throttled", queue="limited", result_ttl=1000) for _ in range(wanted * 2)]
     plain = [payload(queue="plain") for _ in range(300)]

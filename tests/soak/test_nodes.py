@@ -10,7 +10,7 @@ import pytest
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job
-from tests.commands.test_nodes import kill
+from tests.runtime.processes.test_nodes import kill
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 

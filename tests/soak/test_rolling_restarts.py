@@ -10,11 +10,11 @@ from django.db import connection
 
 from django_faktory import Batch
 from django_faktory.models import Job, JobLock, WorkerProcess
-from django_faktory.store import gates
-from tests.commands import tasks
-from tests.commands.conftest import runfaktory  # noqa: F401  (a fixture)
+from django_faktory.store.limits import limiters
 from tests.project.models import Mark
 from tests.project.tasks import noop
+from tests.runtime.processes import tasks
+from tests.runtime.processes.conftest import runfaktory  # noqa: F401  (a fixture)
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
@@ -100,7 +100,7 @@ def test_rolling_restarts_cost_no_job_an_attempt_and_run_none_twice_at_once(runf
     atomic = [name for name, (task, _) in results.items() if task is tasks.is_long_and_atomic]
     assert sorted(Mark.objects.values_list("text", flat=True)) == atomic
     assert not JobLock.objects.exists()
-    assert not gates.sweep(using="default")
+    assert not limiters.sweep(using="default")
     assert not WorkerProcess.objects.exists()
     assert [line for node in [*gone, *nodes] for line in node.lines if "ERROR" in line or "Traceback" in line] == []
     assert sum(interruptions.values()) >= RESTARTS

@@ -7,12 +7,13 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
-from django_faktory.store import jobs, transactions
+from django_faktory.store import transactions
 from django_faktory.store.dialects import dialect_of
+from django_faktory.store.jobs import pushes
 from django_faktory.store.transactions import ATTEMPTS, first_line, is_collision, run
 from tests.bouncer import needs_session
 from tests.factories import JobFactory, payload
-from tests.store.test_claims import in_threads
+from tests.store.jobs.test_claims import in_threads
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -75,7 +76,7 @@ def test_inside_the_callers_transaction_the_verb_joins_it_and_errors_are_his():
     with pytest.raises(OperationalError), transaction.atomic():
         run("default", failing(1, error))
     with transaction.atomic():
-        jobs.push([payload()], using="default")
+        pushes.push([payload()], using="default")
         transaction.set_rollback(True)
     assert not Job.objects.exists()
 
@@ -106,7 +107,7 @@ def test_a_real_lost_connection_is_told_and_the_next_verb_has_a_new_one():
 
     with pytest.raises(BrokerUnavailable):
         run("default", end_own_session)
-    jobs.push([payload()], using="default")
+    pushes.push([payload()], using="default")
     assert Job.objects.count() == 1
 
 

@@ -11,11 +11,12 @@ from django.utils import timezone as django_timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_faktory import NotUnique, jsontext
-from django_faktory.arguments import decoded_call, encoded_call, may_have_references
+from django_faktory import NotUnique
+from django_faktory.core.json import jsontext
+from django_faktory.core.payloads import Ack
 from django_faktory.errors import InvalidArgument, InvalidPayload, MissingObject
 from django_faktory.models import Job
-from django_faktory.payloads import Ack
+from django_faktory.tasks.arguments import decoded_call, encoded_call, may_have_references
 from tests.project import tasks
 from tests.project.models import Mark
 from tests.tasks.work import work

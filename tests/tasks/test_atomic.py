@@ -9,12 +9,12 @@ from django.test.utils import CaptureQueriesContext
 from django_faktory import task
 from django_faktory.brokers import get_broker
 from django_faktory.brokers.remote import RemoteBroker
-from django_faktory.compat import InvalidTask, TaskResultStatus, task_finished
+from django_faktory.core.payloads import Ack, Failure, Interruption
 from django_faktory.models import Job
-from django_faktory.payloads import Ack, Failure, Interruption
-from django_faktory.store.dialects.postgresql_verbs import END_LAST
-from django_faktory.store.dialects.prepared import USES_BEFORE
-from django_faktory.worker.execute import prepare
+from django_faktory.store.dialects.postgresql.jobs import END_LAST
+from django_faktory.store.dialects.postgresql.prepared import USES_BEFORE
+from django_faktory.tasks.compat import InvalidTask, TaskResultStatus, task_finished
+from django_faktory.worker.execution import prepare
 from tests.project import tasks
 from tests.project.models import Mark
 from tests.tasks.work import fetched, work

@@ -11,15 +11,15 @@ from django.test.utils import CaptureQueriesContext
 from django_faktory import Batch, task
 from django_faktory.brokers import get_broker
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.histograms import Recorder
+from django_faktory.core.limits import Allowance
+from django_faktory.core.payloads import Failure, Interruption, Reservation
 from django_faktory.errors import NotUnique
-from django_faktory.gating import Allowance
-from django_faktory.measuring import Recorder
 from django_faktory.models import Counter, Gate, Job
-from django_faktory.payloads import Failure, Interruption, Reservation
-from django_faktory.store import limits
-from django_faktory.store.dialects import pipeline, prepared
-from django_faktory.store.dialects.postgresql_verbs import END_LAST
-from django_faktory.worker.execute import prepare
+from django_faktory.store.dialects.postgresql import pipeline, prepared
+from django_faktory.store.dialects.postgresql.jobs import END_LAST
+from django_faktory.store.limits import definitions
+from django_faktory.worker.execution import prepare
 from tests.bouncer import needs_session
 from tests.project.models import Mark
 from tests.tasks.work import fetched, work
@@ -321,7 +321,7 @@ def test_a_limit_set_while_it_runs_takes_nothing_from_it_and_gets_its_place_back
     writes_and.enqueue("a")
     execution = prepare(fetched())
     name = writes_and.jobtype if scope == "task" else "default"
-    limits.put(scope, name, Allowance(concurrency=1), using="default")
+    definitions.put(scope, name, Allowance(concurrency=1), using="default")
     assert Gate.objects.get().in_use == 1
     writes_and.enqueue("b")
     with pytest.raises(ValueError, match="not enough values"):

@@ -6,11 +6,11 @@ import pytest
 
 from django_faktory import Batch, BatchClosed, FaktoryError, UnknownBatch, task
 from django_faktory.brokers import get_broker
-from django_faktory.compat import InvalidTask
+from django_faktory.core.payloads import NewBatch
 from django_faktory.errors import InvalidPayload
 from django_faktory.models import Batch as Row
 from django_faktory.models import Job
-from django_faktory.payloads import NewBatch
+from django_faktory.tasks.compat import InvalidTask
 from django_faktory.testing import drain
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -7,9 +7,9 @@ from django.db.models import F
 
 from django_faktory import Batch, BatchClosed, UnknownBatch, task
 from django_faktory.brokers import get_broker
-from django_faktory.maintenance import Maintenance
+from django_faktory.core.payloads import NewBatch
 from django_faktory.models import Batch as Row
-from django_faktory.payloads import NewBatch
+from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.testing import drain
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -9,7 +9,7 @@ import sentry_sdk
 import structlog
 from sentry_sdk.transport import Transport
 
-from django_faktory.middleware import Middleware
+from django_faktory.tasks.middleware import Middleware
 from tests.project import middleware, tasks
 from tests.tasks.work import work
 

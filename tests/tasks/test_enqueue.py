@@ -9,12 +9,14 @@ from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from django_faktory import jsontext, task
-from django_faktory.backend import FaktoryBackend, new_jid, new_jids
+from django_faktory import task
+from django_faktory.backend import FaktoryBackend
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.compat import InvalidTask, Task, TaskResultStatus, task_backends, task_enqueued
+from django_faktory.core.json import jsontext
 from django_faktory.errors import CommandRefused, InvalidPayload
 from django_faktory.models import Job
+from django_faktory.tasks.compat import InvalidTask, Task, TaskResultStatus, task_backends, task_enqueued
+from django_faktory.tasks.job_id import new_jid, new_jids
 from tests.project import tasks
 from tests.tasks.work import work
 

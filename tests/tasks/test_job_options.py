@@ -7,12 +7,13 @@ from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.utils import timezone
 
-from django_faktory import NotUnique, jsontext, task
+from django_faktory import NotUnique, task
 from django_faktory.brokers import get_broker
-from django_faktory.compat import TaskResultStatus, task_enqueued
+from django_faktory.core.json import jsontext
 from django_faktory.errors import JobExpired
 from django_faktory.models import Job
-from django_faktory.store import upkeep
+from django_faktory.store.maintenance import due
+from django_faktory.tasks.compat import TaskResultStatus, task_enqueued
 from tests.tasks.work import work
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -108,7 +109,7 @@ def test_when_it_has_succeeded_the_next_may_come():
 
 def test_an_expired_task_has_failed_and_says_why():
     result = soon.enqueue()
-    upkeep.expire(using="default", now=timezone.now() + timedelta(minutes=2))
+    due.expire(using="default", now=timezone.now() + timedelta(minutes=2))
     result.refresh()
     assert result.status == TaskResultStatus.FAILED
     [error] = result.errors

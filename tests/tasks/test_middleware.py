@@ -7,11 +7,12 @@ from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 from django.utils import timezone, translation
 
-from django_faktory import jsontext, tracing
-from django_faktory.checks import check_settings
+from django_faktory.checks.settings import check_settings
+from django_faktory.core.json import jsontext
+from django_faktory.core.payloads import Ack
 from django_faktory.errors import FaktoryError
 from django_faktory.models import Job
-from django_faktory.payloads import Ack
+from django_faktory.tasks import tracing
 from tests.project import middleware, tasks
 from tests.project.models import Mark
 from tests.tasks.work import work
@@ -19,7 +20,7 @@ from tests.tasks.work import work
 pytestmark = pytest.mark.django_db(transaction=True)
 
 OURS = "tests.project.middleware."
-CONTEXT = [f"django_faktory.middleware.{name}" for name in ("Language", "TimeZone", "Trace")]
+CONTEXT = [f"django_faktory.tasks.middleware.{name}" for name in ("Language", "TimeZone", "Trace")]
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

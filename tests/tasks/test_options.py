@@ -7,8 +7,8 @@ import django
 import pytest
 
 from django_faktory import task
-from django_faktory.compat import InvalidTask, task_backends
-from django_faktory.tasks import FaktoryTask, new_task
+from django_faktory.tasks.base import FaktoryTask, new_task
+from django_faktory.tasks.compat import InvalidTask, task_backends
 from tests.project import tasks
 
 pytestmark = pytest.mark.core

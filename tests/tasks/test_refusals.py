@@ -9,7 +9,7 @@ import pytest
 from django.test import override_settings
 
 from django_faktory import task
-from django_faktory.compat import InvalidTask
+from django_faktory.tasks.compat import InvalidTask
 from tests.project import tasks
 
 BACKEND = "django_faktory.backend.FaktoryBackend"

@@ -8,9 +8,10 @@ import pytest
 from django.test import override_settings
 
 from django_faktory import task
-from django_faktory.compat import InvalidTask
+from django_faktory.backend import registered_queues
 from django_faktory.errors import UnknownJobType
-from django_faktory.tasks import autodiscover, lookup, new_task, registered_queues
+from django_faktory.tasks.base import autodiscover, lookup, new_task
+from django_faktory.tasks.compat import InvalidTask
 from tests.project import tasks
 from tests.tasks import reloaded
 
@@ -103,7 +104,7 @@ def test_registered_queues_leave_out_what_other_backends_serve():
 def test_autodiscover_imports_the_tasks_of_installed_apps():
     code = (
         "import django; django.setup()\n"
-        "from django_faktory.tasks import autodiscover, lookup\n"
+        "from django_faktory.tasks.base import autodiscover, lookup\n"
         "import sys; assert 'tests.project.tasks' not in sys.modules\n"
         "autodiscover(); print(lookup('billing.charge').name)\n"
     )
@@ -116,7 +117,7 @@ def test_backend_and_decorator_can_be_imported_while_apps_still_load():
     code = (
         "import sys, django_faktory.backend, django_faktory.worker\n"
         "from django_faktory import task\n"
-        "from django_faktory.tasks import FaktoryTask\n"
+        "from django_faktory.tasks.base import FaktoryTask\n"
         "assert 'django_faktory.models' not in sys.modules\n"
         "def f(): pass\n"
         "f.__module__ = 'early'\n"

@@ -8,12 +8,12 @@ from django.test import override_settings
 
 from django_faktory import errors
 from django_faktory.brokers import get_broker
-from django_faktory.compat import TaskResultDoesNotExist, TaskResultStatus, task_backends
-from django_faktory.lifecycle import State
+from django_faktory.core.lifecycle import State
+from django_faktory.core.payloads import Ack, TrackUpdate, failure
 from django_faktory.models import Job
-from django_faktory.payloads import Ack, TrackUpdate, failure
-from django_faktory.results import Attempt, task_error
-from django_faktory.store import upkeep
+from django_faktory.store.maintenance import due
+from django_faktory.tasks.compat import TaskResultDoesNotExist, TaskResultStatus, task_backends
+from django_faktory.tasks.results import Attempt, task_error
 from tests.factories import JobFactory
 from tests.project import tasks
 from tests.project.models import Mark
@@ -207,9 +207,9 @@ def test_a_result_goes_when_its_time_is_over():
     sent = tasks.charge.enqueue(5)  # result_ttl=60
     work()
     ended_at = Job.objects.get().finished_at
-    upkeep.purge(using="default", now=ended_at + timedelta(seconds=59))
+    due.purge(using="default", now=ended_at + timedelta(seconds=59))
     assert tasks.charge.get_result(sent.id).return_value == 5
-    upkeep.purge(using="default", now=ended_at + timedelta(seconds=61))
+    due.purge(using="default", now=ended_at + timedelta(seconds=61))
     with pytest.raises(TaskResultDoesNotExist):
         tasks.charge.get_result(sent.id)
 

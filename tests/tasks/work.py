@@ -3,8 +3,8 @@
 import asyncio
 
 from django_faktory.brokers import get_broker
-from django_faktory.payloads import Ack, FetchRequest, Interruption
-from django_faktory.worker.execute import prepare
+from django_faktory.core.payloads import Ack, FetchRequest, Interruption
+from django_faktory.worker.execution import prepare
 
 QUEUES = ("default", "mail", "low")
 

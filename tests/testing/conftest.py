@@ -3,7 +3,7 @@
 import pytest
 from django.test import override_settings
 
-from django_faktory.compat import task_backends
+from django_faktory.tasks.compat import task_backends
 from django_faktory.testing.pytest_plugin import live_faktory  # noqa: F401
 
 

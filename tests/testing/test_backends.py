@@ -8,8 +8,14 @@ from django.test import override_settings
 
 from django_faktory import NotUnique, task
 from django_faktory.backend import FaktoryBackend
-from django_faktory.compat import InvalidTask, TaskResultDoesNotExist, TaskResultStatus, task_enqueued, task_finished
 from django_faktory.errors import InvalidPayload
+from django_faktory.tasks.compat import (
+    InvalidTask,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    task_enqueued,
+    task_finished,
+)
 from tests.project import tasks
 from tests.project.models import Mark
 

@@ -8,7 +8,7 @@ from django.test import SimpleTestCase, TestCase
 
 from django_faktory import Batch, BatchClosed, Discard, UnknownBatch, task
 from django_faktory.brokers import get_broker
-from django_faktory.payloads import NewBatch
+from django_faktory.core.payloads import NewBatch
 from django_faktory.testing import drain, enqueued_jobs, inline, made_batches
 from tests.project.models import Mark
 

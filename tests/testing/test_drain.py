@@ -9,8 +9,8 @@ from django.utils import timezone
 
 from django_faktory import FaktoryError, task
 from django_faktory.brokers import get_broker
-from django_faktory.compat import TaskResultStatus
 from django_faktory.models import Job
+from django_faktory.tasks.compat import TaskResultStatus
 from django_faktory.testing import JobFailed, drain
 from tests.factories import payload
 from tests.project import tasks

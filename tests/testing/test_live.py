@@ -8,9 +8,9 @@ from django.test import TransactionTestCase, override_settings
 
 from django_faktory import FaktoryError
 from django_faktory.brokers import remote_broker
-from django_faktory.compat import TaskResultStatus
+from django_faktory.core.payloads import FetchRequest
 from django_faktory.models import Job
-from django_faktory.payloads import FetchRequest
+from django_faktory.tasks.compat import TaskResultStatus
 from django_faktory.testing import LiveFaktory, LiveFaktoryMixin
 from tests.factories import payload
 from tests.project import tasks

@@ -4,8 +4,8 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 from django_faktory import JobContext, task
-from django_faktory.compat import TaskResult
-from django_faktory.tasks import FaktoryTask
+from django_faktory.tasks.base import FaktoryTask
+from django_faktory.tasks.compat import TaskResult
 
 
 @task

@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 
-from django_faktory import wakeups
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job
-from django_faktory.worker.runner import Worker
+from django_faktory.store import notifier
+from django_faktory.worker.worker import Worker
 from tests.waiting import wait_until
 from tests.worker.blocking import gates, left
 
@@ -46,7 +46,7 @@ def work(transactional_db):
         options = {
             "queues": ["default"],
             "concurrency": 2,
-            "listen": partial(wakeups.listen, "default"),
+            "listen": partial(notifier.listen, "default"),
             "poll_interval": 0.2,
             "beat_interval": 0.2,
             "shutdown_timeout": 10,

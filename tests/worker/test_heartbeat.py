@@ -3,8 +3,8 @@
 import pytest
 
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.payloads import WorkerIdentity
 from django_faktory.errors import BrokerUnavailable
-from django_faktory.payloads import WorkerIdentity
 from django_faktory.worker.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.django_db(transaction=True)

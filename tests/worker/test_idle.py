@@ -8,10 +8,10 @@ import pytest
 
 import django_faktory
 from django_faktory.brokers import get_broker
+from django_faktory.core.payloads import Beat, WorkerIdentity
 from django_faktory.models import WorkerProcess
-from django_faktory.payloads import Beat, WorkerIdentity
-from django_faktory.wakeups import PollingListener
-from django_faktory.worker.watch import USUAL, Watch
+from django_faktory.store.notifier import PollingListener
+from django_faktory.worker.job_monitor import USUAL, Watch
 from tests.project import tasks
 from tests.waiting import wait_until
 from tests.worker.blocking import gates, passes
@@ -107,5 +107,5 @@ def test_a_plain_job_takes_few_python_calls(work):
         assert work(drain=True).ended()
     finally:
         threading.setprofile(None)
-    assert calls["executors.py:Executors._perform"] == jobs
+    assert calls["thread_pool.py:Executors._perform"] == jobs
     assert calls.total() / jobs <= MOST_CALLS, calls.most_common(80)

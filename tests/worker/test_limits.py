@@ -9,9 +9,9 @@ from django.db import connection
 
 from django_faktory.brokers import get_broker
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.compat import TaskResultStatus
 from django_faktory.models import Job, Tracking
-from django_faktory.worker.watch import Limits
+from django_faktory.tasks.compat import TaskResultStatus
+from django_faktory.worker.job_monitor import Limits
 from tests.project.models import Mark
 from tests.project.tasks import noop
 from tests.waiting import wait_until

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from django_faktory.payloads import Ack, Reservation
-from django_faktory.worker.event_loop import EventLoop
+from django_faktory.core.payloads import Ack, Reservation
+from django_faktory.worker.async_runner import EventLoop
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.core

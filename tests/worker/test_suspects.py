@@ -7,10 +7,10 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
+from django_faktory.core.payloads import Ack, Reservation, rfc3339
 from django_faktory.models import Job
-from django_faktory.payloads import Ack, Reservation, rfc3339
 from django_faktory.worker import suspects
-from django_faktory.worker.held import HeldJobs
+from django_faktory.worker.job_buffer import HeldJobs
 from tests.factories import T0
 from tests.project.tasks import noop
 from tests.waiting import wait_until

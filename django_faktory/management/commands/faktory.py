@@ -11,12 +11,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error as DatabaseError
 
-from ...cli.groups import subcommands
-from ...cli.screen import Screen, clean
-from ...cli.subcommand import UNAVAILABLE, WRONG, Call
-from ...compat import InvalidTask
 from ...errors import BrokerUnavailable, FaktoryError
 from ...store.transactions import first_line
+from ...tasks.compat import InvalidTask
+from ..cli.screen import Screen, clean
+from ..cli.subcommand import UNAVAILABLE, WRONG, Call
+from ..cli.subcommands import subcommands
 
 _USAGE = 2
 """Exit code of argparse for a wrong usage. Here that code means that nothing matched."""

@@ -1,4 +1,4 @@
-"""`manage.py runfaktory`: check the options and start server, workers and maintenance (`management.processes`)."""
+"""`manage.py runfaktory`: check the options and start server, workers and maintenance (`runtime.roles`)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 from django.db import DatabaseError, connections
 
-from ... import conf, tasks
-from ...task_checks import broken_modules, remedy_for
-from ...worker.terms import CANNOT_START
-from .. import orders
-from ..plan import doubts, make_plan, open_doors
-from ..processes import play, supervise
-from ..readiness import await_migrations
-from ..reloading import parent_to_stop_without, run_with_reloader
-from ..streams import open_closed
+from ... import conf
+from ...checks.tasks import broken_modules, remedy_for
+from ...contrib.gearmonkey import command as gearmonkey
+from ...runtime.autoreload import parent_to_stop_without, run_with_reloader
+from ...runtime.await_migrations import await_migrations
+from ...runtime.config import doubts, make_plan, open_doors
+from ...runtime.roles import play, supervise
+from ...runtime.standard_streams import open_closed
+from ...runtime.supervisor import reexec_pipe
+from ...tasks import base
+from ...worker.process import CANNOT_START
 
 
 class Command(BaseCommand):
@@ -91,28 +93,28 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         """Check options, settings and database, print the plan, and run it."""
-        if told := orders.read_own():  # started by the supervisor for one process: all checks have passed
+        if told := reexec_pipe.read_own():  # started by the supervisor for one process: all checks have passed
             _log_somewhere()
-            tasks.autodiscover()
-            play(told)
+            base.autodiscover()
+            play(told, gearmonkey.roles)
         if options["reload"] is None:
             options["reload"] = settings.DEBUG and not options["drain"]
         _log_somewhere()
         if options["reload"]:
-            run_with_reloader(tasks.autodiscover)
+            run_with_reloader(base.autodiscover)
             return
         _import_tasks()
         with _a_database_away_told_in_one_line():
             self.check()  # from Django 6.1 on it queries the database's features
-            plan = make_plan(options)
+            plan = make_plan(options, gearmonkey=gearmonkey.url_in(options))
             if plan.alias:
                 await_migrations(plan.alias, wait_s=_wait_s(options["migrations_wait"]), say=self._say)
                 self.check(tags=[Tags.database], databases=[plan.alias])
         _disconnect()
         for warning in (*open_doors(plan, shows_url=bool(options["url"])), *doubts(plan)):
             self.stderr.write(self.style.WARNING(f"runfaktory: {warning}"))
-        self.stdout.write(f"runfaktory: {plan}")
-        code = supervise(plan, parent=parent_to_stop_without(), may_become_slim=self._is_program)
+        self.stdout.write(f"runfaktory: {', '.join([str(plan), *gearmonkey.words(plan)])}")
+        code = supervise(plan, gearmonkey.roles, parent=parent_to_stop_without(), may_become_slim=self._is_program)
         if code:
             sys.exit(code)
 
@@ -133,7 +135,7 @@ def _log_somewhere() -> None:
 def _import_tasks() -> None:
     for module in broken_modules():
         raise CommandError(f"{module}; no worker starts without it: {remedy_for(module)}") from module.error
-    tasks.autodiscover()
+    base.autodiscover()
 
 
 @contextmanager

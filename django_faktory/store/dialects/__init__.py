@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...errors import FaktoryError
 from .base import Dialect
 from .mariadb import MARIADB
-from .postgresql import POSTGRESQL
+from .postgresql.dialect import POSTGRESQL
 from .sqlite import SQLITE
 
 _BY_VENDOR: dict[str, Dialect] = {"postgresql": POSTGRESQL, "sqlite": SQLITE, "mysql": MARIADB}

@@ -15,10 +15,10 @@ import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from ...lifecycle import FINISHED, State
-from ...payloads import Ack, HandedOut, JobPayload, Reservation
-from .keys import JOB as JOB  # noqa: PLC0414
-from .keys import next_ready
+from ...core.lifecycle import FINISHED, State
+from ...core.payloads import Ack, HandedOut, JobPayload, Reservation
+from .unblock import JOB as JOB  # noqa: PLC0414
+from .unblock import next_ready
 from .write_queue import NO_QUEUE
 
 QUEUE = "django_faktory_queue"
@@ -46,7 +46,7 @@ def replaceable(row: str = "") -> str:
 
 
 FOLDED = -1
-"""Slot of the counter row that other rows are folded into (`store.counters`).
+"""Slot of the counter row that other rows are folded into (`store.statistics.counter_rows`).
 
 The previous release counts in slots 0 to 15.
 """
@@ -112,7 +112,7 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     lease_s: float = 0.0
     """Lease in seconds of a lock that is acquired together with the claim, see `Dialect.exchange`."""
     claim: int | None = None
-    """Number that marks the claimed rows, see `store.unanswered`; negated until the delivery is confirmed."""
+    """Number that marks the claimed rows, see `store.jobs.lost_claims`; negated until the delivery is confirmed."""
     at_least_s: float | None = None
     """Minimum reservation in seconds, for workers with heartbeats that extend it: it must outlast WORKER_TIMEOUT."""
     at_most_s: float | None = None
@@ -194,7 +194,7 @@ Ended = dict[str, Held]
 class Ending(NamedTuple):
     """Result of `end`: the ended jobs, and the jids in `left`, which it did not change.
 
-    Members of batches and holders of locks or permits are in `left`; `store.members` ends them.
+    Members of batches and holders of locks or permits are in `left`; `store.batches.counters` ends them.
     """
 
     ended: Ended

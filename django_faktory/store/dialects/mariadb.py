@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from .base import replaceable
-from .idle import is_readable
+from .idle_sessions import is_readable
 from .portable import PortableDialect, utc
 
 LEAST_WAIT_S = 0.1

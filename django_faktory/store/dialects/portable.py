@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from ...lifecycle import State
-from ...options import JobOptions
-from ...payloads import Ack, HandedOut, JobPayload, Reservation
+from ...core.job_options import JobOptions
+from ...core.lifecycle import State
+from ...core.payloads import Ack, HandedOut, JobPayload, Reservation
 from .base import (
     COUNTER,
     GATE,
@@ -190,7 +190,7 @@ class PortableDialect(Dialect):
         self, cursor: CursorWrapper, ids: list[int], wid: str, clock: Any, plan: Plan, *, is_gated: bool
     ) -> None:
         # A job that needs a permit keeps a key that is unique until the start until it has the permit
-        # (`gates.hand_out`).
+        # (`limits.sql.hand_out`).
         starts = "CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END"
         gated = "passes = ''" if is_gated else f"unique_key = {starts}"
         cursor.execute(

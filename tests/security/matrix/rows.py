@@ -3,8 +3,8 @@
 import json
 from datetime import timedelta
 
-from django_faktory.cron_models import CronEntry, CronRun
 from django_faktory.models import Batch, Job, JobLock, Limit, OutboxEntry, Tracking
+from django_faktory.models.cron import CronEntry, CronRun
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import echo
 

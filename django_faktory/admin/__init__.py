@@ -1,0 +1,103 @@
+"""Register the admin pages: read-only views, plus actions that call the same functions as the command line.
+
+Lists count at most `CappedPaginator.cap` rows, never a whole table.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+from django.utils.text import Truncator
+
+from ..core.json import jsontext
+from ..errors import FaktoryError
+from ..models import Job, OutboxEntry, Queue, WorkerProcess
+from ..models.proxies import Overview
+from ..tasks import redaction
+from . import batches, cron, gearmonkey, limits, locks  # noqa: F401  (importing them registers their pages)
+from .base import CappedPaginator as CappedPaginator  # (documented import location)
+from .base import LongText, LookOnly, Styled, as_html, asks, log
+from .jobs.changelist import JobAdmin
+from .mixins import JobsOfObjectMixin as JobsOfObjectMixin
+from .overview.view import OverviewAdmin
+from .queues import QueueAdmin
+from .workers import WorkerProcessAdmin
+
+admin.site.register(Overview, OverviewAdmin)
+admin.site.register(Job, JobAdmin)
+admin.site.register(Queue, QueueAdmin)
+admin.site.register(WorkerProcess, WorkerProcessAdmin)
+
+
+def _job_of(_: OutboxEntry, text: str) -> str:
+    """Return the job in an outbox entry's text, with redaction applied."""
+    try:
+        found = jsontext.last_members(text)
+        jobtype, job = (jsontext.decode(found[name]) for name in ("jobtype", "text"))
+    except (FaktoryError, KeyError):
+        # What cannot be parsed cannot be redacted, so with redaction on none of it is shown.
+        return jsontext.encode(redaction.HIDDEN) if redaction.is_on() else text
+    return redaction.shown_job(str(jobtype), str(job))
+
+
+@admin.register(OutboxEntry)
+class OutboxEntryAdmin(LookOnly):
+    """Jobs waiting to be sent to a remote Faktory server.
+
+    An entry with an error stays until a user retries or deletes it.
+    """
+
+    list_display = ("id", "jid", "queue", "created_at", "trouble")
+    list_filter = (("error", admin.EmptyFieldListFilter), "queue")
+    search_fields = ("jid", "error")
+    ordering = ("id",)
+    paginator = CappedPaginator
+    actions = ("try_again",)
+    long_texts: ClassVar = {"job": LongText("job", _job_of), "error": LongText("error", is_json=False)}
+    beginnings: ClassVar = {"error": 400}
+    seen_with: ClassVar = {"trouble": "error", "shown_error": "error", "shown_job": "job"}
+    extra_fields = ("shown_job", "shown_error")
+    fieldsets = ((None, {"fields": ("jid", "queue", "created_at", "leased_until", "shown_error", "shown_job")}),)
+
+    @admin.display(description="error", ordering="error")
+    def trouble(self, entry: OutboxEntry) -> str:
+        """Return the beginning of the error; the entry's page shows the full text."""
+        return Truncator(entry.error).chars(300)
+
+    @admin.display(description="error")
+    def shown_error(self, entry: OutboxEntry) -> SafeString:
+        """Return the reason the remote server gave for rejecting the job."""
+        return as_html(self.shown(entry, "error")["error"])
+
+    @admin.display(description="job")
+    def shown_job(self, entry: OutboxEntry) -> SafeString:
+        """Return the job as its client sent it, with redaction applied."""
+        return as_html(self.shown(entry, "job")["job"])
+
+    has_try_permission = asks("outboxentry.retry")
+
+    def get_search_fields(self, request: HttpRequest) -> Any:
+        """Search in errors only if the user may see errors.
+
+        A search would otherwise reveal text that the list hides.
+        """
+        return self.search_fields if self.sees(request, "trouble") else ("jid",)
+
+    def has_delete_permission(self, request: HttpRequest, obj: OutboxEntry | None = None) -> bool:
+        """Return whether the user may delete the entry.
+
+        Unlike the other read-only pages, because nothing else removes a row that no server accepts.
+        """
+        return Styled.has_delete_permission(self, request, obj)
+
+    @admin.action(description="Try again", permissions=["try"])
+    def try_again(self, request: HttpRequest, queryset: QuerySet[OutboxEntry]) -> None:
+        """Clear the error so that the outbox relay sends the entry again."""
+        rows = list(queryset.exclude(error="").only("jid"))
+        count = OutboxEntry.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows]).update(error="")
+        log(request, rows, "Tried again")
+        self.message_user(request, f"{count} jobs will be handed on again.", messages.SUCCESS)

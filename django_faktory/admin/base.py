@@ -1,0 +1,466 @@
+"""Base classes of the admin pages: filter parameters, POST requests, long texts, log entries of actions.
+
+`Styled` lists accept the parameters of their own filters only; `LookOnly` pages accept no POST. Each action requires
+its own permission and takes a reason; destructive actions need a confirmation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from urllib.parse import urlencode
+
+from django import forms
+from django.apps import apps
+from django.contrib import admin
+from django.contrib.admin.filters import FieldListFilter
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import get_fields_from_path, quote, unquote
+from django.contrib.admin.views.main import ORDER_VAR, ChangeList
+from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.db.models import Model, QuerySet
+from django.db.models.functions import Substr
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http.response import HttpResponseBase
+from django.template.loader import render_to_string
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.functional import cached_property
+from django.utils.safestring import SafeString
+
+from ..models import permissions
+from ..store import texts
+from ..tasks import redaction
+from .sanitize import with_readable_text
+
+if TYPE_CHECKING:
+    AnyAdmin = admin.ModelAdmin[Any]
+    CappedBase = Paginator[Any]
+    AnyQuerySet = QuerySet[Any]
+else:  # Django's own classes take no type parameters at run time
+    AnyAdmin = admin.ModelAdmin
+    CappedBase = Paginator
+    AnyQuerySet = QuerySet
+
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class AtLeast(int):
+    """A lower bound at which counting stopped; its text ends with a plus sign."""
+
+    def __str__(self) -> str:
+        return f"{int(self):,}+"
+
+
+def capped(count: int, most: int) -> str:
+    """Format a count that ends at `most`: "5,000+" for any larger number, and for `AtLeast` its own text."""
+    if isinstance(count, AtLeast):
+        return str(count)
+    return f"{most:,}+" if count > most else f"{count:,}"
+
+
+def jobs_link(**wanted: str) -> str:
+    """Return the URL of the job list with these filters."""
+    return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(wanted)}"
+
+
+class CappedPaginator(CappedBase):
+    """Paginator that counts at most `cap` rows, so that a list of millions opens as fast as one of ten thousand."""
+
+    cap = 10_000
+
+    @cached_property
+    def count(self) -> int:
+        """The number of rows, at most `cap`."""
+        rows: Any = self.object_list
+        # order_by() without arguments removes the order, which the count does not need.
+        some = rows[: self.cap + 1] if isinstance(rows, list) else rows.order_by()[: self.cap + 1]
+        count = len(some) if isinstance(some, list) else some.count()
+        return AtLeast(self.cap) if count > self.cap else count
+
+
+def asks(act: str) -> Callable[..., bool]:
+    """Return a method `has_…_permission` of an admin for this action, `resource.verb`."""
+    permissions.needs(act)  # an action without an entry fails at import
+
+    def has_permission(_: Any, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG001  (Django's signature)
+        return permissions.may(request.user, act)
+
+    return has_permission
+
+
+def why(request: HttpRequest) -> str:
+    """Return the reason that the user entered, at most 500 characters."""
+    # The form has the same maximum, but a client may post any text.
+    return request.POST.get("why", "").strip()[:500]
+
+
+def log(request: HttpRequest, rows: Iterable[Model], done: str) -> None:
+    """Write a log entry for each row: the user, the action and the reason."""
+    said = told(request, done)
+    found = list(rows)
+    if not found:
+        return
+    kind = ContentType.objects.get_for_model(found[0], for_concrete_model=False)
+    user_id: Any = request.user.pk
+    # One INSERT for all rows.
+    LogEntry.objects.bulk_create(
+        LogEntry(
+            user_id=user_id, content_type=kind, object_id=row.pk, object_repr=str(row)[:200], action_flag=CHANGE,
+            change_message=said,
+        )
+        for row in found
+    )  # fmt: skip
+
+
+def told(request: HttpRequest, done: str) -> str:
+    """Return a description of the action, with the reason if the user gave one."""
+    reason = why(request)
+    return f"{done}: {reason}" if reason else f"{done}."
+
+
+def is_in_unfold() -> bool:
+    """Return True if django-unfold renders the admin.
+
+    It shows no titles, and its script must be notified of the chosen action.
+    """
+    return apps.is_installed("unfold")
+
+
+def looks() -> forms.Media:
+    """Return the style sheet, with corrections if django-unfold renders the admin."""
+    files = ["django_faktory/admin.css"]
+    if is_in_unfold():
+        files.insert(0, "django_faktory/unfold.css")
+    return forms.Media(css={"all": files})
+
+
+class LongText(NamedTuple):
+    """A column with long texts: the permission that shows it, its redaction, and its file type."""
+
+    field: str = ""
+    """Its name in `permissions.FIELDS`."""
+    redact: Callable[[Any, str], str] | None = None
+    """Return the visible part of a row's text; None if `REDACT` does not apply to the column."""
+    is_json: bool = True
+
+
+class ShownText(NamedTuple):
+    """The part of a text that a page shows, and the address of the whole text."""
+
+    text: str
+    size: int
+    is_cut: bool
+    url: str
+
+
+def shown_text(stored: texts.StoredText, url: str, text: str | None = None) -> ShownText:
+    """Return the beginning of a stored text, or of `text` if that is given instead."""
+    made = texts.laid_out(stored.text) if text is None else text
+    beginning = texts.cut(made)
+    return ShownText(beginning, stored.size, not stored.is_whole or len(beginning) < len(made), url)
+
+
+def as_html(shown: ShownText) -> SafeString:
+    """Return the text and the link to its download."""
+    return render_to_string("admin/django_faktory/long_text.html", {"text": shown})
+
+
+class SafeChangeList(ChangeList):
+    """A change list that is sorted by the columns its page offers, and reads the beginnings of long texts only."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Read the columns of `beginnings` up to their length. These rows are for display: nothing saves them."""
+        page: Any = self.model_admin
+        lengths: Mapping[str, int] = page.beginnings
+        parts = {f"{column}_beginning": Substr(column, 1, length) for column, length in lengths.items()}
+        self.queryset = self.queryset.annotate(**parts)
+        super().get_results(request)
+        if lengths:
+            rows = list(self.result_list)
+            for row in rows:
+                # Fills the deferred columns: reading one would load the whole text, with one query for each row.
+                row.__dict__.update({column: getattr(row, f"{column}_beginning") for column in lengths})
+            self.result_list = rows
+
+    def get_filters(self, request: HttpRequest) -> Any:
+        """Reject values with NUL, which PostgreSQL refuses to compare."""
+        found = super().get_filters(request)
+        if any("\x00" in value for values in self.get_filters_params().values() for value in values):
+            raise IncorrectLookupParameters
+        return found
+
+    def get_ordering(self, request: HttpRequest, queryset: AnyQuerySet) -> Any:
+        """Ignore columns that are not in `sortable_by`: Django only omits their links, and still sorts by them."""
+        asked: dict[str, str] = {}
+        for part in self.params.pop(ORDER_VAR, "").split("."):
+            asked.setdefault(self._column(part), part)  # once each: databases limit the terms of ORDER BY
+        offered = [part for column, part in asked.items() if column in (self.sortable_by or ())]
+        if offered:
+            self.params[ORDER_VAR] = ".".join(offered)
+        return super().get_ordering(request, queryset)
+
+    def _column(self, part: str) -> str:
+        """Return the column that a part of the parameter `o` names, "" for none."""
+        try:
+            return str(self.list_display[int(part.rpartition("-")[2])])
+        except (IndexError, ValueError):
+            return ""
+
+
+class ReasonForm(ActionForm):
+    """Form of the action bar, extended by a reason."""
+
+    why = forms.CharField(
+        label="Why", required=False, max_length=500, widget=forms.TextInput({"placeholder": "reason, for the record"})
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if is_in_unfold():
+            self.fields["action"].widget.attrs["x-model"] = "action"
+
+
+class Styled(AnyAdmin):
+    """Admin with the package's style sheet and script. Its list accepts the parameters of its own filters only."""
+
+    link_parameters: tuple[str, ...] = ()
+    """Fields by which links of other pages filter this list, without a filter on the list itself."""
+
+    long_texts: ClassVar[Mapping[str, LongText]] = {}
+    """Columns that no list and no page reads whole; they can be downloaded."""
+
+    beginnings: ClassVar[Mapping[str, int]] = {}
+    """Columns of `long_texts` that the list shows, and the number of characters it reads of each."""
+
+    seen_with: ClassVar[Mapping[str, str]] = {}
+    """Columns and fields of pages that show a field of `permissions.FIELDS`, and its name there."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Return whether the policy shows this resource to the user."""
+        return permissions.may_see(request.user, str(self.opts.model_name))
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the user may edit. A form also shows the data, so both permissions are needed."""
+        return self.has_view_permission(request, obj) and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the user may delete. The confirmation page also shows the data."""
+        return self.has_view_permission(request, obj) and super().has_delete_permission(request, obj)
+
+    def sees(self, request: HttpRequest, name: str) -> bool:
+        """Return whether the policy shows this column or field of the page to the user."""
+        field = self.seen_with.get(name)
+        return field is None or permissions.may_see(request.user, str(self.opts.model_name), field)
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Omit columns that the policy hides from the user."""
+        return [one for one in super().get_list_display(request) if self.sees(request, str(one))]
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Omit fields that the policy hides from the user."""
+        found = [
+            (title, {**options, "fields": [one for one in options["fields"] if self.sees(request, str(one))]})
+            for title, options in super().get_fieldsets(request, obj)
+        ]
+        return [(title, options) for title, options in found if options["fields"]]
+
+    def get_queryset(self, request: HttpRequest) -> AnyQuerySet:
+        """Defer the columns with long texts, so that they are not read."""
+        return super().get_queryset(request).defer(*self.long_texts)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the downloads of long texts."""
+        if not self.long_texts:
+            return super().get_urls()
+        view, name = (
+            self.admin_site.admin_view(self._download),
+            f"{self.opts.app_label}_{self.opts.model_name}_download",
+        )
+        return [path("<path:object_id>/download/<slug:column>/", view, name=name), *super().get_urls()]
+
+    def url_of_download(self, row: Model, column: str) -> str:
+        """Return the download address of the whole text."""
+        name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_download"
+        return reverse(name, args=[quote(row.pk), column])
+
+    def shown(self, row: Model, *columns: str) -> dict[str, ShownText]:
+        """Read these long texts of a row, in one query, as far as a page shows them."""
+        return {
+            column: shown_text(self.seen_of(row, column, stored), self.url_of_download(row, column))
+            for column, stored in texts.read(row, *columns).items()
+        }
+
+    def seen_of(self, row: Model, column: str, stored: texts.StoredText) -> texts.StoredText:
+        """Apply `REDACT` to a text. A text that was not read whole is hidden."""
+        redact = self.long_texts[column].redact
+        if redact is None or not stored.size:
+            return stored
+        if stored.is_whole:
+            text = redact(row, stored.text)
+            return texts.StoredText(text, len(text))
+        return texts.StoredText(redaction.HIDDEN, stored.size) if redaction.is_on() else stored
+
+    def _download(self, request: HttpRequest, object_id: str, column: str) -> HttpResponseBase:
+        """Send a text as a file: all of it, redacted as on the page."""
+        if request.method not in SAFE_METHODS:
+            return HttpResponseNotAllowed(SAFE_METHODS)
+        one = self.long_texts.get(column)
+        model = str(self.opts.model_name)
+        if not permissions.may_see(request.user, model, one.field if one else None):
+            raise PermissionDenied
+        row = self.get_object(request, unquote(object_id))
+        if row is None or one is None:
+            raise Http404
+        text = texts.whole(row, column)
+        if one.redact is not None and text:
+            text = one.redact(row, text)
+        kind, end = ("application/json", "json") if one.is_json else ("text/plain; charset=utf-8", "txt")
+        return FileResponse(
+            # Lone surrogates, which JSON allows, cannot be encoded.
+            BytesIO(text.encode("utf-8", "replace")),
+            as_attachment=True,
+            filename=f"{model}-{row.pk}-{column}.{end}",
+            content_type=kind,
+        )
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:  # noqa: ARG002
+        """Return whether the list may be filtered by this parameter.
+
+        Django admits every look-up of the model's own fields: `?payload__startswith=` would find out what `REDACT`
+        hides letter by letter, and `?payload__regex=` may keep the process busy for hours.
+        """
+        return lookup in self._parameters(request)
+
+    def _parameters(self, request: HttpRequest | None) -> set[str]:
+        found = set(self.link_parameters)
+        if self.date_hierarchy:
+            found |= {f"{self.date_hierarchy}__{part}" for part in ("year", "month", "day")}
+        chosen: Any = self.list_filter if request is None else self.get_list_filter(request)
+        # A filter's own expected_parameters() is the source: a second list of names could differ from it.
+        for one in chosen:
+            if callable(one):
+                found.add(one.parameter_name)
+                continue
+            path, create = one if isinstance(one, tuple | list) else (one, FieldListFilter.create)
+            field = get_fields_from_path(self.model, path)[-1]
+            found.update(create(field, request, {}, self.model, self, field_path=path).expected_parameters())
+        return found
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
+        """Return the class of the list."""
+        return self.list_class
+
+    list_class: type[ChangeList] = SafeChangeList
+
+    def changeform_view(
+        self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
+    ) -> Any:
+        """Reject `_saveasnew` unless the page offers it, because Django obeys it in any case."""
+        if "_saveasnew" in request.POST and not self.save_as:
+            raise PermissionDenied
+        return super().changeform_view(request, object_id, form_url, extra_context)
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """Reject a POST: there is nothing to write."""
+        if request.method not in SAFE_METHODS:
+            return HttpResponseNotAllowed(SAFE_METHODS)
+        return super().history_view(request, object_id, extra_context)
+
+    @property
+    def media(self) -> forms.Media:
+        """Django's files, and the package's."""
+        return super().media + looks() + forms.Media(js=["django_faktory/admin.js"])
+
+    action_form = ReasonForm
+    show_facets = admin.ShowFacets.NEVER  # facets count whole tables
+    show_full_result_count = False  # so does this, in addition to the filtered count
+
+    @property
+    def urls(self) -> list[URLPattern]:
+        """Return the addresses of `get_urls`; their pages show control characters as symbols."""
+        found = self.get_urls()
+        for one in found:
+            one.callback = with_readable_text(one.callback)
+        return found
+
+    def confirmed(
+        self, request: HttpRequest, question: str, *, what: Iterable[object], note: str, button: str
+    ) -> HttpResponse | None:
+        """Return a confirmation page, or None if the user has confirmed."""
+        if "confirmed" in request.POST:
+            return None
+        chosen = [(ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)]
+        return self.page(
+            request,
+            "confirm",
+            title=question,
+            what=[str(one) for one in what],
+            note=note,
+            button=button,
+            # Hidden fields repeat the action and the selection, so that the confirmation posts the same request again.
+            kept=[("action", request.POST.get("action", "")), ("confirmed", "yes"), *chosen],
+            why=why(request),
+            back=request.get_full_path(),
+        )
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Set the title to the plural name: Django's "select … to change" is wrong for a read-only list."""
+        title = {"title": str(self.opts.verbose_name_plural).capitalize()}
+        return super().changelist_view(request, {**title, **(extra_context or {})})
+
+    def page(self, request: HttpRequest, name: str, **context: Any) -> HttpResponse:
+        """Return a page of the package inside the admin's frame."""
+        whole = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "media": self.media,
+            "shows_title": is_in_unfold(),
+            **context,
+        }
+        return TemplateResponse(request, f"admin/django_faktory/{name}.html", whole)
+
+
+class LookOnly(Styled):
+    """Read-only admin: rows change by actions, which have addresses of their own, not by Django's forms."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002
+        """Return False for every user."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Return False for every user: Django would write all columns back as they were when the page was read."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Return False for every user."""
+        return False
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """Read a row with the beginnings of its long texts: it is shown, and never saved."""
+        row = super().get_object(request, object_id, from_field)
+        if row is not None and self.beginnings:
+            row.__dict__.update(texts.beginnings(row, self.beginnings))
+        return row
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show the row; reject a POST."""
+        if request.method not in SAFE_METHODS:
+            return HttpResponseNotAllowed(SAFE_METHODS)
+        buttons = dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
+        title = {"title": f"{self.model._meta.verbose_name}".capitalize()}  # noqa: SLF001
+        return super().change_view(request, object_id, form_url, {**title, **buttons, **(extra_context or {})})
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:  # noqa: ARG002
+        """Return all fields of the model, and `extra_fields`."""
+        return [*(field.name for field in self.model._meta.fields), *self.extra_fields]  # noqa: SLF001
+
+    extra_fields: tuple[str, ...] = ()

@@ -1,0 +1,306 @@
+"""Admin pages of batches: progress, tree, members, callbacks, and an action that retries failed jobs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin, messages
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.text import Truncator
+from django.utils.timezone import localtime
+
+from ..core.batch_rules import Kind, Progress, is_open
+from ..core.json.jsontext import decode
+from ..core.lifecycle import State
+from ..errors import FaktoryError
+from ..models import Batch, Job
+from ..operations import bulk
+from ..operations.bulk import Verb
+from ..store.batches import tree as batch_tree
+from ..store.statistics import bounded_counts
+from ..tasks import redaction
+from .base import CappedPaginator, LongText, LookOnly, as_html, asks, capped, jobs_link, log
+
+LONGEST_NAME = 200
+"""Characters of a description that are shown; the protocol sets no limit on its length."""
+
+MOST_COUNTED = 10_000
+"""Members counted in each state; larger counts are shown as "10,000+"."""
+
+CALLBACK = 4096
+"""Characters of a callback's job that the list reads. They include the jobtype unless the job is long."""
+
+MOST_SHOWN = 200
+"""Batches of a tree that one page shows."""
+
+_SAID = {Progress.NOT_YET: "not yet", Progress.ENQUEUED: "under way", Progress.FINISHED: "done"}
+_STAGES = {
+    "open": ("open", Q(expires_at__isnull=False) | Q(reopened_until__isnull=False)),
+    "running": ("running", Q(committed_at__isnull=False, finished_at=None, reopened_until=None)),
+    "failing": ("has failed members", Q(failed__gt=0)),
+    "broken": ("cannot succeed", Q(is_broken=True)),
+    "over": ("over", Q(finished_at__isnull=False)),
+}
+
+
+class StageFilter(admin.SimpleListFilter):
+    """Filter batches by how far they are."""
+
+    title = "stage"
+    parameter_name = "stage"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Return the stages; a batch may be in several of them."""
+        return [(key, words) for key, (words, _) in _STAGES.items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:  # noqa: ARG002
+        """Return the batches of the chosen stage."""
+        _, condition = _STAGES.get(self.value() or "", ("", Q()))
+        return queryset.filter(condition)
+
+
+class RootFilter(admin.SimpleListFilter):
+    """Hide child batches so that each tree is one line."""
+
+    title = "place in its tree"
+    parameter_name = "place"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Return the two choices: root and child."""
+        return [("root", "has no parent"), ("child", "is a child")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:  # noqa: ARG002
+        """Return the batches of the chosen place."""
+        return {"root": queryset.filter(depth=0), "child": queryset.filter(depth__gt=0)}.get(
+            self.value() or "", queryset
+        )
+
+
+def _callback_of(_: Batch, text: str) -> str:
+    """Return the job of a callback, with redaction applied."""
+    return redaction.shown_job(_jobtype(text), text)
+
+
+@admin.register(Batch)
+class BatchAdmin(LookOnly):
+    """Search batches by id or description, and retry their failed jobs together."""
+
+    list_display = ("name", "stage", "bar", "callbacks", "created")
+    list_filter = (StageFilter, RootFilter)
+    search_fields = ("bid__exact", "description__startswith")
+    search_help_text = "A whole bid, or the beginning of a description."
+    ordering = ("-id",)
+    paginator = CappedPaginator
+    list_per_page = 50
+    actions = ("retry_failed",)
+    has_retry_permission = asks("batch.retry")
+    extra_fields = ("name", "stage", "bar", "tree", "members", "complete_", "success_", "complete_job", "success_job")
+    long_texts: ClassVar = {
+        "complete": LongText("callbacks", _callback_of),
+        "success": LongText("callbacks", _callback_of),
+        "description": LongText(is_json=False),
+    }
+    beginnings: ClassVar = {"complete": CALLBACK, "success": CALLBACK, "description": LONGEST_NAME + 1}
+    seen_with: ClassVar = dict.fromkeys(
+        ("callbacks", "complete_", "success_", "complete_job", "success_job"), "callbacks"
+    ) | {"members": "members"}
+    fieldsets = (
+        (None, {"fields": ("name", "bid", "stage", "bar", "members", "complete_", "success_", "tree")}),
+        (
+            "Times",
+            {"fields": ("created_at", "committed_at", "expires_at", "expired_at", "reopened_until", "finished_at")},
+        ),
+        ("Callbacks", {"classes": ["collapse"], "fields": ("complete_job", "success_job")}),
+        (
+            "Counters",
+            {
+                "classes": ["collapse"],
+                "fields": (
+                    "total", "pending", "unrun", "failed", "is_broken",
+                    "children", "open_children", "unsucceeded_children",
+                ),
+            },
+        ),
+    )  # fmt: skip
+
+    @admin.display(description="batch", ordering="description")
+    def name(self, batch: Batch) -> str:
+        """Return the description, or the id if there is none."""
+        return _name(batch)
+
+    @admin.display(description="stage")
+    def stage(self, batch: Batch) -> SafeString | str:
+        """Return the progress in words."""
+        return _stage(batch)
+
+    @admin.display(description="jobs")
+    def bar(self, batch: Batch) -> SafeString:
+        """Return the settled members as a bar and as numbers; green unless the batch cannot succeed."""
+        return _bar(batch)
+
+    @admin.display(description="callbacks")
+    def callbacks(self, batch: Batch) -> SafeString:
+        """Return both callbacks, for the list."""
+        found = [(str(kind), _callback(batch, kind)) for kind in Kind if getattr(batch, kind)]
+        return format_html_join("", "<div>{}: {}</div>", found)
+
+    @admin.display(description="created", ordering="created_at")
+    def created(self, batch: Batch) -> str:
+        """Return the time of creation in a short form, because the list is already wide."""
+        return localtime(batch.created_at).strftime("%Y-%m-%d %H:%M")
+
+    @admin.display(description="complete")
+    def complete_(self, batch: Batch) -> SafeString | str:
+        """Return the callback that runs after all members were executed, and its progress."""
+        return _callback(batch, Kind.COMPLETE)
+
+    @admin.display(description="success")
+    def success_(self, batch: Batch) -> SafeString | str:
+        """Return the callback that runs after all members succeeded, and its progress."""
+        return _callback(batch, Kind.SUCCESS)
+
+    @admin.display(description="job of complete")
+    def complete_job(self, batch: Batch) -> SafeString:
+        """Return the job that runs after all members were executed."""
+        return as_html(self.shown(batch, "complete")["complete"])
+
+    @admin.display(description="job of success")
+    def success_job(self, batch: Batch) -> SafeString:
+        """Return the job that runs after all members succeeded."""
+        return as_html(self.shown(batch, "success")["success"])
+
+    @admin.display(description="jobs by state")
+    def members(self, batch: Batch) -> SafeString | str:
+        """Return links to the members by state.
+
+        Only members with a row: a member that succeeded without a result to keep has none.
+        """
+        using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
+        sets = [Job.objects.using(using).in_state(state).filter(bid=batch.bid) for state in State]
+        # One more than is shown, to learn whether there are more.
+        counts = dict(zip(State, bounded_counts.counts(sets, most=MOST_COUNTED + 1, using=using), strict=True))
+        lines = [
+            (jobs_link(bid=batch.bid, state=str(state)), _mark(state), capped(count, MOST_COUNTED), str(state))
+            for state, count in counts.items()
+            if count
+        ]
+        # With a capped count the difference would be wrong, so the number of removed rows is shown only if all were
+        # counted.
+        gone = batch.total - sum(counts.values())
+        is_counted = max(counts.values()) <= MOST_COUNTED
+        rest = f"{gone:,} left no row" if is_counted and gone > 0 else ""
+        shown = format_html_join(SafeString(" &nbsp; "), '<a href="{}" class="{}">{} {}</a>', lines)
+        return format_html("{} &nbsp; {}", shown, rest) if shown or rest else "none"
+
+    @admin.display(description="tree")
+    def tree(self, batch: Batch) -> SafeString:
+        """Return the whole tree of the batch with the progress of each; this batch in bold."""
+        if not batch.parent_bid and not batch.children:
+            return format_html("{}", "neither parent nor children")
+        found = batch_tree.tree_of(batch, most=MOST_SHOWN)
+        lines = [
+            (
+                min(one.depth, 6),
+                reverse("admin:django_faktory_batch_change", args=[one.pk]),
+                SafeString(' aria-current="page" class="faktory-warn"' if one.pk == batch.pk else ""),
+                _name(one),
+                _stage(one),
+                _bar(one),
+            )
+            for one in found
+        ]
+        row = (
+            '<tr><td><div class="faktory-in-{}"><a href="{}"{}><bdi>{}</bdi></a></div></td><td>{}</td><td>{}</td></tr>'
+        )
+        is_cut = len(found) >= MOST_SHOWN
+        more = format_html("<div>Only {} of its batches are shown.</div>", len(found)) if is_cut else ""
+        return format_html(
+            '<div class="faktory-wide"><table class="faktory-tree">{}</table></div>{}',
+            format_html_join("", row, lines),
+            more,
+        )
+
+    @admin.action(description="Retry what failed: jobs and callbacks", permissions=["retry"])
+    def retry_failed(self, request: HttpRequest, queryset: QuerySet[Batch]) -> None:
+        """Requeue the members and callbacks that are dead or wait for a retry."""
+        bids = list(queryset.values_list("bid", flat=True))
+        jobs = Job.objects.using(queryset.db).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
+        count = bulk.carry_out(Verb.RETRY, jobs)
+        # The log needs the names only; the texts of callbacks may be long.
+        log(request, queryset.defer(None).defer("complete", "success"), "Retried what failed")
+        said = f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."
+        self.message_user(request, said, messages.SUCCESS if count else messages.WARNING)
+
+
+def _name(batch: Batch) -> str:
+    return Truncator(batch.description or batch.bid).chars(LONGEST_NAME)
+
+
+def _stage(batch: Batch) -> SafeString | str:
+    if batch.success_st == Progress.FINISHED:
+        return "succeeded"
+    if batch.is_expired:
+        return _marked("expired: not committed in time")
+    if batch.is_broken:
+        return _marked("cannot succeed")
+    if is_open(batch):
+        return "opened again" if batch.is_committed else "not committed"
+    if batch.complete_failed or batch.success_failed:
+        return _marked("a callback failed")
+    return _marked("has failed jobs") if batch.failed else "running"
+
+
+def _marked(words: str) -> SafeString:
+    return format_html('<span class="faktory-bad faktory-together">{}</span>', words)
+
+
+def _bar(batch: Batch) -> SafeString:
+    """Return a bar of settled, failed and waiting members, in this order."""
+    settled = batch.total - batch.pending
+    if not batch.total:
+        return format_html('<span class="faktory-quiet">{}</span>', "no jobs of its own")
+    words = f"{settled:,} of {batch.total:,} ended" + (f", {batch.failed:,} failed" if batch.failed else "")
+    return format_html(
+        '<svg class="faktory-bar" aria-hidden="true" viewBox="0 0 100 10" preserveAspectRatio="none">'
+        '<rect class="{}" x="0" y="0" height="10" width="{}"/>'
+        '<rect class="faktory-badly" x="{}" y="0" height="10" width="{}"/>'
+        '</svg> <span class="faktory-together">{}</span>',
+        "faktory-spent" if batch.is_broken else "faktory-well",
+        _percent(settled, batch.total),
+        _percent(settled, batch.total),
+        _percent(batch.failed, batch.total),
+        words,
+    )
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}"
+
+
+def _mark(state: str) -> str:
+    return "faktory-bad" if state in (State.DEAD, State.RETRIES) else ""
+
+
+def _callback(batch: Batch, kind: Kind) -> SafeString | str:
+    text = getattr(batch, kind)
+    if not text:
+        return "–"
+    progress = Progress(getattr(batch, f"{kind}_st"))
+    jobtype = _jobtype(text).rpartition(".")[2] or "a long job"
+    if progress is Progress.NOT_YET:
+        return format_html('{}: <span class="faktory-quiet">{}</span>', jobtype, _SAID[progress])
+    has_failed = getattr(batch, f"{kind}_failed")
+    said = _marked("failed") if has_failed else _SAID[progress]
+    return format_html('{}: <a href="{}">{}</a>', jobtype, jobs_link(q=getattr(batch, f"{kind}_jid")), said)
+
+
+def _jobtype(text: str) -> str:
+    """Return the jobtype in a job's text; "" if the text is cut or is no job."""
+    try:
+        return str(decode(text)["jobtype"])
+    except (FaktoryError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,367 @@
+"""Admin pages of cron entries: next times, history, pause, resume, run now, and editing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django import forms
+from django.conf import settings
+from django.contrib import admin, messages
+from django.core.exceptions import ValidationError
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from ..core.cron import Schedule
+from ..core.json import jsontext
+from ..errors import InvalidCron
+from ..models.cron import CronEntry, CronRun
+from ..operations.serializers import cron_call_of
+from ..store import texts
+from ..store.cron import entries as rows
+from ..store.cron import runs as cron_runs
+from ..tasks import base, cron, redaction
+from .base import LongText, SafeChangeList, as_html, asks, jobs_link
+from .object_actions import Act, WithButtons
+
+if TYPE_CHECKING:
+    EntryForm = forms.ModelForm[CronEntry]
+else:  # Django's own classes take no type parameters at run time
+    EntryForm = forms.ModelForm
+
+NEXT_TIMES = 5
+RUNS_SHOWN = 50
+DEFINITION = rows.Definition._fields
+_TEXTS = ("args", "kwargs", "job")
+_SHOWN = {field: f"shown_{field}" for field in _TEXTS}
+_FIELD_OF = {"window": "window_s", "task": "jobtype"}
+
+
+class CronEntryForm(EntryForm):
+    """Form for entries of the admin; errors are shown at their field."""
+
+    class Meta:
+        model = CronEntry
+        fields = DEFINITION
+        widgets: ClassVar = {field: forms.Textarea({"rows": 3}) for field in ("args", "kwargs", "job")}
+
+    def clean(self) -> dict[str, Any]:
+        """Validate like entries of the settings, so that no node finds an entry that it cannot run."""
+        found: dict[str, Any] = super().clean() or {}
+        base.autodiscover()  # a web process may not have imported all tasks
+        try:
+            self._check(found)
+        except InvalidCron as error:
+            field = error.field.partition(".")[0]
+            field = _FIELD_OF.get(field, field)
+            self.add_error(field if field in self.fields else None, ValidationError(error.problem))
+        return found
+
+    def _check(self, found: dict[str, Any]) -> None:
+        if self.errors or self.instance.origin == CronEntry.Origin.CODE:  # its fields are not in the form
+            return
+        policies = {"missed": found["missed"], "window": found["window_s"], "overlap": found["overlap"]}
+        plain = ("name", "schedule", "zone", "jobtype", "queue")
+        one = cron.defined(
+            **{field: found.get(field, getattr(self.instance, field)) for field in plain},
+            **{field: cron.decode_member(field, found.get(field, getattr(self.instance, field))) for field in _TEXTS},
+            policies=policies,
+            is_json=True,
+        )
+        found.update(args=one.args, kwargs=one.kwargs, job=one.job)
+
+
+def _seen_of(field: str) -> Callable[[CronEntry, str], str]:
+    def seen_of(entry: CronEntry, text: str) -> str:
+        return jsontext.encode(cron_call_of(CronEntry(jobtype=entry.jobtype, **{field: text}))[field])
+
+    return seen_of
+
+
+class CronList(SafeChangeList):
+    """Change list that fetches the latest runs of a page's entries with one query."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Attach the latest run to each entry of the page."""
+        super().get_results(request)
+        entries: list[Any] = list(self.result_list)
+        latest = cron_runs.latest([entry.pk for entry in entries], using=_alias(entries[0])) if entries else {}
+        for entry in entries:
+            entry.latest = latest.get(entry.pk)
+        self.result_list = entries
+
+
+class StateFilter(admin.SimpleListFilter):
+    """Filter entries by whether they are due at some time."""
+
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Return the states, with the names that the list shows."""
+        return [(state, state) for state in ("active", "paused", "removed from code", "never due")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> QuerySet[CronEntry]:  # noqa: ARG002
+        """Return the entries in the chosen state."""
+        match self.value():
+            case "active":
+                return queryset.filter(next_at__isnull=False)
+            case "paused":
+                return queryset.filter(paused_at__isnull=False, removed_at=None)
+            case "removed from code":
+                return queryset.filter(removed_at__isnull=False)
+            case "never due":
+                return queryset.filter(next_at=None, paused_at=None, removed_at=None)
+        return queryset
+
+
+def _pause(entry: CronEntry) -> str:
+    return "paused." if rows.pause([entry.pk], using=_alias(entry)) else "was paused already."
+
+
+def _resume(entry: CronEntry) -> str:
+    return "resumed." if rows.resume([entry.pk], using=_alias(entry)) else "was not paused."
+
+
+def _run_now(entry: CronEntry) -> str:
+    return f"enqueued as {cron.run_now(entry, using=_alias(entry)).jid}."
+
+
+@admin.register(CronEntry)
+class CronEntryAdmin(WithButtons):
+    """Show, pause and run all entries; edit entries created in the admin."""
+
+    form = CronEntryForm
+    list_class = CronList
+    list_display = ("name", "state", "next_time", "latest_run", "schedule", "jobtype")
+    list_filter = (StateFilter, "origin")
+    search_fields = ("name", "jobtype")
+    ordering = ("name",)
+    actions = ("pause", "resume", "run_now")
+    acts: ClassVar = {
+        "pause": Act(_pause, "Paused", "cronentry.pause"),
+        "resume": Act(_resume, "Resumed", "cronentry.resume"),
+        "run_now": Act(_run_now, "Run by hand", "cronentry.run"),
+    }
+    has_pause_permission = asks("cronentry.pause")
+    has_resume_permission = asks("cronentry.resume")
+    has_run_permission = asks("cronentry.run")
+    long_texts: ClassVar = {field: LongText(field, _seen_of(field)) for field in _TEXTS}
+    seen_with: ClassVar = {
+        **{name: field for field in _TEXTS for name in (field, f"shown_{field}")},
+        "noted_history": "note",
+    }
+    readonly_fields = (
+        "origin", "state", "in_words", "next_times", "history", "noted_history", "created_at", *_SHOWN.values(),
+    )  # fmt: skip
+    fieldsets = (
+        (None, {"fields": ("name", "schedule", "zone", "in_words", "state", "next_times")}),
+        ("History", {"fields": ("history", "noted_history")}),
+        ("Job", {"fields": ("jobtype", "queue", "args", "kwargs", "job")}),
+        ("Policies", {"fields": ("missed", "window_s", "overlap", "origin", "created_at")}),
+    )
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        """Preset the project's time zone."""
+        return {"zone": settings.TIME_ZONE, **super().get_changeform_initial_data(request)}
+
+    def get_readonly_fields(self, request: HttpRequest, obj: CronEntry | None = None) -> tuple[str, ...]:
+        """Return the fields that are not editable.
+
+        These are all fields of an entry from code, and arguments that the user sees only in part. With the arguments
+        the jobtype is fixed too: for another jobtype `REDACT` might show everything.
+        """
+        mine = tuple(map(str, self.readonly_fields))
+        if obj is None:
+            return mine
+        if obj.origin == CronEntry.Origin.CODE:
+            return (*mine, *DEFINITION)
+        return (*mine, "jobtype", *_TEXTS) if self._hides(request, obj) else mine
+
+    def get_fieldsets(self, request: HttpRequest, obj: CronEntry | None = None) -> Any:
+        """Return the sections; a new entry has no history and no next times."""
+        if obj is None:
+            return [(None, {"fields": DEFINITION})]
+        found = super().get_fieldsets(request, obj)
+        if self.sees(request, "noted_history"):
+            found = _without("history", found)
+        is_editable = self.has_change_permission(request, obj) and not self._hides(request, obj)
+        return found if is_editable else _shown_only(found)
+
+    def _hides(self, request: HttpRequest, entry: CronEntry) -> bool:
+        """Return whether the user sees only part of the arguments; then they are not editable either."""
+        if not all(self.sees(request, field) for field in _TEXTS):
+            return True
+        # Compared with the stored text: saving a redacted or truncated text would overwrite the original.
+        stored = texts.read(entry, *_TEXTS)
+        return any(
+            not text.is_whole
+            or (redaction.is_on() and self.seen_of(entry, field, text).text != jsontext.compact(text.text))
+            for field, text in stored.items()
+        )
+
+    @admin.display(description="args")
+    def shown_args(self, entry: CronEntry) -> SafeString:
+        """Return the beginning of the visible arguments."""
+        return as_html(self.shown(entry, "args")["args"])
+
+    @admin.display(description="kwargs")
+    def shown_kwargs(self, entry: CronEntry) -> SafeString:
+        """Return the beginning of the visible keyword arguments."""
+        return as_html(self.shown(entry, "kwargs")["kwargs"])
+
+    @admin.display(description="job")
+    def shown_job(self, entry: CronEntry) -> SafeString:
+        """Return the beginning of the visible job members."""
+        return as_html(self.shown(entry, "job")["job"])
+
+    def has_change_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
+        """Return whether the user may edit the entry; an entry from code is edited in code."""
+        is_here = obj is None or obj.origin != CronEntry.Origin.CODE
+        return is_here and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
+        """Return whether the user may delete the entry; the list's action is not available.
+
+        An entry that the code still defines would be created again at the next start. Only the page of a single entry
+        can check that.
+        """
+        if obj is None or (obj.origin == CronEntry.Origin.CODE and obj.removed_at is None):
+            return False
+        return super().has_delete_permission(request, obj)
+
+    def save_model(self, request: HttpRequest, obj: CronEntry, form: Any, change: bool) -> None:  # noqa: ARG002
+        """Store the definition only, so that ticks taken by nodes since the form was loaded stay taken."""
+        rows.save(obj, using=_alias(obj))
+        if cron.task_of(obj.jobtype) is None:
+            said = f"No task of this project is called {obj.jobtype}: a worker in another language must know it."
+            self.message_user(request, said, messages.WARNING)
+
+    def buttons(self, row: CronEntry) -> list[tuple[str, str]]:
+        """Return the buttons; an entry removed from code has none."""
+        if row.removed_at:
+            return []
+        return [("run_now", "Run now"), ("resume", "Resume") if row.paused_at else ("pause", "Pause")]
+
+    @admin.display(description="state")
+    def state(self, entry: CronEntry) -> str:
+        """Return the state, with the reason if the entry is never due."""
+        if entry.state == "never":
+            return entry.problem or "never due"
+        return "removed from code" if entry.state == "removed" else entry.state
+
+    @admin.display(description="next", ordering="next_at")
+    def next_time(self, entry: CronEntry) -> str:
+        """Return the next tick in the entry's time zone."""
+        return _shown(entry, entry.next_at) if entry.next_at else "–"
+
+    @admin.display(description="in words")
+    def in_words(self, entry: CronEntry) -> str:
+        """Describe the schedule in words."""
+        try:
+            return str(Schedule.of(entry.schedule, entry.zone))
+        except InvalidCron as error:
+            return str(error)
+
+    @admin.display(description="next times")
+    def next_times(self, entry: CronEntry) -> SafeString | str:
+        """Return the next five ticks in the entry's time zone and in UTC.
+
+        For a paused entry: the ticks it would have.
+        """
+        try:
+            found = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
+        except InvalidCron:
+            return "–"
+        times = [(_shown(entry, tick), f"{tick:%Y-%m-%d %H:%M:%S} UTC") for tick in islice(found, NEXT_TIMES)]
+        return format_html_join("", "<div><b>{}</b> = {}</div>", times)
+
+    @admin.display(description="latest run")
+    def latest_run(self, entry: Any) -> str:
+        """Return the time and the outcome of the latest run."""
+        run = entry.latest
+        return "–" if run is None else f"{_shown(entry, run.tick or run.at)} {run.outcome}"
+
+    @admin.display(description="runs")
+    def history(self, entry: CronEntry) -> SafeString | str:
+        """Return the latest runs, newest first, with links to their jobs."""
+        return _history(entry)
+
+    @admin.display(description="runs")
+    def noted_history(self, entry: CronEntry) -> SafeString | str:
+        """Return the runs with their notes; the note of a refused run may quote arguments."""
+        return _history(entry, has_notes=True)
+
+    @admin.action(description="Pause", permissions=["pause"])
+    def pause(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
+        """Pause the entries: no tick is due until they are resumed."""
+        self.carry_out(request, queryset, "pause")
+
+    @admin.action(description="Resume", permissions=["resume"])
+    def resume(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
+        """Resume the entries; ticks during the pause are not made up for."""
+        self.carry_out(request, queryset, "resume")
+
+    @admin.action(description="Run now", permissions=["run"])
+    def run_now(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
+        """Enqueue one job for each entry now."""
+        self.carry_out(request, queryset, "run_now")
+
+
+def _shown(entry: CronEntry, moment: Any) -> str:
+    # An entry with an invalid zone must still have a page on which it can be corrected.
+    try:
+        there = moment.astimezone(Schedule.of(entry.schedule, entry.zone).zone)
+    except InvalidCron:
+        there = moment
+    return f"{there:%Y-%m-%d %H:%M:%S %Z}"
+
+
+def _alias(entry: CronEntry) -> str:
+    return entry._state.db or CronEntry.objects.db  # noqa: SLF001  (documented)
+
+
+def _history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
+    using = _alias(entry)
+    runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
+    # ACK does not update runs (ADR 14), so the current outcomes are read from the jobs.
+    known = cron_runs.outcomes([run.jid for run in runs if run.jid], using=using)
+    lines = [
+        (
+            _shown(entry, run.tick) if run.tick else "by hand",
+            f"{run.at:%Y-%m-%d %H:%M:%S} UTC",
+            known.get(run.jid, run.outcome),
+            format_html('<a href="{}">{}</a>', jobs_link(q=run.jid), run.jid) if run.jid else "–",
+            *([run.note] if has_notes else []),
+        )
+        for run in runs
+    ]
+    if not lines:
+        return "none yet"
+    names = ("tick", "taken", "outcome", "job", *(["note"] if has_notes else []))
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    row = SafeString(f"<tr>{'<td>{}</td>' * len(names)}</tr>")
+    return format_html(
+        '<div class="faktory-wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
+        SafeString(head),  # constants only
+        format_html_join("", row, lines),
+    )
+
+
+def _without(name: str, fieldsets: Any) -> list[Any]:
+    return [
+        (title, {**options, "fields": [one for one in options["fields"] if one != name]})
+        for title, options in fieldsets
+    ]
+
+
+def _shown_only(fieldsets: Any) -> list[Any]:
+    """Replace the argument fields with their read-only visible parts."""
+    return [
+        (title, {**options, "fields": [_SHOWN.get(name, name) for name in options["fields"]]})
+        for title, options in fieldsets
+    ]

@@ -1,0 +1,77 @@
+"""Admin page of GearMonkey: functions, workers, queues, lost jobs and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+
+from ..contrib.gearmonkey.settings import url_of, without_password
+from ..errors import FaktoryError
+from ..models.proxies import GearMonkeyFunction
+from .base import LookOnly, asks
+
+
+@admin.register(GearMonkeyFunction)
+class GearMonkeyAdmin(LookOnly):
+    """A single page, shown only if a GearMonkey server is configured."""
+
+    has_audit_permission = asks("gearmonkeyfunction.audit")
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Hide the page if GearMonkey is not configured."""
+        return _url() != "" and super().has_module_permission(request)
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show the state of all functions; a POST searches for lost jobs and queues them again."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        if request.method == "POST":
+            if not self.has_audit_permission(request):
+                raise PermissionDenied
+            self._audit(request)
+            return HttpResponseRedirect(request.path)
+        seen, trouble = None, ""
+        try:
+            from ..contrib.gearmonkey.address import connect  # needs redis-py
+            from ..contrib.gearmonkey.inspection import health
+
+            seen = health(connect(url_of()))
+        except (FaktoryError, ImportError) as error:
+            trouble = str(error)
+        return self.page(
+            request,
+            "gearmonkey",
+            title="GearMonkey functions",
+            server=without_password(_url()),
+            seen=seen,
+            trouble=trouble,
+            may_audit=self.has_audit_permission(request),
+            **(extra_context or {}),
+        )
+
+    def _audit(self, request: HttpRequest) -> None:
+        try:
+            from ..contrib.gearmonkey.address import connect  # needs redis-py
+            from ..contrib.gearmonkey.inspection import look
+            from ..contrib.gearmonkey.redis_worker import Station
+
+            redis = connect(url_of())
+            again = Station(redis, [seen.fn for seen in look(redis)], wid="admin").audit()
+        except (FaktoryError, ImportError) as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return
+        self.message_user(
+            request,
+            f"{len(again)} lost jobs are queued again. Lost is what two looks, a minute apart, have found so.",
+            messages.SUCCESS,
+        )
+
+
+def _url() -> str:
+    try:
+        return url_of()
+    except FaktoryError:
+        return ""

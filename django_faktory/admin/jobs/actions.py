@@ -1,0 +1,88 @@
+"""Actions on jobs in the admin: label, permission, legal states, and a warning if the action destroys data.
+
+`operations.bulk` performs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from django.http import HttpRequest
+
+from ...core.lifecycle import State
+from ...models import Job, permissions
+from ...operations import bulk
+from ...operations.bulk import Verb
+from ...store.jobs import cancellations
+
+
+class Act(NamedTuple):
+    """One action on jobs."""
+
+    label: str
+    done: str
+    needs: str
+    """Permission, as named in `permissions`."""
+    states: frozenset[State]
+    warning: str = ""
+    """What is lost; if empty, no confirmation is asked for."""
+
+    def is_allowed(self, request: HttpRequest) -> bool:
+        """Return whether the user may perform this action."""
+        return permissions.may(request.user, self.needs)
+
+
+_CANCELLED = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WORKING, State.RETRIES})
+_CLEARED = frozenset({State.ENQUEUED, State.BLOCKED})
+
+ACTS = {
+    "retry": Act("Retry now", "Retried", "job.retry", bulk.STATES[Verb.RETRY]),
+    "requeue": Act("Run now", "Run by hand", "job.requeue", bulk.STATES[Verb.REQUEUE]),
+    "cancel": Act(
+        "Cancel", "Cancelled", "job.cancel", _CANCELLED,
+        "Jobs that wait are dropped. Those that run are stopped within seconds, where the worker is ours.",
+    ),
+    "kill": Act(
+        "Kill", "Killed", "job.kill", bulk.STATES[Verb.KILL],
+        "They will not run any more, unless somebody retries them among the dead.",
+    ),
+    "discard": Act(
+        "Discard", "Discarded", "job.discard", bulk.STATES[Verb.DISCARD],
+        "They are dropped. There is no way back.",
+    ),
+    "prune": Act(
+        "Delete", "Deleted", "job.prune", bulk.STATES[Verb.PRUNE],
+        "What is known of their end, their results too, is deleted. There is no way back.",
+    ),
+    "clear": Act(
+        "Clear", "Cleared", "queue.clear", _CLEARED,
+        "All that waits in the queue is dropped. There is no way back.",
+    ),
+}  # fmt: skip
+"""Actions by the name used in URLs and buttons. `clear` is an action on a queue, all other ones on any job."""
+
+
+def carry_out(name: str, ids: Sequence[int], *, using: str) -> int:
+    """Perform the action on these jobs; return the number of jobs changed.
+
+    Jobs in a state that the action does not accept are skipped.
+    """
+    jobs = Job.objects.using(using).filter(pk__in=ids)
+    if name == "cancel":
+        return cancellations.cancel(list(jobs.values_list("jid", flat=True)), using=using)
+    return bulk.carry_out(Verb.DISCARD if name == "clear" else Verb(name), jobs)
+
+
+def fitting(job: Job, request: HttpRequest) -> list[tuple[str, Act]]:
+    """Return the actions that the user may perform on this job now.
+
+    For a failed job retry and requeue have the same effect; only retry is returned.
+    """
+    found = [
+        (name, act)
+        for name, act in ACTS.items()
+        if name != "clear" and job.state in act.states and act.is_allowed(request)
+    ]
+    names = [name for name, _ in found]
+    return [(name, act) for name, act in found if not (name == "requeue" and "retry" in names)]

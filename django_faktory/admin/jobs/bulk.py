@@ -1,0 +1,212 @@
+"""Run an action on all jobs that a filter matches, in steps: each request does a part and reports what is left.
+
+The state of a sweep is stored in the page's form, signed, and nowhere on the server: the sweep stops when
+the page is closed, and the finished steps remain in effect.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from django.core import signing
+from django.db.models import Min
+from msgspec import structs
+
+from ...core.lifecycle import State
+from ...core.payloads import is_storable
+from ...core.queries import Pattern, Query, parse_query
+from ...errors import InvalidQuery
+from ...models import Job, JobQuerySet
+from ...models.job import RECENT
+from ...operations import bulk
+from ...tasks.redaction import query_of
+from ..base import AtLeast
+from . import actions, error_groups
+from .error_groups import Kind
+
+CHUNK = 500
+LASTS_S = 1.0
+"""Seconds of work per request; after that the page is rendered, and its next request continues."""
+COUNTED = 10_000
+SALT = "django_faktory.sweep"
+MAX_AGE_S = 86_400
+
+
+class Scope(NamedTuple):
+    """Jobs to act on: those of a query, or dead jobs of one kind."""
+
+    query: str
+    kind: Kind | None = None
+
+    def __str__(self) -> str:
+        """Return the scope as shown to users and written to the log."""
+        if self.kind is None:
+            return self.query or "all jobs"
+        return f"dead, {self.kind.errtype or 'no error'}: {self.kind.head} ({self.kind.jobtype})"
+
+    def rows(self, verb: str, *, using: str) -> JobQuerySet:
+        """Return the jobs in scope to which the action applies."""
+        if self.kind is not None:
+            return error_groups.of_kind(self.kind, using=using)
+        return Job.objects.using(using).matching(self.query).in_state(*actions.ACTS[verb].states)
+
+    def picked(self, rows: JobQuerySet) -> tuple[list[int], int | None]:
+        """Return the ids of the rows in scope and the id of the last row read."""
+        # The last id is returned even if no row is in scope: the next step continues after it.
+        ids = list(rows.values_list("pk", flat=True))
+        last = ids[-1] if ids else None
+        if self.kind is None or not ids:
+            return ids, last
+        # In Python: the database cannot reduce a message to its kind.
+        return list(
+            error_groups.matching(rows.model.objects.using(rows.db).filter(pk__in=ids).order_by("pk"), self.kind)
+        ), last
+
+    def counted(self, verb: str, *, using: str) -> int:
+        """Return the number of jobs in scope, at most `COUNTED` + 1.
+
+        A query without an index counts recent jobs only and returns `AtLeast` if there are older jobs.
+        """
+        rows = self.rows(verb, using=using)
+        if self.kind is None and parse_query(self.query).has_index:
+            return rows.count_up_to(COUNTED + 1)
+        if self.kind is None:
+            count = rows.recent().count_up_to(COUNTED + 1)
+            pks = Job.objects.using(using).values_list("pk", flat=True)
+            oldest, latest = pks.order_by("pk").first() or 0, pks.order_by("-pk").first() or 0
+            return count if latest - oldest < RECENT or count > COUNTED else AtLeast(count)
+        return sum(1 for _ in error_groups.matching(rows.order_by("-pk")[: COUNTED + 1], self.kind))
+
+
+def scope_of(params: Mapping[str, Any]) -> Scope:
+    """Return the scope that URL parameters ask for. Raises InvalidQuery."""
+    if "error" in params and "task" in params:
+        return Scope("", Kind(params["error"], params["task"], params.get("head", "")))
+    return Scope(str(asked(params)))
+
+
+def asked(params: Mapping[str, Any], typed: Query | None = None) -> Query:
+    """Return the query of a list's URL: `typed` combined with the filters. Raises InvalidQuery."""
+    for name in ("q", "queue", "about", "bid"):
+        if not is_storable(params.get(name, "")):
+            raise InvalidQuery(f"{name}: expected text without NUL, which no job has; leave it out")
+    query = understood(params.get("q", "")) if typed is None else typed
+    changes: dict[str, Any] = {}
+    if params.get("state") in set(State):
+        changes["states"] = (State(params["state"]),)
+    if params.get("queue"):
+        changes["queues"] = (Pattern(params["queue"]),)
+    for name, field in (("about", "about"), ("bid", "batches")):
+        if params.get(name):
+            changes[field] = (params[name],)
+    return structs.replace(query, **changes)
+
+
+def understood(text: str) -> Query:
+    """Parse search text: a query, or one word that is a jid, the beginning of a task, or an error."""
+    word = text.strip()
+    if not word or ":" in word or " " in word or '"' in word or word in set(State):
+        return query_of(text)
+    jobs = Job.objects.all()
+    # The jid first: it is the only exact one of the three.
+    if jobs.filter(jid=word).exists():
+        return Query(jids=(word,))
+    if jobs.recent(RECENT).task(f"{word.rstrip('*')}*").exists():
+        return Query(tasks=(Pattern(word.rstrip("*"), is_prefix=True),))
+    return Query(errors=(Pattern(word.rstrip("*"), is_prefix=word.endswith("*")),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """State of an action on many jobs."""
+
+    verb: str
+    query: str
+    kind: tuple[str, str, str] | None
+    user: str
+    why: str
+    total: int | None
+    """Number of jobs in scope at the beginning; None if they were not counted completely."""
+    after: int
+    """Id of the last job that was examined."""
+    upto: int
+    """Highest id at the beginning; jobs pushed later are out of scope."""
+    every_s: float = 0.0
+    """Seconds between two retries; 0 retries all at once."""
+    first_at: float = 0.0
+    placed: int = 0
+    changed: int = 0
+    is_over: bool = False
+
+    @property
+    def scope(self) -> Scope:
+        """Return the jobs to act on."""
+        return Scope(self.query, Kind(*self.kind) if self.kind else None)
+
+    @property
+    def percent(self) -> int | None:
+        """Return the progress in percent; None if the jobs were not counted completely."""
+        if self.is_over:
+            return 100
+        return None if self.total is None else min(100, 100 * self.placed // max(self.total, 1))
+
+
+def begin(verb: str, scope: Scope, *, total: int, user: object, why: str, every_s: float = 0.0, using: str) -> Sweep:
+    """Return a new sweep, without any step done. `total` is the result of `Scope.counted`."""
+    jobs = Job.objects.using(using)
+    rows = scope.rows(verb, using=using)
+    upto = jobs.order_by("-pk").values_list("pk", flat=True).first() or 0
+    after = 0
+    if scope.kind is None and parse_query(scope.query).searches:
+        # A search covers the newest jobs in a state only. As jobs leave the state, the search would include ever older
+        # jobs, so the lowest id is fixed at the beginning.
+        after = (rows.aggregate(first=Min("pk"))["first"] or 1) - 1
+    is_counted = total <= COUNTED and not isinstance(total, AtLeast)
+    kind = tuple(scope.kind) if scope.kind else None
+    return Sweep(
+        verb=verb, query=scope.query, kind=kind, user=str(user), why=why,  # type: ignore[arg-type]
+        total=total if is_counted else None, after=after, upto=upto, every_s=every_s, first_at=time.time(),
+    )  # fmt: skip
+
+
+def go_on(sweep: Sweep, *, using: str, lasts_s: float = LASTS_S) -> Sweep:
+    """Perform at least one step, and further ones for about `lasts_s` seconds."""
+    began = time.monotonic()
+    while not sweep.is_over:
+        sweep = _step(sweep, using)
+        if time.monotonic() - began > lasts_s:
+            break
+    return sweep
+
+
+def _step(sweep: Sweep, using: str) -> Sweep:
+    # By id, not by offset: jobs that left the scope in earlier steps must not shift the next one.
+    rows = sweep.scope.rows(sweep.verb, using=using).filter(pk__gt=sweep.after, pk__lte=sweep.upto)
+    ids, last = sweep.scope.picked(rows.order_by("pk")[:CHUNK])
+    if last is None:
+        return replace(sweep, is_over=True)
+    if sweep.every_s:
+        # From the number placed so far, so that the pace continues across steps and requests.
+        first_at = datetime.fromtimestamp(sweep.first_at + sweep.every_s * sweep.placed, UTC)
+        changed = bulk.spread(ids, first_at=first_at, every_s=sweep.every_s, using=using)
+    else:
+        changed = actions.carry_out(sweep.verb, ids, using=using)
+    return replace(sweep, after=last, placed=sweep.placed + len(ids), changed=sweep.changed + changed)
+
+
+def sealed(sweep: Sweep) -> str:
+    """Return the sweep as signed text for a form."""
+    return signing.dumps(asdict(sweep), salt=SALT, compress=True)
+
+
+def opened(text: str, *, user: object) -> Sweep:
+    """Return the sweep of a form. Raises BadSignature if it is invalid, expired, or of another user."""
+    sweep = Sweep(**signing.loads(text, salt=SALT, max_age=MAX_AGE_S))
+    # The signature proves that this site wrote the form, but not for which user.
+    if sweep.user != str(user):
+        raise signing.BadSignature("expected the user who began this")
+    return sweep

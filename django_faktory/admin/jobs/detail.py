@@ -1,0 +1,288 @@
+"""Template context of a job's page: facts, a timeline of attempts, and the beginnings of its long texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django.apps import apps
+from django.contrib.admin.utils import quote
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+from django.utils.html import escape, format_html
+from django.utils.safestring import SafeString
+
+from ...core.json.fields import parse_instant
+from ...core.json.jsontext import last_members
+from ...core.lifecycle import State
+from ...core.queries import split_about
+from ...errors import FaktoryError
+from ...models import Batch, Gate, Job, Tracking, WorkerProcess
+from ...models.cron import CronRun
+from ...models.permissions import may
+from ...operations.edit import EDITABLE
+from ...store.jobs.prefetch import is_unconfirmed
+from ...store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, laid_out
+from ...tasks import redaction
+from ...tasks.results import Attempt, runs_of
+from ..base import jobs_link, shown_text
+from ..locks import holder_of
+from ..overview.data import duration
+from . import actions, error_groups
+
+SHOWN = 50
+"""Attempts shown at most, the latest ones."""
+
+MESSAGE_BYTES = 2048
+TIMELINE_BYTES = 48 * 1024
+"""Bytes of HTML: for the message of one attempt, and for all messages and backtraces together."""
+
+EDITED = WHOLE
+"""Characters of the longest arguments that the edit page shows."""
+
+TOO_LONG = "Its arguments are too long to be edited on a page: the API takes others."
+
+
+class Moment(NamedTuple):
+    """One event of the timeline."""
+
+    title: str
+    at: datetime | None
+    is_failed: bool = False
+    is_good: bool = False
+    took: str = ""
+    worker: str = ""
+    error: str = ""
+    message: str = ""
+    backtrace: str = ""
+
+
+def told(job: Job, stored: Mapping[str, StoredText], urls: Mapping[str, str], request: HttpRequest) -> dict[str, Any]:
+    """Return the template's context. `stored` are the job's long texts, the payload as far as it may be seen."""
+    payload = stored["payload"]
+    # A text that was cut off cannot be parsed.
+    members = _members(payload.text) if payload.is_whole else {}
+    custom = _members(members.get("custom", ""))
+    shown = {column: shown_text(text, urls[column]) for column, text in stored.items() if text.size}
+    for name, text in (("args", members.get("args", "")), ("kwargs", custom.get("kwargs", ""))):
+        if text:
+            shown[name] = shown_text(payload, urls["payload"], laid_out(text))
+    return {
+        "job": job,
+        "facts": [(name, value) for name, value in _facts(job) if value not in (None, "", "–")],
+        "times": [(name, at) for name, at in _times(job) if at is not None],
+        "texts": shown,
+        "is_too_long": not payload.is_whole,
+        "timeline": timeline(job, stored["history"]),
+        "acts": actions.fitting(job, request),
+        "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
+        # The beginning that the page of groups reads too, so that both find the same group.
+        "kind": error_groups.kind_of(job, stored["failure"].text[: error_groups.READ])
+        if job.state == State.DEAD
+        else None,
+        "may_try": job.state == State.DEAD and actions.ACTS["retry"].is_allowed(request),
+    }
+
+
+def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
+    """Return a job's arguments and keyword arguments as text to edit, and why they cannot be edited.
+
+    The reason is "" if they can be edited.
+    """
+    if not payload.is_whole:
+        return "", "", TOO_LONG
+    members = _members(redaction.shown_job(job.jobtype, payload.text))
+    kwargs = _members(members.get("custom", "")).get("kwargs", "")
+    found = laid_out(members.get("args", "[]"), EDITED), laid_out(kwargs, EDITED) or "{}"
+    if any(len(text) > EDITED for text in found):
+        return "", "", TOO_LONG
+    if job.state not in EDITABLE:
+        return *found, f"It is {job.state}: only a job that may run, and does not, can be edited."
+    # The placeholder shown for a hidden value would be saved as the value.
+    if redaction.hides(job.jobtype, payload.text):
+        return *found, "FAKTORY['REDACT'] hides some of its arguments: they cannot be edited on a page."
+    return *found, ""
+
+
+def timeline(job: Job, history: StoredText) -> list[Moment]:
+    """Return the job's events, oldest first. Room for backtraces is given to the latest attempts first."""
+    runs = runs_of(history.text) if history.is_whole else []
+    left_out, shown = runs[:-SHOWN], runs[-SHOWN:]
+    # The stored history is limited in length, and an imported job has its latest failure only.
+    forgotten = max(0, job.failures + job.losses - sum(not one.is_interruption for one in runs))
+    number = forgotten + sum(not one.is_interruption for one in left_out)
+    messages, backtraces = _cut_runs(shown)
+    found = [Moment("Pushed", job.created_at)]
+    if earlier := forgotten + len(left_out):
+        found.append(Moment(f"{earlier} earlier attempt{'s' * (earlier > 1)}", None))
+    for one, message, backtrace in zip(shown, messages, backtraces, strict=True):
+        begun, failed = _instant(one.started_at), _instant(one.failed_at)
+        number += not one.is_interruption
+        if one.is_interruption:
+            found.append(Moment(one.message.capitalize(), failed, took=_between(begun, failed), worker=one.wid))
+            continue
+        found.append(
+            Moment(
+                f"Attempt {number} failed",
+                failed,
+                is_failed=True,
+                took=_between(begun, failed),
+                worker=one.wid,
+                error=one.errtype,
+                message=message,
+                backtrace=backtrace,
+            )
+        )
+    return [*found, _now(job)]
+
+
+def _cut_runs(runs: Sequence[Attempt]) -> tuple[list[str], list[str]]:
+    """Return the messages and backtraces of these attempts, cut to `TIMELINE_BYTES` in total."""
+    left, messages, backtraces = TIMELINE_BYTES, [], []
+    for one in reversed(runs):
+        messages.append(cut(one.message, min(left, MESSAGE_BYTES)))
+        backtraces.append(cut("\n".join(one.backtrace), min(left, SHOWN_BYTES)))
+        # Escaped size: `<` becomes four bytes of HTML.
+        left = max(0, left - len(escape(messages[-1] + backtraces[-1]).encode("utf-8", "replace")))
+    return messages[::-1], backtraces[::-1]
+
+
+_WAITS = {
+    State.SCHEDULED: ("Waits for its time", "run_at"),
+    State.RETRIES: ("Waits for its next try", "run_at"),
+    State.ENQUEUED: ("Waits for a worker, since", "enqueued_at"),
+    State.BLOCKED: ("Waits for a lock or a limit, since", "enqueued_at"),
+}
+
+
+def _now(job: Job) -> Moment:
+    state = State(job.state)
+    if state in _WAITS:
+        title, column = _WAITS[state]
+        return Moment(title, getattr(job, column))
+    if state is State.WORKING:
+        return Moment(f"Attempt {job.attempts} runs, since", job.started_at, worker=job.wid)
+    if state is State.SUCCEEDED:
+        return Moment(
+            "Succeeded", job.finished_at, is_good=True, took=_between(job.started_at, job.finished_at), worker=job.wid
+        )
+    return Moment(str(state).capitalize(), job.finished_at, is_failed=state is State.DEAD)
+
+
+def _between(begun: datetime | None, ended: datetime | None) -> str:
+    return duration((ended - begun).total_seconds()) if begun and ended else ""
+
+
+def _facts(job: Job) -> list[tuple[str, Any]]:
+    using = job._state.db or "default"  # noqa: SLF001  (documented)
+    return [
+        ("Task", job.jobtype),
+        ("State", job.state),
+        ("Queue", _linked("queue", job.queue, job.queue)),
+        ("About", _subject(job.about)),
+        ("Priority", job.priority or None),
+        ("Attempts", f"{job.attempts}, of at most {max(job.retry, 0) + 1}" if job.attempts else None),
+        ("Interruptions", job.interruptions or None),
+        ("Lost workers", job.losses or None),
+        ("Progress", _progress(job, using)),
+        ("Cancelled", "yes: its worker has been told" if job.is_cancelled and job.state == State.WORKING else None),
+        ("Worker", _worker(job, using)),
+        ("Batch", _batch(job.bid, using)),
+        ("Callback of batch", _batch(job.callback_of, using)),
+        ("Lock", job.lock_key),
+        ("Lock held by", holder_of(job)),
+        ("Lock token", job.lock_token),
+        ("Limit of the key", job.limit_key),
+        ("Waits at the limit of", _gate(job, using)),
+        ("Unique until", job.unique_expires_at),
+        ("Cron entry", _cron(job, using)),
+        ("Job id", job.jid),
+    ]
+
+
+def _gate(job: Job, using: str) -> Any:
+    """Return the limit that blocks the job, as a link."""
+    gate = Gate.objects.using(using).filter(pk=job.gate).first() if job.gate is not None else None
+    return None if gate is None else _linked("limit", gate.limit_id, str(gate))
+
+
+def _times(job: Job) -> list[tuple[str, datetime | None]]:
+    return [
+        ("Pushed", job.created_at),
+        ("Due", job.run_at),
+        ("Enqueued", job.enqueued_at),
+        ("Started", job.started_at),
+        ("Leased, delivery not confirmed, until" if is_unconfirmed(job) else "Reserved until", job.reserved_until),
+        ("Ended", job.finished_at),
+        ("Expires", job.expires_at),
+        ("Kept until", job.purge_at),
+    ]
+
+
+def _progress(job: Job, using: str) -> str:
+    said = Tracking.objects.using(using).filter(jid=job.jid).first()
+    # A tracking row older than the job belongs to an earlier job with the same jid.
+    if said is None or said.updated_at < job.created_at:
+        return ""
+    words = (f"{said.percent} %" if said.percent is not None else "", cut(said.desc or "", MESSAGE_BYTES))
+    return " ".join(word for word in words if word)
+
+
+def _worker(job: Job, using: str) -> SafeString | str | None:
+    if not job.wid:
+        return None
+    # The row of a worker is deleted some time after its end: no link then.
+    known = WorkerProcess.objects.using(using).filter(wid=job.wid).exists()
+    return _linked("workerprocess", job.wid, job.wid) if known else job.wid
+
+
+def _batch(bid: str | None, using: str) -> SafeString | str | None:
+    if not bid:
+        return None
+    batch = Batch.objects.using(using).filter(bid=bid).only("pk", "description", "bid").first()
+    return bid if batch is None else _linked("batch", batch.pk, batch.description[:200] or bid)
+
+
+def _cron(job: Job, using: str) -> SafeString | str | None:
+    run = CronRun.objects.using(using).filter(jid=job.jid).select_related("entry").order_by("-pk").first()
+    return None if run is None else _linked("cronentry", run.entry.pk, run.entry.name)
+
+
+def _linked(model: str, pk: int | str, words: str) -> SafeString:
+    # <bdi> isolates bidirectional text of clients, which could otherwise reorder the page around it.
+    address = reverse(f"admin:django_faktory_{model}_change", args=[quote(pk)])
+    return format_html('<a href="{}"><bdi>{}</bdi></a>', address, words)
+
+
+def _subject(about: str | None) -> SafeString | str | None:
+    """Return the related object with links to its admin page and to all its jobs."""
+    if not about:
+        return None
+    shown: SafeString | str = format_html("<bdi>{}</bdi>", about)
+    # `about` may name a model that is not installed here or has no admin page.
+    with suppress(FaktoryError, LookupError, NoReverseMatch, ValueError):
+        label, key = split_about(about)
+        meta = apps.get_model(label)._meta  # noqa: SLF001  (documented)
+        address = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[quote(key)])
+        shown = format_html('<a href="{}"><bdi>{}</bdi></a>', address, about)
+    return format_html('{} (<a href="{}">all its jobs</a>)', shown, jobs_link(about=about))
+
+
+def _members(text: str) -> dict[str, str]:
+    # `custom` may be missing, or null.
+    if not text.startswith("{"):
+        return {}
+    try:
+        return last_members(text)
+    except FaktoryError:
+        return {}
+
+
+def _instant(text: str) -> datetime | None:
+    try:
+        # The history of an imported job may contain any text.
+        return parse_instant("at", text) if text else None
+    except FaktoryError:
+        return None

@@ -1,0 +1,127 @@
+"""Group dead jobs by cause: error class, task, and the message's first line without numbers and ids.
+
+Reads the newest `LOOKED_AT` jobs only, and no backtraces; a page shows how many were read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from django.db.models.functions import Substr
+
+from ...models import Job, JobQuerySet
+from ...store.jobs.pushes import is_storable
+
+LOOKED_AT = 5000
+READ = 1200
+"""Characters read of a failure's text: the message is near its beginning."""
+LONGEST = 120
+
+# Not parsed as JSON: the text is cut off in the middle.
+_message = re.compile(r'"message":"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
+# Addresses, UUIDs, other long hexadecimal numbers, and decimal numbers: they differ from job to job.
+_changing = re.compile(
+    r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b(?=\w*\d)[0-9a-fA-F]{12,}\b|\d+(?:[.,:]\d+)*"
+)
+
+
+class Kind(NamedTuple):
+    """Properties that the jobs of a group share."""
+
+    errtype: str
+    jobtype: str
+    head: str
+
+    @property
+    def query(self) -> str:
+        """Return the kind as a URL query string."""
+        return urlencode({"error": self.errtype, "task": self.jobtype, "head": self.head})
+
+
+@dataclass(slots=True)
+class Group:
+    """Dead jobs of one kind."""
+
+    kind: Kind
+    count: int
+    latest_pk: int
+    latest_at: datetime | None
+    message: str
+    queues: set[str]
+
+
+class Found(NamedTuple):
+    """Groups, the largest first, and how many jobs were read."""
+
+    groups: list[Group]
+    looked_at: int
+    is_more: bool
+
+
+def message_of(failure: str) -> str:
+    """Return the message at the beginning of a failure's text, or ""."""
+    match = _message.search(failure)
+    if match is None:
+        return ""
+    try:
+        message = json.loads(f'"{match[1]}"', strict=False)
+    except ValueError:
+        message = match[1]
+    return sendable(message)
+
+
+def sendable(text: str) -> str:
+    """Return the text with NUL and lone surrogates replaced, which no page can contain."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+
+
+def head_of(message: str) -> str:
+    """Return the first line of a message, with N in place of everything that varies between jobs."""
+    # Cut before the substitution too: a very long line would make it slow.
+    line = message.strip().partition("\n")[0]
+    return _changing.sub("N", line[: LONGEST * 2])[:LONGEST]
+
+
+def kind_of(job: Job, failure: str) -> Kind:
+    """Return the group of a dead job; `failure` is the beginning of its failure's text."""
+    return Kind(job.errtype, job.jobtype, head_of(message_of(failure)))
+
+
+def found(jobs: JobQuerySet, *, most: int = LOOKED_AT) -> Found:
+    """Return the groups of these jobs, newest `most` jobs only, in one query."""
+    fields = ("pk", "errtype", "jobtype", "told", "finished_at", "queue")
+    rows: list[Any] = list(_told(jobs).order_by("-pk").values_list(*fields)[: most + 1])
+    groups: dict[Kind, Group] = {}
+    for pk, errtype, jobtype, told, finished_at, queue in rows[:most]:
+        message = message_of(told)
+        kind = Kind(errtype, jobtype, head_of(message))
+        group = groups.setdefault(kind, Group(kind, 0, pk, finished_at, message, set()))
+        group.count += 1
+        group.queues.add(queue)
+    in_order = sorted(groups.values(), key=lambda group: (-group.count, -group.latest_pk))
+    return Found(in_order, min(len(rows), most), len(rows) > most)
+
+
+def of_kind(kind: Kind, *, using: str) -> JobQuerySet:
+    """Return dead jobs with this error and task; `matching` picks those with its message."""
+    # An edited URL may contain NUL, which PostgreSQL rejects.
+    if not (is_storable(kind.errtype) and is_storable(kind.jobtype)):
+        return Job.objects.using(using).none()
+    return Job.objects.using(using).dead().filter(errtype=kind.errtype, jobtype=kind.jobtype)
+
+
+def matching(jobs: JobQuerySet, kind: Kind) -> Iterable[int]:
+    """Return the ids of the jobs with a message of this kind, in the order of `jobs`."""
+    rows = _told(jobs).values_list("pk", "told")
+    return [pk for pk, told in rows if head_of(message_of(told)) == kind.head]
+
+
+def _told(jobs: JobQuerySet) -> Any:
+    # Only the beginning of the text leaves the database: backtraces can be large.
+    return jobs.annotate(told=Substr("failure", 1, READ))

@@ -1,0 +1,125 @@
+"""Admin views of dead jobs by error: all groups, one group, and a trial retry of one job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.shortcuts import get_object_or_404
+from django.urls import URLPattern, path, reverse
+
+from ... import conf
+from ...core.lifecycle import State
+from ...models import Job
+from ...models.permissions import may
+from ...operations import bulk
+from ...store import texts
+from ..base import LookOnly, capped, log
+from . import actions, error_groups
+from . import bulk as bulk_actions
+from .error_groups import Kind
+
+SHOWN = 20
+TRIED_EVERY_S = 1
+
+
+class ErrorViews(LookOnly):
+    """Mixin for the admin of jobs that adds the error pages."""
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the URLs, those of the error pages first."""
+        wrap = self.admin_site.admin_view
+        return [
+            path("errors/", wrap(self._errors), name="django_faktory_job_errors"),
+            path("errors/one/", wrap(self._error), name="django_faktory_job_error"),
+            path("errors/tried/", wrap(self._tried), name="django_faktory_job_tried"),
+            path("<int:pk>/try/", wrap(self._try), name="django_faktory_job_try"),
+            *super().get_urls(),
+        ]
+
+    def _errors(self, request: HttpRequest) -> HttpResponse:
+        self._may_look(request)
+        seen = error_groups.found(Job.objects.using(conf.get("DATABASE")).dead())
+        return self.page(request, "errors", title="Dead jobs by error", seen=seen, shown=seen.groups[:200])
+
+    def _error(self, request: HttpRequest) -> HttpResponse:
+        """Show a group: its latest jobs, a button to retry one, and actions on all."""
+        self._may_look(request)
+        using, kind = conf.get("DATABASE"), _kind(request)
+        scope = bulk_actions.Scope("", kind)
+        # The message is not a column: read the newest ids and compare the messages of those.
+        ids = list(
+            error_groups.matching(
+                error_groups.of_kind(kind, using=using).order_by("-pk")[: bulk_actions.COUNTED + 1], kind
+            )
+        )
+        columns = ("jid", "jobtype", "queue", "state", "failures", "losses", "finished_at", "about")
+        latest = Job.objects.using(using).filter(pk__in=ids[:SHOWN]).order_by("-pk").only(*columns)
+        retry = actions.ACTS["retry"]
+        return self.page(
+            request,
+            "error",
+            title=f"{kind.errtype or 'No error'}: {capped(len(ids), bulk_actions.COUNTED)} dead jobs",
+            kind=kind,
+            scope=scope,
+            count=len(ids),
+            latest=latest,
+            may_retry=retry.is_allowed(request),
+            may_edit=may(request.user, "job.change"),
+            may_discard=actions.ACTS["discard"].is_allowed(request),
+            tried=self._fate(request),
+            every_s=TRIED_EVERY_S,
+        )
+
+    def _try(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Retry one job; the redirect leads to its group's page, which shows how it ends."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        self._may_look(request)  # the redirect's URL contains the job's error
+        if not actions.ACTS["retry"].is_allowed(request):
+            raise PermissionDenied
+        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
+        # Read before the retry: the next run may replace the failure.
+        kind = error_groups.kind_of(job, texts.beginnings(job, {"failure": error_groups.READ})["failure"])
+        if bulk.try_one(job):
+            log(request, [job], "Retried, to see how it fares")
+        else:
+            self.message_user(request, f"It is {job.state} by now: nothing was done.", messages.WARNING)
+        return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_error')}?{kind.query}&tried={pk}")
+
+    def _tried(self, request: HttpRequest) -> HttpResponse:
+        """Render the part of the page that is reloaded until the tried job has ended."""
+        self._may_look(request)
+        return self.page(request, "tried", tried=self._fate(request), kind=_kind(request))
+
+    def _fate(self, request: HttpRequest) -> dict[str, Any] | None:
+        """Return the state of the job that was tried, or None if none was."""
+        pk = request.GET.get("tried", "")
+        # At most 18 digits: larger numbers do not fit the database's integer.
+        if not pk.isdecimal() or len(pk) > 18:
+            return None
+        columns = ("jid", "jobtype", "state", "errtype", "finished_at")
+        job = Job.objects.using(conf.get("DATABASE")).filter(pk=int(pk)).only(*columns).first()
+        state = job.state if job else None
+        return {
+            "pk": pk,
+            "job": job,
+            "part": f"{reverse('admin:django_faktory_job_tried')}?{request.GET.urlencode()}",
+            "is_good": state == State.SUCCEEDED,
+            "is_bad": state in (State.DEAD, State.RETRIES),
+            # None: the row has been deleted, so no further state will follow.
+            "is_over": state in (State.SUCCEEDED, State.DEAD, State.RETRIES, State.DISCARDED, State.EXPIRED, None),
+            "message": error_groups.message_of(texts.beginnings(job, {"failure": error_groups.READ})["failure"])
+            if job
+            else "",
+        }
+
+    def _may_look(self, request: HttpRequest) -> None:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+
+
+def _kind(request: HttpRequest) -> Kind:
+    return Kind(request.GET.get("error", ""), request.GET.get("task", ""), request.GET.get("head", ""))

@@ -1,0 +1,206 @@
+"""Admin page of limits: shows allowance and usage, and edits, removes or pauses limits while jobs run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django import forms
+from django.contrib import admin
+from django.core.exceptions import ValidationError
+from django.db.models import Min, QuerySet, Sum
+from django.http import HttpRequest
+from django.utils.timezone import localtime
+
+from ..core.limits import Allowance, InvalidLimit, Scope, rate_text
+from ..errors import FaktoryError
+from ..models import Limit
+from ..store.limits import definitions
+from ..tasks import limits as task_limits
+from .base import CappedPaginator, asks
+from .object_actions import Act, WithButtons
+
+if TYPE_CHECKING:
+    AnyLimitForm = forms.ModelForm[Limit]
+else:  # Django's own classes take no type parameters at run time
+    AnyLimitForm = forms.ModelForm
+
+_NUMBERS = ("concurrency", "rate", "burst")
+
+
+class LimitForm(AnyLimitForm):
+    """Form of a limit, with the rate as settings write it; an error is shown at its field."""
+
+    rate = forms.CharField(
+        required=False, max_length=40, help_text='How many start in a time: "100/s", "10/m", "5/30s".'
+    )
+
+    class Meta:
+        model = Limit
+        fields = ("scope", "name", "concurrency", "burst")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.instance.rate is not None:
+            self.initial["rate"] = rate_text(self.instance.rate, self.instance.per)
+        self.allowance = Allowance()
+
+    def clean(self) -> dict[str, Any]:
+        """Validate with the rules that apply to settings."""
+        found: dict[str, Any] = super().clean() or {}
+        told = {field: found[field] for field in _NUMBERS if found.get(field) not in (None, "")}
+        try:
+            # A paused limit without numbers is valid: the pause itself is a limit of zero.
+            if told or self.instance.paused_at is None:
+                self.allowance = Allowance.of(told)
+            if "name" in found:
+                found["name"] = task_limits.checked_name(found.get("scope", ""), found["name"])
+        except InvalidLimit as error:
+            # The message begins with the field's name, so it is shown next to that field.
+            field = str(error).partition(":")[0]
+            self.add_error(field if field in self.fields else None, ValidationError(str(error)))
+        return found
+
+    def _post_clean(self) -> None:
+        """Check uniqueness only. The model instance stays unchanged, because the store writes the row."""
+        # Django's own check of uniqueness needs a filled instance, which this form does not have.
+        if not self.instance.pk and not self.errors:
+            place = {"scope": self.cleaned_data["scope"], "name": self.cleaned_data["name"]}
+            if Limit.objects.using(self.instance._state.db or Limit.objects.db).filter(**place).exists():  # noqa: SLF001
+                self.add_error("name", ValidationError("there is a limit of this already; change that"))
+
+
+def _task(limit: Limit) -> str:
+    if limit.scope != Scope.TASK:
+        raise FaktoryError(f"a limit of a {limit.scope}: only tasks are paused here; queues on their own page")
+    return str(limit.name)
+
+
+def _pause(limit: Limit) -> str:
+    return "paused." if definitions.pause([_task(limit)], using=_alias(limit)) else "was paused already."
+
+
+def _resume(limit: Limit) -> str:
+    return "resumed." if definitions.resume([_task(limit)], using=_alias(limit)) else "was not paused."
+
+
+def _as_in_code(limit: Limit) -> str:
+    return "as in code again." if task_limits.as_in_code(limit, using=_alias(limit)) else "was not edited."
+
+
+@admin.register(Limit)
+class LimitAdmin(WithButtons):
+    """Admin of limits. A change takes effect at once on all nodes; an edited limit of code keeps the edit."""
+
+    form = LimitForm
+    list_display = ("name", "scope", "allows", "in_use", "waiting", "opens_at", "origin")
+    list_filter = ("scope", "origin", ("paused_at", admin.EmptyFieldListFilter))
+    search_fields = ("name",)
+    ordering = ("scope", "name")
+    list_per_page = 50
+    paginator = CappedPaginator
+    actions = ("pause", "resume", "as_in_code")
+    acts: ClassVar = {
+        "pause": Act(_pause, "Paused", "limit.pause"),
+        "resume": Act(_resume, "Resumed", "limit.resume"),
+        "as_in_code": Act(_as_in_code, "Edit taken back", "limit.change"),
+    }
+    has_pause_permission = asks("limit.pause")
+    has_resume_permission = asks("limit.resume")
+    readonly_fields = ("allows", "in_use", "waiting", "opens_at", "origin", "paused_at")
+    fieldsets = (
+        (None, {"fields": ("scope", "name", "concurrency", "rate", "burst")}),
+        ("In use", {"fields": ("allows", "in_use", "waiting", "opens_at", "origin", "paused_at")}),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Limit]:
+        """Annotate each limit with its usage, summed over its limiters."""
+        found: Any = super().get_queryset(request)
+        return found.annotate(used=Sum("gates__in_use"), opens=Min("gates__opens_at"))  # type: ignore[no-any-return]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Limit | None = None) -> tuple[str, ...]:  # noqa: ARG002
+        """Make scope and name read-only once the limit exists."""
+        mine = tuple(map(str, self.readonly_fields))
+        return ("scope", "name", *mine) if obj is not None else mine
+
+    def get_fieldsets(self, request: HttpRequest, obj: Limit | None = None) -> Any:
+        """Omit the usage section for a new limit."""
+        return super().get_fieldsets(request, obj)[: None if obj else 1]
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        """Leave `rate` and `per` out of the model fields: the form edits both as one text."""
+        mine = [
+            field
+            for field in ("scope", "name", "concurrency", "burst")
+            if change is False or field not in ("scope", "name")
+        ]
+        return super().get_form(request, obj, change=change, **{**kwargs, "fields": mine})
+
+    def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:  # noqa: ARG002
+        """Let the store write the limit, which updates its limiters and unblocks waiting jobs."""
+        told = form.cleaned_data
+        place = (obj.scope, obj.name) if change else (told["scope"], told["name"])
+        written = definitions.put(*place, form.allowance, using=_alias(obj))
+        obj.__dict__.update(written.__dict__)  # the log entry shows the written values
+
+    def delete_model(self, request: HttpRequest, obj: Limit) -> None:  # noqa: ARG002
+        """Remove the limit and unblock all jobs that wait for it."""
+        definitions.remove(obj, using=_alias(obj))
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
+        """Remove the limits one by one, because each removal unblocks jobs."""
+        for limit in queryset:
+            self.delete_model(request, limit)
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:  # noqa: ARG002
+        """List the limits only. Their limiters are deleted with them and need no permission of their own."""
+        found = [str(limit) for limit in objs]
+        return found, {"limits": len(found)}, set(), []
+
+    def buttons(self, row: Limit) -> list[tuple[str, str]]:
+        """Offer pause or resume for tasks, and the reset of an edit."""
+        found = [("as_in_code", "As in code")] if row.origin == Limit.Origin.EDITED else []
+        if row.scope == Scope.TASK:
+            found.append(("resume", "Resume") if row.paused_at else ("pause", "Pause"))
+        return found
+
+    @admin.display(description="allows")
+    def allows(self, limit: Limit) -> str:
+        """Return the allowance as text."""
+        return limit.told
+
+    @admin.display(description="in use")
+    def in_use(self, limit: Any) -> str:
+        """Return the number of permits in use; a limit with a rate only has none."""
+        return "–" if limit.concurrency is None else str(limit.used or 0)
+
+    @admin.display(description="waiting")
+    def waiting(self, limit: Limit) -> str:
+        """Return the number of jobs that wait for it; those of a queue limit stay in their queue."""
+        if limit.scope == Scope.QUEUE:
+            return "in the queue"
+        count = definitions.waiting(limit, using=_alias(limit))
+        return f"{count:,} or more" if count == definitions.MOST_COUNTED else f"{count:,}"
+
+    @admin.display(description="opens at")
+    def opens_at(self, limit: Any) -> str:
+        """Return when the next job that waits for the rate may start."""
+        return localtime(limit.opens).strftime("%Y-%m-%d %H:%M:%S") if limit.opens else "–"
+
+    @admin.action(description="Pause tasks", permissions=["pause"])
+    def pause(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
+        """Stop jobs of these tasks from starting until they are resumed."""
+        self.carry_out(request, queryset, "pause")
+
+    @admin.action(description="Resume tasks", permissions=["resume"])
+    def resume(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
+        """Let jobs of these tasks start again, within their limits."""
+        self.carry_out(request, queryset, "resume")
+
+    @admin.action(description="As in code", permissions=["change"])
+    def as_in_code(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
+        """Reset edited limits to their definition in code."""
+        self.carry_out(request, queryset, "as_in_code")
+
+
+def _alias(limit: Limit) -> str:
+    return limit._state.db or Limit.objects.db  # noqa: SLF001  (documented)

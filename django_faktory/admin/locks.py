@@ -1,0 +1,112 @@
+"""Admin page of locks: keys in use, their holders and expiry, and a manual release."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.timezone import localtime
+
+from ..core.lifecycle import State
+from ..models import Job, JobLock
+from ..store.jobs import transitions
+from .base import CappedPaginator, LookOnly, asks, jobs_link, log
+
+MOST_COUNTED = 10_000
+"""Largest number of waiting jobs that a page counts."""
+_WARNING = (
+    "The jobs that hold these locks run on. Whatever waits for the same key may run beside them from now on, so "
+    "release a lock only where you know that its holder does nothing any more."
+)
+
+
+@admin.register(JobLock)
+class JobLockAdmin(LookOnly):
+    """Admin of locks: searched by key, jid or wid; released manually."""
+
+    list_display = ("key", "holder", "wid", "since", "until")
+    search_fields = ("key", "jid__exact", "wid__exact")
+    search_help_text = "A part of a key, a whole jid, or a whole wid."
+    ordering = ("-id",)
+    paginator = CappedPaginator
+    list_per_page = 50
+    actions = ("release",)
+    has_release_permission = asks("joblock.release")
+    extra_fields = ("token", "holder", "since", "until", "waiting")
+    fieldsets = (
+        (None, {"fields": ("key", "token", "holder", "attempt", "wid", "waiting")}),
+        ("Times", {"fields": ("since", "until", "lease")}),
+    )
+
+    @admin.display(description="token")
+    def token(self, lock: JobLock) -> int:
+        """Return the fencing token, which the holder can attach to its writes."""
+        return int(lock.pk)
+
+    @admin.display(description="holder", ordering="jid")
+    def holder(self, lock: JobLock) -> SafeString:
+        """Return a link to the job that has the lock."""
+        return format_html('<a href="{}">{}</a>', jobs_link(q=lock.jid), lock.jid)
+
+    @admin.display(description="since", ordering="acquired_at")
+    def since(self, lock: JobLock) -> str:
+        """Return when the lock was acquired."""
+        return _shown(lock.acquired_at)
+
+    @admin.display(description="until", ordering="expires_at")
+    def until(self, lock: JobLock) -> SafeString | str:
+        """Return when the lock expires unless it is extended, marked if it has expired."""
+        shown = _shown(lock.expires_at)
+        if lock.expires_at > datetime.now(UTC):
+            return shown
+        return format_html('<span class="faktory-bad">{} (over)</span>', shown)
+
+    @admin.display(description="jobs that wait for it")
+    def waiting(self, lock: JobLock) -> str:
+        """Return the number of blocked jobs, capped so that no large table is counted."""
+        # The state is compared too, because the index of lock keys has it as its second column.
+        jobs = Job.objects.using(lock._state.db).in_state(State.BLOCKED).filter(lock_key=lock.key)  # noqa: SLF001
+        count = jobs.count_up_to(MOST_COUNTED)
+        return f"{count:,} or more" if count == MOST_COUNTED else f"{count:,}"
+
+    @admin.action(description="Release by hand", permissions=["release"])
+    def release(self, request: HttpRequest, queryset: QuerySet[JobLock]) -> HttpResponse | None:
+        """Release locks after a confirmation: the next job of a key may then run while its former holder still runs."""
+        held = list(queryset)
+        asked = self.confirmed(request, "Release locks?", what=map(_told, held), note=_WARNING, button="Yes, release")
+        if asked is not None:
+            return asked
+        # By token, not by key: a lock acquired since the page was shown has a new token and stays.
+        count = transitions.free_locks([lock.pk for lock in held], using=queryset.db)
+        log(request, held, "Released by hand")
+        self.message_user(request, f"Released {count} lock{'' if count == 1 else 's'}.", messages.SUCCESS)
+        return None
+
+
+def holder_of(job: Job) -> SafeString | str:
+    """Return the holder of this job's key: the job itself, another job, or none."""
+    if job.lock_key is None:
+        return "–"
+    lock = JobLock.objects.using(job._state.db).filter(key=job.lock_key).first()  # noqa: SLF001  (documented)
+    if lock is None:
+        return "nobody"
+    shown = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_joblock_change", args=[lock.pk]), lock.jid)
+    # The row of an expired lock can still exist, so the row alone does not prove that the key is in use.
+    if lock.expires_at <= datetime.now(UTC):
+        return format_html("nobody: that of {} was over at {}", shown, _shown(lock.expires_at))
+    whose = "this job" if lock.pk == job.lock_token else "another job"
+    return format_html("{}, {}, until {}", whose, shown, _shown(lock.expires_at))
+
+
+def _told(lock: JobLock) -> str:
+    return f"{lock.key}, held by {lock.jid}" + (f" of worker {lock.wid}" if lock.wid else "")
+
+
+def _shown(moment: Any) -> str:
+    return localtime(moment).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,108 @@
+"""ModelAdmin mixin that shows the jobs about an object on that object's admin page."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.db.models import Model
+from django.forms import Media
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from .. import conf
+from ..core.lifecycle import State
+from ..models import Job
+from ..models.permissions import may_see
+from ..models.related_object import about_of
+from .base import jobs_link, looks
+from .sanitize import readable
+
+if TYPE_CHECKING:
+    AnyAdmin = admin.ModelAdmin[Any]
+else:
+    AnyAdmin = object
+
+SHOWN = 20
+FIELD = "jobs_about_it"
+COLUMNS = ("id", "jid", "jobtype", "state", "queue", "errtype", "created_at", "run_at", "started_at", "finished_at")
+
+
+class JobsOfObjectMixin(AnyAdmin):
+    """Add the object's latest jobs: `class OrderAdmin(JobsOfObjectMixin, admin.ModelAdmin)`.
+
+    The jobs are those enqueued with `using(about=order)`; viewing them requires the permission to view jobs.
+    """
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Add the field with the jobs, if the object exists."""
+        found = super().get_readonly_fields(request, obj)
+        return [*found, FIELD] if _sees_jobs(request, obj) else found
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Move the jobs to a section of their own, the last one."""
+        found = [
+            (name, {**options, "fields": [field for field in options["fields"] if field != FIELD]})
+            for name, options in super().get_fieldsets(request, obj)
+        ]
+        return [*found, ("Jobs", {"fields": (FIELD,)})] if _sees_jobs(request, obj) else found
+
+    @property
+    def media(self) -> Media:
+        """Django's files, and the style sheet of the table."""
+        return super().media + looks()
+
+    @admin.display(description="latest jobs")
+    def jobs_about_it(self, obj: Model) -> SafeString | str:
+        """Return a table of the latest jobs, newest first, with links to each and to the whole list."""
+        about = about_of(obj)
+        # One row more than shown is read, to know whether there are more without a count.
+        jobs = list(Job.objects.using(conf.get("DATABASE")).about(about).order_by("-pk").only(*COLUMNS)[: SHOWN + 1])
+        if not jobs:
+            return "–"
+        heads = format_html_join(
+            "", '<th scope="col">{}</th>', [("job",), ("state",), ("queue",), ("when",), ("error",)]
+        )
+        rows = format_html_join(
+            "", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", map(_row, jobs[:SHOWN])
+        )
+        table = format_html(
+            '<div class="faktory-wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
+            heads,
+            rows,
+        )
+        return format_html("{}{}", table, _to_all(about, is_more=len(jobs) > SHOWN))
+
+
+def _sees_jobs(request: HttpRequest, obj: Any) -> bool:
+    return obj is not None and may_see(request.user, "job")
+
+
+def _row(job: Job) -> tuple[Any, ...]:
+    name = readable(job.jobtype)
+    with suppress(NoReverseMatch):  # an admin site may have no page for jobs
+        name = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_job_change", args=[job.pk]), name)
+    return name, job.state, job.queue, _when(job), readable(job.errtype)
+
+
+def _when(job: Job) -> str:
+    # The latest or the next event, whichever says most about the state.
+    moment: datetime = (
+        job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else None) or job.created_at
+    )
+    return date_format(timezone.localtime(moment) if timezone.is_aware(moment) else moment, "DATETIME_FORMAT")
+
+
+def _to_all(about: str, *, is_more: bool) -> SafeString | str:
+    try:
+        link = jobs_link(about=about)
+    except NoReverseMatch:
+        return ""
+    told = f"more than {SHOWN}: see all" if is_more else "see them in the list of jobs"
+    return format_html('<p><a href="{}">{}</a></p>', link, told)

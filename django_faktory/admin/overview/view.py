@@ -1,0 +1,52 @@
+"""The overview page, which reloads its data while it is visible."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path, reverse
+
+from ... import conf
+from ...models.permissions import may_see
+from ..base import LookOnly
+from . import data
+
+REFRESHED_EVERY_S = 5
+
+
+class OverviewAdmin(LookOnly):
+    """Admin with a single page, and the part of it that is reloaded."""
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may see the overview, and with it the entry in the admin index."""
+        return self.has_view_permission(request)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the URLs, that of the reloaded part first."""
+        view = self.admin_site.admin_view(self._part)
+        return [path("part/", view, name="django_faktory_overview_part"), *super().get_urls()]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Render the whole page; it is complete without JavaScript."""
+        return self._shown(request, "overview", **(extra_context or {}))
+
+    def _part(self, request: HttpRequest) -> HttpResponse:
+        return self._shown(request, "overview_body")
+
+    def _shown(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        seen = data.read(partial(may_see, request.user, "overview"), using=conf.get("DATABASE"))
+        return self.page(
+            request,
+            template,
+            title="Overview",
+            seen=seen,
+            every_s=REFRESHED_EVERY_S,
+            part=reverse("admin:django_faktory_overview_part"),
+            errors=reverse("admin:django_faktory_job_errors"),
+            **context,
+        )

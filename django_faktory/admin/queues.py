@@ -1,0 +1,146 @@
+"""Admin of queues: size, latency and limit; pause, resume, clear."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+
+from ..core.limits import Scope
+from ..models import Limit, Queue
+from ..models.permissions import may, may_see
+from ..operations import bulk
+from .base import LookOnly, SafeChangeList, asks, jobs_link, log
+from .overview.data import QueueLine, ago, minutes, queue_lines
+
+
+class QueueList(SafeChangeList):
+    """Change list with size, latency and limit per row, read once for the page."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Fetch the page's rows and attach `line` and `limit` to each."""
+        super().get_results(request)
+        rows = list(self.result_list)
+        limits = _limits(rows)
+        for row, line in zip(rows, _lines(rows), strict=True):
+            row.line, row.limit = line, limits.get(row.name)
+        # A list: iterating the queryset again would load rows without these attributes.
+        self.result_list = rows
+
+
+class QueueAdmin(LookOnly):
+    """Admin of queues that have been used at least once."""
+
+    change_form_template = "admin/django_faktory/queue.html"
+    list_class = QueueList
+    seen_with: ClassVar = {"limit": "limit"}
+    list_display = ("name", "depth", "latency", "limit", "state")
+    search_fields = ("name",)
+    ordering = ("name",)
+    list_per_page = 50
+    sortable_by = ("name",)
+    actions = ("pause", "resume", "clear")
+
+    has_pause_permission = asks("queue.pause")
+    has_resume_permission = asks("queue.resume")
+    has_clear_permission = asks("queue.clear")
+
+    @admin.display(description="waiting")
+    def depth(self, queue: Any) -> str:
+        """Return the number of waiting jobs, blocked ones included, as a link."""
+        return format_html('<a href="{}">{}</a>', jobs_link(queue=queue.name, state="enqueued"), queue.line.depth)
+
+    @admin.display(description="oldest waits for")
+    def latency(self, queue: Any) -> str:
+        """Return the time that the oldest job has waited."""
+        return str(queue.line.latency)
+
+    @admin.display(description="limit")
+    def limit(self, queue: Any) -> str:
+        """Return the queue's limit of running jobs or starts per period."""
+        return queue.limit.told if queue.limit else "–"
+
+    @admin.display(description="state")
+    def state(self, queue: Queue) -> str:
+        """Return whether the queue is open or paused, and since when."""
+        if queue.paused_at is None:
+            return "open"
+        return format_html('<span class="faktory-warn">paused</span> for {}', ago(queue.paused_at))
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Render the queue's page: numbers, a chart and the actions."""
+        queue = kwargs.get("obj")
+        if queue is not None:
+            [line] = _lines([queue])
+            context |= {
+                "line": line,
+                "limit": _limits([queue]).get(queue.name),
+                "may_see_limits": may_see(request.user, "queue", "limit"),
+                "may_set_limits": may(request.user, "limit.add"),
+                "chart": minutes(timezone.now(), using=_alias(queue), queue=queue.name),
+                "jobs": jobs_link(queue=queue.name),
+                "queue_acts": self._fitting(request, queue),
+            }
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def _fitting(self, request: HttpRequest, queue: Queue) -> list[tuple[str, str, bool]]:
+        found = []
+        if queue.paused_at is None and self.has_pause_permission(request):
+            found.append(("pause", "Pause", False))
+        if queue.paused_at is not None and self.has_resume_permission(request):
+            found.append(("resume", "Resume", False))
+        if self.has_clear_permission(request):
+            found.append(("clear", "Clear", True))
+        return found
+
+    @admin.action(description="Pause: give out no jobs", permissions=["pause"])
+    def pause(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
+        """Pause the queues; running jobs continue, pushed jobs wait."""
+        self._move(request, queryset, "Paused")
+
+    @admin.action(description="Resume: give out jobs again", permissions=["resume"])
+    def resume(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
+        """Resume the queues; workers are notified at once."""
+        self._move(request, queryset, "Resumed")
+
+    @admin.action(description="Clear: drop all that waits", permissions=["clear"])
+    def clear(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
+        """Redirect to the page that asks for confirmation and clears one queue in steps."""
+        # Two names suffice to notice that several queues are selected.
+        names = list(queryset.values_list("name", flat=True)[:2])
+        if len(names) != 1:
+            self.message_user(request, "Clear one queue at a time.", messages.WARNING)
+            return None
+        asked = jobs_link(queue=names[0], verb="clear").partition("?")[2]
+        return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_all')}?{asked}")
+
+    def _move(self, request: HttpRequest, queryset: QuerySet[Queue], done: str) -> None:
+        rows = list(queryset)
+        queues = Queue.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows])
+        changed = (bulk.pause if done == "Paused" else bulk.resume)(queues)
+        log(request, rows, done)
+        self.message_user(request, f"{done}: {changed} queue{'' if changed == 1 else 's'}.", messages.SUCCESS)
+
+
+def _lines(rows: list[Any]) -> list[QueueLine]:
+    if not rows:
+        return []
+    using = _alias(rows[0])
+    return queue_lines(rows, using=using)
+
+
+def _limits(rows: list[Any]) -> dict[str, Limit]:
+    """Return the limits of these queues by name."""
+    if not rows:
+        return {}
+    found = Limit.objects.using(_alias(rows[0])).filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])
+    return {limit.name: limit for limit in found}
+
+
+def _alias(queue: Queue) -> str:
+    return queue._state.db or Queue.objects.db  # noqa: SLF001  (documented)

@@ -1,0 +1,116 @@
+"""Admin of worker processes in any language: their jobs, and the state they learn of at their next BEAT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html
+
+from ..models import Job, WorkerProcess, permissions
+from ..store import workers
+from .base import LookOnly, SafeChangeList, asks, log
+from .overview.data import ago, is_stale, memory
+
+RUNS_SHOWN = 100
+_SHOWN = ("jid", "jobtype", "queue", "started_at")
+
+
+class WorkerList(SafeChangeList):
+    """Change list with the number of jobs per row, read once for the page."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Fetch the page's rows and attach `jobs` to each."""
+        super().get_results(request)
+        rows: list[Any] = list(self.result_list)
+        held = workers.holding([row.wid for row in rows], using=rows[0]._state.db) if rows else {}  # noqa: SLF001  (documented)
+        for row in rows:
+            row.jobs = held.get(row.wid, 0)
+        # A list: iterating the queryset again would load rows without the attribute.
+        self.result_list = rows
+
+
+class WorkerProcessAdmin(LookOnly):
+    """Admin of worker processes: show them, quiet or terminate them."""
+
+    change_form_template = "admin/django_faktory/worker.html"
+    list_class = WorkerList
+    list_display = ("wid", "hostname", "pid", "marked_state", "jobs", "memory", "started_at", "seen")
+    search_fields = ("wid", "hostname")
+    ordering = ("-started_at",)
+    list_per_page = 50
+    actions = ("quiet", "terminate")
+
+    has_quiet_permission = asks("workerprocess.quiet")
+    has_terminate_permission = asks("workerprocess.terminate")
+
+    @admin.display(description="state", ordering="state")
+    def marked_state(self, worker: WorkerProcess) -> str:
+        """Return the requested state, with a mark if heartbeats are missing."""
+        silent = format_html(' <span class="faktory-warn">{}</span>', "silent") if is_stale(worker) else ""
+        return format_html("{}{}", worker.state, silent)
+
+    @admin.display(description="jobs")
+    def jobs(self, worker: Any) -> int:
+        """Return the number of jobs of the worker."""
+        return int(worker.jobs)
+
+    @admin.display(description="memory", ordering="rss_kb")
+    def memory(self, worker: WorkerProcess) -> str:
+        """Return the memory that the worker reports."""
+        return memory(worker)
+
+    @admin.display(description="latest sign of life", ordering="seen_at")
+    def seen(self, worker: WorkerProcess) -> str:
+        """Return the time since the worker was last seen."""
+        return f"{ago(worker.seen_at)} ago"
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Render the worker's page: its jobs and the actions."""
+        worker = kwargs.get("obj")
+        if worker is not None:
+            using = worker._state.db or WorkerProcess.objects.db  # noqa: SLF001  (documented)
+            running = Job.objects.using(using).working().filter(wid=worker.wid).order_by("started_at")
+            sees_runs = permissions.may_see(request.user, "workerprocess", "running")
+            rows = running.only(*_SHOWN)[:RUNS_SHOWN] if sees_runs else ()
+            context |= {
+                "sees_runs": sees_runs,
+                "is_stale": is_stale(worker),
+                "memory": memory(worker),
+                "runs": [(job, ago(job.started_at)) for job in rows if job.started_at],
+                "worker_acts": self._fitting(request, worker),
+            }
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def _fitting(self, request: HttpRequest, worker: WorkerProcess) -> list[tuple[str, str, bool]]:
+        found = []
+        # The state only advances: a worker that terminates cannot be quieted.
+        if worker.state == WorkerProcess.State.RUNNING and self.has_quiet_permission(request):
+            found.append(("quiet", "Quiet", False))
+        if worker.state != WorkerProcess.State.TERMINATE and self.has_terminate_permission(request):
+            found.append(("terminate", "Terminate", True))
+        return found
+
+    @admin.action(description="Quiet: fetch no more jobs", permissions=["quiet"])
+    def quiet(self, request: HttpRequest, queryset: QuerySet[WorkerProcess]) -> None:
+        """Quiet the workers: they finish their jobs and fetch none; this cannot be undone."""
+        self._move(request, queryset, "quiet")
+
+    @admin.action(description="Terminate: finish and exit", permissions=["terminate"])
+    def terminate(self, request: HttpRequest, queryset: QuerySet[WorkerProcess]) -> HttpResponse | None:
+        """Terminate the workers after confirmation: they exit within 30 seconds."""
+        note = "They finish what they have, within their time to stop, and exit. Who started them may do so again."
+        asked = self.confirmed(request, "Terminate workers?", what=queryset, note=note, button="Yes, terminate")
+        if asked is not None:
+            return asked
+        self._move(request, queryset, "terminate")
+        return None
+
+    def _move(self, request: HttpRequest, queryset: QuerySet[WorkerProcess], state: str) -> None:
+        processes = list(queryset)
+        moved = workers.advance([process.wid for process in processes], state, using=queryset.db)
+        log(request, processes, f"Told to {state}")
+        said = f"{moved} worker{'' if moved == 1 else 's'} will be told to {state} at the next beat."
+        self.message_user(request, said, messages.SUCCESS)

@@ -1,0 +1,1 @@
+"""System checks of Django's framework (`manage.py check`). Importing a module registers its checks."""

@@ -1,0 +1,68 @@
+"""System checks of cron entries, from tasks and from `FAKTORY["CRON"]`; each error names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+from zoneinfo import available_timezones
+
+from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  (Django's name)
+from django.core.exceptions import ImproperlyConfigured
+
+from .. import conf
+from ..errors import InvalidCron
+from ..tasks import cron
+from ..tasks.base import registered
+from .tasks import broken_modules
+
+_IDS = {"schedule": "E040", "zone": "E041", "task": "E042", "args": "E043", "kwargs": "E043"}
+_OTHER = "E044"
+_HINTS = {
+    "E040": 'minute hour day-of-month month day-of-week, such as "30 2 * * *"; see docs/cron.md',
+    "E043": "Give what the task takes, in the types that docs/arguments.md lists.",
+    "E044": "docs/cron.md has every key of an entry and its values.",
+}
+
+
+@register
+def check_cron(**_: Any) -> list[CheckMessage]:
+    """Check that cron entries are valid and that their tasks exist."""
+    try:
+        broker, settings = conf.get("BROKER"), conf.get("CRON")
+    except ImproperlyConfigured:
+        return []
+    if not isinstance(settings, Mapping) or broken_modules():
+        return []  # reported by other checks; an entry whose module fails to import would be a false E042
+    entries = list(cron.read())
+    found: list[CheckMessage] = [_error(place, one) for place, one in entries if isinstance(one, InvalidCron)]
+    if entries and broker == "remote":
+        found.append(
+            Warning(
+                f"{entries[0][0]}: nobody looks at cron entries where jobs live on a server elsewhere",
+                hint='FAKTORY = {"BROKER": "orm"}, or let that server have the entries.',
+                id="django_faktory.W040",
+            )
+        )
+    return found
+
+
+def _error(place: str, error: InvalidCron) -> CheckMessage:
+    number = _IDS.get(error.field, _OTHER)
+    return Error(f"{place}: {error}", hint=_hint(number, error), id=f"django_faktory.{number}")
+
+
+def _hint(number: str, error: InvalidCron) -> str:
+    """Return a remedy; for a misspelt name, the closest known name."""
+    if number == "E041":
+        return _meant(error, sorted(available_timezones())) or "A name of the IANA database; pip install tzdata has it."
+    if number == "E042":
+        names = [task.jobtype for task in registered()]
+        return _meant(error, names) or 'Write "jobtype" instead where a worker in another language runs it.'
+    return _HINTS[number]
+
+
+def _meant(error: InvalidCron, known: list[str]) -> str:
+    came = error.problem.rpartition("'")[0].rpartition("'")[2]
+    near = get_close_matches(came, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else ""

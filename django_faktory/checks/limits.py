@@ -1,0 +1,38 @@
+"""System checks of `FAKTORY["LIMITS"]`; each message names the entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  (Django's name)
+from django.core.exceptions import ImproperlyConfigured
+
+from .. import conf
+from ..tasks import limits
+from ..tasks.limits import Wrong
+from .tasks import broken_modules
+
+_HOW = '5 at a time, "100/s" started in a time, or {"concurrency": 5, "rate": "10/m", "burst": 3}; see docs/limits.md'
+
+
+@register
+def check_limits(**_: Any) -> Iterable[CheckMessage]:
+    """Check that limits can be read and that the configured broker enforces them."""
+    try:
+        broker = conf.get("BROKER")
+    except ImproperlyConfigured:
+        return
+    if not isinstance(conf.get("LIMITS"), Mapping) or broken_modules():
+        return  # other checks report it; the limits of broken tasks modules are unknown
+    wrong = [one for one in limits.read() if isinstance(one, Wrong)]
+    for one in wrong:
+        number = "E050" if one.is_place else "E051"
+        hint = 'LIMITS = {"queues": {"mail": 5}}; or "tasks", or "keys".' if one.is_place else _HOW
+        yield Error(f"{one.place}: {one.problem}", hint=hint, id=f"django_faktory.{number}")
+    if not wrong and broker == "remote" and any(conf.get("LIMITS").get(place) for place in limits.PLACES):
+        yield Warning(
+            "FAKTORY['LIMITS']: nobody looks at them where jobs live on a server elsewhere",
+            hint='FAKTORY = {"BROKER": "orm"}, or let that server have the limits.',
+            id="django_faktory.W050",
+        )

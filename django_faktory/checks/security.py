@@ -1,0 +1,196 @@
+"""System checks of access control: E060 and W060 always, W061 to W069 with `--deploy`.
+
+Reads settings, the environment and file modes. Never shows a secret.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004  (Django's name)
+from django.core.exceptions import ImproperlyConfigured
+
+from .. import conf
+from ..brokers.client import parse_url
+from ..errors import FaktoryError
+from ..tasks import encryption
+from ..tasks.base import autodiscover, registered
+
+SHORTEST = 16
+"""Characters: a recorded handshake can be attacked offline, with about 100,000 guesses a second on one processor."""
+
+_OPEN = "Set FAKTORY_PASSWORD, or a path beginning with / to a file that holds it; see docs/security.md."
+
+
+@register
+def check_bind(**_: Any) -> list[CheckMessage]:
+    """Warn if other machines can reach the server and there is no password."""
+    values, password = _values()
+    host = _host(values)
+    # None: the password cannot be read, which another check reports.
+    if password is None or password or host is None or is_loopback(host):
+        return []
+    return [
+        Warning(
+            f"FAKTORY['BIND']: {host} can be reached from other machines, and there is no password: any client can "
+            "add, fetch and delete jobs",
+            hint=_OPEN,
+            id="django_faktory.W060",
+        )
+    ]
+
+
+@register
+def check_encryption(**_: Any) -> list[CheckMessage]:
+    """Check that encryption works if a setting or a task asks for it: otherwise enqueue() would fail."""
+    values = _values()[0]
+    is_asked_for = values["ENCRYPT_ARGUMENTS"] or values["ENCRYPTION_KEYS"] or _any_task_encrypts()
+    trouble = encryption.problem() if is_asked_for else ""
+    hint = 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
+    return [Error(f"encryption of arguments: {trouble}", hint=hint, id="django_faktory.E060")] if trouble else []
+
+
+def _any_task_encrypts() -> bool:
+    # Other checks may not have imported the tasks yet: checks run in the order of registration, and `--tag` omits some.
+    with suppress(Exception):  # E015 reports a module that cannot be imported
+        autodiscover()
+    return any(one.encrypt for one in registered())
+
+
+@register(Tags.security, deploy=True)
+def check_deploy(**_: Any) -> list[CheckMessage]:
+    """Warn about settings that suit development and are unsafe in production."""
+    values, password = _values()
+    host = _host(values)
+    if password is None:
+        return []  # another check reports it
+    if host is None:
+        return [*_client()]
+    is_near = is_loopback(host)
+    return [*_password(password, is_near=is_near), *_tls(values, is_near=is_near), *_files(values), *_commands(values)]
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches the host. Names other than localhost may resolve to any address."""
+    try:
+        return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _values() -> tuple[Mapping[str, Any], str | None]:
+    """Return the settings and the password; None for a password that cannot be read, which other checks report."""
+    try:
+        return {**conf.DEFAULTS, **conf.configured()}, conf.password()
+    except (ImproperlyConfigured, AttributeError):  # a password that is no string
+        return conf.DEFAULTS, None
+
+
+def _host(values: Mapping[str, Any]) -> str | None:
+    """Return the address on which this project's server listens; None if there is none or the setting is invalid."""
+    bind = values["BIND"]
+    return bind.rpartition(":")[0] or None if isinstance(bind, str) and values["BROKER"] != "remote" else None
+
+
+def _password(password: str, *, is_near: bool) -> Iterable[CheckMessage]:
+    if not password and is_near:  # for other addresses W060 reports it
+        yield Warning(
+            "FAKTORY['PASSWORD']: there is none: every process of this machine can add jobs, take them and drop them",
+            hint=_OPEN,
+            id="django_faktory.W061",
+        )
+    elif password and len(password) < SHORTEST:
+        yield Warning(
+            f"FAKTORY['PASSWORD']: expected {SHORTEST} characters or more, got {len(password)}: who records a "
+            "handshake can guess it",
+            hint='python -c "import secrets; print(secrets.token_urlsafe(32))"',
+            id="django_faktory.W062",
+        )
+
+
+def _tls(values: Mapping[str, Any], *, is_near: bool) -> Iterable[CheckMessage]:
+    if not is_near and not values["TLS_CERT"]:
+        yield Warning(
+            "FAKTORY['TLS_CERT']: the server listens for other machines without TLS: jobs, arguments and all, can be "
+            "read and changed on their way",
+            hint="Give it a certificate, or listen on 127.0.0.1; what runfaktory's own options say is not seen here.",
+            id="django_faktory.W063",
+        )
+
+
+def _client() -> Iterable[CheckMessage]:
+    """Check the connection to a remote server."""
+    try:
+        address = parse_url(conf.url())
+    except (FaktoryError, ImproperlyConfigured):
+        return  # E005 reports it, or the connecting command
+    if not address.is_tls and not is_loopback(address.host):
+        yield Warning(
+            f"FAKTORY_URL: jobs go to {address} without TLS: they can be read and changed on their way",
+            hint="tcp+tls://:PASSWORD@HOST:PORT, where that server speaks TLS.",
+            id="django_faktory.W064",
+        )
+
+
+def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    """Warn about files with secrets that other users can read."""
+    # A value that begins with / is the path of a file with the password.
+    secret = os.environ.get("FAKTORY_PASSWORD") or values["PASSWORD"]
+    paths = {"FAKTORY['TLS_KEY']": values["TLS_KEY"] or values["TLS_CERT"]}
+    if secret.startswith("/"):
+        paths["FAKTORY_PASSWORD"] = secret
+    for name, path in paths.items():
+        if path and _others_may_read(path):
+            yield Warning(
+                f"{name}: every user of this machine can read {path}",
+                hint=f"chmod o-rwx {path}",
+                id="django_faktory.W065",
+            )
+    path = _database_file(values["DATABASE"])
+    if path and _others_may_read(path) and _others_may_enter(path.parent):
+        yield Warning(
+            f"DATABASES[{values['DATABASE']!r}]: every user of this machine can read {path}, with the arguments of the "
+            "jobs",
+            hint=f"chmod o-rwx {path}; SQLite gives its other files the same mode.",
+            id="django_faktory.W065",
+        )
+
+
+def _database_file(alias: str) -> Path | None:
+    """Return the file of an SQLite database; None for another database."""
+    found = settings.DATABASES.get(alias, {})
+    name = found.get("NAME")
+    if not str(found.get("ENGINE", "")).endswith("sqlite3") or not name:
+        return None
+    return Path(name).absolute()  # the name of one in memory is no existing file
+
+
+def _others_may_enter(folder: Path) -> bool:
+    # A file in a folder that other users cannot enter is safe whatever its own mode is.
+    try:
+        return all(one.stat().st_mode & stat.S_IXOTH for one in (folder, *folder.parents))
+    except OSError:
+        return False
+
+
+def _others_may_read(path: Any) -> bool:
+    try:
+        return bool(Path(path).stat().st_mode & stat.S_IROTH)
+    except (OSError, TypeError, ValueError):
+        return False
+
+
+def _commands(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    if values["ALLOW_FLUSH"]:
+        yield Warning(
+            "FAKTORY['ALLOW_FLUSH']: any client can have all jobs forgotten by one command",
+            hint="Leave it out: FLUSH is then allowed while DEBUG is on.",
+            id="django_faktory.W066",
+        )

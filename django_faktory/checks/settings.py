@@ -1,0 +1,528 @@
+"""System checks of the project's settings. The ids are stable: E001…, W001….
+
+Read settings, the environment and, if Django passes databases, their versions and isolation levels. Change nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register  # noqa: A004  (Django's name)
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.module_loading import import_string
+
+from .. import conf
+from ..backend import FaktoryBackend
+from ..brokers import Broker, tls
+from ..core import locket
+from ..core.payloads import FUNCTION, MAX_RESERVE_FOR, MIN_RESERVE_FOR, queue_name
+from ..errors import InvalidPayload
+from ..moved import new_place
+from ..store.dialects import cursor_hooks
+from ..tasks.compat import BaseTaskBackend, task_backends
+from ..tasks.middleware import Middleware, made
+from .security_rules import SECURITY_RULES
+
+_LARGEST = 2**31 - 1
+OLDEST = {"postgresql": (15,), "mariadb": (10, 6), "mysql": (8, 0, 11)}
+"""Oldest supported version of each database; each has what a claim needs, above all SKIP LOCKED, and is still
+maintained.
+"""
+
+SQLITE_OPTIONS = {
+    "transaction_mode": "IMMEDIATE",
+    "timeout": 20,
+    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+}
+
+
+@register
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """Check FAKTORY: keys, values, and combinations of values."""
+    try:
+        configured = conf.configured()
+    except ImproperlyConfigured as error:
+        return [Error(str(error), id="django_faktory.E007")]
+    values = {**conf.DEFAULTS, **configured}
+    found: list[CheckMessage] = [*_unknown_keys(configured), *_wrong_values(configured)]
+    if not settings.USE_TZ:
+        found.append(
+            Error(
+                "USE_TZ: expected True: times of jobs are absolute and shared with other languages",
+                hint="USE_TZ = True (Django's default since 5.0)",
+                id="django_faktory.E011",
+            )
+        )
+    # The remaining checks rely on the types of `values`, so they run only if every value is valid.
+    return found or [*_unfit(values), *_locket(values), *_files(values), *_environment()]
+
+
+@register
+def check_tasks_setting(**_: Any) -> list[CheckMessage]:
+    """Check that TASKS has an entry for FaktoryBackend, and check these entries."""
+    ours = [task_backends[alias] for alias, params in getattr(settings, "TASKS", {}).items() if _is_ours(params)]
+    if ours:
+        # Django checks each backend itself; the backport does so only if it is in INSTALLED_APPS, which is optional.
+        is_asked = BaseTaskBackend.__module__.startswith("django.") or apps.is_installed("django_tasks")
+        return [] if is_asked else [message for backend in ours for message in backend.check()]
+    return [
+        Warning(
+            "TASKS: no entry uses FaktoryBackend: tasks are enqueued elsewhere, or run at once",
+            hint='TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}',
+            id="django_faktory.W001",
+        )
+    ]
+
+
+@register
+def check_database_options(**_: Any) -> list[CheckMessage]:
+    """Check the options of the database that stores the jobs."""
+    connection = _job_database()
+    if connection is None:
+        return []
+    options = connection.settings_dict.get("OPTIONS", {})
+    where = f"DATABASES[{connection.alias!r}]"
+    if connection.vendor == "sqlite":
+        return _sqlite_options(where, connection, options)
+    if connection.vendor == "mysql":
+        return _mysql_options(where, options)
+    return []
+
+
+@register
+def check_connections(**_: Any) -> list[CheckMessage]:
+    """Check transactions and cursors of the databases that store jobs or an outbox."""
+    try:
+        outboxes = [alias for alias in conf.outbox() if alias in connections]
+    except (ImproperlyConfigured, TypeError):  # reported by other checks
+        outboxes = []
+    jobs = _job_database()
+    aliases = dict.fromkeys([*([jobs.alias] if jobs else []), *outboxes])
+    found = [message for alias in aliases for message in _autocommit(connections[alias])]
+    return [*found, *_isolation_option(jobs), *_cursor(jobs)] if jobs else found
+
+
+@register(Tags.database)
+def check_isolation(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """Check the isolation level that the server, the database or the role gives to a session.
+
+    PostgreSQL uses this level even if OPTIONS names another one: OPTIONS applies to transactions that the driver
+    begins, and a statement in autocommit is not part of one.
+    """
+    connection = _job_database()
+    # A forbidden level in OPTIONS is reported by check_connections, so it is not reported twice.
+    if connection is None or connection.alias not in (databases or ()) or _isolation_option(connection):
+        return []
+    if connection.vendor not in _FORBIDDEN_LEVELS:
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(_ask_isolation(connection))
+        level = str(cursor.fetchone()[0])
+    # MySQL and MariaDB write "REPEATABLE-READ", PostgreSQL "repeatable read".
+    if level.replace("-", " ").lower() not in _FORBIDDEN_LEVELS[connection.vendor]:
+        return []
+    if connection.vendor == "postgresql":
+        remedy = (
+            '"OPTIONS": {"options": "-c default_transaction_isolation=read\\\\ committed"}; or as an administrator: '
+            f"ALTER ROLE {connection.settings_dict['USER'] or '…'} SET default_transaction_isolation = 'read committed'"
+        )
+    else:
+        remedy = _REMEDY_MYSQL
+    return [_isolation_error(f"DATABASES[{connection.alias!r}]: isolation level of the session", level, remedy)]
+
+
+@register(Tags.database)
+def check_database_version(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """Check that the database server that stores the jobs is new enough.
+
+    Queries the server, so it runs only for the databases that Django passes.
+    """
+    connection = _job_database()
+    if connection is None or connection.alias not in (databases or ()):
+        return []
+    name = "mariadb" if getattr(connection, "mysql_is_mariadb", False) else connection.vendor
+    oldest, version = OLDEST.get(name), connection.get_database_version()
+    if oldest is None or version >= oldest:
+        return []
+    return [
+        Error(
+            f"DATABASES[{connection.alias!r}]: {connection.display_name} {_dotted(version)}: "
+            f"jobs need {_dotted(oldest)} or newer",
+            hint='Upgrade the server, or name another database in FAKTORY["DATABASE"].',
+            id="django_faktory.E006",
+        )
+    ]
+
+
+def _is_ours(params: Mapping[str, Any]) -> bool:
+    try:
+        backend = import_string(params["BACKEND"])
+    except (ImportError, KeyError, TypeError):  # reported by Django itself
+        return False
+    return isinstance(backend, type) and issubclass(backend, FaktoryBackend)
+
+
+def _unknown_keys(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    for key in configured:
+        if key not in conf.DEFAULTS:
+            near = get_close_matches(str(key).upper(), conf.DEFAULTS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(conf.DEFAULTS))}."
+            yield Error(f"FAKTORY: unknown key {key!r}", hint=hint, id="django_faktory.E001")
+
+
+def _wrong_values(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    for key, value in configured.items():
+        if key in RULES and not RULES[key][0](value):
+            # Check messages end up in logs and CI output, so values of secret settings are left out.
+            shown = "something else" if key in conf.SECRET else f"{value!r:.80}"
+            yield Error(
+                f"FAKTORY[{key!r}]: expected {RULES[key][1]}, got {shown}",
+                hint=" ".join(filter(None, [*_moved(value), conf.DOCS.get(key)])),
+                id="django_faktory.E002",
+            )
+
+
+def _moved(value: Any) -> Iterable[str]:
+    """Yield the new places of modules that a setting names at their old places."""
+    for path in [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []:
+        if isinstance(path, str) and (told := new_place(path)):
+            yield f"{told}."
+
+
+def _unfit(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    """Check combinations of values that are valid one by one."""
+    if values["BROKER"] == "orm" and values["DATABASE"] not in connections:
+        known = ", ".join(map(repr, connections))
+        yield Error(
+            f"FAKTORY['DATABASE']: no database has the alias {values['DATABASE']!r}; known: {known}",
+            id="django_faktory.E003",
+        )
+    for alias in values["OUTBOX"] or ():
+        if alias not in connections:
+            known = ", ".join(map(repr, connections))
+            yield Error(
+                f"FAKTORY['OUTBOX']: no database has the alias {alias!r}; known: {known}", id="django_faktory.E013"
+            )
+    if values["BROKER"] != "orm" and not apps.is_installed("django_faktory"):
+        yield Warning(
+            "FAKTORY['BROKER']: tasks enqueued inside a transaction leave at once, even where it is rolled back",
+            hint='INSTALLED_APPS += ["django_faktory"], then migrate: they go by an outbox then.',
+            id="django_faktory.W005",
+        )
+    if values["BEAT_INTERVAL"] * 2 > values["WORKER_TIMEOUT"]:
+        yield Warning(
+            f"FAKTORY: a BEAT_INTERVAL of {values['BEAT_INTERVAL']} s with a WORKER_TIMEOUT of "
+            f"{values['WORKER_TIMEOUT']} s: one late BEAT, and a worker that lives counts as lost",
+            hint="Let WORKER_TIMEOUT be at least twice BEAT_INTERVAL.",
+            id="django_faktory.W004",
+        )
+
+
+def _locket(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    """Check LOCKET: its E1 to E6 become django_faktory.E031 to E036, and W1 to W3 become W031 to W033."""
+    found = locket.problems(values["LOCKET"], beat_s=values["BEAT_INTERVAL"])
+    for problem in found:
+        kind = Warning if problem.is_warning else Error
+        number = f"{problem.code[0]}03{problem.code[1]}"
+        yield kind(f"FAKTORY: {problem.message}", hint=problem.remedy, id=f"django_faktory.{number}")
+    # Only if LOCKET is valid so far: otherwise it may not be a dict.
+    path = values["LOCKET"].get("JOB_LOCK_KEY") if not found else None
+    if isinstance(path, str):
+        try:
+            is_right = callable(import_string(path))
+        except ImportError:
+            is_right = False
+        if not is_right:
+            yield Error(
+                f"FAKTORY: LOCKET: JOB_LOCK_KEY: expected the dotted path of a function, got {path!r:.80}",
+                hint="Write a function that takes a job and returns a string, or None for no lock.",
+                id="django_faktory.E035",
+            )
+
+
+def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    """Check that the certificate and its key can be loaded."""
+    if values["TLS_KEY"] and not values["TLS_CERT"]:
+        hint = conf.DOCS["TLS_CERT"]
+        yield Error("FAKTORY['TLS_KEY']: expected TLS_CERT with it, got none", hint=hint, id="django_faktory.E012")
+    elif values["TLS_CERT"]:
+        try:
+            tls.server_context(str(values["TLS_CERT"]), str(values["TLS_KEY"]))
+        except tls.UnusableFile as error:
+            yield Error(str(error), hint=conf.DOCS["TLS_CERT"], id="django_faktory.E012")
+
+
+def _environment() -> Iterable[CheckMessage]:
+    """Check FAKTORY_PASSWORD and FAKTORY_PROVIDER."""
+    try:
+        conf.password()
+    except ImproperlyConfigured as error:
+        yield Error(str(error), id="django_faktory.E004")
+    if os.environ.get("FAKTORY_PROVIDER"):
+        try:
+            conf.url()
+        except ImproperlyConfigured as error:
+            yield Error(str(error), id="django_faktory.E005")
+
+
+def _job_database() -> BaseDatabaseWrapper | None:
+    """Return the connection of the database that stores the jobs.
+
+    None if jobs are stored on a remote server, or if the settings are invalid.
+    """
+    try:
+        broker, alias = conf.get("BROKER"), conf.get("DATABASE")
+    except ImproperlyConfigured:
+        return None
+    return connections[alias] if broker == "orm" and isinstance(alias, str) and alias in connections else None
+
+
+def _sqlite_options(where: str, connection: BaseDatabaseWrapper, options: Mapping[str, Any]) -> list[CheckMessage]:
+    missing = []
+    if str(options.get("transaction_mode")).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
+        missing.append("transaction_mode: two writers that begin by reading lock each other out at once")
+    if "wal" not in str(options.get("init_command")).lower():
+        missing.append("init_command: without WAL each reader stops the writer")
+    timeout = options.get("timeout")
+    if not isinstance(timeout, int | float) or timeout < 10:
+        missing.append("timeout: writers take turns, and 5 seconds are too short for a long one")
+    # An in-memory database is for tests: no worker process can open it.
+    if not missing or ":memory:" in str(connection.settings_dict["NAME"]):
+        return []
+    paste = ", ".join(f'"{key}": {value!r}'.replace("'", '"') for key, value in SQLITE_OPTIONS.items())
+    return [
+        Warning(
+            f"{where}: SQLite serves workers badly as it is set up: {'; '.join(missing)}",
+            hint=f'"OPTIONS": {{{paste}}}',
+            id="django_faktory.W002",
+        )
+    ]
+
+
+def _mysql_options(where: str, options: Mapping[str, Any]) -> list[CheckMessage]:
+    # Django's own default, also if OPTIONS has no entry; None means the server's default, REPEATABLE READ.
+    level = options.get("isolation_level", "read committed")
+    if str(level).lower() in ("read committed", *_FORBIDDEN_LEVELS["mysql"]):
+        return []  # E016 reports the latter
+    return [
+        Warning(
+            f"{where}: isolation level {level or 'of the server'!s}: claims lock gaps between rows, and workers wait "
+            "for each other",
+            hint='"OPTIONS": {"isolation_level": "read committed"}, which is Django\'s default.',
+            id="django_faktory.W003",
+        )
+    ]
+
+
+def _autocommit(connection: BaseDatabaseWrapper) -> Iterable[CheckMessage]:
+    if not connection.settings_dict["AUTOCOMMIT"]:
+        yield Error(
+            f"DATABASES[{connection.alias!r}]: AUTOCOMMIT: expected True, got False: jobs are stored in "
+            "transactions that Django opens and commits, and enqueue() would raise TransactionManagementError",
+            hint='Remove "AUTOCOMMIT", and use transaction.atomic() or "ATOMIC_REQUESTS": True.',
+            id="django_faktory.E017",
+        )
+
+
+def _cursor(connection: BaseDatabaseWrapper) -> Iterable[CheckMessage]:
+    own = cursor_hooks.own_methods(connection) if connection.vendor == "postgresql" else []
+    if own:
+        yield Info(
+            f"DATABASES[{connection.alias!r}]: {connection.settings_dict['ENGINE']} has its own {', '.join(own)}: "
+            "each statement goes through connection.cursor() and is not prepared, which is slower",
+            hint="Multi-tenant backends need it, see docs/howto/multi-tenant.md; otherwise use Django's own backend.",
+            id="django_faktory.I001",
+        )
+
+
+_FORBIDDEN_LEVELS = {
+    "postgresql": ("repeatable read", "serializable"),
+    "mysql": ("serializable",),  # W003 covers REPEATABLE READ, which is slow there, but works
+}
+_REMEDY_MYSQL = '"OPTIONS": {"isolation_level": "read committed"}, which is Django\'s default.'
+
+
+def _ask_isolation(connection: BaseDatabaseWrapper) -> str:
+    if connection.vendor == "postgresql":
+        return "SHOW default_transaction_isolation"
+    # MySQL 8 removed tx_isolation; MariaDB before 11.1 has no other name.
+    name = "tx_isolation" if getattr(connection, "mysql_is_mariadb", False) else "transaction_isolation"
+    return f"SELECT @@SESSION.{name}"
+
+
+def _isolation_option(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+    """Check OPTIONS: a number of Django's IsolationLevel on PostgreSQL, a name on MariaDB."""
+    level = connection.settings_dict.get("OPTIONS", {}).get("isolation_level")
+    name, remedy = str(level), _REMEDY_MYSQL
+    if connection.vendor == "postgresql":
+        remedy = 'Remove "isolation_level" from OPTIONS; use another alias for transactions that need more.'
+        if isinstance(level, int):
+            from django.db.backends.postgresql.psycopg_any import IsolationLevel  # needs a PostgreSQL driver
+
+            name = next((one.name.replace("_", " ") for one in IsolationLevel if one == level), name)
+    if name.lower() not in _FORBIDDEN_LEVELS.get(connection.vendor, ()):
+        return []
+    return [_isolation_error(f"DATABASES[{connection.alias!r}]: isolation_level", name.lower(), remedy)]
+
+
+def _isolation_error(where: str, level: str, remedy: str) -> CheckMessage:
+    return Error(
+        f"{where}: expected read committed, got {level}: claims of several workers would fail with serialization "
+        "errors, and workers would be reclaimed although they live",
+        hint=remedy,
+        id="django_faktory.E016",
+    )
+
+
+def _dotted(version: Iterable[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _whole(low: int, high: int = _LARGEST) -> tuple[Callable[[Any], bool], str]:
+    return (
+        # bool is a subclass of int, but True is not a number here.
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
+        f"a whole number from {low} to {high}",
+    )
+
+
+def _seconds(low: float) -> tuple[Callable[[Any], bool], str]:
+    def is_right(value: Any) -> bool:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and isfinite(value) and low <= value <= _LARGEST
+
+    return is_right, f"seconds, {low:g} or more"
+
+
+def _or_none(rule: tuple[Callable[[Any], bool], str]) -> tuple[Callable[[Any], bool], str]:
+    is_right, words = rule
+    return lambda value: value is None or is_right(value), f"{words}, or None"
+
+
+def _is_broker(value: Any) -> bool:
+    if value in ("orm", "remote"):
+        return True
+    try:
+        found = import_string(value) if isinstance(value, str) else None
+    except ImportError:
+        return False
+    return isinstance(found, type) and issubclass(found, Broker)
+
+
+def _is_address(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    host, colon, port = value.rpartition(":")
+    return bool(host and colon) and port.isascii() and port.isdigit() and int(port) <= 65_535
+
+
+def _are_aliases(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(alias, str) for alias in value)
+
+
+def _are_queues(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(map(_is_queue, value))
+
+
+def _are_middleware(value: Any) -> bool:
+    try:
+        return isinstance(value, list | tuple) and all(isinstance(made(path), Middleware) for path in value)
+    except Exception:  # noqa: BLE001  (imports project code, which may raise any error)
+        return False
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) and all("!" <= character <= "~" for character in value)
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"|[1-9]\d{0,8}/(second|minute|hour|day)", value) is not None
+
+
+_RATE = 'a rate such as "20/second" (minute, hour, day), or ""'
+
+
+def _is_redis(value: Any) -> bool:
+    schemes = ("redis://", "rediss://", "unix://", "redis+cluster://", "redis+sentinel://")
+    return isinstance(value, str) and (value == "" or value.startswith(schemes))
+
+
+def _are_functions(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(fn, str) and re.fullmatch(FUNCTION, fn) and isinstance(name, str) for fn, name in value.items()
+    )
+
+
+def _is_queue(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    name, colon, weight = value.partition(":")
+    if not name or (colon and not (weight.isascii() and weight.isdigit() and int(weight) > 0)):
+        return False
+    try:
+        return bool(queue_name(name))
+    except InvalidPayload:
+        return False
+
+
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "BROKER": (_is_broker, '"orm", "remote" or the dotted path of a Broker'),
+    "DATABASE": (lambda value: isinstance(value, str) and value != "", "an alias of DATABASES"),
+    "OUTBOX": _or_none((_are_aliases, "a list of aliases of DATABASES")),
+    "BIND": (_is_address, '"HOST:PORT", such as "127.0.0.1:7419"'),
+    "PASSWORD": (lambda value: isinstance(value, str), "a string"),
+    "TLS_CERT": (lambda value: isinstance(value, str | os.PathLike), "the path of a PEM file"),
+    "TLS_KEY": (lambda value: isinstance(value, str | os.PathLike), "the path of a PEM file"),
+    "MAX_COMMAND_BYTES": _whole(4096),
+    "MAX_CONNECTIONS": _whole(1),
+    "READ_AHEAD": _whole(0, 500),
+    "HELLO_TIMEOUT": _seconds(0.1),
+    "COMMAND_TIMEOUT": _seconds(0.1),
+    "ALLOW_FLUSH": _or_none((lambda value: isinstance(value, bool), "True or False")),
+    **SECURITY_RULES,
+    "PROCESSES": _or_none(_whole(1, 1024)),
+    "CONCURRENCY": _whole(1, 1024),
+    "QUEUES": _or_none((_are_queues, 'a list of queues, each "name" or "name:weight"')),
+    "MAX_JOBS": _or_none(_whole(1)),
+    "MAX_RSS": _or_none(_whole(1, 2**20)),
+    "SHUTDOWN_TIMEOUT": _seconds(0),
+    "MAX_INTERRUPTIONS": _or_none(_whole(0)),
+    "BEAT_INTERVAL": _seconds(0.1),
+    "POLL_INTERVAL": _seconds(0.01),
+    "UNKNOWN_JOBTYPE_GRACE": _seconds(0),
+    "MIGRATIONS_WAIT": _seconds(0),
+    "MAX_ATTEMPTS": _whole(1),
+    "RESERVE_FOR": _whole(MIN_RESERVE_FOR, MAX_RESERVE_FOR),
+    "RESULT_TTL": _whole(0),
+    # Checked by _locket(), which reports codes of its own.
+    "LOCKET": (lambda _: True, "a dict: see `locket.problems`"),
+    "MIDDLEWARE": (_are_middleware, "a list of dotted paths of Middleware classes that can be imported"),
+    "BATCH_COMMIT_WITHIN": _seconds(1),
+    "LIMITS": (lambda value: isinstance(value, Mapping), "a dict of scopes: queues, tasks, keys, workers"),
+    "CRON": (lambda value: isinstance(value, Mapping), "a dict of entries by name"),
+    "GEARMONKEY_URL": (_is_redis, "the URL of a Redis, such as redis://localhost:6379/0"),
+    "GEARMONKEY_MODE": (lambda value: value in ("direct", "gateway"), '"direct" or "gateway"'),
+    "GEARMONKEY_FUNCTIONS": (_are_functions, "a dict of names of functions to names of tasks"),
+    "GEARMONKEY_LEASE": _seconds(1),
+    "GEARMONKEY_MAX_INPUT_BYTES": _whole(1),
+    "GEARMONKEY_AUDIT": (lambda value: isinstance(value, bool), "True or False"),
+    "WORKER_TIMEOUT": _seconds(1),
+    "BEAT_KEEPS_JOBS": (lambda value: isinstance(value, bool), "True or False"),
+    "DATABASE_TIMEOUT": _seconds(1),
+    "DEAD_TTL": _seconds(0),
+    "BATCH_TTL": _seconds(0),
+    "METRICS_TTL": _seconds(0),
+    "METRICS_TOKEN": (_is_token, "a string of printable ASCII without spaces, or an empty one"),
+    "STATSD": (lambda value: value == "" or _is_address(value), '"HOST:PORT", such as "127.0.0.1:8125", or ""'),
+    "API_READS": (_is_rate, _RATE),
+    "API_ACTS": (_is_rate, _RATE),
+}

@@ -1,0 +1,144 @@
+"""System checks of TASKS: backends exist, and the tasks modules can be imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from django.apps import apps
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  (Django's name)
+from django.utils.module_loading import import_string
+
+from ..backend import FaktoryBackend
+
+OURS = "django_faktory.backend.FaktoryBackend"
+FOR_TESTS = ("django_faktory.testing.backends.DummyBackend", "django_faktory.testing.backends.ImmediateBackend")
+
+# Folders of the standard library, installed packages and this package: their frames are not the project's.
+_NOT_THE_PROJECTS = (
+    f"{Path(__file__).parent.parent}{os.sep}",
+    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+)
+
+
+class BrokenModule(NamedTuple):
+    """A tasks module that cannot be imported, with the error and its place."""
+
+    name: str
+    error: Exception
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.name} cannot be imported: {type(self.error).__name__}: {_first_line(self.error)} ({self.place})"
+
+
+@register
+def check_backends(**_: Any) -> list[CheckMessage]:
+    """Check that every backend of TASKS can be imported.
+
+    Django raises an exception for it, and the backport does not check it at all.
+    """
+    found: list[CheckMessage] = []
+    for alias, params in _entries():
+        path = params.get("BACKEND") if isinstance(params, Mapping) else None
+        problem = _problem_with_backend(path)
+        if problem:
+            near = get_close_matches(str(path), (OURS, *FOR_TESTS), n=1, cutoff=0.6)
+            hint = f"Did you mean {near[0]!r}?" if near else f'TASKS = {{"{alias}": {{"BACKEND": "{OURS}"}}}}'
+            found.append(
+                Error(f"TASKS[{alias!r}]: BACKEND: {problem}", hint=hint, id="django_faktory.E014"),
+            )
+    return found
+
+
+@register
+def check_tasks_modules(**_: Any) -> list[CheckMessage]:
+    """Check that the `tasks` module of each app can be imported: otherwise no worker starts."""
+    if not any(_is_ours(params) for _, params in _entries()):
+        return []
+    hint = "A worker imports the tasks modules of all installed apps, and does not start without them."
+    return [Error(str(module), hint=hint, id="django_faktory.E015") for module in broken_modules()]
+
+
+@register(deploy=True)
+def check_backends_for_production(**_: Any) -> list[CheckMessage]:
+    """Warn about backends of `testing` in TASKS: they store no job."""
+    return [
+        Warning(
+            f"TASKS[{alias!r}]: {params['BACKEND']} is for tests: no worker ever sees its jobs",
+            hint=f'"BACKEND": "{OURS}"',
+            id="django_faktory.W006",
+        )
+        for alias, params in _entries()
+        if isinstance(params, Mapping) and params.get("BACKEND") in FOR_TESTS
+    ]
+
+
+def remedy_for(module: BrokenModule) -> str:
+    """Return a remedy for a module that prevents a worker from starting."""
+    if not any(_is_ours(params) for _, params in _entries()):
+        return f'no entry of TASKS is ours: TASKS = {{"default": {{"BACKEND": "{OURS}", "QUEUES": []}}}}'
+    return f"correct it, or take {module.name.removesuffix('.tasks')} out of INSTALLED_APPS"
+
+
+def broken_modules() -> list[BrokenModule]:
+    """Import the `tasks` module of each installed app; return the failing ones, in the apps' order."""
+    broken = []
+    for app in apps.get_app_configs():
+        name = f"{app.name}.tasks"
+        # find_spec distinguishes a missing module, which is allowed, from one with an ImportError inside.
+        if name in sys.modules or find_spec(name) is None:
+            continue
+        try:
+            __import__(name)
+        except Exception as error:  # noqa: BLE001  (importing runs anybody's code)
+            broken.append(BrokenModule(name, error, _place(error)))
+    return broken
+
+
+def _place(error: Exception) -> str:
+    """Return file and line of the innermost frame in the project's own code."""
+    # A SyntaxError has no frame of its own: the traceback ends in importlib.
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_PROJECTS)]
+    where = (own or frames)[-1]
+    return f"{where.filename}, line {where.lineno}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _entries() -> Iterator[tuple[str, Any]]:
+    tasks = getattr(settings, "TASKS", {})
+    yield from tasks.items() if isinstance(tasks, Mapping) else ()
+
+
+def _problem_with_backend(path: object) -> str:
+    if path is None:
+        return ""  # Django's own default
+    if not isinstance(path, str):
+        return f"expected the dotted path of a backend, got {path!r:.80}"
+    try:
+        import_string(path)
+    except ImportError as error:
+        return f"{path!r} cannot be imported: {_first_line(error)}"
+    return ""
+
+
+def _is_ours(params: Any) -> bool:
+    try:
+        backend = import_string(params["BACKEND"])
+    except (ImportError, KeyError, TypeError):
+        return False
+    return isinstance(backend, type) and issubclass(backend, FaktoryBackend)

@@ -1,0 +1,1 @@
+"""Optional parts, one per extra of pip. Nothing below this layer imports them."""

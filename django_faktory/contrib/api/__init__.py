@@ -1,0 +1,15 @@
+"""REST API of the jobs, an optional extra: `pip install django-faktory[api]`.
+
+Mount it with `path("api/", include("django_faktory.contrib.api.urls"))`. It uses the same operations as the admin and
+the command line and checks the permissions of `models.permissions`. Docs: docs/api.md.
+"""
+
+try:
+    import django_filters as django_filters
+    import drf_spectacular as drf_spectacular
+    import rest_framework as rest_framework
+except ImportError as error:
+    raise ImportError(
+        f"django_faktory.contrib.api: expected the packages of its extra, got no {error.name}; "
+        "pip install django-faktory[api]"
+    ) from error

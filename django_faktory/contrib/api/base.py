@@ -1,0 +1,124 @@
+"""Base classes of the API views: renderers, authentication, throttling, and the database of the jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.contrib.auth.models import AnonymousUser
+from django.http import Http404
+from django_filters.rest_framework import DjangoFilterBackend
+from rest_framework import exceptions, status
+from rest_framework.permissions import SAFE_METHODS
+from rest_framework.renderers import BrowsableAPIRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.serializers import Serializer
+from rest_framework.throttling import BaseThrottle
+from rest_framework.views import APIView
+from rest_framework.viewsets import GenericViewSet
+
+from ...brokers import get_broker
+from ...brokers.base import Broker
+from ...models.permissions import may_see
+from .access import Acts, May, Reads, WrongPasswords
+from .described import AutoSchema
+from .problems import JobsElsewhere, handle
+from .rendering import BoundedJson, Json
+
+# Subscripted for the type checker only; at run time the plain class is the base.
+if TYPE_CHECKING:
+    Generic = GenericViewSet[Any]
+else:
+    Generic = GenericViewSet
+
+
+class Door(APIView):
+    """Base view of this API, independent of the project's DRF defaults.
+
+    Only authentication is taken from the project's settings.
+    """
+
+    # Set here, so that the project's DEFAULT_* settings of REST framework do not change this API.
+    renderer_classes: Any = (Json, BrowsableAPIRenderer)
+    parser_classes = (BoundedJson,)
+    schema: Any = AutoSchema()
+
+    def get_exception_handler(self) -> Callable[..., Any]:
+        """Return the handler that answers with problem details."""
+        return handle
+
+    def perform_authentication(self, request: Request) -> None:
+        """Authenticate, unless this address has sent too many wrong passwords. Raises Throttled,
+        AuthenticationFailed."""
+        wrong_passwords = WrongPasswords()
+        if not wrong_passwords.allow_request(request, self):
+            request.user = AnonymousUser()  # the error's renderer must not check the password
+            raise exceptions.Throttled(wrong_passwords.wait(), "too many wrong passwords from this address")
+        try:
+            super().perform_authentication(request)
+        except exceptions.AuthenticationFailed:
+            wrong_passwords.count(request)
+            raise
+
+    def get_throttles(self) -> list[BaseThrottle]:
+        """Return the throttle; reads and changes are counted separately."""
+        return [Reads() if self.request.method in SAFE_METHODS else Acts()]
+
+
+class Resource(Door, Generic):
+    """Base view of a resource: rows and the actions on them."""
+
+    resource: ClassVar[str]
+    """Name of the resource in `permissions`."""
+
+    permission_classes = (May,)
+    filter_backends: Any = (DjangoFilterBackend,)
+    needs: ClassVar[Mapping[str, str]]
+    """Permission needed for each action, as named in `permissions`."""
+    lookup_value_regex = "[^/]+"
+    keys = re.compile(r"[^\x00\ud800-\udfff]{1,255}")
+    """Pattern of valid row keys: any other key is not queried and answers 404."""
+
+    def get_object(self) -> Any:
+        """Return the row that the URL names. Raises Http404, without a query if no row can have that key."""
+        key = self.kwargs[self.lookup_url_kwarg or self.lookup_field]
+        if not self.keys.fullmatch(key):
+            raise Http404
+        return super().get_object()
+
+    def filter_queryset(self, queryset: Any) -> Any:
+        """Apply filters to lists only: a row named by its URL is found whatever the query parameters are."""
+        return super().filter_queryset(queryset) if self.action == "list" else queryset
+
+    @property
+    def may_see(self) -> bool:
+        """Return whether the user may see rows of this resource."""
+        return may_see(self.request.user, self.resource)
+
+    def answer(self, row: Callable[[], Any], *, code: int = status.HTTP_200_OK) -> Response:
+        """Return a response with the current row, or 204 if the user may not view it."""
+        return Response(row(), status=code) if self.may_see else Response(status=status.HTTP_204_NO_CONTENT)
+
+    def said(self, kind: type[Serializer[Any]], *, of: Any = None) -> dict[str, Any]:
+        """Return the validated data of the request body, or of `of`. Raises ValidationError."""
+        told = kind(data=self.request.data if of is None else of, context=self.get_serializer_context())
+        told.is_valid(raise_exception=True)
+        found: dict[str, Any] = told.validated_data
+        return found
+
+
+def alias() -> str:
+    """Return the alias of the database of the jobs. Raises JobsElsewhere if they are on a Faktory server."""
+    # Only the broker of the project's database has an alias.
+    found: str | None = getattr(get_broker(), "alias", None)
+    if found is None:
+        raise JobsElsewhere
+    return found
+
+
+def broker() -> Broker:
+    """Return the broker of this project's database. Raises JobsElsewhere."""
+    alias()
+    return get_broker()

@@ -1,0 +1,248 @@
+"""Cron entries over the REST API: due times and past runs, pause, resume, run now, and editing of the admin's
+entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any, ClassVar
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema_view
+from rest_framework import status
+from rest_framework.decorators import action
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from ...core.cron import Schedule
+from ...core.payloads import rfc3339
+from ...errors import InvalidCron
+from ...models.cron import CronEntry, CronRun
+from ...models.permissions import may_see
+from ...operations.serializers import cron_call_of, cron_entry_of, cron_run_of
+from ...store.cron import entries as rows
+from ...store.cron import runs as cron_runs
+from ...tasks import base, cron, redaction
+from . import answers, inputs
+from .base import Resource, alias
+from .described import UNSEEN, F, described
+from .filters import CronFilter
+from .journal import ADDED, DELETED, note
+from .paging import ByName
+from .problems import WrongState
+
+NEXT_TIMES = 5
+RUNS_SHOWN = 50
+_DEFAULTS: dict[str, Any] = {"queue": "", "args": [], "kwargs": {}, "job": {}, **cron.POLICIES}
+
+
+def _acts(summary: str, description: str) -> Callable[[F], F]:
+    responses = {200: answers.WholeCron, 204: UNSEEN}
+    return described(summary=summary, description=description, request=inputs.Reason, responses=responses)
+
+
+@extend_schema_view(
+    list=described(summary="List cron entries by name"),
+    retrieve=described(summary="Show a cron entry", responses=answers.WholeCron),
+)
+class CronEntries(Resource):
+    """Cron entries, which enqueue a job at every tick of a schedule."""
+
+    queryset = CronEntry.objects.none()
+    serializer_class = answers.CronInList
+    pagination_class = ByName
+    filterset_class = CronFilter
+    lookup_field = "name"
+    lookup_value_regex = "(?:(?!/(?:pause|resume|run)/$).)+"  # names may contain slashes
+    resource = "cronentry"
+    needs: ClassVar = {
+        "list": "cronentry.view",
+        "retrieve": "cronentry.view",
+        "create": "cronentry.add",
+        "partial_update": "cronentry.change",
+        "destroy": "cronentry.delete",
+        "pause": "cronentry.pause",
+        "resume": "cronentry.resume",
+        "run": "cronentry.run",
+    }
+
+    def get_queryset(self) -> Any:
+        """Return all entries, including entries removed from the code."""
+        return CronEntry.objects.using(alias())
+
+    def list(self, request: Request) -> Response:  # noqa: ARG002
+        """Return cron entries by name, each with its latest run."""
+        page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
+        latest = cron_runs.latest([entry.pk for entry in page], using=alias())
+        return self.get_paginated_response([self._short(entry, latest.get(entry.pk)) for entry in page])
+
+    def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Return one cron entry with its next ticks and its latest runs."""
+        return Response(self._whole(self.get_object()))
+
+    @described(
+        summary="Create a cron entry",
+        description="Validated like an entry defined in code.",
+        request=inputs.NewCron,
+        responses={201: answers.WholeCron, 204: UNSEEN},
+    )
+    def create(self, request: Request) -> Response:
+        """Create an entry of the admin. Raises WrongState (409) if the name is taken."""
+        told = self.said(inputs.NewCron)
+        reason = told.pop("reason")
+        using = alias()
+        entry = CronEntry(**_definition({**_DEFAULTS, "zone": settings.TIME_ZONE, **told})._asdict())
+        if CronEntry.objects.using(using).filter(name=entry.name).exists():
+            raise WrongState(f"name: a cron entry is called {entry.name!r:.80} already")
+        try:
+            # The check above can race with another request; the unique index decides, and the savepoint keeps the outer
+            # transaction usable.
+            with transaction.atomic(using=using):
+                rows.save(entry, using=using)
+        except IntegrityError as error:
+            raise WrongState(f"name: a cron entry is called {entry.name!r:.80} already") from error
+        note(request, entry, "Written", flag=ADDED, reason=reason)
+        return self.answer(lambda: self._whole(self._again(entry)), code=status.HTTP_201_CREATED)
+
+    @described(
+        summary="Edit a cron entry of the admin",
+        description="Members left out keep their value. An entry defined in code is refused with 409.",
+        request=inputs.CronChanges,
+        responses={200: answers.WholeCron, 204: UNSEEN},
+    )
+    def partial_update(self, request: Request, **_: Any) -> Response:
+        """Change an entry of the admin; a new schedule or zone applies from now on."""
+        # Partial: members that a new entry must have are optional in a change.
+        checked = inputs.CronChanges(data=request.data, partial=True)
+        checked.is_valid(raise_exception=True)
+        told = dict(checked.validated_data)
+        reason, entry = told.pop("reason", ""), self.get_object()
+        if entry.origin == CronEntry.Origin.CODE:
+            raise WrongState(f"{entry.name}: is defined in code; change it there")
+        if not told:
+            raise ValidationError(f"expected one of {', '.join(('schedule', 'zone', 'jobtype', *_DEFAULTS))}")
+        _refuse_to_uncover(entry, told)
+        for field, value in _definition({**_said_by(entry), **told})._asdict().items():
+            setattr(entry, field, value)
+        rows.save(entry, using=alias())
+        note(request, entry, f"Edited {', '.join(sorted(told))}", reason=reason)
+        return self.answer(lambda: self._whole(self._again(entry)))
+
+    @described(
+        summary="Delete a cron entry",
+        description="Created in the admin, or removed from the code.",
+        parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Reason for the log.")],
+        responses={204: None},
+    )
+    def destroy(self, request: Request, **_: Any) -> Response:
+        """Delete an entry. Raises WrongState (409) if code still defines it: it would be created again."""
+        why = self.said(inputs.Reason, of=request.query_params)
+        entry = self.get_object()
+        if entry.origin == CronEntry.Origin.CODE and entry.removed_at is None:
+            raise WrongState(f"{entry.name}: is defined in code, and would come back; remove it there")
+        # Written before the delete: the log entry needs the primary key of the row.
+        note(request, entry, "Deleted", flag=DELETED, reason=why["reason"])
+        entry.delete(using=alias())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @_acts("Pause a cron entry", "No tick is due until it is resumed.")
+    @action(detail=True, methods=["post"])
+    def pause(self, request: Request, **_: Any) -> Response:
+        """Pause the entry; nothing changes if it is already paused."""
+        return self._act(request, rows.pause, "Paused")
+
+    @_acts("Resume a cron entry", "Ticks are due again; ticks during the pause are skipped.")
+    @action(detail=True, methods=["post"])
+    def resume(self, request: Request, **_: Any) -> Response:
+        """Resume the entry; ticks during the pause are skipped."""
+        return self._act(request, rows.resume, "Resumed")
+
+    @described(
+        summary="Run a cron entry now",
+        description="Enqueues a job at once, ignoring its pause and overlap policy.",
+        request=inputs.Reason,
+        responses={200: answers.Enqueued},
+    )
+    @action(detail=True, methods=["post"])
+    def run(self, request: Request, **_: Any) -> Response:
+        """Enqueue a job of the entry now; the schedule is not affected."""
+        told, entry = self.said(inputs.Reason), self.get_object()
+        if entry.removed_at is not None:
+            raise WrongState(f"{entry.name}: is defined in code no more")
+        jid = cron.run_now(entry, using=alias()).jid
+        note(request, entry, "Run by hand", reason=told["reason"])
+        return Response({"jid": jid})
+
+    def _act(self, request: Request, act: Any, done: str) -> Response:
+        told, entry = self.said(inputs.Reason), self.get_object()
+        act([entry.pk], using=alias())
+        note(request, entry, done, reason=told["reason"])
+        return self.answer(lambda: self._whole(self._again(entry)))
+
+    def _short(self, entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
+        found = cron_entry_of(entry, run)
+        return found | {"latest": found["latest"] and self._seen(found["latest"])}
+
+    def _whole(self, entry: CronEntry) -> dict[str, Any]:
+        using = alias()
+        runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
+        # The job row is more recent than the outcome in the run row.
+        said = cron_runs.outcomes([run.jid for run in runs if run.jid], using=using)
+        for run in runs:
+            run.outcome = said.get(run.jid, run.outcome)
+        policies = {"missed": entry.missed, "window": entry.window_s, "overlap": entry.overlap}
+        return {
+            **self._short(entry, runs[0] if runs else None),
+            **self._seen(cron_call_of(entry)),
+            **policies,
+            "next_times": _next_times(entry),
+            "runs": [self._seen(cron_run_of(run)) for run in runs],
+        }
+
+    def _seen(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Return the members, with None for members hidden from this user."""
+        return {
+            name: value if may_see(self.request.user, self.resource, name) else None for name, value in told.items()
+        }
+
+    def _again(self, entry: CronEntry) -> CronEntry:
+        found: CronEntry = self.get_queryset().get(pk=entry.pk)
+        return found
+
+
+def _definition(told: dict[str, Any]) -> rows.Definition:
+    """Return the checked definition, with the rules of the admin's form. Raises InvalidCron."""
+    base.autodiscover()  # the web process may not have imported the tasks
+    policies = {key: told[key] for key in ("missed", "window", "overlap")}
+    fields = ("name", "schedule", "zone", "jobtype", "queue", "args", "kwargs", "job")
+    return cron.defined(**{field: told[field] for field in fields}, policies=policies, is_json=True)
+
+
+def _refuse_to_uncover(entry: CronEntry, told: Mapping[str, Any]) -> None:
+    """Raise WrongState if the job type changes while arguments stay.
+
+    `REDACT` may hide arguments of the old job type and show the same arguments for the new one.
+    """
+    stay = {"args", "kwargs"} - set(told)
+    if redaction.is_on() and stay and told.get("jobtype", entry.jobtype) != entry.jobtype:
+        raise WrongState(f"jobtype: expected {' and '.join(sorted(stay))} with it: FAKTORY['REDACT'] hides arguments")
+
+
+def _said_by(entry: CronEntry) -> dict[str, Any]:
+    """Return the entry in the names of the API."""
+    plain = {field: getattr(entry, field) for field in ("name", "schedule", "zone", "jobtype", "queue", "missed")}
+    texts = {field: cron.decode_member(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
+    return {**plain, **texts, "window": entry.window_s, "overlap": entry.overlap}
+
+
+def _next_times(entry: CronEntry) -> list[str]:
+    try:
+        ahead = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
+    # A stored schedule that is invalid has no next ticks; `problem` of the entry says why.
+    except InvalidCron:
+        return []
+    return [rfc3339(tick) for tick in islice(ahead, NEXT_TIMES)]

@@ -1,0 +1,196 @@
+"""Filters of the list endpoints.
+
+The filters of jobs are words of the query language, with the same meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import django_filters
+from django import forms
+from django.db.models import Q, QuerySet
+from django_filters.rest_framework import FilterSet
+from msgspec.structs import asdict, replace
+
+from ...core.queries import MAX_TEXT, Query
+from ...errors import InvalidQuery
+from ...models import Batch, CronEntry, Job, JobLock, Limit, Queue, WorkerProcess
+from ...tasks.redaction import query_of
+
+_FIELDS = {
+    "state": "states",
+    "queue": "queues",
+    "task": "tasks",
+    "error": "errors",
+    "about": "about",
+    "batch": "batches",
+    "older": "older_s",
+    "newer": "newer_s",
+}
+"""Query parameters, each with the field of `Query` that it may set."""
+
+
+def _word(help_text: str) -> django_filters.CharFilter:
+    # django-filter needs a method per filter; `JobFilter.filter_queryset` does the work for all of them.
+    return django_filters.CharFilter(help_text=help_text, max_length=MAX_TEXT, method="word")
+
+
+class JobFilter(FilterSet):
+    """Filter jobs by a query, by single words of it, or both; all conditions must match."""
+
+    query = _word("A query, such as `dead queue:mail error:Timeout older:2d`.")
+    state = _word("In this state, or in one of several: `dead,retries`.")
+    queue = _word("In this queue; `mail.*` matches a prefix, commas separate several queues.")
+    task = _word("Of the task with this jobtype; same syntax as queue.")
+    error = _word("With a latest failure of this type: its full path, its last part, or a prefix with a star.")
+    about = _word("About this object, `app.model/pk`.")
+    batch = _word("Members of this batch.")
+    older = _word("Pushed longer ago than this: `90s`, `15m`, `2h`, `7d`, `2w`.")
+    newer = _word("Pushed within this time; same syntax as older.")
+
+    class Meta:
+        model = Job
+        fields: ClassVar[list[str]] = []
+
+    def word(self, rows: QuerySet[Job], _: str, __: str) -> QuerySet[Job]:
+        """Return the rows unchanged: `filter_queryset` applies all words together."""
+        return rows
+
+    def filter_queryset(self, queryset: Any) -> Any:
+        """Return the jobs that match all parameters. Raises InvalidQuery with the parameter's name."""
+        return queryset.shown(asked_for(self.form.cleaned_data))
+
+
+def asked_for(told: dict[str, Any]) -> Query:
+    """Combine all parameters into one query. Raises InvalidQuery if one value is given twice."""
+    query = _parsed("query", told.get("query") or "")
+    for parameter, field in _FIELDS.items():
+        if not told.get(parameter):
+            continue
+        one = _parsed(parameter, told[parameter])
+        if getattr(query, field) not in ((), None):
+            raise _wrong(parameter, f"{parameter}: said in query too; say it once")
+        query = replace(query, **{field: getattr(one, field)})
+    return query
+
+
+def _parsed(parameter: str, text: str) -> Query:
+    prefix = "" if parameter == "query" else f"{parameter}:"
+    try:
+        found = query_of(prefix + text)
+    except InvalidQuery as error:
+        # The position refers to the client's value, without the prefix added above.
+        at = None if error.at is None else max(0, error.at - len(prefix))
+        raise _wrong(parameter, str(error), at) from error
+    # `state=dead queue:mail` would add a second condition through one parameter; accept only the parameter's own field.
+    if prefix and asdict(found) != asdict(Query(**{_FIELDS[parameter]: getattr(found, _FIELDS[parameter])})):
+        raise _wrong(parameter, f"{parameter}: expected values with commas between them; other words go into query")
+    return found
+
+
+def _wrong(parameter: str, message: str, at: int | None = None) -> InvalidQuery:
+    error = InvalidQuery(message)
+    error.at, error.field = at, parameter
+    return error
+
+
+class _Text(django_filters.CharFilter):
+    """Text filter that rejects characters which some databases refuse, such as NUL."""
+
+    class field_class(forms.CharField):  # noqa: N801  (django-filter's name for it)
+        def clean(self, value: Any) -> Any:
+            """Return the value. Raises ValidationError if it has unprintable characters."""
+            found = super().clean(value)
+            if not found.isprintable():
+                raise forms.ValidationError("expected printable characters")
+            return found
+
+
+class QueueFilter(FilterSet):
+    """Filter queues by the start of the name and by pause."""
+
+    name = _Text(
+        field_name="name", max_length=255, lookup_expr="startswith", help_text="With a name that begins with this."
+    )
+    is_paused = django_filters.BooleanFilter(
+        field_name="paused_at",
+        lookup_expr="isnull",
+        exclude=True,
+        help_text="Only paused queues, or only queues that are not.",
+    )
+
+    class Meta:
+        model = Queue
+        fields: ClassVar[list[str]] = []
+
+
+class WorkerFilter(FilterSet):
+    """Filter worker processes by state and host."""
+
+    state = django_filters.ChoiceFilter(choices=WorkerProcess.State.choices, help_text="In this state.")
+    hostname = _Text(field_name="hostname", max_length=255, help_text="On this machine.")
+
+    class Meta:
+        model = WorkerProcess
+        fields: ClassVar[list[str]] = []
+
+
+_STAGES = {
+    "open": Q(committed_at=None, finished_at=None, expired_at=None) | Q(reopened_until__isnull=False),
+    "running": Q(committed_at__isnull=False, finished_at=None),
+    "failing": Q(failed__gt=0, finished_at=None),
+    "over": Q(finished_at__isnull=False),
+}
+
+
+class BatchFilter(FilterSet):
+    """Filter batches by stage and parent, both served by an index."""
+
+    stage = django_filters.ChoiceFilter(
+        choices=[(name, name) for name in _STAGES],
+        method="by_stage",
+        help_text="Not committed, running, running with failed members, or over.",
+    )
+    parent = _Text(field_name="parent_bid", max_length=255, help_text="Children of this batch.")
+
+    class Meta:
+        model = Batch
+        fields: ClassVar[list[str]] = []
+
+    def by_stage(self, rows: QuerySet[Batch], _: str, stage: str) -> QuerySet[Batch]:
+        """Return the batches in the chosen stage."""
+        return rows.filter(_STAGES[stage])
+
+
+class CronFilter(FilterSet):
+    """Filter cron entries by origin and job type."""
+
+    origin = django_filters.ChoiceFilter(choices=CronEntry.Origin.choices, help_text="Defined in code or in the admin.")
+    jobtype = _Text(field_name="jobtype", max_length=255, help_text="Entries that enqueue this jobtype.")
+
+    class Meta:
+        model = CronEntry
+        fields: ClassVar[list[str]] = []
+
+
+class LimitFilter(FilterSet):
+    """Filter limits by scope and exact name."""
+
+    scope = _Text(field_name="scope", max_length=10, help_text="queue, task or key.")
+    name = _Text(field_name="name", max_length=255, help_text="With exactly this name.")
+
+    class Meta:
+        model = Limit
+        fields: ClassVar[list[str]] = []
+
+
+class LockFilter(FilterSet):
+    """Filter locks by exact key and by worker."""
+
+    key = _Text(field_name="key", max_length=255, help_text="With exactly this key.")
+    worker = _Text(field_name="wid", max_length=255, help_text="Held by jobs of this worker process.")
+
+    class Meta:
+        model = JobLock
+        fields: ClassVar[list[str]] = []

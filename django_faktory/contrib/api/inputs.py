@@ -1,0 +1,208 @@
+"""Serializers of the request bodies. They check types and ranges; the operations check the meaning."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from ...core import queries
+from ...core.cron import Missed, Overlap
+from ...core.limits import Scope
+
+# Subscripted for the type checker only; at run time the plain class is the base.
+if TYPE_CHECKING:
+    Base = serializers.Serializer[Any]
+else:
+    Base = serializers.Serializer
+
+LONGEST_REASON = 1000
+MOST_AT_ONCE = 5000
+# Below datetime's own maximum, so that a conversion to another time zone does not overflow.
+_EARLIEST, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
+
+
+class Moment(serializers.DateTimeField):
+    """Time, converted to UTC whatever the project's settings.
+
+    A time without an offset is taken as local time of the project.
+    """
+
+    def enforce_timezone(self, value: datetime) -> datetime:
+        """Return the time in UTC. Raises ValidationError outside 1970 to 9999, the range that databases store."""
+        try:
+            aware = timezone.make_aware(value) if timezone.is_naive(value) else value
+            moment = aware.astimezone(UTC)
+        except (OverflowError, ValueError):
+            self.fail("invalid", format="RFC 3339")
+        if not _EARLIEST <= moment <= _LATEST:
+            self.fail("invalid", format="RFC 3339, from 1970 to 9999")
+        return moment
+
+
+@extend_schema_field({"type": "array", "items": {}})
+class _Array(serializers.JSONField):
+    def to_internal_value(self, data: Any) -> Any:
+        """Return the list; its items are validated later, as arguments of the task."""
+        if not isinstance(data, list):
+            raise serializers.ValidationError(f"expected an array, got {type(data).__name__}")
+        return data
+
+
+@extend_schema_field({"type": "object", "additionalProperties": {}})
+class _Object(serializers.JSONField):
+    def to_internal_value(self, data: Any) -> Any:
+        """Return the object unchanged. Raises ValidationError for any other type."""
+        if not isinstance(data, dict):
+            raise serializers.ValidationError(f"expected an object, got {type(data).__name__}")
+        return data
+
+
+class Reason(Base):
+    """Base of every action's input: an optional reason for the log."""
+
+    reason = serializers.CharField(
+        required=False,
+        allow_blank=True,
+        default="",
+        max_length=LONGEST_REASON,
+        help_text="Reason for the log.",
+    )
+
+
+class NewJob(Reason):
+    """A job to enqueue."""
+
+    task = serializers.CharField(max_length=255, help_text="A task of this project, by its jobtype.")
+    args = _Array(required=False, help_text="Its arguments, in JSON's types.")
+    kwargs = _Object(default={}, help_text="Its keyword arguments.")
+    queue = serializers.RegexField(
+        r"^[A-Za-z0-9._-]{1,255}\Z", required=False, help_text="Its queue; without it the queue of the task."
+    )
+    priority = serializers.IntegerField(
+        min_value=-100,
+        max_value=100,
+        required=False,
+        help_text="Its priority, larger first; without it the priority of the task.",
+    )
+    run_after = Moment(required=False, help_text="Earliest time to run it.")
+    about = serializers.CharField(
+        max_length=255, required=False, help_text="The object it is about, as `app.model/pk`."
+    )
+
+    def validate_about(self, value: str) -> str:
+        """Check that the value names an object as `app.model/pk`."""
+        if not queries.is_about(value):
+            raise serializers.ValidationError("expected app.model/pk, such as shop.order/42")
+        return value
+
+
+class JobChanges(Reason):
+    """Changes of a job that is not running; members left out keep their value."""
+
+    args = _Array(required=False, help_text="All its arguments, encoded as in a job.")
+    kwargs = _Object(required=False, help_text="All its keyword arguments.")
+    queue = serializers.RegexField(r"^[A-Za-z0-9._-]{1,255}\Z", required=False, help_text="Its queue.")
+    priority = serializers.IntegerField(min_value=-100, max_value=100, required=False, help_text="Larger first.")
+    run_after = Moment(required=False, help_text="When a scheduled or retrying job becomes due.")
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Raise ValidationError unless at least one member changes."""
+        if not set(attrs) - {"reason"}:
+            raise serializers.ValidationError("expected args, kwargs, queue, priority or run_after")
+        return attrs
+
+
+class Bulk(Reason):
+    """An action on the jobs of a query, one bounded part at a time."""
+
+    query = serializers.CharField(
+        max_length=queries.MAX_TEXT, help_text="Which jobs, such as `dead queue:mail error:Timeout`."
+    )
+    limit = serializers.IntegerField(
+        min_value=1,
+        max_value=MOST_AT_ONCE,
+        default=1000,
+        help_text="Most jobs of this part, oldest first; they are changed in transactions of at most 500.",
+    )
+    after = serializers.RegexField(r"^\d{1,18}-\d{1,18}\Z", required=False, help_text="`next` of the previous part.")
+    dry_run = serializers.BooleanField(default=False, help_text="Count the matching jobs and change none.")
+
+
+class CronChanges(Reason):
+    """Changes of a cron entry of the admin; members left out keep their value."""
+
+    schedule = serializers.CharField(
+        max_length=255, help_text="Five fields, or six with the second first; or @daily, …"
+    )
+    zone = serializers.CharField(
+        max_length=64, required=False, help_text="Time zone of the schedule; default: that of the project."
+    )
+    jobtype = serializers.CharField(
+        max_length=255, help_text="Name of a task, or of a function of a worker in another language."
+    )
+    queue = serializers.CharField(
+        max_length=255, required=False, allow_blank=True, help_text="Its queue; empty: the queue of the task."
+    )
+    args = _Array(required=False, help_text="Arguments, encoded as in a job.")
+    kwargs = _Object(required=False, help_text="Keyword arguments; for tasks of this project.")
+    job = _Object(
+        required=False, help_text="retry, reserve_for, priority, backtrace, custom; for other languages' jobtypes."
+    )
+    missed = serializers.ChoiceField(
+        [str(one) for one in Missed], required=False, help_text="Policy for ticks that no node handled."
+    )
+    window = serializers.IntegerField(
+        min_value=0, max_value=2**31 - 1, required=False, help_text='Seconds back that "once" and "all" look.'
+    )
+    overlap = serializers.ChoiceField(
+        [str(one) for one in Overlap], required=False, help_text="Policy while an earlier job waits or runs."
+    )
+
+
+class LimitChanges(Reason):
+    """New values of a limit; a value left out means no limit of that kind."""
+
+    concurrency = serializers.IntegerField(
+        min_value=1, max_value=2**31 - 1, required=False, allow_null=True, help_text="Jobs that may run at once."
+    )
+    rate = serializers.CharField(
+        max_length=40, required=False, allow_null=True, help_text="Jobs that may start per period, such as 100/s."
+    )
+    burst = serializers.IntegerField(
+        min_value=1,
+        max_value=2**31 - 1,
+        required=False,
+        allow_null=True,
+        help_text="Jobs that may start at once after an idle period.",
+    )
+
+
+class NewLimit(LimitChanges):
+    """A limit to create."""
+
+    scope = serializers.ChoiceField([str(one) for one in Scope], help_text="queue, task or key.")
+    name = serializers.CharField(max_length=255, help_text="Name of the queue, task or key.")
+
+
+class TaskNames(Reason):
+    """Names of tasks to pause or resume."""
+
+    tasks = serializers.ListField(
+        child=serializers.CharField(max_length=255), min_length=1, max_length=100, help_text="Their names."
+    )
+
+
+class NewCron(CronChanges):
+    """A cron entry to create."""
+
+    name = serializers.CharField(max_length=255, help_text="Its unique name.")
+
+    def validate_name(self, value: str) -> str:
+        """Apply the rule for names of entries defined in code: printable characters only."""
+        if not value.isprintable():
+            raise serializers.ValidationError("expected printable characters")
+        return value

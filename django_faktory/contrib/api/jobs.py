@@ -1,0 +1,298 @@
+"""Jobs over the REST API: list, show, enqueue, edit, and act on one job or on many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from django.db.models import Max
+from drf_spectacular.utils import extend_schema_view
+from rest_framework import status
+from rest_framework.decorators import action
+from rest_framework.exceptions import PermissionDenied, ValidationError
+from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from ...core.queries import Query
+from ...models import Job, JobQuerySet
+from ...models.permissions import hidden_words
+from ...operations import bulk
+from ...operations.bulk import Verb
+from ...operations.edit import Changes, check_call, edit
+from ...operations.serializers import SHORT, whole_job_of
+from ...tasks import base
+from ...tasks.redaction import query_of
+from . import answers, inputs
+from .base import Resource, alias, broker
+from .described import UNSEEN, F, described
+from .filters import JobFilter
+from .journal import ADDED, DELETED, note
+from .paging import NewestFirst
+from .problems import WrongState
+
+# The count of a dry run ends here: an exact count of a large table takes too long for a request.
+COUNTED = 10_000
+# How the query language spells the fields that reveal hidden parts of jobs, for the error message.
+_WORDS = {"args": "args:", "texts": "text:", "errors": "error:", "about": "about:"}
+DONE = {
+    Verb.RETRY: "Retried",
+    Verb.REQUEUE: "Requeued",
+    Verb.KILL: "Killed",
+    Verb.DISCARD: "Discarded",
+    Verb.PRUNE: "Deleted",
+}
+
+
+def _acts(summary: str, description: str) -> Callable[[F], F]:
+    responses = {200: answers.Done, 204: UNSEEN}
+    return described(summary=summary, description=description, request=inputs.Reason, responses=responses)
+
+
+def _bulk(summary: str) -> Callable[[F], F]:
+    return described(
+        summary=summary,
+        description="A bounded part of the jobs that a query selects; send `next` as `after` until it is null. Without "
+        "`view_job`, `dry_run` is refused, and queries by anything but state, queue, task, batch, jid and age.",
+        request=inputs.Bulk,
+        responses={200: answers.BulkDone},
+    )
+
+
+@extend_schema_view(
+    list=described(
+        summary="List jobs, the newest first",
+        description="Conditions without an index search the latest 50,000 jobs only: see the query language.",
+    ),
+    retrieve=described(
+        summary="Show a job", description="With its arguments, failures and result.", responses=answers.WholeJob
+    ),
+)
+class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
+    """Jobs in any state, selected with the query language."""
+
+    queryset = Job.objects.none()
+    serializer_class = answers.JobInList
+    pagination_class = NewestFirst
+    filterset_class = JobFilter
+    lookup_field = "jid"
+    resource = "job"
+    needs: ClassVar = {
+        "list": "job.view",
+        "retrieve": "job.view",
+        "create": "job.add",
+        "partial_update": "job.change",
+        "retry": "job.retry",
+        "requeue": "job.requeue",
+        "kill": "job.kill",
+        "discard": "job.discard",
+        "prune": "job.prune",
+        "cancel": "job.cancel",
+        "bulk_retry": "job.retry",
+        "bulk_requeue": "job.requeue",
+        "bulk_kill": "job.kill",
+        "bulk_discard": "job.discard",
+        "bulk_prune": "job.prune",
+    }
+
+    def get_queryset(self) -> JobQuerySet:
+        """Return the rows; lists leave out the columns of long texts."""
+        rows = Job.objects.using(alias())
+        return rows.only(*SHORT) if self.action == "list" else rows.all()
+
+    def get_serializer_class(self) -> Any:
+        """Return the serializer; a single job is shown with all its members."""
+        return answers.WholeJob if self.action == "retrieve" else super().get_serializer_class()
+
+    @described(
+        summary="Enqueue a task",
+        description="Like `enqueue` of the task, with its middleware. Arguments are plain JSON.",
+        request=inputs.NewJob,
+        responses={201: answers.Enqueued},
+    )
+    def create(self, request: Request) -> Response:
+        """Enqueue a job of a registered task. Raises UnknownJobType (400) for any other name."""
+        told = self.said(inputs.NewJob)
+        using = alias()
+        base.autodiscover()  # the web process may not have imported the tasks
+        task = base.lookup(told["task"])
+        args, kwargs = told.get("args", []), told["kwargs"]
+        # Without this check a wrong argument would be noticed only when the job runs.
+        check_call(task.jobtype, args, kwargs)
+        chosen = task.using(
+            queue_name=told.get("queue"),
+            priority=told.get("priority"),
+            run_after=told.get("run_after"),
+            about=told.get("about"),
+        )
+        try:
+            result = chosen.enqueue(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            raise ValidationError({"args": str(error)}) from error
+        # The row may be gone: a worker can finish the job before this query.
+        job = Job.objects.using(using).filter(jid=result.id).first()
+        note(request, job or Job, "Enqueued", name=f"{task.jobtype} {result.id}", flag=ADDED, reason=told["reason"])
+        return Response({"jid": result.id}, status=status.HTTP_201_CREATED)
+
+    @described(
+        summary="Edit a job that is not running",
+        description="Its arguments, queue, priority or time. All other members stay as its client sent them.",
+        request=inputs.JobChanges,
+        responses={200: answers.WholeJob, 204: UNSEEN},
+    )
+    def partial_update(self, request: Request, **_: Any) -> Response:
+        """Change the given members of a job; members that are left out keep their value."""
+        told = self.said(inputs.JobChanges)
+        changed = sorted(set(told) - {"reason"})
+        job = edit(
+            self.get_object().jid,
+            Changes(
+                args=told.get("args"),
+                kwargs=told.get("kwargs"),
+                queue=told.get("queue"),
+                priority=told.get("priority"),
+                run_at=told.get("run_after"),
+            ),
+            using=alias(),
+        )
+        note(request, job, f"Edited {', '.join(changed)}", reason=told["reason"])
+        return self.answer(lambda: whole_job_of(job))
+
+    @_acts("Run a failed job again now", "The job must be dead or wait for a retry.")
+    @action(detail=True, methods=["post"])
+    def retry(self, request: Request, **_: Any) -> Response:
+        """Retry a job that is dead or waiting for a retry."""
+        return self._act(request, Verb.RETRY)
+
+    @_acts("Run a job now", "The job must be dead, scheduled or wait for a retry.")
+    @action(detail=True, methods=["post"])
+    def requeue(self, request: Request, **_: Any) -> Response:
+        """Run a job now that is dead, scheduled or waiting for a retry."""
+        return self._act(request, Verb.REQUEUE)
+
+    @_acts("Kill a job", "The job must not be running. It becomes dead and is kept for a while.")
+    @action(detail=True, methods=["post"])
+    def kill(self, request: Request, **_: Any) -> Response:
+        """Move the job to dead."""
+        return self._act(request, Verb.KILL)
+
+    @_acts("Discard a job", "The job must not be running.")
+    @action(detail=True, methods=["post"])
+    def discard(self, request: Request, **_: Any) -> Response:
+        """Discard the job; its row is deleted, or kept as discarded for a while."""
+        return self._act(request, Verb.DISCARD)
+
+    @_acts("Delete a job that ended", "Before its retention ends.")
+    @action(detail=True, methods=["post"])
+    def prune(self, request: Request, **_: Any) -> Response:
+        """Delete the row of a finished job."""
+        return self._act(request, Verb.PRUNE)
+
+    @_acts(
+        "Cancel a job", "A waiting job is discarded; a running job is stopped by its worker, if the worker supports it."
+    )
+    @action(detail=True, methods=["post"])
+    def cancel(self, request: Request, **_: Any) -> Response:
+        """Cancel the job, even if it is running."""
+        told = self.said(inputs.Reason)
+        job = self.get_object()
+        return self._done(request, job, "Cancelled", broker().cancel([job.jid]), told["reason"])
+
+    @_bulk("Run many failed jobs again now")
+    @action(detail=False, methods=["post"], url_path="bulk/retry")
+    def bulk_retry(self, request: Request) -> Response:
+        """Retry many jobs that are dead or waiting for a retry."""
+        return self._act_on_many(request, Verb.RETRY)
+
+    @_bulk("Run many jobs now")
+    @action(detail=False, methods=["post"], url_path="bulk/requeue")
+    def bulk_requeue(self, request: Request) -> Response:
+        """Run many jobs now that are dead, scheduled or waiting for a retry."""
+        return self._act_on_many(request, Verb.REQUEUE)
+
+    @_bulk("Kill many jobs")
+    @action(detail=False, methods=["post"], url_path="bulk/kill")
+    def bulk_kill(self, request: Request) -> Response:
+        """Move many jobs to dead."""
+        return self._act_on_many(request, Verb.KILL)
+
+    @_bulk("Discard many jobs")
+    @action(detail=False, methods=["post"], url_path="bulk/discard")
+    def bulk_discard(self, request: Request) -> Response:
+        """Discard many jobs that are not running."""
+        return self._act_on_many(request, Verb.DISCARD)
+
+    @_bulk("Delete many jobs that ended")
+    @action(detail=False, methods=["post"], url_path="bulk/prune")
+    def bulk_prune(self, request: Request) -> Response:
+        """Delete the rows of many finished jobs."""
+        return self._act_on_many(request, Verb.PRUNE)
+
+    def _act(self, request: Request, verb: Verb) -> Response:
+        told = self.said(inputs.Reason)
+        job = self.get_object()
+        changed = bulk.carry_out(verb, Job.objects.using(alias()).filter(pk=job.pk))
+        if not changed:
+            legal = ", ".join(sorted(bulk.STATES[verb]))
+            raise WrongState(f"{verb}: takes a job that is {legal}; this one is {job.state}")
+        return self._done(request, job, DONE[verb], changed, told["reason"])
+
+    def _done(self, request: Request, job: Job, done: str, changed: int, reason: str) -> Response:
+        # Read again: the operation may have moved the job or deleted its row.
+        state = Job.objects.using(alias()).filter(pk=job.pk).values_list("state", flat=True).first()
+        if not changed:
+            raise WrongState(f"{self.action}: not possible for a job that is {job.state}")
+        note(request, job, done, flag=DELETED if state is None else 2, reason=reason)
+        return self.answer(lambda: {"changed": changed, "state": state})
+
+    def _refuse_to_reveal(self, query: Query, *, is_dry: bool) -> None:
+        """Raise PermissionDenied for a query that would reveal hidden parts of jobs.
+
+        Users with permission to act on jobs, but not to view them, could otherwise find out the text of arguments or
+        errors by trying words.
+        """
+        asked = [name for name in query.__struct_fields__ if getattr(query, name) not in ((), None)]
+        hidden = [_WORDS[name] for name in hidden_words(self.request.user, asked)]
+        if hidden:
+            raise PermissionDenied(f"query: {', '.join(hidden)} look at what only users who may view jobs see")
+        if is_dry and not self.may_see:
+            raise PermissionDenied("dry_run: counts jobs, for users who may view them")
+
+    def _act_on_many(self, request: Request, verb: Verb) -> Response:
+        told = self.said(inputs.Bulk)
+        query = query_of(told["query"])
+        self._refuse_to_reveal(query, is_dry=told["dry_run"])
+        # An empty query would mean every job: a client that forgets the query must not delete everything.
+        if query.is_empty:
+            legal = " or ".join(sorted(bulk.STATES[verb]))
+            raise ValidationError({"query": f"expected one; such as {legal} for all of these"})
+        meant = Job.objects.using(alias()).matching(query).in_state(*bulk.STATES[verb])
+        if told["dry_run"]:
+            found = meant.count_up_to(COUNTED)
+            return Response({"query": str(query), "found": found, "changed": 0, "next": None})
+        part, after = _part(meant, told)
+        under = bulk.begin(verb, part)
+        changed = sum(under.steps)
+        if changed:
+            note(request, Job, f"{DONE[verb]} {changed} jobs", name=str(query), reason=told["reason"])
+        return Response({"query": str(query), "found": under.total, "changed": changed, "next": after})
+
+
+def _part(meant: JobQuerySet, told: dict[str, Any]) -> tuple[JobQuerySet, str | None]:
+    """Return the next part of the selected jobs, oldest first, and the following cursor.
+
+    Jobs pushed after the first part was read are left out: the cursor carries the highest id of that time. The cursor
+    is None after the last part.
+    """
+    if "after" in told:
+        begin, last = map(int, told["after"].split("-"))
+    else:
+        # Fixed for all parts: otherwise jobs pushed meanwhile could keep the action from ending.
+        begin, last = 0, Job.objects.using(meant.db).aggregate(last=Max("pk"))["last"] or 0
+    rest = meant.filter(pk__gt=begin, pk__lte=last).order_by("pk")
+    # One more than the limit shows whether another part follows, without a count.
+    ids = list(rest.values_list("pk", flat=True)[: told["limit"] + 1])
+    part = ids[: told["limit"]]
+    # Select by id: evaluating the same limit again could return other rows.
+    jobs = Job.objects.using(meant.db).filter(pk__in=part)
+    return jobs, f"{part[-1]}-{last}" if len(ids) > len(part) else None

@@ -1,0 +1,70 @@
+"""Locks over the REST API: list them with holder and expiry, and release one by hand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from django.http import Http404
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema_view
+from rest_framework.decorators import action
+from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from ...models import JobLock
+from ...store.jobs import transitions
+from . import answers, inputs
+from .base import Resource, alias
+from .described import described
+from .filters import LockFilter
+from .journal import note
+from .paging import NewestFirst
+
+
+@described(parameters=[OpenApiParameter("token", OpenApiTypes.INT64, "path", description="The lock's token.")])
+@extend_schema_view(
+    list=described(summary="List locks, the newest first", parameters=[OpenApiParameter("token", exclude=True)]),
+    retrieve=described(summary="Show a lock"),
+)
+class Locks(ListModelMixin, RetrieveModelMixin, Resource):
+    """Lock keys that running jobs hold."""
+
+    queryset = JobLock.objects.none()
+    serializer_class = answers.Lock
+    pagination_class = NewestFirst
+    filterset_class = LockFilter
+    lookup_field = "pk"
+    lookup_url_kwarg = "token"
+    keys = re.compile("[0-9]{1,18}")
+    resource = "joblock"
+    needs: ClassVar = {
+        "list": "joblock.view",
+        "retrieve": "joblock.view",
+        "release": "joblock.release",
+    }
+
+    def get_queryset(self) -> Any:
+        """Return all locks, including expired ones that no other job has acquired yet."""
+        return JobLock.objects.using(alias())
+
+    @described(
+        summary="Release a lock by hand",
+        description="The next job of the key may then run while the former holder still runs.",
+        request=inputs.Reason,
+        responses={200: answers.Released},
+    )
+    @action(detail=True, methods=["post"])
+    def release(self, request: Request, **_: Any) -> Response:
+        """Release the lock with this token.
+
+        A lock that another job has acquired since has another token and is not touched.
+        """
+        told, lock = self.said(inputs.Reason), self.get_object()
+        changed = transitions.free_locks([lock.pk], using=alias())
+        # The lock expired or was released between the two queries.
+        if not changed:
+            raise Http404
+        note(request, lock, "Released by hand", reason=told["reason"])
+        return Response({"changed": changed})

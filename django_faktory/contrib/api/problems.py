@@ -1,0 +1,158 @@
+"""Convert every error into problem details (RFC 9457): its kind, one sentence of detail, and the fields concerned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import InterfaceError, OperationalError
+from django.http import Http404
+from rest_framework import exceptions, status
+from rest_framework.renderers import BrowsableAPIRenderer
+from rest_framework.response import Response
+from rest_framework.views import set_rollback
+
+from ... import errors
+from ...core.limits import InvalidLimit
+from ...core.logs import get_logger
+from ...tasks.compat import InvalidTask
+from .rendering import Json
+
+logger = get_logger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+KIND = "urn:django-faktory:problem:"
+
+_OURS: list[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str]] = [
+    (errors.InvalidQuery, 400, "invalid-query", "The query cannot be read"),
+    (errors.InvalidCron, 400, "invalid", "The request is not valid"),
+    (InvalidLimit, 400, "invalid", "The request is not valid"),
+    (errors.InvalidPayload, 400, "invalid", "The request is not valid"),
+    (errors.UnknownJobType, 400, "unknown-task", "No task has this name"),
+    (InvalidTask, 400, "invalid", "The request is not valid"),
+    (errors.NotUnique, 409, "not-unique", "Another job of this kind holds the lock"),
+    (errors.InvalidTransition, 409, "wrong-state", "Not in this state"),
+    (errors.BatchClosed, 409, "wrong-state", "Not in this state"),
+    ((errors.JobNotFound, errors.UnknownBatch, errors.UnknownWorker), 404, "not-found", "Not found"),
+    ((errors.BrokerUnavailable, OperationalError, InterfaceError), 503, "unavailable", "Not available just now"),
+]
+_UNSEEN = "it does not fit the row as it is; the reason is shown to users who may view it"
+_HIDDEN = "the database cannot be used just now; try again"
+"""Shown in place of a database driver's message, which may name hosts and users."""
+
+_KINDS = {
+    400: ("invalid", "The request is not valid"),
+    401: ("not-authenticated", "Nobody is logged in"),
+    403: ("not-allowed", "Not allowed"),
+    404: ("not-found", "Not found"),
+    405: ("method-not-allowed", "Not to be used with this method"),
+    406: ("not-acceptable", "Not available in this form"),
+    409: ("wrong-state", "Not in this state"),
+    413: ("too-large", "Too large"),
+    415: ("unsupported-media-type", "Expected JSON"),
+    429: ("too-many", "Too many requests"),
+    501: ("jobs-elsewhere", "The jobs are not in this database"),
+}
+
+
+class WrongState(exceptions.APIException):
+    """The action is not possible in the current state of the row (409)."""
+
+    status_code = status.HTTP_409_CONFLICT
+
+
+_ABOUT_ROWS = (errors.InvalidCron, errors.InvalidPayload, errors.InvalidTransition, errors.NotUnique, WrongState)
+"""Errors of actions on one row. Their text may quote the row."""
+
+
+class JobsElsewhere(exceptions.APIException):
+    """The jobs are on a Faktory server; its protocol has no command for this (501)."""
+
+    status_code = status.HTTP_501_NOT_IMPLEMENTED
+    default_detail = (
+        "the API needs the jobs in this project's database (FAKTORY['BROKER'] = 'orm'): the protocol of a Faktory "
+        "server elsewhere has no command for it"
+    )
+
+
+def handle(error: Exception, context: dict[str, Any]) -> Response | None:
+    """Exception handler of the API views for REST framework.
+
+    Returns None for an unexpected exception: it is a bug, which Django reports and logs as usual.
+    """
+    told = _of_ours(error) or _of_framework(error)
+    if told is None:
+        return None
+    problem, headers = told
+    request, view = context["request"], context["view"]
+    # With permission to act on the row, but not to view it, no part of it may be read in the error text.
+    if isinstance(error, _ABOUT_ROWS) and getattr(view, "detail", False) and not view.may_see:
+        _hide(problem)
+    problem["instance"] = request.path
+    # As REST framework's own handler does: with ATOMIC_REQUESTS a failed request must not be committed.
+    set_rollback()
+    response = Response(problem, status=problem["status"], headers=headers)
+    # A browser keeps the browsable page; every other client receives problem+json, whatever it accepts.
+    if not isinstance(getattr(request, "accepted_renderer", None), BrowsableAPIRenderer):
+        request.accepted_renderer, request.accepted_media_type = Json(), MEDIA_TYPE
+        response.content_type = MEDIA_TYPE
+    return response
+
+
+def _hide(problem: dict[str, Any]) -> None:
+    problem["detail"] = _UNSEEN
+    for one in problem.get("errors", []):
+        one["detail"] = _UNSEEN
+
+
+def _of_ours(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:
+    match = next((one for one in _OURS if isinstance(error, one[0])), None)
+    if match is None:
+        return None
+    _, code, kind, title = match
+    problem: dict[str, Any] = {"type": KIND + kind, "title": title, "status": code, "detail": str(error)}
+    if code == status.HTTP_503_SERVICE_UNAVAILABLE:
+        # The driver's message is for the log only: it may name hosts and users.
+        logger.warning("API: the database could not be used error=%s", error)
+        return problem | {"detail": _HIDDEN}, {"Retry-After": "1"}
+    if isinstance(error, errors.InvalidQuery):
+        problem |= {"position": error.at, "errors": [{"field": error.field, "detail": str(error)}]}
+    if isinstance(error, errors.InvalidCron):
+        problem["errors"] = [{"field": error.field, "detail": error.problem}]
+    return problem, {}
+
+
+def _of_framework(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:
+    if isinstance(error, Http404):
+        error = exceptions.NotFound()
+    elif isinstance(error, PermissionDenied):
+        error = exceptions.PermissionDenied()
+    if not isinstance(error, exceptions.APIException):
+        return None
+    kind, title = _KINDS.get(error.status_code, ("error", "Error"))
+    problem: dict[str, Any] = {"type": KIND + kind, "title": title, "status": error.status_code}
+    if isinstance(error, exceptions.ValidationError):
+        found = list(_places("", error.detail))
+        problem["detail"] = "; ".join(f"{place}: {words}" if place else words for place, words in found)
+        problem["errors"] = [{"field": place or None, "detail": words} for place, words in found]
+    else:
+        problem["detail"] = str(error.detail)
+    headers = {}
+    if getattr(error, "auth_header", None):
+        headers["WWW-Authenticate"] = error.auth_header  # type: ignore[attr-defined]  # set by the view
+    if getattr(error, "wait", None):
+        headers["Retry-After"] = f"{error.wait:.0f}"  # type: ignore[attr-defined]  # of Throttled
+    return problem, headers
+
+
+def _places(place: str, detail: Any) -> Any:
+    """Yield each message of a nested error with the path of its field, such as `kwargs.when`."""
+    if isinstance(detail, dict):
+        for key, inner in detail.items():
+            here = "" if key == "non_field_errors" else str(key)
+            yield from _places(".".join(filter(None, (place, here))), inner)
+    elif isinstance(detail, list):
+        for inner in detail:
+            yield from _places(place, inner)
+    else:
+        yield place, str(detail)

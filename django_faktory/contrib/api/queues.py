@@ -1,0 +1,136 @@
+"""Queues over the REST API: size and latency; pause, resume, clear."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema_view
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from ...errors import FaktoryError
+from ...models import Queue
+from ...operations.serializers import time_of
+from ...store import queues as rows
+from . import answers, inputs
+from .base import Resource, alias, broker
+from .described import UNSEEN, F, described
+from .filters import QueueFilter
+from .journal import note
+from .paging import FewByName
+
+COUNTED, COUNTED_ALONE = 20_000, 10_000
+"""Jobs counted at most: for a whole page of queues, and for one queue."""
+CLEARS_FOR_S = 5.0
+"""Seconds after which a request to clear stops between two steps and reports that jobs are left."""
+
+
+def _acts(summary: str, description: str) -> Callable[[F], F]:
+    responses = {200: answers.QueueShape, 204: UNSEEN}
+    return described(summary=summary, description=description, request=inputs.Reason, responses=responses)
+
+
+@extend_schema_view(
+    list=described(summary="List queues by name"),
+    retrieve=described(summary="Show a queue"),
+)
+class Queues(Resource):
+    """Queues that have been used at least once."""
+
+    queryset = Queue.objects.none()
+    serializer_class = answers.QueueShape
+    pagination_class = FewByName
+    filterset_class = QueueFilter
+    lookup_field = "name"
+    resource = "queue"
+    needs: ClassVar = {
+        "list": "queue.view",
+        "retrieve": "queue.view",
+        "pause": "queue.pause",
+        "resume": "queue.resume",
+        "clear": "queue.clear",
+    }
+
+    def get_queryset(self) -> Any:
+        """Return all known queues."""
+        return Queue.objects.using(alias())
+
+    def list(self, request: Request) -> Response:  # noqa: ARG002
+        """Return queues by name; sizes are counted up to a limit, for one page at a time."""
+        page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        return self.get_paginated_response(_shown(page or []))
+
+    def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Return one queue with its size and latency."""
+        return Response(_shown([self.get_object()])[0])
+
+    @_acts("Pause a queue", "Workers get no jobs from it; running jobs continue.")
+    @action(detail=True, methods=["post"])
+    def pause(self, request: Request, **_: Any) -> Response:
+        """Pause the queue; nothing changes if it is already paused."""
+        told, queue = self.said(inputs.Reason), self.get_object()
+        broker().pause([queue.name])
+        return self._done(request, queue, "Paused", told["reason"])
+
+    @_acts("Resume a queue", "Workers get its jobs again.")
+    @action(detail=True, methods=["post"])
+    def resume(self, request: Request, **_: Any) -> Response:
+        """Resume the queue; nothing changes if it is not paused."""
+        told, queue = self.said(inputs.Reason), self.get_object()
+        broker().resume([queue.name])
+        return self._done(request, queue, "Resumed", told["reason"])
+
+    @described(
+        summary="Clear a queue",
+        description="Discard its enqueued jobs, and delete the queue and its pause. The request stops after 5 seconds.",
+        request=inputs.Reason,
+        responses={200: answers.Cleared},
+    )
+    @action(detail=True, methods=["post"])
+    def clear(self, request: Request, **_: Any) -> Response:
+        """Clear the queue, for at most `CLEARS_FOR_S` seconds.
+
+        Scheduled and retrying jobs stay; they create the queue again when they become due.
+        """
+        told, queue = self.said(inputs.Reason), self.get_object()
+        until, stopped = time.monotonic() + CLEARS_FOR_S, []
+
+        # Asked between two steps; the finished steps are committed.
+        def go_on() -> bool:
+            if time.monotonic() > until:
+                stopped.append(True)
+            return not stopped
+
+        try:
+            # Raises FaktoryError if `go_on` returns False: after `CLEARS_FOR_S` that is no error.
+            broker().remove([queue.name], go_on=go_on)
+        except FaktoryError:
+            if not stopped:
+                raise
+        note(request, queue, "Cleared in part" if stopped else "Cleared", reason=told["reason"])
+        return Response({"is_done": not stopped})
+
+    def _done(self, request: Request, queue: Queue, done: str, reason: str) -> Response:
+        note(request, queue, done, reason=reason)
+        queue.refresh_from_db()
+        return self.answer(lambda: _shown([queue])[0])
+
+
+def _shown(page: Any) -> Any:
+    # A large page counts fewer jobs per queue, so that the work per request is bounded.
+    most = min(COUNTED_ALONE, COUNTED // max(1, len(page)))
+    found = rows.waiting([queue.name for queue in page], using=alias(), most=most)
+    return [
+        {
+            "name": queue.name,
+            "size": found[queue.name].size,
+            "is_more": found[queue.name].size >= most,
+            "latency_s": round(found[queue.name].latency_s, 3),
+            "is_paused": queue.paused_at is not None,
+            "paused_at": time_of(queue.paused_at),
+        }
+        for queue in page
+    ]

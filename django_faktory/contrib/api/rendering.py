@@ -1,0 +1,55 @@
+"""JSON parser and renderer that tolerate any input a client can send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import IO, Any
+
+from rest_framework import exceptions, status
+from rest_framework.parsers import JSONParser
+from rest_framework.renderers import JSONRenderer
+
+from ... import conf
+
+
+class TooLarge(exceptions.APIException):
+    """The request body is longer than a job may be (413)."""
+
+    status_code = status.HTTP_413_REQUEST_ENTITY_TOO_LARGE
+
+
+class Json(JSONRenderer):
+    """Render JSON in ASCII.
+
+    JSON may contain half of a surrogate pair, UTF-8 may not: in ASCII it stays an escape.
+    """
+
+    ensure_ascii = True
+
+
+class BoundedJson(JSONParser):
+    """Parse a JSON object of at most MAX_COMMAND_BYTES that is not nested too deeply."""
+
+    renderer_class = Json
+
+    def parse(
+        self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Return the parsed object. Raises ParseError, or TooLarge for a long body."""
+        # The length is checked before the body is read, so that a large request costs no memory.
+        length, most = _length((parser_context or {}).get("request")), conf.get("MAX_COMMAND_BYTES")
+        if length > most:
+            raise TooLarge(f"expected at most {most} bytes, got {length}")
+        try:
+            found = super().parse(stream, media_type, dict(parser_context or {}))
+        except RecursionError:
+            raise exceptions.ParseError("JSON parse error - nested too deeply; flatten the data") from None
+        if not isinstance(found, dict):
+            raise exceptions.ParseError(f"expected a JSON object, got {type(found).__name__}")
+        return found
+
+
+def _length(request: Any) -> int:
+    # REST framework treats a request without Content-Length as one without a body.
+    told = request.META.get("CONTENT_LENGTH") if request is not None else None
+    return int(told) if told and str(told).isdigit() else 0

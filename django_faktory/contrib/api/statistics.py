@@ -1,0 +1,50 @@
+"""Statistics over the REST API: totals, and counts of jobs, queues, workers and batches."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import ViewSet
+
+from ... import conf
+from ...core.lifecycle import State
+from ...store.statistics import counts
+from . import answers
+from .access import May
+from .base import Door, alias
+from .described import described
+
+COUNTED = 5_000
+"""Counts of jobs, queues and batches end here: an exact count of a large table takes too long for a request."""
+
+
+class Numbers(Door, ViewSet):
+    """Totals and capped counts of all jobs, queues, workers and batches."""
+
+    permission_classes = (May,)
+    needs: ClassVar = {"list": "overview.view"}
+
+    @described(
+        operation_id="statistics_retrieve",
+        summary="Show totals and counts",
+        description="Totals are exact; jobs, queues and batches are counted up to `counted_to`. The numbers may be a "
+        "second old, or ten times as old as reading them takes. `/metrics` and INFO count everything.",
+        responses=answers.Statistics,
+    )
+    def list(self, request: Request) -> Response:  # noqa: ARG002
+        """Return one shared snapshot of the statistics."""
+        # Shared with the admin and the metrics of this process, so that polling clients do not add statements.
+        found = counts.shared_glance(using=alias(), worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+        states = (State.BLOCKED, State.DEAD, State.ENQUEUED, State.RETRIES, State.SCHEDULED, State.WORKING)
+        return Response(
+            {
+                **found.totals,
+                "sets": {str(state): min(found.of(state), COUNTED) for state in states},
+                "queues": min(len(found.queues), COUNTED),
+                "workers": found.workers,
+                "batches": {name: min(count, COUNTED) for name, count in found.batches.items()},
+                "counted_to": COUNTED,
+            }
+        )

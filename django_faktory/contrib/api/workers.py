@@ -1,0 +1,84 @@
+"""Worker processes over the REST API, in any language: list and show them, quiet or terminate one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema_view
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from ... import conf
+from ...models import WorkerProcess
+from ...operations.serializers import worker_of
+from ...store import workers as rows
+from . import answers, inputs
+from .base import Resource, alias
+from .described import F, described
+from .filters import WorkerFilter
+from .journal import note
+from .paging import ByWid
+
+
+def _acts(summary: str, description: str) -> Callable[[F], F]:
+    return described(summary=summary, description=description, request=inputs.Reason, responses={200: answers.Told})
+
+
+@extend_schema_view(
+    list=described(summary="List live worker processes"),
+    retrieve=described(summary="Show a worker process"),
+)
+class Workers(Resource):
+    """Live worker processes: seen recently, or holding jobs."""
+
+    queryset = WorkerProcess.objects.none()
+    serializer_class = answers.Worker
+    pagination_class = ByWid
+    filterset_class = WorkerFilter
+    lookup_field = "wid"
+    resource = "workerprocess"
+    needs: ClassVar = {
+        "list": "workerprocess.view",
+        "retrieve": "workerprocess.view",
+        "quiet": "workerprocess.quiet",
+        "terminate": "workerprocess.terminate",
+    }
+
+    def get_queryset(self) -> Any:
+        """Return live workers only: the rows of other workers are about to be deleted."""
+        return WorkerProcess.objects.using(alias()).filter(rows.living(conf.get("WORKER_TIMEOUT")))
+
+    def list(self, request: Request) -> Response:  # noqa: ARG002
+        """Return live workers, each with its number of jobs."""
+        page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        return self.get_paginated_response(_shown(page or []))
+
+    def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Return one live worker with its number of jobs."""
+        return Response(_shown([self.get_object()])[0])
+
+    @_acts("Quiet a worker", "It fetches no more jobs and finishes its running jobs. This cannot be undone.")
+    @action(detail=True, methods=["post"])
+    def quiet(self, request: Request, **_: Any) -> Response:
+        """Quiet the worker, which learns of it at its next BEAT."""
+        return self._advance(request, "quiet")
+
+    @_acts("Terminate a worker", "It finishes its running jobs and exits.")
+    @action(detail=True, methods=["post"])
+    def terminate(self, request: Request, **_: Any) -> Response:
+        """Terminate the worker, which learns of it at its next BEAT."""
+        return self._advance(request, "terminate")
+
+    def _advance(self, request: Request, state: str) -> Response:
+        told, worker = self.said(inputs.Reason), self.get_object()
+        changed = rows.advance([worker.wid], state, using=alias())
+        note(request, worker, f"Told to {state}", reason=told["reason"])
+        return Response({"changed": changed})
+
+
+# One query for the whole page, instead of one per worker.
+def _shown(page: Any) -> Any:
+    held = rows.holding([worker.wid for worker in page], using=alias())
+    return [worker_of(worker, jobs=held.get(worker.wid, 0)) for worker in page]

@@ -1,0 +1,168 @@
+"""Open a Redis by its URL and check at start that it can be used. Knows no job.
+
+URLs: `redis://`, `rediss://`, `unix://`; `redis+cluster://host:port`; `redis+sentinel://host:port,host:port/name/db`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from redis import Redis, RedisCluster
+from redis import asyncio as async_redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from ...core.logs import get_logger
+from ...errors import BrokerUnavailable
+from .errors import UnusableServer
+from .requests import REDIS_ERRORS
+
+logger = get_logger(__name__)
+
+PLAIN, CLUSTER, SENTINEL = ("redis", "rediss", "unix"), "redis+cluster", "redis+sentinel"
+OLDEST = (6, 2)
+"""The first Redis version with BLMOVE."""
+
+TIMEOUT_S = 5.0
+"""Seconds to wait for one reply. Longer than any blocking command used here, so that a dead connection is detected."""
+
+_OPTIONS: dict[str, Any] = {
+    "socket_timeout": TIMEOUT_S,
+    "socket_connect_timeout": 3.0,
+    "socket_keepalive": True,
+    "decode_responses": False,
+}
+
+
+def connect(url: str) -> Redis:
+    """Return a client of the server at `url`. Raises UnusableServer.
+
+    Nothing is sent yet, except to a cluster or a Sentinel.
+    """
+    scheme = check_url(url)
+    # redis-py must not retry by itself: a command that is sent twice may create two jobs.
+    options = {**_OPTIONS, "retry": Retry(NoBackoff(), 0)}
+    try:
+        if scheme == CLUSTER:
+            found: Any = RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **_OPTIONS)
+        elif scheme == SENTINEL:
+            hosts, name, more = _sentinel(url)
+            found = Sentinel(hosts, sentinel_kwargs=dict(_OPTIONS)).master_for(name, **{**options, **more})
+        else:
+            found = Redis.from_url(url, **options)
+    except REDIS_ERRORS as error:
+        raise BrokerUnavailable(f"Redis unavailable: {error}") from error
+    client: Redis = found
+    return client
+
+
+def connect_async(url: str) -> async_redis.Redis:
+    """Return a client for asyncio; otherwise like `connect`."""
+    scheme = check_url(url)
+    from redis.asyncio.retry import Retry as AsyncRetry  # has the same name as the synchronous class
+    from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+
+    options = {**_OPTIONS, "retry": AsyncRetry(NoBackoff(), 0)}
+    if scheme == CLUSTER:
+        cluster: Any = async_redis.RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **_OPTIONS)
+        return cluster  # type: ignore[no-any-return]
+    if scheme == SENTINEL:
+        hosts, name, more = _sentinel(url)
+        master: async_redis.Redis = AsyncSentinel(hosts, sentinel_kwargs=dict(_OPTIONS)).master_for(
+            name, **{**options, **more}
+        )
+        return master
+    return async_redis.Redis.from_url(url, **options)
+
+
+def sentinels_of(client: Any) -> list[Any]:
+    """Return the Sentinel clients of this client, which have to be closed together with it."""
+    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    return list(manager.sentinels) if manager is not None else []
+
+
+def close(client: Redis) -> None:
+    """Close all connections of the client; it remains usable."""
+    for one in (client, *sentinels_of(client)):
+        one.close()
+
+
+def check_url(url: object) -> str:
+    """Return the scheme of a supported URL. Raises UnusableServer, without the password in the message."""
+    scheme = urlsplit(url).scheme if isinstance(url, str) else ""
+    if scheme not in (*PLAIN, CLUSTER, SENTINEL):
+        raise UnusableServer(
+            "GearMonkey: expected the URL of a Redis: redis://, rediss://, unix://, redis+cluster://HOST:PORT or "
+            f"redis+sentinel://HOST:PORT,…/NAME; got the scheme {scheme!r}"
+        )
+    if scheme == SENTINEL:
+        _sentinel(str(url))
+    return scheme
+
+
+def examine(client: Redis, fns: Iterable[str]) -> None:
+    """Check that these functions can be served by this server. Raises UnusableServer or BrokerUnavailable.
+
+    Logs a warning for a risk that does not prevent use: an eviction policy other than noeviction.
+    """
+    try:
+        if isinstance(client, RedisCluster):
+            _examine_names(fns)
+            return
+        server = client.info("server")
+        mode = server.get("redis_mode", "standalone")
+        if mode == "cluster":
+            _examine_names(fns)
+            raise UnusableServer("this Redis is a node of a cluster: write redis+cluster://HOST:PORT")
+        if mode == "sentinel":
+            raise UnusableServer("this is a Sentinel: write redis+sentinel://HOST:PORT/NAME, with the master's name")
+        version = tuple(int(part) for part in str(server["redis_version"]).split(".")[:2])
+        if version < OLDEST:
+            raise UnusableServer(f"Redis {server['redis_version']}: expected 6.2 or newer, for BLMOVE")
+        policy = client.info("memory").get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            logger.warning("Redis may evict jobs: maxmemory-policy is %s, expected noeviction", policy)
+    except REDIS_ERRORS as error:
+        raise BrokerUnavailable(f"Redis unavailable: {error}") from error
+
+
+def has_hash_tag(fn: str) -> bool:
+    """Return whether all keys of this function share one cluster slot.
+
+    They do if the function's name contains `{…}` with at least one character between the braces.
+    """
+    begin = fn.find("{")
+    return begin >= 0 and fn.find("}", begin + 1) > begin + 1
+
+
+def _examine_names(fns: Iterable[str]) -> None:
+    for fn in fns:
+        if not has_hash_tag(fn):
+            raise UnusableServer(
+                f"function {fn!r} on a Redis Cluster: its keys would be on several nodes, and no command takes them "
+                f"together; give it a name with a hash tag, such as '{{{fn}}}', for clients and workers alike"
+            )
+
+
+def _sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
+    """Return the Sentinel addresses, the master's name, and the connection options of the master."""
+    # The host list is split here: urlsplit knows a single host and port.
+    parts = urlsplit(url)
+    secret, _, hosts = parts.netloc.rpartition("@")
+    name, _, db = parts.path.strip("/").partition("/")
+    try:
+        addresses = [(host, int(port or 26_379)) for host, _, port in (at.partition(":") for at in hosts.split(","))]
+        options: dict[str, Any] = {"db": int(db or 0)}
+    except ValueError:
+        addresses = []
+    if not (name and addresses and all(host for host, _ in addresses)):
+        raise UnusableServer("expected redis+sentinel://[:PASSWORD@]HOST:PORT[,HOST:PORT]/NAME[/DB]")
+    user, _, password = secret.partition(":")
+    if user:
+        options["username"] = unquote(user)
+    if password:
+        options["password"] = unquote(password)
+    return addresses, name, options

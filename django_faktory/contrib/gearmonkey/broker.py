@@ -1,0 +1,219 @@
+"""GearMonkey as a broker, the "direct" mode: our worker runs jobs straight from Redis.
+
+`GearMonkeyBroker` maps the broker methods of a worker to a `Station`. Methods without a counterpart in the
+specification raise FaktoryError. Knows no thread and no task code (ADR 13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from ... import conf
+from ...brokers.base import Broker
+from ...core.mutation import Mutation
+from ...core.payloads import (
+    Ack,
+    BatchStatus,
+    Beat,
+    Failure,
+    FetchRequest,
+    JobPayload,
+    NewBatch,
+    Reservation,
+    Tracked,
+    TrackUpdate,
+    WorkerIdentity,
+    new_job,
+)
+from ...errors import FaktoryError, InvalidPayload
+from .protocol import Status
+from .redis_worker import Station, Taken
+from .registry import call_of, output_of
+
+QUEUE = "gearmonkey"
+"""Queue name reported to the worker for all functions: the specification defines their order, not queues."""
+
+GIVEN_UP = "WorkerShutdown"
+"""Error type with which a stopping worker fails jobs that did not end in time."""
+
+
+class GearMonkeyBroker(Broker):
+    """Broker over a station; `jobtypes` maps its functions to job types."""
+
+    def __init__(self, station: Station, jobtypes: dict[str, str]) -> None:
+        self._station = station
+        self._jobtypes = jobtypes
+        # By jid and attempt: a job taken again after a lost lease is another entry.
+        self._held: dict[tuple[str, int | None], Taken] = {}
+
+    # --- a worker's verbs ---
+
+    def hello(self, worker: WorkerIdentity) -> None:  # noqa: ARG002
+        """Check the server and register the worker. Raises UnusableServer."""
+        self._station.open()
+        self._station.register()
+
+    def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
+        """Renew the registration and the leases of all held jobs.
+
+        Always returns no orders, since GearMonkey has no way to send them. A worker that was silent for too long is
+        counted again.
+        """
+        self._station.register()
+        self._station.extend(list(self._held.values()))  # a job lost meanwhile is noticed when it ends
+        return [""] * len(beats)
+
+    def bye(self, wids: Sequence[str]) -> None:
+        """Unregister the workers and release their jobs."""
+        self._station.dismiss(wids)
+        self._held.clear()
+
+    # The specification has no place to store the reason.
+    def lost(self, wids: Sequence[str], *, reason: str = "") -> int:  # noqa: ARG002  (there is no place to keep it)
+        """Dismiss workers that died and sweep their jobs; return the number of jobs swept."""
+        self._station.dismiss(wids, have_died=True)
+        swept = self._station.sweep()
+        return len(swept.back) + len(swept.given_up)
+
+    def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
+        """Take jobs of all functions, whatever queues are requested."""
+        answers = []
+        for request in requests:
+            taken = self._station.take(request.count)
+            self._held.update((_place(job), job) for job in taken)
+            answers.append([job for job in map(self._reservation, taken) if job is not None])
+        return answers
+
+    def ack(self, acks: Sequence[Ack]) -> list[bool]:
+        """End jobs with success; False for a job that is no longer this worker's."""
+        return self._end([(ack, Status.SUCCESS, output_of(ack.result)) for ack in acks])
+
+    def fail(self, failures: Sequence[Failure]) -> list[FaktoryError | bool]:
+        """End jobs with an error; a job of a stopping worker is released instead.
+
+        A failure is final, because the specification knows no second attempt.
+        """
+        answers: list[FaktoryError | bool] = []
+        for failure in failures:
+            job = self._held.get((failure.jid, failure.attempt))
+            if failure.errtype == GIVEN_UP and job is not None:
+                answers.append(self._station.release(job))
+                self._held.pop(_place(job), None)
+                continue
+            kind = failure.errtype.rpartition(".")[2]
+            # The message is sent as "Type: text"; avoid the prefix twice.
+            told = failure.message if failure.message.startswith(f"{kind}: ") else f"{kind}: {failure.message}"
+            answers += self._end([(failure, Status.ERROR, told.encode("utf-8", "replace"))])
+        return answers
+
+    def release(self, reservations: Sequence[Reservation]) -> int:
+        """Release jobs to the head of their queues; return how many were still this worker's."""
+        count = 0
+        for reservation in reservations:
+            job = self._held.get((reservation.jid, reservation.attempt))
+            if job is not None:
+                count += self._station.release(job)
+                self._held.pop(_place(job), None)
+        return count
+
+    def track_set(self, updates: Sequence[TrackUpdate]) -> None:
+        """Store the progress of jobs. The description is dropped: the specification has no field for it."""
+        held = {jid: job for (jid, _), job in list(self._held.items())}
+        for update in updates:
+            job = held.get(update.jid)
+            if job is not None and update.percent is not None:
+                self._station.update(job, *(update.part or (update.percent, 100)))
+
+    def close(self) -> None:
+        """Do nothing: the connections belong to a pool shared by all threads."""
+
+    def _reservation(self, job: Taken) -> Reservation | None:
+        """Return the job as our worker reads it.
+
+        A job with invalid input is ended as an error; the result is None.
+        """
+        try:
+            args, kwargs = call_of(job.input, max_bytes=conf.get("GEARMONKEY_MAX_INPUT_BYTES"))
+            jid = _place(job)[0]
+            made = new_job(jid=jid, jobtype=self._jobtypes[job.fn], args=args, kwargs=kwargs, retry=0)
+        except InvalidPayload as error:
+            self._station.finish(job, Status.ERROR, f"InvalidInput: {error}".encode())
+            self._held.pop(_place(job), None)
+            return None
+        return Reservation(jid=jid, queue=QUEUE, text=made.text, wid=self._station.wid, attempt=job.attempt)
+
+    def _end(self, ends: Sequence[tuple[Ack | Failure, Status, bytes]]) -> list[Any]:
+        jobs = [self._held.get((report.jid, report.attempt)) for report, _, _ in ends]
+        known = [(job, status, output) for job, (_, status, output) in zip(jobs, ends, strict=True) if job is not None]
+        answers = iter(self._station.finish_many(known) if known else [])
+        for job, _, _ in known:
+            self._held.pop(_place(job), None)
+        return [next(answers) if job is not None else False for job in jobs]
+
+    # --- methods without a counterpart in the specification ---
+
+    def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:  # noqa: ARG002
+        """Raise FaktoryError, as do all methods below."""
+        _refuse("push")
+
+    def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
+        """Raise FaktoryError: not supported."""
+        _refuse("mutate")
+
+    def pause(self, queues: Sequence[str] | None) -> None:  # noqa: ARG002
+        """Raise FaktoryError: not supported."""
+        _refuse("pause")
+
+    def resume(self, queues: Sequence[str] | None) -> None:  # noqa: ARG002
+        """Raise FaktoryError: not supported."""
+        _refuse("resume")
+
+    def remove(self, queues: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
+        """Raise FaktoryError: not supported."""
+        _refuse("remove")
+
+    def latency(self, queues: Sequence[str]) -> dict[str, float]:  # noqa: ARG002
+        """Raise FaktoryError: not supported."""
+        _refuse("latency")
+
+    def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
+        """Raise FaktoryError: not supported."""
+        _refuse("flush")
+
+    def track_get(self, jids: Sequence[str]) -> list[Tracked]:  # noqa: ARG002
+        """Raise FaktoryError: not supported."""
+        _refuse("track_get")
+
+    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:  # noqa: ARG002
+        """Raise FaktoryError: not supported."""
+        _refuse("new_batch")
+
+    def check_batch(self, bid: str, *, by: str = "") -> None:  # noqa: ARG002
+        """Raise FaktoryError: not supported."""
+        _refuse("check_batch")
+
+    def open_batch(self, bid: str, *, by: str = "") -> str:  # noqa: ARG002
+        """Raise FaktoryError: not supported."""
+        _refuse("open_batch")
+
+    def commit_batch(self, bid: str) -> None:  # noqa: ARG002
+        """Raise FaktoryError: not supported."""
+        _refuse("commit_batch")
+
+    def batch_status(self, bid: str) -> BatchStatus:  # noqa: ARG002
+        """Raise FaktoryError: not supported."""
+        _refuse("batch_status")
+
+    def info(self) -> dict[str, Any]:
+        """Raise FaktoryError: not supported."""
+        _refuse("info")
+
+
+def _place(job: Taken) -> tuple[str, int | None]:
+    name = f"{job.fn}:{job.id}".encode("utf-8", "backslashreplace").decode()
+    return f"gearmonkey:{name}", job.attempt
+
+
+def _refuse(verb: str) -> NoReturn:
+    raise FaktoryError(f"{verb}: GearMonkey has no such thing; its jobs are made by a GearMonkey client")

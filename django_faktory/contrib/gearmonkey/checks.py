@@ -1,0 +1,37 @@
+"""System checks of GearMonkey: functions have usable tasks, and redis-py is installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, register
+from django.core.exceptions import ImproperlyConfigured
+
+from ... import conf
+from ...tasks import base
+from .registry import served
+
+
+@register
+def check_gearmonkey(**_: Any) -> list[CheckMessage]:
+    """Check GEARMONKEY_FUNCTIONS and `@task(gearmonkey=…)` without contacting a server."""
+    try:
+        wanted = conf.get("GEARMONKEY_FUNCTIONS")
+        is_used = bool(conf.get("GEARMONKEY_URL") or wanted)
+    except ImproperlyConfigured:  # reported by `checks`
+        return []
+    if not is_used or not isinstance(wanted, dict):
+        return []
+    if find_spec("redis") is None:
+        hint = "pip install django-faktory[redis]"
+        return [Error("GearMonkey: redis-py is not installed", hint=hint, id="django_faktory.E020")]
+    try:
+        base.autodiscover()
+    except Exception:  # noqa: BLE001  (importing runs project code; E015 reports it)
+        return []
+    try:
+        served()
+    except ImproperlyConfigured as error:
+        return [Error(str(error), hint=conf.DOCS["GEARMONKEY_FUNCTIONS"], id="django_faktory.E021")]
+    return []

@@ -1,0 +1,143 @@
+"""The client of the specification, synchronous and for asyncio.
+
+Both only execute the commands that the generators of `requests` yield.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from redis import Redis
+from redis import asyncio as async_redis
+
+from . import requests
+from .address import close, connect, connect_async, sentinels_of
+from .protocol import NORMAL, Job
+from .requests import REDIS_ERRORS, Pause, Steps
+from .settings import url_of
+
+R = TypeVar("R")
+
+
+class Client:
+    """Run jobs on GearMonkey workers. Thread-safe."""
+
+    def __init__(self, url: str | None = None) -> None:
+        self._redis = connect(url_of(url))
+
+    def run(
+        self,
+        fn: str,
+        input: Any = b"",
+        prio: str = NORMAL,
+        options: Iterable[str] = (),
+        limit: float | datetime | None = None,
+        *,
+        timeout: float | None = None,
+        scheduled: float | datetime | None = None,
+    ) -> int:
+        """Create a job and return its id; with OPT_BLOCKING, wait until it has ended.
+
+        `limit` is `scheduled` if `prio` is "scheduled", else `timeout` in seconds. Raises ValueError before anything is
+        sent, NoWorkers with OPT_ROLLCALL, JobCreationFailed, JobTimeout.
+        """
+        asked = requests.request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
+        return carry_out(self._redis, requests.run(asked))
+
+    def get(self, fn: str, id: int) -> Job:
+        """Return what the server stores about a job. Raises JobNotFound."""
+        return carry_out(self._redis, requests.get(fn, id))
+
+    def close(self) -> None:
+        """Close the connections; the client remains usable."""
+        close(self._redis)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """`Client` for asyncio; one instance belongs to one event loop. `async with` closes it."""
+
+    def __init__(self, url: str | None = None) -> None:
+        self._redis = connect_async(url_of(url))
+
+    async def run(
+        self,
+        fn: str,
+        input: Any = b"",
+        prio: str = NORMAL,
+        options: Iterable[str] = (),
+        limit: float | datetime | None = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  (Redis waits)
+        scheduled: float | datetime | None = None,
+    ) -> int:
+        """Create a job and return its id; like `Client.run`."""
+        asked = requests.request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
+        return await _acarry_out(self._redis, requests.run(asked))
+
+    async def get(self, fn: str, id: int) -> Job:
+        """Return what the server stores about a job; like `Client.get`."""
+        return await _acarry_out(self._redis, requests.get(fn, id))
+
+    async def close(self) -> None:
+        """Close the connections, those to Sentinels included."""
+        for one in (self._redis, *sentinels_of(self._redis)):
+            await one.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def carry_out(redis: Redis, steps: Steps[R]) -> R:
+    """Execute the commands that the steps yield, in this thread, and return the result of the steps."""
+    ask = next(steps)
+    while True:
+        try:
+            try:
+                if isinstance(ask, Pause):
+                    time.sleep(ask.seconds)
+                    reply = None
+                else:
+                    reply = redis.execute_command(*ask)
+            except REDIS_ERRORS as error:
+                # The generator decides whether the error is final or the command is repeated.
+                ask = steps.throw(error)
+            else:
+                ask = steps.send(reply)
+        except StopIteration as end:
+            result: R = end.value
+            return result
+
+
+async def _acarry_out(redis: async_redis.Redis, steps: Steps[R]) -> R:
+    ask = next(steps)
+    while True:
+        try:
+            try:
+                if isinstance(ask, Pause):
+                    await asyncio.sleep(ask.seconds)
+                    reply = None
+                else:
+                    reply = await redis.execute_command(*ask)
+            except REDIS_ERRORS as error:
+                ask = steps.throw(error)
+            else:
+                ask = steps.send(reply)
+        except StopIteration as end:
+            result: R = end.value
+            return result

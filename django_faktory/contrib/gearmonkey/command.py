@@ -1,0 +1,52 @@
+"""GearMonkey in `runfaktory`: its option, words and processes. Needs redis-py only if the option is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError
+
+from ... import conf
+from ...errors import FaktoryError
+from ...runtime.config import Plan
+from ...runtime.supervisor.child import Role
+from .registry import served
+from .settings import url_of, without_password
+
+
+def url_in(options: dict[str, Any]) -> str:
+    """Return the Redis URL of the option; without a value, that of the settings; "" without the option."""
+    if options["gearmonkey"] is None:
+        return ""
+    if options["drain"]:
+        raise CommandError("expected --drain or --gearmonkey, got both: GearMonkey jobs may come at any time")
+    try:
+        from .address import check_url  # needs redis-py
+    except ImportError as error:
+        raise CommandError("--gearmonkey: redis-py is not installed: pip install django-faktory[redis]") from error
+    try:
+        url = url_of(options["gearmonkey"])
+        check_url(url)
+        if not served():
+            raise CommandError("--gearmonkey: no task serves a function; write @task(gearmonkey=NAME)")
+    except (FaktoryError, ImproperlyConfigured) as error:
+        raise CommandError(f"--gearmonkey: {error}") from error
+    return url
+
+
+def words(plan: Plan) -> list[str]:
+    """Return the words about GearMonkey in the line that describes a plan; none if it serves none."""
+    if not plan.gearmonkey:
+        return []
+    fns = ",".join(sorted(served()))
+    return [f"GearMonkey {conf.get('GEARMONKEY_MODE')} at {without_password(plan.gearmonkey)}, functions {fns}"]
+
+
+def roles(plan: Plan) -> list[Role]:
+    """Return the roles that serve the plan's GearMonkey clients; none if there are none."""
+    if not plan.gearmonkey:
+        return []
+    from .roles import roles  # needs redis-py
+
+    return roles(plan)

@@ -1,0 +1,155 @@
+"""Read the state of a server's functions: workers, queues, held jobs and jobs that look lost. Read-only.
+
+`look` feeds the admin page, `health` the health check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis, RedisCluster, ResponseError
+
+from . import lua, protocol
+from .requests import REDIS_ERRORS, unavailable
+
+MOST = 200
+"""Functions shown at most; also workers and lost jobs shown per function."""
+
+SCANS, KEYS_A_SCAN = 50, 1000
+"""Limits of one scan per node: SCAN calls and keys per call. Only string keys are inspected, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionLook:
+    """State of one function.
+
+    `workers` are ours, each with the seconds until it counts as dead; `count` includes naive workers.
+    """
+
+    fn: str
+    count: str
+    workers: list[tuple[str, int]]
+    queues: dict[str, int]
+    held: int
+    bridged: int
+    overdue: int
+    lost: list[str]
+    trouble: str = ""
+    """Why nothing could be read: the function's keys have other types."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of jobs in the queues."""
+        return sum(self.queues.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """State of all functions, and one sentence per problem."""
+
+    functions: list[FunctionLook]
+    problems: list[str]
+    is_whole: bool = True
+    """False if there were too many keys or functions to look at: functions of naive peers may be missing."""
+
+
+def health(redis: Redis) -> Health:
+    """Check every function served by our workers or counted by peers. Raises BrokerUnavailable."""
+    try:
+        names, is_whole = _names(redis)
+        functions = _look_at(redis, names)
+        policies = {redis.info("memory", **node).get("maxmemory_policy", "noeviction") for node in _nodes(redis)}
+    except REDIS_ERRORS as error:
+        raise unavailable(error) from error
+    problems = [f"Redis may evict jobs: its maxmemory-policy is {one}." for one in sorted(policies - {"noeviction"})]
+    for seen in functions:
+        if seen.trouble:
+            problems.append(f"{seen.fn}: its keys are not those of GearMonkey: {seen.trouble}")
+        if seen.waiting and not (seen.count.isdecimal() and seen.count.strip("0")):
+            problems.append(f"{seen.fn}: {seen.waiting} jobs wait, and no worker is there.")
+        if seen.overdue:
+            problems.append(
+                f"{seen.fn}: {seen.overdue} jobs of dead workers wait for a sweep: no process of ours is there."
+            )
+        if seen.lost:
+            problems.append(f"{seen.fn}: {len(seen.lost)} jobs look lost: idle, and in no queue.")
+    return Health(functions, problems, is_whole)
+
+
+def look(redis: Redis) -> list[FunctionLook]:
+    """Return the functions that our workers have served, by name."""
+    return _look_at(redis, sorted(_served(redis))[:MOST])
+
+
+def _look_at(redis: Redis, fns: list[str]) -> list[FunctionLook]:
+    now = redis.time(**_nodes(redis)[0])[0]
+    return [_look_safely(redis, fn, now) for fn in fns]
+
+
+def _look_safely(redis: Redis, fn: str, now: int) -> FunctionLook:
+    try:
+        return _look(redis, fn, now)
+    except ResponseError as error:  # another client wrote this key; show the other functions anyway
+        return FunctionLook(fn, "–", [], {}, 0, 0, 0, [], trouble=str(error))
+
+
+def _nodes(redis: Redis) -> list[dict[str, Any]]:
+    """Return the redis-py arguments that address each node with keys."""
+    return [{"target_nodes": node} for node in redis.get_primaries()] if isinstance(redis, RedisCluster) else [{}]
+
+
+def _served(redis: Redis) -> set[str]:
+    return set(map(_text, redis.smembers(lua.FUNCTIONS_KEY)))
+
+
+def _names(redis: Redis) -> tuple[list[str], bool]:
+    """Return the functions to show, and whether the list is complete. Ours come first.
+
+    Functions of peers are found by the specification's counters of ids and of workers, the only strings it writes.
+    """
+    ours, theirs, is_whole = _served(redis), set(), True
+    for node in _nodes(redis):
+        cursor: Any = 0
+        for _ in range(SCANS):
+            cursor, keys = redis.scan(cursor, count=KEYS_A_SCAN, _type="string", **node)
+            if isinstance(cursor, dict):  # the reply of a cluster, by node
+                [cursor] = cursor.values()
+            named = (_text(key).partition(":") for key in keys)
+            theirs |= {fn for kind, _, fn in named if fn and kind in ("uid", "count")}
+            if cursor == 0:
+                break
+        is_whole = is_whole and cursor == 0
+    found = sorted(ours)[:MOST] + sorted(theirs - ours)
+    return sorted(found[:MOST]), is_whole and len(found) <= MOST
+
+
+def _look(redis: Redis, fn: str, now: int) -> FunctionLook:
+    queues = {prio: _length(redis, lua.queue_key(fn, prio)) for prio in (*protocol.LISTS, protocol.SCHEDULED)}
+    # Members with lower scores are dead workers that are not removed yet.
+    workers: list[Any] = redis.zrangebyscore(lua.registry_key(fn), now, "+inf", start=0, num=MOST, withscores=True)
+    return FunctionLook(
+        fn=fn,
+        count=_text(redis.get(lua.count_key(fn)) or b"0"),
+        workers=[(_text(wid), int(until - now)) for wid, until in workers],
+        queues=queues,
+        held=redis.zcard(lua.lease_key(fn)),
+        bridged=redis.zcard(lua.held_key(fn)),
+        # Only leases expired for 10 s: a younger one is left to the next sweep and is no problem yet.
+        overdue=redis.zcount(lua.lease_key(fn), "-inf", now - 10),
+        lost=[_text(id_) for id_ in redis.zrange(lua.audit_key(fn), 0, MOST)],
+    )
+
+
+def _length(redis: Redis, key: str) -> int:
+    """Return the length, or -1 if the key is not a queue."""
+    kind = redis.type(key)
+    if kind == b"list":
+        return int(redis.llen(key))
+    if kind == b"zset":
+        return int(redis.zcard(key))
+    return 0 if kind == b"none" else -1
+
+
+def _text(raw: Any) -> str:
+    return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)

@@ -1,0 +1,395 @@
+"""The Lua scripts and key names of GearMonkey. Data never becomes part of a script's text.
+
+Knows no connection. The first write of each script is either one that Redis refuses when out of memory, or one it never
+refuses: after the first write Redis lets the script finish, so that no script stops half done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+DUE = (
+    "local item = redis.call('ZRANGEBYSCORE', KEYS[1], 0, ARGV[1], 'LIMIT', 0, 1); if (#item > 0) then "
+    "redis.call('ZREM', KEYS[1], item[1]); return { KEYS[1],  item[1] }; end"
+)
+"""The specification's script, byte for byte. The two spaces before the last item matter for its digest."""
+
+DUE_SHA1 = "5231827cd49b540660ef44969b38cc858f157824"
+"""Digest that `SCRIPT LOAD` returns according to the specification."""
+
+
+class Script:
+    """Text of a script and its digest. `requests` and `redis_worker` send it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        # Updated by `Station.open` with the digest that the server reports.
+        self.digest = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324  (Redis names scripts so)
+
+
+# pcall where a peer's key may have another type: an error there must not stop the script half done. 90000 and 10 are
+# JOB_TTL_S and LOCK_TTL_S of `protocol`.
+_ENDING = """
+local function settle(fn, id, status, output)
+  local job, lock = 'job:' .. fn .. ':' .. id, 'lock:' .. fn .. ':' .. id
+  local kind = redis.call('TYPE', job).ok
+  if kind == 'hash' or kind == 'none' then
+    redis.call('HSET', job, 'status', status, 'output', output)
+    redis.call('EXPIRE', job, 90000)
+  end
+  redis.call('PUBLISH', 'channel:' .. fn, 'finish:' .. id)
+  redis.pcall('LPUSH', lock, 'OK')
+  redis.call('EXPIRE', lock, 10)
+end
+local function status_of(fn, id)
+  local job = 'job:' .. fn .. ':' .. id
+  if redis.call('TYPE', job).ok ~= 'hash' then return nil end
+  return redis.call('HGET', job, 'status') or ''
+end
+local function is_final(status) return status == 'success' or status == 'error' end
+"""
+
+_CLOCK = """
+local clock = redis.call('TIME')
+local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
+"""
+
+_REAPING = """
+local function leave()
+  local count = tonumber(redis.call('GET', KEYS[2]) or '') or 0
+  if count > 0 then redis.pcall('DECR', KEYS[2]) end
+end
+for _, wid in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)) do
+  redis.call('ZREM', KEYS[1], wid)
+  leave()
+end
+"""
+
+CREATE = Script("""
+local kind = redis.call('TYPE', KEYS[2]).ok
+if kind ~= 'none' and kind ~= ARGV[4] then
+  return redis.error_reply('WRONGTYPE queue ' .. KEYS[2] .. ' is a ' .. kind)
+end
+local id
+for _ = 1, 10000 do
+  redis.call('INCR', KEYS[1])
+  id = redis.call('GET', KEYS[1])
+  if redis.call('EXISTS', 'job:' .. ARGV[1] .. ':' .. id) == 0 then break end
+  id = nil
+end
+if not id then return false end
+redis.call('HSET', 'job:' .. ARGV[1] .. ':' .. id, 'status', 'idle', 'input', ARGV[2])
+redis.call('DEL', 'lock:' .. ARGV[1] .. ':' .. id)
+redis.call('PUBLISH', 'channel:' .. ARGV[1], 'create:' .. id)
+if ARGV[4] == 'zset' then redis.call('ZADD', KEYS[2], ARGV[3], id) else redis.call('LPUSH', KEYS[2], id) end
+return id
+""")
+"""KEYS uid, queue; ARGV fn, input, score, "list" or "zset".
+
+Returns the id as text, because Lua numbers are exact only up to 2^53. Returns nil if 10,000 ids of a lost counter are
+still in use; the caller repeats the request.
+"""
+
+ROLL_CALL = Script(f"""{_CLOCK}{_REAPING}
+return redis.call('GET', KEYS[2])
+""")
+"""KEYS registry, count. Removes our dead workers, then returns the count."""
+
+# ZREM of '' removes nothing. It is a first write that Redis never refuses, so that this script, and each one below that
+# begins in the same way, also finishes while Redis is out of memory.
+REGISTER = Script(f"""{_CLOCK}
+redis.call('ZREM', KEYS[1], '')
+{_REAPING}
+if redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), ARGV[1]) == 1 then redis.pcall('INCR', KEYS[2]) end
+local ours = redis.call('ZCARD', KEYS[1])
+if (tonumber(redis.call('GET', KEYS[2]) or '') or 0) < ours then redis.call('SET', KEYS[2], ours) end
+return ours
+""")
+"""KEYS registry, count; ARGV wid, seconds. Returns the number of our workers.
+
+Raises a count below the registry's, so that the count is correct again after FLUSHALL.
+"""
+
+UNREGISTER = Script(f"""{_CLOCK}
+redis.call('ZREM', KEYS[1], '')
+{_REAPING}
+if redis.call('ZREM', KEYS[1], ARGV[1]) == 1 then leave() end
+return redis.call('GET', KEYS[2])
+""")
+"""KEYS registry, count; ARGV wid. Returns the count, never lowered below 0."""
+
+# The ZCARDs write nothing: a lease key of another type fails the script before its first write. `due` is the
+# specification's script unchanged, inside of ours (ADR 13).
+RESERVE = Script(f"""{_ENDING}{_CLOCK}
+local function due(KEYS, ARGV) {DUE} end
+local wid, lease, most, found, wrong = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), {{}}, {{}}
+for index = 5, #KEYS, 5 do redis.call('ZCARD', KEYS[index]) end
+local function take(index, origin, id)
+  local fn = ARGV[3 + index / 5]
+  local status = status_of(fn, id)
+  if is_final(status) or redis.call('ZSCORE', KEYS[index], id) then return end
+  local job, meta = 'job:' .. fn .. ':' .. id, 'gm:meta:' .. fn .. ':' .. id
+  local input = status and redis.call('HGET', job, 'input')
+  if not input then
+    settle(fn, id, 'error', 'job data missing')
+    found[#found + 1] = {{ fn, id, 0 }}
+    return
+  end
+  redis.call('ZADD', KEYS[index], string.format('%.6f', now + lease), id)
+  local attempt = redis.call('HINCRBY', meta, 'attempt', 1)
+  redis.call('HSETNX', meta, 'token', wid .. '-' .. clock[1] .. '-' .. clock[2] .. '-' .. #found)
+  redis.call('HSET', meta, 'wid', wid, 'from', origin)
+  redis.call('EXPIRE', meta, 90000)
+  redis.call('PUBLISH', 'channel:' .. fn, 'start:' .. id)
+  redis.call('HSET', job, 'status', 'busy')
+  found[#found + 1] = {{ fn, id, attempt, input, redis.call('HGET', meta, 'token') }}
+end
+for index = 5, #KEYS, 5 do
+  if #found < most then
+    local fine, item = pcall(due, {{ KEYS[index - 4] }}, {{ clock[1] }})
+    if not fine then wrong[#wrong + 1] = KEYS[index - 4]
+    elseif item then take(index, 'scheduled', item[2]) end
+  end
+end
+for rank, origin in ipairs({{ 'high', 'normal', 'low' }}) do
+  for index = 5, #KEYS, 5 do
+    while #found < most do
+      local id = redis.pcall('RPOP', KEYS[index - 4 + rank])
+      if type(id) == 'table' then wrong[#wrong + 1] = KEYS[index - 4 + rank] end
+      if type(id) ~= 'string' then break end
+      take(index, origin, id)
+    end
+  end
+end
+return {{ found, wrong }}
+""")
+"""KEYS for each function scheduled, high, normal, low, lease; ARGV wid, lease seconds, most, and the functions.
+
+Returns the jobs as [fn, id, attempt, input, token], with attempt 0 for jobs without data, and the keys that
+are not queues.
+"""
+
+# wid and attempt fence the job: a worker that was silent and lost it must not end it.
+FINISH = Script(f"""{_ENDING}
+local held = redis.call('HMGET', KEYS[2], 'wid', 'attempt')
+if held[1] ~= ARGV[3] or held[2] ~= ARGV[4] then return 0 end
+local leased = redis.call('ZREM', KEYS[1], ARGV[2]) + redis.call('ZREM', KEYS[3], ARGV[2])
+if leased == 0 then return 0 end
+redis.call('DEL', KEYS[2])
+if is_final(status_of(ARGV[1], ARGV[2])) then return 0 end
+settle(ARGV[1], ARGV[2], ARGV[5], ARGV[6])
+return 1
+""")
+"""KEYS lease, meta, held; ARGV fn, id, wid, attempt, status, output.
+
+Returns 1, or 0 for a stale worker or a job that has ended.
+"""
+
+UPDATE = Script("""
+local held = redis.call('HMGET', KEYS[2], 'wid', 'attempt')
+if held[1] ~= ARGV[2] or held[2] ~= ARGV[3] or not redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 0 end
+redis.call('HSET', KEYS[3], 'status:dividend', ARGV[4], 'status:divisor', ARGV[5])
+return 1
+""")
+"""KEYS lease, meta, job; ARGV id, wid, attempt, dividend, divisor. Returns 1, or 0 for a stale worker."""
+
+_BACK = """
+local function put_back(fn, id, origin)
+  local queue = 'queue:' .. fn .. ':' .. origin
+  if origin == 'scheduled' then return redis.pcall('ZADD', queue, 0, id) end
+  return redis.pcall('RPUSH', queue, id)
+end
+"""
+
+RELEASE = Script(f"""{_BACK}
+local held = redis.call('HMGET', KEYS[2], 'wid', 'attempt', 'from')
+if held[1] ~= ARGV[3] or held[2] ~= ARGV[4] or not redis.call('ZSCORE', KEYS[1], ARGV[2]) then return 0 end
+if type(put_back(ARGV[1], ARGV[2], held[3])) == 'table' then return 0 end
+redis.call('ZREM', KEYS[1], ARGV[2])
+redis.call('HDEL', KEYS[2], 'wid')
+redis.call('HSET', KEYS[3], 'status', 'idle')
+return 1
+""")
+"""KEYS lease, meta, job; ARGV fn, id, wid, attempt.
+
+Puts the job at the head of its queue, as if it had not been taken. Returns 1, or 0 for a stale worker or a queue key of
+another type.
+"""
+
+EXTEND = Script(f"""{_CLOCK}
+redis.call('ZREM', KEYS[1], '')
+local kept = {{}}
+for place = 4, #ARGV, 2 do
+  local held = redis.call('HMGET', 'gm:meta:' .. ARGV[1] .. ':' .. ARGV[place], 'wid', 'attempt')
+  local mine = held[1] == ARGV[2] and held[2] == ARGV[place + 1]
+  if mine and redis.call('ZSCORE', KEYS[1], ARGV[place]) then
+    redis.call('ZADD', KEYS[1], string.format('%.6f', now + tonumber(ARGV[3])), ARGV[place])
+    redis.call('EXPIRE', 'gm:meta:' .. ARGV[1] .. ':' .. ARGV[place], 90000)
+    kept[#kept + 1] = ARGV[place]
+  end
+end
+return kept
+""")
+"""KEYS lease, or held; ARGV fn, wid, seconds, then id and attempt of each job. Returns the ids still held."""
+
+SWEEP = Script(f"""{_ENDING}{_BACK}{_CLOCK}
+local back, given_up = {{}}, {{}}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 100)) do
+  local meta = 'gm:meta:' .. ARGV[1] .. ':' .. id
+  local status = status_of(ARGV[1], id)
+  local held = redis.call('HMGET', meta, 'from', 'deaths')
+  if status == nil or is_final(status) then
+    redis.call('ZREM', KEYS[1], id)
+    redis.call('DEL', meta)
+  elseif tonumber(held[2] or '0') + 1 >= tonumber(ARGV[2]) then
+    redis.call('ZREM', KEYS[1], id)
+    redis.call('DEL', meta)
+    settle(ARGV[1], id, 'error', 'worker died')
+    given_up[#given_up + 1] = id
+  elseif type(put_back(ARGV[1], id, held[1] or 'normal')) == 'table' then
+    redis.call('ZADD', KEYS[1], now + 5, id)
+  else
+    redis.call('ZREM', KEYS[1], id)
+    redis.call('HINCRBY', meta, 'deaths', 1)
+    redis.call('HDEL', meta, 'wid')
+    redis.call('EXPIRE', meta, 90000)
+    redis.call('HSET', 'job:' .. ARGV[1] .. ':' .. id, 'status', 'idle')
+    back[#back + 1] = id
+  end
+end
+return {{ back, given_up }}
+""")
+"""KEYS lease; ARGV fn, most deaths. Returns the ids put back and the ids given up."""
+
+DISMISS = Script(f"""{_BACK}
+for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  local meta, job = 'gm:meta:' .. ARGV[1] .. ':' .. id, 'job:' .. ARGV[1] .. ':' .. id
+  local held = redis.call('HMGET', meta, 'wid', 'from')
+  if held[1] == ARGV[2] then
+    if ARGV[3] == '1' then redis.call('ZADD', KEYS[1], 0, id)
+    elseif redis.call('TYPE', job).ok ~= 'hash' then redis.call('ZREM', KEYS[1], id)
+    elseif type(put_back(ARGV[1], id, held[2])) ~= 'table' then
+      redis.call('ZREM', KEYS[1], id)
+      redis.call('HDEL', meta, 'wid')
+      redis.call('HSET', job, 'status', 'idle')
+    end
+  end
+end
+""")
+"""KEYS lease; ARGV fn, wid, "1" if the worker died.
+
+The leases of a dead worker expire for the next sweep; the jobs of a live one are put back.
+"""
+
+HAND_OVER = Script(f"""{_CLOCK}
+local held = redis.call('HMGET', KEYS[3], 'wid', 'attempt')
+if held[1] ~= ARGV[2] or held[2] ~= ARGV[3] or redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then return 0 end
+redis.call('ZADD', KEYS[2], string.format('%.6f', now + tonumber(ARGV[4])), ARGV[1])
+return 1
+""")
+"""KEYS lease, held, meta; ARGV id, wid, attempt, seconds. Returns 1, or 0 for a stale worker.
+
+Afterwards a row represents the job, and no sweep puts it back into a queue.
+"""
+
+ADOPT = Script(f"""{_CLOCK}
+local found = {{}}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, tonumber(ARGV[4]))) do
+  local meta = 'gm:meta:' .. ARGV[1] .. ':' .. id
+  local token = redis.call('HGET', meta, 'token')
+  if token then
+    redis.call('ZADD', KEYS[1], string.format('%.6f', now + tonumber(ARGV[3])), id)
+    local attempt = redis.call('HINCRBY', meta, 'attempt', 1)
+    redis.call('HSET', meta, 'wid', ARGV[2])
+    found[#found + 1] = {{ ARGV[1], id, attempt, '', token }}
+  else
+    redis.call('ZREM', KEYS[1], id)
+  end
+end
+return {{ found, {{}} }}
+""")
+"""KEYS held; ARGV fn, wid, seconds, most. Returns jobs that have a row and no live bridge."""
+
+AUDIT = Script(f"""{_CLOCK}
+local fn, id, lost = ARGV[1], ARGV[2], false
+local job = 'job:' .. fn .. ':' .. id
+if redis.call('TYPE', job).ok == 'hash' and redis.call('HGET', job, 'status') == 'idle' then
+  lost = not (redis.call('ZSCORE', KEYS[2], id) or redis.call('ZSCORE', KEYS[3], id))
+  for place = 4, 6 do
+    local at = redis.pcall('LPOS', KEYS[place], id)
+    if at and type(at) ~= 'table' then lost = false end
+  end
+end
+if not lost then
+  redis.call('ZREM', KEYS[1], id)
+  return 0
+end
+redis.call('ZADD', KEYS[1], 'NX', string.format('%.6f', now), id)
+if now - tonumber(redis.call('ZSCORE', KEYS[1], id)) < tonumber(ARGV[3]) then return 1 end
+if type(redis.pcall('LPUSH', KEYS[5], id)) == 'table' then return 1 end
+redis.call('ZREM', KEYS[1], id)
+return 2
+""")
+"""KEYS audit, lease, scheduled, high, normal, low; ARGV fn, id, seconds.
+
+Returns 0 if the job is not lost, 1 if it is noted as lost, 2 if it was queued again.
+"""
+
+
+def uid_key(fn: str) -> str:
+    """Counter of the function's job ids."""
+    return f"uid:{fn}"
+
+
+def count_key(fn: str) -> str:
+    """Counter of the function's workers, as accurate as the peers keep it."""
+    return f"count:{fn}"
+
+
+def job_key(fn: str, id: int | str) -> str:
+    """Hash of one job."""
+    return f"job:{fn}:{id}"
+
+
+def lock_key(fn: str, id: int | str) -> str:
+    """List on which blocking clients wait."""
+    return f"lock:{fn}:{id}"
+
+
+def queue_key(fn: str, prio: str) -> str:
+    """List of ids; for "scheduled" a sorted set."""
+    return f"queue:{fn}:{prio}"
+
+
+def channel(fn: str) -> str:
+    """Channel of the function's events."""
+    return f"channel:{fn}"
+
+
+def lease_key(fn: str) -> str:
+    """Ours: the jobs held by our workers, scored by the end of the lease."""
+    return f"gm:lease:{fn}"
+
+
+def held_key(fn: str) -> str:
+    """Ours: the jobs with a row, scored by the end of the bridge's lease."""
+    return f"gm:held:{fn}"
+
+
+def meta_key(fn: str, id: int | str) -> str:
+    """Ours: worker, attempt, origin, deaths and token of a job."""
+    return f"gm:meta:{fn}:{id}"
+
+
+def registry_key(fn: str) -> str:
+    """Ours: the live workers of ours, scored by the time at which they count as dead."""
+    return f"gm:workers:{fn}"
+
+
+def audit_key(fn: str) -> str:
+    """Ours: the jobs that look lost, scored by the time at which that was first seen."""
+    return f"gm:audit:{fn}"
+
+
+FUNCTIONS_KEY = "gm:functions"
+"""Ours: every function that our workers have served."""

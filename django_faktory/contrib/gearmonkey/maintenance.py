@@ -1,0 +1,57 @@
+"""Background loop that sweeps, and optionally audits, in every process of ours.
+
+There is no leader: each step may run twice without harm.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ...core.logs import get_logger
+from ...errors import FaktoryError
+from .redis_worker import Station
+
+logger = get_logger(__name__)
+
+SWEEP_EVERY_S = 2.0
+# More than AUDIT_AFTER_S: the second look at a lost job is late enough to queue it again.
+AUDIT_EVERY_S = 61.0
+
+
+class Upkeep:
+    """Loop of sweeps; `run` is the target of a thread."""
+
+    def __init__(self, station: Station, *, audits: bool = False, every_s: float = SWEEP_EVERY_S) -> None:
+        self._station = station
+        self._audits = audits
+        self._every_s = every_s
+        self._audit_at = time.monotonic()
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Sweep, and audit if enabled, until stopped."""
+        while not self._stopping.wait(self._every_s):
+            self.run_once()
+
+    def run_once(self) -> None:
+        """Run one round. Raises nothing: an unreachable server is tried again in the next round."""
+        try:
+            swept = self._station.sweep()
+            if swept.back:
+                logger.warning("jobs of workers that died are queued again jobs=%s", ",".join(swept.back))
+            if swept.given_up:
+                logger.error("jobs that kill their workers are given up jobs=%s", ",".join(swept.given_up))
+            if self._audits and time.monotonic() >= self._audit_at:
+                self._audit_at = time.monotonic() + AUDIT_EVERY_S
+                again = self._station.audit()
+                if again:
+                    logger.warning("jobs that somebody lost are queued again jobs=%s", ",".join(again))
+        except FaktoryError as error:
+            logger.warning("the sweep waits for the server error=%s", error)
+        except Exception:  # log and continue
+            logger.exception("the sweep failed")
+
+    def stop(self) -> None:
+        """Stop the loop. May be called from any thread."""
+        self._stopping.set()

@@ -1,0 +1,91 @@
+"""Listen for new jobs on the channels of the specification.
+
+A hint only shortens the wait: events get lost, and other peers may send wrong ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from redis import Redis
+
+from ...store.notifier import Listener
+from . import lua
+from .requests import REDIS_ERRORS
+
+LOOKS_S = (0.005, 0.020, 0.050)
+"""Seconds after a hint at which to look again: the specification publishes `create` before it pushes the job."""
+
+# Another thread cannot interrupt get_message: it returns this often to notice `close`.
+CLOSED_CHECK_S = 0.5
+
+
+class Hints(Listener):
+    """Listener on the functions' channels. One thread waits; any thread may close it."""
+
+    def __init__(self, redis: Redis, fns: Iterable[str]) -> None:
+        super().__init__()
+        self._redis = redis
+        self._channels = [lua.channel(fn) for fn in fns]
+        self._pubsub: Any = None
+        self._looks: list[float] = []
+        self._is_closed = False
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return True on a hint, and again after each delay of `LOOKS_S`; False after `timeout_s`."""
+        due = self._looks[0] if self._looks else None
+        now = time.monotonic()
+        if due is not None:
+            timeout_s = min(timeout_s, max(0.0, due - now))
+        if self._hear(timeout_s):
+            now = time.monotonic()
+            self._looks = [now + after_s for after_s in LOOKS_S]
+            return True
+        if due is None or time.monotonic() < due:
+            return False
+        self._looks.pop(0)
+        return True
+
+    def close(self) -> None:
+        """Make the current and all later waits return."""
+        self._is_closed = True
+
+    def _hear(self, timeout_s: float) -> bool:
+        ends_at = time.monotonic() + timeout_s
+        while not self._is_closed:
+            left_s = ends_at - time.monotonic()
+            try:
+                if self._pubsub is None:
+                    self._subscribe()
+                if self._next(max(0.0, min(left_s, CLOSED_CHECK_S))):
+                    while self._next(0.0):  # one hint is enough: drain the pending ones
+                        pass
+                    return True
+            except (*REDIS_ERRORS, OSError):
+                self._let_go()
+                time.sleep(max(0.0, min(left_s, 0.1)))
+            if left_s <= 0:
+                return False
+        self._let_go()
+        return False
+
+    def _subscribe(self) -> None:
+        self._pubsub = self._redis.pubsub(ignore_subscribe_messages=True)
+        self._pubsub.subscribe(*self._channels)
+
+    def _next(self, timeout_s: float) -> bool:
+        """Return whether a `create` event arrives within the time; skip other events."""
+        ends_at = time.monotonic() + timeout_s
+        while True:
+            message = self._pubsub.get_message(timeout=max(0.0, ends_at - time.monotonic()))
+            if message and bytes(message.get("data") or b"").startswith(b"create:"):
+                return True
+            if message is None and time.monotonic() >= ends_at:
+                return False
+
+    def _let_go(self) -> None:
+        pubsub, self._pubsub = self._pubsub, None
+        if pubsub is not None:
+            pubsub.close()

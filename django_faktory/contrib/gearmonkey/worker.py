@@ -1,0 +1,157 @@
+"""The worker of the specification: `accept` functions, `work` on an input, `update` the progress. One job at a time.
+
+For programs of their own. For a project's tasks use `runfaktory --gearmonkey`, which adds threads, time limits and a
+graceful stop.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from typing import Any
+
+from ...core.logs import get_logger
+from ...errors import BrokerUnavailable, FaktoryError
+from . import protocol
+from .address import close, connect
+from .maintenance import SWEEP_EVERY_S, Upkeep
+from .notifications import Hints
+from .protocol import Status
+from .redis_worker import BEATS_A_LEASE, LEASE_S, Station, Taken
+from .settings import url_of
+
+logger = get_logger(__name__)
+
+POLL_S = 1.0
+PAUSE_S = 0.25
+
+
+class Worker:
+    """Subclass it and define `work`, or pass a function to `accept`. Finishes the current job when stopped."""
+
+    def __init__(
+        self, url: str | None = None, *, lease_s: float = LEASE_S, sweep_every_s: float = SWEEP_EVERY_S
+    ) -> None:
+        self.wid = secrets.token_hex(8)
+        self._redis = connect(url_of(url))
+        self._lease_s = lease_s
+        self._sweep_every_s = sweep_every_s
+        self._works: dict[str, Any] = {}
+        self._station: Station | None = None
+        self._current: Taken | None = None
+        self._stopping = threading.Event()
+        self._hints: Hints | None = None
+
+    @property
+    def job(self) -> tuple[str, str] | None:
+        """Function and id of the current job, or None."""
+        return self._current and (self._current.fn, self._current.id)
+
+    def accept(self, fn: str, work: Any = None) -> None:
+        """Accept jobs of this function; `work`, or else the method `work`, executes them. Call before `run`."""
+        self._works[protocol.function_name(fn)] = work
+
+    def work(self, input: bytes) -> Any:
+        """Execute a job: the return value is the output, an exception the error."""
+        raise NotImplementedError(
+            f"{type(self).__name__}.work: expected a subclass to define it; it got {len(input)} bytes"
+        )
+
+    def update(self, dividend: int, divisor: int) -> None:
+        """Store the progress of the current job. Raises ValueError.
+
+        An unreachable server is logged and ignored: the next update replaces this one.
+        """
+        dividend, divisor = protocol.progress(dividend, divisor)
+        if self._station is not None and self._current is not None:
+            try:
+                self._station.update(self._current, dividend, divisor)
+            except FaktoryError as error:
+                logger.warning("progress could not be told error=%s", error)
+
+    def run(self) -> None:
+        """Work until stopped. Raises UnusableServer and BrokerUnavailable, at start only."""
+        station = self._station = Station(self._redis, list(self._works), wid=self.wid, lease_s=self._lease_s)
+        station.open()
+        station.register()
+        self._hints = Hints(self._redis, station.fns)
+        upkeep = Upkeep(station, every_s=self._sweep_every_s)
+        # Heartbeats need a thread: `work` may take longer than a lease.
+        threads = [
+            threading.Thread(target=self._beat, args=(station,), name="gearmonkey-beat", daemon=True),
+            threading.Thread(target=upkeep.run, name="gearmonkey-upkeep", daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while not self._stopping.is_set():
+                self._turn(station, self._hints)
+        finally:
+            self.stop()
+            upkeep.stop()
+            for thread in threads:
+                # Bounded: they are daemon threads and may be waiting for Redis.
+                thread.join(POLL_S)
+            self._leave(station)
+
+    def stop(self) -> None:
+        """Stop after the current job. May be called from any thread or a signal handler."""
+        self._stopping.set()
+        if self._hints is not None:
+            self._hints.close()
+
+    def _turn(self, station: Station, hints: Hints) -> None:
+        try:
+            jobs = station.take(1)
+        except FaktoryError as error:
+            logger.warning("no job could be taken error=%s", error)
+            self._stopping.wait(PAUSE_S)
+            return
+        if not jobs:
+            hints.wait(POLL_S)
+        for job in jobs:
+            self._current = job
+            self._tell(station, job, *self._outcome(job))
+            self._current = None
+
+    def _outcome(self, job: Taken) -> tuple[Status, bytes]:
+        try:
+            work = self._works[job.fn] or self.work
+            value = work(job.input)
+            return Status.SUCCESS, b"" if value is None else protocol.encoded(value)
+        except Exception as error:  # noqa: BLE001  (whatever a job raises is its outcome)
+            return Status.ERROR, protocol.error_text(error)
+
+    def _tell(self, station: Station, job: Taken, status: Status, output: bytes) -> None:
+        """Report the end of a job until the server has accepted it: finished work must not be repeated."""
+        while True:
+            try:
+                if not station.finish(job, status, output):
+                    logger.warning("job ended too late, it is no longer this worker's job=%s:%s", job.fn, job.id)
+                return
+            except BrokerUnavailable as error:
+                logger.warning("an end could not be told yet job=%s:%s error=%s", job.fn, job.id, error)
+                time.sleep(PAUSE_S)
+            except FaktoryError as error:
+                logger.error("the server refused an end job=%s:%s error=%s", job.fn, job.id, error)  # noqa: TRY400
+                return
+
+    def _beat(self, station: Station) -> None:
+        while not self._stopping.wait(self._lease_s / BEATS_A_LEASE):
+            try:
+                station.register()
+                current = self._current
+                if current is not None:
+                    station.extend([current])  # a job lost meanwhile is noticed when it ends
+            except FaktoryError as error:
+                logger.warning("a beat was not heard error=%s", error)
+            except Exception:  # log and continue
+                logger.exception("a beat failed")
+
+    def _leave(self, station: Station) -> None:
+        try:
+            station.unregister()
+        except FaktoryError as error:
+            logger.warning("this worker stays counted until its lease ends error=%s", error)
+        close(self._redis)

@@ -1,0 +1,95 @@
+"""Render the figures in Prometheus' text format with its own client library (`exposition`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from ... import __version__
+from ...core.histograms import BOUNDS_S
+from ...operations.statistics import Numbers
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_BY_TASK = ("queue", "task")
+
+
+def exposition(numbers: Numbers) -> bytes:
+    """Return the page that Prometheus scrapes."""
+    # A registry for each page: the default one would add figures of this process only.
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Numbers(numbers))
+    return generate_latest(registry)
+
+
+class _Numbers(Collector):
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers = numbers
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric family, in the order of the reference page."""
+        yield InfoMetricFamily("django_faktory", "The version that runs.", value={"version": __version__})
+        yield from self._sizes()
+        yield from self._by_task()
+
+    def _sizes(self) -> Iterator[Metric]:
+        told = self._numbers
+        yield _gauges("django_faktory_queue_size", "Jobs that are enqueued.", "queue", told.queues)
+        yield _gauges(
+            "django_faktory_queue_latency_seconds", "How long its first job has waited.", "queue", told.latencies
+        )
+        yield _gauges("django_faktory_queue_paused", "1: no worker gets its jobs.", "queue", told.paused)
+        yield _gauges("django_faktory_jobs", "Jobs in each state that waits for something.", "state", told.sets)
+        yield _gauges("django_faktory_workers", "Worker processes that live, by state.", "state", told.workers)
+        yield _gauges("django_faktory_batches", "Batches that are not over, by state.", "state", told.batches)
+        for name, text, value in (
+            ("processed", "Ends of jobs, good and bad.", told.processed),
+            ("failed", "Failures; a job may have several.", told.failed),
+            ("late", "Reports that came too late to change anything.", told.late),
+        ):
+            yield CounterMetricFamily(f"django_faktory_{name}", text, value=value)
+
+    def _by_task(self) -> Iterator[Metric]:
+        series = self._numbers.series
+        started = CounterMetricFamily("django_faktory_started", "Jobs handed to workers.", labels=_BY_TASK)
+        ended = CounterMetricFamily(
+            "django_faktory_ended", "Jobs reported by their workers.", labels=(*_BY_TASK, "outcome")
+        )
+        waits = HistogramMetricFamily(
+            "django_faktory_wait_seconds", "Time between enqueued and handed to a worker.", labels=_BY_TASK
+        )
+        runs = HistogramMetricFamily(
+            "django_faktory_run_seconds", "Time between handed to a worker and its report.", labels=_BY_TASK
+        )
+        for names, sums in series.items():
+            started.add_metric(names, sums.started)
+            ended.add_metric((*names, "succeeded"), sums.succeeded)
+            ended.add_metric((*names, "failed"), sums.failed)
+            waits.add_metric(names, _buckets(sums.waits), sums.waited_s)
+            runs.add_metric(names, _buckets(sums.runs), sums.ran_s)
+        # The text format requires that all series of a family are adjacent.
+        yield from (started, ended, waits, runs)
+
+
+def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=(label,))
+    # Sorted, so that two scrapes differ in their values only.
+    for value in sorted(values):
+        family.add_metric((value,), values[value])
+    return family
+
+
+def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return cumulative buckets: in Prometheus each one includes the counts of all smaller ones."""
+    ends = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
+    return list(zip(ends, map(float, accumulate(counts)), strict=True))

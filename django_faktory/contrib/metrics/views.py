@@ -1,0 +1,66 @@
+"""Views for a project's URLs: `/metrics`, `/healthz` and `/readyz`. GET and HEAD only, without session.
+
+They change nothing. Access is the project's decision: by its network, or with `FAKTORY["METRICS_TOKEN"]` as a bearer
+token.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from django.conf import settings
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from ... import conf
+from ...operations.statistics import read
+from ...runtime import health
+
+View = Callable[[HttpRequest], HttpResponse]
+
+
+def _guarded(view: View) -> View:
+    """Wrap a view: require the bearer token if one is set, disable caching, allow safe methods only."""
+
+    def ask(request: HttpRequest) -> HttpResponse:
+        token = str(conf.get("METRICS_TOKEN"))
+        given = request.headers.get("Authorization", "")
+        # In constant time: the duration of `==` depends on how much of the token is right.
+        if token and not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            refusal = HttpResponse("expected the header Authorization: Bearer <METRICS_TOKEN>\n", status=401)
+            refusal["WWW-Authenticate"] = "Bearer"
+            return refusal
+        return view(request)
+
+    for alias in settings.DATABASES:  # statistics open a transaction of their own, which ATOMIC_REQUESTS would nest
+        transaction.non_atomic_requests(using=alias)(ask)
+    return never_cache(require_safe(ask))
+
+
+@_guarded
+def metrics(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
+    """Return the figures in Prometheus' text format."""
+    from .prometheus import CONTENT_TYPE, exposition  # needs the extra `metrics`; the other views work without it
+
+    return HttpResponse(exposition(read(using=conf.get("DATABASE"))), content_type=CONTENT_TYPE)
+
+
+@_guarded
+def healthz(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
+    """Return 200 if this process and its database answer; else 503 with the reason."""
+    return _told(health.alive(using=conf.get("DATABASE")))
+
+
+@_guarded
+def readyz(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
+    """Return 200 if jobs are also worked on (schema, workers, maintenance); else 503 with the reasons."""
+    return _told(health.ready(using=conf.get("DATABASE")))
+
+
+def _told(checks: dict[str, str]) -> JsonResponse:
+    is_good = not any(checks.values())
+    body = {"status": "ok" if is_good else "failing", "checks": {name: why or "ok" for name, why in checks.items()}}
+    return JsonResponse(body, status=200 if is_good else 503)

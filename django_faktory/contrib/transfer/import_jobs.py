@@ -1,0 +1,176 @@
+"""Import the jobs of a Faktory from its Redis, window by window: stored here first, then removed there.
+
+An import may be interrupted at any point and repeated. A job remains in Redis until its row is committed, and a receipt
+in the same transaction records which jobs only have to be removed there (`store.transfer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+
+from django.db import transaction
+
+from ...brokers.base import Broker
+from ...core.payloads import JobPayload
+from ...errors import FaktoryError, InvalidPayload
+from ...store import queues
+from ...store import transfer as store
+from ...store.transactions import run
+from .job_format import Arrival, arrival
+from .redis_layout import WORKING, Contents, Entry, FaktoryRedis, Place
+from .report import Counts, Report
+
+IN_RUN = "came twice in this Redis: the first was taken"
+STORED = "is stored here already"
+ELSEWHERE = "was taken out by another client meanwhile, and may run there too"
+
+
+class _RolledBack(Exception):
+    """Roll back a transaction of which only the results are needed."""
+
+
+class Import:
+    """One import; call `run`."""
+
+    def __init__(self, redis: FaktoryRedis, broker: Broker, alias: str, *, is_dry: bool = False) -> None:
+        self._redis, self._broker, self._alias, self._is_dry = redis, broker, alias, is_dry
+        self._seen: set[str] = set()
+        self._receipts = store.receipts(using=alias)
+        self._before = {jid for jids in self._receipts.values() for jid in jids}
+        self._contents: Contents = redis.contents()
+        self.report = Report(self._contents.layout, is_dry)
+        for place in self._contents.places:
+            self.report.counts.append(Counts(place.kind, place.name, redis.size(place)))
+
+    def run(self, advance: Callable[[int], object]) -> Report:
+        """Import all jobs; `advance` is called with the number of jobs examined."""
+        self._take_queues()
+        self._add_notes()
+        for place, counts in zip(self._contents.places, self.report.counts, strict=True):
+            self._take(place, counts, advance)
+        if not self._is_dry:
+            # Receipts of interrupted runs: their entries have been removed from Redis by now.
+            store.drop_receipts(list(self._receipts), using=self._alias)
+        return self.report
+
+    def _take_queues(self) -> None:
+        """Import queue names and pauses. Pauses come before the jobs, so that no job of a paused queue starts."""
+        names = {name for name in self._contents.queues if _is_name(name)}
+        paused = sorted(name for name in self._contents.paused if _is_name(name))
+        if not self._is_dry:
+            queues.pause(paused, using=self._alias)
+            queues.add(names, using=self._alias)
+        self.report.paused = paused
+
+    def _add_notes(self) -> None:
+        notes = self.report.notes
+        if self._contents.counters:
+            notes.append(f"totals and daily numbers stay where they are: {self._contents.counters} keys")
+        if unknown := self._contents.unknown:
+            more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
+            notes.append(f"keys that are none of the open Faktory's stay: {', '.join(unknown[:10])}{more}")
+        if any(place.kind == WORKING for place in self._contents.places):
+            notes.append("jobs somebody works on are scheduled for the end of their reservations")
+
+    def _take(self, place: Place, counts: Counts, advance: Callable[[int], object]) -> None:
+        skip = 0
+        while entries := self._redis.window(place, skip, store.CHUNK):
+            # Entries that stay in Redis are skipped; removed ones move the next window forward.
+            skip += len(entries) - self._take_window(place, counts, entries)
+            advance(len(entries))
+        left = self._redis.size(place)
+        expected = counts.found if self._is_dry else counts.left
+        # Only this import should change the key: a difference means that another client used it.
+        if left != expected:
+            reason = f"{place.key} was changed by another client meanwhile: expected {expected} left, found {left}"
+            self.report.problem(reason, count=abs(left - expected))
+
+    def _take_window(self, place: Place, counts: Counts, entries: Sequence[Entry]) -> int:
+        """Import a window of entries; return the number of entries removed from Redis."""
+        came: dict[str, tuple[Entry, Arrival]] = {}
+        done: list[Entry] = []
+        for entry in entries:
+            if (one := self._read(place, entry)) is None:
+                continue
+            jid = one.job.jid
+            if jid in self._seen:
+                self.report.problem(IN_RUN, [jid])
+            # Stored by an interrupted run that did not remove the entry from Redis.
+            elif jid in self._before:
+                done.append(entry)
+                self._seen.add(jid)
+            else:
+                self._seen.add(jid)
+                came[jid] = entry, one
+        arrivals = [one for _, one in came.values()]
+        refused, receipt = keep(arrivals, self._broker, self._alias, is_dry=self._is_dry)
+        for jid, reason in refused.items():
+            self.report.problem(reason, [jid])
+        taken = [entry for jid, (entry, _) in came.items() if jid not in refused]
+        counts.moved += len(taken)
+        counts.before += len(done)
+        if self._is_dry or not (taken or done):
+            return 0
+        if lost := len(taken) + len(done) - self._redis.drop(place, [*done, *taken]):
+            self.report.problem(ELSEWHERE, count=lost)
+        # Last: without the receipt a repeated import would report these jobs as stored already.
+        if receipt is not None:
+            store.drop_receipts([receipt], using=self._alias)
+        return len(taken) + len(done)
+
+    def _read(self, place: Place, entry: Entry) -> Arrival | None:
+        try:
+            return arrival(place.kind, place.name, entry.raw, entry.score)
+        except InvalidPayload as error:
+            self.report.problem(f"is no job that can be stored: {error}", [error.jid])
+            return None
+
+
+def keep(
+    arrivals: Sequence[Arrival], broker: Broker, alias: str, *, is_dry: bool = False
+) -> tuple[dict[str, str], int | None]:
+    """Store jobs in one transaction; return the refusals by jid and the receipt."""
+    if not arrivals:
+        return {}, None
+    refused: dict[str, str] = {}
+    receipt: list[int] = []
+
+    def verb(_: object) -> None:
+        # The verb may run again after a conflict: discard the results of the attempt that was rolled back.
+        refused.clear()
+        receipt.clear()
+        refused.update(_push(arrivals, broker, alias))
+        pasts = {one.job.jid: _past(one) for one in arrivals if one.job.jid not in refused}
+        store.give_pasts(pasts, using=alias)
+        stored = store.known(list(pasts), using=alias)
+        refused.update(dict.fromkeys(pasts.keys() - stored, "was not found after it was stored"))
+        if is_dry:
+            raise _RolledBack
+        if stored:
+            receipt.append(store.leave_receipt(sorted(stored), using=alias))
+
+    try:
+        # A block of its own: a dry run must roll back its own changes only, not those of an outer transaction.
+        with transaction.atomic(using=alias) if is_dry else nullcontext():
+            run(alias, verb)
+    except _RolledBack:
+        return refused, None
+    return refused, receipt[0] if receipt else None
+
+
+def _push(arrivals: Sequence[Arrival], broker: Broker, alias: str) -> dict[str, str]:
+    # A push accepts a jid that is stored already without an error, so the import must look first.
+    known = store.known([one.job.jid for one in arrivals], using=alias)
+    fresh: list[JobPayload] = [one.job for one in arrivals if one.job.jid not in known]
+    answers: Iterable[FaktoryError | None] = broker.push(fresh)
+    refused = {job.jid: str(error) for job, error in zip(fresh, answers, strict=True) if error is not None}
+    return {**dict.fromkeys(known, STORED), **refused}
+
+
+def _past(one: Arrival) -> store.Past:
+    return store.Past(one.state, one.ends_at, one.failures, one.failure, one.errtype)
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= 255 and name.isprintable()

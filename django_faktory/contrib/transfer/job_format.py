@@ -1,0 +1,126 @@
+"""Convert one job of the original's Redis to a row and back. Uses neither Redis nor rows.
+
+The job's text is stored as the original wrote it. Its record of earlier failures becomes columns, and text again on
+export.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+
+from ...core.job_parser import parse_job
+from ...core.json import jsontext
+from ...core.json.fields import ABSENT, integer, string
+from ...core.lifecycle import State
+from ...core.payloads import MAX_ERRTYPE_BYTES, JobPayload, cut, rfc3339
+from ...errors import InvalidPayload
+
+QUEUE, WORKING = "queue", "working"
+
+
+class Arrival(NamedTuple):
+    """A job with the state and failures it had in the original."""
+
+    job: JobPayload
+    """`job.at` is the next time to run; None: now, or never."""
+    state: State
+    ends_at: datetime | None = None
+    """Time until which a dead job is kept."""
+    failures: int = 0
+    failure: str = ""
+    errtype: str = ""
+
+
+def arrival(kind: str, name: str, raw: bytes, score: float) -> Arrival:
+    """Parse an entry of a queue or set. Raises InvalidPayload, with the jid if it is known."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise InvalidPayload("expected UTF-8") from None
+    if kind == WORKING:
+        # The entries of the working set wrap the job in a reservation.
+        text = jsontext.members(text).get("job", ABSENT)
+    found = jsontext.members(text)
+    job = parse_job(text)
+    try:
+        return _arrival(kind, name, job, found, score)
+    except InvalidPayload as error:
+        raise InvalidPayload(str(error), jid=job.jid) from None
+
+
+def _arrival(kind: str, name: str, job: JobPayload, found: dict[str, str], score: float) -> Arrival:
+    failures, failure, errtype = _past(found)
+    if kind == QUEUE:
+        # The row takes its queue from the job's text: do not move a job to another queue unnoticed.
+        if job.queue != name:
+            raise InvalidPayload(f"waits in the queue {name}, and says {job.queue}")
+        return Arrival(_at(job, None), State.ENQUEUED, None, failures, failure, errtype)
+    moment = _moment(score)
+    if kind == State.DEAD:
+        # The score of a dead job is the end of its storage, not a time to run.
+        return Arrival(_at(job, None), State.DEAD, moment, failures, failure, errtype)
+    # A job in progress is scheduled for the end of its reservation: until then its worker may still finish it.
+    state = State.RETRIES if kind == State.RETRIES or (kind == WORKING and failures) else State.SCHEDULED
+    return Arrival(_at(job, moment), state, None, failures, failure, errtype)
+
+
+def departure(
+    *,
+    text: str,
+    state: str,
+    created_at: datetime,
+    run_at: datetime | None,
+    failure: str,
+    enqueued_at: datetime | None,
+) -> bytes:
+    """Return a job as the original would have written it: its text plus the columns' values."""
+    added: list[tuple[str, str]] = []
+    found = jsontext.members(text)
+    if "created_at" not in found:
+        added.append(("created_at", f'"{rfc3339(created_at)}"'))
+    # The column decides when the job runs; the `at` of the stored text may differ from it.
+    if state == State.SCHEDULED and run_at is not None:
+        found.pop("at", None)
+        text = jsontext.join(found.items())
+        added.append(("at", f'"{rfc3339(run_at)}"'))
+    if state in (State.ENQUEUED, State.BLOCKED) and enqueued_at is not None:
+        added.append(("enqueued_at", f'"{rfc3339(enqueued_at)}"'))
+    if failure:
+        told = jsontext.members(failure)
+        if state == State.RETRIES and run_at is not None:
+            told["next_at"] = f'"{rfc3339(run_at)}"'
+        added.append(("failure", jsontext.join(told.items())))
+    return jsontext.append(text, added).encode()
+
+
+def score_of(moment: datetime) -> float:
+    """Return the score as the original computes it: whole seconds plus the fraction."""
+    return int(moment.timestamp()) + moment.microsecond * 1000 / 1_000_000_000
+
+
+def _at(job: JobPayload, at: datetime | None) -> JobPayload:
+    return msgspec.structs.replace(job, at=at)
+
+
+def _past(found: dict[str, str]) -> tuple[int, str, str]:
+    raw = found.get("failure", ABSENT)
+    if raw == ABSENT:
+        return 0, "", ""
+    if not raw.startswith("{"):
+        raise InvalidPayload("failure: expected an object or null")
+    told = jsontext.last_members(raw)
+    count = integer(told, "retry_count", default=0, low=0, high=2**31 - 2, within="failure.")
+    errtype = cut(string(told.get("errtype", ABSENT)) or "unknown", MAX_ERRTYPE_BYTES)
+    # The original numbers retries from 0: after the first failure retry_count is 0. PostgreSQL stores no NUL.
+    return count + 1, raw, errtype.replace("\x00", "\ufffd")
+
+
+def _moment(score: float) -> datetime:
+    try:
+        # A score may be any float, infinity and NaN included.
+        return datetime.fromtimestamp(score, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise InvalidPayload(f"expected a time as its score, got {score}") from None

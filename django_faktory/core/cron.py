@@ -1,0 +1,325 @@
+"""Cron schedules: compute ticks in a time zone and decide which missed ticks to run.
+
+Pure, except for time zone data. Grammar and behaviour at clock changes are those of cronsim, which follows Debian cron
+(`docs/cron.md`, ADR 0014). Datetimes are aware; returned ones are in UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, tzinfo
+from enum import StrEnum
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from ..errors import InvalidCron
+
+ON_TIME_S = 60
+"""Seconds within which a tick counts as on time; the restart of a node takes less."""
+
+MOST_TICKS = 100
+"""Maximum number of ticks of one entry that are enqueued in one transaction."""
+
+LONGEST_LINE = 255
+LONGEST_WINDOW_S = 366 * 86_400
+
+_SHORT = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+_RANGES = {
+    "second": "0 to 59",
+    "minute": "0 to 59",
+    "hour": "0 to 23",
+    "day-of-month": "1 to 31 of a month that has it, L or LW",
+    "month": "1 to 12 or JAN to DEC",
+    "day-of-week": "0 to 7 or SUN to SAT, with L or #1 to #5",
+}
+_SPANS = (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1), timedelta(days=31))
+
+
+class Missed(StrEnum):
+    """What happens to ticks that no node took in time."""
+
+    SKIP = "skip"
+    ONCE = "once"
+    ALL = "all"
+
+
+class Overlap(StrEnum):
+    """Whether a tick's job is enqueued while an earlier job of the entry waits or runs."""
+
+    ALLOW = "allow"
+    SKIP = "skip"
+
+
+class Outcome(StrEnum):
+    """How a tick ended: the state of its job, or why there is none."""
+
+    ENQUEUED = "enqueued"
+    SUCCEEDED = "succeeded"
+    DEAD = "dead"
+    DISCARDED = "discarded"
+    EXPIRED = "expired"
+    GONE = "gone"
+    """The job is not stored any more, and its end was not recorded."""
+    MISSED = "missed"
+    OVERLAPPED = "overlapped"
+    REFUSED = "refused"
+    """The job could not be created; the run's note has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """A cron entry of a task: `@task(cron=Cron("30 2 * * *", zone="Europe/Berlin"))`. Raises InvalidCron."""
+
+    schedule: str
+    """Five fields, or six with seconds first, or @hourly, @daily, @weekly, @monthly, @yearly."""
+    zone: str = field(default="", kw_only=True)
+    """Name of a time zone such as "Europe/Berlin"; the project's TIME_ZONE unless given."""
+    args: Sequence[Any] = field(default=(), kw_only=True)
+    kwargs: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    name: str = field(default="", kw_only=True)
+    """Name of the entry; the name of the task unless given."""
+    queue: str = field(default="", kw_only=True)
+    missed: str = field(default="once", kw_only=True)
+    """Ticks that no node took within a minute: "skip" them, run "once" for the latest, or run for "all"."""
+    window: int = field(default=86_400, kw_only=True)
+    """How many seconds into the past "once" and "all" extend."""
+    overlap: str = field(default="allow", kw_only=True)
+    """While an earlier job of the entry waits or runs: "allow" another, or "skip" it."""
+
+    def __post_init__(self) -> None:
+        Schedule.of(self.schedule, self.zone or "UTC")
+        check_policies(self.missed, self.window, self.overlap)
+
+
+def crons(value: Any) -> tuple[Cron, ...]:
+    """Return the entries of `@task(cron=…)`, given as a cron line, a Cron, or a list of them. Raises InvalidCron."""
+    if isinstance(value, str):
+        return (Cron(value),)
+    found = (value,) if isinstance(value, Cron) else value
+    if not isinstance(found, list | tuple) or not all(isinstance(one, Cron) for one in found):
+        raise InvalidCron(
+            "schedule", f'expected a cron line such as "30 2 * * *", a Cron, or a list, got {value!r:.80}'
+        )
+    return tuple(found)
+
+
+def check_policies(missed: object, window: object, overlap: object) -> None:
+    """Raise InvalidCron, naming the field, for an invalid policy."""
+    if missed not in tuple(Missed):
+        raise InvalidCron("missed", f'expected "skip", "once" or "all", got {missed!r:.80}')
+    if not isinstance(window, int) or isinstance(window, bool) or not 0 < window <= LONGEST_WINDOW_S:
+        raise InvalidCron("window", f"expected whole seconds from 1 to {LONGEST_WINDOW_S}, got {window!r:.80}")
+    if overlap not in tuple(Overlap):
+        raise InvalidCron("overlap", f'expected "allow" or "skip", got {overlap!r:.80}')
+
+
+class Schedule:
+    """A cron line in a time zone. Build it with `of`, which caches parsed schedules."""
+
+    def __init__(self, line: str, zone: str) -> None:
+        self.zone = zone_of(zone)
+        self._line = _checked(line)
+        # cronsim sets `fixup_tz` for five-field lines with fixed minutes and hours, and then handles clock changes.
+        at_given_times = CronSim(self._line, datetime(2024, 1, 1, tzinfo=self.zone)).fixup_tz is not None
+        self._is_passing = self.zone is not UTC and not at_given_times
+
+    @staticmethod
+    def of(line: object, zone: object) -> Schedule:
+        """Return the schedule.
+
+        Raises InvalidCron, naming the line's field and its expected values.
+        """
+        if not isinstance(line, str) or not line.strip() or len(line) > LONGEST_LINE:
+            raise InvalidCron("schedule", f'expected a cron line such as "30 2 * * *", got {line!r:.80}')
+        if not isinstance(zone, str):
+            raise InvalidCron("zone", f'expected the name of a time zone, such as "Europe/Berlin", got {zone!r:.80}')
+        # A line such as February 30 parses, but never has a tick.
+        schedule = _schedule(line, zone)
+        if schedule.after(datetime(2024, 1, 1, tzinfo=UTC)) is None:
+            raise InvalidCron("schedule", f'"{line}": expected a day that comes, got one that does not in 50 years')
+        return schedule
+
+    def after(self, moment: datetime) -> datetime | None:
+        """Return the first tick after this moment; None if there is none within 50 years."""
+        return next(self.ticks(moment), None)
+
+    def ticks(self, moment: datetime) -> Iterator[datetime]:
+        """Yield the ticks after this moment in order, each once."""
+        if self._is_passing:
+            yield from self._on_passing_clocks(moment.astimezone(UTC))
+            return
+        latest = moment.astimezone(UTC)
+        for tick in CronSim(self._line, moment.astimezone(self.zone)):
+            found = tick.astimezone(UTC)
+            # When clocks go back, cronsim yields the repeated hour a second time; when they go forward, every tick
+            # inside the gap is due at its end.
+            if found > latest:
+                latest = found
+                yield found
+
+    def _on_passing_clocks(self, begin: datetime) -> Iterator[datetime]:
+        """Yield the ticks of a line that is due whenever clocks show it: twice in an hour that occurs twice.
+
+        cronsim steps by whole hours and so skips ticks where clocks change by half an hour. This method runs it on
+        local time without a zone, and starts again at each change of the offset.
+        """
+        after = begin
+        while True:
+            offset = _offset(self.zone, begin)
+            for tick in CronSim(self._line, (after + offset).replace(tzinfo=None)):
+                found = tick.replace(tzinfo=UTC) - offset
+                change = _change(self.zone, begin, found)
+                if change is not None:
+                    # A microsecond earlier, so that a tick at the moment of the change is included.
+                    begin, after = change, change - timedelta(microseconds=1)
+                    break
+                yield found
+                begin = found
+            else:
+                return
+
+    def latest(self, first: datetime, until: datetime) -> datetime | None:
+        """Return the last tick in this span, both ends included.
+
+        Searches short spans at the end first, so that a frequent schedule is not walked through a long span.
+        """
+        for span in (*_SPANS, until - first):
+            begin = max(first, until - span)
+            found = None
+            for tick in self.ticks(begin - timedelta(microseconds=1)):
+                if tick > until:
+                    break
+                found = tick
+            if found or begin <= first:
+                return found
+        return None
+
+    def __str__(self) -> str:
+        return CronSim(self._line, datetime(2024, 1, 1, tzinfo=UTC)).explain()
+
+
+class Due(NamedTuple):
+    """What to do for an entry now."""
+
+    ticks: list[datetime]
+    """Ticks to enqueue a job for."""
+    passed: datetime | None
+    """The first of the skipped ticks, if any are skipped."""
+    next_at: datetime | None
+    """When to check again: the next tick, or a past one if there were too many for one transaction."""
+
+
+def due(schedule: Schedule, first: datetime, now: datetime, *, missed: str, window_s: int) -> Due:
+    """Decide about the ticks from `first`, the earliest that no node took, up to now."""
+    late, next_at = now - timedelta(seconds=ON_TIME_S), schedule.after(now)
+    if missed != Missed.ALL and first < late:
+        on_time = _between(schedule, late, now)
+        oldest = max(first, now - timedelta(seconds=window_s))
+        made_up = None
+        # A tick that is on time makes up for the missed ones.
+        if missed == Missed.ONCE and not on_time and oldest < late:
+            made_up = schedule.latest(oldest, late)
+        ticks = [made_up] if made_up else on_time
+        return Due(ticks, None if made_up == first else first, next_at)
+    oldest = first
+    if first < late:
+        # A window shorter than ON_TIME_S must not drop ticks that are on time.
+        oldest = max(first, now - timedelta(seconds=max(window_s, ON_TIME_S)))
+    ticks = _between(schedule, oldest, now, MOST_TICKS + 1)
+    if len(ticks) > MOST_TICKS:
+        # The next transaction continues with the tick that did not fit.
+        next_at = ticks.pop()
+    return Due(ticks, first if oldest > first else None, next_at)
+
+
+def zone_of(name: str) -> tzinfo:
+    """Return the time zone with this name. Raises InvalidCron."""
+    if name == "UTC":
+        return UTC  # several times as fast as ZoneInfo("UTC")
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, LookupError) as error:  # LookupError: not found; OSError: the name of a directory
+        raise InvalidCron(
+            "zone", f'expected the name of a time zone, such as "Europe/Berlin", got {name!r:.80}'
+        ) from error
+
+
+@lru_cache(maxsize=1024)
+def _schedule(line: str, zone: str) -> Schedule:
+    return Schedule(line, zone)
+
+
+def _offset(zone: tzinfo, moment: datetime) -> timedelta:
+    found = moment.astimezone(zone).utcoffset()
+    assert found is not None  # noqa: S101  (it is aware)
+    return found
+
+
+def _change(zone: tzinfo, begin: datetime, end: datetime) -> datetime | None:
+    """Return the first moment after `begin`, up to `end`, with another offset from UTC; None if the offset stays."""
+    offset = _offset(zone, begin)
+    while begin < end:
+        later = min(begin + timedelta(days=1), end)
+        # Compare day by day, then bisect to the second.
+        if _offset(zone, later) != offset:
+            while later - begin > timedelta(seconds=1):
+                middle = (begin + (later - begin) / 2).replace(microsecond=0)
+                if _offset(zone, middle) == offset:
+                    begin = middle
+                else:
+                    later = middle
+            return later.replace(microsecond=0)
+        begin = later
+    return None
+
+
+def _between(schedule: Schedule, first: datetime, until: datetime, most: int | None = None) -> list[datetime]:
+    found = []
+    for tick in islice(schedule.ticks(first - timedelta(microseconds=1)), most):
+        if tick > until:
+            break
+        found.append(tick)
+    return found
+
+
+def _checked(line: str) -> str:
+    """Return the line in the form that cronsim accepts. Raises InvalidCron."""
+    words = line.split()
+    if words[0].startswith("@"):
+        if line.strip().lower() not in _SHORT:
+            raise InvalidCron("schedule", f"expected one of {', '.join(_SHORT)}, or five fields, got {line!r:.80}")
+        return _SHORT[line.strip().lower()]
+    if len(words) not in (5, 6):
+        raise InvalidCron(
+            "schedule",
+            f'"{line}": expected five fields (minute, hour, day-of-month, month, day-of-week), or six with the second '
+            f"first, got {len(words)}",
+        )
+    try:
+        CronSim(line, datetime(2024, 1, 1, tzinfo=UTC))
+    except (CronSimError, AssertionError, ValueError) as error:
+        raise InvalidCron("schedule", f'"{line}": {_told(str(error), words)}') from error
+    return line
+
+
+def _told(problem: str, words: Sequence[str]) -> str:
+    """Return a message that names the field, its range and the value; cronsim reports only "Bad minute"."""
+    name = problem.removeprefix("Bad ")
+    if name not in _RANGES:
+        return f"cannot be read: {problem}"
+    # A line of five fields has no second, the first name in _RANGES.
+    place = list(_RANGES).index(name) - (6 - len(words))
+    return f'{name}: expected {_RANGES[name]}, *, a list (1,2), a range (1-5) or a step (*/5), got "{words[place]}"'

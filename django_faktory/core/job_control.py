@@ -1,0 +1,59 @@
+"""State shared by a running job and its worker: cancellation, progress and lost locks.
+
+Pure, cheap to read, safe from any thread. The worker's subclass, which can also interrupt the job, is
+`worker.interrupt.Stoppable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from math import isfinite
+
+Part = tuple[int, int] | None
+"""Progress as (done, total) in whole numbers."""
+
+
+class Control:
+    """The control state of one attempt at one job."""
+
+    # Slots: a worker creates one instance for each job it runs.
+    __slots__ = ("bid", "is_cancelled", "knows_of_cancel", "lock_token", "lost_locks", "tell", "wid")
+
+    def __init__(self) -> None:
+        self.bid = ""
+        """The bid of the batch the job is a member of; "" if none."""
+        self.wid = ""
+        """The wid of the worker that runs the job."""
+        self.is_cancelled = False
+        """Whether a cancellation was requested."""
+        self.knows_of_cancel = False
+        """Whether the task has read `asked()` after the cancellation, so a normal return counts as discarded."""
+        self.tell: Callable[[int, str, Part], None] | None = None
+        """Callback for progress: percent, note, and (done, total) if both were whole numbers. None if progress is not
+        recorded.
+        """
+
+        self.lock_token: int | None = None
+        """Token of the lock the job was given; None without a lock."""
+        self.lost_locks: Container[int] = ()
+        """Tokens of locks that belong to other jobs by now."""
+
+    @property
+    def lock_lost(self) -> bool:
+        """Return whether the lock was lost, so that another job with its key may be running."""
+        return self.lock_token in self.lost_locks
+
+    def asked(self) -> bool:
+        """Return whether the job is cancelled, and remember that the task has seen it."""
+        if self.is_cancelled:
+            self.knows_of_cancel = True
+        return self.is_cancelled
+
+    def progress(self, done: float, total: float, note: str) -> None:
+        """Report progress; `done` above `total` counts as `total`. Raises ValueError."""
+        if not (isfinite(done) and isfinite(total) and done >= 0 and total > 0):
+            raise ValueError(f"progress: expected done from 0 and total above 0, got {done!r} of {total!r}")
+        if self.tell is not None:
+            # Whole numbers are passed on as well, so that "3 of 7" can be shown.
+            part = (min(done, total), total) if isinstance(done, int) and isinstance(total, int) else None
+            self.tell(int(min(100 * done / total, 100)), note, part)

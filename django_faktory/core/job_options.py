@@ -1,0 +1,276 @@
+"""Job options that clients set in `custom`: uniqueness, locks, limits, expiry, tracking, batches (W27).
+
+Pure. Semantics: docs/job-options.md. `read_options` parses them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+from ..errors import InvalidPayload
+from .json import incremental, jsontext
+from .json.fields import ABSENT, instant, later, seconds, shown, string
+from .json.incremental import Steps
+from .queries import is_about
+
+SEALED, SAME = "$encrypted", "same"
+"""Members of the envelope of encrypted arguments: the token, and the fingerprint that equal arguments share."""
+
+TRACKED_FOR_S = 1800
+"""Seconds after its end for which the progress of a tracked job is kept."""
+
+_WITHIN = "custom."
+MAX_BID = 255
+_KEYS = frozenset({"unique_for", "expires_at", "expires_in", "bid", "lock", "limit", "about"})
+MAX_LOCK_KEY = 255
+MAX_COMPARED = 10_000
+"""Most object members, at all levels, in arguments that are compared: they are sorted, so they are kept in memory."""
+
+COMPARED_AT_ONCE = 1000
+"""Characters of arguments that are compared in one step: this takes less than a millisecond."""
+
+
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Options of a job. A job without options has no JobOptions.
+
+    Durations are seconds; the store counts them from PUSH by its own clock.
+    """
+
+    unique_key: str | None = None
+    """64 hex digits, equal for the same task, arguments and queue. None: not unique."""
+    unique_for: float = 0
+    unique_until_start: bool = False
+    """True if the uniqueness ends when a worker takes the job, not when the job succeeds."""
+    expires_at: datetime | None = None
+    expires_in: float | None = None
+    """Counts from PUSH, or from `at` if that is later; the earlier of two expiry times applies."""
+    lock_key: str | None = None
+    """Jobs with the same key run one at a time. None: no lock."""
+    limit_key: str | None = None
+    """Key of the limit that applies to the job. None: only the limits of its queue and task."""
+    bid: str | None = None
+    """Batch that the job joins."""
+    about: str | None = None
+    """Object that the job is about, as `app.model/pk`."""
+    by: str = ""
+    """Wid of the pushing worker: once a batch is committed, only its own running jobs may add to it."""
+
+    @property
+    def is_apart(self) -> bool:
+        """True if its push may have to wait for another transaction.
+
+        That transaction has just taken the same unique key, or changes the same batch.
+        """
+        return self.unique_key is not None or self.bid is not None
+
+    def lock_ends(self, begins: datetime) -> datetime | None:
+        """Return when the uniqueness ends at the latest, for a job that may run from `begins` on."""
+        return later(begins, self.unique_for) if self.unique_key else None
+
+    def expiry(self, begins: datetime) -> datetime | None:
+        """Return when the job expires unless a worker took it before."""
+        ends = self.expires_at, None if self.expires_in is None else later(begins, self.expires_in)
+        return min((end for end in ends if end), default=None)
+
+
+def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str]) -> JobOptions | None:
+    """Parse the options in a job's `custom`, given as raw JSON texts; None for a job without options.
+
+    `args` is JSON. Raises InvalidPayload with the name of the field.
+    """
+    # Fast path: most jobs have no options.
+    if _KEYS.isdisjoint(custom):
+        return None
+    return incremental.run(read_options_in_steps(jobtype, queue, args, custom))
+
+
+def takes_long(args: str, custom: Mapping[str, str]) -> bool:
+    """Return True if the options must be read in steps, because long arguments have to be compared."""
+    size = len(args) + len(custom.get("kwargs", ""))
+    return size > COMPARED_AT_ONCE and ("unique_for" in custom or "lock" in custom)
+
+
+def read_options_in_steps(jobtype: str, queue: str, args: str, custom: Mapping[str, str]) -> Steps[JobOptions | None]:
+    """Parse the options in steps of about a millisecond; see `read_options`."""
+    unique_for = seconds(custom, "unique_for", within=_WITHIN)
+    expires_at = instant(custom, "expires_at", within=_WITHIN)
+    expires_in = seconds(custom, "expires_in", within=_WITHIN)
+    bid, about = _bid(custom), _about(custom)
+    locked_by = yield from _lock_key(jobtype, args, custom)
+    limited_by = _limit_key(custom)
+    # Keys may be present and mean nothing, for example `"lock": false`.
+    if (unique_for, expires_at, expires_in, bid, locked_by, limited_by, about) == (None,) * 7:
+        return None
+    key = None
+    if unique_for is not None:
+        key = yield from _unique_key(jobtype, queue, args, custom.get("kwargs", ABSENT))
+    return JobOptions(
+        unique_key=key,
+        unique_for=unique_for or 0,
+        unique_until_start=unique_for is not None and _is_until_start(custom),
+        expires_at=expires_at,
+        expires_in=expires_in,
+        lock_key=locked_by,
+        limit_key=limited_by,
+        bid=bid,
+        about=about,
+    )
+
+
+def _bid(custom: Mapping[str, str]) -> str | None:
+    raw = custom.get("bid", ABSENT)
+    if raw in (ABSENT, '""'):
+        return None
+    bid = string(raw)
+    if bid is None or len(bid) > MAX_BID:
+        raise InvalidPayload(
+            f"{_WITHIN}bid: expected the id of a batch, at most {MAX_BID} characters, got {shown(raw)}"
+        )
+    return bid
+
+
+def _about(custom: Mapping[str, str]) -> str | None:
+    """Return the object's name. Clients may use this key for other values: these are kept and ignored here."""
+    about = string(custom.get("about", ABSENT))
+    return about if about is not None and is_about(about) else None
+
+
+def _lock_key(jobtype: str, args: str, custom: Mapping[str, str]) -> Steps[str | None]:
+    raw = custom.get("lock", ABSENT)
+    if raw in (ABSENT, "false"):
+        return None
+    if raw == "true":
+        return (yield from _default_lock_key(jobtype, args, custom.get("kwargs", ABSENT)))
+    key = string(raw)
+    try:
+        return lock_key(key)
+    except ValueError:
+        raise InvalidPayload(f"{_WITHIN}lock: expected a key, true or false, got {shown(raw)}") from None
+
+
+def _limit_key(custom: Mapping[str, str]) -> str | None:
+    raw = custom.get("limit", ABSENT)
+    if raw in (ABSENT, "null", "false"):
+        return None
+    try:
+        return limit_key(string(raw))
+    except ValueError:
+        raise InvalidPayload(f"{_WITHIN}limit: expected a key, got {shown(raw)}") from None
+
+
+def limit_key(key: object) -> str:
+    """Return the stored form of a key: a long one is hashed, behind the name of its kind. Raises ValueError."""
+    kept = lock_key(key)
+    # The kind before the colon stays readable, because a limit for all keys of a kind is found by it.
+    kind, colon, _ = str(key).partition(":")
+    if kept == key or not colon:
+        return kept
+    named = f"{kind}:{kept}"
+    return named if len(named.encode()) <= MAX_LOCK_KEY else kept
+
+
+def lock_key(key: object) -> str:
+    """Return the stored form of a key: a long one is hashed. Raises ValueError for an invalid key."""
+    if not isinstance(key, str) or not key or "\x00" in key:
+        raise ValueError("expected a string of one character or more, without NUL")
+    raw = key.encode()  # UnicodeEncodeError is a ValueError
+    # The prefix shows that the column has a hash, not the key itself.
+    return key if len(raw) <= MAX_LOCK_KEY else f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def default_lock_key(jobtype: str, args: str, kwargs: str = ABSENT) -> str:
+    """Return the same key for the same jobtype and arguments, in any queue. Raises InvalidPayload, see `_digest`."""
+    return incremental.run(_default_lock_key(jobtype, args, kwargs))
+
+
+def _default_lock_key(jobtype: str, args: str, kwargs: str) -> Steps[str]:
+    named = [] if kwargs in (ABSENT, "{}") else [kwargs]
+    digest = yield from _digest(jsontext.encode(jobtype), [(yield from _identity(args)), *named])
+    # The prefix keeps default keys apart from keys that tasks choose themselves.
+    return f"locket:job_locks:{digest}"
+
+
+def kept_for(custom: Mapping[str, str], result_ttl: int | None) -> int | None:
+    """Return the seconds a row is kept after its end; the row of a tracked job is kept to show its outcome."""
+    if custom.get("track", ABSENT) in (ABSENT, "false", "0", '""'):
+        return result_ttl
+    return max(result_ttl or 0, TRACKED_FOR_S)
+
+
+def unique_key(jobtype: str, queue: str, args: str, kwargs: str = ABSENT) -> str:
+    """Return the same key for equal JSON values, independent of spacing, escapes and key order; 1 and 1.0 differ.
+
+    A Django task's keyword arguments count as arguments, although they are in `custom`.
+    """
+    return incremental.run(_unique_key(jobtype, queue, args, kwargs))
+
+
+def _unique_key(jobtype: str, queue: str, args: str, kwargs: str) -> Steps[str]:
+    named = "" if kwargs in (ABSENT, "{}") else kwargs
+    head = f"{jsontext.encode(jobtype)},{jsontext.encode(queue)}"
+    return (yield from _digest(head, [(yield from _identity(args)), named]))
+
+
+def _digest(head: str, values: Sequence[str]) -> Steps[str]:
+    """Return the SHA-256 of a text and canonical JSON values, joined by commas. Only objects are kept in memory whole.
+
+    Raises InvalidPayload for more than MAX_COMPARED members of nested objects.
+    """
+    digest, written = hashlib.sha256(head.encode()), bytearray()
+    for value in values:
+        # A separator, so that the same texts split differently have another hash.
+        digest.update(b",")
+        try:
+            for _ in incremental.canonical(value, written, most=MAX_COMPARED) if value else ():
+                digest.update(written)
+                written.clear()
+                yield
+        except InvalidPayload as error:
+            raise InvalidPayload(
+                f"args: {error}, as custom.unique_for, and a lock without a key of its own, compare them; got more"
+            ) from None
+        digest.update(written)
+        written.clear()
+    return digest.hexdigest()
+
+
+def _is_until_start(custom: Mapping[str, str]) -> bool:
+    raw = custom.get("unique_until", ABSENT)
+    if raw == ABSENT:
+        return False
+    until = string(raw)
+    if until not in ("success", "start"):
+        raise InvalidPayload(f'{_WITHIN}unique_until: expected "success" or "start", got {shown(raw)}')
+    return until == "start"
+
+
+def _identity(args: str) -> Steps[str]:
+    """Return the text that identifies arguments: for encrypted ones, the fingerprint that equal arguments share."""
+    # Encryption uses a random value, so the tokens of equal arguments differ.
+    if SEALED not in args:
+        return args
+    found: list[str] = []
+    for part in incremental.cut(args, "[]"):
+        if part is None:
+            yield
+        # An envelope is the only argument, and an object; anything else is compared as it is.
+        elif found or not part.lstrip().startswith("{"):
+            return args
+        else:
+            found.append(part)
+    if not found:
+        return args
+    members = yield from incremental.members(found[0], most=MAX_COMPARED, refuses_twice=False)
+    mark = string(members.get("same", ABSENT))
+    return args if mark is None else jsontext.encode([mark])
+
+
+def canonical(text: str) -> str:
+    """Return canonical JSON: equal for equal values, independent of spacing, escapes and key order."""
+    written = bytearray()
+    incremental.run(incremental.canonical(text, written))
+    return written.decode()

@@ -1,0 +1,226 @@
+"""Parse and validate a pushed job; each error names the field and the rule (W9 to W11).
+
+Pure: no I/O. `parse_job` is the entry point. The client's text is stored verbatim; only members reserved for the server
+or empty ones are removed or filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from datetime import datetime
+
+import msgspec
+
+from ..errors import InvalidPayload
+from .job_options import kept_for, read_options, read_options_in_steps, takes_long
+from .json import incremental, jsontext
+from .json.fields import ABSENT, instant, integer, shown, string
+from .json.incremental import Steps
+from .payloads import (
+    DEFAULT_QUEUE,
+    DEFAULT_RESERVE_FOR,
+    DEFAULT_RETRY,
+    MAX_BACKTRACE_LINES,
+    MAX_NAME,
+    MAX_RESERVE_FOR,
+    MIN_JID,
+    MIN_RESERVE_FOR,
+    JobPayload,
+    priority_from_wire,
+    queue_name,
+)
+
+MAX_MEMBERS = 10_000
+"""Members allowed in a long job, and in its `custom`. Bounds the cost of parsing; real jobs have far fewer."""
+
+_LARGEST = 2**31 - 1
+_UNSAID = (ABSENT, '""')
+# Members that only the server writes (W11); a client's values for them are dropped.
+_ours = frozenset({"enqueued_at", "failure"})
+
+
+def parse_job(text: str) -> JobPayload:
+    """Validate a job sent by a client and return it ready to store.
+
+    Raises InvalidPayload naming the field (W9).
+    """
+    # Most jobs are parsed directly; only jobs with long arguments need the generator.
+    return incremental.run(found) if isinstance(found := begin_job(text), Generator) else found
+
+
+def begin_job(text: str) -> JobPayload | Steps[JobPayload]:
+    """Parse a job; return steps instead of the job if long arguments must be compared.
+
+    The steps raise InvalidPayload only.
+    """
+    found = jsontext.members(text)
+    # First, so that every later error carries the jid, by which PUSHB reports it (W12).
+    jid = _jid(found.get("jid", ABSENT))
+    try:
+        custom = _custom(found)
+        job = _plain_job(jid, found, text, custom)
+        if takes_long(found["args"], custom):
+            return _with_options(job, found["args"], custom)
+        options = read_options(job.jobtype, job.queue, found["args"], custom)
+        return job if options is None else msgspec.structs.replace(job, options=options)
+    except InvalidPayload as error:
+        raise InvalidPayload(str(error), jid=jid) from None
+
+
+def parse_long_job(text: str) -> Steps[JobPayload]:
+    """Parse a long job in steps throughout.
+
+    A long job has at most 10,000 members, and so has its `custom`.
+    """
+    if len(text) <= incremental.SHORT:
+        found_job = begin_job(text)
+        return (yield from found_job) if isinstance(found_job, Generator) else found_job
+    # Depth first: it protects the recursive parsers below.
+    yield from incremental.check_depth(text)
+    found = yield from incremental.members(text, most=MAX_MEMBERS)
+    jid = _jid(found.get("jid", ABSENT))
+    try:
+        if len(raw := found.get("custom", ABSENT)) > incremental.SHORT and raw.startswith("{"):
+            custom = yield from incremental.members(raw, most=MAX_MEMBERS, refuses_twice=False)
+        else:
+            custom = _custom(found)
+        job = _plain_job(jid, found, text, custom)
+    except InvalidPayload as error:
+        raise InvalidPayload(str(error), jid=jid) from None
+    return (yield from _with_options(job, found["args"], custom))
+
+
+def _with_options(job: JobPayload, args: str, custom: dict[str, str]) -> Steps[JobPayload]:
+    try:
+        options = yield from read_options_in_steps(job.jobtype, job.queue, args, custom)
+    except InvalidPayload as error:
+        raise InvalidPayload(str(error), jid=job.jid) from None
+    return msgspec.structs.replace(job, options=options)
+
+
+def _plain_job(jid: str, found: dict[str, str], text: str, custom: dict[str, str]) -> JobPayload:
+    """Build the job without its options."""
+    jobtype = _jobtype(found.get("jobtype", ABSENT))
+    if not found.get("args", "").startswith("["):
+        raise InvalidPayload(f"jobs must have an args parameter: args: expected an array, got {_seen(found, 'args')}")
+    reserve_for = _reserve_for(found)
+    at = _at(found)
+    # Validated only (W9): `created_at` stays in the text as it was sent (W11).
+    if found.get("created_at") != '""':
+        instant(found, "created_at")
+    queue = _queue(found)
+    return JobPayload(
+        jid=jid,
+        jobtype=jobtype,
+        queue=queue,
+        priority=priority_from_wire(integer(found, "priority", default=5, low=1, high=9)),
+        retry=_clamp(integer(found, "retry", default=DEFAULT_RETRY)),
+        reserve_for=reserve_for,
+        backtrace=max(-1, min(integer(found, "backtrace", default=0), MAX_BACKTRACE_LINES)),
+        at=at,
+        result_ttl=kept_for(custom, _result_ttl(custom)),
+        text=_stored_text(found, text, queue),
+    )
+
+
+def _jid(raw: str) -> str:
+    jid = string(raw)
+    if jid is None or not MIN_JID <= len(jid) <= MAX_NAME or "\x00" in jid or not _is_storable(jid):
+        raise InvalidPayload(
+            f"jobs must have a reasonable jid parameter: jid: expected a string of {MIN_JID} to {MAX_NAME}"
+            f" characters without NUL, got {shown(raw)}",
+            jid=jid if jid and _is_storable(jid) else "",
+        )
+    return jid
+
+
+def _jobtype(raw: str) -> str:
+    jobtype = string(raw)
+    if not jobtype or len(jobtype) > MAX_NAME or "\x00" in jobtype or not _is_storable(jobtype):
+        raise InvalidPayload(
+            f"jobs must have a jobtype parameter: jobtype: expected a string of 1 to {MAX_NAME}"
+            f" characters without NUL, got {shown(raw)}"
+        )
+    return jobtype
+
+
+def _reserve_for(found: dict[str, str]) -> int:
+    seconds = integer(found, "reserve_for", default=DEFAULT_RESERVE_FOR)
+    if seconds > MAX_RESERVE_FOR:
+        raise InvalidPayload(
+            f"jobs cannot be reserved for more than one day: reserve_for: expected at most {MAX_RESERVE_FOR}"
+            f" seconds, got {_seen(found, 'reserve_for')}"
+        )
+    return max(seconds, MIN_RESERVE_FOR)
+
+
+def _at(found: dict[str, str]) -> datetime | None:
+    return None if found.get("at") == '""' else instant(found, "at")
+
+
+def _queue(found: dict[str, str]) -> str:
+    raw = found.get("queue", ABSENT)
+    if raw == ABSENT:
+        return DEFAULT_QUEUE
+    value = string(raw)
+    if value is None:
+        raise InvalidPayload(f"queue: expected a string, got {shown(raw)}")
+    return queue_name(value)
+
+
+def _custom(found: dict[str, str]) -> dict[str, str]:
+    raw = found.get("custom", ABSENT)
+    if raw == ABSENT:
+        return {}
+    if not raw.startswith("{"):
+        raise InvalidPayload(f"custom: expected an object or null, got {shown(raw)}")
+    try:
+        return jsontext.members(raw)
+    except InvalidPayload:  # a key twice is refused at the job's top level only (W7)
+        return jsontext.last_members(raw)
+
+
+def _result_ttl(custom: dict[str, str]) -> int | None:
+    if custom.get("result_ttl", ABSENT) == ABSENT:
+        return None
+    return integer(custom, "result_ttl", default=0, low=0, high=_LARGEST, within="custom.")
+
+
+def _clamp(number: int) -> int:
+    return max(-1, min(number, _LARGEST))
+
+
+def _is_storable(text: str) -> bool:
+    # ASCII is the common case and needs no encoding; lone surrogates cannot be stored as UTF-8.
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _stored_text(found: dict[str, str], text: str, queue: str) -> str:
+    """Return the client's text with queue and retry filled in.
+
+    The text is rebuilt only if a member must be removed or replaced.
+    """
+    # An empty string counts as absent, like null (see `_UNSAID`).
+    is_wrong = not _ours.isdisjoint(found) or found.get("created_at") == '""'
+    if not is_wrong and found.get("queue", ABSENT) not in _UNSAID and found.get("retry", ABSENT) not in _UNSAID:
+        # The common case: a complete job is stored byte for byte, without building the text a second time.
+        return text.strip(" \t\r\n")
+    missing = [
+        (key, value)
+        for key, value in (("queue", f'"{queue}"'), ("retry", str(DEFAULT_RETRY)))
+        if found.get(key, ABSENT) in _UNSAID
+    ]
+    if is_wrong or any(key in found for key, _ in missing):
+        gone = {*_ours, *(key for key, _ in missing)} | ({"created_at"} if found.get("created_at") == '""' else set())
+        return jsontext.join([*((key, value) for key, value in found.items() if key not in gone), *missing])
+    return jsontext.append(text, missing)
+
+
+def _seen(found: dict[str, str], field: str) -> str:
+    return shown(found[field]) if field in found else "nothing"

@@ -1,0 +1,1 @@
+"""JSON texts: cut, scan and change them without decoding them completely."""

@@ -1,0 +1,343 @@
+"""Process long JSON in steps, so that an event loop can serve other connections in between.
+
+The incremental version of `jsontext`. Pure. A generator yields about every millisecond and returns its result at the
+end. Apart from the requested texts, no data structure grows with the number of values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from ...errors import InvalidPayload
+from . import jsontext
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+
+SHORT = 16 * 1024
+"""Characters of a text that is processed in one step."""
+
+TOKENS_A_STEP = 2000
+CANONICAL_TOKENS_A_STEP = 200
+"""Tokens per step while writing canonical JSON, which is slower: about one millisecond."""
+
+SLICE = 64 * 1024
+"""Characters of a written value that are copied in one step."""
+
+MAX_LEVELS = 4
+"""Maximum levels at which long values are parsed in steps if msgspec rejects them; each level is read again."""
+
+_SPACE = " \t\r\n"
+_string = r'"(?:[^"\\]++|\\.){0,1000}+("?)'  # the group is empty if a long string continues
+# Possessive quantifiers (++, *+) prevent backtracking, so that matching stays linear for hostile input.
+_outer = re.compile(rf'[^"\[\]{{}},]*+(?:{_string}|([\[\]{{}},]))', re.DOTALL)
+_inner = re.compile(rf'[^"\[\]{{}}]*+(?:{_string}|([\[\]{{}}]))', re.DOTALL)
+_rest_of_string = re.compile(r'(?:[^"\\]++|\\.){0,1000}+("?)', re.DOTALL)
+_value = msgspec.json.Decoder(msgspec.Raw)
+_written = json.encoder.encode_basestring_ascii
+
+
+def run(steps: Steps[T]) -> T:
+    """Run all steps without a pause and return the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+
+def check_depth(text: str) -> Steps[None]:
+    """Raise InvalidPayload if `text` nests deeper than MAX_DEPTH; the outer object is level 1."""
+    if len(text) <= SHORT:
+        jsontext.check_depth(text)
+        return
+    if text.count("{") + text.count("[") <= jsontext.MAX_DEPTH:
+        return
+    depth = count = at = 0
+    while at < len(text):
+        for match in _inner.finditer(text, at):
+            count += 1
+            if not count % TOKENS_A_STEP:
+                yield
+            sign = match[2]
+            if sign is None:
+                if not match[1]:
+                    at = yield from _string_end(text, match.end())
+                    break
+            elif sign in "[{":
+                depth += 1
+                if depth > jsontext.MAX_DEPTH:
+                    raise jsontext.too_deep()
+            else:
+                depth -= 1
+        else:
+            return
+
+
+def members(text: str, *, most: int, refuses_twice: bool = True) -> Steps[dict[str, str]]:
+    """Return key → verbatim JSON text for each member of the object in `text`; depth is not checked.
+
+    Raises InvalidPayload if it is not one JSON object, for a repeated key (unless `refuses_twice` is false, then the
+    last one counts), and for more than `most` members.
+    """
+    found: dict[str, str] = {}
+    for part in cut(text, "{}"):
+        if part is None:
+            yield
+            continue
+        key, value = yield from _member(part)
+        if refuses_twice and key in found:
+            raise jsontext.given_twice(key)
+        if len(found) == most and key not in found:
+            raise InvalidPayload(f"invalid JSON: expected at most {most} members of an object; use fewer")
+        found[key] = value
+    return found
+
+
+def check_value(text: str, levels: int = MAX_LEVELS) -> Steps[None]:
+    """Raise InvalidPayload if `text` is not one JSON value; depth is not checked."""
+    text = text.strip(_SPACE)
+    if len(text) > SHORT:
+        yield
+        # msgspec validates at a speed that needs no steps; only the texts that it rejects are cut into parts.
+        try:
+            _value.decode(text)
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):  # invalid, or a lone surrogate (valid)
+            if levels and text[0] in "[{":
+                yield from _check_parts(text, levels - 1)
+                return
+        else:
+            return
+    jsontext.check_value(text)
+
+
+def _check_parts(text: str, levels: int) -> Steps[None]:
+    for part in cut(text, "[]" if text[0] == "[" else "{}"):
+        if part is None:
+            yield
+        elif text[0] == "[":
+            yield from check_value(part, levels)
+        else:
+            yield from _member(part, levels)
+
+
+def _member(part: str, levels: int = MAX_LEVELS) -> Steps[tuple[str, str]]:
+    key, value = jsontext.split_member(part)
+    yield from check_value(value, levels)
+    return key, value
+
+
+def cut(text: str, brackets: str) -> Iterator[str | None]:
+    """Yield the texts between the commas of the array or object in `text`; None where a pause is due.
+
+    The parts are not validated: `text` is valid JSON if each of them is. Raises InvalidPayload if brackets do not
+    match.
+    """
+    begin = jsontext.after_space(text, 0)
+    if text[begin : begin + 1] != brackets[0]:
+        kind = "an array […]" if brackets == "[]" else "an object {…}"
+        raise InvalidPayload(f"invalid JSON: expected {kind}")
+    begin, count = begin + 1, 0
+    for where in _limits(text, begin):
+        if where is None:
+            yield None
+            continue
+        part = text[begin:where]
+        if text[where] == ",":
+            yield part
+        elif text[where] != brackets[1]:
+            break
+        else:
+            # An empty array or object has no part; after a trailing comma the empty part is rejected by the caller.
+            if count or part.strip(_SPACE):
+                yield part
+            jsontext.expect_end(text, where + 1)
+            return
+        begin, count = where + 1, count + 1
+    raise InvalidPayload(f"invalid JSON: expected ',' or '{brackets[1]}' at character {begin}")
+
+
+def _limits(text: str, at: int) -> Iterator[int | None]:
+    """Yield the positions of the commas at this level, and finally of the closing bracket."""
+    depth = count = 0
+    while True:
+        for match in (_inner if depth else _outer).finditer(text, at):
+            count += 1
+            if not count % TOKENS_A_STEP:
+                yield None
+            sign = match[2]
+            if sign is None:
+                if match[1]:
+                    continue
+                at = yield from _string_end(text, match.end())
+                break
+            if depth == 0 and sign not in "[{":
+                yield match.end() - 1
+                if sign != ",":
+                    return
+                continue
+            depth += 1 if sign in "[{" else -1
+            if depth == (sign in "[{"):  # the level changed between 0 and 1: start or stop counting commas
+                at = match.end()
+                break
+        else:
+            return
+
+
+def _string_end(text: str, at: int) -> Steps[int]:
+    """Return the position after the quote that ends a long string; the end of the text if there is none."""
+    while match := _rest_of_string.match(text, at):
+        if match[1]:
+            return match.end()
+        if match.end() == at:
+            break
+        at = match.end()
+        yield
+    return len(text)
+
+
+_verbatim = re.compile(r'(?:[^"\\\[\]{} \t\r\n]|"[ !#-Z^-~]{0,50}+"){1,200}+')  # numbers, commas and strings
+_plain_member = re.compile(
+    r'"([ !#-Z^-~]{0,50}+)"[ \t\r\n]*+:[ \t\r\n]*+([^"\\[\]{},: \t\r\n]++|"[ !#-Z^-~]{0,200}+")[ \t\r\n]*+'
+)  # a key and a one-token value, both already in canonical spelling
+_scalar = re.compile(r'[^"\[\]{},: \t\r\n]++')
+_spaces = re.compile(r"[ \t\r\n]*+")
+_string_piece = re.compile(r'((?:[^"\\]{1,1000}+|\\u.{4}|\\[^u]){0,16}+)("?)', re.DOTALL)
+
+
+def canonical(text: str, out: bytearray, *, most: int | None = None) -> Steps[None]:
+    """Append the valid JSON `text` to `out` in canonical form: equal values give equal bytes.
+
+    Object keys are sorted, white space is removed, strings are written in ASCII, and numbers keep their digits. The
+    caller may empty `out` between steps: an array is written while it is read; only an object is kept in memory until
+    its end. Raises InvalidPayload for more than `most` members in objects that are open at once, and, if `most` is
+    given, for a key longer than SHORT characters.
+    """
+    writer = _Canonical(text, most)
+    yield from writer.value(writer.after_space(0), out)
+
+
+class _Canonical:
+    """Writer of one text; `at` arguments and results are positions in it."""
+
+    def __init__(self, text: str, most: int | None) -> None:
+        self._text, self._most = text, most
+        self._members, self._left = 0, CANONICAL_TOKENS_A_STEP
+
+    def value(self, at: int, out: bytearray) -> Steps[int]:
+        """Write the value that begins at `at` and return the position after it."""
+        first = self._text[at]
+        if first == "{":
+            return (yield from self._object(at + 1, out))
+        if first == "[":
+            return (yield from self._array(at + 1, out))
+        if first == '"':
+            return (yield from self._string(at + 1, out))
+        match = _scalar.match(self._text, at)
+        assert match is not None  # noqa: S101  (the text is valid JSON)
+        out += match[0].encode()
+        return match.end()
+
+    def after_space(self, at: int) -> int:
+        """Return the position of the next token."""
+        match = _spaces.match(self._text, at)
+        return match.end() if match else at
+
+    def _is_due(self, size: int = 0) -> bool:
+        """Return whether a pause is due after one more token of `size` characters."""
+        # A long token counts as several, because copying it takes longer.
+        self._left -= 1 + size // 500
+        if self._left > 0:
+            return False
+        self._left = CANONICAL_TOKENS_A_STEP
+        return True
+
+    def _array(self, at: int, out: bytearray) -> Steps[int]:
+        out += b"["
+        while True:
+            begin = at
+            if match := _verbatim.match(self._text, at):
+                out += match[0].encode()
+                at = match.end()
+            if self._is_due(at - begin):
+                yield
+            at = self.after_space(at)
+            sign = self._text[at]
+            if sign == "]":
+                out += b"]"
+                return at + 1
+            if sign in '[{"':
+                at = yield from self.value(at, out)
+
+    def _string(self, at: int, out: bytearray) -> Steps[int]:
+        """Write a string piece by piece.
+
+        A surrogate pair that is cut in two is written like an uncut one: as two escapes.
+        """
+        out += b'"'
+        while True:
+            match = _string_piece.match(self._text, at)
+            assert match is not None  # noqa: S101  (it matches the empty text)
+            out += _written(json.loads(f'"{match[1]}"', strict=False))[1:-1].encode()
+            size, at = match.end() - at, match.end()
+            if self._is_due(size):
+                yield
+            if match[2]:
+                out += b'"'
+                return at
+
+    def _object(self, at: int, out: bytearray) -> Steps[int]:
+        found: dict[str, str | bytearray] = {}
+        at = self.after_space(at)
+        while self._text[at] != "}":
+            if self._text[at] == ",":
+                at = self.after_space(at + 1)
+            if self._is_due():
+                yield
+            value: str | bytearray
+            if match := _plain_member.match(self._text, at):
+                key, value, at = match[1], match[2], match.end()
+            else:
+                key, at = yield from self._key(at)
+                value = bytearray()
+                at = self.after_space((yield from self.value(at, value)))
+            self._members += key not in found
+            if self._most is not None and self._members > self._most:
+                raise InvalidPayload(f"expected at most {self._most} members of objects within each other")
+            found[key] = value
+        # The object is complete; only members of open objects count against `most`.
+        self._members -= len(found)
+        yield from self._sorted(found, out)
+        return at + 1
+
+    def _key(self, at: int) -> Steps[tuple[str, int]]:
+        """Return the key that begins at `at`, and the position of its value."""
+        raw = bytearray()
+        at = yield from self._string(at + 1, raw)
+        if self._most is not None and len(raw) > SHORT:
+            raise InvalidPayload(f"expected keys of at most {SHORT} characters")
+        return json.loads(raw), self.after_space(self.after_space(at) + 1)
+
+    def _sorted(self, found: dict[str, str | bytearray], out: bytearray) -> Steps[None]:
+        sign = b"{"
+        for key in sorted(found):
+            out += sign + _written(key).encode() + b":"
+            sign = b","
+            if self._is_due():
+                yield
+            value = found[key]
+            if isinstance(value, str):
+                out += value.encode()
+                continue
+            # In slices: copying megabytes at once would take longer than a step may.
+            out += value[:SLICE]
+            for start in range(SLICE, len(value), SLICE):
+                yield
+                out += value[start : start + SLICE]
+        out += b"{}" if sign == b"{" else b"}"

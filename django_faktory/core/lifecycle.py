@@ -1,0 +1,185 @@
+"""The state machine of jobs: states, events, legal transitions, and the outcome of a failure.
+
+Pure: callers pass the clock's time and the randomness. `TRANSITIONS` has every legal pair; any other pair is rejected.
+No other module defines a transition. Source: the protocol specification, "Work unit state diagram"; W14 to W20.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from random import Random
+from typing import NamedTuple
+
+from ..errors import InvalidTransition
+
+DEAD_FOR_S = 180 * 86_400
+"""Seconds a dead job is kept: 180 days."""
+MAX_LOSSES = 3
+"""Losses of its worker after which a job becomes dead (W20)."""
+
+WORKER_LOST = "WorkerLost"
+"""Error type of a lost worker in a job's history."""
+
+
+class State(StrEnum):
+    """State of a job; spelled like the protocol's sets."""
+
+    SCHEDULED = "scheduled"
+    ENQUEUED = "enqueued"
+    BLOCKED = "blocked"
+    """Enqueued, but not claimable: a lock (ADR 0015), an earlier job of its key or a limiter (ADR 0016) blocks it."""
+    WORKING = "working"
+    RETRIES = "retries"
+    DEAD = "dead"
+    SUCCEEDED = "succeeded"
+    DISCARDED = "discarded"
+    EXPIRED = "expired"
+
+
+class Event(StrEnum):
+    """Every event that can change a stored job."""
+
+    PUSH = "push"  # a client pushes the jid, again or for the first time
+    DUE = "due"  # its `run_at` is reached
+    PARK = "park"  # a lock, an earlier job of its key or a limiter blocks it
+    READY = "ready"  # it is the next job for its lock or limiter
+    FETCH = "fetch"  # claimed for a worker
+    ACK = "ack"  # the worker reports success
+    FAIL = "fail"  # the worker reports a failure
+    REAP = "reap"  # its reservation expired: counts as a failure
+    LOSE = "lose"  # its worker was lost: uses no retry
+    RELEASE = "release"  # released: not begun (run now or later), or interrupted by its worker's stop
+    REQUEUE = "requeue"  # a person wants it to run now
+    DEFER = "defer"  # a person wants it to run again, at a time of its own
+    KILL = "kill"  # a person moves it to dead
+    DISCARD = "discard"  # a person drops it
+    EXPIRE = "expire"  # no worker took it in time
+    PURGE = "purge"  # its retention time is over
+    IMPORT = "import"  # received from another server, with its history
+    EXPORT = "export"  # moved to another server
+
+
+GONE = None
+"""Target state of a deleted row; the state of a job that is not stored."""
+
+# GONE is listed with a final state because the rows of some jobs only are kept, see `outcome_of_failure`.
+_failed = frozenset({State.RETRIES, State.DEAD, State.DISCARDED, GONE})
+_dropped = frozenset({State.DISCARDED, GONE})
+_expired = frozenset({State.EXPIRED, GONE})
+_born = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED})
+_ready = frozenset({State.ENQUEUED, State.BLOCKED})
+
+TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
+    GONE: {Event.PUSH: _born, Event.IMPORT: _born | {State.RETRIES, State.DEAD}},
+    State.SCHEDULED: {
+        Event.DUE: _ready,
+        Event.REQUEUE: _ready,
+        Event.KILL: frozenset({State.DEAD}),
+        Event.DISCARD: _dropped,
+        Event.EXPIRE: _expired,
+        Event.EXPORT: frozenset({GONE}),
+    },
+    State.ENQUEUED: {
+        Event.PARK: frozenset({State.BLOCKED}),
+        Event.FETCH: frozenset({State.WORKING}),
+        Event.KILL: frozenset({State.DEAD}),
+        Event.DISCARD: _dropped,
+        Event.EXPIRE: _expired,
+        Event.EXPORT: frozenset({GONE}),
+    },
+    State.BLOCKED: {
+        Event.READY: frozenset({State.ENQUEUED}),
+        Event.KILL: frozenset({State.DEAD}),
+        Event.DISCARD: _dropped,
+        Event.EXPIRE: _expired,
+        Event.EXPORT: frozenset({GONE}),
+    },
+    State.WORKING: {
+        Event.ACK: frozenset({State.SUCCEEDED, GONE}),
+        Event.FAIL: _failed,
+        Event.REAP: _failed,
+        Event.LOSE: frozenset({State.ENQUEUED, State.DEAD}),
+        Event.RELEASE: _ready | {State.SCHEDULED},
+    },
+    State.RETRIES: {
+        Event.DUE: _ready,
+        Event.REQUEUE: _ready,
+        Event.DEFER: frozenset({State.RETRIES}),
+        Event.KILL: frozenset({State.DEAD}),
+        Event.DISCARD: _dropped,
+        Event.EXPIRE: _expired,
+        Event.EXPORT: frozenset({GONE}),
+    },
+    State.DEAD: {
+        Event.PUSH: _born,
+        Event.REQUEUE: _ready,
+        Event.DEFER: frozenset({State.RETRIES}),
+        Event.KILL: frozenset({State.DEAD}),
+        Event.DISCARD: _dropped,
+        Event.PURGE: frozenset({GONE}),
+        Event.EXPORT: frozenset({GONE}),
+    },
+    State.SUCCEEDED: {Event.PUSH: _born, Event.PURGE: frozenset({GONE})},
+    State.DISCARDED: {Event.PUSH: _born, Event.PURGE: frozenset({GONE})},
+    State.EXPIRED: {Event.PUSH: _born, Event.PURGE: frozenset({GONE})},
+}
+
+WAITING = frozenset({State.SCHEDULED, State.RETRIES})
+LIVE = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WORKING, State.RETRIES})
+FINISHED = frozenset(State) - LIVE
+
+
+def sources(event: Event) -> frozenset[State]:
+    """Return the states in which `event` is legal: a guarded UPDATE names them in its WHERE clause."""
+    return frozenset(state for state, events in TRANSITIONS.items() if state is not GONE and event in events)
+
+
+def targets(state: State | None, event: Event) -> frozenset[State | None]:
+    """Return the states to which `event` may lead from `state`. Raises InvalidTransition for an illegal pair."""
+    try:
+        return TRANSITIONS[state][event]
+    except KeyError:
+        raise InvalidTransition(f"a job that is {state or 'not stored'} cannot {event}") from None
+
+
+class Outcome(NamedTuple):
+    """Result of a failure; `retry_in_s` is set if the state is `retries`."""
+
+    state: State | None
+    retry_in_s: float | None = None
+
+
+def outcome_of_failure(
+    *, retry: int, failures: int, keep: bool, verdict: str = "", wish_s: float | None = None, rng: Random
+) -> Outcome:
+    """Return the new state of a failed job (W18).
+
+    `failures` counts the failures before this one. `keep` is true for jobs with results (Django tasks):
+    they become dead or discarded rows where other jobs are deleted. `verdict` is the task's own decision ("kill",
+    "discard"), `wish_s` its own delay.
+    """
+    if verdict == "kill":
+        return Outcome(State.DEAD)
+    if verdict == "discard":
+        return Outcome(State.DISCARDED if keep else GONE)
+    if retry == 0:
+        return Outcome(State.DEAD if keep else GONE)
+    if retry < 0 or failures >= retry:
+        return Outcome(State.DEAD)
+    return Outcome(State.RETRIES, backoff(failures, rng) if wish_s is None else wish_s)
+
+
+def backoff(failures: int, rng: Random) -> float:
+    """Return seconds until the next attempt after `failures` earlier ones: count⁴ + 15 + rand(0..29)·(count+1) (W18).
+
+    Capped at 30 days, which count 40 reaches: a longer delay has no use and overflows dates.
+    """
+    return float(min(failures**4 + 15 + rng.randrange(30) * (failures + 1), 30 * 86_400))
+
+
+def outcome_of_loss(losses: int) -> State:
+    """Return the new state of a job after its worker was lost; `losses` includes this loss.
+
+    The third loss marks a poison pill, which becomes dead (W20).
+    """
+    return State.DEAD if losses >= MAX_LOSSES else State.ENQUEUED

@@ -1,0 +1,237 @@
+"""Limiter arithmetic: parse limits, count permits and tokens, and decide which jobs pass.
+
+Pure: no Django, and the caller passes the time. Source: ADR 0016; docs/limits.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from math import floor
+
+import msgspec
+
+from ..errors import FaktoryError
+
+SET_S = 0.1
+"""Seconds between two releases of jobs that wait for a rate: 100 per second are ten releases of ten jobs."""
+
+SAVED_S = 0.4
+"""Seconds of a rate that are saved up while idle, unless `burst` is set: 4 % of the tokens of ten seconds."""
+
+FORGIVEN_S = 2.0
+"""Maximum delay in seconds for which a late release is enlarged.
+
+Nodes check once a second, or sooner if they know when tokens arrive; without this, a late check would lose throughput.
+"""
+
+MOST = 2**31 - 1
+LONGEST_PER_S = 31 * 86_400
+_ALMOST = 1e-6
+_UNITS = {"s": 1, "second": 1, "m": 60, "minute": 60, "h": 3600, "hour": 3600, "d": 86_400, "day": 86_400}
+_RATE = re.compile(r"([0-9]{1,10}) ?/ ?([0-9]{0,7}) ?([a-z]+)")
+_KEYS = ("concurrency", "rate", "burst")
+
+
+class Scope(StrEnum):
+    """The kind of object a limit applies to."""
+
+    QUEUE = "queue"
+    TASK = "task"
+    KEY = "key"
+
+
+class InvalidLimit(FaktoryError):
+    """The limit is empty or invalid."""
+
+
+class Allowance(msgspec.Struct, frozen=True, kw_only=True):
+    """The limit itself: a number of concurrent jobs, a number of starts per period, or both."""
+
+    concurrency: int | None = None
+    rate: int | None = None
+    per: int = 1
+    burst: int | None = None
+    """Number of starts at once after an idle period; None: the tokens of `SAVED_S`, at least one."""
+
+    @classmethod
+    def of(cls, value: object) -> Allowance:
+        """Parse `5`, `"100/s"`, or `{"concurrency": 5, "rate": "10/m", "burst": 3}`. Raises InvalidLimit."""
+        if isinstance(value, Allowance):
+            return value
+        if isinstance(value, str):
+            return cls.of({"rate": value})
+        if not isinstance(value, Mapping):
+            return cls(concurrency=_whole("concurrency", value))
+        for key in value:
+            if key not in _KEYS:
+                raise InvalidLimit(f"no such key: {key!r:.80}; known: {', '.join(_KEYS)}")
+        concurrency, told, burst = (value.get(key) for key in _KEYS)
+        if concurrency is None and told is None:
+            raise InvalidLimit('expected "concurrency", "rate" or both, got neither')
+        if burst is not None and told is None:
+            raise InvalidLimit("burst: expected a rate beside it, got none")
+        rate: int | None = None
+        per = 1
+        if told is not None:
+            rate, per = _rate(told)
+        return cls(
+            concurrency=None if concurrency is None else _whole("concurrency", concurrency),
+            rate=rate,
+            per=per,
+            burst=None if burst is None else _whole("burst", burst),
+        )
+
+    @property
+    def per_second(self) -> float:
+        """Return the number of tokens added per second."""
+        return self.rate / self.per if self.rate else 0.0
+
+    @property
+    def capacity(self) -> float:
+        """Return the maximum number of tokens saved up."""
+        return float(self.burst) if self.burst else max(1.0, self.per_second * SAVED_S)
+
+    def __str__(self) -> str:
+        parts = [] if self.concurrency is None else [f"{self.concurrency} at a time"]
+        if self.rate is not None:
+            parts.append(rate_text(self.rate, self.per) + (f", {self.burst} at once" if self.burst else ""))
+        return " and ".join(parts)
+
+
+def rate_text(rate: int, per: int) -> str:
+    """Return the rate in a form that `Allowance.of` parses."""
+    unit, seconds = next((pair for pair in (("d", 86_400), ("h", 3600), ("m", 60)) if per % pair[1] == 0), ("s", 1))
+    return f"{rate}/{'' if per == seconds else per // seconds}{unit}"
+
+
+def _rate(value: object) -> tuple[int, int]:
+    match = _RATE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    if not match or match[3] not in _UNITS:
+        raise InvalidLimit(f'rate: expected a number and a time, such as "100/s", "10/m" or "5/30s", got {value!r:.80}')
+    rate, per = int(match[1]), int(match[2] or 1) * _UNITS[match[3]]
+    if not 1 <= rate <= MOST or not 1 <= per <= LONGEST_PER_S:
+        raise InvalidLimit(
+            f"rate: expected 1 to {MOST} in a second to {LONGEST_PER_S // 86_400} days, got {value!r:.80}"
+        )
+    return rate, per
+
+
+def _whole(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+        raise InvalidLimit(f"{name}: expected a whole number from 1 to {MOST}, got {value!r:.80}")
+    return value
+
+
+class Gate(msgspec.Struct, kw_only=True):
+    """A limiter: the counters of a limit, as stored in its row. Change it only while that row is locked."""
+
+    id: int
+    scope: str = Scope.TASK
+    name: str = ""
+    allows: Allowance
+    is_paused: bool = False
+    in_use: int = 0
+    tokens: float = 0.0
+    filled_at: datetime
+    opens_at: datetime | None = None
+    is_awaited: bool = False
+    """Whether jobs are blocked by it."""
+
+    @property
+    def has_rate(self) -> bool:
+        """Return whether it limits the rate of starts."""
+        return self.allows.rate is not None
+
+    @property
+    def room(self) -> int:
+        """Return the number of jobs that may pass now."""
+        rooms = [MOST if self.allows.concurrency is None else self.allows.concurrency - self.in_use]
+        if self.has_rate:
+            # The tolerance absorbs rounding: ten times 0.1 tokens must count as one.
+            rooms.append(floor(self.tokens + _ALMOST))
+        return 0 if self.is_paused else max(0, min(rooms))
+
+    def fill(self, now: datetime) -> None:
+        """Add the tokens since the last call.
+
+        Tokens for blocked jobs are reserved until `opens_at`, so none are added before it.
+        """
+        if not self.has_rate or (self.opens_at is not None and now < self.opens_at):
+            return
+        came_s = max(0.0, (now - self.filled_at).total_seconds())
+        # A release that is late has a larger capacity, up to FORGIVEN_S, so that the average rate is kept.
+        late_s = min((now - self.opens_at).total_seconds(), FORGIVEN_S) if self.opens_at else 0.0
+        most = max(self.allows.capacity + late_s * self.allows.per_second, self.tokens)
+        self.tokens = min(self.tokens + came_s * self.allows.per_second, most)
+        # The database's clock may step back; the same time must not add tokens twice.
+        self.filled_at = max(now, self.filled_at)
+        self.opens_at = None
+
+    def take(self) -> None:
+        """Acquire a permit and a token for one job."""
+        self.in_use += self.allows.concurrency is not None
+        # Without a concurrency limit there is no permit, and the job ends like any other (ADR 16).
+        if self.has_rate:
+            self.tokens -= 1
+
+    def wait_for_tokens(self, now: datetime) -> None:
+        """Set the time of the next release if tokens are missing."""
+        if not self.has_rate or self.is_paused or self.opens_at is not None or floor(self.tokens + _ALMOST) >= 1:
+            return
+        # Wait for a group of tokens and not for a single one: each release is a transaction.
+        wanted = max(1.0, min(self.allows.per_second * SET_S, self.allows.capacity))
+        self.opens_at = now + timedelta(seconds=max(0.0, wanted - self.tokens) / self.allows.per_second)
+
+    def wait_for_next(self, now: datetime, *, has_let_go: bool) -> None:
+        """Set the time of the release after this one.
+
+        If no jobs were released, wait a second.
+        """
+        if self.has_rate and not self.is_paused:
+            wanted = max(1.0, min(self.allows.per_second * SET_S, self.allows.capacity))
+            self.opens_at = now + timedelta(seconds=wanted / self.allows.per_second if has_let_go else 1.0)
+
+    def holds_passes(self) -> bool:
+        """Return whether a passing job keeps a permit until its end."""
+        return self.allows.concurrency is not None
+
+
+def allot(wanted: Iterable[Sequence[Gate]], now: datetime) -> list[Gate | None]:
+    """Acquire permits for jobs just claimed, in order; for each return None or the limiter that blocks it.
+
+    Each job acquires a permit from all its limiters or from none. If several limiters are full, a queue's limiter is
+    returned last: jobs that it blocks can stay in their queue and need not be moved to the blocked state.
+    """
+    answers: list[Gate | None] = []
+    for gates in wanted:
+        for gate in gates:
+            if gate.opens_at is None or gate.scope == Scope.QUEUE:  # otherwise the tokens are reserved for blocked jobs
+                gate.fill(now)
+        shut = [gate for gate in gates if gate.room < 1]
+        if not shut:
+            for gate in gates:
+                gate.take()
+        else:
+            for gate in shut:
+                gate.wait_for_tokens(now)
+        answers.append(next((gate for gate in shut if gate.scope != Scope.QUEUE), shut[0] if shut else None))
+    return answers
+
+
+def family_of(key: str) -> str:
+    """Return the part of a key before the first colon, the name of the limit its keys share."""
+    return key.partition(":")[0]
+
+
+def passes_text(gates: Iterable[Gate]) -> str | None:
+    """Return the limiter ids of a job's permits in the stored form; None if there are none."""
+    held = [str(gate.id) for gate in gates if gate.holds_passes()]
+    return f",{','.join(held)}," if held else None
+
+
+def passes_of(text: str | None) -> list[int]:
+    """Return the limiter ids in the stored form of a job's permits."""
+    return [int(one) for one in text.split(",") if one] if text else []

@@ -1,0 +1,485 @@
+"""Validated data types that cross layer boundaries: jobs, reservations, reports of a job's end.
+
+Pure: no Django, I/O, clock or randomness. Rules: `docs/protocol.md`, W9 to W11, W17. A job is kept as the JSON text
+that its client sent; the other attributes are the fields that the store queries. Structs are declared `gc=False`: they
+contain no reference cycles, so the garbage collector does not need to track them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..errors import InvalidPayload
+from .job_options import JobOptions, kept_for, read_options
+from .json import jsontext
+from .json.fields import parse_instant as parse_instant  # noqa: PLC0414  (many look for it here)
+from .json.fields import quoted
+from .json.fields import rfc3339 as rfc3339  # noqa: PLC0414
+
+# Defaults, ranges and lengths of the protocol: W9 for pushed jobs, W17 for failures.
+DEFAULT_QUEUE = "default"
+DEFAULT_RETRY = 25
+DEFAULT_RESERVE_FOR = 1800
+MIN_RESERVE_FOR, MAX_RESERVE_FOR = 60, 86_400
+MIN_JID, MAX_NAME = 8, 255
+MAX_ERRTYPE_BYTES, MAX_MESSAGE_BYTES, MAX_BACKTRACE_LINES = 100, 1000, 200
+DEFAULT_BACKTRACE_LINES = 30
+MAX_DESC_BYTES = 1000
+MAX_BACKTRACE_LINE_BYTES = 1000
+
+FUNCTION = r"[A-Za-z0-9_.{}-]{1,100}"
+"""Pattern of a GearMonkey function name: no colon, because a colon ends names in keys, and no invisible characters."""
+
+_queue_name = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_nests = re.compile(r"[{\[\]]")
+
+
+class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A job to be stored: `text` is stored as it is, the other attributes are the columns that the store queries.
+
+    `priority` is Django's, -100 to 100, larger first. `at` is an aware datetime. `retry` is how many times a failed job
+    is run again: a negative number means never and keep the job as dead, 0 means never and drop it.
+    """
+
+    jid: str
+    jobtype: str
+    text: str
+    queue: str = DEFAULT_QUEUE
+    priority: int = 0
+    retry: int = DEFAULT_RETRY
+    reserve_for: int = DEFAULT_RESERVE_FOR
+    backtrace: int = 0
+    at: datetime | None = None
+    result_ttl: int | None = None
+    """Seconds a row is kept after its end; None: it is deleted at once, as the protocol requires."""
+    options: JobOptions | None = None
+
+    def __repr__(self) -> str:
+        """Return a repr without the arguments, because reprs end up in logs and error reports."""
+        return f"JobPayload(jid={self.jid!r}, jobtype={self.jobtype!r}, queue={self.queue!r})"
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A job claimed for one worker. `attempt` is a fence: a report of an older attempt changes nothing."""
+
+    jid: str
+    queue: str
+    text: str
+    """The job's JSON as its client sent it."""
+    wid: str
+    attempt: int
+    jobtype: str = ""
+    """The column of the row; empty where only the text is known."""
+    created_at: datetime | None = None
+    enqueued_at: datetime | None = None
+    started_at: datetime | None = None
+    failure: str = ""
+    """JSON of the latest failure; empty if the job never failed."""
+    history: str = ""
+    """JSON array of the failed attempts, for task results; empty if there are none."""
+    reserve_for: int = DEFAULT_RESERVE_FOR
+    result_ttl: int | None = None
+    lock_key: str | None = None
+    lock_token: int | None = None
+    """Fencing token of its lock, if it has one: later locks of the same key have higher tokens."""
+    limit_key: str | None = None
+    passes: str | None = None
+    """Limiters that gave it permits. Empty: it must still acquire them; None: no limit applies to it (ADR 0016)."""
+    is_batchless: bool = False
+    """True if the job is known to be neither a member nor a callback of a batch."""
+    is_ahead: bool = False
+    """True if the job was prefetched; it belongs to no worker until it is delivered (ADR 0022)."""
+
+    def __repr__(self) -> str:
+        """Return a repr without the arguments, because reprs end up in logs and error reports."""
+        return f"Reservation(jid={self.jid!r}, jobtype={self.jobtype!r}, queue={self.queue!r}, attempt={self.attempt})"
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds between enqueue and start; 0.0 if either time is unknown."""
+        if self.started_at is None or self.enqueued_at is None:
+            return 0.0
+        return max(0.0, (self.started_at - self.enqueued_at).total_seconds())
+
+    @property
+    def ends_alone(self) -> bool:
+        """True if its end is known to affect no other row: no batch, no lock, no permits.
+
+        Otherwise blocked jobs, and the counters of a batch, have to be updated in the same transaction.
+        """
+        return self.is_batchless and self.lock_token is None and self.passes is None
+
+    def wire(self) -> str:
+        """Return the job as FETCH sends it: the stored text, with the server's own members appended."""
+        # Appended as text, without a parse: the client's numbers must come back digit for digit (W11).
+        added: list[tuple[str, str]] = []
+        # A client may have sent `created_at` itself; a second member of that name would make the object ambiguous.
+        if self.created_at is not None and not _has_member(self.text, "created_at"):
+            added.append(("created_at", f'"{rfc3339(self.created_at)}"'))
+        if self.enqueued_at is not None:
+            added.append(("enqueued_at", f'"{rfc3339(self.enqueued_at)}"'))
+        if self.failure:
+            added.append(("failure", self.failure))
+        return jsontext.append(self.text, added)
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Report that a job is done. `wid` "" and `attempt` None mean that the sender does not know them (W16)."""
+
+    jid: str
+    wid: str = ""
+    attempt: int | None = None
+    result: str | None = None
+    """JSON of the task's return value; stored if the job has a `result_ttl`."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Report that a job failed; fenced like an Ack. `failure` builds it and cuts its texts to their limits."""
+
+    jid: str
+    wid: str = ""
+    attempt: int | None = None
+    errtype: str = "unknown"
+    message: str = "unknown"
+    backtrace: tuple[str, ...] = ()
+    retry_in_s: float | None = None
+    """Delay that the task chose; None: the protocol's backoff."""
+    verdict: str = ""
+    """"" follows the retry count; "kill" makes the job dead at once; "discard" drops it at once; "later" means that it
+    was not begun: it waits `retry_in_s` and uses no retry, if the broker supports that.
+    """
+
+
+INTERRUPTED = "interrupted"
+"""Kind of a history entry that is not a failed attempt."""
+
+
+class Interruption(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Return a job that a worker began and did not finish, through no fault of the task; fenced like an Ack."""
+
+    jid: str
+    wid: str
+    attempt: int
+    queue: str
+    message: str
+    """The reason; used as the failure's message where the interruption has to count as a failure."""
+    errtype: str = "WorkerShutdown"
+    summary: str = "interrupted by shutdown"
+    """What the job's history and the log say."""
+
+
+class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Sender of a HELLO: a worker process, or a producer (wid "")."""
+
+    wid: str = ""
+    hostname: str = ""
+    pid: int = 0
+    labels: tuple[str, ...] = ()
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A heartbeat of a worker process. `current_state` is the state that the worker reports, "" if none."""
+
+    wid: str
+    current_state: str = ""
+    rss_kb: int = 0
+    held: tuple[tuple[str, int], ...] = ()
+    """Jid and attempt of each job that the worker process has; their reservations are extended. Not on the wire."""
+    keeps_delivered: bool = False
+    """True if the reservations of all jobs known to be delivered to this wid are extended (`BEAT_KEEPS_JOBS`)."""
+
+
+class TrackUpdate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Progress of a job, set while it runs or later by any client. None leaves the stored value unchanged."""
+
+    jid: str
+    wid: str = ""
+    """The sender: only the worker that has the job, or a sender without a wid, can lengthen the reservation."""
+    percent: int | None = None
+    desc: str | None = None
+    reserve_until: datetime | None = None
+    part: tuple[int, int] | None = None
+    """(done, total), if the task reported whole numbers; not on the wire."""
+    attempt: int | None = None
+    """If given, the update counts only while this attempt runs; not on the wire."""
+
+
+class Tracked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Progress of a job in the terms of TRACK GET: enqueued, working, success, failed, dead or unknown."""
+
+    jid: str
+    percent: int | None = None
+    desc: str | None = None
+    state: str = "unknown"
+    updated_at: datetime | None = None
+
+
+class NewBatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A batch to create. Its callbacks get their `_bid` and `_cb` when they are enqueued."""
+
+    bid: str = ""
+    """Set by a caller that may have to send the batch twice; "": the store chooses one."""
+    description: str = ""
+    parent_bid: str = ""
+    complete: JobPayload | None = None
+    success: JobPayload | None = None
+
+
+class BatchStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Progress of a batch. `complete_st` and `success_st`: "" not yet, "1" enqueued, "2" succeeded."""
+
+    bid: str
+    parent_bid: str = ""
+    description: str = ""
+    created_at: datetime | None = None
+    total: int = 0
+    pending: int = 0
+    failed: int = 0
+    complete_st: str = ""
+    success_st: str = ""
+    is_broken: bool = False
+
+
+class Lease(StrEnum):
+    """How long a claim reserves its job, see `docs/adr/0026-leases.md`."""
+
+    RESERVE_FOR = ""
+    """Until the job's own `reserve_for` has passed."""
+    HEARTBEAT = "heartbeat"
+    """Extended by each BEAT of its worker that names the job. For workers that use this broker directly."""
+    DELIVERY = "delivery"
+    """A short lease until `Broker.confirm`, then `reserve_for`. For a server, which claims jobs for its clients."""
+
+
+class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Claim up to `count` jobs from `queues`, tried in that order, for `wid` ("": a connection without a wid).
+
+    `ahead` is the number of jobs of the first queue to prefetch for later requests; `count` may then be 0 (ADR 0022).
+    """
+
+    queues: tuple[str, ...]
+    wid: str = ""
+    count: int = 1
+    ahead: int = 0
+    crowd: tuple[str, ...] = ()
+    """Wids that may receive the prefetched jobs. If one of them must not get jobs, nothing is prefetched."""
+    lease: Lease = Lease.RESERVE_FOR
+
+
+class HandedOut(NamedTuple):
+    """A delivery to confirm: claimed with `Lease.DELIVERY` or prefetched, and sent to its wid `ago_s` seconds ago."""
+
+    job: Reservation
+    ago_s: float
+
+
+def interruption(job: Reservation, message: str) -> Interruption:
+    """Return the report of a job that the shutdown of its worker interrupted."""
+    return Interruption(jid=job.jid, wid=job.wid, attempt=job.attempt, queue=job.queue, message=message)
+
+
+def rollback(job: Reservation, message: str) -> Interruption:
+    """Return the report of an atomic task whose end the database rolled back."""
+    report = interruption(job, message)
+    return msgspec.structs.replace(report, errtype="EndRolledBack", summary="rolled back by the database")
+
+
+def interruption_failure(interruption: Interruption) -> Failure:
+    """Return the failure that replaces an interruption where the job cannot be released."""
+    return failure(
+        jid=interruption.jid,
+        wid=interruption.wid,
+        attempt=interruption.attempt,
+        errtype=interruption.errtype,
+        message=interruption.message,
+    )
+
+
+class JobForm:
+    """Template for jobs of one task; `job` builds each of them. Encodes the shared members once.
+
+    Input must be Python values of valid shape (tasks validate earlier); arguments and `custom` must be JSON types.
+    """
+
+    def __init__(
+        self,
+        *,
+        jobtype: str,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = 0,
+        retry: int = DEFAULT_RETRY,
+        reserve_for: int = DEFAULT_RESERVE_FOR,
+        backtrace: int = 0,
+        at: datetime | None = None,
+        created_at: datetime | None = None,
+        result_ttl: int | None = None,
+    ) -> None:
+        behind: dict[str, Any] = {"retry": retry}
+        # Members at the protocol's default are left out: the text is shorter, and its meaning is the same.
+        if priority:
+            behind["priority"] = priority_to_wire(priority)
+        if reserve_for != DEFAULT_RESERVE_FOR:
+            behind["reserve_for"] = reserve_for
+        if backtrace:
+            behind["backtrace"] = backtrace
+        if at is not None:
+            behind["at"] = rfc3339(at)
+        if created_at is not None:
+            behind["created_at"] = rfc3339(created_at)
+        # Without their braces: `job` writes the arguments between these two parts, which are encoded once.
+        self._before_args = jsontext.encode({"jobtype": jobtype, "queue": queue})[1:-1]
+        self._behind_args = jsontext.encode(behind)[1:-1]
+        self._kept: dict[str, Any] = {} if result_ttl is None else {"result_ttl": result_ttl}
+        # Most jobs add nothing to `custom`, so its usual text is encoded once too.
+        self._usual_custom = self._custom({})
+        self._jobtype, self._queue, self._result_ttl = jobtype, queue, result_ttl
+        self._columns: dict[str, Any] = {
+            "jobtype": jobtype,
+            "queue": queue,
+            "priority": priority,
+            "retry": retry,
+            "reserve_for": reserve_for,
+            "backtrace": backtrace,
+            "at": at,
+        }
+
+    def job(
+        self,
+        jid: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        custom: Mapping[str, Any] | None = None,
+    ) -> JobPayload:
+        """Build one job. Only its own members are encoded; the text equals that of `jsontext.encode`."""
+        told: dict[str, str] = {}
+        last, options, result_ttl, args_text = self._usual_custom, None, self._result_ttl, jsontext.encode(args)
+        if custom or kwargs:
+            extra = {**custom} if custom else {}
+            if kwargs:
+                extra["kwargs"] = kwargs
+            last = self._custom(extra)
+            if custom:
+                # Raw JSON texts, as for jobs from the wire: both ways of pushing share the rules of `read_options`.
+                told = {key: jsontext.encode(value) for key, value in (extra | self._kept).items()}
+                options = read_options(self._jobtype, self._queue, args_text, told)
+                result_ttl = kept_for(told, result_ttl)
+        text = f'{{"jid":{jsontext.encode(jid)},{self._before_args},"args":{args_text},{self._behind_args}{last}}}'
+        return JobPayload(jid=jid, text=text, result_ttl=result_ttl, options=options, **self._columns)
+
+    def _custom(self, extra: dict[str, Any]) -> str:
+        """Return the `custom` member, with the comma before it; "" if there is nothing to write."""
+        extra = extra | self._kept
+        return f',"custom":{jsontext.encode(extra)}' if extra else ""
+
+
+def new_job(
+    *,
+    jid: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    custom: Mapping[str, Any] | None = None,
+    **shared: Any,
+) -> JobPayload:
+    """Build a single job; `shared` are the arguments of `JobForm`."""
+    return JobForm(**shared).job(jid, args, kwargs, custom)
+
+
+def failure(
+    *,
+    jid: str,
+    wid: str = "",
+    attempt: int | None = None,
+    errtype: str = "",
+    message: str = "",
+    backtrace: Sequence[str] = (),
+    retry_in_s: float | None = None,
+    verdict: str = "",
+) -> Failure:
+    """Build a Failure with texts cut to the protocol's limits (W17)."""
+    return Failure(
+        jid=jid,
+        wid=wid,
+        attempt=attempt,
+        errtype=cut(errtype, MAX_ERRTYPE_BYTES) or "unknown",
+        message=cut(message, MAX_MESSAGE_BYTES) or "unknown",
+        backtrace=tuple(cut(line, MAX_BACKTRACE_LINE_BYTES) for line in backtrace[:MAX_BACKTRACE_LINES]),
+        retry_in_s=retry_in_s,
+        verdict=verdict,
+    )
+
+
+def kept_lines(backtrace: Sequence[str], wanted: int) -> Sequence[str]:
+    """Return the backtrace lines that a job keeps (W17).
+
+    As many as the job asks for, none if `wanted` is negative, 30 if it is 0 (the job does not say).
+    """
+    if wanted < 0:
+        return ()
+    return backtrace[: min(wanted, MAX_BACKTRACE_LINES) or DEFAULT_BACKTRACE_LINES]
+
+
+def cut(text: str, max_bytes: int) -> str:
+    """Shorten to at most `max_bytes` of UTF-8 at a character boundary; lone surrogates become '?'."""
+    # Lone surrogates are legal in JSON, but neither UTF-8 nor the databases can store them.
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= max_bytes:
+        return raw.decode() if not text.isascii() else text
+    # "ignore" drops the bytes of a character that the limit cut in two.
+    return raw[:max_bytes].decode("utf-8", "ignore")
+
+
+def is_storable(text: str) -> bool:
+    """Return True if a database can store this text: no NUL, no lone surrogate.
+
+    A text that is not storable can be in no row, so callers answer without a query.
+    """
+    try:
+        return b"\x00" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def priority_from_wire(wire: int) -> int:
+    """Convert 1..9 to -100..100 in steps of 25; 5 becomes 0."""
+    return (wire - 5) * 25
+
+
+def priority_to_wire(priority: int) -> int:
+    """Convert -100..100 to the nearest of 1..9; halves are rounded away from 5."""
+    steps = int(abs(priority) / 25 + 0.5)
+    return 5 + (steps if priority > 0 else -steps)
+
+
+def is_queue_name(name: str) -> bool:
+    """Return True if a queue can have this name."""
+    return _queue_name.fullmatch(name) is not None
+
+
+def queue_name(value: str) -> str:
+    """Check a queue name and return it; "" becomes `default`. Raises InvalidPayload."""
+    if not value:
+        return DEFAULT_QUEUE
+    if not _queue_name.fullmatch(value):
+        raise InvalidPayload(
+            rf"cannot get {quoted(value)} queue: queue names must match \A[a-zA-Z0-9._-]+\z"
+            " and have at most 255 characters"
+        )
+    return value
+
+
+def _has_member(text: str, key: str) -> bool:
+    """Return True if the stored object has this member. Two text searches decide nearly always, without a parse."""
+    at = text.find(f'"{key}"')
+    if at < 0:
+        return False
+    rest = text[at + len(key) + 2 :]
+    # The text is compact and no nested value or end of the object follows: the member belongs to the object itself.
+    if text[at - 1] in ",{" and rest[:1] == ":" and rest.count("}") == 1 and not _nests.search(rest):
+        return True
+    return key in jsontext.members(text)

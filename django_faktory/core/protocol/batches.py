@@ -1,0 +1,176 @@
+"""Parse and write BATCH NEW, OPEN, COMMIT and STATUS. Checks shape only. Rules: W5, W26."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from ...errors import InvalidPayload
+from ..batch_rules import Kind
+from ..job_parser import MAX_MEMBERS, parse_long_job
+from ..json import incremental, jsontext
+from ..json.fields import shown
+from ..json.incremental import Steps
+from ..payloads import BatchStatus, JobPayload, NewBatch, parse_instant, rfc3339
+from .fields import decoded, field, line, object_after
+from .limits import check_name
+
+_NOT_IN_CALLBACKS = ("bid", "unique_for")
+"""Options that could keep a callback from being enqueued, or add it to a batch."""
+
+
+class BatchNew(msgspec.Struct, frozen=True):
+    """BATCH NEW: create a batch with its callbacks."""
+
+    batch: NewBatch
+
+    def line(self) -> bytes:
+        """Return the line that a client sends."""
+        one = self.batch
+        told = [
+            (key, jsontext.encode(text))
+            for key, text in (("description", one.description), ("parent_bid", one.parent_bid))
+            if text
+        ]
+        told += [(kind, job.text) for kind in Kind if (job := getattr(one, kind)) is not None]
+        return line("BATCH", f"NEW {jsontext.join(told)}")
+
+
+class BatchOpen(msgspec.Struct, frozen=True):
+    """BATCH OPEN: reopen a committed batch, so that jobs can be added."""
+
+    bid: str
+
+    def line(self) -> bytes:
+        """Return the line that a client sends."""
+        return line("BATCH", f"OPEN {self.bid}")
+
+
+class BatchCommit(msgspec.Struct, frozen=True):
+    """BATCH COMMIT: the batch is complete, so its callbacks may be enqueued."""
+
+    bid: str
+
+    def line(self) -> bytes:
+        """Return the line that a client sends."""
+        return line("BATCH", f"COMMIT {self.bid}")
+
+
+class BatchAsk(msgspec.Struct, frozen=True):
+    """BATCH STATUS: ask for the progress of a batch."""
+
+    bid: str
+
+    def line(self) -> bytes:
+        """Return the line that a client sends."""
+        return line("BATCH", f"STATUS {self.bid}")
+
+
+BatchCommand = BatchNew | BatchOpen | BatchCommit | BatchAsk
+_BY_BID: dict[str, type[BatchOpen | BatchCommit | BatchAsk]] = {
+    "OPEN": BatchOpen,
+    "COMMIT": BatchCommit,
+    "STATUS": BatchAsk,
+}
+
+
+def parse_batch(text: str) -> BatchCommand | Steps[BatchNew]:
+    """Parse the text after BATCH: a sub-verb in any case, then an object or a bid. NEW is parsed in steps."""
+    verb, _, rest = text.strip().partition(" ")
+    if verb.upper() == "NEW":
+        return _new_batch(rest)
+    command = _BY_BID.get(verb.upper())
+    if command is None:
+        raise InvalidPayload(
+            f"invalid BATCH: expected NEW {{…}}, OPEN bid, COMMIT bid or STATUS bid, got {shown(verb) or 'nothing'}"
+        )
+    bid = rest.strip()
+    if not bid or " " in bid:  # a space: two ids, of which the second would be ignored
+        raise InvalidPayload(f"invalid BATCH {verb.upper()}: expected the id of a batch, got {shown(bid) or 'nothing'}")
+    check_name(f"BATCH {verb.upper()}", "bid", bid)
+    return command(bid)
+
+
+def status_text(status: BatchStatus) -> str:
+    """Return the JSON of the reply to BATCH STATUS."""
+    told: dict[str, Any] = {"bid": status.bid}
+    told |= {key: text for key in ("parent_bid", "description") if (text := getattr(status, key))}
+    told["created_at"] = "" if status.created_at is None else rfc3339(status.created_at)
+    told |= {key: getattr(status, key) for key in ("total", "pending", "failed", "complete_st", "success_st")}
+    if status.is_broken:
+        told["broken"] = True
+    return jsontext.encode(told)
+
+
+def parse_status(found: dict[str, Any]) -> BatchStatus:
+    """Parse the reply to BATCH STATUS of any server; missing members get defaults."""
+    created_at = field("BATCH", found, "created_at", str, "")
+    texts = {key: field("BATCH", found, key, str, "") for key in ("bid", "parent_bid", "description")}
+    progress = {key: field("BATCH", found, key, str, "") for key in ("complete_st", "success_st")}
+    numbers = {key: field("BATCH", found, key, int, 0) for key in ("total", "pending", "failed")}
+    return BatchStatus(
+        **texts,
+        **progress,
+        **numbers,
+        created_at=parse_instant("created_at", created_at) if created_at else None,
+        is_broken=found.get("broken") is True,
+    )
+
+
+def _new_batch(text: str) -> Steps[BatchNew]:
+    # Both branches accept repeated keys, the last one counting, like common JSON parsers.
+    if len(text) > incremental.SHORT:
+        yield from incremental.check_depth(text)
+        raw = yield from incremental.members(text, most=MAX_MEMBERS, refuses_twice=False)
+        # Unknown members are not decoded: they may be long.
+        found = {key: decoded(value) for key, value in raw.items() if key in ("bid", "description", "parent_bid")}
+    else:
+        found = object_after("BATCH NEW", text)
+        raw = jsontext.last_members(text)
+    if bid := field("BATCH NEW", found, "bid", str, ""):
+        raise InvalidPayload(f"invalid BATCH NEW: bid: expected none, the server gives it: no cycles, got {shown(bid)}")
+    parent_bid = field("BATCH NEW", found, "parent_bid", str, "")
+    check_name("BATCH NEW", "parent_bid", parent_bid)
+    callbacks: dict[str, Any] = {}
+    for kind in Kind:
+        if raw.get(kind, "null") != "null":
+            callbacks[str(kind)] = yield from _callback(kind, raw[kind])
+    if not callbacks:
+        raise InvalidPayload('invalid BATCH NEW: expected a "success" or a "complete" callback, or both, got none')
+    description = field("BATCH NEW", found, "description", str, "")
+    return BatchNew(NewBatch(description=description, parent_bid=parent_bid, **callbacks))
+
+
+def _callback(kind: Kind, text: str) -> Steps[JobPayload]:
+    if not text.startswith("{"):
+        raise InvalidPayload(f"invalid BATCH NEW: {kind}: expected a job, got {shown(text)}")
+    if len(text) > incremental.SHORT:
+        members = yield from incremental.members(text, most=MAX_MEMBERS, refuses_twice=False)
+    else:
+        members = jsontext.last_members(text)
+    # Clients may omit the jid and the args of a callback.
+    if members.get("jid", '""') in ('""', "null"):
+        members |= {"jid": jsontext.encode(uuid4().hex)}
+    members.setdefault("args", "[]")
+    # The same checks as for PUSH; the error names the callback in front of the field.
+    try:
+        job = yield from parse_long_job(jsontext.join(members.items()))
+    except InvalidPayload as error:
+        raise InvalidPayload(f"invalid BATCH NEW: {kind}: {error}") from None
+    refuse_options(kind, job)
+    return job
+
+
+def refuse_options(kind: Kind, job: JobPayload) -> None:
+    """Raise InvalidPayload for options of a callback that could prevent its enqueuing."""
+    options = job.options
+    if options is None:
+        return
+    wrong = next((key for key in _NOT_IN_CALLBACKS if getattr(options, key)), None)
+    if wrong:
+        raise InvalidPayload(f"invalid BATCH NEW: {kind}: custom.{wrong}: expected none in a callback")
+
+
+VERBS = {"BATCH": parse_batch}

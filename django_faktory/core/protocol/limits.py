@@ -1,0 +1,150 @@
+"""Limit the size of commands and their fields: one table, checked before a command is executed (ADR 0033).
+
+Pure. `docs/security.md` has the same table, generated from this one by `make docs`. Rules: W7, W13.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...errors import InvalidPayload, UnknownCommand
+from ..job_options import MAX_BID, MAX_COMPARED
+from ..job_parser import MAX_MEMBERS
+from ..json.jsontext import MAX_DEPTH
+from ..mutation import MAX_REGEXP, MAX_SEGMENT, MAX_STARS
+from ..payloads import (
+    MAX_BACKTRACE_LINES,
+    MAX_DESC_BYTES,
+    MAX_ERRTYPE_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_NAME,
+    MIN_JID,
+)
+
+MAX_HELLO_BYTES = 4 * 1024
+MAX_FETCH_QUEUES = 1000
+MAX_QUEUES = 1000
+MAX_JIDS = 100_000
+MAX_REFUSED = 10_000
+"""Jobs of one PUSHB that are refused individually; if there are more, the whole PUSHB is refused."""
+
+WIDEST = "part of regexp between two stars, with `?` or `[…]`"
+REFUSED, DROPPED, CUT = "refused", "left out", "cut"
+CLOSED = "refused, then closed"
+ONLY_ITS_JOB = "that job is refused"
+
+
+class Limit(NamedTuple):
+    """Maximum of a field of a verb, and the consequence beyond it. `most` 0 means MAX_COMMAND_BYTES."""
+
+    verb: str
+    field: str
+    most: int
+    unit: str
+    beyond: str = REFUSED
+
+    @property
+    def text(self) -> str:
+        """The limit with its unit for documentation: `1,000 names`."""
+        number = f"{self.most:,}" if self.most else "`MAX_COMMAND_BYTES`"
+        return f"{number} {self.unit}"
+
+
+# 0 for the verbs with a job, a backtrace or up to 100,000 jids; every other verb has short arguments.
+_LINES = (
+    Limit("HELLO", "line", MAX_HELLO_BYTES, "bytes", CLOSED),
+    Limit("END", "line", 1024, "bytes"),
+    Limit("INFO", "line", 1024, "bytes"),
+    Limit("FLUSH", "line", 1024, "bytes"),
+    Limit("ACK", "line", 16 * 1024, "bytes"),
+    Limit("BEAT", "line", 16 * 1024, "bytes"),
+    Limit("TRACK", "line", 256 * 1024, "bytes"),
+    Limit("FETCH", "line", 256 * 1024, "bytes"),
+    Limit("QUEUE", "line", 256 * 1024, "bytes"),
+    Limit("BATCH", "line", 256 * 1024, "bytes"),
+    Limit("PUSH", "line", 0, "bytes", CLOSED),
+    Limit("PUSHB", "line", 0, "bytes", CLOSED),
+    Limit("FAIL", "line", 0, "bytes", CLOSED),
+    Limit("MUTATE", "line", 0, "bytes", CLOSED),
+)
+
+# A name or jid beyond MAX_NAME cannot exist in the database, so it is the sender's mistake (ADR 0033).
+_FIELDS = (
+    Limit("HELLO", "wid", MAX_NAME, "printable characters", CLOSED),
+    Limit("BEAT", "wid", MAX_NAME, "printable characters"),
+    Limit("ACK", "jid", MAX_NAME, "characters"),
+    Limit("FAIL", "jid", MAX_NAME, "characters"),
+    Limit("FAIL", "errtype", MAX_ERRTYPE_BYTES, "bytes", CUT),
+    Limit("FAIL", "message", MAX_MESSAGE_BYTES, "bytes", CUT),
+    Limit("FAIL", "backtrace", MAX_BACKTRACE_LINES, "lines", CUT),
+    Limit("TRACK GET", "jid", MAX_NAME, "characters"),
+    Limit("TRACK SET", "jid", MAX_NAME, "characters"),
+    Limit("TRACK SET", "desc", MAX_DESC_BYTES, "bytes", CUT),
+    Limit("FETCH", "queues", MAX_FETCH_QUEUES, "names"),
+    Limit("FETCH", "queue", MAX_NAME, "of `A-Z a-z 0-9 . _ -`", DROPPED),
+    Limit("QUEUE", "queues", MAX_QUEUES, "names"),
+    Limit("QUEUE", "queue", MAX_NAME, "of `A-Z a-z 0-9 . _ -`"),
+    Limit("BATCH OPEN", "bid", MAX_NAME, "printable characters"),
+    Limit("BATCH COMMIT", "bid", MAX_NAME, "printable characters"),
+    Limit("BATCH STATUS", "bid", MAX_NAME, "printable characters"),
+    Limit("BATCH NEW", "parent_bid", MAX_NAME, "printable characters"),
+    Limit("PUSH", "jid", MAX_NAME, f"characters, at least {MIN_JID}, no NUL"),
+    Limit("PUSH", "jobtype", MAX_NAME, "characters, at least 1, no NUL"),
+    Limit("PUSH", "queue", MAX_NAME, "of `A-Z a-z 0-9 . _ -`"),
+    Limit("PUSH", "custom.bid", MAX_BID, "characters"),
+    Limit("PUSH", "levels of nested JSON", MAX_DEPTH, "levels"),
+    Limit("PUSH", "members of a long job, or of its `custom`", MAX_MEMBERS, "members"),
+    Limit("PUSH", "args with `unique_for` or `lock: true`", MAX_COMPARED, "members of objects within each other"),
+    Limit("PUSHB", "each job", 0, "bytes, and as PUSH", ONLY_ITS_JOB),
+    Limit("PUSHB", "refused jobs", MAX_REFUSED, "jobs"),
+    Limit("MUTATE", "jids", MAX_JIDS, "jids"),
+    Limit("MUTATE", "jid", MAX_NAME, "characters"),
+    Limit("MUTATE", "jobtype", MAX_NAME, "characters"),
+    Limit("MUTATE", "regexp", MAX_REGEXP, "characters"),
+    Limit("MUTATE", "stars of regexp", MAX_STARS, "stars"),
+    Limit("MUTATE", WIDEST, MAX_SEGMENT, "characters"),
+)
+
+LIMITS = _LINES + _FIELDS
+_MOST = {(limit.verb, limit.field): limit.most for limit in LIMITS}
+_LINE_BYTES = {limit.verb.encode(): limit.most for limit in _LINES}
+ANY_LINE_BYTES = 1024
+"""Lowest limit of all verbs. A longer line of an unknown verb is refused before it is decoded."""
+
+
+def is_too_long(start: bytes, length: int) -> bool:
+    """Return whether a line of this length that begins with `start` is refused for its length."""
+    most = _LINE_BYTES.get(start.partition(b" ")[0])
+    return length > ANY_LINE_BYTES and (most is None or 0 < most < length)
+
+
+def check_line(start: bytes, length: int) -> None:
+    """Refuse a line that is too long for its verb. Raises InvalidPayload or UnknownCommand."""
+    if not is_too_long(start, length):
+        return
+    verb = start.partition(b" ")[0]
+    # The same error as for a short line of an unknown verb.
+    if verb not in _LINE_BYTES:
+        raise UnknownCommand(f"unknown command {verb.decode(errors='replace')}")
+    raise InvalidPayload(f"{verb.decode()}: line: expected at most {_LINE_BYTES[verb]} bytes, got {length}")
+
+
+def check_length(verb: str, field: str, text: str) -> None:
+    """Refuse a text that is longer than its field may be. Raises InvalidPayload."""
+    most = _MOST[verb, field]
+    if len(text) > most:
+        raise InvalidPayload(f"invalid {verb}: {field}: expected at most {most} characters, got {len(text)}")
+
+
+def check_name(verb: str, field: str, text: str) -> None:
+    """Refuse a name that is too long or has characters that cannot be printed. Raises InvalidPayload."""
+    check_length(verb, field, text)
+    if not text.isprintable():
+        raise InvalidPayload(f"invalid {verb}: {field}: expected printable characters, got {ascii(text)[:60]}")
+
+
+def check_count(verb: str, field: str, count: int) -> None:
+    """Refuse a list with too many items. Raises InvalidPayload."""
+    most = _MOST[verb, field]
+    if count > most:
+        raise InvalidPayload(f"invalid {verb}: {field}: expected at most {most}, got {count}")

@@ -1,0 +1,205 @@
+"""Parse and write the management commands MUTATE, QUEUE and FLUSH. Checks shape only. Rules: W5, W23 to W25.
+
+Error messages begin like the original server's and add the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ...errors import InvalidPayload
+from ..globs import Glob
+from ..job_parser import MAX_MEMBERS
+from ..json import incremental, jsontext
+from ..json.incremental import Steps
+from ..mutation import COMMANDS, TARGETS, Mutation
+from ..payloads import queue_name
+from .fields import decoded, field, line, object_after, strings_of
+from .limits import MAX_JIDS, WIDEST, check_count, check_length
+
+ALL = "*"
+
+Queues = tuple[str, ...] | None
+"""Queue names in the order given; None means all queues."""
+
+
+class Mutate(msgspec.Struct, frozen=True):
+    """MUTATE: change all jobs of a set that match a filter."""
+
+    mutation: Mutation
+
+    def line(self) -> bytes:
+        """Return the line that a client sends; without spaces, which the original server rejects."""
+        one = self.mutation
+        told: dict[str, Any] = {"cmd": one.command, "target": one.target}
+        given = {"jids": one.jids, "jobtype": one.jobtype or None, "regexp": one.regexp or None}
+        # An empty list of jids matches no job, a missing one every job: leave out None only (W23).
+        told["filter"] = {name: value for name, value in given.items() if value is not None}
+        return line("MUTATE", jsontext.encode(told).replace(" ", "\\u0020"))
+
+
+class PauseQueues(msgspec.Struct, frozen=True):
+    """QUEUE PAUSE: deliver no job of these queues."""
+
+    queues: Queues
+
+    def line(self) -> bytes:
+        """Return the line that a client sends."""
+        return _queue_line("PAUSE", self.queues)
+
+
+class ResumeQueues(msgspec.Struct, frozen=True):
+    """QUEUE RESUME: deliver jobs of these queues again."""
+
+    queues: Queues
+
+    def line(self) -> bytes:
+        """Return the line that a client sends."""
+        return _queue_line("RESUME", self.queues)
+
+
+class RemoveQueues(msgspec.Struct, frozen=True):
+    """QUEUE REMOVE: delete the waiting jobs of these queues, and the queues."""
+
+    queues: Queues
+
+    def line(self) -> bytes:
+        """Return the line that a client sends."""
+        return _queue_line("REMOVE", self.queues)
+
+
+class QueueLatency(msgspec.Struct, frozen=True):
+    """QUEUE LATENCY: ask how long the oldest job of each queue has waited."""
+
+    queues: tuple[str, ...]
+
+    def line(self) -> bytes:
+        """Return the line that a client sends."""
+        return _queue_line("LATENCY", self.queues)
+
+
+class Flush(msgspec.Struct, frozen=True):
+    """FLUSH: delete all jobs, locks, tracking, queues and pauses."""
+
+    def line(self) -> bytes:
+        """Return the line that a client sends."""
+        return b"FLUSH\r\n"
+
+
+ManagementCommand = Mutate | PauseQueues | ResumeQueues | RemoveQueues | QueueLatency | Flush
+
+
+def parse_mutate(text: str) -> Mutate:
+    """Parse the text after MUTATE. Raises InvalidPayload."""
+    return _mutate(object_after("MUTATE", text))
+
+
+def parse_long_mutate(text: str) -> Steps[Mutate]:
+    """Parse the text after MUTATE in steps, for long lists of jids. Raises InvalidPayload."""
+    yield from incremental.check_depth(text)
+    raw = yield from incremental.members(text, most=MAX_MEMBERS, refuses_twice=False)
+    found: dict[str, Any] = {key: decoded(value) for key, value in raw.items() if key in ("cmd", "target")}
+    wanted = raw.get("filter", "null")
+    if wanted.startswith("{"):
+        parts = yield from incremental.members(wanted, most=MAX_MEMBERS, refuses_twice=False)
+        found["filter"] = {key: decoded(value) for key, value in parts.items() if key != "jids"}
+        if (jids := parts.get("jids", "null")) != "null":
+            # [None] makes `_mutate` raise the error for jids that are no array of strings.
+            told = yield from strings_of(jids, most=MAX_JIDS)
+            found["filter"]["jids"] = [None] if told is None else told
+    else:
+        found["filter"] = decoded(wanted)
+    return _mutate(found)
+
+
+def _mutate(found: dict[str, Any]) -> Mutate:
+    command, target = found.get("cmd"), found.get("target")
+    if command not in COMMANDS:
+        raise InvalidPayload(f"unknown mutate operation {ascii(command)[:60]}: cmd: expected {_one_of(COMMANDS)}")
+    if target not in TARGETS:
+        raise InvalidPayload(
+            f"invalid target for mutation command: target: expected {_one_of(TARGETS)}, got {ascii(target)[:60]}"
+        )
+    wanted = field("MUTATE", found, "filter", dict, {})
+    jids = field("MUTATE", wanted, "jids", list, None)
+    check_count("MUTATE", "jids", len(jids or ()))
+    if jids is not None and not all(isinstance(jid, str) for jid in jids):
+        raise InvalidPayload("invalid MUTATE: jids: expected an array of strings")
+    # Only the longest: a check of each of 100,000 jids would keep the event loop for 20 ms.
+    check_length("MUTATE", "jid", max(jids or ("",), key=len))
+    jobtype, regexp = field("MUTATE", wanted, "jobtype", str, ""), field("MUTATE", wanted, "regexp", str, "")
+    check_length("MUTATE", "jobtype", jobtype)
+    _check_glob(regexp)
+    # Ignoring an unknown member would make a misspelt filter match every job.
+    if unknown := wanted.keys() - {"jids", "jobtype", "regexp"}:
+        raise InvalidPayload(
+            f"invalid MUTATE: filter: expected jids, jobtype or regexp, got {ascii(min(unknown))[:60]};"
+            " a filter that is not understood would match everything"
+        )
+    return Mutate(
+        Mutation(
+            command=command,
+            target=target,
+            jids=None if jids is None else tuple(dict.fromkeys(jids)),
+            jobtype=jobtype,
+            regexp=regexp,
+        )
+    )
+
+
+def _check_glob(pattern: str) -> None:
+    check_length("MUTATE", "regexp", pattern)
+    # The search takes time in proportion to length times width (ADR 0033).
+    glob = Glob(pattern)
+    check_count("MUTATE", "stars of regexp", glob.stars)
+    check_count("MUTATE", WIDEST, glob.widest)
+
+
+def parse_queue(text: str) -> ManagementCommand:
+    """Parse the text after QUEUE: a sub-verb in any case, then names. Raises InvalidPayload."""
+    given, *names = text.split() or [""]
+    verb = given.upper()
+    check_count("QUEUE", "queues", len(names))
+    if verb == "LATENCY":
+        return _latency(names)
+    if verb not in _QUEUE_VERBS:
+        raise InvalidPayload(f"no such QUEUE subcommand: {given[:60]}; use PAUSE, RESUME, REMOVE or LATENCY")
+    if not names:
+        raise InvalidPayload(f"QUEUE {verb}: expected the names of queues, or * for all, got none")
+    return _QUEUE_VERBS[verb](None if names == [ALL] else _names(names))
+
+
+def _latency(names: list[str]) -> QueueLatency:
+    # The wildcard is valid for PAUSE, RESUME and REMOVE only.
+    if ALL in names:
+        raise InvalidPayload("QUEUE LATENCY does not support wildcards; name the queues")
+    return QueueLatency(_names(names))
+
+
+_QUEUE_VERBS: dict[str, Callable[[Queues], ManagementCommand]] = {
+    "PAUSE": PauseQueues,
+    "RESUME": ResumeQueues,
+    "REMOVE": RemoveQueues,
+}
+
+
+def _names(names: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(queue_name, names)))
+
+
+def _queue_line(verb: str, queues: Queues) -> bytes:
+    return line("QUEUE", " ".join([verb, *([ALL] if queues is None else queues)]))
+
+
+def _one_of(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+VERBS: dict[str, Callable[[str], ManagementCommand]] = {
+    "MUTATE": parse_mutate,
+    "QUEUE": parse_queue,
+    "FLUSH": lambda _: Flush(),
+}

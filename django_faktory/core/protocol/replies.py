@@ -1,0 +1,117 @@
+"""Decode the replies of a Faktory server, the original included: refusals as exceptions, jobs, states."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from ...errors import (
+    CommandRefused,
+    FaktoryError,
+    InvalidPayload,
+    JobNotFound,
+    NotUnique,
+    ProtocolError,
+    UnknownBatch,
+    UnknownWorker,
+)
+from ..json import jsontext
+from ..payloads import DEFAULT_QUEUE, DEFAULT_RESERVE_FOR, Reservation, parse_instant
+from .resp import Bulk, Error, Reply, Simple
+
+
+def refusal_in(reply: Reply) -> FaktoryError | None:
+    """Return the error of a reply, or None if it is no error."""
+    return CommandRefused(reply.message, code=reply.code) if isinstance(reply, Error) else None
+
+
+def about_batch(refusal: FaktoryError, bid: str) -> FaktoryError:
+    """Return UnknownBatch if the server's message says so, else the refusal itself."""
+    unknown = str(refusal).lower().startswith("no such batch")  # the original's spelling has changed once
+    return UnknownBatch(bid) if unknown else refusal
+
+
+def refused_in_bulk(text: str, jid: str) -> FaktoryError:
+    """Return the error for one job from the text in PUSHB's reply."""
+    return NotUnique(jid) if text.startswith(NotUnique.code) else CommandRefused(text)
+
+
+def bulk_in(reply: Reply) -> str | None:
+    """Return the text of a bulk reply. Raises CommandRefused for an error, ProtocolError for another kind."""
+    if refusal := refusal_in(reply):
+        raise refusal
+    if not isinstance(reply, Bulk):
+        raise ProtocolError(f"expected a bulk reply, got {str(reply)[:80]}")
+    return reply.text
+
+
+def object_in(reply: Reply) -> dict[str, Any]:
+    """Return the JSON object of a bulk reply. Raises as `bulk_in` does."""
+    found = jsontext.decode(bulk_in(reply) or "{}")
+    if not isinstance(found, dict):
+        raise ProtocolError("expected a JSON object in the reply")
+    return found
+
+
+def failed(reply: Reply, jid: str) -> FaktoryError | bool:
+    """Return the answer to FAIL: True, JobNotFound or CommandRefused."""
+    if not isinstance(reply, Error):
+        return True
+    if reply.message.startswith("Job not found"):
+        return JobNotFound(jid)
+    return CommandRefused(reply.message, code=reply.code)
+
+
+def state_in(reply: Reply, wid: str) -> FaktoryError | str:
+    """Return the answer to BEAT: "", the state to enter, or an error."""
+    if isinstance(reply, Error):
+        unknown = reply.message.lower().startswith("unknown worker")  # the original's spelling has changed once
+        return UnknownWorker(wid) if unknown else CommandRefused(reply.message, code=reply.code)
+    if isinstance(reply, Simple) and reply.text == "OK":
+        return ""
+    try:
+        told = jsontext.decode(reply.text or "{}")  # real servers send a bulk string, the specification a simple one
+    except InvalidPayload as error:
+        return ProtocolError(f"expected a state in the reply to BEAT: {error}")
+    return str(told.get("state", "")) if isinstance(told, dict) else ""
+
+
+def reservation_in(text: str, wid: str) -> Reservation:
+    """Decode a job from FETCH's reply; invalid optional members get defaults.
+
+    The server has already reserved the job, and an exception here would lose it until its reservation expires.
+    `attempt` is derived from the failure count; it does not fence reports, because the server fences by wid.
+    """
+    try:
+        found = jsontext.members(text)
+    except InvalidPayload as error:
+        raise ProtocolError(f"expected a job in the reply to FETCH: {error}") from error
+    jid, queue, seconds = (_member(found, name) for name in ("jid", "queue", "reserve_for"))
+    if not isinstance(jid, str):
+        raise ProtocolError("expected a job with a jid in the reply to FETCH")
+    failed = _member(found, "failure")
+    earlier = failed.get("retry_count") if isinstance(failed, dict) else None
+    # `retry_count` is 0 after the first failure, so the run after it is attempt 2.
+    return Reservation(
+        jid=jid,
+        queue=queue if isinstance(queue, str) else DEFAULT_QUEUE,
+        text=text,
+        wid=wid,
+        attempt=earlier + 2 if isinstance(earlier, int) else 1,
+        created_at=_instant("created_at", _member(found, "created_at")),
+        failure=found["failure"] if isinstance(failed, dict) else "",
+        reserve_for=seconds if isinstance(seconds, int) and seconds > 0 else DEFAULT_RESERVE_FOR,
+    )
+
+
+def _member(found: dict[str, str], name: str) -> Any:
+    with suppress(InvalidPayload):
+        return jsontext.decode(found.get(name, "null"))
+    return None
+
+
+def _instant(field: str, value: object) -> datetime | None:
+    with suppress(InvalidPayload):
+        return parse_instant(field, value) if isinstance(value, str) else None
+    return None

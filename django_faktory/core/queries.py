@@ -1,0 +1,349 @@
+"""The query language for jobs, in one line of text, shared by Python, the admin, the API and the command line.
+
+Example: `state:dead queue:mail task:shop.* error:Timeout about:shop.order/42 older:2d`. Pure: `parse_query` reads a
+text into a `Query`, `str` writes it back; `models.job` applies it to rows. Grammar: docs/queries.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..errors import InvalidPayload, InvalidQuery
+from .json import jsontext
+from .json.fields import shown
+from .lifecycle import State
+
+MAX_TEXT = 4000
+"""Longest query, in characters."""
+MAX_VALUES = 200
+"""Most values of one key."""
+SEARCHED = 10_000
+"""Jobs that a text search reads unless the query says otherwise: the newest that match the other conditions."""
+MOST_SEARCHED = 10_000_000
+"""Largest number that `among:` accepts."""
+
+_UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
+# Nine digits at most for each unit, which bounds the work of int() on a client's text.
+_duration = re.compile(r"(?:(\d{1,9})w)?(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
+_key = re.compile(r"([a-z]+):")
+_bare = re.compile(r"[^\s,\"]+")
+_plain = re.compile(r"[^\s,\"*]+")
+_quoted = re.compile(r'"(?:[^"\\]|\\.)*"')
+_jid = re.compile(r"[A-Za-z0-9_.-]{8,255}")
+_label = re.compile(r"[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*/.+", re.DOTALL)
+_decoder = json.JSONDecoder()
+_states_known = frozenset(map(str, State))
+
+
+class Pattern(msgspec.Struct, frozen=True, gc=False):
+    """A name, or the prefix of one."""
+
+    text: str
+    is_prefix: bool = False
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Conditions that a job must all meet; one matching value per key is enough. Empty: every job."""
+
+    states: tuple[State, ...] = ()
+    queues: tuple[Pattern, ...] = ()
+    tasks: tuple[Pattern, ...] = ()
+    errors: tuple[Pattern, ...] = ()
+    """Types of the latest failure: full (`requests.exceptions.Timeout`), last part (`Timeout`), or a prefix."""
+    about: tuple[str, ...] = ()
+    """Objects, as `app.model/pk`."""
+    batches: tuple[str, ...] = ()
+    jids: tuple[str, ...] = ()
+    older_s: int | None = None
+    """Pushed more than this number of seconds ago; `newer_s` is the opposite."""
+    newer_s: int | None = None
+    args: str | None = None
+    """JSON of all positional arguments."""
+    texts: tuple[str, ...] = ()
+    """Texts that the job's JSON, as it was sent, must all contain."""
+    among: int = SEARCHED
+    """Number of jobs that the `args` and `texts` conditions search."""
+
+    def __str__(self) -> str:
+        """Return the canonical text of this query; `parse_query` reads it back."""
+        said = [
+            _told("state", [_written(str(state)) for state in self.states]),
+            _told("queue", map(_shape, self.queues)),
+            _told("task", map(_shape, self.tasks)),
+            _told("error", map(_shape, self.errors)),
+            _told("about", map(_written, self.about)),
+            _told("batch", map(_written, self.batches)),
+            _told("jid", map(_written, self.jids)),
+            _told("older", [] if self.older_s is None else [_length(self.older_s)]),
+            _told("newer", [] if self.newer_s is None else [_length(self.newer_s)]),
+            _told("args", [] if self.args is None else [self.args]),
+            *(_told("text", [_written(text)]) for text in self.texts),
+            _told("among", [] if self.among == SEARCHED else [str(self.among)]),
+        ]
+        return " ".join(filter(None, said))
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is no condition, so that the query matches every job."""
+        return self == Query(among=self.among)
+
+    @property
+    def searches(self) -> bool:
+        """True if the query searches the texts of jobs."""
+        return self.args is not None or bool(self.texts)
+
+    @property
+    def has_index(self) -> bool:
+        """True if an index leads to few rows, or to the rows that are shown first anyway: see docs/queries.md."""
+        # Conditions that filter row by row once the state has been found by its index.
+        rest = self.queues or self.tasks or self.errors or self.older_s is not None or self.newer_s is not None
+        # Succeeded rows can be millions: without another filter a page reads the newest ones only, with one it scans
+        # them all.
+        is_short = bool(self.states) and (State.SUCCEEDED not in self.states or not rest)
+        return is_short or bool(self.about or self.batches or self.jids)
+
+
+def parse_query(text: str) -> Query:
+    """Parse a query. Raises InvalidQuery with one line that names the position and what was expected."""
+    if len(text) > MAX_TEXT:
+        raise _wrong(MAX_TEXT, f"expected a query of at most {MAX_TEXT} characters, got {len(text)}")
+    found: dict[str, Any] = {}
+    at = _skipped(text, 0)
+    while at < len(text):
+        began = at
+        try:
+            at = _term(text, at, found)
+        except InvalidQuery as error:
+            # A reader that knows no exact position leaves it None: the term as a whole is wrong.
+            error.at = began if error.at is None else error.at
+            raise
+        if at < len(text) and not text[at].isspace():
+            raise _wrong(at, f"expected a space before {shown(text[at:])}; put values with spaces or commas in quotes")
+        at = _skipped(text, at)
+    return Query(**found)
+
+
+def split_about(label: str) -> tuple[str, str]:
+    """Return the model and the key of an object's name. Raises InvalidQuery if it is not one."""
+    if not is_about(label):
+        raise InvalidQuery(f"about: expected app.model/pk, such as shop.order/42, got {shown(label)}")
+    model, _, key = label.partition("/")
+    return model, key
+
+
+def is_about(label: str) -> bool:
+    """Return True if this names an object, as `app.model/pk`."""
+    # 255 is the length of the column `about`.
+    return len(label) <= 255 and label.isprintable() and _label.fullmatch(label) is not None
+
+
+# Parsing
+
+
+def _wrong(at: int, message: str) -> InvalidQuery:
+    error = InvalidQuery(message)
+    error.at = at
+    return error
+
+
+def _term(text: str, at: int, found: dict[str, Any]) -> int:
+    """Read a key with its values, or a bare word; return the position after it.
+
+    An error raised without a position concerns the whole term.
+    """
+    key = _key.match(text, at)
+    if key is None:
+        return _word(text, at, found)
+    read = _READERS.get(key[1])
+    if read is None:
+        raise InvalidQuery(f"no such key: {shown(key[1])}; known: {', '.join(_READERS)}")
+    return read(text, key.end(), found)
+
+
+def _skipped(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _word(text: str, at: int, found: dict[str, Any]) -> int:
+    """Read a word without a key: a state, or a jid."""
+    bare = _bare.match(text, at)
+    word = bare[0] if bare else text[at:]
+    # States first: some names of states, such as "enqueued", are well-formed jids too.
+    if word in _states_known:
+        _add(found, "states", [State(word)])
+    elif _jid.fullmatch(word):
+        _add(found, "jids", [word])
+    else:
+        raise InvalidQuery(f"expected key:value, a state or a jid, got {shown(word)}; keys: {', '.join(_READERS)}")
+    return at + len(word)
+
+
+def _values(text: str, at: int, key: str) -> tuple[list[tuple[str, bool]], int]:
+    """Read values separated by commas, each with whether it was quoted."""
+    found: list[tuple[str, bool]] = []
+    while True:
+        began = at
+        if quoted := _quoted.match(text, at):
+            value, at = _unquoted(quoted[0], key), quoted.end()
+        elif bare := _bare.match(text, at):
+            value, at = bare[0], bare.end()
+        else:
+            raise _wrong(at, f"{key}: expected a value, got {shown(text[at : at + 40]) or 'nothing'}")
+        if not value or not value.isprintable():
+            raise _wrong(began, f"{key}: expected printable characters, got {shown(value) or 'nothing'}")
+        found.append((value, quoted is not None))
+        if len(found) > MAX_VALUES:
+            raise InvalidQuery(f"{key}: expected at most {MAX_VALUES} values")
+        if text[at : at + 1] != ",":
+            return found, at
+        at += 1
+
+
+def _unquoted(text: str, key: str) -> str:
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        raise InvalidQuery(f"{key}: expected a string in double quotes, as JSON has them, got {shown(text)}") from None
+
+
+def _add(found: dict[str, Any], field: str, values: list[Any]) -> None:
+    # A key may occur several times; dict.fromkeys removes duplicates and keeps the order.
+    found[field] = tuple(dict.fromkeys((*found.get(field, ()), *values)))
+
+
+Reader = Callable[[str, int, dict[str, Any]], int]
+
+
+def _names(key: str, field: str) -> Reader:
+    def read(text: str, at: int, found: dict[str, Any]) -> int:
+        values, at = _values(text, at, key)
+        _add(found, field, [value for value, _ in values])
+        return at
+
+    return read
+
+
+def _patterns(key: str, field: str) -> Reader:
+    def read(text: str, at: int, found: dict[str, Any]) -> int:
+        values, at = _values(text, at, key)
+        # In quotes a star is a plain character; quoting is the way to match a name that contains one.
+        _add(found, field, [Pattern(value) if is_quoted else pattern(value, key) for value, is_quoted in values])
+        return at
+
+    return read
+
+
+def pattern(value: str, key: str) -> Pattern:
+    """Return the pattern for a name, or for a prefix that ends in a star. Raises InvalidQuery for a star elsewhere."""
+    name = value.removesuffix("*")
+    if "*" in name:
+        raise InvalidQuery(f"{key}: expected a star at the end only, got {shown(value)}")
+    return Pattern(name, is_prefix=name != value)
+
+
+def _states(text: str, at: int, found: dict[str, Any]) -> int:
+    values, at = _values(text, at, "state")
+    for value, _ in values:
+        if value not in _states_known:
+            raise InvalidQuery(f"state: expected one of {', '.join(State)}, got {shown(value)}")
+    _add(found, "states", [State(value) for value, _ in values])
+    return at
+
+
+def _objects(text: str, at: int, found: dict[str, Any]) -> int:
+    values, at = _values(text, at, "about")
+    for value, _ in values:
+        split_about(value)
+    _add(found, "about", [value for value, _ in values])
+    return at
+
+
+def _once(key: str, field: str, convert: Callable[[str], int]) -> Reader:
+    def read(text: str, at: int, found: dict[str, Any]) -> int:
+        values, at = _values(text, at, key)
+        if field in found or len(values) > 1:
+            raise InvalidQuery(f"{key}: expected it once, with one value")
+        found[field] = convert(values[0][0])
+        return at
+
+    return read
+
+
+def seconds_of(text: str, key: str = "older") -> int:
+    """Return the seconds of a duration such as 90s, 15m, 2h, 1h30m, 7d or 2w. Raises InvalidQuery."""
+    match = _duration.fullmatch(text)
+    if not text or match is None:
+        raise InvalidQuery(f"{key}: expected a duration such as 90s, 15m, 1h30m, 2d or 1w, got {shown(text)}")
+    seconds = sum(int(part) * unit for part, unit in zip(match.groups(default="0"), _UNITS.values(), strict=True))
+    # Capped at 100 years: larger intervals overflow the dates of databases.
+    return min(seconds, 100 * 365 * 86_400)
+
+
+def _count(text: str) -> int:
+    if re.fullmatch(r"\d{1,8}", text, re.ASCII) and 0 < int(text) <= MOST_SEARCHED:
+        return int(text)
+    raise InvalidQuery(f"among: expected a number of jobs from 1 to {MOST_SEARCHED}, got {shown(text)}")
+
+
+def _arguments(text: str, at: int, found: dict[str, Any]) -> int:
+    try:
+        # raw_decode finds the end of the array, which may contain spaces and commas.
+        value, end = _decoder.raw_decode(text, at)
+        jsontext.check_depth(text[at:end])
+    except (ValueError, RecursionError, InvalidPayload):
+        value, end = None, at
+    # RecursionError comes from deeply nested input, which json parses recursively.
+    if not isinstance(value, list) or "args" in found:
+        raise _wrong(
+            at, f'args: expected, once, a JSON array with all arguments, such as args:[42,"x"], got {shown(text[at:])}'
+        )
+    found["args"] = jsontext.encode(value)
+    return end
+
+
+_READERS: dict[str, Reader] = {
+    "state": _states,
+    "queue": _patterns("queue", "queues"),
+    "task": _patterns("task", "tasks"),
+    "error": _patterns("error", "errors"),
+    "about": _objects,
+    "batch": _names("batch", "batches"),
+    "jid": _names("jid", "jids"),
+    "older": _once("older", "older_s", seconds_of),
+    "newer": _once("newer", "newer_s", lambda text: seconds_of(text, "newer")),
+    "args": _arguments,
+    "text": _names("text", "texts"),
+    "among": _once("among", "among", _count),
+}
+KEYS = tuple(_READERS)
+
+
+# Formatting
+
+
+def _told(key: str, values: Any) -> str:
+    told = ",".join(values)
+    return f"{key}:{told}" if told else ""
+
+
+def _shape(name: Pattern) -> str:
+    return f"{name.text}*" if name.is_prefix else _written(name.text)
+
+
+def _written(value: str) -> str:
+    return value if _plain.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+
+
+def _length(seconds: int) -> str:
+    parts = []
+    for unit, size in _UNITS.items():
+        count, seconds = divmod(seconds, size)
+        parts += [f"{count}{unit}"] if count else []
+    return "".join(parts) or "0s"

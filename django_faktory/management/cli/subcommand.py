@@ -1,0 +1,82 @@
+"""Definition of a subcommand and of the arguments it receives. Exit codes: docs/cli.md."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...brokers import Broker, get_broker
+from ...core.queries import Query
+from ...errors import FaktoryError
+from ...tasks.redaction import query_of
+from .screen import Screen
+
+# 130 is what shells report for a command ended by SIGINT (128 + 2).
+OK, WRONG, NOTHING, UNAVAILABLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+
+class Unsupported(FaktoryError):
+    """The request is not possible where the jobs are, or not without further options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One invocation of a subcommand."""
+
+    name: str
+    options: dict[str, Any]
+    screen: Screen
+
+    @property
+    def broker(self) -> Broker:
+        """Broker of the jobs."""
+        return get_broker()
+
+    @property
+    def alias(self) -> str | None:
+        """Alias of the database of the jobs, or None if they are on a Faktory server."""
+        found: str | None = getattr(self.broker, "alias", None)
+        return found
+
+    def database(self) -> str:
+        """Return the alias of the database of the jobs. Raises Unsupported if they are on a Faktory server."""
+        if self.alias is None:
+            raise Unsupported(
+                f"{self.name}: needs the jobs in this project's database (FAKTORY['BROKER'] = 'orm'): the protocol has "
+                "no command for it"
+            )
+        return self.alias
+
+    def query(self) -> Query:
+        """Return the query given on the command line. Raises InvalidQuery."""
+        # The shell has split an unquoted query into several arguments.
+        return query_of(" ".join(self.options["query"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Subcommand:
+    """A word after `manage.py faktory`, with its function and arguments."""
+
+    name: str
+    help: str
+    run: Callable[[Call], int]
+    """Function that executes the subcommand and returns the exit code."""
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda _: None
+
+
+def duration(text: str) -> float:
+    """Parse an option in seconds, above 0 and at most one day. Raises ValueError."""
+    seconds = float(text)
+    if not 0 < seconds <= 86_400:
+        raise ValueError
+    return seconds
+
+
+def whole(text: str) -> int:
+    """Parse an option as a whole number from 1 to 1,000,000. Raises ValueError."""
+    number = int(text)
+    if not 0 < number <= 1_000_000:
+        raise ValueError
+    return number

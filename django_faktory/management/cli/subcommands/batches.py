@@ -1,0 +1,66 @@
+"""`batches`: show the latest batches, or one with its children."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ....errors import UnknownBatch
+from ....models import Batch
+from ....operations.serializers import batch_of
+from ..subcommand import NOTHING, OK, Call, Subcommand, whole
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bid", nargs="?", help="One of them, with its children.")
+    parser.add_argument("--limit", type=whole, default=50, metavar="N", help="At most so many; default: 50.")
+
+
+def _batches(call: Call) -> int:
+    bid, limit = call.options["bid"], call.options["limit"]
+    # No batch has such an id, and PostgreSQL raises for NUL.
+    if bid and not bid.isprintable():
+        return _unknown(call, bid)
+    # The protocol can only show one batch by its id, without its children.
+    if bid and call.alias is None:
+        try:
+            return _show(call, [batch_of(call.broker.batch_status(bid))], is_more=False)
+        except UnknownBatch:
+            return _unknown(call, bid)
+    rows = Batch.objects.using(call.database())
+    if bid:
+        one = list(rows.filter(bid=bid))
+        if not one:
+            return _unknown(call, bid)
+        # One row more than shown: its presence means that there are more, without a count.
+        children = list(rows.filter(parent_bid=bid).order_by("-pk")[: limit + 1])
+        return _show(call, [batch_of(batch) for batch in [*one, *children[:limit]]], is_more=len(children) > limit)
+    found = list(rows.order_by("-pk")[: limit + 1])
+    return _show(call, [batch_of(batch) for batch in found[:limit]], is_more=len(found) > limit)
+
+
+def _unknown(call: Call, bid: str) -> int:
+    call.screen.note(f"no batch has the id {bid}")
+    return NOTHING
+
+
+def _show(call: Call, found: list[dict[str, Any]], *, is_more: bool) -> int:
+    if call.screen.is_json:
+        call.screen.json({"batches": found, "is_more": is_more})
+        return OK
+    heads = ("BID", "DESCRIPTION", "SETTLED", "FAILED", "COMPLETE", "SUCCESS", "CREATED")
+    call.screen.table(heads, map(_line, found))
+    if is_more:
+        call.screen.note("there are more: --limit")
+    return OK
+
+
+def _line(batch: dict[str, Any]) -> tuple[object, ...]:
+    settled = f"{batch['total'] - batch['pending']} of {batch['total']}"
+    success = "cannot" if batch["is_broken"] else batch["success"]
+    return (
+        batch["bid"], batch["description"], settled, batch["failed"], batch["complete"], success, batch["created_at"],
+    )  # fmt: skip
+
+
+SUBCOMMANDS = (Subcommand("batches", "Show the latest batches, or one with its children.", _batches, _arguments),)

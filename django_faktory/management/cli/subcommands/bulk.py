@@ -1,0 +1,153 @@
+"""Operations on sets of jobs: retry, requeue, kill, discard, prune.
+
+Jobs in this database are selected by any query; jobs on a Faktory server by what MUTATE supports: a set, and jids or
+one task.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ....core.lifecycle import State
+from ....core.mutation import TARGETS, Mutation
+from ....core.queries import Query
+from ....models import Job
+from ....operations import bulk
+from ....operations.bulk import Verb
+from ....store.batches import batches
+from ....store.maintenance import due
+from ..subcommand import INTERRUPTED, NOTHING, OK, Call, Subcommand, Unsupported, whole
+
+_DESTROYS = (Verb.KILL, Verb.DISCARD, Verb.PRUNE)
+
+
+def _arguments(parser: argparse.ArgumentParser, *, nargs: str = "+") -> None:
+    parser.add_argument("query", nargs=nargs, help="Which jobs, such as: dead queue:mail error:Timeout, or a jid.")
+    parser.add_argument("--limit", type=whole, metavar="N", help="At most so many, the newest first: one to try.")
+    parser.add_argument("--dry-run", action="store_true", help="Only tell how many it would be.")
+
+
+def _asking(parser: argparse.ArgumentParser) -> None:
+    _arguments(parser)
+    parser.add_argument("--yes", action="store_true", help="Do not ask.")
+
+
+def _pruning(parser: argparse.ArgumentParser) -> None:
+    _arguments(parser, nargs="*")
+    parser.add_argument("--yes", action="store_true", help="Do not ask.")
+
+
+def _carry_out(call: Call) -> int:
+    """Perform the operation that the subcommand is named after."""
+    verb, query = Verb(call.name), call.query()
+    if verb is Verb.PRUNE and query.is_empty:
+        return _prune_what_is_due(call)
+    # An empty query would mean every job: a forgotten argument must not discard everything.
+    if query.is_empty:
+        raise Unsupported(
+            f"{verb}: expected a query; such as {' or '.join(sorted(bulk.STATES[verb]))} for all of these"
+        )
+    if call.alias is None:
+        return _carry_out_elsewhere(call, verb, query)
+    jobs = Job.objects.using(call.alias).matching(query)
+    if call.options["limit"]:
+        # Legal states first: the limit must count jobs that the operation accepts.
+        jobs = jobs.in_state(*bulk.STATES[verb]).order_by("-pk")[: call.options["limit"]]
+    under = bulk.begin(verb, jobs)
+    if call.options["dry_run"]:
+        _tell(call, query, 0, found=under.total)
+        return OK if under.total else NOTHING
+    if under.total and verb in _DESTROYS:
+        _ask(call, f"{verb} {under.total} jobs ({query})?")
+    changed = 0
+    try:
+        with call.screen.progress(call.name, under.total) as advance:
+            for some in under.steps:
+                changed += some
+                advance(some)
+    # Each step is committed by itself: report the finished ones and let the same command continue.
+    except KeyboardInterrupt:
+        _tell(call, query, changed, found=under.total)
+        call.screen.note("stopped: the same command does the rest")
+        return INTERRUPTED
+    _tell(call, query, changed, found=under.total)
+    return OK if changed else NOTHING
+
+
+def _ask(call: Call, question: str) -> None:
+    if not call.screen.confirm(question, is_sure=call.options["yes"]):
+        raise Unsupported(f"{call.name}: nothing was done; to do it without being asked add --yes")
+
+
+def _tell(call: Call, query: Query, changed: int | None, *, found: int | None) -> None:
+    if call.screen.is_json:
+        call.screen.json({"query": str(query), "found": found, "changed": changed, "dry_run": call.options["dry_run"]})
+    elif call.options["dry_run"]:
+        call.screen.line(f"{call.name}: it would be {found} jobs")
+    elif changed is None:
+        call.screen.line(f"{call.name}: done; the server does not tell how many it was")
+    else:
+        left = f", {found - changed} had left their state" if found and found > changed else ""
+        call.screen.line(f"{call.name}: {changed} jobs{left}")
+
+
+def _prune_what_is_due(call: Call) -> int:
+    """Delete now what maintenance would delete later: finished jobs and batches past their retention."""
+    alias = call.database()
+    if call.options["dry_run"] or call.options["limit"]:
+        raise Unsupported("prune: --dry-run and --limit go with a query, such as: prune succeeded older:1h")
+    gone = 0
+    # Each call deletes a bounded number of rows.
+    while some := due.purge(using=alias) + batches.purge(using=alias):
+        gone += some
+    _tell(call, Query(), gone, found=gone)
+    return OK if gone else NOTHING
+
+
+def _carry_out_elsewhere(call: Call, verb: Verb, query: Query) -> int:
+    # First, so that an unsupported query fails before the confirmation.
+    mutations = _mutations(call, verb, query)
+    if call.options["dry_run"] or call.options["limit"]:
+        raise Unsupported(f"{call.name}: a Faktory server elsewhere knows neither --dry-run nor --limit")
+    if verb in _DESTROYS:
+        _ask(call, f"{verb} all of: {query}?")
+    for mutation in mutations:
+        call.broker.mutate(mutation)
+    _tell(call, query, None, found=None)
+    return OK
+
+
+def _mutations(call: Call, verb: Verb, query: Query) -> list[Mutation]:
+    # Without a state the mutation is sent once for each set that is legal for this operation.
+    states = query.states or tuple(State(target) for target in TARGETS if State(target) in bulk.STATES[verb])
+    sayable = Query(states=query.states, tasks=query.tasks, jids=query.jids)
+    is_one_task = len(query.tasks) <= 1 and not any(task.is_prefix for task in query.tasks)
+    # A condition that MUTATE cannot express must not be dropped: more jobs would be changed.
+    is_sayable = query == sayable and is_one_task and not (query.tasks and query.jids)
+    legal = {target for target in TARGETS if State(target) in bulk.STATES[verb]}
+    if verb is Verb.PRUNE or not is_sayable or not {*map(str, states)} <= legal:
+        raise Unsupported(
+            f"{call.name}: a Faktory server elsewhere takes state:{','.join(sorted(legal))} with jids or one whole "
+            f"task:, and no other words"
+        )
+    return [
+        Mutation(
+            # MUTATE has no retry; requeue of the retries and dead sets does the same.
+            command="requeue" if verb is Verb.RETRY else str(verb),
+            target=str(state),
+            jids=query.jids or None,
+            jobtype=query.tasks[0].text if query.tasks else "",
+        )
+        for state in states
+    ]
+
+
+SUBCOMMANDS = (
+    Subcommand(
+        "retry", "Run jobs that failed again now: dead ones, and those that wait for a retry.", _carry_out, _arguments
+    ),
+    Subcommand("requeue", "Run jobs now that are dead, or wait for their time.", _carry_out, _arguments),
+    Subcommand("kill", "Give jobs up that do not run: they are dead.", _carry_out, _asking),
+    Subcommand("discard", "Drop jobs that do not run.", _carry_out, _asking),
+    Subcommand("prune", "Delete jobs that ended; without a query those whose time is over.", _carry_out, _pruning),
+)

@@ -1,0 +1,96 @@
+"""`cron`: show cron entries with their due times and outcomes; pause, resume, or run one now."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ....models.cron import CronEntry
+from ....operations.serializers import cron_entry_of
+from ....store.cron import entries as rows
+from ....store.cron import runs
+from ....tasks import cron
+from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported
+
+_VERBS = ("list", "pause", "resume", "run")
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("verb", nargs="?", choices=_VERBS, default="list", help="What to do; default: list.")
+    parser.add_argument("names", nargs="*", metavar="ENTRY", help="The entries; run takes one.")
+    parser.add_argument("--all", action="store_true", help="All entries that are defined; for pause and resume.")
+
+
+def _cron(call: Call) -> int:
+    verb, names, is_all = call.options["verb"], list(dict.fromkeys(call.options["names"])), call.options["all"]
+    # No entry has such a name, and PostgreSQL raises for NUL.
+    if bad := [name for name in names if not name.isprintable()]:
+        return _unknown(call, [], bad)
+    entries = CronEntry.objects.using(call.database()).order_by("name")
+    if verb == "list":
+        if is_all:
+            raise Unsupported("cron list: shows all without --all, or those named")
+        found = list(entries.filter(name__in=names) if names else entries)
+        return _unknown(call, found, names) or _list(call, found)
+    if verb == "run" and (is_all or len(names) != 1):
+        raise Unsupported("cron run: expected the name of one entry")
+    if bool(names) == is_all:
+        raise Unsupported(f"cron {verb}: expected names of entries, or --all")
+    # Entries removed from the code are listed, but cannot be changed.
+    defined = entries.filter(removed_at=None)
+    found = list(defined if is_all else defined.filter(name__in=names))
+    if code := _unknown(call, found, names):
+        return code
+    return _run(call, found[0]) if verb == "run" else _change(call, verb, found)
+
+
+def _unknown(call: Call, found: list[CronEntry], names: list[str]) -> int:
+    """Report one unknown name. The caller then changes nothing."""
+    missing = set(names) - {entry.name for entry in found}
+    if missing:
+        call.screen.note(f"no cron entry is defined as {min(missing)}")
+    return NOTHING if missing else OK
+
+
+def _change(call: Call, verb: str, found: list[CronEntry]) -> int:
+    # Entries already in the wanted state are left out of the report and of the exit code.
+    changed = [entry for entry in found if (entry.paused_at is None) == (verb == "pause")]
+    (rows.pause if verb == "pause" else rows.resume)([entry.pk for entry in changed], using=call.database())
+    names = [entry.name for entry in changed]
+    if call.screen.is_json:
+        call.screen.json({"entries": names})
+    else:
+        call.screen.line(f"cron {verb}: {', '.join(names) or 'no entry'}")
+    return OK if changed else NOTHING
+
+
+def _run(call: Call, entry: CronEntry) -> int:
+    jid = cron.run_now(entry, using=call.database()).jid
+    if call.screen.is_json:
+        call.screen.json({"jid": jid})
+    else:
+        call.screen.line(jid)
+    return OK
+
+
+def _list(call: Call, entries: list[CronEntry]) -> int:
+    latest = runs.latest([entry.pk for entry in entries], using=call.database())
+    found = [cron_entry_of(entry, latest.get(entry.pk)) for entry in entries]
+    if call.screen.is_json:
+        call.screen.json({"entries": found})
+    else:
+        heads = ("ENTRY", "SCHEDULE", "ZONE", "TASK", "STATE", "NEXT", "LATEST", "OUTCOME")
+        call.screen.table(heads, map(_line, found))
+    return OK
+
+
+def _line(entry: dict[str, Any]) -> tuple[object, ...]:
+    latest = entry["latest"] or {"tick": None, "at": None, "outcome": None}
+    when = latest["tick"] or latest["at"]
+    words = (entry[key] for key in ("name", "schedule", "zone", "jobtype"))
+    return (*words, entry["problem"] or entry["state"], entry["next_at"], when, latest["outcome"])
+
+
+SUBCOMMANDS = (
+    Subcommand("cron", "Show cron entries; pause, resume or run them: cron pause ENTRY.", _cron, _arguments),
+)

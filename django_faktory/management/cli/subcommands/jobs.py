@@ -1,0 +1,184 @@
+"""`jobs`, `job` and `push`: find jobs, show one, enqueue one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from .... import brokers
+from ....core.payloads import new_job, queue_name, rfc3339
+from ....core.queries import seconds_of
+from ....errors import InvalidPayload, UnknownJobType
+from ....models import Job
+from ....models.job import RECENT
+from ....operations.serializers import SHORT, job_of, whole_job_of
+from ....tasks import base
+from ....tasks.job_id import new_jid
+from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported, whole
+
+# An exact count of a large table takes too long; the output says when there are more.
+COUNTED = 10_000
+
+
+def _jobs_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("query", nargs="*", help="Which jobs, such as: dead queue:mail error:Timeout.")
+    parser.add_argument("--limit", type=whole, default=50, metavar="N", help="At most so many; default: 50.")
+    parser.add_argument("--count", action="store_true", help=f"Only how many there are, counted up to {COUNTED}.")
+
+
+def _jobs(call: Call) -> int:
+    query, screen = call.query(), call.screen
+    found = Job.objects.using(call.database()).shown(query)
+    if call.options["count"]:
+        count = found.count_up_to(COUNTED)
+        if screen.is_json:
+            screen.json({"query": str(query), "count": count, "is_more": count == COUNTED})
+        else:
+            screen.line(f"{count}{' or more' if count == COUNTED else ''}")
+        return OK
+    limit = call.options["limit"]
+    # One row more than shown: its presence means that there are more, without a count.
+    rows = list(found.order_by("-pk").only(*SHORT)[: limit + 1])
+    shown = [job_of(job) for job in rows[:limit]]
+    if screen.is_json:
+        screen.json({"query": str(query), "jobs": shown, "is_more": len(rows) > limit})
+        return OK
+    heads = ("JID", "TASK", "STATE", "QUEUE", "SINCE", "FAILURES", "ERROR", "ABOUT")
+    screen.table(heads, [_line(job) for job in shown])
+    if len(rows) > limit:
+        screen.note(f"the latest {limit}; there are more: --limit")
+    if not rows:
+        screen.note(f"no such job among the latest {RECENT} or in the states asked for")
+    return OK
+
+
+def _line(job: dict[str, Any]) -> tuple[object, ...]:
+    since = job["finished_at"] or job["run_at"] or (job["started_at"] if job["state"] == "working" else None)
+    moment = re.sub(r"\.\d+", "", since or job["enqueued_at"] or "")  # seconds are enough to read; --json has fractions
+    return (
+        job["jid"], job["jobtype"], job["state"], job["queue"], moment, job["failures"],
+        job["errtype"], job["about"],
+    )  # fmt: skip
+
+
+def _job_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("jid", help="The job's id.")
+
+
+def _job(call: Call) -> int:
+    jid, screen = call.options["jid"], call.screen
+    if call.alias is None:
+        return _job_elsewhere(call, jid)
+    # A jid with unprintable characters cannot exist, and PostgreSQL raises for NUL.
+    row = Job.objects.using(call.alias).filter(jid=jid).first() if jid.isprintable() else None
+    if row is None:
+        screen.note(f"no job has the id {jid}")
+        return NOTHING
+    told = whole_job_of(row)
+    if screen.is_json:
+        screen.json(told)
+        return OK
+    attempts, interrupted = told.pop("attempts"), told.pop("interrupted")
+    for part in ("job", "result"):
+        told[part] = None if told[part] is None else json.dumps(told[part], indent=2, ensure_ascii=False)
+    screen.pairs(told)
+    for number, one in enumerate(attempts, 1):
+        screen.line(f"attempt {number}: {one['failed_at'] or ''} {one['errtype']}: {one['message']}")
+        for line in "\n".join(one["backtrace"]).splitlines():
+            screen.line(f"  {line}")
+    for one in interrupted:
+        screen.line(f"{one['message']}: {one['interrupted_at'] or ''} worker {one['worker']}")
+    return OK
+
+
+def _job_elsewhere(call: Call, jid: str) -> int:
+    """Show what the protocol reports about one job."""
+    [told] = call.broker.track_get([jid])
+    found = {
+        "jid": told.jid,
+        "state": told.state,
+        "percent": told.percent,
+        "desc": told.desc,
+        "updated_at": rfc3339(told.updated_at) if told.updated_at else None,
+    }
+    if call.screen.is_json:
+        call.screen.json(found)
+    else:
+        call.screen.pairs(found)
+    return NOTHING if told.state == "unknown" else OK
+
+
+def _push_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("task", help="The task, by its jobtype.")
+    parser.add_argument("values", nargs="*", metavar="ARG", help="Its arguments: JSON, or else text.")
+    parser.add_argument("--kwargs", metavar="JSON", default="{}", help="Its keyword arguments: a JSON object.")
+    parser.add_argument("--queue", metavar="NAME", help="Another queue than the task's own.")
+    parser.add_argument("--in", dest="delay", metavar="DURATION", help="Not before so long: 90s, 15m, 2h, 1d.")
+    parser.add_argument("--about", metavar="APP.MODEL/PK", help="The object it is about.")
+    parser.add_argument(
+        "--unregistered", action="store_true", help="The task is another program's: nothing here knows its name."
+    )
+
+
+def _push(call: Call) -> int:
+    options = call.options
+    args = [_value(text) for text in options["values"]]
+    kwargs = _value(options["kwargs"])
+    if not isinstance(kwargs, dict):
+        raise Unsupported("--kwargs: expected a JSON object, such as '{\"user\": 7}'")
+    base.autodiscover()
+    delay = timedelta(seconds=seconds_of(options["delay"], "--in")) if options["delay"] else None
+    try:
+        task = base.lookup(options["task"])
+    except UnknownJobType as error:
+        # Probably a mistyped name: only the option says that another program has a task of this name.
+        if not options["unregistered"]:
+            raise Unsupported(f"{error}; for a worker in another language add --unregistered") from None
+        jid = _push_as_it_is(options, args, kwargs, delay)
+    else:
+        chosen = task.using(queue_name=options["queue"], run_after=delay, about=options["about"])
+        jid = chosen.enqueue(*args, **kwargs).id
+    if call.screen.is_json:
+        call.screen.json({"jid": jid})
+    else:
+        call.screen.line(jid)
+    return OK
+
+
+def _push_as_it_is(options: dict[str, Any], args: list[Any], kwargs: dict[str, Any], delay: timedelta | None) -> str:
+    custom = {"about": options["about"]} if options["about"] else None
+    job = new_job(
+        jid=new_jid(),
+        jobtype=options["task"],
+        args=args,
+        kwargs=kwargs,
+        queue=queue_name(options["queue"] or "default"),
+        at=timezone.now() + delay if delay else None,
+        custom=custom,
+    )
+    [refusal] = brokers.get_producer().push([job])
+    if refusal:
+        raise refusal
+    return job.jid
+
+
+# An argument that is not JSON is taken as text, so that a plain word needs no quotes.
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        if not text.isprintable():
+            raise InvalidPayload("expected printable arguments; write others as JSON") from None
+        return text
+
+
+SUBCOMMANDS = (
+    Subcommand("jobs", "Show the latest jobs that a query means.", _jobs, _jobs_arguments),
+    Subcommand("job", "Show one job with its arguments, attempts and result.", _job, _job_arguments),
+    Subcommand("push", "Enqueue a task.", _push, _push_arguments),
+)

@@ -1,0 +1,76 @@
+"""`queues`, `pause` and `resume`: show queues and pause or resume them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ....models import Queue
+from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported
+
+
+def queues_of(call: Call) -> list[dict[str, Any]]:
+    """Return every queue with size, latency and pause. `is_paused` is None on a Faktory server."""
+    sizes = call.broker.info().get("queues", {})
+    latency = call.broker.latency(list(sizes)) if sizes else {}
+    paused = _paused(call.alias) if call.alias else None
+    return [
+        {
+            "name": name,
+            "size": size,
+            "latency_s": round(latency.get(name, 0.0), 3),
+            "is_paused": None if paused is None else name in paused,
+        }
+        for name, size in sorted(sizes.items())
+    ]
+
+
+def _paused(alias: str) -> set[str]:
+    return set(Queue.objects.using(alias).paused().values_list("name", flat=True))
+
+
+def _queues(call: Call) -> int:
+    found = queues_of(call)
+    if call.screen.is_json:
+        call.screen.json({"queues": found})
+    else:
+        call.screen.table(("QUEUE", "SIZE", "LATENCY", "STATE"), map(queue_line, found))
+    return OK
+
+
+def queue_line(queue: dict[str, Any]) -> tuple[object, ...]:
+    """Return a queue's row of the table."""
+    return queue["name"], queue["size"], f"{queue['latency_s']:.1f} s", "paused" if queue["is_paused"] else ""
+
+
+def _names(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="QUEUE", help="The queues.")
+    parser.add_argument("--all", action="store_true", help="All there are.")
+
+
+def _change(call: Call) -> int:
+    names, is_all = list(dict.fromkeys(call.options["names"])), call.options["all"]
+    if bool(names) == is_all:
+        raise Unsupported(f"{call.name}: expected names of queues, or --all")
+    if bad := [name for name in names if not name.isprintable()]:
+        raise Unsupported(f"{call.name}: no queue has the name {bad[0]}")
+    # Read before the change, to report only the queues that changed.
+    before = _paused(call.alias) if call.alias else set()
+    if is_all:
+        names = sorted({*call.broker.info().get("queues", {}), *before})
+    (call.broker.pause if call.name == "pause" else call.broker.resume)(None if is_all else names)
+    changed = names
+    if call.alias:
+        changed = [name for name in names if (name in before) == (call.name == "resume")]
+    if call.screen.is_json:
+        call.screen.json({"queues": changed})
+    else:
+        call.screen.line(f"{call.name}: {', '.join(changed) or 'no queue'}")
+    return OK if changed else NOTHING
+
+
+SUBCOMMANDS = (
+    Subcommand("queues", "Show queues: size, how long the oldest job waits, pauses.", _queues),
+    Subcommand("pause", "Give out no more jobs of queues.", _change, _names),
+    Subcommand("resume", "Give out jobs of queues again.", _change, _names),
+)

@@ -1,0 +1,113 @@
+"""`import-faktory` and `export-faktory`: move jobs from and to the Redis of the original server."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ....store.statistics import counts
+from ..subcommand import INTERRUPTED, NOTHING, OK, PARTLY, Call, Subcommand, Unsupported
+
+if TYPE_CHECKING:
+    from ....contrib.transfer.export_jobs import Export
+    from ....contrib.transfer.import_jobs import Import
+    from ....contrib.transfer.redis_layout import FaktoryRedis
+    from ....contrib.transfer.report import Report
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="The Redis of the Faktory: redis://…, rediss://… or unix://….")
+    parser.add_argument("--dry-run", action="store_true", help="Only tell what it would be; nothing is changed.")
+    parser.add_argument("--yes", action="store_true", help="Do not ask.")
+    parser.add_argument(
+        "--while-connected", action="store_true", help="Go on although other programs are connected: none is Faktory."
+    )
+
+
+def _exporting(parser: argparse.ArgumentParser) -> None:
+    _arguments(parser)
+    parser.add_argument("--layout", choices=("1.9", "1.10"), help="Whose Redis it is; default: as its lists are named.")
+
+
+def _import(call: Call) -> int:
+    redis, alias = _opened(call), call.database()
+    try:
+        from ....contrib.transfer.import_jobs import Import  # redis-py is an extra
+
+        if not call.options["while_connected"]:
+            # A running Faktory would fetch and push jobs during the transfer.
+            redis.refuse_company()
+        return _carry_out(call, Import(redis, call.broker, alias, is_dry=call.options["dry_run"]))
+    finally:
+        redis.close()
+
+
+def _export(call: Call) -> int:
+    redis, alias = _opened(call), call.database()
+    try:
+        from ....contrib.transfer.export_jobs import Export  # redis-py is an extra
+
+        if not call.options["while_connected"]:
+            redis.refuse_company()
+            # A worker could run a job here while it is written there.
+            if workers := counts.snapshot(using=alias)["workers"]:
+                raise Unsupported(f"{call.name}: {workers} workers are connected here: stop them first")
+        return _carry_out(
+            call, Export(redis, alias, layout=call.options["layout"] or "", is_dry=call.options["dry_run"])
+        )
+    finally:
+        redis.close()
+
+
+def _opened(call: Call) -> FaktoryRedis:
+    call.database()
+    try:
+        from ....contrib.transfer.redis_layout import FaktoryRedis  # redis-py is an extra
+    except ImportError as error:
+        raise Unsupported(f"{call.name}: redis-py is not installed: pip install django-faktory[redis]") from error
+    return FaktoryRedis(call.options["url"])
+
+
+def _carry_out(call: Call, transfer: Import | Export) -> int:
+    report = transfer.report
+    if report.found and not call.options["dry_run"]:
+        verb = "take over" if call.name == "import-faktory" else "hand over"
+        if not call.screen.confirm(f"{verb} {report.found} jobs?", is_sure=call.options["yes"]):
+            raise Unsupported(f"{call.name}: nothing was done; to do it without being asked add --yes")
+    try:
+        with call.screen.progress(call.name, report.found) as advance:
+            transfer.run(advance)
+    except KeyboardInterrupt:
+        _tell(call, report)
+        call.screen.note("stopped: the same command does the rest")
+        return INTERRUPTED
+    _tell(call, report)
+    if report.problems:
+        return PARTLY
+    return OK if report.found or report.paused else NOTHING
+
+
+def _tell(call: Call, report: Report) -> None:
+    told = report.as_json()
+    if call.screen.is_json:
+        call.screen.json(told)
+        return
+    rows = [(one.kind, one.name, one.found, one.moved, one.before, one.left) for one in report.counts]
+    call.screen.table(("WHERE", "NAME", "FOUND", "MOVED", "BEFORE", "LEFT"), rows)
+    word = "would be moved" if report.is_dry else "moved"
+    call.screen.line(
+        f"{told['moved']} of {told['found']} jobs {word}, {told['left']} left; layout {report.layout or 'unknown'}"
+    )
+    if report.paused:
+        call.screen.line(f"paused queues: {', '.join(report.paused)}")
+    for problem in report.problems:
+        jids = f" ({', '.join(problem['jids'])})" if problem["jids"] else ""
+        call.screen.note(f"{problem['count']} left: {problem['reason']}{jids}")
+    for note in report.notes:
+        call.screen.note(note)
+
+
+SUBCOMMANDS = (
+    Subcommand("import-faktory", "Take the jobs of a Faktory over from its Redis.", _import, _arguments),
+    Subcommand("export-faktory", "Hand the jobs here over to the Redis of a Faktory.", _export, _exporting),
+)

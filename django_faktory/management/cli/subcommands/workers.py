@@ -1,0 +1,74 @@
+"""`workers`, `quiet` and `terminate`: show worker processes and stop them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .... import conf
+from ....models import WorkerProcess
+from ....operations.serializers import worker_of
+from ....store import workers
+from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported
+
+SHOWN = 1000
+
+
+def workers_of(alias: str) -> list[dict[str, Any]]:
+    """Return live workers, the longest running first, each with its number of jobs."""
+    living = WorkerProcess.objects.using(alias).filter(workers.living(conf.get("WORKER_TIMEOUT")))
+    rows = list(living.order_by("started_at", "wid")[:SHOWN])
+    held = workers.holding([row.wid for row in rows], using=alias)
+    return [worker_of(row, jobs=held.get(row.wid, 0)) for row in rows]
+
+
+def _workers(call: Call) -> int:
+    if call.alias is None:
+        count = call.broker.info().get("workers")
+        if call.screen.is_json:
+            call.screen.json({"workers": None, "count": count})
+        else:
+            call.screen.line(f"{count} workers; the protocol tells no more of them")
+        return OK
+    found = workers_of(call.alias)
+    if call.screen.is_json:
+        call.screen.json({"workers": found, "count": len(found)})
+    else:
+        call.screen.table(("WID", "HOST", "PID", "STATE", "JOBS", "MEMORY", "BEAT"), map(worker_line, found))
+    return OK
+
+
+def worker_line(worker: dict[str, Any]) -> tuple[object, ...]:
+    """Return a worker's row of the table."""
+    memory = f"{worker['rss_kb'] // 1024} MB" if worker["rss_kb"] else ""
+    return worker["wid"], worker["hostname"], worker["pid"], worker["state"], worker["jobs"], memory, worker["beat_at"]
+
+
+def _wids(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("wids", nargs="*", metavar="WID", help="The worker processes.")
+    parser.add_argument("--all", action="store_true", help="All there are.")
+    parser.add_argument("--yes", action="store_true", help="Do not ask.")
+
+
+def _advance(call: Call) -> int:
+    alias = call.database()
+    wids, is_all = list(dict.fromkeys(call.options["wids"])), call.options["all"]
+    if bool(wids) == is_all:
+        raise Unsupported(f"{call.name}: expected the wids of workers, or --all")
+    # `quiet` asks as well: a quiet worker cannot be set to run again.
+    told = "all workers" if is_all else ", ".join(wids)
+    if not call.screen.confirm(f"{call.name} {told}? There is no way back.", is_sure=call.options["yes"]):
+        raise Unsupported(f"{call.name}: nothing was done; to do it without being asked add --yes")
+    moved = workers.advance(None if is_all else wids, call.name, using=alias)
+    if call.screen.is_json:
+        call.screen.json({"changed": moved})
+    else:
+        call.screen.line(f"{call.name}: {moved} workers will hear of it at their next beat")
+    return OK if moved else NOTHING
+
+
+SUBCOMMANDS = (
+    Subcommand("workers", "Show worker processes: state, jobs, memory.", _workers),
+    Subcommand("quiet", "Have workers fetch no more jobs; they stay until they are terminated.", _advance, _wids),
+    Subcommand("terminate", "Have workers finish what they have, and exit.", _advance, _wids),
+)

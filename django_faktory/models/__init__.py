@@ -1,0 +1,31 @@
+"""The stored models and the constraints that enforce their invariants. State changes live in `store`.
+
+Imports no broker, task or setting. Times are the database's, aware, in UTC.
+"""
+
+from .batch import Batch
+from .cron import CronEntry, CronRun
+from .job import Job, JobQuerySet, Tracking
+from .limit import Gate, Limit
+from .lock import JobLock
+from .outbox import OutboxEntry
+from .queue import Queue
+from .statistics import Counter, Measure
+from .worker import WorkerProcess
+
+__all__ = [
+    "Batch",
+    "Counter",
+    "CronEntry",
+    "CronRun",
+    "Gate",
+    "Job",
+    "JobLock",
+    "JobQuerySet",
+    "Limit",
+    "Measure",
+    "OutboxEntry",
+    "Queue",
+    "Tracking",
+    "WorkerProcess",
+]

@@ -1,0 +1,62 @@
+"""Invariants of every job row, as one expression for one CHECK constraint.
+
+One and not eight, with lists as single constants: PostgreSQL parses a table's constraints again for each statement that
+writes to it, at a cost that grows with their texts. As eight they took 50 of the 85 µs of an INSERT, as one 23 µs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Case, F, Func, Q, When
+from django.db.models.sql.compiler import SQLCompiler
+
+from ..core.lifecycle import State
+
+
+class OneOf(Func):
+    """Test that a column has one of these words."""
+
+    output_field = models.BooleanField()
+
+    def __init__(self, column: str, words: Sequence[str]) -> None:
+        super().__init__(F(column))
+        self.words = list(words)
+
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **__: Any) -> tuple[str, Any]:  # noqa: ARG002
+        """Build the expression for every database except PostgreSQL."""
+        column, params = compiler.compile(self.source_expressions[0])
+        return f"{column} IN ({', '.join(['%s'] * len(self.words))})", [*params, *self.words]
+
+    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, Any]:  # noqa: ARG002
+        """Build the expression for PostgreSQL, which would otherwise convert IN to an array each time."""
+        column, params = compiler.compile(self.source_expressions[0])
+        return f"{column} = ANY (%s)", [*params, f"{{{','.join(self.words)}}}"]
+
+
+_WAITING = [str(state) for state in (State.ENQUEUED, State.BLOCKED)]
+_LATER = [str(state) for state in (State.SCHEDULED, State.RETRIES)]
+_ENDED = [str(state) for state in (State.DEAD, State.SUCCEEDED, State.DISCARDED, State.EXPIRED)]
+
+# Always false at their position in the CASE. With a plain value instead, Django would compare the whole expression as
+# text on MariaDB.
+NEVER_AT_GATE, NEVER_WITH_PASS = Q(gate__isnull=True), Q(passes__isnull=True)
+
+JOB_IS_SOUND = Q(weight__gte=-100, weight__lte=100) & Q(
+    Case(
+        # A waiting job has a position in its queue, and no permit before it runs; only waiting jobs are blocked at a
+        # limiter.
+        When(OneOf("state", _WAITING), then=Q(enqueued_at__isnull=False, passes__isnull=True)),
+        When(gate__isnull=False, then=NEVER_AT_GATE),
+        # A working job was claimed, and its reservation ends at a known time.
+        When(state=str(State.WORKING), then=Q(attempt__gte=1, reserved_until__isnull=False)),
+        When(passes__isnull=False, then=NEVER_WITH_PASS),
+        # It becomes due at a known time, or is deleted at a known time; there are no other states.
+        When(OneOf("state", _LATER), then=Q(run_at__isnull=False)),
+        default=Q(OneOf("state", _ENDED), finished_at__isnull=False, purge_at__isnull=False),
+        output_field=models.BooleanField(),
+    )
+)

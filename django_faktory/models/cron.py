@@ -1,0 +1,117 @@
+"""Models of cron entries and their runs. Changed only by `store.cron.entries` and `store.cron.runs`.
+
+Imports no task: an entry names a jobtype, which may belong to a worker in any language.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from ..core.cron import Missed, Outcome, Overlap
+from . import permissions as may
+from .fields import ExactCharField
+
+
+class CronEntry(models.Model):
+    """A recurring job: its schedule, its time zone and the job to enqueue."""
+
+    class Origin(models.TextChoices):
+        """Where the entry is defined; an entry from code cannot be edited in the admin."""
+
+        CODE = "code"
+        ADMIN = "admin"
+
+    name = ExactCharField(max_length=255, unique=True)
+    origin = ExactCharField(max_length=10, choices=Origin.choices, default=Origin.ADMIN)
+    schedule = models.CharField(max_length=255, help_text="Five fields, or six with the second first; or @daily, …")
+    zone = models.CharField(max_length=64, help_text='The time zone the schedule is read in, as in "Europe/Berlin".')
+    jobtype = ExactCharField(
+        max_length=255, help_text="A task of this project, or what a worker in another language calls it."
+    )
+    queue = ExactCharField(
+        max_length=255, default="", blank=True, help_text='Empty: that of the task, "default" for other jobtypes.'
+    )
+    args = models.TextField(default="[]", help_text="JSON array.")
+    kwargs = models.TextField(default="{}", help_text="JSON object; for tasks of this project.")
+    job = models.TextField(
+        default="{}", help_text="JSON object: retry, reserve_for, priority, backtrace, custom; for other jobtypes."
+    )
+    missed = ExactCharField(
+        max_length=4,
+        choices=[(str(policy), str(policy)) for policy in Missed],
+        default=str(Missed.ONCE),
+        help_text="Ticks that no node took within a minute: skip them, run once for the latest, or run for all.",
+    )
+    window_s = models.IntegerField(
+        default=86_400, verbose_name="window", help_text='Seconds back that "once" and "all" look.'
+    )
+    overlap = ExactCharField(
+        max_length=5,
+        choices=[(str(policy), str(policy)) for policy in Overlap],
+        default=str(Overlap.ALLOW),
+        help_text="While an earlier job of this entry waits or runs: allow another, or skip it.",
+    )
+
+    next_at = models.DateTimeField(null=True, help_text="The next tick that nobody took; what claims fight for.")
+    paused_at = models.DateTimeField(null=True)
+    removed_at = models.DateTimeField(null=True, help_text="When the code that defined it did not any more.")
+    problem = models.TextField(default="", db_default="", help_text="Why it cannot be due.")
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        permissions = may.CRON
+        verbose_name_plural = "cron entries"
+        indexes: ClassVar = [models.Index(fields=["next_at"], name="faktory_cron_due")]
+        constraints: ClassVar = [
+            # `next_at` is what claims search for, so a paused or removed entry must not have one.
+            models.CheckConstraint(
+                name="faktory_cron_idle_is_never_due",
+                condition=Q(next_at=None) | Q(paused_at=None, removed_at=None),
+            ),
+            models.CheckConstraint(name="faktory_cron_missed", condition=Q(missed__in=[str(one) for one in Missed])),
+            models.CheckConstraint(name="faktory_cron_overlap", condition=Q(overlap__in=[str(one) for one in Overlap])),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+    @property
+    def state(self) -> str:
+        """Return "active", "paused", "removed" (from code) or "never" (due)."""
+        if self.removed_at:
+            return "removed"
+        if self.paused_at:
+            return "paused"
+        return "active" if self.next_at else "never"
+
+
+class CronRun(models.Model):
+    """The run of one tick.
+
+    A unique constraint permits one row per tick, however many nodes run, so each tick is taken once. Ticks that are
+    NULL, of runs by hand, do not conflict.
+    """
+
+    entry = models.ForeignKey(CronEntry, on_delete=models.CASCADE, related_name="runs")
+    tick = models.DateTimeField(null=True, help_text="None: somebody ran it by hand.")
+    at = models.DateTimeField(db_default=Now())
+    jid = ExactCharField(max_length=255, default="", db_default="")
+    outcome = ExactCharField(max_length=10, choices=[(str(outcome), str(outcome)) for outcome in Outcome])
+    note = models.TextField(default="", db_default="")
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            # Enforces "once per tick" even if two nodes pass every other check (ADR 14).
+            models.UniqueConstraint(name="faktory_cron_tick", fields=["entry", "tick"]),
+            models.CheckConstraint(
+                name="faktory_cron_outcome", condition=Q(outcome__in=[str(outcome) for outcome in Outcome])
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.entry_id} {self.tick or 'by hand'} {self.outcome}"

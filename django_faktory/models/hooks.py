@@ -1,0 +1,33 @@
+"""Functions of higher layers that query sets call; `FaktoryConfig.ready` installs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from django.core.exceptions import AppRegistryNotReady
+
+
+class Operations(NamedTuple):
+    """The functions: models import no higher layer."""
+
+    encode_args: Callable[[Sequence[Any]], list[Any]]
+    """Return positional arguments as they are stored."""
+    carry_out: Callable[[str, Any], int]
+    pause: Callable[[Any], int]
+    resume: Callable[[Any], int]
+
+
+_installed: list[Operations] = []
+
+
+def install(given: Operations) -> None:
+    """Set the functions that querysets call."""
+    _installed[:] = [given]
+
+
+def operations() -> Operations:
+    """Return the functions that were installed. Raises AppRegistryNotReady before."""
+    if not _installed:
+        raise AppRegistryNotReady("django_faktory: its AppConfig.ready() has not been called yet")
+    return _installed[0]

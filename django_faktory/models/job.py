@@ -1,0 +1,469 @@
+"""Models of jobs and their progress, and the query set of jobs: `Job.objects.dead().about(order).retry()`.
+
+`JobQuerySet` only builds filters; its operations are those of `hooks`. docs/queries.md lists which filters an index
+serves. Only `store` changes rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import F, Q, Subquery, Value
+from django.db.models.functions import Coalesce, Now, Right, StrIndex
+
+from ..core import queries
+from ..core.json import jsontext
+from ..core.lifecycle import State
+from ..core.queries import Pattern, Query, parse_query
+from . import permissions as may
+from .constraints import JOB_IS_SOUND
+from .fields import ExactCharField
+from .hooks import operations
+from .indexes import HotIndex, IndexWhereSet, PartialIndex, UniqueWhereSet
+from .related_object import about_of
+
+if TYPE_CHECKING:
+    _Lookup = models.Lookup[Any]
+else:  # Django's own classes take no type parameters at run time
+    _Lookup = models.Lookup
+
+_SHARED = ((State.SCHEDULED, State.RETRIES), (State.DEAD, State.DISCARDED, State.EXPIRED))
+"""Groups of states that share a partial index: faktory_due, faktory_failed."""
+
+LAST = "\U0010ffff"
+"""The highest code point: the upper bound of a range of names that have the same beginning."""
+RECENT = 50_000
+"""Number of newest jobs that a page looks through when no index serves its filter."""
+
+
+class _Among(_Lookup):
+    """Compare a column with these values, written as literals into the SQL in this order.
+
+    SQLite uses a partial index only for a query that repeats the index's own condition literally, so parameters would
+    prevent it. For the package's own constants only, never for user input.
+    """
+
+    lookup_name = "among"
+    prepare_rhs = False
+
+    def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, Any]:
+        """Return `column = 'a'` or `column IN ('a', 'b')`."""
+        column, params = self.process_lhs(compiler, connection)
+        told = _literal(column, self.rhs)
+        for shared in _SHARED:
+            # A subset of a shared index's states does not imply the index condition for SQLite: repeat the condition
+            # literally.
+            if connection.vendor == "sqlite" and set(self.rhs) < set(shared):
+                return f"({told} AND {_literal(column, shared)})", (*params, *params)
+        return told, params
+
+
+def _literal(column: str, states: Iterable[State]) -> str:
+    values = [f"'{value}'" for value in states]
+    return f"{column} = {values[0]}" if len(values) == 1 else f"{column} IN ({', '.join(values)})"
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    """Jobs with filters by state, queue, task, error, age, object and text, and bulk operations."""
+
+    def in_state(self, *states: State) -> Self:
+        """Filter jobs in any of these states."""
+        # In the order of `State`, as in the index conditions, because SQLite compares them literally.
+        return self.filter(_Among(F("state"), tuple(state for state in State if state in states)))
+
+    def scheduled(self) -> Self:
+        """Filter jobs that wait for their start time."""
+        return self.in_state(State.SCHEDULED)
+
+    def enqueued(self) -> Self:
+        """Filter jobs that any worker may take."""
+        return self.in_state(State.ENQUEUED)
+
+    def blocked(self) -> Self:
+        """Filter jobs that wait for a lock or a limiter."""
+        return self.in_state(State.BLOCKED)
+
+    def working(self) -> Self:
+        """Filter jobs that a worker runs."""
+        return self.in_state(State.WORKING)
+
+    def retries(self) -> Self:
+        """Filter jobs that failed and wait for their next attempt."""
+        return self.in_state(State.RETRIES)
+
+    def dead(self) -> Self:
+        """Filter jobs that failed finally or were killed."""
+        return self.in_state(State.DEAD)
+
+    def succeeded(self) -> Self:
+        """Filter jobs that succeeded and have a stored result."""
+        return self.in_state(State.SUCCEEDED)
+
+    def discarded(self) -> Self:
+        """Filter jobs that were dropped, until their rows are purged."""
+        return self.in_state(State.DISCARDED)
+
+    def expired(self) -> Self:
+        """Filter jobs that no worker took in time, until their rows are purged."""
+        return self.in_state(State.EXPIRED)
+
+    def queue(self, *names: str) -> Self:
+        """Filter jobs of any of these queues; `mail.*` matches every name with that prefix."""
+        return self.filter(_named("queue", map(_pattern, names)))
+
+    def task(self, *tasks: Any) -> Self:
+        """Filter jobs of these tasks, each a task or a jobtype; `shop.*` matches every jobtype with that prefix."""
+        return self.filter(_named("jobtype", [_pattern(getattr(task, "jobtype", task)) for task in tasks]))
+
+    def failed_with(self, *errors: str | type[BaseException]) -> Self:
+        """Filter jobs by the type of their latest failure.
+
+        Each error is a class, its path, the last part of its path, or a prefix with a star.
+        """
+        return self.filter(_failed_with([_pattern(_path(error)) for error in errors]))
+
+    def older_than(self, age: timedelta) -> Self:
+        """Filter jobs that were pushed more than `age` ago."""
+        return self.filter(created_at__lt=Now() - age)
+
+    def newer_than(self, age: timedelta) -> Self:
+        """Filter jobs that were pushed at most `age` ago."""
+        return self.filter(created_at__gte=Now() - age)
+
+    def about(self, *objects: models.Model | str) -> Self:
+        """Filter jobs about any of these objects: see `using(about=…)`."""
+        return self.filter(about__in=[about_of(one) for one in objects])
+
+    def batch(self, *bids: str) -> Self:
+        """Filter members of these batches."""
+        return self.filter(bid__in=bids)
+
+    def with_args(self, *args: Any, among: int = queries.SEARCHED) -> Self:
+        """Filter jobs with exactly these positional arguments, as common clients write them.
+
+        Searches the newest `among` jobs of the set only.
+        """
+        return self.newest(among).filter(_has_args(jsontext.encode(operations().encode_args(args))))
+
+    def containing(self, *texts: str, among: int = queries.SEARCHED) -> Self:
+        """Filter jobs by texts that their JSON, as it was sent, must all contain; case-sensitive.
+
+        Searches the newest `among` jobs of the set only.
+        """
+        return self.newest(among).filter(*map(_has_text, texts))
+
+    def newest(self, count: int) -> Self:
+        """Keep the `count` newest jobs of this set, unordered. Bounds filters that no index serves."""
+        # A lower bound on the key, not a slice: a sliced queryset can be neither filtered nor updated.
+        place = self.order_by("-pk").values("pk")[count - 1 : count]
+        return self.filter(pk__gte=Coalesce(Subquery(place), Value(0)))
+
+    def recent(self, count: int = RECENT) -> Self:
+        """Keep jobs among the last `count` pushed in the whole table.
+
+        At most that number of rows is read, whatever the other filters are.
+        """
+        # The latest key of the whole table, not of this set: finding that one could read every row.
+        last = self.model._default_manager.using(self.db).order_by("-pk").values("pk")[:1]  # noqa: SLF001
+        return self.filter(pk__gt=Coalesce(Subquery(last), Value(0)) - count)
+
+    def matching(self, query: Query | str) -> Self:
+        """Filter jobs that a query describes. Raises InvalidQuery for a text that is not a valid query."""
+        asked = parse_query(query) if isinstance(query, str) else query
+        found = self.in_state(*asked.states) if asked.states else self
+        for condition in _conditions(asked):
+            found = found.filter(condition)
+        # Last, so that `newest` counts jobs that match all other conditions.
+        if asked.searches:
+            wanted = [] if asked.args is None else [_has_args(asked.args)]
+            found = found.newest(asked.among).filter(*wanted, *map(_has_text, asked.texts))
+        return found
+
+    def shown(self, query: Query | str) -> Self:
+        """Apply `matching` for a page: a query that no index serves searches the `recent` jobs only."""
+        asked = parse_query(query) if isinstance(query, str) else query
+        found = self.matching(asked)
+        return found if asked.has_index else found.recent()
+
+    def count_up_to(self, most: int) -> int:
+        """Return the number of rows, capped at `most`, so that no large table is counted to its end."""
+        # order_by() removes the order, which would force a sort of the whole set before the cut.
+        return self.order_by()[:most].count()
+
+    def retry(self) -> int:
+        """Enqueue failed jobs, dead or waiting for a retry, now; return how many."""
+        return self._carry_out("retry")
+
+    def requeue(self) -> int:
+        """Enqueue jobs that are dead or wait for their time now; return how many."""
+        return self._carry_out("requeue")
+
+    def kill(self) -> int:
+        """Move jobs that are not running to the dead set; return how many."""
+        return self._carry_out("kill")
+
+    def discard(self) -> int:
+        """Drop jobs that are not running; return how many."""
+        return self._carry_out("discard")
+
+    def prune(self) -> int:
+        """Delete the rows of finished jobs before their purge time; return how many."""
+        return self._carry_out("prune")
+
+    # Not exposed on the manager, so that `Job.objects.kill()` cannot hit every job by accident.
+    retry.queryset_only = requeue.queryset_only = kill.queryset_only = True  # type: ignore[attr-defined]
+    discard.queryset_only = prune.queryset_only = True  # type: ignore[attr-defined]
+    # Templates must not call these: Django renders a method with alters_data as an empty text.
+    retry.alters_data = requeue.alters_data = kill.alters_data = True  # type: ignore[attr-defined]
+    discard.alters_data = prune.alters_data = True  # type: ignore[attr-defined]
+
+    def _carry_out(self, verb: str) -> int:
+        return operations().carry_out(verb, self)
+
+
+def _conditions(asked: Query) -> Iterable[Q]:
+    if asked.queues:
+        yield _named("queue", asked.queues)
+    if asked.tasks:
+        yield _named("jobtype", asked.tasks)
+    if asked.errors:
+        yield _failed_with(asked.errors)
+    if asked.about:
+        yield Q(about__in=asked.about)
+    if asked.batches:
+        yield Q(bid__in=asked.batches)
+    if asked.jids:
+        yield Q(jid__in=asked.jids)
+    if asked.older_s is not None:
+        yield Q(created_at__lt=Now() - timedelta(seconds=asked.older_s))
+    if asked.newer_s is not None:
+        yield Q(created_at__gte=Now() - timedelta(seconds=asked.newer_s))
+
+
+def _pattern(name: str) -> Pattern:
+    return queries.pattern(name, "name")
+
+
+def _path(error: str | type[BaseException]) -> str:
+    return error if isinstance(error, str) else f"{error.__module__}.{error.__qualname__}"
+
+
+def _named(column: str, patterns: Iterable[Pattern]) -> Q:
+    """Match whole names or prefixes.
+
+    A prefix is a range: the column's index serves it, and it compares exactly on every database.
+    """
+    patterns = list(patterns)
+    whole = Q(**{f"{column}__in": [one.text for one in patterns if not one.is_prefix]})
+    begun = (
+        Q(**{f"{column}__gte": one.text, f"{column}__lt": one.text + LAST}) if one.text else Q(pk__isnull=False)
+        for one in patterns
+        if one.is_prefix
+    )
+    return reduce(or_, begun, whole)
+
+
+def _failed_with(patterns: Iterable[Pattern]) -> Q:
+    """Match error types by whole name, prefix or last part.
+
+    Uses `RIGHT`, because LIKE is not exact on every database.
+    """
+    patterns = list(patterns)
+    # The dot is part of the compared text: `Timeout` matches `x.Timeout`, not `x.ReadTimeout`.
+    ends = (
+        Q(_Equals(Right("errtype", len(one.text) + 1), Value(f".{one.text}"))) for one in patterns if not one.is_prefix
+    )
+    return reduce(or_, ends, _named("errtype", patterns))
+
+
+_Equals: Callable[[Any, Any], Any] = models.lookups.Exact
+
+
+def _has_text(text: str) -> Q:
+    """Match a text exactly.
+
+    LIKE is fast but ignores case on SQLite; the position of the text is compared there exactly.
+    """
+    return Q(payload__contains=text) & Q(models.lookups.GreaterThan(StrIndex("payload", Value(text)), 0))
+
+
+def _has_args(args: str) -> Q:
+    """Match the `args` member in the spellings of common JSON libraries: with or without spaces, escaped or not."""
+    # Clients differ in spaces and escapes; the stored text is compared as it was sent.
+    value = json.loads(args)
+    spelled = {
+        f'"args"{colon}{json.dumps(value, separators=marks, ensure_ascii=is_ascii)}'
+        for marks, colon in (((",", ":"), ":"), ((", ", ": "), ": "))
+        for is_ascii in (True, False)
+    } | {f'"args":{args}'}
+    return reduce(or_, map(_has_text, sorted(spelled)))
+
+
+_HAS_FAILED = Q(state__in=["dead", "discarded", "expired"])
+
+
+class Job(models.Model):
+    """One unit of work, from PUSH to its end. Only `store` changes it, by guarded updates."""
+
+    jid = ExactCharField(max_length=255, unique=True)
+    jobtype = ExactCharField(max_length=255)
+    queue = ExactCharField(max_length=255)
+    state = ExactCharField(max_length=10, choices=[(str(state), str(state)) for state in State])
+    weight = models.SmallIntegerField(
+        default=0, help_text="Minus the priority: ascending, so that one plain index serves FETCH on every database."
+    )
+    payload = models.TextField(help_text="The job's JSON as its client sent it.")
+    retry = models.IntegerField(default=25)
+    reserve_for = models.IntegerField(default=1800)
+    backtrace = models.SmallIntegerField(default=0)
+    result_ttl = models.IntegerField(null=True)
+
+    created_at = models.DateTimeField(db_default=Now())
+    run_at = models.DateTimeField(null=True, help_text="When a scheduled or retrying job becomes due.")
+    enqueued_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True)
+    reserved_until = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    purge_at = models.DateTimeField(null=True)
+
+    # db_default: the INSERT of `store` names only the columns that a new job needs.
+    wid = ExactCharField(max_length=255, default="", db_default="", help_text="Who holds it, or held it last.")
+    attempt = models.IntegerField(
+        default=0, db_default=0, help_text="How often it was handed out; fences late reports."
+    )
+    failures = models.IntegerField(default=0, db_default=0)
+    losses = models.SmallIntegerField(default=0, db_default=0, help_text="How often its worker was lost.")
+    interruptions = models.IntegerField(
+        default=0, db_default=0, help_text="How often a worker that stopped gave it back unfinished."
+    )
+    errtype = ExactCharField(max_length=100, default="", db_default="")
+    failure = models.TextField(default="", db_default="", help_text="JSON of the latest failure, as FETCH gives it.")
+    history = models.TextField(default="", db_default="", help_text="JSON array: every failed attempt.")
+    result = models.TextField(null=True, help_text="JSON of what the task returned.")
+
+    expires_at = models.DateTimeField(null=True, help_text="A job that nobody took by then is dropped.")
+    unique_key = ExactCharField(max_length=64, null=True, help_text="Held against others of its kind (W27).")
+    unique_expires_at = models.DateTimeField(null=True, help_text="When the key is free whatever happens.")
+    unique_until_start = models.BooleanField(default=False, db_default=False)
+
+    lock_key = ExactCharField(max_length=255, null=True, help_text="Of the jobs with one key one runs at a time.")
+    lock_token = models.BigIntegerField(null=True, help_text="The lock it holds, while it runs.")
+
+    limit_key = ExactCharField(max_length=255, null=True, help_text="The key whose limit concerns it (ADR 0016).")
+    gate = models.BigIntegerField(null=True, help_text="The gate it is parked at, or was let go from to be claimed.")
+    passes = ExactCharField(max_length=64, null=True, help_text="The gates it holds passes of; empty: it must pass.")
+
+    bid = ExactCharField(max_length=255, null=True, help_text="The batch it is a member of.")
+    callback_of = ExactCharField(max_length=255, null=True, help_text="The batch whose callback it is.")
+    has_run = models.BooleanField(default=False, db_default=False, help_text="Whether its batch counts it as executed.")
+    counts_failed = models.BooleanField(
+        default=False, db_default=False, help_text="Whether its batch counts it as failed."
+    )
+
+    claim = models.BigIntegerField(null=True, help_text="The claim that took it last; negative: read ahead (ADR 0022).")
+
+    about = ExactCharField(max_length=255, null=True, help_text="The object it is about, as app.model/pk.")
+
+    cancel_requested_at = models.DateTimeField(
+        null=True, help_text="When somebody cancelled it while it ran; counts until it is enqueued anew."
+    )
+
+    # No save() and no post_save signal is part of a job's life: `store` writes raw SQL and updates (ADR 0003).
+    objects = JobQuerySet.as_manager()
+
+    class Meta:
+        permissions = may.JOB
+        indexes: ClassVar = [
+            HotIndex(
+                fields=["queue", "weight", "enqueued_at", "id"], name="faktory_ready", condition=Q(state="enqueued")
+            ),
+            # Without partial indexes (MariaDB) the index of ready jobs starts with the state, so it serves these too.
+            models.Index(
+                fields=["queue", "weight", "enqueued_at", "id"], name="faktory_blocked", condition=Q(state="blocked")
+            ),
+            # Includes the state, so that both sets are counted from the index alone.
+            HotIndex(
+                fields=["run_at", "id"],
+                include=["state"],
+                name="faktory_due",
+                condition=Q(state__in=["scheduled", "retries"]),
+            ),
+            HotIndex(fields=["reserved_until"], name="faktory_reserved", condition=Q(state="working")),
+            HotIndex(
+                fields=["purge_at"],
+                name="faktory_purge",
+                condition=Q(state__in=["dead", "succeeded", "discarded", "expired"]),
+            ),
+            # Finished rows keep their expiry. In the index they would be the majority, and each maintenance query would
+            # read past them. MariaDB indexes them, so maintenance clears theirs (`maintenance.due.expire`). Not a
+            # HotIndex: with the state first, MariaDB would have to update it for each job that never expires.
+            models.Index(
+                fields=["expires_at"],
+                name="faktory_expiring",
+                condition=Q(expires_at__isnull=False, state__in=["scheduled", "enqueued", "blocked", "retries"]),
+            ),
+            # Finds the next job of a key in the order of claims (ADR 0015).
+            IndexWhereSet(
+                fields=["lock_key", "state", "queue", "weight", "enqueued_at", "id"], name="faktory_by_lock_key"
+            ),
+            # Finds the next jobs of a limiter, for each queue in the order of claims (ADR 0016).
+            IndexWhereSet(fields=["gate", "queue", "weight", "enqueued_at", "id"], name="faktory_at_gate"),
+            models.Index(fields=["bid", "state"], name="faktory_members", condition=Q(bid__isnull=False)),
+            models.Index(fields=["callback_of"], name="faktory_callbacks", condition=Q(callback_of__isnull=False)),
+            models.Index(fields=["about", "id"], name="faktory_about", condition=Q(about__isnull=False)),
+            # For searches of failed jobs among millions that succeeded; a job that succeeds directly never touches
+            # these indexes.
+            PartialIndex(fields=["state", "errtype", "id"], name="faktory_failed", condition=_HAS_FAILED),
+            PartialIndex(fields=["state", "id"], name="faktory_failed_latest", condition=_HAS_FAILED),
+        ]
+        constraints: ClassVar = [
+            # NULL for jobs that are not unique, so most jobs have no entry in this index.
+            UniqueWhereSet(name="faktory_job_unique", fields=["unique_key"]),
+            models.CheckConstraint(name="faktory_job_sound", condition=JOB_IS_SOUND),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.jobtype} {self.jid}"
+
+    @property
+    def priority(self) -> int:
+        """Django's priority, -100 to 100, larger first."""
+        return -self.weight
+
+    @property
+    def attempts(self) -> int:
+        """Runs that failed, lost their worker, succeeded or are in progress. Interrupted runs do not count.
+
+        The column `attempt` is a fence: it also counts claims that were released.
+        """
+        return self.failures + self.losses + (self.state in (State.WORKING, State.SUCCEEDED))
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if it was cancelled after its latest enqueue."""
+        asked, enqueued = self.cancel_requested_at, self.enqueued_at
+        return asked is not None and (enqueued is None or asked >= enqueued)
+
+
+class Tracking(models.Model):
+    """Progress of a job, set by TRACK SET and kept for a while after its end (W27). The state is the job's column."""
+
+    jid = ExactCharField(max_length=255, primary_key=True)
+    percent = models.SmallIntegerField(null=True)
+    desc = models.TextField(null=True)
+    updated_at = models.DateTimeField(db_default=Now(), db_index=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(name="faktory_tracking_percent", condition=Q(percent__range=(0, 100))),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.jid)

@@ -1,0 +1,105 @@
+"""Models of limits and their limiters (ADR 0016). Only `store.limits` changes them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from ..core.limits import Allowance, Scope
+from . import permissions as may
+from .fields import ExactCharField
+from .indexes import IndexWhereSet
+
+_SCOPES = [(str(scope), str(scope)) for scope in Scope]
+
+
+class Limit(models.Model):
+    """A limit for a queue, a task or a key: jobs that run concurrently, starts per period, or a pause."""
+
+    class Origin(models.TextChoices):
+        """Source of the definition. An edit overrides code until it is reset."""
+
+        CODE = "code"
+        EDITED = "edited"
+        ADMIN = "admin"
+
+    scope = ExactCharField(max_length=10, choices=_SCOPES)
+    name = ExactCharField(
+        max_length=255, help_text="The queue, the task, or the key; for all keys of a kind what is before the colon."
+    )
+    concurrency = models.IntegerField(null=True, blank=True, help_text="How many run at a time, on all workers.")
+    rate = models.IntegerField(null=True, blank=True, help_text="How many start in a time.")
+    per = models.IntegerField(default=1, help_text="That time, in seconds.")
+    burst = models.IntegerField(null=True, blank=True, help_text="How many may start at once after a rest.")
+    paused_at = models.DateTimeField(null=True, blank=True, help_text="A pause is a limit of none.")
+    origin = ExactCharField(max_length=10, choices=Origin.choices, default=Origin.ADMIN)
+
+    class Meta:
+        permissions = may.LIMIT
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["scope", "name"], name="faktory_limit_name"),
+            models.CheckConstraint(name="faktory_limit_scope", condition=Q(scope__in=[str(scope) for scope in Scope])),
+            models.CheckConstraint(
+                name="faktory_limit_numbers",
+                condition=(Q(concurrency__isnull=True) | Q(concurrency__gte=1))
+                & (Q(rate__isnull=True) | Q(rate__gte=1))
+                & (Q(burst__isnull=True) | Q(burst__gte=1))
+                & Q(per__gte=1),
+            ),
+            models.CheckConstraint(
+                # A row without numbers and without a pause would limit nothing.
+                name="faktory_limit_limits",
+                condition=Q(concurrency__isnull=False) | Q(rate__isnull=False) | Q(paused_at__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.scope} {self.name}: {self.told}"
+
+    @property
+    def allowance(self) -> Allowance:
+        """The allowance while the limit is not paused."""
+        return Allowance(concurrency=self.concurrency, rate=self.rate, per=self.per, burst=self.burst)
+
+    @property
+    def told(self) -> str:
+        """The limit as text."""
+        allowed = str(self.allowance)
+        return (f"paused, else {allowed}" if allowed else "paused") if self.paused_at else allowed
+
+
+class Gate(models.Model):
+    """A limiter: the state of a limit for one queue, one task, or one key in use.
+
+    It repeats the limit's numbers: a transaction that has locked this row knows the current values.
+    """
+
+    limit = models.ForeignKey(Limit, on_delete=models.CASCADE, related_name="gates")
+    scope = ExactCharField(max_length=10, choices=_SCOPES)
+    name = ExactCharField(max_length=255)
+    concurrency = models.IntegerField(null=True)
+    rate = models.IntegerField(null=True)
+    per = models.IntegerField(default=1)
+    burst = models.IntegerField(null=True)
+    is_paused = models.BooleanField(default=False)
+    in_use = models.IntegerField(default=0, db_default=0, help_text="Running jobs that hold a pass.")
+    tokens = models.FloatField(default=0, db_default=0.0, help_text="What is left of the rate, as of `filled_at`.")
+    filled_at = models.DateTimeField(db_default=Now())
+    opens_at = models.DateTimeField(null=True, help_text="When the next set of what waits is let go.")
+    is_awaited = models.BooleanField(default=False, db_default=False, help_text="Whether jobs may be parked at it.")
+
+    class Meta:
+        # Internal rows without an admin page, so no permissions.
+        default_permissions = ()
+        # Maintenance sleeps until the first of these; limiters that no job waits for have NULL.
+        indexes: ClassVar = [IndexWhereSet(fields=["opens_at"], name="faktory_gate_opens")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["scope", "name"], name="faktory_gate_name"),
+            models.CheckConstraint(name="faktory_gate_in_use", condition=Q(in_use__gte=0)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.scope} {self.name}"

@@ -1,0 +1,31 @@
+"""Model of locks that running jobs hold (ADR 0015). Changed only by `store.locks`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+
+from . import permissions as may
+from .fields import ExactCharField
+
+
+class JobLock(models.Model):
+    """A key that a running job has locked (ADR 0015). Its id is the fencing token: later locks have higher ids."""
+
+    # Exclusion rests on this unique key alone; the state `blocked` only saves reads and wakeups (ADR 0015).
+    key = ExactCharField(max_length=255, unique=True, db_column="lock_key")
+    jid = ExactCharField(max_length=255)
+    attempt = models.IntegerField()
+    wid = ExactCharField(max_length=255, db_index=True)
+    lease = models.DurationField(help_text="How long it lives without being extended.")
+    acquired_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    is_lapsed = models.BooleanField(default=False, help_text="Whether its end was noticed: the next job is ready.")
+
+    class Meta:
+        permissions = may.LOCK
+        indexes: ClassVar = [models.Index(fields=["is_lapsed", "expires_at"], name="faktory_lock_ends")]
+
+    def __str__(self) -> str:
+        return f"{self.key} #{self.pk}"

@@ -1,0 +1,27 @@
+"""Model of jobs in transit to another database or to a Faktory server."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Now
+
+from . import permissions as may
+from .fields import ExactCharField
+
+
+class OutboxEntry(models.Model):
+    """A job in transit to another database or to a Faktory server: see `brokers.outbox`."""
+
+    jid = ExactCharField(max_length=255)
+    queue = ExactCharField(max_length=255)
+    job = models.TextField(help_text="The job with all that is known of it, as JSON.")
+    created_at = models.DateTimeField(db_default=Now())
+    leased_until = models.DateTimeField(null=True, help_text="Somebody is handing it on until then.")
+    error = models.TextField(default="", db_default="", help_text="Why it was refused: it stays for a person to see.")
+
+    class Meta:
+        permissions = may.OUTBOX
+        verbose_name_plural = "outbox entries"
+
+    def __str__(self) -> str:
+        return f"#{self.pk} {self.jid}"

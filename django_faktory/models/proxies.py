@@ -1,0 +1,26 @@
+"""Proxy models without a table: they give admin pages a place in the index, an address and permissions."""
+
+from __future__ import annotations
+
+from . import Queue
+from . import permissions as may
+
+
+class Overview(Queue):
+    """Dashboard of all jobs, queues and workers. Permission: `permissions.VIEW_STATISTICS`."""
+
+    class Meta:
+        app_label = "django_faktory"
+        proxy = True
+        default_permissions = ()
+        verbose_name = verbose_name_plural = "overview"
+
+
+class GearMonkeyFunction(Queue):
+    """Page of GearMonkey functions, which are stored in Redis."""
+
+    class Meta:
+        permissions = may.GEARMONKEY
+        app_label = "django_faktory"
+        proxy = True
+        verbose_name = "GearMonkey function"

@@ -1,0 +1,49 @@
+"""Model of queues, and their query set with operations to pause and resume them."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from django.db import models
+from django.db.models.functions import Now
+
+from . import permissions as may
+from .fields import ExactCharField
+from .hooks import operations
+
+
+class QueueQuerySet(models.QuerySet["Queue"]):
+    """Known queues, with operations to pause and resume them."""
+
+    def paused(self) -> Self:
+        """Filter queues from which no job is fetched."""
+        return self.filter(paused_at__isnull=False)
+
+    def pause(self) -> int:
+        """Stop delivering jobs of these queues; return how many were not paused before."""
+        return operations().pause(self)
+
+    def resume(self) -> int:
+        """Deliver jobs of these queues again; return how many were paused."""
+        return operations().resume(self)
+
+    pause.queryset_only = resume.queryset_only = True  # type: ignore[attr-defined]
+    pause.alters_data = resume.alters_data = True  # type: ignore[attr-defined]
+
+
+class Queue(models.Model):
+    """A queue that was used, and whether it is paused. Jobs refer to it by name only, without a foreign key."""
+
+    name = ExactCharField(max_length=255, primary_key=True)
+    paused_at = models.DateTimeField(null=True, blank=True)
+    used_at = models.DateTimeField(
+        db_default=Now(), editable=False, help_text="When a job was pushed to it last, or waited in it; to an hour."
+    )
+
+    objects = QueueQuerySet.as_manager()
+
+    class Meta:
+        permissions = may.QUEUE
+
+    def __str__(self) -> str:
+        return str(self.name)

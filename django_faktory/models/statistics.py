@@ -1,0 +1,47 @@
+"""Models of counted jobs and of their timings. Changed only by `store.statistics`."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Now
+
+from ..core.histograms import BUCKETS
+from .fields import ExactCharField
+
+
+class Counter(models.Model):
+    """Numbers of finished jobs by day: a row for each counting connection, and one into which the others are folded.
+
+    A row for each connection avoids that all transactions wait for the lock of one row.
+    """
+
+    pk = models.CompositePrimaryKey("day", "slot")
+    day = models.DateField()
+    slot = models.BigIntegerField(help_text="Drawn at random by the connection that counts in it; -1: folded.")
+    processed = models.BigIntegerField(default=0, help_text="Ends, good and bad.")
+    failed = models.BigIntegerField(default=0)
+    late = models.BigIntegerField(default=0, help_text="Reports that came too late to change anything.")
+
+    def __str__(self) -> str:
+        return f"{self.day} #{self.slot}"
+
+
+class Measure(models.Model):
+    """Timings of one minute by queue and task; the row of 1970 has the totals since the beginning. See `histograms`."""
+
+    pk = models.CompositePrimaryKey("minute", "queue", "jobtype")
+    minute = models.DateTimeField()
+    queue = ExactCharField(max_length=255)
+    jobtype = ExactCharField(max_length=255)
+    started = models.BigIntegerField()
+    succeeded = models.BigIntegerField()
+    failed = models.BigIntegerField()
+    waited_s = models.FloatField(help_text="Seconds between enqueued and started, of all together.")
+    ran_s = models.FloatField()
+    used_at = models.DateTimeField(db_default=Now(), help_text="When something was added last.")
+    for _place in range(BUCKETS):  # one column for each bucket of the histograms: SQL can add to them
+        vars()[f"wait_{_place}"] = models.BigIntegerField()
+        vars()[f"run_{_place}"] = models.BigIntegerField()
+
+    def __str__(self) -> str:
+        return f"{self.minute:%Y-%m-%d %H:%M} {self.queue} {self.jobtype}"

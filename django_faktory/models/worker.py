@@ -1,0 +1,47 @@
+"""Model of worker processes. Changed only by `store.workers`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from . import permissions as may
+from .fields import ExactCharField
+
+
+class WorkerProcess(models.Model):
+    """A process in any language that sent HELLO with a wid."""
+
+    class State(models.TextChoices):
+        """State of a worker; it changes in one direction only: running, quiet, terminate."""
+
+        RUNNING = "running"
+        QUIET = "quiet"
+        TERMINATE = "terminate"
+
+    wid = ExactCharField(max_length=255, primary_key=True)
+    hostname = models.CharField(max_length=255, default="")
+    pid = models.BigIntegerField(default=0)
+    labels = models.JSONField(default=list)
+    state = ExactCharField(max_length=10, choices=State.choices, default=State.RUNNING)
+    rss_kb = models.BigIntegerField(default=0)
+    started_at = models.DateTimeField(db_default=Now())
+    seen_at = models.DateTimeField(db_default=Now(), help_text="Latest HELLO, BEAT or sight of a connection.")
+    beat_at = models.DateTimeField(
+        null=True, help_text="Latest BEAT; a wid that never sent one is left to its reservations."
+    )
+
+    class Meta:
+        permissions = may.WORKER
+        verbose_name_plural = "worker processes"
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="faktory_worker_state", condition=Q(state__in=["running", "quiet", "terminate"])
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.hostname}:{self.pid} {self.wid}"

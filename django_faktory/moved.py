@@ -1,0 +1,52 @@
+"""Answer the import of a public module at its old place by an ImportError that names the new one.
+
+Importing this module installs a finder at the end of `sys.meta_path`, where Python asks it only for modules that no
+other finder knows. Imports little, because the supervisor without Django imports the package (ADR 0012).
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # as in `errors`
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+MOVED = {
+    "django_faktory.api": "django_faktory.contrib.api",
+    "django_faktory.batches": "django_faktory.tasks.batch",
+    "django_faktory.compat": "django_faktory.tasks.compat",
+    "django_faktory.crontab": "django_faktory.tasks.cron",
+    "django_faktory.gating": "django_faktory.core.limits",
+    "django_faktory.gearmonkey": "django_faktory.contrib.gearmonkey",
+    "django_faktory.limiting": "django_faktory.tasks.limits",
+    "django_faktory.locket": "django_faktory.core.locket",
+    "django_faktory.metrics": "django_faktory.contrib.metrics",
+    "django_faktory.middleware": "django_faktory.tasks.middleware",
+    "django_faktory.redaction": "django_faktory.tasks.redaction",
+    "django_faktory.results": "django_faktory.tasks.results",
+    "django_faktory.tls": "django_faktory.brokers.tls",
+    "django_faktory.tracing": "django_faktory.tasks.tracing",
+    "django_faktory.transfer": "django_faktory.contrib.transfer",
+}
+"""Old and new places of public modules; the modules of a package have moved with it."""
+
+
+def new_place(path: str) -> str:
+    """Return "… has moved: import …" for the dotted path of a module that has moved, or of a name in it; else ""."""
+    old = ".".join(path.split(".")[:2])
+    return f"{old} has moved: import {MOVED[old]}" if old in MOVED else ""
+
+
+class MovedFinder:
+    """Finder that finds nothing; it raises ImportError for the old places."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        """Raise ImportError if a module of this name has moved."""
+        del path, target  # parts of the protocol
+        if told := new_place(name):
+            raise ImportError(told, name=name)
+
+
+sys.meta_path.append(MovedFinder())

@@ -1,0 +1,1 @@
+"""Operations that admin, REST API and command line share."""

@@ -1,0 +1,147 @@
+"""Apply bulk operations to jobs and queues: retry, requeue, kill, discard, prune, pause, resume.
+
+Adds the notifications and the project's settings to the functions of `store.jobs.bulk`; used by querysets, the admin,
+the API and the command line. Each step is one short transaction over at most `store.jobs.bulk.CHUNK` jobs; inside a
+transaction of the caller all steps are part of that transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import partial
+from typing import NamedTuple
+
+from django.db import transaction
+
+from .. import conf
+from ..core.lifecycle import Event, State, sources
+from ..models import Job, JobQuerySet
+from ..models.queue import QueueQuerySet
+from ..store import notifier, queues
+from ..store.jobs import bulk, transitions
+from ..store.notifier.postgresql import ANY_QUEUE
+
+TRIED_FOR_S = 3600
+"""Seconds for which a job that was run by `try_one` keeps its row after it ended."""
+
+
+class Verb(StrEnum):
+    """Operations that can be applied to any set of jobs."""
+
+    RETRY = "retry"
+    REQUEUE = "requeue"
+    KILL = "kill"
+    DISCARD = "discard"
+    PRUNE = "prune"
+
+
+STATES: dict[Verb, frozenset[State]] = {
+    Verb.RETRY: frozenset({State.RETRIES, State.DEAD}),
+    Verb.REQUEUE: sources(Event.REQUEUE),
+    Verb.KILL: sources(Event.KILL),
+    Verb.DISCARD: sources(Event.DISCARD),
+    Verb.PRUNE: sources(Event.PURGE),
+}
+"""States a job must be in for each verb; jobs in other states are not changed."""
+
+
+class Under(NamedTuple):
+    """A bulk operation in progress, returned by `begin`."""
+
+    total: int
+    """Jobs found by the query. Jobs that leave their state before their step runs are not changed."""
+    steps: Iterator[int]
+    """Lazy steps: advancing the iterator executes one step and yields the number of jobs it changed."""
+
+
+def begin(verb: Verb, jobs: JobQuerySet) -> Under:
+    """Find the jobs to change and return the steps; jobs created later are not included."""
+    jobs = jobs.using(_writable(jobs))
+    # Counted and changed on the same database: a replica that lags would list jobs that have changed since.
+    found, steps = bulk.change(jobs, STATES[verb], _change(verb))
+    return Under(found, _carried_out(verb, jobs.db, steps))
+
+
+def carry_out(verb: Verb, jobs: JobQuerySet) -> int:
+    """Execute all steps; return the number of jobs changed."""
+    return sum(begin(verb, jobs).steps)
+
+
+def spread(ids: Sequence[int], *, first_at: datetime, every_s: float, using: str) -> int:
+    """Defer failed jobs so that they run one after the other, in the order of `ids`.
+
+    The jobs wait in the retries state, `every_s` seconds apart, so workers receive them no faster than that pace.
+    Return the number of jobs changed.
+    """
+    changed = 0
+    for start in range(0, len(ids), bulk.CHUNK):
+        places = range(start, min(start + bulk.CHUNK, len(ids)))
+        # Times depend on the place in `ids` and not on the clock, so a later chunk continues the pace of the first.
+        times = {ids[place]: first_at + timedelta(seconds=every_s * place) for place in places}
+        changed += transitions.defer(times, using=using)
+    if changed:
+        _announce(using, {ANY_QUEUE})
+    return changed
+
+
+def try_one(job: Job) -> bool:
+    """Retry this job now and keep its row for `TRIED_FOR_S` after it ends.
+
+    Return False if the job has left the retries and dead states.
+    """
+    using = job._state.db or conf.get("DATABASE")  # noqa: SLF001  (documented)
+    # Before the retry: a fast worker could end the job, and so remove its row, between the two statements.
+    transitions.keep_for(job.pk, TRIED_FOR_S, using=using)
+    return carry_out(Verb.RETRY, Job.objects.using(using).filter(pk=job.pk)) == 1
+
+
+def pause(found: QueueQuerySet) -> int:
+    """Stop handing out jobs of these queues; return how many were not paused before."""
+    return len(queues.pause(_names(found), using=_writable(found)))
+
+
+def resume(found: QueueQuerySet) -> int:
+    """Hand out jobs of these queues again; return how many were paused."""
+    using = _writable(found)
+    resumed = queues.resume(_names(found), using=using)
+    if resumed:
+        _announce(using, set(resumed))
+    return len(resumed)
+
+
+def _names(found: QueueQuerySet) -> list[str]:
+    return list(found.values_list("name", flat=True))
+
+
+def _writable(rows: JobQuerySet | QueueQuerySet) -> str:
+    """Return the alias to write to, also for a set that was read from a replica."""
+    # The router then chooses the alias as it does for update().
+    rows._for_write = True  # type: ignore[union-attr]  # noqa: SLF001  (as QuerySet's own update does)
+    return rows.db
+
+
+def _change(verb: Verb) -> transitions.Change:
+    match verb:
+        case Verb.KILL:
+            return transitions.killed(conf.get("DEAD_TTL"))
+        case Verb.DISCARD:
+            return transitions.discarded
+        case Verb.PRUNE:
+            return transitions.purged
+    return transitions.requeued
+
+
+def _carried_out(verb: Verb, using: str, steps: Iterator[bulk.Step]) -> Iterator[int]:
+    for step in steps:
+        changed = step()
+        # Workers are notified after each step and not at the end, so that they start while other steps run.
+        if changed and verb in (Verb.RETRY, Verb.REQUEUE):
+            _announce(using, {ANY_QUEUE})
+        yield changed
+
+
+def _announce(using: str, names: set[str]) -> None:
+    # After the commit: a worker that wakes up earlier would not see the jobs.
+    transaction.on_commit(partial(notifier.announce, using, names), using=using)

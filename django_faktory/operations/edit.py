@@ -1,0 +1,136 @@
+"""Change the arguments, queue, priority or time of a job that is not running. Used by the admin and the API.
+
+Only changed members are rewritten; the remaining text stays exactly as its client sent it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple
+
+from django.db import transaction
+
+from .. import brokers
+from ..core.job_parser import parse_job
+from ..core.json import jsontext
+from ..core.lifecycle import State
+from ..core.payloads import JobPayload, priority_to_wire, rfc3339
+from ..errors import InvalidPayload, UnknownJobType
+from ..models import Job
+from ..store import notifier, queues
+from ..store.jobs import edits
+from ..tasks.base import autodiscover, lookup
+from ..tasks.encryption import is_sealed
+from ..tasks.json_values import encoded
+
+EDITABLE = edits.EDITABLE
+
+
+class Changes(NamedTuple):
+    """Changes to a job; None leaves a value as it is."""
+
+    args: list[Any] | None = None
+    """As the job carries them: JSON types, with references encoded."""
+    kwargs: Mapping[str, Any] | None = None
+    queue: str | None = None
+    priority: int | None = None
+    """Django's priority, -100 to 100, larger first."""
+    run_at: datetime | None = None
+
+
+def edit(jid: str, changes: Changes, *, using: str) -> Job:
+    """Change the job and return its new state.
+
+    Raises JobNotFound; InvalidTransition if it is running or has ended, or if it receives a time but is not in a state
+    that waits for one; InvalidPayload if the result is not a valid job or its task does not accept the arguments;
+    NotUnique if another job has the key of the new arguments.
+    """
+    autodiscover()  # a web process may not have imported all tasks
+    job = edits.edit(jid, partial(_edited, changes), using=using)
+    # Other states wait for a time, so no worker could take the job yet and a wakeup is useless.
+    if job.state in (State.ENQUEUED, State.BLOCKED):
+        transaction.on_commit(partial(_tell, job.queue, using), using=using)
+    return job
+
+
+def call_of(job: Job) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a stored job as it carries them, without decoding references."""
+    found = jsontext.members(job.payload)
+    custom = jsontext.last_members(found.get("custom", "{}")) if found.get("custom", "").startswith("{") else {}
+    kwargs = jsontext.decode(custom.get("kwargs", "{}"))
+    return jsontext.decode(found.get("args", "[]")), kwargs if isinstance(kwargs, dict) else {}
+
+
+def _edited(changes: Changes, row: Job) -> edits.Edit:
+    found = jsontext.members(row.payload)
+    _refuse_sealed(changes, found)
+    if changes.args is not None:
+        found["args"] = _json("args", changes.args)
+    if changes.kwargs is not None:
+        found["custom"] = _with_kwargs(found.get("custom", "{}"), _json("kwargs", changes.kwargs))
+    if changes.queue is not None:
+        found["queue"] = jsontext.encode(changes.queue)
+    if changes.priority is not None:
+        found["priority"] = str(priority_to_wire(changes.priority))
+    # Only a scheduled job has `at` in its text; for a retry the time is in the row only.
+    if changes.run_at is not None and row.state == State.SCHEDULED:
+        found["at"] = jsontext.encode(rfc3339(changes.run_at))
+    job = _keyed(parse_job(jsontext.join(found.items())))
+    # Checked on the parsed result: args and kwargs may come from different sources, one new and one stored.
+    if changes.args is not None or changes.kwargs is not None:
+        check_call(job.jobtype, *call_of(Job(payload=job.text)))
+    weight = row.weight if changes.priority is None else -changes.priority
+    return edits.Edit(job, weight, changes.run_at)
+
+
+def _refuse_sealed(changes: Changes, found: Mapping[str, str]) -> None:
+    """Raise InvalidPayload if encrypted arguments would change.
+
+    Users must not edit text that they cannot read, and args and kwargs are one encrypted envelope: replacing one of
+    them would break it.
+    """
+    is_changed = changes.args is not None or changes.kwargs is not None
+    if is_changed and is_sealed(jsontext.decode(found.get("args", "[]"))):
+        raise InvalidPayload("args: they are encrypted and cannot be edited; discard this job and enqueue another")
+
+
+def _json(field: str, value: Any) -> str:
+    try:
+        return encoded(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidPayload(f"{field}: JSON cannot hold it: {error}") from error
+
+
+def _with_kwargs(custom: str, kwargs: str) -> str:
+    members = jsontext.last_members(custom) if custom.startswith("{") else {}
+    return jsontext.join({**members, "kwargs": kwargs}.items())
+
+
+def _keyed(job: JobPayload) -> JobPayload:
+    """Add the key of the queue's lock, if the project has locked queues."""
+    locket = getattr(brokers.get_broker(), "locket", None)
+    return locket.keyed(job) if locket is not None and locket.is_enabled else job
+
+
+def check_call(jobtype: str, args: list[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise InvalidPayload if the task with this name does not accept the arguments.
+
+    Jobtypes of other projects are not checked.
+    """
+    try:
+        task = lookup(jobtype)
+    except UnknownJobType:
+        return
+    try:
+        # None takes the place of the context, which the worker passes.
+        signature(task.func).bind(*([None] if task.takes_context else []), *args, **kwargs)
+    except TypeError as error:
+        raise InvalidPayload(f"args: {jobtype} cannot be called with them: {error}") from error
+
+
+def _tell(queue: str, using: str) -> None:
+    queues.add({queue}, using=using)
+    notifier.announce(using, {queue})

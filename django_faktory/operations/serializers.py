@@ -1,0 +1,205 @@
+"""Serializers of rows to JSON types, shared by the command line and the API: stable formats.
+
+Times are RFC 3339, in UTC.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from math import isfinite
+from typing import Any
+
+from django.utils import timezone
+
+from ..core.json import jsontext
+from ..core.limits import rate_text
+from ..core.payloads import BatchStatus, rfc3339
+from ..errors import InvalidPayload
+from ..models import Batch, Job, JobLock, Limit, WorkerProcess
+from ..models.cron import CronEntry, CronRun
+from ..tasks import redaction
+from ..tasks.results import attempts_of, runs_of
+
+SHORT = (
+    "id", "jid", "jobtype", "queue", "state", "weight", "failures", "losses", "interruptions", "errtype", "about",
+    "bid", "wid", "created_at", "run_at", "enqueued_at", "started_at", "finished_at",
+)  # fmt: skip
+"""Columns that `job_of` reads, so that lists do not load long texts."""
+
+
+def job_of(job: Job) -> dict[str, Any]:
+    """Serialize a job for a list."""
+    return {
+        "jid": job.jid,
+        "jobtype": job.jobtype,
+        "queue": job.queue,
+        "state": str(job.state),
+        "priority": job.priority,
+        "attempt": job.attempts,
+        "failures": job.failures,
+        "interruptions": job.interruptions,
+        # The columns are empty texts where the API has null.
+        "errtype": job.errtype or None,
+        "about": job.about,
+        "batch": job.bid,
+        "worker": job.wid or None,
+        "created_at": time_of(job.created_at),
+        "run_at": time_of(job.run_at),
+        "enqueued_at": time_of(job.enqueued_at),
+        "started_at": time_of(job.started_at),
+        "finished_at": time_of(job.finished_at),
+    }
+
+
+def whole_job_of(job: Job) -> dict[str, Any]:
+    """Serialize a job with its payload, attempts, interrupted runs and result."""
+    attempts = [
+        {
+            "worker": one.wid,
+            "errtype": one.errtype,
+            "message": one.message,
+            "started_at": one.started_at or None,
+            "failed_at": one.failed_at or None,
+            "backtrace": one.backtrace,
+        }
+        for one in attempts_of(job.history)
+    ]
+    # Separate from the attempts: an interruption is not a failure and uses no retry.
+    interrupted = [
+        {
+            "worker": one.wid,
+            "message": one.message,
+            "started_at": one.started_at or None,
+            "interrupted_at": one.failed_at or None,
+        }
+        for one in runs_of(job.history)
+        if one.is_interruption
+    ]
+    result = None if job.result is None else _read(job.result)
+    payload = redaction.shown_job(job.jobtype, job.payload)
+    return {**job_of(job), "job": _read(payload), "attempts": attempts, "interrupted": interrupted, "result": result}
+
+
+def _read(text: str) -> Any:
+    try:
+        return _finite(jsontext.decode(text))
+    except InvalidPayload:  # a row that was edited by hand: shown unchanged
+        return text
+
+
+def _finite(value: Any) -> Any:
+    """Convert numbers too large for a float to text, because JSON writers reject infinity."""
+    match value:
+        case float() if not isfinite(value):
+            return str(value)
+        case list():
+            return [_finite(item) for item in value]
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+    return value
+
+
+def worker_of(worker: WorkerProcess, *, jobs: int) -> dict[str, Any]:
+    """Serialize a worker process, with the number of its jobs."""
+    return {
+        "wid": worker.wid,
+        "hostname": worker.hostname,
+        "pid": worker.pid,
+        "labels": worker.labels,
+        "state": str(worker.state),
+        "rss_kb": worker.rss_kb,
+        "jobs": jobs,
+        "started_at": time_of(worker.started_at),
+        "beat_at": time_of(worker.beat_at),
+    }
+
+
+def batch_of(batch: Batch | BatchStatus) -> dict[str, Any]:
+    """Serialize a batch. `complete` and `success` are the progress of its callbacks."""
+    said = {"": "not yet", "1": "enqueued", "2": "done"}
+    return {
+        "bid": batch.bid,
+        "description": batch.description,
+        "parent": batch.parent_bid or None,
+        "total": batch.total,
+        "pending": batch.pending,
+        "failed": batch.failed,
+        "complete": said.get(batch.complete_st, batch.complete_st),
+        "success": said.get(batch.success_st, batch.success_st),
+        "is_broken": batch.is_broken,
+        "created_at": time_of(batch.created_at),
+    }
+
+
+def cron_entry_of(entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
+    """Serialize a cron entry with its latest run."""
+    return {
+        "name": entry.name,
+        "schedule": entry.schedule,
+        "zone": entry.zone,
+        "jobtype": entry.jobtype,
+        "queue": entry.queue or None,
+        "origin": str(entry.origin),
+        "state": entry.state,
+        "problem": entry.problem or None,
+        "next_at": time_of(entry.next_at),
+        "latest": run and cron_run_of(run),
+    }
+
+
+def cron_call_of(entry: CronEntry) -> dict[str, Any]:
+    """Serialize the arguments and options of a cron entry's jobs, redacted."""
+    found = {field: _read(getattr(entry, field)) for field in ("args", "kwargs", "job")}
+    # Arguments occur twice, as columns and in the job's options, so both are redacted.
+    found |= {field: redaction.shown(entry.jobtype, found[field]) for field in ("args", "kwargs")}
+    job = found["job"]
+    if isinstance(job, dict) and isinstance(custom := job.get("custom"), dict) and "kwargs" in custom:
+        found["job"] = {**job, "custom": {**custom, "kwargs": redaction.shown(entry.jobtype, custom["kwargs"])}}
+    return found
+
+
+def cron_run_of(run: CronRun) -> dict[str, Any]:
+    """Serialize a cron run; a manual run has no tick."""
+    return {
+        "tick": time_of(run.tick),
+        "at": time_of(run.at),
+        "outcome": str(run.outcome),
+        "jid": run.jid or None,
+        "note": run.note or None,
+    }
+
+
+def limit_of(limit: Limit, in_use: int = 0, opens_at: datetime | None = None) -> dict[str, Any]:
+    """Serialize a limit and its usage."""
+    return {
+        "id": limit.pk,
+        "scope": limit.scope,
+        "name": limit.name,
+        "concurrency": limit.concurrency,
+        "rate": None if limit.rate is None else rate_text(limit.rate, limit.per),
+        "burst": limit.burst,
+        "is_paused": limit.paused_at is not None,
+        "origin": limit.origin,
+        "in_use": in_use,
+        "opens_at": time_of(opens_at),
+    }
+
+
+def lock_of(lock: JobLock) -> dict[str, Any]:
+    """Serialize a lock: a key and the running job that has it."""
+    return {
+        "token": lock.pk,
+        "key": lock.key,
+        "jid": lock.jid,
+        "attempt": lock.attempt,
+        "worker": lock.wid or None,
+        "acquired_at": time_of(lock.acquired_at),
+        "expires_at": time_of(lock.expires_at),
+    }
+
+
+def time_of(moment: datetime | None) -> str | None:
+    """Return RFC 3339 in UTC; without USE_TZ Django's times are naive and local."""
+    if moment is None:
+        return None
+    return rfc3339(timezone.make_aware(moment) if timezone.is_naive(moment) else moment)

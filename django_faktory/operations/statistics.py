@@ -1,0 +1,79 @@
+"""Read the figures that Prometheus and statsd export (`read`): two queries, shared by the callers of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from .. import conf
+from ..core.histograms import OTHER, Series
+from ..store.shared_reads import shared
+from ..store.statistics import counts as statistics
+from ..store.statistics import histograms
+
+MOST_EXPORTED = 200
+"""Maximum number of queues, and of pairs of queue and task, with series of their own. Clients choose their names, so
+their number is unbounded.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """The exported figures: sizes by name, latencies in seconds, sums since the beginning by queue and task."""
+
+    queues: Mapping[str, float]
+    """Sizes of at most `MOST_EXPORTED` queues. All further queues are combined in `OTHER`: the sum of their sizes,
+    their longest latency, and how many of them are paused.
+    """
+    latencies: Mapping[str, float]
+    """Seconds that the first job of each queue has waited."""
+    paused: Mapping[str, float]
+    """1 for each paused queue, else 0."""
+    sets: Mapping[str, float]
+    workers: Mapping[str, float]
+    batches: Mapping[str, float]
+    processed: int
+    failed: int
+    late: int
+    """Reports that came too late to change anything."""
+    series: dict[tuple[str, str], Series] = field(default_factory=dict)
+
+
+def read(*, using: str, most: int = MOST_EXPORTED) -> Numbers:
+    """Return the figures. They may be one second old, or ten times the duration of the query if that is more."""
+    counts = statistics.shared_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    series = shared((histograms.ever, most), partial(histograms.ever, using=using, most=most), using=using)
+    return _exported(counts, series, most)
+
+
+def _exported(counts: statistics.AllCounts, series: dict[tuple[str, str], Series], most: int) -> Numbers:
+    latencies = counts.latencies
+    if len(counts.queues) <= most:
+        chosen, others = list(counts.queues), []
+    else:  # both halves matter: a long queue, and a short one where jobs wait long
+        by_size = sorted(counts.queues, key=lambda name: (-counts.queues[name], name))
+        by_age = sorted(counts.queues, key=lambda name: (-latencies.get(name, 0.0), name))
+        # The halves may overlap; the largest queues fill the places that remain.
+        chosen = list(dict.fromkeys([*by_size[: most // 2], *by_age[: most // 2], *by_size]))[:most]
+        others = list(set(counts.queues).difference(chosen))
+    numbers = Numbers(
+        queues={name: counts.queues[name] for name in chosen},
+        latencies={name: latencies.get(name, 0.0) for name in chosen},
+        paused={name: float(name in counts.paused) for name in chosen},
+        sets=counts.sets,
+        workers=counts.workers,
+        batches=counts.batches,
+        processed=counts.totals["processed"],
+        failed=counts.totals["failed"],
+        late=counts.totals["late"],
+        series=series,
+    )
+    if not others:
+        return numbers
+    return replace(
+        numbers,
+        queues={**numbers.queues, OTHER: sum(counts.queues[name] for name in others)},
+        latencies={**numbers.latencies, OTHER: max(latencies.get(name, 0.0) for name in others)},
+        paused={**numbers.paused, OTHER: float(len(counts.paused.intersection(others)))},
+    )

@@ -1,0 +1,1 @@
+"""Processes of `runfaktory`: configuration, roles, maintenance, relays, health and supervision."""

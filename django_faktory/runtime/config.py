@@ -1,0 +1,240 @@
+"""Combine and check options and settings of one `runfaktory` (`make_plan`). Starts nothing.
+
+Source: interface "Commands"; `docs/reference/commands.md`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import connections
+
+from .. import conf
+from ..backend import registered_queues
+from ..brokers import tls
+from ..brokers.client import parse_url
+from ..checks.security import is_loopback
+from ..errors import FaktoryError, InvalidPayload
+from ..tasks import base
+from ..worker.queue_order import QueueOrder
+
+MOST_PROCESSES = 4
+"""Default maximum of worker processes: more of them should be a decision of the operator."""
+
+MOST = 1024
+"""Maximum of the options `--processes` and `--concurrency`."""
+
+MOST_JOBS = 2**31 - 1
+"""Maximum of the option `--max-jobs`."""
+
+MOST_MB = 2**20
+"""Maximum of the option `--max-rss`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which processes to run, and how. `alias` is None if the jobs are on a Faktory server elsewhere.
+
+    `tls` has the paths of the server's certificate and key.
+    """
+
+    serves: bool
+    works: bool
+    address: tuple[str, int]
+    alias: str | None
+    # repr=False: the URL may contain a password, and plans appear in tracebacks.
+    url: str = field(repr=False)
+    tls: tuple[str, str] | None
+    queues: tuple[str, ...]
+    processes: int
+    concurrency: int
+    drain: bool
+    health: tuple[str, int] | None = None
+    """Address where probes are answered; None for no probes."""
+    max_jobs: int | None = None
+    max_rss: int | None = None
+    """A worker process is replaced after `max_jobs` jobs, or when it takes more than `max_rss` MB after a job."""
+    gearmonkey: str = field(default="", repr=False)
+    """Redis URL of the GearMonkey clients to serve; "" for none."""
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Plan:
+        """Build a plan from the JSON of its `asdict`, which has lists in place of tuples."""
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
+        }
+        return cls(**fields)
+
+    def __str__(self) -> str:
+        protection = " with TLS" if self.tls else ""
+        parts = [f"server on {self.address[0]}:{self.address[1]}{protection}"] if self.serves else []
+        if self.alias is None:
+            at = parse_url(self.url)
+            parts.append(f"jobs of the Faktory server {at.host}:{at.port}")
+        else:
+            parts.append(f"database {self.alias} ({connections[self.alias].vendor})")
+        if self.works:
+            parts.append(f"workers {self.processes} × {self.concurrency} threads")
+            parts.append(f"queues {','.join(self.queues)}")
+        if self.health:
+            parts.append(f"probes on {self.health[0]}:{self.health[1]}")
+        return ", ".join(parts)
+
+
+def make_plan(options: dict[str, Any], *, gearmonkey: str = "") -> Plan:
+    """Build the plan from the command's options. Raises CommandError with the expected and the given value.
+
+    `gearmonkey` is the Redis URL of GearMonkey clients to serve.
+    """
+    serves, works = not options["worker_only"], not options["server_only"]
+    _check_combination(options, serves=serves, works=works)
+    is_remote = bool(options["url"]) or conf.get("BROKER") == "remote"
+    alias = None if is_remote else conf.get("DATABASE")
+    if alias:
+        _check_database(alias)
+    return Plan(
+        serves=serves,
+        works=works,
+        address=_address(options["address"] or conf.get("BIND")),
+        alias=alias,
+        url=_url(options["url"] or conf.url()) if is_remote else "",
+        tls=_tls(options) if serves else None,
+        queues=_queues(options["queues"]),
+        processes=_number("--processes", options["processes"]) or conf.get("PROCESSES") or _default_processes(alias),
+        concurrency=_number("--concurrency", options["concurrency"]) or conf.get("CONCURRENCY"),
+        drain=options["drain"],
+        health=_address(options["health"], "--health") if options["health"] else None,
+        max_jobs=_number("--max-jobs", options["max_jobs"], most=MOST_JOBS) or conf.get("MAX_JOBS"),
+        max_rss=_number("--max-rss", options["max_rss"], most=MOST_MB) or conf.get("MAX_RSS"),
+        gearmonkey=gearmonkey,
+    )
+
+
+def open_doors(plan: Plan, *, shows_url: bool) -> Iterator[str]:
+    """Yield one line for each security risk that a plan shows."""
+    host, port = plan.address
+    if plan.serves and not is_loopback(host) and not conf.password():
+        yield (
+            f"{host}:{port} can be reached from other machines, and there is no password: any client can add, "
+            "fetch and delete jobs; set FAKTORY_PASSWORD"
+        )
+    if shows_url and parse_url(plan.url).password:
+        yield "--url: `ps` shows its password to every user of this machine; give the URL in FAKTORY_URL instead"
+
+
+def doubts(plan: Plan) -> Iterator[str]:
+    """Yield one line for each sign that the workers of a plan would wait without work."""
+    if not plan.works:
+        return
+    used = registered_queues()
+    if not base.registered():
+        yield "no task is known: workers look in the tasks.py of each app of INSTALLED_APPS"
+    for told in plan.queues:
+        name = told.partition(":")[0]
+        # Only a likely typo is reported: clients outside this project may fill other queues.
+        near = get_close_matches(name, used, n=1) if name not in used else []
+        if near:
+            yield f"queue {name!r}: no task of this project uses it; did you mean {near[0]!r}?"
+
+
+def _check_database(alias: str) -> None:
+    connection = connections[alias]
+    if connection.vendor == "sqlite" and connection.is_in_memory_db():  # type: ignore[attr-defined]  # SQLite's has it
+        raise CommandError(
+            f"DATABASES[{alias!r}]: expected a file, got one in memory: each process would have a database of its own"
+        )
+    # django-tenants' `tenant_command` sets the schema of this thread's connection only.
+    schema = getattr(connection, "schema_name", None)
+    begins_in = getattr(connections.create_connection(alias), "schema_name", None)
+    if schema != begins_in:
+        raise CommandError(
+            f"DATABASES[{alias!r}]: the schema {schema!r} is set on one connection only, other processes and threads "
+            f"would begin in {begins_in!r}; use a backend that begins in it, see docs/howto/multi-tenant.md"
+        )
+
+
+def _check_combination(options: dict[str, Any], *, serves: bool, works: bool) -> None:
+    if not serves and not works:
+        raise CommandError("expected --server-only or --worker-only, got both; leave both out to run both")
+    if not serves and options["address"]:
+        raise CommandError(f"expected no address with --worker-only, got {options['address']!r}: it does not listen")
+    if not serves and (options["tls_cert"] or options["tls_key"]):
+        raise CommandError("expected no --tls-cert and --tls-key with --worker-only: it does not listen")
+    if serves and options["url"]:
+        raise CommandError("--url: expected --worker-only with it; a server keeps its jobs in this project's database")
+    if serves and conf.get("BROKER") == "remote":
+        raise CommandError(
+            'FAKTORY["BROKER"] is "remote", so there is no server to run here; add --worker-only, or set it to "orm"'
+        )
+    if options["drain"] and not works:
+        raise CommandError("--drain: expected workers with it, got --server-only")
+    if options["drain"] and options["reload"]:
+        raise CommandError("expected --drain or --reload, got both")
+
+
+def _address(text: str, option: str = "address") -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise CommandError(f"{option}: expected HOST:PORT, such as 127.0.0.1:7419, got {text!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _url(text: str) -> str:
+    try:
+        address = parse_url(text)
+        if address.is_tls:
+            # As in `_tls`: an unusable file must end the command instead of its children.
+            tls.client_context(address.ca)
+    except FaktoryError as error:
+        raise CommandError(f"--url: {error}") from error
+    return text
+
+
+def _tls(options: dict[str, Any]) -> tuple[str, str] | None:
+    """Return the files of the options, else those of the settings; never one of each."""
+    certificate, key = options["tls_cert"] or "", options["tls_key"] or ""
+    if not certificate:
+        if key:
+            raise CommandError("--tls-key: expected --tls-cert with it, got none")
+        certificate, key = str(conf.get("TLS_CERT")), str(conf.get("TLS_KEY"))
+    if not certificate:
+        return None
+    try:
+        # Loaded here already, so that an unusable file ends the command instead of its children.
+        tls.server_context(certificate, key)
+    except tls.UnusableFile as error:
+        raise CommandError(str(error)) from error
+    return certificate, key
+
+
+def _queues(text: str | None) -> tuple[str, ...]:
+    specs: Sequence[str] = (
+        [spec.strip() for spec in text.split(",")] if text is not None else conf.get("QUEUES") or registered_queues()
+    )
+    try:
+        QueueOrder(specs)
+    except InvalidPayload as error:
+        raise CommandError(f"--queues: {error}") from error
+    return tuple(specs)
+
+
+def _number(option: str, text: str | None, *, most: int = MOST) -> int | None:
+    if text is None:
+        return None
+    # The length is checked before `int`, which raises for more than 4,300 digits.
+    if not (text.isascii() and text.isdigit()) or len(text) > len(str(most)) or not 1 <= int(text) <= most:
+        raise CommandError(f"{option}: expected a whole number from 1 to {most}, got {text!r:.80}")
+    return int(text)
+
+
+def _default_processes(alias: str | None) -> int:
+    if alias is not None and connections[alias].vendor == "sqlite":
+        return 1  # SQLite allows one writer at a time: more processes would wait for each other
+    # In a container the affinity mask may be smaller than the number of processors.
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_PROCESSES, usable)

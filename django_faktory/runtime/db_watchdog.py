@@ -1,0 +1,125 @@
+"""Enforce a timeout on database calls by shutting down the socket; the driver then reports a lost connection.
+
+Without it a driver waits indefinitely if a network drops packets, a pooler hangs or a server stops responding while the
+socket stays open. Only long-running programs (`runfaktory`) enable it; web requests keep the project's own limits.
+Source: reliability class D2.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..core.logs import get_logger
+from ..store import transactions
+
+logger = get_logger(__name__)
+
+CONNECT_WITHIN_S = 5
+LOOK_EVERY_S = 1.0
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    # The operating system detects a host that is gone within half a minute. A server that has become a standby is not
+    # connected to: code that only reads would not notice the change (ADR 0017).
+    "postgresql": {
+        "connect_timeout": CONNECT_WITHIN_S,
+        "keepalives_idle": 20,
+        "tcp_user_timeout": 30_000,
+        "target_session_attrs": "read-write",
+    },
+    "mysql": {"connect_timeout": CONNECT_WITHIN_S, "read_timeout": 60, "write_timeout": 60},
+}
+
+_of_thread = threading.local()
+
+
+def enforce(alias: str, within_s: float) -> None:
+    """Limit each database call of this process to `within_s` seconds; call it before any connection is opened.
+
+    Only PostgreSQL drivers allow a waiting thread to be interrupted. MariaDB drivers have read and write timeouts of
+    their own, set here unless the project has set them.
+    """
+    connection = connections[alias]
+    options = connection.settings_dict.setdefault("OPTIONS", {})
+    for name, value in _DEFAULTS.get(connection.vendor, {}).items():
+        options.setdefault(name, value)
+    if connection.vendor == "postgresql":
+        watch = _Watch(within_s)
+        transactions.around = watch.limited
+        watch.start()
+
+
+def leave_pools() -> None:
+    """Give each thread of this process its own connection instead of one from Django's pool.
+
+    Threads keep their connection from job to job, so with a pool smaller than the number of threads some would wait
+    without end. Call it before any connection is opened.
+    """
+    for alias in connections:
+        connections.settings[alias].get("OPTIONS", {}).pop("pool", None)
+
+
+def allow_this_thread(seconds: float) -> None:
+    """Set another limit for the calling thread: maintenance reads more than a single command."""
+    _of_thread.within_s = seconds
+
+
+class _Watch:
+    """A thread that cuts a connection after its deadline."""
+
+    def __init__(self, within_s: float) -> None:
+        self.within_s = within_s
+        self.running: dict[int, tuple[float, BaseDatabaseWrapper] | None] = {}
+        self.stood_still_s = 0.0
+        """Time during which the whole process did not run (SIGSTOP, a paused machine); it counts for no limit."""
+
+    def start(self) -> None:
+        """Start the thread; it ends when another watch replaces this one."""
+        threading.Thread(target=self._run, name="faktory-deadlines", daemon=True).start()
+
+    @contextmanager
+    def limited(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+        """Cut the connection if the block takes longer than the limit."""
+        me = id(connection)  # by connection: the event loop's thread waits on several
+        self.running[me] = (self.now() + getattr(_of_thread, "within_s", self.within_s), connection)
+        try:
+            yield
+        finally:
+            self.running.pop(me, None)
+
+    def now(self) -> float:
+        """Return a monotonic time, in seconds, that excludes the time during which the process stood still."""
+        return time.monotonic() - self.stood_still_s
+
+    def _run(self) -> None:
+        while transactions.around == self.limited:
+            before = time.monotonic()
+            time.sleep(LOOK_EVERY_S)
+            # Replies may have arrived meanwhile, so the waiting threads get the rest of their time to read them.
+            self.stood_still_s += max(0.0, time.monotonic() - before - 2 * LOOK_EVERY_S)
+            now = self.now()
+            for number, entry in list(self.running.items()):
+                if entry and now >= entry[0]:
+                    self.running[number] = None  # cut only once
+                    _cut(entry[1])
+
+
+def _cut(connection: BaseDatabaseWrapper) -> None:
+    """End the connection while another thread waits on it.
+
+    Shuts down a duplicate of its socket, so that the driver's own descriptor stays open for the driver to close.
+    """
+    if (session := connection.connection) is None:
+        return  # still connecting, which connect_timeout limits
+    with suppress(Exception):  # any driver error means that the connection has already ended
+        with socket.socket(fileno=os.dup(session.fileno())) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
+        logger.warning("the database says nothing, the connection is cut alias=%s", connection.alias)

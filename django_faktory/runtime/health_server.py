@@ -1,0 +1,191 @@
+"""Answer health probes of one `runfaktory` over HTTP, for `--health HOST:PORT` (`Probes`).
+
+`/healthz` reports whether the loops and processes of this runfaktory run. It does not query the database, since a
+restart does not repair that. `/readyz` reports whether the work of the loops succeeds. The views of
+`metrics` report on all nodes, from the database. A heartbeat row for each node would allow that for one node too, but
+an idle node writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import select
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET, AF_INET6
+from threading import Event
+from typing import NamedTuple
+
+from django.db import connections
+
+from .. import conf
+from ..core.logs import get_logger
+from ..errors import FaktoryError
+from ..server.server import Server
+from ..worker.worker import Worker
+from . import health
+from .maintenance import Maintenance
+
+logger = get_logger(__name__)
+
+LOOP_S = 60.0
+"""Maximum age of a maintenance loop's latest round: its steps are short, but the machine may be busy."""
+
+SUCCESS_S = 30.0
+"""Maximum age of the maintenance loop's latest success."""
+
+SERVER_S = 5.0
+"""Seconds that the server's event loop has for an answer."""
+
+CLIENT_S = 5.0
+"""Socket timeout for a client of the probes."""
+
+LOOK_S = 0.25
+"""Interval of the check whether the thread has to stop."""
+
+Check = Callable[[], str]
+"""A function that returns "", or one line with the problem."""
+
+
+class Checks(NamedTuple):
+    """The checks of `/healthz` (`alive`) and of `/readyz` (`ready`), by name."""
+
+    alive: dict[str, Check]
+    ready: dict[str, Check]
+
+
+def of_processes(alarm: int) -> Checks:
+    """Check that every process of this node responds to its supervisor.
+
+    The supervisor makes the pipe `alarm` readable while one does not. -1 means that the supervisor does not watch.
+    """
+    silent = "a process of this node does not respond: it will be killed and replaced; read the log"
+    check = {"processes": lambda: silent if alarm >= 0 and select.select([alarm], [], [], 0)[0] else ""}
+    return Checks(check, check)
+
+
+def of_server(server: Server) -> Checks:
+    """Check that the server's event loop answers, for both addresses."""
+    late = f"its event loop did not respond within {SERVER_S:g} s: read the log, restart it"
+    check = {"server": lambda: "" if server.comes_round(SERVER_S) else late}
+    return Checks(check, check)
+
+
+def of_maintenance(maintenance: Maintenance) -> Checks:
+    """Check that maintenance runs (`alive`) and that it reaches the database (`ready`)."""
+
+    def alive() -> str:
+        passed_s = maintenance.since_round_s()
+        return "" if passed_s < LOOP_S else f"its last round was {passed_s:.0f} s ago: read the log"
+
+    def ready() -> str:
+        passed_s = maintenance.since_success_s()
+        return "" if passed_s < SUCCESS_S else f"it last reached the database {passed_s:.0f} s ago: read the log"
+
+    return Checks({"maintenance": alive}, {"maintenance": ready})
+
+
+def of_worker(worker: Worker) -> Checks:
+    """Check that the worker's threads live (`alive`) and that the broker answers its BEATs (`ready`)."""
+
+    def alive() -> str:
+        dead = worker.broken_loops()
+        return f"these loops have ended: {', '.join(dead)}; read the log" if dead else ""
+
+    def ready() -> str:
+        return alive() or ("" if worker.is_heard() else "its latest BEATs were not answered: read the log")
+
+    return Checks({"worker": alive}, {"worker": ready})
+
+
+def of_database(alias: str, *, works: bool) -> Checks:
+    """Check that the database answers and, with `works`, that a worker process lives (`ready` only)."""
+    ready = {"database": lambda: health.alive(using=alias)["database"]}
+    if works:
+        ready["workers"] = lambda: health.working(using=alias)
+    return Checks({}, ready)
+
+
+class Probes:
+    """A background loop that answers probes. Raises FaktoryError if it cannot listen on the address."""
+
+    def __init__(self, address: tuple[str, int], *checks: Checks) -> None:
+        found = {
+            "/healthz": {name: check for one in checks for name, check in one.alive.items()},
+            "/readyz": {name: check for one in checks for name, check in one.ready.items()},
+        }
+        self._stopping = Event()
+        # `http.server` reads address family and checks from class attributes, so each Probes has classes of its own.
+        kind = type("Listening", (_Listening,), {"address_family": AF_INET6 if ":" in address[0] else AF_INET})
+        try:
+            self._server = kind(address, type("Answer", (_Answer,), {"checks": found}))
+        except OSError as error:
+            host, port = address
+            raise FaktoryError(
+                f"--health: cannot listen on {host}:{port}: {error.strerror or error}; choose another"
+            ) from error
+        # Bounds `handle_request`, so that `run` notices a stop.
+        self._server.timeout = LOOK_S
+        self.address: tuple[str, int] = self._server.server_address[:2]
+
+    def run(self) -> None:
+        """Answer probes until stopped; each one in a thread of its own."""
+        logger.info("probes are answered address=%s:%d", *self.address)
+        while not self._stopping.is_set():
+            self._server.handle_request()
+        self._server.server_close()
+
+    def stop(self) -> None:
+        """End the loop within `LOOK_S`. Safe from any thread."""
+        self._stopping.set()
+
+
+class _Listening(ThreadingHTTPServer):
+    # A probe that waits for the database must not delay the end of the process.
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore errors of a connection: the client has closed it."""
+
+
+class _Answer(BaseHTTPRequestHandler):
+    timeout = CLIENT_S
+    checks: Mapping[str, Mapping[str, Check]]
+
+    def do_GET(self) -> None:
+        """Answer `/healthz` or `/readyz`, after a check of the token if one is set."""
+        token = str(conf.get("METRICS_TOKEN"))
+        given = self.headers.get("Authorization", "")
+        checks = self.checks.get(self.path.partition("?")[0])
+        # In constant time: the duration of `==` depends on how much of the token is right.
+        if token and not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            self._say(401, {"status": "expected the header Authorization: Bearer <METRICS_TOKEN>"})
+        elif checks is None:
+            self._say(404, {"status": "expected /healthz or /readyz"})
+        else:
+            try:
+                found = {name: check() for name, check in checks.items()}
+            finally:
+                connections.close_all()  # this thread ends with the request
+            is_good = not any(found.values())
+            told = {"status": "ok" if is_good else "failing", "checks": {k: v or "ok" for k, v in found.items()}}
+            self._say(200 if is_good else 503, told)
+
+    do_HEAD = do_GET  # noqa: N815  (the same)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the same)
+        """Log nothing: probes come every few seconds."""
+
+    def _say(self, code: int, told: object) -> None:
+        body = json.dumps(told).encode() + b"\n"
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        if code == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)

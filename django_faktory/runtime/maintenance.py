@@ -1,0 +1,445 @@
+"""Time-based maintenance on every node: due jobs, reservations, lost workers, purging.
+
+`Maintenance` runs one loop over a table of steps. There is no leader: a step may run on two nodes. The loop sleeps
+until the next job or cron entry is due, at most one second, and a push on this node that is due sooner ends the sleep.
+Every few seconds the query for due jobs also checks for other work, so an idle node sends one statement a second.
+Independent of the protocol and of worker threads.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import NamedTuple, TypeVar
+
+from django.db import connections
+
+from .. import conf
+from ..brokers import configured_locket
+from ..core.logs import get_logger
+from ..errors import BrokerUnavailable
+from ..store import notifier, queues, workers
+from ..store.batches import batches
+from ..store.cron import runs
+from ..store.jobs import failures, releases, tracking
+from ..store.limits import limiters
+from ..store.locks import backfill, locks
+from ..store.maintenance import due, pending_work
+from ..store.maintenance.vacuum import Tidier
+from ..store.notifier.postgresql import ANY_QUEUE
+from ..store.statistics import counter_rows, histograms
+from ..tasks import cron, limits
+from . import db_watchdog
+
+R = TypeVar("R")
+D = TypeVar("D")
+
+logger = get_logger(__name__)
+
+LONGEST_SLEEP_S = 1.0
+"""Longest sleep in seconds: the delay of a job that another node scheduled earlier than all jobs known here."""
+
+LOOK_AGAIN_S = 0.02
+"""Seconds before the next query while another node is enqueueing the due jobs: its commit will follow soon."""
+
+LOOK_AROUND_S = 3.0
+"""Seconds between checks of reservations, workers and expired jobs; with the sleep below the 5 s of W19 and W20."""
+
+FORGET_UNSEEN_S = 3600
+"""Seconds for which a worker process that never sent a BEAT is listed after it was last seen."""
+
+
+HEARD_WITHIN_S = 30.0
+"""Seconds after an outage within which every live worker is heard: twice the time between two BEATs.
+
+While no server or no database was reachable, no BEAT could be received. A node counts no worker as lost, and ends no
+reservation that a BEAT may extend, before it has itself listened for that time. Otherwise each outage longer than
+WORKER_TIMEOUT, or than a reservation, would make running jobs run twice.
+"""
+
+STOOD_STILL_S = 3.0
+"""Seconds by which a round may begin late before the node listens again."""
+
+IDLE_GATES_S = 50.0
+"""Seconds between checks of the limiters' counts while no limiter is in use."""
+
+VANISHED_S = 10.0
+"""Seconds a job stays with an unknown holder: longer than any claim takes from its start to its commit."""
+
+
+WHEN_SEEN = math.inf
+"""Interval of steps that run only when the query for pending work finds something."""
+
+LONGEST_STEP_S = 120.0
+"""Timeout in seconds for each transaction of a step."""
+
+AFTER_FAILURE_S = 10.0
+"""Seconds before a failed step is tried again, unless its interval is shorter."""
+
+
+class Step(NamedTuple):
+    """Run `work` every `every_s` seconds, and again at once while it returns True (more is left).
+
+    `every_s` is WHEN_SEEN for steps that run when a query finds work for them; these run once at the start too.
+    """
+
+    name: str
+    every_s: float
+    work: Callable[[], bool]
+
+
+class Maintenance:
+    """The maintenance loop.
+
+    `on_lost` receives the wids of lost workers (a server closes their connections). `on_work` receives the queues that
+    have new work, None for any queue (a server tries its waiting fetchers).
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        on_lost: Callable[[list[str]], None] | None = None,
+        on_work: Callable[[set[str] | None], None] | None = None,
+    ) -> None:
+        self.alias = alias
+        self._on_lost = on_lost or (lambda _: None)
+        self._on_work = on_work or (lambda _: None)
+        self._stopping = threading.Event()
+        self._alarm = threading.Event()  # ends the sleep
+        self._awake_at = math.inf
+        self._next_due_at: float | None = None  # as of the latest query
+        self._look_around_at = 0.0
+        self._seen: set[str] = set()  # steps for which the latest query found work
+        self._due_at: dict[str, float] = {}  # next run of the steps with an interval
+        self._listens_since = math.inf  # without interruption; inf while the database is unreachable
+        self._keyless_after: backfill.Position | None = None
+        self._swept_to: locks.Place | None = None
+        self._folded_to: tuple[str, str] | None = None
+        self._listed_to = self._kept_to = ""
+        self._gates_rest_until = 0.0
+        self._tidier = Tidier(alias)
+        self._round_at = self._success_at = time.monotonic()
+        self._steps = self._all_steps()
+
+    def _all_steps(self) -> tuple[Step, ...]:
+        alias = self.alias
+        return (
+            Step("cron entries of code", WHEN_SEEN, self._read_crontab),
+            Step("cron", WHEN_SEEN, self._take_ticks),
+            Step("cron outcomes", 300.0, lambda: runs.note_ends(using=alias)),
+            Step("cron history", 600.0, lambda: runs.forget_old(using=alias)),
+            # Workers first: a dead worker's reservations expire too, and its jobs must not fail for that.
+            Step("workers", WHEN_SEEN, self._lose),
+            Step("reservations", WHEN_SEEN, self._reap),
+            Step("vanished workers", 10.0, self._lose_vanished),
+            Step("unseen workers", 60.0, self._forget),
+            Step("expired jobs", WHEN_SEEN, self._expire),
+            Step("limits of code", WHEN_SEEN, self._read_limits),
+            Step("gates", WHEN_SEEN, self._open_gates),
+            Step("gates not passed", 60.0, self._give_back_unpassed),
+            Step("gates' counts", 10.0, self._look_after_gates),
+            Step("gates of keys", 600.0, lambda: limiters.forget_idle(using=alias) == limiters.CHUNK),
+            Step("locks", WHEN_SEEN, self._lapse),
+            Step("locks not taken", 60.0, self._give_back_stranded),
+            Step("blocked jobs", 60.0, self._look_after_blocked),
+            Step("jobs without keys", 3600.0, self._give_keys),
+            Step("dead rows", 10.0, self._tidy),
+            Step("purge", 60.0, self._purge),
+            Step("tracking", 60.0, self._purge_tracking),
+            Step("batches", 60.0, self._look_after_batches),
+            Step("measures", 600.0, self._purge_measures),
+            Step("totals of tasks", 600.0, self._fold_measures),
+            Step("queues in use", 600.0, self._list_queues),
+            Step("unused queues", 600.0, self._forget_queues),
+            Step("counters", 600.0, lambda: counter_rows.fold(using=alias) == counter_rows.CHUNK),
+        )
+
+    def run(self) -> None:
+        """Loop until `stop`. Waits for an unreachable database; an error in one step stops no other step."""
+        # Steps process hundreds of rows, so they get more time than a command (ADR 0017).
+        db_watchdog.allow_this_thread(LONGEST_STEP_S)
+        while not self._stopping.is_set():
+            sleep_s = self._round()
+            if not self._stopping.is_set():
+                self._alarm.wait(sleep_s)
+        connections[self.alias].close()
+
+    def _round(self) -> float:
+        """Query for due work and run the due steps; return the seconds to sleep."""
+        # A process that stood still (SIGSTOP, a suspended machine) received no BEAT either.
+        if time.monotonic() - self._round_at > LONGEST_SLEEP_S + STOOD_STILL_S:
+            self._listens_since = math.inf
+        self._seen.clear()
+        self._awake_at = math.inf  # a push during this round must end the next sleep
+        self._alarm.clear()
+        found_s = self._guarded("due jobs", self._enqueue_due, None)
+        if found_s is not None:
+            self._success_at = time.monotonic()
+        # A failed query restarts this: while the database was unreachable no BEAT could be stored (ADR 0017).
+        self._listens_since = math.inf if found_s is None else min(self._listens_since, time.monotonic())
+        sleep_s = LONGEST_SLEEP_S if found_s is None else found_s
+        for step in self._steps:
+            # A step without a time in _due_at has not run yet: each runs in the first round.
+            is_due = step.name in self._seen or time.monotonic() >= self._due_at.get(step.name, 0.0)
+            if is_due and not self._stopping.is_set():
+                # A step with more work runs again in the next round, so that a backlog does not delay due jobs.
+                more = self._guarded(step.name, step.work, None)
+                pause_s = min(step.every_s, AFTER_FAILURE_S) if more is None else 0 if more else step.every_s
+                self._due_at[step.name] = time.monotonic() + pause_s
+                sleep_s = 0 if more else sleep_s
+        self._round_at = time.monotonic()
+        self._awake_at = self._round_at + sleep_s
+        return sleep_s
+
+    def since_round_s(self) -> float:
+        """Return seconds since the loop's last round, successful or not. From any thread."""
+        return time.monotonic() - self._round_at
+
+    def since_success_s(self) -> float:
+        """Return seconds since the last successful query. From any thread."""
+        return time.monotonic() - self._success_at
+
+    def stop(self) -> None:
+        """Ask the loop to end after the current step; from any thread or a signal handler."""
+        self._stopping.set()
+        self._alarm.set()
+
+    def expect(self, at: datetime) -> None:
+        """Sleep no longer than until `at`, when a stored job is due. From any thread.
+
+        Compares with this machine's clock, which is accurate enough.
+        """
+        if time.monotonic() + (at - datetime.now(UTC)).total_seconds() < self._awake_at:
+            self._alarm.set()
+
+    def run_once(self) -> None:
+        """Run every step until no work is left: for commands and tests. Assumes that it has listened long enough."""
+        self._listens_since = -math.inf
+        while self._enqueue_due() <= 0:
+            pass
+        for step in self._steps:
+            while step.work():
+                pass
+
+    def _guarded(self, name: str, work: Callable[[], R], otherwise: D) -> R | D:
+        try:
+            return work()
+        except BrokerUnavailable as error:
+            logger.warning("maintenance waits for the database step=%s error=%s", name, error)
+        except Exception:  # the loop must survive: log and continue
+            logger.exception("maintenance step failed step=%s", name)
+            connections[self.alias].close()
+        return otherwise
+
+    def _enqueue_due(self) -> float:
+        """Enqueue due jobs, one set at a time; return the seconds until there is more to do."""
+        wait_s, sleep_s = self._look()
+        if wait_s is None or wait_s > 0:
+            self._hear_of_others(wait_s)
+            return sleep_s if wait_s is None else min(wait_s, sleep_s)
+        queues = due.enqueue_due(using=self.alias)
+        if queues:
+            self._next_due_at = None
+            notifier.announce(self.alias, queues)
+            self._on_work(queues)
+            return 0
+        self._next_due_at = time.monotonic()
+        return LOOK_AGAIN_S
+
+    def _look(self) -> tuple[float | None, float]:
+        """Return seconds until the next job is due (None: no job), and the longest sleep.
+
+        Every LOOK_AROUND_S the same query also checks for all other work.
+        """
+        looks_around = time.monotonic() >= self._look_around_at
+        found = pending_work.look(
+            using=self.alias, worker_timeout_s=conf.get("WORKER_TIMEOUT") if looks_around else None
+        )
+        if looks_around:
+            self._look_around_at = time.monotonic() + LOOK_AROUND_S
+        tick_in_s = math.inf if found.tick_in_s is None else found.tick_in_s
+        opens_in_s = math.inf if found.opens_in_s is None else found.opens_in_s
+        saw = {
+            "locks": found.lapsed,
+            "reservations": found.over,
+            "workers": found.silent,
+            "expired jobs": found.expired,
+            "cron": tick_in_s <= 0,
+            "gates": opens_in_s <= 0,
+        }
+        self._seen.update(name for name, is_seen in saw.items() if is_seen)
+        # A due cron run that cannot be taken is locked by another node, for the length of a transaction: do not spin.
+        return found.due_in_s, min(max(min(tick_in_s, opens_in_s), LOOK_AGAIN_S), LONGEST_SLEEP_S)
+
+    def _hear_of_others(self, wait_s: float | None) -> None:
+        """Wake fetchers if a job that should be due by now is gone: another node enqueued it.
+
+        The notification of that node may not reach this one.
+        """
+        now = time.monotonic()
+        if self._next_due_at is not None and self._next_due_at <= now:
+            self._on_work(None)
+        self._next_due_at = None if wait_s is None else now + wait_s
+
+    def _read_crontab(self) -> bool:
+        cron.sync(using=self.alias)
+        return False
+
+    def _take_ticks(self) -> bool:
+        """Enqueue the jobs of due cron entries. The next query finds entries that were left over."""
+        queues = runs.take_due(cron.enqueue, using=self.alias)
+        if queues:
+            notifier.announce(self.alias, queues)
+            self._on_work(queues)
+        return False
+
+    def _reap(self) -> bool:
+        may_judge = self._has_listened()
+        dead_for_s = conf.get("DEAD_TTL")
+        # Before the node has listened long enough, reservations that a BEAT may extend are spared.
+        return failures.reap(using=self.alias, dead_for_s=dead_for_s, spares_kept=not may_judge) == failures.CHUNK
+
+    def _lose(self) -> bool:
+        if not self._has_listened():
+            return False
+        return self._give_up(workers.silent(conf.get("WORKER_TIMEOUT"), using=self.alias))
+
+    def _has_listened(self) -> bool:
+        """Return True if every live worker and server has had time to report since the database became reachable."""
+        listen_s: float = min(conf.get("WORKER_TIMEOUT"), HEARD_WITHIN_S)
+        return time.monotonic() - self._listens_since >= listen_s
+
+    def _lose_vanished(self) -> bool:
+        # These wids were counted as lost while a claim of theirs was in flight, so there is no BEAT to wait for.
+        return self._give_up(workers.vanished(VANISHED_S, using=self.alias))
+
+    def _give_up(self, wids: list[str]) -> bool:
+        if wids:
+            jobs = failures.lose(wids, using=self.alias, dead_for_s=conf.get("DEAD_TTL"))
+            logger.warning("workers lost wids=%s jobs=%d", ",".join(wids), jobs)
+            self._on_lost(wids)
+            if jobs:
+                # `lose` does not return the queues of the jobs.
+                notifier.announce(self.alias, {ANY_QUEUE})
+                self._on_work(None)
+        return False
+
+    def _lapse(self) -> bool:
+        lapsed = locks.lapse(using=self.alias)
+        if lapsed:
+            self._on_work(None)
+        return lapsed == locks.CHUNK
+
+    def _read_limits(self) -> bool:
+        limits.sync(using=self.alias)
+        return False
+
+    def _open_gates(self) -> bool:
+        """Unblock the next jobs that wait for a rate. The next query finds later ones."""
+        self._tell(limiters.open_due(using=self.alias))
+        return False
+
+    def _look_after_gates(self) -> bool:
+        """Check the limiters' counts; seldom while none is in use, so that an idle node sends few statements."""
+        if time.monotonic() >= self._gates_rest_until and limiters.sweep(using=self.alias) is None:
+            self._gates_rest_until = time.monotonic() + IDLE_GATES_S
+        return False
+
+    def _give_back_unpassed(self) -> bool:
+        stranded = limiters.stranded(VANISHED_S, using=self.alias)
+        if stranded and releases.release(stranded, using=self.alias):
+            logger.warning("jobs were claimed and have not passed their gates, given back jobs=%d", len(stranded))
+            self._tell({job.queue for job in stranded})
+        return len(stranded) == limiters.CHUNK
+
+    def _tell(self, queues: set[str]) -> None:
+        if queues:
+            notifier.announce(self.alias, queues)
+            self._on_work(queues)
+
+    def _give_back_stranded(self) -> bool:
+        stranded = locks.stranded(VANISHED_S, using=self.alias)
+        if stranded and releases.release(stranded, using=self.alias):
+            logger.warning("jobs were claimed and their locks never taken, given back jobs=%d", len(stranded))
+            notifier.announce(self.alias, {job.queue for job in stranded})
+            self._on_work(None)
+        return len(stranded) == locks.CHUNK
+
+    def _look_after_blocked(self) -> bool:
+        """Check a bounded number of blocked jobs; the next run continues where this one ended."""
+        healed, self._swept_to = locks.sweep(using=self.alias, after=self._swept_to)
+        if healed:
+            logger.warning("keys had blocked jobs and none was ready, the next job of each is now keys=%d", healed)
+            self._on_work(None)
+        return False
+
+    def _give_keys(self) -> bool:
+        """Give lock keys to jobs that were pushed before LOCKET applied to their queue; scans all waiting jobs."""
+        locket = configured_locket()
+        if not locket.is_enabled or (locket.queues is not None and not locket.queues):
+            return False
+        self._keyless_after = backfill.give_keys(
+            locket.keyed, locket.queues, using=self.alias, after=self._keyless_after
+        )
+        return self._keyless_after is not None
+
+    def _look_after_batches(self) -> bool:
+        """Expire batches never committed, purge those finished long ago, and recover batches with overdue steps."""
+        expired = batches.expire(using=self.alias)
+        purged = batches.purge(using=self.alias, kept_for_s=conf.get("BATCH_TTL"))
+        healed = batches.sweep(using=self.alias)
+        if healed:
+            logger.error("batches had steps due that nobody took, they are taken now batches=%d", healed)
+        return batches.CHUNK in (expired, purged)
+
+    def _forget(self) -> bool:
+        workers.forget_unseen(FORGET_UNSEEN_S, using=self.alias)
+        return False
+
+    def _expire(self) -> bool:
+        dropped = 0
+        # A loop, not another round: one log line has the number of all expired jobs.
+        while count := due.expire(using=self.alias):
+            dropped += count
+            if count < due.CHUNK or self._stopping.is_set():
+                break
+        if dropped:
+            logger.info("jobs expired before a worker took them jobs=%d", dropped)
+        return False
+
+    def _tidy(self) -> bool:
+        # The vacuum itself runs in a thread of its own: due jobs do not wait for it (ADR 0009).
+        self._tidier.look()
+        return False
+
+    def _purge(self) -> bool:
+        return due.purge(using=self.alias) == due.CHUNK
+
+    def _purge_measures(self) -> bool:
+        return histograms.purge(using=self.alias, kept_for_s=conf.get("METRICS_TTL")) == histograms.CHUNK
+
+    def _fold_measures(self) -> bool:
+        """Fold all rows of totals, a bounded number at a time."""
+        self._folded_to = histograms.fold_unused(using=self.alias, after=self._folded_to)
+        return self._folded_to is not None
+
+    def _list_queues(self) -> bool:
+        """Add rows of queues in which jobs wait: a job that was not pushed, such as a callback, adds none."""
+        # Continues after the last name, so that each run reads a bounded number of queues.
+        names = queues.names_in_use(using=self.alias, after=self._listed_to)
+        queues.add(names, using=self.alias)
+        self._listed_to = names[-1] if len(names) == queues.NAMES_AT_ONCE else ""
+        return bool(self._listed_to)
+
+    def _forget_queues(self) -> bool:
+        count, self._kept_to = queues.forget_unused(using=self.alias, after=self._kept_to)
+        if count:
+            logger.info("forgot queues that were not used queues=%d", count)
+        return bool(self._kept_to)
+
+    def _purge_tracking(self) -> bool:
+        return tracking.purge_tracking(using=self.alias) == tracking.CHUNK

@@ -1,0 +1,102 @@
+"""Add the counts and times of this process to the sums in the database every few seconds (`Bookkeeper`).
+
+An idle process writes nothing and has no connection. Figures of a failed write are kept and written later.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+from django.db import connections
+
+from .. import conf
+from ..core.histograms import Recorder
+from ..core.logs import get_logger
+from ..errors import BrokerUnavailable
+from ..operations.statistics import read
+from ..store.statistics import histograms
+from .statsd import Statsd, passed, sizes
+
+logger = get_logger(__name__)
+
+EVERY_S = 5.0
+"""Seconds between two writes of an active process."""
+
+SIZES_EVERY_S = 30.0
+"""Seconds between two reports of sizes to statsd."""
+
+
+class Bookkeeper:
+    """Write the figures of `recorder` in a loop; `run` is the target of a thread.
+
+    With `statsd` they are sent there too. `tells_sizes`: send the sizes of queues and sets as well.
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        recorder: Recorder,
+        *,
+        every_s: float = EVERY_S,
+        statsd: Statsd | None = None,
+        tells_sizes: bool = False,
+    ) -> None:
+        self._alias, self._recorder, self._every_s, self._statsd = alias, recorder, every_s, statsd
+        self._tell_sizes_at = 0.0 if tells_sizes else math.inf
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Write every `every_s` seconds, and once more when stopped."""
+        while not self._stopping.wait(self._every_s):
+            self.write()
+            self.tell_sizes()
+        self.write()
+        connections[self._alias].close()
+        if self._statsd:
+            self._statsd.close()
+
+    def stop(self) -> None:
+        """End the loop soon. Safe from any thread and from a signal handler."""
+        self._stopping.set()
+
+    def write(self) -> None:
+        """Write the figures recorded since the last call; on an error keep them for the next call."""
+        taken = self._recorder.take()
+        if not taken:
+            # An idle process must not occupy a connection.
+            connections[self._alias].close()
+            return
+        try:
+            # The database first: figures of a failed write are sent again later, and statsd would count them twice.
+            histograms.add(taken, using=self._alias)
+            if self._statsd:
+                self._statsd.send(passed(taken))
+        except Exception as error:  # the loop must survive any error
+            self._recorder.give_back(taken)
+            connections[self._alias].close()
+            if isinstance(error, BrokerUnavailable):
+                logger.warning("measures wait for the database error=%s", error)
+            else:
+                logger.exception("measures could not be written")
+
+    def tell_sizes(self) -> None:
+        """Send the sizes of queues and sets to statsd if the next report is due."""
+        if not self._statsd or time.monotonic() < self._tell_sizes_at:
+            return
+        # Set before the read, so that errors are not repeated at each round.
+        self._tell_sizes_at = time.monotonic() + SIZES_EVERY_S
+        try:
+            self._statsd.send(sizes(read(using=self._alias)))
+        except Exception:  # the loop must survive any error
+            logger.exception("sizes could not be read")
+            connections[self._alias].close()
+
+
+def bookkeeper(alias: str | None, recorder: Recorder, *, tells_sizes: bool = False) -> Bookkeeper | None:
+    """Return the bookkeeper that the settings ask for; None if the jobs are on a server elsewhere."""
+    if alias is None:
+        return None
+    address = conf.get("STATSD")
+    return Bookkeeper(alias, recorder, statsd=Statsd(address) if address else None, tells_sizes=tells_sizes)

@@ -1,0 +1,71 @@
+"""The outbox relay: hands on entries that their callers could not, because of an outage or an early exit.
+
+Every node runs one loop. A node that comes second finds the rows leased. Does not read the jobs.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from django.db import connections
+
+from .. import brokers
+from ..brokers.outbox import Outbox
+from ..core.logs import get_logger
+from ..errors import BrokerUnavailable
+
+logger = get_logger(__name__)
+
+EVERY_S = 1.0
+"""Seconds between two runs."""
+LONGEST_PAUSE_S = 15.0
+"""Longest pause in seconds while the target is unreachable."""
+
+
+class Relay:
+    """The relay loop; `run` is the target of a thread."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Relay once a second until stopped. The pause doubles, up to a limit, while the target is unreachable."""
+        pause_s = EVERY_S
+        while not self._stopping.is_set():
+            # Backoff: each attempt at an unreachable target costs its connect timeout.
+            pause_s = EVERY_S if self.run_once() else min(pause_s * 2, LONGEST_PAUSE_S)
+            self._stopping.wait(pause_s)
+        self._outbox.target.close()
+        for alias in self._outbox.aliases:
+            connections[alias].close()
+
+    def run_once(self) -> bool:
+        """Relay all waiting entries; return False if some could not be relayed."""
+        answers = [self._relay(alias) for alias in self._outbox.aliases]  # a list: one failure skips no alias
+        return all(answers)
+
+    def stop(self) -> None:
+        """Ask the loop to end; from any thread or a signal handler."""
+        self._stopping.set()
+
+    def _relay(self, alias: str) -> bool:
+        try:
+            count = self._outbox.relay(alias)
+        except BrokerUnavailable as error:
+            logger.warning("the outbox waits for its target alias=%s error=%s", alias, error)
+            return False
+        except Exception:  # the loop must survive: log and continue
+            logger.exception("the outbox could not be relayed alias=%s", alias)
+            # The connection may be in an unknown state after an unexpected error.
+            connections[alias].close()
+            return False
+        if count:
+            logger.info("outbox relayed alias=%s jobs=%d", alias, count)
+        return True
+
+
+def relay() -> Relay | None:
+    """Return the relay for this project's settings, or None if transactions store the jobs directly."""
+    producer = brokers.get_producer()
+    return Relay(producer) if isinstance(producer, Outbox) else None

@@ -1,0 +1,171 @@
+"""Run a child process of the supervisor: its signals, its heartbeats and its exit (`obey`, `live`).
+
+Knows no database and no broker.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, NoReturn
+
+from ...core.logs import Lines, get_logger
+from ...worker.process import CRASHED
+from .contract import BEAT_BYTES, NEWS_BYTES, SIGNALS, Launch, make_bell, stops
+
+logger = get_logger(__name__)
+
+ONE_RING_S = 0.1
+"""A signal is reported twice, by the wakeup fd and by its handler: two reports within this time count as one."""
+
+
+class Role(NamedTuple):
+    """The work of one child process.
+
+    `main` returns the exit code of the child. It calls `obey` before it starts threads.
+    """
+
+    name: str
+    main: Callable[[Launch], int]
+    ends: bool = False
+    """True if a clean exit means that the work is done, so that the child is not restarted."""
+
+
+def obey(
+    launch: Launch,
+    *,
+    stop: Callable[[], None],
+    quiet: Callable[[], None] | None = None,
+    responds: Callable[[], object] | None = None,
+) -> None:
+    """Install signal handlers and start heartbeats. Call it before any thread is started.
+
+    `stop` is also called when the parent dies. `responds` blocks while this process does not do its work, and the next
+    heartbeat waits for it. Without it a heartbeat proves only that Python's threads run.
+    """
+    acts: dict[int, Callable[[], None]] = {number: stop for number in stops() if number != signal.SIGINT}
+    acts |= {signal.SIGTSTP: quiet or _nothing, signal.SIGTTIN: _tell_stacks}
+    heard, bell = make_bell()
+    for number in acts:
+        signal.signal(number, partial(_ring, bell))  # an event loop may replace the wakeup fd
+    signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+    # The parent blocked them until this process has its own handlers.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    threading.Thread(target=_watch, args=(launch, heard, acts), name="faktory-watch", daemon=True).start()
+    if launch.beats >= 0:
+        # A thread of its own: logging may block for long, and a handler that logs must not delay heartbeats.
+        threading.Thread(target=_beat, args=(launch, responds), name="faktory-heartbeat", daemon=True).start()
+
+
+def wait_for_turn(launch: Launch) -> None:
+    """Sleep until `not_before`, or until the parent has ended."""
+    select.select([launch.lifeline], [], [], max(0.0, launch.not_before - time.monotonic()))
+
+
+def live(role: Role, launch: Launch) -> NoReturn:
+    """Run a child from its start to its exit.
+
+    Exits with `os._exit`, since threads that user code blocks would keep an ordinary exit waiting.
+    """
+    code = CRASHED
+    try:
+        # The pipe of a forked child is the parent's: its own signals would reach the supervisor.
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent sends TERM
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        code = role.main(launch)
+    except BaseException:
+        logger.exception("child broke role=%s pid=%d", role.name, os.getpid())
+    finally:
+        with suppress(Exception):
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def publish(news: int) -> bool:
+    """Log one record of the parent through the project's logging.
+
+    Returns False if the pipe is empty or another process has read the record. Does not block.
+    """
+    with suppress(BlockingIOError):
+        if found := os.read(news, NEWS_BYTES):
+            told = json.loads(found)
+            log = get_logger(told["name"])
+            if log.isEnabledFor(told["level"]):
+                path = sys.modules[told["name"]].__file__ or ""
+                # Built by hand, so that it has the parent's pid and time.
+                record = log.makeRecord(log.name, told["level"], path, 0, told["message"], tuple(told["args"]), None)
+                record.process, record.threadName = told["pid"], "MainThread"
+                record.created, record.msecs = told["at"], told["at"] % 1 * 1000
+                log.handle(record)
+            return True
+    return False
+
+
+def stacks() -> str:
+    """Return the stack traces of all threads of this process."""
+    frames = sys._current_frames()  # noqa: SLF001  (documented, and the only way)
+    told = (
+        f"Thread {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+        for thread in threading.enumerate()
+        if thread.ident in frames
+    )
+    return "".join(told).rstrip()
+
+
+def _watch(launch: Launch, heard: int, acts: Mapping[int, Callable[[], None]]) -> None:
+    """Act on signals in this thread, until the parent has ended.
+
+    Python runs signal handlers only when the main thread wakes up, and a handler must not log. A signal is reported
+    twice, or once while the main thread sleeps.
+    """
+    latest: dict[int, float] = {}
+    while True:
+        ready, _, _ = select.select([launch.lifeline, launch.news, heard], [], [])
+        if launch.lifeline in ready:  # never written to: readable only when the parent has ended, even by SIGKILL
+            logger.error("the parent process is gone: ending pid=%d", os.getpid())
+            acts[signal.SIGTERM]()
+            return
+        if launch.news in ready:
+            publish(launch.news)
+        for number in os.read(heard, 100) if heard in ready else b"":
+            if number in acts and time.monotonic() - latest.get(number, -1.0) >= ONE_RING_S:
+                latest[number] = time.monotonic()
+                acts[number]()
+
+
+def _beat(launch: Launch, responds: Callable[[], object] | None) -> None:
+    """Send heartbeats to the parent until this process ends."""
+    beat = launch.wid.encode()
+    assert len(beat) == BEAT_BYTES, launch.wid  # noqa: S101  (`new_wid` makes them)
+    while True:
+        if responds:
+            responds()
+        with suppress(BlockingIOError, BrokenPipeError):  # full while the parent is suspended; closed when it has ended
+            os.write(launch.beats, beat)
+        time.sleep(launch.beat_every_s)
+
+
+def _ring(bell: int, number: int, _: object) -> None:
+    with suppress(BlockingIOError):
+        os.write(bell, bytes([number]))
+
+
+def _nothing(*_: object) -> None:
+    """Ignore a signal that has no meaning here."""
+
+
+def _tell_stacks() -> None:
+    logger.warning("stacks of all threads pid=%d%s", os.getpid(), Lines(stacks()))

@@ -1,0 +1,108 @@
+"""Replace `runfaktory` by the supervisor without Django, by exec (`become_slim`, ADR 0012).
+
+Also reads the orders of the children that this supervisor starts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from inspect import signature
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ...worker.process import CLEAN
+from . import reexec_pipe, supervisor
+from .child import publish
+from .contract import SIGNALS, Launch
+from .forking import FAREWELL_S
+from .supervisor import Child, Cords
+
+FOLDER = str(Path(__file__).parents[3])
+"""The folder from which Python imports this package."""
+
+SLIM = (
+    "import sys; sys.path.append(sys.argv[2]); from django_faktory.runtime.supervisor import standalone; "
+    "standalone.main(int(sys.argv[1]))"
+)
+"""The program of the new process: its arguments are the orders' file descriptor and `FOLDER`."""
+
+
+def can_start_anew() -> bool:
+    """Return whether this process' own command line can be run again."""
+    is_there = sys.argv[0] not in sys.orig_argv or sys.argv[0] == "-c" or Path(sys.argv[0]).is_file()
+    return bool(sys.executable) and len(sys.orig_argv) > 1 and is_there
+
+
+def become_slim(
+    children: Sequence[Child],
+    cords: Cords,
+    *,
+    common: dict[str, Any],
+    grace_s: float,
+    silence_s: float,
+    parent: int | None,
+) -> None:
+    """Continue as the supervisor without Django, under the same pid. Returns only if that is impossible.
+
+    `common` is part of the orders of every child; the other keywords are those of `Supervisor`.
+    """
+    told = {
+        "command": [sys.executable, *sys.orig_argv[1:]],
+        "common": common,
+        "children": [vars(child) for child in children],
+        "cords": vars(cords),
+        "grace_s": grace_s,
+        "silence_s": silence_s,
+        "parent": parent,
+        "level": logging.getLogger(supervisor.__name__).getEffectiveLevel(),
+    }
+    # Larger orders would block this process, since the pipe has no reader before exec.
+    if not reexec_pipe.fits(told):
+        return
+    # exec discards buffered output.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # signals stay pending until the supervisor has handlers
+    # exec closes every file descriptor that is not inheritable.
+    for end in cords.ends():
+        os.set_inheritable(end, True)
+    # -S leaves `site` out, which saves memory; -P leaves the working directory out of `sys.path`.
+    reader = reexec_pipe.write(told)
+    with suppress(OSError):  # no memory, or the file was removed: continue as before
+        os.execv(sys.executable, [sys.executable, "-P", "-S", "-c", SLIM, str(reader), FOLDER, *sys.argv])  # noqa: S606  (ourselves)
+    os.close(reader)
+    for end in cords.ends():
+        os.set_inheritable(end, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def launch_of(told: dict[str, Any]) -> Launch:
+    """Build the Launch from a child's orders. The supervisor may run older or newer code than this process."""
+    known = {name: value for name, value in told.items() if name in signature(Launch).parameters}
+    return Launch(**known | {"lost": tuple(told["lost"])})
+
+
+def say_farewell(killed: int, news: int, farewell: Callable[[list[str]], None]) -> NoReturn:
+    """Wait for the supervisor's list of killed wids, report them with `farewell`, and exit.
+
+    The pipe `killed` is closed without data if no child was killed.
+    """
+    try:
+        with open(killed, "rb") as pipe:
+            found = pipe.read()
+        if found:
+            # The children may have hung because the database does not answer.
+            signal.alarm(FAREWELL_S)
+            while publish(news):
+                pass
+            farewell(json.loads(found))
+    finally:
+        logging.shutdown()
+        os._exit(CLEAN)

@@ -1,0 +1,165 @@
+"""The supervisor without Django: `runfaktory` executes this once its processes run (ADR 0012).
+
+Imports the supervisor and little of the standard library only. Replaces a dead child by running the project's own
+command, which reads its role from its orders. Children write its log records, since they have the project's logging.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+
+from . import reexec_pipe, supervisor
+from .contract import LEVELS, NEWS_BYTES, SIGNALS, Launch
+from .supervisor import Child, Cords, Supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any, NoReturn
+
+HEAD_START_S = 2.0
+"""Typical duration of a project's imports. The pause before a child's turn is used for them."""
+
+UNHEARD_S = 10.0
+"""Log records that no child has read within this time are written to stderr."""
+
+CANNOT_EXECUTE = 127
+"""Exit code of a shell for a command that does not exist."""
+
+FAREWELL_S = 12.0
+"""Seconds that the report of killed children may take, imports included."""
+
+
+class Fresh:
+    """The `Ways` of a supervisor without Django: every task that needs Django runs the project's own command."""
+
+    head_start_s = HEAD_START_S
+
+    def __init__(self, *, command: Sequence[str], common: dict[str, Any], news: tuple[int, int], level: int) -> None:
+        self._command = list(command)
+        self._common = common
+        self._heard, self._news = news
+        self._level = level
+        self._unheard_since: float | None = None
+        self._farewell: tuple[int, int] | None = None
+
+    def start(self, name: str, launch: Launch, lifeline_end: int) -> int:
+        """Run the project's command as the child `name`; return its pid, as `Ways.start`."""
+        del lifeline_end  # closed by exec
+        return self._execute({"role": name, "launch": vars(launch)}, launch.pipes())
+
+    def tell(self, level: int, message: str, *args: object) -> None:
+        """Send the record to a child, which logs it, as `Ways.tell`.
+
+        If no child reads it, `patience_s` or `finish` writes it to stderr.
+        """
+        if level < self._level:
+            return
+        news = {"name": supervisor.__name__, "level": level, "pid": os.getpid()}
+        told = json.dumps(news | {"at": time.time(), "message": message, "args": args}).encode().ljust(NEWS_BYTES)
+        self._unheard_since = self._unheard_since or time.monotonic()
+        try:
+            os.write(self._news, told)
+        except BlockingIOError:  # the pipe is full: no child reads it
+            _say(told)
+
+    def patience_s(self) -> float | None:
+        """Write overdue records to stderr; return the seconds until the next are due, as `Ways.patience_s`."""
+        if self._unheard_since is None:
+            return None
+        if not self._is_unheard():
+            self._unheard_since = None
+        elif time.monotonic() >= self._unheard_since + UNHEARD_S:
+            self._say_unheard()
+        else:
+            return self._unheard_since + UNHEARD_S - time.monotonic()
+        return None
+
+    def prepare_farewell(self) -> None:
+        """Start the process that reports killed children: it loads Django and waits for their wids."""
+        reader, writer = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        # The mask survives exec, so that a signal to the process group does not end it early.
+        pid = self._execute({"role": None, "killed": reader, "news": self._heard}, (reader, self._heard))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        os.close(reader)
+        self._farewell = pid, writer
+
+    def finish(self, killed: Sequence[str]) -> None:
+        """Report the killed children and write the remaining log records, as `Ways.finish`."""
+        if killed and self._farewell is None:
+            self.prepare_farewell()
+        if self._farewell:
+            pid, writer = self._farewell
+            if killed:
+                os.write(writer, json.dumps(killed).encode())
+            os.close(writer)
+            _wait(pid, FAREWELL_S if killed else 0.0)
+        self._say_unheard()
+
+    def _execute(self, part: dict[str, Any], inherited: Iterable[int]) -> int:
+        """Run the project's command with these orders; return its pid."""
+        reader = reexec_pipe.write(self._common | part)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for end in inherited:
+                    os.set_inheritable(end, True)
+                environment = {**os.environ, reexec_pipe.VARIABLE: str(reader)}
+                os.execve(self._command[0], self._command, environment)  # noqa: S606  (our own command line)
+            finally:
+                # Reached only if exec failed: the fork must not continue as a second supervisor.
+                os._exit(CANNOT_EXECUTE)
+        os.close(reader)
+        return pid
+
+    def _is_unheard(self) -> bool:
+        return bool(select.select([self._heard], [], [], 0)[0])
+
+    def _say_unheard(self) -> None:
+        self._unheard_since = None
+        with suppress(BlockingIOError):
+            while found := os.read(self._heard, NEWS_BYTES):
+                _say(found)
+
+
+def main(reader: int) -> NoReturn:
+    """Supervise the children that `reexec` left; the pipe `reader` contains its orders."""
+    told = reexec_pipe.read(reader)
+    cords = Cords(**{name: tuple(ends) for name, ends in told["cords"].items()})
+    # A child inherits only the pipes that `_execute` is given for it.
+    for end in cords.ends():
+        os.set_inheritable(end, False)
+    ways = Fresh(command=told["command"], common=told["common"], news=cords.news, level=told["level"])
+    children = [Child.again(child) for child in told["children"]]
+    successor = Supervisor(
+        children, ways, grace_s=told["grace_s"], silence_s=told["silence_s"], parent=told["parent"], cords=cords
+    )
+    sys.exit(successor.run())
+
+
+def _say(told: bytes) -> None:
+    """Write a record to stderr in the format that runfaktory uses without project logging."""
+    news = json.loads(told)
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(news["at"]))
+    text = news["message"] % tuple(news["args"])
+    with suppress(OSError):
+        level = LEVELS[news["level"]]
+        sys.stderr.write(f"{moment},{news['at'] % 1 * 1000:03.0f} {level:7} {news['pid']} {text}\n")
+
+
+def _wait(pid: int, seconds: float) -> None:
+    """Wait until this child has ended; kill it after `seconds`."""
+    latest = time.monotonic() + seconds
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        if time.monotonic() >= latest:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return
+        time.sleep(0.01)

@@ -1,0 +1,433 @@
+"""Keep child processes alive, replace unresponsive ones, and end them (`Supervisor`).
+
+Knows no database, no broker and no thread: it starts children, reads their heartbeats, and sends signals. `Ways` start
+a child, a role defines its work. Imports little of the standard library, because it may run without Django (ADR 0012).
+Rules: interface "Commands" (signals, exit codes); W20 for the report of lost workers.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+
+from ...worker.process import CANNOT_START, CLEAN, SPENT, new_wid
+from .contract import (
+    ALARM_BEATS,
+    BEAT_BYTES,
+    DEBUG,
+    ERROR,
+    INFO,
+    SIGNALS,
+    SILENT_BEATS,
+    WARNING,
+    Launch,
+    make_bell,
+    stops,
+)
+
+TYPE_CHECKING = False  # importing `typing` takes a megabyte
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from typing import Any, Protocol
+else:
+    Protocol = object
+
+LONGEST_PAUSE_S = 30
+"""Cap of the pause before a child is restarted; it doubles with each crash in a row."""
+
+STEADY_S = 30.0
+"""A child that lived this long has started well: its next pause is short again."""
+
+PARENT_CHECK_S = 0.5
+"""Interval of the check whether the parent still exists, if it is requested."""
+
+SAME_ORDER_S = 0.5
+"""Signals closer together count as one: `timeout`, `uv run` or honcho forward a signal that the terminal has already
+sent.
+"""
+
+SLOW_STOP_S = 2.0
+"""If a stop takes longer than this, the report of killed children is prepared."""
+
+SILENT_STOP = 0.9
+"""After this part of `grace_s` a stop kills children that have missed `STOP_BEATS` heartbeats: they will not stop, and
+the work after a kill takes time too.
+"""
+
+STOP_BEATS = 3
+"""Heartbeats missed in a row after which a stop does not wait for a child."""
+
+MAX_LOST = 20
+"""Maximum number of predecessors that a child reports as lost."""
+
+FIRST = 1
+"""Process number 1, in a container the command itself, inherits every orphaned process."""
+
+
+class Ways(Protocol):
+    """The operations of a supervisor that depend on which modules its process has loaded."""
+
+    head_start_s: float
+    """Seconds before its turn at which a child is started, for its imports."""
+
+    def start(self, name: str, launch: Launch, lifeline_end: int) -> int:
+        """Start the child `name` and return its pid.
+
+        Called with signals blocked. The child must close `lifeline_end`: it would keep the pipe open after the parent's
+        end.
+        """
+
+    def tell(self, level: int, message: str, *args: object) -> None:
+        """Log this record through the project's logging."""
+
+    def patience_s(self) -> float | None:
+        """Handle due log records; return the seconds until the next are due, None if none is pending."""
+
+    def prepare_farewell(self) -> None:
+        """Prepare for the report of killed children: a child may have to be killed soon."""
+
+    def finish(self, killed: Sequence[str]) -> None:
+        """Report the killed wids, which still have jobs. Called after all children have ended."""
+
+
+class Child:
+    """State of one child, running or waiting for its start. `ends`: a clean exit means that its work is done."""
+
+    def __init__(self, name: str, *, ends: bool = False) -> None:
+        self.name, self.ends = name, ends
+        self.pid, self.wid = 0, ""
+        self.lost: list[str] = []
+        self.started_at = 0.0
+        self.start_at: float | None = 0.0
+        """When its turn begins, on the monotonic clock; None if it runs or is done."""
+        self.crashes = 0
+        self.unresponsive: dict[str, int] = {}
+        """The `lost` wids that were killed because they stopped responding, with their seconds of silence."""
+        self.has_beaten = self.is_suspended = False
+        """Before its first heartbeat a child is not watched: imports take long, and older code sends none."""
+        self.missed = 0
+        """Number of heartbeats missed in a row."""
+        self.beat_at = 0.0
+
+    def may_be_silent(self) -> bool:
+        """Return whether silence is normal: it does not run, has just begun, or a signal has suspended it."""
+        return not self.pid or not self.has_beaten or self.is_suspended
+
+    @classmethod
+    def again(cls, told: dict[str, Any]) -> Child:
+        """Build the child from `vars` of another one."""
+        child = cls(told["name"])
+        vars(child).update(told)
+        return child
+
+
+class Cords:
+    """The pipes between a supervisor and its children, each as (read end, write end).
+
+    `lifeline` closes when the supervisor ends. `signals` receives the numbers of its signals. `news` carries records
+    for a child to log, `beats` the children's heartbeats. `alarm` is readable while a child does not respond; any child
+    may check it.
+    """
+
+    def __init__(
+        self,
+        *,
+        lifeline: tuple[int, int],
+        signals: tuple[int, int],
+        news: tuple[int, int],
+        beats: tuple[int, int],
+        alarm: tuple[int, int],
+    ) -> None:
+        self.lifeline, self.signals, self.news = lifeline, signals, news
+        self.beats, self.alarm = beats, alarm
+
+    @classmethod
+    def make(cls) -> Cords:
+        """Create a new set of pipes."""
+        news, beats, alarm = os.pipe(), os.pipe(), os.pipe()
+        for end in (*news, *beats, *alarm):
+            os.set_blocking(end, False)
+        return cls(lifeline=os.pipe(), signals=make_bell(), news=news, beats=beats, alarm=alarm)
+
+    def ends(self) -> tuple[int, ...]:
+        """Return all file descriptors of the pipes."""
+        return (*self.lifeline, *self.signals, *self.news, *self.beats, *self.alarm)
+
+
+class Supervisor:
+    """Start the children and run until they are done, or until a signal stops it.
+
+    `grace_s` is the time between TERM and KILL. `silence_s`: a child without heartbeats for this long is killed and
+    replaced; None means that children are not watched. With `parent`, stop when that process is no longer its parent.
+    """
+
+    def __init__(
+        self,
+        children: Iterable[Child],
+        ways: Ways,
+        *,
+        grace_s: float,
+        silence_s: float | None = None,
+        parent: int | None = None,
+        cords: Cords | None = None,
+    ) -> None:
+        self._children = list(children)
+        self._ways = ways
+        self._grace_s = grace_s
+        # Counts checks, not seconds: while the supervisor itself does not run, or the machine sleeps, no check is
+        # made, and a pause of any length is one missed heartbeat (ADR 0027).
+        self._check_every_s = None if silence_s is None else silence_s / (SILENT_BEATS + 1)
+        self._check_at = time.monotonic() + (self._check_every_s or 0.0)
+        self._is_alarmed = False
+        self._parent = parent
+        self._cords = cords
+        self._is_stopping = False
+        self._stopping_since = 0.0
+        self._kill_at: float | None = None
+        self._prepare_at: float | None = None
+        self._kill_silent_at: float | None = None
+        self._killed: list[str] = []
+        self._code = CLEAN
+
+    def run(self, *, then: Callable[[Sequence[Child], Cords], None] | None = None) -> int:
+        """Supervise until the end; return the exit code of the command. `then` is called after the first starts."""
+        self._cords = self._cords or Cords.make()
+        heard, bell = self._cords.signals
+        heeded = (*stops(), signal.SIGTSTP, signal.SIGTTIN, signal.SIGCHLD)
+        before = {number: signal.signal(number, _nothing) for number in heeded}
+        # C code writes to it at once; a Python handler would run only after `select` has returned.
+        before_bell = signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        try:
+            while self._is_needed():
+                self._start_due(self._cords)
+                if then:
+                    then(self._children, self._cords)
+                    # Once only. It may replace this process by exec, and then does not return.
+                    then = None
+                self._take_signals(heard)
+                self._reap()
+                self._check_beats(self._cords)
+            self._ways.finish(self._killed)
+        finally:
+            signal.set_wakeup_fd(before_bell)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for end in self._cords.ends():
+                os.close(end)
+        return self._code
+
+    def _is_needed(self) -> bool:
+        """Return whether a child runs or waits for its start.
+
+        When all children that may end have ended, the remaining ones are stopped.
+        """
+        if not self._is_stopping:
+            passing = [child for child in self._children if child.ends]
+            if passing and not any(child.pid or child.start_at is not None for child in passing):
+                self._stop()
+        return any(child.pid or (child.start_at is not None and not self._is_stopping) for child in self._children)
+
+    # --- signals ---
+
+    def _take_signals(self, heard: int) -> None:
+        """Wait for signals, or until an action is due, and act on them."""
+        ready, _, _ = select.select([heard], [], [], self._patience_s())
+        for number in os.read(heard, 100) if ready else b"":
+            if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+                self._stop()
+            elif number in (signal.SIGTSTP, signal.SIGTTIN):
+                self._send(number)
+        # When a parent ends, the kernel gives its children another one.
+        if self._parent is not None and not self._is_stopping and os.getppid() != self._parent:
+            self._stop()
+        if self._prepare_at is not None and time.monotonic() >= self._prepare_at:
+            self._prepare_at = None
+            self._ways.prepare_farewell()
+        if self._kill_silent_at is not None and time.monotonic() >= self._kill_silent_at:
+            self._kill_silent_at = None
+            self._kill_silent(STOP_BEATS)
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._kill()
+
+    def _patience_s(self) -> float | None:
+        """Return the seconds until the next action is due; None to wait for a signal only."""
+        now = time.monotonic()
+        dues = [due for due in (self._kill_at, self._kill_silent_at, self._prepare_at) if due is not None]
+        if self._check_every_s is not None:
+            dues.append(self._check_at)
+        if not self._is_stopping:
+            dues += [child.start_at - self._ways.head_start_s for child in self._children if child.start_at is not None]
+        if self._parent is not None and not self._is_stopping:
+            dues.append(now + PARENT_CHECK_S)
+        if (patience_s := self._ways.patience_s()) is not None:
+            dues.append(now + patience_s)
+        return max(0.0, min(dues) - now) if dues else None
+
+    def _stop(self) -> None:
+        """Send TERM to the children at the first call, KILL at the second."""
+        now = time.monotonic()
+        if self._is_stopping:
+            if now >= self._stopping_since + SAME_ORDER_S:
+                self._kill()
+            return
+        self._ways.tell(INFO, "stopping")
+        self._is_stopping, self._stopping_since = True, now
+        self._kill_at, self._prepare_at = now + self._grace_s, now + SLOW_STOP_S
+        self._kill_silent_at = now + SILENT_STOP * self._grace_s
+        self._send(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        self._killed += [child.wid for child in self._children if child.pid and child.wid not in self._killed]
+        self._kill_at = self._prepare_at = self._kill_silent_at = None
+        self._send(signal.SIGKILL)
+        # After the kill: a child that reads this record must not die before it has logged it.
+        self._ways.tell(WARNING, "stopping at once: what runs is given back and runs again")
+
+    def _send(self, number: int) -> None:
+        for child in self._children:
+            if child.pid:
+                os.kill(child.pid, number)  # not reaped yet, so the pid cannot belong to another process
+
+    # --- heartbeats ---
+
+    def _check_beats(self, cords: Cords) -> None:
+        """Read the heartbeats when a check is due, and kill the children that have missed too many."""
+        if self._check_every_s is None or time.monotonic() < self._check_at:
+            return
+        self._check_at = time.monotonic() + self._check_every_s
+        beaten = _read_beats(cords.beats[0])
+        for child in self._children:
+            if child.wid in beaten:
+                child.has_beaten, child.missed, child.beat_at = True, 0, time.monotonic()
+            elif child.may_be_silent():
+                child.missed, child.beat_at = 0, time.monotonic()
+            else:
+                child.missed += 1
+        self._kill_silent(SILENT_BEATS)
+        self._set_alarm(cords.alarm)
+
+    def _kill_silent(self, beats: int) -> None:
+        """Kill each child that has missed this many heartbeats in a row, once."""
+        for child in self._children:
+            if child.pid and child.missed >= beats and child.wid not in child.unresponsive:
+                self._kill_one(child)
+
+    def _kill_one(self, child: Child) -> None:
+        if self._is_stopping:
+            self._killed.append(child.wid)
+        silent_s = round(time.monotonic() - child.beat_at)
+        child.unresponsive[child.wid] = silent_s
+        os.kill(child.pid, signal.SIGKILL)  # no other signal reaches a thread that does not release the GIL
+        self._ways.tell(
+            ERROR,
+            "process does not respond, killed it role=%s pid=%d wid=%s silent=%d s; its jobs go back",
+            *(child.name, child.pid, child.wid, silent_s),
+        )
+
+    def _set_alarm(self, alarm: tuple[int, int]) -> None:
+        """Make the alarm pipe readable while a child does not respond, so that probes report it."""
+        is_alarmed = any(child.missed >= ALARM_BEATS for child in self._children)
+        if is_alarmed and not self._is_alarmed:
+            os.write(alarm[1], b"!")
+        elif self._is_alarmed and not is_alarmed:
+            os.read(alarm[0], 1)
+        self._is_alarmed = is_alarmed
+
+    # --- children ---
+
+    def _start_due(self, cords: Cords) -> None:
+        for child in self._children:
+            turn = child.start_at
+            if turn is not None and not self._is_stopping and turn - self._ways.head_start_s <= time.monotonic():
+                self._start(child, turn, cords)
+
+    def _start(self, child: Child, turn: float, cords: Cords) -> None:
+        child.wid, child.start_at = new_wid(), None
+        # A child may be started `head_start_s` before its turn; its imports do not count as life.
+        child.started_at = max(turn, time.monotonic())
+        child.has_beaten, child.is_suspended, child.missed = False, False, 0
+        launch = Launch(
+            wid=child.wid,
+            lost=tuple(child.lost),
+            unresponsive=child.unresponsive,
+            lifeline=cords.lifeline[0],
+            news=cords.news[0],
+            not_before=turn,
+            beats=-1 if self._check_every_s is None else cords.beats[1],
+            beat_every_s=self._check_every_s or 0.0,
+            alarm=-1 if self._check_every_s is None else cords.alarm[0],
+        )
+        # Blocked until the child has its own handlers: a TERM in between must not be lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        child.pid = self._ways.start(child.name, launch, cords.lifeline[1])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        self._ways.tell(DEBUG, "child started role=%s pid=%d", child.name, child.pid)
+
+    def _reap(self) -> None:
+        for child in self._children:
+            while child.pid:
+                # Suspensions are reported too: a suspended child is not unresponsive (ADR 0027).
+                pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+                if not pid:
+                    break
+                if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                    child.is_suspended, child.missed = os.WIFSTOPPED(status), 0
+                else:
+                    self._ended(child, os.waitstatus_to_exitcode(status))
+        if os.getpid() == FIRST and not self._is_stopping:  # when process 1 ends, the kernel ends every other process
+            _bury_others({child.pid for child in self._children})
+
+    def _ended(self, child: Child, code: int) -> None:
+        """Schedule the replacement of a child that has ended, if it needs one."""
+        pid, child.pid = child.pid, 0
+        if self._is_stopping:
+            return
+        # A restart would fail the same way, such as on a wrong password.
+        if code == CANNOT_START:
+            self._code = CANNOT_START
+            self._stop()
+            return
+        if code == CLEAN and child.ends:
+            return
+        if code == SPENT:  # the worker has logged the reason
+            child.crashes, child.lost, child.unresponsive, child.start_at = 0, [], {}, time.monotonic()
+            self._ways.tell(DEBUG, "child has done its share role=%s pid=%d", child.name, pid)
+            return
+        if time.monotonic() - child.started_at >= STEADY_S:
+            child.crashes, child.lost = 0, []
+            child.unresponsive = {wid: silent for wid, silent in child.unresponsive.items() if wid == child.wid}
+        if code != CLEAN:
+            child.lost = [*child.lost, child.wid][-MAX_LOST:]
+        pause_s = min(2**child.crashes, LONGEST_PAUSE_S)
+        child.crashes += 1
+        child.start_at = time.monotonic() + pause_s
+        self._ways.tell(
+            INFO if code == CLEAN else ERROR,
+            "child ended, starting another role=%s pid=%d wid=%s exit=%s pause=%d s",
+            *(child.name, pid, child.wid, code if code >= 0 else signal.Signals(-code).name, pause_s),
+        )
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing: the wakeup fd reports the signal."""
+
+
+def _read_beats(beats: int) -> set[str]:
+    """Return the wids of the children that have sent a heartbeat since the last call."""
+    beaten: set[str] = set()
+    with suppress(BlockingIOError):
+        while found := os.read(beats, 1024 * BEAT_BYTES):
+            starts = range(0, len(found), BEAT_BYTES)
+            beaten.update(found[start : start + BEAT_BYTES].decode() for start in starts)
+    return beaten
+
+
+def _bury_others(ours: Collection[int]) -> None:
+    """Reap ended processes that tasks have left behind; otherwise each would keep its process number."""
+    with suppress(ChildProcessError):  # this process has no child
+        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and found.si_pid not in ours:
+            os.waitpid(found.si_pid, os.WNOHANG)

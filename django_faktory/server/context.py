@@ -1,0 +1,98 @@
+"""Interfaces between the server, its connections and the handlers of commands, so that none imports another in a loop.
+
+`ServerContext` is what connections and handlers use of the server, `ConnectedClient` what both use of a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Protocol
+
+from ..brokers.base import Broker
+from ..core.payloads import Ack, Beat, Failure, JobPayload, Reservation, WorkerIdentity
+from ..core.protocol.commands import Command
+from ..errors import FaktoryError
+from .buffer_limits import Unfinished
+from .deliveries import HandOuts
+from .group_commit import Lane
+from .handshake_queue import Doorman
+from .intake import Intake
+from .login_throttle import Guard
+from .long_commands import Desk
+from .may_block import Work
+from .prefetch_buffer import Shelf
+from .uncertain_batches import UncertainBatches
+from .waiting_fetches import Fetchers
+
+
+class ConnectedClient(Protocol):
+    """One connection; see `connection.Connection`."""
+
+    on_gone: Callable[[], None] | None
+    is_ending: bool
+
+    @property
+    def identity(self) -> WorkerIdentity: ...
+    @property
+    def is_gone(self) -> bool: ...
+    def finish(self, reply: bytes) -> bool: ...
+    def hand_over(self, reply: bytes, *, on_unsent: Callable[[], None]) -> None: ...
+    def expects_to_send(self, on_unsent: Callable[[], None]) -> None: ...
+    def dismiss(self, reply: bytes) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class ServerContext(Protocol):
+    """The server; see `server.Server`."""
+
+    broker: Broker
+    loop: asyncio.AbstractEventLoop
+    password: str
+    max_command_bytes: int
+    hello_timeout_s: float
+    command_timeout_s: float
+    command_count: int
+    guard: Guard
+    doorman: Doorman
+    unfinished: Unfinished
+    intake: Intake
+    desk: Desk
+    handed_out: HandOuts
+    shelf: Shelf
+    fetchers: Fetchers
+    long_work: Lane[Callable[[], Any], Any]
+    uncertain_batches: UncertainBatches
+
+    @property
+    def connection_count(self) -> int: ...
+    @property
+    def uptime_s(self) -> float: ...
+    def admits(self, connection: ConnectedClient) -> bool: ...
+    def joins(self, connection: ConnectedClient) -> None: ...
+    def forgets(self, connection: ConnectedClient) -> None: ...
+    def carry_out(self, connection: ConnectedClient, command: Command) -> bytes | None: ...
+    def push(
+        self, jobs: list[JobPayload], answer: Callable[[list[FaktoryError | None] | FaktoryError], object]
+    ) -> None: ...
+    def ack(self, report: Ack, answer: Callable[[FaktoryError | bool], None]) -> None: ...
+    def fail(self, report: Failure, answer: Callable[[FaktoryError | bool], None]) -> None: ...
+    def sign(self, sign: Beat | WorkerIdentity, answer: Callable[[Any], object]) -> None: ...
+    def may_block(
+        self,
+        work: Work,
+        answer: Callable[[Any], object],
+        subjects: Iterable[str] = (),
+        *,
+        is_repeatable: bool = False,
+    ) -> None: ...
+    def read(self, connection: ConnectedClient, work: Callable[[], Any], answer: Callable[[Any], object]) -> None: ...
+    def stored(self, jobs: Sequence[JobPayload]) -> None: ...
+    def release(self, jobs: Sequence[Reservation], then: Callable[[set[str]], None] = ...) -> None: ...
+    def drop(self, wids: Collection[str]) -> None: ...
+    def goes_on(self) -> bool: ...
+
+
+Handler = Callable[[ServerContext, ConnectedClient, Any], bytes | None]
+"""Executes a command: returns the reply, or None if it passes the reply to `ConnectedClient.finish` later."""

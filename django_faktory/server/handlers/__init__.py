@@ -1,0 +1,1 @@
+"""Handlers of protocol commands, by topic."""

@@ -1,0 +1,81 @@
+"""Handlers of BATCH NEW, OPEN, COMMIT and STATUS: call the broker and reply. Rule: W26.
+
+All but STATUS lock a batch, so they may wait for another transaction (ADR 0028).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from ...core.payloads import BatchStatus
+from ...core.protocol import resp
+from ...core.protocol.batches import BatchAsk, BatchCommit, BatchNew, BatchOpen, status_text
+from ...errors import BrokerUnavailable, FaktoryError, LockTimeout
+from ..context import ConnectedClient, Handler, ServerContext
+
+
+def new(server: ServerContext, connection: ConnectedClient, command: BatchNew) -> bytes | None:
+    """Create a batch. Its bid is chosen here, so that a retry after a lost connection stores no second batch."""
+    batch = msgspec.structs.replace(command.batch, bid=f"b-{uuid4().hex}")
+    reply = _with_bulk(connection)
+
+    def answer(told: str | FaktoryError) -> None:
+        # The commit may have happened, and the client never learns the bid: an orphan would keep its parent open.
+        if isinstance(told, BrokerUnavailable) and not isinstance(told, LockTimeout):
+            server.uncertain_batches.add(batch.bid)
+        reply(told)
+
+    work = partial(server.broker.new_batch, batch, by=connection.identity.wid)
+    # Only a parent can be locked: the row of the new batch is not visible to other transactions yet.
+    server.may_block(work, answer, [f"bid:{batch.parent_bid}"] if batch.parent_bid else (), is_repeatable=True)
+    return None
+
+
+def reopen(server: ServerContext, connection: ConnectedClient, command: BatchOpen) -> bytes | None:
+    """Reopen a committed batch, so that jobs can be added."""
+    work = partial(server.broker.open_batch, command.bid, by=connection.identity.wid)
+    server.may_block(work, _with_bulk(connection), [f"bid:{command.bid}"], is_repeatable=True)
+    return None
+
+
+def commit(server: ServerContext, connection: ConnectedClient, command: BatchCommit) -> bytes | None:
+    """Commit a batch and wake waiting FETCHes, since a callback may be enqueued at once."""
+
+    def answer(told: FaktoryError | None) -> None:
+        connection.finish(resp.outcome(told))
+        server.fetchers.wake()
+
+    work = partial(server.broker.commit_batch, command.bid)
+    server.may_block(work, answer, [f"bid:{command.bid}"], is_repeatable=True)
+    return None
+
+
+def status(server: ServerContext, connection: ConnectedClient, command: BatchAsk) -> bytes | None:
+    """Reply with the progress of a batch."""
+
+    def answer(told: BatchStatus | FaktoryError) -> None:
+        connection.finish(resp.refusal(told) if isinstance(told, FaktoryError) else resp.bulk(status_text(told)))
+
+    # Takes no lock, so it does not wait behind commands that do.
+    server.read(connection, partial(server.broker.batch_status, command.bid), answer)
+    return None
+
+
+def _with_bulk(connection: ConnectedClient) -> Callable[[str | FaktoryError], None]:
+    def answer(told: str | FaktoryError) -> None:
+        connection.finish(resp.refusal(told) if isinstance(told, FaktoryError) else resp.bulk(told))
+
+    return answer
+
+
+VERBS: dict[type[Any], Handler] = {
+    BatchNew: new,
+    BatchOpen: reopen,
+    BatchCommit: commit,
+    BatchAsk: status,
+}

@@ -1,0 +1,341 @@
+"""Handlers of the commands: call the broker and reply. `VERBS` maps each command class to its handler.
+
+A handler returns the reply, or None if it passes the reply to `connection.finish` later. The rules about jobs are in
+the broker.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec.structs import replace
+
+from ... import __version__, conf
+from ...core.json import incremental, jsontext
+from ...core.json.incremental import Steps
+from ...core.logs import get_logger
+from ...core.payloads import Ack, FetchRequest, JobPayload, Lease, Reservation, failure, rfc3339
+from ...core.protocol import resp
+from ...core.protocol.commands import AckJob, BeatWorker, Command, End, FailJob, Fetch, Hello, Info, Push, PushBulk
+from ...core.protocol.versions import semantic
+from ...errors import FaktoryError, InvalidPayload, UnknownWorker
+from ..context import ConnectedClient, Handler, ServerContext
+from ..fetch_index import Fetcher
+from . import batches, management, tracking
+from .tracking import without_wid
+
+logger = get_logger(__name__)
+
+JOBS_A_STEP = 1000
+"""Jobs of a PUSHB that are handled in one step of about a millisecond."""
+
+
+def hello(server: ServerContext, connection: ConnectedClient, command: Hello) -> bytes | None:
+    """Accept a producer at once; register a worker first, and close its connection if that fails (W2)."""
+    if not command.identity.wid:
+        return resp.OK
+    server.joins(connection)
+
+    def answer(told: FaktoryError | None) -> None:
+        if told is None:
+            connection.finish(resp.OK)
+        else:
+            connection.dismiss(resp.refusal(told))
+
+    server.sign(command.identity, answer)
+    return None
+
+
+def end(server: ServerContext, connection: ConnectedClient, command: End) -> bytes | None:  # noqa: ARG001
+    """Reply with OK and close the connection (W4)."""
+    connection.dismiss(resp.OK)
+    return None
+
+
+def push(server: ServerContext, connection: ConnectedClient, command: Push) -> bytes | None:
+    """Store a job, reply after the commit, and wake waiting FETCHes of its queue (W29)."""
+
+    def answer(told: list[FaktoryError | None] | FaktoryError) -> None:
+        refusal = told if isinstance(told, FaktoryError) else told[0]
+        # Before the reply: afterwards no job that was prefetched earlier may be delivered ahead of this one.
+        if command.job.priority > 0:
+            server.shelf.makes_way([command.job.queue])
+        connection.finish(resp.outcome(refusal))
+        if refusal is None:
+            server.stored([command.job])
+
+    server.push([_sent_by(connection, command.job)], answer)
+    return None
+
+
+def push_bulk(server: ServerContext, connection: ConnectedClient, command: PushBulk) -> bytes | None:
+    """Store the valid jobs and reply with the refused ones by jid (W12); in steps if there are many."""
+    _in_steps(server, len(command.jobs), _push_bulk(server, connection, command))
+    return None
+
+
+def _push_bulk(server: ServerContext, connection: ConnectedClient, command: PushBulk) -> Steps[None]:
+    good: list[JobPayload] = []
+    refused: dict[str, str] = {}
+    first: set[str] = set()
+    for place, job in enumerate(command.jobs, 1):
+        if isinstance(job, JobPayload):
+            good.append(_sent_by(connection, job))
+            if job.priority > 0:
+                first.add(job.queue)
+        else:
+            refused[job.jid] = str(job)
+        if not place % JOBS_A_STEP:
+            yield
+    if not good:
+        connection.finish(resp.bulk(jsontext.encode(refused)))
+        return
+
+    def answer(told: list[FaktoryError | None] | FaktoryError) -> None:
+        if first:
+            server.shelf.makes_way(first)
+        if isinstance(told, FaktoryError):
+            connection.finish(resp.refusal(told))
+        else:
+            _in_steps(server, len(good), _pushed_bulk(server, connection, good, told, refused))
+
+    server.push(good, answer)
+
+
+def _pushed_bulk(
+    server: ServerContext,
+    connection: ConnectedClient,
+    good: list[JobPayload],
+    told: list[FaktoryError | None],
+    refused: dict[str, str],
+) -> Steps[None]:
+    if any(told):
+        for place, (job, refusal) in enumerate(zip(good, told, strict=True), 1):
+            if refusal is not None:
+                refused[job.jid] = _told(refusal)
+            if not place % JOBS_A_STEP:
+                yield
+    connection.finish(resp.bulk(jsontext.encode(refused)))
+    while good:  # free them in steps too: freeing many objects takes as long as reading them
+        server.stored(good[-JOBS_A_STEP:])
+        del good[-JOBS_A_STEP:]
+        if good:
+            yield
+
+
+def _in_steps(server: ServerContext, count: int, steps: Steps[None]) -> None:
+    """Run the steps now if there are few jobs, else in turn with other long commands."""
+    if count <= JOBS_A_STEP:
+        incremental.run(steps)
+    else:
+        server.desk.go_on(steps)
+
+
+def _sent_by(connection: ConnectedClient, job: JobPayload) -> JobPayload:
+    """Add the sender's wid to a job of a batch, which checks it."""
+    if job.options is None or not job.options.bid:
+        return job
+    return replace(job, options=replace(job.options, by=connection.identity.wid))
+
+
+def fetch(server: ServerContext, connection: ConnectedClient, command: Fetch) -> bytes | None:
+    """Reply with a job, or null after two seconds (W13); a client that has closed its half gets none (W14)."""
+    if connection.is_ending:
+        return resp.NULL
+    wid = connection.identity.wid
+    if not wid and conf.get("STRICT_WIDS"):
+        return without_wid("FETCH")  # without a wid it could not end the job
+
+    def answer(told: Reservation | FaktoryError | None) -> None:
+        if not isinstance(told, Reservation):
+            connection.finish(resp.NULL if told is None else resp.refusal(told))
+            return
+        # None: the job had corrupted text and is dead now. The client fetches again.
+        if (reply := _job(server, told)) is None:
+            connection.finish(resp.NULL)
+        else:
+            if not told.is_ahead:  # prefetched jobs are tracked since they left the buffer
+                server.handed_out.add(told)
+            connection.hand_over(reply, on_unsent=lambda: server.release([told]))
+
+    request = FetchRequest(queues=command.queues, wid=wid, lease=Lease.DELIVERY)
+    server.shelf.saw(request, id(connection))
+    # A prefetched job is returned as the reply at once, without entering the queue of waiting FETCHes.
+    if job := server.shelf.take(request):
+        reply = _job(server, job)
+        if reply is not None:
+            connection.expects_to_send(lambda: server.release([job]))
+        return reply or resp.NULL
+    fetcher = Fetcher(request, answer)
+    connection.on_gone = lambda: server.fetchers.leave(fetcher)
+    server.fetchers.add(fetcher)
+    return None
+
+
+def ack(server: ServerContext, connection: ConnectedClient, command: AckJob) -> bytes | None:
+    """Acknowledge a job; the broker decides whether this connection may end it (W16)."""
+    jid, wid = command.jid, connection.identity.wid
+    if not wid and conf.get("STRICT_WIDS"):
+        return without_wid("ACK")
+    # Before the ACK is submitted, so that the claim and the ACK are in one transaction.
+    server.fetchers.before_ack(jid)
+    server.ack(Ack(jid=jid, wid=wid, attempt=server.handed_out.attempt_of(jid, wid)), _ended(server, connection, jid))
+    return None
+
+
+def _ended(server: ServerContext, connection: ConnectedClient, jid: str) -> Callable[[FaktoryError | bool], None]:
+    def answer(told: FaktoryError | bool) -> None:
+        if told is True:  # False: nothing was changed; another worker may have the job, so it stays tracked
+            server.handed_out.forget(jid)
+        connection.finish(resp.outcome(told))
+
+    return answer
+
+
+def fail(server: ServerContext, connection: ConnectedClient, command: FailJob) -> bytes | None:
+    """Record the failure of a job, with the same check as for ACK (W17)."""
+    jid, wid = command.jid, connection.identity.wid
+    if not wid and conf.get("STRICT_WIDS"):
+        return without_wid("FAIL")
+    report = failure(
+        jid=jid,
+        wid=wid,
+        attempt=server.handed_out.attempt_of(jid, wid),
+        errtype=command.errtype,
+        message=command.message,
+        backtrace=command.backtrace,
+    )
+    server.fail(report, _ended(server, connection, jid))
+    return None
+
+
+def beat(server: ServerContext, connection: ConnectedClient, command: BeatWorker) -> bytes | None:
+    """Record a heartbeat; the reply may carry the state `quiet` or `terminate` (W21)."""
+    wid = command.beat.wid
+    if not connection.identity.wid:
+        return resp.error("BEAT: expected a connection that gave its wid in HELLO; producers send no BEAT")
+    if wid != connection.identity.wid and conf.get("STRICT_WIDS"):
+        return resp.error("BEAT: this server has STRICT_WIDS, expected the wid that this connection gave in HELLO")
+
+    def answer(state: FaktoryError | str) -> None:
+        if state:
+            server.shelf.distrust(wid)
+        if isinstance(state, FaktoryError):
+            connection.finish(resp.refusal(state))
+            if isinstance(state, UnknownWorker):  # considered lost (W20): it has to connect and register again
+                server.drop([wid])
+        else:
+            connection.finish(resp.bulk(jsontext.encode({"state": state})) if state else resp.OK)
+
+    # Extends the reservations of confirmed deliveries only: a job that never arrived must return (ADR 0026).
+    sign = replace(command.beat, keeps_delivered=True) if conf.get("BEAT_KEEPS_JOBS") else command.beat
+    server.sign(sign, answer)
+    return None
+
+
+def info(server: ServerContext, connection: ConnectedClient, command: Info) -> bytes | None:  # noqa: ARG001
+    """Reply with counts of jobs, queues and workers, in the original server's shape (W22)."""
+
+    def answer(told: dict[str, Any] | FaktoryError) -> None:
+        if isinstance(told, FaktoryError):
+            connection.finish(resp.refusal(told))
+        else:
+            connection.finish(resp.bulk(jsontext.encode(_info(server, told))))
+
+    server.read(connection, server.broker.info, answer)
+    return None
+
+
+VERBS: dict[type[Any], Handler] = {
+    Hello: hello,
+    End: end,
+    Push: push,
+    PushBulk: push_bulk,
+    Fetch: fetch,
+    AckJob: ack,
+    FailJob: fail,
+    BeatWorker: beat,
+    Info: info,
+    **batches.VERBS,
+    **management.VERBS,
+    **tracking.VERBS,
+}
+
+
+def carry_out(server: ServerContext, connection: ConnectedClient, command: Command) -> bytes | None:
+    """Call the handler of a command and return its result."""
+    return VERBS[type(command)](server, connection, command)
+
+
+def _job(server: ServerContext, job: Reservation) -> bytes | None:
+    """Return the reply with a job, or None, after killing the job, if its stored text is not JSON."""
+    server.handed_out.know(job)
+    try:
+        return resp.bulk(job.wire())
+    except InvalidPayload as error:
+        _kill(server, job, error)
+        return None
+
+
+def _kill(server: ServerContext, job: Reservation, error: InvalidPayload) -> None:
+    """Move a job with corrupted text to dead: no worker could read it, but an operator can find it there."""
+    logger.error("stored job is not JSON jid=%s queue=%s error=%s", job.jid, job.queue, error)
+    report = failure(
+        jid=job.jid,
+        wid=job.wid,
+        attempt=job.attempt,
+        errtype=type(error).__name__,
+        message=str(error),
+        verdict="kill",
+    )
+    server.fail(report, lambda _: None)
+
+
+def _told(refusal: FaktoryError) -> str:
+    """Return a refusal for PUSHB's reply: codes other than ERR precede the text, as in `-CODE text`."""
+    return str(refusal) if refusal.code == FaktoryError.code else f"{refusal.code} {refusal}"
+
+
+def _info(server: ServerContext, numbers: dict[str, Any]) -> dict[str, Any]:
+    now = datetime.now(UTC)
+    sets = numbers["sets"]
+    # The original server reports its periodic tasks in this shape (W22); this one has no such counters.
+    idle = {"cycles": 0, "enqueued": 0, "wall_time_sec": 0.0}
+    return {
+        "now": rfc3339(now),
+        "server_utc_time": now.strftime("%H:%M:%S UTC"),
+        "faktory": {
+            "queues": numbers["queues"],
+            "sets": sets,
+            "tasks": {
+                "Busy": {"reaped": 0, "size": sets["working"]},
+                "Dead": {**idle, "size": sets["dead"]},
+                "Retries": {**idle, "size": sets["retries"]},
+                "Scheduled": {**idle, "size": sets["scheduled"]},
+                "Workers": {"reaped": 0, "size": numbers["workers"]},
+            },
+            "total_enqueued": numbers["total_enqueued"],
+            "total_failures": numbers["total_failures"],
+            "total_processed": numbers["total_processed"],
+            "total_queues": numbers["total_queues"],
+        },
+        "server": {
+            "description": "Faktory",
+            "faktory_version": semantic(__version__),
+            "uptime": int(server.uptime_s),
+            "connections": server.connection_count,
+            "command_count": server.command_count,
+            "used_memory_mb": _memory_mb(),
+        },
+    }
+
+
+def _memory_mb() -> int:
+    """Return the peak resident memory of this process in MiB."""
+    # `ru_maxrss` is in bytes on macOS and in KiB on Linux.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // (1024 * 1024 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,441 @@
+"""Run the Faktory server: the port, the commit queues, the connections, start and stop.
+
+`Server` is usable in a process of its own or in a thread; `stop` and `drop` may be called from any thread or signal
+handler. The meaning of each verb is in `handlers` and its neighbours. ADR 0005 and 0032 explain the commit queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol
+
+from .. import conf
+from ..brokers.base import Broker
+from ..core.event_loop import new_event_loop
+from ..core.logs import get_logger
+from ..core.payloads import Ack, Beat, Failure, HandedOut, JobPayload, Reservation, WorkerIdentity
+from ..core.protocol import resp
+from ..core.protocol.commands import Command
+from ..errors import BrokerUnavailable, FaktoryError
+from .buffer_limits import LONGEST_AT_ONCE, Unfinished
+from .context import ConnectedClient
+from .deliveries import HandOuts
+from .exchange_batch import Item, begin_turn, take_turn, weight
+from .group_commit import MAX_BATCH, Begin, Lane
+from .handlers.jobs import carry_out
+from .handshake_queue import Doorman
+from .intake import Intake
+from .lock_waits import WIDTH as LOCK_WAITS
+from .lock_waits import LockWaits
+from .login_throttle import Guard
+from .long_commands import Desk
+from .may_block import MayBlock, Work, answer_each, take_set, take_waiting, weight_of
+from .prefetch_buffer import Shelf
+from .tls_transport import Door
+from .uncertain_batches import UncertainBatches
+from .waiting_fetches import Fetchers
+
+logger = get_logger(__name__)
+
+LINGER_S = 0.25
+"""Seconds in which a stopping server still answers new commands with an error that it stops (W28)."""
+
+LAST_REPLIES_S = 3.0
+"""Seconds it then waits for clients to read their last replies."""
+
+RELEASE_AGAIN_S = 1.0
+"""Seconds between attempts to release jobs while the database is unavailable."""
+
+LISTEN_S = 60.0
+"""Longest wait for one notification; closing the listener ends it early."""
+
+MAX_PUSH_IN_TURN = 50
+"""Weight above which a PUSH or PUSHB uses a commit queue of its own, so that it does not delay single commands."""
+
+BACKLOG = 128
+WIDTH = 2
+"""Concurrent exchanges. Each uses a database connection; a third gained nothing on two cores."""
+
+
+class Listener(Protocol):
+    """Source of notifications about new work, as returned by `notifier.listen`."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until a notification arrives or the timeout ends; return True for a notification."""
+
+    def close(self) -> None:
+        """Make a running `wait` in another thread return."""
+
+
+class Server:
+    """Serve `broker` at host:port. Port 0 takes a free port; `address` has it once `started` is set."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 7419,
+        password: str = "",
+        tls: ssl.SSLContext | None = None,
+        listen: Callable[[], Listener] | None = None,
+    ) -> None:
+        self.broker = broker
+        self.password = password
+        self.guard = Guard(most=conf.get("PASSWORD_TRIES") if password else 0)
+        self.max_command_bytes: int = conf.get("MAX_COMMAND_BYTES")
+        self.hello_timeout_s: float = conf.get("HELLO_TIMEOUT")
+        self.command_timeout_s: float = conf.get("COMMAND_TIMEOUT")
+        self.address = (host, port)
+        self.started = threading.Event()
+        self.command_count = 0
+        self.on_scheduled: Callable[[datetime], None] = lambda _: None
+        """Called with the earliest time of newly stored scheduled jobs, so that the scheduler can wake up in time."""
+        self._max_connections: int = conf.get("MAX_CONNECTIONS")
+        self.unfinished = Unfinished(LONGEST_AT_ONCE * self.max_command_bytes)
+        self._door = Door(self, tls, most=self._max_connections)
+        self._listen = listen
+        self._connections: set[ConnectedClient] = set()
+        self._by_wid: dict[str, set[ConnectedClient]] = {}
+        self._is_stopping = False
+        self._stopped = asyncio.Event()
+        self._deserted = asyncio.Event()
+        self._ears: threading.Thread | None = None
+        self._since = time.monotonic()
+
+    def run(self) -> None:
+        """Serve until `stop`; blocks. Raises FaktoryError if the address cannot be bound."""
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            self.loop = runner.get_loop()
+            runner.run(self._serve())
+
+    def stop(self) -> None:
+        """Begin to stop: answer accepted commands, end waiting FETCHes without a job, then close everything (W28)."""
+        self._is_stopping = True
+        self._from_outside(self._stopped.set)
+
+    def drop(self, wids: Collection[str]) -> None:
+        """Close the connections of worker processes that are considered lost (W20)."""
+        self._from_outside(self._drop, list(wids))
+
+    def wake(self, queues: Collection[str] | None = None) -> None:
+        """Try waiting FETCHes of these queues, since another process stored work; None means all queues."""
+        self._from_outside(lambda: self.fetchers.wake(queues))
+
+    def comes_round(self, within_s: float) -> bool:
+        """Return whether the event loop runs a callback within `within_s` seconds; blocks the calling thread."""
+        came = threading.Event()
+        self._from_outside(came.set)
+        return came.wait(within_s)
+
+    # --- called by connections and verbs ---
+
+    def admits(self, connection: ConnectedClient) -> bool:
+        """Register a connection; return False if MAX_CONNECTIONS is reached (W8)."""
+        if len(self._connections) >= self._max_connections:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def joins(self, connection: ConnectedClient) -> None:
+        """Index the connection by its wid, for `drop`."""
+        self._by_wid.setdefault(connection.identity.wid, set()).add(connection)
+
+    def forgets(self, connection: ConnectedClient) -> None:
+        """Remove a closed connection from all indexes; idempotent."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._deserted.set()
+        mates = self._by_wid.get(connection.identity.wid)
+        if mates is not None:
+            mates.discard(connection)
+            if not mates:
+                del self._by_wid[connection.identity.wid]
+
+    def carry_out(self, connection: ConnectedClient, command: Command) -> bytes | None:
+        """Execute a command and return its reply, or None if the reply comes later; reject it if the server stops."""
+        self.command_count += 1
+        if self._is_stopping:
+            connection.dismiss(resp.error("shutdown in progress"))
+            return None
+        return carry_out(self, connection, command)
+
+    def push(
+        self, jobs: list[JobPayload], answer: Callable[[list[FaktoryError | None] | FaktoryError], object]
+    ) -> None:
+        """Store jobs with the next exchange.
+
+        Large sets, and jobs that may wait for another transaction's lock (ADR 0023), use separate commit queues, so
+        that no other command waits for them.
+        """
+        if weight(jobs) > MAX_PUSH_IN_TURN:
+            self.lock_waits.submit(MayBlock(jobs), answer, lane=self._bulk)
+        elif any(job.options is not None and job.options.is_apart for job in jobs):
+            self.lock_waits.submit(MayBlock(jobs), answer)
+        else:
+            self.fetchers.before_turn()
+            self.turns.submit(jobs, answer)
+
+    def ack(self, report: Ack, answer: Callable[[FaktoryError | bool], None]) -> None:
+        """Acknowledge a job with the next exchange; a member of a batch separately, as its batch may be locked."""
+        if self.handed_out.is_member(report.jid):
+            self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer)
+        else:
+            self.fetchers.before_turn()
+            self.turns.submit(report, answer)
+
+    def fail(self, report: Failure, answer: Callable[[FaktoryError | bool], None]) -> None:
+        """Record a failure. A member of a batch uses the queue for commands that may block on the batch's row."""
+        lane = self._apart if self.handed_out.is_member(report.jid) else self._fails
+        self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer, lane=lane)
+
+    def sign(self, sign: Beat | WorkerIdentity, answer: Callable[[Any], object]) -> None:
+        """Record a heartbeat or a registration in a commit queue that no other command uses (ADR 0032)."""
+        self.lock_waits.submit(MayBlock(sign, [f"wid:{sign.wid}"]), answer, lane=self._signs)
+
+    def may_block(
+        self,
+        work: Work,
+        answer: Callable[[Any], object],
+        subjects: Iterable[str] = (),
+        *,
+        is_repeatable: bool = False,
+    ) -> None:
+        """Execute a call that may meet another transaction's lock. `subjects` name the rows it may wait for."""
+        self.lock_waits.submit(MayBlock(work, subjects, is_repeatable=is_repeatable), answer)
+
+    def read(self, connection: ConnectedClient, work: Callable[[], Any], answer: Callable[[Any], object]) -> None:
+        """Execute a read-only call, unless the client has disconnected. Equal calls of a set run once."""
+        self._reads.submit((connection, work), answer)
+
+    def _subjects_of(self, jid: str) -> list[str]:
+        bid = self.handed_out.batch_of(jid)
+        return [f"bid:{bid}"] if bid else [f"jid:{jid}"]
+
+    def stored(self, jobs: Sequence[JobPayload]) -> None:
+        """Announce committed jobs: try waiting FETCHes now, and schedule jobs that are due later."""
+        self.fetchers.wake({job.queue for job in jobs})
+        times = [job.at for job in jobs if job.at is not None]
+        if times:
+            self.on_scheduled(min(times))
+
+    def goes_on(self) -> bool:
+        """Return whether long work may start its next step; False once the server stops."""
+        return not self._is_stopping
+
+    @property
+    def connection_count(self) -> int:
+        """Number of clients connected to this node."""
+        return len(self._connections)
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the server object was created."""
+        return time.monotonic() - self._since
+
+    # --- life ---
+
+    async def _serve(self) -> None:
+        try:
+            listening = await asyncio.get_running_loop().create_server(self._door, *self.address, backlog=BACKLOG)
+        except OSError as error:
+            raise FaktoryError(_cannot_listen(self.address, error)) from error
+        self._open_lanes()
+        self.address = next(iter(listening.sockets)).getsockname()[:2]
+        self.started.set()
+        logger.info("server listens address=%s:%d", *self.address)
+        # `stop` before `started` was set could not reach the loop: the flag covers that race.
+        if not self._is_stopping:
+            await self._stopped.wait()
+        listening.close()
+        self._door.close()
+        await self._wind_down()
+        logger.info("server stopped commands=%d", self.command_count)
+
+    # One commit queue for each kind of verb: a slow or blocked command delays only commands of its own kind (ADR 0032).
+    # Heartbeats and confirmations share theirs with no other verb: a late BEAT costs a live worker its jobs, and a late
+    # confirmation runs a job twice. Waiting and long commands weigh MAX_BATCH, so each is a set of its own.
+    def _open_lanes(self) -> None:
+        self.doorman = Doorman(self.loop)
+        most_bytes = LONGEST_AT_ONCE * self.max_command_bytes
+        self.intake = Intake(self.loop, is_full=lambda: self.desk.waiting_bytes > most_bytes)
+        self.desk = Desk(self.loop, commands=lambda: self.command_count, later=self.intake.free)
+        common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
+        turn = partial(take_turn, self.broker)
+        self.turns: Lane[Item, Any] = Lane("turn", turn, width=WIDTH, weigh=weight, lend=self._lend, **common)
+        in_sets = partial(take_set, self.broker)
+        self._bulk: Lane[MayBlock, Any] = Lane("bulk", in_sets, weigh=weight_of, **common)
+        self._apart: Lane[MayBlock, Any] = Lane("apart", in_sets, weigh=weight_of, **common)
+        self._waiting: Lane[MayBlock, Any] = Lane(
+            "waiting", partial(take_waiting, self.broker), width=LOCK_WAITS, weigh=lambda _: MAX_BATCH, **common
+        )
+        self.lock_waits = LockWaits(
+            self._apart, self._waiting, give_up_after_s=conf.get("DATABASE_TIMEOUT"), loop=self.loop
+        )
+        self.uncertain_batches = UncertainBatches(self._withdraw, self.loop)
+        one_by_one = partial(answer_each, reset=self.broker.close)
+        self._fails: Lane[MayBlock, Any] = Lane("fail", in_sets, **common)
+        self._signs: Lane[MayBlock, Any] = Lane("sign", in_sets, **common)
+        self._deliveries: Lane[Callable[[], Any], Any] = Lane("delivery", one_by_one, **common)
+        self._reads: Lane[_Read, Any] = Lane("read", partial(_read_each, reset=self.broker.close), **common)
+        self.long_work: Lane[Callable[[], Any], Any] = Lane(
+            "long", one_by_one, width=WIDTH, weigh=lambda _: MAX_BATCH, **common
+        )
+        self._lanes: tuple[Lane[Any, Any], ...] = (
+            self.turns, self._bulk, self._apart, self._waiting, self._fails, self._signs, self._deliveries, self._reads,
+            self.long_work,
+        )  # fmt: skip
+        self.handed_out = HandOuts(confirm=self._confirm, loop=self.loop)
+        self.shelf = Shelf(
+            most=conf.get("READ_AHEAD") if self.broker.reads_ahead else 0,
+            hand_out=self._hand_out,
+            release=lambda jobs: self.release(jobs, self.fetchers.returned),
+            loop=self.loop,
+        )
+        self.fetchers = Fetchers(
+            self.turns,
+            self.shelf,
+            width=WIDTH,
+            release=self.release,
+            poll_s=conf.get("POLL_INTERVAL"),
+            loop=self.loop,
+            hands_over=self.broker.hands_over,
+        )
+        self._hints = self._listen() if self._listen else None
+        if self._hints:
+            self._ears = threading.Thread(target=self._hear, args=(self._hints,), name="faktory-hints", daemon=True)
+            self._ears.start()
+
+    async def _wind_down(self) -> None:
+        # Order: stop new work, answer accepted commands, close connections, confirm deliveries. The threads end last,
+        # as each of these steps submits work to them.
+        self.fetchers.stop()
+        self.shelf.close()
+        self.lock_waits.stop()
+        self.uncertain_batches.stop()
+        await asyncio.sleep(LINGER_S if self._connections else 0)
+        await self._drain()
+        await self._part()
+        self.handed_out.confirm_all()  # at the end: by now running claims are delivered or released
+        await self._drain()  # releases of jobs that could not be sent
+        if self._hints:
+            self._hints.close()
+        for lane in self._lanes:
+            lane.take_back()  # a thread closes its own connection, so the event loop must not use it
+            await asyncio.to_thread(lane.close)
+        if self._ears:
+            await asyncio.to_thread(self._ears.join, 2.0)  # bounded: a stuck listener must not prevent the exit
+
+    async def _drain(self) -> None:
+        for lane in self._lanes * 2:  # twice: a claim that ends may submit jobs to release
+            await self.desk.drained()
+            await self.lock_waits.drained()
+            await lane.drained()
+        await self.desk.drained()
+        await self.lock_waits.drained()
+        await asyncio.sleep(0)
+
+    async def _part(self) -> None:
+        """Close all connections; abort a connection if its client has not read the replies within `LAST_REPLIES_S`."""
+        for connection in list(self._connections):
+            connection.close()
+        self._deserted.clear()
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._deserted.wait(), LAST_REPLIES_S)
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.sleep(0)
+
+    def _drop(self, wids: list[str]) -> None:
+        for wid in wids:
+            for connection in list(self._by_wid.get(wid, ())):
+                connection.close()
+
+    def _from_outside(self, work: Callable[..., None], *args: Any) -> None:
+        if self.started.is_set():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to notify
+                self.loop.call_soon_threadsafe(work, *args)
+
+    def _hear(self, hints: Listener) -> None:
+        while not self._is_stopping:
+            if hints.wait(LISTEN_S):
+                self.wake()
+
+    # --- work of the commit queues ---
+
+    def _lend(self) -> Begin[Item, Any] | None:
+        """Return how the event loop sends exchanges on this thread's connection, or None (ADR 0021)."""
+        lent = self.broker.lend()
+        return partial(begin_turn, lent) if lent else None
+
+    def _hand_out(self, job: Reservation, wid: str) -> Reservation:
+        handed = self.broker.hand_out(job, wid)
+        self.handed_out.add(handed)
+        return handed
+
+    def _withdraw(self, bids: Collection[str], then: Callable[[FaktoryError | None], None]) -> None:
+        self.may_block(lambda: self.broker.withdraw_batches(bids), then)
+
+    def _confirm(self, handed: Sequence[HandedOut], told: Callable[[set[str] | FaktoryError], None]) -> None:
+        self._deliveries.submit(lambda: self.broker.confirm(handed), told)
+
+    def release(self, jobs: Sequence[Reservation], then: Callable[[set[str]], None] = lambda _: None) -> None:
+        """Release jobs that were claimed for disconnected clients (W14); retry while the database is unavailable.
+
+        `then` is called with the queues of the jobs once they are released, or cannot be.
+        """
+        # Before the release: a confirmation would reserve the job for the disconnected client.
+        for job in jobs:
+            self.handed_out.forget(job.jid)
+
+        def answer(told: int | FaktoryError) -> None:
+            if isinstance(told, BrokerUnavailable) and not self._is_stopping:
+                self.loop.call_later(RELEASE_AGAIN_S, self.release, jobs, then)
+                return
+            queues = {job.queue for job in jobs}
+            then(queues)
+            if isinstance(told, FaktoryError):
+                logger.error("jobs not given back, their reservations must end jids=%s", [job.jid for job in jobs])
+            else:
+                self.fetchers.wake(queues)
+
+        self.may_block(lambda: self.broker.release(jobs), answer, [f"jid:{job.jid}" for job in jobs])
+
+
+_Read = tuple[ConnectedClient, Callable[[], Any]]
+
+
+def _read_each(reads: list[_Read], *, reset: Callable[[], None]) -> list[Any]:
+    """Return the answer of each call. Equal calls (INFO) run once; calls of disconnected clients are skipped."""
+    distinct = list(dict.fromkeys(call for connection, call in reads if not connection.is_gone))
+    answers = dict(zip(distinct, answer_each(distinct, reset), strict=True))
+    return [answers.get(call, _GONE) for _, call in reads]
+
+
+_GONE = FaktoryError("the client has gone")
+
+
+_REMEDIES = {
+    errno.EADDRINUSE: "end what uses it, or choose another port",
+    errno.EADDRNOTAVAIL: "choose an address that this machine has, such as 127.0.0.1 or 0.0.0.0",
+    errno.EACCES: "choose another port, 1024 or more",
+}
+
+
+def _cannot_listen(address: tuple[str, int], error: OSError) -> str:
+    """Return the error message, with the system's text for `errno`: asyncio's text repeats the address."""
+    is_numbered = bool(error.errno) and not isinstance(error, socket.gaierror)
+    reason = os.strerror(error.errno or 0).lower() if is_numbered else error.strerror or error
+    remedy = _REMEDIES.get(error.errno or 0, "choose another address")
+    return f"cannot listen on {address[0]}:{address[1]}: {reason}; {remedy}"

@@ -1,0 +1,1 @@
+"""Batches: membership, counters of jobs and the tree of parents and children."""

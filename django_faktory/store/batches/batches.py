@@ -1,0 +1,255 @@
+"""Batch operations: create, open, commit, status, expire, purge and sweep. Rules: W26, `batch_rules`; ADR 0011.
+
+Each operation is one transaction, or part of the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from django.db import IntegrityError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Now
+
+from ...core.batch_rules import Progress, is_open
+from ...core.payloads import BatchStatus, NewBatch
+from ...errors import UnknownBatch
+from ...models import Batch
+from ..dialects import dialect_of
+from ..maintenance.due import skip_locked
+from ..transactions import run
+from . import counters
+from .membership import add_to, existing, open_again, refuse_overdue
+
+CHUNK = 200
+COMMIT_WITHIN_S = 1800
+KEPT_FOR_S = 7 * 86_400
+
+
+def new(
+    batch: NewBatch,
+    *,
+    using: str,
+    by: str = "",
+    commit_within_s: float = COMMIT_WITHIN_S,
+    now: datetime | None = None,
+) -> str:
+    """Store a batch and return its bid. A child counts in its parent from now on.
+
+    A batch with a `bid` is stored once, however often it is sent. Raises UnknownBatch or BatchClosed for a parent that
+    cannot take it.
+    """
+    bid = batch.bid or new_bid()
+
+    def verb(connection: BaseDatabaseWrapper) -> str:
+        if batch.bid and Batch.objects.using(using).filter(bid=bid).exists():  # repeated after a lost reply
+            return bid
+        clock = _clock(connection, now)
+        depth = 0
+        if batch.parent_bid:
+            parent = add_to(connection, batch.parent_bid, by=by, now=clock)
+            if parent.complete_st:
+                open_again(connection, parent)
+            parent.children += 1
+            parent.open_children += 1
+            parent.unsucceeded_children += 1
+            parent.save(using=using)
+            depth = parent.depth + 1
+        made = Batch(
+            bid=bid,
+            parent_bid=batch.parent_bid,
+            depth=depth,
+            description=batch.description.encode("utf-8", "replace").decode().replace("\x00", "\ufffd"),
+            complete=batch.complete.text if batch.complete else "",
+            complete_jid=batch.complete.jid if batch.complete else "",
+            success=batch.success.text if batch.success else "",
+            success_jid=batch.success.jid if batch.success else "",
+            created_at=clock,
+            expires_at=clock + timedelta(seconds=commit_within_s),
+        )
+        made.save(using=using, force_insert=True)  # an UPDATE of a concurrent attempt's row would count it twice
+        return bid
+
+    try:
+        return run(using, verb)
+    except IntegrityError:  # an earlier attempt without a reply has committed by now
+        if connections[using].in_atomic_block:  # the error has broken the caller's transaction
+            raise
+        return run(using, verb)
+
+
+def new_bid() -> str:
+    """Generate the id of a new batch."""
+    return f"b-{uuid4().hex}"
+
+
+def withdraw(bids: Collection[str], *, using: str) -> int:
+    """Delete batches after a NEW that failed for its client; return how many.
+
+    The client never received the bid. Parents are corrected. A batch that was committed, or has a member or a child, is
+    kept.
+    """
+    stored = Batch.objects.using(using).filter(bid__in=bids).values_list("bid", flat=True)
+    found = run(using, lambda _: list(stored), atomic=False)
+    return sum(run(using, partial(_withdraw, bid=bid)) for bid in found)
+
+
+def _withdraw(connection: BaseDatabaseWrapper, *, bid: str) -> bool:
+    try:
+        # Read again, under its lock: the client may use the batch at the same moment.
+        found = existing(connection, bid)
+    except UnknownBatch:
+        return False
+    if found.is_committed or found.is_expired or found.total or found.children:
+        return False
+    using = connection.alias
+    found.delete(using=using)
+    parent = Batch.objects.using(using).filter(bid=found.parent_bid)
+    counted = {name: F(name) - 1 for name in ("children", "open_children", "unsucceeded_children")}
+    if found.parent_bid and parent.update(**counted):
+        counters.look_again(connection, [found.parent_bid], _clock(connection, None))
+    return True
+
+
+def check_open(bid: str, *, using: str, by: str = "", now: datetime | None = None) -> None:
+    """Raise UnknownBatch or BatchClosed if `by` cannot add to this batch now. Changes nothing."""
+    run(using, lambda connection: add_to(connection, bid, by=by, now=_clock(connection, now)))
+
+
+def reopen(
+    bid: str, *, using: str, by: str = "", commit_within_s: float = COMMIT_WITHIN_S, now: datetime | None = None
+) -> str:
+    """Open a committed batch again and return its bid: no callback fires until its next commit.
+
+    A batch that is not committed, or is open again already, stays unchanged. Raises UnknownBatch, BatchClosed.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        clock = _clock(connection, now)
+        found = add_to(connection, bid, by=by, now=clock)
+        if is_open(found):
+            return
+        if found.complete_st:
+            open_again(connection, found)
+        found.reopened_until = clock + timedelta(seconds=commit_within_s)
+        found.save(using=using)
+
+    run(using, verb)
+    return bid
+
+
+def commit(bid: str, *, using: str, now: datetime | None = None) -> None:
+    """Complete the definition of a batch: from now on its callbacks fire when they are due. Idempotent.
+
+    Raises UnknownBatch, and BatchClosed if it was not committed in time.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        found = existing(connection, bid)
+        if not is_open(found):
+            return
+        clock = _clock(connection, now)
+        refuse_overdue(found, clock)
+        Batch.objects.using(using).filter(pk=found.pk).update(
+            committed_at=found.committed_at or clock, expires_at=None, reopened_until=None
+        )
+        # All members may have ended before the commit: then the callbacks fire now.
+        counters.look_again(connection, [bid], clock)
+
+    run(using, verb)
+
+
+def status(bid: str, *, using: str) -> BatchStatus:
+    """Return the progress of a batch; reads one row. Raises UnknownBatch."""
+
+    def verb(connection: BaseDatabaseWrapper) -> BatchStatus:
+        found = existing(connection, bid, lock=False)
+        return BatchStatus(
+            bid=found.bid,
+            parent_bid=found.parent_bid,
+            description=found.description,
+            created_at=found.created_at,
+            total=found.total,
+            pending=found.pending,
+            failed=found.failed,
+            complete_st=found.complete_st,
+            success_st=found.success_st,
+            is_broken=found.is_broken,
+        )
+
+    return run(using, verb, atomic=False)
+
+
+def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
+    """Expire batches that were not committed in time; return how many changed.
+
+    A batch that was opened again counts as committed when its time is over. The jobs of both keep running.
+    """
+    never = _overdue("expires_at", using, now)
+    reopened = _overdue("reopened_until", using, now)
+
+    def verb(connection: BaseDatabaseWrapper, late: QuerySet[Batch], changes: dict[str, Any]) -> int:
+        # Deepest first, then by bid: the order in which `counters` locks batches (ADR 0024).
+        found = list(skip_locked(late.order_by("-depth", "bid"))[:limit])
+        clock = _clock(connection, now)
+        Batch.objects.using(using).filter(pk__in=[batch.pk for batch in found]).update(
+            **{name: clock if value is Now else value for name, value in changes.items()}
+        )
+        counters.look_again(connection, [batch.bid for batch in found], clock)
+        return len(found)
+
+    # `is_broken` reaches the ancestors through `look_again`: their success callbacks must not wait for this batch.
+    gone = {"expired_at": Now, "expires_at": None, "is_broken": True}
+    count = 0
+    for late, changes in ((never, gone), (reopened, {"reopened_until": None})):
+        # Nearly always there is none: one read by the index, and no transaction.
+        if run(using, lambda _, late=late: late.exists(), atomic=False):  # type: ignore[misc]
+            count += run(using, partial(verb, late=late, changes=changes))
+    return count
+
+
+def _overdue(field: str, using: str, now: datetime | None) -> QuerySet[Batch]:
+    return Batch.objects.using(using).filter(**{f"{field}__lte": now or Now()})
+
+
+def purge(*, using: str, kept_for_s: float = KEPT_FOR_S, now: datetime | None = None, limit: int = CHUNK) -> int:
+    """Delete batches that ended more than `kept_for_s` seconds ago; return how many."""
+    old = Batch.objects.using(using).filter(finished_at__lt=(now or Now()) - timedelta(seconds=kept_for_s))
+
+    def verb(_: BaseDatabaseWrapper) -> int:
+        ids = list(skip_locked(old.order_by("finished_at")).values_list("pk", flat=True)[:limit])
+        return Batch.objects.using(using).filter(pk__in=ids).delete()[0] if ids else 0
+
+    return run(using, verb) if run(using, lambda _: old.exists(), atomic=False) else 0
+
+
+def sweep(*, using: str, now: datetime | None = None) -> int:
+    """Take due steps of committed batches that were not taken; return how many batches had such steps.
+
+    There are none unless rows were changed by hand or there is a bug: each change takes its steps itself.
+    """
+    batches = Batch.objects.using(using).filter(
+        committed_at__isnull=False, finished_at__isnull=True, reopened_until__isnull=True
+    )
+    # The conditions of `batch_rules.advance` as a query.
+    due = batches.filter(
+        Q(complete_st=Progress.NOT_YET, unrun=0, open_children=0)
+        | Q(complete_st=Progress.FINISHED, success_st=Progress.NOT_YET)
+        & Q(pending=0, is_broken=False, unsucceeded_children=0)
+    )
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        bids = list(due.order_by("-depth", "bid").values_list("bid", flat=True)[:CHUNK])
+        return counters.look_again(connection, bids, _clock(connection, now)) if bids else 0
+
+    return run(using, verb) if run(using, lambda _: due.exists(), atomic=False) else 0
+
+
+def _clock(connection: BaseDatabaseWrapper, now: datetime | None) -> datetime:
+    with connection.cursor() as cursor:
+        return now or dialect_of(connection).now(cursor)

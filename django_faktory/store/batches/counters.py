@@ -1,0 +1,265 @@
+"""Members and callbacks of batches: count their state changes and take the steps that follow.
+
+Both happen in the transaction of the change. Code that changes a job of a batch calls `note`. Rules: `batch_rules`; ADR
+0011.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q
+
+from ...core import batch_rules
+from ...core.batch_rules import Kind, Progress, Step
+from ...core.job_parser import parse_job
+from ...core.json import jsontext
+from ...core.lifecycle import GONE, State
+from ...core.logs import get_logger
+from ...core.payloads import Ack
+from ...models import Batch, Job, JobQuerySet
+from ..dialects import dialect_of
+from ..dialects.base import Ended, Held, Tally, holds
+from ..jobs import unique_push
+from ..limits import limiters
+from ..locks import locks
+from . import membership
+
+logger = get_logger(__name__)
+
+_OF_HOLDER = ("wid", "attempt", "result_ttl", "queue", "jobtype", "started_at", "lock_key", "lock_token", "passes")
+FIELDS = ("id", "jid", "bid", "callback_of", "has_run", "counts_failed")
+COUNTED = ("pending", "unrun", "failed", "open_children", "unsucceeded_children", "is_broken")
+on_callback: list[Callable[[str, set[str]], None]] = []
+"""Callbacks that receive the alias and the queues of an enqueued batch callback, after the commit."""
+
+BELONGS = Q(bid__isnull=False) | Q(callback_of__isnull=False)
+
+
+class Change(NamedTuple):
+    """A job of a batch that moved to another state or was deleted."""
+
+    job: Job
+    """The job with `FIELDS` as they were before the change."""
+    to: State | None
+    succeeded: bool = False
+
+
+def note(connection: BaseDatabaseWrapper, changes: Iterable[Change], now: datetime) -> None:
+    """Count these changes and take the steps that follow, inside the transaction that made them.
+
+    Jobs without a batch may be among them. Batches are locked deepest first, then by bid.
+    """
+    pending: dict[str, _Sum] = {}
+    for change in changes:
+        if change.job.bid:
+            pending.setdefault(change.job.bid, _Sum()).add_member(_flagged(connection, change))
+        if change.job.callback_of:
+            pending.setdefault(change.job.callback_of, _Sum()).ends.append(change)
+    if pending:
+        _settle(connection, pending, now)
+
+
+def of_batches(jobs: JobQuerySet) -> list[Job]:
+    """Return the jobs among these that belong to a batch, locked by id, for `note`."""
+    found = jobs.filter(BELONGS).order_by("id").only(*FIELDS)
+    return list(_locked(found))
+
+
+def apart(jobs: JobQuerySet) -> tuple[JobQuerySet, JobQuerySet, list[Job]]:
+    """Split these jobs into jobs without a batch and jobs of batches; return the latter also as rows.
+
+    Pass the rows to `note` after the change. The second set contains only rows locked here. A member that enters a
+    matching state a moment later would be changed without being counted, and its batch would never finish.
+    """
+    theirs = of_batches(jobs)
+    everything = Job.objects.using(jobs.db)
+    return jobs.filter(bid=None, callback_of=None), everything.filter(pk__in=[job.pk for job in theirs]), theirs
+
+
+def note_all(using: str, jobs: Sequence[Job], to: State | None) -> None:
+    """Call `note` for jobs that moved to the same state, at the database's time."""
+    if jobs:
+        connection = connections[using]
+        with connection.cursor() as cursor:
+            now = dialect_of(connection).now(cursor)
+        note(connection, [Change(job, to) for job in jobs], now)
+
+
+def look_again(connection: BaseDatabaseWrapper, bids: Collection[str], now: datetime) -> int:
+    """Take due steps of these batches; return how many batches had some."""
+    return _settle(connection, {bid: _Sum() for bid in bids}, now)
+
+
+class _Sum:
+    """Changes to add to one batch."""
+
+    def __init__(self) -> None:
+        self.pending = self.unrun = self.failed = 0
+        self.breaks = False
+        self.ends: list[Change] = []
+        self.closed_children = self.succeeded_children = 0
+
+    def add_member(self, counted: batch_rules.Counted) -> None:
+        self.pending += counted.pending
+        self.unrun += counted.unrun
+        self.failed += counted.failed
+        self.breaks |= counted.breaks
+
+    def add_to(self, batch: Batch) -> None:
+        batch.pending += self.pending
+        batch.unrun += self.unrun
+        batch.failed += self.failed
+        batch.open_children -= self.closed_children
+        batch.unsucceeded_children -= self.succeeded_children
+        batch.is_broken |= self.breaks
+        for end in self.ends:
+            _callback_ended(batch, end)
+
+
+def _flagged(connection: BaseDatabaseWrapper, change: Change) -> batch_rules.Counted:
+    """Return how the change counts, and mark a row that can count again as counted."""
+    job = change.job
+    counted = batch_rules.count(
+        change.to, has_run=job.has_run, counts_failed=job.counts_failed, succeeded=change.succeeded
+    )
+    if change.to in (State.RETRIES, State.DEAD) and not (job.has_run and job.counts_failed):
+        Job.objects.using(connection.alias).filter(pk=job.pk).update(has_run=True, counts_failed=True)
+    return counted
+
+
+def _callback_ended(batch: Batch, end: Change) -> None:
+    """Record the end of a callback. A callback that is given up does not block the parent batch."""
+    kind = batch_rules.ended_kind(batch)
+    if end.succeeded:
+        setattr(batch, f"{kind}_st", Progress.FINISHED)
+        setattr(batch, f"{kind}_failed", False)
+    elif end.to in (State.DEAD, State.DISCARDED, State.EXPIRED, GONE):
+        setattr(batch, f"{kind}_failed", True)
+        # A dead callback can still be retried and succeed; after any other failed end it cannot.
+        batch.is_broken |= end.to is not State.DEAD
+
+
+def _settle(connection: BaseDatabaseWrapper, sums: dict[str, _Sum], now: datetime) -> int:
+    """Add the changes to the batches and take their steps, level by level.
+
+    A child is handled before its parent, which receives the results of all its children at once.
+    """
+    batches = Batch.objects.using(connection.alias)
+    if len(sums) == 1:  # one batch needs no lock order
+        depths = dict.fromkeys(sums, 0)
+    else:
+        depths = dict(batches.filter(bid__in=sums).values_list("bid", "depth"))
+    moved = 0
+    while depths:
+        deepest = max(depths.values())
+        level = [bid for bid, depth in depths.items() if depth == deepest]
+        for batch in _locked(batches.filter(bid__in=level).order_by("bid")):
+            sums[batch.bid].add_to(batch)
+            was_reopened = batch.is_reopened
+            membership.close_overdue(batch, now)
+            steps = batch_rules.advance(batch)
+            moved += bool(steps)
+            for step in steps:
+                _carry_out(connection, batch, step, now)
+            if batch.parent_bid and steps:
+                _tell_parent(sums.setdefault(batch.parent_bid, _Sum()), steps)
+                # The parent joins its own level, so that rows are locked deepest first.
+                depths[batch.parent_bid] = batch.depth - 1
+            # Most changes touch only counters; writing all columns would rewrite the callbacks' texts, which may be
+            # long.
+            is_whole = steps or sums[batch.bid].ends or was_reopened
+            batch.save(using=connection.alias, update_fields=None if is_whole else COUNTED)
+        for bid in level:
+            del depths[bid]
+    return moved
+
+
+def _tell_parent(told: _Sum, steps: Sequence[Step]) -> None:
+    told.breaks |= Step.TELL_BROKEN in steps
+    told.closed_children += Step.TELL_COMPLETE in steps
+    told.succeeded_children += Step.TELL_SUCCESS in steps
+
+
+def _carry_out(connection: BaseDatabaseWrapper, batch: Batch, step: Step, now: datetime) -> None:
+    match step:
+        case Step.FIRE_COMPLETE:
+            batch.complete_jid = _fire(connection, Kind.COMPLETE, batch, now)
+        case Step.FIRE_SUCCESS:
+            batch.success_jid = _fire(connection, Kind.SUCCESS, batch, now)
+        case Step.END:
+            batch.finished_at = now
+
+
+def _fire(connection: BaseDatabaseWrapper, kind: Kind, batch: Batch, now: datetime) -> str:
+    """Enqueue a callback and return its jid, a new one if another job has taken it."""
+    told = jsontext.members(batch.complete if kind is Kind.COMPLETE else batch.success)
+    custom = jsontext.last_members(told["custom"]) if told.get("custom", "null") != "null" else {}
+    custom |= {"_bid": jsontext.encode(batch.bid), "_cb": jsontext.encode(str(kind))}
+    # The client's own `_pbid` would name a wrong parent.
+    custom.pop("_pbid", None)
+    if batch.parent_bid:
+        custom["_pbid"] = jsontext.encode(batch.parent_bid)
+    told["custom"] = jsontext.join(custom.items())
+    job = parse_job(jsontext.join(told.items()))
+    unique_push.push(connection, [(0, job)], now, callback_of=batch.bid)
+    # A push ignores a jid that is stored already, so check that the stored row is this callback.
+    if not Job.objects.using(connection.alias).filter(jid=job.jid, callback_of=batch.bid).exists():
+        told["jid"] = jsontext.encode(uuid4().hex)
+        job = parse_job(jsontext.join(told.items()))
+        logger.warning("the callback's jid is another job's, it gets a new one bid=%s jid=%s", batch.bid, job.jid)
+        unique_push.push(connection, [(0, job)], now, callback_of=batch.bid)
+    for tell in on_callback:
+        transaction.on_commit(partial(tell, connection.alias, {job.queue}), using=connection.alias, robust=True)
+    return job.jid
+
+
+def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
+    """End jobs that belong to batches or hold locks or permits, which `Dialect.end` skips.
+
+    Call it inside a transaction. Locks and permits are read from the locked rows. Each jid counts once; repeated
+    acknowledgements count as late.
+    """
+    dialect = dialect_of(connection)
+    jobs = Job.objects.using(connection.alias)
+    mine = jobs.in_state(State.WORKING).filter(jid__in={ack.jid for ack in acks}).order_by("id")
+    rows = {job.jid: job for job in _locked(mine.only(*FIELDS, *_OF_HOLDER))}
+    held: dict[str, Ack] = {}
+    for ack in acks:
+        job = rows.get(ack.jid)
+        if job and ack.jid not in held and holds(ack.wid, ack.attempt, job.wid, job.attempt):
+            held[ack.jid] = ack
+    with connection.cursor() as cursor:
+        clock = now or dialect.now(cursor)
+        # Jobs with a lifetime for their result stay as succeeded; all other jobs are deleted.
+        kept = [(rows[jid].pk, ack, ttl) for jid, ack in held.items() if (ttl := rows[jid].result_ttl) is not None]
+        dialect.keep(cursor, kept, clock)
+    if gone := [rows[jid].pk for jid in held if rows[jid].result_ttl is None]:
+        jobs.filter(pk__in=gone).delete()
+    ends = [
+        Change(rows[jid], GONE if rows[jid].result_ttl is None else State.SUCCEEDED, succeeded=True) for jid in held
+    ]
+    note(connection, ends, clock)
+    locks.release(connection, [rows[jid] for jid in held])
+    limiters.release(connection, [rows[jid].passes for jid in held])
+    # Batches, lock rows, limiters, then counters (ADR 0024). Counters last: jobs without a batch use the same rows,
+    # which must not stay locked while this transaction waits for a batch.
+    with connection.cursor() as cursor:
+        dialect.count(cursor, clock, Tally(processed=len(held), late=len({ack.jid for ack in acks}) - len(held)))
+    return {jid: held_job(rows[jid], clock) for jid in held}
+
+
+def held_job(job: Job, now: datetime) -> Held:
+    """Return the event data of a job that ends now."""
+    ran_s = (now - job.started_at).total_seconds() if job.started_at else 0.0
+    return Held(job.wid, job.attempt, job.queue, job.jobtype, max(0.0, ran_s))
+
+
+def _locked(rows: Any) -> Any:
+    return rows.select_for_update() if connections[rows.db].features.has_select_for_update else rows

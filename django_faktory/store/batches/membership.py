@@ -1,0 +1,150 @@
+"""Batch membership: check whether a job may join, and count new members. Rules: W26, `batch_rules`; ADR 0011."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from itertools import pairwise
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import F
+
+from ...core.batch_rules import Progress, has_fired, is_open
+from ...core.lifecycle import State
+from ...core.payloads import JobPayload, is_storable
+from ...errors import BatchClosed, FaktoryError, UnknownBatch
+from ...models import Batch, Job
+
+
+def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload], now: datetime) -> dict[str, FaktoryError]:
+    """Lock the batches these jobs want to join; return the errors of jobs that may not, by jid."""
+    wanted = {job.jid: (job.options.bid, job.options.by) for job in jobs if job.options and job.options.bid}
+    if not wanted:
+        return {}
+    known = Batch.objects.using(connection.alias).filter(
+        bid__in={bid for bid, _ in wanted.values() if is_storable(bid)}
+    )
+    depths = dict(known.values_list("bid", "depth"))
+    errors: dict[tuple[str, str], FaktoryError] = {}
+    # Deepest first, then by bid: the lock order of batches (ADR 0024). Unknown bids have no depth and come last.
+    for bid, by in sorted(set(wanted.values()), key=lambda one: (-depths.get(one[0], 0), *one)):
+        try:
+            add_to(connection, bid, by=by, now=now)
+        except FaktoryError as error:
+            errors[bid, by] = error
+    return {jid: errors[asked] for jid, asked in wanted.items() if asked in errors}
+
+
+def joined(connection: BaseDatabaseWrapper, bids: Sequence[str]) -> None:
+    """Count new members of batches that `admit` has locked, one per bid in the list."""
+    for bid, count in sorted(Counter(bids).items()):
+        batch = Batch.objects.using(connection.alias).filter(bid=bid)
+        counted = {name: F(name) + count for name in ("total", "pending", "unrun")}
+        # Usually one UPDATE. Only a batch that already counts as complete has to be read and opened again.
+        if not batch.filter(complete_st=Progress.NOT_YET).update(**counted):
+            open_again(connection, existing(connection, bid))
+            batch.update(**counted)
+
+
+def add_to(connection: BaseDatabaseWrapper, bid: str, *, by: str, now: datetime) -> Batch:
+    """Lock and return a batch to which the worker `by` may add. Raises UnknownBatch, BatchClosed."""
+    batch = existing(connection, bid)
+    refuse_overdue(batch, now)
+    if has_fired(batch):
+        raise BatchClosed(bid, "a callback of it was enqueued already, nothing can be added any more")
+    close_overdue(batch, now)
+    if not is_open(batch) and not _is_inside(connection, bid, by):
+        raise BatchClosed(bid, "it is committed, so only one of its own jobs, while it runs, can add to it")
+    # An addition reopens the ancestors, which is impossible once one of them has enqueued a callback.
+    if fired := next(filter(has_fired, _told(connection, batch)), None):
+        raise BatchClosed(bid, f"a callback of its parent {fired.bid} was enqueued already")
+    return batch
+
+
+def refuse_overdue(batch: Batch, now: datetime) -> None:
+    """Raise BatchClosed if a batch was not committed in time, whether or not maintenance has marked it."""
+    if batch.is_expired or (batch.expires_at is not None and batch.expires_at <= now):
+        raise BatchClosed(batch.bid, "it was not committed in time, and expired")
+
+
+def close_overdue(batch: Batch, now: datetime) -> None:
+    """Count a batch as committed if it was opened again and not committed in time. Does not save it."""
+    if batch.reopened_until is not None and batch.reopened_until <= now:
+        batch.reopened_until = None
+
+
+def open_again(connection: BaseDatabaseWrapper, batch: Batch) -> None:
+    """Undo the completion of a batch because members are added; its notified ancestors wait again.
+
+    Possible in a batch without a complete callback: a member may add jobs on a later attempt.
+    """
+    chain = [batch, *_told(connection, batch)]
+    for child, parent in pairwise(chain):
+        child.told_complete = False
+        parent.open_children += 1
+    for one in chain:
+        one.complete_st = Progress.NOT_YET
+        one.told_complete &= one.parent_bid != ""
+        one.save(using=connection.alias)
+
+
+def _told(connection: BaseDatabaseWrapper, batch: Batch) -> list[Batch]:
+    """Return the ancestors, locked, that count this batch as complete.
+
+    Stops at an ancestor that is over, which waits for nothing.
+    """
+    told: list[Batch] = []
+    below = batch
+    while below.told_complete and below.parent_bid:
+        parent = _found(connection, below.parent_bid)
+        if parent is None or parent.is_over:
+            break
+        told.append(parent)
+        below = parent
+    return told
+
+
+def _is_inside(connection: BaseDatabaseWrapper, bid: str, by: str) -> bool:
+    """Return whether `by` runs a member of this batch or a callback of a descendant; "" matches any worker.
+
+    A callback cannot be too late: the ancestors of its batch wait for its end.
+    """
+    working = Job.objects.using(connection.alias).in_state(State.WORKING)
+    if by:
+        working = working.filter(wid=by)
+    if working.filter(bid=bid).exists():
+        return True
+    below = working.filter(callback_of__isnull=False).exclude(callback_of=bid)
+    return _descend_from(connection, bid, {bid for bid in below.values_list("callback_of", flat=True) if bid})
+
+
+def _descend_from(connection: BaseDatabaseWrapper, bid: str, bids: set[str]) -> bool:
+    """Return whether one of these batches is a descendant of `bid`. One query per level, from the leaves up."""
+    batches = Batch.objects.using(connection.alias)
+    seen: set[str] = set()
+    while bids:
+        seen |= bids
+        parents = set(batches.filter(bid__in=bids).exclude(parent_bid="").values_list("parent_bid", flat=True))
+        if bid in parents:
+            return True
+        # Rows changed by hand could form a loop, which `seen` ends.
+        bids = parents - seen
+    return False
+
+
+def existing(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) -> Batch:
+    """Return this batch, locked unless `lock` is false. Raises UnknownBatch."""
+    batch = _found(connection, bid, lock=lock)
+    if batch is None:
+        raise UnknownBatch(bid)
+    return batch
+
+
+def _found(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) -> Batch | None:
+    if not is_storable(bid):
+        return None  # such text cannot be a query parameter (NUL, lone surrogates)
+    found = Batch.objects.using(connection.alias).filter(bid=bid)
+    if lock and connection.features.has_select_for_update:
+        found = found.select_for_update()
+    return found.first()

@@ -1,0 +1,40 @@
+"""Read the tree of a batch: its ancestors and all their descendants. Changes nothing."""
+
+from __future__ import annotations
+
+from ...models import Batch
+
+MOST = 200
+"""Batches of a tree that are read at most."""
+
+
+def tree_of(batch: Batch, *, most: int = MOST) -> list[Batch]:
+    """Return the tree that contains this batch, from its root, depth first. One statement per level.
+
+    Of a larger tree it returns about `most` batches: whole levels from the root down, and always the path to this
+    batch.
+    """
+    batches = Batch.objects.using(batch._state.db).order_by("pk").defer("complete", "success")  # noqa: SLF001  (documented)
+    path = [batch]
+    while path[0].parent_bid and (parent := batches.filter(bid=path[0].parent_bid).first()):
+        path.insert(0, parent)
+    children: dict[str, list[Batch]] = {}
+    level, count = path[:1], 1
+    while level and count < most:
+        parents = [one.bid for one in level if one.children]
+        level = list(batches.filter(parent_bid__in=parents)[: most - count]) if parents else []
+        for one in level:
+            children.setdefault(one.parent_bid, []).append(one)
+        count += len(level)
+    for one in path[1:]:  # the path is included even if the tree was cut
+        siblings = children.setdefault(one.parent_bid, [])
+        siblings += [one] if one not in siblings else []
+    return _depth_first(path[0], children)
+
+
+def _depth_first(root: Batch, children: dict[str, list[Batch]]) -> list[Batch]:
+    found, stack = [], [root]
+    while stack:
+        found.append(stack.pop())
+        stack += reversed(children.get(found[-1].bid, []))
+    return found

@@ -1,0 +1,1 @@
+"""Cron entries and their runs."""

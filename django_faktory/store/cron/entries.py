@@ -1,0 +1,181 @@
+"""Cron entries: sync with code, edits, pauses, and the time each one is next due. ADR 0014.
+
+Each operation locks the rows it changes. `runs` runs the entries that are due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
+
+from ...core.cron import Schedule
+from ...core.logs import get_logger
+from ...errors import InvalidCron
+from ...models.cron import CronEntry
+from ..dialects import dialect_of
+from ..transactions import run
+
+logger = get_logger(__name__)
+
+
+class Definition(NamedTuple):
+    """A cron entry as defined in code. JSON columns are JSON text here too."""
+
+    name: str
+    schedule: str
+    zone: str
+    jobtype: str
+    queue: str = ""
+    args: str = "[]"
+    kwargs: str = "{}"
+    job: str = "{}"
+    missed: str = "once"
+    window_s: int = 86_400
+    overlap: str = "allow"
+
+
+def sync(definitions: Iterable[Definition], *, using: str, now: datetime | None = None) -> None:
+    """Make the stored entries of code equal to these definitions; absent ones are marked as removed.
+
+    Run histories and pauses stay. A name that an entry of the admin uses stays with that entry. Safe to run on all
+    nodes at once.
+    """
+    wanted = {one.name: one for one in definitions}
+
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        clock = _clock(connection, now)
+        rows = CronEntry.objects.using(using)
+        known = set(rows.filter(name__in=wanted).values_list("name", flat=True))
+        new = [CronEntry(origin="code", **one._asdict()) for name, one in sorted(wanted.items()) if name not in known]
+        for entry in new:
+            entry.next_at = _next(entry, clock)
+        rows.bulk_create(new, ignore_conflicts=True)  # another node may insert them too
+        # In name order: nodes that start at the same time would deadlock otherwise.
+        for entry in _locked(rows.order_by("name"), using):
+            one = wanted.get(entry.name)
+            if entry.origin == CronEntry.Origin.CODE:
+                _bring_up(entry, one, clock)
+            elif one is not None:
+                logger.error("cron entry of code has a name taken in the admin, rename one of them name=%s", one.name)
+
+    run(using, verb)
+
+
+def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
+    """Store a person's edit of this entry. A new schedule or time zone applies from now on.
+
+    Only the fields of a definition are written, so runs that other nodes take at the same time stay taken.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        clock = _clock(connection, now)
+        if entry.pk is None:
+            entry.next_at = _next(entry, clock)
+            entry.save(using=using, force_insert=True)
+            return
+        # Compared with the stored row, not with the form's copy: `next_at` moves while a person edits.
+        for row in _locked(CronEntry.objects.using(using).filter(pk=entry.pk), using):
+            _change(row, {field: getattr(entry, field) for field in Definition._fields}, clock)
+            entry.next_at, entry.problem = row.next_at, row.problem
+
+    run(using, verb)
+
+
+def pause(ids: Sequence[int], *, using: str) -> int:
+    """Let no run of these entries be due from now on; return how many were not paused before."""
+
+    def change(entry: CronEntry, clock: datetime) -> bool:
+        if entry.paused_at is not None:
+            return False
+        # Maintenance reads the smallest `next_at`; NULL keeps the paused entry out of it.
+        entry.paused_at, entry.next_at = clock, None
+        return True
+
+    return _change_each(ids, change, using)
+
+
+def resume(ids: Sequence[int], *, using: str, now: datetime | None = None) -> int:
+    """Let runs be due again from now on; return how many entries were paused.
+
+    Runs that fell into the pause are not made up for.
+    """
+
+    def change(entry: CronEntry, clock: datetime) -> bool:
+        if entry.paused_at is None:
+            return False
+        entry.paused_at = None
+        entry.next_at = _next(entry, clock)
+        return True
+
+    return _change_each(ids, change, using, now)
+
+
+def _change_each(
+    ids: Sequence[int],
+    change: Callable[[CronEntry, datetime], bool],
+    using: str,
+    now: datetime | None = None,
+) -> int:
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        clock = _clock(connection, now)
+        changed = 0
+        for entry in _locked(CronEntry.objects.using(using).filter(pk__in=ids).order_by("name"), using):
+            if change(entry, clock):
+                entry.save(using=using, update_fields=["paused_at", "next_at", "problem"])
+                changed += 1
+        return changed
+
+    return run(using, verb)
+
+
+def _bring_up(entry: CronEntry, one: Definition | None, now: datetime) -> None:
+    """Update an entry of code to its definition; None marks it as removed."""
+    if one is not None:
+        # An entry that code defines again starts from now: runs of the time in between are not made up for.
+        comes_back, entry.removed_at = entry.removed_at is not None, None
+        _change(entry, one._asdict(), now, anew=comes_back)
+    elif entry.removed_at is None:
+        # The row stays with its history (ADR 0014).
+        entry.removed_at, entry.next_at = now, None
+        entry.save(using=entry._state.db, update_fields=["removed_at", "next_at"])  # noqa: SLF001  (documented)
+        logger.info("cron entry is defined no more name=%s", entry.name)
+
+
+def _change(entry: CronEntry, fields: dict[str, Any], now: datetime, *, anew: bool = False) -> None:
+    """Write the fields that differ. The next run stays unless the schedule or the zone changes."""
+    changed = {field for field, value in fields.items() if getattr(entry, field) != value}
+    if not changed and not anew:
+        return
+    for field in changed:
+        setattr(entry, field, fields[field])
+    # A change of arguments or policies must not skip a run that is due already.
+    if anew or changed & {"schedule", "zone"}:
+        entry.next_at = _next(entry, now)
+    using = entry._state.db  # noqa: SLF001  (documented)
+    entry.save(using=using, update_fields=[*changed, "next_at", "problem", "removed_at"])
+
+
+def _next(entry: CronEntry, now: datetime) -> datetime | None:
+    """Return when the entry is due; None if it never is, and `problem` may contain the reason."""
+    entry.problem = ""
+    if entry.paused_at is not None or entry.removed_at is not None:
+        return None
+    try:
+        return Schedule.of(entry.schedule, entry.zone).after(now)
+    except InvalidCron as error:
+        entry.problem = str(error)
+        return None
+
+
+def _locked(rows: QuerySet[CronEntry], using: str) -> QuerySet[CronEntry]:
+    return rows.select_for_update() if connections[using].features.has_select_for_update else rows
+
+
+def _clock(connection: BaseDatabaseWrapper, now: datetime | None) -> datetime:
+    with connection.cursor() as cursor:
+        return now or dialect_of(connection).now(cursor)

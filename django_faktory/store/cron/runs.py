@@ -1,0 +1,208 @@
+"""Run due cron entries: enqueue each run's job in the transaction that takes the run. ADR 0014.
+
+So a run happens at most once and is never lost. The module knows no tasks: its caller supplies the function that makes
+an entry's job. Lock order: the entry, then the rows its job needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from django.db import InterfaceError, OperationalError, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import OuterRef, Q, Subquery
+from django.db.models.functions import Now
+
+from ...core.cron import Outcome, Overlap, Schedule, due
+from ...core.lifecycle import FINISHED, LIVE
+from ...core.logs import get_logger
+from ...errors import BrokerUnavailable, FaktoryError, InvalidCron
+from ...models import Job
+from ...models.cron import CronEntry, CronRun
+from ..dialects import dialect_of
+from ..maintenance.due import skip_locked
+from ..transactions import first_line, run
+
+logger = get_logger(__name__)
+
+CHUNK = 500
+ENTRIES = 100
+KEPT_FOR_S = 3600
+"""Minimum seconds that the row of an entry's job is kept after its end.
+
+`note_ends` reads its outcome from it.
+"""
+
+KEPT_RUNS = 100
+"""Runs kept per entry; runs with an unfinished job are kept in addition."""
+
+LONGEST_NOTE = 1000
+
+
+class Enqueued(NamedTuple):
+    """The jid and the queue of the job that was made."""
+
+    jid: str
+    queue: str
+
+
+Enqueue = Callable[[CronEntry], Enqueued]
+"""Makes and pushes an entry's job within the current transaction. Raises the reason if it cannot."""
+
+
+def take_due(enqueue: Enqueue, *, using: str, now: datetime | None = None) -> set[str]:
+    """Take the due runs of all entries, one transaction per entry; return the queues that got a job.
+
+    Entries that another node has locked are left to that node.
+    """
+    entries = CronEntry.objects.using(using).filter(next_at__lte=now or Now()).order_by("next_at")
+    ids: list[int] = run(using, lambda _: list(entries.values_list("pk", flat=True)[:ENTRIES]), atomic=False)
+    return {queue for pk in ids for queue in run(using, lambda connection, pk=pk: _take(connection, pk, enqueue, now))}  # type: ignore[misc]  # a default is no parameter to mypy
+
+
+def run_now(pk: int, enqueue: Enqueue, *, using: str) -> Enqueued:
+    """Enqueue an entry's job at once, regardless of its pause and overlap setting.
+
+    Raises FaktoryError if the job cannot be made; the attempt is recorded as a run.
+    """
+
+    def verb(_: BaseDatabaseWrapper) -> CronRun:
+        entry = CronEntry.objects.using(using).get(pk=pk)
+        found, got = _enqueued(entry, None, enqueue, using)
+        found.save(using=using)
+        queues.extend([got.queue] if got else [])
+        return found
+
+    queues: list[str] = []
+    made = run(using, verb)
+    if made.outcome == Outcome.REFUSED:
+        raise FaktoryError(made.note)
+    return Enqueued(made.jid, queues[-1])
+
+
+def _take(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datetime | None) -> set[str]:
+    using = connection.alias
+    with connection.cursor() as cursor:
+        clock = now or dialect_of(connection).now(cursor)
+    rows = CronEntry.objects.using(using).filter(pk=pk)
+    entry = skip_locked(rows.filter(next_at__lte=clock)).first()
+    if entry is None:
+        return set()
+    try:
+        schedule = Schedule.of(entry.schedule, entry.zone)
+    except InvalidCron as error:  # the zone data changed, or the row was edited by hand
+        logger.error("cron entry can be due no more name=%s error=%s", entry.name, error)  # noqa: TRY400
+        rows.update(next_at=None, problem=str(error))
+        return set()
+    plan = due(schedule, entry.next_at, clock, missed=entry.missed, window_s=entry.window_s)
+    if not rows.filter(next_at=entry.next_at).update(next_at=plan.next_at):
+        return set()  # on databases without row locks, this UPDATE is the claim
+    taken = set(
+        CronRun.objects.using(using).filter(entry=entry, tick__gte=entry.next_at).values_list("tick", flat=True)
+    )
+    runs, queues = [], set()
+    if plan.passed and plan.passed not in taken:
+        note = "no node took it in time, nor those after it that are not listed"
+        runs.append(CronRun(entry=entry, tick=plan.passed, outcome=Outcome.MISSED, note=note))
+        logger.warning("cron entry missed ticks name=%s first=%s", entry.name, plan.passed.isoformat())
+    # A loop below sets it after the first job: of several missed runs with overlap "skip", one is enqueued.
+    is_busy = entry.overlap == Overlap.SKIP and _is_busy(entry, using)
+    for tick in plan.ticks:
+        if tick in taken:
+            continue
+        if is_busy:
+            runs.append(CronRun(entry=entry, tick=tick, outcome=Outcome.OVERLAPPED))
+            continue
+        found, got = _enqueued(entry, tick, enqueue, using)
+        runs.append(found)
+        if got:
+            queues.add(got.queue)
+            is_busy = entry.overlap == Overlap.SKIP
+    CronRun.objects.using(using).bulk_create(runs)
+    return queues
+
+
+def _enqueued(entry: CronEntry, tick: datetime | None, enqueue: Enqueue, using: str) -> tuple[CronRun, Enqueued | None]:
+    """Make the job and return its run. An error is recorded as refused, so that other entries still run."""
+    try:
+        # A savepoint: a database error in the project's code must not break the transaction that takes the run.
+        with transaction.atomic(using=using):
+            got = enqueue(entry)
+            too_short = Q(result_ttl=None) | Q(result_ttl__lt=KEPT_FOR_S)
+            Job.objects.using(using).filter(too_short, jid=got.jid).update(result_ttl=KEPT_FOR_S)
+    except (OperationalError, InterfaceError, BrokerUnavailable):
+        raise  # `run` retries the whole transaction
+    except Exception as error:  # enqueueing runs the project's middleware
+        logger.exception("cron entry's job could not be enqueued name=%s", entry.name)
+        note = f"{type(error).__name__}: {first_line(error)}"[:LONGEST_NOTE]
+        return CronRun(entry=entry, tick=tick, outcome=Outcome.REFUSED, note=note), None
+    return CronRun(entry=entry, tick=tick, outcome=Outcome.ENQUEUED, jid=got.jid), got
+
+
+def _is_busy(entry: CronEntry, using: str) -> bool:
+    """Return whether a job of an earlier run is unfinished: waiting, running, retrying or dead."""
+    earlier = CronRun.objects.using(using).filter(entry=entry, outcome__in=[Outcome.ENQUEUED, Outcome.DEAD])
+    jids = list(earlier.order_by("-id").values_list("jid", flat=True)[:CHUNK])
+    return Job.objects.using(using).filter(jid__in=jids, state__in=[str(state) for state in LIVE]).exists()
+
+
+def outcomes(jids: list[str], *, using: str) -> dict[str, Outcome]:
+    """Return the outcomes of these jobs by jid; jobs that are not stored are left out."""
+    jobs = Job.objects.using(using).filter(jid__in=jids).values_list("jid", "state")
+    return {jid: Outcome(state) if state in FINISHED else Outcome.ENQUEUED for jid, state in jobs}
+
+
+def latest(ids: Sequence[int], *, using: str) -> dict[int, CronRun]:
+    """Return the latest run of each of these entries with its job's present outcome, in three statements."""
+    newest = CronRun.objects.using(using).filter(entry=OuterRef("pk")).order_by("-pk").values("pk")[:1]
+    known = CronEntry.objects.using(using).filter(pk__in=ids).values_list(Subquery(newest), flat=True)
+    runs = list(CronRun.objects.using(using).filter(pk__in=[pk for pk in known if pk is not None]))
+    said = outcomes([run.jid for run in runs if run.jid], using=using)
+    for one in runs:
+        one.outcome = said.get(one.jid, one.outcome)
+    return {one.entry_id: one for one in runs}
+
+
+def note_ends(*, using: str, now: datetime | None = None) -> bool:
+    """Record how the entries' jobs ended, before their rows are purged.
+
+    Handles all unfinished runs; returns False, since nothing is left for another call.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        with connection.cursor() as cursor:
+            clock = now or dialect_of(connection).now(cursor)
+        said = outcomes([one.jid for one in some], using=using)
+        for one in some:
+            outcome = said.get(one.jid, Outcome.GONE if one.outcome == Outcome.ENQUEUED else Outcome(one.outcome))
+            if outcome != one.outcome:
+                ended_at = None if outcome == Outcome.ENQUEUED else clock
+                rows.filter(pk=one.pk, outcome=one.outcome).update(outcome=outcome, ended_at=ended_at)
+
+    rows = CronRun.objects.using(using)
+    # By primary key and in chunks: runs with a live job stay in the set and would be read again and again.
+    last = 0
+    is_open = Q(outcome__in=[Outcome.ENQUEUED, Outcome.DEAD])
+    while some := run(using, lambda _: list(rows.filter(is_open, pk__gt=last).order_by("pk")[:CHUNK]), atomic=False):  # noqa: B023
+        run(using, verb)
+        last = some[-1].pk
+    return False
+
+
+def forget_old(*, using: str) -> bool:
+    """Delete all but the latest `KEPT_RUNS` runs of each entry. Return whether more is left."""
+    runs = CronRun.objects.using(using)
+    ids: list[int] = run(
+        using, lambda _: list(CronEntry.objects.using(using).values_list("pk", flat=True)), atomic=False
+    )
+    is_more = False
+    for pk in ids:
+        newest = runs.filter(entry=pk).order_by("-pk").values_list("pk", flat=True)[KEPT_RUNS - 1 : KEPT_RUNS]
+        for oldest_kept in run(using, lambda _, newest=newest: list(newest), atomic=False):  # type: ignore[misc]
+            old = runs.filter(entry=pk, pk__lt=oldest_kept).exclude(outcome=Outcome.ENQUEUED)
+            gone = list(old.order_by("pk").values_list("pk", flat=True)[:CHUNK])
+            run(using, lambda _, gone=gone: runs.filter(pk__in=gone).delete())  # type: ignore[misc]
+            is_more = is_more or len(gone) == CHUNK
+    return is_more

@@ -1,0 +1,412 @@
+"""Dialect for PostgreSQL 15 and later: one statement, one round trip and one commit for each set.
+
+`PostgresqlDialect` chooses the statements of an operation and reads their rows; the SQL is in `postgresql_*` modules.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from datetime import date, datetime
+from typing import Any
+
+import msgspec
+from django.db import DataError
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+from ....core.payloads import Ack, HandedOut, Reservation
+from ....errors import ReservationLost
+from ..base import (
+    LIMIT,
+    Changed,
+    Dialect,
+    EndedLast,
+    Ending,
+    Found,
+    Held,
+    Placed,
+    Plan,
+    Relayed,
+    Stored,
+    Tally,
+    Underway,
+)
+from ..idle_sessions import was_ended_by_postgresql
+from .failures import READ, failing_calls, save_calls
+from .jobs import (
+    CLAIM,
+    CLAIM_ALONE,
+    COUNT,
+    KEEP,
+    NOT_HELD,
+    WAITING,
+    claim_calls,
+    end_call,
+    end_last_call,
+    lock_stored_call,
+)
+from .limits import END_PASSED, PASS, PASS_ALONE
+from .lock_handoff import Relay
+from .locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
+from .pipeline import Rows
+from .prefetch import ahead_call, confirm, extend
+from .prepared import Call, begin, execute, execute_last, execute_on, joins, keeps_session
+from .push import any_push_call, blocked_keys, unique_call
+from .rows import read_ahead, reservations, with_tokens
+
+_json = msgspec.json.Encoder()
+
+CLAIMED_WITHIN_S = 2.0
+"""Limit in seconds of the wait for claims that may not have seen a new limit.
+
+The sweep counts the jobs of a claim that takes longer.
+"""
+
+# Poll interval. It also covers a claim that has taken its snapshot, but not yet its table lock.
+_CLAIM_S = 0.01
+_READERS_OF_LIMITS = """
+SELECT virtualtransaction FROM pg_locks
+WHERE locktype = 'relation' AND relation = %s::regclass AND granted AND pid <> pg_backend_pid()
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+
+LOCKS_IN_USE_S = 10.0
+"""Time in seconds after a job with a lock was seen here in which exchanges include the statements for such jobs."""
+
+
+class PostgresqlDialect(Dialect):
+    """Dialect in which an operation, or a whole exchange, is one message to the server."""
+
+    hands_over = True
+    lends = True
+    claims_in_turn = True
+    reads_ahead = True
+    stores_keyed = True
+    one_statement = True
+    plain_lock = " FOR UPDATE"
+    skip_lock = " FOR UPDATE SKIP LOCKED"
+
+    begin_snapshot = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
+    names_of_json = "SELECT json_array_elements_text(%s::json)"
+
+    def age(self, moment: str) -> str:
+        """Return SQL for the seconds since `moment`, as of the start of the statement."""
+        return f"EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP() - {moment})::float8"
+
+    def now(self, cursor: CursorWrapper) -> datetime:
+        """Return the start time of a statement, by the server's clock."""
+        cursor.execute("SELECT STATEMENT_TIMESTAMP()")
+        found: datetime = cursor.fetchone()[0]
+        return found
+
+    def insert(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Collection[str]:
+        """Insert jobs with one statement; return the keys of locks that some of them wait for."""
+        [rows] = execute_on(connection, [any_push_call(jobs, now)])
+        return blocked_keys(rows)
+
+    def insert_free(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Stored:
+        """Insert jobs that meet no stored row, with one statement that reports the rows met."""
+        [rows] = execute_on(connection, [unique_call(jobs, now)])
+        found: dict[str, set[str]] = {"stored": set(), "alive": set(), "refused": set(), "changed": set()}
+        *jids, (_, _, _, clock) = rows
+        for _, jid, kind, _ in jids:
+            found[kind].add(jid)
+        # A push of a stored, unfinished jid is accepted (W10), even if its unique key is taken as well.
+        return Stored(found["stored"], found["alive"], found["refused"] - found["alive"], blocked_keys(rows), clock)
+
+    def lock_stored(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> datetime:
+        """Lock the rows and read the time in one statement."""
+        [[(clock,)]] = execute_on(connection, [lock_stored_call(jobs, now)])
+        locked_at: datetime = clock
+        return locked_at
+
+    def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
+        """Reserve jobs, with one statement for each wid of the plan."""
+        # CLAIM_ALONE turns off `synchronous_commit` for its whole transaction, which must not be the caller's.
+        claim = CLAIM if connection.in_atomic_block else CLAIM_ALONE
+        return reservations(execute_on(connection, claim_calls(claim, plan, now)))
+
+    def exchange(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: Placed,
+        acks: Sequence[Ack],
+        plan: Plan,
+        now: datetime | None,
+    ) -> tuple[Ending, list[Reservation]]:
+        """End, insert and claim in one message.
+
+        A lock that an ended job frees goes to a job that is claimed in the same transaction, with no commit in between.
+        """
+        calls, read = self._turn(connection, jobs, acks, plan, now)
+        return read(execute_on(connection, calls))
+
+    def begin(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: Placed,
+        acks: Sequence[Ack],
+        plan: Plan,
+        now: datetime | None,
+    ) -> Underway | None:
+        """Send an exchange for an event loop; None unless all its statements are prepared."""
+        return begin(connection, *self._turn(connection, jobs, acks, plan, now))
+
+    def _turn(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: Placed,
+        acks: Sequence[Ack],
+        plan: Plan,
+        now: datetime | None,
+    ) -> tuple[list[Call], Callable[[list[Rows]], tuple[Ending, list[Reservation]]]]:
+        """Return the statements of an exchange, and the function that reads their rows."""
+        calls = self._ends(connection, acks, now, [job.jid for _, job in jobs]) if acks else []
+        ends = len(calls)
+        calls += [any_push_call(jobs, now)] if jobs else []
+        # Acks and pushes must be on disk when they are answered, so CLAIM_ALONE may be used only without them (ADR 6).
+        claims_from = len(calls)
+        calls += claim_calls(CLAIM if calls or connection.in_atomic_block else CLAIM_ALONE, plan, now)
+        is_handed_over = bool(plan.slots) and ends > 0 and calls[ends - 1][0] is NEXT_OF_FREED
+        # Replaces the last statement of `_ends`: the marked lock rows must survive until the claim, for HAND_OVER.
+        if is_handed_over:
+            calls[ends - 1] = (NEXT_OF_MARKED, [True])
+            calls.append((HAND_OVER, [True, plan.lease_s, now]))
+        if plan.ahead:
+            calls.append(ahead_call(plan, now))
+
+        def read(found: list[Rows]) -> tuple[Ending, list[Reservation]]:
+            # Rows are popped in reverse order of the statements above.
+            ahead = read_ahead(found.pop()) if plan.ahead else []
+            heirs = found.pop() if is_handed_over else []
+            # A job that got its lock this way is likely to be followed by another of its key: try `relay` at its end.
+            self._relay.remember(jid for jid, _, _ in heirs)
+            ending = self._ending(found[:ends] if acks else [[]], heirs)
+            if jobs and (keys := blocked_keys(found[ends])):
+                ending = ending._replace(blocked={*ending.blocked, *keys})
+            return ending, with_tokens(reservations(found[claims_from:]), heirs) + ahead
+
+        return calls, read
+
+    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:
+        """Confirm deliveries with one statement; return the jids of locked rows."""
+        return confirm(connection, handed, now)
+
+    def extend(
+        self,
+        connection: BaseDatabaseWrapper,
+        held: Sequence[tuple[str, str, int]],
+        at_least_s: float,
+        now: datetime | None,
+    ) -> None:
+        """Extend reservations that are half over with one statement."""
+        extend(connection, held, at_least_s, now)
+
+    def relay(self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None) -> Relayed | None:
+        """End a job and pass its lock on, with one statement (ADR 20)."""
+        self._locked_at = time.monotonic()
+        return self._relay.run(connection, ack, plan, now)
+
+    def expects_relay(self, jid: str) -> bool:
+        """Return whether this job got its lock from the end of another, and `relay` was not tried for it."""
+        return self._relay.expects(jid)
+
+    has_lock_wait = True
+
+    def lock_wait(self, seconds: float | None, *, of_transaction: bool = False) -> str:
+        """Return the SET statement for `lock_timeout`, at least 1 ms: 0 would mean no limit."""
+        value = "DEFAULT" if seconds is None else max(1, round(seconds * 1000))
+        return f"SET {'LOCAL' if of_transaction else 'SESSION'} lock_timeout TO {value}"
+
+    def keeps_session(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return False behind a pooler, with Django's own connection pool, and inside a transaction."""
+        # Django's pool (5.1 and later) gives the session to other threads after each request.
+        is_shared = bool(getattr(connection, "pool", None)) or not connection.autocommit
+        return not is_shared and keeps_session(connection)
+
+    def was_ended(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return whether the session was ended, for example by `pg_terminate_backend` or a restart."""
+        return was_ended_by_postgresql(connection.connection)
+
+    def joins(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return whether several statements can be one message with this driver and its options."""
+        return joins(connection)
+
+    def waiting(
+        self,
+        connection: BaseDatabaseWrapper,
+        queues: Sequence[str],
+        most: int,
+        wids: Collection[str],
+        now: datetime | None,
+    ) -> tuple[dict[str, int], set[str]]:
+        """Count ready jobs and read worker states with one statement."""
+        with connection.cursor() as cursor:
+            [rows] = execute(cursor, [(WAITING, [list(queues), most, list(wids), now])])
+        return {name: count for name, count, muted in rows if not muted}, {wid for wid, _, muted in rows if muted}
+
+    def end(
+        self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
+    ) -> Ending:
+        """End jobs with one message; see `_ends` for its statements."""
+        return self._ending(execute_on(connection, self._ends(connection, acks, now, pushed)))
+
+    def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> EndedLast | None:
+        """End a job and commit in one message.
+
+        A job that its worker no longer holds makes the statement fail on purpose, so that the COMMIT behind it has no
+        effect.
+        """
+        try:
+            found = execute_last(connection, [end_last_call(connection, ack, now)])
+        except DataError as error:
+            # A failed cast raises DataError; the text distinguishes it from other invalid data.
+            if NOT_HELD in str(error):
+                raise ReservationLost from error
+            raise
+        if not found:
+            return None
+        [[(_, ended_at, passes)]] = found
+        return EndedLast(ended_at, passes)
+
+    _relay = Relay()
+    _locked_at = float("-inf")
+    _passed_at = float("-inf")
+
+    def _ends(
+        self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str]
+    ) -> list[Call]:
+        """Return the statements that end jobs.
+
+        Statements for holders of locks and permits are included while such jobs have been seen here in the last
+        LOCKS_IN_USE_S.
+        """
+        [_, values] = call = end_call(connection, acks, now, pushed)
+        recently = time.monotonic() - LOCKS_IN_USE_S
+        if not joins(connection):
+            return [call]
+        calls = [call]
+        # Locks before limiters, and jobs that wait for a lock last: the order of locks (ADR 24).
+        is_locking = self._locked_at > recently
+        if is_locking:
+            calls.append((END_LOCKED, values[:3]))
+        if self._passed_at > recently:
+            calls.append((END_PASSED, values[:3]))
+        if is_locking:
+            calls.append((NEXT_OF_FREED, [True]))
+        return calls
+
+    def _ending(self, found: Sequence[Rows], heirs: Sequence[tuple[Any, ...]] = ()) -> Ending:
+        """Build the result of `_ends`.
+
+        A job that already received its lock in this transaction (`heirs`) needs no notification of its queue.
+        """
+        first, *more = found
+        readied = Counter[str]()
+        skipped: set[str] = set()
+        ended = {jid: _held(row) for jid, *row, is_apart in first if not is_apart}
+        left = {row[0] for row in first if row[-1]}
+        # Some of them probably hold locks: end those with the same message from now on.
+        if left:
+            self._locked_at = time.monotonic()
+        for rows in more:  # two columns: readied queues and skipped keys; else ends of holders
+            if rows and len(rows[0]) == 2:
+                readied = Counter(queue for queue, key in rows if key is None)
+                # A Counter, because a queue may have become ready twice, and only one of these jobs been claimed.
+                readied -= Counter(queue for _, _, queue in heirs)
+                skipped = {key for _, key in rows if key is not None}
+            else:
+                ended |= {jid: _held(row) for jid, *row in rows}
+        left -= ended.keys()
+        return Ending(ended, left, set(readied), skipped)
+
+    def passes(
+        self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], now: datetime | None
+    ) -> dict[str, str | None]:
+        """Acquire permits with one statement; returns {} unless it gets the permits of the whole set."""
+        self._passed_at = time.monotonic()
+        told = [
+            {"jid": job.jid, "wid": job.wid, "attempt": job.attempt, "jobtype": job.jobtype, "queue": job.queue,
+             "key": job.limit_key}
+            for job in claimed
+        ]  # fmt: skip
+        with connection.cursor() as cursor:
+            statement = PASS if connection.in_atomic_block else PASS_ALONE
+            [rows] = execute(cursor, [(statement, [str(_json.encode(told), "utf-8"), now])])
+        return dict(rows)
+
+    def await_claims(self, connection: BaseDatabaseWrapper) -> None:
+        """Wait until the transactions that have the table of limits locked have ended, at most CLAIMED_WITHIN_S.
+
+        Each claim reads that table, and so holds a lock in share mode on it until it ends.
+        """
+        until = time.monotonic() + CLAIMED_WITHIN_S
+        claims: set[str] | None = None
+        while claims is None or (claims and time.monotonic() < until):
+            time.sleep(_CLAIM_S)  # a claim that has its snapshot, but not this lock yet
+            with connection.cursor() as cursor:
+                cursor.execute(_READERS_OF_LIMITS, [LIMIT])
+                found = {transaction for (transaction,) in cursor.fetchall()}
+            # Only claims of the first look count: later ones already read the new limit.
+            claims = found if claims is None else claims & found
+
+    def takes(
+        self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], lease_s: float, now: datetime | None
+    ) -> dict[str, int]:
+        """Acquire locks for claimed jobs with one statement; return the tokens by jid."""
+        self._locked_at = time.monotonic()
+        told = [{"key": job.lock_key, "jid": job.jid, "wid": job.wid, "attempt": job.attempt} for job in claimed]
+        with connection.cursor() as cursor:
+            [rows] = execute(cursor, [(TAKE, [str(_json.encode(told), "utf-8"), lease_s, now])])
+        return dict(rows)
+
+    def ready_of(self, cursor: CursorWrapper, keys: Sequence[str]) -> Rows:
+        """Return the ready jobs of these keys, at most 1,000 of each."""
+        [rows] = execute(cursor, [(READY, [list(keys)])])
+        return rows
+
+    def make_next_ready(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> tuple[set[str], set[str]]:
+        """Make the next jobs of these keys ready with one statement."""
+        if not keys:
+            return set(), set()
+        with connection.cursor() as cursor:
+            [rows] = execute(cursor, [(NEXT, [list(keys)])])
+        return {queue for queue, key in rows if key is None}, {key for _, key in rows if key is not None}
+
+    def keep(self, cursor: CursorWrapper, held: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
+        """Mark jobs as succeeded, with their results, in one statement."""
+        if held:
+            ids, results = [row_id for row_id, _, _ in held], [ack.result for _, ack, _ in held]
+            execute(cursor, [(KEEP, [ids, results, now])])
+
+    def failing(self, connection: BaseDatabaseWrapper, jids: Collection[str], now: datetime | None) -> Found:
+        """Lock and read failed jobs, and then the time, in one message."""
+        rows, [(clock,)] = execute_on(connection, failing_calls(jids, now))
+        return Found(READ, rows, clock)
+
+    def save(
+        self,
+        connection: BaseDatabaseWrapper,
+        changed: Sequence[Changed],
+        day: datetime,
+        tally: Tally,
+        *,
+        is_last: bool = False,
+    ) -> None:
+        """Write failed jobs and add to the counters in one message, with the COMMIT if `is_last`."""
+        calls = save_calls(connection, changed, day, tally)
+        if calls and not (is_last and execute_last(connection, calls)):
+            execute_on(connection, calls)
+
+    def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
+        """Add to a counter row with one prepared upsert."""
+        execute(cursor, [(COUNT, [day, slot, tally.processed, tally.failed, tally.late])])
+
+
+def _held(row: Sequence[Any]) -> Held:
+    wid, attempt, queue, jobtype, now, started_at = row
+    return Held(wid, attempt, queue, jobtype, (now - started_at).total_seconds())
+
+
+POSTGRESQL = PostgresqlDialect()

@@ -1,0 +1,67 @@
+"""Read and write failed jobs on PostgreSQL with one message each (ADR 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..base import JOB, Changed, Tally, counter_slot
+from .jobs import COUNT
+from .prepared import Call, Statement, unnest
+
+READ = (
+    "id", "jid", "jobtype", "queue", "state", "retry", "backtrace", "result_ttl", "run_at", "enqueued_at", "started_at",
+    "reserved_until", "finished_at", "purge_at", "wid", "attempt", "failures", "losses", "errtype", "failure",
+    "history", "unique_key", "lock_key", "lock_token", "passes", "bid", "callback_of", "has_run", "counts_failed",
+    "cancel_requested_at",
+)  # fmt: skip
+"""Columns in the order of the model's fields, as Django expects them, without large ones that failures do not use."""
+
+_TYPES = {
+    "id": "bigint", "lock_token": "bigint", "failures": "int", "losses": "smallint",
+    **dict.fromkeys(
+        ("run_at", "enqueued_at", "started_at", "reserved_until", "finished_at", "purge_at"), "timestamptz"
+    ),
+}  # fmt: skip
+"""Types of the written columns; others are text."""
+
+_COLUMNS = Changed._fields
+
+FAILING = Statement(
+    "failing", ["text[]"], f"SELECT {', '.join(READ)} FROM {JOB} WHERE jid = ANY ($1) ORDER BY id FOR UPDATE"
+)
+
+# A separate statement: FOR UPDATE may wait, and the time after that wait is the relevant one.
+CLOCK = Statement("clock", ["timestamptz"], "SELECT COALESCE($1, STATEMENT_TIMESTAMP())", ages=False)
+
+SAVE = Statement(
+    "save",
+    [f"{_TYPES.get(column, 'text')}[]" for column in _COLUMNS],
+    f"""
+UPDATE {JOB} AS j SET {", ".join(f"{column} = r.{column}" for column in _COLUMNS[1:])}
+FROM {unnest(*range(1, len(_COLUMNS) + 1))} AS r ({", ".join(_COLUMNS)}) WHERE j.id = r.id""",
+    gives_rows=False,
+)
+
+
+def failing_calls(jids: Collection[str], now: datetime | None) -> list[Call]:
+    """Return the calls that lock and read jobs reported as failed, and then read the time."""
+    return [(FAILING, [list(jids)]), (CLOCK, [now])]
+
+
+def save_calls(connection: BaseDatabaseWrapper, changed: Sequence[Changed], day: datetime, tally: Tally) -> list[Call]:
+    """Return the calls that write failed jobs, and count them last.
+
+    Until the commit, other transactions that count in the same row wait (ADR 24).
+    """
+    calls: list[Call] = []
+    if changed:
+        # One array per column, for `unnest`: the statement's text does not depend on the number of rows.
+        columns: list[list[Any]] = [list(column) for column in zip(*changed, strict=True)]
+        calls.append((SAVE, columns))
+    if tally != Tally():
+        calls.append((COUNT, [day.date(), counter_slot(connection), tally.processed, tally.failed, tally.late]))
+    return calls

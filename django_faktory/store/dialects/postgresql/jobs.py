@@ -1,0 +1,337 @@
+"""PostgreSQL's statements for the hot operations, and functions that return their calls.
+
+A call is a statement with its values. A set is sent as one JSON parameter or as arrays, so that the statement's text
+does not depend on its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ....core.payloads import Ack, JobPayload
+from ..base import COUNTER, GATE, JOB, WORKER, Placed, Plan, Slot, counter_slot, replaceable, unique_key_of
+from .limits import IS_GATED, withheld
+from .prepared import Call, Statement, unnest
+from .rows import RETURNED
+
+_REPLACED = (
+    "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
+    "enqueued_at", "created_at", "failures", "losses", "interruptions", "errtype", "failure", "history", "result",
+    "wid",
+    "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
+    "unique_until_start", "lock_key", "lock_token", "limit_key", "gate", "passes",
+    "bid", "callback_of", "has_run", "counts_failed", "about",
+)  # fmt: skip
+
+
+_COLUMNS = "jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl, run_at, enqueued_at"
+
+
+def _row(ready_at: str) -> str:
+    return f"""j.jid, j.jobtype, j.queue, CASE WHEN j.at > now THEN 'scheduled' ELSE 'enqueued' END, -j.priority,
+  j.text, j.retry, j.reserve_for, j.backtrace, j.result_ttl, CASE WHEN j.at > now THEN j.at END,
+  CASE WHEN j.at > now THEN NULL ELSE {ready_at} END"""
+
+
+UPSERT = f"""
+ON CONFLICT (jid) DO UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in _REPLACED)}
+WHERE {replaceable("old.")}
+"""
+
+
+def clock(place: int) -> str:
+    """Return SQL for the time in this parameter, or the database's, as `now`."""
+    return f"(SELECT COALESCE(${place}, STATEMENT_TIMESTAMP()) AS now) AS clock"
+
+
+def replacing(jids: int) -> str:
+    """Return SQL that locks the rows with the jids in this parameter, by id, and deletes finished ones as `gone`.
+
+    Both happen before the first insert (ADR 30). A row that another transaction stores meanwhile stays: an insert that
+    does nothing on a conflict neither locks nor replaces it. Rows are looked up by scalar sub-selects: a planner that
+    knows a small table would join it, and read all of it after it has grown.
+    """
+    return f"""
+WITH stored AS MATERIALIZED (
+  SELECT id, {replaceable()} AS is_over FROM {JOB} WHERE id = ANY (ARRAY(
+    SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM {unnest(jids)} AS told (jid)))
+  ORDER BY id FOR UPDATE),
+gone AS (DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM stored WHERE is_over)) RETURNING jid, attempt)"""
+
+
+IS_REPLACED = "(SELECT COUNT(*) FROM gone) >= 0"
+"""SQL condition that is true once `replacing` is complete."""
+
+# A lone job is sent as plain values, because encoding and parsing JSON would cost more. It needs no lock before its
+# insert: a statement that stores one row holds no other lock while it waits for this one.
+PUSH_ONE = Statement(
+    "push_one",
+    ["text", "text", "text", "smallint", "text", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
+    f"""
+INSERT INTO {JOB} AS old ({_COLUMNS})
+SELECT {_row("now")}
+FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))
+  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at), {clock(11)}{UPSERT}""",
+    gives_rows=False,
+    ages=False,
+)
+
+# Jobs of a set become ready a microsecond apart, in the order of their places, although they are inserted in another
+# order. A row that replaces a finished one continues its attempts, so that a late report of the earlier run stays
+# fenced.
+_SET = f"""
+INSERT INTO {JOB} ({_COLUMNS}, attempt)
+SELECT {_row("now + make_interval(secs => j.place / 1e6)")}, COALESCE(gone.attempt, 0)"""
+_IN_ORDER = f"""
+LEFT JOIN gone ON gone.jid = j.jid WHERE {IS_REPLACED} ORDER BY j.nth ON CONFLICT (jid) DO NOTHING"""
+
+PUSH_MANY = Statement(
+    "push_many",
+    ["json", "timestamptz", "text[]", "int[]"],
+    f"""{replacing(3)}{_SET}
+FROM {clock(2)}, ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, queue text, priority smallint, text text,
+  retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz), {unnest(4)}) WITH ORDINALITY
+  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, place, nth){_IN_ORDER}""",
+    gives_rows=False,
+)
+
+# For jobs that differ only in texts, as those of one task or client mostly do, only the texts are sent as a set: to
+# parse a JSON record with ten members takes PostgreSQL 3 of the 14 µs in which it stores a job.
+PUSH_ALIKE = Statement(
+    "push_alike",
+    [*["text[]"] * 4, "smallint", "int", "int", "smallint", "int", "timestamptz", "timestamptz", "int[]"],
+    f"""{replacing(1)}{_SET}
+FROM {clock(11)}, (
+  SELECT texts.*, $5 AS priority, $6 AS retry, $7 AS reserve_for, $8 AS backtrace, $9 AS result_ttl, $10 AS at
+  FROM {unnest(1, 2, 3, 4, 12)} WITH ORDINALITY AS texts (jid, jobtype, queue, text, place, nth)) AS j{_IN_ORDER}""",
+    gives_rows=False,
+)
+
+# Runs before a set that several statements insert in one transaction: the first must not insert before the last one's
+# rows are locked. A key that has expired is taken from its job, so that job's row is locked too.
+LOCK_STORED = Statement(
+    "lock_stored",
+    ["text[]", "text[]", "timestamptz"],
+    f"""
+WITH clock AS (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now),
+stored AS MATERIALIZED (
+  SELECT id FROM {JOB} WHERE id = ANY (ARRAY(
+    SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM {unnest(1)} AS told (jid)
+    UNION ALL
+    SELECT (SELECT id FROM {JOB} WHERE unique_key = told.key AND unique_expires_at <= now)
+    FROM {unnest(2)} AS told (key), clock))
+  ORDER BY id FOR UPDATE)
+SELECT now FROM clock WHERE (SELECT COUNT(*) FROM stored) >= 0""",
+)
+
+FEW = 8
+"""Up to this size, a set is not inserted faster by sending common values once."""
+
+_READY = f"""
+  SELECT id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
+    AND (expires_at IS NULL OR expires_at > COALESCE($5, STATEMENT_TIMESTAMP()))
+  ORDER BY weight, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""
+
+# Walks the queues in the given order and no further than the limit, so that exactly the claimed rows are locked. The
+# ids pass through an array, which is computed once. For a join the planner would estimate a tenth of the waiting jobs,
+# and read the whole table for each claim as soon as it knows that the table is large.
+_CLAIM = f"""
+UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
+  reserved_until = now + make_interval(secs => LEAST(GREATEST(reserve_for, $7), $8)), gate = NULL, claim = $6,
+  passes = CASE WHEN {IS_GATED} THEN '' END,
+  unique_key = CASE WHEN unique_until_start AND lock_key IS NULL AND NOT {IS_GATED} THEN NULL ELSE unique_key END
+FROM {clock(5)} WHERE j.id = ANY (ARRAY(
+  SELECT ready.id FROM {unnest(1, 2)} AS q (name, room)
+  CROSS JOIN LATERAL ({_READY}) AS ready
+  WHERE q.name <> ALL ({withheld(5)})
+    AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
+    AND $alone
+  LIMIT (SELECT $4)))
+RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}"""
+
+_CLAIM_TYPES = ["text[]", "int[]", "text", "int", "timestamptz", "bigint", "double precision", "double precision"]
+CLAIM = Statement("claim", _CLAIM_TYPES, _CLAIM.replace("AND $alone", ""))
+
+# Alone in its transaction, a claim commits without waiting for the disk: if a crash of the database undoes it, the job
+# runs again, and any later acknowledgement flushes the claim to disk as well (ADR 6).
+CLAIM_ALONE = Statement(
+    "claim_alone",
+    _CLAIM_TYPES,
+    _CLAIM.replace("AND $alone", "AND (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"),
+)
+
+WAITING = Statement(
+    "waiting",
+    ["text[]", "int", "text[]", "timestamptz"],
+    f"""
+SELECT q.name, (SELECT COUNT(*) FROM (
+    SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
+      AND (expires_at IS NULL OR expires_at > COALESCE($4, STATEMENT_TIMESTAMP())) LIMIT $2) AS ready), FALSE
+  FROM {unnest(1)} AS q (name)
+  WHERE q.name <> ALL ({withheld(4)})
+UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'running'""",
+)
+
+# Rows are found by jid alone, and their state is checked once they are locked. With the state in the lookup, the
+# planner takes the partial index of working jobs, does not count its dead entries, and walks over every job of the last
+# minute. A prefetched job may get its wid in between (ADR 22), and any job may get permits from a new limit: only the
+# locked row counts. All rows are locked by id first, including rows that later statements of the same message end, and
+# rows with a jid that a later statement inserts: $5 (ADR 24).
+END = Statement(
+    "done",
+    ["timestamptz", "json", "bigint", "int", "text[]"],
+    f"""
+WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
+asked AS MATERIALIZED (
+  SELECT r.*, (SELECT id FROM {JOB} WHERE jid = r.jid) AS id
+  FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)),
+locked AS MATERIALIZED (
+  SELECT id, jid, wid, attempt, result_ttl, state, queue, jobtype, started_at,
+    bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR passes IS NOT NULL AS is_apart
+  FROM {JOB} WHERE id = ANY (ARRAY(
+    SELECT id FROM asked
+    UNION ALL SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM {unnest(5)} AS told (jid)))
+  ORDER BY id FOR UPDATE),
+held AS MATERIALIZED (
+  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.queue, j.jobtype, j.started_at, j.is_apart,
+    r.result
+  FROM asked AS r JOIN locked AS j USING (id)
+  WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
+    AND (r.attempt IS NULL OR r.attempt = j.attempt)),
+gone AS (
+  DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM held WHERE result_ttl IS NULL AND NOT is_apart))),
+kept AS (
+  UPDATE {JOB} AS j SET state = 'succeeded', result = held.result, finished_at = now, reserved_until = NULL,
+    unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+  FROM held, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart),
+counted AS (
+  INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
+  SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM held WHERE NOT is_apart), 0,
+    $4 - (SELECT COUNT(*) FROM held)
+  FROM clock
+  ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed, late = c.late + excluded.late)
+SELECT jid, wid, attempt, queue, jobtype, CASE WHEN NOT is_apart THEN now END, started_at, is_apart FROM held, clock""",
+)
+
+NOT_HELD = "the job is no longer held as it was: nothing of its task may be committed"
+"""Error text with which `END_LAST` fails; it also appears in the server's log."""
+
+# Ends one job, with the transaction's COMMIT behind it in the same message. If the job was not ended, the COMMIT must
+# not take effect, so the statement must fail: it casts NOT_HELD to a number, which is an error that contains this text.
+# The cast happens after the outcome is known. A limit set while the job ran may have given it permits: they are
+# released here, and the caller checks their limiters.
+END_LAST = Statement(
+    "done_last",
+    ["timestamptz", "text", "text", "int", "text", "bigint"],
+    f"""
+WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
+held AS MATERIALIZED (
+  SELECT id, result_ttl, passes FROM {JOB}
+  WHERE jid = $2 AND state = (SELECT 'working')
+    AND ($3 = '' OR wid = '' OR wid = $3) AND ($4 IS NULL OR attempt = $4)
+    AND bid IS NULL AND callback_of IS NULL AND lock_token IS NULL
+  FOR UPDATE),
+gone AS (
+  DELETE FROM {JOB} AS j USING held WHERE j.id = held.id AND held.result_ttl IS NULL
+  RETURNING 1),
+kept AS (
+  UPDATE {JOB} AS j SET state = 'succeeded', result = $5, finished_at = now, reserved_until = NULL,
+    unique_key = NULL, passes = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+  FROM held, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL
+  RETURNING 1),
+gates AS MATERIALIZED (
+  SELECT id FROM {GATE} WHERE id = ANY (ARRAY(
+    SELECT unnest(string_to_array(btrim(passes, ','), ','))::bigint FROM held WHERE passes <> ''))
+  ORDER BY id FOR UPDATE),
+freed AS (
+  UPDATE {GATE} SET in_use = GREATEST(in_use - 1, 0) WHERE id = ANY (ARRAY(SELECT id FROM gates)) RETURNING 1),
+counted AS (
+  INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
+  SELECT (now AT TIME ZONE 'UTC')::date, $6, 1, 0, 0 FROM clock WHERE (SELECT COUNT(*) FROM freed) >= 0
+  ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + 1)
+SELECT (CASE WHEN EXISTS (SELECT FROM gone) OR EXISTS (SELECT FROM kept) THEN '1' ELSE '{NOT_HELD}' END)::int, now,
+  (SELECT passes FROM held)
+FROM clock""",
+    ages=True,
+)
+
+KEEP = Statement(
+    "keep",
+    ["bigint[]", "text[]", "timestamptz"],
+    f"""
+UPDATE {JOB} AS j SET state = 'succeeded', result = r.result, finished_at = $3, reserved_until = NULL,
+  unique_key = NULL, lock_token = NULL, passes = NULL, purge_at = $3 + make_interval(secs => j.result_ttl)
+FROM {unnest(1, 2)} AS r (id, result) WHERE j.id = r.id""",
+    gives_rows=False,
+)
+
+COUNT = Statement(
+    "count",
+    ["date", "bigint", "int", "int", "int"],
+    f"""
+INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed,
+  failed = c.failed + excluded.failed, late = c.late + excluded.late""",
+    gives_rows=False,
+    ages=False,
+)
+
+_json = msgspec.json.Encoder()
+
+
+def push_call(jobs: Placed, now: datetime | None) -> Call:
+    """Return the call that inserts plain jobs with distinct jids, in the given order."""
+    if len(jobs) == 1:
+        [(place, job)] = jobs
+        at = now + timedelta(microseconds=place) if now else None
+        return PUSH_ONE, [job.jid, job.jobtype, job.queue, job.priority, job.text, *_numbers(job)[1:], at]
+    places, told = [place for place, _ in jobs], [job for _, job in jobs]
+    if len(jobs) > FEW and _are_alike(told):
+        texts = [[job.jid for job in told], [job.jobtype for job in told], [job.queue for job in told]]
+        return PUSH_ALIKE, [*texts, [job.text for job in told], *_numbers(told[0]), now, places]
+    return PUSH_MANY, [str(_json.encode(told), "utf-8"), now, [job.jid for job in told], places]
+
+
+def lock_stored_call(jobs: Placed, now: datetime | None) -> Call:
+    """Return the call that locks the rows that inserts of these jobs may meet."""
+    keys = [key for _, job in jobs if (key := unique_key_of(job))]
+    return LOCK_STORED, [[job.jid for _, job in jobs], keys, now]
+
+
+def _numbers(job: JobPayload) -> tuple[int, int, int, int, int | None, datetime | None]:
+    return job.priority, job.retry, job.reserve_for, job.backtrace, job.result_ttl, job.at
+
+
+def _are_alike(jobs: Sequence[JobPayload]) -> bool:
+    """Return whether the jobs differ only in their texts."""
+    first = _numbers(jobs[0])
+    return all(_numbers(job) == first for job in jobs)
+
+
+def end_call(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str]) -> Call:
+    """Return the call that ends plain jobs, and locks the rows with the jids in `pushed`."""
+    return END, [now, str(_json.encode(acks), "utf-8"), counter_slot(connection), len(acks), list(pushed)]
+
+
+def end_last_call(connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> Call:
+    """Return the call that ends one plain job before the COMMIT in the same message."""
+    return END_LAST, [now, ack.jid, ack.wid, ack.attempt, ack.result, counter_slot(connection)]
+
+
+def claim_calls(claim: Statement, plan: Plan, now: datetime | None) -> list[Call]:
+    """Return a claim for each wid of the plan, followed by those of its further plans."""
+    calls: list[Call] = []
+    for part in (plan, *plan.then):
+        by_wid: dict[str, list[Slot]] = {}
+        for slot in part.slots:
+            by_wid.setdefault(slot.wid, []).append(slot)
+        leases = [now, plan.mark, plan.at_least_s, plan.at_most_s]
+        calls += [
+            (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, part.limit, *leases])
+            for wid, slots in by_wid.items()
+        ]
+    return calls

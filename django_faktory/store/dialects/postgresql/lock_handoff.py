@@ -1,0 +1,146 @@
+"""End a job that held a lock and claim the next job of its key, in one statement on PostgreSQL (ADR 15, 20).
+
+Only the usual case of a hot key: the next job waits for this lock alone, and a claim would return it now. Otherwise the
+statement does nothing, and the caller uses the general way: end, free, claim, lock. The key is never free in between,
+so a job that was pushed meanwhile cannot be missed: it waits for the new holder.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ....core.payloads import Ack
+from ..base import COUNTER, JOB, LOCK, WORKER, Held, Plan, Relayed, counter_slot
+from .limits import IS_GATED, withheld
+from .prepared import Statement, execute_on, unnest
+from .rows import RETURNED, reservations
+
+_LIVES = "(expires_at IS NULL OR expires_at > (SELECT now FROM clock))"
+
+# Locks the holder's row, then its lock, as all transactions do (ADR 24); the next job's row only if it is not locked.
+# Lookups by key hide the state from the planner, see `locks`.
+RELAY = Statement(
+    "relay",
+    [
+        "timestamptz",
+        "double precision",
+        "text",
+        "text",
+        "int",
+        "text",
+        "text[]",
+        "text",
+        "bigint",
+        "bigint",
+        "double precision",
+        "double precision",
+    ],
+    f"""
+WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now, make_interval(secs => $2) AS lease),
+held AS MATERIALIZED (
+  SELECT j.id, j.wid, j.attempt, j.result_ttl, j.lock_token, j.queue, j.jobtype, j.started_at FROM (
+    SELECT id, wid, attempt, result_ttl, state, bid, callback_of, lock_token, passes, queue, jobtype, started_at
+    FROM {JOB} WHERE jid = $3 FOR UPDATE) AS j
+  WHERE j.state = 'working' AND ($4 = '' OR j.wid = '' OR j.wid = $4) AND ($5 IS NULL OR j.attempt = $5)
+    AND j.bid IS NULL AND j.callback_of IS NULL AND j.passes IS NULL),
+mine AS MATERIALIZED (SELECT id, lock_key FROM {LOCK} WHERE id = (SELECT lock_token FROM held) FOR UPDATE),
+next AS MATERIALIZED (
+  SELECT q.place, j.id, j.jobtype, j.queue, j.weight, j.enqueued_at, j.expires_at, j.gate, j.limit_key
+  FROM {unnest(7)} WITH ORDINALITY AS q (name, place) CROSS JOIN LATERAL (
+    SELECT id, jobtype, queue, weight, enqueued_at, expires_at, gate, limit_key FROM {JOB}
+    WHERE lock_key = (SELECT lock_key FROM mine) AND state = (SELECT 'blocked') AND queue = q.name
+    ORDER BY weight, enqueued_at, id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
+  WHERE q.name <> ALL ({withheld(1)})
+  LIMIT 1),
+heir AS MATERIALIZED (
+  SELECT j.id FROM next AS j
+  WHERE j.gate IS NULL AND NOT {IS_GATED} AND {_LIVES}
+    AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $8 AND state <> 'running')
+    AND NOT EXISTS (
+      SELECT 1 FROM {unnest(7)} WITH ORDINALITY AS q (name, place) CROSS JOIN LATERAL (
+        SELECT weight, enqueued_at, id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name AND {_LIVES}
+        ORDER BY weight, enqueued_at, id LIMIT 1) AS ready
+      WHERE q.place <= j.place AND q.name <> ALL ({withheld(1)})
+        AND (q.place, ready.weight, ready.enqueued_at, ready.id) < (j.place, j.weight, j.enqueued_at, j.id))),
+gone AS (
+  DELETE FROM {JOB} AS j USING held, heir WHERE j.id = held.id AND held.result_ttl IS NULL),
+kept AS (
+  UPDATE {JOB} AS j SET state = 'succeeded', result = $6, finished_at = now, reserved_until = NULL,
+    unique_key = NULL, lock_token = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+  FROM held, heir, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL),
+token AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence('{LOCK}', 'id')) AS id FROM heir),
+taken AS (
+  UPDATE {JOB} AS j SET state = 'working', wid = $8, attempt = attempt + 1, started_at = now, run_at = NULL,
+    reserved_until = now + make_interval(secs => LEAST(GREATEST(reserve_for, $11), $12)), claim = $9,
+    lock_token = token.id,
+    unique_key = CASE WHEN unique_until_start THEN NULL ELSE unique_key END
+  FROM heir, token, clock WHERE j.id = heir.id
+  RETURNING 1, j.weight, j.id AS row_id, {RETURNED}),
+moved AS (
+  UPDATE {LOCK} AS l SET id = token.id, jid = taken.jid, attempt = taken.attempt, wid = $8, lease = clock.lease,
+    acquired_at = now, expires_at = now + clock.lease, is_lapsed = FALSE
+  FROM mine, taken, token, clock WHERE l.id = mine.id),
+counted AS (
+  INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
+  SELECT (now AT TIME ZONE 'UTC')::date, $10, 1, 0, 0 FROM heir, clock
+  ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed)
+SELECT token.id, held.wid, held.attempt, held.queue, held.jobtype, clock.now, held.started_at,
+  NOT EXISTS (SELECT 1 FROM {unnest(7)} AS q (name) CROSS JOIN LATERAL (
+    SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name LIMIT 1) AS ready), taken.*
+FROM held, token, taken, clock""",
+)
+
+MOST_CHAINS = 10_000
+"""Limit of remembered jobs that got their lock from the end of another.
+
+A forgotten job costs one use of the general way.
+"""
+
+
+class Relay:
+    """Memory of jobs for which the statement is likely to succeed, and its execution.
+
+    A job that got its lock from the end of another is likely to be followed by a third one. With keys that are all
+    different, no job gets its lock that way, and the statement is never tried.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._heirs: dict[str, None] = {}
+
+    def remember(self, jids: Iterable[str]) -> None:
+        """Remember jobs that got their lock from the end of another."""
+        # Exchanges in several threads share this dict; `expects` only reads it, and needs no mutex.
+        with self._lock:
+            self._heirs.update(dict.fromkeys(jids))
+            # Dicts keep their insertion order, so the oldest job is forgotten first.
+            while len(self._heirs) > MOST_CHAINS:
+                del self._heirs[next(iter(self._heirs))]
+
+    def expects(self, jid: str) -> bool:
+        """Return whether this job got its lock from the end of another."""
+        return jid in self._heirs
+
+    def run(self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None) -> Relayed | None:
+        """Run the statement for this ack; None: it did nothing. Tried once for each job."""
+        with self._lock:
+            self._heirs.pop(ack.jid, None)
+        queues, wid = [slot.queue for slot in plan.slots], plan.slots[0].wid
+        values: list[Any] = [
+            now, plan.lease_s, ack.jid, ack.wid, ack.attempt, ack.result, queues, wid, plan.mark,
+            counter_slot(connection), plan.at_least_s, plan.at_most_s,
+        ]  # fmt: skip
+        [rows] = execute_on(connection, [(RELAY, values)])
+        if not rows:
+            return None
+        [(token, by, attempt, queue, jobtype, ended_at, started_at, is_all, *taken)] = rows
+        [job] = reservations([[tuple(taken)]])
+        self.remember([job.jid])
+        held = Held(by, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
+        return Relayed({ack.jid: held}, msgspec.structs.replace(job, lock_token=token), is_all)

@@ -1,0 +1,309 @@
+"""Send prepared statements through libpq in one pipeline, with values and rows in binary or plain text (ADR 10).
+
+A cursor's work for a statement (binding values, wrappers, adaptation by type) takes longer than PostgreSQL needs to run
+a hot one. Only for the package's own statements, because their types are known. Outside a transaction, all statements
+before a sync are one transaction. Main functions: `run_prepared`, `run_last`; `Flight` does not block.
+"""
+
+from __future__ import annotations
+
+import functools
+import select
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..cursor_hooks import has_own_cursor
+from ..idle_sessions import is_readable
+
+Rows = list[tuple[Any, ...]]
+Packed = tuple[bytes, list[bytes | None], list[int]]
+"""Name of a prepared statement, its encoded values, and for each value the format: 1 is binary, 0 is text."""
+
+Told = TypeVar("Told")
+
+_BINARY = 1
+_TEXT_TYPE = 25
+_MISSING = struct.pack("!i", -1)
+_PLAIN = (None, None, None)
+"""Transaction characteristics with which the driver sends a plain BEGIN."""
+
+
+@functools.cache
+def has_psycopg3() -> bool:
+    """Return whether Django uses psycopg 3 for PostgreSQL; otherwise it is psycopg2."""
+    from django.db.backends.postgresql.psycopg_any import (
+        is_psycopg3,
+    )  # needs a driver, which projects on other databases do not have
+
+    return bool(is_psycopg3)
+
+
+@functools.cache
+def _driver() -> Any:
+    """Return psycopg 3 if its libpq supports pipelines, else None."""
+    try:
+        import psycopg
+    except ImportError:
+        return None
+    return psycopg if psycopg.Pipeline.is_supported() else None
+
+
+def can_pipeline(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether prepared statements may bypass the cursor.
+
+    They may not if statements are logged or wrapped, if the backend prepares its session for each cursor, if the
+    encoding is not UTF-8, or if they would begin a transaction with characteristics of its own.
+    """
+    if connection.execute_wrappers or connection.queries_logged or has_own_cursor(connection):
+        return False
+    psycopg, raw = _driver(), connection.connection
+    if psycopg is None or not isinstance(raw, psycopg.Connection) or raw.info.encoding != "utf-8":
+        return False
+    return bool(raw.autocommit or not _is_idle(raw) or (raw.isolation_level, raw.read_only, raw.deferrable) == _PLAIN)
+
+
+def _is_idle(raw: Any) -> bool:
+    return bool(raw.pgconn.transaction_status == _driver().pq.TransactionStatus.IDLE)
+
+
+def run_prepared(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Rows]:
+    """Run prepared statements, each a name and its values, in one round trip; return the rows of each.
+
+    Sends BEGIN first if the connection should be in a transaction and none has begun. Raises the first statement's
+    error as Django's; later statements are not executed.
+    """
+    with connection.wrap_database_errors:
+        found = _exchanged(connection.connection, _packed_all(calls))
+        return _answers(found, len(calls))
+
+
+def run_last(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Rows]:
+    """Run prepared statements, and COMMIT unless one failed, in one round trip; return the rows of each.
+
+    Raises the first statement's error as Django's, with the transaction broken; or COMMIT's, with nothing committed.
+    After an OperationalError that closed the connection, the outcome of the commit is unknown, as with any commit.
+    """
+    with connection.wrap_database_errors:
+        found = _exchanged(connection.connection, _packed_all(calls), then=b"COMMIT")
+        *rows, _ = _answers(found, len(calls) + 1)
+        # COMMIT of a broken transaction succeeds with the status ROLLBACK.
+        if found[-1].command_status != b"COMMIT":
+            raise _driver().InternalError(f"expected a commit, got {found[-1].command_status!r}: nothing is committed")
+        return rows
+
+
+class Flight(Generic[Told]):
+    """Non-blocking `run_prepared`: sent by the constructor, read as results arrive.
+
+    `then` converts the rows into the result. The connection must not be used until everything was read. Raises the
+    errors of `run_prepared`; after an error that is not a statement's the connection is closed.
+    """
+
+    def __init__(
+        self,
+        connection: BaseDatabaseWrapper,
+        calls: Sequence[tuple[str, Sequence[Any]]],
+        then: Callable[[list[Rows]], Told],
+    ) -> None:
+        self._connection, self._calls, self._then = connection, len(calls), then
+        self._found: list[Any] = []
+        self.is_last = False
+        """Whether more input followed the answer that was read, such as the connection's end."""
+        with connection.wrap_database_errors:
+            packed = _packed_all(calls)
+            self._pgconn = connection.connection.pgconn
+            with self._closed_by_errors():
+                _send(connection.connection, packed)
+                self.is_sent: bool = not self._pgconn.flush()
+
+    @property
+    def fd(self) -> int:
+        """Return the socket: readable when results have arrived, writable when more can be sent."""
+        return int(self._pgconn.socket)
+
+    def send(self) -> None:
+        """Send the next part, if the socket did not take everything."""
+        with self._connection.wrap_database_errors, self._closed_by_errors():
+            self.is_sent = not self._pgconn.flush()
+
+    def read(self) -> Told | None:
+        """Return the result, or None until all of it has arrived."""
+        with self._connection.wrap_database_errors:
+            with self._closed_by_errors():
+                self._pgconn.consume_input()
+                while not (is_whole := self._take()) and is_readable(self._pgconn.socket):
+                    self._pgconn.consume_input()  # drain: libuv reports a reset behind the data only once
+                self.is_last = is_whole and is_readable(self._pgconn.socket)
+            return self._then(_answers(self._found, self._calls)) if is_whole else None
+
+    def _take(self) -> bool:
+        pgconn, pq = self._pgconn, _driver().pq
+        # libpq returns None after each statement's results; two in succession mean that no result is outstanding.
+        was_none = False
+        while not pgconn.is_busy():
+            result = pgconn.get_result()
+            if result is None and was_none:
+                raise _driver().OperationalError("expected results of what was sent, the connection is lost")
+            was_none = result is None
+            if was_none:
+                continue
+            if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                pgconn.exit_pipeline_mode()
+                return True
+            self._found.append(result)
+        return False
+
+    @contextmanager
+    def _closed_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            # After half a pipeline the next user of this connection would read results that are not its own.
+            self._pgconn.finish()
+            raise
+
+
+def _packed_all(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Packed]:
+    packed = []
+    for name, values in calls:
+        binary = [_are_texts(value) for value in values]
+        data = [_texts(value) if is_binary else _packed(value) for value, is_binary in zip(values, binary, strict=True)]
+        packed.append((name.encode(), data, list(map(int, binary))))
+    return packed
+
+
+def _exchanged(raw: Any, calls: Sequence[Packed], *, then: bytes = b"") -> list[Any]:
+    try:
+        _send(raw, calls, then=then)
+        _flush(raw.pgconn)
+        return _received(raw.pgconn)
+    except BaseException:  # late replies must not be read by the connection's next user
+        raw.pgconn.finish()
+        raise
+
+
+def _send(raw: Any, calls: Sequence[Packed], *, then: bytes = b"") -> None:
+    """Send all statements and the sync; BEGIN first, if the connection should be in a transaction."""
+    pgconn = raw.pgconn
+    pgconn.enter_pipeline_mode()
+    if not raw.autocommit and _is_idle(raw):
+        pgconn.send_query_params(b"BEGIN", None)
+    for name, values, formats in calls:
+        pgconn.send_query_prepared(name, values, formats, result_format=_BINARY)
+    if then:
+        pgconn.send_query_params(then, None)
+    pgconn.pipeline_sync()
+
+
+def _received(pgconn: Any) -> list[Any]:
+    """Wait for all results up to the sync: BEGIN's if it was sent, then one for each statement."""
+    pq = _driver().pq
+    found: list[Any] = []
+    readable = select.poll()
+    readable.register(pgconn.socket, select.POLLIN)
+    while True:
+        while pgconn.is_busy():
+            readable.poll()
+            pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is None:
+            continue
+        if result.status == pq.ExecStatus.PIPELINE_SYNC:
+            pgconn.exit_pipeline_mode()
+            return found
+        found.append(result)
+
+
+def _answers(found: list[Any], calls: int) -> list[Rows]:
+    # Results after the first error only report that the pipeline was aborted.
+    error = next((result for result in found if result.status == _driver().pq.ExecStatus.FATAL_ERROR), None)
+    if error is not None:
+        raise _driver().errors.error_from_result(error)
+    # The result of BEGIN, if it was sent, comes first and is skipped.
+    return [_rows(result) for result in found[len(found) - calls :]]
+
+
+def _flush(pgconn: Any) -> None:
+    """Send everything, and read meanwhile: with full buffers, client and server would block each other."""
+    if not pgconn.flush():
+        return
+    either = select.poll()
+    either.register(pgconn.socket, select.POLLIN | select.POLLOUT)
+    while pgconn.flush():
+        if either.poll()[0][1] & select.POLLIN:
+            pgconn.consume_input()
+
+
+def _packed(value: Any) -> bytes | None:
+    """Encode a value as PostgreSQL parses it from text; lists may contain numbers and None."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return b"{" + b",".join(_packed(item) or b"NULL" for item in value) + b"}"
+    data = (value if isinstance(value, str) else str(value)).encode()
+    if b"\x00" in data:  # libpq would treat it as the end of the value
+        raise _driver().DataError("expected text without NUL (0x00), got some")
+    return data
+
+
+def _are_texts(value: Any) -> bool:
+    """Return whether the value is a list of texts, some of which may be None."""
+    return type(value) is list and type(next((item for item in value if item is not None), None)) is str
+
+
+def _texts(values: Sequence[str | None]) -> bytes:
+    """Encode a text array in binary: in text format each quote needs a backslash, and jobs are full of quotes."""
+    parts = [struct.pack("!5i", 1, None in values, _TEXT_TYPE, len(values), 1)]
+    for value in values:
+        if value is None:
+            parts.append(_MISSING)
+        else:
+            data = value.encode()
+            parts += (len(data).to_bytes(4, "big"), data)
+    return b"".join(parts)
+
+
+class _Reader(threading.local):
+    """Convert results into Python rows with the driver's own loaders, which are in C if available.
+
+    That takes a tenth of the time of a Python function per value. Loaders that the project has registered for its own
+    types are not used.
+    """
+
+    def __init__(self) -> None:
+        from psycopg.adapt import AdaptersMap, Transformer  # a result exists only with psycopg 3
+        from psycopg.types import bool as booleans
+        from psycopg.types import datetime, numeric, string
+
+        # An adapters map of its own: those of the connection may contain the project's loaders.
+        adapters = AdaptersMap(types=_driver().adapters.types)
+        adapters.register_loader("bool", booleans.BoolBinaryLoader)
+        adapters.register_loader("int2", numeric.Int2BinaryLoader)
+        adapters.register_loader("int4", numeric.Int4BinaryLoader)
+        adapters.register_loader("int8", numeric.Int8BinaryLoader)
+        adapters.register_loader(
+            "timestamptz", datetime.TimestamptzBinaryLoader
+        )  # in UTC, because the transformer has no connection
+        for kind in ("text", "varchar", "json"):
+            adapters.register_loader(kind, string.TextBinaryLoader)
+        self._transformer = Transformer(adapters)
+
+    def rows(self, result: Any) -> Rows:
+        """Return all rows of a result as tuples."""
+        # The transformer keeps the current result, so each thread needs its own (`threading.local`).
+        self._transformer.set_pgresult(result)
+        rows: Rows = self._transformer.load_rows(0, result.ntuples, tuple)
+        self._transformer.set_pgresult(None)  # otherwise the result stays in memory until the next one
+        return rows
+
+
+_reader = functools.cache(_Reader)
+
+
+def _rows(result: Any) -> Rows:
+    return _reader().rows(result) if result.ntuples else []

@@ -1,0 +1,122 @@
+"""Prefetch jobs for a server, and confirm and extend reservations, on PostgreSQL (ADR 22, ADR 26).
+
+A prefetched job is working, and its claim number is negative until its delivery is confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ....core.payloads import HandedOut
+from ..base import DELIVERY_LEASE_S, JOB, WORKER, Plan
+from .limits import IS_GATED, withheld
+from .prepared import Call, Statement, execute_on, unnest
+from .rows import RETURNED
+
+# Claims jobs as CLAIM does, but stops in each queue at the first job that must not wait in the prefetch buffer: one
+# that would hold a lock, a permit or a key meanwhile, one that expires before its lease ends, and one with a priority
+# except 0, because it changes the order.
+AHEAD = Statement(
+    "ahead",
+    ["text[]", "int[]", "timestamptz", "bigint", "double precision", "text[]"],
+    f"""
+UPDATE {JOB} AS j SET state = 'working', wid = '', attempt = attempt + 1, started_at = now, run_at = NULL,
+  reserved_until = now + make_interval(secs => $5), gate = NULL, claim = -$4
+FROM (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now) AS clock WHERE j.id = ANY (ARRAY(
+  SELECT line.id FROM (
+    SELECT ready.id, bool_and(ready.is_plain) OVER (
+        PARTITION BY q.name ORDER BY ready.weight, ready.enqueued_at, ready.id) AS goes
+    FROM {unnest(1, 2)} AS q (name, room)
+    CROSS JOIN LATERAL (
+      SELECT j.id, j.weight, j.enqueued_at, j.weight = 0 AND j.lock_key IS NULL AND (j.expires_at IS NULL
+            OR j.expires_at > COALESCE($3, STATEMENT_TIMESTAMP()) + make_interval(secs => $5))
+          AND NOT j.unique_until_start AND NOT {IS_GATED} AS is_plain
+      FROM {JOB} AS j WHERE j.state = 'enqueued' AND j.queue = q.name
+        AND (j.expires_at IS NULL OR j.expires_at > COALESCE($3, STATEMENT_TIMESTAMP()))
+      ORDER BY j.weight, j.enqueued_at, j.id LIMIT q.room FOR UPDATE SKIP LOCKED) AS ready
+    WHERE q.name <> ALL ({withheld(3)})
+      AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = ANY ($6) AND state <> 'running')) AS line
+  WHERE line.goes))
+RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}""",
+)
+
+# Rows are found by jid alone, see `jobs`. A transaction that has locked a row may be ending its job, so the
+# row is skipped and confirmed later.
+CONFIRM = Statement(
+    "confirm",
+    ["text[]", "int[]", "text[]", "double precision[]", "timestamptz"],
+    f"""
+WITH handed AS (
+  SELECT r.jid, r.attempt, r.wid, COALESCE($5, STATEMENT_TIMESTAMP()) - make_interval(secs => r.ago_s) AS at
+  FROM {unnest(1, 2, 3, 4)} AS r (jid, attempt, wid, ago_s)),
+mine AS MATERIALIZED (
+  SELECT j.id, r.jid, r.attempt, r.wid, r.at FROM handed AS r JOIN {JOB} AS j ON j.jid = r.jid
+  FOR UPDATE OF j SKIP LOCKED),
+confirmed AS (
+  UPDATE {JOB} AS j SET claim = -j.claim, wid = mine.wid, started_at = mine.at,
+    reserved_until = GREATEST(j.reserved_until, mine.at + make_interval(secs => j.reserve_for))
+  FROM mine WHERE j.id = mine.id AND j.attempt = mine.attempt AND j.wid IN ('', mine.wid) AND j.claim < 0
+    AND j.reserved_until IS NOT NULL)
+SELECT r.jid FROM handed AS r JOIN {JOB} AS j ON j.jid = r.jid AND j.attempt = r.attempt
+WHERE j.claim < 0 AND j.reserved_until IS NOT NULL AND r.jid NOT IN (SELECT jid FROM mine)""",
+)
+
+
+# Rows are found by jid alone, see `jobs`; only due rows are locked. A locked row is skipped: a
+# transaction that changes a job of its own must not delay the heartbeat, and `reap` skips the row as well.
+EXTEND = Statement(
+    "extend",
+    ["text[]", "int[]", "text[]", "double precision", "timestamptz"],
+    f"""
+WITH clock AS (SELECT COALESCE($5, STATEMENT_TIMESTAMP()) AS now),
+due AS MATERIALIZED (
+  SELECT j.id FROM {unnest(1, 2, 3)} AS r (jid, attempt, wid) CROSS JOIN clock
+  CROSS JOIN LATERAL (
+    SELECT id, wid, attempt, reserved_until, reserve_for FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
+  WHERE j.wid = r.wid AND j.attempt = r.attempt
+    AND j.reserved_until < now + make_interval(secs => GREATEST(j.reserve_for, $4) / 2)),
+mine AS MATERIALIZED (
+  SELECT j.id, j.wid, j.attempt FROM {JOB} AS j WHERE j.id = ANY (ARRAY(SELECT id FROM due))
+  FOR UPDATE SKIP LOCKED)
+UPDATE {JOB} AS j SET reserved_until = now + make_interval(secs => GREATEST(j.reserve_for, $4))
+FROM mine, clock, {unnest(1, 2, 3)} AS r (jid, attempt, wid)
+WHERE j.id = mine.id AND j.jid = r.jid AND mine.wid = r.wid AND mine.attempt = r.attempt
+  AND j.reserved_until IS NOT NULL""",
+    gives_rows=False,
+)
+
+
+def ahead_call(plan: Plan, now: datetime | None) -> Call:
+    """Return the call that prefetches jobs."""
+    return AHEAD, [
+        [slot.queue for slot in plan.ahead], [slot.count for slot in plan.ahead], now, plan.claim,
+        DELIVERY_LEASE_S if plan.at_most_s is None else plan.at_most_s,
+        list(plan.crowd),
+    ]  # fmt: skip
+
+
+def confirm(connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:
+    """Start the reservations of delivered jobs; return the jids of locked rows."""
+    values = [
+        [one.job.jid for one in handed], [one.job.attempt for one in handed], [one.job.wid for one in handed],
+        [one.ago_s for one in handed], now,
+    ]  # fmt: skip
+    [rows] = execute_on(connection, [(CONFIRM, values)])
+    return {jid for (jid,) in rows}
+
+
+def extend(
+    connection: BaseDatabaseWrapper, held: Sequence[tuple[str, str, int]], at_least_s: float, now: datetime | None
+) -> None:
+    """Extend the reservations of these jobs (wid, jid, attempt) that are half over."""
+    values = [
+        [jid for _, jid, _ in held],
+        [attempt for *_, attempt in held],
+        [wid for wid, *_ in held],
+        at_least_s,
+        now,
+    ]
+    execute_on(connection, [(EXTEND, values)])

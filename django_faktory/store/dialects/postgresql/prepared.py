@@ -1,0 +1,271 @@
+"""Prepare hot statements once per connection: planning a claim costs more than running it (ADR 6).
+
+`execute_on` and `execute` run `Statement`s with SQL's own PREPARE and EXECUTE, so that any driver works and Django's
+query log shows plain statements. A plan made while a table was small must not be kept: each is replanned every
+REPLAN_S. Behind a pooler that changes sessions between transactions PREPARE cannot work; that is detected before the
+first use, and statements are then sent unprepared.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from django.db import Error
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+from ....core.logs import get_logger
+from ..cursor_hooks import has_own_cursor
+from .pipeline import Flight, Rows, Told, can_pipeline, has_psycopg3, run_last, run_prepared
+from .pooler import is_pooled
+
+logger = get_logger(__name__)
+
+REPLAN_S = 2.0
+"""Maximum age of a plan, in seconds."""
+USES_BEFORE = 2
+"""Uses of a statement on a connection before it is prepared.
+
+A connection that lives for one request gains nothing from a statement prepared for one use.
+"""
+
+LOST = frozenset({"26000", "42P05"})
+"""SQLSTATEs: a prepared statement does not exist, or already exists."""
+
+_PLACE = re.compile(r"\$(\d+)")
+
+Call = tuple["Statement", Sequence[Any]]
+
+
+def unnest(*places: int | str) -> str:
+    """Return SQL that turns the array parameters `$n` of these places into rows.
+
+    A subquery hides the array's length from the planner. Otherwise a plan made for the given array looks cheaper than a
+    plan for any array, and PostgreSQL plans the statement at each use: 400 µs for the end of a single job.
+    """
+    return f"unnest({', '.join(f'(SELECT ${place})' for place in places)})"
+
+
+class _Use:
+    """Use of one statement by one connection."""
+
+    __slots__ = ("name", "planned_at", "used_at", "uses")
+
+    def __init__(self) -> None:
+        self.uses = 0
+        self.used_at = 0.0
+        self.planned_at = 0.0
+        self.name = ""
+
+
+class Statement:
+    """SQL with parameters `$1, $2, …` of the given types; run it with `execute`.
+
+    `ages` is whether its plan depends on the stored data, so that it has to be replanned.
+    """
+
+    works = True
+    """Whether connections keep their sessions. Set to False for the whole process once a connection did not."""
+
+    _known: ClassVar[WeakKeyDictionary[Any, None]] = WeakKeyDictionary()
+    """Connections that were checked and have no pooler."""
+
+    def __init__(
+        self, name: str, types: Sequence[str], sql: str, *, gives_rows: bool = True, ages: bool = True
+    ) -> None:
+        self.name, self.types, self.sql, self.gives_rows, self.ages = name, types, sql, gives_rows, ages
+        # A `$n` may occur several times; a cursor needs a value for each occurrence, cast to the type that PREPARE
+        # declares.
+        self._places = [int(place) - 1 for place in _PLACE.findall(sql)]
+        self._plain = _PLACE.sub(lambda match: f"%s::{types[int(match[1]) - 1]}", sql)
+        self._execute = f"({', '.join(['%s'] * len(types))})"
+        # Keyed by the driver's connection: prepared statements end with its session, and Django reconnects with a new
+        # one.
+        self._uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
+
+    def ready(self, cursor: CursorWrapper) -> _Use | None:
+        """Prepare the statement if worthwhile; None: send it unprepared."""
+        connection = cursor.db.connection
+        use = self._uses.get(connection)
+        if use is None:
+            use = self._uses[connection] = _Use()
+        use.uses += 1
+        now, last = time.monotonic(), use.used_at
+        use.used_at = now
+        if not Statement.works or use.uses <= USES_BEFORE or not joins(cursor.db) or has_own_cursor(cursor.db):
+            return None  # a backend with its own cursor may change `search_path`, to which a plan is bound
+        if not use.name or (self.ages and now - use.planned_at > REPLAN_S):
+            if now - last > REPLAN_S:
+                return None  # used so seldom that each use would replan it
+            if not keeps_session(cursor.db):
+                return None
+            self._prepare(cursor, use)
+        return use
+
+    def at_hand(self, connection: BaseDatabaseWrapper) -> str:
+        """Return its prepared name if its plan on this connection is recent enough, else ""."""
+        use = self._uses.get(connection.connection)
+        now = time.monotonic()
+        if use is None or not use.name or (self.ages and now - use.planned_at > REPLAN_S):
+            return ""
+        # Counts as a use, so that `ready` sees the statement as frequent and replans it when its plan is too old.
+        use.uses += 1
+        use.used_at = now
+        return use.name
+
+    def text(self, use: _Use | None, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+        """Return the SQL to send and its values."""
+        if use:
+            return f"EXECUTE {use.name}{self._execute}", values
+        return self._plain, [values[place] for place in self._places]
+
+    def _prepare(self, cursor: CursorWrapper, use: _Use) -> None:
+        old = f"DEALLOCATE {use.name}; " if use.name else ""
+        # A unique name: if a pooler was not detected, a process must not run a statement that another process, perhaps
+        # of another version, has prepared.
+        name = f"faktory_{self.name}_{secrets.token_hex(6)}"
+        cursor.execute(f"{old}PREPARE {name} ({', '.join(self.types)}) AS {self.sql}")
+        use.name, use.planned_at = name, time.monotonic()
+
+
+def keeps_session(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether this connection keeps one session of the server.
+
+    Checked once per connection, before its first prepared statement: inside a transaction of the project a failure
+    would be too late, and PgBouncer from 1.21 on closes connections that name a statement it did not see being
+    prepared.
+    """
+    raw = connection.connection
+    if not Statement.works or raw in Statement._known:  # noqa: SLF001
+        return Statement.works
+    with connection.wrap_database_errors:
+        found = is_pooled(raw)
+    if not found:
+        Statement._known[raw] = None  # noqa: SLF001
+        return True
+    Statement.works = False
+    logger.info("a pooler is between us and PostgreSQL: going on without prepared statements")
+    return False
+
+
+def joins(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether several statements can be sent as one message and one transaction.
+
+    Not with psycopg2, which returns only the last statement's rows, and not if the server binds values
+    (`server_side_binding`): it cannot bind those of EXECUTE either, and the driver prepares statements itself.
+    """
+    return has_psycopg3() and not connection.settings_dict["OPTIONS"].get("server_side_binding")
+
+
+def execute_on(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[Rows]:
+    """Run statements like `execute`, and create a cursor only if one is needed.
+
+    Creating a cursor takes as long as sending a statement.
+    """
+    connection.close_if_health_check_failed()  # both as Django does for a cursor
+    connection.ensure_connection()
+    # With a closed connection, use a cursor: it raises Django's usual error.
+    named = [] if connection.connection.closed else _at_hand(connection, calls)
+    if named:
+        try:
+            return run_prepared(connection, named)
+        except Error as error:
+            # Outside a transaction the failed message has changed nothing, so it may be sent again without prepared
+            # statements.
+            if not _are_lost(error) or connection.in_atomic_block:
+                raise
+    with connection.cursor() as cursor:
+        return execute(cursor, calls)
+
+
+def execute(cursor: CursorWrapper, calls: Sequence[Call]) -> list[Rows]:
+    """Run statements with their values and return the rows of each.
+
+    If they can be joined, they take one round trip, and outside a transaction they are one transaction.
+    """
+    try:
+        return _send(cursor, [(*call, call[0].ready(cursor)) for call in calls])
+    except Error as error:
+        if not _are_lost(error) or cursor.db.in_atomic_block:
+            raise  # the transaction is broken; the next one sends unprepared statements
+        return _send(cursor, [(*call, None) for call in calls])
+
+
+def execute_last(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[Rows] | None:
+    """Run statements and COMMIT, unless one failed, in one message. None, with nothing done, if this is impossible.
+
+    Django's own commit after it finds no open transaction, and does nothing.
+    """
+    if not Statement.works or not can_pipeline(connection) or not joins(connection):
+        return None
+    named = _at_hand(connection, calls)
+    if not named:
+        with connection.cursor() as cursor:
+            uses = [statement.ready(cursor) for statement, _ in calls]
+        named = [(use.name, values) for use, (_, values) in zip(uses, calls, strict=True) if use]
+    if len(named) < len(calls):
+        return None
+    try:
+        return run_last(connection, named)
+    except Error as error:
+        # Only records that prepared statements are lost; the caller has to roll back in any case.
+        _are_lost(error)
+        raise
+
+
+def begin(
+    connection: BaseDatabaseWrapper, calls: Sequence[Call], then: Callable[[list[Rows]], Told]
+) -> Flight[Told] | None:
+    """Send statements without waiting for their rows; None, with nothing done, unless all are prepared."""
+    named = _at_hand(connection, calls)
+    return Flight(connection, named, then) if named else None
+
+
+def _at_hand(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[tuple[str, Sequence[Any]]]:
+    """Return names and values if all statements are prepared and may bypass the cursor, else an empty list."""
+    if not Statement.works or not can_pipeline(connection):
+        return []
+    named = [(statement.at_hand(connection), values) for statement, values in calls]
+    return named if all(name for name, _ in named) else []
+
+
+def _are_lost(error: Error) -> bool:
+    """Return whether the error means that a pooler took prepared statements from this session.
+
+    If so, none are used by this process from then on.
+    """
+    if getattr(error.__cause__, "sqlstate", None) not in LOST:
+        return False
+    Statement.works = False
+    logger.warning("prepared statements are lost between transactions (a pooler?): going on without them")
+    return True
+
+
+def _send(cursor: CursorWrapper, calls: Sequence[tuple[Statement, Sequence[Any], _Use | None]]) -> list[Rows]:
+    if can_pipeline(cursor.db):
+        prepared = [(use.name, values) for _, values, use in calls if use]
+        # A mixture cannot be pipelined: unprepared statements need the cursor to bind their values.
+        if len(prepared) == len(calls):
+            return run_prepared(cursor.db, prepared)
+    found: list[Rows] = []
+    if not joins(cursor.db):
+        for statement, values, _ in calls:
+            cursor.execute(*statement.text(None, values))
+            found.append(_rows(cursor, statement))
+        return found
+    texts = [statement.text(use, values) for statement, values, use in calls]
+    cursor.execute("; ".join(sql for sql, _ in texts), [value for _, values in texts for value in values])
+    for statement, _, _ in calls:
+        if found:
+            cursor.nextset()
+        found.append(_rows(cursor, statement))
+    return found
+
+
+def _rows(cursor: CursorWrapper, statement: Statement) -> Rows:
+    return cursor.fetchall() if statement.gives_rows else []

@@ -1,0 +1,181 @@
+"""Insert jobs with options on PostgreSQL: one statement for a set, as for plain jobs (ADR 23).
+
+Durations that start at the push are added in the statement, by the database's clock. A job is blocked from the start if
+its lock is taken, or another job of its key is ready (ADR 15); of several such jobs in one set the first is ready.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from ....core.job_options import JobOptions
+from ....core.json.fields import LAST
+from ....core.payloads import JobPayload
+from ..base import JOB, LOCK, Placed, replaceable
+from .jobs import IS_REPLACED, UPSERT, clock, push_call, replacing
+from .pipeline import Rows
+from .prepared import Call, Statement
+
+_LONGEST_S = 3e11
+"""Limit of durations in seconds: longer than the calendar from any moment, and still valid as a PostgreSQL interval."""
+
+_LAST = f"TIMESTAMPTZ '{LAST.isoformat()}'"
+_NONE = JobOptions()
+_json = msgspec.json.Encoder()
+
+# Lookups are scalar sub-selects with a limit, and compare the state with a sub-select: with EXISTS, or a literal state,
+# the planner tends to read all jobs with a key.
+_IS_BLOCKED = f"""lock_key IS NOT NULL AND (
+    ROW_NUMBER() OVER (PARTITION BY lock_key, queue, priority, waits ORDER BY place) > 1
+    OR (SELECT held.id FROM {LOCK} AS held WHERE held.lock_key = j.lock_key AND held.expires_at > now LIMIT 1)
+      IS NOT NULL
+    OR (SELECT ready.id FROM {JOB} AS ready WHERE ready.lock_key = j.lock_key AND ready.state = (SELECT 'enqueued')
+      AND ready.queue = j.queue AND ready.weight = -j.priority
+      ORDER BY ready.enqueued_at, ready.id LIMIT 1) IS NOT NULL)"""
+
+
+def _until(seconds: str) -> str:
+    """Return SQL for the moment `seconds` after the job may first run; NULL if they are not given."""
+    return f"CASE WHEN {seconds} IS NOT NULL THEN LEAST(begins + make_interval(secs => {seconds}), {_LAST}) END"
+
+
+_TOLD = """json_to_recordset($1) AS told (jid text COLLATE "C", jobtype text, queue text COLLATE "C",
+    priority smallint, text text, retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz,
+    place int, nth int, expires_at timestamptz, expires_in float, unique_key text COLLATE "C", unique_for float,
+    unique_until_start boolean, lock_key text COLLATE "C", limit_key text, about text)"""
+
+
+def _insert(*, told: str, where: str, is_blocked: str = "FALSE", attempt: str = "0") -> str:
+    return f"""
+INSERT INTO {JOB} AS old (jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl,
+  run_at, enqueued_at, created_at, expires_at, unique_key, unique_expires_at, unique_until_start, lock_key, limit_key,
+  about, attempt)
+SELECT jid, jobtype, queue, CASE WHEN waits THEN 'scheduled' WHEN {is_blocked} THEN 'blocked' ELSE 'enqueued' END,
+  -priority, text, retry, reserve_for, backtrace, result_ttl,
+  CASE WHEN waits THEN at END, CASE WHEN NOT waits THEN now + make_interval(secs => place / 1e6) END, now,
+  LEAST(expires_at, {_until("expires_in")}), unique_key, {_until("unique_for")},
+  COALESCE(unique_until_start, FALSE), lock_key, limit_key, about, attempt
+FROM (
+  SELECT told.*, {attempt} AS attempt, now, COALESCE(at > now, FALSE) AS waits, GREATEST(at, now) AS begins
+  FROM {told}, {clock(2)}) AS j
+{where} ORDER BY nth"""
+
+
+_BLOCKED = "CASE WHEN state = 'blocked' THEN lock_key END"
+_REPLACE = {
+    "told": f"{_TOLD} LEFT JOIN gone USING (jid)",
+    "attempt": "COALESCE(gone.attempt, 0)",
+    "where": f"WHERE {IS_REPLACED}",
+}
+
+PUSH_ONE_OPTIONED = Statement(
+    "push_one_optioned", ["json", "timestamptz"], _insert(told=_TOLD, where="") + UPSERT, gives_rows=False, ages=False
+)
+PUSH_OPTIONED = Statement(
+    "push_optioned",
+    ["json", "timestamptz", "text[]"],
+    f"{replacing(3)}{_insert(**_REPLACE)} ON CONFLICT (jid) DO NOTHING",
+    gives_rows=False,
+)
+PUSH_LOCKED = Statement(
+    "push_locked",
+    ["json", "timestamptz", "text[]"],
+    f"{replacing(3)}{_insert(**_REPLACE, is_blocked=_IS_BLOCKED)} ON CONFLICT (jid) DO NOTHING RETURNING {_BLOCKED}",
+)
+
+# Rows that the caller may change to store conflicting jobs are locked here, by id, because after the insert it would be
+# too late. If such a row no longer has the jid or key once it is locked, its job is inserted in its turn. Rows that
+# stay unchanged must not be waited for: a job that conflicts with one is not inserted, and is judged by the row's state
+# before the insert. With a snapshot from the start of the transaction, a key taken since then would raise an error:
+# then nothing is inserted.
+_IS_FREE = """WHERE current_setting('transaction_isolation') = 'read committed' AND place <> ALL (ARRAY(
+  SELECT place FROM met WHERE kind <> 'changed'
+  UNION ALL SELECT place FROM met JOIN stored USING (id)
+  WHERE stored.jid = met.jid OR stored.unique_key = met.unique_key))"""
+PUSH_UNIQUE = Statement(
+    "push_unique",
+    ["json", "timestamptz"],
+    f"""
+WITH told AS MATERIALIZED (SELECT told.* FROM {_TOLD}),
+met AS MATERIALIZED (
+  SELECT told.place, told.jid, told.unique_key, old.id, old.kind FROM told, {clock(2)} CROSS JOIN LATERAL (
+    SELECT id, CASE WHEN {replaceable()} THEN 'changed' ELSE 'alive' END AS kind FROM {JOB} WHERE jid = told.jid
+    UNION ALL
+    SELECT id, CASE WHEN unique_expires_at <= now THEN 'changed' ELSE 'refused' END FROM {JOB}
+    WHERE unique_key = told.unique_key AND jid <> told.jid) AS old),
+stored AS MATERIALIZED (
+  SELECT id, jid, unique_key FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM met WHERE kind = 'changed'))
+  ORDER BY id FOR UPDATE),
+pushed AS ({_insert(told="told", is_blocked=_IS_BLOCKED, where=_IS_FREE)}
+  ON CONFLICT DO NOTHING RETURNING jid, {_BLOCKED} AS blocked)
+SELECT blocked, jid, 'stored', NULL::timestamptz FROM pushed
+UNION ALL SELECT NULL, jid, kind, NULL FROM met
+UNION ALL SELECT NULL, NULL, 'now', now FROM {clock(2)}""",
+)
+
+
+class _Told(msgspec.Struct, omit_defaults=True, gc=False):
+    """A job as a JSON record; omitted members are NULL."""
+
+    jid: str
+    jobtype: str
+    queue: str
+    priority: int
+    text: str
+    retry: int
+    reserve_for: int
+    backtrace: int
+    place: int
+    nth: int
+    result_ttl: int | None = None
+    at: datetime | None = None
+    expires_at: datetime | None = None
+    expires_in: float | None = None
+    unique_key: str | None = None
+    unique_for: float | None = None
+    unique_until_start: bool = False
+    lock_key: str | None = None
+    limit_key: str | None = None
+    about: str | None = None
+
+
+def any_push_call(jobs: Placed, now: datetime | None) -> Call:
+    """Return the call that inserts jobs with distinct jids and no unique key, in the given order."""
+    if not any(job.options for _, job in jobs):
+        return push_call(jobs, now)
+    told, jids = _told(jobs), [job.jid for _, job in jobs]
+    if any(job.options and job.options.lock_key for _, job in jobs):
+        return PUSH_LOCKED, [told, now, jids]
+    # A lone job can be upserted without locking its row first, see PUSH_ONE.
+    return (PUSH_OPTIONED, [told, now, jids]) if len(jobs) > 1 else (PUSH_ONE_OPTIONED, [told, now])
+
+
+def unique_call(jobs: Placed, now: datetime | None) -> Call:
+    """Return the call that inserts, in the given order, jobs that share no jid or unique key with a stored row."""
+    return PUSH_UNIQUE, [_told(jobs), now]
+
+
+def blocked_keys(rows: Rows) -> set[str]:
+    """Return the keys of locks that inserted jobs wait for, from the rows of these statements."""
+    return {key for key, *_ in rows if key is not None}
+
+
+def _told(jobs: Placed) -> str:
+    records = [_record(nth, place, job) for nth, (place, job) in enumerate(jobs)]
+    return str(_json.encode(records), "utf-8")
+
+
+def _record(nth: int, place: int, job: JobPayload) -> _Told:
+    options = job.options or _NONE
+    return _Told(
+        job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace, place, nth,
+        job.result_ttl, job.at, options.expires_at, _seconds(options.expires_in), options.unique_key,
+        _seconds(options.unique_for) if options.unique_key else None, options.unique_until_start, options.lock_key,
+        options.limit_key, options.about,
+    )  # fmt: skip
+
+
+def _seconds(told: float | None) -> float | None:
+    return None if told is None else min(told, _LONGEST_S)

@@ -1,0 +1,68 @@
+"""Columns that a claim on PostgreSQL returns, and their conversion into reservations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ....core.payloads import Reservation
+from .pipeline import Rows
+
+RETURNED = (
+    "j.jid, j.queue, j.payload, j.wid, j.attempt, j.created_at, j.enqueued_at, j.started_at, j.failure, j.history,"
+    " j.reserve_for, j.result_ttl, j.jobtype, j.lock_key, j.limit_key, j.passes,"
+    " j.bid IS NULL AND j.callback_of IS NULL AS is_batchless"
+)
+
+
+def reservations(found: Sequence[Rows]) -> list[Reservation]:
+    """Return the reservations of each claim, sorted by queue, priority and age.
+
+    RETURNING has no order of its own.
+    """
+    return [_reserved(row) for rows in found for row in sorted(rows, key=_place)]
+
+
+def read_ahead(rows: Rows) -> list[Reservation]:
+    """Return the reservations of prefetched jobs, marked `is_ahead`."""
+    return [msgspec.structs.replace(job, is_ahead=True) for job in reservations([rows])]
+
+
+def with_tokens(claimed: list[Reservation], heirs: Rows) -> list[Reservation]:
+    """Return the claimed jobs, with the tokens of locks that were passed on to some of them."""
+    tokens = {jid: token for jid, token, _ in heirs}
+    if not tokens:
+        return claimed
+    return [msgspec.structs.replace(job, lock_token=tokens.get(job.jid)) for job in claimed]
+
+
+def _place(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    # The order of a claim: place of the queue in the request, then priority, then age.
+    place, weight, row_id, _, _, _, _, _, _, enqueued_at, *_ = row
+    return place, weight, enqueued_at, row_id
+
+
+def _reserved(row: tuple[Any, ...]) -> Reservation:
+    (_, _, _, jid, queue, text, wid, attempt, created_at, enqueued_at, started_at, failure, history, reserve_for,
+     result_ttl, jobtype, lock_key, limit_key, passes, is_batchless) = row  # fmt: skip
+    return Reservation(
+        jid=jid,
+        queue=queue,
+        jobtype=jobtype,
+        text=text,
+        wid=wid,
+        attempt=attempt,
+        created_at=created_at,
+        enqueued_at=enqueued_at,
+        started_at=started_at,
+        failure=failure,
+        history=history,
+        reserve_for=reserve_for,
+        result_ttl=result_ttl,
+        lock_key=lock_key,
+        limit_key=limit_key,
+        passes=passes,
+        is_batchless=is_batchless,
+    )

@@ -1,0 +1,1 @@
+"""State changes of jobs, and queries for them."""

@@ -1,0 +1,314 @@
+"""Change any number of jobs in short steps: MUTATE, QUEUE REMOVE, FLUSH and bulk actions. Rules: W23 to W25.
+
+Each operation reads the ids of the matching jobs, `PORTION` per statement, and returns an iterator of steps. A step is
+one short transaction over at most `CHUNK` jobs, so locks stay short. Jobs that arrive after the ids were read are not
+included. After a crash the completed steps stay done; repeating the command finishes the work.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Exists, OuterRef, Q, Value
+from django.db.models.functions import Concat, Length
+
+from ...core.globs import Glob
+from ...core.json import jsontext
+from ...core.lifecycle import DEAD_FOR_S, State
+from ...core.mutation import Mutation
+from ...core.payloads import Reservation
+from ...errors import FaktoryError
+from ...models import Batch, Counter, Job, JobLock, JobQuerySet, Queue, Tracking
+from ..limits import limiters
+from ..locks import locks
+from ..queues import known_names
+from ..transactions import run
+from . import scan
+from .pushes import is_storable
+from .transitions import Change, discarded, killed, locked, requeued
+
+CHUNK = 500
+"""Maximum jobs of one step: about 20 ms, which is also how long its row locks are held."""
+
+READ_AT_ONCE = 100
+"""Maximum jobs for which texts are read together and compared with a glob."""
+
+READ_CHARACTERS = 4 * 1024 * 1024
+"""Maximum characters of job texts in memory at a time; a longer text is read alone."""
+
+PORTION = 2000
+"""Ids read per statement."""
+LONGEST_PAUSE_S = 0.05
+
+T = TypeVar("T")
+
+Step = Callable[[], int]
+"""Executes one step and returns the number of changed jobs."""
+
+
+def done(steps: Iterable[Step], go_on: Callable[[], bool]) -> Iterator[int]:
+    """Execute the steps while `go_on` returns True, and yield the number of jobs each step changed.
+
+    The first step is always executed. Raise FaktoryError if steps are left when `go_on` returns False; the completed
+    steps stay done.
+    """
+    begun = False
+    for step in steps:
+        if begun and not go_on():
+            raise FaktoryError("shutdown in progress: the jobs so far were changed; send it again for the rest")
+        begun = True
+        yield step()
+
+
+def mutate(mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S) -> Iterator[Step]:
+    """Return the steps of a MUTATE (W23)."""
+    changes: dict[str, Change] = {
+        "clear": discarded,
+        "discard": discarded,
+        "kill": killed(dead_for_s),
+        "requeue": requeued,
+    }
+    change = changes[mutation.command]
+    target = State(mutation.target)
+    jobs = Job.objects.using(using)
+    if mutation.command == "clear":
+        return _by_ids(jobs, target, change)
+    if mutation.jids is not None:
+        return _by_jids(jobs.in_state(target), mutation.jids, change)
+    if not is_storable(mutation.jobtype):  # no row can match, and the database would reject the parameter
+        return iter(())
+    jobs = jobs.filter(jobtype=mutation.jobtype) if mutation.jobtype else jobs.all()
+    if mutation.regexp:
+        return _by_glob(jobs, target, Glob(mutation.regexp), change)
+    return _by_ids(jobs, target, change)
+
+
+def change(jobs: JobQuerySet, states: Collection[State], change: Change) -> tuple[int, Iterator[Step]]:
+    """Return the number of these jobs in one of the states, and the steps that apply `change` to them.
+
+    A slice cannot be filtered further: its states are checked in each step only, and its number includes all jobs.
+    """
+    # Ids only, read before the first step: a job that enters a matching state during the steps is not changed.
+    ids = _ids(jobs if jobs.query.is_sliced else jobs.in_state(*states))
+    still = partial(_still, jobs.db, states=states)
+    return len(ids), (partial(_change, still(chunk), change) for chunk in _chunks(ids, CHUNK))
+
+
+def remove_queues(queues: Sequence[str] | None, *, using: str) -> Iterator[Step]:
+    """Return the steps of a QUEUE REMOVE (W24).
+
+    Enqueued jobs are discarded before the queue and its pause are deleted, so that no worker gets them in between.
+    Scheduled and retrying jobs of these queues stay; the queue is created again when they become due.
+    """
+    for queue in known_names(using=using) if queues is None else queues:
+        # Blocked jobs first: discarding an enqueued job would make the next blocked job of its key ready.
+        for state in (State.BLOCKED, State.ENQUEUED):
+            yield from _by_ids(Job.objects.using(using), state, discarded, queue=queue)
+        yield partial(_forget_queue, queue, using)
+
+
+def _forget_queue(queue: str, using: str) -> int:
+    run(using, lambda _: Queue.objects.using(using).filter(name=queue).delete())
+    return 0
+
+
+def flush(*, using: str) -> Iterator[Step]:
+    """Return the steps of a FLUSH (W25): delete all jobs, batches, progress records, queues with pauses, and totals.
+
+    Worker processes stay: they are connected, and notice when they report on a job that no longer exists.
+    """
+    jobs = Job.objects.using(using)
+    found = _ids(jobs.all())  # before the batches are deleted: a batch created from now on keeps its members
+    yield partial(_forget_batches, using)  # before the jobs: deleting members then updates no batch
+    for ids in _chunks(found, CHUNK):
+        yield partial(_change, jobs.filter(pk__in=ids), _flushed)
+    tracked = Tracking.objects.using(using)
+    for jids in _chunks(run(using, lambda _: list(tracked.values_list("jid", flat=True)), atomic=False), CHUNK):
+        yield partial(_forget_tracked, jids, using)
+    yield partial(_forget_all_but_workers, using)
+
+
+def _flushed(jobs: JobQuerySet) -> int:
+    """Delete jobs and release the locks and permits they hold. Jobs claimed meanwhile keep their locks and permits."""
+    connection = connections[jobs.db]
+    rows = list(locked(jobs).only("lock_key", "lock_token", "passes"))
+    gone, _ = Job.objects.using(jobs.db).filter(pk__in=[row.pk for row in rows]).delete()
+    locks.release(connection, rows)
+    limiters.release(connection, [row.passes for row in rows])
+    return gone
+
+
+def _forget_batches(using: str) -> int:
+    run(using, lambda _: Batch.objects.using(using).all().delete())
+    return 0
+
+
+def _forget_tracked(jids: Sequence[str], using: str) -> int:
+    return run(using, lambda _: Tracking.objects.using(using).filter(jid__in=jids).delete()[0])
+
+
+def _forget_all_but_workers(using: str) -> int:
+    def verb(_: BaseDatabaseWrapper) -> int:
+        Queue.objects.using(using).all().delete()
+        # A job that was pushed and claimed during the FLUSH keeps its lock.
+        held = Job.objects.using(using).in_state(State.WORKING).filter(lock_token=OuterRef("pk"))
+        JobLock.objects.using(using).filter(~Exists(held)).delete()
+        return 0
+
+    run(using, verb)
+    # A transaction of its own: transactions that may hold any of the rows above lock counters last (ADR 0024).
+    run(using, lambda _: Counter.objects.using(using).all().delete())
+    return 0
+
+
+def _by_jids(jobs: JobQuerySet, jids: Sequence[str], change: Change) -> Iterator[Step]:
+    # A jid that no database can store would fail the statement for all jids of its step.
+    for chunk in _chunks(sorted(filter(is_storable, jids)), CHUNK):
+        yield partial(_change, jobs.filter(jid__in=chunk), change)
+
+
+def _by_ids(jobs: JobQuerySet, state: State, change: Change, queue: str | None = None) -> Iterator[Step]:
+    for ids in _chunks(_ids_in(jobs, state, queue), CHUNK):
+        yield partial(_change, _still(jobs.db, ids, {state}), change)
+
+
+def _by_glob(jobs: JobQuerySet, state: State, glob: Glob, change: Change) -> Iterator[Step]:
+    for ids in _chunks(_ids_in(jobs.filter(_may_match(glob)), state), READ_AT_ONCE):
+        yield partial(_change_matching, _still(jobs.db, ids, {state}), state, glob, change)
+
+
+def _ids(jobs: JobQuerySet) -> array[int]:
+    """Return the ids of these jobs in ascending order, 8 bytes each in memory.
+
+    Each portion is one statement, so that no statement exceeds the database time limit, and so that converting a
+    million ids does not hold the GIL for long. A slice is read at once, because its length is bounded.
+    """
+    found = array("q")
+    if jobs.query.is_sliced:
+        return run(jobs.db, lambda _: array("q", jobs.values_list("pk", flat=True)), atomic=False)
+    in_order = jobs.order_by("pk").values_list("pk", flat=True)
+    # By the last id seen: an OFFSET would read all earlier rows again for each portion.
+    last = 0
+    while True:
+        portion = in_order.filter(pk__gt=last)[:PORTION]
+        ids = run(jobs.db, lambda _, portion=portion: list(portion), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
+        found.extend(ids)
+        if len(ids) < PORTION:
+            return found
+        last = ids[-1]
+
+
+def _ids_in(jobs: JobQuerySet, state: State, queue: str | None = None) -> array[int]:
+    """Return the ids of the jobs in one state by walking the index of the state, in index order (ADR 0029)."""
+    found = array("q")
+    for ids in scan.ids_of(jobs, state, queue=queue):
+        found.extend(ids)
+    return found
+
+
+def _chunks(found: Sequence[T], size: int) -> Iterator[list[T]]:
+    for start in range(0, len(found), size):
+        yield list(found[start : start + size])
+
+
+def _still(using: str, ids: Sequence[int], states: Collection[State]) -> JobQuerySet:
+    """Return a queryset of the jobs with these ids that are still in one of the states.
+
+    The state is compared as an expression that matches no index: after a million changes the statistics are outdated,
+    and the database would scan the index of the state in each step (PostgreSQL: 218 s instead of 20 s).
+    """
+    known = Job.objects.using(using).filter(pk__in=ids)
+    return known.alias(state_now=Concat("state", Value(""))).filter(state_now__in=sorted(states))
+
+
+def _change(jobs: JobQuerySet, change: Change) -> int:
+    began = time.monotonic()
+    changed = run(jobs.db, lambda _: change(jobs))
+    _let_others_write(jobs.db, time.monotonic() - began)
+    return changed
+
+
+def _let_others_write(using: str, took_s: float) -> None:
+    """Pause on SQLite for as long as the step took, at most `LONGEST_PAUSE_S`, so that other writers get a turn.
+
+    SQLite has one writer and no fair queue of processes for it.
+    """
+    connection = connections[using]
+    if connection.vendor == "sqlite" and not connection.in_atomic_block:
+        time.sleep(min(took_s, LONGEST_PAUSE_S))
+
+
+def _change_matching(jobs: JobQuerySet, state: State, glob: Glob, change: Change) -> int:
+    """Find the matching jobs outside the transaction, then change them: no lock is held during the slow matching."""
+    ids = []
+    for portion in _by_size(jobs):
+        rows = jobs.filter(pk__in=portion).only("id", "jid", "queue", "payload", "created_at", "enqueued_at", "failure")
+        found = run(jobs.db, lambda _, rows=rows: list(rows), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
+        ids += [job.pk for job in found if glob.matches(_text(job))]
+    # Check the state again: it may have changed since the texts were read.
+    return _change(_still(jobs.db, ids, {state}), change) if ids else 0
+
+
+def _by_size(jobs: JobQuerySet) -> Iterator[list[int]]:
+    """Yield the ids of these jobs in portions of at most `READ_CHARACTERS` characters of job text."""
+    sizes = jobs.order_by("pk").values_list("pk", Length("payload"))
+    portion: list[int] = []
+    room = READ_CHARACTERS
+    for pk, size in run(jobs.db, lambda _: list(sizes), atomic=False):
+        if portion and size > room:
+            yield portion
+            portion, room = [], READ_CHARACTERS
+        portion.append(pk)
+        room -= size
+    if portion:
+        yield portion
+
+
+def _text(job: Job) -> str:
+    """Return the job as compact JSON, in the form that FETCH returns: globs are matched against this text (W23)."""
+    reservation = Reservation(
+        jid=job.jid,
+        queue=job.queue,
+        text=job.payload,
+        wid="",
+        attempt=0,
+        created_at=job.created_at,
+        enqueued_at=job.enqueued_at,
+        failure=job.failure,
+    )
+    return jsontext.compact(reservation.wire())
+
+
+_between_tokens = re.compile(r"[:,{}\[\] \t\r\n]")
+_in_times = re.compile(r'["0-9TZ.-]+')
+_OUR_KEYS = ('"created_at"', '"enqueued_at"', '"failure"')
+MOST_CONDITIONS = 4
+
+
+def _may_match(glob: Glob) -> Q:
+    """Return a condition that every match satisfies, and that the database can check, so that few texts are read.
+
+    Literals of the glob are split at JSON punctuation, where the stored text may contain white space. Pieces that may
+    occur only in fields that FETCH adds are left out, because the stored text does not have them.
+    """
+    pieces = {piece for literal in glob.literals for piece in _between_tokens.split(literal)}
+    telling = [
+        piece
+        for piece in pieces
+        if len(piece) > 1
+        and is_storable(piece)
+        and not _in_times.fullmatch(piece)
+        and not any(piece in key for key in _OUR_KEYS)
+    ]
+    # The longest pieces select best; each one costs a text search in every row.
+    condition = Q()
+    for piece in sorted(telling, key=len, reverse=True)[:MOST_CONDITIONS]:
+        condition &= Q(payload__contains=piece) | Q(failure__contains=piece)
+    return condition

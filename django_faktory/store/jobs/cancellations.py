@@ -1,0 +1,56 @@
+"""Cancel jobs: discard waiting jobs, and mark running jobs so that their workers can stop them.
+
+Workers poll for the marks with `cancelled`. A mark counts until the job is enqueued again by a retry or a requeue: a
+mark older than `enqueued_at` is ignored. A job that returns from a lost worker keeps its `enqueued_at` and its mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import F, Value
+from django.db.models.functions import Greatest
+
+from ...core.lifecycle import WAITING, State
+from ...models import Job
+from ..dialects import dialect_of
+from ..transactions import run
+from . import transitions
+from .pushes import is_storable
+
+CHUNK = 500
+_READY = (State.ENQUEUED, State.BLOCKED)
+
+
+def cancel(jids: Sequence[str], *, using: str, now: datetime | None = None) -> int:
+    """Discard waiting jobs, mark running jobs, and return the number of both. Dead and finished jobs stay unchanged."""
+    known = [jid for jid in jids if is_storable(jid)]
+    changed = 0
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        return _cancel(connection, chunk, using, now)
+
+    for start in range(0, len(known), CHUNK):
+        chunk = known[start : start + CHUNK]
+        changed += run(using, verb)
+    return changed
+
+
+def _cancel(connection: BaseDatabaseWrapper, jids: Sequence[str], using: str, now: datetime | None) -> int:
+    jobs = Job.objects.using(using).filter(jid__in=jids)
+    jobs = transitions.locked(jobs.in_state(*WAITING, *_READY, State.WORKING))
+    with connection.cursor() as cursor:
+        clock = now or dialect_of(connection).now(cursor)
+    # Discard before marking: without row locks (SQLite), a job that is claimed between the two updates gets marked.
+    dropped = transitions.discarded(jobs.in_state(*WAITING, *_READY))
+    # `Greatest`: if the clock is behind `enqueued_at`, a mark with its time would be ignored.
+    marked = jobs.in_state(State.WORKING).update(cancel_requested_at=Greatest(Value(clock), F("enqueued_at")))
+    return dropped + marked
+
+
+def cancelled(jids: Sequence[str], *, using: str) -> list[str]:
+    """Return the jids of the running jobs among `jids` that have a valid cancellation mark."""
+    marked = Job.objects.using(using).in_state(State.WORKING).filter(cancel_requested_at__gte=F("enqueued_at"))
+    return run(using, lambda _: list(marked.filter(jid__in=jids).values_list("jid", flat=True)), atomic=False)

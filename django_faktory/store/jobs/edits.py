@@ -1,0 +1,105 @@
+"""Change a job that is not running: its arguments, queue, priority or time. Its state and `enqueued_at` stay.
+
+Values derived from arguments and queue are computed again: unique key, lock key and limit key, and so whether the job
+is blocked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from django.db import IntegrityError, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...core.job_options import JobOptions
+from ...core.lifecycle import WAITING, Event, State, sources
+from ...core.payloads import JobPayload
+from ...errors import InvalidTransition, JobNotFound, NotUnique
+from ...models import Job
+from ..limits import limiters
+from ..locks import locks
+from ..transactions import run
+
+EDITABLE = sources(Event.KILL)
+"""States of a job that is not running but may still run: those in which it can be killed, dead included."""
+
+_NO_OPTIONS = JobOptions()
+
+
+class Edit(NamedTuple):
+    """The new values of a job. `job` holds its new text and the values that a PUSH derives from it."""
+
+    job: JobPayload
+    weight: int
+    run_at: datetime | None
+    """None leaves the time unchanged."""
+
+
+def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
+    """Apply the edit that `change` returns for the stored job, in one transaction, and return the updated job.
+
+    Raise JobNotFound; InvalidTransition if the job is not `EDITABLE`, or if it gets a time although it is neither
+    scheduled nor retrying; NotUnique if another job holds the key of the new arguments; and any error of `change`.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> Job:
+        rows = Job.objects.using(using).filter(jid=jid)
+        if connection.features.has_select_for_update:
+            rows = rows.select_for_update()
+        row = rows.first()
+        if row is None:
+            raise JobNotFound(jid)
+        if row.state not in EDITABLE:
+            raise InvalidTransition(f"a job that is {row.state} cannot be edited")
+        wanted = change(row)
+        if wanted.run_at is not None and row.state not in WAITING:
+            raise InvalidTransition(f"a job that is {row.state} has no time to wait for")
+        with transaction.atomic(using=using):  # a savepoint: a taken key must not abort the caller's transaction
+            _write(connection, row, wanted)
+        return Job.objects.using(using).get(pk=row.pk)
+
+    try:
+        return run(using, verb)
+    except IntegrityError as error:
+        raise NotUnique(jid) from error
+
+
+def _write(connection: BaseDatabaseWrapper, row: Job, wanted: Edit) -> None:
+    options = wanted.job.options or _NO_OPTIONS
+    before, left = (row.lock_key, row.limit_key, row.queue, row.weight), row.gate
+    row.payload, row.queue, row.weight = wanted.job.text, wanted.job.queue, wanted.weight
+    row.run_at = wanted.run_at or row.run_at
+    row.lock_key, row.limit_key = options.lock_key, options.limit_key
+    if row.unique_key is not None:  # a key that the job has released, or lost by its expiry, stays free
+        row.unique_key = options.unique_key
+    moves = (row.lock_key, row.limit_key, row.queue, row.weight) != before and row.state in (
+        State.ENQUEUED,
+        State.BLOCKED,
+    )
+    # A job that moves to another lock, limit, queue or priority leaves its place, and is checked again at the new one.
+    was_blocked = row.state == State.BLOCKED
+    if moves:
+        row.gate = None
+    if moves and was_blocked:
+        row.state = State.ENQUEUED  # `locks.arrived` or the limiter of the next claim blocks it again if necessary
+    columns: Sequence[str] = (
+        "payload",
+        "queue",
+        "weight",
+        "run_at",
+        "lock_key",
+        "limit_key",
+        "gate",
+        "unique_key",
+        "state",
+    )
+    Job.objects.using(connection.alias).filter(pk=row.pk, state__in=map(str, EDITABLE)).update(
+        **{column: getattr(row, column) for column in columns}
+    )
+    if moves:
+        locks.arrived(connection, [row.pk])
+        # Jobs that waited behind this one, for its old lock or limiter, may be next now.
+        locks.settle_later(connection, {before[0]} if before[0] else set())
+        limiters.settle_later(connection, [left])

@@ -1,0 +1,528 @@
+"""Fail, interrupt or reclaim running jobs: after a report, an expired reservation or a lost worker. Rules: W17 to W20.
+
+`_Failing` does the work of one transaction. All entry points share its order: lock the job rows by id, change them,
+then `settle` batches, locks, limiters and counters once, in the lock order of ADR 0024.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+
+from ...core.json import jsontext
+from ...core.lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, Outcome, State, outcome_of_failure, outcome_of_loss
+from ...core.logs import get_logger
+from ...core.payloads import INTERRUPTED, Failure, Interruption, interruption_failure, kept_lines, rfc3339
+from ...errors import FaktoryError, JobNotFound
+from ...models import Job, JobQuerySet, WorkerProcess
+from ..batches import counters
+from ..dialects import dialect_of
+from ..dialects.base import Changed, Held, Tally, holds
+from ..limits import limiters
+from ..locks import locks
+from ..transactions import run
+from . import prefetch
+from .pushes import OnEnded, is_storable, nobody_asks
+from .releases import ENQUEUED
+
+logger = get_logger(__name__)
+
+CHUNK = 200
+HISTORY_LIMIT = 50
+"""Maximum failed attempts in a job's history; the oldest are dropped first, so that rows stay bounded."""
+INTERRUPTIONS_LIMIT = 10
+"""Maximum interrupted runs among them, so that frequent deployments do not push out the errors (ADR 0025)."""
+
+_chance = Random()
+_NO_REPORTS: Mapping[str, Interruption] = {}
+_BY_SHUTDOWN = Interruption(jid="", wid="", attempt=0, queue="", message="")
+"""Report in place of a worker that returned its jobs without one."""
+
+
+def fail(
+    failures: Sequence[Failure], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S,
+    rng: Random = _chance, on_failed: OnEnded = nobody_asks,
+) -> list[FaktoryError | bool]:  # fmt: skip
+    """Record failed attempts: each job is retried, dead, discarded or deleted (W18).
+
+    Return one item per report: True if it took effect, False if the sender does not hold the job, JobNotFound for an
+    unknown jid (W17).
+    """
+    answers: list[FaktoryError | bool] = []
+    for start in range(0, len(failures), CHUNK):
+        chunk = failures[start : start + CHUNK]
+        # Inside a caller's transaction the last statement must not carry a COMMIT: only the caller may commit.
+        failing = _Failing(using, now, dead_for_s, rng, commits=not connections[using].in_atomic_block)
+        answers += run(using, failing.reports(chunk))
+        on_failed(failing.failed)
+    return answers
+
+
+def reap(
+    *, using: str, now: datetime | None = None, limit: int = CHUNK, dead_for_s: int = DEAD_FOR_S, rng: Random = _chance,
+    spares_kept: bool = False,
+) -> int:  # fmt: skip
+    """Fail at most `limit` jobs with an expired reservation, and return their number. Each uses one retry (W19).
+
+    A job that was claimed for a client is released instead, without using a retry, if its delivery is not confirmed.
+    With `spares_kept`, skip jobs that a heartbeat or a confirmation may still extend: for a node that has just
+    started, because during an outage no worker and no server could extend a reservation (ADR 0017).
+    """
+    overdue = overdue_jobs(using=using, now=now).order_by("reserved_until")
+    if spares_kept:
+        beating = WorkerProcess.objects.using(using).filter(beat_at__isnull=False)
+        overdue = overdue.filter(Q(claim__isnull=True) | Q(claim__gte=0)).exclude(wid__in=beating.values("wid"))
+    # In index order: PostgreSQL may answer `exists()` from the table instead of the index (ADR 0029).
+    first = overdue.values_list("pk", flat=True)[:1]
+    if not run(using, lambda _: list(first), atomic=False):  # the usual case costs one statement and no transaction
+        return 0
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        failing = _Failing(using, now, dead_for_s, rng)
+        # Skip locked rows: the transaction that holds them may be ending the job or extending its reservation.
+        rows = list(failing.locked(overdue, skip=True)[:limit])
+        unconfirmed = [job for job in rows if prefetch.is_unconfirmed(job)]
+        if unconfirmed:
+            failing.put_back(connection, unconfirmed)
+            logger.warning(
+                "deliveries were not confirmed (a server was killed?), jobs released jobs=%d", len(unconfirmed)
+            )
+        failing.fail_rows(connection, [(job, _reservation_expired(job)) for job in rows if job not in unconfirmed])
+        failing.settle(connection)
+        return len(rows)
+
+    return run(using, verb)
+
+
+def overdue_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
+    """Return the jobs with an expired reservation."""
+    return reserved_jobs(using=using).filter(reserved_until__lt=now or Now())
+
+
+def reserved_jobs(*, using: str) -> JobQuerySet:
+    """Return the jobs with a reservation. The earliest expiry among them is when `reap` next has work."""
+    return Job.objects.using(using).in_state(State.WORKING).filter(reserved_until__isnull=False)
+
+
+def _reservation_expired(job: Job) -> Failure:
+    return Failure(
+        jid=job.jid,
+        errtype="ReservationExpired",
+        message=f"worker {job.wid or 'without a wid'} did not finish within {job.reserve_for} seconds",
+    )
+
+
+def _cancelled(job: Job) -> Failure:
+    return Failure(jid=job.jid, errtype="Cancelled", message=f"cancelled while worker {job.wid} ran it, and was lost")
+
+
+def interrupt(
+    interruptions: Sequence[Interruption], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S,
+    limit: int | None = None, rng: Random = _chance, on_failed: OnEnded = nobody_asks,
+) -> list[FaktoryError | bool]:  # fmt: skip
+    """Move started jobs of a stopping worker back to their old places; count no attempt, error or loss (ADR 0025).
+
+    Return one item per report: True if it took effect, False if the sender no longer holds the job because it ended or
+    another worker has it. A job that was interrupted `limit` times before fails instead.
+    """
+    answers: list[FaktoryError | bool] = []
+    for start in range(0, len(interruptions), CHUNK):
+        chunk = {one.jid: one for one in interruptions[start : start + CHUNK]}
+
+        def verb(
+            connection: BaseDatabaseWrapper, chunk: dict[str, Interruption] = chunk
+        ) -> tuple[set[str], list[Held]]:
+            failing = _Failing(using, now, dead_for_s, rng)
+            rows = Job.objects.using(using).filter(state=State.WORKING, jid__in=chunk).order_by("id")
+            held = [job for job in failing.locked(rows) if holds(*_holder(chunk[job.jid]), job.wid, job.attempt)]
+            failing.interrupt_rows(connection, held, limit=limit, reports=chunk)
+            return {job.jid for job in held}, failing.failed
+
+        returned, failed = run(using, verb)
+        on_failed(failed)
+        answers += [one.jid in returned for one in interruptions[start : start + CHUNK]]
+    return answers
+
+
+def interrupt_workers(connection: BaseDatabaseWrapper, wids: Sequence[str], *, using: str) -> int:
+    """Interrupt all jobs that these workers still hold, and return their number. Call it inside a transaction."""
+    failing = _Failing(using, None, DEAD_FOR_S, _chance)
+    held = list(failing.locked(Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")))
+    failing.interrupt_rows(connection, held)
+    return len(held)
+
+
+def lose(
+    wids: Sequence[str],
+    *,
+    using: str,
+    now: datetime | None = None,
+    dead_for_s: int = DEAD_FOR_S,
+    reason: str = "",
+) -> int:
+    """Reclaim the jobs of lost workers, unregister the workers, and return the number of jobs (W20).
+
+    The jobs return to their old places without using a retry; the third loss makes a job dead. `reason` is how the
+    workers died. The workers' rows are deleted last: after a crash the next call still finds them and continues. A
+    worker keeps its row while another transaction has one of its jobs locked, and the next call reclaims that job.
+    """
+    lost = 0
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        failing = _Failing(using, now, dead_for_s, _chance)
+        held = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")
+        return failing.lose_rows(connection, list(failing.locked(held, skip=True)[:CHUNK]), reason=reason)
+
+    # At most `CHUNK` jobs per transaction: a worker may hold many, and their rows stay locked until the commit.
+    while count := run(using, verb):
+        lost += count
+    working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
+    # Two statements: a DELETE with a subquery would lock the job rows that it reads on MariaDB.
+    free = set(wids) - run(using, lambda _: set(working.values_list("wid", flat=True)), atomic=False)
+    run(using, lambda _: WorkerProcess.objects.using(using).filter(wid__in=free).delete(), atomic=False, writes=True)
+    return lost
+
+
+_PUT_OFF = ("state", "wid", "run_at", "started_at", "reserved_until", "lock_token", "passes")
+
+
+class _Failing:
+    """The work of one transaction: changes job rows and collects what `settle` has to write after them."""
+
+    def __init__(
+        self, using: str, now: datetime | None, dead_for_s: int, rng: Random, *, commits: bool = False
+    ) -> None:
+        self.using, self.now, self.dead_for_s, self.rng = using, now, dead_for_s, rng
+        self._commits = commits
+        """Whether the last statement may carry the COMMIT: False inside a caller's transaction."""
+        self.failed: list[Held] = []
+        """The jobs that the latest transaction failed."""
+        self._forget()
+
+    def _forget(self) -> None:
+        """Clear the collected changes. `settle` runs once per transaction: two rounds of row locks could deadlock."""
+        self._held: list[Job] = []
+        self._passes: list[str | None] = []
+        self._changes: list[counters.Change] = []
+        self._tally = Tally()
+
+    def reports(self, failures: Sequence[Failure]) -> Callable[[BaseDatabaseWrapper], list[FaktoryError | bool]]:
+        """Return the function that applies reports in a transaction. Each is fenced by wid and attempt (W17)."""
+
+        def verb(connection: BaseDatabaseWrapper) -> list[FaktoryError | bool]:
+            self._forget()  # `run` calls this again after a collision: drop what the rolled-back attempt collected
+            rows, clock = self._reported(connection, {failure.jid for failure in failures if is_storable(failure.jid)})
+            told: set[str] = set()
+            answers: list[FaktoryError | bool] = []
+            failed: list[tuple[Job, Failure]] = []
+            put_off: list[tuple[Job, Failure]] = []
+            for failure in failures:
+                job = rows.get(failure.jid)
+                has_effect = job is not None and failure.jid not in told and _is_holder(failure, job)
+                if job and has_effect:
+                    is_put_off = failure.verdict == "later" and not job.is_cancelled
+                    (put_off if is_put_off else failed).append((job, failure))
+                    told.add(failure.jid)  # a second report on the same job must have no effect
+                answers.append(has_effect if job else JobNotFound(failure.jid))
+            late = sum(answer is False for answer in answers)
+            self._put_off(connection, put_off, clock)
+            self.fail_rows(connection, failed, late=late, clock=clock)
+            self.settle(connection, clock)
+            return answers
+
+        return verb
+
+    def _reported(
+        self, connection: BaseDatabaseWrapper, jids: Collection[str]
+    ) -> tuple[dict[str, Job], datetime | None]:
+        """Lock these jobs; return them by jid, and the time after the lock, or None if unknown.
+
+        The time is read after the wait for the locks, which may be long.
+        """
+        found = dialect_of(connection).failing(connection, jids, self.now)
+        if found is not None:
+            rows = [Job.from_db(self.using, found.columns, row) for row in found.rows]
+            return {job.jid: job for job in rows}, found.now
+        jobs = Job.objects.using(self.using).filter(jid__in=jids).order_by("id")
+        return {job.jid: job for job in self.locked(jobs)}, self.now
+
+    def _put_off(
+        self, connection: BaseDatabaseWrapper, jobs: Sequence[tuple[Job, Failure]], clock: datetime | None
+    ) -> None:
+        """Schedule locked rows for later, for jobs that were not started: counts nothing and uses no retry."""
+        if not jobs:
+            return
+        now = clock or self._clock(connection)
+        self._let_go(job for job, _ in jobs)
+        for job, failure in jobs:
+            job.state, job.wid = State.SCHEDULED, ""
+            job.run_at = now + timedelta(seconds=failure.retry_in_s or 0.0)
+            job.started_at = job.reserved_until = job.lock_token = job.passes = None
+            Job.objects.using(self.using).filter(pk=job.pk).update(
+                **{name: getattr(job, name) for name in _PUT_OFF}, enqueued_at=None
+            )
+
+    def _let_go(self, jobs: Iterable[Job]) -> list[Job]:
+        """Record the locks and permits of these rows, for `settle`; return copies of the rows that hold locks."""
+        # Copies: the callers clear these fields on the originals, and `locks.release` needs the old values.
+        holders = [copy.copy(job) for job in jobs]
+        self._passes += [job.passes for job in holders if job.passes is not None]
+        held = [job for job in holders if job.lock_token is not None]
+        self._held += held
+        return held
+
+    def put_back(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job]) -> None:
+        """Enqueue locked rows again that were never confirmed as delivered to a worker."""
+        if jobs:
+            self._let_go(jobs)
+            Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)
+
+    def settle(self, connection: BaseDatabaseWrapper, clock: datetime | None = None) -> None:
+        """Update batches, locks, limiters and counters for the changed rows, in the lock order of ADR 0024."""
+        if self._changes:
+            counters.note(connection, self._changes, clock or self._clock(connection))
+        locks.release(connection, self._held)
+        limiters.release(connection, self._passes)
+        if self._tally != Tally():
+            dialect_of(connection).save(connection, [], clock or self._clock(connection), self._tally)
+        self._forget()
+
+    def locked(self, jobs: Any, *, skip: bool = False) -> Any:
+        """Return these rows with row locks if the database has them; `skip` omits rows that are locked already."""
+        features = connections[self.using].features
+        if not features.has_select_for_update:
+            return jobs
+        return jobs.select_for_update(skip_locked=skip and features.has_select_for_update_skip_locked)
+
+    def fail_rows(
+        self,
+        connection: BaseDatabaseWrapper,
+        failed: Sequence[tuple[Job, Failure]],
+        *,
+        late: int = 0,
+        clock: datetime | None = None,
+    ) -> int:
+        """Fail locked rows and return their number. `clock` is the current time; None reads the database's clock."""
+        self.failed = []
+        if not failed and not late:
+            return 0
+        now = clock or self._clock(connection)
+        self.failed = [counters.held_job(job, now) for job, _ in failed]
+        self._let_go(job for job, _ in failed)
+        gone: list[Job] = []
+        kept: list[Job] = []
+        for job, failure in failed:
+            (gone if self._failed(job, failure, now) is GONE else kept).append(job)
+        dialect, tally = dialect_of(connection), Tally(processed=len(failed), failed=len(failed), late=late)
+        # Plain retries need no further statement, so UPDATE, counter and COMMIT can be one message.
+        is_apart = gone or self._held or self._passes or any(job.bid or job.callback_of for job in kept)
+        if self._commits and not is_apart:
+            dialect.save(connection, _changed(kept), now, tally, is_last=True)
+            return len(failed)
+        if gone:
+            Job.objects.using(self.using).filter(pk__in=[job.pk for job in gone]).delete()
+        dialect.save(connection, _changed(kept), now, Tally())
+        changes = [*((job, GONE) for job in gone), *((job, State(job.state)) for job in kept)]
+        self._changes += [counters.Change(job, to) for job, to in changes]
+        self._add(tally)
+        return len(failed)
+
+    def _add(self, tally: Tally) -> None:
+        had = self._tally
+        self._tally = Tally(
+            processed=had.processed + tally.processed, failed=had.failed + tally.failed, late=had.late + tally.late
+        )
+
+    def _clock(self, connection: BaseDatabaseWrapper) -> datetime:
+        if self.now:
+            return self.now
+        with connection.cursor() as cursor:
+            return dialect_of(connection).now(cursor)
+
+    def lose_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job], *, reason: str = "") -> int:
+        """Take locked rows from their lost workers, and return their number. Cancelled jobs are discarded."""
+        if not jobs:
+            return 0
+        cancelled = [job for job in jobs if job.is_cancelled]
+        lost = [job for job in jobs if not job.is_cancelled]
+        self.fail_rows(connection, [(job, _cancelled(job)) for job in cancelled])
+        now = self._clock(connection)
+        held = self._let_go(lost)
+        for job in lost:
+            self._lost(job, now, reason)
+        dialect_of(connection).save(connection, _changed(lost), now, Tally())
+        dead = sum(job.state == State.DEAD for job in lost)
+        self._changes += [counters.Change(job, State(job.state)) for job in lost]
+        # A loss counts as a run only if it is the last: a job that returns to its queue has not been processed.
+        self._add(Tally(processed=dead, failed=dead))
+        self.settle(connection, now)
+        # If a job's lock had expired before, another job may hold it by now: then this one has to wait.
+        locks.arrived(connection, [job.pk for job in held])
+        return len(jobs)
+
+    def interrupt_rows(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: Sequence[Job],
+        *,
+        limit: int | None = None,
+        reports: Mapping[str, Interruption] = _NO_REPORTS,
+    ) -> None:
+        """Enqueue locked rows again with their old `enqueued_at`, and release their locks and permits.
+
+        A cancelled job is discarded instead, because its worker was about to end it.
+        """
+        if not jobs:
+            return
+        failed = [(job, _cancelled(job)) for job in jobs if job.is_cancelled]
+        returned = [job for job in jobs if not job.is_cancelled]
+        if limit is not None:
+            failed += [(job, interruption_failure(reports[job.jid])) for job in returned if job.interruptions >= limit]
+            returned = [job for job in returned if job.interruptions < limit]
+        self.fail_rows(connection, failed)
+        now = self._clock(connection)
+        held = self._let_go(returned)
+        for job in returned:
+            # Clear the expiry: the job was started in time. Leave the unique key as it is: a job that is unique until
+            # its start released the key when it started, and another job may hold it by now.
+            Job.objects.using(self.using).filter(pk=job.pk).update(
+                state=State.ENQUEUED,
+                wid="",
+                started_at=None,
+                reserved_until=None,
+                expires_at=None,
+                lock_token=None,
+                passes=None,
+                interruptions=job.interruptions + 1,
+                history=_with_interruption(job, reports.get(job.jid, _BY_SHUTDOWN), now),
+            )
+        self.settle(connection, now)
+        # As in `lose_rows`: a lock that had expired may belong to another job by now.
+        locks.arrived(connection, [job.pk for job in held])
+
+    def _failed(self, job: Job, failure: Failure, now: datetime) -> State | None:
+        keep = job.result_ttl is not None
+        outcome = outcome_of_failure(
+            retry=job.retry,
+            failures=job.failures,
+            keep=keep,
+            verdict="discard" if job.is_cancelled else failure.verdict,
+            wish_s=failure.retry_in_s,
+            rng=self.rng,
+        )
+        if outcome.state is GONE:
+            return GONE
+        self._note(job, failure, outcome, now)
+        job.failures += 1
+        self._end(job, outcome, now)
+        return outcome.state
+
+    def _lost(self, job: Job, now: datetime, reason: str) -> None:
+        job.losses += 1
+        state = outcome_of_loss(job.losses)
+        failure = Failure(
+            jid=job.jid,
+            errtype=WORKER_LOST,
+            message=f"worker {job.wid} was lost while it ran this job ({job.losses} of 3){reason and f': {reason}'}",
+        )
+        if state is State.DEAD:
+            self._note(job, failure, Outcome(state), now)
+            self._end(job, Outcome(state), now)
+        else:
+            job.history = _longer(job, failure, (), now)
+            job.state, job.wid, job.started_at, job.reserved_until = state, "", None, None
+            job.lock_token = job.passes = None
+
+    def _note(self, job: Job, failure: Failure, outcome: Outcome, now: datetime) -> None:
+        """Store the failure in the form that FETCH and results return, and append it to the history."""
+        lines = kept_lines(failure.backtrace, job.backtrace)
+        earlier = jsontext.decode(job.failure) if job.failure else {}
+        # `failed_at` is the time of the first failure, as in Faktory.
+        told = {
+            "retry_count": job.failures,
+            "remaining": max(job.retry - job.failures, 0) if job.retry >= 0 else job.retry,
+            "failed_at": earlier.get("failed_at") or rfc3339(now),
+        }
+        if outcome.retry_in_s is not None:
+            told["next_at"] = rfc3339(now + timedelta(seconds=outcome.retry_in_s))
+        told |= {"message": failure.message, "errtype": failure.errtype}
+        if lines:  # Faktory omits an empty backtrace
+            told["backtrace"] = lines
+        job.failure = jsontext.encode(told)
+        # PostgreSQL cannot store NUL in text; `failure` and `history` are JSON, which escapes it.
+        job.errtype = failure.errtype.replace("\x00", "\ufffd")
+        job.history = _longer(job, failure, lines, now)
+
+    def _end(self, job: Job, outcome: Outcome, now: datetime) -> None:
+        job.state = str(outcome.state)
+        job.reserved_until = job.lock_token = job.passes = None
+        if outcome.state is State.RETRIES:
+            job.run_at = now + timedelta(seconds=outcome.retry_in_s or 0)
+            return
+        if outcome.state is not State.DEAD:
+            job.unique_key = None  # a dead job keeps its key until the key expires (W27)
+        job.finished_at = now
+        # Dead jobs are kept longer than other finished rows, because people may requeue them.
+        keep_s = self.dead_for_s if outcome.state is State.DEAD else job.result_ttl or 0
+        job.purge_at = now + timedelta(seconds=keep_s)
+
+
+def _changed(jobs: Sequence[Job]) -> list[Changed]:
+    """Return the columns to write for these rows."""
+    _, _, *others = Changed._fields
+    return [Changed(job.pk, str(job.state), *(getattr(job, name) for name in others)) for job in jobs]
+
+
+def _with_interruption(job: Job, report: Interruption, now: datetime) -> str:
+    """Return the job's history with this interrupted run appended and the oldest interruptions dropped."""
+    items = jsontext.items(job.history) if job.history else []
+    interrupted = [item for item in items if _is_interruption(item)]
+    superfluous = set(interrupted[: max(0, len(interrupted) - INTERRUPTIONS_LIMIT + 1)])
+    entry = {
+        "kind": INTERRUPTED,
+        "attempt": job.attempt,
+        "wid": job.wid,
+        "started_at": rfc3339(job.started_at) if job.started_at else "",
+        "failed_at": rfc3339(now),
+        "errtype": report.errtype,
+        "message": report.summary,
+        "backtrace": [],
+    }
+    kept = [item for item in items if item not in superfluous][1 - HISTORY_LIMIT :]
+    return f"[{','.join([*kept, jsontext.encode(entry)])}]"
+
+
+def _is_interruption(item: str) -> bool:
+    entry = jsontext.decode(item)
+    return isinstance(entry, dict) and entry.get("kind") == INTERRUPTED
+
+
+def _holder(report: Interruption) -> tuple[str, int]:
+    return report.wid, report.attempt
+
+
+def _longer(job: Job, failure: Failure, lines: Sequence[str], now: datetime) -> str:
+    """Return the job's history with this failed attempt appended."""
+    attempts = jsontext.items(job.history)[1 - HISTORY_LIMIT :] if job.history else []
+    attempt = {
+        "attempt": job.attempt,
+        "wid": job.wid,
+        "started_at": rfc3339(job.started_at) if job.started_at else "",
+        "failed_at": rfc3339(now),
+        "errtype": failure.errtype,
+        "message": failure.message,
+        "backtrace": lines,
+    }
+    return f"[{','.join([*attempts, jsontext.encode(attempt)])}]"
+
+
+def _is_holder(failure: Failure, job: Job) -> bool:
+    return job.state == State.WORKING and holds(failure.wid, failure.attempt, job.wid, job.attempt)

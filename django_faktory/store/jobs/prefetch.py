@@ -1,0 +1,77 @@
+"""Prefetch: jobs that a server claimed for its clients, until their delivery is confirmed (ADR 0022 and 0026).
+
+`Job.claim` is negative until `confirm`. If the delivery lease ends first, maintenance releases the job: it was not
+delivered, or its server died within seconds of delivering it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...core.payloads import FetchRequest, HandedOut, Reservation
+from ...models import Job
+from ..dialects import dialect_of
+from ..dialects.base import Plan, Slot
+from ..transactions import run
+
+
+def with_slots(plan: Plan, requests: Sequence[FetchRequest]) -> Plan:
+    """Return the plan with prefetch slots: for each queue the highest number that a request allows."""
+    wanted: dict[str, int] = {}
+    crowd: set[str] = set()
+    for request in requests:
+        # Only the first queue: a client must get jobs of earlier queues before jobs of later ones (ADR 0022).
+        if request.ahead and request.queues:
+            queue = request.queues[0]
+            # The maximum, not the sum: each number is the free room of the same prefetch buffer.
+            wanted[queue] = max(request.ahead, wanted.get(queue, 0))
+            crowd.update(request.crowd)
+    if not wanted:
+        return plan
+    # Without a wid: a prefetched job gets its worker when it is delivered.
+    return msgspec.structs.replace(plan, ahead=[Slot(queue, "", count) for queue, count in wanted.items()], crowd=crowd)
+
+
+def go_along(
+    found: list[list[Reservation]], requests: Sequence[FetchRequest], ahead: Sequence[Reservation]
+) -> list[list[Reservation]]:
+    """Append each prefetched job to the result of a request that allowed prefetching from its queue."""
+    asked = {request.queues[0]: place for place, request in enumerate(requests) if request.ahead and request.queues}
+    for job in ahead:
+        found[asked[job.queue]].append(job)
+    return found
+
+
+CHUNK = 500
+"""Maximum deliveries confirmed by one statement."""
+
+
+def confirm(handed: Sequence[HandedOut], *, using: str, now: datetime | None = None) -> set[str]:
+    """Start the reservations of delivered jobs at the time of their delivery; see `Broker.confirm`.
+
+    Skips locked rows and returns their jids: a running transaction may be ending these jobs, confirm them again later.
+    """
+    left: set[str] = set()
+    for start in range(0, len(handed), CHUNK):
+        chunk = handed[start : start + CHUNK]
+        left |= run(
+            using,
+            lambda connection, chunk=chunk: dialect_of(connection).confirm(connection, chunk, now),  # type: ignore[misc]
+            atomic=not dialect_of(connections[using]).one_statement,
+        )
+    return left
+
+
+def is_unconfirmed(job: Job) -> bool:
+    """Return True if a working job was prefetched or claimed for a client and its delivery is not confirmed."""
+    return job.claim is not None and job.claim < 0
+
+
+def supports(connection: BaseDatabaseWrapper) -> bool:
+    """Return True if the dialect supports prefetching."""
+    return dialect_of(connection).reads_ahead

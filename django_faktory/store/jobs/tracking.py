@@ -1,0 +1,150 @@
+"""Track the progress of jobs: TRACK SET and TRACK GET (W27).
+
+The row of a tracked job stays for a while after the job's end (`result_ttl`), so TRACK GET reads the state from that
+row. Only progress has a table of its own (`Tracking`), and jobs that are not tracked cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Exists, OuterRef, Q
+from django.db.models.functions import Now
+
+from ...core.job_options import TRACKED_FOR_S
+from ...core.json import jsontext
+from ...core.json.fields import parse_instant
+from ...core.lifecycle import LIVE, State
+from ...core.payloads import Tracked, TrackUpdate
+from ...errors import InvalidPayload
+from ...models import Job, JobQuerySet, Tracking
+from ..dialects import dialect_of
+from ..transactions import run
+from .pushes import is_storable
+
+CHUNK = 500
+LONGEST_RESERVATION = timedelta(hours=24)
+TRACKED_FOR = timedelta(seconds=TRACKED_FOR_S)
+
+TOLD = {
+    State.SCHEDULED: "enqueued",
+    State.ENQUEUED: "enqueued",
+    State.BLOCKED: "enqueued",
+    State.WORKING: "working",
+    State.RETRIES: "failed",
+    State.SUCCEEDED: "success",
+    State.DEAD: "dead",
+    State.DISCARDED: "dead",
+    State.EXPIRED: "dead",
+}
+"""State names of the protocol. "dead" covers all states in which the job will not run again unless it is requeued."""
+
+
+def track_set(updates: Sequence[TrackUpdate], *, using: str, now: datetime | None = None) -> None:
+    """Store progress updates, each in a transaction of its own. Updates of jobs that are not stored are ignored."""
+    for update in updates:
+        if is_storable(update.jid):
+            run(using, _Setting(update, using, now).carry_out)
+
+
+class _Setting:
+    """One TRACK SET, applied by `carry_out`."""
+
+    def __init__(self, update: TrackUpdate, using: str, now: datetime | None) -> None:
+        self.update, self.using, self.now = update, using, now
+
+    def carry_out(self, connection: BaseDatabaseWrapper) -> None:
+        """Store the update if its job exists and, if it names an attempt, that attempt is still running."""
+        job = Job.objects.using(self.using).filter(jid=self.update.jid)
+        attempt = self.update.attempt
+        if not (job.exists() if attempt is None else _is_running(connection, job.filter(attempt=attempt))):
+            return
+        with connection.cursor() as cursor:
+            clock = self.now or dialect_of(connection).now(cursor)
+        # The update makes the job a tracked job: keep its row for at least `TRACKED_FOR` after its end.
+        job.filter(Q(result_ttl=None) | Q(result_ttl__lt=TRACKED_FOR_S)).update(result_ttl=TRACKED_FOR_S)
+        job.filter(purge_at__lt=clock + TRACKED_FOR).update(purge_at=clock + TRACKED_FOR)
+        if self.update.reserve_until is not None:
+            self._lengthen(min(self.update.reserve_until, clock + LONGEST_RESERVATION))
+        told = {"percent": self.update.percent, "desc": self.update.desc}
+        Tracking.objects.using(self.using).update_or_create(
+            jid=self.update.jid,
+            defaults={"updated_at": clock} | {name: value for name, value in told.items() if value is not None},
+        )
+
+    def _lengthen(self, until: datetime) -> None:
+        # Only extend: a progress update must not shorten a reservation.
+        held = Job.objects.using(self.using).filter(jid=self.update.jid, state=State.WORKING, reserved_until__lt=until)
+        # A client without a wid claims jobs with wid "", so a mismatch is certain only if both sides have one.
+        if self.update.wid:
+            held = held.filter(wid__in=("", self.update.wid))
+        held.update(reserved_until=until)
+
+
+def _is_running(connection: BaseDatabaseWrapper, attempt: JobQuerySet) -> bool:
+    """Return True if the attempt is still running; lock the job.
+
+    Without the lock, a late update of an attempt could overwrite its final one.
+    """
+    held = attempt.filter(state=State.WORKING).values_list("pk", flat=True)
+    return bool(list(held.select_for_update() if connection.features.has_select_for_update else held))
+
+
+def track_get(jids: Sequence[str], *, using: str) -> list[Tracked]:
+    """Return state and progress of these jobs, in the order of `jids`."""
+    asked = {jid for jid in jids if is_storable(jid)}
+
+    def verb(_: BaseDatabaseWrapper) -> list[Tracked]:
+        # `payload` and `result` may be large, and are not returned.
+        stored = {job.jid: job for job in Job.objects.using(using).filter(jid__in=asked).defer("payload", "result")}
+        said = {one.jid: one for one in Tracking.objects.using(using).filter(jid__in=stored)}
+        return [_tracked(jid, stored.get(jid), said.get(jid)) for jid in jids]
+
+    return run(using, verb, atomic=False)
+
+
+def _tracked(jid: str, job: Job | None, said: Tracking | None) -> Tracked:
+    if job is None:
+        return Tracked(jid=jid)
+    changed_at = _changed_at(job)
+    if said is None or said.updated_at < job.created_at:  # progress of an earlier job with the same jid
+        return Tracked(jid=jid, state=TOLD[State(job.state)], updated_at=changed_at)
+    return Tracked(
+        jid=jid,
+        percent=said.percent,
+        desc=said.desc,
+        state=TOLD[State(job.state)],
+        updated_at=max(said.updated_at, changed_at),
+    )
+
+
+def _changed_at(job: Job) -> datetime:
+    """Return the time of the latest state change that the row records."""
+    times = [job.created_at, job.enqueued_at, job.started_at, job.finished_at, _failed_at(job.history)]
+    return max(time for time in times if time is not None)
+
+
+def _failed_at(history: str) -> datetime | None:
+    """Return the time of the last failed attempt, or None. The row of a retrying job stores it in the history only."""
+    try:
+        return parse_instant("failed_at", jsontext.decode(history)[-1]["failed_at"]) if history else None
+    except (InvalidPayload, LookupError, TypeError):
+        return None
+
+
+def purge_tracking(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
+    """Delete at most `limit` progress records, and return their number.
+
+    Deletes the records of jobs that have finished or are not stored, half an hour after the last update.
+    """
+    lives = Job.objects.using(using).in_state(*LIVE).filter(jid=OuterRef("jid"))
+    old = Tracking.objects.using(using).filter(~Exists(lives), updated_at__lt=(now or Now()) - TRACKED_FOR)
+
+    def verb(_: BaseDatabaseWrapper) -> int:
+        # Select, then delete by jid: Django cannot limit a DELETE, and each transaction should be short.
+        jids = list(old.order_by("updated_at").values_list("jid", flat=True)[:limit])
+        return Tracking.objects.using(using).filter(jid__in=jids).delete()[0] if jids else 0
+
+    return run(using, verb)

@@ -1,0 +1,198 @@
+"""Transitions that people request: requeue, defer, kill, discard, purge. Each is a guarded update of a set of jobs.
+
+Functions named by verbs take ids and open transactions. A `Change` (`requeued`, `killed(…)`, `discarded`, `purged`)
+takes a queryset inside the caller's transaction; `store.jobs.bulk` selects the jobs for it and keeps the sets small. A
+job in a state that does not allow the transition stays unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Case, DateTimeField, Value, When
+from django.db.models.functions import Now
+
+from ...core.lifecycle import DEAD_FOR_S, GONE, Event, State, sources
+from ...models import Job, JobLock, JobQuerySet
+from ..batches import counters
+from ..dialects.base import JOB, marks
+from ..limits import limiters
+from ..locks import locks
+from ..transactions import run
+
+CHUNK = 500
+DISCARDED_FOR = timedelta(days=1)
+"""How long the row of a discarded Django task is kept for its result."""
+
+Change = Callable[[JobQuerySet], int]
+
+
+def requeue(ids: Sequence[int], *, using: str) -> int:
+    """Enqueue scheduled, retrying and dead jobs now, and return how many changed. Their failures stay readable."""
+    return _in_chunks(ids, requeued, using)
+
+
+def kill(ids: Sequence[int], *, using: str, dead_for_s: int = DEAD_FOR_S) -> int:
+    """Move scheduled, enqueued, blocked and retrying jobs to dead, and return how many changed.
+
+    A job that is dead already gets a new `finished_at` and `purge_at`.
+    """
+    return _in_chunks(ids, killed(dead_for_s), using)
+
+
+def discard(ids: Sequence[int], *, using: str) -> int:
+    """Discard jobs that are not running, and return their number.
+
+    Rows with a `result_ttl` are kept as discarded for `DISCARDED_FOR`, other rows are deleted.
+    """
+    return _in_chunks(ids, discarded, using)
+
+
+def defer(times: Mapping[int, datetime], *, using: str) -> int:
+    """Schedule the retries of failed jobs: `times` maps at most `CHUNK` ids to times. Return how many changed.
+
+    As with `requeue`, the failure stays readable and counts.
+    """
+    whens = [When(pk=pk, then=Value(moment, DateTimeField())) for pk, moment in times.items()]
+
+    def verb(_: BaseDatabaseWrapper) -> int:
+        legal = locked(Job.objects.using(using).filter(pk__in=list(times)).in_state(*sources(Event.DEFER)))
+        return legal.update(state=State.RETRIES, run_at=Case(*whens), wid="", finished_at=None, purge_at=None)
+
+    return run(using, verb) if times else 0
+
+
+def keep_for(pk: int, seconds: int, *, using: str) -> None:
+    """Keep the row of a job for this many seconds after its end, if the job has no `result_ttl`."""
+    jobs = Job.objects.using(using).filter(pk=pk, result_ttl=None)
+    run(using, lambda _: jobs.update(result_ttl=seconds), atomic=False, writes=True)
+
+
+def free_locks(tokens: Sequence[int], *, using: str) -> int:
+    """Release locks although their holders keep running, and return how many were released.
+
+    The next job of each key becomes ready; the holders' workers notice the loss when they next extend their leases.
+    Locks are identified by token, so a lock that another job holds by now is not affected.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        # In the order of the keys, the lock order of lock rows (ADR 0024).
+        held = JobLock.objects.using(using).filter(pk__in=tokens).order_by("key")
+        if connection.features.has_select_for_update:
+            held = held.select_for_update()
+        found = dict(held.values_list("pk", "key"))
+        JobLock.objects.using(using).filter(pk__in=list(found)).delete()
+        locks.make_next_ready(connection, sorted(found.values()))
+        return len(found)
+
+    return run(using, verb)
+
+
+def locked(jobs: JobQuerySet) -> JobQuerySet:
+    """Lock these jobs in the order of their ids, and return a queryset of exactly these ids. Needs a transaction.
+
+    An UPDATE locks rows in the order in which it finds them, so two of them without this could deadlock (ADR 0024).
+    On SQLite, which has no row locks and one writer, return the queryset unchanged.
+    """
+    connection = connections[jobs.db]
+    if not connection.features.has_select_for_update:
+        return jobs
+    if connection.vendor == "mysql":
+        # On MariaDB a locking SELECT locks each row that its plan reads, and for many ids the plan scans a small table.
+        # So read the ids first, lock them by primary key, and filter again, because rows may have changed in between.
+        found = list(jobs.values_list("pk", flat=True))
+        with connection.cursor() as cursor:
+            if found:
+                cursor.execute(
+                    f"SELECT id FROM {JOB} FORCE INDEX (PRIMARY) WHERE id IN ({marks(found)}) ORDER BY id FOR UPDATE",
+                    found,
+                )
+        ids = list(jobs.filter(pk__in=found).values_list("pk", flat=True))
+    else:
+        ids = list(jobs.order_by("pk").select_for_update().values_list("pk", flat=True))
+    return Job.objects.using(jobs.db).filter(pk__in=ids)
+
+
+def requeued(jobs: JobQuerySet) -> int:
+    """Apply `requeue` to a queryset: the jobs are placed last among jobs of the same queue and priority."""
+    legal = locked(jobs.in_state(*sources(Event.REQUEUE)))
+    keyed = list(legal.filter(lock_key__isnull=False).values_list("pk", flat=True))
+    requeued = legal.update(
+        state=State.ENQUEUED, enqueued_at=Now(), run_at=None, wid="", finished_at=None, purge_at=None
+    )
+    # An enqueued job becomes blocked if its lock is taken or another job is next in line for it (ADR 0015).
+    locks.arrived(connections[jobs.db], keyed)
+    return requeued
+
+
+def killed(dead_for_s: int) -> Change:
+    """Return the change that applies `kill` to a queryset. It is no failure, so no counter changes."""
+    purge_at = Now() + timedelta(seconds=dead_for_s)
+
+    def change(jobs: JobQuerySet) -> int:
+        legal = locked(jobs.in_state(*sources(Event.KILL)))
+        # Read before the update: a ready job that leaves may have been the one that other jobs of its key, or a
+        # limiter, are waiting for.
+        keys, left = locks.keys_of(legal), limiters.let_go_by(legal)
+        free, theirs, rows = counters.apart(legal)
+        killed = sum(
+            some.update(state=State.DEAD, gate=None, run_at=None, finished_at=Now(), purge_at=purge_at)
+            for some in (free, theirs)
+        )
+        counters.note_all(jobs.db, rows, State.DEAD)
+        locks.settle_later(connections[jobs.db], keys)
+        limiters.settle_later(connections[jobs.db], left)
+        return killed
+
+    return change
+
+
+def discarded(jobs: JobQuerySet) -> int:
+    """Apply `discard` to a queryset, and return the number of jobs discarded or deleted."""
+    legal = locked(jobs.in_state(*sources(Event.DISCARD)))
+    keys, left = locks.keys_of(legal), limiters.let_go_by(legal)
+    free, theirs, rows = counters.apart(legal)
+    dropped = _dropped(free) + _dropped(theirs)
+    counters.note_all(jobs.db, rows, State.DISCARDED)
+    locks.settle_later(connections[jobs.db], keys)
+    limiters.settle_later(connections[jobs.db], left)
+    return dropped
+
+
+def _dropped(jobs: JobQuerySet) -> int:
+    kept = jobs.filter(result_ttl__isnull=False).update(
+        state=State.DISCARDED,
+        gate=None,
+        unique_key=None,
+        run_at=None,
+        finished_at=Now(),
+        purge_at=Now() + DISCARDED_FOR,
+    )
+    gone, _ = jobs.filter(result_ttl__isnull=True).delete()
+    return kept + gone
+
+
+def purged(jobs: JobQuerySet) -> int:
+    """Delete finished jobs before their `purge_at`, and return the number of deleted rows."""
+    legal = locked(jobs.in_state(*sources(Event.PURGE)))
+    # Dead members only: the other finished ones were counted when they ended, a batch still waits for a dead one.
+    dead = counters.of_batches(legal.in_state(State.DEAD))
+    gone, _ = legal.delete()
+    counters.note_all(jobs.db, dead, GONE)
+    return gone
+
+
+def _in_chunks(ids: Sequence[int], change: Change, using: str) -> int:
+    """Apply `change` to these jobs, at most `CHUNK` per transaction."""
+    changed = 0
+
+    def verb(_: BaseDatabaseWrapper) -> int:
+        return change(Job.objects.using(using).filter(pk__in=chunk))
+
+    for start in range(0, len(ids), CHUNK):
+        chunk = ids[start : start + CHUNK]
+        changed += run(using, verb)
+    return changed

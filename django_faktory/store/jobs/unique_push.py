@@ -1,0 +1,238 @@
+"""Push jobs with a unique key or a batch: stored rows decide whether they are accepted. Rules: W10, W26, W27.
+
+Plain jobs take this path only when pushed together with such a job (ADR 0023). The unique key is a column with a unique
+constraint: deleting the row frees the key, and of two nodes that push the same key at the same time only one can
+succeed. The second insert waits for the first transaction and then sees its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+from functools import partial
+from operator import itemgetter
+from typing import TypeVar
+
+from django.db import IntegrityError, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...core.job_options import JobOptions
+from ...core.lifecycle import FINISHED, LIVE, State
+from ...core.payloads import JobPayload
+from ...errors import FaktoryError, NotUnique
+from ...models import Job
+from ..batches import membership
+from ..dialects import dialect_of
+from ..dialects.base import Placed, insertion_key, unique_key_of
+from ..locks import locks
+
+CHUNK = 500
+MAX_ROUNDS = 4
+"""Maximum attempts of the slow path: each retry means that another push committed between lookup and insert."""
+
+_NONE = JobOptions()
+V = TypeVar("V")
+
+
+def push(
+    connection: BaseDatabaseWrapper,
+    jobs: Placed,
+    now: datetime | None,
+    *,
+    callback_of: str | None = None,
+) -> dict[str, FaktoryError]:
+    """Store jobs with different jids in one transaction, or in the caller's; return the refused jobs' errors by jid.
+
+    `jobs` must be in `insertion_order`. If the dialect supports it, one statement inserts the jobs that conflict with
+    no stored row; the remaining jobs take the slow path. Of several jobs with one key, the one with the lowest place
+    wins. A stored job that has not finished stays unchanged, whatever its key (W10). With `callback_of` the jobs are
+    callbacks of that batch.
+    """
+    if callback_of is not None or not _go_straight(connection, jobs):
+        return _see(connection, jobs, now, callback_of)
+    # A lone job is inserted by one statement, which needs no transaction of its own.
+    is_atomic = len(jobs) == 1 or connection.in_atomic_block
+    with nullcontext() if is_atomic else transaction.atomic(using=connection.alias):
+        left, refused, now = _store_free(connection, jobs, now)
+        return refused | _see(connection, left, now) if left else refused
+
+
+def _go_straight(connection: BaseDatabaseWrapper, jobs: Placed) -> bool:
+    """Return True if one statement can insert the jobs that conflict with no stored row.
+
+    Members of a batch are excluded: they are counted in the batch's row, which must be locked first.
+    """
+    return dialect_of(connection).stores_keyed and not any(job.options and job.options.bid for _, job in jobs)
+
+
+def _store_free(
+    connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None
+) -> tuple[Placed, dict[str, FaktoryError], datetime | None]:
+    """Insert the jobs that conflict with no stored row; return the undecided jobs, the refused jobs and the time."""
+    dialect = dialect_of(connection)
+    # Only the first job of each key: if the second were inserted because the first has the jid of a finished job, the
+    # slow path would refuse the first (ADR 0023).
+    firsts = list({unique_key_of(job) or (job.jid,): (place, job) for place, job in reversed(jobs)}.values())[::-1]
+    # Several statements of one transaction: lock all rows they may meet before the first insert (ADR 0030).
+    if len(firsts) > CHUNK or len(firsts) < len(jobs):
+        now = dialect.lock_stored(connection, jobs, now)
+    done: set[str] = set()
+    refused: dict[str, FaktoryError] = {}
+    for some in _chunks(firsts):
+        stored = dialect.insert_free(connection, some, now)
+        now = stored.now
+        locks.settle_later(connection, stored.blocked)
+        done.update(stored.jids, stored.alive)
+        refused |= {jid: NotUnique(jid) for jid in stored.refused}
+    return [(place, job) for place, job in jobs if job.jid not in done and job.jid not in refused], refused, now
+
+
+def _see(
+    connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None, callback_of: str | None = None
+) -> dict[str, FaktoryError]:
+    """Store jobs by the slow path: look up conflicting rows, then insert; retry if another push came in between."""
+    push_these = partial(_push, connection, now=now, callback_of=callback_of)
+    for _ in range(MAX_ROUNDS):
+        try:
+            with transaction.atomic(using=connection.alias):
+                return push_these(jobs)
+        except IntegrityError:  # another push took a key or jid meanwhile: the next attempt sees its row
+            continue
+    # In a caller's transaction with snapshot isolation the conflicting row stays invisible to every retry. Insert the
+    # jobs one by one: the constraint then shows which of them conflict.
+    with transaction.atomic(using=connection.alias):
+        return _one_by_one(connection, jobs, push_these)
+
+
+def _push(
+    connection: BaseDatabaseWrapper, placed: Placed, *, now: datetime | None, callback_of: str | None
+) -> dict[str, FaktoryError]:
+    with connection.cursor() as cursor:
+        clock = now or dialect_of(connection).now(cursor)
+    jobs = [job for _, job in placed]
+    # Lock order (ADR 0024): existing jobs, then batches, then lock rows, and new jobs last.
+    keys = sorted({key for job in jobs if (key := unique_key_of(job))})
+    stored = _stored(connection, [job.jid for job in jobs])
+    _free_overdue(connection, keys, clock, replaced=[old.pk for old in stored.values() if not _stays(old)])
+    fresh = [(place, job) for place, job in placed if not _stays(stored.get(job.jid))]
+    refused = membership.admit(connection, [job for _, job in fresh], clock)
+    holders = _holders(connection, keys)
+    rows: list[Job] = []
+    crowd = locks.Crowd(connection, {job.options.lock_key for _, job in fresh if job.options and job.options.lock_key})
+    for place, job in sorted(fresh, key=itemgetter(0)):  # the first of each key wins
+        if job.jid in refused:
+            continue
+        row = _row(job, clock, clock + timedelta(microseconds=place))
+        if row.unique_key and holders.setdefault(row.unique_key, job.jid) != job.jid:
+            refused[job.jid] = NotUnique(job.jid)
+            continue
+        old = stored.get(job.jid)
+        row.attempt = old.attempt if old else 0  # keeps growing, so that late reports on the old job stay fenced
+        row.callback_of = callback_of
+        if row.lock_key and row.state == State.ENQUEUED and not crowd.lets_in(row.lock_key, row.queue, row.weight):
+            row.state = State.BLOCKED
+        rows.append(row)
+    locks.settle_later(connection, {row.lock_key for row in rows if row.lock_key and row.state == State.BLOCKED})
+    membership.joined(connection, [row.bid for row in rows if row.bid])
+    _replace(connection, [stored[row.jid].pk for row in rows if row.jid in stored], rows)
+    return refused
+
+
+def _stays(old: Job | None) -> bool:
+    """Return True if the stored row must be kept: it has not finished (W10), or a batch still waits for it."""
+    if old is None:
+        return False
+    return old.state in LIVE or (old.state == State.DEAD and (old.bid or old.callback_of) is not None)
+
+
+def _one_by_one(
+    connection: BaseDatabaseWrapper,
+    jobs: Placed,
+    push_these: Callable[[Placed], dict[str, FaktoryError]],
+) -> dict[str, FaktoryError]:
+    refused: dict[str, FaktoryError] = {}
+    for place, job in jobs:
+        try:
+            with transaction.atomic(using=connection.alias):
+                refused |= push_these([(place, job)])
+        except IntegrityError:
+            if unique_key_of(job):
+                refused[job.jid] = NotUnique(job.jid)
+    return refused
+
+
+def _free_overdue(
+    connection: BaseDatabaseWrapper, keys: Sequence[str], now: datetime, *, replaced: Sequence[int]
+) -> None:
+    """Clear expired unique keys of other jobs, so that new jobs can use them.
+
+    Locks these jobs and the finished jobs to be `replaced`, ordered by id, before any batch is locked (ADR 0024).
+    """
+    jobs = Job.objects.using(connection.alias)
+    overdue = [
+        pk
+        for some in _chunks(keys)
+        for pk in jobs.filter(unique_key__in=some, unique_expires_at__lte=now).values_list("pk", flat=True)
+    ]
+    for some_ids in _chunks(sorted({*overdue, *replaced})):
+        if connection.features.has_select_for_update:
+            list(jobs.filter(pk__in=some_ids).order_by("pk").select_for_update().values_list("pk", flat=True))
+    for some_ids in _chunks(overdue):
+        jobs.filter(pk__in=some_ids, unique_key__in=keys, unique_expires_at__lte=now).update(unique_key=None)
+
+
+def _stored(connection: BaseDatabaseWrapper, jids: Sequence[str]) -> dict[str, Job]:
+    jobs = Job.objects.using(connection.alias).only("jid", "state", "attempt", "bid", "callback_of")
+    return {job.jid: job for some in _chunks(jids) for job in jobs.filter(jid__in=some)}
+
+
+def _holders(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> dict[str, str]:
+    """Map each unique key to the jid that holds it."""
+    held = Job.objects.using(connection.alias).values_list("unique_key", "jid")
+    return {key: jid for some in _chunks(keys) for key, jid in held.filter(unique_key__in=some) if key}
+
+
+def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[Job]) -> None:
+    """Delete the finished rows with the same jids, then insert the new rows in insertion order."""
+    jobs = Job.objects.using(connection.alias)
+    for some in _chunks(sorted(finished)):
+        jobs.filter(pk__in=some).in_state(*FINISHED).delete()
+    jobs.bulk_create(sorted(rows, key=lambda row: insertion_key(row.jid, row.unique_key)), batch_size=CHUNK)
+
+
+def _row(job: JobPayload, now: datetime, place: datetime) -> Job:
+    """Return the unsaved row. `place` is its `enqueued_at`: a microsecond apart within a set.
+
+    Rows are inserted in the order of jids and keys, so only `place` keeps the order in which they were pushed.
+    """
+    options = job.options or _NONE
+    at = job.at if job.at and job.at > now else None
+    return Job(
+        jid=job.jid,
+        jobtype=job.jobtype,
+        queue=job.queue,
+        state=State.SCHEDULED if at else State.ENQUEUED,
+        weight=-job.priority,
+        payload=job.text,
+        retry=job.retry,
+        reserve_for=job.reserve_for,
+        backtrace=job.backtrace,
+        result_ttl=job.result_ttl,
+        created_at=now,
+        run_at=at,
+        enqueued_at=None if at else place,
+        expires_at=options.expiry(at or now),
+        unique_key=options.unique_key,
+        unique_expires_at=options.lock_ends(at or now),
+        unique_until_start=options.unique_until_start,
+        lock_key=options.lock_key,
+        limit_key=options.limit_key,
+        bid=options.bid,
+        about=options.about,
+    )
+
+
+def _chunks(values: Sequence[V]) -> Iterator[Sequence[V]]:
+    for start in range(0, len(values), CHUNK):
+        yield values[start : start + CHUNK]

@@ -1,0 +1,1 @@
+"""Limits: definitions, limiters and permits."""

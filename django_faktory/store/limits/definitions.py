@@ -1,0 +1,275 @@
+"""Create, edit, pause and remove limits. Each change takes effect at its commit. ADR 0016."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import NamedTuple
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Min, QuerySet, Sum
+from django.db.models.functions import Now
+
+from ...core.lifecycle import State
+from ...core.limits import Allowance, Scope, family_of
+from ...models import Gate, Job, Limit
+from ..dialects import dialect_of
+from ..locks import locks
+from ..transactions import run
+from . import limiters
+
+MOST_COUNTED = 10_000
+
+
+class Definition(NamedTuple):
+    """A limit as defined in code or settings."""
+
+    scope: str
+    name: str
+    allowance: Allowance
+
+
+def put(scope: str, name: str, allowance: Allowance, *, using: str, origin: str = Limit.Origin.ADMIN) -> Limit:
+    """Create or change a limit; jobs that already run count. A pause stays.
+
+    A change from the admin of a limit from code marks it as edited, so that `sync` leaves it alone.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> Limit:
+        wanted = Limit(scope=scope, name=name, origin=origin, **_numbers(allowance))
+        limit = _locked(connection, scope, name) or _made(connection, wanted)
+        # An edit in the admin must survive the next `sync` with code.
+        is_edited = origin == Limit.Origin.ADMIN and limit.origin != Limit.Origin.ADMIN
+        limit.origin = Limit.Origin.EDITED if is_edited else origin
+        for field, value in _numbers(allowance).items():
+            setattr(limit, field, value)
+        return _written(connection, limit)
+
+    return _looked_after(run(using, verb), using)
+
+
+def pause(names: Iterable[str], *, using: str) -> list[str]:
+    """Let no job of these tasks start from now on; return the tasks that were not paused before.
+
+    Running jobs continue.
+    """
+    paused: list[str] = []
+    for name in sorted(set(names)):
+
+        def verb(connection: BaseDatabaseWrapper, name: str = name) -> bool:
+            with connection.cursor() as cursor:
+                now = dialect_of(connection).now(cursor)
+            limit = _locked(connection, Scope.TASK, name)
+            if limit is None:
+                limit = _made(connection, Limit(scope=Scope.TASK, name=name, paused_at=now))
+            elif limit.paused_at is not None:
+                return False
+            limit.paused_at = now
+            _written(connection, limit)
+            return True
+
+        if run(using, verb):
+            paused.append(name)
+    return paused
+
+
+def resume(names: Iterable[str], *, using: str) -> list[str]:
+    """Let jobs of these tasks start again, within their limits; return the tasks that were paused."""
+    return [name for name in sorted(set(names)) if _resume(name, using=using)]
+
+
+def _resume(name: str, *, using: str) -> bool:
+    """Resume one task; return whether it was paused."""
+    paused = Limit.objects.using(using).filter(scope=Scope.TASK, name=name, paused_at__isnull=False)
+    # Read the limit again after a change by another process: a limit that is only a pause is removed, not resumed.
+    while (limit := paused.first()) is not None:
+        if _is_only_a_pause(limit):
+            remove(limit, using=using)
+            return True
+        if changed := run(using, lambda connection: _resumed(connection, name)):
+            _looked_after(changed, using)
+            return True
+    return False
+
+
+def _resumed(connection: BaseDatabaseWrapper, name: str) -> Limit | None:
+    limit = _locked(connection, Scope.TASK, name)
+    if limit is None or _is_only_a_pause(limit):
+        return None
+    limit.paused_at = None
+    return _written(connection, limit)
+
+
+def _is_only_a_pause(limit: Limit) -> bool:
+    return limit.concurrency is None and limit.rate is None
+
+
+def paused_tasks(*, using: str) -> list[str]:
+    """Return the names of the paused tasks, sorted."""
+    found = Limit.objects.using(using).filter(scope=Scope.TASK, paused_at__isnull=False).order_by("name")
+    return run(using, lambda _: list(found.values_list("name", flat=True)), atomic=False)
+
+
+def remove(limit: Limit, *, using: str) -> None:
+    """Delete a limit and make the jobs ready that waited for it.
+
+    A crash between the two steps leaves blocked jobs, which `limiters.sweep` makes ready.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> list[int]:
+        names = {limit.name, family_of(limit.name)} if limit.scope == Scope.KEY else {limit.name}
+        found = {row.name: row for row in _locked_all(connection, limit.scope, names)}
+        if limit.name not in found:
+            return []
+        # Both limits are locked by now, so no edit of the family's limit can miss a limiter that moves to it.
+        mine = Gate.objects.using(using).filter(limit_id=limit.pk)
+        locked = mine.order_by("pk")
+        if connection.features.has_select_for_update:
+            locked = locked.select_for_update()
+        ids = [gate.pk for gate in locked]
+        kind = found.get(family_of(limit.name)) if limit.scope == Scope.KEY else None
+        # The key falls back to the limit of its family, together with its running and blocked jobs.
+        if kind is not None and kind.pk != limit.pk:
+            mine.update(limit=kind)
+            _written(connection, kind)
+        Limit.objects.using(using).filter(pk=limit.pk).delete()
+        return ids
+
+    ids = run(using, verb)
+    kept = Gate.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True)
+    # Limiters that moved to the family's limit remain. The others were deleted with the limit; their jobs become ready.
+    there = set(run(using, lambda _: list(kept), atomic=False))
+    for gate_id in ids:
+        if gate_id not in there:
+            limiters.free(gate_id, using=using)
+    queues = limiters.look_again(sorted(there), using=using)
+    run(using, lambda connection: locks.tell(connection, queues))
+
+
+def sync(definitions: Iterable[Definition], *, using: str) -> None:
+    """Bring the stored limits up to date with code. An edited limit stays until the edit is reverted."""
+    wanted = {(one.scope, one.name): one for one in definitions}
+    rows = Limit.objects.using(using)
+    stored = run(using, lambda _: {(row.scope, row.name): row for row in rows.all()}, atomic=False)
+    for place, one in wanted.items():
+        row = stored.get(place)
+        if row is None or (row.origin == Limit.Origin.CODE and row.allowance != one.allowance):
+            put(*one, using=using, origin=Limit.Origin.CODE)
+        # Code now defines a name that was created in the admin.
+        elif row.origin == Limit.Origin.ADMIN:
+            run(using, lambda _, pk=row.pk: rows.filter(pk=pk).update(origin=_claimed(pk, rows)))  # type: ignore[misc]
+    for place, row in stored.items():
+        if place not in wanted and row.origin != Limit.Origin.ADMIN:
+            _forget(row, using)
+
+
+def _claimed(pk: int, rows: QuerySet[Limit]) -> str:
+    """Return the origin of a row that code defines too: a row that is only a pause becomes code's."""
+    limit = rows.get(pk=pk)
+    return Limit.Origin.CODE if limit.concurrency is None and limit.rate is None else Limit.Origin.EDITED
+
+
+def _forget(row: Limit, using: str) -> None:
+    """Handle a limit that code no longer defines: pauses and edits were made by a person and stay."""
+    if row.origin == Limit.Origin.EDITED:
+        run(using, lambda _: Limit.objects.using(using).filter(pk=row.pk).update(origin=Limit.Origin.ADMIN))
+    elif row.paused_at is not None:
+        # Drop the numbers of code, but keep the pause: it was set by a person.
+        put(row.scope, row.name, Allowance(), using=using)
+        run(using, lambda _: Limit.objects.using(using).filter(pk=row.pk).update(origin=Limit.Origin.ADMIN))
+    else:
+        remove(row, using=using)
+
+
+def take_edit_back(limit: Limit, *, using: str) -> bool:
+    """Revert an edit: from the next `sync` on the definition in code applies. Returns whether it was edited."""
+    edited = Limit.objects.using(using).filter(pk=limit.pk, origin=Limit.Origin.EDITED)
+    return bool(run(using, lambda _: edited.update(origin=Limit.Origin.CODE)))
+
+
+def _locked(connection: BaseDatabaseWrapper, scope: str, name: str) -> Limit | None:
+    return next(iter(_locked_all(connection, scope, {name})), None)
+
+
+def _made(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
+    """Insert a limit and return it locked; another node may insert it at the same moment."""
+    Limit.objects.using(connection.alias).bulk_create([limit], ignore_conflicts=True)
+    return _locked(connection, limit.scope, limit.name) or limit
+
+
+def _numbers(allowance: Allowance) -> dict[str, int | None]:
+    return {field: getattr(allowance, field) for field in ("concurrency", "rate", "per", "burst")}
+
+
+def _locked_all(connection: BaseDatabaseWrapper, scope: str, names: Collection[str]) -> QuerySet[Limit]:
+    rows = Limit.objects.using(connection.alias).filter(scope=scope, name__in=names).order_by("pk")
+    return rows.select_for_update() if connection.features.has_select_for_update else rows
+
+
+def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
+    """Save a limit and copy its numbers into its limiters, locked before; they apply from the commit on."""
+    alias = connection.alias
+    limit.save(using=alias)
+    rows = Gate.objects.using(alias)
+    # An existing limiter of this very key used the limit of its family until now. Other keys of a family keep theirs.
+    if limit.scope == Scope.KEY:
+        rows.filter(scope=Scope.KEY, name=limit.name).update(limit=limit)
+    else:
+        rows.bulk_create([limiters.gate_row(limit, limit.name)], ignore_conflicts=True)
+    mine = rows.filter(limit=limit)
+    locked = mine.order_by("pk")
+    if connection.features.has_select_for_update:
+        locked = locked.select_for_update()
+    shut = [gate.pk for gate in locked if _counts_from_now(gate, limit)]
+    most = limit.allowance.capacity
+    mine.filter(rate=None).update(tokens=most, filled_at=Now())  # a new rate starts with a full bucket
+    mine.filter(tokens__gt=most).update(tokens=most)
+    mine.update(
+        concurrency=limit.concurrency,
+        rate=limit.rate,
+        per=limit.per,
+        burst=limit.burst,
+        is_paused=limit.paused_at is not None,
+        opens_at=None,
+    )
+    # Last, because the UPDATE above opens every limiter of a limit that is not paused.
+    mine.filter(pk__in=shut).update(is_paused=True)
+    return limit
+
+
+def _counts_from_now(gate: Gate, limit: Limit) -> bool:
+    """Return whether a limiter must be closed until its running jobs are counted.
+
+    It must if it did not count jobs before, or if it is closed for that reason already.
+    """
+    return limit.concurrency is not None and (gate.concurrency is None or gate.is_paused)
+
+
+def _looked_after(limit: Limit, using: str) -> Limit:
+    """Count the jobs that already run, and make blocked jobs ready for which there is room now."""
+    mine = Gate.objects.using(using).filter(limit=limit).order_by("pk").values_list("pk", "is_paused")
+    found = run(using, lambda _: list(mine), atomic=False)
+    ids = [pk for pk, _ in found]
+    if limit.concurrency is not None:
+        limiters.count_running([pk for pk, is_shut in found if is_shut], using=using)
+    queues = limiters.look_again(ids, using=using)
+    run(using, lambda connection: locks.tell(connection, queues))
+    return limit
+
+
+def use(ids: Iterable[int], *, using: str) -> dict[int, tuple[int, datetime | None]]:
+    """Return the use of these limits: permits in use, and the time the next set of jobs becomes ready.
+
+    Sums over all limiters of a limit; limits without a limiter are left out.
+    """
+    mine = Gate.objects.using(using).filter(limit__in=list(ids)).order_by().values_list("limit")
+    told = mine.annotate(Sum("in_use"), Min("opens_at"))
+    return run(using, lambda _: {pk: (in_use, opens_at) for pk, in_use, opens_at in told}, atomic=False)
+
+
+def waiting(limit: Limit, *, using: str) -> int:
+    """Count the jobs blocked by this limit, up to `MOST_COUNTED`."""
+    gates_ = Gate.objects.using(using).filter(limit=limit).values("pk")
+    parked = Job.objects.using(using).in_state(State.BLOCKED).filter(gate__in=gates_).order_by()
+    # Bounded, so that the page of a limit with a long backlog stays fast.
+    return run(using, lambda _: parked[:MOST_COUNTED].count(), atomic=False)

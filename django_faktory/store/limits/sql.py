@@ -1,0 +1,290 @@
+"""Statements of limiters (ADR 16): lock and write their rows, give permits, block and unblock jobs, a set at a time.
+
+The SQL is the same for all databases; only the clause that locks rows differs. In code a limiter is a gate, and a
+permit a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db.backends.utils import CursorWrapper
+
+from ...core.limits import Allowance, Gate, passes_of
+from ..dialects.base import GATE, JOB, Dialect, marks
+
+HEAD = 500
+"""Jobs at the head of a queue that are examined together when a limiter is full."""
+
+_GATE = (
+    "g.id, g.scope, g.name, g.concurrency, g.rate, g.per, g.burst, g.is_paused, g.in_use, g.tokens, g.filled_at,"
+    " g.opens_at, g.is_awaited"
+)
+_WRITTEN = ("in_use", "tokens", "filled_at", "opens_at", "is_awaited")
+_IN_ORDER = "ORDER BY weight, enqueued_at, id"
+
+
+def by_name(cursor: CursorWrapper, dialect: Dialect, names: Collection[tuple[str, str]]) -> list[Gate]:
+    """Return the limiters of these scopes and names, locked in the order of their ids (ADR 24)."""
+    wanted = sorted(names)
+    pairs = ", ".join(["(%s, %s)"] * len(wanted))
+    return _locked(cursor, dialect, f"(g.scope, g.name) IN ({pairs})", [value for pair in wanted for value in pair])
+
+
+def by_id(cursor: CursorWrapper, dialect: Dialect, ids: Collection[int]) -> list[Gate]:
+    """Return the limiters with these ids, locked in the order of their ids."""
+    return _locked(cursor, dialect, f"g.id IN ({marks(ids)})", sorted(ids)) if ids else []
+
+
+def _locked(cursor: CursorWrapper, dialect: Dialect, condition: str, values: Sequence[Any]) -> list[Gate]:
+    cursor.execute(f"SELECT {_GATE} FROM {GATE} AS g WHERE {condition} ORDER BY g.id{dialect.plain_lock}", values)
+    return [_gate(row) for row in cursor.fetchall()]
+
+
+def _gate(row: Sequence[Any]) -> Gate:
+    id_, scope, name, concurrency, rate, per, burst, is_paused, in_use, tokens, filled_at, opens_at, is_awaited = row
+    return Gate(
+        id=id_,
+        scope=scope,
+        name=name,
+        allows=Allowance(concurrency=concurrency, rate=rate, per=per, burst=burst),
+        # SQLite and MariaDB return booleans as integers, and times without a zone.
+        is_paused=bool(is_paused),
+        in_use=in_use,
+        tokens=float(tokens),
+        filled_at=_utc(filled_at),
+        opens_at=None if opens_at is None else _utc(opens_at),
+        is_awaited=bool(is_awaited),
+    )
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def save(cursor: CursorWrapper, gates: Sequence[Gate]) -> None:
+    """Write the counts of limiters in one statement."""
+    if not gates:
+        return
+    adapt = cursor.db.ops.adapt_datetimefield_value
+    rows = [(g.in_use, g.tokens, adapt(g.filled_at), adapt(g.opens_at), g.is_awaited) for g in gates]
+    # The usual case: a plain UPDATE, without CASE.
+    if len(gates) == 1:
+        changes = ", ".join(f"{column} = %s" for column in _WRITTEN)
+        cursor.execute(f"UPDATE {GATE} SET {changes} WHERE id = %s", [*rows[0], gates[0].id])
+        return
+    cases = " ".join(["WHEN %s THEN %s"] * len(gates))
+    changes = ", ".join(f"{column} = CASE id {cases} ELSE {column} END" for column in _WRITTEN)
+    values = [
+        value
+        for place in range(len(_WRITTEN))
+        for g, row in zip(gates, rows, strict=True)
+        for value in (g.id, row[place])
+    ]
+    cursor.execute(f"UPDATE {GATE} SET {changes} WHERE id IN ({marks(gates)})", [*values, *(g.id for g in gates)])
+
+
+def claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str]) -> dict[str, tuple[int, str, int]]:
+    """Return id, wid and attempt of these jobs that were claimed and have no permits yet; their rows are locked.
+
+    Rows are found by jid alone: with the state in the condition, PostgreSQL might walk over every job that was working
+    in the last minute (ADR 6).
+    """
+    cursor.execute(
+        f"SELECT jid, id, wid, attempt, state, passes FROM {JOB} WHERE jid IN ({marks(jids)})"
+        f" ORDER BY id{dialect.plain_lock}",
+        sorted(jids),
+    )
+    return {
+        jid: (row_id, wid, attempt)
+        for jid, row_id, wid, attempt, state, passes in cursor.fetchall()
+        if state == "working" and passes == ""
+    }
+
+
+def hand_out(cursor: CursorWrapper, passes: Mapping[int, str | None]) -> None:
+    """Record the permits of these jobs, so that they may be delivered."""
+    # A key that is unique until the start is released when the job has everything it needs, its lock included.
+    starts = "unique_until_start AND (lock_key IS NULL OR lock_token IS NOT NULL)"
+    _set_each(cursor, "passes", passes, f"unique_key = CASE WHEN {starts} THEN NULL ELSE unique_key END")
+
+
+def take_back(cursor: CursorWrapper, gates: Mapping[int, int | None]) -> None:
+    """Undo the claim of these jobs: block each at its limiter, or enqueue it again if that is None."""
+    # The claim counted an attempt; the job never ran, so it is taken back too.
+    undone = (
+        "attempt = attempt - 1, wid = '', started_at = NULL, reserved_until = NULL, passes = NULL, lock_token = NULL"
+    )
+    parked = {row_id: gate for row_id, gate in gates.items() if gate is not None}
+    _set_each(cursor, "gate", parked, f"state = 'blocked', {undone}")
+    freed = [row_id for row_id, gate in gates.items() if gate is None]
+    if freed:
+        cursor.execute(f"UPDATE {JOB} SET state = 'enqueued', {undone} WHERE id IN ({marks(freed)})", freed)
+
+
+def _set_each(cursor: CursorWrapper, column: str, values: Mapping[int, Any], rest: str) -> None:
+    """Set a column of each job to its own value, and other columns to the same for all, in one statement."""
+    if not values:
+        return
+    different = set(values.values())
+    if len(different) == 1:
+        value, told = "%s", [different.pop()]
+    else:
+        value = f"CASE id {' '.join(['WHEN %s THEN %s'] * len(values))} ELSE {column} END"
+        told = [one for pair in values.items() for one in pair]
+    cursor.execute(f"UPDATE {JOB} SET {column} = {value}, {rest} WHERE id IN ({marks(values)})", [*told, *values])
+
+
+def park_head(
+    cursor: CursorWrapper, dialect: Dialect, queue: str, *, tasks: Mapping[str, int], keys: Mapping[str, int]
+) -> set[int]:
+    """Block jobs at the head of a queue if their limiters, given by jobtype and key, are full; return the limiters.
+
+    Jobs that their limiter has just unblocked are skipped, and so are rows that another transaction is claiming.
+    """
+    cursor.execute(
+        f"SELECT id, jobtype, limit_key, gate FROM {JOB} WHERE state = 'enqueued' AND queue = %s {_IN_ORDER} LIMIT %s",
+        [queue, HEAD],
+    )
+    shut = {
+        row_id: gate
+        for row_id, jobtype, key, waits_at in cursor.fetchall()
+        if (gate := tasks.get(jobtype) or keys.get(key or "")) is not None and gate != waits_at
+    }
+    if shut:
+        cursor.execute(
+            f"SELECT id FROM {JOB} WHERE id IN ({marks(shut)}) AND state = 'enqueued'{dialect.skip_lock}", [*shut]
+        )
+        # Only rows to be blocked are locked, and not waited for: another transaction may be claiming them.
+        shut = {row_id: shut[row_id] for (row_id,) in cursor.fetchall()}
+        _set_each(cursor, "gate", shut, "state = 'blocked'")
+    return set(shut.values())
+
+
+def let_go(cursor: CursorWrapper, dialect: Dialect, gate: int, room: int) -> tuple[dict[str, int], bool]:
+    """Make the first `room` jobs blocked at a limiter ready, in each queue.
+
+    Returns how many became ready by queue, and whether more are blocked.
+    """
+    found: dict[str, int] = {}
+    more = False
+    for queue in _queues(cursor, gate):
+        cursor.execute(
+            f"SELECT id, state FROM {JOB} WHERE gate = %s AND queue = %s {_IN_ORDER} LIMIT %s{dialect.skip_lock}",
+            [gate, queue, room + 1],
+        )
+        rows = cursor.fetchall()
+        # Jobs that were unblocked earlier and are not claimed yet still count: each takes one of the free permits.
+        more |= len(rows) > room
+        ids = [row_id for row_id, state in rows[:room] if state == "blocked"]
+        if ids:
+            cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id IN ({marks(ids)})", ids)
+            found[queue] = len(ids)
+    return found, more
+
+
+def _queues(cursor: CursorWrapper, gate: int) -> Iterator[str]:
+    """Yield the queues of the jobs at a limiter; each step is one index lookup."""
+    queue = ""
+    while True:
+        cursor.execute(f"SELECT queue FROM {JOB} WHERE gate = %s AND queue > %s ORDER BY queue LIMIT 1", [gate, queue])
+        row = cursor.fetchone()
+        if row is None:
+            return
+        queue = row[0]
+        yield queue
+
+
+def waited_at(cursor: CursorWrapper) -> Iterator[int]:
+    """Yield the limiters that jobs refer to; each step is one index lookup."""
+    # SELECT DISTINCT would read the whole index; there are few limiters, and any number of jobs at each.
+    gate = 0
+    while True:
+        cursor.execute(f"SELECT gate FROM {JOB} WHERE gate > %s ORDER BY gate LIMIT 1", [gate])
+        row = cursor.fetchone()
+        if row is None:
+            return
+        gate = row[0]
+        yield gate
+
+
+def free(cursor: CursorWrapper, dialect: Dialect, gate: int, limit: int) -> tuple[int, set[str]]:
+    """Unblock jobs of a deleted limiter, at most `limit`; return their number and their queues."""
+    cursor.execute(f"SELECT id, queue FROM {JOB} WHERE gate = %s LIMIT %s{dialect.skip_lock}", [gate, limit])
+    rows = cursor.fetchall()
+    if rows:
+        ids = [row_id for row_id, _ in rows]
+        cursor.execute(
+            f"UPDATE {JOB} SET state = 'enqueued', gate = NULL WHERE id IN ({marks(ids)})"
+            " AND state IN ('blocked', 'enqueued')",
+            ids,
+        )
+    return len(rows), {queue for _, queue in rows}
+
+
+def holders(cursor: CursorWrapper, gate: int) -> int:
+    """Return how many running jobs hold a permit of this limiter."""
+    # Commas on both sides let LIKE match an id only as a whole.
+    cursor.execute(f"SELECT COUNT(*) FROM {JOB} WHERE state = 'working' AND passes LIKE %s", [f"%,{gate},%"])
+    count: int = cursor.fetchone()[0]
+    return count
+
+
+def running(cursor: CursorWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
+    """Count the running jobs that need no further permit, by queue, jobtype, limit key and permits."""
+    cursor.execute(
+        # Empty `passes` mark a claimed job that has yet to acquire its permits; NULL marks one that no limit concerned.
+        f"SELECT queue, jobtype, limit_key, passes, COUNT(*) FROM {JOB}"
+        " WHERE state = 'working' AND (passes IS NULL OR passes <> '') GROUP BY queue, jobtype, limit_key, passes"
+    )
+    found: list[tuple[str, str, str | None, str | None, int]] = cursor.fetchall()
+    return found
+
+
+_OF_SCOPE = {"queue": "queue", "task": "jobtype", "key": "limit_key"}
+
+
+def without_pass(
+    cursor: CursorWrapper, dialect: Dialect, gate: int, after: int, limit: int
+) -> list[tuple[int, str | None]]:
+    """Return id and permits of running jobs that this limiter applies to and that hold none of its permits.
+
+    Their rows are locked by id, before the limiter's. Jobs that are about to acquire their permits are included: the
+    lock waits for such a transaction to end.
+    """
+    cursor.execute(f"SELECT scope, name FROM {GATE} WHERE id = %s", [gate])
+    row = cursor.fetchone()
+    if row is None:
+        return []
+    scope, name = row
+    cursor.execute(
+        f"SELECT id, passes FROM {JOB} WHERE state = 'working' AND {_OF_SCOPE[scope]} = %s AND id > %s"
+        f" AND (passes IS NULL OR passes NOT LIKE %s) ORDER BY id LIMIT %s{dialect.plain_lock}",
+        [name, after, f"%,{gate},%", limit],
+    )
+    rows: list[tuple[int, str | None]] = cursor.fetchall()
+    return rows
+
+
+def give_passes(cursor: CursorWrapper, gate: int, rows: Sequence[tuple[int, str | None]]) -> int:
+    """Give permits of a limiter to these locked jobs, except to jobs that have yet to acquire theirs; return the number
+    given.
+
+    Ids of deleted limiters are dropped from `passes`: a job holds permits of at most three, which fit into the column.
+    """
+    held = {row_id: passes_of(passes) for row_id, passes in rows if passes != ""}
+    if not held:
+        return 0
+    known = sorted({one for passes in held.values() for one in passes})
+    there: set[int] = set()
+    if known:
+        cursor.execute(f"SELECT id FROM {GATE} WHERE id IN ({marks(known)})", known)
+        there = {row_id for (row_id,) in cursor.fetchall()}
+    texts = {
+        row_id: f",{','.join(str(one) for one in (*passes, gate) if one in there or one == gate)},"
+        for row_id, passes in held.items()
+    }
+    _set_each(cursor, "passes", texts, "gate = NULL")
+    return len(texts)

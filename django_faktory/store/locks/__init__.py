@@ -1,0 +1,1 @@
+"""Locks of jobs with a lock key."""

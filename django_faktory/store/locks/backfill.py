@@ -1,0 +1,90 @@
+"""Give lock keys to jobs that were pushed before their queue used locks.
+
+Claims do not wait for it: a job without a key when it is claimed runs without a lock. A running job receives its key
+when it is enqueued again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...core.lifecycle import State
+from ...core.logs import get_logger
+from ...core.payloads import JobPayload
+from ...errors import InvalidPayload
+from ...models import Job
+from ..jobs import scan
+from ..maintenance.due import skip_locked
+from ..transactions import run
+from . import locks
+
+logger = get_logger(__name__)
+
+CHUNK = 200
+WAITING = (State.ENQUEUED, State.SCHEDULED, State.RETRIES)
+
+Keyed = Callable[[JobPayload], JobPayload]
+"""Returns the job with its key, or unchanged if it takes no lock.
+
+Raises InvalidPayload if its key cannot be computed.
+"""
+
+
+Position = tuple[int, tuple[Any, ...] | None]
+"""The index of a walk in `_walks`, and the position in it."""
+
+
+def give_keys(
+    keyed: Keyed, queues: Collection[str] | None, *, using: str, after: Position | None = None, limit: int = CHUNK
+) -> Position | None:
+    """Give keys to the next `limit` waiting jobs without one in these queues, None for all.
+
+    Returns the position to continue at, None at the end.
+    """
+    walks = _walks(queues)
+    number, place = after or (0, None)
+    if number >= len(walks):  # fewer queues use locks than at the previous call
+        return None
+    state, queue = walks[number]
+    rows, place = scan.portion(state, ("pk",), using=using, queue=queue, after=place, size=limit)
+    if rows:
+        run(using, partial(_give_keys, keyed=keyed, queues=queues, ids=[pk for (pk,) in rows]))
+    if place is not None:
+        return number, place
+    return (number + 1, None) if number + 1 < len(walks) else None
+
+
+def _walks(queues: Collection[str] | None) -> list[tuple[State, str | None]]:
+    """Return the index walks that cover all waiting jobs of these queues: by state, and by queue for enqueued jobs."""
+    enqueued = [(State.ENQUEUED, None)] if queues is None else [(State.ENQUEUED, queue) for queue in sorted(queues)]
+    return [*enqueued, (State.SCHEDULED, None), (State.RETRIES, None)]
+
+
+def _give_keys(
+    connection: BaseDatabaseWrapper, *, keyed: Keyed, queues: Collection[str] | None, ids: Sequence[int]
+) -> None:
+    jobs = Job.objects.using(connection.alias).in_state(*WAITING).filter(lock_key__isnull=True)
+    found = jobs.filter(pk__in=ids) if queues is None else jobs.filter(pk__in=ids, queue__in=queues)
+    theirs: dict[str, list[int]] = defaultdict(list)
+    # Waiting for a claim's transaction would gain nothing: the claimed job already runs without a key.
+    for row in skip_locked(found.order_by("pk").only("jid", "jobtype", "queue", "weight", "payload")):
+        if key := _key_of(row, keyed):
+            theirs[key].append(row.pk)
+    for key, some in theirs.items():
+        jobs.filter(pk__in=some).update(lock_key=key)
+    locks.arrived(connection, [pk for some in theirs.values() for pk in some])
+
+
+def _key_of(row: Job, keyed: Keyed) -> str | None:
+    job = JobPayload(jid=row.jid, jobtype=row.jobtype, text=row.payload, queue=row.queue, priority=row.priority)
+    try:
+        options = keyed(job).options
+    except InvalidPayload as error:  # the job was accepted, so it runs without a lock
+        logger.warning("a job pushed before its queue was locketed gets no key jid=%s error=%s", row.jid, error)
+        return None
+    return options.lock_key if options else None

@@ -1,0 +1,480 @@
+"""Locks: at most one job per lock key runs at a time; the jobs behind it are blocked. ADR 0015.
+
+`take` is the only way to acquire a lock. `release` frees it in the transaction that ends the run. Code that enqueues
+jobs calls `arrived`; code that removes ready jobs calls `settle` after the commit. Blocked jobs are outside the index
+that claims read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Case, DateTimeField, Exists, ExpressionWrapper, F, OuterRef, Q, Value, When
+from django.db.models.functions import Now
+
+from ...core.lifecycle import State
+from ...core.logs import get_logger
+from ...core.payloads import Reservation
+from ...models import Job, JobLock, JobQuerySet
+from ..dialects import dialect_of
+from ..dialects.base import JOB, LOCK, marks
+from ..jobs import scan
+from ..transactions import run
+
+logger = get_logger(__name__)
+
+CHUNK = 500
+LEASE_S = 35.0
+SETTLE_AGAIN_S = (0.01, 0.03, 0.1, 0.3, 1.0)
+"""Pauses in seconds of `settle` between attempts on rows that other transactions have locked.
+
+After the last attempt `sweep` repairs the key.
+"""
+SETTLED_AFTER_S = 0.25
+"""Seconds within which a live process hands the key of an ended job to the next job."""
+
+# With `unique_until_start` the unique key is free as soon as the job starts.
+_UNIQUE_FROM_HERE = Case(When(unique_until_start=True, then=Value(None)), default=F("unique_key"))
+
+Place = Sequence[Any]
+"""A position among the blocked jobs, see `scan.portion`."""
+
+SWEPT_TOGETHER = 500
+KEYS_TOGETHER = 200
+SWEPT_AT_ONCE = 40
+"""Portions that one sweep reads: 20,000 blocked jobs, about 100 ms."""
+
+on_ready: list[Callable[[str, set[str]], None]] = []
+"""Callbacks with the alias and the queues in which a free lock made jobs ready, after the commit."""
+
+
+_FORGOTTEN = f"""
+SELECT DISTINCT waiting.lock_key FROM {JOB} AS waiting
+WHERE waiting.lock_key IN ({{keys}}) AND waiting.state = 'blocked' AND waiting.gate IS NULL
+  AND NOT EXISTS (SELECT 1 FROM {LOCK} AS held WHERE held.lock_key = waiting.lock_key AND NOT held.is_lapsed)
+  AND NOT EXISTS (SELECT 1 FROM {JOB} AS ready WHERE ready.lock_key = waiting.lock_key AND ready.state = 'enqueued'
+    AND ready.queue = waiting.queue AND ready.weight = waiting.weight)
+  AND NOT EXISTS (SELECT 1 FROM {JOB} AS first WHERE first.lock_key = waiting.lock_key AND first.state = 'blocked'
+    AND first.gate IS NOT NULL AND first.queue = waiting.queue AND first.weight = waiting.weight)"""
+
+
+def take(
+    reservations: Sequence[Reservation], *, using: str, lease_s: float = LEASE_S, now: datetime | None = None
+) -> list[Reservation]:
+    """Acquire the locks of jobs just claimed; return the jobs that have theirs, with the token.
+
+    The other jobs become blocked, as if they had not been claimed. Do not deliver a job before its lock is committed.
+    """
+    is_one = dialect_of(connections[using]).takes is not None
+    tokens = run(using, lambda connection: take_in(connection, reservations, lease_s, now), atomic=not is_one)
+    # The holder may have released the key before these jobs were committed as blocked, without seeing them.
+    settle({job.lock_key for job in reservations if job.lock_key and job.jid not in tokens}, using=using)
+    return [msgspec.structs.replace(job, lock_token=tokens[job.jid]) for job in reservations if job.jid in tokens]
+
+
+def take_in(
+    connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], lease_s: float, now: datetime | None
+) -> dict[str, int]:
+    """Acquire locks as part of a transaction; return the tokens by jid.
+
+    The caller settles the keys of the jobs without a token after the commit.
+    """
+    # The sort is stable: the first job of a key by priority stays its first, and receives the lock.
+    reservations = sorted(reservations, key=lambda job: job.lock_key or "")
+    takes = dialect_of(connection).takes
+    return (takes or _take)(connection, reservations, lease_s, now)
+
+
+def _take(
+    connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], lease_s: float, now: datetime | None
+) -> dict[str, int]:
+    rows = Job.objects.using(connection.alias).filter(jid__in=[job.jid for job in reservations]).order_by("id")
+    if connection.features.has_select_for_update:
+        rows = rows.select_for_update()
+    # Rows are compared with the claims after they are locked: a job can be taken from its worker between the claim and
+    # this statement.
+    stored = {row.jid: row for row in rows.only("jid", "state", "wid", "attempt", "lock_token", "passes")}
+    mine = [job for job in reservations if job.jid in stored and _awaits_lock(stored[job.jid], job)]
+    first: dict[str, Reservation] = {}
+    for job in mine:
+        first.setdefault(job.lock_key or "", job)
+    with connection.cursor() as cursor:
+        clock = now or dialect_of(connection).now(cursor)
+    tokens = _acquired(connection, first, clock, timedelta(seconds=lease_s))
+    jobs = Job.objects.using(connection.alias)
+    for jid, token in tokens.items():
+        row = stored[jid]
+        # A job that also needs permits has not started yet: its unique key is freed when it has them.
+        begins = {"unique_key": _UNIQUE_FROM_HERE} if row.passes is None else {}
+        jobs.filter(pk=row.pk).update(lock_token=token, **begins)
+    if lost := [stored[job.jid].pk for job in mine if job.jid not in tokens]:
+        jobs.filter(pk__in=lost).update(
+            state=State.BLOCKED, attempt=F("attempt") - 1, wid="", started_at=None, reserved_until=None, passes=None
+        )
+    _park_siblings(connection, [job.lock_key for job in mine if job.lock_key and job.jid in tokens])
+    return tokens
+
+
+def _awaits_lock(row: Job, job: Reservation) -> bool:
+    """Return whether a locked row still belongs to this claim and waits for its lock."""
+    is_held = row.state == State.WORKING and (row.wid, row.attempt) == (job.wid, job.attempt)
+    return is_held and row.lock_token is None
+
+
+def _acquired(
+    connection: BaseDatabaseWrapper, wanted: dict[str, Reservation], now: datetime, lease: timedelta
+) -> dict[str, int]:
+    """Insert lock rows in key order; return jid → token of the jobs that own their row."""
+    locks = JobLock.objects.using(connection.alias).filter(key__in=wanted)
+    # An expired lock has no effect, even if maintenance has not marked it as lapsed yet (ADR 0015).
+    locks.filter(expires_at__lte=now).delete()
+    rows = [
+        JobLock(
+            key=key, jid=job.jid, attempt=job.attempt, wid=job.wid, lease=lease, acquired_at=now, expires_at=now + lease
+        )
+        for key, job in sorted(wanted.items())
+    ]
+    # A concurrent transaction may insert the same key first. The conflict is ignored, and the select below shows which
+    # job owns the key.
+    JobLock.objects.using(connection.alias).bulk_create(rows, ignore_conflicts=True)
+    held = {key: (jid, attempt, pk) for pk, key, jid, attempt in locks.values_list("pk", "key", "jid", "attempt")}
+    return {
+        job.jid: held[key][2] for key, job in wanted.items() if key in held and held[key][:2] == (job.jid, job.attempt)
+    }
+
+
+def _park_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> None:
+    """Block the ready jobs of keys that were just acquired.
+
+    Without races there is at most one per key, queue and priority. Rows that another transaction is claiming are
+    skipped: that claim does not get the lock and blocks its job itself.
+    """
+    if not keys:
+        return
+    jobs = Job.objects.using(connection.alias).in_state(State.ENQUEUED)
+    ready = jobs.filter(lock_key__in=keys)
+    if connection.features.has_select_for_update_skip_locked:
+        ready = ready.select_for_update(skip_locked=True)
+    ids = list(ready.values_list("pk", flat=True)[:CHUNK])
+    if ids:
+        jobs.filter(pk__in=ids).update(state=State.BLOCKED, gate=None)
+
+
+def release(connection: BaseDatabaseWrapper, jobs: Iterable[Job | Reservation]) -> None:
+    """Release the locks of these jobs and make the next ones ready.
+
+    Call it inside the transaction that ended the runs. The jobs are as they were before it, with key and token; jobs
+    without a lock may be among them.
+    """
+    held = {job.lock_token: job.lock_key for job in jobs if job.lock_token is not None and job.lock_key}
+    if held:
+        _delete(connection, sorted(held))
+        make_next_ready(connection, sorted(set(held.values())))
+
+
+def _delete(connection: BaseDatabaseWrapper, tokens: Sequence[int]) -> None:
+    """Delete these lock rows, locked in key order."""
+    rows = JobLock.objects.using(connection.alias).filter(pk__in=tokens)
+    # A DELETE locks rows in any order; two transactions with the same two keys would deadlock (ADR 0024).
+    if len(tokens) > 1 and connection.features.has_select_for_update:
+        list(rows.order_by("key").select_for_update().values_list("pk", flat=True))
+    rows.delete()
+
+
+def make_next_ready(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
+    """Make the next jobs of these keys ready, inside a transaction; return the skipped keys.
+
+    A key is skipped if its next job's row was locked by another transaction, which may end without changing it. Skipped
+    keys are settled after the commit.
+    """
+    queues, skipped = dialect_of(connection).make_next_ready(connection, keys)
+    tell(connection, queues)
+    settle_later(connection, skipped)
+    return skipped
+
+
+def arrived(connection: BaseDatabaseWrapper, ids: Sequence[int]) -> None:
+    """Block those of these enqueued jobs that have to wait for their key.
+
+    The key is held, or an earlier job of it is ready. Call it inside the transaction that enqueued them. Jobs without a
+    key are ignored.
+    """
+    jobs = Job.objects.using(connection.alias)
+    came = list(
+        jobs.in_state(State.ENQUEUED)
+        .filter(pk__in=ids, lock_key__isnull=False)
+        # In claim order, so that the first job of each queue and priority stays ready.
+        .order_by("weight", "enqueued_at", "id")
+        .values_list("pk", "lock_key", "queue", "weight")
+    )
+    if not came:
+        return
+    crowd = Crowd(connection, {key for _, key, _, _ in came if key}, but=ids)
+    parked = [pk for pk, key, queue, weight in came if not crowd.lets_in(key or "", queue, weight)]
+    if parked:
+        jobs.in_state(State.ENQUEUED).filter(pk__in=parked).update(state=State.BLOCKED, gate=None)
+        # The holder may have released the key after `Crowd` read it, without seeing these uncommitted jobs.
+        settle_later(connection, crowd.keys)
+
+
+class Crowd:
+    """The lock queue of some keys: decides whether a job that is added is ready or blocked."""
+
+    def __init__(self, connection: BaseDatabaseWrapper, keys: Collection[str], *, but: Sequence[int] = ()) -> None:
+        self.keys = sorted(keys)
+        alias = connection.alias
+        live = JobLock.objects.using(alias).filter(key__in=self.keys, expires_at__gt=Now())
+        self._held = set(live.values_list("key", flat=True))
+        gone = set(but)
+        self._ready: set[tuple[str, str, int]] = set()
+        if self.keys:
+            with connection.cursor() as cursor:
+                ready = dialect_of(connection).ready_of(cursor, self.keys)
+            self._ready = {(key, queue, weight) for row_id, key, queue, weight in ready if row_id not in gone}
+
+    def lets_in(self, key: str, queue: str, weight: int) -> bool:
+        """Return whether a job that is added now is ready, and record it as such.
+
+        It is ready if no job holds the key and it is the first of its queue and priority.
+        """
+        place = key, queue, weight
+        if key in self._held or place in self._ready:
+            return False
+        self._ready.add(place)
+        return True
+
+
+def settle(keys: Collection[str], *, using: str) -> None:
+    """Make a job ready for each of these keys, unless a job holds it. Call it after the commit of a change.
+
+    It waits for transactions that are just releasing a key, so that of two concurrent changes the later one sees both.
+    """
+    if not keys:
+        return
+
+    def verb(connection: BaseDatabaseWrapper) -> set[str]:
+        locks = JobLock.objects.using(using).filter(key__in=some).order_by("key")
+        if connection.features.has_select_for_update:
+            locks = locks.select_for_update()
+        with connection.cursor() as cursor:
+            now = dialect_of(connection).now(cursor)
+        # The time is read before the rows are locked, so a lock that expires while waiting still counts as held;
+        # `lapse` handles it.
+        held = {key for key, expires_at in locks.values_list("key", "expires_at") if expires_at > now}
+        queues, skipped = dialect_of(connection).make_next_ready(connection, [key for key in some if key not in held])
+        tell(connection, queues)
+        return skipped
+
+    ordered = sorted(keys)
+    for pause_s in SETTLE_AGAIN_S:
+        skipped: set[str] = set()
+        for start in range(0, len(ordered), CHUNK):
+            some = ordered[start : start + CHUNK]
+            skipped |= run(
+                using, verb, raises_lock_timeout=False
+            )  # the change is committed: a lock timeout must not make the caller repeat it
+        if not skipped or connections[using].in_atomic_block:
+            return
+        ordered = sorted(skipped)
+        time.sleep(pause_s)
+
+
+def settle_later(connection: BaseDatabaseWrapper, keys: Collection[str]) -> None:
+    """Call `settle` for these keys after the commit."""
+    if keys:
+        settling = partial(settle, set(keys), using=connection.alias)
+        transaction.on_commit(settling, using=connection.alias, robust=True)
+
+
+def keys_of(jobs: JobQuerySet) -> list[str]:
+    """Return the keys of those of these jobs that are ready or blocked by a limiter.
+
+    Call `settle` for them once the jobs are gone: a job in either condition keeps the next job of its key blocked.
+    """
+    keeps_others = Q(state=str(State.ENQUEUED)) | Q(state=str(State.BLOCKED), gate__isnull=False)
+    found = jobs.filter(keeps_others, lock_key__isnull=False)
+    return [key for key in found.order_by().values_list("lock_key", flat=True).distinct() if key]
+
+
+def tell(connection: BaseDatabaseWrapper, queues: set[str]) -> None:
+    """Notify `on_ready` after the commit that jobs of these queues are ready."""
+    if queues:
+        for hear in on_ready:
+            transaction.on_commit(partial(hear, connection.alias, queues), using=connection.alias, robust=True)
+
+
+def extend(wids: Collection[str], *, using: str) -> int:
+    """Extend the leases of these workers' locks; return how many were extended.
+
+    A lapsed lock that no other job has acquired is revived. A row that another transaction has locked is skipped: it is
+    changing, and the next heartbeat arrives within its lease.
+    """
+    locks = JobLock.objects.using(using).filter(wid__in=[wid for wid in wids if wid])
+    # Most workers hold no lock: the check saves a transaction for each heartbeat.
+    return _extend(locks, skip_locked=True) if run(using, lambda _: locks.exists(), atomic=False) else 0
+
+
+def extend_held(tokens: Collection[int], *, using: str) -> set[int]:
+    """Extend these locks; return the tokens that are lost because their row is gone.
+
+    Another job has, or could have, acquired the key of a lost token.
+    """
+    locks = JobLock.objects.using(using).filter(pk__in=tokens)
+    _extend(locks)
+    return set(tokens) - set(run(using, lambda _: list(locks.values_list("pk", flat=True)), atomic=False))
+
+
+def _extend(locks: Any, *, skip_locked: bool = False) -> int:
+    ends = ExpressionWrapper(Now() + F("lease"), output_field=DateTimeField())
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        mine = locks
+        if connection.features.has_select_for_update:  # in key order, which an UPDATE does not keep
+            skips = skip_locked and connection.features.has_select_for_update_skip_locked
+            rows = locks.order_by("key").select_for_update(skip_locked=skips)
+            tokens = list(rows.values_list("pk", flat=True))
+            mine = JobLock.objects.using(locks.db).filter(pk__in=tokens)
+        extended: int = mine.update(expires_at=ends, is_lapsed=False)
+        return extended
+
+    return run(locks.db, verb)
+
+
+def lapsed_locks(*, using: str) -> Any:
+    """Return the locks that have expired and are not marked as lapsed yet."""
+    return held_locks(using=using).filter(expires_at__lte=Now())
+
+
+def held_locks(*, using: str) -> Any:
+    """Return the locks that are not marked as lapsed.
+
+    The earliest expiry among them shows whether `lapse` has anything to do.
+    """
+    return JobLock.objects.using(using).filter(is_lapsed=False)
+
+
+def lapse(*, using: str, limit: int = CHUNK) -> int:
+    """Mark at most `limit` expired locks as lapsed and make the next jobs ready; return how many.
+
+    The locks are first found through their index and then locked in key order, as everywhere (ADR 0024).
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        first = lapsed_locks(using=using).order_by("expires_at").values_list("key", flat=True)
+        over = lapsed_locks(using=using).filter(key__in=list(first[:limit])).order_by("key")
+        if connection.features.has_select_for_update_skip_locked:
+            over = over.select_for_update(skip_locked=True)
+        keys = list(over.values_list("key", flat=True))
+        if keys:
+            JobLock.objects.using(using).filter(key__in=keys).update(is_lapsed=True)
+            make_next_ready(connection, keys)
+        return len(keys)
+
+    lapsed = run(using, verb)
+    if lapsed:
+        logger.warning("locks were not extended in time and have lapsed locks=%d", lapsed)
+    return lapsed
+
+
+class LockSweep(NamedTuple):
+    """Result of `sweep`: the repaired keys and the next position."""
+
+    healed: int
+    """Number of keys for which a job was made ready."""
+    after: Place | None
+    """Position at which the next sweep continues; None to start from the beginning."""
+
+
+def sweep(
+    *,
+    using: str,
+    after: Place | None = None,
+    portions: int = SWEPT_AT_ONCE,
+    pause: Callable[[float], object] = time.sleep,
+) -> LockSweep:
+    """Find free keys without a ready job, and make the next job of each ready.
+
+    A crash just after a commit leaves such keys. Reads a bounded number of blocked jobs, starting at a position. A key
+    also looks like this for a moment after each end that is not in one transaction with the next start, so only keys
+    found twice are changed.
+    """
+    found: set[str] = set()
+    for _ in range(portions):
+        rows, after = scan.portion(State.BLOCKED, ("lock_key", "gate"), using=using, after=after, size=SWEPT_TOGETHER)
+        # Jobs blocked by a limiter are left out: the limiter makes them ready.
+        found |= _forgotten({key for key, gate in rows if key and gate is None}, using)
+        if after is None:
+            break
+    if found:
+        pause(SETTLED_AFTER_S)
+        found = _forgotten(found, using)
+        settle(found, using=using)
+    return LockSweep(len(found), after)
+
+
+def _forgotten(keys: Collection[str], using: str) -> set[str]:
+    """Return those of these keys that no job holds and for which no job is ready."""
+    ordered, found = sorted(keys), set()
+    for start in range(0, len(ordered), KEYS_TOGETHER):
+        some = ordered[start : start + KEYS_TOGETHER]
+        held = held_locks(using=using).filter(key__in=some).values_list("key", flat=True)
+        free = sorted(set(some) - set(run(using, lambda _, held=held: list(held), atomic=False)))  # type: ignore[misc]  # a default is no parameter to mypy
+        if free:
+            found |= run(using, partial(_unready, keys=free), atomic=False)
+    return found
+
+
+def _unready(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
+    with connection.cursor() as cursor:
+        cursor.execute(_FORGOTTEN.format(keys=marks(keys)), [*keys])
+        return {key for (key,) in cursor.fetchall()}
+
+
+def stranded(held_for_s: float, *, using: str) -> list[Reservation]:
+    """Return jobs claimed at least `held_for_s` seconds ago that have no lock yet.
+
+    They were never delivered, so the caller releases them.
+    """
+    since = Now() - timedelta(seconds=held_for_s)
+    jobs = Job.objects.using(using).in_state(State.WORKING)
+    found = jobs.filter(lock_key__isnull=False, lock_token__isnull=True, started_at__lt=since).order_by("id")[:CHUNK]
+    rows = run(using, lambda _: list(found.values_list("jid", "queue", "wid", "attempt")), atomic=False)
+    return [Reservation(jid=jid, queue=queue, text="", wid=wid, attempt=attempt) for jid, queue, wid, attempt in rows]
+
+
+class LocketState(NamedTuple):
+    """Waiting jobs of a queue, and how many of them wait for a held key.
+
+    This is the counter of resque-locket.
+    """
+
+    waiting: int
+    locked: int
+
+    @property
+    def is_locked(self) -> bool:
+        """Return whether no job of the queue can run at this moment."""
+        return 0 < self.waiting <= self.locked
+
+
+def locket_state(queue: str, *, using: str) -> LocketState:
+    """Count the waiting and the locked jobs of a queue at each call.
+
+    No counter is stored that could become wrong.
+    """
+
+    def verb(_: BaseDatabaseWrapper) -> LocketState:
+        jobs = Job.objects.using(using).filter(queue=queue)
+        live = JobLock.objects.using(using).filter(expires_at__gt=Now(), key=OuterRef("lock_key"))
+        waiting = sum(jobs.in_state(state).count() for state in (State.ENQUEUED, State.BLOCKED))
+        locked = jobs.in_state(State.BLOCKED).filter(Exists(live)).count()
+        return LocketState(waiting, locked)
+
+    return run(using, verb)

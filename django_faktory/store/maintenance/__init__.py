@@ -1,0 +1,1 @@
+"""Maintenance of tables: time-based work that is due, and vacuum."""

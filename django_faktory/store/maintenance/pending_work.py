@@ -1,0 +1,123 @@
+"""Check in one query whether any time-based work is due. Changes nothing.
+
+Django compiles a query each time it is used, which takes several times as long as the database needs to answer this
+one. So the SQL text is compiled once per database.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+
+from ...models import Gate, Job
+from ...models.cron import CronEntry
+from ..jobs.failures import reserved_jobs
+from ..locks.locks import held_locks
+from ..transactions import run
+from ..workers import silent_ones
+from .due import by_time, expiring
+
+
+class Look(NamedTuple):
+    """Result of `look`: when work is due, and which kinds of work are pending."""
+
+    due_in_s: float | None
+    """Seconds until the next scheduled or retrying job is due, at most 0 if one is due; None if there is none."""
+    lapsed: bool = False
+    """Whether locks have expired."""
+    over: bool = False
+    """Whether reservations have expired (W19). Like the next two, False if it was not requested."""
+    silent: bool = False
+    """Whether workers have stopped sending heartbeats (W20)."""
+    expired: bool = False
+    """Whether jobs have expired."""
+    tick_in_s: float | None = None
+    """Seconds until the next run of a cron entry; None if there is none."""
+    opens_in_s: float | None = None
+    """Seconds until a limiter makes the next set of jobs ready; None if no job waits for a rate."""
+
+
+def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | None = None) -> Look:
+    """Return when the next job is due; with `worker_timeout_s` also whether other work is pending.
+
+    Each part reads the head of an index, so its cost does not depend on the number of stored jobs.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> Look:
+        sql, values, heads = _text(using, worker_timeout_s)
+        with connection.cursor() as cursor:
+            cursor.execute(sql, values)
+            row = cursor.fetchone()
+        clock, *times = (value if value is None else _time(connection, value) for value in row[: heads + 3])
+        ahead = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the first column is never NULL
+        due_in_s = min((seconds for seconds in ahead[2:] if seconds is not None), default=None)
+        # The defaults stand for the three checks that were not requested.
+        lapsed, over, silent, expired, *_ = (*map(bool, row[heads + 3 :]), False, False, False)
+        return Look(due_in_s, lapsed, over, silent, expired, tick_in_s=ahead[0], opens_in_s=ahead[1])
+
+    return run(using, verb, atomic=False)
+
+
+@lru_cache(maxsize=8)
+def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, ...], int]:
+    """Return the statement, its values, and the number of columns with the times of due jobs.
+
+    Before these it has three columns: the database's time, the next cron run and the next limiter that opens. Each time
+    is the first entry of an index, compared outside the subquery. For an EXISTS with a time condition, PostgreSQL may
+    scan the table if its statistics suggest that many rows match.
+    """
+    connection = connections[using]
+    # Rows without a time are left out: SQLite and MariaDB sort NULL first, so it would be the head of the index.
+    ticks = CronEntry.objects.using(using).filter(next_at__isnull=False)
+    opening = Gate.objects.using(using).filter(opens_at__isnull=False)
+    due = [jobs.filter(run_at__isnull=False) for jobs in by_time(connection, using=using)]
+    heads = [_first(ticks, "next_at", using), _first(opening, "opens_at", using)]
+    heads += [_first(jobs, "run_at", using) for jobs in due]
+    now, now_values = _now(using)
+    passed = [_first(held_locks(using=using), "expires_at", using)]
+    if worker_timeout_s is not None:
+        passed.append(_first(reserved_jobs(using=using), "reserved_until", using))
+        # A condition is cheap here: the table has one row per worker process.
+        silent, values = _compiled(silent_ones(worker_timeout_s, using=using).values("pk"), using)
+        passed.append((f"EXISTS ({silent})", values))
+        passed.append(_first(expiring(using=using), "expires_at", using))
+    parts = [(now, now_values), *heads]
+    for sql, values in passed:
+        parts.append((sql, values) if sql.startswith("EXISTS") else (f"{sql} <= {now}", (*values, *now_values)))
+    return (
+        f"SELECT {', '.join(sql for sql, _ in parts)}",
+        tuple(value for _, some in parts for value in some),
+        len(heads) - 2,
+    )
+
+
+def _first(rows: QuerySet[Any], column: str, using: str) -> tuple[str, tuple[Any, ...]]:
+    """Return a subquery for the lowest value of the column: the head of an index."""
+    sql, values = _compiled(rows.order_by(column).values(column)[:1], using)
+    return f"({sql})", values
+
+
+def _compiled(rows: QuerySet[Any], using: str) -> tuple[str, tuple[Any, ...]]:
+    sql, values = rows.query.get_compiler(using).as_sql()
+    return sql, tuple(values)
+
+
+def _now(using: str) -> tuple[str, tuple[Any, ...]]:
+    sql, values = Job.objects.using(using).query.get_compiler(using).compile(Now())
+    return sql, tuple(values)
+
+
+def _time(connection: BaseDatabaseWrapper, value: Any) -> datetime:
+    """Convert a value as the ORM converts this database's times."""
+    column = Job._meta.get_field("run_at").get_col(Job._meta.db_table)  # noqa: SLF001  (Django's documented name)
+    # Raw SQL returns times in the database's own type, such as text on SQLite.
+    for convert in connection.ops.get_db_converters(column):
+        value = convert(value, column, connection)
+    found: datetime = value
+    return found

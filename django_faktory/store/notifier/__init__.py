@@ -1,0 +1,54 @@
+"""Notifications that queues got work, sent after a commit and received by waiting processes. Reads no job rows.
+
+Contract: `announce` may drop a notification that repeats one of the last 10 ms, and any notification may be lost. So
+receivers look a second time 12 ms after one (`Listener.wait` does that) and poll at intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from django.db import connections
+
+from ...core.logs import get_logger
+from . import postgresql
+from .base import Listener, PollingListener
+from .pipes import Neighbours
+from .postgresql import PostgresListener
+from .publisher import Crier, announce, tell_also
+from .sqlite import SqliteListener
+
+__all__ = ["Crier", "Listener", "Neighbours", "PollingListener", "announce", "has_hints", "listen", "tell_also"]
+
+logger = get_logger(__name__)
+
+
+def has_hints(alias: str) -> bool:
+    """Return whether commits of other processes cause notifications on this database."""
+    connection = connections[alias]
+    if connection.vendor == "postgresql":
+        return postgresql.can_listen()
+    # No other process can open an in-memory database.
+    return connection.vendor == "sqlite" and not connection.is_in_memory_db()  # type: ignore[attr-defined]  # SQLite's own
+
+
+def listen(
+    alias: str,
+    queues: Collection[str] | None = None,
+    *,
+    otherwise: Callable[[], Listener] = PollingListener,
+    is_own: Callable[[int], bool] = lambda _: False,
+    tells: bool = True,
+) -> Listener:
+    """Return a listener for the database `alias`, or `otherwise()` if it sends no notifications.
+
+    With `queues` the listener may drop notifications for other queues, with `is_own` (a `Crier`'s) notifications of
+    this process. One listener of a node has `tells`: it logs problems that all of them have. Nothing is connected
+    before the first wait, or else in a separate thread, so an unreachable database raises no error here.
+    """
+    if not has_hints(alias):
+        logger.info("this database sends no hints: other nodes' work is found by polling alias=%s", alias)
+        return otherwise()
+    if connections[alias].vendor == "postgresql":
+        return PostgresListener(alias, queues, is_own, tells=tells)
+    return SqliteListener(alias)

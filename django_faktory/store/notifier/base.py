@@ -1,0 +1,103 @@
+"""The listener interface for notifications, and a listener that only polls.
+
+Knows no database and no job rows. Notifications may be lost or arrive without reason, so polling remains the source of
+truth.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+
+DEBOUNCE_S = 0.010
+"""A process announces a queue at most once within this time; see `publisher`."""
+
+SECOND_LOOK_S = 0.012
+"""Delay of the second look; longer than `DEBOUNCE_S`.
+
+By then the work is stored for which an announcement was dropped.
+"""
+
+SELDOM = 5
+"""Factor by which polls are rarer while notifications arrive.
+
+Polls then only find work after a lost notification.
+"""
+
+
+class Listener(ABC):
+    """Waits for notifications of new work. One thread waits; any thread may close.
+
+    Senders drop a notification that follows another too closely, so a woken receiver must look twice. `wait` does that:
+    it returns True a second time `SECOND_LOOK_S` after a notification, whether or not another one arrived.
+    """
+
+    looks_twice = True
+
+    hears_all = False
+    """Whether notifications of every process arrive at present, as far as can be known."""
+
+    def __init__(self) -> None:
+        self._second_look_at: float | None = None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a notification; return True if one arrived. Never raises: without notifications it waits.
+
+        A notification since the last call counts. Returns False at once after `close`.
+        """
+        due = self._second_look_at
+        if due is not None:
+            # Wait no longer than until the second look.
+            timeout_s = min(timeout_s, max(0.0, due - time.monotonic()))
+        if self._hear(timeout_s):
+            # A notification restarts the delay: its own second look covers the earlier one.
+            self._second_look_at = time.monotonic() + SECOND_LOOK_S if self.looks_twice else None
+            return True
+        if due is None or time.monotonic() < due:
+            return False
+        self._second_look_at = None
+        return True
+
+    def poll_s(self, poll_interval_s: float) -> float:
+        """Return how long to wait for a notification before looking without one."""
+        return poll_interval_s * SELDOM if self.hears_all else poll_interval_s
+
+    def ring(self) -> None:
+        """Notify this listener from its own process, from any thread. Does nothing if it sees each commit anyway."""
+        return
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release its resources; a wait in another thread returns soon."""
+
+    @abstractmethod
+    def _hear(self, timeout_s: float) -> bool:
+        """Wait for one notification; return False on timeout or when closed."""
+
+
+class PollingListener(Listener):
+    """Listener for databases without notifications: waits the whole time and relies on polling."""
+
+    # `ring` is called for every announcement, without debouncing.
+    looks_twice = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._woken = threading.Event()
+        self._is_closed = False
+
+    def ring(self) -> None:
+        """Wake the waiting thread of this process."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """End the current wait and all later ones at once."""
+        self._is_closed = True
+        self._woken.set()
+
+    def _hear(self, timeout_s: float) -> bool:
+        heard = self._woken.wait(timeout_s) and not self._is_closed
+        if heard:
+            self._woken.clear()
+        return heard

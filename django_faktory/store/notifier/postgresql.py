@@ -1,0 +1,260 @@
+"""Notifications on PostgreSQL: NOTIFY with queue names after the commit, LISTEN on a separate connection.
+
+Does not read job rows. The listener reads all the time and is never in a transaction: one that stops reading would
+block the server's notification queue for every client. NOTIFY is a statement of its own, because inside the pushing
+transaction it takes a server-wide lock at its commit (reliability N1 to N3).
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+from django.db import Error, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...core.logs import get_logger
+from ..dialects.postgresql.pooler import is_pooled, process_of
+from .base import Listener
+
+logger = get_logger(__name__)
+
+CHANNEL = "django_faktory"
+MAX_NAMED = 50
+ANY_QUEUE = ""
+_TEST = "?"  # prefix of a listener's self-test; no queue name contains it
+
+HEARD_WITHIN_S = 5.0
+"""Seconds a listener waits for its own test before it assumes that a pooler withholds notifications."""
+
+TEST_EVERY_S = 60.0
+"""Seconds between self-tests: a connection to a former primary may stay open without sending notifications."""
+
+LONGEST_PAUSE_S = 15.0
+
+UNLISTEN_TRIES = 50
+"""Attempts to reach the pooled session in which the trial still listens, to end that."""
+
+# A notification does not need durability: with synchronous_commit off the statement does not wait for the disk.
+_NOTIFY = """
+SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload
+WHERE (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"""
+_NOTIFY_STRAIGHT = "SELECT %s WHERE (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"
+
+
+def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: set[int] | None = None) -> None:
+    """Notify all listeners of this database. Does nothing inside a transaction; never raises a database error.
+
+    A queue name has at most 255 bytes (W9), a payload at most 7999. More than `MAX_NAMED` queues become one
+    `ANY_QUEUE`. The backend pid of the sender is added to `senders` before any listener can receive the notification.
+    """
+    payloads = list(queues) if len(queues) <= MAX_NAMED else [ANY_QUEUE]
+    try:
+        if not connection.get_autocommit():
+            return
+        if senders is not None:
+            senders.add(connection.connection.info.backend_pid)
+        if can_listen() and not (connection.execute_wrappers or connection.queries_logged):
+            _notify_straight(connection, payloads)
+            return
+        with connection.cursor() as cursor:
+            cursor.execute(_NOTIFY, [CHANNEL, payloads])
+    except Error as error:
+        logger.debug("hint not sent error=%s", error)
+        with suppress(Error):
+            connection.close()  # the connection may be broken: the next statement opens another
+
+
+def _notify_straight(connection: BaseDatabaseWrapper, payloads: Sequence[str]) -> None:
+    """Send the notification through libpq.
+
+    The enqueuing thread waits for it, and a Django cursor adds as much time as PostgreSQL itself takes.
+    """
+    import psycopg  # `can_listen` has checked that psycopg 3 is installed
+
+    calls = ", ".join(f"pg_notify($1, ${place})" for place in range(2, 2 + len(payloads)))
+    values = [CHANNEL.encode(), *(payload.encode() for payload in payloads)]
+    with connection.wrap_database_errors:
+        told = connection.connection.pgconn.exec_params((_NOTIFY_STRAIGHT % calls).encode(), values)
+        if told.status != psycopg.pq.ExecStatus.TUPLES_OK:
+            raise psycopg.errors.error_from_result(told)
+
+
+def can_listen() -> bool:
+    """Return whether the installed driver supports listening: psycopg 3 does."""
+    # Imported late: the module needs a driver, which projects on other databases lack.
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+    return bool(is_psycopg3)
+
+
+class PostgresListener(Listener):
+    """Receives NOTIFY on its own connection and thread, and reconnects when the connection breaks.
+
+    With `queues`, notifications for other queues are dropped. Directly after connecting it wakes its waiter, because
+    earlier notifications were not received. A test at the start detects poolers that swallow notifications; then only
+    polling remains, and the listener with `tells` (one per node) logs that. `is_own` recognizes by backend pid the
+    notifications that this process sent and does not need.
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        queues: Collection[str] | None = None,
+        is_own: Callable[[int], bool] = lambda _: False,
+        *,
+        tells: bool = True,
+    ) -> None:
+        super().__init__()
+        self._tells = tells
+        self._is_own = is_own
+        self._alias = alias
+        self._wanted = None if queues is None else {*queues, ANY_QUEUE}
+        self._heard = threading.Event()
+        self._closed = threading.Event()
+        self._closing = threading.Lock()
+        self._bell, self._ring = socket.socketpair()
+        self._is_down = False
+        self._thread = threading.Thread(target=self._run, name="faktory-listen", daemon=True)
+        self._thread.start()
+
+    def ring(self) -> None:
+        """Wake the waiting thread, as for a notification from this process."""
+        self._heard.set()
+
+    def close(self) -> None:
+        """Stop the thread and wait up to 1 s for it, since it may be busy connecting."""
+        with self._closing:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            self._heard.set()
+            with self._ring, suppress(OSError):  # the thread may have ended and closed its end
+                self._ring.send(b".")
+            self._thread.join(1.0)
+
+    def _hear(self, timeout_s: float) -> bool:
+        heard = self._heard.wait(timeout_s) and not self._closed.is_set()
+        if heard:
+            self._heard.clear()
+        return heard
+
+    def _run(self) -> None:
+        import psycopg  # installed only in projects on PostgreSQL
+
+        pause_s = 0.5
+        with self._bell:
+            while not self._closed.is_set():
+                try:
+                    with closing(self._connect()) as connection:
+                        pause_s = 0.5
+                        if not self._receive(connection):
+                            return
+                except (psycopg.Error, Error, OSError) as error:
+                    self._become_deaf()
+                    self._report(error)
+                    # Jitter keeps the nodes from reconnecting at the same moment after an outage.
+                    self._closed.wait(pause_s * random.uniform(0.5, 1.0))
+                    pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    def _connect(self) -> Any:
+        """Open a driver connection in autocommit, outside Django's connection pool."""
+        wrapper = connections[self._alias].copy()
+        wrapper.settings_dict["OPTIONS"].pop("pool", None)
+        connection = wrapper.get_new_connection(wrapper.get_connection_params())
+        connection.autocommit = True
+        return connection
+
+    def _receive(self, connection: Any) -> bool:
+        """Receive notifications until closed. Return False if notifications do not arrive on this connection at all."""
+        if is_pooled(connection) and not self._pass_a_trial(connection):
+            return self._give_up()
+        connection.execute(f"LISTEN {CHANNEL}")
+        self._heard.set()
+        if self._is_down:
+            logger.info("hints are back alias=%s", self._alias)
+            self._is_down = False
+        test, until = self._test()
+        while not self._closed.is_set():
+            came = {one.payload for one in self._notices(connection, until) if not self._is_own(one.pid)}
+            self.hears_all = self.hears_all or bool(came)
+            self._pass_on(came)
+            if test in came:
+                test, until = "", time.monotonic() + TEST_EVERY_S
+            elif time.monotonic() >= until and not test:
+                test, until = self._test()
+            elif time.monotonic() >= until and self.hears_all:
+                # After a failover the old connection can stay open while `_send` reaches the new primary. The error
+                # makes `_run` reconnect.
+                raise ConnectionError("a test was sent and not heard: another server than that of new connections")
+            elif time.monotonic() >= until:
+                return self._give_up()
+        return True
+
+    def _test(self) -> tuple[str, float]:
+        """Send a self-test; return its payload and the time until which it must arrive."""
+        test = f"{_TEST}{secrets.token_hex(8)}"
+        self._send(CHANNEL, test)
+        return test, time.monotonic() + HEARD_WITHIN_S
+
+    def _pass_a_trial(self, connection: Any) -> bool:
+        """Return whether a pooler forwards notifications, tested on a channel with a random name.
+
+        LISTEN belongs to a session and outlives its client where sessions are shared. With the common channel, the next
+        client of this session would receive and buffer every notification.
+        """
+        trial = f"{CHANNEL}_{secrets.token_hex(8)}"
+        session = process_of(connection, f"LISTEN {trial}")
+        self._send(trial, _TEST)
+        give_up_at, is_heard = time.monotonic() + HEARD_WITHIN_S, False
+        while not (is_heard or self._closed.is_set()) and time.monotonic() < give_up_at:
+            is_heard = any(one.channel == trial for one in self._notices(connection, give_up_at))
+        # The pooler picks a session for each statement, so UNLISTEN may reach another one than LISTEN did.
+        for _ in range(UNLISTEN_TRIES):
+            if process_of(connection, f"UNLISTEN {trial}") == session:
+                break
+        return is_heard
+
+    def _notices(self, connection: Any, until: float) -> list[Any]:
+        """Return the notifications that arrive next; an empty list on timeout or when closed."""
+        ready, _, _ = select.select([connection, self._bell], [], [], max(0.0, until - time.monotonic()))
+        return list(connection.notifies(timeout=0)) if connection in ready else []
+
+    def _give_up(self) -> bool:
+        if self._tells and not self._closed.is_set():
+            logger.warning(
+                "NOTIFY does not come through, as behind a pooler: work is found by polling; for hints, let runfaktory"
+                " connect to PostgreSQL directly alias=%s",
+                self._alias,
+            )
+        return False
+
+    def _send(self, channel: str, payload: str) -> None:
+        # From another connection: a pooler returns to a sender the notifications that it withholds from waiting
+        # clients.
+        with closing(self._connect()) as other:
+            other.execute("SELECT pg_notify(%s, %s)", [channel, payload])
+
+    def _pass_on(self, payloads: Collection[str]) -> None:
+        hints = {payload for payload in payloads if not payload.startswith(_TEST)}
+        if hints and (self._wanted is None or hints & self._wanted):
+            self._heard.set()
+
+    def _become_deaf(self) -> None:
+        """Wake the waiter so that it looks now and polls at the short interval from now on."""
+        if self.hears_all:
+            self.hears_all = False
+            self._heard.set()
+
+    def _report(self, error: Exception) -> None:
+        if not self._is_down:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            logger.warning("no hints, polling until the database is back alias=%s error=%s", self._alias, first)
+        self._is_down = True

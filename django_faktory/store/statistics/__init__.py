@@ -1,0 +1,1 @@
+"""Counts of jobs and histograms of their durations."""

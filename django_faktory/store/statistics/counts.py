@@ -1,0 +1,309 @@
+"""Counts for INFO, metrics and the admin: exact, from one snapshot, and equal on every node (W22)."""
+
+from __future__ import annotations
+
+from collections import Counter as Sums
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Count, QuerySet
+
+from ...core.lifecycle import State
+from ...models import Batch, Counter, Job, Queue, WorkerProcess
+from ..dialects import dialect_of
+from ..jobs import scan
+from ..shared_reads import shared
+from ..transactions import run
+from ..workers import living
+
+_COUNTER = Counter._meta.db_table  # noqa: SLF001  (documented)
+_TOTALS = ("processed", "failed", "late")
+_QUEUES, _BATCHES, _WORKERS, _TOTAL = "queues", "batches", "workers", "totals"
+_DUE = "due"
+_WHOLE = frozenset({str(State.WORKING), _WORKERS, _TOTAL})
+"""Kinds that are always counted completely: they have at most as many rows as worker processes have threads."""
+
+Row = tuple[str, str, int, float]
+"""Kind, name, count, and the age in seconds of the oldest job; for a queue 1 if it is paused, for a total its value."""
+
+_WAITING = frozenset(map(str, (State.ENQUEUED, State.BLOCKED)))
+_SETS = (State.BLOCKED, State.DEAD, State.RETRIES, State.SCHEDULED, State.WORKING)
+
+Part = tuple[str, tuple[Any, ...]]
+
+
+class Sizes(NamedTuple):
+    """Rows that one statement counts, chosen so that it reads fewer than 2,000 pages.
+
+    With these sizes PostgreSQL uses the index even before a vacuum, when it has to look into the table for each row.
+    """
+
+    at_once: int = 5_000
+    """Rows of each set of jobs and of batches in the first statement."""
+    queues: int = 30_000
+    """Rows of the table of queues in the first statement."""
+    portion: int = 20_000
+    """Rows of one set in each further statement."""
+
+    def is_full(self, kind: str, count: int) -> bool:
+        """Return whether a set may have more rows than the first statement counted."""
+        return kind not in _WHOLE and count >= (self.queues if kind == _QUEUES else self.at_once)
+
+
+SIZES = Sizes()
+
+
+@dataclass(slots=True)
+class AllCounts:
+    """Everything that is counted, by name."""
+
+    queues: dict[str, int] = field(default_factory=dict)
+    """Enqueued and blocked jobs of every queue that is known or has such jobs."""
+    latencies: dict[str, float] = field(default_factory=dict)
+    """Seconds that the oldest of them has waited; queues without jobs are left out."""
+    paused: set[str] = field(default_factory=set)
+    sets: dict[str, int] = field(default_factory=dict)
+    """Jobs by state; blocked jobs are in the sizes of their queues too."""
+    workers: dict[str, int] = field(default_factory=dict)
+    """Live worker processes by state."""
+    batches: dict[str, int] = field(default_factory=dict)
+    """Unfinished batches: open and committed."""
+    totals: dict[str, int] = field(default_factory=dict)
+    """Ended jobs, failures and late reports since the beginning."""
+    full: set[str] = field(default_factory=set)
+    """Kinds of sets of which only the first rows were counted; they may be larger."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether every set was counted completely."""
+        return not self.full
+
+    def of(self, state: State) -> int:
+        """Return the number of jobs in a state; not for finished states other than dead."""
+        if state is State.ENQUEUED:
+            return sum(self.queues.values()) - self.sets[str(State.BLOCKED)]
+        return self.sets[str(state)]
+
+    def is_partial(self, state: State) -> bool:
+        """Return whether only the first jobs of this state were counted."""
+        return str(state) in self.full or (_DUE in self.full and state in (State.SCHEDULED, State.RETRIES))
+
+    def info(self) -> dict[str, Any]:
+        """Return the counts in the format of `Broker.info`."""
+        return {
+            "queues": self.queues,
+            "sets": self.sets,
+            "total_processed": self.totals["processed"],
+            "total_failures": self.totals["failed"],
+            "total_late": self.totals["late"],
+            # Blocked jobs count as enqueued: clients of the protocol do not know that state (ADR 0015).
+            "total_enqueued": sum(self.queues.values()),
+            "total_queues": len(self.queues),
+            "workers": sum(self.workers.values()),
+        }
+
+
+def glance(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
+    """Read all counts with one statement, each up to `sizes`."""
+    return run(using, lambda connection: _sum(_first(connection, worker_timeout_s, sizes), sizes), atomic=False)
+
+
+def counts(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
+    """Read all counts: with one statement, or with `whole` if a set is larger than that statement counts."""
+    found = glance(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
+    return found if found.is_complete else whole(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
+
+
+def whole(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
+    """Read all counts from one snapshot, large sets in portions, in a read-only transaction.
+
+    No statement reads more than about 2,000 pages of a vacuumed table. In the caller's transaction each portion sees
+    what that transaction sees.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> AllCounts:
+        rows = _first(connection, worker_timeout_s, sizes)
+        full = _sum(rows, sizes).full
+        for one in _sets(using, sizes):
+            if one.kind in full:
+                rows += _further(connection, one, sizes.portion)
+        found = _sum(rows, sizes)
+        found.full = set()
+        return found
+
+    # One snapshot: a job that changes its state between two statements would count twice or not at all.
+    return run(using, verb, snapshot=True)
+
+
+def shared_glance(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
+    """Return `glance`, shared by the callers of this process: see `shared_reads`."""
+    return _shared(glance, using, worker_timeout_s, exact=exact)
+
+
+def shared_counts(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
+    """Return `counts`, shared by the callers of this process: see `shared_reads`."""
+    # Shared separately: callers of `shared_glance` do not wait for the portions of `whole`.
+    found = _shared(glance, using, worker_timeout_s, exact=exact)
+    return found if found.is_complete else _shared(whole, using, worker_timeout_s, exact=exact)
+
+
+def _shared(read: Callable[..., AllCounts], using: str, worker_timeout_s: float, *, exact: bool) -> AllCounts:
+    now = partial(read, using=using, worker_timeout_s=worker_timeout_s)
+    return shared((read, worker_timeout_s), now, using=using, exact=exact)
+
+
+def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:
+    """Read the counts now, in the format of `Broker.info`."""
+    return counts(using=using, worker_timeout_s=worker_timeout_s).info()
+
+
+# --- sets, and the statements that count them ---
+
+
+class CountedSet(NamedTuple):
+    """Rows in index order, and the SQL that sums up a part of them."""
+
+    kind: str
+    rows: QuerySet[Any]
+    order: tuple[str, ...]
+    size: int
+    """Rows that the first statement counts."""
+    columns: tuple[str, ...]
+    """Columns that the summary needs. The index contains them and `order`, so the table is not read."""
+    summary: str
+    """Name, count and age, with `{age}` for the age of the oldest job; may end with GROUP BY."""
+    groups: str = ""
+
+    def part(self, connection: BaseDatabaseWrapper, size: int, after: Sequence[Any] | None = None) -> Part:
+        """Build a SELECT that sums up the next rows after a position."""
+        rows = _after(self.rows, self.order, after).values(*self.columns)[:size]
+        sql, values = _compiled(rows, connection)
+        summary = self.summary.format(age=dialect_of(connection).age("MIN(enqueued_at)"))
+        return f"SELECT '{self.kind}', {summary} FROM ({sql}) AS part {self.groups}", values
+
+    def place(self, size: int, after: Sequence[Any] | None = None) -> QuerySet[Any]:
+        """Return a query for the position of the last of the next rows."""
+        return _after(self.rows, self.order, after).values_list(*self.order)[size - 1 : size]
+
+
+def _after(rows: QuerySet[Any], order: tuple[str, ...], place: Sequence[Any] | None) -> QuerySet[Any]:
+    if place is None:
+        return rows
+    if len(order) == 1:
+        return rows.filter(**{f"{order[0]}__gt": place[0]})
+    return rows.filter(scan.After(order, place))
+
+
+def _sets(using: str, sizes: Sizes) -> list[CountedSet]:
+    of_queues = "queue, COUNT(*), {age}"
+    is_open = "CASE WHEN committed_at IS NULL OR reopened_until IS NOT NULL THEN 'open' ELSE 'committed' END"
+    sets = [_jobs(using, state, sizes, columns=("queue", "enqueued_at"), summary=of_queues, groups="GROUP BY queue")
+            for state in (State.ENQUEUED, State.BLOCKED)]  # fmt: skip
+    # Scheduled and retrying jobs share a partial index, so one query in its order covers both.
+    if connections[using].features.supports_partial_indexes:
+        sets.append(_due(using, sizes))
+    else:  # without that index, one query over both states would read and sort every row
+        sets += [_jobs(using, state, sizes) for state in (State.SCHEDULED, State.RETRIES)]
+    sets.append(_jobs(using, State.DEAD, sizes))
+    names = Queue.objects.using(using).order_by("name")
+    live = Batch.objects.using(using).filter(finished_at=None).order_by("pk")
+    return [
+        *sets,
+        CountedSet(_QUEUES, names, ("name",), sizes.queues, ("name", "paused_at"),
+                   "name, 1, CASE WHEN paused_at IS NULL THEN 0 ELSE 1 END"),
+        CountedSet(_BATCHES, live, ("pk",), sizes.at_once, ("committed_at", "reopened_until"),
+                   f"{is_open}, COUNT(*), 0", f"GROUP BY {is_open}"),
+    ]  # fmt: skip
+
+
+def _jobs(
+    using: str, state: State, sizes: Sizes, *, columns: tuple[str, ...] = ("id",), summary: str = "", groups: str = ""
+) -> CountedSet:
+    rows, order = scan.in_index_order(state, using=using), scan.index_order(state, using=using)
+    return CountedSet(str(state), rows, order, sizes.at_once, columns, summary or f"'{state}', COUNT(*), 0", groups)
+
+
+def _due(using: str, sizes: Sizes) -> CountedSet:
+    """Return the set of scheduled and retrying jobs, which share an index."""
+    order = scan.index_order(State.SCHEDULED, using=using)
+    rows = Job.objects.using(using).in_state(State.SCHEDULED, State.RETRIES).order_by(*order)
+    return CountedSet(_DUE, rows, order, sizes.at_once, ("state",), "state, COUNT(*), 0", "GROUP BY state")
+
+
+def _first(connection: BaseDatabaseWrapper, worker_timeout_s: float, sizes: Sizes) -> list[Row]:
+    return _rows(connection, *_first_text(connection.alias, worker_timeout_s, sizes))
+
+
+@lru_cache(maxsize=8)
+def _first_text(using: str, worker_timeout_s: float, sizes: Sizes) -> Part:
+    """Build the first statement, cached: with few jobs stored, Django takes longer to build it than the database to
+    answer.
+    """
+    connection = connections[using]
+    parts = [one.part(connection, one.size) for one in _sets(using, sizes)]
+    # A column of the index of running jobs, so that the table is not read.
+    working = Job.objects.using(using).working().order_by().values("reserved_until")
+    sql, values = _compiled(working, connection)
+    parts.append((f"SELECT '{State.WORKING}', '{State.WORKING}', COUNT(*), 0 FROM ({sql}) AS part", values))
+    living_ones = WorkerProcess.objects.using(using).filter(living(worker_timeout_s)).order_by()
+    sql, values = _compiled(living_ones.values("state").annotate(n=Count("pk")), connection)
+    parts.append((f"SELECT '{_WORKERS}', state, n, 0 FROM ({sql}) AS part", values))
+    parts += [(f"SELECT '{_TOTAL}', '{name}', 0, SUM({name}) FROM {_COUNTER}", ()) for name in _TOTALS]
+    # One statement sees one snapshot on every database.
+    return " UNION ALL ".join(sql for sql, _ in parts), tuple(value for _, some in parts for value in some)
+
+
+def _further(connection: BaseDatabaseWrapper, one: CountedSet, portion: int) -> list[Row]:
+    """Count the rows of a set that the first statement left out."""
+    rows: list[Row] = []
+    # The position is found by OFFSET in the same index, which reads each page twice. Alternatives were not faster (ADR
+    # 0031).
+    place = one.place(one.size).first()
+    while place is not None:
+        rows += _rows(connection, *one.part(connection, portion, place))
+        place = one.place(portion, place).first()
+    return rows
+
+
+def _sum(rows: Iterable[Row], sizes: Sizes) -> AllCounts:
+    found = AllCounts(
+        sets=dict.fromkeys(sorted(map(str, _SETS)), 0),
+        workers=dict.fromkeys(WorkerProcess.State.values, 0),
+        batches={"open": 0, "committed": 0},
+    )
+    counted: Sums[str] = Sums()
+    queues, latencies = found.queues, found.latencies
+    for kind, name, count, value in rows:
+        counted[kind] += count
+        if kind in _WAITING:
+            queues[name] = queues.get(name, 0) + count
+            latencies[name] = max(latencies.get(name, 0.0), float(value))
+        elif kind == _QUEUES:
+            queues.setdefault(name, 0)
+            if value:
+                found.paused.add(name)
+        elif kind == _TOTAL:
+            found.totals[name] = int(value or 0)
+        else:
+            sums = found.workers if kind == _WORKERS else found.batches if kind == _BATCHES else found.sets
+            sums[name] = sums.get(name, 0) + count
+    # Rows of blocked jobs are grouped by queue, so the loop added them to the queues' sizes.
+    found.sets[str(State.BLOCKED)] = counted[str(State.BLOCKED)]
+    found.full = {kind for kind, count in counted.items() if sizes.is_full(kind, count)}
+    found.queues = dict(sorted(queues.items()))
+    return found
+
+
+def _rows(connection: BaseDatabaseWrapper, sql: str, values: Sequence[Any]) -> list[Row]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        return list(cursor.fetchall())
+
+
+def _compiled(rows: QuerySet[Any], connection: BaseDatabaseWrapper) -> Part:
+    sql, values = rows.query.get_compiler(connection=connection).as_sql()
+    return sql, tuple(values)

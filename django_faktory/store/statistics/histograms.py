@@ -1,0 +1,190 @@
+"""Histograms of waiting and running times of all processes, added up per minute and since the beginning.
+
+Processes with new values add them every few seconds, in one statement; an idle node writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q, Sum
+from django.db.models.functions import Now
+
+from ...core.histograms import BUCKETS, OTHER, Series
+from ...models import Measure
+from ..dialects import dialect_of
+from ..dialects.base import marks
+from ..maintenance.due import skip_locked
+from ..transactions import run
+
+CHUNK = 200
+UNUSED_S = 14 * 86_400
+"""Seconds after the last job that the all-time sums of a queue and task are kept."""
+
+EVER = datetime(1970, 1, 1, tzinfo=UTC)
+"""The "minute" of the all-time rows, which are never purged."""
+
+_TABLE = "django_faktory_measure"
+_SUMS = (
+    "started", "succeeded", "failed", "waited_s", "ran_s",
+    *(f"wait_{place}" for place in range(BUCKETS)),
+    *(f"run_{place}" for place in range(BUCKETS)),
+)  # fmt: skip
+_COLUMNS = ("minute", "queue", "jobtype", *_SUMS)
+
+
+def add(series: Mapping[tuple[str, str], Series], *, using: str, now: datetime | None = None) -> None:
+    """Add these series to the sums of this minute and of all time, in one transaction."""
+    if not series:
+        return
+
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        with connection.cursor() as cursor:
+            minute = (now or dialect_of(connection).now(cursor)).replace(second=0, microsecond=0)
+        # The same order in every process: two that add at the same time wait for each other instead of deadlocking.
+        _write(connection, [(at, *names, series[names]) for at in (EVER, minute) for names in sorted(series)])
+
+    run(using, verb)
+
+
+def purge(*, using: str, kept_for_s: float) -> int:
+    """Delete at most `CHUNK` rows of minutes older than `kept_for_s`; return how many."""
+    measures = Measure.objects.using(using)
+    # All-time rows have the minute `EVER` and must not match.
+    old = measures.filter(minute__gt=EVER, minute__lt=Now() - timedelta(seconds=kept_for_s))
+
+    def verb(_: BaseDatabaseWrapper) -> int:
+        ids = list(old.order_by("minute").values_list("pk", flat=True)[:CHUNK])
+        if ids:
+            measures.filter(pk__in=ids).delete()
+        return len(ids)
+
+    return run(using, verb, atomic=False, writes=True)
+
+
+def fold_unused(
+    *, using: str, after: tuple[str, str] | None = None, unused_s: float = UNUSED_S
+) -> tuple[str, str] | None:
+    """Add all-time sums that did not change for `unused_s` to those of `OTHER`, and delete them.
+
+    The grand total stays the same. Handles the next `CHUNK` pairs of queue and jobtype; returns the last pair, None at
+    the end.
+    """
+    measures = Measure.objects.using(using)
+    rows = measures.filter(minute=EVER).order_by("queue", "jobtype")
+    if after is not None:
+        queue, jobtype = after
+        # A row comparison (queue, jobtype) > (…) written as terms that the index serves on each database.
+        rows = rows.filter(Q(queue__gt=queue) | Q(jobtype__gt=jobtype), queue__gte=queue)
+    pairs = rows.values_list("queue", "jobtype")[:CHUNK]
+    some = run(using, lambda _: list(pairs), atomic=False)
+    if not some:
+        return None
+    within = rows.filter(queue__lte=some[-1][0], used_at__lt=Now() - timedelta(seconds=unused_s))
+    unused = within.exclude(queue=OTHER, jobtype=OTHER)
+
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        sums = Series()
+        # Locked before they are added up: an `add` between the read and the DELETE would be lost.
+        found = list(skip_locked(unused.values_list("pk", *_SUMS))[:CHUNK])
+        for _, *values in found:
+            sums.add(_series(values))
+        measures.filter(pk__in=[pk for pk, *_ in found]).delete()
+        if found:
+            _write(connection, [(EVER, OTHER, OTHER, sums)])
+
+    # Usually there is nothing to fold: one read, no transaction.
+    if run(using, lambda _: unused[:1].exists(), atomic=False):
+        run(using, verb)
+    return some[-1] if len(some) == CHUNK else None
+
+
+def ever(*, using: str, most: int = 1000) -> dict[tuple[str, str], Series]:
+    """Return the all-time sums by queue and jobtype.
+
+    The `most` pairs with the most started jobs; `OTHER` contains the sums of all remaining pairs.
+    """
+    rows = Measure.objects.using(using).filter(minute=EVER)
+    # One row more than needed shows whether the sums of `OTHER` have to be computed.
+    top = list(rows.order_by("-started", "queue", "jobtype").values_list("queue", "jobtype", *_SUMS)[: most + 1])
+    found = {(queue, jobtype): _series(sums) for queue, jobtype, *sums in top[:most]}
+    if len(top) > most:
+        # The remaining pairs are the total minus the top ones, so that not every row has to be fetched.
+        everything = rows.aggregate(**{f"{name}__sum": Sum(name) for name in _SUMS})
+        rest = _series([everything[f"{name}__sum"] or 0 for name in _SUMS])
+        for series in found.values():
+            rest.subtract(series)
+        found.setdefault((OTHER, OTHER), Series()).add(rest)
+    return dict(sorted(found.items()))
+
+
+def by_minute(
+    *, using: str, since: datetime, queue: str | None = None, jobtype: str | None = None
+) -> dict[datetime, Series]:
+    """Return the sums of each minute with activity, oldest first; of one queue, one task, or all."""
+    rows = Measure.objects.using(using).filter(minute__gt=max(since, EVER))
+    if queue is not None:
+        rows = rows.filter(queue=queue)
+    if jobtype is not None:
+        rows = rows.filter(jobtype=jobtype)
+    sums = rows.values("minute").order_by("minute").annotate(**{f"{name}__sum": Sum(name) for name in _SUMS})
+    found: list[Any] = list(sums)
+    return {row["minute"]: _series([row[f"{name}__sum"] for name in _SUMS]) for row in found}
+
+
+def pace(*, using: str, since: datetime, queue: str | None = None) -> dict[datetime, tuple[int, int]]:
+    """Return (succeeded, failed) of each minute in which a job ended; of one queue or all."""
+    rows = Measure.objects.using(using).filter(minute__gt=max(since, EVER))
+    rows = rows if queue is None else rows.filter(queue=queue)
+    sums = (
+        rows.order_by()
+        .values("minute")
+        .annotate(well=Sum("succeeded"), badly=Sum("failed"))
+        .values_list("minute", "well", "badly")
+    )
+    return {minute: (int(well), int(badly)) for minute, well, badly in sums}
+
+
+def _write(connection: BaseDatabaseWrapper, series: Sequence[tuple[datetime, str, str, Series]]) -> None:
+    rows = [
+        # Raw SQL bypasses the conversion of times by the ORM.
+        (connection.ops.adapt_datetimefield_value(at), queue, jobtype, *_values(sums))
+        for at, queue, jobtype, sums in series
+    ]
+    with connection.cursor() as cursor:
+        for start in range(0, len(rows), CHUNK):
+            chunk = rows[start : start + CHUNK]
+            cursor.execute(_upsert(connection, len(chunk)), [value for row in chunk for value in row])
+
+
+def _values(series: Series) -> list[float]:
+    return [
+        series.started, series.succeeded, series.failed, series.waited_s, series.ran_s, *series.waits, *series.runs,
+    ]  # fmt: skip
+
+
+def _series(sums: Sequence[Any]) -> Series:
+    """Build a series from the columns of `_SUMS`."""
+    started, succeeded, failed, waited_s, ran_s, *counts = sums
+    return Series(
+        started=int(started),
+        succeeded=int(succeeded),
+        failed=int(failed),
+        waited_s=waited_s,
+        ran_s=ran_s,
+        waits=[int(count) for count in counts[:BUCKETS]],
+        runs=[int(count) for count in counts[BUCKETS:]],
+    )
+
+
+def _upsert(connection: BaseDatabaseWrapper, count: int) -> str:
+    row = f"({marks(_COLUMNS)})"
+    insert = f"INSERT INTO {_TABLE} ({', '.join(_COLUMNS)}) VALUES {', '.join([row] * count)} "
+    if connection.vendor == "mysql":
+        added = ", ".join(f"{name} = {name} + VALUES({name})" for name in _SUMS)
+        return f"{insert} ON DUPLICATE KEY UPDATE {added}, used_at = UTC_TIMESTAMP(6)"
+    added = ", ".join(f"{name} = {_TABLE}.{name} + excluded.{name}" for name in _SUMS)
+    return f"{insert} ON CONFLICT (minute, queue, jobtype) DO UPDATE SET {added}, used_at = excluded.used_at"

@@ -1,0 +1,196 @@
+"""Encode task arguments that JSON has no type for, and decode them before the call.
+
+Values become readable references: `{"$type": "decimal", "value": "1.20"}`, `{"$model": "shop.order", "pk": 7}`.
+`docs/arguments.md` defines the forms and which clients may write them. Nothing is imported because a job names it: a
+model must belong to an installed app.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from django.apps import apps
+from django.core.exceptions import ObjectDoesNotExist, ValidationError
+from django.db import connections, models, router
+from django.utils.dateparse import parse_duration
+from django.utils.duration import duration_iso_string
+
+from ..core.job_options import SEALED
+from ..errors import Discard, InvalidArgument, MissingObject
+from .json_values import UNCHANGED, normalized, plain
+from .redaction import HIDDEN, is_on, told
+
+_OURS = (TypeError, ValueError, InvalidArgument, MissingObject)
+TYPE, VALUE, MODEL, PK, USING = "$type", "value", "$model", "pk", "using"
+_TAKEN = {TYPE, MODEL, SEALED}
+
+_WRITERS: list[tuple[type, str, Callable[[Any], str]]] = [
+    (datetime, "datetime", datetime.isoformat),  # before date: a datetime is also a date
+    (date, "date", date.isoformat),
+    (time, "time", time.isoformat),
+    (timedelta, "timedelta", duration_iso_string),
+    (Decimal, "decimal", str),
+    (UUID, "uuid", str),
+]
+
+
+def encoded_call(
+    args: Sequence[Any], kwargs: Mapping[str, Any], *, plain_json: bool = False
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a call in JSON's types only.
+
+    With `plain_json` only JSON's own types are accepted and no references are written.
+    Raises TypeError or ValueError; the message begins with the place: args[0], or kwargs['when'].
+    """
+    write = normalized if plain_json else _written
+    positional = [
+        value if type(value) in UNCHANGED else _at(f"args[{position}]", write, value)
+        for position, value in enumerate(args)
+    ]
+    named = {
+        normalized(name): value if type(value) in UNCHANGED else _at(f"kwargs[{name!r}]", write, value)
+        for name, value in kwargs.items()
+    }
+    return positional, named
+
+
+def decoded_call(
+    args: Sequence[Any], kwargs: Mapping[str, Any], *, missing: str = "fail"
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the call's arguments with references replaced by their values.
+
+    Runs one query for each model instance. An instance that does not exist any more ends the job: raises MissingObject,
+    or Discard with `missing="discard"`. Raises InvalidArgument for a reference that cannot be decoded.
+    """
+    try:
+        positional = [_at(f"args[{position}]", _read, value) for position, value in enumerate(args)]
+        return positional, {name: _at(f"kwargs[{name!r}]", _read, value) for name, value in kwargs.items()}
+    except MissingObject as error:
+        if missing == "discard":
+            raise Discard(str(error)) from None
+        raise
+
+
+def may_have_references(text: str) -> bool:
+    """Return whether a job's JSON may contain references for `decoded_call`.
+
+    A substring search, because nearly no job contains any.
+    """
+    return '"$' in text or "\\u0024" in text
+
+
+def _at(place: str, convert: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return convert(value)
+    except _OURS as error:
+        if type(error) not in _OURS:  # a subclass is defined by other code; its constructor may differ
+            raise
+        # With redaction on the cause is dropped too: the ORM's messages quote the values.
+        raise type(error)(f"{place}: {error}") from (None if is_on() else error.__cause__)
+
+
+# --- writing
+
+
+def _written(value: Any) -> Any:
+    kind = type(value)
+    if kind in UNCHANGED:
+        return value
+    if kind is list or kind is tuple:
+        return [_written(item) for item in value]
+    if isinstance(value, Mapping):
+        return _mapping(value)
+    if isinstance(value, models.Model):
+        return _reference(value)
+    for known, name, write in _WRITERS:
+        if isinstance(value, known):
+            return {TYPE: name, VALUE: write(value)}
+    return plain(value, _written)
+
+
+def _mapping(value: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Encode a user's dict; wrap one that resembles a reference so that it arrives unchanged."""
+    written = {normalized(key): _written(item) for key, item in value.items()}
+    return {TYPE: "dict", VALUE: written} if written.keys() & _TAKEN else written
+
+
+def _reference(instance: models.Model) -> dict[str, Any]:
+    label = instance._meta.label_lower  # noqa: SLF001  (Django's documented API)
+    if instance.pk is None or instance._state.adding:  # noqa: SLF001  (documented)
+        raise ValueError(f"an unsaved {label}: save it first, so that the worker can find it")
+    told = {MODEL: label, PK: _written(instance.pk)}
+    alias = router.db_for_write(type(instance), instance=instance)
+    # A worker reads from the default alias unless the reference names another one.
+    if alias != router.db_for_write(type(instance)):
+        told[USING] = alias
+    return told
+
+
+# --- reading
+
+
+def _read(value: Any) -> Any:
+    kind = type(value)
+    if kind is list:
+        return [_read(item) for item in value]
+    if kind is not dict:
+        return value
+    # Exact key sets: a user's dict with additional keys is data and not a reference.
+    if TYPE in value and value.keys() == {TYPE, VALUE}:
+        return _typed(value[TYPE], value[VALUE])
+    if MODEL in value and PK in value and value.keys() <= {MODEL, PK, USING}:
+        return _fetched(value[MODEL], value[PK], value.get(USING))
+    return {key: _read(item) for key, item in value.items()}
+
+
+def _typed(name: object, value: Any) -> Any:
+    if name == "dict" and isinstance(value, dict):
+        return {key: _read(item) for key, item in value.items()}
+    read = _READERS.get(name) if isinstance(name, str) else None
+    if read is None or not isinstance(value, str):
+        raise InvalidArgument(
+            f'expected {{"$type": one of {", ".join(sorted(_READERS))}, "value": a string}}, got $type {name!r:.40} '
+            f"with {told(value)}; a task that takes such JSON as it is says plain_json=True"
+        )
+    try:
+        found = read(value)
+    except (ValueError, ArithmeticError):
+        found = None
+    if found is None:
+        raise InvalidArgument(f"expected the text of a {name}, got {told(value)}")
+    return found
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta": parse_duration,
+    "decimal": Decimal,
+    "uuid": UUID,
+}
+
+
+def _fetched(label: object, pk: Any, using: object) -> models.Model:
+    """Load the referenced row with the model's base manager, so that a default manager's filter does not hide it."""
+    try:
+        model = apps.get_model(str(label))
+    except (LookupError, ValueError):
+        raise InvalidArgument(f"$model {label!r:.80}: no installed app has this model") from None
+    alias = str(using or router.db_for_write(model))
+    if alias not in connections:
+        raise InvalidArgument(f"$model {label!r:.80}: no database has the alias {alias!r:.40}")
+    key = _read(pk)
+    # A composite primary key arrives as a JSON list; the ORM expects a tuple.
+    manager = model._base_manager.using(alias)  # noqa: SLF001  (documented)
+    try:
+        found: models.Model = manager.get(pk=tuple(key) if isinstance(key, list) else key)
+    except ObjectDoesNotExist:
+        raise MissingObject(f"{model._meta.label} {HIDDEN if is_on() else key} does not exist any more") from None  # noqa: SLF001
+    except (TypeError, ValueError, ValidationError) as error:
+        raise InvalidArgument(f"$model {label!r:.80}: no primary key: {told(key)}") from error
+    return found

@@ -1,0 +1,395 @@
+"""The `@task` decorator, its options, and the registry of tasks by jobtype.
+
+`FaktoryTask` is Django's Task with the options of a job. This module imports no model; `backend` enqueues jobs and
+`worker.execution` runs them. Contract: Django's Tasks framework; `docs/tasks.md`. A job never causes an import: its
+jobtype is looked up in the registry or rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from inspect import iscoroutinefunction
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+
+from django.utils import timezone
+from django.utils.module_loading import autodiscover_modules
+
+from ..brokers import get_broker
+from ..core.cron import Cron, crons
+from ..core.job_control import Control
+from ..core.payloads import DEFAULT_QUEUE
+from ..errors import InvalidCron, UnknownJobType
+from ..models.related_object import about_of
+from .batch import Callback, RunningBatch
+from .compat import (
+    DEFAULT_TASK_BACKEND_ALIAS,
+    GenericContext,
+    GenericTask,
+    InvalidTask,
+    Task,
+    TaskResult,
+)
+from .validation import RULES, classes_of, named_here, option_meant
+
+if TYPE_CHECKING:
+    from django.db.models import Model
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Backoff = Callable[[BaseException, "TaskResult[..., Any]"], "float | None"]
+Exceptions = type[BaseException] | Iterable[type[BaseException]]
+
+
+class TaskOptions(TypedDict, total=False):
+    """Keyword arguments of `@task(…)`, apart from `takes_context`."""
+
+    priority: int
+    queue_name: str
+    backend: str
+    name: str
+    max_attempts: int
+    backoff: Backoff
+    retry_on: Exceptions
+    discard_on: Exceptions
+    reserve_for: int
+    result_ttl: int
+    backtrace: int
+    unique_for: float
+    unique_until: Literal["success", "start"]
+    expires_in: float
+    lock: str | Literal[True] | Callable[..., str | Literal[True] | None]
+    limit: int | str | Mapping[str, Any]
+    limit_key: str | Callable[..., str | None]
+    track: bool
+    atomic: bool
+    plain_json: bool
+    encrypt: bool
+    missing: Literal["fail", "discard"]
+    timeout: float
+    cron: str | Cron | Sequence[Cron]
+    gearmonkey: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in Django, not in its stubs
+    """First argument of a task with `takes_context=True`: `attempt` (from 1), `task_result`, and control of the job."""
+
+    control: Control = field(default_factory=Control, repr=False, compare=False)
+
+    @property
+    def batch(self) -> RunningBatch | None:
+        """The batch that this job is a member of, or None.
+
+        `with context.batch:` adds jobs to it, `.status()` returns its progress.
+        """
+        if not self.control.bid:
+            return None
+        # Test backends keep their batches in memory; any other backend uses the broker.
+        keeper = getattr(self.task_result.task.get_backend(), "batch_keeper", get_broker)
+        return RunningBatch(self.control.bid, self.control.wid, keeper)
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the job has been cancelled (updated every few seconds).
+
+        A task that returns after seeing True is recorded as discarded.
+        """
+        return self.control.asked()
+
+    @property
+    def lock_token(self) -> int | None:
+        """Fencing token of the lock this job has: later holders of the key have higher tokens. None: it has no lock."""
+        return self.control.lock_token
+
+    @property
+    def lock_lost(self) -> bool:
+        """True if the lock expired before it was extended: another job of its key may be running now."""
+        return self.control.lock_lost
+
+    def progress(self, done: float, total: float, note: str = "") -> None:
+        """Report the progress of the job. About one call per second is written, and the last one."""
+        self.control.progress(done, total, note)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaktoryTask(GenericTask[P, R]):
+    """A task that is run by jobs. An option that is None takes the value of the setting of that name."""
+
+    # Django 6.0 gives its own fields no defaults.
+    priority: int = 0
+    backend: str = DEFAULT_TASK_BACKEND_ALIAS
+    queue_name: str = DEFAULT_QUEUE
+    run_after: datetime | None = None
+
+    jobtype: str = ""
+    """Name by which workers find the task: the user's `name=`, by default the function's dotted path."""
+    max_attempts: int | None = None
+    backoff: Backoff | None = None
+    retry_on: tuple[type[BaseException], ...] | None = None
+    """Failures of other exception classes are final; None: every failure is retried."""
+    discard_on: tuple[type[BaseException], ...] = ()
+    """Failures of these classes drop the job without a retry; checked before `retry_on`."""
+    reserve_for: int | None = None
+    result_ttl: int | None = None
+    backtrace: int = 0
+    """Lines of traceback to keep; 0: the protocol's 30; negative: none."""
+    atomic: bool = False
+    """Whether the task's writes to the jobs' database and the end of its job are one transaction."""
+    unique_for: float | None = None
+    """Seconds in which this queue accepts no second job with the same arguments: enqueue raises NotUnique."""
+    unique_until: str = "success"
+    """Event that ends the uniqueness earlier: "success" of the job, or its "start"."""
+    expires_in: float | None = None
+    """Seconds, from enqueue or its `run_after`, after which a job that no worker took is dropped."""
+    lock: str | bool | Callable[..., str | bool | None] | None = None
+    """Lock key: jobs with the same key run one at a time. True: one key for each set of arguments. A function of the
+    arguments may return either, or None for no lock.
+    """
+    limit: int | str | Mapping[str, Any] | None = None
+    """Limit over all workers: concurrent jobs (5), starts per period ("100/s"), or both, as a dict."""
+    limit_key: str | Callable[..., str | None] | None = None
+    """Key to limit instead of the task, or a function of the arguments that returns a key or None."""
+    track: bool = False
+    plain_json: bool = False
+    """True if arguments have JSON types only and nothing in them is read as a reference (`docs/arguments.md`)."""
+    encrypt: bool | None = None
+    """Whether arguments and results are encrypted (`docs/security.md`); None: as `ENCRYPT_ARGUMENTS` says."""
+    missing: str = "fail"
+    """Outcome of a job if a model instance among its arguments no longer exists: "fail" or "discard"."""
+    timeout: float | None = None
+    """Seconds a run may take. A run that exceeds it fails, and is stopped as far as possible (`docs/tasks.md`)."""
+    about: str = ""
+    """Object that its jobs are about, as `app.model/pk`; set by `using(about=…)`."""
+    cron: tuple[Cron, ...] = ()
+    """Schedule of automatic enqueues: a cron line, a `Cron`, or several of them."""
+    gearmonkey: str = ""
+    """GearMonkey function that this task serves (`docs/gearmonkey.md`); "" for none."""
+    starts_in: timedelta | None = None
+    """Delay that is counted from each enqueue; set by `using(run_after=timedelta)`."""
+
+    # Hidden from type checkers: they would accept any attribute because of `__getattr__`.
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError that names the attribute's equivalent here, for users of other libraries."""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{named_here(name)}")
+
+    def __post_init__(self) -> None:
+        # Zero-argument super() would fail: slots=True creates a second class, while __class__ still refers to the
+        # first.
+        Task.__post_init__(self)
+        # The dataclass is frozen, so normalized values are set with object.__setattr__.
+        for option in ("retry_on", "discard_on"):
+            object.__setattr__(self, option, classes_of(getattr(self, option)))
+        try:
+            object.__setattr__(self, "cron", crons(self.cron))
+        except InvalidCron as error:
+            raise InvalidTask(f"task {self.module_path}: cron: {error}") from None
+        # The jobtype is set before RULES is applied, so that its rule checks the default too.
+        object.__setattr__(self, "jobtype", self.jobtype or self.module_path)
+        for option, (is_right, rule) in RULES.items():
+            value = getattr(self, option)
+            if not is_right(value):
+                raise InvalidTask(f"task {self.module_path}: {option}: expected {rule}, got {value!r:.80}")
+        if self.limit is not None and self.limit_key is not None and ":" in self.jobtype:
+            raise InvalidTask(
+                f"task {self.module_path}: limit_key: expected a task whose name has no colon, which ends names in "
+                f"keys, got {self.jobtype!r:.80}; give it another name="
+            )
+        if self.atomic and iscoroutinefunction(self.func):
+            raise InvalidTask(
+                f"task {self.module_path}: atomic=True: expected a plain function, got a coroutine: Django's "
+                "transactions do not span awaits; write it as `def`"
+            )
+        # The broker would reclaim the job before the timeout, and another worker would run it a second time.
+        if self.timeout is not None and self.reserve_for is not None and self.reserve_for <= self.timeout:
+            raise InvalidTask(
+                f"task {self.module_path}: timeout: expected less than reserve_for ({self.reserve_for} s), got "
+                f"{self.timeout:g}; leave reserve_for out and it will be long enough"
+            )
+        _register(self)
+
+    def using(
+        self,
+        *,
+        priority: int | None = None,
+        queue_name: str | None = None,
+        run_after: datetime | timedelta | None = None,
+        backend: str | None = None,
+        about: Model | str | None = None,
+    ) -> FaktoryTask[P, R]:
+        """Return a copy with other defaults. `run_after`: an aware datetime, or a timedelta counted from each enqueue.
+
+        `about`: the saved object that jobs are found by, or its name `app.model/pk`. Raises TypeError for a `run_after`
+        of another type.
+        """
+        wanted: dict[str, Any] = {"priority": priority, "queue_name": queue_name, "backend": backend}
+        changes = {key: value for key, value in wanted.items() if value is not None}
+        if about is not None:
+            changes["about"] = about_of(about)
+        # `starts_in` and `run_after` exclude each other, so the copy resets the one that is not given.
+        if isinstance(run_after, timedelta):
+            changes |= {"run_after": None, "starts_in": run_after}
+        elif isinstance(run_after, datetime):
+            changes |= {"run_after": run_after, "starts_in": None}
+        elif run_after is not None:
+            raise TypeError(f"run_after: expected a timedelta or an aware datetime, got {run_after!r:.80}")
+        return replace(self, **changes)
+
+    def due(self, now: datetime) -> FaktoryTask[P, R]:
+        """Return this task with its delay, if it has one, turned into a time counted from `now`."""
+        if self.starts_in is None:
+            return self
+        changes: dict[str, Any] = {"run_after": now + self.starts_in, "starts_in": None}
+        return replace(self, **changes)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[P, R]:
+        """Enqueue a job that calls the function with these arguments.
+
+        Inside a transaction the job is stored if the transaction commits. Raises NotUnique for a task with `unique_for`
+        if another such job already exists.
+        """
+        task = self.due(timezone.now())
+        result: TaskResult[P, R] = task.get_backend().enqueue(task, list(args), kwargs)
+        return result
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[P, R]:
+        """Enqueue a job from async code; see `enqueue`."""
+        task = self.due(timezone.now())
+        result: TaskResult[P, R] = await task.get_backend().aenqueue(task, list(args), kwargs)
+        return result
+
+    def callback(self, *args: P.args, **kwargs: P.kwargs) -> Callback:
+        """Return this task with these arguments, for a batch to enqueue when it completes or succeeds."""
+        return Callback(self, args, kwargs)
+
+    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[TaskResult[P, R]]:
+        """Enqueue a job for each call in one operation. A tuple holds positional arguments, a dict keyword arguments.
+
+        All calls are checked before anything is written. A backend of another library receives the jobs one by one.
+        Raises NotUnique if some jobs were rejected for that reason; its `results` has an entry for each call, None for
+        rejected ones.
+        """
+        task = self.due(timezone.now())
+        # All calls are parsed first: a bad one must not leave the ones before it enqueued.
+        pairs = [_call(position, call) for position, call in enumerate(calls)]
+        backend = task.get_backend()
+        # Backends of other libraries implement Django's interface only.
+        several = getattr(backend, "enqueue_many", None)
+        if several is None:
+            return [backend.enqueue(task, args, kwargs) for args, kwargs in pairs]
+        results: list[TaskResult[P, R]] = several(task, pairs)
+        return results
+
+
+@overload
+def task(function: Callable[P, R], /) -> FaktoryTask[P, R]: ...
+@overload
+def task(
+    *, takes_context: Literal[True], **options: Unpack[TaskOptions]
+) -> Callable[[Callable[Concatenate[JobContext, P], R]], FaktoryTask[P, R]]: ...
+@overload
+def task(
+    *, takes_context: Literal[False] = False, **options: Unpack[TaskOptions]
+) -> Callable[[Callable[P, R]], FaktoryTask[P, R]]: ...
+
+
+def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Turn a module-level function into a task: `@task` or `@task(option=…)`, on every supported Django version.
+
+    Raises TypeError for an unknown option, InvalidTask for a value out of its range.
+    """
+    if function is not None:
+        return new_task(func=function, **options)
+    return lambda func: new_task(func=func, **options)
+
+
+def new_task(*, func: Callable[..., Any], name: str | None = None, **options: Any) -> FaktoryTask[..., Any]:
+    """Build a task; serves as `FaktoryBackend.task_class`, because the option `name` is not Task.name."""
+    if options.pop("run_after", None) is not None:
+        raise TypeError("run_after belongs to one enqueue, not to the task; write .using(run_after=…)")
+    unknown = options.keys() - _OPTIONS
+    if unknown:
+        raise TypeError(
+            f"task {func.__module__}.{func.__qualname__}: unexpected option {min(unknown)!r}"
+            f"{option_meant(min(unknown), _OPTIONS)}; known: {', '.join(sorted(_OPTIONS))}"
+        )
+    return FaktoryTask(func=func, jobtype="" if name is None else name, **options)
+
+
+def lookup(jobtype: str) -> FaktoryTask[..., Any]:
+    """Return the task registered under this name. Raises UnknownJobType."""
+    try:
+        return _registry[jobtype]
+    except KeyError:
+        raise UnknownJobType(
+            f"no task is registered as {jobtype!r:.120}; deploy the code that defines it, in (or imported by) "
+            "the tasks.py of an installed app"
+        ) from None
+
+
+def registered() -> tuple[FaktoryTask[..., Any], ...]:
+    """Return every task registered in this process."""
+    return tuple(_registry.values())
+
+
+def autodiscover() -> None:
+    """Import the `tasks` module of each installed app, so that its tasks are registered."""
+    autodiscover_modules("tasks")
+
+
+_registry: dict[str, FaktoryTask[..., Any]] = {}
+# The annotations of TaskOptions are the only list of options, so that type checkers and this check agree.
+_OPTIONS = TaskOptions.__annotations__.keys() | {"takes_context"}
+
+
+def _register(task: FaktoryTask[..., Any]) -> None:
+    """Register the first task of a function under its jobtype.
+
+    Copies (by `using` or by unpickling) are the same task. Raises InvalidTask for a second task of the same name.
+    """
+    known = _registry.get(task.jobtype)
+    # A module imported a second time (autoreload, importlib.reload) defines its tasks again; the newest one must win.
+    if known is None or _was_reloaded(known.func, task.func):
+        _registry[task.jobtype] = task
+    elif known.func is not task.func:
+        raise InvalidTask(
+            f"task {task.module_path}: the name {task.jobtype!r} is already taken by {known.module_path}; give one of "
+            "them another name="
+        )
+    # A worker finds one task by name, so two definitions that run differently would be ambiguous.
+    elif _as_run(known) != _as_run(task):
+        raise InvalidTask(
+            f"task {task.module_path}: already defined with other options (takes_context, backoff, retry_on or "
+            "discard_on); a worker finds one task by a name: give one of them another name="
+        )
+
+
+def _was_reloaded(known: Callable[..., Any], new: Callable[..., Any]) -> bool:
+    """Return True if `new` is `known` after its module was imported again."""
+    same_path = (known.__module__, known.__qualname__) == (new.__module__, new.__qualname__)
+    # All lambdas of a module share one qualified name, so a lambda cannot be recognized as the same function.
+    return known is not new and same_path and new.__name__ != "<lambda>"
+
+
+def _as_run(task: FaktoryTask[..., Any]) -> tuple[Any, ...]:
+    """Return the options that a worker reads from the registry; all other options travel with the job."""
+    as_called = task.takes_context, task.atomic, task.plain_json, task.missing, task.timeout
+    return *as_called, task.backoff, task.retry_on, task.discard_on
+
+
+def _call(position: int, call: object) -> tuple[list[Any], dict[str, Any]]:
+    match call:
+        case tuple():
+            return list(call), {}
+        case Mapping() if all(isinstance(key, str) for key in call):
+            return [], dict(call)
+    raise TypeError(
+        f"enqueue_many: call {position}: expected a tuple of arguments, such as (42,), or a dict of keyword "
+        f"arguments, got {call!r:.80}"
+    )

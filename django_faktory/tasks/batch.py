@@ -1,0 +1,255 @@
+"""`Batch`: group jobs and run callbacks when they are done. Jobs enqueued inside `with Batch(…)` join it.
+
+Imports no model. Source: docs/batches.md; ADR 0011.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+from django.dispatch import Signal
+
+from .. import brokers, conf
+from ..core.payloads import BatchStatus, JobPayload, NewBatch
+from ..errors import BatchClosed, FaktoryError, UnknownBatch
+from .compat import Task, task_backends
+
+_current: ContextVar[_Open | None] = ContextVar("django_faktory_batch", default=None)
+
+batch_committed = Signal()
+"""Sent inside the transaction of a `with Batch(…)`, at its end, when callbacks may be due. Used by `testing`."""
+
+
+class Keeper(Protocol):
+    """Storage of batches, chosen by `FaktoryBackend.batch_keeper`: a Broker, or memory in tests."""
+
+    @property
+    def transactional(self) -> bool:
+        """Return whether a batch and its jobs are part of the caller's transaction."""
+
+    def atomic(self) -> AbstractContextManager[object]:
+        """Return a context manager that applies the changes inside together or not at all."""
+
+    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:
+        """Store a new batch and return its bid; `by` is the wid of the worker that adds it."""
+
+    def check_batch(self, bid: str, *, by: str = "") -> None:
+        """Raise UnknownBatch or BatchClosed if it is known that `by` cannot add jobs now."""
+
+    def commit_batch(self, bid: str) -> None:
+        """End the batch's definition, so that its callbacks can become due."""
+
+    def batch_status(self, bid: str) -> BatchStatus:
+        """Return the counters and the progress of the batch. Raises UnknownBatch."""
+
+
+class Callback(NamedTuple):
+    """A task and its arguments, made by `task.callback(…)`: the job a batch enqueues when it is done."""
+
+    task: Task[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+
+
+class _Open:
+    """Base of the batches that newly enqueued jobs can join."""
+
+    bid: str
+    by = ""
+    """The wid of the worker that adds jobs; set only inside a running member."""
+
+    def __init__(self, keeper: Callable[[], Keeper]) -> None:
+        self._keeper = keeper
+        self._outer: list[Token[_Open | None]] = []
+
+    def status(self) -> BatchStatus:
+        """Return the counters and the progress.
+
+        Raises UnknownBatch if the batch ended more than FAKTORY["BATCH_TTL"] seconds ago.
+        """
+        return self._keeper().batch_status(self.bid)
+
+    def _open(self) -> None:
+        self._outer.append(_current.set(self))
+
+    def _shut(self) -> None:
+        _current.reset(self._outer.pop())
+
+
+class Batch(_Open):
+    """Group jobs: `with Batch(success=report.callback(42)) as batch: resize.enqueue(1)`.
+
+    `complete` is enqueued when every job was executed once. `success` is enqueued when every job has succeeded, and
+    after `complete`. At least one is required: a task, or `task.callback(…)`. A batch made inside of another batch
+    becomes its child.
+
+    If jobs are stored in this project's database, the batch, its jobs and the rows written inside are one transaction,
+    and an exception rolls back all of them. On a remote server an exception leaves an uncommitted batch, which expires.
+    """
+
+    def __init__(
+        self,
+        *,
+        description: str = "",
+        success: Task[..., Any] | Callback | None = None,
+        complete: Task[..., Any] | Callback | None = None,
+    ) -> None:
+        callbacks = [_checked(given) for given in (success, complete) if given is not None]
+        if not callbacks:
+            raise TypeError("Batch: expected success=… or complete=…, or both: a task, or task.callback(…)")
+        super().__init__(_backend_of(callbacks[0]).batch_keeper)
+        self.bid = ""
+        self.description = description
+        self._success, self._complete = _job_of(success), _job_of(complete)
+        # Set while the `with` block runs; closing it commits or rolls back.
+        self._scope: ExitStack | None = None
+
+    @classmethod
+    def find(cls, bid: str) -> RunningBatch:
+        """Return the batch with this id from any backend, for example to read its status. Raises UnknownBatch."""
+        # A project may have several backends, and the id does not name its own.
+        for keeper in _keepers():
+            try:
+                keeper().batch_status(bid)
+            except UnknownBatch:
+                continue
+            return RunningBatch(bid, "", keeper)
+        raise UnknownBatch(bid)
+
+    def __enter__(self) -> Self:
+        if self.bid:
+            raise BatchClosed(self.bid, "its `with` was entered before; add to it from its own jobs, by context.batch")
+        outer = _current.get()
+        keeper = self._keeper()
+        _refuse_to_wait(keeper)
+        # Closes the transaction if new_batch raises; pop_all() hands it to __exit__ otherwise.
+        with ExitStack() as scope:
+            scope.enter_context(keeper.atomic())
+            made = NewBatch(
+                description=self.description,
+                parent_bid=outer.bid if outer else "",
+                success=self._success,
+                complete=self._complete,
+            )
+            self.bid = keeper.new_batch(made, by=outer.by if outer else "")
+            self._open()
+            self._scope = scope.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._shut()
+        scope, self._scope = self._scope, None
+        assert scope is not None  # noqa: S101  (__enter__ has set it)
+        if error is None:
+            with scope:
+                # Inside the scope, so that the jobs and the commit are one transaction.
+                self._keeper().commit_batch(self.bid)
+                batch_committed.send(type(self))
+        else:
+            scope.__exit__(kind, error, traceback)
+
+
+class RunningBatch(_Open):
+    """An existing batch: a running job's own (`context.batch`), or one returned by `Batch.find`.
+
+    Jobs enqueued inside of `with context.batch:` join it; use `async with` in a coroutine.
+    """
+
+    def __init__(self, bid: str, by: str, keeper: Callable[[], Keeper]) -> None:
+        super().__init__(keeper)
+        self.bid, self.by = bid, by
+
+    @property
+    def parent(self) -> RunningBatch | None:
+        """Return the parent batch, so that a callback can add the next step to it; None for a root batch.
+
+        Reads the status. Raises UnknownBatch.
+        """
+        parent_bid = self.status().parent_bid
+        return RunningBatch(parent_bid, self.by, self._keeper) if parent_bid else None
+
+    def __enter__(self) -> Self:
+        # BATCH OPEN is not needed: while the running member adds jobs, it keeps its batch and each ancestor from firing
+        # their callbacks.
+        self._keeper().check_batch(self.bid, by=self.by)
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shut()
+
+    async def __aenter__(self) -> Self:
+        # check_batch() queries the database, which Django permits in threads only.
+        await sync_to_async(self._keeper().check_batch)(self.bid, by=self.by)
+        self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._shut()
+
+
+def current() -> _Open | None:
+    """Return the batch that jobs enqueued now join, if any."""
+    return _current.get()
+
+
+@contextmanager
+def in_none() -> Iterator[None]:
+    """Enqueue inside without joining any batch.
+
+    Used where a job is run while another one is being enqueued, as the test helpers do.
+    """
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _keepers() -> list[Callable[[], Keeper]]:
+    backends = (getattr(backend, "batch_keeper", None) for backend in task_backends.all())
+    return [keeper for keeper in backends if keeper is not None] or [brokers.get_broker]
+
+
+def _refuse_to_wait(keeper: Keeper) -> None:
+    """Raise FaktoryError inside an open transaction if batches live on a remote server.
+
+    The jobs of the transaction go through the outbox, so they would arrive after the batch was committed.
+    """
+    for alias in () if keeper.transactional else conf.outbox():
+        if connections[alias].in_atomic_block:
+            raise FaktoryError(
+                f"a batch on a Faktory server elsewhere: expected no open transaction of {alias!r}, got one; make it "
+                "after the commit, by transaction.on_commit"
+            )
+
+
+def _checked(given: Task[..., Any] | Callback) -> Callback:
+    callback = given if isinstance(given, Callback) else Callback(given)
+    backend = getattr(callback.task, "get_backend", None)
+    if backend is None:
+        raise TypeError(f"Batch: expected a task, or task.callback(…), as callback, got {given!r:.80}")
+    if not hasattr(backend(), "batch_keeper"):
+        raise TypeError(f"Batch: expected a task of FaktoryBackend as callback, got {callback.task!r:.80}")
+    return callback
+
+
+def _job_of(given: Task[..., Any] | Callback | None) -> JobPayload | None:
+    if given is None:
+        return None
+    task, args, kwargs = _checked(given)
+    job: JobPayload = _backend_of(_checked(given)).callback_job(task, args, kwargs)
+    return job
+
+
+def _backend_of(callback: Callback) -> Any:
+    """Return the FaktoryBackend, typed as Any because this module must not import `backend`."""
+    return callback.task.get_backend()

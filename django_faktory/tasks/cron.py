@@ -1,0 +1,292 @@
+"""Collect the cron entries of tasks and settings, and build the job of an entry.
+
+Connects `store.cron.entries` and `store.cron.runs`, which import no task, with the tasks, which import no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from inspect import signature
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+
+from .. import brokers, conf
+from ..core.cron import Cron, Schedule, check_policies
+from ..core.job_parser import parse_job
+from ..core.json import jsontext
+from ..core.payloads import MAX_NAME, JobPayload, queue_name
+from ..errors import FaktoryError, InvalidCron, InvalidPayload, UnknownJobType
+from ..models.cron import CronEntry
+from ..store import notifier
+from ..store.cron import entries, runs
+from ..store.cron.entries import Definition
+from ..store.cron.runs import Enqueued
+from .arguments import decoded_call, encoded_call
+from .base import FaktoryTask, autodiscover, lookup, registered
+from .job_id import new_jid
+from .json_values import encoded, normalized
+from .redaction import told
+
+JOB_MEMBERS = ("retry", "reserve_for", "priority", "backtrace", "custom")
+"""Job members that an entry may set if its jobtype is not a task of this project, as in PUSH."""
+
+POLICIES = {"missed": "once", "window": 86_400, "overlap": "allow"}
+"""Policies of an entry that names none."""
+
+_KEYS = ("schedule", "zone", "task", "jobtype", "queue", "args", "kwargs", "job", "missed", "window", "overlap")
+
+
+def sync(*, using: str) -> None:
+    """Update the rows to the entries defined by this process. Import the tasks first."""
+    entries.sync(definitions(), using=using)
+
+
+def definitions() -> Iterator[Definition]:
+    """Yield every entry of the tasks and of `FAKTORY["CRON"]`.
+
+    Raises InvalidCron with a field that begins with the place of the definition.
+    """
+    # Raises at the first error, because `sync` must not mark entries as removed when it knows only some of them.
+    for place, found in read():
+        if isinstance(found, InvalidCron):
+            raise InvalidCron(f"{place}: {found.field}", found.problem) from found
+        yield found
+
+
+def read() -> Iterator[tuple[str, Definition | InvalidCron]]:
+    """Yield the place of each definition with its entry, or with the InvalidCron error.
+
+    Lets the system checks report all errors in one run.
+    """
+    seen: dict[str, str] = {}
+    for place, entry in _entries():
+        try:
+            found = entry()
+        except InvalidCron as error:
+            yield place, error
+            continue
+        # Rows are keyed by name, so a second definition would overwrite the first on every start.
+        if found.name in seen:
+            problem = f'"{found.name}" is the name of {seen[found.name]} too; give one of them another'
+            yield place, InvalidCron("name", problem)
+            continue
+        seen[found.name] = place
+        yield place, found
+
+
+def of_task(task: FaktoryTask[..., Any], one: Cron) -> Definition:
+    """Return the entry of one `Cron` of a task. Raises InvalidCron."""
+    args, kwargs = _call_of(task, list(one.args), one.kwargs)
+    return Definition(
+        name=_checked_name(one.name or task.jobtype),
+        schedule=one.schedule,
+        zone=one.zone or settings.TIME_ZONE,
+        jobtype=task.jobtype,
+        queue=_checked_queue(one.queue),
+        args=args,
+        kwargs=kwargs,
+        missed=str(one.missed),
+        window_s=one.window,
+        overlap=str(one.overlap),
+    )
+
+
+def of_settings(name: object, entry: object) -> Definition:
+    """Return the entry of `FAKTORY["CRON"][name]`. Raises InvalidCron."""
+    if not isinstance(entry, Mapping):
+        raise InvalidCron(
+            "entry", f'expected a dict such as {{"schedule": "30 2 * * *", "task": …}}, got {told(entry)}'
+        )
+    for key in entry:
+        if key not in _KEYS:
+            raise InvalidCron(str(key), f"no such key; known: {', '.join(_KEYS)}")
+    if ("task" in entry) == ("jobtype" in entry):
+        raise InvalidCron("task or jobtype", 'expected either "task", one of this project, or "jobtype", any worker\'s')
+    return defined(
+        name=name,
+        schedule=entry.get("schedule"),
+        zone=entry.get("zone") or settings.TIME_ZONE,
+        jobtype=entry["task"] if "task" in entry else entry["jobtype"],
+        queue=entry.get("queue", ""),
+        args=entry.get("args", []),
+        kwargs=entry.get("kwargs", {}),
+        job=entry.get("job", {}),
+        policies={key: entry.get(key, default) for key, default in POLICIES.items()},
+        must_be_task="task" in entry,
+    )
+
+
+def defined(
+    *,
+    name: object,
+    schedule: object,
+    zone: object,
+    jobtype: Any,
+    queue: Any,
+    args: Any,
+    kwargs: Any,
+    job: Any,
+    policies: Mapping[str, Any],
+    must_be_task: bool = False,
+    is_json: bool = False,
+) -> Definition:
+    """Return a validated entry; its job is a task's call if a task has this name.
+
+    Other jobtypes get the job that a client would push. `must_be_task`: reject other jobtypes. `is_json`: args and
+    kwargs are already encoded as in a job. Raises InvalidCron.
+    """
+    Schedule.of(schedule, zone)
+    check_policies(policies["missed"], policies["window"], policies["overlap"])
+    task = task_of(jobtype) if isinstance(jobtype, str) else None
+    if must_be_task and task is None:
+        raise InvalidCron("task", f"no task of this project is called {jobtype!r:.120}")
+    rest = Definition(
+        name=_checked_name(name),
+        schedule=str(schedule),
+        zone=str(zone),
+        jobtype=str(jobtype),
+        queue=_checked_queue(queue),
+        missed=str(policies["missed"]),
+        window_s=policies["window"],
+        overlap=str(policies["overlap"]),
+    )
+    # Reject options here, because a task's job would ignore them silently.
+    if task is not None:
+        if job:
+            raise InvalidCron("job", f"a task has its options where it is defined, in @task(…), got {told(job)}")
+        if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
+            raise InvalidCron("args", f"expected a list, and kwargs a dict, got {told(args)} and {told(kwargs)}")
+        positional, named = _call_of(task, list(args), kwargs, is_json=is_json)
+        return rest._replace(args=positional, kwargs=named)
+    if kwargs:
+        raise InvalidCron("kwargs", f"only tasks of this project take them, and {jobtype!r:.120} is none that is known")
+    return _of_another_language(rest, jobtype, args, job)
+
+
+def decode_member(field: str, text: str) -> Any:
+    """Return the value of a field that is stored or submitted as JSON. Raises InvalidCron."""
+    try:
+        return jsontext.decode(text)
+    except InvalidPayload as error:
+        raise InvalidCron(field, str(error)) from error
+
+
+def task_of(jobtype: str) -> FaktoryTask[..., Any] | None:
+    """Return the task of this project with this jobtype, or None."""
+    try:
+        return lookup(jobtype)
+    except UnknownJobType:
+        return None
+
+
+def enqueue(entry: CronEntry) -> Enqueued:
+    """Build and push the job of an entry.
+
+    A task is enqueued with `enqueue` and its middleware; other jobtypes are pushed as by a client. Propagates every
+    error that prevents this.
+    """
+    task = task_of(entry.jobtype)
+    if task is None:
+        job = _payload(entry)
+        for refused in filter(None, brokers.get_broker().push([job])):
+            raise refused
+        return Enqueued(job.jid, job.queue)
+    if entry.queue:
+        task = task.using(queue_name=entry.queue)
+    args, kwargs = jsontext.decode(entry.args), jsontext.decode(entry.kwargs)
+    # Decode the references, because `enqueue` would wrap them as plain dicts.
+    if not task.plain_json:
+        args, kwargs = decoded_call(args, kwargs)
+    result = task.enqueue(*args, **kwargs)
+    return Enqueued(result.id, task.queue_name)
+
+
+def run_now(entry: CronEntry, *, using: str) -> Enqueued:
+    """Enqueue the entry's job at once, ignoring its pause and overlap policy.
+
+    Raises FaktoryError if the job cannot be created.
+    """
+    autodiscover()  # a web process may not have imported all tasks
+    got = runs.run_now(entry.pk, enqueue, using=using)
+    # After the commit: a worker that wakes up earlier would not see the job.
+    transaction.on_commit(partial(notifier.announce, using, {got.queue}), using=using)
+    return got
+
+
+def _entries() -> Iterator[tuple[str, Callable[[], Definition]]]:
+    """Yield the place of each definition and a function that parses it."""
+    for task in registered():
+        for one in task.cron:
+            yield f"task {task.module_path}: cron", partial(of_task, task, one)
+    for name, entry in conf.get("CRON").items():
+        yield f"FAKTORY['CRON'][{name!r:.80}]", partial(of_settings, name, entry)
+
+
+def _call_of(
+    task: FaktoryTask[..., Any], args: list[Any], kwargs: Mapping[str, Any], *, is_json: bool = False
+) -> tuple[str, str]:
+    """Return the call as JSON.
+
+    Raises InvalidCron if the task does not accept it, or JSON cannot represent it.
+    """
+    try:
+        # bind() finds wrong arguments at start instead of at the first tick.
+        # None takes the place of the context, which the worker passes.
+        signature(task.func).bind(*([None] if task.takes_context else []), *args, **kwargs)
+        positional, named = encoded_call(args, kwargs, plain_json=task.plain_json or is_json)
+        return encoded(positional), encoded(named)
+    except (TypeError, ValueError, FaktoryError) as error:
+        raise InvalidCron("args", f"{task.jobtype} cannot be called with them: {error}") from error
+
+
+def _of_another_language(rest: Definition, jobtype: Any, args: Any, job: Any) -> Definition:
+    if not isinstance(args, list | tuple):
+        raise InvalidCron("args", f"expected a list, got {told(args)}")
+    if not isinstance(job, Mapping):
+        raise InvalidCron("job", f"expected a dict, got {told(job)}")
+    for member in job:
+        if member not in JOB_MEMBERS:
+            raise InvalidCron(f"job.{member}", f"expected one of {', '.join(JOB_MEMBERS)}")
+    if not isinstance(jobtype, str):
+        raise InvalidCron("jobtype", f"expected the name that workers know it by, got {jobtype!r:.80}")
+    texts = {}
+    for field, value in (("args", args), ("job", job)):
+        try:
+            texts[field] = encoded(normalized(value))
+        except (TypeError, ValueError, FaktoryError) as error:
+            raise InvalidCron(field, f"JSON cannot hold it: {error}") from error
+    found = rest._replace(args=texts["args"], job=texts["job"])
+    # Build the job once to validate it; the result is discarded.
+    try:
+        _payload(CronEntry(**found._asdict()))
+    except FaktoryError as error:
+        raise InvalidCron("job", str(error)) from error
+    return found
+
+
+def _payload(entry: CronEntry) -> JobPayload:
+    """Build the job of an entry for a jobtype that is not ours, validated as in PUSH. Raises InvalidPayload."""
+    members = {
+        "jid": jsontext.encode(new_jid()),
+        "jobtype": jsontext.encode(entry.jobtype),
+        "queue": jsontext.encode(queue_name(entry.queue)),
+        "args": entry.args,
+        **jsontext.members(entry.job),
+    }
+    return parse_job(jsontext.join(members.items()))
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise InvalidCron("name", f"expected 1 to {MAX_NAME} printable characters, got {name!r:.80}")
+    return name
+
+
+def _checked_queue(name: object) -> str:
+    try:
+        return queue_name(name) if name else ""  # type: ignore[arg-type]  # only str matches
+    except (FaktoryError, TypeError) as error:
+        raise InvalidCron("queue", str(error)) from error

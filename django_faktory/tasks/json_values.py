@@ -1,0 +1,71 @@
+"""Convert task arguments and results to JSON types, and reject values that JSON would change.
+
+Pure. Modelled on Django's `normalize_json`. In addition it rejects NaN and Infinity, which would arrive as None, and
+converts subclasses (SafeString, IntEnum) to plain values, because msgspec does not encode them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from ..core.json import jsontext
+
+UNCHANGED = frozenset({str, int, bool, type(None)})
+
+
+def normalized(value: Any) -> Any:
+    """Return `value` as lists, dicts and plain scalars.
+
+    Raises TypeError or ValueError for values that JSON cannot represent.
+    """
+    kind = type(value)
+    # Exact types, compared first: they are by far the most common and need no copy.
+    if kind in UNCHANGED:
+        return value
+    if kind is dict:
+        return {normalized(key): normalized(item) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return [normalized(item) for item in value]
+    return plain(value, normalized)
+
+
+def encoded(value: Any) -> str:
+    """Return the JSON text of a normalized value. Raises InvalidPayload if it nests deeper than MAX_DEPTH."""
+    text = jsontext.encode(value)
+    jsontext.check_depth(text)
+    return text
+
+
+def plain(value: Any, each: Callable[[Any], Any]) -> Any:
+    """Convert a value of a type that is not exactly one of JSON's; `each` converts its items.
+
+    Raises TypeError or ValueError like `normalized`.
+    """
+    match value:
+        # The methods of the base class, because subclasses may override them (SafeString, StrEnum).
+        case str():
+            return str.__str__(value)
+        case int():
+            return int.__int__(value)
+        case float() if isfinite(value):
+            return float.__float__(value)
+        case float():
+            raise ValueError(f"Unsupported value: {value!r}: JSON has no NaN and no Infinity")
+        case bytes():
+            return _decoded(value)
+        case Mapping():
+            return {normalized(key): each(item) for key, item in value.items()}
+        case Sequence() if not isinstance(value, bytearray | memoryview):
+            return [each(item) for item in value]
+    raise TypeError(
+        f"Unsupported type: {type(value)}: arguments and results of tasks are None, bool, int, float, str, list, dict"
+    )
+
+
+def _decoded(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"Unsupported value: {type(value)}: bytes must be UTF-8; encode others, as base64") from None

@@ -1,0 +1,152 @@
+"""Limits defined in this project's code and settings; `sync` writes them to the rows.
+
+Connects the rows, which do not know tasks, with the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .. import conf
+from ..core.job_options import limit_key
+from ..core.limits import Allowance, InvalidLimit, Scope
+from ..core.payloads import queue_name
+from ..errors import InvalidPayload
+from ..models import Limit
+from ..store.limits import definitions as limit_definitions
+from ..store.limits.definitions import Definition
+from .base import FaktoryTask, autodiscover, registered
+
+PLACES = {"queues": Scope.QUEUE, "tasks": Scope.TASK, "keys": Scope.KEY}
+"""Keys of `FAKTORY["LIMITS"]` and their scopes."""
+
+
+class Wrong(NamedTuple):
+    """An invalid limit of the settings, and its place."""
+
+    place: str
+    problem: str
+    is_place: bool = False
+    """True if the place is unknown, not the limit invalid."""
+
+
+def pause(*tasks: FaktoryTask[..., Any] | str) -> list[str]:
+    """Stop jobs of these tasks from starting, on all workers; return the tasks that were not paused before.
+
+    Running jobs continue, and jobs can be enqueued. A task is given itself or by name, which may belong to a worker in
+    another language.
+    """
+    return limit_definitions.pause(map(_jobtype, tasks), using=conf.get("DATABASE"))
+
+
+def resume(*tasks: FaktoryTask[..., Any] | str) -> list[str]:
+    """Let jobs of these tasks start again, within their limits; return the tasks that were paused."""
+    return limit_definitions.resume(map(_jobtype, tasks), using=conf.get("DATABASE"))
+
+
+def paused() -> list[str]:
+    """Return the names of the paused tasks."""
+    return limit_definitions.paused_tasks(using=conf.get("DATABASE"))
+
+
+def set_limit(scope: str, name: str, value: object) -> Limit:
+    """Create or change a limit, as an edit in the admin does: it overrides code. Raises InvalidLimit."""
+    if scope not in list(Scope):
+        raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")
+    return limit_definitions.put(scope, checked_name(scope, name), Allowance.of(value), using=conf.get("DATABASE"))
+
+
+def remove_limit(scope: str, name: str) -> bool:
+    """Remove a limit and return whether it existed. A definition in code takes effect again."""
+    found = Limit.objects.using(conf.get("DATABASE")).filter(scope=scope, name=name).first()
+    if found is not None:
+        limit_definitions.remove(found, using=conf.get("DATABASE"))
+    return found is not None
+
+
+def as_in_code(limit: Limit, *, using: str) -> bool:
+    """Reset an edited limit: the definition in code takes effect at once. Return whether it was edited."""
+    if not limit_definitions.take_edit_back(limit, using=using):
+        return False
+    autodiscover()  # a web process may not have imported its tasks
+    for one in read():
+        # Without this the limit would differ from the code until the next `sync`.
+        if isinstance(one, Definition) and (one.scope, one.name) == (limit.scope, limit.name):
+            limit_definitions.put(*one, using=using, origin=Limit.Origin.CODE)
+    return True
+
+
+def _jobtype(task: FaktoryTask[..., Any] | str) -> str:
+    return checked_name(Scope.TASK, task if isinstance(task, str) else task.jobtype)
+
+
+def sync(*, using: str) -> None:
+    """Update the rows to the limits that this process's code defines. Tasks must have been imported."""
+    limit_definitions.sync(definitions(), using=using)
+
+
+def definitions() -> Iterator[Definition]:
+    """Yield every limit of the tasks and of the settings; settings override tasks. Raises InvalidLimit."""
+    # A dict removes duplicates: settings are read last, so they replace the task's definition.
+    found: dict[tuple[str, str], Definition] = {}
+    for one in read():
+        if isinstance(one, Wrong):
+            raise InvalidLimit(f"{one.place}: {one.problem}")
+        found[one.scope, one.name] = one
+    yield from found.values()
+
+
+def read() -> Iterator[Definition | Wrong]:
+    """Yield each limit, or the problem with it."""
+    # A limit_key limits keys; their kind, the part before the colon, is the jobtype.
+    for task in registered():
+        if task.limit is not None:
+            scope = Scope.TASK if task.limit_key is None else Scope.KEY
+            yield Definition(scope, task.jobtype, Allowance.of(task.limit))
+    settings = conf.get("LIMITS")
+    if not isinstance(settings, Mapping):
+        told = f'expected a dict such as {{"queues": {{"mail": 5}}}}, got {settings!r:.80}'
+        yield Wrong("LIMITS", told, is_place=True)
+        return
+    for place, entries in settings.items():
+        if place not in PLACES and place != "workers":
+            known = ", ".join(map(repr, [*PLACES, "workers"]))
+            yield Wrong("LIMITS", f"no such scope: {place!r:.80}; known: {known}", is_place=True)
+        elif not isinstance(entries, Mapping):
+            yield Wrong(f"LIMITS[{place!r}]", f"expected a dict of names and limits, got {entries!r:.80}")
+        elif place == "workers":  # no rows: each worker limits its own FETCHes
+            yield from filter(None, (_of_worker(name, value) for name, value in entries.items()))
+        else:
+            yield from (_entry(place, name, value) for name, value in entries.items())
+
+
+def _of_worker(name: object, value: object) -> Wrong | None:
+    where = f"LIMITS['workers'][{name!r:.80}]"
+    try:
+        checked_name(Scope.QUEUE, name)
+        allowed = Allowance.of(value)
+    except InvalidLimit as error:
+        return Wrong(where, str(error))
+    # A worker caps its concurrent jobs by itself; a rate needs the shared rows of the database.
+    if isinstance(value, int) and allowed.concurrency == value:
+        return None
+    return Wrong(where, f"expected a whole number of jobs at a time, got {value!r:.80}")
+
+
+def _entry(place: str, name: object, value: object) -> Definition | Wrong:
+    where = f"LIMITS[{place!r}][{name!r:.80}]"
+    try:
+        return Definition(PLACES[place], checked_name(PLACES[place], name), Allowance.of(value))
+    except InvalidLimit as error:
+        return Wrong(where, str(error))
+
+
+def checked_name(scope: str, name: object) -> str:
+    """Return the name if a limit of this scope may have it. Raises InvalidLimit."""
+    try:
+        if scope == Scope.QUEUE and isinstance(name, str) and name:
+            return queue_name(name)
+        return limit_key(name)
+    except (InvalidPayload, ValueError) as error:
+        raise InvalidLimit(f"name: {error}, got {name!r:.80}") from None

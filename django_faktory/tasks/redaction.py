@@ -1,0 +1,95 @@
+"""Redacts the arguments of jobs for display, with the project's function `FAKTORY["REDACT"]`. Off by default.
+
+Every output of arguments (admin, API, command line, logs, reprs) passes through this module; workers and Faktory
+clients receive them unchanged. If the project's function fails, nothing is shown. Source: docs/security.md, section on
+arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils.module_loading import import_string
+
+from .. import conf
+from ..core.json import jsontext
+from ..core.logs import get_logger
+from ..core.queries import Query, parse_query
+from ..errors import FaktoryError, InvalidQuery
+
+logger = get_logger(__name__)
+
+HIDDEN = "[hidden]"
+"""Placeholder for arguments if the project's function fails."""
+
+_failed: set[str] = set()
+"""Paths of functions with a logged failure: logged once, because the function is called for every displayed job."""
+
+
+def is_on() -> bool:
+    """Return True if the project redacts arguments."""
+    return bool(conf.get("REDACT"))
+
+
+def shown(jobtype: str, arguments: Any) -> Any:
+    """Return the visible part of arguments, in JSON types: of a list of positional or a dict of keyword arguments."""
+    # Through JSON, so that the project's function receives the same types from every caller.
+    return jsontext.decode(_shown(jobtype, jsontext.encode(arguments))) if is_on() else arguments
+
+
+def shown_job(jobtype: str, text: str) -> str:
+    """Return a job's JSON with redacted arguments. Text that is not a valid job is hidden whole."""
+    if not is_on():
+        return text
+    try:
+        found = jsontext.last_members(text)
+        if "args" in found:
+            found["args"] = _shown(jobtype, found["args"])
+        if found.get("custom", "").startswith("{"):
+            custom = jsontext.last_members(found["custom"])
+            if "kwargs" in custom:
+                custom["kwargs"] = _shown(jobtype, custom["kwargs"])
+                found["custom"] = jsontext.join(custom.items())
+        return jsontext.join(found.items())
+    except FaktoryError:  # a row that was edited by hand
+        return jsontext.encode(HIDDEN)
+
+
+def hides(jobtype: str, text: str) -> bool:
+    """Return True if a part of this job is redacted: then a page must not offer the job for editing."""
+    if not is_on():
+        return False
+    try:
+        return bool(jsontext.decode(shown_job(jobtype, text)) != jsontext.decode(text))
+    except FaktoryError:
+        # Fail closed: an edit would otherwise write the placeholder back as an argument.
+        return True
+
+
+def query_of(text: str) -> Query:
+    """Parse a user's query. Raises InvalidQuery, also for a query that would reveal redacted arguments."""
+    found = parse_query(text)
+    # Matches of guessed texts would reveal an argument letter by letter.
+    if found.searches and is_on():
+        raise InvalidQuery("args, text: expected a query that looks into no arguments: FAKTORY['REDACT'] hides them")
+    return found
+
+
+def told(value: object) -> str:
+    """Return an argument's value for an error message."""
+    return HIDDEN if is_on() else f"{value!r:.80}"
+
+
+def _shown(jobtype: str, text: str) -> str:
+    path = conf.get("REDACT")
+    try:
+        hook = import_string(path) if isinstance(path, str) else path
+        found = jsontext.encode(hook(jobtype, jsontext.decode(text)))
+        # The result is the project's: deeper JSON would fail later, where the page is rendered.
+        jsontext.check_depth(found)
+    except Exception as error:  # noqa: BLE001  (anybody's code; its message may quote what it was given)
+        if str(path) not in _failed:
+            _failed.add(str(path))
+            logger.error("REDACT failed, arguments are hidden path=%s jobtype=%s error=%s", path, jobtype, type(error))  # noqa: TRY400
+        return jsontext.encode(HIDDEN)
+    return found

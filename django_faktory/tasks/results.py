@@ -1,0 +1,275 @@
+"""Converts jobs, stored or running, to Django's TaskResult: `result_of` and `running`.
+
+Reads rows it receives and imports no model, because backends are built while apps are loading. Statuses:
+`docs/tasks.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import msgspec
+
+from .. import brokers, errors
+from ..core.json import jsontext
+from ..core.lifecycle import State
+from ..core.payloads import DEFAULT_RETRY, INTERRUPTED, Tracked, parse_instant
+from ..errors import InvalidPayload
+from . import encryption, redaction
+from .compat import GenericResult, InvalidTask, TaskError, TaskResult, TaskResultStatus
+
+if TYPE_CHECKING:
+    from ..core.payloads import Reservation
+    from ..models import Job
+    from .base import FaktoryTask
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+STATUSES = {
+    State.SCHEDULED: TaskResultStatus.READY,
+    State.ENQUEUED: TaskResultStatus.READY,
+    State.BLOCKED: TaskResultStatus.READY,
+    State.RETRIES: TaskResultStatus.READY,
+    State.WORKING: TaskResultStatus.RUNNING,
+    State.SUCCEEDED: TaskResultStatus.SUCCESSFUL,
+    State.DEAD: TaskResultStatus.FAILED,
+    State.DISCARDED: TaskResultStatus.FAILED,
+    State.EXPIRED: TaskResultStatus.FAILED,
+}
+"""Django's status for each state of a job."""
+
+
+class Custom(msgspec.Struct):
+    """The members of a job's `custom` that a call needs."""
+
+    kwargs: dict[str, Any] | None = None
+    bid: Any = None
+    callback_of: Any = msgspec.field(name="_bid", default=None)
+
+
+class Call(msgspec.Struct):
+    """The members of a job's JSON that a worker needs: the task, its arguments, and how to report failures."""
+
+    jobtype: str
+    args: list[Any]
+    retry: int | None = DEFAULT_RETRY
+    backtrace: int | None = 0
+    at: str | None = None
+    created_at: str | None = None
+    custom: Custom | None = None
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Keyword arguments; empty for protocol clients that do not support them."""
+        return (self.custom and self.custom.kwargs) or {}
+
+    @property
+    def is_sealed(self) -> bool:
+        """True if the arguments are encrypted."""
+        return encryption.is_sealed(self.args)
+
+    def opened(self) -> Call:
+        """Return the call with decrypted arguments. Raises CannotDecrypt, InvalidPayload."""
+        if not self.is_sealed:
+            return self
+        args, kwargs = encryption.opened(self.jobtype, self.args)
+        custom = msgspec.structs.replace(self.custom or Custom(), kwargs=kwargs)
+        return msgspec.structs.replace(self, args=args, custom=custom)
+
+    @property
+    def bid(self) -> str:
+        """The batch that it is a member or callback of; "" for none."""
+        found = self.custom and (self.custom.bid or self.custom.callback_of)
+        return found if isinstance(found, str) else ""
+
+
+class Attempt(msgspec.Struct):
+    """One failed or interrupted attempt in a job's history."""
+
+    wid: str = ""
+    errtype: str = ""
+    message: str = ""
+    # msgspec copies mutable defaults for each instance.
+    backtrace: list[str] = []
+    started_at: str = ""
+    failed_at: str = ""
+    kind: str = ""
+
+    @property
+    def is_interruption(self) -> bool:
+        """True if its worker was shut down: neither a failure nor counted as an attempt."""
+        return self.kind == INTERRUPTED
+
+
+# An expired job never ran, so its history has no error that explains the status FAILED.
+_EXPIRED = {str(State.EXPIRED): (Attempt(errtype="JobExpired", message="no worker took this job in time"),)}
+
+
+class _LatestFailure(msgspec.Struct):
+    retry_count: int = 0
+
+
+_calls = msgspec.json.Decoder(Call)
+_histories = msgspec.json.Decoder(list[Attempt])
+_failures = msgspec.json.Decoder(_LatestFailure)
+
+
+def call_of(text: str) -> Call:
+    """Parse a job's JSON. Raises InvalidPayload if it is not a job."""
+    try:
+        return _calls.decode(text)
+    except msgspec.MsgspecError:
+        # JSON allows lone surrogates and numbers beyond a float, which msgspec rejects. For invalid JSON this raises a
+        # message that names the error.
+        decoded = jsontext.decode(text)
+    try:
+        return msgspec.convert(decoded, Call)
+    except msgspec.ValidationError as error:
+        raise InvalidPayload(f"invalid job: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django, not in its stubs
+    """Django's TaskResult for a job.
+
+    The creator passes arguments in JSON types, in lists that no other object uses, because they are not copied.
+    """
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)
+
+        def __post_init__(self):
+            """Replace Django's method, which would convert the arguments to JSON types a second time."""
+
+    def __repr__(self) -> str:
+        """Return a repr without errors, with redacted arguments if the project redacts them."""
+        jobtype = getattr(self.task, "jobtype", self.task.module_path)
+        args, kwargs = redaction.shown(jobtype, self.args), redaction.shown(jobtype, self.kwargs)
+        if encryption.is_wanted(getattr(self.task, "encrypt", False)):
+            args = kwargs = redaction.HIDDEN
+        return f"JobResult(id={self.id!r}, task={jobtype!r}, status={self.status!s}, args={args!r}, kwargs={kwargs!r})"
+
+    @property
+    def progress(self) -> Tracked:
+        """Progress that the job reported: `percent`, `desc`, `state`, `updated_at`. Each access queries the broker."""
+        [tracked] = brokers.get_broker().track_get([self.id])
+        return tracked
+
+
+def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskResult[..., Any]:
+    """Return the result of a stored job. Raises InvalidPayload if its JSON is not a valid job."""
+    call = call_of(job.payload)
+    runs = runs_of(job.history)
+    history = _failed(runs)
+    status = STATUSES[State(job.state)]
+    wids = [attempt.wid for attempt in history]
+    if job.wid and job.state in (State.WORKING, State.SUCCEEDED):  # in other states the last attempt is in the history
+        wids.append(job.wid)
+    result: JobResult[..., Any] = JobResult(
+        task=_as_enqueued(task, job, call, backend),
+        id=job.jid,
+        status=status,
+        enqueued_at=_instant(call.created_at) or job.created_at,
+        started_at=_first_start(runs) or job.started_at,
+        finished_at=job.finished_at if status in (TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL) else None,
+        last_attempted_at=job.started_at or (_instant(runs[-1].failed_at) if runs else None),
+        args=call.args,
+        kwargs=call.kwargs,
+        backend=backend,
+        errors=[task_error(attempt) for attempt in [*history, *_EXPIRED.get(job.state, ())]],
+        worker_ids=wids,
+    )
+    if job.result is not None:
+        value = jsontext.decode(job.result)
+        # The dataclass is frozen, and Django sets the value in the same way.
+        object.__setattr__(result, "_return_value", encryption.opened_value(value) if call.is_sealed else value)
+    return result
+
+
+def running(
+    reservation: Reservation, task: FaktoryTask[..., Any], call: Call, *, failures: int
+) -> TaskResult[..., Any]:
+    """Return the result of a job that starts now; `failures` counts failures before this attempt."""
+    runs = runs_of(reservation.history) if reservation.history else []
+    history = _failed(runs) if runs else []
+    # A remote Faktory server reports how often a job failed, not on which worker; and histories have a maximum length.
+    # Django derives the attempt from the number of worker ids, so unknown ones are filled in.
+    unknown = [""] * (failures - len(history))
+    return JobResult(
+        task=task,
+        id=reservation.jid,
+        status=TaskResultStatus.RUNNING,
+        enqueued_at=_instant(call.created_at) or reservation.created_at,
+        started_at=(_first_start(runs) if runs else None) or reservation.started_at,
+        finished_at=None,
+        last_attempted_at=reservation.started_at,
+        args=call.args,
+        kwargs=call.kwargs,
+        backend=task.backend,
+        errors=[task_error(attempt) for attempt in history],
+        worker_ids=[*unknown, *(attempt.wid for attempt in history), reservation.wid],
+    )
+
+
+def runs_of(history: str) -> list[Attempt]:
+    """Return the failed and the interrupted runs of a history, oldest first; none if it cannot be parsed."""
+    try:
+        return _histories.decode(history) if history else []
+    except msgspec.MsgspecError:
+        return []
+
+
+def attempts_of(history: str) -> list[Attempt]:
+    """Return the failed runs of a history, without interrupted ones; none if it cannot be parsed."""
+    return _failed(runs_of(history))
+
+
+def failures_of(failure: str) -> int:
+    """Return how often a job has failed, from its latest failure: `retry_count` counts from 0."""
+    try:
+        return _failures.decode(failure).retry_count + 1 if failure else 0
+    except msgspec.MsgspecError:
+        return 0
+
+
+def task_error(attempt: Attempt) -> TaskError:
+    """Convert a failed attempt to Django's TaskError."""
+    told = "\n".join(attempt.backtrace)
+    # A backtrace need not contain the message: clients in other languages send frames only.
+    if attempt.message not in told or not told:
+        told = f"{attempt.errtype}: {attempt.message}\n{told}".rstrip("\n")
+    # Errors of the broker itself ("ReservationExpired") have no module on the wire.
+    is_ours = "." not in attempt.errtype and hasattr(errors, attempt.errtype)
+    path = f"{errors.__name__}.{attempt.errtype}" if is_ours else attempt.errtype
+    return TaskError(exception_class_path=path, traceback=f"{told}\n")
+
+
+def _as_enqueued(task: FaktoryTask[..., Any], job: Job, call: Call, backend: str) -> FaktoryTask[..., Any]:
+    """Return the task with the options that `using` set for this job; unchanged if the backend rejects them."""
+    changes: dict[str, Any] = {"priority": job.priority, "queue_name": job.queue, "backend": backend}
+    changes |= {"run_after": _instant(call.at), "about": job.about or ""}
+    try:
+        return replace(task, **changes)
+    # The queue may have been removed from the settings since the job was enqueued.
+    except InvalidTask:
+        return task
+
+
+def _failed(runs: list[Attempt]) -> list[Attempt]:
+    return [run for run in runs if not run.is_interruption]
+
+
+def _first_start(history: list[Attempt]) -> datetime | None:
+    """Return when the first run started, by a history; None if the history does not say."""
+    return _instant(history[0].started_at) if history else None
+
+
+def _instant(text: str | None) -> datetime | None:
+    try:
+        return parse_instant("at", text) if text else None
+    except InvalidPayload:
+        return None

@@ -1,0 +1,234 @@
+"""Assertions about waiting jobs and created batches: `assert_enqueued`, `enqueued_jobs`, `made_batches`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from .. import conf
+from ..core.job_parser import parse_job
+from ..core.lifecycle import State
+from ..core.payloads import JobPayload, NewBatch
+from ..errors import FaktoryError
+from ..models import Batch, Job
+from ..tasks.arguments import encoded_call
+from ..tasks.base import FaktoryTask
+from ..tasks.compat import Task, task_backends
+from ..tasks.results import call_of
+from .backends import DummyBackend, ImmediateBackend
+
+_WAITING = (State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.RETRIES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueuedJob:
+    """A job that waits for a worker, for its start time, or for its next attempt."""
+
+    jid: str
+    jobtype: str
+    args: list[Any]
+    """Positional arguments in JSON types."""
+    kwargs: dict[str, Any]
+    queue: str
+    priority: int = field(repr=False)
+    run_at: datetime | None
+    """When it is due; None: now."""
+    bid: str = field(default="", repr=False)
+    """The batch that it is a member of; "" for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeBatch:
+    """A batch in any state."""
+
+    bid: str
+    parent_bid: str
+    description: str
+    complete: EnqueuedJob | None
+    """The callback for when every job was executed, enqueued or not."""
+    success: EnqueuedJob | None
+    """The callback for when every job has succeeded, enqueued or not."""
+    jobs: list[EnqueuedJob]
+    """The members of the batch that are waiting."""
+
+
+def enqueued_jobs(task: Task[..., Any] | None = None, queue: str | None = None) -> list[EnqueuedJob]:
+    """Return waiting jobs, oldest first: all, of a task, or of a queue. Includes those of a `DummyBackend`."""
+    jobtype = None if task is None else _jobtype(task)
+    return [
+        job
+        for job in [*_stored(), *_in_memory()]
+        if (jobtype is None or job.jobtype == jobtype) and (queue is None or job.queue == queue)
+    ]
+
+
+def made_batches() -> list[MadeBatch]:
+    """Return the created batches, oldest first, so a parent before its children. Includes those of test backends."""
+    # Grouped once: searching all jobs for each batch would be quadratic.
+    members: dict[str, list[EnqueuedJob]] = {}
+    for job in enqueued_jobs():
+        members.setdefault(job.bid, []).append(job)
+    return [
+        MadeBatch(
+            bid=bid,
+            parent_bid=made.parent_bid,
+            description=made.description,
+            complete=_callback(made.complete),
+            success=_callback(made.success),
+            jobs=members.get(bid, []),
+        )
+        for bid, made in [*_stored_batches(), *_batches_in_memory()]
+    ]
+
+
+def assert_enqueued(
+    task: Task[..., Any],
+    *,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    queue: str | None = None,
+    count: int | None = None,
+) -> list[EnqueuedJob]:
+    """Fail unless `count` jobs of this task wait, or at least one by default; return them.
+
+    `args` and `kwargs` must equal all arguments of the enqueue; an omitted one matches any.
+    """
+    return _checked(enqueued_jobs(), task, args=args, kwargs=kwargs, queue=queue, count=count)
+
+
+@contextmanager
+def assert_enqueues(
+    task: Task[..., Any],
+    *,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    queue: str | None = None,
+    count: int | None = None,
+) -> Iterator[list[EnqueuedJob]]:
+    """Apply `assert_enqueued` to jobs enqueued inside the block; yield a list that contains them afterwards."""
+    # By jid, not by position: jobs that waited before may run inside the block.
+    before = {job.jid for job in enqueued_jobs()}
+    found: list[EnqueuedJob] = []
+    yield found
+    new = [job for job in enqueued_jobs() if job.jid not in before]
+    # The list was yielded already, so it is extended in place.
+    found += _checked(new, task, args=args, kwargs=kwargs, queue=queue, count=count)
+
+
+def _checked(
+    jobs: Sequence[EnqueuedJob],
+    task: Task[..., Any],
+    *,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    queue: str | None,
+    count: int | None,
+) -> list[EnqueuedJob]:
+    jobtype = _jobtype(task)
+    plain = isinstance(task, FaktoryTask) and task.plain_json
+    # Encoded like the job's own arguments: a test may pass model instances, dates and tuples.
+    wanted_args, wanted_kwargs = encoded_call(args or (), kwargs or {}, plain_json=plain)
+    found = [
+        job
+        for job in jobs
+        if job.jobtype == jobtype
+        and (args is None or job.args == wanted_args)
+        and (kwargs is None or job.kwargs == wanted_kwargs)
+        and (queue is None or job.queue == queue)
+    ]
+    if len(found) == count or (count is None and found):
+        return found
+    how_many = "at least one job" if count is None else f"{count} job{'' if count == 1 else 's'}"
+    limits = {"args": args, "kwargs": kwargs, "queue": queue}
+    told = ", ".join(f"{name}={value!r}" for name, value in limits.items() if value is not None)
+    waiting = "".join(f"\n  {job}" for job in jobs) or " nothing"
+    raise AssertionError(
+        f"expected {how_many} of {jobtype}{f' with {told}' if told else ''}, got {len(found)}; what waits:{waiting}"
+    )
+
+
+def _jobtype(task: Task[..., Any]) -> str:
+    if isinstance(task, FaktoryTask):
+        return task.jobtype
+    if isinstance(task, Task):
+        return task.module_path
+    raise TypeError(f"expected a task, the function with @task, got {task!r:.80}")
+
+
+def _stored() -> Iterator[EnqueuedJob]:
+    if not _asks_the_database():
+        return
+    for job in Job.objects.using(conf.get("DATABASE")).in_state(*_WAITING).order_by("pk"):
+        call = call_of(job.payload).opened()
+        yield EnqueuedJob(
+            jid=job.jid,
+            jobtype=job.jobtype,
+            args=call.args,
+            kwargs=call.kwargs,
+            queue=job.queue,
+            priority=job.priority,
+            run_at=job.run_at,
+            bid=job.bid or "",
+        )
+
+
+def _in_memory() -> Iterator[EnqueuedJob]:
+    for backend in task_backends.all():
+        if not isinstance(backend, DummyBackend):
+            continue
+        for result in backend.results:
+            yield EnqueuedJob(
+                jid=result.id,
+                jobtype=_jobtype(result.task),
+                args=result.args,
+                kwargs=result.kwargs,
+                queue=result.task.queue_name,
+                priority=result.task.priority,
+                run_at=result.task.run_after,
+                bid=backend.bid_of(result),
+            )
+
+
+def _asks_the_database() -> bool:
+    """Return False if the database can have no jobs: a SimpleTestCase must not query it."""
+    if all(isinstance(backend, DummyBackend | ImmediateBackend) for backend in task_backends.all()):
+        return False
+    if conf.get("BROKER") != "orm":
+        raise FaktoryError('jobs are looked for in this project\'s database: expected FAKTORY["BROKER"] = "orm"')
+    return True
+
+
+def _stored_batches() -> Iterator[tuple[str, NewBatch]]:
+    rows = Batch.objects.using(conf.get("DATABASE")).order_by("pk") if _asks_the_database() else ()
+    for row in rows:
+        made = NewBatch(
+            description=row.description,
+            parent_bid=row.parent_bid,
+            complete=parse_job(row.complete) if row.complete else None,
+            success=parse_job(row.success) if row.success else None,
+        )
+        yield row.bid, made
+
+
+def _batches_in_memory() -> Iterator[tuple[str, NewBatch]]:
+    for backend in task_backends.all():
+        if isinstance(backend, DummyBackend | ImmediateBackend):
+            yield from ((kept.bid, kept.made) for kept in backend.batches.kept.values())
+
+
+def _callback(job: JobPayload | None) -> EnqueuedJob | None:
+    if job is None:
+        return None
+    call = call_of(job.text).opened()
+    return EnqueuedJob(
+        jid=job.jid,
+        jobtype=job.jobtype,
+        args=call.args,
+        kwargs=call.kwargs,
+        queue=job.queue,
+        priority=job.priority,
+        run_at=job.at,
+    )

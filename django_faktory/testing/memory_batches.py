@@ -1,0 +1,240 @@
+"""In-memory batches with the rules of `batch_rules`, for backends without a job table. Imports no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from uuid import uuid4
+
+from django.db import transaction
+from django.utils import timezone
+
+from .. import conf
+from ..core import batch_rules
+from ..core.batch_rules import Kind, Progress, Step
+from ..core.lifecycle import State
+from ..core.payloads import BatchStatus, JobPayload, NewBatch
+from ..errors import BatchClosed, FaktoryError, UnknownBatch
+
+
+@dataclass(slots=True, kw_only=True)
+class Kept:
+    """A batch with the counters that `batch_rules` reads."""
+
+    bid: str
+    made: NewBatch
+    depth: int = 0
+    created_at: datetime = field(default_factory=timezone.now)
+    working: int = 0
+    """Number of its members that run now; they may add jobs."""
+
+    total: int = 0
+    pending: int = 0
+    unrun: int = 0
+    failed: int = 0
+    open_children: int = 0
+    unsucceeded_children: int = 0
+    is_broken: bool = False
+    complete_st: str = Progress.NOT_YET
+    success_st: str = Progress.NOT_YET
+    complete_failed: bool = False
+    success_failed: bool = False
+    told_broken: bool = False
+    told_complete: bool = False
+    told_success: bool = False
+    is_committed: bool = False
+    is_reopened: bool = False
+    is_expired: bool = False
+    is_over: bool = False
+
+    @property
+    def has_complete(self) -> bool:
+        """True if it has a complete callback; see `batch_rules.Batch`."""
+        return self.made.complete is not None
+
+    @property
+    def has_success(self) -> bool:
+        """True if it has a success callback; see `batch_rules.Batch`."""
+        return self.made.success is not None
+
+
+class MemoryBatches:
+    """The batch store that `Batch` requires.
+
+    `fire` receives a callback when it is due, `forget` the ids of batches that an exception rolled back.
+    """
+
+    transactional = True
+
+    def __init__(
+        self, *, fire: Callable[[JobPayload, str, Kind], None], forget: Callable[[Collection[str]], None]
+    ) -> None:
+        self.kept: dict[str, Kept] = {}
+        self._fire = fire
+        self._forget = forget
+        self._level = 0
+
+    @contextmanager
+    def atomic(self) -> Iterator[None]:
+        """Open a transaction; see `Keeper`. Callbacks fire when the outermost block has ended, as after a commit."""
+        # A shallow copy of each batch suffices as a savepoint, because its fields are immutable.
+        saved = {bid: replace(batch) for bid, batch in self.kept.items()}
+        self._level += 1
+        try:
+            with _transaction():
+                yield
+        except BaseException:
+            gone = self.kept.keys() - saved.keys()
+            self.kept = saved
+            self._forget(gone)
+            raise
+        finally:
+            self._level -= 1
+        self.settle()
+
+    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:  # noqa: ARG002  (one thread: who runs is inside)
+        """Create a batch and return its id; see Broker."""
+        made = Kept(bid=f"b-{uuid4().hex}", made=batch)
+        if batch.parent_bid:
+            parent = self._open(batch.parent_bid)
+            parent.open_children += 1
+            parent.unsucceeded_children += 1
+            made.depth = parent.depth + 1
+        self.kept[made.bid] = made
+        return made.bid
+
+    def check_batch(self, bid: str, *, by: str = "") -> None:  # noqa: ARG002
+        """Raise an error unless jobs may join this batch; see Broker."""
+        self._open(bid)
+
+    def commit_batch(self, bid: str) -> None:
+        """Mark a batch as completely defined; see Broker."""
+        self._known(bid).is_committed = True
+
+    def batch_status(self, bid: str) -> BatchStatus:
+        """Return the counters of a batch; see Broker."""
+        kept = self._known(bid)
+        return BatchStatus(
+            bid=bid,
+            parent_bid=kept.made.parent_bid,
+            description=kept.made.description,
+            created_at=kept.created_at,
+            total=kept.total,
+            pending=kept.pending,
+            failed=kept.failed,
+            complete_st=kept.complete_st,
+            success_st=kept.success_st,
+            is_broken=kept.is_broken,
+        )
+
+    def refusal(self, job: JobPayload) -> FaktoryError | None:
+        """Return the error if this job may not join the batch that it names, else None."""
+        try:
+            if job.options and job.options.bid:
+                self._open(job.options.bid)
+        except FaktoryError as error:
+            return error
+        return None
+
+    def joined(self, job: JobPayload) -> None:
+        """Count a new member."""
+        if kept := self._of(job):
+            kept.total += 1
+            kept.pending += 1
+            kept.unrun += 1
+
+    @contextmanager
+    def running(self, job: JobPayload, callback_of: str = "") -> Iterator[None]:
+        """Allow a running member to add to its batch, and a callback to the ancestors of its batch."""
+        # W26: a callback may add to the parents of its batch, because their success still depends on it.
+        inside = [*self._ancestors(callback_of)] if callback_of else []
+        if kept := self._of(job):
+            inside.append(kept)
+        for one in inside:
+            one.working += 1
+        try:
+            yield
+        finally:
+            for one in inside:
+                one.working -= 1
+
+    def ended(self, job: JobPayload, to: State) -> None:
+        """Count a member's end. A member given up after too many failures counts as dead."""
+        if kept := self._of(job):
+            counted = batch_rules.count(to, has_run=False, counts_failed=False, succeeded=to is State.SUCCEEDED)
+            kept.pending += counted.pending
+            kept.unrun += counted.unrun
+            kept.failed += counted.failed
+            kept.is_broken |= counted.breaks
+            self.settle()
+
+    def callback_ended(self, bid: str, kind: Kind, to: State) -> None:
+        """Record a callback's end."""
+        kept = self._known(bid)
+        if to is State.SUCCEEDED:
+            setattr(kept, f"{kind}_st", Progress.FINISHED)
+        else:
+            setattr(kept, f"{kind}_failed", True)
+            kept.is_broken |= to is State.DISCARDED
+        self.settle()
+
+    def settle(self) -> None:
+        """Perform all due steps, those of the deepest batch first, until none is left."""
+        # Children first, as in the store: a parent's step may depend on the final state of its children.
+        # any() stops at the first batch with steps, so that deeper batches are examined again after each.
+        while not self._level and any(map(self._takes_steps, sorted(self.kept.values(), key=_by_depth))):
+            pass
+
+    def _takes_steps(self, kept: Kept) -> bool:
+        steps = batch_rules.advance(kept)
+        parent = self.kept.get(kept.made.parent_bid)
+        for step in steps:
+            match step, parent:
+                case Step.FIRE_COMPLETE, _ if kept.made.complete:
+                    self._fire(kept.made.complete, kept.bid, Kind.COMPLETE)
+                case Step.FIRE_SUCCESS, _ if kept.made.success:
+                    self._fire(kept.made.success, kept.bid, Kind.SUCCESS)
+                case Step.TELL_BROKEN, Kept():
+                    parent.is_broken = True
+                case Step.TELL_COMPLETE, Kept():
+                    parent.open_children -= 1
+                case Step.TELL_SUCCESS, Kept():
+                    parent.unsucceeded_children -= 1
+                case Step.END, _:
+                    kept.is_over = True
+        return bool(steps)
+
+    def _open(self, bid: str) -> Kept:
+        kept = self._known(bid)
+        if kept.complete_st or kept.success_st:
+            raise BatchClosed(bid, "a callback of it was enqueued already, nothing can be added any more")
+        if kept.is_committed and not kept.working:
+            raise BatchClosed(bid, "it is committed, so only one of its own jobs, while it runs, can add to it")
+        return kept
+
+    def _known(self, bid: str) -> Kept:
+        if bid not in self.kept:
+            raise UnknownBatch(bid)
+        return self.kept[bid]
+
+    def _ancestors(self, bid: str) -> Iterator[Kept]:
+        while (kept := self.kept.get(bid)) and (bid := kept.made.parent_bid) in self.kept:
+            yield self.kept[bid]
+
+    def _of(self, job: JobPayload) -> Kept | None:
+        return self.kept.get(job.options.bid) if job.options and job.options.bid else None
+
+
+def _by_depth(kept: Kept) -> int:
+    return -kept.depth
+
+
+@contextmanager
+def _transaction() -> Iterator[None]:
+    """Open a database transaction for a `with Batch(…)` if the test may use the database."""
+    with ExitStack() as scope:
+        with suppress(AssertionError, RuntimeError):  # raised by SimpleTestCase and pytest-django if it may not
+            scope.enter_context(transaction.atomic(using=conf.get("DATABASE")))
+        yield

@@ -1,0 +1,35 @@
+"""Runs the worker's own execution of a job in the test's thread and keeps the exception. Imports no model."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from asgiref.sync import async_to_sync
+
+from ..brokers.base import Broker
+from ..core.payloads import Ack, Failure
+from ..tasks import batch
+from ..worker.execution import Execution
+
+
+class Watched(Execution):
+    """One attempt at one job; `error` is the exception of its task. Ctrl-C ends the tests, not only a task."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.error: BaseException | None = None
+
+    def _failed(self, error: BaseException) -> Failure:
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        self.error = error
+        return super()._failed(error)
+
+    def perform(self, broker: Broker) -> Ack | Failure | None:
+        """Run the job now, a coroutine too; see `Execution.run`."""
+        with batch.in_none():  # a batch that this thread is filling must not adopt its jobs
+            # The ORM calls of a coroutine use this thread's connections, and so the test's transaction.
+            report = async_to_sync(self.arun)() if self.is_async else self.run(broker)
+        return cast("Ack | Failure | None", report)  # no worker stops here, so no Interruption

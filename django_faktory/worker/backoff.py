@@ -1,0 +1,44 @@
+"""Backoff for the loops of a worker during an outage of the broker (`Patience`).
+
+Logs one line when the outage begins and one when it ends. Knows no broker and no job.
+"""
+
+from __future__ import annotations
+
+import random
+
+from ..core.logs import get_logger
+
+logger = get_logger(__name__)
+
+FIRST_PAUSE_S = 0.25
+"""Maximum of the first pause; it doubles with each failure."""
+
+LONGEST_PAUSE_S = 5.0
+"""Cap of the pause."""
+
+
+class Patience:
+    """Count the failures of one loop in a row. `what` names the loop in the log."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._failures = 0
+
+    def after(self, error: Exception) -> float:
+        """Record a failure; return the seconds to wait before the next try.
+
+        The pause is random between half of its maximum and the maximum, so that the workers of a node do not try in
+        step.
+        """
+        if not self._failures:
+            logger.warning("the broker is unavailable, retrying loop=%s error=%s", self._what, error)
+        self._failures += 1
+        longest = min(FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10), LONGEST_PAUSE_S)
+        return random.uniform(longest / 2, longest)
+
+    def rewarded(self) -> None:
+        """Record a success: the next failure starts with the shortest pause."""
+        if self._failures:
+            logger.info("the broker is available again loop=%s tries=%d", self._what, self._failures)
+            self._failures = 0

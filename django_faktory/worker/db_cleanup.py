@@ -1,0 +1,171 @@
+"""Clean up the database connections of a thread between two jobs.
+
+`tidy` is the main function. It sends no query, and keeps healthy connections open from job to job whatever CONN_MAX_AGE
+is, since a worker has no end of a request that would close them. Knows no job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.db import Error, connections, reset_queries
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+
+from ..store.dialects.postgresql.pooler import is_pooled
+
+_of_async_tasks: WeakKeyDictionary[asyncio.AbstractEventLoop, Sequence[BaseDatabaseWrapper]] = WeakKeyDictionary()
+"""The connections that async tasks of each loop use."""
+
+_IDLE = 0
+"""libpq's PQTRANS_IDLE: no transaction is open."""
+
+
+NONE: frozenset[str] = frozenset()
+"""Empty set of aliases: no connection is in a transaction, which is how `tidy` leaves a worker's thread."""
+
+
+OWN_THREADS = "faktory-"
+"""Prefix of the names of all threads that this package starts for servers and workers."""
+
+JOB_THREAD = "faktory-job"
+"""Prefix of the names of threads that run jobs."""
+
+ASYNC_THREAD = "faktory-async"
+"""Name of the thread that runs async tasks."""
+
+
+def set_up_own_connections() -> None:
+    """Set up the database connections of this process' own threads; call it before any connection is opened.
+
+    Disables Django's query log (DEBUG): it keeps up to 9,000 statements with the arguments of jobs, and these threads
+    live as long as the process. Job threads keep their log, which `tidy` clears after each job.
+
+    On PostgreSQL it also disables sequential scans. The table of jobs shrinks to a few pages whenever its queues are
+    empty. A plan made at that moment reads the whole table for each job until it is replaced (ADR 36).
+    """
+    connection_created.connect(_set_up, dispatch_uid=f"{__name__}.set_up_own_connections")
+
+
+def _set_up(connection: BaseDatabaseWrapper, **_: object) -> None:
+    name = threading.current_thread().name
+    # A job's own log stays, for tasks that read it while DEBUG is on.
+    if not name.startswith(JOB_THREAD):
+        connection.queries_log = deque(maxlen=0)
+    # Other threads run code of the project, for which the planner has to choose freely. A pooler would pass the
+    # setting on to other clients.
+    is_own = name.startswith(OWN_THREADS) and not name.startswith((JOB_THREAD, ASYNC_THREAD))
+    if is_own and connection.vendor == "postgresql" and not is_pooled(connection.connection):
+        with connection.cursor() as cursor:
+            # A disabled scan that is the only way has such a high cost that PostgreSQL would compile the plan.
+            cursor.execute("SET enable_seqscan = off; SET jit = off")
+
+
+def in_transaction() -> frozenset[str]:
+    """Return the aliases of this thread's connections that are inside an atomic block."""
+    return frozenset(
+        connection.alias for connection in connections.all(initialized_only=True) if connection.in_atomic_block
+    )
+
+
+def tidy(held: frozenset[str] = NONE) -> list[str]:
+    """Reset this thread's connections for the next job; return the aliases of transactions left open.
+
+    Rolls open transactions back, including those that `set_autocommit(False)` began. Closes a connection that had an
+    error or that has autocommit turned off; Django reopens it at its next use. `held` names connections that were in a
+    transaction before the job: these belong to the caller and stay untouched.
+    """
+    left_open = []
+    for connection in connections.all(initialized_only=True):
+        if connection.alias in held:
+            continue
+        if connection.in_atomic_block:
+            left_open.append(connection.alias)
+            _drop(connection)
+        # Closed, not dropped as above: outside an atomic block the same wrapper reconnects at its next use.
+        elif _is_spoilt(connection):
+            if _has_uncommitted(connection):
+                left_open.append(connection.alias)
+            with suppress(Error):  # closing a broken connection may fail too; Django drops it anyway
+                connection.close()
+        else:
+            # With CONN_HEALTH_CHECKS Django then checks the connection at the next job's first query. The stubs lack
+            # the attribute.
+            connection.health_check_done = False  # type: ignore[attr-defined]
+    if settings.DEBUG:
+        reset_queries()
+    return left_open
+
+
+async def tidy_async() -> list[str]:
+    """Run `tidy` in the thread of this loop's ORM calls if a task there turned autocommit off.
+
+    Returns the aliases left open. All async tasks share that thread of asgiref's, so each later one would write in the
+    open transaction and lose its rows with it. The thread is entered only if necessary, because that costs more than a
+    short task takes.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _of_async_tasks:
+        # The wrappers exist for all aliases from now on and stay the same, so the thread need not be entered again to
+        # check them.
+        _of_async_tasks[loop] = await sync_to_async(connections.all)()
+    known = _of_async_tasks[loop]
+    if not any(not one.in_atomic_block and one.connection is not None and _commits_by_hand(one) for one in known):
+        return []
+    return await sync_to_async(lambda: tidy(in_transaction()))()
+
+
+def forget(held: frozenset[str]) -> None:
+    """Close and drop this thread's connections except those in `held`.
+
+    Called after a job was interrupted: the interruption may have left any of its connections in the middle of a query.
+    """
+    for connection in connections.all(initialized_only=True):
+        if connection.alias not in held:
+            _drop(connection)
+
+
+def _is_spoilt(connection: BaseDatabaseWrapper) -> bool:
+    # Django checks a connection with `errors_occurred` at the end of a request, which a worker does not have.
+    return connection.connection is not None and (connection.errors_occurred or _commits_by_hand(connection))
+
+
+def _commits_by_hand(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the task has changed `autocommit` and not changed it back."""
+    return bool(connection.autocommit != connection.settings_dict["AUTOCOMMIT"])
+
+
+def _has_uncommitted(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether autocommit is off and a transaction is open; closing the connection rolls it back."""
+    if not _commits_by_hand(connection):
+        return False
+    with suppress(Exception):  # each driver raises its own error if the connection is closed
+        return _is_begun(connection)
+    return True
+
+
+def _is_begun(connection: BaseDatabaseWrapper) -> bool:
+    raw: Any = connection.connection
+    if connection.vendor == "postgresql":
+        return bool(raw.info.transaction_status != _IDLE)
+    if connection.vendor == "sqlite":
+        return bool(raw.in_transaction)
+    with connection.cursor() as cursor:  # MariaDB's driver does not expose the transaction state
+        cursor.execute("SELECT @@in_transaction")
+        return bool(cursor.fetchone()[0])
+
+
+def _drop(connection: BaseDatabaseWrapper) -> None:
+    # If Django's wrapper is closed inside an atomic block, it stays unusable until the block ends. This block never
+    # ends, so the wrapper is dropped and the next use of the alias creates a new one.
+    with suppress(Error):
+        connection.close()
+    del connections[connection.alias]

@@ -1,0 +1,440 @@
+"""Run one reserved job: parse it, look up its task, call it, and build the report of its end.
+
+`prepare` returns an `Execution`; `Execution.run` and `Execution.arun` run it. Every exception of a task becomes a
+report (Failure or Interruption); none leaves this module, except cancellations of a coroutine from outside. Knows no
+SQL and no FWP; `lifecycle` has the retry rules; the runner sends the report to the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import logging
+import os
+import threading
+import traceback
+from contextlib import suppress
+from math import isnan
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.core.cache import caches
+from django.db.transaction import TransactionManagementError
+from django.utils import timezone
+
+from ..brokers.base import Broker, Transaction
+from ..core import payloads
+from ..core.lifecycle import State, outcome_of_failure
+from ..core.logs import get_logger
+from ..core.payloads import Ack, Failure, Interruption, Reservation
+from ..errors import (
+    Cancelled,
+    CannotDecrypt,
+    Discard,
+    EndRolledBack,
+    FaktoryError,
+    InvalidArgument,
+    InvalidPayload,
+    Kill,
+    MissingObject,
+    ReservationLost,
+    Retry,
+    TaskTimeout,
+    UnknownJobType,
+    WorkerShutdown,
+)
+from ..tasks import encryption
+from ..tasks.base import FaktoryTask, lookup
+from ..tasks.compat import TaskResultStatus, task_backends, task_finished, task_started
+from ..tasks.json_values import encoded, normalized
+from ..tasks.results import Attempt, Call, call_of, failures_of, running, task_error
+from .db_cleanup import forget, in_transaction, tidy, tidy_async
+from .interrupt import Stoppable
+from .invocation import acall, call
+from .job_buffer import Report
+from .unknown_jobs import left_for_newer
+
+logger = get_logger(__name__)
+
+_IMPOSED = (Cancelled, InvalidArgument, MissingObject, TaskTimeout)
+"""Errors that the worker raises in a task: reported without a module name, as the broker reports its own."""
+
+_PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
+
+LONGEST_WAIT_S = 10 * 365 * 86_400
+"""Cap of the delay that a task may request before its retry (10 years): dates have a maximum."""
+
+_chance = Random()
+_thread = threading.local()
+_is_async = functools.cache(inspect.iscoroutinefunction)
+
+
+def prepare(reservation: Reservation) -> Execution | Failure:
+    """Parse the job and find its task; return a Failure if one of them is impossible."""
+    try:
+        call = call_of(reservation.text)
+        return Execution(reservation, call, lookup(call.jobtype))
+    except InvalidPayload as error:  # the stored text stays invalid at every retry
+        return _refusal(reservation, error, verdict="kill")
+    except CannotDecrypt as error:  # a worker with the key may run it at a retry; a job without retries is kept as dead
+        return _refusal(reservation, error, verdict="kill" if call.retry == 0 else "")
+    except UnknownJobType as error:
+        return left_for_newer(reservation, call.at, error) or _refusal(reservation, error)
+
+
+class Execution:
+    """One attempt at one job: its parsed call, its task, and its result object."""
+
+    __slots__ = (
+        "_call", "_failures", "_is_over", "_is_sealed", "_is_unreadable", "_sender", "_value",
+        "control", "reservation", "result", "task",
+    )  # fmt: skip
+
+    def __init__(self, reservation: Reservation, call: Call, task: FaktoryTask[..., Any]) -> None:
+        self._is_sealed = call.is_sealed
+        if self._is_sealed:
+            # Raises CannotDecrypt, which `prepare` turns into a Failure.
+            call = call.opened()
+        self.reservation = reservation
+        self.task = task
+        self._call = call
+        self._failures = failures_of(reservation.failure)
+        self._sender = type(task_backends[task.backend])
+        self._is_unreadable = False
+        self._value: Any = None
+        self._is_over = True
+        self.control = Stoppable()
+        self.control.wid, self.control.bid = reservation.wid, call.bid
+        self.result = running(reservation, task, call, failures=self._failures)
+
+    @property
+    def is_async(self) -> bool:
+        """True if the task is an `async def`, which `arun` runs on an event loop."""
+        return _is_async(self.task.func)
+
+    def run(self, broker: Broker, *, held: frozenset[str] | None = None) -> Report | None:
+        """Run the job in this thread, in a copy of the context variables.
+
+        Returns the report to send, or None if an atomic task has already reported its end or the reservation was lost.
+        `held` names the connections that are in a transaction already, if the caller knows them.
+        """
+        _warm_up()
+        return contextvars.copy_context().run(self._run, broker, in_transaction() if held is None else held)
+
+    def _run(self, broker: Broker, held: frozenset[str]) -> Report | None:
+        report: Report | None
+        try:
+            task_started.send_robust(self._sender, task_result=self.result)
+            try:
+                if self.task.atomic:
+                    report = self._run_atomically(broker)
+                else:
+                    value = self._called()
+                    _refuse_open_transactions(tidy(held))
+                    report = self._ack(value)
+                self._succeeded()
+            # Another worker may be running the job, so neither report nor signal describes its end.
+            except ReservationLost as error:
+                logger.warning("%s jid=%s jobtype=%s", error, self.reservation.jid, self.task.jobtype)
+                return None
+            except BaseException as error:  # noqa: BLE001  (SystemExit ends a task, not the worker)
+                report = self._not_succeeded(error)
+                # Signals report final ends only: an attempt that is retried or interrupted sends none.
+                if self._is_over:  # inside the except block: receivers read sys.exc_info()
+                    task_finished.send_robust(self._sender, task_result=self.result)
+            else:
+                task_finished.send_robust(self._sender, task_result=self.result)
+            return report
+        finally:
+            # An interrupted driver call may leave a connection unusable although it looks healthy.
+            if self.control.was_hit:
+                forget(held)
+            tidy(held)
+
+    def _run_atomically(self, broker: Broker) -> Ack | None:
+        """Commit the writes of the task and the end of its job in one transaction (ADR 0007).
+
+        Returns the report of a task that wrote nothing: it needs no commit of its own and is sent in a set with other
+        reports.
+        """
+        held = in_transaction()
+        told: Transaction | None = None
+        report: Ack | None = None
+        try:
+            with broker.atomic() as told:
+                inside = in_transaction()
+                report = self._ack(self._called())
+                _refuse_open_transactions(tidy(inside))
+                # The latest progress first: after the ACK the broker would refuse it as late.
+                if not told.is_untouched():
+                    if progress := self.control.take_progress():
+                        broker.track_set([progress])
+                    _hold_to(report, self.reservation, broker)
+                    report = None
+        except Exception:
+            # Once committed, the error came from an on_commit hook and the job is done.
+            if told is None or not told.is_committed:
+                raise
+            logger.exception("job is done, but a hook that ran after its commit failed jid=%s", self.reservation.jid)
+        # A block that the task left open was ended in place of the one opened here.
+        if told and not (told.is_committed or told.is_nested):
+            _refuse_open_transactions(tidy(held))
+        return report
+
+    async def arun(self) -> Report:
+        """Run the job on this event loop and return its report.
+
+        Run it as an asyncio task of its own, which bounds its context variables. If cancelled from outside, it raises
+        the cancellation; the caller then decides what happens to the job.
+        """
+        report: Report
+        await task_started.asend_robust(self._sender, task_result=self.result)
+        try:
+            value = await acall(self.task, self.result, self.reservation.text, self.control)
+            _refuse_open_transactions(await tidy_async())
+            report = self._ack(value)
+            self._succeeded()
+        except BaseException as error:
+            if _is_cancellation(error):
+                raise
+            report = self._not_succeeded(error)
+            # Async tasks use the ORM in asgiref's thread. Its connections are reset after errors only: a switch of
+            # threads costs more than a short task takes.
+            await sync_to_async(_mend)()
+            if self._is_over:
+                await task_finished.asend_robust(self._sender, task_result=self.result)
+        else:
+            await task_finished.asend_robust(self._sender, task_result=self.result)
+        return report
+
+    def given_up(self, reason: FaktoryError) -> Report:
+        """Return the report for a task that was stopped and does not end. Sends no signal."""
+        return self._not_succeeded(reason)
+
+    def _called(self) -> Any:
+        return call(self.task, self.result, self.reservation.text, self.control)
+
+    def _ack(self, value: Any) -> Ack:
+        # Until the result is encoded, an error comes from its value and not from the task's code.
+        self._is_unreadable = True
+        job, self._value = self.reservation, normalized(value)
+        report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=self._kept())
+        self._is_unreadable = False
+        return report
+
+    def _kept(self) -> str:
+        """Return the result as it is stored: encrypted if the arguments are."""
+        text = encoded(self._value)
+        return encoded(encryption.seal_value(self._value)) if self._is_sealed else text
+
+    def _succeeded(self) -> None:
+        self._end(TaskResultStatus.SUCCESSFUL)
+        object.__setattr__(self.result, "_return_value", self._value)
+
+    def _not_succeeded(self, error: BaseException) -> Failure | Interruption:
+        is_rolled_back = isinstance(error, EndRolledBack)
+        if not is_rolled_back and not isinstance(self.control.reason, WorkerShutdown):
+            return self._failed(error)
+        # The result object stays unfinished: an interrupted job runs again (ADR 25).
+        self._is_over = False
+        if is_rolled_back:
+            return payloads.rollback(self.reservation, str(error))
+        return payloads.interruption(self.reservation, str(self.control.reason))
+
+    def _failed(self, error: BaseException) -> Failure:
+        job = self.reservation
+        errtype = _errtype(error)
+        message, lines = _message(error), _lines(error, self._call.backtrace or 0)
+        # Before `_verdict` and `_wait_s`: a backoff function sees this error among those of the result.
+        self.result.errors.append(task_error(Attempt(job.wid, errtype, message, lines)))
+        verdict = self._verdict(error)
+        self._is_over = self._is_final(verdict)
+        if self._is_over:
+            self._end(TaskResultStatus.FAILED)
+            _log_end(self.task, job, error, verdict)
+        else:
+            _log_retry(self.task, job, error)
+        return payloads.failure(
+            jid=job.jid,
+            wid=job.wid,
+            attempt=job.attempt,
+            errtype=errtype,
+            message=message,
+            backtrace=lines,
+            retry_in_s=None if self._is_over else self._wait_s(error),
+            verdict=verdict,
+        )
+
+    def _verdict(self, error: BaseException) -> str:
+        """Return the verdict on this error: "kill" and "discard" end the job, "" leaves it to its retries."""
+        # An exception that the task raises on purpose takes precedence over its options.
+        if self._is_unreadable or isinstance(error, Kill):
+            return "kill"  # JSON cannot encode the result, and a second run would return the same type
+        if isinstance(error, Discard) or self.control.is_cancelled:
+            return "discard"
+        if isinstance(error, Retry):
+            return ""
+        if isinstance(error, self.task.discard_on):
+            return "discard"
+        wanted = self.task.retry_on
+        return "" if wanted is None or isinstance(error, wanted) else "kill"
+
+    def _is_final(self, verdict: str) -> bool:
+        retry = payloads.DEFAULT_RETRY if self._call.retry is None else self._call.retry
+        outcome = outcome_of_failure(
+            retry=retry, failures=self._failures, keep=True, verdict=verdict, wish_s=0.0, rng=_chance
+        )
+        return outcome.state is not State.RETRIES
+
+    def _wait_s(self, error: BaseException) -> float | None:
+        """Return the seconds until the next attempt that the task requests; None for the protocol's backoff."""
+        try:
+            if isinstance(error, Retry) and error.in_s is not None:
+                return _bounded(error.in_s)
+            wish = self.task.backoff and self.task.backoff(error, self.result)
+            return None if wish is None else _bounded(wish)
+        except BaseException:  # a bug in a backoff function must not lose the job
+            logger.exception("backoff of a task failed, using the usual one jobtype=%s", self.task.jobtype)
+            return None
+
+    def _end(self, status: TaskResultStatus) -> None:
+        # TaskResult is frozen; Django's own backends set its fields in this way.
+        object.__setattr__(self.result, "status", status)
+        object.__setattr__(self.result, "finished_at", timezone.now())
+
+
+def _refusal(job: Reservation, error: Exception, *, verdict: str = "") -> Failure:
+    """Log that the job cannot run here and return the Failure, with an error name without a module."""
+    logger.error("job cannot run jid=%s error=%s", job.jid, error)
+    return payloads.failure(
+        jid=job.jid,
+        wid=job.wid,
+        attempt=job.attempt,
+        errtype=type(error).__name__,
+        message=str(error),
+        verdict=verdict,
+    )
+
+
+def _warm_up() -> None:
+    """Create this thread's cache and task backends once, outside of any job's context.
+
+    A backend created inside a job's copy of the context ends with it, so each job would open its own cache connection.
+    """
+    if not hasattr(_thread, "is_warm"):
+        _thread.is_warm = True
+        for backends in (caches, task_backends):
+            with suppress(Exception):  # a wrong setting raises where a task uses the backend
+                backends.all()
+
+
+def _hold_to(report: Ack, job: Reservation, broker: Broker) -> None:
+    """Report the end inside the open transaction, or raise to roll it back.
+
+    Raises ReservationLost if the job is no longer this worker's, and EndRolledBack if the end collided with another
+    transaction: the task has done nothing wrong, so it must not lose an attempt.
+    """
+    with suppress(ReservationLost):
+        if broker.ack_last(report, job):
+            return
+    raise ReservationLost("the job was no longer this worker's when its task ended: rolled back")
+
+
+def _refuse_open_transactions(aliases: list[str]) -> None:
+    if aliases:
+        raise TransactionManagementError(
+            f"the task left a transaction open on {', '.join(map(repr, aliases))}; it was rolled back: "
+            "use `with transaction.atomic():`, which ends by itself, or commit after `set_autocommit(False)`"
+        )
+
+
+def _mend() -> None:
+    # Atomic blocks found here belong to the owner of this thread: those of async tasks end within one call.
+    tidy(in_transaction())
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Return whether the runner ended the job, rather than the task itself."""
+    # `cancelling()` distinguishes the runner's cancellation from a CancelledError that the task raised itself.
+    # GeneratorExit means that the loop closed a coroutine that had not ended.
+    current = asyncio.current_task()
+    is_cancelled = isinstance(error, asyncio.CancelledError) and current is not None and current.cancelling() > 0
+    return is_cancelled or isinstance(error, GeneratorExit)
+
+
+def _errtype(error: BaseException) -> str:
+    """Return the error's qualified class name; a name without module for errors the worker imposes."""
+    kind = type(error)
+    return kind.__name__ if kind in _IMPOSED else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error) or type(error).__qualname__
+    except BaseException:  # noqa: BLE001  (its __str__ is user code)
+        return "<its str() failed>"
+
+
+def _lines(error: BaseException, wanted: int) -> list[str]:
+    """Format the traceback without the frames above the task; drop its middle if it exceeds the limit."""
+    if wanted < 0:
+        return []
+    # A negative limit keeps the innermost frames: a RecursionError has thousands of outer ones.
+    told = traceback.format_exception(type(error), error, _tasks_own(error), limit=-payloads.MAX_BACKTRACE_LINES)
+    lines = "".join(told).splitlines()
+    most = len(payloads.kept_lines(lines, wanted))
+    if most == len(lines) or most < 3:
+        return lines[len(lines) - most :]
+    return [lines[0], f"  … {len(lines) - most + 1} lines left out", *lines[len(lines) - most + 2 :]]
+
+
+def _tasks_own(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the task's own first frame on."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.tb_next
+    return frame
+
+
+def _bounded(wish: float) -> float:
+    seconds = float(wish)
+    if isnan(seconds):
+        raise ValueError(f"expected a number of seconds, got {wish!r}")
+    return min(max(seconds, 0.0), LONGEST_WAIT_S)
+
+
+def _log_retry(task: FaktoryTask[..., Any], job: Reservation, error: BaseException) -> None:
+    # A requested retry is no error, so it is logged without a traceback.
+    was_asked_for = isinstance(error, Retry)
+    logger.log(
+        logging.INFO if was_asked_for else logging.WARNING,
+        "job failed, runs again jid=%s jobtype=%s attempt=%d error=%s",
+        job.jid,
+        task.jobtype,
+        job.attempt,
+        ascii(_message(error)[:200]),
+        exc_info=None if was_asked_for else (type(error), error, _tasks_own(error)),
+    )
+
+
+def _log_end(task: FaktoryTask[..., Any], job: Reservation, error: BaseException, verdict: str) -> None:
+    """Log the final end of a job, with its attempt.
+
+    Django's own task logger logs this too, but by default nothing shows its records while DEBUG is off.
+    """
+    is_dropped = verdict == "discard"
+    logger.log(
+        logging.INFO if is_dropped else logging.ERROR,
+        "job %s jid=%s jobtype=%s attempt=%d error=%s",
+        "discarded" if is_dropped else "dead",
+        job.jid,
+        task.jobtype,
+        job.attempt,
+        ascii(_message(error)[:200]),
+        exc_info=None if isinstance(error, Discard | Kill) else (type(error), error, _tasks_own(error)),
+    )

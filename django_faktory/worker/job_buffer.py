@@ -1,0 +1,262 @@
+"""Store the jobs that a worker has, waiting for a thread or running (`HeldJobs`).
+
+Each job leaves once: the lock of `HeldJobs` decides which thread reports a job that ends while the worker gives up
+on it. Knows no broker.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from queue import Empty, SimpleQueue
+
+from ..core.payloads import Ack, Failure, Interruption, Reservation
+from .prefetch_window import Pace
+
+Report = Ack | Failure | Interruption
+
+STUCK_S = 0.25
+"""Jobs that no thread begins within this time are released: another worker may be idle."""
+
+MAX_UNREPORTED = 1000
+"""No job is fetched while more ended jobs than this are not reported to the broker."""
+
+
+class HeldJobs:
+    """The jobs of one worker, shared by the threads that fetch, run jobs, and report."""
+
+    def __init__(self, *, concurrency: int, read_ahead: int) -> None:
+        self.finished: SimpleQueue[Report | None] = SimpleQueue()
+        """Reports in order of arrival; None wakes the reader."""
+        self.reports = 0
+        """Number of reports so far from jobs that ended by themselves."""
+        self._waiting: SimpleQueue[Reservation | None] = SimpleQueue()
+        self._held: dict[int, Reservation] = {}  # keyed by id(): a worker may have two attempts of one jid
+        self._unlocking: set[str] = set()  # jobs with a lock and an ACK that is not sent yet
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._waiters = 0  # threads that wait for `_changed`; notifying without one would cost every short job
+        self._pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
+        self._moved_at = time.monotonic()
+        self._is_closed = False
+        self._alone: Reservation | None = None  # the job that runs alone (W20); kept until its end is reported
+        self._is_alone_pending = False  # until the other jobs have ended
+        self._overdue_at = 0.0
+        self.on_end: Callable[[Reservation], None] | None = None
+        """Called with each job that has ended."""
+        self._unreported: dict[int, Report] = {}  # keyed by id(): reports that the broker has not answered
+        self.lost_locks: set[int] = set()
+        """Tokens of locks that were lost while their jobs were here."""
+
+    def wait_for_room(self, timeout_s: float) -> int:
+        """Return how many jobs may be fetched; wait up to `timeout_s` while that is 0."""
+        with self._lock:
+            self._wait_for(lambda: self._room() > 0, timeout_s)
+            return self._room()
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        """Wait until every job has ended; return False after `timeout_s`."""
+        with self._lock:
+            return self._wait_for(lambda: not self._held, max(0.0, timeout_s))
+
+    def _wait_for(self, is_true: Callable[[], bool], timeout_s: float) -> bool:
+        self._waiters += 1
+        try:
+            return self._changed.wait_for(is_true, timeout_s)
+        finally:
+            self._waiters -= 1
+
+    def is_empty(self) -> bool:
+        """Return whether no job waits or runs."""
+        return not self._held
+
+    def has_waiting(self) -> bool:
+        """Return whether a job waits for a thread."""
+        return not self._waiting.empty()
+
+    def add(self, jobs: Sequence[Reservation]) -> bool:
+        """Store fetched jobs. Return False, without effect, if it is too late or a job here runs alone."""
+        with self._lock:
+            if self._is_closed or self._alone is not None:
+                return False
+            self._held.update({id(job): job for job in jobs})
+            self._moved_at = time.monotonic()
+            self._pace.began(self._moved_at)
+        # Only after `_held` has the jobs: a thread may end one before the next `put`.
+        for job in jobs:
+            self._waiting.put(job)
+        return True
+
+    def add_alone(self, job: Reservation, *, wait_s: float) -> bool:
+        """Store a job that runs alone, once the other jobs have ended, within `wait_s`.
+
+        Returns False as `add` does. Call `settle_alone` regularly until the job has ended.
+        """
+        with self._lock:
+            if self._is_closed or self._alone is not None:
+                return False
+            self._held[id(job)] = self._alone = job
+            now = time.monotonic()
+            self._is_alone_pending, self._overdue_at = True, now + wait_s
+            self._pace.began(now)
+        return True
+
+    def settle_alone(self, *, is_reported: bool) -> None:
+        """Begin the job that runs alone when no other job is left; make room when it has ended.
+
+        Does nothing until `is_reported`, which is True when the broker knows the end of every ended job: if the process
+        died earlier, a job that has done its work would count a loss.
+        """
+        with self._lock:
+            if self._alone is None or not is_reported:
+                return
+            if self._is_alone_pending and len(self._held) == 1:
+                self._is_alone_pending = False
+                self._moved_at = time.monotonic()
+                self._waiting.put(self._alone)
+            elif id(self._alone) not in self._held:
+                self._alone = None
+                self._changed.notify_all()
+
+    def take_overdue(self) -> Reservation | None:
+        """Remove and return the job that is to run alone if it has waited too long for the other jobs."""
+        return self._take_pending() if time.monotonic() >= self._overdue_at else None
+
+    def report(self, report: Failure) -> None:
+        """Queue the report of a job that was removed without being begun."""
+        with self._lock:
+            self.reports += 1
+            self.finished.put(report)
+
+    def in_queues(self) -> Counter[str]:
+        """Return how many jobs of each queue are here."""
+        with self._lock:
+            return Counter(job.queue for job in self._held.values())
+
+    def known(self) -> set[tuple[str, int]]:
+        """Return jid and attempt of each job that waits, runs, or has ended without being reported yet."""
+        with self._lock:
+            known = {(job.jid, job.attempt) for job in self._held.values()}
+            ended = [(report.jid, report.attempt) for report in self._unreported.values()]
+            known.update((jid, attempt) for jid, attempt in ended if attempt is not None)
+        return known
+
+    def reported(self, reports: Iterable[Report]) -> None:
+        """Forget these reports: the broker has recorded them, or will never accept them."""
+        with self._lock:
+            for report in reports:
+                self._unreported.pop(id(report), None)
+
+    def locked(self) -> dict[int, Reservation]:
+        """Return the jobs here that have a lock, by lock token."""
+        with self._lock:
+            held = {job.lock_token: job for job in self._held.values() if job.lock_token is not None}
+        self.lost_locks.intersection_update(held)  # in place: tasks read the same set
+        return held
+
+    def next(self) -> Reservation | None:
+        """Return the next job to run; block until there is one. None means that no more jobs come."""
+        # `_moved_at` is set without the lock: a lost update only delays `take_stuck`.
+        job = self._waiting.get()
+        self._moved_at = time.monotonic()
+        return job
+
+    def finish(self, job: Reservation, report: Report | None, *, ran_s: float) -> bool:
+        """Remove an ended job and queue its report, if any.
+
+        Returns False, without effect, if the job was given up before. Safe from any thread.
+        """
+        with self._lock:
+            if self._held.pop(id(job), None) is None:
+                return False
+            self._pace.ended(ran_s)
+            if report is not None:
+                if job.lock_token is not None and isinstance(report, Ack):
+                    self._unlocking.add(report.jid)
+                self.reports += 1
+                # Before `put`: the reporter may finish with it at once.
+                self._unreported[id(report)] = report
+                self.finished.put(report)
+            if self._waiters and (not self._held or self._room()):
+                self._changed.notify_all()
+        if self.on_end is not None:
+            # Outside the lock, so that the callback may take locks of its own.
+            self.on_end(job)
+        return True
+
+    def held_locks(self, jids: Iterable[str]) -> bool:
+        """Return whether one of these jobs had a lock. Called before their ACKs are sent.
+
+        True once for each job: it forgets the jobs it returns True for.
+        """
+        if not self._unlocking:
+            return False
+        found = self._unlocking.intersection(jids)
+        self._unlocking -= found
+        return bool(found)
+
+    def take_stuck(self) -> list[Reservation]:
+        """Remove and return waiting jobs if no thread has begun one for STUCK_S."""
+        if not self.has_waiting() or time.monotonic() - self._moved_at < STUCK_S:
+            return []
+        with self._lock:
+            self._pace.got_stuck()
+        return self._take_waiting()
+
+    def take_waiting(self) -> list[Reservation]:
+        """Remove and return every job that no thread has begun."""
+        pending = self._take_pending()
+        return [*([pending] if pending else []), *self._take_waiting()]
+
+    def _take_pending(self) -> Reservation | None:
+        with self._lock:
+            job = self._alone if self._is_alone_pending else None
+            if job is not None:
+                self._take_out(job)
+            return job
+
+    def _take_waiting(self) -> list[Reservation]:
+        taken, ends = [], 0
+        while True:
+            try:
+                job = self._waiting.get_nowait()
+            except Empty:
+                break
+            if job is None:
+                ends += 1
+            else:
+                taken.append(job)
+        # The Nones belong to threads that end, so they go back.
+        for _ in range(ends):
+            self._waiting.put(None)
+        with self._lock:
+            for job in taken:
+                self._take_out(job)
+        return taken
+
+    def abandon(self) -> list[Reservation]:
+        """Give up all jobs and return them: no report of theirs counts, and no job is accepted any longer."""
+        with self._lock:
+            self._is_closed = True
+            left = list(self._held.values())
+            self._held.clear()
+            self._alone, self._is_alone_pending = None, False
+            return left
+
+    def end(self, threads: int) -> None:
+        """Signal to this many threads, by one None each, that no more jobs come."""
+        for _ in range(threads):
+            self._waiting.put(None)
+
+    def _take_out(self, job: Reservation) -> None:
+        del self._held[id(job)]
+        if job is self._alone:
+            self._alone, self._is_alone_pending = None, False
+        self._changed.notify_all()
+
+    def _room(self) -> int:
+        if self._is_closed or self._alone is not None or self.finished.qsize() > MAX_UNREPORTED:
+            return 0
+        return self._pace.room(len(self._held), now=time.monotonic())

@@ -1,0 +1,177 @@
+"""Monitor running jobs: stop them after timeouts and cancellations, give up stuck ones (`Watch`).
+
+One thread, which sleeps until an action is due. `interrupt` implements the stop itself. Rules: `docs/tasks.md`, "Time
+limits".
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..brokers.base import Broker
+from ..core.logs import get_logger
+from ..errors import Cancelled, FaktoryError, WorkerShutdown
+from .backoff import Patience
+from .execution import Execution
+from .interrupt import timed_out
+
+logger = get_logger(__name__)
+
+
+class Limits(NamedTuple):
+    """Time limits of the monitor, in seconds."""
+
+    ask_every_s: float = 2.0
+    """Interval of the query which jobs are cancelled. Jobs that have run for less than half of it are left out."""
+    cancel_grace_s: float = 10.0
+    """Time for a function that takes the context to see its cancellation before it is stopped."""
+    stop_grace_s: float = 5.0
+    """Time for a stopped task to end. After that it is stuck, and its process is replaced."""
+
+
+USUAL = Limits()
+"""The limits of a worker in production; tests use shorter ones."""
+
+SHORTEST_PAUSE_S = 0.05
+"""Pause while a due action is not possible, because the job's thread is not in its task at that moment."""
+
+
+class Watch:
+    """Monitor of one worker process. `give_up` is called once for each stuck job."""
+
+    def __init__(
+        self, broker: Broker, *, give_up: Callable[[Execution, FaktoryError], None], limits: Limits = USUAL
+    ) -> None:
+        self._broker = broker
+        self._give_up = give_up
+        self._limits = limits
+        self._running: dict[int, Execution] = {}
+        self._asked_at = time.monotonic()
+        self._has_connection = False
+        self._patience = Patience("cancelled")
+        self._due = threading.Event()
+        self._is_used = False
+        self._is_asleep = False
+        self._is_closed = False
+
+    def began(self, execution: Execution) -> None:
+        """Start to monitor this job. Safe from any thread."""
+        # Keyed by id(): a worker may have two attempts of one jid.
+        self._running[id(execution)] = execution
+        self._is_used = True
+        if self._is_asleep or execution.task.timeout is not None:
+            self._due.set()
+
+    def ended(self, execution: Execution) -> None:
+        """Stop monitoring this job. Safe from any thread."""
+        self._running.pop(id(execution), None)
+
+    def interrupt(self, reason: str) -> None:
+        """Stop all running jobs with WorkerShutdown, since their worker stops."""
+        # A copy: threads remove jobs that end meanwhile.
+        for execution in list(self._running.values()):
+            execution.control.stop(WorkerShutdown(reason))
+
+    def close(self) -> None:
+        """End the loop; does not wait for it."""
+        self._is_closed = True
+        self._due.set()
+
+    def run(self) -> None:
+        """Check jobs until closed; `run` is the target of a thread."""
+        while not self._is_closed:
+            self._due.wait(self._pause_s())
+            self._is_asleep = False
+            self._due.clear()
+            self._ask()
+            # A copy: other threads add and remove jobs meanwhile.
+            for execution in list(self._running.values()):
+                self._look_at(execution, time.monotonic())
+        self._broker.close()
+
+    def _pause_s(self) -> float | None:
+        """Return the seconds until an action is due; None to sleep until a job begins.
+
+        A cancellation may come at any time, so the pause is at most `ask_every_s`. It is None when no job has run for a
+        while: a wake-up for each short job would cost more than the checks do.
+        """
+        self._is_asleep = True  # before `_running` is read: a job that begins after that wakes the thread
+        was_used, self._is_used = self._is_used, False
+        if not (was_used or self._running or self._has_connection):
+            return None
+        self._is_asleep = False
+        now = time.monotonic()
+        dues = [self._next_due(execution) for execution in list(self._running.values())]
+        return max(SHORTEST_PAUSE_S, min([*dues, now + self._limits.ask_every_s]) - now)
+
+    def _next_due(self, execution: Execution) -> float:
+        control = execution.control
+        if control.stopped_at != float("inf"):
+            return control.stopped_at + self._limits.stop_grace_s
+        return min(self._time_over_at(execution), self._cancel_at(execution))
+
+    def _look_at(self, execution: Execution, now: float) -> None:
+        control = execution.control
+        if now >= control.stopped_at + self._limits.stop_grace_s and control.reason is not None:
+            self._leave_alone(execution, control.reason)
+        elif control.reason is None and now >= self._cancel_at(execution):
+            control.stop(Cancelled("cancelled while it ran"))
+        elif control.reason is None and now >= self._time_over_at(execution):
+            control.stop(timed_out(execution.task.timeout))
+
+    def _leave_alone(self, execution: Execution, reason: FaktoryError) -> None:
+        self.ended(execution)
+        self._give_up(execution, reason)
+
+    def _time_over_at(self, execution: Execution) -> float:
+        """Return when to stop the job for its timeout.
+
+        A coroutine has its own timeout; it is stopped 0.5 s later if it ignores that.
+        """
+        if execution.task.timeout is None:
+            return float("inf")
+        return execution.control.began_at + execution.task.timeout + (0.5 if execution.is_async else 0.0)
+
+    def _cancel_at(self, execution: Execution) -> float:
+        """Return when to stop the job for its cancellation: at once, unless its task can see it."""
+        may_see = execution.task.takes_context and not execution.is_async
+        return execution.control.cancelled_at + (self._limits.cancel_grace_s if may_see else 0.0)
+
+    def _ask(self) -> None:
+        """Query which jobs are cancelled: one statement, for jobs that have run for a while."""
+        now = time.monotonic()
+        if not self._broker.cancels or now < self._asked_at + self._limits.ask_every_s:
+            return
+        # Before the query, so that errors are not repeated at each round.
+        self._asked_at = now
+        long = {
+            execution.reservation.jid: execution
+            for execution in list(self._running.values())
+            if now >= execution.control.began_at + self._limits.ask_every_s / 2 and not execution.control.is_cancelled
+        }
+        if not long:
+            self._let_go()
+            return
+        self._has_connection = True
+        try:
+            cancelled = self._broker.cancelled(list(long))
+        except FaktoryError as error:
+            self._patience.after(error)
+            return
+        except Exception:  # the loop must survive: timeouts need no database
+            logger.exception("could not ask which jobs are cancelled")
+            self._broker.close()
+            return
+        self._patience.rewarded()
+        for jid in cancelled:
+            logger.info("job is cancelled jid=%s", jid)
+            long[jid].control.cancel()
+
+    def _let_go(self) -> None:
+        """Close the connection while all jobs are short."""
+        if self._has_connection:
+            self._broker.close()
+            self._has_connection = False

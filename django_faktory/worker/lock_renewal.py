@@ -1,0 +1,75 @@
+"""Renew the leases of the locks of a worker's jobs and record the locks that are lost.
+
+`LockKeeper` is the loop of one thread. It sends no statement while no job has a lock. An error costs one renewal, and
+the next one comes sooner. Does not know when a job ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ..brokers.base import Broker
+from ..core.logs import get_logger
+from ..errors import FaktoryError
+from .backoff import Patience
+from .job_buffer import HeldJobs
+
+logger = get_logger(__name__)
+
+AFTER_TROUBLE_S = 1.0
+"""Longest pause after a failed renewal."""
+
+LONGEST_LOOK_S = 1.0
+"""Longest time between two checks for jobs with a lock; shorter if locks are renewed more often."""
+
+
+class LockKeeper:
+    """Renew lock leases in a loop; `run` is the target of a thread."""
+
+    def __init__(self, broker: Broker, held: HeldJobs) -> None:
+        self._broker = broker
+        self._held = held
+        self._every_s = broker.lock_heartbeat_s
+        self._stopping = threading.Event()
+        self._patience = Patience("locks")
+        self._extend_at = 0.0
+
+    def run(self) -> None:
+        """Renew leases until stopped; close the connection while no job has a lock."""
+        pause_s = min(self._every_s, LONGEST_LOOK_S)
+        has_connection = False
+        while not self._stopping.wait(pause_s):
+            pause_s = min(self._every_s, LONGEST_LOOK_S)
+            tokens = self._held.locked().keys() - self._held.lost_locks
+            if tokens and time.monotonic() >= self._extend_at:
+                has_connection = True
+                pause_s = min(pause_s, self._extend(tokens))
+            elif not tokens and has_connection:
+                # Locks are rare, so an idle worker should not occupy a connection for them.
+                self._broker.close()
+                has_connection = False
+        self._broker.close()
+
+    def stop(self) -> None:
+        """End the loop; does not wait for it."""
+        self._stopping.set()
+
+    def _extend(self, tokens: set[int]) -> float:
+        """Renew these locks; return the seconds until the next check."""
+        try:
+            lost = self._broker.extend_locks(tokens)
+        except FaktoryError as error:
+            return min(AFTER_TROUBLE_S, self._patience.after(error))
+        except Exception:  # the loop must survive: a worker that stops renewing loses its locks
+            logger.exception("locks could not be extended")
+            self._broker.close()
+            return AFTER_TROUBLE_S
+        self._patience.rewarded()
+        # 10 % early, so that the check just before the due time renews already.
+        self._extend_at = time.monotonic() + self._every_s * 0.9
+        for token, job in self._held.locked().items():
+            if token in lost:
+                self._held.lost_locks.add(token)
+                logger.warning("lock is lost, another job of its key may run jid=%s token=%d", job.jid, token)
+        return self._every_s

@@ -1,0 +1,15 @@
+"""Exit codes and ids of worker processes. Imported by the supervisor without Django: imports little (ADR 0012)."""
+
+from __future__ import annotations
+
+import os
+
+CLEAN, CANNOT_START, SPENT, CRASHED = 0, 3, 4, 70
+"""Exit codes of a child. SPENT is a clean exit after which the child is replaced at once; every other code counts
+as CRASHED.
+"""
+
+
+def new_wid() -> str:
+    """Return a random wid that no other worker process has used."""
+    return os.urandom(8).hex()

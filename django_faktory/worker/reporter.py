@@ -1,0 +1,163 @@
+"""Report the ends of jobs to the broker: a single one at once, those of a busy worker in sets (`Reporter`).
+
+While the broker fails, reports are retried until the deadline that `close` sets. Reports not sent by then are logged by
+jid, and their jobs run again. Knows no task and no SQL.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from ..brokers.base import Broker
+from ..core.logs import get_logger
+from ..core.payloads import Ack, Failure, Interruption
+from ..errors import BrokerUnavailable, FaktoryError, JobNotFound
+from .backoff import Patience
+from .job_buffer import Report
+
+R = TypeVar("R", Ack, Failure, Interruption)
+
+logger = get_logger(__name__)
+
+MAX_SET = 500
+"""Maximum number of reports in one call of the broker."""
+
+LINGER_S = 0.010
+"""How long a report waits for the reports of jobs that are about to begin. Measured with tasks of one INSERT and five
+threads: a fifth less of both processors for each job than when each set is sent as soon as the one before is done. 20
+ms gain nothing more.
+"""
+
+
+class Reporter:
+    """Send reports in a loop; `run` is the target of a thread.
+
+    A report that the broker cannot process does not delay the reports sent with it.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        finished: SimpleQueue[Report | None],
+        *,
+        more_soon: Callable[[], bool] = lambda: False,
+        acknowledge: Callable[[Sequence[Ack]], Sequence[FaktoryError | bool]] | None = None,
+        write_progress: Callable[[Collection[str]], None] = lambda _: None,
+        on_reported: Callable[[Sequence[Report]], None] = lambda _: None,
+    ) -> None:
+        self._broker = broker
+        self._acknowledge = acknowledge or broker.ack
+        self._write_progress = write_progress
+        self._finished = finished
+        self._on_reported = on_reported
+        self._more_soon = more_soon  # whether more jobs are about to end, so that waiting for them pays
+        self._patience = Patience("reports")
+        self._pause_s = 0.0
+        self._closing = threading.Event()
+        self._deadline = float("inf")
+        self.done = 0
+        """Number of reports that the broker has recorded or will never accept."""
+
+    def run(self) -> None:
+        """Send reports until closed and all are sent, or until the deadline."""
+        unsent: list[Report] = []
+        while not (self._closing.is_set() and not unsent and self._finished.empty()):
+            unsent += self._gather(MAX_SET - len(unsent), block=not unsent)
+            # More jobs are about to end: their reports can share this commit.
+            if unsent and not self._closing.is_set() and self._more_soon():
+                self._closing.wait(LINGER_S)
+                unsent += self._gather(MAX_SET - len(unsent), block=False)
+            due, unsent = len(unsent), self._send(unsent)
+            self.done += due - len(unsent)
+            if not unsent:
+                continue
+            if time.monotonic() >= self._deadline:
+                logger.error("jobs ended and could not be reported: they run again jids=%s", _jids(unsent))
+                break
+            self._sleep()
+        self._broker.close()
+
+    def close(self, deadline: float) -> None:
+        """End the loop when all reports are sent, or at `deadline` of the monotonic clock. Does not block."""
+        self._deadline = deadline
+        self._closing.set()
+        # Wakes `_gather`, which may wait for the next report.
+        self._finished.put(None)
+
+    def _sleep(self) -> None:
+        if self._closing.is_set():
+            # `_closing` is set by now, so waiting for it would not pause.
+            time.sleep(max(0.0, min(self._pause_s, self._deadline - time.monotonic())))
+        else:
+            self._closing.wait(self._pause_s)
+
+    def _gather(self, most: int, *, block: bool) -> list[Report]:
+        found: list[Report] = []
+        try:
+            while len(found) < most:
+                report = self._finished.get(block and not found)
+                if report is None:
+                    break
+                found.append(report)
+        except Empty:
+            pass
+        return found
+
+    def _send(self, reports: Sequence[Report]) -> list[Report]:
+        """Send these reports; return those to be retried."""
+        # The broker refuses progress of a job that has ended.
+        if reports:
+            self._write_progress([report.jid for report in reports])
+        acks = [report for report in reports if isinstance(report, Ack)]
+        unsent: list[Report] = [*self._deliver(self._acknowledge, acks)]
+        if len(acks) < len(reports):
+            failures = [report for report in reports if isinstance(report, Failure)]
+            interruptions = [report for report in reports if isinstance(report, Interruption)]
+            unsent += self._deliver(self._broker.fail, failures)
+            unsent += self._deliver(self._broker.interrupt, interruptions)
+        return unsent
+
+    def _deliver(self, verb: Callable[[Sequence[R]], Sequence[FaktoryError | bool]], reports: list[R]) -> list[R]:
+        if not reports:
+            return []
+        try:
+            answers = verb(reports)
+        except BrokerUnavailable as error:
+            self._pause_s = self._patience.after(error)
+            return reports
+        except Exception:  # the loop must survive: halve the set to isolate the report that the broker cannot process
+            self._broker.close()
+            if len(reports) == 1:
+                logger.exception("the broker cannot take this report, its job will run again jid=%s", reports[0].jid)
+                self._on_reported(reports)
+                return []
+            half = len(reports) // 2
+            return self._deliver(verb, reports[:half]) + self._deliver(verb, reports[half:])
+        self._patience.rewarded()
+        unsent: list[R] = []
+        for report, answer in zip(reports, answers, strict=True):
+            if answer is True:
+                continue
+            if isinstance(answer, BrokerUnavailable):  # the other reports of the set were recorded
+                self._pause_s = self._patience.after(answer)
+                unsent.append(report)
+            else:
+                _log_without_effect(report, answer)
+        self._on_reported([report for report in reports if report not in unsent] if unsent else reports)
+        return unsent
+
+
+def _log_without_effect(report: Report, answer: Any) -> None:
+    kind = type(report).__name__.lower()
+    if answer is False or isinstance(answer, JobNotFound):
+        logger.warning("%s came too late, the job is no longer this worker's jid=%s", kind, report.jid)
+    else:
+        logger.error("%s was refused jid=%s error=%s", kind, report.jid, answer)
+
+
+def _jids(reports: Sequence[Report]) -> str:
+    return ",".join(report.jid for report in reports)

@@ -1,0 +1,203 @@
+"""Run jobs in threads: at most `concurrency` at a time, sync and async together (`Executors`).
+
+Passes the broker on without calling it. Each job ends exactly once, whatever its task does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from queue import SimpleQueue
+
+from django.db import connections
+
+from ..brokers.base import Broker
+from ..core import payloads
+from ..core.logs import get_logger
+from ..core.payloads import Ack, Failure, Interruption, Reservation
+from ..errors import FaktoryError
+from .async_runner import EventLoop
+from .db_cleanup import JOB_THREAD, NONE
+from .execution import Execution, prepare
+from .job_buffer import HeldJobs, Report
+from .job_monitor import Limits, Watch
+from .progress import Progress
+
+logger = get_logger(__name__)
+
+End = Report | BaseException | None
+"""How a job ended: the report to send, the exception that broke it outside its task, or None if the broker has already
+recorded the end.
+"""
+
+
+class Executors:
+    """`concurrency` threads, plus an event loop that the first async task starts."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        held: HeldJobs,
+        *,
+        concurrency: int,
+        on_stuck: Callable[[], None],
+        on_end: Callable[[], None],
+        limits: Limits,
+    ) -> None:
+        self._broker = broker
+        self._on_stuck = on_stuck
+        self._on_end = on_end
+        self._watch = Watch(broker, give_up=self._give_up, limits=limits)
+        self._watching = threading.Thread(target=self._watch.run, name="faktory-watch-jobs", daemon=True)
+        self._progress = Progress(broker)
+        self._held = held
+        self._interrupted = ""
+        self._places: SimpleQueue[None] = SimpleQueue()  # a semaphore: threading.Semaphore costs ten times as much
+        for _ in range(concurrency):
+            self._places.put(None)
+        self._loop = EventLoop()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{JOB_THREAD}-{number}", daemon=True)
+            for number in range(concurrency)
+        ]
+
+    def start(self) -> None:
+        """Start the threads that run and monitor jobs."""
+        self._watching.start()
+        for thread in self._threads:
+            thread.start()
+
+    def write_progress(self, jids: Collection[str]) -> None:
+        """Write the latest progress of these jobs, before their ends are reported."""
+        self._progress.settle(jids)
+
+    def interrupt(self, reason: str) -> None:
+        """Stop all running tasks, so that their jobs are given back. Does not wait for them."""
+        self._interrupted = reason
+        self._watch.interrupt(reason)
+
+    def close(self, deadline: float) -> bool:
+        """End the threads and the loop; return False if user code keeps one running at `deadline`.
+
+        `deadline` is a time of the monotonic clock. The event loop gets at least 0.1 s and the two helper threads 0.5 s
+        each, even after it.
+        """
+        self._held.end(len(self._threads))
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        # After the threads: coroutines have had the same time to end.
+        self._loop.cancel()
+        has_ended = self._loop.close(max(0.1, deadline - time.monotonic()))
+        self._watch.close()
+        self._watching.join(max(0.5, deadline - time.monotonic()))
+        self._progress.close(max(0.5, deadline - time.monotonic()))
+        return has_ended and not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._places.get()
+                # A place first, then the job: a job taken before a place is free could not be released as not begun.
+                job = self._held.next()
+                if job is None:
+                    self._places.put(None)
+                    return
+                self._perform(job)
+        finally:
+            # Django allows only the thread that opened a connection to close it.
+            connections.close_all()
+
+    def _perform(self, job: Reservation) -> None:
+        began_at = time.monotonic()
+        try:
+            execution = prepare(job)
+        except Exception as error:  # noqa: BLE001  (a loop)
+            self._finish(job, error, began_at)
+            return
+        if isinstance(execution, Execution):
+            self._execute(execution, began_at)
+        else:
+            self._finish(job, execution, began_at)
+
+    def _execute(self, execution: Execution, began_at: float) -> None:
+        control, job = execution.control, execution.reservation
+        control.tell = partial(self._progress.tell, job)
+        # Only an atomic task writes its progress in its own transaction.
+        if execution.task.atomic:
+            control.take_progress = partial(self._progress.take, job.jid)
+        control.lock_token = job.lock_token
+        # A shared set: the task sees a lost lock without a query.
+        control.lost_locks = self._held.lost_locks
+        self._watch.began(execution)
+        # The thread takes the next job at once; `_finish` frees the place when the coroutine ends.
+        if execution.is_async:
+            self._loop.submit(job, execution.arun, lambda end: self._ended(execution, end, began_at))
+            return
+        try:
+            end: End = execution.run(self._broker, held=NONE)
+        except Exception as error:  # noqa: BLE001  (a loop)
+            end = error
+        self._ended(execution, end, began_at)
+
+    def _ended(self, execution: Execution, end: End, began_at: float) -> None:
+        self._watch.ended(execution)
+        self._finish(execution.reservation, end, began_at)
+
+    def _give_up(self, execution: Execution, reason: FaktoryError) -> None:
+        """Report a job that cannot be stopped; its thread stays occupied until the process ends."""
+        job = execution.reservation
+        if self._held.finish(job, execution.given_up(reason), ran_s=time.monotonic() - execution.control.began_at):
+            logger.error(
+                "job does not end although it was stopped, this process will be replaced jid=%s jobtype=%s",
+                *(job.jid, execution.task.jobtype),
+            )
+            self._on_stuck()
+
+    def _finish(self, job: Reservation, end: End, began_at: float) -> None:
+        ran_s = time.monotonic() - began_at
+        # A job that was given up is reported already: `finish` then returns False and this end is dropped.
+        report = end if isinstance(end, Ack) else self._report(job, end)
+        if self._held.finish(job, report, ran_s=ran_s):
+            if isinstance(end, BaseException) and isinstance(report, Failure):
+                logger.error("job ended outside its task jid=%s error=%r", job.jid, end, exc_info=end)
+            logger.debug("job ended jid=%s seconds=%.3f", job.jid, ran_s)
+            self._on_end()
+        self._places.put(None)
+
+    def _report(self, job: Reservation, end: End) -> Report | None:
+        if isinstance(end, Interruption):
+            _log_interruption(job, end, self._broker)
+            return end
+        if self._interrupted and isinstance(end, asyncio.CancelledError):  # outside of its task's own code
+            return interruption(job, self._interrupted, self._broker)
+        return _failure(job, end) if isinstance(end, BaseException) else end
+
+
+def interruption(job: Reservation, reason: str, broker: Broker) -> Interruption:
+    """Log that the worker's stop interrupted this job and return its Interruption."""
+    report = payloads.interruption(job, reason)
+    _log_interruption(job, report, broker)
+    return report
+
+
+def _log_interruption(job: Reservation, report: Interruption, broker: Broker) -> None:
+    logger.warning(
+        "job interrupted jid=%s jobtype=%s reason=%r; %s",
+        job.jid,
+        job.jobtype,
+        report.summary,
+        "it goes back to its queue, no attempt is used up" if broker.gives_back_begun else "it is reported as failed",
+    )
+
+
+def _failure(job: Reservation, error: BaseException) -> Failure:
+    return payloads.failure(
+        jid=job.jid,
+        wid=job.wid,
+        attempt=job.attempt,
+        errtype=f"{type(error).__module__}.{type(error).__qualname__}",
+        message=str(error),
+    )

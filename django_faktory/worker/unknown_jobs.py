@@ -1,0 +1,76 @@
+"""Defer a job if this worker's code lacks its task, so that a worker with newer code can run it.
+
+`left_for_newer` returns the report. Knows no broker: it computes when the job is looked at again, and when the grace
+period (UNKNOWN_JOBTYPE_GRACE) is over.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from .. import conf
+from ..core import payloads
+from ..core.json import jsontext
+from ..core.json.fields import parse_instant
+from ..core.logs import get_logger
+from ..core.payloads import Failure, Reservation
+from ..errors import InvalidPayload, UnknownJobType
+
+logger = get_logger(__name__)
+
+FIRST_S, LONGEST_S = 2.0, 30.0
+"""Bounds of the seconds between two looks at one job, which are half the time it has waited. The lower one keeps
+workers from fetching the job in a tight loop.
+"""
+
+_told: set[str] = set()
+"""Job types already logged: each is logged once, and the set is bounded to 1,000 names."""
+
+
+def left_for_newer(job: Reservation, at: str | None, error: UnknownJobType) -> Failure | None:
+    """Return the report that defers the job; None when its grace period is over.
+
+    A Faktory server elsewhere records the report as a failure.
+    """
+    wait_s = look_again_in_s(job, at, grace_s=conf.get("UNKNOWN_JOBTYPE_GRACE"))
+    if wait_s is None:
+        return None
+    if job.jobtype not in _told and len(_told) < 1000:
+        _told.add(job.jobtype)
+        logger.warning("jobs of a task this code lacks are left for newer workers jid=%s error=%s", job.jid, error)
+    return payloads.failure(
+        jid=job.jid, wid=job.wid, attempt=job.attempt, errtype=type(error).__name__, message=str(error),
+        retry_in_s=wait_s, verdict="later",
+    )  # fmt: skip
+
+
+def look_again_in_s(job: Reservation, at: str | None, *, grace_s: float) -> float | None:
+    """Return the seconds until the next look; None if the grace period is over or unknown.
+
+    The grace period starts at the latest of these: the job was pushed, was due (`at`), or failed for another reason.
+    """
+    began = max(filter(None, (job.created_at, _instant(at), _failed_at(job.failure))), default=None)
+    if began is None or job.started_at is None:
+        return None  # a Faktory server elsewhere sends no times and cannot defer a job
+    waited_s = max(0.0, (job.started_at - began).total_seconds())
+    if waited_s >= grace_s:
+        return None
+    # The last bound lets the job fail as soon as its grace period is over.
+    return min(max(FIRST_S, waited_s / 2), LONGEST_S, max(0.0, grace_s - waited_s))
+
+
+def _failed_at(failure: str) -> datetime | None:
+    try:
+        told = jsontext.decode(failure) if failure else {}
+    except InvalidPayload:
+        return None
+    # A failure of this kind is an earlier put-off, which must not start a new grace period.
+    is_ours = isinstance(told, dict) and told.get("errtype") == UnknownJobType.__name__
+    return None if is_ours or not isinstance(told, dict) else _instant(told.get("failed_at"))
+
+
+def _instant(text: object) -> datetime | None:
+    try:
+        return parse_instant("at", text) if isinstance(text, str) and text else None
+    except InvalidPayload:
+        return None

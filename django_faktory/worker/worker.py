@@ -1,0 +1,332 @@
+"""One worker process from its registration to its goodbye (`Worker`). Knows no SQL, no FWP and no retry rule.
+
+Threads: one fetches, `concurrency` run jobs, one reports, one sends BEATs, one renews locks; the thread that calls
+`run` acts on orders. Sources: the protocol's worker lifecycle, W15, W20, W21; `docs/workers.md`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from ..brokers.base import Broker
+from ..core.logs import get_logger
+from ..core.payloads import WorkerIdentity
+from ..errors import BrokerUnavailable, FaktoryError
+from ..store.notifier import Listener
+from .backoff import Patience
+from .fetcher import Fetcher
+from .heartbeat import LOST, QUIET, TERMINATE, Heartbeat
+from .job_buffer import HeldJobs
+from .job_monitor import USUAL, Limits
+from .lock_renewal import LockKeeper
+from .process import CLEAN, CRASHED, SPENT, new_wid
+from .queue_order import QueueOrder
+from .recycling import Share
+from .reporter import Reporter
+from .thread_pool import Executors, interruption
+
+logger = get_logger(__name__)
+
+READ_AHEAD = 50
+"""Maximum number of prefetched jobs, however fast they are. Empty jobs per second with 5 threads on PostgreSQL, two
+cores: 3,700 without prefetch, 6,000 with 25, 7,900 with 50, 7,500 with 100. None with a `blocking` broker: it
+takes no jobs back, so no job may wait here for a thread.
+"""
+
+FLUSH_S = 2.0
+"""Seconds for the last reports, after the time for running jobs is over."""
+
+INTERRUPT_S = 0.5
+"""Seconds that tasks get to end after an interruption. Tasks that wait in C code run until the process ends."""
+
+DRAINED = "drained"
+"""Orders from threads of this process; `heartbeat` has those of the broker."""
+
+STUCK = "stuck"
+REPLACE = "replace"
+
+SIGNAL_CHECK_S = 0.5
+"""Longest sleep of the main thread. Python runs signal handlers between two bytecodes, so a signal that arrives just
+before the sleep, or in another thread, is handled only after the sleep.
+"""
+
+LEAVING_CHECK_S = 0.05
+"""Interval at which a worker that is about to be replaced checks whether all its jobs are reported."""
+
+
+class Worker:
+    """Run the jobs of `queues`, `concurrency` at a time, until stopped. `run` may be called once.
+
+    A wid that counts as lost, because the process did not run for too long, is not used again: its jobs are with other
+    workers. The worker finishes its running jobs and ends; its supervisor starts another one.
+
+    `at_most` maps queues to the number of their jobs that this worker has at a time. `recycling` bounds the work of the
+    process; None means no bound. `hears_signals`: a thread handles signals (`supervisor.child.obey`), so that the main
+    thread need not wake up for them.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        queues: Sequence[str],
+        concurrency: int = 5,
+        wid: str | None = None,
+        listen: Callable[[], Listener] | None = None,
+        poll_interval: float = 1.0,
+        beat_interval: float = 15.0,
+        shutdown_timeout: float = 25.0,
+        read_ahead: int = READ_AHEAD,
+        drain: bool = False,
+        limits: Limits = USUAL,
+        at_most: Mapping[str, int] | None = None,
+        share: Share | None = None,
+        hears_signals: bool = False,
+    ) -> None:
+        self.wid = wid or new_wid()
+        self._broker = broker
+        self._shutdown_timeout_s = shutdown_timeout
+        self._hears_signals = hears_signals
+        self._orders: SimpleQueue[str] = SimpleQueue()
+        self._is_quiet = self._is_running = False
+        self.is_stuck = False
+        """True once a job that cannot be stopped occupies a thread: the process ends when its other jobs have ended."""
+        self.is_spent = False
+        """True once the bound of `recycling` is reached: the process ends when its jobs have ended, and is replaced."""
+        self._share = share or Share()
+        self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
+        obey, on_stuck = self._orders.put, partial(self._orders.put, STUCK)
+        self._executors = Executors(
+            broker, self._held, concurrency=concurrency, on_stuck=on_stuck, on_end=self._count, limits=limits
+        )
+        self._heartbeat = Heartbeat(broker, wid=self.wid, interval_s=beat_interval, obey=obey, known=self._held.known)
+        self._fetcher = Fetcher(
+            broker,
+            self._held,
+            wid=self.wid,
+            order=QueueOrder(queues),
+            listen=listen,
+            poll_interval_s=poll_interval,
+            may_fetch=self._heartbeat.is_fresh,
+            on_drained=(lambda: self._orders.put(DRAINED)) if drain else None,
+            at_most=at_most or {},
+            is_reported=self._is_reported,
+        )
+        self._reporter = self._make_reporter()
+        self._keeper = LockKeeper(broker, self._held)
+        self._loops = self._threads()
+
+    def _make_reporter(self) -> Reporter:
+        return Reporter(
+            self._broker,
+            self._held.finished,
+            more_soon=self._held.has_waiting,
+            acknowledge=self._fetcher.acknowledge,
+            write_progress=self._executors.write_progress,
+            on_reported=self._held.reported,
+        )
+
+    def _threads(self) -> dict[str, threading.Thread]:
+        loops = {
+            "fetch": self._fetcher, "report": self._reporter, "beat": self._heartbeat, "locks": self._keeper
+        }  # fmt: skip
+        return {
+            name: threading.Thread(target=self._keep, args=(loop,), name=f"faktory-{name}", daemon=True)
+            for name, loop in loops.items()
+        }
+
+    def stop(self) -> None:
+        """Stop as SIGTERM does. Safe from any thread and from a signal handler."""
+        self._orders.put(TERMINATE)  # SimpleQueue.put is reentrant; an Event's lock is not
+
+    def quiet(self) -> None:
+        """Stop fetching for good; running jobs continue. Safe from any thread and from a signal handler."""
+        self._orders.put(QUIET)
+
+    def look_again(self) -> None:
+        """Fetch at once, because a job has just become ready. Safe from any thread."""
+        self._fetcher.look_again()
+
+    def broken_loops(self) -> list[str]:
+        """Return the names of loops that ended although the worker runs. Safe from any thread."""
+        if not self._is_running:
+            return []
+        # A quiet worker has ended its fetch loop itself.
+        return [name for name, thread in self._loops.items() if not thread.is_alive() and not self._is_quiet]
+
+    def is_heard(self) -> bool:
+        """Return whether the broker has recently answered a BEAT of this worker. Safe from any thread."""
+        return self._heartbeat.is_fresh()
+
+    def exit_code(self) -> int:
+        """Return the exit code of the process: CRASHED if stuck, SPENT if spent, else CLEAN.
+
+        A stuck or spent process is replaced, even during a drain.
+        """
+        if self.is_stuck:
+            return CRASHED
+        return SPENT if self.is_spent else CLEAN
+
+    def run(self) -> bool:
+        """Work until stopped, stuck or spent. Returns False if user code keeps a thread running.
+
+        Raises FaktoryError if the broker refuses this worker, such as for a wrong password or address.
+        """
+        if not self._register():
+            return True
+        self._share.begin()
+        self._executors.start()
+        for thread in self._loops.values():
+            thread.start()
+        self._is_running = True
+        # QUIET may have come during the registration.
+        if self._is_quiet:
+            self._become_quiet()
+        while (order := self._next_order()) in (QUIET, STUCK, REPLACE):
+            self.is_stuck |= order == STUCK
+            self.is_spent |= order == REPLACE
+            if not self._is_quiet:
+                self._become_quiet()
+        if order == LOST:
+            logger.error("worker counts as lost, other workers have its jobs: ending wid=%s", self.wid)
+        return self._shut_down()
+
+    def _next_order(self) -> str:
+        while not (self._is_leaving() and self._holds_nothing()):
+            with suppress(Empty):
+                check_s = None if self._hears_signals else SIGNAL_CHECK_S
+                return self._orders.get(timeout=LEAVING_CHECK_S if self._is_leaving() else check_s)
+        return TERMINATE
+
+    def _is_leaving(self) -> bool:
+        return self.is_stuck or self.is_spent
+
+    def _holds_nothing(self) -> bool:
+        """Return whether no job is here or can arrive, and the broker knows every end.
+
+        A worker that leaves without an order has no deadline, so it waits for all of this.
+        """
+        is_told = self._held.is_empty() and self._is_reported()
+        return not self._loops["fetch"].is_alive() and is_told
+
+    def _is_reported(self) -> bool:
+        return self._reporter.done >= self._held.reports
+
+    def _count(self) -> None:
+        """Count an ended job and order the replacement of this process if its share is done."""
+        if reason := self._share.spend():
+            logger.info("worker is to be replaced: %s wid=%s pid=%d", reason, self.wid, os.getpid())
+            self._orders.put(REPLACE)
+
+    def _register(self) -> bool:
+        """Register, retrying while the broker is unavailable; return False if stopped before.
+
+        Sends the first BEAT before any job is fetched: a wid without a BEAT is never counted as lost (W20).
+        """
+        identity = WorkerIdentity(
+            wid=self.wid, hostname=socket.gethostname(), pid=os.getpid(), labels=("python", "django")
+        )
+        patience = Patience("hello")
+        while True:
+            try:
+                self._broker.hello(identity)
+                break
+            except BrokerUnavailable as error:
+                pause_s = patience.after(error)
+            with suppress(Empty):
+                if self._orders.get(timeout=pause_s) == TERMINATE:
+                    return False
+                self._is_quiet = True
+        patience.rewarded()
+        self._heartbeat.beat()
+        # The loops run in threads with connections of their own.
+        self._broker.close()
+        logger.info("worker started wid=%s pid=%d", self.wid, identity.pid)
+        return True
+
+    def _keep(self, loop: Fetcher | Reporter | Heartbeat | LockKeeper) -> None:
+        """Run a loop as the target of a thread. If it raises, end the worker.
+
+        A worker that lost one of its loops must not look alive.
+        """
+        try:
+            loop.run()
+        except Exception:
+            logger.exception("a loop of the worker broke, ending wid=%s loop=%s", self.wid, type(loop).__name__)
+            self._orders.put(TERMINATE)
+
+    def _become_quiet(self) -> None:
+        self._is_quiet = True
+        logger.info("worker is quiet wid=%s", self.wid)
+        self._heartbeat.tell(QUIET)
+        self._fetcher.stop()
+
+    def _shut_down(self) -> bool:
+        """Stop fetching, wait for running jobs, interrupt them, report, unregister, in this order.
+
+        A job that is released may start elsewhere at once. Its task is interrupted before that, and the process ends
+        soon after for tasks that cannot be interrupted.
+        """
+        deadline = time.monotonic() + self._shutdown_timeout_s
+        self._is_running = False
+        # BEATs continue until all reports are sent: the worker must not count as lost before that.
+        self._heartbeat.tell(TERMINATE)
+        self._fetcher.stop()
+        logger.info("worker stops wid=%s", self.wid)
+        # A fetch that is under way may still bring jobs: the wait for running jobs must include them.
+        self._loops["fetch"].join(self._shutdown_timeout_s)
+        if not self._held.wait_empty(deadline - time.monotonic()):
+            self._executors.interrupt(self._interruption_reason())
+            self._held.wait_empty(INTERRUPT_S)
+        # Threads that the interruption did not reach will not end: keep the remaining time for the reports.
+        has_ended = self._executors.close(time.monotonic() + (0.5 if self._held.is_empty() else 0.1))
+        self._give_back_begun()
+        is_heard = self._flush(max(deadline, time.monotonic()) + FLUSH_S)
+        # Only now: until here the worker may have jobs, and their locks must not expire.
+        self._heartbeat.stop()
+        self._keeper.stop()
+        if is_heard:
+            self._loops["locks"].join(0.5)
+            self._loops["beat"].join(0.5)
+            self._say_goodbye()
+        logger.info("worker stopped wid=%s", self.wid)
+        return has_ended
+
+    def _flush(self, deadline: float) -> bool:
+        """Wait until the reports are sent, or until `deadline`. Jobs that ended early leave it more time.
+
+        Returns False if they could not be sent: a goodbye would fail too, and wait for that.
+        """
+        reporting = self._loops["report"]
+        self._reporter.close(deadline)
+        reporting.join(max(0.0, deadline - time.monotonic()) + 0.5)
+        if reporting.is_alive():
+            logger.error(
+                "jobs ended and could not be reported in time: they may run again wid=%s jobs=%d at least",
+                self.wid,
+                1 + self._held.finished.qsize(),
+            )
+        return not reporting.is_alive()
+
+    def _interruption_reason(self) -> str:
+        return f"the worker stopped, and the job did not end within {self._shutdown_timeout_s:g} s"
+
+    def _give_back_begun(self) -> None:
+        """Report interruptions for jobs that did not end. No later report of theirs counts."""
+        for job in self._held.abandon():
+            self._held.finished.put(interruption(job, self._interruption_reason(), self._broker))
+
+    def _say_goodbye(self) -> None:
+        try:
+            self._broker.bye([self.wid])
+        except FaktoryError as error:
+            logger.warning("could not unregister the worker, it will count as lost wid=%s error=%s", self.wid, error)
+        with suppress(FaktoryError):
+            self._broker.close()

@@ -1,0 +1,166 @@
+"""Test the system checks on access: the settings that trigger each, and that no message shows a secret."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connections
+from django.test import override_settings
+
+from django_faktory.checks.security import is_loopback
+from tests.programs import ROOT
+from tests.server.raw import CERTIFICATE
+
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+GOOD = {"PASSWORD": "a-password-that-is-long-enough"}
+
+
+def said(*, deploy=True, environment=None, **settings):
+    with override_settings(FAKTORY=settings):
+        found = run_checks(include_deployment_checks=deploy)
+    return {
+        message.id.rpartition(".")[2]: f"{message.msg} | {message.hint}" for message in found if "W06" in message.id
+    }
+
+
+def test_a_project_that_is_shut_well_hears_nothing():
+    assert said(**GOOD) == {}
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:7419", "[::]:7419", "10.0.0.7:7419", "jobs.example.com:7419"])
+def test_a_server_for_other_machines_without_a_password_is_warned_of_without_deploy_too(bind):
+    found = said(deploy=False, BIND=bind)
+    assert list(found) == ["W060"]
+    assert "no password" in found["W060"]
+    assert "FAKTORY_PASSWORD" in found["W060"]
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1:7419", "localhost:7419", "[::1]:7419", "127.8.8.8:1"])
+def test_a_server_for_this_machine_without_a_password_is_a_matter_of_deploy_only(bind):
+    assert said(deploy=False, BIND=bind) == {}
+    assert list(said(BIND=bind)) == ["W061"]
+
+
+def test_a_short_password_is_warned_of_and_not_shown():
+    found = said(PASSWORD="swordfish")
+    assert list(found) == ["W062"]
+    assert "swordfish" not in found["W062"]
+
+
+def test_a_server_for_other_machines_without_tls_is_warned_of():
+    assert list(said(**GOOD, BIND="0.0.0.0:7419")) == ["W063"]
+    assert "W063" not in said(**GOOD, BIND="0.0.0.0:7419", TLS_CERT=str(CERTIFICATE))
+
+
+def test_jobs_that_go_elsewhere_without_tls_are_warned_of(monkeypatch):
+    monkeypatch.setenv("FAKTORY_URL", "tcp://:s3cr3t-word@jobs.example.com:7419")
+    found = said(**GOOD, BROKER="remote")
+    assert list(found) == ["W064"]
+    assert "s3cr3t-word" not in found["W064"]
+    monkeypatch.setenv("FAKTORY_URL", "tcp+tls://:s3cr3t-word@jobs.example.com:7419")
+    assert said(**GOOD, BROKER="remote") == {}
+
+
+def test_a_file_with_a_secret_that_all_can_read_is_warned_of(tmp_path):
+    file = tmp_path / "password"
+    file.write_text(GOOD["PASSWORD"])
+    file.chmod(0o644)
+    found = said(PASSWORD=str(file))
+    assert list(found) == ["W065"]
+    assert str(file) in found["W065"]
+    file.chmod(0o640)
+    assert said(PASSWORD=str(file)) == {}
+
+
+@pytest.fixture
+def open_folder():
+    """Yield a folder that every user of this machine may enter: pytest's temporary folders deny access to others."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder).resolve()
+
+
+def test_a_database_of_sqlite_that_all_can_read_is_warned_of(open_folder, monkeypatch):
+    """The database contains the arguments of jobs."""
+    file = open_folder / "db.sqlite3"
+    file.touch(0o644)
+    settings = connections["default"].settings_dict
+    monkeypatch.setitem(settings, "ENGINE", "django.db.backends.sqlite3")
+    monkeypatch.setitem(settings, "NAME", file)
+    found = said(**GOOD)
+    assert list(found) == ["W065"]
+    assert f"every user of this machine can read {file}" in found["W065"]
+    file.chmod(0o640)
+    assert said(**GOOD) == {}
+    file.chmod(0o644)
+    open_folder.chmod(0o750)
+    assert said(**GOOD) == {}
+
+
+@pytest.mark.parametrize("name", [":memory:", "file:jobs?mode=memory&cache=shared", "", "no-such-file"])
+def test_a_database_without_a_file_is_not_warned_of(monkeypatch, name):
+    settings = connections["default"].settings_dict
+    monkeypatch.setitem(settings, "ENGINE", "django.db.backends.sqlite3")
+    monkeypatch.setitem(settings, "NAME", name)
+    assert said(**GOOD) == {}
+
+
+def test_flush_for_everybody_is_warned_of():
+    assert list(said(**GOOD, ALLOW_FLUSH=True)) == ["W066"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("PASSWORD_TRIES", -1), ("PASSWORD_TRIES", True), ("REFUSED_COMMANDS", ["PUSH"]), ("REFUSED_COMMANDS", "MUTATE")],
+)
+def test_a_wrong_value_is_an_error(key, value):
+    with override_settings(FAKTORY={key: value}):
+        [message] = [message for message in run_checks() if message.id == "django_faktory.E002"]
+    assert key in message.msg
+
+
+@pytest.mark.parametrize(
+    ("host", "is_near"), [("", False), ("::1", True), ("::ffff:10.0.0.1", False), ("LOCALHOST", True)]
+)
+def test_which_hosts_are_this_machine(host, is_near):
+    assert is_loopback(host) is is_near
+
+
+def test_an_address_that_is_none_is_told_once_and_not_warned_of():
+    """E002 already reports the invalid address."""
+    assert "W060" not in said(deploy=False, BIND="localhost")
+
+
+ENCRYPTS = """
+from django_faktory import task
+
+@task(encrypt=True)
+def hides(value): ...
+"""
+
+
+def test_a_task_that_encrypts_without_a_key_is_found_whichever_check_runs_first(tmp_path):
+    app = tmp_path / "hiding"
+    app.mkdir()
+    (app / "__init__.py").touch()
+    (app / "tasks.py").write_text(ENCRYPTS)
+    environment = {
+        **os.environ, "DJANGO_SETTINGS_MODULE": "tests.runtime.processes.settings", "PYTHONPATH": str(ROOT),
+        "FAKTORY_TEST_APPS": "hiding", "FAKTORY_TEST_PATH": str(tmp_path), "FAKTORY_TEST_SETTINGS": "{}",
+    }  # fmt: skip
+    # Django keeps checks in a set: any may be the first, and none may rely on another to import the tasks.
+    code = (
+        "import django; django.setup()\n"
+        "from django_faktory.checks.security import check_encryption\n"
+        "print([message.id for message in check_encryption()])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "['django_faktory.E060']", done.stderr

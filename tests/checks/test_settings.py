@@ -1,0 +1,394 @@
+"""System checks: each id, its cause, and the remedy that it names."""
+
+import re
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connection, connections
+from django.test import override_settings
+
+from django_faktory import conf
+from django_faktory.checks import settings as settings_checks
+from django_faktory.tasks.compat import Task, task_backends
+from tests.server.raw import CERTIFICATE
+from tests.settings import KIND
+
+BACKEND = "django_faktory.backend.FaktoryBackend"
+OTHERS = "django_tasks" if Task.__module__.startswith("django_tasks") else "django.tasks"
+
+# From Django 6.1 on, the checks of models query each database for its features.
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+
+def ids(found=None):
+    found = run_checks() if found is None else found
+    return [message.id for message in found if message.id.startswith("django_faktory.")]
+
+
+def said(identity):
+    [message] = [message for message in run_checks() if message.id == f"django_faktory.{identity}"]
+    return f"{message.msg} | {message.hint}"
+
+
+@pytest.fixture
+def database():
+    """Return a function that changes the settings of the jobs' database, without connecting to it."""
+    before = connection.settings_dict.copy(), connection.vendor
+
+    def change(vendor, **settings):
+        connection.settings_dict.update(settings)
+        connection.vendor = vendor
+        return connection
+
+    yield change
+    connection.settings_dict.clear()
+    connection.settings_dict.update(before[0])
+    del connection.vendor  # the instance's attribute, which hides the class's
+
+
+def test_the_settings_of_the_tests_are_right():
+    assert ids() == []
+
+
+def test_local_times_are_refused():
+    with override_settings(USE_TZ=False):
+        assert "USE_TZ: expected True" in said("E011")
+
+
+def test_every_setting_has_a_rule_and_its_meaning_and_its_default_passes():
+    assert settings_checks.RULES.keys() == conf.DEFAULTS.keys() == conf.DOCS.keys()
+    for key, (is_right, _) in settings_checks.RULES.items():
+        assert is_right(conf.DEFAULTS[key]), key
+
+
+def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
+    with override_settings(FAKTORY={"CONCURENCY": 5}):
+        assert said("E001") == "FAKTORY: unknown key 'CONCURENCY' | Did you mean 'CONCURRENCY'?"
+    with override_settings(FAKTORY={"zzz": 5}):
+        assert "Known: ALLOW_FLUSH, API_ACTS, API_READS, BATCH_COMMIT_WITHIN, " in said("E001")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("BROKER", "redis"),
+        ("BROKER", []),
+        ("BROKER", "no.such.Broker"),
+        ("BROKER", "builtins.dict"),
+        ("DATABASE", ""),
+        ("BIND", "7419"),
+        ("BIND", ":7419"),
+        ("BIND", "localhost:port"),
+        ("BIND", "localhost:99999"),
+        ("BIND", 7419),
+        ("PASSWORD", None),
+        ("TLS_CERT", None),
+        ("TLS_KEY", 5),
+        ("COMMAND_TIMEOUT", 0),
+        ("MAX_COMMAND_BYTES", 100),
+        ("MAX_CONNECTIONS", 0),
+        ("HELLO_TIMEOUT", "5"),
+        ("HELLO_TIMEOUT", float("inf")),
+        ("PROCESSES", 0),
+        ("CONCURRENCY", True),
+        ("CONCURRENCY", None),
+        ("MAX_JOBS", 0),
+        ("MAX_JOBS", "1000"),
+        ("MAX_RSS", 0.5),
+        ("MAX_RSS", 2**20 + 1),
+        ("QUEUES", []),
+        ("QUEUES", "default"),
+        ("QUEUES", ["a b"]),
+        ("QUEUES", ["a:0"]),
+        ("QUEUES", [":3"]),
+        ("QUEUES", [5]),
+        ("SHUTDOWN_TIMEOUT", -1),
+        ("BEAT_INTERVAL", 0),
+        ("POLL_INTERVAL", None),
+        ("MAX_ATTEMPTS", 0),
+        ("RESERVE_FOR", 59),
+        ("RESERVE_FOR", 86_401),
+        ("RESULT_TTL", -1),
+        ("WORKER_TIMEOUT", 0),
+        ("DEAD_TTL", "1d"),
+        ("API_READS", "20"),
+        ("API_READS", "0/second"),
+        ("API_ACTS", "20/fortnight"),
+        ("API_ACTS", None),
+        ("BATCH_COMMIT_WITHIN", 0),
+        ("BATCH_COMMIT_WITHIN", None),
+        ("BATCH_TTL", -1),
+        ("BATCH_TTL", "7d"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_the_rule(key, value):
+    with override_settings(FAKTORY={key: value}):
+        assert said("E002").startswith(f"FAKTORY['{key}']: expected ")
+
+
+def test_right_values_pass():
+    with override_settings(
+        FAKTORY={
+            "BIND": "[::1]:0",
+            "PASSWORD": "secret",
+            "PROCESSES": 2,
+            "MAX_JOBS": 1000,
+            "MAX_RSS": None,
+            "QUEUES": ["critical:3", "default"],
+            "SHUTDOWN_TIMEOUT": 0,
+            "BEAT_INTERVAL": 0.5,
+        }
+    ):
+        assert ids() == []
+
+
+def test_a_broker_may_be_a_class_by_its_dotted_path():
+    with override_settings(FAKTORY={"BROKER": "django_faktory.brokers.orm.OrmBroker"}):
+        assert ids() == []
+
+
+def test_a_wrong_password_is_never_shown():
+    with override_settings(FAKTORY={"PASSWORD": ["hunter2"]}):
+        assert "hunter2" not in said("E002")
+
+
+def test_faktory_must_be_a_dict():
+    with override_settings(FAKTORY=["CONCURRENCY"]):
+        assert said("E007").startswith("FAKTORY: expected a dict, got list")
+        assert ids() == ["django_faktory.E007"]
+
+
+def test_an_unknown_database_is_an_error_that_names_the_known_ones():
+    with override_settings(FAKTORY={"DATABASE": "jobs"}):
+        assert "'jobs'; known: 'default'" in said("E003")
+    with override_settings(FAKTORY={"DATABASE": "jobs", "BROKER": "remote"}):
+        assert ids() == ["django_faktory.W040"]  # the shop's nightly report would never be enqueued
+
+
+def test_a_password_file_that_cannot_be_read_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("FAKTORY_PASSWORD", str(tmp_path / "missing"))
+    assert f"FAKTORY_PASSWORD: expected a readable file with the password at {tmp_path}/missing" in said("E004")
+    (tmp_path / "missing").write_text("secret\n")
+    assert ids() == []
+    assert conf.password() == "secret"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "an empty one"), (b"\r\n\n", "an empty one"), (b"s\xffcret", "no UTF-8 text"), (None, "Is a directory")],
+)
+def test_a_file_without_a_password_opens_the_server_to_nobody(tmp_path, monkeypatch, content, words):
+    monkeypatch.delenv("FAKTORY_PASSWORD", raising=False)
+    path = tmp_path / "password"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with override_settings(FAKTORY={"PASSWORD": str(path)}):
+        told = said("E004")
+    assert told.startswith(f"FAKTORY['PASSWORD']: expected a readable file with the password at {path}, got: ")
+    assert words in told
+    assert "cret" not in told
+
+
+@pytest.mark.parametrize(
+    ("content", "password"),
+    [
+        ("plain", "plain"),
+        ("line\n", "line"),
+        ("dos\r\n", "dos"),
+        (" spaces stay \n", " spaces stay "),
+        ("é😀\n", "é😀"),
+    ],
+)
+def test_a_password_file_is_read_without_its_line_end(tmp_path, monkeypatch, content, password):
+    path = tmp_path / "password"
+    path.write_bytes(content.encode())
+    monkeypatch.setenv("FAKTORY_PASSWORD", str(path))
+    assert conf.password() == password
+
+
+def test_the_environments_password_wins_over_the_setting(monkeypatch):
+    with override_settings(FAKTORY={"PASSWORD": "setting"}):
+        monkeypatch.setenv("FAKTORY_PASSWORD", "")
+        assert conf.password() == "setting"
+        monkeypatch.setenv("FAKTORY_PASSWORD", "environment")
+        assert conf.password() == "environment"
+
+
+def test_a_certificate_that_cannot_be_used_is_an_error(tmp_path):
+    with override_settings(FAKTORY={"TLS_CERT": tmp_path / "missing"}):
+        assert f"a certificate at {tmp_path}/missing, got: No such file" in said("E012")
+    with override_settings(FAKTORY={"TLS_KEY": str(CERTIFICATE)}):
+        assert said("E012").startswith("FAKTORY['TLS_KEY']: expected TLS_CERT with it, got none | PEM file with")
+    with override_settings(FAKTORY={"TLS_CERT": CERTIFICATE, "TLS_KEY": str(CERTIFICATE)}):
+        assert ids() == []
+
+
+@pytest.mark.parametrize(
+    ("value", "said_so"), [("tcp://localhost:7419", "set FAKTORY_URL instead"), ("NO_SUCH_VARIABLE", "it is not set")]
+)
+def test_faktory_provider_must_name_a_variable_that_holds_a_url(monkeypatch, value, said_so):
+    monkeypatch.setenv("FAKTORY_PROVIDER", value)
+    assert said_so in said("E005")
+
+
+def test_a_provider_that_leads_to_a_url_is_right(monkeypatch):
+    monkeypatch.setenv("FAKTORY_PROVIDER", "MY_FAKTORY")
+    monkeypatch.setenv("MY_FAKTORY", "tcp://localhost:7419")
+    assert ids() == []
+
+
+def test_a_beat_too_slow_for_its_timeout_is_a_warning():
+    with override_settings(FAKTORY={"BEAT_INTERVAL": 40, "WORKER_TIMEOUT": 60}):
+        assert "at least twice BEAT_INTERVAL" in said("W004")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"BACKEND": f"{OTHERS}.backends.dummy.DummyBackend"},
+        {"BACKEND": "no.such.Backend"},
+        {"BACKEND": "builtins.len"},
+        {},
+    ],
+)
+def test_tasks_without_our_backend_are_a_warning(entry):
+    with override_settings(TASKS={"default": entry}):
+        assert ids(settings_checks.check_tasks_setting()) == ["django_faktory.W001"]
+
+
+def test_a_queue_name_the_protocol_cannot_carry_is_an_error():
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "QUEUES": ["fine", "not fine", "", 5]}}):
+        assert ids() == ["django_faktory.E008"] * 3
+
+
+def test_options_of_the_backend_are_an_error():
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": {"CONCURRENCY": 5}}}):
+        assert said("E009").startswith("TASKS['default']: OPTIONS: expected none, got 'CONCURRENCY'")
+
+
+def test_the_backend_without_the_app_is_an_error(settings):
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_faktory"]
+    assert ids(task_backends["default"].check()) == ["django_faktory.E010"]
+    settings.FAKTORY = {"BROKER": "remote"}
+    assert ids(task_backends["default"].check()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        ({}, ["transaction_mode", "init_command", "timeout"]),
+        ({"transaction_mode": "DEFERRED", "timeout": 5}, ["transaction_mode", "init_command", "timeout"]),
+        ({"transaction_mode": "immediate", "timeout": 20}, ["init_command"]),
+        ({"init_command": "PRAGMA journal_mode = wal", "transaction_mode": "EXCLUSIVE"}, ["timeout"]),
+        ({"init_command": "PRAGMA journal_mode=WAL", "timeout": "20"}, ["transaction_mode", "timeout"]),
+    ],
+)
+def test_sqlite_without_the_options_that_workers_need_is_a_warning(database, options, missing):
+    database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS=options)
+    found = said("W002")
+    assert [
+        name for name in ("transaction_mode", "init_command", "timeout") if f"{name}: " in found.split("|")[0]
+    ] == missing
+
+
+def test_the_options_to_paste_are_what_passes(database):
+    database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS={})
+    hint = said("W002").split(" | ")[1]
+    pasted = eval(f"{{{hint}}}")
+    database("sqlite", NAME="/srv/jobs.sqlite3", **pasted)
+    assert ids() == []
+
+
+def test_sqlite_in_memory_is_left_alone(database):
+    database("sqlite", NAME=":memory:", OPTIONS={})
+    assert ids() == []
+
+
+@pytest.mark.parametrize("level", [None, "repeatable read"])
+def test_mysql_that_locks_gaps_is_a_warning(database, level):
+    database("mysql", OPTIONS={"isolation_level": level})
+    assert "isolation_level" in said("W003")
+
+
+def test_mysql_with_djangos_own_isolation_level_is_right(database):
+    database("mysql", OPTIONS={})
+    assert ids() == []
+    database("mysql", OPTIONS={"isolation_level": "READ COMMITTED"})
+    assert ids() == []
+
+
+def test_serializable_transactions_on_mysql_are_an_error(database):
+    database("mysql", OPTIONS={"isolation_level": "serializable"})
+    assert ids() == ["django_faktory.E016"]
+    assert '"isolation_level": "read committed"' in said("E016")
+
+
+@pytest.mark.skipif(KIND != "postgresql", reason="needs a driver of PostgreSQL")
+@pytest.mark.parametrize(("level", "name"), [("REPEATABLE_READ", "repeatable read"), ("SERIALIZABLE", "serializable")])
+def test_isolation_levels_of_postgresql_above_read_committed_are_an_error(database, level, name):
+    from django.db.backends.postgresql.psycopg_any import IsolationLevel  # needs a driver
+
+    database("postgresql", OPTIONS={"isolation_level": IsolationLevel[level]})
+    assert ids() == ["django_faktory.E016"]
+    assert f"expected read committed, got {name}" in said("E016")
+    database("postgresql", OPTIONS={"isolation_level": IsolationLevel.READ_COMMITTED})
+    assert ids() == []
+
+
+@pytest.mark.skipif(KIND == "sqlite", reason="SQLite has no isolation levels")
+@pytest.mark.parametrize("level", ["serializable", "repeatable read"])
+def test_the_isolation_level_of_the_server_or_the_role_is_asked_with_database(level):
+    if connection.vendor == "mysql" and level != "serializable":
+        pytest.skip("a warning of its own, W003")
+    sql = {
+        "postgresql": f"SET default_transaction_isolation = '{level}'",
+        "mysql": f"SET SESSION TRANSACTION ISOLATION LEVEL {level}",
+    }[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+    try:
+        [message] = settings_checks.check_isolation(databases=["default"])
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(sql.replace(level, "read committed"))
+    assert message.id == "django_faktory.E016"
+    assert f"expected read committed, got {level}" in message.msg.lower().replace("-", " ")
+    assert re.search(r"read\W+committed", message.hint)
+    assert settings_checks.check_isolation(databases=["default"]) == []
+    assert settings_checks.check_isolation(databases=None) == []
+
+
+def test_a_database_without_autocommit_is_an_error(database):
+    database(connection.vendor, AUTOCOMMIT=False)
+    assert ids() == ["django_faktory.E017"]
+    assert "expected True, got False" in said("E017")
+    with override_settings(FAKTORY={"DATABASE": "other", "OUTBOX": ["default"]}):
+        assert "DATABASES['default']: AUTOCOMMIT" in said("E017")
+    with override_settings(FAKTORY={"DATABASE": "other"}):
+        assert "DATABASES['default']: AUTOCOMMIT" in said("E017")  # the outbox is enabled by default
+    with override_settings(FAKTORY={"DATABASE": "other", "OUTBOX": []}):
+        assert ids() == []
+
+
+def test_jobs_elsewhere_need_nothing_of_this_database(database):
+    database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS={})
+    with override_settings(FAKTORY={"BROKER": "remote"}):
+        assert ids() == ["django_faktory.W040"]  # the shop's nightly report would never be enqueued
+
+
+def test_the_database_of_the_tests_is_new_enough():
+    assert ids(run_checks(databases=["default"])) == []
+
+
+def test_a_database_too_old_is_an_error(monkeypatch):
+    name = "mariadb" if getattr(connection, "mysql_is_mariadb", False) else connection.vendor
+    monkeypatch.setitem(settings_checks.OLDEST, name, (999,))
+    [message] = settings_checks.check_database_version(databases=["default"])
+    assert message.id == "django_faktory.E006"
+    assert "jobs need 999 or newer" in message.msg
+    assert connection.display_name in message.msg
+
+
+def test_no_database_is_asked_unless_django_names_it():
+    assert settings_checks.check_database_version(databases=None) == []
+    assert settings_checks.check_database_version(databases=["other"]) == []
+    assert "default" in connections

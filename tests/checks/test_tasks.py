@@ -1,0 +1,100 @@
+"""System checks of TASKS: the backends exist, and the tasks modules can be imported."""
+
+import sys
+
+import pytest
+from django.core.checks.registry import registry
+from django.test import override_settings
+
+from django_faktory.checks import tasks
+
+OURS = "django_faktory.backend.FaktoryBackend"
+
+
+@pytest.fixture
+def broken_app(tmp_path, monkeypatch, settings):
+    """Return a function that installs an app with this text as its tasks module and returns the file."""
+    folder = tmp_path / "broken_app"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(text):
+        (folder / "tasks.py").write_text(text)
+        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "broken_app"]
+        return folder / "tasks.py"
+
+    yield make
+    for name in [name for name in sys.modules if name.startswith("broken_app")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "hint"),
+    [
+        ("django_faktory.backends.FaktoryBackend", "No module named", OURS),
+        ("django_faktory.backend.FactoryBackend", "does not define", OURS),
+        ("django_faktory.testing.DummyBackend", "cannot be imported", "django_faktory.testing.backends.DummyBackend"),
+        ("quite.another.one", "No module named 'quite'", OURS),
+        (5, "expected the dotted path of a backend, got 5", OURS),
+    ],
+)
+def test_a_backend_that_is_not_there_is_an_error_with_the_name_that_was_meant(path, said, hint):
+    with override_settings(TASKS={"default": {"BACKEND": path}}):
+        [found] = tasks.check_backends()
+    assert (found.id, said in found.msg, hint in found.hint) == ("django_faktory.E014", True, True)
+
+
+@pytest.mark.parametrize("entry", [{"BACKEND": OURS}, {}, {"BACKEND": tasks.FOR_TESTS[0]}])
+def test_backends_that_are_there_are_right(entry):
+    with override_settings(TASKS={"default": entry}):
+        assert tasks.check_backends() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("import no_such_thing\n", 1, "ModuleNotFoundError: No module named 'no_such_thing'"),
+        ("from django_faktory import task\n\n@task\ndef f():\n    yield\n", 3, "InvalidTask"),
+        ("x = 1\ndef f(:\n    pass\n", 2, "SyntaxError"),
+        ("def f():\n    raise KeyError('gone\\nand more')\n\nf()\n", 2, "KeyError"),
+    ],
+)
+def test_a_tasks_module_that_fails_is_an_error_with_its_line(broken_app, text, line, said):
+    file = broken_app(text)
+    [found] = [one for one in tasks.check_tasks_modules() if "broken_app" in one.msg]
+    assert found.id == "django_faktory.E015"
+    assert found.msg.startswith("broken_app.tasks cannot be imported: ")
+    assert said in found.msg
+    assert found.msg.endswith(f"({file}, line {line})")
+    assert "\n" not in found.msg
+
+
+def test_tasks_modules_are_no_affair_of_ours_with_another_backend(broken_app):
+    broken_app("import no_such_thing\n")
+    with override_settings(TASKS={"default": {"BACKEND": "quite.another.one"}}):
+        assert tasks.check_tasks_modules() == []
+
+
+def test_a_good_tasks_module_is_imported(broken_app):
+    broken_app("loaded = True\n")
+    tasks.check_tasks_modules()
+    assert sys.modules["broken_app.tasks"].loaded
+
+
+@pytest.mark.parametrize("path", tasks.FOR_TESTS)
+def test_a_backend_for_tests_is_a_warning_where_it_is_to_be_deployed(path):
+    with override_settings(TASKS={"default": {"BACKEND": path, "QUEUES": []}}):
+        [found] = tasks.check_backends_for_production()
+    assert (found.id, found.hint) == ("django_faktory.W006", f'"BACKEND": "{OURS}"')
+    assert tasks.check_backends_for_production() == []
+    assert tasks.check_backends_for_production in registry.deployment_checks
+    assert tasks.check_backends_for_production not in registry.registered_checks
+
+
+def test_where_no_backend_is_ours_a_worker_that_cannot_start_says_so(broken_app):
+    broken_app("import no_such_thing\n")
+    [broken] = [one for one in tasks.broken_modules() if one.name == "broken_app.tasks"]
+    assert tasks.remedy_for(broken) == "correct it, or take broken_app out of INSTALLED_APPS"
+    with override_settings(TASKS={"default": {"BACKEND": "quite.another.one"}}):
+        assert tasks.remedy_for(broken).startswith("no entry of TASKS is ours: TASKS = {")

@@ -1,0 +1,375 @@
+"""Jobs through the API: search by query language, enqueue, edit, and actions on one job or many."""
+
+from base64 import b64encode
+from urllib.parse import urlencode
+
+import pytest
+from django.contrib.admin.models import LogEntry
+
+from django_faktory.contrib.api import answers
+from django_faktory.models import Job, JobQuerySet
+from django_faktory.operations import serializers
+from tests.factories import JobFactory
+from tests.project.tasks import add, once_a_group, send_invoice
+
+pytestmark = pytest.mark.django_db
+
+
+def job_in(state, **fields):
+    return JobFactory(**({state: True} if state != "enqueued" else {}), **fields)
+
+
+def found(answer):
+    assert answer.status == 200, answer
+    return [job["jid"] for job in answer.said["results"]]
+
+
+def test_jobs_are_listed_newest_first_and_page_by_page(as_root):
+    jids = [job_in("dead").jid for _ in range(5)]
+    first = as_root("GET", "jobs/", page_size=2)
+    assert found(first) == jids[:2:-1]
+    second = as_root("GET", first.said["next"].partition("/api/")[2])
+    assert found(second) == [jids[2], jids[1]]
+    assert found(as_root("GET", second.said["previous"].partition("/api/")[2])) == jids[:2:-1]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"query": "dead queue:mail error:Timeout"},
+        {"state": "dead", "queue": "mail"},
+        {"query": "queue:mail", "state": "dead,retries"},
+        {"task": "shop.*", "error": "Timeout"},
+        {"about": "shop.order/42"},
+        {"batch": "b-1"},
+        {"older": "1d", "state": "dead"},
+    ],
+    ids=str,
+)
+def test_parameters_are_words_of_the_query_language(as_root, params):
+    wanted = job_in(
+        "dead", queue="mail", jobtype="shop.send", errtype="requests.Timeout", about="shop.order/42", bid="b-1"
+    )
+    job_in("enqueued", queue="low")
+    assert found(as_root("GET", "jobs/", **params)) == [wanted.jid]
+
+
+@pytest.mark.parametrize(
+    ("params", "field", "position"),
+    [
+        ({"query": "dead  nonsense:1"}, "query", 6),
+        ({"query": "dead queue:"}, "query", 11),
+        ({"query": 'queue:"a" state:gone'}, "query", 10),
+        ({"state": "dead,gone"}, "state", 0),
+        ({"queue": "mail task:shop"}, "queue", None),
+        ({"query": "dead", "state": "retries"}, "state", None),
+        ({"query": "text:\u202e"}, "query", 5),
+    ],
+    ids=str,
+)
+def test_a_query_that_cannot_be_read_is_a_problem_with_its_place(as_root, params, field, position):
+    answer = as_root("GET", "jobs/", **params)
+    assert answer.status == 400
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.said["type"] == "urn:django-faktory:problem:invalid-query"
+    assert answer.said["position"] == position
+    assert answer.said["errors"] == [{"field": field, "detail": answer.said["detail"]}]
+
+
+@pytest.mark.parametrize("params", [{"query": "a\x00b"}, {"queue": "\x00"}, {"cursor": "x"}, {"query": "a" * 5000}])
+def test_a_parameter_that_no_database_takes_is_a_problem(as_root, params):
+    answer = as_root("GET", "jobs/", **params)
+    assert (answer.status, answer.said["type"]) == (400, "urn:django-faktory:problem:invalid")
+    assert [one["field"] for one in answer.said["errors"]] == list(params)
+
+
+@pytest.mark.parametrize("position", ["x", "-1", "9" * 30, "1.5", "\x00", "\ud800", "²"])
+def test_a_cursor_of_somebody_else_is_refused(as_root, position):
+    job_in("dead")
+    told = urlencode({"p": position}, errors="surrogatepass")
+    answer = as_root("GET", "jobs/", cursor=b64encode(told.encode()).decode())
+    assert answer.status == 400
+    assert answer.said["errors"][0]["field"] == "cursor"
+
+
+def test_a_job_says_when_and_where_it_was_interrupted(as_root):
+    stopped = '[{"kind":"interrupted","wid":"w7","message":"x","started_at":"","failed_at":"2026-05-01T13:00:05Z"}]'
+    job = JobFactory(interruptions=1, history=stopped)
+    told = as_root("GET", f"jobs/{job.jid}/").said
+    assert (told["attempt"], told["attempts"], told["interruptions"]) == (0, [], 1)
+    assert told["interrupted"] == [
+        {"worker": "w7", "message": "x", "started_at": None, "interrupted_at": "2026-05-01T13:00:05Z"}
+    ]
+
+
+def test_a_job_is_shown_whole(as_root):
+    job = job_in("dead", jid="a job+ü.1", payload='{"jid":"x","args":[12345678901234567890123,"\\ud800",1e999]}')
+    answer = as_root("GET", "jobs/a%20job+%C3%BC.1/")
+    assert answer.said["jid"] == job.jid
+    assert answer.said["job"]["args"] == [12345678901234567890123, "\ud800", "inf"]
+
+
+@pytest.mark.parametrize("jid", ["no-such-job", "x" * 300, "a%00b", "%F0%9F", "%0A"])
+def test_a_job_that_is_not_there_is_not_found(as_root, jid):
+    answer = as_root("GET", f"jobs/{jid}/")
+    assert (answer.status, answer.headers["Content-Type"]) == (404, "application/problem+json")
+    assert answer.said["instance"].startswith("/api/jobs/")
+
+
+def test_a_job_is_shown_however_long_ago_it_was_pushed(as_root, monkeypatch):
+    """Lists without an index show recent jobs only; this must not apply to a single job."""
+    monkeypatch.setattr(JobQuerySet, "recent", lambda self: self.none())
+    job = job_in("succeeded")
+    assert as_root("GET", f"jobs/{job.jid}/").status == 200
+    assert as_root("GET", "jobs/", queue="default").said["results"] == []
+
+
+def test_a_list_has_what_the_command_line_has():
+    assert list(answers.JobInList().fields) == list(serializers.job_of(job_in("dead")))
+    assert list(answers.WholeJob().fields) == list(serializers.whole_job_of(job_in("dead")))
+
+
+# --- enqueueing
+
+
+def test_a_registered_task_is_enqueued_with_its_arguments_and_options(as_root, root):
+    answer = as_root(
+        "POST",
+        "jobs/",
+        {
+            "task": send_invoice.jobtype,
+            "args": [7],
+            "queue": "later",
+            "priority": 40,
+            "run_after": "2040-05-01T12:00:00+02:00",
+            "about": "shop.order/42",
+            "reason": "the customer asked",
+        },
+    )
+    assert answer.status == 201
+    job = Job.objects.get(jid=answer.said["jid"])
+    assert (job.state, job.queue, job.priority, job.about) == ("scheduled", "later", 40, "shop.order/42")
+    assert job.run_at.isoformat() == "2040-05-01T10:00:00+00:00"
+    assert '"args":[7]' in job.payload
+    entry = LogEntry.objects.get()
+    assert (entry.user, entry.object_id, entry.action_flag) == (root, str(job.pk), 1)
+    assert entry.change_message == "Enqueued, through the API: the customer asked"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"task": "os.system", "args": ["true"]}, None),
+        ({"task": add.jobtype, "args": [1]}, None),
+        ({"task": add.jobtype, "args": [1, 2, 3]}, None),
+        ({"task": add.jobtype, "args": {"a": 1}}, "args"),
+        ({"task": add.jobtype, "kwargs": [1]}, "kwargs"),
+        ({"task": add.jobtype, "args": [1, 2], "priority": 10**30}, "priority"),
+        ({"task": add.jobtype, "args": [1, 2], "queue": "a/b"}, "queue"),
+        ({"task": add.jobtype, "args": [1, 2], "queue": "a\nb"}, "queue"),
+        ({"task": add.jobtype, "args": [1, 2], "run_after": "9999-12-31T23:59:59-23:59"}, "run_after"),
+        ({"task": add.jobtype, "args": [1, 2], "run_after": "0001-01-01T00:00:00+14:00"}, "run_after"),
+        ({"task": add.jobtype, "args": [1, 2], "about": "nothing"}, "about"),
+        ({"task": "a\x00b"}, "task"),
+        ({"task": "\ud800"}, "task"),
+        ({}, "task"),
+    ],
+    ids=lambda value: str(value).encode("unicode_escape").decode() if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_enqueued_is_refused_and_nothing_is_written(as_root, body, field):
+    answer = as_root("POST", "jobs/", body)
+    assert answer.status == 400, answer.said
+    assert [one["field"] for one in answer.said.get("errors", [{"field": None}])] == [field]
+    assert not Job.objects.exists()
+    assert not LogEntry.objects.exists()
+
+
+def test_a_second_unique_job_is_a_conflict(as_root):
+    body = {"task": once_a_group.jobtype, "args": ["a"]}
+    assert as_root("POST", "jobs/", body).status == 201
+    answer = as_root("POST", "jobs/", body)
+    assert (answer.status, answer.said["type"]) == (409, "urn:django-faktory:problem:not-unique")
+    assert Job.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["[" * 100_000, '{"task":NaN}', "[]", "1" * 5000, '{"a', "\x00", '"x"', '{"args":[' + "[" * 500],
+    ids=range(8),
+)
+def test_a_body_that_is_no_json_object_is_refused(as_root, body):
+    assert as_root("POST", "jobs/", body).status == 400
+
+
+def test_arguments_deeper_than_any_reader_goes_are_refused(as_root):
+    deep = "[" * 200 + "]" * 200
+    answer = as_root("POST", "jobs/", f'{{"task":"{add.jobtype}","args":[1,{deep}]}}')
+    assert answer.status == 400
+    assert "nested deeper" in answer.said["detail"]
+
+
+def test_a_body_longer_than_a_command_may_be_is_refused_unread(as_root, settings):
+    settings.FAKTORY = {"MAX_COMMAND_BYTES": 100}
+    answer = as_root("POST", "jobs/", {"task": add.jobtype, "args": ["x" * 100, 1]})
+    assert (answer.status, answer.said["title"]) == (413, "Too large")
+
+
+# --- actions
+
+
+@pytest.mark.parametrize(
+    ("verb", "state", "becomes"),
+    [
+        ("retry", "dead", "enqueued"),
+        ("retry", "scheduled", 409),
+        ("requeue", "scheduled", "enqueued"),
+        ("requeue", "working", 409),
+        ("kill", "retries", "dead"),
+        ("kill", "working", 409),
+        ("discard", "dead", None),
+        ("discard", "succeeded", 409),
+        ("prune", "succeeded", None),
+        ("prune", "enqueued", 409),
+        ("cancel", "scheduled", None),
+        ("cancel", "working", "working"),
+        ("cancel", "dead", 409),
+    ],
+)
+def test_an_act_changes_a_job_in_its_state_and_is_a_conflict_in_others(as_root, root, verb, state, becomes):
+    job = job_in(state)
+    answer = as_root("POST", f"jobs/{job.jid}/{verb}/", {"reason": "on call"})
+    if becomes == 409:
+        assert answer.status == 409
+        assert state in answer.said["detail"]
+        assert Job.objects.get().state == state
+        assert not LogEntry.objects.exists()
+        return
+    assert (answer.status, answer.said) == (200, {"changed": 1, "state": becomes})
+    row = Job.objects.filter(pk=job.pk).first()
+    assert (row.state if row else None) == becomes
+    entry = LogEntry.objects.get()
+    assert (entry.user, entry.object_id, entry.object_repr) == (root, str(job.pk), f"noop {job.jid}")
+    assert entry.change_message.endswith(", through the API: on call")
+
+
+def test_a_cancelled_job_that_runs_is_marked(as_root):
+    job = job_in("working")
+    as_root("POST", f"jobs/{job.jid}/cancel/")
+    assert Job.objects.get().is_cancelled
+
+
+def test_an_act_needs_no_body(as_root):
+    assert as_root("POST", f"jobs/{job_in('dead').jid}/retry/").status == 200
+
+
+def test_many_are_acted_on_in_bounded_parts_until_there_is_no_next(as_root):
+    dead = [job_in("dead", queue="mail").pk for _ in range(5)]
+    other = job_in("dead")
+    body = {"query": "state:dead queue:mail", "limit": 2, "reason": "the relay is back"}
+    answers_, after = [], None
+    while True:
+        answer = as_root("POST", "jobs/bulk/retry/", body | ({"after": after} if after else {}))
+        answers_.append((answer.said["found"], answer.said["changed"]))
+        if after is None:
+            job_in("dead", queue="mail")  # added later, so the action leaves it alone
+        after = answer.said["next"]
+        if after is None:
+            break
+    assert answers_ == [(2, 2), (2, 2), (1, 1)]
+    assert set(Job.objects.enqueued().values_list("pk", flat=True)) == set(dead)
+    assert Job.objects.get(pk=other.pk).state == "dead"
+    assert [entry.change_message for entry in LogEntry.objects.order_by("pk")] == [
+        f"Retried {count} jobs, through the API: the relay is back" for count in (2, 2, 1)
+    ]
+    assert {entry.object_repr for entry in LogEntry.objects.all()} == {"state:dead queue:mail"}
+
+
+def test_an_act_that_leaves_jobs_in_its_own_states_still_comes_to_an_end(as_root):
+    for _ in range(3):
+        job_in("dead")
+    seen, after = 0, None
+    for _ in range(5):
+        answer = as_root("POST", "jobs/bulk/kill/", {"query": "dead", "limit": 2} | ({"after": after} if after else {}))
+        seen, after = seen + answer.said["changed"], answer.said["next"]
+        if after is None:
+            break
+    assert (seen, after) == (3, None)
+
+
+@pytest.mark.parametrize("verb", ["retry", "requeue", "kill", "discard", "prune"])
+def test_a_dry_run_only_counts(as_root, verb):
+    job_in("dead")
+    answer = as_root("POST", f"jobs/bulk/{verb}/", {"query": "dead", "dry_run": True})
+    assert answer.said == {"query": "state:dead", "found": 1, "changed": 0, "next": None}
+    assert Job.objects.get().state == "dead"
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"query": ""},
+        {"query": "among:5"},
+        {"query": "dead", "limit": 10**30},
+        {"query": "dead", "limit": 0},
+        {"query": "dead", "after": "1"},
+        {"query": "dead", "after": "9" * 30 + "-1"},
+        {"query": "queue:\x00"},
+        {"query": "dead", "dry_run": "perhaps"},
+        {"query": ["dead"]},
+        {"query": "dead " * 1000},
+    ],
+    ids=str,
+)
+def test_a_bulk_act_that_is_not_said_well_changes_nothing(as_root, body):
+    job_in("dead")
+    assert as_root("POST", "jobs/bulk/kill/", body).status == 400
+    assert Job.objects.get().state == "dead"
+
+
+# --- editing
+
+
+def test_a_dead_job_is_edited_and_says_by_whom(as_root, root):
+    job = job_in("dead", jobtype=add.jobtype)
+    answer = as_root(
+        "PATCH", f"jobs/{job.jid}/", {"args": [1, 2], "queue": "low", "priority": -10, "reason": "wrong sum"}
+    )
+    assert answer.status == 200, answer.said
+    assert answer.said["job"]["args"] == [1, 2]
+    assert (answer.said["queue"], answer.said["priority"], answer.said["state"]) == ("low", -10, "dead")
+    entry = LogEntry.objects.get()
+    assert entry.change_message == "Edited args, priority, queue, through the API: wrong sum"
+
+
+@pytest.mark.parametrize("state", ["working", "succeeded", "discarded", "expired"])
+def test_a_job_that_runs_or_has_ended_cannot_be_edited(as_root, state):
+    job = job_in(state)
+    answer = as_root("PATCH", f"jobs/{job.jid}/", {"queue": "low"})
+    assert answer.status == 409
+    assert Job.objects.get().queue == "default"
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "body", "status"),
+    [
+        ("dead", {}, 400),
+        ("dead", {"reason": "no change"}, 400),
+        ("dead", {"run_after": "2040-01-01T00:00:00Z"}, 409),
+        ("dead", {"args": [1, 2, 3]}, 400),
+        ("dead", {"args": "x"}, 400),
+        ("dead", {"kwargs": {"c": 1}}, 400),
+        ("dead", {"queue": "a b"}, 400),
+        ("dead", {"priority": 101}, 400),
+        ("scheduled", {"run_after": "soon"}, 400),
+        ("scheduled", {"run_after": None}, 400),
+    ],
+    ids=str,
+)
+def test_an_edit_that_makes_no_job_is_refused(as_root, state, body, status):
+    job = job_in(state, jobtype=add.jobtype)
+    answer = as_root("PATCH", f"jobs/{job.jid}/", body)
+    assert answer.status == status, answer.said
+    assert Job.objects.get().payload == job.payload

@@ -1,0 +1,249 @@
+"""The OpenAPI document is complete, and neither valid nor invalid requests are answered with a 5xx."""
+
+import re
+from contextlib import contextmanager
+from copy import deepcopy
+
+import hypothesis
+import pytest
+import schemathesis
+from django.core import signals
+from django.core.wsgi import get_wsgi_application
+from django.db import close_old_connections
+from django.test import override_settings
+from django.urls import include, re_path, resolve
+from drf_spectacular.drainage import GENERATOR_STATS
+from drf_spectacular.validation import validate_schema
+from hypothesis import HealthCheck, Phase
+from jsonschema import Draft202012Validator
+from rest_framework.views import APIView
+
+from django_faktory.models import Batch
+from django_faktory.models.cron import CronEntry, CronRun
+from tests.contrib.api.sessions import WithoutToken
+from tests.contrib.api.test_access import ENDPOINTS, rows  # noqa: F401  (a fixture)
+from tests.examples import examples
+from tests.factories import T0, JobFactory
+
+pytestmark = pytest.mark.django_db
+
+EXAMPLES = examples(8)
+"""Generated requests of each operation; half of them violate the document."""
+
+
+@pytest.fixture
+def document(as_root):
+    """Return the document as a client gets it."""
+    return as_root("GET", "schema/", format="json").said
+
+
+def test_the_document_is_openapi_and_nothing_in_it_was_guessed(document):
+    GENERATOR_STATS.reset()
+    validate_schema(document)
+    assert not GENERATOR_STATS
+
+
+def schemas_in(value):
+    """Yield each schema of a document, nested ones too."""
+    if isinstance(value, dict):
+        if isinstance(value.get("schema"), dict):
+            yield value["schema"]
+        for one in value.values():
+            yield from schemas_in(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from schemas_in(one)
+
+
+def test_schemas_are_those_of_openapi_3_1_which_has_no_nullable(document):
+    assert document["openapi"].startswith("3.1")
+    found = [*document["components"]["schemas"].values(), *schemas_in(document["paths"])]
+    for schema in found:
+        Draft202012Validator.check_schema(schema)
+    assert len(found) > 100
+    assert [schema for schema in found if '"nullable"' in repr(schema).replace("'", '"')] == []
+
+
+def url_of(document, template):
+    """Return the address that a generated client makes of a path."""
+    [server] = document["servers"]
+    return server["url"].rstrip("/") + template
+
+
+def test_each_path_below_the_server_of_the_document_leads_to_a_view(document):
+    for template, operations in document["paths"].items():
+        match = resolve(re.sub(r"\{\w+\}", "7", url_of(document, template)))
+        assert match.app_name == "faktory-api", template
+        known = getattr(match.func, "actions", None)
+        assert known is None or set(operations) <= set(known), template
+
+
+urlpatterns = [re_path(r"^deep/(?P<tenant>\w+)/jobs/", include("django_faktory.contrib.api.urls"))]
+
+
+def test_the_server_is_where_the_project_has_mounted_the_api(as_root, client):
+    with override_settings(ROOT_URLCONF=__name__):
+        document = client.get("/deep/one/jobs/schema/?format=json", SCRIPT_NAME="/site").json()
+    assert document["servers"] == [{"url": "/site/deep/one/jobs"}]
+
+
+def closed(schemas):
+    """Return a copy of the schemas that allows no unnamed member."""
+    found = deepcopy(schemas)
+    for schema in found.values():
+        if "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+    return found
+
+
+def operation_of(document, method, address):
+    """Return the responses that the document has for a request."""
+    for template, operations in sorted(document["paths"].items(), key=lambda item: item[0].count("{")):
+        pattern = re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(url_of(document, template)))
+        if re.fullmatch(pattern, address) and method.lower() in operations:
+            return operations[method.lower()]["responses"]
+    raise AssertionError(f"{method} {address} is not in the document")
+
+
+def check_answer(document, method, address, answer):
+    """Validate an answer against the document. Raises ValidationError, KeyError for a status that is not in it."""
+    responses = operation_of(document, method, address)
+    if answer.status >= 400:
+        content = responses["default"]["content"]["application/problem+json"]
+    elif "content" not in responses[str(answer.status)]:
+        assert answer.said is None
+        return
+    else:
+        content = responses[str(answer.status)]["content"]["application/json"]
+    components = {"schemas": closed(document["components"]["schemas"])}
+    Draft202012Validator(content["schema"] | {"components": components}).validate(answer.said)
+
+
+@pytest.mark.parametrize(("method", "address", "body", "_"), ENDPOINTS, ids=[f"{one[0]} {one[1]}" for one in ENDPOINTS])
+@pytest.mark.usefixtures("rows")
+def test_an_answer_is_what_the_document_says(as_root, user, document, method, address, body, _):
+    """Check the answers to a user with all permissions, and to one without any."""
+    answer = as_root(method, address, body)
+    assert answer.status < 300
+    check_answer(document, method, f"/api/{address}", answer)
+    check_answer(document, method, f"/api/{address}", as_root(method, address, body, by=user()))
+
+
+@pytest.mark.parametrize(("method", "address", "body", "needed"), [one for one in ENDPOINTS if one[0] != "GET"])
+@pytest.mark.usefixtures("rows")
+def test_an_answer_to_a_user_who_may_only_act_is_what_the_document_says(
+    api, user, document, method, address, body, needed
+):
+    answer = api(method, address, body, by=user(needed))
+    assert answer.status < 300
+    check_answer(document, method, f"/api/{address}", answer)
+
+
+@pytest.mark.usefixtures("rows")
+def test_answers_with_every_kind_of_value_are_what_the_document_says(as_root, document):
+    for text in ("null", '"text"', "1.5", '{"a": [null]}'):
+        jid = JobFactory(succeeded=True, result=text).jid
+        check_answer(document, "GET", f"/api/jobs/{jid}/", as_root("GET", f"jobs/{jid}/"))
+    CronRun.objects.create(entry=CronEntry.objects.get(), tick=T0, outcome="refused", note="no")
+    Batch.objects.create(bid="b-child", parent_bid="b-1", description="child")
+    for address in ("cron/", "cron/nightly/", "batches/", "batches/b-1/children/", "batches/b-1/tree/", "statistics/"):
+        check_answer(document, "GET", f"/api/{address}", as_root("GET", address))
+    page = as_root("GET", "jobs/", page_size=1)
+    assert page.said["next"]
+    check_answer(document, "GET", "/api/jobs/", page)
+
+
+def test_each_operation_and_each_field_is_described(document):
+    operations = [
+        (f"{method} {path}", operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    assert [name for name, one in operations if not one.get("summary")] == []
+    parameters = [(name, one) for name, operation in operations for one in operation.get("parameters", [])]
+    assert [
+        (name, one["name"]) for name, one in parameters if not one.get("description") and one["in"] == "query"
+    ] == []
+    fields = [
+        (name, field)
+        for name, schema in document["components"]["schemas"].items()
+        for field, one in schema.get("properties", {}).items()
+        if not name.startswith("Paginated") and not one.get("description")
+    ]
+    assert fields == []
+
+
+def test_errors_are_described_as_problems(document):
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            told = operation["responses"]["default"]["content"]
+            assert list(told) == ["application/problem+json"], (method, path)
+
+
+@contextmanager
+def connection_stays():
+    """Keep the connection at the end of a request, as Django's own test client does, because the test's transaction
+    uses it.
+    """
+    ends = (signals.request_started, signals.request_finished)
+    for signal in ends:
+        signal.disconnect(close_old_connections)
+    yield
+    for signal in ends:
+        signal.connect(close_old_connections)
+
+
+@pytest.mark.parametrize("tag", ["jobs", "queues", "workers", "batches", "cron", "limits", "locks", "statistics"])
+@pytest.mark.usefixtures("rows")
+def test_no_request_is_answered_with_a_5xx(document, settings, monkeypatch, client, root, tag):
+    """Schemathesis generates valid and invalid requests."""
+    settings.ALLOWED_HOSTS = ["*"]
+    settings.FAKTORY = {"API_READS": "", "API_ACTS": ""}
+    client.force_login(root)
+    monkeypatch.setattr(APIView, "authentication_classes", [WithoutToken])
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            del operation["security"]  # schemathesis would generate a session of its own
+    schema = schemathesis.openapi.from_dict(document | {"servers": [{"url": "http://testserver/api"}]})
+    schema.app = get_wsgi_application()
+    cookies = {settings.SESSION_COOKIE_NAME: client.cookies[settings.SESSION_COOKIE_NAME].value}
+    operations = [found.ok() for found in schema.get_all_operations()]
+    mine = [one for one in operations if one.path.startswith(f"/{tag}/")]
+    assert mine
+    seen = set()
+    for operation in mine:
+        for mode in schemathesis.GenerationMode:
+            seen |= asked(operation, mode, cookies)
+    assert seen & {200, 201}, "some of it must get through"
+    assert not seen & {401, 403}
+
+
+def asked(operation, mode, cookies):
+    """Send the requests that schemathesis generates; return the status codes of the answers."""
+    seen = set()
+
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    @hypothesis.settings(
+        max_examples=max(1, EXAMPLES // 2),
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def ask(case):
+        answer = case.call(cookies=cookies)
+        assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+        if answer.status_code >= 400 and answer.status_code != 404:  # 404 of an unknown path comes from the project
+            assert answer.headers["content-type"] == ["application/problem+json"], answer.headers
+        seen.add(answer.status_code)
+
+    try:
+        with connection_stays():
+            ask()
+    except hypothesis.errors.Unsatisfiable:  # a request without parameters cannot be invalid
+        assert mode is schemathesis.GenerationMode.NEGATIVE
+    return seen
+
+
+def test_the_matrix_names_each_of_them(document):
+    assert sum(map(len, document["paths"].values())) == len(ENDPOINTS)

@@ -1,0 +1,360 @@
+"""Queues, workers, batches, cron entries, locks, limits and statistics through the API: reading and actions."""
+
+from datetime import timedelta
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.utils import timezone
+
+from django_faktory.contrib.api import answers, queues, statistics
+from django_faktory.core.payloads import NewBatch
+from django_faktory.models import Batch, Job, JobLock, Queue, WorkerProcess
+from django_faktory.models.cron import CronEntry, CronRun
+from django_faktory.operations import serializers
+from django_faktory.store.batches import batches
+from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
+from tests.project.tasks import add
+
+pytestmark = pytest.mark.django_db
+
+CRON = {"name": "mine", "schedule": "0 2 * * *", "zone": "Europe/Berlin", "jobtype": add.jobtype, "args": [1, 2]}
+
+
+def names(answer, key="name"):
+    assert answer.status == 200, answer.said
+    return [row[key] for row in answer.said["results"]]
+
+
+def last_words():
+    return LogEntry.objects.latest("pk").change_message
+
+
+# --- queues
+
+
+def test_queues_say_how_much_waits_and_for_how_long(as_root):
+    QueueFactory(name="empty", paused_at=T0)
+    QueueFactory(name="mail")
+    JobFactory(queue="mail", enqueued_at=timezone.now() - timedelta(seconds=100))
+    empty, mail = as_root("GET", "queues/").said["results"]
+    assert empty == {
+        "name": "empty",
+        "size": 0,
+        "is_more": False,
+        "latency_s": 0.0,
+        "is_paused": True,
+        "paused_at": "2026-05-01T12:00:00Z",
+    }
+    assert (mail["size"], mail["is_paused"], 99 < mail["latency_s"] < 160) == (1, False, True)
+    assert as_root("GET", "queues/mail/").said["size"] == 1
+    assert list(answers.QueueShape().fields) == list(mail)
+
+
+@pytest.mark.parametrize(
+    ("params", "found"),
+    [({"name": "ma"}, ["mail", "map"]), ({"is_paused": "true"}, ["map"]), ({"is_paused": "false"}, ["low", "mail"])],
+)
+def test_queues_are_filtered_and_paged_by_name(as_root, params, found):
+    QueueFactory(name="mail")
+    QueueFactory(name="low")
+    QueueFactory(name="map", paused_at=T0)
+    assert names(as_root("GET", "queues/", **params)) == found
+    first = as_root("GET", "queues/", page_size=1, **params)
+    assert names(first) == found[:1]
+    if first.said["next"]:
+        assert names(as_root("GET", first.said["next"].partition("/api/")[2])) == found[1:2]
+
+
+def test_a_queue_is_paused_and_resumed(as_root):
+    QueueFactory(name="mail")
+    assert as_root("POST", "queues/mail/pause/", {"reason": "the relay is down"}).said["is_paused"] is True
+    assert Queue.objects.paused().exists()
+    assert last_words() == "Paused, through the API: the relay is down"
+    assert as_root("POST", "queues/mail/resume/").said["is_paused"] is False
+    assert not Queue.objects.paused().exists()
+    assert last_words() == "Resumed, through the API"
+
+
+def test_a_queue_is_cleared_of_what_is_enqueued(as_root):
+    QueueFactory(name="mail")
+    for state in ({}, {"blocked": True}, {"scheduled": True}):
+        JobFactory(queue="mail", **state)
+    JobFactory(queue="other")
+    assert as_root("POST", "queues/mail/clear/").said == {"is_done": True}
+    assert sorted(Job.objects.values_list("queue", "state")) == [("mail", "scheduled"), ("other", "enqueued")]
+    assert not Queue.objects.exists()
+
+
+def test_a_long_queue_is_cleared_by_several_requests(as_root, monkeypatch):
+    monkeypatch.setattr(queues, "CLEARS_FOR_S", -1)
+    monkeypatch.setattr("django_faktory.store.jobs.bulk.CHUNK", 2)
+    QueueFactory(name="mail")
+    for _ in range(3):
+        JobFactory(queue="mail")
+    assert as_root("POST", "queues/mail/clear/").said == {"is_done": False}
+    assert Job.objects.count() == 1
+    assert last_words().startswith("Cleared in part")
+    assert as_root("POST", "queues/mail/clear/").said == {"is_done": False}
+    monkeypatch.setattr(queues, "CLEARS_FOR_S", 60)
+    assert as_root("POST", "queues/mail/clear/").said == {"is_done": True}
+
+
+@pytest.mark.parametrize("verb", ["", "pause/", "resume/", "clear/"])
+def test_a_queue_that_nobody_used_is_not_found(as_root, verb):
+    answer = as_root("POST" if verb else "GET", f"queues/typo/{verb}")
+    assert answer.status == 404
+    assert not Queue.objects.exists()
+
+
+# --- workers
+
+
+def test_workers_that_live_are_listed_with_what_they_have(as_root):
+    WorkerFactory(wid="w1", labels=["golang"])
+    WorkerFactory(wid="w2")
+    WorkerFactory(wid="gone", seen_at=T0 - timedelta(days=1))
+    JobFactory(working=True)
+    JobFactory(working=True)
+    first, second = as_root("GET", "workers/").said["results"]
+    assert (first["wid"], first["jobs"], first["labels"]) == ("w1", 2, ["golang"])
+    assert (second["wid"], second["jobs"]) == ("w2", 0)
+    assert as_root("GET", "workers/w1/").said == first
+    assert as_root("GET", "workers/gone/").status == 404
+    assert list(answers.Worker().fields) == list(first)
+
+
+def test_a_worker_is_told_to_be_quiet_and_to_end_and_never_back(as_root):
+    worker = WorkerFactory(wid="w1")
+    assert as_root("POST", "workers/w1/quiet/").said == {"changed": 1}
+    assert as_root("POST", "workers/w1/terminate/", {"reason": "too fat"}).said == {"changed": 1}
+    assert last_words() == "Told to terminate, through the API: too fat"
+    assert as_root("POST", "workers/w1/quiet/").said == {"changed": 0}
+    assert WorkerProcess.objects.get(pk=worker.pk).state == "terminate"
+
+
+# --- batches
+
+
+def family():
+    root = batches.new(NewBatch(description="root"), using="default")
+    children = [batches.new(NewBatch(parent_bid=root), using="default") for _ in range(2)]
+    grandchild = batches.new(NewBatch(parent_bid=children[0]), using="default")
+    return root, children, grandchild
+
+
+def test_a_tree_is_shown_whole_from_any_of_its_batches(as_root):
+    root, (first, second), grandchild = family()
+    for bid in (root, second, grandchild):
+        answer = as_root("GET", f"batches/{bid}/tree/")
+        assert [(one["bid"], one["depth"]) for one in answer.said["batches"]] == [
+            (root, 0),
+            (first, 1),
+            (grandchild, 2),
+            (second, 1),
+        ]
+        assert answer.said["is_more"] is False
+    assert list(answers.BatchInTree().fields) == list(answer.said["batches"][0])
+
+
+def test_a_batch_has_children_and_members(as_root):
+    root, children, _ = family()
+    member = JobFactory(dead=True, bid=root)
+    JobFactory()
+    assert names(as_root("GET", f"batches/{root}/children/"), "bid") == children[::-1]
+    assert names(as_root("GET", f"batches/{root}/members/"), "jid") == [member.jid]
+    assert as_root("GET", f"batches/{root}/").said["description"] == "root"
+    assert list(answers.BatchShape().fields) == list(serializers.batch_of(Batch.objects.get(bid=root)))
+
+
+def test_batches_are_filtered_by_how_far_they_are(as_root):
+    family()
+    running = Batch.objects.create(bid="running", committed_at=T0)
+    failing = Batch.objects.create(bid="failing", committed_at=T0, total=1, pending=1, failed=1)
+    over = Batch.objects.create(bid="over", committed_at=T0, finished_at=T0)
+    found = {stage: names(as_root("GET", "batches/", stage=stage), "bid") for stage in ("running", "failing", "over")}
+    assert found == {"running": [failing.bid, running.bid], "failing": [failing.bid], "over": [over.bid]}
+    assert len(names(as_root("GET", "batches/", stage="open"), "bid")) == 4
+    assert as_root("GET", "batches/", stage="nonsense").status == 400
+
+
+def test_what_failed_of_a_batch_is_retried_and_nothing_else(as_root):
+    batch = Batch.objects.create(bid="b-1", committed_at=T0)
+    failed = [
+        JobFactory(dead=True, bid="b-1"),
+        JobFactory(retries=True, bid="b-1"),
+        JobFactory(dead=True, callback_of="b-1"),
+    ]
+    others = [JobFactory(dead=True), JobFactory(scheduled=True, bid="b-1")]
+    assert as_root("POST", "batches/b-1/retry/", {"reason": "again"}).said == {"changed": 3}
+    assert set(Job.objects.enqueued()) == set(failed)
+    assert not set(Job.objects.enqueued()) & set(others)
+    assert LogEntry.objects.get().object_id == str(batch.pk)
+
+
+# --- cron
+
+
+def test_a_cron_entry_is_written_edited_and_deleted(as_root):
+    made = as_root("POST", "cron/", CRON | {"reason": "new"})
+    assert made.status == 201
+    assert (made.said["origin"], made.said["state"], made.said["window"]) == ("admin", "active", 86_400)
+    assert len(made.said["next_times"]) == 5
+    assert list(answers.WholeCron().fields) == list(made.said)
+    changed = as_root("PATCH", "cron/mine/", {"schedule": "5 2 * * *", "args": [3, 4]})
+    assert (changed.said["schedule"], changed.said["args"], changed.said["zone"]) == (
+        "5 2 * * *",
+        [3, 4],
+        "Europe/Berlin",
+    )
+    assert changed.said["next_at"] == changed.said["next_times"][0]
+    assert as_root("DELETE", "cron/mine/", reason="nobody reads it").status == 204
+    assert not CronEntry.objects.exists()
+    assert [entry.change_message for entry in LogEntry.objects.order_by("pk")] == [
+        "Written, through the API: new",
+        "Edited args, schedule, through the API",
+        "Deleted, through the API: nobody reads it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"schedule": "61 * * * *"}, "schedule"),
+        ({"zone": "Mars/Olympus"}, "zone"),
+        ({"args": [1]}, "args"),
+        ({"args": "x"}, "args"),
+        ({"window": 10**40}, "window"),
+        ({"missed": "perhaps"}, "missed"),
+        ({"queue": "a b"}, "queue"),
+        ({"job": {"retry": 3}}, "job"),
+        ({"jobtype": "elsewhere", "args": [], "kwargs": {"a": 1}}, "kwargs"),
+        ({"jobtype": "elsewhere", "args": [], "job": {"nonsense": 3}}, "job.nonsense"),
+        ({"name": "a\nb"}, "name"),
+        ({"name": ""}, "name"),
+    ],
+    ids=str,
+)
+def test_a_cron_entry_that_no_node_could_take_is_refused_at_its_field(as_root, wrong, field):
+    answer = as_root("POST", "cron/", CRON | wrong)
+    assert (answer.status, [one["field"] for one in answer.said["errors"]]) == (400, [field])
+    assert not CronEntry.objects.exists()
+
+
+def test_a_name_is_taken_once(as_root):
+    assert as_root("POST", "cron/", CRON).status == 201
+    assert as_root("POST", "cron/", CRON).status == 409
+    assert CronEntry.objects.count() == 1
+
+
+def test_what_code_defines_is_changed_in_code(as_root):
+    CronEntry.objects.create(name="code", origin="code", schedule="* * * * *", zone="UTC", jobtype=add.jobtype)
+    assert as_root("PATCH", "cron/code/", {"schedule": "5 2 * * *"}).status == 409
+    assert as_root("DELETE", "cron/code/").status == 409
+    assert CronEntry.objects.get().schedule == "* * * * *"
+    CronEntry.objects.update(removed_at=T0)
+    assert as_root("POST", "cron/code/run/").status == 409
+    assert as_root("DELETE", "cron/code/").status == 204
+
+
+def test_a_cron_entry_is_paused_resumed_and_run(as_root):
+    as_root("POST", "cron/", CRON)
+    assert as_root("POST", "cron/mine/pause/").said["state"] == "paused"
+    jid = as_root("POST", "cron/mine/run/", {"reason": "month's end"}).said["jid"]
+    assert '"args":[1,2]' in Job.objects.get(jid=jid).payload
+    assert last_words() == "Run by hand, through the API: month's end"
+    assert as_root("POST", "cron/mine/resume/").said["state"] == "active"
+    [listed] = as_root("GET", "cron/").said["results"]
+    assert (listed["latest"]["jid"], listed["latest"]["outcome"], listed["latest"]["tick"]) == (jid, "enqueued", None)
+    assert list(answers.CronInList().fields) == list(listed)
+    assert list(answers.CronRunShape().fields) == list(listed["latest"])
+
+
+def test_a_cron_entry_may_have_a_slash_in_its_name(as_root):
+    as_root("POST", "cron/", CRON | {"name": "reports/daily"})
+    assert as_root("GET", "cron/reports/daily/").said["name"] == "reports/daily"
+    assert as_root("POST", "cron/reports/daily/pause/").said["state"] == "paused"
+    assert CronRun.objects.count() == 0
+
+
+# --- locks
+
+
+def test_locks_are_shown_and_released(as_root):
+    times = {"lease": timedelta(seconds=35), "acquired_at": T0, "expires_at": T0}
+    held = JobLock.objects.create(key="order/42", jid="job-1", attempt=1, wid="w1", **times)
+    JobLock.objects.create(key="order/43", jid="job-2", attempt=1, wid="w2", **times)
+    assert names(as_root("GET", "locks/"), "key") == ["order/43", "order/42"]
+    assert names(as_root("GET", "locks/", key="order/42"), "token") == [held.pk]
+    assert names(as_root("GET", "locks/", worker="w1"), "token") == [held.pk]
+    assert list(answers.Lock().fields) == list(as_root("GET", f"locks/{held.pk}/").said)
+    assert as_root("POST", f"locks/{held.pk}/release/", {"reason": "stuck"}).said == {"changed": 1}
+    assert last_words() == "Released by hand, through the API: stuck"
+    assert list(JobLock.objects.values_list("key", flat=True)) == ["order/43"]
+
+
+@pytest.mark.parametrize("token", ["9" * 18, "9" * 30, "0", "x", "-1"])
+def test_a_lock_that_is_not_there_is_not_found(as_root, token):
+    assert as_root("GET", f"locks/{token}/").status == 404
+
+
+# --- limits
+
+
+def test_limits_are_set_changed_and_taken_away(as_root):
+    made = as_root("POST", "limits/", {"scope": "task", "name": "noop", "rate": "10/m", "burst": 3, "reason": "API"})
+    assert made.status == 201
+    assert last_words() == "Written, through the API: API"
+    assert as_root("POST", "limits/", {"scope": "task", "name": "noop", "concurrency": 1}).status == 409
+    where = f"limits/{made.said['id']}/"
+    assert list(answers.WholeLimit().fields) == list(made.said) == list(as_root("GET", where).said)
+    assert [made.said[field] for field in ("concurrency", "rate", "burst", "origin")] == [None, "10/m", 3, "admin"]
+    assert as_root("PUT", where, {"concurrency": 2}).said["rate"] is None
+    assert last_words() == "Edited: 2 at a time, through the API"
+    assert names(as_root("GET", "limits/", scope="task")) == ["noop"]
+    assert names(as_root("GET", "limits/", scope="queue")) == []
+    assert as_root("DELETE", where).status == 204
+    assert as_root("GET", where).status == 404
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"rate": "fast"}, {"burst": 2}, {"concurrency": 0}, {"concurrency": "x"}, {"rate": "5/s", "burst": -1}]
+)
+def test_a_limit_that_is_none_is_refused(as_root, body):
+    assert as_root("POST", "limits/", {"scope": "task", "name": "noop"} | body).status == 400
+    assert names(as_root("GET", "limits/")) == []
+
+
+@pytest.mark.parametrize(("scope", "name"), [("worker", "w"), ("queue", "a b"), ("task", "")])
+def test_a_limit_of_nothing_is_refused(as_root, scope, name):
+    assert as_root("POST", "limits/", {"scope": scope, "name": name, "concurrency": 1}).status == 400
+
+
+def test_tasks_are_paused_and_resumed(as_root):
+    assert as_root("POST", "limits/pause/", {"tasks": ["noop", "add"], "reason": "broken"}).said == {
+        "tasks": ["add", "noop"]
+    }
+    assert last_words() == "Paused, through the API: broken"
+    assert [one["is_paused"] for one in as_root("GET", "limits/").said["results"]] == [True, True]
+    assert as_root("POST", "limits/resume/", {"tasks": ["noop"]}).said == {"tasks": ["noop"]}
+    assert names(as_root("GET", "limits/")) == ["add"]
+
+
+# --- statistics
+
+
+def test_numbers_are_those_of_info(as_root):
+    JobFactory(dead=True)
+    JobFactory()
+    WorkerFactory()
+    said = as_root("GET", "statistics/").said
+    assert (said["sets"]["dead"], said["sets"]["enqueued"], said["workers"]["running"]) == (1, 1, 1)
+    assert said["batches"] == {"open": 0, "committed": 0}
+    assert list(answers.Statistics().fields) == list(said)
+
+
+def test_the_numbers_are_counted_no_further_than_they_say(as_root, monkeypatch):
+    for _ in range(5):
+        JobFactory()
+    monkeypatch.setattr(statistics, "COUNTED", 3)
+    said = as_root("GET", "statistics/").said
+    assert (said["sets"]["enqueued"], said["counted_to"]) == (3, 3)

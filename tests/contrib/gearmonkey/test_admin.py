@@ -1,0 +1,197 @@
+"""Test the admin page of GearMonkey, its health check, and the system checks."""
+
+import pytest
+from django.core.checks import run_checks
+from django.test import override_settings
+from django.urls import reverse
+
+from django_faktory.contrib.gearmonkey import inspection, lua
+from django_faktory.contrib.gearmonkey.inspection import health
+from django_faktory.contrib.gearmonkey.redis_worker import Station
+from tests.contrib.gearmonkey.naive import NaiveWorker
+from tests.hostile import HARMLESS, TEXTS, elements, unwelcome
+from tests.project import tasks
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
+
+PAGE = "admin:django_faktory_gearmonkeyfunction_changelist"
+
+
+@pytest.fixture
+def here(server):
+    with override_settings(FAKTORY={"GEARMONKEY_URL": server.url}):
+        yield
+
+
+@pytest.fixture
+def station(redis):
+    made = Station(redis, ["f"], wid="worker-one")
+    made.open()
+    return made
+
+
+def page(client):
+    return client.get(reverse(PAGE)).content.decode()
+
+
+def test_the_page_shows_functions_workers_and_queues(admin_client, here, station, client):
+    station.register()
+    for prio in ("high", "low", "low"):
+        client.run("f", "x", prio)
+    station.take(1)
+    text = page(admin_client)
+    assert "worker-one (" in text
+    assert "<td>0</td><td>0</td><td>2</td><td>0</td>" in text
+    assert "Nothing is wrong." in text
+
+
+def test_functions_that_only_others_serve_or_ask_for_are_shown(admin_client, here, redis, station, naive):
+    naive.run("theirs", "x", "high")
+    NaiveWorker(redis, "idle", str).start()
+    redis.set("uid", 1)
+    redis.mset({f"other:{number}": 1 for number in range(3000)})
+    redis.hset("count:hash", "no", "counter")
+    seen = health(redis)
+    assert [(one.fn, one.count, one.waiting) for one in seen.functions] == [
+        ("f", "0", 0),
+        ("idle", "1", 0),
+        ("theirs", "0", 1),
+    ]
+    assert seen.problems == ["theirs: 1 jobs wait, and no worker is there."]
+    assert seen.is_whole
+    text = page(admin_client)
+    assert '<th scope="row">theirs</th><td>0</td>' in text
+    assert "There is too much" not in text
+
+
+def test_a_look_ends_in_a_redis_with_millions_of_keys_and_says_so(admin_client, here, redis, station, monkeypatch):
+    redis.mset({f"other:{number}": 1 for number in range(3000)})
+    monkeypatch.setattr(inspection, "SCANS", 2)
+    assert not health(redis).is_whole
+    text = page(admin_client)
+    assert '<th scope="row">f</th>' in text
+    assert "There is too much in this Redis to look at all of it" in text
+
+
+def test_what_is_wrong_is_said_in_sentences(redis, station, client):
+    client.run("f", "x")
+    client.run("f", "x", "low")
+    assert health(redis).problems == ["f: 2 jobs wait, and no worker is there."]
+    redis.lpop("queue:f:low")
+    station.audit()
+    station.take(1)
+    redis.zadd("gm:lease:f", {"1": 1})
+    assert health(redis).problems == [
+        "f: 1 jobs of dead workers wait for a sweep: no process of ours is there.",
+        "f: 1 jobs look lost: idle, and in no queue.",
+    ]
+    redis.set("queue:f:high", "no queue")
+    assert health(redis).functions[0].queues["high"] == -1
+
+
+def test_lost_jobs_are_looked_for_by_a_button(admin_client, here, redis, station, client):
+    client.run("f", "x")
+    redis.lpop("queue:f:normal")
+    answer = admin_client.post(reverse(PAGE), follow=True).content.decode()
+    assert "0 lost jobs are queued again" in answer
+    redis.zadd("gm:audit:f", {"1": 1})  # pretend that the first look was long ago
+    answer = admin_client.post(reverse(PAGE), follow=True).content.decode()
+    assert "1 lost jobs are queued again" in answer
+    assert redis.lrange("queue:f:normal", 0, -1) == [b"1"]
+
+
+def test_a_server_that_is_away_is_said_so(admin_client):
+    with override_settings(FAKTORY={"GEARMONKEY_URL": "redis://:s3cret@127.0.0.1:1"}):
+        text = page(admin_client)
+    assert "Redis unavailable" in text
+    assert "s3cret" not in text
+
+
+def test_the_page_is_listed_where_a_server_is_set(admin_client, here):
+    assert reverse(PAGE) in admin_client.get(reverse("admin:index")).content.decode()
+    with override_settings(FAKTORY={}):
+        assert reverse(PAGE) not in admin_client.get(reverse("admin:index")).content.decode()
+
+
+def test_strangers_see_nothing(client, here, django_user_model):
+    from django.test import Client
+
+    user = django_user_model.objects.create_user("somebody", is_staff=True)
+    browser = Client()
+    browser.force_login(user)
+    assert browser.get(reverse(PAGE)).status_code == 403
+    assert browser.post(reverse(PAGE)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("settings", "identity", "words"),
+    [
+        ({"GEARMONKEY_URL": "http://x"}, "E002", "expected the URL of a Redis"),
+        ({"GEARMONKEY_MODE": "both"}, "E002", '"direct" or "gateway"'),
+        ({"GEARMONKEY_FUNCTIONS": {"a:b": "x"}}, "E002", "names of functions to names of tasks"),
+        ({"GEARMONKEY_FUNCTIONS": {"a": "no.such"}}, "E021", "no task is registered as 'no.such'"),
+    ],
+)
+def test_wrong_settings_are_told_by_check(settings, identity, words):
+    with override_settings(FAKTORY=settings):
+        found = [message for message in run_checks() if message.id == f"django_faktory.{identity}"]
+    assert [message for message in found if words in message.msg] != []
+
+
+def test_right_settings_pass():
+    right = {"GEARMONKEY_URL": "redis://localhost", "GEARMONKEY_FUNCTIONS": {"sum": tasks.add.jobtype}}
+    with override_settings(FAKTORY=right):
+        assert [message.id for message in run_checks() if "GEARMONKEY" in message.msg] == []
+
+
+def test_a_sweep_takes_what_the_health_check_tells(redis, station, client):
+    client.run("f", "x")
+    station.take(1)
+    redis.zadd("gm:lease:f", {"1": 1})
+    assert health(redis).functions[0].overdue == 1
+    wait_until(lambda: station.sweep().back == ["f:1"])
+    assert health(redis).functions[0].overdue == 0
+
+
+# --- texts that peers may have written
+
+
+def write(redis, text):
+    """Write the text to every place that a peer can write to and the page shows."""
+    raw = text.encode("utf-8", "replace")  # a name that is not UTF-8 cannot be requested
+    redis.mset({b"uid:" + raw: raw, b"count:" + raw: raw})
+    redis.lpush(b"queue:" + raw + b":high", raw)
+    redis.sadd(lua.FUNCTIONS_KEY, raw)
+    redis.zadd(lua.registry_key("f"), {raw: 4e9})
+    redis.zadd(lua.audit_key("f"), {raw: 1})
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_text_of_a_peer_changes_what_the_page_is_made_of(admin_client, here, redis, station, name):
+    write(redis, HARMLESS)
+    harmless = elements(page(admin_client))
+    redis.flushdb()
+    station.register()
+    write(redis, TEXTS[name])
+    hostile = page(admin_client)
+    assert elements(hostile) == harmless
+    assert unwelcome(hostile) == []
+
+
+def test_keys_of_other_kinds_hide_no_other_function(admin_client, here, redis, station):
+    redis.set("uid:strange", 1)
+    redis.hset("count:strange", "no", "counter")
+    [strange] = [one for one in health(redis).functions if one.fn == "strange"]
+    assert "WRONGTYPE" in strange.trouble
+    text = page(admin_client)
+    assert "strange: its keys are not those of GearMonkey" in text
+    assert '<th scope="row">f</th>' in text
+
+
+@pytest.mark.parametrize("count", ["²", "9" * 5000, "00", "-1", "many"])
+def test_a_count_that_is_none_is_no_error(redis, station, client, count):
+    client.run("f", "x")
+    redis.set("count:f", count)
+    problems = ["f: 1 jobs wait, and no worker is there."]
+    assert health(redis).problems == ([] if count.startswith("9") else problems)

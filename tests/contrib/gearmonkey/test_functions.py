@@ -1,0 +1,137 @@
+"""Test how an input becomes arguments, how a result becomes output, and which task serves which function."""
+
+import subprocess
+import sys
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from django_faktory import task
+from django_faktory.contrib.gearmonkey import registry
+from django_faktory.contrib.gearmonkey.registry import call_of, input_of, output_of
+from django_faktory.errors import InvalidPayload
+from django_faktory.tasks.compat import InvalidTask
+from tests.project import tasks
+
+MANY = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("raw", "args", "kwargs"),
+    [
+        (b"", [], {}),
+        (b"hello", ["hello"], {}),
+        (b"42", ["42"], {}),
+        (b'["a", 1, null]', ["a", 1, None], {}),
+        (b' {"width": 10}', [], {"width": 10}),
+        (b"[not json", ["[not json"], {}),
+        ("grün".encode(), ["grün"], {}),
+        (b"[]", [], {}),
+        (b'[""]', [""], {}),
+    ],
+)
+def test_an_input_is_read_as_arguments(raw, args, kwargs):
+    assert call_of(raw, max_bytes=MANY) == (args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [(b"\xff\xfe", "expected UTF-8, got byte 0xff at 0"), (b"x" * 11, "at most 10 bytes"), (b"[" * 10, None)],
+)
+def test_an_input_that_cannot_be_read_says_why(raw, words):
+    if words is None:
+        assert call_of(raw, max_bytes=10) == ([raw.decode()], {})
+        with pytest.raises(InvalidPayload, match="deep"):
+            call_of(b"[" * 100_000 + b"]" * 100_000, max_bytes=MANY)
+        return
+    with pytest.raises(InvalidPayload, match=words):
+        call_of(raw, max_bytes=10)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ([], {}),
+        (["hello"], {}),
+        ([""], {}),
+        (["[1]"], {}),
+        (["[no json"], {}),
+        ([1], {}),
+        (["a", "b"], {}),
+        ([], {"a": [1]}),
+        ([[1]], {}),
+        ([{"a": 1}], {}),
+    ],
+)
+def test_arguments_come_back_as_they_went(args, kwargs):
+    assert call_of(input_of(args, kwargs), max_bytes=MANY) == (args, kwargs)
+
+
+def test_both_kinds_of_arguments_have_no_place_in_an_input():
+    with pytest.raises(TypeError, match="positional or keyword arguments, got both"):
+        input_of([1], {"a": 2})
+
+
+@pytest.mark.parametrize(
+    ("result", "output"),
+    [(None, b""), ("null", b""), ('"text"', b"text"), ("42", b"42"), ('{"a":1}', b'{"a":1}'), ('""', b"")],
+)
+def test_a_result_is_an_output(result, output):
+    assert output_of(result) == output
+
+
+def test_the_settings_name_tasks_of_functions():
+    with override_settings(FAKTORY={"GEARMONKEY_FUNCTIONS": {"sum": tasks.add.jobtype}}):
+        assert registry.served()["sum"] == tasks.add
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"GEARMONKEY_FUNCTIONS": {"sum": "no.such.task"}}, r"GEARMONKEY_FUNCTIONS\['sum'\]: no task is registered"),
+        ({"GEARMONKEY_FUNCTIONS": {"taken.twice": tasks.add.jobtype}}, "expected one task, got"),
+        ({"GEARMONKEY_FUNCTIONS": {"all": "tests.contrib.gearmonkey.test_functions.whole"}}, "is atomic"),
+    ],
+)
+def test_a_function_that_cannot_be_served_is_refused(settings, words):
+    with override_settings(FAKTORY=settings), pytest.raises(ImproperlyConfigured, match=words):
+        registry.served()
+
+
+def test_a_functions_name_is_checked_where_it_is_written():
+    with pytest.raises(InvalidTask, match="gearmonkey: expected the name of a function"):
+        task(gearmonkey="a:b")(tasks.add.func)
+
+
+WITHOUT_REDIS = """
+import sys
+sys.modules["redis"] = None
+import django
+django.setup()
+from django.core.management import call_command
+from django_faktory import admin
+from django_faktory.contrib import gearmonkey
+from django_faktory.management.commands import runfaktory
+from django_faktory.runtime import roles
+assert gearmonkey.OPT_BLOCKING
+try:
+    call_command("runfaktory", "--gearmonkey", "redis://localhost", "--no-reload")
+except Exception as error:
+    print(error)
+"""
+
+
+def test_without_redis_py_only_gearmonkey_is_missing():
+    told = subprocess.run(
+        [sys.executable, "-c", WITHOUT_REDIS], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "redis-py is not installed: pip install django-faktory[redis]" in told.stdout, told.stderr
+
+
+@task(gearmonkey="taken.twice")
+def twice(): ...
+
+
+@task(atomic=True)
+def whole(): ...

@@ -1,0 +1,206 @@
+"""Test the gateway: it stores GearMonkey jobs as rows and writes results back, even if a process dies."""
+
+import json
+import os
+import signal
+import threading
+from datetime import timedelta
+
+import psutil
+import pytest
+from django.test import override_settings
+
+from django_faktory import brokers, conf
+from django_faktory.contrib.gearmonkey import OPT_BLOCKING, Status
+from django_faktory.contrib.gearmonkey.gateway import Bridge
+from django_faktory.contrib.gearmonkey.redis_worker import Station
+from django_faktory.contrib.gearmonkey.registry import served
+from django_faktory.models import Job
+from django_faktory.testing import drain
+from tests.contrib.gearmonkey import tasks  # noqa: F401  (it registers them)
+from tests.runtime.processes.conftest import runfaktory  # noqa: F401  (a fixture)
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.each_database, pytest.mark.django_db(transaction=True)]
+
+FUNCTIONS = ("shout", "add", "fails", "flaky", "poison")
+
+
+@pytest.fixture(autouse=True)
+def gateway():
+    with override_settings(FAKTORY={"GEARMONKEY_MODE": "gateway"}):
+        yield
+
+
+@pytest.fixture
+def bridge(server):
+    """Return a function that makes a `Bridge`, which the test runs round by round."""
+
+    def make(wid="b1", lease_s=20.0):
+        functions = {fn: task for fn, task in served().items() if fn in FUNCTIONS}
+        station = Station(server.client(), list(functions), wid=wid, lease_s=lease_s)
+        return Bridge(station, brokers.get_broker(), conf.get("DATABASE"), functions)
+
+    return make
+
+
+def idle(bridge):
+    while bridge.round() == 0.0:
+        pass
+
+
+def newest(program):
+    """Return the pid of the living child that was started last, or None."""
+    return max((child.pid for child in program.children() if child.status() != psutil.STATUS_ZOMBIE), default=None)
+
+
+def succeeded(client, ids):
+    return all(client.get("shout", id).status is Status.SUCCESS for id in ids)
+
+
+def outcome(client, fn, id):
+    job = client.get(fn, id)
+    return job.status, job.text
+
+
+def test_a_job_becomes_a_row_and_its_result_is_written_back(bridge, client, redis):
+    here = bridge()
+    ids = [client.run("shout", "hello"), client.run("add", [2, 3])]
+    idle(here)
+    assert sorted(Job.objects.values_list("jobtype", flat=True)) == [
+        "tests.contrib.gearmonkey.tasks.add",
+        "tests.contrib.gearmonkey.tasks.shout",
+    ]
+    assert client.get("shout", ids[0]).status is Status.BUSY
+    drain()
+    idle(here)
+    assert outcome(client, "shout", ids[0]) == (Status.SUCCESS, "HELLO")
+    assert outcome(client, "add", ids[1]) == (Status.SUCCESS, "5")
+    assert [key for key in redis.keys("gm:*") if b":meta:" in key or b":held:" in key or b":lease:" in key] == []
+
+
+def test_a_row_has_the_retries_that_the_text_has_not(bridge, client):
+    here = bridge()
+    id = client.run("flaky", "")
+    idle(here)
+    drain(until=timedelta(minutes=5))
+    idle(here)
+    assert outcome(client, "flaky", id) == (Status.SUCCESS, "3")
+
+
+def test_a_dead_row_is_an_error(bridge, client):
+    here = bridge()
+    id = client.run("fails", "no luck")
+    idle(here)
+    drain(raise_errors=False)
+    idle(here)
+    assert outcome(client, "fails", id) == (Status.ERROR, "ValueError: no luck")
+
+
+def test_a_row_that_somebody_removed_is_an_error(bridge, client):
+    here = bridge()
+    id = client.run("shout", "x")
+    idle(here)
+    Job.objects.all().delete()
+    idle(here)
+    assert outcome(client, "shout", id) == (Status.ERROR, "JobRemoved: somebody removed its row")
+
+
+def test_bad_input_makes_no_row(bridge, client):
+    here = bridge()
+    id = client.run("shout", b"\xff")
+    idle(here)
+    assert client.get("shout", id).text.startswith("InvalidInput: input: expected UTF-8")
+    assert not Job.objects.exists()
+
+
+def test_a_bridge_that_dies_before_it_handed_over_leaves_one_row(bridge, client, monkeypatch):
+    """The row is committed, its lease is not handed over: the next gateway finds the row and creates no second one."""
+    dead, heir = bridge("dead", lease_s=0.05), bridge("heir")
+    id = client.run("shout", "x")
+    taken = dead._station.take(1)
+    dead._station.hand_over = lambda job: (_ for _ in ()).throw(ConnectionError("killed"))
+    with pytest.raises(ConnectionError):
+        dead._keep(taken)
+    assert Job.objects.count() == 1
+    wait_until(lambda: heir._station.sweep().back == [f"shout:{id}"])
+    idle(heir)
+    assert Job.objects.count() == 1
+    drain()
+    idle(heir)
+    assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
+
+
+def test_a_row_that_has_ended_is_not_run_again_by_the_next_bridge(bridge, client):
+    dead, heir = bridge("dead", lease_s=0.05), bridge("heir")
+    id = client.run("shout", "x")
+    idle(dead)
+    drain()
+    attempts = Job.objects.get().attempt
+
+    def adopted():
+        heir._beat_at = 0.0
+        idle(heir)
+        return client.get("shout", id).status is Status.SUCCESS
+
+    wait_until(adopted)
+    assert Job.objects.get().attempt == attempts
+    assert heir._station.sweep().back == []
+    dead._follow()
+    assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
+
+
+def test_a_job_with_a_row_is_put_into_no_queue_when_its_bridge_dies(bridge, client, redis):
+    dead, other = bridge("dead", lease_s=0.01), bridge("other")
+    client.run("shout", "x")
+    idle(dead)
+    for _ in range(3):
+        assert other._station.sweep().back == []
+    assert redis.llen("queue:shout:normal") == 0
+
+
+def test_a_bridge_that_takes_leave_is_followed_at_once(bridge, client):
+    first, second = bridge("first"), bridge("second")
+    id = client.run("shout", "x")
+    idle(first)
+    first._leave()
+    drain()
+    idle(second)
+    assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
+
+
+@pytest.mark.timeout(600)
+def test_the_command_bridges_and_a_killed_bridge_loses_nothing(runfaktory, server, client, redis):  # noqa: F811
+    program = runfaktory(
+        *("--worker-only", "--processes", "1", "--concurrency", "2", "--gearmonkey", server.url),
+        environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"},
+        GEARMONKEY_MODE="gateway",
+        GEARMONKEY_LEASE=2,
+    )
+    wait_until(lambda: int(redis.get("count:shout") or 0) > 0, 30, what=program.lines)
+    assert "GearMonkey gateway at" in program.text
+    ids = []
+    stopping = threading.Event()
+
+    def make():
+        while not stopping.wait(0.01):
+            ids.append(client.run("shout", f"job {len(ids)}"))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        for _ in range(3):
+            before = len(ids)
+            wait_until(lambda before=before: len(ids) > before + 50, 60)
+            os.kill(wait_until(lambda: newest(program), 60), signal.SIGKILL)
+            # wait until each is done before the next kill: the third lost worker ends a job
+            wait_until(lambda made=tuple(ids): succeeded(client, made), 120, every_s=0.5)
+    finally:
+        stopping.set()
+        thread.join()
+    wait_until(lambda: succeeded(client, ids), 120, every_s=0.5)
+    assert [client.get("shout", id).text for id in ids] == [f"JOB {number}" for number in range(len(ids))]
+    job = client.get("add", client.run("add", [1, 2], options=[OPT_BLOCKING], timeout=20))
+    assert json.loads(job.text) == 3
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0

@@ -1,0 +1,404 @@
+"""Test workers with naive peers, and through kills, silence, flushes and restarts (GearMonkey H01 to H16)."""
+
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+from redis import RedisError
+
+from django_faktory.contrib.gearmonkey import (
+    OPT_BLOCKING,
+    OPT_ROLLCALL,
+    AsyncClient,
+    Client,
+    JobCreationFailed,
+    JobTimeout,
+    NoWorkers,
+    Status,
+    Worker,
+)
+from django_faktory.contrib.gearmonkey.redis_worker import Station
+from django_faktory.errors import BrokerUnavailable, FaktoryError
+from tests.contrib.gearmonkey.naive import NaiveWorker
+from tests.programs import Program
+from tests.waiting import wait_until
+
+FIELDS = {b"status", b"input", b"output"}
+
+
+def shout(input):
+    return input.decode().upper()
+
+
+@pytest.fixture
+def spawn(server, tmp_path):
+    """Return a function that starts a worker of this package in a process."""
+    programs = []
+
+    def start(lease=1.0, *, waits=True):
+        program = Program(
+            *("-m", "tests.contrib.gearmonkey.program", server.url, str(lease), str(tmp_path)),
+            DJANGO_SETTINGS_MODULE="tests.settings",
+        )
+        programs.append(program)
+        if waits:
+            program.said("working")
+        return program
+
+    yield start
+    for program in programs:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            os.kill(program.pid, signal.SIGCONT)
+        program.clean_up()
+
+
+@pytest.fixture
+def every(server):
+    """Call a function repeatedly in a thread until the test ends."""
+    stopping, threads = threading.Event(), []
+
+    def start(interval_s, act):
+        client = server.client()
+
+        def repeat():
+            while not stopping.wait(interval_s):
+                with suppress(RedisError):
+                    act(client)
+
+        threads.append(threading.Thread(target=repeat, daemon=True))
+        threads[-1].start()
+
+    yield start
+    stopping.set()
+    for thread in threads:
+        thread.join(5)
+
+
+def statuses(redis, fn, ids):
+    pipeline = redis.pipeline(transaction=False)  # without a transaction: Redis refuses EXEC when it is out of memory
+    for id in ids:
+        pipeline.hget(f"job:{fn}:{id}", "status")
+    return pipeline.execute()
+
+
+def all_succeed(redis, fn, ids, timeout_s=60):
+    wait_until(lambda: statuses(redis, fn, ids).count(b"success") == len(ids), timeout_s, every_s=0.1)
+
+
+def unfinished(redis):
+    return redis.keys("gm:lease:*") + redis.keys("gm:meta:*")
+
+
+class TestWithNaivePeers:
+    def test_h01_a_naive_worker_does_our_clients_job(self, client, server):
+        with NaiveWorker(server.client(), "f", shout):
+            id = client.run("f", "hello", options=[OPT_BLOCKING], timeout=10)
+        job = client.get("f", id)
+        assert (job.status, job.output) == (Status.SUCCESS, b"HELLO")
+
+    @pytest.mark.parametrize("prio", ["high", "normal", "low", "scheduled"])
+    def test_h02_our_worker_does_a_naive_clients_job(self, naive, work, prio):
+        work(f=shout)
+        id = naive.run("f", "hello", prio, blocking=True, timeout=5, scheduled=int(time.time()))
+        assert naive.answer == (f"lock:f:{id}".encode(), b"OK")
+        assert naive.get("f", id) == {b"status": b"success", b"input": b"hello", b"output": b"HELLO"}
+
+    def test_h13_a_job_leaves_the_same_traces_as_a_naive_peers(self, client, naive, work, server):
+        work(f=shout)
+        with NaiveWorker(server.client(), "g", shout):
+            ours, theirs = traces(server, "f", client.run), traces(server, "g", naive.run)
+        assert ours == theirs
+        assert ours[0] == ["create:1", "start:1", "finish:1"]
+
+
+def traces(server, fn, run):
+    """Run one job; return the events, and each remaining key with its value and its TTL rounded to 10 s."""
+    redis, heard = server.client(), []
+    pubsub = redis.pubsub(ignore_subscribe_messages=True)
+    pubsub.subscribe(f"channel:{fn}")
+    pubsub.get_message(timeout=1)
+    run(fn, "x")
+
+    def listen():
+        message = pubsub.get_message(timeout=0.1)
+        heard.extend([message["data"].decode()] if message else [])
+        return "finish:1" in heard and redis.ttl(f"lock:{fn}:1") > 0
+
+    wait_until(listen)
+    left = {}
+    for key in (key.decode() for key in redis.keys(f"*:{fn}") + redis.keys(f"*:{fn}:*")):
+        if not key.startswith("gm:"):
+            value = redis.hgetall(key) if redis.type(key) == b"hash" else redis.dump(key)
+            left[key.replace(f":{fn}", ":*")] = value, round(redis.ttl(key), -1)
+    pubsub.close()
+    return heard, left
+
+
+class TestDeaths:
+    def test_h03_a_killed_workers_job_runs_again_after_its_lease(self, spawn, client, redis, tmp_path, naive):
+        first = spawn()
+        id = client.run("f", "hold")
+        wait_until((tmp_path / "pid").exists)
+        first.signal(signal.SIGKILL)
+        (tmp_path / "go").touch()
+        spawn()
+        begun = time.monotonic()
+        wait_until(lambda: client.get("f", id).status is Status.SUCCESS, 10)
+        assert time.monotonic() - begun < 1 + 5
+        assert (tmp_path / "runs").read_text().split() == [str(id)] * 2
+        assert set(naive.get("f", id)) == FIELDS
+        assert unfinished(redis) == []
+
+    def test_h04_a_worker_that_stood_still_changes_nothing_when_it_wakes(self, spawn, client, redis, tmp_path, events):
+        first = spawn()
+        id = client.run("f", "hold")
+        wait_until((tmp_path / "pid").exists)
+        assert int((tmp_path / "pid").read_text()) == first.pid
+        first.signal(signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        second = spawn()
+        wait_until(lambda: client.get("f", id).status is Status.SUCCESS, 10)
+        before = client.get("f", id).output
+        assert before == f"HOLD by {second.pid}".encode()
+        first.signal(signal.SIGCONT)
+        first.said("no longer this worker's")
+        assert client.get("f", id).output == before
+        assert events(4) == ["create:1", "start:1", "start:1", "finish:1"]
+
+    def test_h05_a_poisonous_job_is_given_up_after_five_deaths(self, redis, client, events):
+        id = client.run("f", "x")
+        for death in range(5):
+            station = Station(redis, ["f"], wid=f"w{death}", lease_s=0.01)
+            wait_until(lambda station=station: station.take(1))
+            wait_until(lambda station=station: any(station.sweep()))
+        job = client.get("f", id)
+        assert (job.status, job.output) == (Status.ERROR, b"worker died")
+        assert redis.lrange(f"lock:f:{id}", 0, -1) == [b"OK"]
+        assert events(7)[-1] == f"finish:{id}"
+        assert redis.llen("queue:f:normal") == 0
+        assert unfinished(redis) == []
+
+    def test_h07_the_count_is_true_after_all_of_ours_were_killed(self, spawn, redis, server):
+        NaiveWorker(redis, "f", shout).start()
+        programs = [spawn() for _ in range(3)]
+        wait_until(lambda: redis.get("count:f") == b"4")
+        for program in programs:
+            program.signal(signal.SIGKILL)
+        survivor = Station(server.client(), ["f"], wid="survivor")
+        wait_until(lambda: survivor.sweep() and redis.get("count:f") == b"1", 5)
+
+    def test_h12_a_roll_call_is_not_answered_by_the_dead(self, redis, client):
+        Station(redis, ["f"], wid="dead", lease_s=0.05).register()
+        assert redis.get("count:f") == b"1"
+
+        def refused():
+            try:
+                client.run("f", "x", options=[OPT_ROLLCALL])
+            except NoWorkers:
+                return True
+
+        wait_until(refused, 5)
+        assert redis.get("count:f") == b"0"
+
+    def test_600_jobs_survive_random_kills_and_the_count_is_true_again(self, spawn, client, redis, tmp_path):
+        programs = [spawn(waits=False) for _ in range(10)]
+        wait_until(lambda: redis.get("count:f") == b"10", 60)
+        ids = [client.run("f", f"nap {random.uniform(0, 0.1):.3f}") for _ in range(600)]
+        for kills in range(7):
+            wait_until(lambda kills=kills: statuses(redis, "f", ids).count(b"success") >= 60 * (kills + 1), 60)
+            programs.pop(random.randrange(len(programs))).signal(signal.SIGKILL)
+        killed_at = time.monotonic()
+        wait_until(lambda: redis.get("count:f") == b"3", 30)
+        assert time.monotonic() - killed_at < 30
+        all_succeed(redis, "f", ids)
+        wait_until(lambda: unfinished(redis) == [])
+        runs = (tmp_path / "runs").read_text().split()
+        assert len(set(runs)) == 600
+        assert 600 <= len(runs) <= 607
+
+
+class TestFlushesAndCuts:
+    def test_h06_a_flush_of_everything_heals_with_the_next_beats(self, work, redis):
+        for _ in range(3):
+            work(f=shout)
+        wait_until(lambda: redis.get("count:f") == b"3")
+        redis.flushall()
+        wait_until(lambda: redis.get("count:f") == b"3", 5)
+
+    def test_h08_flushed_scripts_lose_no_job(self, work, client, redis, every):
+        work(f=shout)
+        work(f=shout)
+        every(0.1, lambda found: found.script_flush())
+        ids = [client.run("f", "x") for _ in range(500)]
+        all_succeed(redis, "f", ids)
+
+    def test_h09_cut_connections_lose_no_job(self, work, server, redis, every):
+        ids = []
+        with Client(server.url) as client:
+            ids = [client.run("f", "x") for _ in range(500)]
+        for _ in range(3):
+            work(f=shout)
+
+        def cut(found):
+            victims = [one for one in found.client_list() if int(one["id"]) != found.client_id()]
+            found.client_kill_filter(_id=random.choice(victims)["id"])
+
+        every(0.1, cut)
+        wait_until(lambda: _quietly(statuses, redis, "f", ids).count(b"success") == 500, 60, every_s=0.1)
+
+    def test_a_server_started_anew_is_found_again(self, own):
+        server = own("--appendonly", "yes", "--appendfsync", "always")
+        worker = Worker(server.url, lease_s=1.0, sweep_every_s=0.1)
+        worker.accept("f", shout)
+        thread = threading.Thread(target=worker.run, daemon=True)
+        thread.start()
+        with Client(server.url) as client:
+            client.run("f", "before", options=[OPT_BLOCKING], timeout=10)
+            waiting = threading.Thread(target=client.run, args=("g", "x", "normal", [OPT_BLOCKING]), daemon=True)
+            waiting.start()
+            wait_until(lambda: server.client().exists("job:g:1"))
+            server.stop(signal.SIGKILL)
+            with pytest.raises(JobCreationFailed, match="away"):
+                client.run("f", "x")
+            with pytest.raises(BrokerUnavailable):
+                client.get("f", 1)
+            server.start()
+            id = wait_until(lambda: _quietly(client.run, "f", "after", options=[OPT_BLOCKING], timeout=10))
+            assert client.get("f", id).output == b"AFTER"
+            assert waiting.is_alive()
+            with NaiveWorker(server.client(), "g", shout):
+                wait_until(lambda: client.get("g", 1).status is Status.SUCCESS, 10)
+                waiting.join(2)
+            assert not waiting.is_alive()
+        worker.stop()
+        thread.join(10)
+
+    def test_h15_a_crash_of_the_server_leaves_no_half_made_job(self, own):
+        server = own("--appendonly", "yes", "--appendfsync", "everysec")
+        made, stopping = [], threading.Event()
+
+        def make():
+            with Client(server.url) as client, suppress(JobCreationFailed):
+                while not stopping.is_set():
+                    made.append((client.run("f", "x"), time.monotonic()))
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        wait_until(lambda: len(made) > 500)
+        wait_until(lambda: time.monotonic() - made[0][1] > 2.5, every_s=0.1)
+        crashed_at = time.monotonic()
+        server.stop(signal.SIGKILL)
+        thread.join()
+        server.start()
+        redis = server.client()
+        kept = {int(id) for id in redis.lrange("queue:f:normal", 0, -1)}
+        assert {int(key.rpartition(b":")[2]) for key in redis.keys("job:f:*")} == kept
+        assert max(kept) == int(redis.get("uid:f"))
+        assert all(id in kept for id, at in made if at < crashed_at - 1.5)
+
+
+class TestWaiting:
+    def test_h10_a_lost_message_delays_a_blocking_run_by_two_seconds_at_most(self, redis, client, server):
+        returned = []
+
+        def run():
+            client.run("f", "x", options=[OPT_BLOCKING], timeout=0)
+            returned.append(time.monotonic())
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        wait_until(lambda: redis.info("clients")["blocked_clients"] == 1)
+        redis.hset("job:f:1", mapping={"status": "success", "output": "y"})
+        ended_at = time.monotonic()
+        thread.join(5)
+        assert returned[0] - ended_at < 2
+
+    def test_h11_a_blocking_run_ends_in_time_and_the_job_goes_on(self, client, work):
+        release = threading.Event()
+        work(f=lambda _: release.wait(20) and "late")
+        begun = time.monotonic()
+        with pytest.raises(JobTimeout, match="it goes on") as caught:
+            client.run("f", "x", options=[OPT_BLOCKING], timeout=1)
+        assert 1.0 <= time.monotonic() - begun < 1.5
+        release.set()
+        wait_until(lambda: client.get("f", caught.value.id).text == "late")
+
+    def test_a_message_of_an_earlier_end_wakes_nobody_for_good(self, redis, client):
+        begun = time.monotonic()
+        waiting = threading.Thread(
+            target=lambda: _quietly(client.run, "f", "x", options=[OPT_BLOCKING], timeout=2), daemon=True
+        )
+        waiting.start()
+        wait_until(lambda: redis.exists("job:f:1"))
+        redis.lpush("lock:f:1", "OK")
+        before = redis.info("stats")["total_commands_processed"]
+        waiting.join(5)
+        assert time.monotonic() - begun >= 2
+        assert redis.info("stats")["total_commands_processed"] - before < 200
+
+    def test_an_event_loop_waits_beside_others(self, server, work):
+        import asyncio
+
+        work(f=shout)
+
+        async def main():
+            async with AsyncClient(server.url) as client:
+                runs = [
+                    client.run("f", f"job {n}", options=[OPT_BLOCKING, OPT_ROLLCALL], timeout=10) for n in range(20)
+                ]
+                ids = await asyncio.gather(*runs)
+                jobs = [await client.get("f", id) for id in ids]
+                with pytest.raises(NoWorkers):
+                    await client.run("nobody", "x", options=[OPT_ROLLCALL])
+                with pytest.raises(JobTimeout):
+                    await client.run("nobody", "x", options=[OPT_BLOCKING], timeout=0.1)
+            return sorted(job.text for job in jobs)
+
+        assert asyncio.run(main()) == sorted(f"JOB {n}" for n in range(20))
+
+
+class TestTheServer:
+    def test_h14_a_job_that_somebody_lost_is_queued_again_once(self, naive, redis, station_of, client):
+        lost, kept = naive.run("f", "lost"), client.run("f", "kept", "low")
+        redis.brpop("queue:f:normal", 1)
+        station = station_of("f")
+        assert station.audit(after_s=0.2) == []
+        assert redis.llen("queue:f:normal") == 0
+        wait_until(lambda: station.audit(after_s=0.2) == [f"f:{lost}"])
+        assert station.audit(after_s=0) == []
+        assert redis.lrange("queue:f:normal", 0, -1) == [str(lost).encode()]
+        assert [job.id for job in station.take(5)] == [str(lost), str(kept)]
+        assert station.audit(after_s=0) == []
+
+    def test_without_memory_jobs_are_refused_and_those_at_hand_are_ended(self, redis, client, work):
+        may_go_on = threading.Event()
+        work(f=lambda input: may_go_on.wait(30) and shout(input))
+        ids = [client.run("f", "x") for _ in range(20)]
+        wait_until(lambda: b"busy" in statuses(redis, "f", ids))
+        redis.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(JobCreationFailed, match="maxmemory"):
+                client.run("f", "x")
+            may_go_on.set()
+            all_succeed(redis, "f", ids, 20)
+        finally:
+            redis.config_set("maxmemory", 0)
+        assert redis.get("uid:f") == b"20"
+
+
+@pytest.fixture
+def station_of(redis):
+    return lambda *fns: Station(redis, fns, wid="w1")
+
+
+def _quietly(function, *args, **kwargs):
+    """Return the function's result, or an empty list if the connection was cut."""
+    try:
+        return function(*args, **kwargs)
+    except (FaktoryError, RedisError):
+        return []

@@ -1,0 +1,218 @@
+"""Test `manage.py runfaktory --gearmonkey`: real processes serve a project's tasks to GearMonkey clients."""
+
+import json
+import signal
+import threading
+import time
+
+import pytest
+
+from django_faktory.contrib.gearmonkey import OPT_BLOCKING, OPT_ROLLCALL, NoWorkers, Status
+from django_faktory.models import Job
+from tests.contrib.gearmonkey.naive import NaiveWorker
+from tests.contrib.gearmonkey.tasks import elsewhere, elsewhere_sum, nobody
+from tests.runtime.processes.conftest import meeting, runfaktory  # noqa: F401  (fixtures)
+from tests.waiting import wait_until
+
+SERVED = ("shout", "add", "fails", "flaky", "slowly", "naps", "poison")
+WORKER = ("--worker-only", "--processes", "1", "--concurrency", "2")
+
+
+@pytest.fixture
+def serve(runfaktory, server, redis):  # noqa: F811
+    """Start workers for the clients and wait until each function has one."""
+
+    def start(*args, **settings):
+        program = runfaktory(
+            *(*WORKER, "--gearmonkey", server.url, *args),
+            environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"},
+            **({"GEARMONKEY_LEASE": 2} | settings),
+        )
+        counts = [f"count:{fn}" for fn in SERVED]  # each function increments its own count
+        wait_until(lambda: all(redis.mget(counts)), 60, what=program.lines)
+        return program
+
+    return start
+
+
+def ran(client, fn, input, **more):
+    return client.get(fn, client.run(fn, input, options=[OPT_BLOCKING, OPT_ROLLCALL], timeout=30, **more))
+
+
+def test_a_cluster_that_is_away_is_asked_for_again_and_again(runfaktory, transactional_db):  # noqa: F811
+    program = runfaktory(
+        *(*WORKER, "--gearmonkey", "redis+cluster://127.0.0.1:9"),
+        environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"},
+    )
+    said = program.said("Redis unavailable", "trying again", times=2)
+    assert not [line for line in said if "Traceback" in line]
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
+
+
+class TestDirect:
+    def test_a_task_serves_a_function(self, serve, client):
+        serve()
+        assert ran(client, "shout", "hello").output == b"HELLO"
+        assert ran(client, "add", [2, 3]).json() == 5
+        assert ran(client, "add", {"first": 2, "second": 5}).json() == 7
+        assert not Job.objects.exists()
+
+    def test_what_a_task_raises_is_the_outcome_at_once(self, serve, client):
+        serve()
+        job = ran(client, "fails", "x")
+        assert (job.status, job.output) == (Status.ERROR, b"ValueError: x")
+        job = ran(client, "flaky", "")
+        assert (job.status, job.output) == (Status.ERROR, b"ValueError: attempt 1")
+
+    def test_bad_input_ends_its_own_job_only(self, serve, client):
+        serve(GEARMONKEY_MAX_INPUT_BYTES=100)
+        assert ran(client, "shout", b"\xff").text.startswith("InvalidInput: input: expected UTF-8")
+        assert ran(client, "shout", "x" * 101).text == "InvalidInput: input: expected at most 100 bytes, got 101"
+        assert ran(client, "add", "").text.startswith("TypeError: ")
+        assert ran(client, "shout", "fine").text == "FINE"
+
+    def test_progress_is_told_while_a_task_runs(self, serve, client, meeting):  # noqa: F811
+        serve()
+        id = client.run("slowly", str(meeting))
+        wait_until(lambda: client.get("slowly", id).divisor is not None)
+        job = client.get("slowly", id)
+        assert (job.status, job.dividend, job.divisor) == (Status.BUSY, 3, 10)
+        meeting.go_on()
+        wait_until(lambda: client.get("slowly", id).text == "done")
+
+    def test_a_naive_client_is_served_and_sees_no_other_field(self, serve, naive, redis):
+        """GearMonkey H02, with a task."""
+        serve()
+        id = naive.run("shout", "x", blocking=True, timeout=20)
+        assert naive.answer == (f"lock:shout:{id}".encode(), b"OK")
+        assert naive.get("shout", id) == {b"status": b"success", b"input": b"x", b"output": b"X"}
+
+    def test_a_killed_workers_job_is_run_again_at_once(self, serve, client, meeting, naive):  # noqa: F811
+        """GearMonkey H03: the supervisor reports the death, so the job does not wait for the lease to end."""
+        serve(GEARMONKEY_LEASE=60)
+        id = client.run("slowly", str(meeting))
+        first = meeting.pid()
+        import os
+
+        os.kill(first, signal.SIGKILL)
+        begun = time.monotonic()
+        meeting.pid(but=first)
+        assert time.monotonic() - begun < 15
+        meeting.go_on()
+        wait_until(lambda: client.get("slowly", id).status is Status.SUCCESS)
+        assert set(naive.get("slowly", id)) == {
+            *(b"status", b"input", b"output", b"status:dividend", b"status:divisor"),
+        }
+
+    def test_a_job_that_kills_its_workers_is_given_up(self, serve, client, tmp_path):
+        """GearMonkey H05: the job is given up after its fifth lost worker."""
+        serve()
+        id = client.run("poison", str(tmp_path))
+        wait_until(lambda: client.get("poison", id).status is Status.ERROR, 90)
+        assert client.get("poison", id).output == b"worker died"
+        assert (tmp_path / "deaths").read_text() == "x" * 5
+
+    def test_a_worker_that_stops_is_counted_no_longer_and_gives_its_job_back(
+        self,
+        serve,
+        client,
+        redis,
+        meeting,  # noqa: F811
+    ):
+        program = serve(SHUTDOWN_TIMEOUT=0.3)
+        id = client.run("slowly", str(meeting))
+        meeting.pid()
+        program.signal(signal.SIGTERM)
+        assert program.code() == 0
+        assert redis.get("count:shout") == b"0"
+        assert client.get("slowly", id).status is Status.IDLE
+        assert redis.lrange("queue:slowly:normal", 0, -1) == [str(id).encode()]
+        with pytest.raises(NoWorkers):
+            client.run("shout", "x", options=[OPT_ROLLCALL])
+
+    def test_the_first_line_tells_what_is_served_and_no_password(self, serve, redis, server):
+        program = serve()
+        [line] = program.said("runfaktory:")
+        assert f"GearMonkey direct at redis://127.0.0.1:{server.port}/0, functions " in line
+        assert "shout" in line
+
+
+class TestElsewhere:
+    def test_a_task_is_carried_out_by_a_naive_worker(self, serve, server):
+        serve(GEARMONKEY_URL=server.url)
+        with NaiveWorker(server.client(), "elsewhere", lambda input: f"<{input.decode()}>"):
+            result = elsewhere.enqueue("hello")
+            wait_until(lambda: Job.objects.get(jid=result.id).state == "succeeded", 30)
+        assert json.loads(Job.objects.get(jid=result.id).result) == "<hello>"
+
+    def test_its_error_is_the_tasks_and_its_output_is_converted(self, serve, server):
+        serve(GEARMONKEY_URL=server.url)
+
+        def add(input):
+            return str(sum(json.loads(input)))
+
+        with NaiveWorker(server.client(), "elsewhere.sum", add):
+            good, bad = elsewhere_sum.enqueue(1, 2), elsewhere_sum.enqueue(1, "x")
+            wait_until(lambda: Job.objects.get(jid=good.id).state == "succeeded", 30)
+            wait_until(lambda: Job.objects.get(jid=bad.id).state == "dead", 30)
+        assert Job.objects.get(jid=good.id).result == "3"
+        assert "RemoteFailure" in Job.objects.get(jid=bad.id).errtype
+
+    def test_without_a_worker_a_roll_call_fails_the_task(self, serve, server):
+        serve(GEARMONKEY_URL=server.url)
+        result = nobody.enqueue()
+        wait_until(lambda: Job.objects.get(jid=result.id).state == "dead", 30)
+        assert "NoWorkers" in Job.objects.get(jid=result.id).errtype
+
+
+class TestStarting:
+    @pytest.mark.parametrize(
+        ("args", "code", "words"),
+        [
+            (["--gearmonkey", "http://localhost"], 1, "got the scheme 'http'"),
+            (["--gearmonkey"], 1, "no server is known"),
+            (["--gearmonkey", "redis://localhost", "--drain"], 1, "expected --drain or --gearmonkey, got both"),
+        ],
+    )
+    def test_what_cannot_be_is_said_in_one_line(self, runfaktory, args, code, words):  # noqa: F811
+        program = runfaktory(*WORKER, *args, environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"})
+        assert program.code() == code
+        assert words in program.text
+
+    def test_without_a_function_there_is_nothing_to_serve(self, runfaktory, server):  # noqa: F811
+        program = runfaktory(*WORKER, "--gearmonkey", server.url)
+        assert program.code() == 1
+        assert "no task serves a function" in program.text
+
+
+@pytest.mark.parametrize("mode", ["direct", "gateway"])
+def test_workers_start_once_redis_has_memory_again(runfaktory, server, redis, client, mode):  # noqa: F811
+    redis.config_set("maxmemory", 1)
+    try:
+        program = runfaktory(
+            *(*WORKER, "--gearmonkey", server.url),
+            environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"},
+            GEARMONKEY_LEASE=2,
+            GEARMONKEY_MODE=mode,
+        )
+        program.said("maxmemory", timeout_s=60)
+        assert redis.get("count:shout") is None
+    finally:
+        redis.config_set("maxmemory", 0)
+    wait_until(lambda: int(redis.get("count:shout") or 0) > 0, 60, what=program.lines)
+    assert ran(client, "shout", "hello").output == b"HELLO"
+
+
+def test_many_clients_are_served_at_once(serve, client):
+    serve()
+    outputs = []
+    threads = [
+        threading.Thread(target=lambda number=number: outputs.append(ran(client, "shout", f"job {number}").text))
+        for number in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outputs) == sorted(f"JOB {number}" for number in range(20))

@@ -1,0 +1,433 @@
+"""Test the GearMonkey specification with raw commands on a real Redis, and with this package (W01 to W36).
+
+The raw half shows how Redis answers a naive peer's commands; "ours" in a test name means this package's behaviour.
+"""
+
+import hashlib
+import threading
+import time
+
+import pytest
+from redis import ResponseError
+from redis.exceptions import NoScriptError
+
+from django_faktory.contrib.gearmonkey import (
+    OPT_BLOCKING,
+    OPT_ROLLCALL,
+    GearMonkeyError,
+    JobCreationFailed,
+    JobNotFound,
+    NoWorkers,
+    Status,
+    lua,
+)
+from django_faktory.contrib.gearmonkey.redis_worker import Station
+from tests.contrib.gearmonkey import naive as text
+from tests.contrib.gearmonkey.naive import NaiveWorker
+from tests.waiting import wait_until
+
+ONE_SPACE = text.DUE.replace("],  item", "], item")
+QUEUES = [f"queue:f:{prio}" for prio in ("high", "normal", "low")]
+
+
+@pytest.fixture
+def station(redis):
+    made = Station(redis, ["f"], wid="w1")
+    made.open()
+    return made
+
+
+def due(redis, now):
+    return redis.eval(text.DUE, 1, "queue:f:scheduled", now)
+
+
+def ids(jobs):
+    return [(job.fn, job.id) for job in jobs]
+
+
+def shout(input):
+    return input.decode().upper()
+
+
+class TestMaking:
+    """Cases W01, W20, W25, W27, W29, W30, and those close to W10."""
+
+    @pytest.mark.parametrize("by", ["naive", "client"])
+    def test_w01_a_new_job_is_a_hash_without_an_end_an_event_and_an_id_in_its_list(self, request, redis, events, by):
+        assert request.getfixturevalue(by).run("f", "hello") == 1
+        assert redis.hgetall("job:f:1") == {b"status": b"idle", b"input": b"hello"}
+        assert redis.lrange("queue:f:normal", 0, -1) == [b"1"]
+        assert redis.ttl("job:f:1") == -1
+        assert events(1) == ["create:1"]
+
+    @pytest.mark.parametrize("answer", [None, "0", "-1", "abc"])
+    def test_w20_a_roll_call_without_workers_leaves_no_trace(self, client, redis, answer):
+        if answer is not None:
+            redis.set("count:f", answer)
+        with pytest.raises(NoWorkers, match="roll call for 'f'"):
+            client.run("f", "x", options=[OPT_ROLLCALL])
+        assert redis.keys("*") == ([] if answer is None else [b"count:f"])
+
+    def test_w20_a_naive_worker_answers_the_roll_call(self, client, redis):
+        NaiveWorker(redis, "f", shout).start()
+        assert client.run("f", "x", options=[OPT_ROLLCALL]) == 1
+
+    def test_w25_an_unknown_job_is_not_an_empty_success(self, client, naive):
+        assert naive.get("f", 9) == {}
+        with pytest.raises(JobNotFound, match="f:9"):
+            client.get("f", 9)
+
+    def test_w26_the_texts_misprint_is_no_command(self, redis):
+        with pytest.raises(ResponseError, match="unknown command"):
+            redis.execute_command("HGETALLL", "job:f:1")
+
+    def test_w27_a_lost_counter_does_not_write_over_old_jobs_of_ours(self, redis, naive, client):
+        redis.hset("job:f:1", mapping={"status": "success", "output": "OLD"})
+        redis.expire("job:f:1", 90000)
+        naive.run("f", "new")
+        assert naive.get("f", 1)[b"output"] == b"OLD"
+        assert redis.ttl("job:f:1") > 0
+        redis.delete("uid:f")
+        assert client.run("f", "new") == 2
+        assert client.get("f", 2).raw == {b"status": b"idle", b"input": b"new"}
+        assert redis.ttl("job:f:2") == -1
+
+    @pytest.mark.parametrize("input", [b"", b"\x00\xff\r\n", "grün".encode()])
+    def test_w29_input_and_output_are_bytes_and_empty_is_not_absent(self, client, work, input):
+        work(f=lambda found: found)
+        made = client.run("f", input, options=[OPT_BLOCKING], timeout=10)
+        job = client.get("f", made)
+        assert (job.input, job.output) == (input, input)
+
+    def test_w30_an_overflowing_counter_fails_the_creation_and_queues_nothing(self, client, redis):
+        redis.set("uid:f", 2**63 - 1)
+        with pytest.raises(JobCreationFailed, match="overflow"):
+            client.run("f", "x")
+        assert redis.keys("*") == [b"uid:f"]
+
+    def test_w30_ids_beyond_the_numbers_of_lua_are_exact(self, client, redis):
+        redis.set("uid:f", 2**53 + 1)
+        assert client.run("f", "x") == 2**53 + 2
+        assert redis.exists(f"job:f:{2**53 + 2}")
+
+    def test_w31_a_queue_of_another_type_fails_the_creation_and_makes_no_half_a_job(self, client, redis):
+        redis.set("queue:f:normal", "x")
+        with pytest.raises(JobCreationFailed, match="WRONGTYPE"):
+            client.run("f", "x")
+        assert redis.keys("*") == [b"queue:f:normal"]
+
+
+class TestTaking:
+    """Cases W02 to W11, W23, W24, W31, W33 to W35."""
+
+    def test_w02_jobs_of_a_list_come_in_the_order_they_were_made(self, naive, redis, station):
+        made = [naive.run("f", "x") for _ in range(6)]
+        popped = [redis.brpop(QUEUES, 1) for _ in range(3)]
+        assert popped == [(b"queue:f:normal", str(id).encode()) for id in made[:3]]
+        assert [job.id for job in station.take(2) + station.take(2)] == [str(id) for id in made[3:]]
+
+    def test_w03_high_comes_before_normal_before_low(self, naive, redis, station):
+        for _ in range(2):
+            for prio in ("low", "normal", "high"):
+                naive.run("f", prio, prio)
+        taken = [job.input for _ in range(2) for job in station.take(1)]
+        assert taken == [b"high", b"high"]
+        assert [redis.brpop(QUEUES, 1)[0] for _ in range(4)] == [b"queue:f:normal"] * 2 + [b"queue:f:low"] * 2
+
+    def test_w04_a_pop_of_nothing_waits_and_answers_nothing(self, redis, station):
+        begun = time.monotonic()
+        assert redis.brpop(QUEUES, 1) is None
+        assert 1.0 <= time.monotonic() - begun < 1.4
+        assert station.take(1) == []
+
+    def test_w05_the_script_has_two_spaces_and_the_digest_of_the_text(self, redis):
+        assert lua.DUE == text.DUE
+        assert len(lua.DUE) == 169
+        assert redis.script_load(lua.DUE) == lua.DUE_SHA1 == hashlib.sha1(lua.DUE.encode()).hexdigest()
+        assert redis.script_load(ONE_SPACE) == "14eede1cd25f7ebc1c5c3dc8db79813a62abacba"
+
+    def test_w05_a_worker_of_ours_loads_the_texts_script_for_peers_that_lost_it(self, redis, station):
+        redis.script_flush()
+        with pytest.raises(NoScriptError):
+            redis.evalsha(lua.DUE_SHA1, 1, "queue:f:scheduled", 0)
+        station.open()
+        assert redis.evalsha(lua.DUE_SHA1, 1, "queue:f:scheduled", 0) is None
+
+    def test_w06_a_flushed_script_is_sent_again_and_the_job_served(self, redis, client, work):
+        work(f=shout)
+        client.run("f", "one", options=[OPT_BLOCKING], timeout=10)
+        redis.script_flush()
+        made = client.run("f", "two", options=[OPT_BLOCKING], timeout=10)
+        assert client.get("f", made).output == b"TWO"
+
+    def test_w06_ends_of_many_jobs_survive_a_flushed_script(self, redis, naive, station):
+        made = [naive.run("f", "x") for _ in range(3)]
+        jobs = station.take(3)
+        redis.script_flush()
+        assert station.finish_many([(job, Status.SUCCESS, b"y") for job in jobs]) == [True] * 3
+        assert {redis.hget(f"job:f:{id}", "output") for id in made} == {b"y"}
+
+    def test_w07_a_scheduled_job_comes_when_it_is_due(self, redis, naive, station):
+        redis.zadd("queue:f:scheduled", {1: 100})
+        assert due(redis, 99) is None
+        assert due(redis, 100) == [b"queue:f:scheduled", b"1"]
+        assert not redis.exists("queue:f:scheduled")
+        naive.run("f", "past", "scheduled", scheduled=int(time.time()))
+        naive.run("f", "future", "scheduled", scheduled=int(time.time()) + 100)
+        assert [job.input for job in station.take(5)] == [b"past"]
+
+    def test_w08_equal_times_come_in_the_order_of_letters(self, redis, station):
+        for id in (9, 10, 2):
+            redis.hset(f"job:f:{id}", mapping={"status": "idle", "input": "x"})
+            redis.zadd("queue:f:scheduled", {id: 5})
+        assert [station.take(1)[0].id for _ in range(3)] == ["10", "2", "9"]
+
+    def test_w09_a_negative_time_never_comes_and_is_refused_by_ours(self, redis, station, client):
+        redis.zadd("queue:f:scheduled", {1: -1})
+        assert due(redis, 10**10) is None
+        assert station.take(1) == []
+        assert redis.zscore("queue:f:scheduled", 1) == -1
+        with pytest.raises(ValueError, match="scheduled: expected seconds"):
+            client.run("f", "x", "scheduled", scheduled=-1)
+        assert not redis.exists("uid:f")
+
+    def test_w10_a_time_that_is_none_is_an_error_and_the_clock_of_ours_is_the_servers(self, redis, station, naive):
+        with pytest.raises(ResponseError, match="not a float"):
+            due(redis, "now")
+        naive.run("f", "x", "scheduled", scheduled=0)
+        assert len(station.take(1)) == 1
+
+    def test_w11_a_due_scheduled_job_comes_before_high(self, naive, station):
+        naive.run("f", "high", "high")
+        naive.run("f", "due", "scheduled", scheduled=1)
+        assert [job.input for _ in range(2) for job in station.take(1)] == [b"due", b"high"]
+
+    def test_w12_a_job_that_is_taken_is_busy_and_started(self, naive, station, redis, events):
+        naive.run("f", "x")
+        station.take(1)
+        assert redis.hgetall("job:f:1") == {b"status": b"busy", b"input": b"x"}
+        assert events(2) == ["create:1", "start:1"]
+
+    def test_w23_a_popped_job_is_lost_with_a_naive_worker_and_comes_back_with_ours(self, redis, naive, server, client):
+        naive.run("f", "lost")
+        other = server.client()
+        other.brpop(QUEUES, 1)
+        other.close()
+        assert redis.llen("queue:f:normal") == 0
+        assert naive.get("f", 1)[b"status"] == b"idle"
+        kept = client.run("f", "kept")
+        short = Station(redis, ["f"], wid="dead", lease_s=0.05)
+        assert ids(short.take(1)) == [("f", str(kept))]
+        wait_until(lambda: short.sweep().back == [f"f:{kept}"], 5)
+        assert redis.lrange("queue:f:normal", 0, -1) == [str(kept).encode()]
+        assert client.get("f", kept).status == Status.IDLE
+
+    def test_w24_a_job_without_data_ends_as_an_error_and_is_not_run(self, redis, client, work, events):
+        ran = []
+        redis.lpush("queue:f:normal", 7)
+        work(f=ran.append)
+        assert events(1) == ["finish:7"]
+        job = client.get("f", 7)
+        assert (job.status, job.output, ran) == (Status.ERROR, b"job data missing", [])
+        assert 89_990 < redis.ttl("job:f:7") <= 90_000
+        assert redis.lrange("lock:f:7", 0, -1) == [b"OK"]
+
+    def test_w31_a_wrong_queue_keeps_no_other_from_being_served(self, redis, naive, station):
+        naive.run("f", "high", "high")
+        naive.run("f", "low", "low")
+        naive.run("f", "due", "scheduled", scheduled=1)
+        redis.set("queue:f:normal", "x")
+        assert [job.input for job in station.take(5)] == [b"due", b"high", b"low"]
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            redis.brpop(QUEUES, 1)
+
+    def test_w31_a_wrong_schedule_and_a_wrong_hash_stop_nothing(self, redis, naive, station):
+        redis.set("queue:f:scheduled", "x")
+        redis.set("job:f:9", "no hash")
+        redis.lpush("queue:f:high", 9)
+        naive.run("f", "fine")
+        assert [job.input for job in station.take(5)] == [b"fine"]
+        assert redis.lrange("lock:f:9", 0, -1) == [b"OK"]
+
+    def test_w31_a_hash_of_another_type_is_told_by_get(self, redis, client):
+        redis.set("job:f:9", "no hash")
+        with pytest.raises(GearMonkeyError, match="cannot be read"):
+            client.get("f", 9)
+
+    def test_w33_each_due_job_comes_once_however_many_ask(self, redis, server):
+        pipeline = redis.pipeline()
+        for id in range(500):
+            pipeline.hset(f"job:f:{id}", mapping={"status": "idle", "input": "x"})
+            pipeline.zadd("queue:f:scheduled", {id: 5})
+        pipeline.execute()
+        found = []
+
+        def poll(number):
+            station = Station(server.client(), ["f"], wid=f"w{number}")
+            while jobs := station.take(1):
+                found.extend(jobs)
+
+        threads = [threading.Thread(target=poll, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == len(set(ids(found))) == 500
+
+    def test_w34_priority_comes_before_function(self, redis, naive):
+        naive.run("a", "x", "low")
+        naive.run("b", "x", "high")
+        station = Station(redis, ["a", "b"], wid="w1")
+        assert ids(station.take(5)) == [("b", "1"), ("a", "1")]
+
+    def test_w34_functions_take_turns(self, redis, naive):
+        for _ in range(10):
+            naive.run("a", "x")
+            naive.run("b", "x")
+        station = Station(redis, ["a", "b"], wid="w1")
+        assert {job.fn for _ in range(2) for job in station.take(1)} == {"a", "b"}
+
+    def test_w35_fractions_come_in_time_and_the_infinite_never(self, redis):
+        redis.zadd("queue:f:scheduled", {1: 1.5, 2: float("inf")})
+        assert [due(redis, now) for now in (1, 2, 9e18)] == [None, [b"queue:f:scheduled", b"1"], None]
+
+
+class TestEnding:
+    """Cases W13 to W19, W21, W22, W28, W32, W36."""
+
+    def test_w13_progress_is_two_fields_and_no_event(self, naive, station, redis, client, events):
+        naive.run("f", "x")
+        [job] = station.take(1)
+        assert station.update(job, 3, 10)
+        fields = redis.hgetall("job:f:1")
+        assert (fields[b"status:dividend"], fields[b"status:divisor"]) == (b"3", b"10")
+        assert (client.get("f", 1).dividend, client.get("f", 1).divisor) == (3, 10)
+        assert events(2) == ["create:1", "start:1"]
+
+    def test_w14_an_ended_job_has_its_output_when_the_event_comes(self, naive, work, redis, server):
+        pubsub = server.client().pubsub(ignore_subscribe_messages=True)
+        pubsub.subscribe("channel:f")
+        work(f=lambda _: "OUT")
+        naive.run("f", "x")
+        wait_until(lambda: (pubsub.get_message(timeout=1) or {}).get("data") == b"finish:1")
+        assert redis.hgetall("job:f:1") == {b"status": b"success", b"input": b"x", b"output": b"OUT"}
+        assert 89_990 < redis.ttl("job:f:1") <= 90_000
+        assert redis.lrange("lock:f:1", 0, -1) == [b"OK"]
+        assert 8 < redis.ttl("lock:f:1") <= 10
+        pubsub.close()
+
+    def test_w15_a_naive_client_that_waits_gets_the_message(self, naive, work, redis):
+        work(f=shout)
+        naive.run("f", "x", blocking=True, timeout=5)
+        assert naive.answer == (b"lock:f:1", b"OK")
+        assert not redis.exists("lock:f:1")
+
+    def test_w16_who_waits_too_late_hangs_if_naive_and_returns_if_ours(self, naive, redis, station, client):
+        naive.run("f", "x")
+        station.finish(station.take(1)[0], Status.SUCCESS, b"y")
+        assert redis.brpop("lock:f:1", 1) == (b"lock:f:1", b"OK")
+        assert redis.brpop("lock:f:1", 1) is None
+        begun = time.monotonic()
+        _wait(client, "f", 1)
+        assert time.monotonic() - begun < 0.5
+
+    def test_w17_one_message_releases_one_naive_waiter(self, redis, server):
+        answers = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(server.client().brpop("lock:f:1", 1))) for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(redis.client_list()) and redis.info("clients")["blocked_clients"] == 2)
+        redis.lpush("lock:f:1", "OK")
+        for thread in threads:
+            thread.join()
+        assert answers.count(None) == 1
+
+    def test_w18_one_end_releases_every_waiter_of_ours_at_once(self, redis, naive, station, client):
+        naive.run("f", "x")
+        [job] = station.take(1)
+        returned = []
+
+        def wait():
+            _wait(client, "f", 1)
+            returned.append(time.monotonic())
+
+        threads = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: redis.info("clients")["blocked_clients"] == 3)
+        ended_at = time.monotonic()
+        station.finish(job, Status.SUCCESS, b"y")
+        for thread in threads:
+            thread.join()
+        assert len(returned) == 3
+        assert max(returned) - ended_at < 0.5
+        assert 0 < redis.ttl("lock:f:1") <= 10
+
+    @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "5", True])
+    def test_w19_a_wrong_timeout_is_refused_before_anything_is_sent(self, redis, client, timeout):
+        with pytest.raises(ResponseError, match="timeout is negative"):
+            redis.brpop("lock:f:1", -1)
+        with pytest.raises(ValueError, match="timeout: expected"):
+            client.run("f", "x", "normal", [OPT_BLOCKING], timeout)
+        assert redis.keys("*") == []
+
+    @pytest.mark.parametrize("prio", ["urgent", "HIGH", "", None, 5, b"high", ["high"]])
+    def test_an_unknown_priority_is_refused_before_anything_is_sent(self, redis, client, prio):
+        with pytest.raises(ValueError, match=r"prio: expected one of .*high.*, got"):
+            client.run("f", "x", prio)
+        assert redis.keys("*") == []
+
+    def test_an_unknown_option_is_refused_before_anything_is_sent(self, redis, client):
+        with pytest.raises(ValueError, match="options: expected OPT_BLOCKING or OPT_ROLLCALL, got 'OPT_HURRY'"):
+            client.run("f", "x", "normal", ["OPT_HURRY"])
+        assert redis.keys("*") == []
+
+    def test_w21_workers_are_counted_while_they_are_there(self, redis, work):
+        first, _ = work(f=shout), work(f=shout)
+        wait_until(lambda: redis.get("count:f") == b"2")
+        first.stop()
+        wait_until(lambda: redis.get("count:f") == b"1")
+
+    def test_w22_a_count_that_somebody_deleted_never_falls_below_nothing(self, redis):
+        naive = NaiveWorker(redis, "f", shout)
+        naive.start()
+        redis.delete("count:f")
+        naive.exit()
+        assert redis.get("count:f") == b"-1"
+        redis.delete("count:f")
+        station = Station(redis, ["f"], wid="w1")
+        station.register()
+        redis.delete("count:f")
+        station.unregister()
+        assert int(redis.get("count:f") or 0) == 0
+
+    def test_w28_events_cross_databases_so_the_hash_is_what_counts(self, server, client, redis):
+        client.run("f", "x")
+        server.client(db=1).publish("channel:f", "finish:1")
+        assert client.get("f", 1).status == Status.IDLE
+
+    def test_w32_a_run_is_told_by_three_events_in_order(self, events, client, work):
+        work(f=shout)
+        client.run("f", "x", options=[OPT_BLOCKING], timeout=10)
+        assert events(3) == ["create:1", "start:1", "finish:1"]
+
+    def test_w36_what_is_raised_is_the_output(self, work, client, redis, events):
+        def fail(_):
+            raise ValueError("x")
+
+        work(f=fail)
+        client.run("f", "x", options=[OPT_BLOCKING], timeout=10)
+        job = client.get("f", 1)
+        assert (job.status, job.output) == (Status.ERROR, b"ValueError: x")
+        assert 89_990 < redis.ttl("job:f:1") <= 90_000
+        assert events(3)[-1] == "finish:1"
+        assert redis.lrange("lock:f:1", 0, -1) == [b"OK"]
+
+
+def _wait(client, fn, id):
+    from django_faktory.contrib.gearmonkey import requests
+    from django_faktory.contrib.gearmonkey.client import carry_out
+
+    carry_out(client._redis, requests.wait(fn, id, 10))

@@ -1,0 +1,205 @@
+"""Metrics that a process records about its jobs, and how they are stored in the database."""
+
+import contextlib
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import OperationalError, connection
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core import histograms
+from django_faktory.core.histograms import BOUNDS_S, OTHER, Passed, Recorder, Series
+from django_faktory.core.payloads import Ack, FetchRequest, failure
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.models import Job, Measure
+from django_faktory.runtime.metrics_flusher import Bookkeeper
+from django_faktory.store import transactions
+from django_faktory.store.dialects import dialect_of
+from django_faktory.store.statistics import histograms as histogram_rows
+from tests.factories import T0, JobFactory, payload
+
+USING = "default"
+MAIL = ("mail", "send")
+
+
+def series(**sums):
+    recorder = Recorder()
+    recorder.started([Passed(*MAIL, sums.get("wait", 0.01))] * sums.get("started", 0))
+    recorder.ended([Passed(*MAIL, sums.get("run", 0.01))] * sums.get("succeeded", 0), well=True)
+    recorder.ended([Passed(*MAIL, sums.get("run", 0.01))] * sums.get("failed", 0), well=False)
+    return recorder.take()
+
+
+@pytest.mark.core
+class TestRecorder:
+    def test_sums_by_queue_and_task_and_forgets_what_was_taken(self):
+        recorder = Recorder()
+        recorder.started([Passed("mail", "send", 0.5), Passed("mail", "send", 1.5), Passed("low", "send", 0.0)])
+        recorder.ended([Passed("mail", "send", 2.0)], well=True)
+        recorder.ended([Passed("mail", "send", 4.0)], well=False)
+        taken = recorder.take()
+        assert set(taken) == {("mail", "send"), ("low", "send")}
+        mail = taken[MAIL]
+        assert (mail.started, mail.succeeded, mail.failed, mail.waited_s, mail.ran_s) == (2, 1, 1, 2.0, 6.0)
+        assert recorder.take() == {}
+
+    @pytest.mark.parametrize(("seconds", "place"), [(0.0, 0), (0.005, 0), (0.0051, 1), (7200.0, 10), (1e9, 11)])
+    def test_a_bucket_holds_what_is_up_to_its_bound(self, seconds, place):
+        recorder = Recorder()
+        recorder.ended([Passed(*MAIL, seconds)], well=True)
+        assert recorder.take()[MAIL].runs.index(1) == place
+        assert len(BOUNDS_S) == 11
+
+    def test_more_names_than_it_tells_apart_go_together(self, monkeypatch):
+        monkeypatch.setattr(histograms, "MOST_SERIES", 3)
+        recorder = Recorder()
+        recorder.started(Passed("q", f"task{number}", 0.0) for number in range(10))
+        recorder.started([Passed("q", "task0", 0.0)])
+        taken = recorder.take()
+        assert {names: sums.started for names, sums in taken.items()} == {
+            ("q", "task0"): 2, ("q", "task1"): 1, ("q", "task2"): 1, (OTHER, OTHER): 7,
+        }  # fmt: skip
+
+    def test_loses_nothing_between_threads(self):
+        recorder, taken = Recorder(), []
+
+        def note():
+            for _ in range(500):
+                recorder.started([Passed(*MAIL, 0.0)])
+
+        threads = [threading.Thread(target=note) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            taken.append(recorder.take())
+        taken.append(recorder.take())
+        assert sum(found[MAIL].started for found in taken if found) == 2000
+
+    def test_what_could_not_be_kept_is_taken_again_with_what_came_since(self):
+        recorder = Recorder()
+        recorder.started([Passed(*MAIL, 1.0)])
+        taken = recorder.take()
+        recorder.started([Passed(*MAIL, 2.0)])
+        recorder.give_back(taken)
+        assert recorder.take()[MAIL].waited_s == 3.0
+
+
+@pytest.mark.django_db
+class TestSums:
+    def test_of_two_processes_are_added_up_by_minute_and_for_ever(self):
+        histogram_rows.add(series(started=2, succeeded=1), using=USING, now=T0)
+        histogram_rows.add(series(started=1, failed=3, run=2.0), using=USING, now=T0)
+        histogram_rows.add(series(started=5), using=USING, now=T0 + timedelta(minutes=1))
+        ever = histogram_rows.ever(using=USING)[MAIL]
+        assert (ever.started, ever.succeeded, ever.failed) == (8, 1, 3)
+        assert ever.ran_s == pytest.approx(6.01)
+        assert sum(ever.runs) == 4
+        minutes = histogram_rows.by_minute(using=USING, since=T0 - timedelta(hours=1))
+        assert [one.started for one in minutes.values()] == [3, 5]
+        assert list(minutes) == sorted(minutes)
+
+    def test_of_a_minute_can_be_asked_for_one_queue_or_task(self):
+        histogram_rows.add({("a", "x"): Series(started=1), ("b", "x"): Series(started=10)}, using=USING, now=T0)
+        asked = [{"queue": "a"}, {"jobtype": "x"}, {"queue": "b", "jobtype": "y"}]
+        found = [histogram_rows.by_minute(using=USING, since=T0 - timedelta(hours=1), **one) for one in asked]
+        assert [[one.started for one in minutes.values()] for minutes in found] == [[1], [11], []]
+
+    def test_are_kept_for_ever_and_their_minutes_a_while(self):
+        histogram_rows.add(series(started=1), using=USING)  # a current minute
+        histogram_rows.add(series(started=1), using=USING, now=T0 - timedelta(days=400))
+        assert histogram_rows.purge(using=USING, kept_for_s=86_400) == 1
+        assert histogram_rows.purge(using=USING, kept_for_s=86_400) == 0
+        assert Measure.objects.count() == 2
+        assert histogram_rows.ever(using=USING)[MAIL].started == 2
+
+    def test_of_nothing_is_no_statement(self, django_assert_num_queries):
+        with django_assert_num_queries(0):
+            histogram_rows.add({}, using=USING)
+
+
+@pytest.mark.django_db(transaction=True)
+class TestBroker:
+    def test_notes_how_long_jobs_waited_and_ran_and_how_they_ended(self):
+        recorder = Recorder()
+        broker = OrmBroker(USING, recorder=recorder)
+        broker.push([payload("1", "mailing"), payload("2", "mailing"), payload("3", "mailing", result_ttl=60)])
+        Job.objects.update(enqueued_at=T0, created_at=T0)
+        [found] = broker.fetch([FetchRequest(queues=("default",), wid="w", count=3)])
+        assert {job.jobtype for job in found} == {"mailing"}
+        good, bad, kept = (job.jid for job in found)
+        broker.ack([Ack(jid=good, wid="w"), Ack(jid=kept, wid="w"), Ack(jid="unknown", wid="w")])
+        broker.fail([failure(jid=bad, wid="w"), failure(jid="nobody")])
+        [(names, sums)] = recorder.take().items()
+        assert names == ("default", "mailing")
+        assert (sums.started, sums.succeeded, sums.failed) == (3, 2, 1)
+        assert sums.waits[-1] == 3, "since T0, which is years ago"
+        assert 0 <= sums.ran_s < 60
+
+    def test_notes_what_an_exchange_does(self):
+        recorder = Recorder()
+        broker = OrmBroker(USING, recorder=recorder)
+        job = JobFactory(working=True, wid="w")
+        broker.exchange(
+            [payload("new")], [Ack(jid=job.jid, wid="w")], [FetchRequest(queues=("default",), wid="w", count=1)]
+        )
+        taken = recorder.take()
+        assert sum(sums.started for sums in taken.values()) == 1
+        assert sum(sums.succeeded for sums in taken.values()) == 1
+
+    def test_notes_no_failure_that_a_second_attempt_found_too_late(self, monkeypatch):
+        recorder = Recorder()
+        broker = OrmBroker(USING, recorder=recorder)
+        job = JobFactory(working=True, wid="w")
+        attempts = []
+
+        def collides_once(*_, **__):
+            attempts.append(1)
+            raise OperationalError("database is locked")
+
+        def meanwhile(_):
+            monkeypatch.undo()
+            assert OrmBroker(USING).ack([Ack(jid=job.jid, wid="w")]) == [True]
+
+        monkeypatch.setattr(dialect_of(connection), "save", collides_once, raising=False)
+        monkeypatch.setattr(transactions.time, "sleep", meanwhile)
+        broker.fail([failure(jid=job.jid, wid="w")])
+        assert attempts == [1]
+        assert recorder.take() == {}
+
+    def test_notes_no_end_that_is_rolled_back(self):
+        recorder = Recorder()
+        broker = OrmBroker(USING, recorder=recorder)
+        job = JobFactory(working=True, wid="w")
+        with contextlib.suppress(ZeroDivisionError), broker.atomic():
+            assert broker.ack([Ack(jid=job.jid, wid="w", attempt=job.attempt)]) == [True]
+            raise ZeroDivisionError
+        assert recorder.take() == {}
+
+
+@pytest.mark.django_db(transaction=True)
+class TestBookkeeper:
+    def test_writes_what_is_left_when_it_is_stopped(self):
+        recorder = Recorder()
+        keeper = Bookkeeper(USING, recorder, every_s=3600)
+        thread = threading.Thread(target=keeper.run)
+        thread.start()
+        recorder.started([Passed(*MAIL, 0.1)])
+        keeper.stop()
+        thread.join(10)
+        assert histogram_rows.ever(using=USING)[MAIL].started == 1
+
+    def test_keeps_what_a_database_that_is_away_cannot_take(self, monkeypatch, caplog):
+        recorder = Recorder()
+        keeper = Bookkeeper(USING, recorder)
+        recorder.started([Passed(*MAIL, 0.1)])
+
+        def away(*_, **__):
+            raise BrokerUnavailable("database unavailable: gone fishing")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(histogram_rows, "add", away)
+            keeper.write()
+        assert "measures wait for the database error=database unavailable: gone fishing" in caplog.text
+        keeper.write()
+        assert histogram_rows.ever(using=USING)[MAIL].started == 1

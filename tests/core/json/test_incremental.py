@@ -1,0 +1,160 @@
+"""The incremental JSON parser gives the same results as the direct one, and pauses between steps."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_faktory.core.json import incremental, jsontext
+from django_faktory.core.payloads import JobPayload
+from django_faktory.core.protocol import commands, limits
+from django_faktory.errors import InvalidPayload
+from tests.core.json.test_jsontext import answer, texts_of_objects, values, writers
+
+pytestmark = pytest.mark.core
+
+JOB = '{"jid":"12345678","jobtype":"t","args":[1,"é"],"custom":{"a":1,"a":[2]}}'
+OTHER = '{"jid":"abcdefgh", "jobtype":"t" ,"args":[{"x":"\\"],[\\\\"}]}'
+
+
+@pytest.fixture(autouse=True)
+def everything_is_long(monkeypatch):
+    """Make every text count as long, so that the incremental parser runs."""
+    monkeypatch.setattr(incremental, "SHORT", 0)
+    monkeypatch.setattr(incremental, "TOKENS_A_STEP", 2)
+
+
+def in_steps(function, *args, **options):
+    return answer(lambda: incremental.run(function(*args, **options)))
+
+
+def items(text):
+    found = []
+    for part in incremental.cut(text, "[]"):
+        if part is not None:
+            yield from incremental.check_value(part)
+            found.append(part.strip(" \t\r\n"))
+    return found
+
+
+@given(texts_of_objects())
+def test_members_are_those_found_in_one_go(given_):
+    _, text = given_
+    assert in_steps(incremental.members, text, most=1000) == answer(jsontext.members, text)
+
+
+@given(st.lists(values, max_size=5), writers)
+def test_items_are_those_found_in_one_go(array, write):
+    assert in_steps(items, write(array)) == answer(jsontext.items, write(array))
+
+
+@given(
+    texts_of_objects(), st.integers(0, 200), st.sampled_from(["", "]", "}", "{", "[", ",", ":", '"', "\\", "x", "1"])
+)
+def test_what_is_no_json_is_refused_by_both(given_, at, sign):
+    text = f"[{given_[1]}]"
+    harmed = text[:at] + sign + text[at + 1 :]
+    assert in_steps(items, harmed) == answer(jsontext.items, harmed)
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "[", "]", "[1", "[1,", "[,]", "[1,]", "[]]", "[}", '["', '["\\', "[1 2]", "[[}]", "{}"]
+)
+def test_what_is_no_array_is_refused(text):
+    assert in_steps(items, text) is InvalidPayload
+    assert answer(jsontext.items, text) is InvalidPayload
+
+
+@given(st.integers(1, 300), st.booleans())
+def test_depth_is_judged_as_in_one_go(depth, is_wide):
+    text = "[" + '"[",{},' * 200 * is_wide + "[" * depth + "]" * depth + "]"
+    assert in_steps(incremental.check_depth, text) == answer(jsontext.check_depth, text)
+
+
+def test_a_string_of_any_length_is_one_value():
+    """Brackets, commas and escaped quotes inside a string have no effect."""
+    for string in ("[,]" * 5000, "\\" * 5001, '"' * 3000, "é,\\" * 2000):
+        array = json.dumps([string, 1])
+        assert in_steps(items, array) == [json.dumps(string), "1"]
+        assert in_steps(incremental.check_depth, array) is None
+
+
+def test_lone_surrogates_are_let_in_as_in_one_go():
+    text = json.dumps([["\ud800"] * 5, {"\udfff": ["\ud800"]}])
+    assert in_steps(items, text) == answer(jsontext.items, text) != InvalidPayload
+
+
+def test_there_is_a_rest_at_every_few_values(monkeypatch):
+    monkeypatch.setattr(incremental, "TOKENS_A_STEP", 100)
+    text = f"[{','.join(['[]'] * 10_000)}]"
+    assert len(list(incremental.check_depth(text))) == 20_002 // 100
+    assert sum(part is None for part in incremental.cut(text, "[]")) > 100
+
+
+LINES = [
+    f"PUSH {JOB}",
+    f"PUSH {OTHER}",
+    'PUSH {"jid":"12345678","jid":"12345679","jobtype":"t","args":[]}',
+    'PUSH {"jid":"12345678","jobtype":"t"}',
+    f'PUSH {{"jid":"12345678","jobtype":"t","args":{"[" * 128}{"]" * 128}}}',
+    f"PUSHB [{JOB}, {OTHER}]",
+    f'PUSHB [{JOB},7,null,{{"jid":"short"}},{{"jid":"badbadba"}},{OTHER},"x"]',
+    f"PUSHB [{JOB},{{]",
+    f"PUSHB [{JOB},{{,}}]",
+    'PUSHB [{"jid":"abcdefgh" "x"}]',
+    "PUSHB {}",
+    "PUSHB []",
+    'FAIL {"jid":"12345678","errtype":" E","message":"m ","backtrace":["a","b,]"],"x":[{}]}',
+    'FAIL {"jid":"12345678","backtrace":null}',
+    'FAIL {"jid":"12345678","backtrace":["a",1]}',
+    'FAIL {"jid":"12345678","backtrace":"a"}',
+    'FAIL {"jid":"12345678","jid":"87654321","message":[1]}',
+    'FAIL {"jid":"12345678","jid":"87654321"}',
+    'FAIL {"jid":["12345678"]}',
+    "FAIL []",
+    'MUTATE {"cmd":"kill","target":"retries"}',
+    'MUTATE {"cmd":"kill","target":"retries","filter":{"jids":["a","b","a"],"jobtype":"t","regexp":"*"}}',
+    'MUTATE {"cmd":"kill","target":"retries","filter":{"jids":[]}}',
+    'MUTATE {"cmd":"kill","target":"retries","filter":{"jids":null}}',
+    'MUTATE {"cmd":"kill","target":"retries","filter":{"jids":["a",1]}}',
+    'MUTATE {"cmd":"kill","target":"retries","filter":{"jids":{}}}',
+    'MUTATE {"cmd":"kill","target":"retries","filter":{"other":1}}',
+    'MUTATE {"cmd":"kill","target":"retries","filter":[1]}',
+    'MUTATE {"cmd":"kill","target":"retries","filter":null}',
+    'MUTATE {"cmd":["kill"],"target":"retries"}',
+]
+
+
+def meaning(command):
+    """Return the parts of a command that matter; for PUSHB the stored jobs and the jids of the refused ones."""
+    if not isinstance(command, commands.PushBulk):
+        return command
+    good = [job for job in command.jobs if isinstance(job, JobPayload)]
+    return good, {job.jid for job in command.jobs if isinstance(job, InvalidPayload)}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_long_line_means_what_it_would_mean_were_it_short(line):
+    verb, _, rest = line.partition(" ")
+    assert meaning(in_steps(commands._LONG[verb.encode()], rest)) == meaning(answer(commands.parse, line))
+
+
+def test_the_same_refusals_are_kept_once_and_too_many_refuse_the_whole():
+    """Each refused number used to be stored: 2 MB from a client took 2 GB of the server's memory."""
+    same = incremental.run(commands.parse_long(b"PUSHB [" + b"0," * 20_000 + JOB.encode() + b"]"))
+    assert [job.jid for job in same.jobs] == ["12345678", ""]
+    others = ",".join(f'{{"jid":"{number:08d}"}}' for number in range(limits.MAX_REFUSED + 1))
+    with pytest.raises(InvalidPayload, match="none of it was stored"):
+        incremental.run(commands.parse_long(f"PUSHB [{JOB},{others}]".encode()))
+
+
+def test_lines_that_are_read_quickly_are_not_read_in_steps():
+    for line in (
+        f"PUSHB [{JOB}]",
+        f"PUSH {JOB}",
+        'PUSH {"args":["' + "x" * 500_000 + '"]}',
+        "ACK " + "x" * 500_000,
+        "PUSHB",
+    ):
+        assert commands.parse_long(line.encode()) is None

@@ -1,0 +1,285 @@
+"""JSON as text: parts come back verbatim, and invalid JSON is refused; both parsers agree."""
+
+import json
+import tracemalloc
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_faktory.core.json import jsontext
+from django_faktory.errors import InvalidPayload
+
+pytestmark = pytest.mark.core
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(min_value=2**63, max_value=2**80),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(),
+    st.text(alphabet='"\\{}[],: \n\u2028é😀\x00'),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4)),
+    max_leaves=12,
+)
+space = st.text(alphabet=" \t\r\n", max_size=3)
+writers = st.sampled_from(
+    [
+        lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":")),
+        lambda value: json.dumps(value, ensure_ascii=True, separators=(",", ":")),
+        lambda value: json.dumps(value, indent=1),
+        json.dumps,
+    ]
+)
+objects = st.dictionaries(st.text(max_size=8), values, max_size=6)
+
+
+@st.composite
+def texts_of_objects(draw):
+    """Draw an object's members as written, and a text that contains them with random white space."""
+    write = draw(writers)
+    parts = [(json.dumps(key, ensure_ascii=False), write(value)) for key, value in draw(objects).items()]
+    text = ",".join(f"{draw(space)}{key}{draw(space)}:{draw(space)}{value}{draw(space)}" for key, value in parts)
+    return parts, f"{draw(space)}{{{text or draw(space)}}}{draw(space)}"
+
+
+def answer(function, *args):
+    """Return the function's result, or `InvalidPayload` if it refuses."""
+    try:
+        return function(*args)
+    except InvalidPayload:
+        return InvalidPayload
+
+
+@given(texts_of_objects())
+def test_members_come_back_verbatim_and_in_order(given_):
+    """W11: members keep their order, and values their spelling."""
+    parts, text = given_
+    assert list(jsontext.members(text).items()) == [(json.loads(key), value) for key, value in parts]
+
+
+@given(texts_of_objects())
+def test_the_fast_path_agrees_with_the_scanner(given_):
+    _, text = given_
+    assert jsontext.members(text) == jsontext._members_by_scanner(text)
+
+
+@given(st.one_of(texts_of_objects().map(lambda drawn: drawn[1]), st.text(alphabet='{}[]":,\\u0129eE.-+ntrfalsul x')))
+def test_both_paths_refuse_the_same_damaged_texts(text):
+    for damaged in (text, text[:-1], text[1:], text.replace(":", ",", 1), text.replace('"', "'", 1), text + "x"):
+        assert answer(jsontext.members, damaged) == answer(jsontext._members_by_scanner, damaged)
+
+
+@given(objects, writers)
+def test_join_undoes_members(found, write):
+    parts = {key: write(value) for key, value in found.items()}
+    joined = jsontext.join(parts.items())
+    assert jsontext.members(joined) == parts
+    assert json.loads(joined) == found
+
+
+@given(texts_of_objects(), st.dictionaries(st.sampled_from(["enqueued_at", "failure", "zz"]), values))
+def test_append_adds_at_the_end_and_leaves_the_rest_as_it_was(given_, added):
+    parts, text = given_
+    extra = [(key, json.dumps(value)) for key, value in added.items() if json.dumps(key) not in dict(parts)]
+    longer = jsontext.append(text, extra)
+    found = jsontext.members(longer)
+    assert list(found.items()) == [*((json.loads(key), value) for key, value in parts), *extra]
+    assert longer.startswith(text.rstrip(" \t\r\n")[:-1].rstrip(" \t\r\n"))
+
+
+def test_appending_nothing_changes_nothing():
+    assert jsontext.append(' {"a": 1 } ', []) == ' {"a": 1 } '
+    assert jsontext.append("{ }", [("a", "1")]) == '{"a":1}'
+
+
+@given(st.lists(values, max_size=6), writers)
+def test_items_come_back_verbatim(found, write):
+    texts = [write(value) for value in found]
+    assert jsontext.items(f" [ {' , '.join(texts)} ] ") == texts
+    assert list(jsontext._items_by_scanner(f"[{','.join(texts)}]")) == texts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9007199254740993",
+        "18446744073709551616",
+        "-" + "9" * 5000,
+        "1.0",
+        "1e400",
+        "1E-7",
+        "0.1000",
+        '"\\u0000"',
+        '"\\ud800"',
+        '"\\/\\u00e9\\ud83d\\ude00"',
+        '"\x7f\u2028"',
+        "[ 1 ,2 ]",
+        '{"b":1, "a":2, "b":3}',
+    ],
+)
+def test_no_value_is_rewritten(text):
+    """W11: numbers and strings keep their spelling."""
+    for around in (f'{{"args":{text}}}', f'{{ "args" : {text} }}'):
+        assert jsontext.members(around) == {"args": text}
+    assert jsontext.items(f"[{text}]") == [text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "null",
+        "[]",
+        '"{}"',
+        "{",
+        "}",
+        "{,}",
+        '{"a"}',
+        '{"a":}',
+        '{"a":1,}',
+        '{"a":1 "b":2}',
+        '{"a" 1}',
+        "{a:1}",
+        "{'a':1}",
+        '{"a":01}',
+        '{"a":+1}',
+        '{"a":.5}',
+        '{"a":1.}',
+        '{"a":0x1}',
+        '{"a":True}',
+        '{"a":"\x00"}',
+        '{"a":"\n"}',
+        '{"a":"\\x"}',
+        '{"a":"\\u12"}',
+        '{"a\n":1}',
+        '{"a":"b}',
+        '{"a',
+        '{"a":1',
+        '{"a":1}}',
+        '{"a":1}{}',
+        '{"a":1} x',
+        '\ufeff{"a":1}',
+        '{"a":1}\x00',
+        "{\xa0}",
+    ],
+)
+def test_what_is_no_object_is_refused_by_both_paths(text):
+    """W7: the fast path and the scanner raise the same error."""
+    for refuse in (jsontext.members, jsontext._members_by_scanner):
+        with pytest.raises(InvalidPayload, match=r"^invalid JSON: "):
+            refuse(text)
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("around", ['{"a":%s}', '{"a":[%s]}', '{"a":{"b": %s}}'])
+def test_nan_and_infinity_are_refused(around, constant):
+    """W7: these constants are not valid JSON."""
+    with pytest.raises(InvalidPayload, match=r"^invalid JSON: "):
+        jsontext.members(around % constant)
+    with pytest.raises(InvalidPayload, match=r"^invalid JSON: "):
+        jsontext.decode(around % constant)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"jid":1,"jid":2}', '{"jid":1,"jid":1}', '{"a":1,"\\u0061":2}', '{"é":1,"x":0, "\\u00e9":1}', '{"":1,"":1}'],
+)
+def test_a_key_twice_at_the_top_is_refused(text):
+    """W7: also if the key is spelled differently."""
+    with pytest.raises(InvalidPayload, match="given twice"):
+        jsontext.members(text)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[", "[1", "[1,", "[1,]", "[1 2]", "[]]", "[NaN]", "[1] 2", "x", '["\n"]'])
+def test_what_is_no_array_is_refused(text):
+    with pytest.raises(InvalidPayload, match=r"^invalid JSON: "):
+        jsontext.items(text)
+    with pytest.raises(InvalidPayload, match=r"^invalid JSON: "):
+        list(jsontext._items_by_scanner(text))
+
+
+@pytest.mark.parametrize(("open_", "close"), ["[]", ('{"a":', "}")])
+def test_128_levels_are_enough_for_everybody_and_129_are_refused(open_, close):
+    """W7: the object itself is the first level."""
+
+    def nested(levels):
+        return f'{{"a":{open_ * (levels - 1)}{"null" if len(open_) > 1 else ""}{close * (levels - 1)}}}'
+
+    assert list(jsontext.members(nested(128))) == ["a"]
+    with pytest.raises(InvalidPayload, match="nested deeper than 128"):
+        jsontext.members(nested(129))
+    with pytest.raises(InvalidPayload, match="nested deeper than 128"):
+        jsontext.members(nested(100_000))
+
+
+def test_brackets_in_texts_and_side_by_side_are_no_depth():
+    text = '{"a":"' + "[{" * 500 + '\\"[[","b":[' + ",".join(["[[]]"] * 200) + "]}"
+    assert list(jsontext.members(text)) == ["a", "b"]
+    deep_after = text[:-1] + ',"c":' + "[" * 128 + "]" * 128 + "}"
+    with pytest.raises(InvalidPayload, match="nested deeper"):
+        jsontext.members(deep_after)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000])
+def test_depth_without_end_is_an_error_and_not_a_crash(text):
+    """W12: the depth of an array's elements is checked separately, when they are parsed."""
+    with suppress(InvalidPayload):
+        for item in jsontext.items(f"[{text}]"):
+            jsontext.members(item)
+            pytest.fail("too deep")
+    with pytest.raises(InvalidPayload):
+        jsontext.decode(text)
+
+
+def test_depth_without_end_is_noticed_at_its_beginning():
+    """Refusing a megabyte of brackets used to take a third of a second of server time, and 16 MB."""
+    text = "[" * 1_000_000 + "]" * 1_000_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidPayload, match="nested deeper than 128"):
+            jsontext.check_depth(text)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4 * len(text)
+
+
+def test_a_damaged_value_of_megabytes_makes_a_short_error():
+    with pytest.raises(InvalidPayload) as told:
+        jsontext.members('{"' + "k" * 1_000_000 + '":1,"' + "k" * 1_000_000 + '":2}')
+    assert len(str(told.value)) < 200
+
+
+@given(values)
+def test_encode_is_compact_and_decode_gives_the_value_back(value):
+    text = jsontext.encode(value)
+    assert jsontext.decode(text) == value
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": [1, "é", None, True, 1.5]}, '{"a":[1,"é",null,true,1.5]}'),
+        ("\ud800", '"\\ud800"'),
+        ("\u0000\x7f\n", '"\\u0000\x7f\\n"'),
+        (2**70, str(2**70)),
+        ((1, 2), "[1,2]"),
+        (float("nan"), "null"),
+    ],
+)
+def test_values_are_encoded_like_this(value, text):
+    assert jsontext.encode(value) == text
+
+
+@pytest.mark.parametrize("value", [object(), {1: object()}, 1j])
+def test_what_json_cannot_hold_is_a_type_error(value):
+    with pytest.raises(TypeError):
+        jsontext.encode(value)

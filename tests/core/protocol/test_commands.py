@@ -1,0 +1,266 @@
+"""Command lines and their meaning: one table read in both directions, and what is rejected with which message."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.payloads import Beat, JobPayload, WorkerIdentity
+from django_faktory.core.protocol import resp
+from django_faktory.core.protocol.commands import (
+    VERBS,
+    AckJob,
+    BeatWorker,
+    End,
+    FailJob,
+    Fetch,
+    Hello,
+    Info,
+    Push,
+    PushBulk,
+    parse,
+    parse_hello,
+)
+from django_faktory.errors import InvalidPayload, UnknownCommand
+
+pytestmark = pytest.mark.core
+
+JOB = '{"jid":"12345678","jobtype":"mail","queue":"default","args":[1,"é",null],"retry":25}'
+OTHER = '{"jid":"abcdefgh","jobtype":"mail","queue":"q","args":[],"retry":-1,"custom":{"n":1.0}}'
+WORKER = WorkerIdentity(wid="4qpc2443vpvai", hostname="localhost", pid=2676, labels=("python", "eu"))
+
+BOTH_WAYS = [
+    ("END", End()),
+    ("INFO", Info()),
+    (f"PUSH {JOB}", Push(parse_job(JOB))),
+    ("PUSHB []", PushBulk([])),
+    (f"PUSHB [{JOB},{OTHER}]", PushBulk([parse_job(JOB), parse_job(OTHER)])),
+    ("FETCH default", Fetch()),
+    ("FETCH critical default low", Fetch(("critical", "default", "low"))),
+    ('ACK {"jid":"12345678"}', AckJob("12345678")),
+    (
+        'FAIL {"jid":"12345678","errtype":"KeyError","message":"no é","backtrace":["a","b"]}',
+        FailJob("12345678", "KeyError", "no é", ("a", "b")),
+    ),
+    ('BEAT {"wid":"4qpc2443vpvai"}', BeatWorker(Beat(wid="4qpc2443vpvai"))),
+    (
+        'BEAT {"wid":"4qpc2443vpvai","current_state":"quiet","rss_kb":54176}',
+        BeatWorker(Beat(wid="4qpc2443vpvai", current_state="quiet", rss_kb=54176)),
+    ),
+]
+
+HELLOS = [
+    ('{"v":2}', Hello()),
+    ('{"v":2,"pwdhash":"1e44"}', Hello(pwdhash="1e44")),
+    (
+        '{"v":2,"wid":"4qpc2443vpvai","hostname":"localhost","pid":2676,"labels":["python","eu"],"pwdhash":"ab"}',
+        Hello(identity=WORKER, pwdhash="ab"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "command"), BOTH_WAYS)
+def test_a_line_means_this_command_and_the_command_is_written_as_this_line(line, command):
+    assert parse(line) == command
+    assert command.line() == f"{line}\r\n".encode()
+
+
+@pytest.mark.parametrize(("text", "hello"), HELLOS)
+def test_a_hello_is_read_as_it_is_written(text, hello):
+    assert parse_hello(text) == hello
+    assert hello.line() == f"HELLO {text}\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("END of it", End()),
+        ("INFO {}", Info()),
+        ("FETCH", Fetch(("default",))),
+        ("FETCH  ", Fetch(("default",))),
+        ("FETCH b a b", Fetch(("b", "a"))),
+        (f"FETCH {'a ' * 1000}", Fetch(("a",))),
+        ("FETCH *bad{} ok", Fetch(("ok",))),
+        (f"FETCH {'q' * 255} {'q' * 256} a/b", Fetch(("q" * 255,))),
+        ("FETCH *", Fetch(())),
+        ("PUSHB null", PushBulk([])),
+        (' ACK {"jid":"12345678"}'[1:], AckJob("12345678")),
+        ('ACK  { "jid" : "12345678" , "more" : [1] } ', AckJob("12345678")),
+        ('ACK {"jid":""}', AckJob("")),
+        ('FAIL {"jid":"12345678"}', FailJob("12345678")),
+        ('FAIL {"jid":"12345678","errtype":null,"message":null,"backtrace":null}', FailJob("12345678")),
+        ('FAIL {"jid":"12345678","errtype":" E\\n","message":" m ","x":1}', FailJob("12345678", "E", "m")),
+        ('BEAT {"wid":"w","current_state":null,"rss_kb":null,"x":1}', BeatWorker(Beat(wid="w"))),
+    ],
+)
+def test_what_clients_vary_is_understood(line, command):
+    assert parse(line) == command
+
+
+@pytest.mark.parametrize(
+    ("text", "identity"),
+    [
+        ("{}", WorkerIdentity()),
+        ('{"v":2,"wid":null,"hostname":null,"pid":null,"labels":null,"pwdhash":null}', WorkerIdentity()),
+        ('{"hostname":"h","v":2,"username":"u","random":[{}]}', WorkerIdentity(hostname="h")),
+        (json.dumps({"v": 2, "wid": "w" * 255}), WorkerIdentity(wid="w" * 255)),
+    ],
+)
+def test_a_hello_may_leave_out_or_add_fields(text, identity):
+    """W2: unknown fields are ignored, missing ones are optional."""
+    assert parse_hello(text) == Hello(identity=identity)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "invalid HELLO"),
+        ("{", "invalid HELLO"),
+        ("[]", "expected an object"),
+        ('{"v":1}', "v: expected 2"),
+        ('{"v":3}', "v: expected 2"),
+        ('{"v":"2"}', "v: expected 2"),
+        ('{"v":null}', "v: expected 2"),
+        ('{"v":true}', "v: expected 2"),
+        ('{"v":2,"wid":7}', "wid: expected a string, got 7"),
+        (json.dumps({"v": 2, "wid": "w" * 256}), "wid: expected at most 255"),
+        ('{"v":2,"wid":"a\\u0000"}', "wid: expected"),
+        ('{"v":2,"wid":"\\ud800"}', "wid: expected"),
+        ('{"v":2,"hostname":[]}', "hostname: expected a string"),
+        ('{"v":2,"pid":"7"}', "pid: expected an integer"),
+        ('{"v":2,"pid":7.5}', "pid: expected an integer"),
+        ('{"v":2,"pid":true}', "pid: expected an integer"),
+        ('{"v":2,"labels":"python"}', "labels: expected an array"),
+        ('{"v":2,"labels":[1]}', "labels: expected an array of strings"),
+        ('{"v":2,"pwdhash":7}', "pwdhash: expected a string"),
+        ("[" * 2000, "nested deeper"),
+    ],
+)
+def test_a_hello_of_another_shape_is_refused_with_the_field(text, said):
+    """W2: the error names the wrong field."""
+    with pytest.raises(InvalidPayload, match=said):
+        parse_hello(text)
+
+
+@pytest.mark.parametrize("verb", ["", "push", "Fetch", "PING", "CRON", "CONFIG", "HELLO", "PUSH\t{}", "\x00", "FETCHX"])
+def test_a_verb_nobody_knows_is_named(verb):
+    """W5: the error repeats the unknown verb."""
+    with pytest.raises(UnknownCommand) as told:
+        parse(f"{verb} {{}}" if verb else "")
+    assert str(told.value) == f"unknown command {verb}"
+
+
+@pytest.mark.parametrize(
+    ("line", "start"),
+    [
+        ("ACK", "invalid ACK "),
+        ("ACK 12345678", "invalid ACK 12345678"),
+        ("ACK []", "invalid ACK []"),
+        ("ACK {}", "invalid ACK {}"),
+        ('ACK {"jid":7}', 'invalid ACK {"jid":7}'),
+        ('ACK {"jid":null}', 'invalid ACK {"jid":null}'),
+        ('ACK {"jid":NaN}', "invalid ACK "),
+        ("ACK " + "[" * 200, "invalid JSON: nested deeper than 128"),
+        (f"FETCH {'a ' * 1001}", "invalid FETCH: queues: expected at most 1000, got 1001"),
+        ("FAIL", "invalid FAIL "),
+        ("FAIL nonsense", "invalid FAIL nonsense"),
+        ("FAIL {}", "missing JID"),
+        ('FAIL {"jid":""}', "missing JID"),
+        ('FAIL {"jid":null}', "missing JID"),
+        ('FAIL {"jid":7}', "invalid FAIL"),
+        ('FAIL {"jid":"12345678","errtype":7}', "invalid FAIL"),
+        ('FAIL {"jid":"12345678","message":{}}', "invalid FAIL"),
+        ('FAIL {"jid":"12345678","backtrace":"line"}', "invalid FAIL"),
+        ('FAIL {"jid":"12345678","backtrace":[1]}', "invalid FAIL"),
+        ("BEAT", "invalid BEAT "),
+        ("BEAT {}", "invalid BEAT {}"),
+        ('BEAT {"wid":""}', "invalid BEAT"),
+        ('BEAT {"wid":7}', "invalid BEAT"),
+        ('BEAT {"wid":"w","rss_kb":"7"}', "invalid BEAT"),
+        ('BEAT {"wid":"w","current_state":7}', "invalid BEAT"),
+        ("PUSH", "invalid JSON: "),
+        ("PUSH []", "invalid JSON: "),
+        ("PUSH {", "invalid JSON: "),
+        ("PUSH {}", "jobs must have a reasonable jid parameter"),
+        ('PUSH {"jid":"12345678"}', "jobs must have a jobtype parameter"),
+        ('PUSH {"jid":"12345678","jobtype":"t"}', "jobs must have an args parameter"),
+        ("PUSHB", "invalid JSON: "),
+        ("PUSHB {}", "invalid JSON: "),
+        ("PUSHB [{]", "invalid JSON: "),
+        ("PUSHB [{}", "invalid JSON: "),
+        ("PUSHB [] []", "invalid JSON: "),
+    ],
+)
+def test_what_has_the_wrong_shape_is_refused_in_the_words_of_the_original(line, start):
+    with pytest.raises(InvalidPayload) as told:
+        parse(line)
+    assert str(told.value).startswith(start)
+
+
+def test_an_unknown_verb_of_megabytes_is_cut():
+    with pytest.raises(UnknownCommand) as told:
+        parse("X" * 1_000_000)
+    assert str(told.value) == f"unknown command {'X' * 100}"
+
+
+@pytest.mark.parametrize("verb", ["ACK", "FAIL", "BEAT"])
+def test_a_refusal_does_not_repeat_megabytes(verb):
+    with pytest.raises(InvalidPayload) as told:
+        parse(f'{verb} {{"x":"{"y" * 1_000_000}","jid":7,"wid":7}}')
+    assert len(str(told.value)) < 500
+
+
+def test_in_a_bulk_one_bad_element_spoils_only_itself():
+    """W12: each refused job is reported by its jid, or by "" if it has none."""
+    deep = f'{{"jid":"deepdeep","jobtype":"t","args":{"[" * 200}{"]" * 200}}}'
+    bad = ['{"jid":"badbadba"}', "7", "null", '{"jid":"short"}', '{"jobtype":"t"}', deep, '{"jid":"twice123","jid":""}']
+    command = parse(f"PUSHB [{','.join([JOB, *bad, OTHER])}]")
+    assert [job.jid for job in command.jobs if isinstance(job, JobPayload)] == ["12345678", "abcdefgh"]
+    refused = [job for job in command.jobs if isinstance(job, InvalidPayload)]
+    assert [refusal.jid for refusal in refused] == ["badbadba", "", "", "short", "", "", ""]
+    assert all(str(refusal) for refusal in refused)
+
+
+def test_refused_elements_are_not_sent_on():
+    assert PushBulk([InvalidPayload("no"), parse_job(JOB)]).line() == f"PUSHB [{JOB}]\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        AckJob('"\\\r\n\x00é\u2028'),
+        FailJob("12345678", "E\r\n", "\r\nEND\r\n", ("a\nb", "\ud800", "\x00")),
+        BeatWorker(Beat(wid="é\u2028")),
+        Hello(identity=WorkerIdentity(wid="w", hostname="a\r\nEND", labels=("\n",))),
+    ],
+)
+def test_no_content_breaks_a_line_in_two(command):
+    sent = command.line()
+    assert sent.endswith(b"\r\n")
+    assert not {*b"\r\n\0"} & {*sent[:-2]}
+
+
+@given(
+    st.sampled_from([*VERBS, "", "NO"]),
+    st.one_of(
+        st.text(max_size=40),
+        st.recursive(
+            st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=9)),
+            lambda inner: st.one_of(
+                st.lists(inner, max_size=4),
+                st.dictionaries(
+                    st.sampled_from(["jid", "wid", "args", "jobtype", "errtype", "backtrace", "queue", "at", "x"]),
+                    inner,
+                ),
+            ),
+        ).map(json.dumps),
+    ),
+)
+def test_no_line_ends_in_anything_but_a_command_or_a_refusal(verb, rest):
+    try:
+        sent = parse(f"{verb} {rest}").line()
+    except (InvalidPayload, UnknownCommand) as refusal:
+        sent = resp.error(str(refusal))
+    assert sent.endswith(b"\r\n")

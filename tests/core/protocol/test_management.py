@@ -1,0 +1,120 @@
+"""MUTATE, QUEUE and FLUSH as text, in both directions. Rules: W5, W23 to W25."""
+
+import pytest
+
+from django_faktory.core.json.jsontext import compact
+from django_faktory.core.mutation import Mutation
+from django_faktory.core.protocol.commands import parse
+from django_faktory.core.protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
+from django_faktory.errors import InvalidPayload
+
+pytestmark = pytest.mark.core
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Mutate(Mutation(command="clear", target="dead")),
+        Mutate(Mutation(command="kill", target="retries", jobtype="a type", regexp='*"é ? [a]*')),
+        Mutate(Mutation(command="requeue", target="scheduled", jids=("job-one.", "job two!"))),
+        Mutate(Mutation(command="discard", target="dead", jids=())),
+        PauseQueues(("a", "b")),
+        ResumeQueues(None),
+        RemoveQueues(("a",)),
+        QueueLatency(("a", "b.c-d")),
+        QueueLatency(()),
+        Flush(),
+    ],
+)
+def test_a_command_read_back_is_the_same(command):
+    assert parse(command.line().decode().removesuffix("\r\n")) == command
+
+
+def test_a_mutation_is_sent_without_a_space_as_the_original_server_wants_it():
+    """W23: the only space is the one after the verb."""
+    sent = Mutate(Mutation(command="kill", target="dead", jobtype="a b", regexp="* c *")).line().decode()
+    assert sent.count(" ") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "mutation"),
+    [
+        ('{ "cmd" : "clear", "target" : "dead" }', Mutation(command="clear", target="dead")),
+        ('{"cmd":"kill","target":"dead","filter":null}', Mutation(command="kill", target="dead")),
+        ('{"cmd":"kill","target":"dead","filter":{}}', Mutation(command="kill", target="dead")),
+        (
+            '{"cmd":"kill","target":"dead","filter":{"jids":null,"jobtype":"","regexp":null}}',
+            Mutation(command="kill", target="dead"),
+        ),
+        (
+            '{"cmd":"kill","target":"dead","filter":{"jids":["a","b","a"]}}',
+            Mutation(command="kill", target="dead", jids=("a", "b")),
+        ),
+    ],
+)
+def test_what_counts_as_no_filter(text, mutation):
+    """W23: empty and null filters select every job."""
+    assert parse(f"MUTATE {text}") == Mutate(mutation)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("MUTATE", "invalid MUTATE "),
+        ("MUTATE []", "invalid MUTATE []: expected an object"),
+        (
+            'MUTATE {"cmd":"KILL","target":"dead"}',
+            "unknown mutate operation 'KILL': cmd: expected clear, kill, discard or",
+        ),
+        ('MUTATE {"cmd":[],"target":"dead"}', "unknown mutate operation []"),
+        ('MUTATE {"target":"dead"}', "unknown mutate operation None"),
+        (
+            'MUTATE {"cmd":"kill","target":"enqueued"}',
+            "invalid target for mutation command: target: expected scheduled,",
+        ),
+        ('MUTATE {"cmd":"kill","target":{}}', "invalid target for mutation command"),
+        ('MUTATE {"cmd":"kill","target":"dead","filter":[]}', "invalid MUTATE: filter: expected an object"),
+        ('MUTATE {"cmd":"kill","target":"dead","filter":{"jids":"a"}}', "invalid MUTATE: jids: expected an array"),
+        ('MUTATE {"cmd":"kill","target":"dead","filter":{"jids":[1]}}', "invalid MUTATE: jids: expected an array of"),
+        ('MUTATE {"cmd":"kill","target":"dead","filter":{"jobtype":1}}', "invalid MUTATE: jobtype: expected a string"),
+        ('MUTATE {"cmd":"kill","target":"dead","filter":{"regexp":[]}}', "invalid MUTATE: regexp: expected a string"),
+        ('MUTATE {"cmd":"kill","target":"dead","filter":{"job_type":"a"}}', "invalid MUTATE: filter: expected jids, "),
+        (
+            f'MUTATE {{"cmd":"kill","target":"dead","filter":{{"regexp":"{"*" * 1001}"}}}}',
+            "invalid MUTATE: regexp: expected at most 1000 characters, got 1001",
+        ),
+        ("QUEUE", "no such QUEUE subcommand: ; use PAUSE, RESUME, REMOVE or LATENCY"),
+        ("QUEUE STOP a", "no such QUEUE subcommand: STOP; use PAUSE"),
+        ("QUEUE PAUSE", "QUEUE PAUSE: expected the names of queues, or * for all, got none"),
+        ("QUEUE remove ", "QUEUE REMOVE: expected the names of queues"),
+        ("QUEUE PAUSE a b!", 'cannot get "b!" queue: queue names must match'),
+        ("QUEUE RESUME a *", 'cannot get "*" queue: queue names must match'),
+        ("QUEUE LATENCY *", "QUEUE LATENCY does not support wildcards; name the queues"),
+        ("QUEUE LATENCY a/b", 'cannot get "a/b" queue'),
+    ],
+)
+def test_what_breaks_a_rule_is_told_which(line, message):
+    """W5, W23, W24: the message names the broken rule."""
+    with pytest.raises(InvalidPayload) as refusal:
+        parse(line)
+    assert str(refusal.value).startswith(message)
+
+
+@pytest.mark.parametrize("verb", ["PAUSE", "pause", "Pause"])
+def test_sub_verbs_take_any_case(verb):
+    """W5: repeated names and spaces are dropped too."""
+    assert parse(f"QUEUE {verb} a  b a") == PauseQueues(("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"a":1}', '{"a":1}'),
+        ('{ "a" : [ 1 , 2 ] }\n', '{"a":[1,2]}'),
+        ('{"a b": "c \\" d", "e" :" "}', '{"a b":"c \\" d","e":" "}'),
+        ('{"a": "\\\\", "b": " "}', '{"a":"\\\\","b":" "}'),
+    ],
+)
+def test_white_space_between_tokens_goes_and_strings_stay(text, told):
+    """W23: globs are matched against the compact text."""
+    assert compact(text) == told

@@ -1,0 +1,157 @@
+"""The arithmetic of limits: how they are parsed, and which jobs a limiter admits."""
+
+from datetime import timedelta
+from random import Random
+
+import pytest
+
+from django_faktory.core.limits import (
+    FORGIVEN_S,
+    Allowance,
+    Gate,
+    InvalidLimit,
+    Scope,
+    allot,
+    family_of,
+    passes_of,
+    passes_text,
+    rate_text,
+)
+from tests.factories import T0
+
+
+def gate(value, number=1, **fields):
+    return Gate(id=number, allows=Allowance.of(value), filled_at=T0, **fields)
+
+
+def after(seconds):
+    return T0 + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed"),
+    [
+        (5, Allowance(concurrency=5)),
+        ("100/s", Allowance(rate=100, per=1)),
+        ("10 / minute", Allowance(rate=10, per=60)),
+        ("3/30s", Allowance(rate=3, per=30)),
+        ("7/2d", Allowance(rate=7, per=172_800)),
+        ({"concurrency": 2, "rate": "1/h", "burst": 4}, Allowance(concurrency=2, rate=1, per=3600, burst=4)),
+    ],
+)
+def test_a_limit_is_read(value, allowed):
+    assert Allowance.of(value) == allowed
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, True, 1.5, None, [], "", "5", "5/", "0/s", "-1/s", "5/x", "5/0s", "1/400d", "9999999999/s", {}, {"rate": 5},
+     {"concurrency": "x"}, {"burst": 3, "concurrency": 1}, {"rate": "5/s", "burst": 0}, {"speed": 1}],
+)  # fmt: skip
+def test_a_wrong_limit_says_what_was_expected(value):
+    with pytest.raises(InvalidLimit, match=r"expected|no such key"):
+        Allowance.of(value)
+
+
+@pytest.mark.parametrize("text", ["100/s", "10/m", "5/30s", "1/h", "2/7d"])
+def test_a_rate_is_told_as_it_is_read(text):
+    allowed = Allowance.of(text)
+    assert rate_text(allowed.rate, allowed.per) == text == str(allowed)
+
+
+def test_places_are_counted():
+    one = gate(2)
+    refusals = allot([[one], [one], [one]], T0)
+    assert refusals == [None, None, one]
+    assert (one.in_use, one.opens_at) == (2, None)
+
+
+def test_none_is_taken_of_any_gate_where_one_is_shut():
+    wide, narrow = gate(5), gate(1, 2, in_use=1)
+    assert allot([[wide, narrow]], T0) == [narrow]
+    assert wide.in_use == 0
+
+
+def test_a_refusal_by_a_queue_comes_last():
+    queue, task = gate(1, 1, scope=Scope.QUEUE, in_use=1), gate(1, 2, in_use=1)
+    assert allot([[queue, task], [queue]], T0) == [task, queue]
+
+
+def test_a_pause_lets_nobody_pass():
+    one = gate(5, is_paused=True)
+    assert allot([[one]], T0) == [one]
+    assert one.opens_at is None
+
+
+def test_tokens_come_with_time_and_are_saved_up_no_further_than_the_bucket_holds():
+    one = gate("100/s", tokens=0.0)
+    one.fill(after(0.1))
+    assert one.room == 10
+    one.fill(after(1000))
+    assert one.room == 40
+
+
+def test_a_burst_is_what_may_start_at_once():
+    one = gate({"rate": "10/m", "burst": 10}, tokens=0.0)
+    one.fill(after(1000))
+    assert one.room == 10
+
+
+def test_a_slow_rate_lets_one_pass_at_a_time():
+    one = gate("10/m", tokens=1.0)
+    assert allot([[one], [one]], T0) == [None, one]
+    assert one.opens_at == after(6)
+
+
+def test_what_waits_is_let_go_in_sets():
+    one = gate("100/s", tokens=0.0)
+    assert allot([[one]], T0) == [one]
+    assert one.opens_at == after(0.1)
+
+
+def test_nobody_overtakes_who_waits_for_the_next_set():
+    one = gate("100/s", tokens=0.0)
+    allot([[one]], T0)
+    assert allot([[one]], after(0.09)) == [one]
+    assert allot([[one]], after(0.11)) == [one], "it is theirs until it was let go"
+    one.fill(after(0.1))
+    assert one.room == 10
+
+
+def test_a_set_that_is_late_is_as_much_larger():
+    one = gate("100/s", tokens=0.0, opens_at=after(0.1))
+    one.fill(after(1.1))
+    assert one.room == 110
+
+
+def test_a_rate_alone_gives_no_pass_to_be_given_back():
+    rate, places = gate("5/s", 3), gate(5, 7)
+    assert passes_text([rate]) is None
+    assert passes_text([rate, places]) == ",7,"
+    assert passes_of(",7,12,") == [7, 12]
+    assert passes_of("") == passes_of(None) == []
+
+
+def test_the_kind_of_a_key_is_before_its_colon():
+    assert [family_of("customer:42:x"), family_of("stripe")] == ["customer", "stripe"]
+
+
+@pytest.mark.parametrize(("text", "seed"), [(text, seed) for text in ("20/s", "100/s", "10/m") for seed in range(5)])
+def test_however_late_sets_are_no_window_has_more_starts_than_is_promised(text, seed):
+    """docs/limits.md: at most the rate, the saved tokens, and 2 s of the rate after a late set."""
+    chance = Random(seed)
+    allows = Allowance.of(text)
+    one = gate(text, tokens=allows.capacity)
+    now, starts = 0.0, []
+    while now < 60 / allows.per_second:
+        now += chance.choice([0.01, 0.05, 0.1, 0.3, 1.0, 3.0]) / min(1.0, allows.per_second)
+        one.fill(after(now))
+        taken = one.room
+        for _ in range(taken):
+            one.take()
+        starts += [now] * taken
+        one.wait_for_next(after(now), has_let_go=taken > 0)
+    for width in (0.1, 1.0, 10.0):
+        most = max(sum(start <= moment < start + width for moment in starts) for start in starts)
+        assert most <= allows.per_second * (width + FORGIVEN_S) + allows.capacity + 1e-6
+    assert len(starts) <= allows.per_second * now + allows.capacity + 1e-6, "nothing is let go without time"

@@ -1,0 +1,139 @@
+"""Test `manage.py faktory cron`: list, pause, resume and run entries."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from django_faktory.models import CronEntry, CronRun, Job
+from django_faktory.store.cron import entries, runs
+from django_faktory.tasks.cron import enqueue
+from tests.project.tasks import add
+
+pytestmark = pytest.mark.django_db
+
+NOON = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+
+
+def entry(name, **fields):
+    made = CronEntry(**{"name": name, "schedule": "0 12 * * *", "zone": "UTC", "jobtype": "ring", **fields})
+    entries.save(made, using="default", now=NOON)
+    return made
+
+
+def names():
+    return set(CronEntry.objects.filter(paused_at=None).values_list("name", flat=True))
+
+
+def test_entries_tell_what_is_due_and_why_not(asked, faktory):
+    entry("daily", queue="bells")
+    entries.pause([entry("paused").pk], using="default")
+    entry("gone", origin="code", schedule="0 1 * * *")
+    entries.sync([], using="default")
+    CronEntry.objects.filter(pk=entry("broken").pk).update(next_at=None, problem="zone: unknown")
+    told = {one["name"]: one for one in asked("cron")["entries"]}
+    assert list(told) == ["broken", "daily", "gone", "paused"]
+    assert {name: one["state"] for name, one in told.items()} == {
+        "broken": "never",
+        "daily": "active",
+        "gone": "removed",
+        "paused": "paused",
+    }
+    assert (told["broken"]["problem"], told["daily"]["problem"]) == ("zone: unknown", None)
+    assert (told["daily"]["next_at"], told["daily"]["latest"]) == ("2026-05-02T12:00:00Z", None)
+    assert told["daily"]["queue"] == "bells"
+    lines = faktory("cron", "list", "daily", "broken").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["ENTRY", "broken", "daily"]
+    assert "zone: unknown" in lines[1]
+
+
+def test_the_latest_run_tells_what_became_of_its_job(asked, faktory):
+    entry("daily")
+    for day in (2, 3):
+        runs.take_due(enqueue, using="default", now=NOON.replace(day=day))
+    [latest] = [one["latest"] for one in asked("cron")["entries"]]
+    assert (latest["tick"], latest["outcome"]) == ("2026-05-03T12:00:00Z", "enqueued")
+    faktory("kill", latest["jid"], "--yes")
+    assert asked("cron")["entries"][0]["latest"]["outcome"] == "dead"
+
+
+def test_pause_and_resume_change_those_that_are_named(asked):
+    for name in ("one", "two", "three"):
+        entry(name)
+    assert asked("cron", "pause", "one", "two", "one") == {"entries": ["one", "two"]}
+    assert names() == {"three"}
+    assert asked("cron", "pause", "two", "three") == {"entries": ["three"]}
+    assert asked("cron", "pause", "--all", code=2) == {"entries": []}
+    assert asked("cron", "resume", "one") == {"entries": ["one"]}
+    assert asked("cron", "resume", "--all") == {"entries": ["three", "two"]}
+    assert names() == {"one", "two", "three"}
+
+
+def test_run_enqueues_its_job_at_once_though_it_is_paused(asked, faktory):
+    entries.pause([entry("sum", jobtype=add.jobtype, args="[1, 2]").pk], using="default")
+    job = Job.objects.get(jid=asked("cron", "run", "sum")["jid"])
+    assert (job.jobtype, job.state) == (add.jobtype, "enqueued")
+    assert CronRun.objects.get().tick is None
+    assert faktory("cron", "run", "sum").out.strip() == Job.objects.latest("pk").jid
+
+
+def test_a_job_that_cannot_be_made_is_refused_in_a_line(faktory):
+    entry("daily", job='{"retry": "often"}')
+    answer = faktory("cron", "run", "daily")
+    assert (answer.code, answer.out) == (1, "")
+    assert "retry" in answer.err
+    assert Job.objects.count() == 0
+
+
+@pytest.mark.parametrize("verb", ["list", "pause", "resume", "run"])
+@pytest.mark.parametrize("name", ["nobody", "a\x1b[31m\x00"])
+def test_an_unknown_name_exits_with_2_and_changes_nothing(faktory, verb, name):
+    entry("daily")
+    answer = faktory("cron", verb, name)
+    assert (answer.code, answer.out) == (2, "")
+    assert "no cron entry is defined as" in answer.err
+    assert "\x1b" not in answer.err
+    assert names() == {"daily"}
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_one_unknown_name_keeps_the_others_as_they_are(faktory, verb):
+    entry("daily")
+    assert faktory("cron", verb, "daily", "nobody").code == 2
+    assert names() == {"daily"}
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "run"])
+def test_what_code_defines_no_more_is_not_touched(faktory, verb):
+    entry("gone", origin="code")
+    entries.sync([], using="default")
+    assert faktory("cron", verb, "gone").code == 2
+    assert CronEntry.objects.get().paused_at is None
+    assert Job.objects.count() == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pause",),
+        ("resume",),
+        ("pause", "daily", "--all"),
+        ("list", "--all"),
+        ("run",),
+        ("run", "daily", "second"),
+        ("run", "--all"),
+    ],
+)
+def test_half_a_command_is_refused(faktory, words):
+    entry("daily")
+    entry("second")
+    answer = faktory("cron", *words)
+    assert (answer.code, answer.out) == (1, "")
+    assert Job.objects.count() == 0
+    assert names() == {"daily", "second"}
+
+
+def test_entries_are_only_in_this_database(faktory, settings):
+    settings.FAKTORY = {"BROKER": "remote", "URL": "tcp://127.0.0.1:1"}
+    answer = faktory("cron")
+    assert answer.code == 1
+    assert "needs the jobs in this project's database" in answer.err

@@ -1,0 +1,134 @@
+"""Test that docs/cli.md matches the parser, and that its JSON has the shape of the real answers."""
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from django_faktory.management.cli.subcommands import subcommands
+from django_faktory.models import CronEntry
+from django_faktory.store.batches import batches
+from django_faktory.store.cron import entries
+from django_faktory.store.jobs import pushes
+from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
+from tests.project.tasks import add
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^### ([\w-]+)\n(.*?)(?=^#|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
+CHAPTERS = re.findall(r"^## \w+\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+def chapter_of(word):
+    [chapter] = [chapter for chapter in CHAPTERS if f"\n### {word}\n" in chapter]
+    return chapter
+
+
+def options_of(subcommand):
+    parser = argparse.ArgumentParser(add_help=False)
+    subcommand.arguments(parser)
+    return [option for action in parser._actions for option in action.option_strings]
+
+
+@pytest.mark.core
+def test_the_page_has_every_subcommand_and_no_other():
+    assert sorted(SECTIONS) == sorted(subcommands())
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("word", subcommands())
+def test_the_page_has_every_option(word):
+    told = chapter_of(word)
+    assert [option for option in options_of(subcommands()[word]) if f"`{option}" not in told] == []
+
+
+@pytest.mark.core
+def test_every_option_on_the_page_is_one():
+    known = {option for one in subcommands().values() for option in options_of(one)} | {"--json", "--"}
+    assert set(re.findall(r"`(--[a-z-]*)", PAGE)) <= known
+
+
+@pytest.mark.core
+def test_the_reference_names_every_subcommand():
+    page = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    assert [word for word in subcommands() if f"`{word}`" not in page] == []
+
+
+def shape(value):
+    """Return the names of a value at all levels, of lists by their first element, without names of queues and sets."""
+    match value:
+        case dict():
+            return {key: None if key in ("queues", "sets", "job") and isinstance(found, dict) else shape(found)
+                    for key, found in value.items()}  # fmt: skip
+        case [first, *_]:
+            return [shape(first)]
+    return None
+
+
+EXAMPLES = {
+    "info": ("info",),
+    "top": ("top", "--once"),
+    "queues": ("queues",),
+    "jobs": ("jobs", "dead"),
+    "job": ("job", "jid-of-one"),
+    "workers": ("workers",),
+    "batches": ("batches",),
+    "push": ("push", add.jobtype, "1", "2"),
+    "retry": ("retry", "dead"),
+    "requeue": ("requeue", "dead"),
+    "kill": ("kill", "dead", "--yes"),
+    "discard": ("discard", "dead", "--yes"),
+    "prune": ("prune", "dead", "--yes"),
+    "pause": ("pause", "mail"),
+    "resume": ("resume", "mail"),
+    "quiet": ("quiet", "w1", "--yes"),
+    "terminate": ("terminate", "w1", "--yes"),
+    "cron": ("cron",),
+    "limits": ("limits",),
+}
+
+
+def documented(word):
+    """Return the JSON example of the subcommand's own section, else of its chapter."""
+    for text in (SECTIONS[word], chapter_of(word)):
+        if found := re.search(r"^```json\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+            return json.loads(found[1])
+    return None
+
+
+ELSEWHERE = {"import-faktory", "export-faktory"}
+"""Tested in tests/contrib/transfer, which has a Redis."""
+
+
+@pytest.mark.core
+def test_each_has_an_example():
+    assert EXAMPLES.keys() | ELSEWHERE == subcommands().keys()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("word", EXAMPLES)
+def test_what_comes_has_the_documented_shape(asked, word):
+    batches.new(payloads_of_a_batch(), using="default")
+    JobFactory(dead=True, jid="jid-of-one", history='[{"errtype":"E"}]')
+    pushes.push([payload()], using="default")
+    QueueFactory(name="default")
+    if word != "top":
+        WorkerFactory(wid="w1", labels=["python"])
+    if word == "cron":
+        entries.save(CronEntry(name="ring", schedule="@daily", zone="UTC", jobtype="ring"), using="default")
+        asked("cron", "run", "ring")
+    if word == "limits":
+        asked("limits", "set", "task", "ring", "5")
+    if word == "resume":
+        asked("pause", "mail")
+    came, told = asked(*EXAMPLES[word]), documented(word)
+    if word == "top":
+        came |= {"queues": [], "workers": []}
+    assert shape(came) == shape(told)
+
+
+def payloads_of_a_batch():
+    from django_faktory.core.payloads import NewBatch
+
+    return NewBatch(description="import")

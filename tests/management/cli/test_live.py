@@ -1,0 +1,45 @@
+"""Test `top` in a pseudo-terminal, in a separate process."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+from django.db import connection
+
+from tests.factories import JobFactory, QueueFactory
+from tests.programs import ROOT, WITH_US
+
+
+@pytest.mark.django_db(transaction=True)
+def test_top_draws_what_goes_on_and_ends_after_its_looks():
+    QueueFactory(name="mail")
+    JobFactory(working=True, jobtype="shop.slow", wid="\x1b[31mw")
+    name = str(connection.settings_dict["NAME"])
+    connection.close()
+    ours, theirs = pty.openpty()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "DJANGO_SETTINGS_MODULE": "tests.runtime.processes.settings",
+        "FAKTORY_TEST_NAME": name,
+        "FAKTORY_TEST_SETTINGS": json.dumps({}),
+        "TERM": "xterm-256color",
+        "COLUMNS": "160",
+        "LINES": "50",
+    }
+    words = [*WITH_US, sys.executable, "-m", "django", "faktory", "top", "--count", "2", "--interval", "0.1"]
+    program = subprocess.Popen(words, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):  # Linux raises it when the other side is closed
+        while some := os.read(ours, 65_536):
+            said += some
+    os.close(ours)
+    assert program.wait(60) == 0
+    told = said.decode()
+    assert all(word in told for word in ("processed 0", "(0.0/s)", "mail", "shop.slow", "\\x1b[31mw"))
+    assert "\x1b[2K" in told  # the screen is redrawn in place

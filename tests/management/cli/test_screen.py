@@ -1,0 +1,91 @@
+"""Test output to a terminal: aligned or drawn, and without control characters that a client wrote."""
+
+import pytest
+
+from django_faktory.management.cli.screen import Screen, aligned, clean
+from django_faktory.models import Batch
+from tests.factories import JobFactory, QueueFactory, WorkerFactory
+from tests.management.cli.conftest import Terminal
+
+HOSTILE = [
+    "\x1b[31mred\x1b[0m",
+    "\x1b]0;title\x07",
+    "\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\",
+    "\x9b2J",
+    "a\rb",
+    "a\nb",
+    "a\bb",
+    "\u202egnp.exe",
+    "\u2066x\u2069",
+    "a\u2028b",
+    "[bold red]x[/]",
+    "[link=http://evil]x[/link]",
+    ":smile:",
+    "\x7f",
+    "x" * 5000,
+    "e\u200b",
+]
+COMMANDING = {chr(code) for code in (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_text_is_one_line_that_commands_nothing(text):
+    told = clean(text)
+    assert told.isprintable()
+    assert len(clean(text, longest=80)) <= 80
+
+
+@pytest.mark.core
+def test_a_spelled_out_text_tells_what_it_was():
+    assert clean("a\x1b[31m\u202eb") == "a\\x1b[31m\\u202eb"
+
+
+@pytest.mark.core
+def test_columns_are_aligned():
+    assert aligned([["A", "BB"], ["long", "x"]]) == ["A     BB", "long  x"]
+
+
+@pytest.mark.core
+def test_a_drawn_cell_is_no_markup():
+    out = Terminal()
+    screen = Screen(out, Terminal(), is_json=False)
+    assert screen.is_drawn
+    screen.table(("TASK",), [["[bold red]x[/] :smile:"]])
+    assert "[bold red]x[/] :smile:" in out.getvalue()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["piped", "terminal"])
+def test_no_page_passes_on_what_a_client_wrote(faktory, text, is_terminal):
+    """Colours that rich writes are removed first; no cell contains any."""
+    short = text[:50]
+    job = JobFactory(
+        working=True,
+        jobtype=short,
+        queue=short,
+        errtype=short,
+        about=f"a.b/{short}",
+        wid=short,
+        payload=text,
+        history='[{"errtype":"E","message":"\\u001b[31m\\u202e\\nm","backtrace":["\\u001b]0;t\\u0007\\u009b2J"]}]',
+    )
+    QueueFactory(name=short)
+    WorkerFactory(wid=short, hostname=short)
+    Batch.objects.create(bid="b-1", description=text)
+    for words in [("jobs",), ("job", job.jid), ("queues",), ("info",), ("workers",), ("batches",), ("top", "--once")]:
+        answer = faktory(*words, is_terminal=is_terminal)
+        assert answer.code == 0
+        told = _without_colours(answer.out + answer.err) if is_terminal else answer.out + answer.err
+        assert COMMANDING & set(told) <= {"\n"}
+    for words in [("jobs", text), ("pause", text), ("batches", text), ("push", text, text), ("job", text)]:
+        answer = faktory(*words)
+        assert COMMANDING & set(answer.out + answer.err) <= {"\n"}
+
+
+def _without_colours(text):
+    """Remove rich's styles, ESC [ digits m; in a cell, `clean` would have spelled them out."""
+    import re
+
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)

@@ -1,0 +1,355 @@
+"""Test every subcommand of `manage.py faktory` with jobs in this database."""
+
+import io
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.utils import timezone
+
+from django_faktory.core.lifecycle import State
+from django_faktory.core.payloads import NewBatch
+from django_faktory.management.commands.faktory import Command
+from django_faktory.models import Batch, Job, Queue, WorkerProcess
+from django_faktory.store.batches import batches
+from django_faktory.store.jobs import pushes
+from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory, payload
+from tests.project.tasks import add
+
+pytestmark = pytest.mark.django_db
+
+
+def dead(**fields):
+    return JobFactory(dead=True, **fields)
+
+
+def states():
+    return dict(Job.objects.values_list("jid", "state"))
+
+
+# --- reading
+
+
+def test_info_is_the_brokers(asked, faktory):
+    JobFactory(queue="mail")
+    dead()
+    told = asked("info")
+    assert (told["queues"], told["sets"]["dead"]) == ({"mail": 1}, 1)
+    assert "mail   1" in faktory("info").out
+
+
+def test_queues_tell_size_latency_and_pause(asked, faktory):
+    JobFactory(queue="mail", enqueued_at=timezone.now() - timedelta(seconds=60))
+    QueueFactory(name="idle", paused_at=T0)
+    idle, mail = asked("queues")["queues"]
+    assert idle == {"name": "idle", "size": 0, "latency_s": 0.0, "is_paused": True}
+    assert (mail["name"], mail["size"], mail["is_paused"]) == ("mail", 1, False)
+    assert 59 < mail["latency_s"] < 600
+    assert "paused" in faktory("queues").out
+
+
+def test_jobs_are_those_the_query_means_the_latest_first(asked, faktory):
+    made = [dead(queue="mail", errtype="x.Timeout") for _ in range(3)]
+    dead()
+    told = asked("jobs", "dead", "queue:mail", "--limit", 2)
+    assert [job["jid"] for job in told["jobs"]] == [made[2].jid, made[1].jid]
+    assert (told["query"], told["is_more"]) == ("state:dead queue:mail", True)
+    assert asked("jobs", "dead", "queue:mail", "--count") == {
+        "query": "state:dead queue:mail",
+        "count": 3,
+        "is_more": False,
+    }
+    lines = faktory("jobs", "dead", "queue:mail").out.splitlines()
+    assert lines[0].split() == ["JID", "TASK", "STATE", "QUEUE", "SINCE", "FAILURES", "ERROR", "ABOUT"]
+    assert len(lines) == 4
+
+
+def test_no_jobs_are_an_answer(asked):
+    assert asked("jobs", "dead")["jobs"] == []
+
+
+def test_a_job_is_shown_with_all_that_is_known(asked, faktory):
+    attempt = {"wid": "w1", "errtype": "x.Timeout", "message": "too late", "backtrace": ["line 1", "line 2"]}
+    job = dead(payload='{"jid":"1","args":[42,1.50]}', history=json.dumps([attempt]), errtype="x.Timeout")
+    told = asked("job", job.jid)
+    assert (told["jid"], told["job"]["args"]) == (job.jid, [42, 1.5])
+    assert told["attempts"][0] == {
+        "worker": "w1",
+        "errtype": "x.Timeout",
+        "message": "too late",
+        "started_at": None,
+        "failed_at": None,
+        "backtrace": ["line 1", "line 2"],
+    }
+    out = faktory("job", job.jid).out
+    assert "x.Timeout: too late" in out
+    assert "  line 2" in out
+
+
+STOPPED = {
+    "kind": "interrupted",
+    "message": "interrupted by shutdown",
+    "wid": "w7",
+    "started_at": "2026-05-01T13:00:00Z",
+    "failed_at": "2026-05-01T13:00:05Z",
+}
+
+
+def test_a_job_says_when_and_where_it_was_interrupted(asked, faktory):
+    job = JobFactory(interruptions=1, history=json.dumps([STOPPED]))
+    told = asked("job", job.jid)
+    assert (told["attempt"], told["attempts"], told["interruptions"]) == (0, [], 1)
+    assert told["interrupted"] == [
+        {
+            "worker": "w7",
+            "message": "interrupted by shutdown",
+            "started_at": "2026-05-01T13:00:00Z",
+            "interrupted_at": "2026-05-01T13:00:05Z",
+        }
+    ]
+    assert "interrupted by shutdown: 2026-05-01T13:00:05Z worker w7" in faktory("job", job.jid).out
+
+
+def test_a_row_that_is_no_json_any_more_is_shown_as_it_is(asked):
+    assert asked("job", JobFactory(payload="{broken").jid)["job"] == "{broken"
+
+
+def test_workers_tell_what_they_hold(asked, faktory):
+    WorkerFactory(wid="w1", rss_kb=2048)
+    WorkerFactory(wid="gone", seen_at=T0)
+    JobFactory(working=True, wid="w1")
+    told = asked("workers")
+    assert [(worker["wid"], worker["jobs"], worker["state"]) for worker in told["workers"]] == [("w1", 1, "running")]
+    assert "2 MB" in faktory("workers").out
+
+
+def test_batches_tell_how_far_they_are(asked, faktory):
+    bid = batches.new(NewBatch(description="import", success=payload()), using="default")
+    child = batches.new(NewBatch(parent_bid=bid), using="default")
+    pushes.push([payload(custom={"bid": bid}) for _ in range(2)], using="default")
+    told = asked("batches")
+    assert [batch["bid"] for batch in told["batches"]] == [child, bid]
+    assert told["batches"][1]["total"] == 2
+    assert [batch["bid"] for batch in asked("batches", bid)["batches"]] == [bid, child]
+    assert "0 of 2" in faktory("batches").out
+
+
+@pytest.mark.parametrize("words", [("job", "nosuchjob"), ("batches", "b-nosuch"), ("job", "a\x1b[31m\x00")])
+def test_what_is_not_there_exits_with_2(faktory, words):
+    answer = faktory(*words)
+    assert (answer.code, answer.out) == (2, "")
+    assert "has the id" in answer.err
+
+
+def test_top_looks_once_or_so_often(faktory, asked):
+    JobFactory(working=True, jobtype="shop.slow")
+    QueueFactory(name="mail")
+    WorkerFactory(wid="w1")
+    told = asked("top", "--once")
+    assert (told["processed_per_s"], told["working"][0]["jobtype"]) == (None, "shop.slow")
+    out = faktory("top", "--once").out
+    assert all(word in out for word in ("processed 0", "mail", "w1", "shop.slow"))
+    looks = faktory("top", "--count", 2, "--interval", 0.01, "--json").out.splitlines()
+    assert [json.loads(look)["processed_per_s"] for look in looks] == [None, 0.0]
+
+
+def test_top_for_ever_asks_for_a_terminal(faktory):
+    answer = faktory("top")
+    assert (answer.code, answer.out) == (1, "")
+    assert "--once" in answer.err
+
+
+# --- push
+
+
+def test_push_enqueues_a_task_with_its_own_options(faktory, asked):
+    jid = faktory("push", add.jobtype, "1", "2", "--queue", "mail", "--about", "shop.order/7").out.strip()
+    job = Job.objects.get(jid=jid)
+    assert (job.jobtype, job.queue, job.about, job.result_ttl) == (add.jobtype, "mail", "shop.order/7", 86_400)
+    assert '"args":[1,2]' in job.payload
+    later = asked("push", add.jobtype, "text", "--kwargs", '{"b": [1]}', "--in", "1h")["jid"]
+    job = Job.objects.get(jid=later)
+    assert job.state == "scheduled"
+    assert '"args":["text"]' in job.payload
+    assert '"kwargs":{"b":[1]}' in job.payload
+
+
+def test_push_of_another_programs_task_must_be_meant(faktory):
+    refused = faktory("push", "GoJob", "1")
+    assert refused.code == 1
+    assert "--unregistered" in refused.err
+    jid = faktory(
+        "push", "GoJob", "1", "--unregistered", "--queue", "go", "--in", "10m", "--about", "a.b/1"
+    ).out.strip()
+    job = Job.objects.get(jid=jid)
+    assert (job.jobtype, job.queue, job.state, job.about) == ("GoJob", "go", "scheduled", "a.b/1")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("push", add.jobtype, "--kwargs", "[1]"),
+        ("push", add.jobtype, "--in", "soon"),
+        ("push", add.jobtype, "--about", "order"),
+        ("push", add.jobtype, "--queue", "no such queue"),
+        ("push", add.jobtype, "\x1b"),
+        ("push", "GoJob", "--unregistered", "--queue", "no such queue"),
+    ],
+)
+def test_what_cannot_be_pushed_is_refused_in_one_line(faktory, words):
+    answer = faktory(*words)
+    assert (answer.code, answer.out, len(answer.err.splitlines())) == (1, "", 1)
+    assert not Job.objects.exists()
+
+
+# --- changing jobs
+
+BECOMES = {"retry": "enqueued", "requeue": "enqueued", "kill": "dead", "discard": None, "prune": None}
+
+
+@pytest.mark.parametrize("verb", BECOMES)
+def test_a_verb_changes_what_the_query_means(asked, verb):
+    meant, other = dead(queue="mail"), dead()
+    sure = [] if verb in ("retry", "requeue") else ["--yes"]
+    told = asked(verb, "dead", "queue:mail", *sure)
+    assert told == {"query": "state:dead queue:mail", "found": 1, "changed": 1, "dry_run": False}
+    assert (states().get(meant.jid), states()[other.jid]) == (BECOMES[verb], "dead")
+
+
+@pytest.mark.parametrize("verb", BECOMES)
+def test_a_dry_run_changes_nothing_and_asks_nothing(faktory, verb):
+    dead()
+    answer = faktory(verb, "dead", "--dry-run")
+    assert (answer.code, answer.out) == (0, f"{verb}: it would be 1 jobs\n")
+    assert set(states().values()) == {"dead"}
+
+
+@pytest.mark.parametrize("verb", BECOMES)
+def test_nothing_to_change_exits_with_2(faktory, verb):
+    JobFactory(working=True)
+    assert faktory(verb, "working").code == 2
+    assert set(states().values()) == {"working"}
+
+
+@pytest.mark.parametrize("verb", ["kill", "discard", "prune"])
+def test_what_destroys_is_not_done_where_nobody_can_say_yes(faktory, verb, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    job = dead()
+    answer = faktory(verb, "dead")
+    assert answer.code == 1
+    assert "add --yes" in answer.err
+    assert states() == {job.jid: "dead"}
+
+
+@pytest.mark.parametrize(("said", "left"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
+def test_who_is_asked_decides(faktory, monkeypatch, said, left):
+    from tests.management.cli.conftest import Terminal
+
+    monkeypatch.setattr("sys.stdin", Terminal(said))
+    dead()
+    answer = faktory("discard", "dead")
+    assert "discard 1 jobs (state:dead)? [y/N]" in answer.err
+    assert Job.objects.count() == left
+
+
+def test_a_limit_takes_the_newest_of_those_it_can_change(faktory):
+    old, new = dead(), dead()
+    JobFactory(queue="default")
+    assert faktory("retry", "queue:default", "--limit", 1).out == "retry: 1 jobs\n"
+    assert (states()[old.jid], states()[new.jid]) == ("dead", "enqueued")
+
+
+@pytest.mark.parametrize("verb", ["retry", "requeue", "kill", "discard"])
+def test_a_verb_without_a_query_is_a_wrong_usage(verb, capsys):
+    with pytest.raises(SystemExit) as stop:
+        Command().run_from_argv(["manage.py", "faktory", verb])
+    assert stop.value.code == 1
+    assert "query" in capsys.readouterr().err
+
+
+def test_an_empty_query_is_not_all_jobs(faktory):
+    dead()
+    assert faktory("retry", " ").code == 1
+    assert set(states().values()) == {"dead"}
+
+
+def test_prune_without_a_query_deletes_what_is_over(asked):
+    old = JobFactory(succeeded=True)
+    kept = JobFactory(succeeded=True, purge_at=timezone.now() + timedelta(hours=1))
+    assert asked("prune")["changed"] == 1
+    assert list(states()) == [kept.jid] != [old.jid]
+    assert asked("prune", code=2)["changed"] == 0
+
+
+# --- queues and workers
+
+
+def test_queues_are_paused_and_resumed(asked, faktory):
+    assert asked("pause", "mail", "new") == {"queues": ["mail", "new"]}
+    assert asked("pause", "mail", code=2) == {"queues": []}
+    assert set(Queue.objects.paused().values_list("name", flat=True)) == {"mail", "new"}
+    assert faktory("resume", "--all").out == "resume: mail, new\n"
+    assert not Queue.objects.paused().exists()
+
+
+@pytest.mark.parametrize("words", [("pause",), ("resume", "a", "--all"), ("pause", "a\x00")])
+def test_queues_must_be_named(faktory, words):
+    assert faktory(*words).code == 1
+
+
+@pytest.mark.parametrize("verb", ["quiet", "terminate"])
+def test_workers_are_told(asked, faktory, verb, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    WorkerFactory(wid="w1")
+    WorkerFactory(wid="w2")
+    assert faktory(verb, "w1").code == 1
+    assert faktory(verb, "--yes").code == 1
+    assert asked(verb, "w1", "--yes") == {"changed": 1}
+    assert dict(WorkerProcess.objects.values_list("wid", "state")) == {"w1": verb, "w2": "running"}
+    assert asked(verb, "--all", "--yes") == {"changed": 1}
+    assert asked(verb, "nobody", "--yes", code=2) == {"changed": 0}
+
+
+# --- usage
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("nosuch",), ("jobs", "--limit", "0"), ("jobs", "--nosuch"), ("top", "--interval", "soon")]
+)
+def test_a_wrong_usage_exits_with_1(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        Command().run_from_argv(["manage.py", "faktory", *words])
+    assert stop.value.code == 1
+    assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["jobs", "retry", "kill", "prune"])
+def test_a_query_that_cannot_be_read_exits_with_1(faktory, verb):
+    answer = faktory(verb, "colour:red")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith("no such key: colour; known: state,")
+
+
+def test_each_state_can_be_asked_for_by_its_word(asked):
+    for state in State:
+        assert asked("jobs", state)["query"] == f"state:{state}"
+
+
+def test_batches_are_none_at_first(asked):
+    assert not Batch.objects.exists()
+    assert asked("batches") == {"batches": [], "is_more": False}
+
+
+def test_djangos_options_may_stand_after_the_subcommand_too(faktory):
+    parser = Command().create_parser("manage.py", "faktory")
+    before = parser.parse_args(["--settings", "a.b", "--traceback", "info"])
+    after = parser.parse_args(["info", "--settings", "a.b", "--traceback"])
+    assert vars(before) == vars(after)
+    assert (after.settings, after.traceback) == ("a.b", True)
+    assert parser.parse_args(["info"]).settings is None
+
+
+def test_people_read_the_time_of_a_job_to_the_second_and_programs_to_the_last_digit(asked, faktory):
+    JobFactory(enqueued_at=datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC))
+    assert " 2026-01-02T03:04:05Z " in faktory("jobs").out
+    assert asked("jobs")["jobs"][0]["enqueued_at"] == "2026-01-02T03:04:05.678901Z"

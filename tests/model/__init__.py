@@ -1,5 +1,0 @@
-"""Compare the store with a plain model of it. Failed asserts of the machine are explained as in a test."""
-
-import pytest
-
-pytest.register_assert_rewrite("tests.model.machine")

@@ -1,0 +1,303 @@
+"""QuerySet methods for jobs on each database: which jobs they select, by which index, and what bulk verbs change."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.forms.models import model_to_dict
+from django.utils import timezone
+
+from django_faktory.core.lifecycle import State
+from django_faktory.core.payloads import NewBatch
+from django_faktory.errors import InvalidQuery
+from django_faktory.models import Batch, Job, Queue
+from django_faktory.models.job import RECENT
+from django_faktory.store import notifier
+from django_faktory.store.batches import batches
+from django_faktory.store.jobs import bulk
+from django_faktory.store.jobs import pushes as jobs
+from tests.factories import T0, JobFactory, QueueFactory, payload
+from tests.project.tasks import add
+
+pytestmark = pytest.mark.django_db
+
+TRAITS = [str(state) for state in State if state != State.ENQUEUED]
+
+
+def job_in(state, **fields):
+    return JobFactory(**({state: True} if state != "enqueued" else {}), **fields)
+
+
+def jids(found):
+    return sorted(found.values_list("jid", flat=True))
+
+
+def test_each_state_has_its_word():
+    made = {str(state): job_in(str(state)).jid for state in State}
+    assert {state: jids(getattr(Job.objects, state)()) for state in made} == {k: [v] for k, v in made.items()}
+    assert {state: jids(Job.objects.matching(f"state:{state}")) for state in made} == {k: [v] for k, v in made.items()}
+
+
+@pytest.mark.parametrize(
+    ("by_words", "by_text", "meant", "others"),
+    [
+        (lambda q: q.queue("mail"), "queue:mail", {"queue": "mail"}, [{"queue": "Mail"}, {"queue": "mail2"}]),
+        (
+            lambda q: q.queue("a", "b*"),
+            "queue:a,b*",
+            {"queue": "beta"},
+            [{"queue": "aa"}, {"queue": "Beta"}, {"queue": "c"}],
+        ),
+        (
+            lambda q: q.task("shop.*"),
+            "task:shop.*",
+            {"jobtype": "shop.x"},
+            [{"jobtype": "shop"}, {"jobtype": "Shop.x"}],
+        ),
+        (lambda q: q.task(add), f"task:{add.jobtype}", {"jobtype": add.jobtype}, [{"jobtype": "add"}]),
+        (
+            lambda q: q.failed_with("Timeout"),
+            "error:Timeout",
+            {"errtype": "requests.Timeout"},
+            [{"errtype": "requests.timeout"}, {"errtype": "MyTimeout"}, {}],
+        ),
+        (lambda q: q.failed_with(KeyError), "error:builtins.KeyError", {"errtype": "builtins.KeyError"}, [{}]),
+        (
+            lambda q: q.about("shop.order/42"),
+            "about:shop.order/42",
+            {"about": "shop.order/42"},
+            [{"about": "shop.order/4"}, {}],
+        ),
+        (lambda q: q.batch("b-1"), "batch:b-1", {"bid": "b-1"}, [{"bid": "b-2"}, {}]),
+        (lambda q: q.filter(jid="jid-00000"), "jid:jid-00000", {"jid": "jid-00000"}, [{}]),
+        (
+            lambda q: q.with_args(42, "é"),
+            'args:[42, "\\u00e9"]',
+            {"payload": '{"jid":"x","args":[42,"é"]}'},
+            [{"payload": '{"args":[42]}'}, {"payload": '{"args":[42,"é",1]}'}],
+        ),
+        (
+            lambda q: q.containing('"a_b"', "%x"),
+            'text:"\\"a_b\\"","%x"',
+            {"payload": '{"args":["a_b","%x"]}'},
+            [{"payload": '{"args":["acb","%x"]}'}, {"payload": '{"args":["A_B","%X"]}'}],
+        ),
+    ],
+    ids=["queue", "queues", "prefix", "task", "error", "class", "about", "batch", "jid", "args", "text"],
+)
+def test_words_and_text_mean_the_same_jobs(by_words, by_text, meant, others):
+    wanted = JobFactory(**meant)
+    for other in others:
+        JobFactory(**other)
+    assert jids(by_words(Job.objects)) == jids(Job.objects.matching(by_text)) == [wanted.jid]
+
+
+def test_arguments_are_found_as_other_libraries_write_them():
+    for text in ('{"args": [1, "\\u00e9"]}', '{"args": [1, "é"]}', '{"args":[1,"\\u00e9"]}', '{"args":[1,"é"]}'):
+        JobFactory(payload=text)
+    assert Job.objects.with_args(1, "é").count() == 4
+
+
+def test_age_counts_from_push():
+    now = timezone.now()
+    old, new = JobFactory(created_at=now - timedelta(hours=3)), JobFactory(created_at=now - timedelta(minutes=1))
+    hour = timedelta(hours=1)
+    assert jids(Job.objects.older_than(hour)) == jids(Job.objects.matching("older:1h")) == [old.jid]
+    assert jids(Job.objects.newer_than(hour)) == jids(Job.objects.matching("newer:1h")) == [new.jid]
+
+
+def test_words_are_joined_by_and():
+    meant = job_in("dead", queue="mail", errtype="x.Timeout")
+    job_in("dead", queue="mail", errtype="x.Other")
+    job_in("retries", queue="mail", errtype="x.Timeout")
+    assert jids(Job.objects.dead().queue("mail").failed_with("Timeout")) == [meant.jid]
+    assert jids(Job.objects.matching("state:dead queue:mail error:Timeout")) == [meant.jid]
+
+
+def test_a_bare_star_means_any_name():
+    JobFactory()
+    assert Job.objects.task("*").count() == 1
+
+
+def test_a_search_looks_into_the_newest_only_and_into_more_when_asked():
+    made = [job_in("dead", payload='{"args":["needle"]}') for _ in range(3)]
+    JobFactory(payload='{"args":["needle"]}')  # not dead, so it does not count
+    assert jids(Job.objects.dead().containing("needle", among=2)) == sorted(job.jid for job in made[1:])
+    assert Job.objects.matching("state:dead text:needle among:2").count() == 2
+    assert Job.objects.matching("state:dead text:needle among:9").count() == 3
+
+
+def test_recent_looks_at_the_last_rows_whatever_else_is_asked():
+    job_in("dead")
+    last = [JobFactory() for _ in range(3)]
+    assert jids(Job.objects.recent(2)) == sorted(job.jid for job in last[1:])
+    assert Job.objects.dead().recent(2).count() == 0
+    assert Job.objects.dead().recent().count() == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "is_bounded"),
+    [
+        ("", True),
+        ("queue:mail", True),
+        ("task:x older:1s", True),
+        ("text:x", True),
+        ("succeeded queue:mail", True),
+        ("state:dead,succeeded task:x", True),
+        ("succeeded", False),
+        ("dead queue:mail", False),
+        ("about:a.b/1 queue:mail", False),
+        ("batch:b-1", False),
+        ("jid-00000", False),
+    ],
+)
+def test_a_page_of_what_no_index_leads_to_looks_at_the_latest_rows_only(query, is_bounded):
+    told = str(Job.objects.shown(query).query)
+    assert (f"- {RECENT})" in told) == is_bounded
+
+
+def test_a_count_has_an_end():
+    for _ in range(4):
+        JobFactory()
+    assert (Job.objects.count_up_to(3), Job.objects.count_up_to(9)) == (3, 4)
+
+
+def test_a_text_that_is_no_query_is_refused():
+    with pytest.raises(InvalidQuery, match="no such key"):
+        Job.objects.matching("colour:red")
+
+
+# --- verbs
+
+BECOMES = {
+    "retry": {"retries": "enqueued", "dead": "enqueued"},
+    "requeue": {"scheduled": "enqueued", "retries": "enqueued", "dead": "enqueued"},
+    "kill": dict.fromkeys(["scheduled", "enqueued", "blocked", "retries", "dead"], "dead"),
+    "discard": dict.fromkeys(["scheduled", "enqueued", "blocked", "retries", "dead"]),
+    "prune": dict.fromkeys(["dead", "succeeded", "discarded", "expired"]),
+}
+
+
+@pytest.mark.parametrize("verb", BECOMES)
+def test_a_verb_changes_those_it_can_and_counts_them(verb):
+    made = {str(state): job_in(str(state), queue="mail") for state in State}
+    other = [job_in(str(state)) for state in State]
+    becomes = BECOMES[verb]
+    kept = {"result_ttl": None}
+    Job.objects.exclude(queue="default").update(**kept)
+    assert getattr(Job.objects.queue("mail"), verb)() == len(becomes)
+    found = dict(Job.objects.values_list("jid", "state"))
+    assert {s: found.get(job.jid) for s, job in made.items()} == {s: becomes.get(s, s) for s in made}
+    assert [found[job.jid] for job in other] == [str(state) for state in State]
+
+
+@pytest.mark.parametrize("verb", BECOMES)
+def test_a_verb_is_not_said_of_all_jobs_by_mistake(verb):
+    assert not hasattr(Job.objects, verb)
+
+
+def test_a_verb_works_in_bounded_steps(monkeypatch, django_assert_max_num_queries):
+    monkeypatch.setattr(bulk, "CHUNK", 3)
+    for _ in range(7):
+        job_in("dead")
+    sizes = []
+    change = bulk._change
+    monkeypatch.setattr(bulk, "_change", lambda jobs, verb: sizes.append(jobs.count()) or change(jobs, verb))
+    assert Job.objects.dead().retry() == 7
+    assert sizes == [3, 3, 1]
+
+
+def test_a_slice_is_that_many_and_no_more():
+    for _ in range(5):
+        job_in("dead")
+    newest = Job.objects.dead().order_by("-pk")[:2]
+    expected = sorted(job.jid for job in newest)
+    assert newest.retry() == 2
+    assert jids(Job.objects.enqueued()) == expected
+
+
+def test_a_verb_inside_a_search_changes_what_was_found():
+    meant = job_in("dead", payload='{"args":["needle"]}')
+    job_in("dead")
+    assert Job.objects.dead().containing("needle").kill() == 1
+    assert Job.objects.matching("dead text:needle").retry() == 1
+    assert jids(Job.objects.enqueued()) == [meant.jid]
+
+
+def test_a_killed_job_stays_for_the_time_of_the_settings(settings):
+    settings.FAKTORY = {"DEAD_TTL": 60}
+    job_in("retries")
+    assert Job.objects.retries().kill() == 1
+    job = Job.objects.get()
+    assert job.purge_at - job.finished_at == timedelta(seconds=60)
+
+
+@pytest.mark.parametrize("verb", ["discard", "prune"])
+def test_batches_hear_of_what_is_done_to_their_members(verb):
+    callback = payload(jobtype="after")
+    bid = batches.new(NewBatch(complete=callback), using="default")
+    jobs.push([payload(custom={"bid": bid}) for _ in range(2)], using="default")
+    batches.commit(bid, using="default")
+    assert Job.objects.batch(bid).kill() == 2
+    assert getattr(Job.objects.batch(bid), verb)() == 2
+    batch = Batch.objects.get(bid=bid)
+    assert (batch.complete_st, batch.pending) == ("1", 0)
+    assert Job.objects.enqueued().task("after").count() == 1
+
+
+@pytest.mark.parametrize("verb", ["retry", "requeue"])
+@pytest.mark.django_db(transaction=True)
+def test_workers_hear_of_jobs_that_run_again(verb, monkeypatch):
+    told = []
+    monkeypatch.setattr(notifier, "announce", lambda alias, names: told.append(alias))
+    job_in("dead")
+    assert getattr(Job.objects.dead(), verb)() == 1
+    assert told == ["default"]
+
+
+def test_queues_are_paused_and_resumed_and_counted():
+    for name in ("mail", "low", "high"):
+        QueueFactory(name=name)
+    assert Queue.objects.filter(name__in=["mail", "low"]).pause() == 2
+    assert Queue.objects.all().pause() == 1
+    assert Queue.objects.paused().count() == 3
+    assert Queue.objects.filter(name="mail").resume() == 1
+    assert Queue.objects.filter(name="mail").resume() == 0
+
+
+# --- indexes
+
+
+@pytest.mark.parametrize(
+    ("find", "index"),
+    [
+        (lambda q: q.dead(), "faktory_failed"),
+        (lambda q: q.matching("state:dead error:x.Timeout"), "faktory_failed"),
+        (lambda q: q.discarded(), "faktory_failed"),
+        (lambda q: q.about("shop.order/50").order_by("-pk"), "faktory_about"),
+        (lambda q: q.batch("b-1"), "faktory_members"),
+        (lambda q: q.enqueued().queue("rare"), "faktory_ready"),
+        (lambda q: q.retries(), "faktory_due"),
+        (lambda q: q.working(), "faktory_reserved"),
+    ],
+)
+@pytest.mark.django_db(transaction=True)  # MariaDB commits when it analyzes
+def test_what_people_look_for_is_found_by_an_index(find, index):
+    """On MariaDB the state leads every index: failed jobs are found by faktory_purge, and a state alone by any."""
+    like = model_to_dict(JobFactory.build(succeeded=True), exclude=["id", "jid", "created_at"])
+    rows = [Job(**like, jid=f"jid-{n:06d}", created_at=T0) for n in range(1000)]
+    rows[3].bid = "b-1"
+    for n in range(0, 1000, 50):
+        rows[n].about = f"shop.order/{n}"
+    Job.objects.bulk_create(rows)
+    job_in("dead", errtype="x.Timeout")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            {"sqlite": "ANALYZE", "mysql": "ANALYZE TABLE django_faktory_job"}.get(
+                connection.vendor, "ANALYZE django_faktory_job"
+            )
+        )
+    told = find(Job.objects).explain()
+    led_by_state = ["faktory_ready", "faktory_due", "faktory_reserved", "faktory_purge"]
+    others = led_by_state if connection.vendor == "mysql" else []
+    assert any(name in told for name in [index, *others])

@@ -1,0 +1,22 @@
+"""Settings of the processes that the tests start: the test's database and the JSON in `FAKTORY_TEST_SETTINGS`."""
+
+import json
+import os
+import sys
+
+from tests.settings import *  # noqa: F403
+from tests.settings import DATABASES, INSTALLED_APPS
+
+DATABASES["default"]["NAME"] = os.environ.get("FAKTORY_TEST_NAME", DATABASES["default"]["NAME"])
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.runtime.processes", *os.environ.get("FAKTORY_TEST_APPS", "").split()]
+FAKTORY: dict[str, object] = json.loads(os.environ.get("FAKTORY_TEST_SETTINGS", "{}"))
+DEBUG = "FAKTORY_TEST_DEBUG" in os.environ
+
+sys.path += os.environ.get("FAKTORY_TEST_PATH", "").split()
+if "FAKTORY_TEST_LOGGING" in os.environ:
+    LOGGING = {
+        "version": 1,
+        "formatters": {"theirs": {"format": "theirs: %(message)s"}},
+        "handlers": {"theirs": {"class": "logging.StreamHandler", "formatter": "theirs"}},
+        "root": {"handlers": ["theirs"], "level": "INFO"},
+    }

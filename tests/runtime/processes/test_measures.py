@@ -1,0 +1,59 @@
+"""Metrics of real processes: the sums that runfaktory adds in the database, and the lines that it sends to statsd."""
+
+import json
+import signal
+import socket
+
+import pytest
+
+from django_faktory.models import Queue
+from django_faktory.store.statistics import histograms
+from tests.project.tasks import add, fails_for_good
+from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches
+from tests.server.raw import RawClient
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+
+
+def ended(task):
+    sums = histograms.ever(using="default").get(("default", task.jobtype))
+    return (sums.started, sums.succeeded, sums.failed) if sums else None
+
+
+def test_a_worker_leaves_its_sums_when_it_stops(runfaktory):
+    results = [add.enqueue(2, 3), fails_for_good.enqueue()]
+    program = runfaktory(*WORKER)
+    reaches(results[0], "succeeded")
+    reaches(results[1], "dead")
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
+    assert (ended(add), ended(fails_for_good)) == ((1, 1, 0), (1, 0, 1))
+
+
+def test_a_server_notes_what_workers_of_any_language_do(runfaktory, address):
+    add.enqueue(2, 3)
+    program = runfaktory(ANY_PORT, "--server-only")
+    client = RawClient.identified(address(program), wid="somebody-else")
+    jid = json.loads(client.ask("FETCH default"))["jid"]
+    assert client.ask(f'ACK {{"jid":"{jid}"}}') == b"+OK"
+    client.close()
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
+    assert ended(add) == (1, 1, 0)
+
+
+def test_statsd_is_sent_what_passed_and_how_much_waits(runfaktory):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
+        statsd.bind(("127.0.0.1", 0))
+        statsd.settimeout(30)
+        Queue.objects.get_or_create(name="default")  # a push of this process may remember it from another test
+        result = add.enqueue(2, 3)
+        runfaktory(ANY_PORT, "--processes", "1", STATSD=f"127.0.0.1:{statsd.getsockname()[1]}")
+        reaches(result, "succeeded")
+        said = []
+        wanted = ("faktory.jobs.count:1|c|#queue:default", "faktory.queue.size:")
+        while not all(any(line.startswith(begin) for line in said) for begin in wanted):
+            try:
+                said += statsd.recv(65536).decode().split("\n")
+            except TimeoutError:
+                pytest.fail(f"expected lines that begin with {wanted}, got {said}")

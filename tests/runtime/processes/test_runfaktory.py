@@ -1,0 +1,284 @@
+"""runfaktory as users run it: real processes, a real database, signals by process id."""
+
+import os
+import signal
+
+import psutil
+import pytest
+from django.db import connection
+
+from django_faktory.models import Job, WorkerProcess
+from django_faktory.store import workers
+from tests.bouncer import needs_session
+from tests.project.tasks import add, async_add, fails_for_good, flaky, noop
+from tests.runtime.processes import tasks
+from tests.server.raw import CERTIFICATE, RawClient
+from tests.settings import KIND
+from tests.standing import stand_still
+from tests.waiting import wait_until
+
+ANY_PORT = "127.0.0.1:0"
+WORKER = ("--worker-only", "--processes", "1", "--concurrency", "2")
+
+
+def state_of(result):
+    return Job.objects.values_list("state", flat=True).get(jid=result.id)
+
+
+def reaches(result, state, timeout_s=90):
+    try:
+        wait_until(lambda: state_of(result) == state, timeout_s)
+    except AssertionError:
+        row = Job.objects.filter(jid=result.id).values().first()
+        raise AssertionError(f"job not {state} within {timeout_s} s: {row}") from None
+
+
+@pytest.fixture
+def empty_pool(transactional_db):
+    """Close Django's pool after the test, which ended its connections: the next test would get them."""
+    yield
+    connection.close()
+    if connection.vendor == "postgresql":
+        connection.close_pool()
+
+
+class TestWorking:
+    def test_everything_runs_with_one_command(self, runfaktory, address):
+        program = runfaktory(ANY_PORT, "--processes", "1")
+        results = [add.enqueue(2, 3), async_add.enqueue(2, 3)]
+        for result in results:
+            reaches(result, "succeeded")
+        client = RawClient.identified(address(program), wid="somebody-else")
+        client.close()
+        program.signal(signal.SIGTERM)
+        assert program.code() == 0
+        assert WorkerProcess.objects.filter(pid__in=[process.pid for process in program._family]).count() == 0
+
+    def test_the_first_line_tells_what_runs(self, runfaktory):
+        program = runfaktory(ANY_PORT, "--processes", "2", "--concurrency", "3", "--queues", "mail,default:2")
+        [line] = program.said("runfaktory:")
+        for words in ("127.0.0.1:0", f"database default ({wire_name()})", "2 × 3 threads", "mail,default:2"):
+            assert words in line
+
+    def test_a_server_only_serves(self, runfaktory, address):
+        program = runfaktory(ANY_PORT, "--server-only")
+        address(program)
+        assert "worker started" not in program.text
+        assert len(program.children()) == 1
+
+    def test_workers_alone_also_do_the_upkeep(self, runfaktory):
+        """Check that a retry comes due: a worker without a server must enqueue it."""
+        result = flaky.enqueue(2)
+        program = runfaktory(*WORKER)
+        reaches(result, "succeeded")
+        assert "server listens" not in program.text
+
+    def test_workers_serve_a_faktory_server_by_its_url(self, runfaktory, address):
+        server = runfaktory(ANY_PORT, "--server-only", PASSWORD="s3cret")
+        host, port = address(server)
+        worker = runfaktory(*WORKER, "--url", f"tcp://:s3cret@{host}:{port}")
+        result = add.enqueue(2, 3)
+        reaches(result, "succeeded")
+        assert "s3cret" not in worker.text
+        worker.signal(signal.SIGTERM)
+        assert worker.code() == 0
+
+    def test_the_server_speaks_tls_and_takes_its_password_from_a_file(self, runfaktory, address, tmp_path):
+        (tmp_path / "password").write_text("s3cret\n")
+        from_file = {"FAKTORY_PASSWORD": str(tmp_path / "password")}
+        files = ("--tls-cert", str(CERTIFICATE), "--tls-key", str(CERTIFICATE))
+        server = runfaktory(ANY_PORT, "--server-only", *files, environment=from_file)
+        _, port = address(server)
+        worker = runfaktory(*WORKER, "--url", f"tcp+tls://:s3cret@localhost:{port}?ca={CERTIFICATE}")
+        result = add.enqueue(2, 3)
+        reaches(result, "succeeded")
+        assert "s3cret" not in server.text + worker.text
+        [line] = server.said("runfaktory:")
+        assert "with TLS" in line
+
+    def test_the_url_of_the_environment_is_used_with_a_remote_broker(self, runfaktory, address):
+        server = runfaktory(ANY_PORT, "--server-only")
+        url = "tcp://{}:{}".format(*address(server))
+        runfaktory(*WORKER, BROKER="remote", environment={"FAKTORY_URL": url})
+        result = noop.enqueue()
+        reaches(result, "succeeded")
+
+    def test_with_debug_only_jobs_log_their_statements(self, runfaktory):
+        """Other threads log none: they live as long as the process, and nothing reads their `connection.queries`."""
+        results = [tasks.counts_logged_queries.enqueue() for _ in range(3)]
+        program = runfaktory(*WORKER, "--drain", "--no-reload", environment={"FAKTORY_TEST_DEBUG": "1"})
+        assert program.code() == 0
+        assert [Job.objects.get(jid=result.id).result for result in results] == ["[1,0]"] * 3
+
+    def test_draining_ends_by_itself(self, runfaktory):
+        results = [*noop.enqueue_many([()] * 20), fails_for_good.enqueue(), flaky.enqueue(0)]
+        program = runfaktory(*WORKER, "--drain")
+        assert program.code() == 0
+        assert [state_of(result) for result in results] == ["succeeded"] * 20 + ["dead", "succeeded"]
+
+    def test_draining_with_a_server_ends_the_server_too(self, runfaktory):
+        result = noop.enqueue()
+        program = runfaktory(ANY_PORT, "--drain", "--processes", "2")
+        assert program.code() == 0
+        assert state_of(result) == "succeeded"
+
+
+class TestStopping:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_running_jobs_may_end(self, runfaktory, meeting, number):
+        result = tasks.waits.enqueue(str(meeting))
+        program = runfaktory(*WORKER)
+        meeting.pid()
+        program.signal(number)
+        program.said("worker stops")
+        assert state_of(result) == "working"
+        meeting.go_on()
+        assert program.code() == 0
+        assert state_of(result) == "succeeded"
+        assert not WorkerProcess.objects.exists()
+
+    def test_a_job_that_does_not_end_in_time_goes_back(self, runfaktory, meeting):
+        result = tasks.never_ends.enqueue(str(meeting))
+        program = runfaktory(*WORKER, SHUTDOWN_TIMEOUT=0.5)
+        meeting.pid()
+        program.signal(signal.SIGTERM)
+        assert program.code(15) == 0
+        job = Job.objects.get(jid=result.id)
+        assert (job.state, job.errtype, job.failures, job.losses) == ("enqueued", "", 0, 0)
+        assert job.interruptions == 1
+
+    def test_a_second_signal_ends_at_once_and_the_job_goes_back(self, runfaktory, meeting):
+        result = tasks.never_ends.enqueue(str(meeting))
+        program = runfaktory(*WORKER)
+        meeting.pid()
+        program.signal(signal.SIGTERM)
+        program.said("worker stops")
+        program.insist(signal.SIGTERM, "stopping at once")
+        assert program.code(20) == 0
+        job = Job.objects.get(jid=result.id)
+        assert (job.state, job.losses, job.failures) == ("enqueued", 0, 0)
+
+    def test_jobs_survive_the_death_of_all_processes(self, runfaktory, meeting):
+        result = tasks.waits.enqueue(str(meeting))
+        program = runfaktory(*WORKER)
+        worker_pid = meeting.pid()
+        program.signal(signal.SIGKILL)
+        program.said("the parent process is gone")
+        meeting.go_on()
+        wait_until(lambda: not psutil.pid_exists(worker_pid), 30)
+        assert state_of(result) == "succeeded"
+
+
+class TestCrashes:
+    def test_the_job_of_a_killed_worker_runs_again(self, runfaktory, meeting):
+        """Check W20: the replacement reports the loss at once, without waiting for missing heartbeats."""
+        result = tasks.waits.enqueue(str(meeting))
+        runfaktory(*WORKER)
+        pid = meeting.pid()
+        os.kill(pid, signal.SIGKILL)
+        meeting.pid(but=pid)
+        meeting.go_on()
+        reaches(result, "succeeded")
+        assert Job.objects.get(jid=result.id).losses == 1
+
+    def test_a_process_whose_task_cannot_be_stopped_is_replaced(self, runfaktory, meeting, tmp_path):
+        stuck = tasks.never_ends_although_stopped.enqueue(str(meeting))
+        # Under a tracer, Python 3.11 hangs while an interruption waits for its thread.
+        program = runfaktory(*WORKER, environment={"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""})
+        pid = meeting.pid()
+        reaches(stuck, "dead")
+        assert Job.objects.get(jid=stuck.id).errtype == "TaskTimeout"
+        wait_until(lambda: not psutil.pid_exists(pid), 20)
+        path = tmp_path / "successor"
+        reaches(tasks.writes_pid.enqueue(str(path)), "succeeded")
+        assert int(path.read_text()) != pid
+        program.signal(signal.SIGTERM)
+        assert program.code() == 0
+
+    def test_a_poison_pill_is_dead_after_three_processes_and_takes_nobody_along(self, runfaktory, meeting):
+        """Check that a poison pill does not affect other jobs (W20)."""
+        pill = tasks.poison.enqueue(str(meeting))
+        others = noop.enqueue_many([()] * 10)
+        runfaktory(*WORKER)
+        reaches(pill, "dead")
+        for other in others:
+            reaches(other, "succeeded")
+        assert Job.objects.get(jid=pill.id).errtype == "WorkerLost"
+        assert len((meeting.folder / "deaths").read_text().split()) == 3
+
+    @pytest.mark.skipif(KIND != "postgresql", reason="SQLite has no connections to break")
+    @needs_session("the test would end the sessions it has itself")
+    def test_broken_connections_lose_nothing_and_are_made_again(self, runfaktory, address, meeting, empty_pool):
+        """Check that workers and server reconnect (W30)."""
+        running = tasks.waits.enqueue(str(meeting))
+        program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2")
+        address(program)
+        meeting.pid()
+        for _ in range(3):
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+            reaches(add.enqueue(1, 2), "succeeded")
+        meeting.go_on()
+        reaches(running, "succeeded")
+        assert Job.objects.get(jid=running.id).attempt == 1
+
+
+class TestOrders:
+    def test_quiet_from_the_database(self, runfaktory):
+        """Check that a worker obeys a state set in the database (W15)."""
+        program = runfaktory(*WORKER)
+        process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30)
+        workers.advance([process.wid], "quiet", using="default")
+        program.said("worker is quiet")
+        result = noop.enqueue()
+        program.signal(signal.SIGTERM)
+        assert program.code() == 0
+        assert state_of(result) == "enqueued"
+
+    def test_quiet_by_signal(self, runfaktory):
+        program = runfaktory(*WORKER)
+        program.said("worker started")
+        program.signal(signal.SIGTSTP)
+        wait_until(lambda: WorkerProcess.objects.filter(state="quiet").exists())
+
+    def test_terminate_from_the_database_starts_a_fresh_worker(self, runfaktory):
+        """Check W21: the process ends, and its supervisor keeps the number of processes."""
+        program = runfaktory(*WORKER)
+        process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30)
+        workers.advance([process.wid], "terminate", using="default")
+        program.said("worker stopped", process.wid)
+        wait_until(lambda: WorkerProcess.objects.exclude(wid=process.wid).exists(), 30)
+
+    def test_stacks_of_server_and_workers(self, runfaktory, address, meeting):
+        tasks.waits.enqueue(str(meeting))
+        program = runfaktory(ANY_PORT, "--processes", "1")
+        address(program)
+        meeting.pid()
+        program.signal(signal.SIGTTIN)
+        program.said("stacks of all threads", times=2)
+        program.said("in waits")
+        meeting.go_on()
+
+    def test_a_worker_that_stood_still_too_long_makes_way_for_a_fresh_one(self, runfaktory, meeting):
+        """Check that a worker that was paused beyond WORKER_TIMEOUT is replaced (W20)."""
+        result = tasks.waits.enqueue(str(meeting))
+        program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2", WORKER_TIMEOUT=2)
+        pid = meeting.pid()
+        stand_still(pid)
+        try:
+            program.said("workers lost")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        program.said("worker counts as lost")
+        meeting.go_on()
+        program.said("came too late", result.id)
+        meeting.pid(but=pid)
+        meeting.go_on()
+        reaches(result, "succeeded")
+
+
+def wire_name():
+    return {"mariadb": "mysql"}.get(KIND, KIND)

@@ -1,0 +1,174 @@
+"""How runfaktory starts, restarts and refuses to start: exit codes and one clear line."""
+
+import itertools
+import os
+import re
+import signal
+import socket
+import time
+
+import psutil
+import pytest
+from django.core.management import CommandError, call_command
+
+from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER
+from tests.settings import KIND
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+
+
+def only_line(program):
+    """Return the only line of output, blank lines excluded."""
+    [line] = [line for line in program.lines if line]
+    return line
+
+
+def test_a_wrong_option_exits_with_1(runfaktory):
+    program = runfaktory("--processes", "many")
+    assert program.code() == 1
+    assert only_line(program) == "CommandError: --processes: expected a whole number from 1 to 1024, got 'many'"
+
+
+def test_a_wrong_setting_exits_with_1(runfaktory):
+    program = runfaktory(ANY_PORT, CONCURRENCY="many")
+    assert program.code() == 1
+    program.said("FAKTORY['CONCURRENCY']", "expected", "'many'")
+
+
+def test_a_port_in_use_exits_with_3(runfaktory):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        program = runfaktory(f"127.0.0.1:{port}", "--processes", "1")
+        assert program.code() == 3
+    program.said("server cannot start", f"127.0.0.1:{port}", times=1)
+    assert "Traceback" not in program.text
+
+
+def test_a_wrong_password_for_the_server_elsewhere_exits_with_3(runfaktory, address):
+    server = runfaktory(ANY_PORT, "--server-only", PASSWORD="s3cret")
+    program = runfaktory(*WORKER, "--url", "tcp://:wr0ng@{}:{}".format(*address(server)))
+    assert program.code() == 3
+    program.said("worker cannot start", "assword")
+    assert "wr0ng" not in program.text
+
+
+def test_missing_migrations_are_told_and_exit_with_1(runfaktory):
+    call_command("migrate", "django_faktory", "zero", verbosity=0)
+    try:
+        program = runfaktory(ANY_PORT, "--migrations-wait", "0")
+        assert program.code() == 1
+    finally:
+        call_command("migrate", verbosity=0)
+    assert re.fullmatch(r"CommandError: .*'default' lacks \d+ migrations.*manage\.py migrate", only_line(program))
+
+
+def test_a_database_that_cannot_be_reached_exits_with_3(runfaktory):
+    nowhere = "/nowhere/at/all.sqlite3" if KIND == "sqlite" else "no_such_database"
+    program = runfaktory(ANY_PORT, environment={"FAKTORY_TEST_NAME": nowhere})
+    assert program.code() == 3
+    assert "the database 'default' cannot be used" in only_line(program)
+
+
+def test_logging_set_up_by_the_project_is_left_alone(runfaktory):
+    quiet = {"FAKTORY_TEST_LOGGING": "1"}
+    program = runfaktory(*WORKER, environment=quiet)
+    program.said("theirs: worker started")
+    assert program.text.count("worker started") == 1
+
+
+class TestReloading:
+    @pytest.fixture
+    def app(self, tmp_path):
+        """An app with tasks that the test changes."""
+        folder = tmp_path / "changing_app"
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+        (folder / "tasks.py").write_text("print('version 1')\n")
+        return folder
+
+    @pytest.fixture
+    def start(self, runfaktory, app, monkeypatch):
+        def start(*args, **environment):
+            apps = {"FAKTORY_TEST_APPS": app.name, "FAKTORY_TEST_PATH": str(app.parent)}
+            return runfaktory(ANY_PORT, "--processes", "1", *args, environment=apps | environment)
+
+        return start
+
+    def test_changed_code_starts_everything_anew(self, start, app):
+        program = start("--reload")
+        program.said("server listens")
+        program.said("worker started")
+        (app / "tasks.py").write_text("print('version 2')\n")
+        moments = itertools.count(int(time.time()))
+
+        def changed_and_noticed():
+            # The reloader detects a change only in a file that it has seen before, and the moment of its first look
+            # varies.
+            os.utime(app / "tasks.py", times=(moment := next(moments), moment))
+            return "worker stopped" in program.text
+
+        wait_until(changed_and_noticed, 30, every_s=0.5)
+        program.said("server listens", times=2)
+        program.said("worker started", times=2)
+        program.said("version 2")
+        self.ends(program)
+
+    def test_it_is_the_default_while_debug_is_on(self, start):
+        program = start(FAKTORY_TEST_DEBUG="1")
+        program.said("server listens")
+        assert len(psutil.Process(program.pid).children(recursive=True)) == 4
+        self.ends(program)
+
+    def test_it_can_be_switched_off(self, start):
+        program = start("--no-reload", FAKTORY_TEST_DEBUG="1")
+        program.said("server listens")
+        program.said("worker started")
+        assert len(psutil.Process(program.pid).children(recursive=True)) == 2
+
+    def test_what_cannot_start_ends_it(self, start):
+        program = start("--reload", "--concurrency", "many")
+        assert program.code() == 1
+        program.said("--concurrency: expected")
+
+    def test_the_death_of_the_reloader_ends_all(self, start):
+        program = start("--reload")
+        program.said("worker started")
+        program.said("server listens")
+        family = psutil.Process(program.pid).children(recursive=True)
+        program.signal(signal.SIGKILL)
+        family[0].kill()
+        wait_until(lambda: not any(map(is_alive, family)), 30)
+
+    def ends(self, program):
+        """Stop the program by Ctrl-C, as in a terminal."""
+        family = psutil.Process(program.pid).children(recursive=True)
+        os.killpg(program.pid, signal.SIGINT)
+        program.code()
+        wait_until(lambda: not any(map(is_alive, family)), 30)
+        assert "Traceback" not in program.text
+
+
+def is_alive(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_tasks_module_that_fails_is_told_by_its_line_and_exits_with_1(runfaktory, tmp_path):
+    folder = tmp_path / "broken_app"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "tasks.py").write_text("\nimport no_such_thing\n")
+    program = runfaktory(ANY_PORT, environment={"FAKTORY_TEST_APPS": "broken_app", "FAKTORY_TEST_PATH": str(tmp_path)})
+    assert program.code() == 1
+    assert "broken_app.tasks cannot be imported: ModuleNotFoundError" in only_line(program)
+    assert f"({folder}/tasks.py, line 2)" in only_line(program)
+
+
+@pytest.mark.skipif(KIND != "sqlite", reason="others name the missing table in errors of their own")
+def test_a_table_that_is_not_there_yet_says_migrate(transactional_db):
+    call_command("migrate", "django_faktory", "zero", verbosity=0)
+    try:
+        with pytest.raises(CommandError, match=r"no such table: django_faktory_\w+; run manage\.py migrate$"):
+            call_command("faktory", "info")
+    finally:
+        call_command("migrate", verbosity=0)

@@ -1,0 +1,168 @@
+"""Processes of runfaktory that live and do not respond are killed and replaced, and their jobs are requeued."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+from http.client import HTTPException
+
+import psutil
+import pytest
+
+from django_faktory.admin.jobs.detail import timeline
+from django_faktory.brokers import get_broker
+from django_faktory.models import Job
+from django_faktory.runtime.supervisor.contract import Launch
+from django_faktory.runtime.supervisor.lost_workers import report_lost
+from django_faktory.runtime.supervisor.reexec import launch_of
+from django_faktory.store import texts
+from django_faktory.worker.process import new_wid
+from tests.factories import T0, JobFactory
+from tests.project.tasks import add, noop
+from tests.runtime.processes import tasks
+from tests.runtime.processes.test_probes import asked, place
+from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches, state_of
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HELD = {"started_at": T0, "reserved_until": T0 + timedelta(seconds=1800)}
+SHORT = {"WORKER_TIMEOUT": 6, "BEAT_INTERVAL": 1}
+"""A process is killed after 5 s without a heartbeat."""
+
+
+def failing_checks(address):
+    try:
+        code, told = asked(address, "/healthz")
+    except (OSError, HTTPException):  # the process that answers has just been killed
+        return set()
+    return {name for name, text in told["checks"].items() if text != "ok"} if code == 503 else set()
+
+
+@pytest.fixture
+def stuck(runfaktory, meeting):
+    """Start a worker process with one job that holds the GIL. Return the program, the job's result and the pid."""
+
+    def start(*args, **settings):
+        result = tasks.holds_the_gil.enqueue(str(meeting))
+        program = runfaktory(*args, **(SHORT | settings))
+        return program, result, meeting.pid()
+
+    return start
+
+
+def test_a_task_that_holds_the_gil_has_its_process_replaced_three_times_and_then_is_dead(stuck, meeting):
+    """Check W20: the job's `timeout` cannot stop it. Other jobs run in the other process."""
+    timeout_s = 20
+    program, result, pid = stuck(
+        *("--worker-only", "--processes", "2", "--concurrency", "2"), WORKER_TIMEOUT=timeout_s, BEAT_INTERVAL=10
+    )
+    began_at = time.monotonic()
+    reaches(add.enqueue(2, 3), "succeeded")
+    wait_until(lambda: not psutil.pid_exists(pid), timeout_s, what="the process that holds the GIL is killed")
+    [line] = program.said("process does not respond, killed it", f"pid={pid}")
+    program.said("worker started", times=3)
+    assert time.monotonic() - began_at < timeout_s
+    reaches(result, "dead", 120)
+    reaches(noop.enqueue(), "succeeded")
+    job = Job.objects.get(jid=result.id)
+    assert (job.errtype, job.losses, job.failures) == ("WorkerLost", 3, 0)
+    assert len((meeting.folder / "runs").read_text().split()) == 3
+    silent_s = line.partition("silent=")[2].split()[0]
+    assert f"(1 of 3): its process stopped responding and was killed after {silent_s} s" in job.history
+
+
+def test_healthz_fails_while_a_worker_does_not_respond(stuck):
+    program, _, _ = stuck(ANY_PORT, "--processes", "1", "--concurrency", "1", "--health", "127.0.0.1:0")
+    address = place(program)
+    wait_until(lambda: failing_checks(address) == {"processes"}, 60)
+    program.said("process does not respond, killed it role=worker 0")
+    wait_until(lambda: asked(address, "/healthz")[0] == 200, 60)
+
+
+def test_a_server_whose_event_loop_is_blocked_is_replaced(runfaktory, address):
+    program = runfaktory(ANY_PORT, "--server-only", "--health", "127.0.0.1:0", WORKER_TIMEOUT=15, BEAT_INTERVAL=1)
+    address(program)
+    probes = place(program)
+    [server] = program.children()
+    server.send_signal(signal.SIGUSR1)
+    program.said("event loop is blocked", "loop=server")
+    program.said("in block_main_thread")
+    wait_until(lambda: "server" in failing_checks(probes), 60)
+    program.said("process does not respond, killed it role=server", f"pid={server.pid}")
+    program.said("server listens", times=2)
+    program.said("probes are answered", times=2)
+
+
+def test_the_loss_says_how_the_process_died():
+    silent, crashed = (JobFactory(state="working", wid=wid, attempt=1, **HELD) for wid in ("wid-silent", "wid-crashed"))
+    launch = Launch(
+        wid=new_wid(), lost=("wid-silent", "wid-crashed"), unresponsive={"wid-silent": 41}, lifeline=-1, news=-1
+    )
+    report_lost(get_broker(), launch)
+    silent.refresh_from_db()
+    crashed.refresh_from_db()
+    assert (silent.state, silent.losses, crashed.state, crashed.losses) == ("enqueued", 1, "enqueued", 1)
+    lost = "was lost while it ran this job (1 of 3)"
+    _, attempt, _ = timeline(silent, texts.read(silent, "history")["history"])
+    assert attempt.message == f"worker wid-silent {lost}: its process stopped responding and was killed after 41 s"
+    _, attempt, _ = timeline(crashed, texts.read(crashed, "history")["history"])
+    assert attempt.message == f"worker wid-crashed {lost}"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("more", [{}, {"unresponsive": {"w": 41}, "beats": 7}, {"of a later release": 1}])
+def test_a_child_understands_the_orders_of_a_supervisor_of_another_release(more):
+    """A replacement runs the code on disk, which may be newer or older than the supervisor's."""
+    told = {"wid": "w", "lost": ["v"], "lifeline": 3, "news": 4, "not_before": 1.0} | more
+    launch = launch_of(told)
+    assert (launch.wid, launch.lost, launch.beats) == ("w", ("v",), more.get("beats", -1))
+    assert launch.pipes() == ((3, 4, 7) if "beats" in more else (3, 4))
+
+
+def test_sigterm_ends_a_worker_that_holds_the_gil_and_its_job_goes_back(stuck):
+    program, result, pid = stuck(*WORKER, WORKER_TIMEOUT=60, SHUTDOWN_TIMEOUT=1)
+    began_at = time.monotonic()
+    program.signal(signal.SIGTERM)
+    assert program.code(30) == 0
+    assert time.monotonic() - began_at < 25, "1 s for the job, 4.5 s for the reports, and what the machine takes"
+    assert not psutil.pid_exists(pid)
+    job = Job.objects.get(jid=result.id)
+    assert (job.state, job.losses, job.failures) == ("enqueued", 0, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_terminal_that_hangs_up_ends_the_process_group_gracefully(runfaktory, meeting, number):
+    result = tasks.waits.enqueue(str(meeting))
+    program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2")
+    meeting.pid()
+    os.killpg(program.pid, number)
+    program.said("worker stops")
+    assert state_of(result) == "working"
+    meeting.go_on()
+    assert program.code() == 0
+    assert state_of(result) == "succeeded"
+    assert "stopping at once" not in program.text
+
+
+def test_a_coroutine_that_blocks_the_event_loop_is_logged_with_its_task_and_its_stack(runfaktory, meeting):
+    result = tasks.blocks_the_loop.enqueue(str(meeting))
+    program = runfaktory(*WORKER)
+    meeting.pid()
+    program.said(
+        "event loop is blocked", "loop=tasks", "jobtype=tests.runtime.processes.tasks.blocks_the_loop", result.id
+    )
+    program.said("in blocks_the_loop")
+    meeting.go_on()
+    program.said("event loop answers again", result.id, "blocked=")
+    reaches(result, "succeeded")
+
+
+def test_a_job_that_kills_its_process_is_dead_alone(runfaktory, meeting):
+    """Check W20: the other job was lost with it twice; the third time each runs alone."""
+    innocent = tasks.runs_beside_it.enqueue(str(meeting))
+    pill = tasks.dies_beside_another.enqueue(str(meeting))
+    runfaktory(*WORKER)
+    reaches(pill, "dead")
+    reaches(innocent, "succeeded")
+    assert [*Job.objects.order_by("id").values_list("losses", flat=True)] == [2, 3]

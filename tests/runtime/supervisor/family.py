@@ -1,0 +1,163 @@
+"""Run a supervisor and children without a database, as a program: `python -m tests.runtime.supervisor.family SCENE`.
+
+Each line of its output is one event, with the pid of the process. The test that started it reads the output.
+"""
+
+import logging
+import os
+import re
+import select
+import signal
+import sys
+import threading
+
+from django_faktory.runtime.supervisor import supervisor
+from django_faktory.runtime.supervisor.child import Role, obey
+from django_faktory.runtime.supervisor.forking import Forking
+from django_faktory.runtime.supervisor.supervisor import Child, Supervisor
+from django_faktory.worker.process import CANNOT_START
+
+
+def tell(*words):
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def steady(launch):
+    """Run until the supervisor stops it."""
+    stopped = threading.Event()
+    obey(launch, stop=lambda: threading.Thread(target=stopped.set).start(), quiet=lambda: tell("quiet", os.getpid()))
+    tell("started", os.getpid(), launch.wid, ",".join(launch.lost))
+    stopped.wait()
+    tell("stopped", os.getpid())
+    return 0
+
+
+def deaf(launch):
+    """Ignore the order to stop."""
+    obey(launch, stop=lambda: tell("ignored", os.getpid()))
+    tell("started", os.getpid(), launch.wid)
+    threading.Event().wait()
+
+
+def lingers(launch):
+    """Take 0.3 s to stop."""
+    stopped = threading.Event()
+    obey(launch, stop=lambda: threading.Thread(target=stopped.set).start())
+    tell("started", os.getpid(), launch.wid)
+    stopped.wait()
+    tell("lingering", os.getpid())
+    threading.Event().wait(0.3)
+    tell("stopped", os.getpid())
+    return 0
+
+
+def never_ready(launch):
+    """Hang before it handles signals."""
+    tell("started", os.getpid(), launch.wid)
+    threading.Event().wait()
+
+
+def crashes(launch):
+    tell("crashing", os.getpid(), launch.wid, ",".join(launch.lost))
+    raise RuntimeError("a bug in the child")
+
+
+def leaves(launch):
+    """Exit with 0, without an order to stop."""
+    tell("started", os.getpid(), launch.wid, ",".join(launch.lost))
+    return 0
+
+
+def cannot_start(launch):
+    return CANNOT_START
+
+
+def holds_the_gil(launch):
+    """Match a regular expression that does not end, in a thread: no other thread of the process runs again."""
+    obey(launch, stop=lambda: tell("stopped", os.getpid()))
+    tell("started", os.getpid(), launch.wid, ",".join(launch.lost), launch.unresponsive)
+    if len(launch.lost) < 3:
+        threading.Thread(target=CATASTROPHE.match, args=("a" * 60 + "b",)).start()
+    threading.Event().wait()
+
+
+def does_nothing(launch):
+    """Keep threads running, but do not respond."""
+    obey(launch, stop=lambda: tell("stopped", os.getpid()), responds=None if launch.lost else threading.Event().wait)
+    tell("started", os.getpid(), launch.wid, "does-nothing", ",".join(launch.lost))
+    if not launch.lost:  # the supervisor watches a child from its first heartbeat on
+        os.write(launch.beats, launch.wid.encode())
+    threading.Event().wait()
+
+
+def sees_alarms(launch):
+    """Print when a process of the family does not respond, and when all respond again."""
+    obey(launch, stop=lambda: os._exit(0))
+    tell("started", os.getpid(), launch.wid)
+    for word, timeout_s in (("alarm", None), ("calm", 0)):
+        while bool(select.select([launch.alarm], [], [], timeout_s)[0]) != (word == "alarm"):
+            threading.Event().wait(0.01)
+        tell(word)
+    threading.Event().wait()
+
+
+def farewell(wids):
+    tell("farewell", *wids)
+
+
+def farewell_hangs(wids):
+    tell("farewell", *wids)
+    threading.Event().wait()
+
+
+def sleep_through_term():
+    """Make SIGUSR2 send SIGTERM to a thread other than the main one, which does not wake the main thread."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+
+    def relay():
+        signal.sigwait({signal.SIGUSR2})
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    threading.Thread(target=relay, daemon=True).start()
+
+
+CATASTROPHE = re.compile("(a+)+$")
+"""Takes 2 to the power of 60 steps for 60 letters and another one, all of them in C."""
+
+SCENES = {
+    "steady": {"roles": {"one": steady, "two": steady}},
+    "sleeps": {"roles": {"one": steady}, "before": sleep_through_term},
+    "deaf": {"roles": {"one": deaf}},
+    "lingers": {"roles": {"one": lingers}, "same_order_s": 60},
+    "impatient": {"roles": {"one": deaf}, "grace_s": 0.2},
+    "never-ready": {"roles": {"one": never_ready}, "grace_s": 0.2},
+    "hanging-farewell": {"roles": {"one": deaf}, "grace_s": 0.2, "farewell": farewell_hangs},
+    "crashes": {"roles": {"one": crashes, "two": steady}},
+    "leaves": {"roles": {"one": leaves}},
+    "ends": {"roles": {"one": leaves, "two": steady}, "ends": {"one"}},
+    "cannot-start": {"roles": {"one": steady, "two": cannot_start}},
+    "holds-the-gil": {"roles": {"one": holds_the_gil, "two": steady, "three": sees_alarms}, "silence_s": 2},
+    "does-nothing": {"roles": {"one": does_nothing, "two": sees_alarms}, "silence_s": 10},
+    "holds-the-gil-for-ever": {"roles": {"one": holds_the_gil}, "grace_s": 1},
+    "holds-the-gil-while-stopping": {"roles": {"one": holds_the_gil}, "grace_s": 10, "silence_s": 20},
+    "orphan": {"roles": {"one": steady}, "parent": 1},
+}
+
+
+def main(scene):
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
+    setting = {"grace_s": 20, "farewell": farewell, "ends": set(), "same_order_s": 0} | SCENES[scene]
+    supervisor.SAME_ORDER_S = setting.pop("same_order_s")
+    supervisor.LONGEST_PAUSE_S = 0.05
+    setting.pop("before", lambda: None)()
+    roles = setting.pop("roles")
+    ends = setting.pop("ends")
+    handler = signal.getsignal(signal.SIGTERM)
+    ways = Forking([Role(name=name, main=live) for name, live in roles.items()], setting.pop("farewell"))
+    code = Supervisor([Child(name=name, ends=name in ends) for name in roles], ways, **setting).run()
+    tell("ended", code, signal.getsignal(signal.SIGTERM) is handler)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

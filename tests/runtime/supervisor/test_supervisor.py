@@ -1,0 +1,255 @@
+"""The supervisor of all processes: restarts, signals, exit codes. No database."""
+
+import os
+import re
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from tests.programs import Program
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def play():
+    """Start a scene of `family.py`."""
+    programs = []
+
+    def start(scene):
+        programs.append(Program("-m", "tests.runtime.supervisor.family", scene))
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.clean_up()
+
+
+def pids(lines):
+    return [int(line.split()[1]) for line in lines]
+
+
+def is_gone(pid):
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_term_int_hup_and_quit_stop_the_children_and_then_the_parent(play, number):
+    """Check also that the signals have their former handlers afterwards."""
+    program = play("steady")
+    program.said("started", times=2)
+    program.signal(number)
+    program.said("stopped", times=2)
+    assert program.code() == 0
+    assert "ended 0 True" in program.lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_to_the_whole_process_group_stops_it_gracefully(play, number):
+    """A terminal sends one for Ctrl-C, when it hangs up, and for Ctrl-\\."""
+    program = play("steady")
+    program.said("started", times=2)
+    os.killpg(program.pid, number)
+    program.said("stopped", times=2)
+    assert program.code() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(play, number):
+    """`nohup` ignores HUP for its command, and a shell ignores QUIT for commands in the background."""
+    signal.signal(number, signal.SIG_IGN)
+    try:
+        program = play("steady")
+    finally:
+        signal.signal(number, signal.SIG_DFL)
+    program.said("started", times=2)
+    os.killpg(program.pid, number)
+    program.signal(signal.SIGTSTP)
+    program.said("quiet", times=2)
+    assert "stopped" not in program.text
+
+
+def test_a_signal_that_does_not_wake_the_main_thread_is_noticed_all_the_same(play):
+    """Python handles the signal later, like one that arrives just before the thread goes to sleep."""
+    program = play("sleeps")
+    program.said("started")
+    program.signal(signal.SIGUSR2)
+    program.said("stopped")
+    assert program.code() == 0
+
+
+def test_a_signal_that_is_passed_on_twice_is_one_order(play):
+    """`timeout` passes signals on twice, and so do tools that run several programs at once."""
+    program = play("lingers")
+    program.said("started")
+    program.signal(signal.SIGTERM)
+    program.said("lingering")
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
+    assert program.said("stopped")
+
+
+def test_a_second_signal_ends_everything_at_once(play):
+    program = play("deaf")
+    [line] = program.said("started")
+    program.signal(signal.SIGTERM)
+    program.said("ignored")
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
+    assert f"farewell {line.split()[2]}" in program.lines
+
+
+@pytest.mark.parametrize("scene", ["impatient", "never-ready"])
+def test_who_does_not_stop_in_time_is_killed_and_its_jobs_are_given_back(play, scene):
+    program = play(scene)
+    [line] = program.said("started")
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
+    assert f"farewell {line.split()[2]}" in program.lines
+
+
+def test_a_farewell_that_hangs_is_cut_short(play):
+    program = play("hanging-farewell")
+    program.said("started")
+    program.signal(signal.SIGTERM)
+    program.said("farewell")
+    assert program.code(10) == 0
+
+
+def test_a_child_that_is_killed_is_replaced_and_its_wid_handed_on(play):
+    program = play("steady")
+    _, pid, wid, *_ = program.said("started", times=2)[0].split()
+    os.kill(int(pid), signal.SIGKILL)
+    *_, replacement = program.said("started", times=3)
+    assert replacement.split()[3] == wid
+    assert replacement.split()[2] != wid
+    assert "exit=SIGKILL" in program.text
+
+
+def test_a_child_that_keeps_crashing_is_started_again_and_hands_on_all_its_wids(play):
+    program = play("crashes")
+    program.said("a bug in the child", times=3)
+    first, second, third = (line.split() for line in program.said("crashing", times=3)[:3])
+    assert third[3] == f"{first[2]},{second[2]}"
+
+
+def test_a_child_that_ends_well_unasked_is_started_again_and_nobody_was_lost(play):
+    program = play("leaves")
+    lines = program.said("started", times=3)
+    assert {len(line.split()) for line in lines} == {3}
+
+
+def test_a_child_that_holds_the_gil_is_killed_and_replaced(play):
+    program = play("holds-the-gil")
+    _, pid, wid, *_ = program.said("started", "{}")[0].split()
+    [line] = program.said("process does not respond, killed it role=one", f"pid={pid}", f"wid={wid}")
+    silent_s = int(re.search(r"silent=(\d+) s", line).group(1))
+    assert silent_s >= 2
+    program.said("started", f"{wid} {{'{wid}': {silent_s}}}")
+    assert is_gone(int(pid))
+
+
+def test_while_a_child_does_not_respond_the_others_can_see_it(play):
+    program = play("holds-the-gil")
+    program.said("alarm")
+    program.said("calm")
+    lines = [line.split()[0] for line in program.lines]
+    assert lines.index("alarm") < lines.index("ERROR") < lines.index("calm")
+
+
+def test_a_child_whose_threads_run_and_that_does_not_do_its_work_is_replaced(play):
+    program = play("does-nothing")
+    wid = program.said("started", "does-nothing")[0].split()[2]
+    program.said("process does not respond, killed it role=one")
+    program.said("started", f" {wid}")
+
+
+def test_a_child_that_a_signal_suspends_is_not_killed(play):
+    """A suspended child cannot respond, but has no defect. The others are watched meanwhile."""
+    program = play("holds-the-gil")
+    suspended = next(int(line.split()[1]) for line in program.said("started", times=3) if "{}" not in line)
+    os.kill(suspended, signal.SIGSTOP)
+    program.said("process does not respond, killed it role=one", times=2)  # the second began long after the stop
+    os.kill(suspended, signal.SIGCONT)
+    program.said("process does not respond, killed it role=one", times=3)
+    assert not is_gone(suspended)
+    assert program.text.count("process does not respond") == 3
+
+
+def test_heartbeats_of_the_time_in_which_the_supervisor_did_not_run_are_not_missed(play):
+    """A machine that was suspended is such a case: no child could send a heartbeat."""
+    program = play("does-nothing")
+    program.said("alarm")  # six of the nine heartbeats are missed
+    os.kill(program.pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(program.pid).status() == psutil.STATUS_STOPPED)
+    threading.Event().wait(5)
+    went_on_at = time.monotonic()
+    os.kill(program.pid, signal.SIGCONT)
+    program.said("process does not respond, killed it role=one")
+    assert time.monotonic() - went_on_at >= 1.8, "two heartbeats or three, one a second, were still to be missed"
+
+
+def test_a_child_that_holds_the_gil_ends_with_the_others_within_the_grace(play):
+    program = play("holds-the-gil-for-ever")
+    [line] = program.said("started")
+    began = time.monotonic()
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
+    assert time.monotonic() - began < 20, "SIGKILL after the grace of 1 s"
+    assert f"farewell {line.split()[2]}" in program.lines
+
+
+def test_a_child_that_does_not_respond_is_killed_before_the_grace_is_over(play):
+    """Its jobs are released after the kill, and all that must happen within 30 s."""
+    program = play("holds-the-gil-while-stopping")
+    [line] = program.said("started")
+    program.signal(signal.SIGTERM)
+    program.said("process does not respond, killed it role=one")
+    assert program.code() == 0
+    assert f"farewell {line.split()[2]}" in program.lines
+    assert "stopping at once" not in program.text
+
+
+def test_when_all_that_end_have_ended_the_rest_is_stopped(play):
+    program = play("ends")
+    assert program.code() == 0
+    assert len(program.said("started")) == 2
+
+
+def test_a_child_that_cannot_start_ends_the_whole(play):
+    program = play("cannot-start")
+    assert program.code() == 3
+    assert program.said("stopped")
+
+
+def test_tstp_makes_the_children_quiet(play):
+    program = play("steady")
+    started = program.said("started", times=2)
+    program.signal(signal.SIGTSTP)
+    assert sorted(pids(program.said("quiet", times=2))) == sorted(pids(started))
+    assert len(program.children()) == 2
+
+
+def test_ttin_tells_the_stacks_of_all_threads(play):
+    program = play("steady")
+    program.said("started", times=2)
+    program.signal(signal.SIGTTIN)
+    program.said("stacks of all threads", times=2)
+    program.said("Thread MainThread", times=2)
+    program.said("Thread faktory-watch", times=2)
+
+
+def test_children_end_when_the_parent_is_killed(play):
+    program = play("steady")
+    started = pids(program.said("started", times=2))
+    program.signal(signal.SIGKILL)
+    program.said("the parent process is gone", times=2)
+    wait_until(lambda: all(is_gone(pid) for pid in started))
+
+
+def test_a_supervisor_ends_with_the_process_it_belongs_to(play):
+    assert play("orphan").code() == 0

@@ -1,0 +1,105 @@
+"""A database call ends after the deadline if the database does not respond."""
+
+import time
+
+import pytest
+from django.db import connection
+
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.runtime import db_watchdog
+from django_faktory.store import transactions
+from django_faktory.store.transactions import run
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """Return a function that sets a deadline for this process until the test ends; connection options are restored."""
+    monkeypatch.setattr(db_watchdog, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(transactions, "around", transactions.around)
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
+    if connection.vendor != "postgresql":
+        pytest.skip("others' drivers cannot be woken, and have limits of their own")
+    yield lambda within_s: db_watchdog.enforce("default", within_s)
+    connection.close()
+    with connection.cursor() as cursor:  # no client waits for it, but while it runs no dead row here can be vacuumed
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND state = 'active' AND query LIKE 'SELECT pg_sleep(%'"
+        )
+
+
+def sleep(seconds):
+    def verb(at):
+        with at.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(%s)", [seconds])
+        return "done"
+
+    return verb
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_verb_whose_time_is_over_is_told_and_the_next_has_a_new_connection(limits, atomic):
+    limits(0.2)
+    began_at = time.monotonic()
+    with pytest.raises(BrokerUnavailable):
+        run("default", sleep(60), atomic=atomic)
+    assert time.monotonic() - began_at < 50
+    assert run("default", sleep(0), atomic=atomic) == "done"
+
+
+def test_verbs_in_time_are_left_alone_however_many_there_are(limits):
+    limits(30)
+    assert [run("default", sleep(0.06)) for _ in range(5)] == ["done"] * 5
+
+
+class Clock:
+    """Stand-in for the `time` module: each sleep takes the next of the given durations."""
+
+    def __init__(self, *durations):
+        self.now, self.durations = 1000.0, list(durations)
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, _):
+        self.now += self.durations.pop(0)
+        if not self.durations:
+            transactions.around = None  # ends the watch
+
+
+@pytest.mark.parametrize(("durations", "is_cut"), [([1, 60, 1, 1], False), ([1] * 12, True)])
+def test_time_in_which_the_process_stood_still_is_not_counted(monkeypatch, durations, is_cut):
+    cuts = []
+    monkeypatch.setattr(db_watchdog, "_cut", cuts.append)
+    monkeypatch.setattr(db_watchdog, "time", Clock(*durations))
+    watch = db_watchdog._Watch(10)
+    monkeypatch.setattr(transactions, "around", watch.limited)
+    with watch.limited(connection):
+        watch._run()
+    assert bool(cuts) == is_cut
+
+
+def test_a_thread_may_be_allowed_more(limits, monkeypatch):
+    limits(0.1)
+    monkeypatch.setattr(db_watchdog._of_thread, "within_s", 60, raising=False)
+    assert run("default", sleep(0.5)) == "done"
+
+
+@pytest.mark.parametrize(("vendor", "wanted"), [
+    ("postgresql", {"connect_timeout": 5, "tcp_user_timeout": 30_000}), ("mysql", {"read_timeout": 60}),
+])  # fmt: skip
+def test_a_driver_s_own_limits_are_set_where_the_project_has_not(monkeypatch, vendor, wanted):
+    if connection.vendor != vendor:
+        pytest.skip("of another driver")
+    monkeypatch.setattr(transactions, "around", transactions.around)
+    options = {**connection.settings_dict["OPTIONS"], "connect_timeout": 2}
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    db_watchdog.enforce("default", 30)
+    assert options["connect_timeout"] == 2
+    options.pop("connect_timeout")
+    db_watchdog.enforce("default", 30)
+    assert wanted.items() <= options.items()
+    connection.close()
+    assert run("default", lambda _: "done") == "done", "the driver knows these options"

@@ -1,0 +1,330 @@
+"""Time-based work on every node. Rules: W13, W18 to W20, and one failed step does not stop the loop."""
+
+import math
+import threading
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+from django.db import connection, connections, transaction
+from django.test import override_settings
+from django.utils import timezone
+
+from django_faktory.core.payloads import Beat, WorkerIdentity
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.models import Job, Tracking, WorkerProcess
+from django_faktory.runtime import maintenance
+from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.store import workers
+from django_faktory.store.jobs import pushes
+from django_faktory.store.maintenance import due as due_work
+from django_faktory.store.notifier.postgresql import ANY_QUEUE
+from tests.factories import JobFactory, WorkerFactory, payload
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ago(**time):
+    return timezone.now() - timedelta(**time)
+
+
+def test_every_step_does_its_part():
+    due = JobFactory(scheduled=True, run_at=ago(seconds=1))
+    later = JobFactory(scheduled=True, run_at=timezone.now() + timedelta(hours=1))
+    overdue = JobFactory(working=True, reserved_until=ago(seconds=1), wid="")
+    old = JobFactory(dead=True, purge_at=ago(seconds=1))
+    Maintenance("default").run_once()
+    states = dict(Job.objects.values_list("pk", "state"))
+    assert states == {due.pk: "enqueued", later.pk: "scheduled", overdue.pk: "retries"}
+    assert old.pk not in states
+
+
+def test_expired_jobs_are_dropped_by_chunks_and_told_once(caplog):
+    Job.objects.bulk_create(JobFactory.many(due_work.CHUNK + 1, expires_at=ago(seconds=1)))
+    kept = JobFactory(expires_at=timezone.now() + timedelta(hours=1))
+    with caplog.at_level("INFO", logger="django_faktory.runtime.maintenance"):
+        Maintenance("default").run_once()
+    assert [record.getMessage() for record in caplog.records] == ["jobs expired before a worker took them jobs=501"]
+    assert Job.objects.get() == kept
+
+
+def test_what_was_said_of_jobs_is_forgotten_in_time():
+    Tracking.objects.create(jid="job-long-gone", percent=1, updated_at=ago(minutes=31))
+    Tracking.objects.create(jid="job-just-gone", percent=1, updated_at=ago(minutes=29))
+    Maintenance("default").run_once()
+    assert Tracking.objects.get().jid == "job-just-gone"
+
+
+def test_a_job_is_enqueued_when_it_is_due_and_its_queue_is_told(keeps_house):
+    told, heard = [], threading.Event()
+    keeps_house(on_work=lambda queues: (told.append(queues), heard.set()))
+    at = timezone.now() + timedelta(seconds=0.4)
+    pushes.push([payload(at=at, queue="mail")], using="default")
+    assert heard.wait(20)
+    row = Job.objects.get()
+    assert (row.state, told) == ("enqueued", [{"mail"}])
+    assert timedelta(0) <= row.enqueued_at - at < timedelta(seconds=10)
+
+
+def test_a_job_of_this_node_due_sooner_than_the_sleep_ends_it(keeps_house, monkeypatch):
+    """W13: the sleep is one hour here, so only the alarm can end it."""
+    monkeypatch.setattr(maintenance, "LONGEST_SLEEP_S", 3600.0)
+    heard = threading.Event()
+    upkeeper = keeps_house(
+        on_work=lambda queues: queues and heard.set()
+    )  # None: another node may have enqueued jobs, so fetchers look once too often
+    wait_until(lambda: upkeeper._awake_at < math.inf)
+    at = timezone.now() + timedelta(seconds=0.3)
+    pushes.push([payload(at=at)], using="default")
+    upkeeper.expect(at)
+    assert heard.wait(10)
+    assert Job.objects.get().enqueued_at >= at
+
+
+def test_a_job_that_is_due_later_than_the_sleep_ends_disturbs_nobody(keeps_house):
+    upkeeper = Maintenance("default")
+    upkeeper._awake_at = time.monotonic() + 1
+    upkeeper.expect(timezone.now() + timedelta(seconds=60))
+    assert not upkeeper._alarm.is_set()
+    upkeeper.expect(timezone.now() + timedelta(seconds=0.5))
+    assert upkeeper._alarm.is_set()
+
+
+def test_fetchers_are_woken_for_a_due_job_that_another_node_enqueued(monkeypatch):
+    """Without notifications between nodes, fetchers learn of such a job from maintenance (W13)."""
+    told = []
+    upkeeper = Maintenance("default", on_work=told.append)
+    job = JobFactory(scheduled=True, run_at=timezone.now() + timedelta(seconds=60))
+    upkeeper._enqueue_due()
+    assert told == []
+    Job.objects.filter(pk=job.pk).update(run_at=ago(seconds=1))
+    assert due_work.enqueue_due(using="default"), "the other node"
+    monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 61))
+    upkeeper._enqueue_due()
+    upkeeper._enqueue_due()
+    assert told == [None]
+
+
+def test_while_another_node_enqueues_what_is_due_this_one_looks_again_soon():
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("one writer at a time: it waits for its turn")
+    told = []
+    upkeeper = Maintenance("default", on_work=told.append)
+    JobFactory(scheduled=True, run_at=ago(seconds=1))
+
+    def look():
+        waits.append(upkeeper._enqueue_due())
+        connections.close_all()
+
+    waits = []
+    with transaction.atomic():
+        assert due_work.enqueue_due(using="default")
+        busy = threading.Thread(target=look)
+        busy.start()
+        busy.join(10)  # it waits for no lock
+        assert waits == [maintenance.LOOK_AGAIN_S]
+    upkeeper._enqueue_due()
+    assert told == [None]
+
+
+def test_a_worker_that_fell_silent_is_given_up_and_named():
+    """W20: its jobs return to the queue, and the callback gets its wid."""
+    named = []
+    workers.register([WorkerIdentity(wid="silent")], using="default")
+    workers.register([WorkerIdentity(wid="lively")], using="default")
+    workers.register([WorkerIdentity(wid="never-beat")], using="default")
+    workers.beat([Beat(wid="silent"), Beat(wid="lively")], using="default")
+    held = {wid: JobFactory(working=True, wid=wid) for wid in ("silent", "lively", "never-beat")}
+    Job.objects.update(reserved_until=timezone.now() + timedelta(hours=1))
+    WorkerProcess.objects.filter(wid="silent").update(beat_at=ago(seconds=61))
+    Maintenance("default", on_lost=named.extend).run_once()
+    assert named == ["silent"]
+    assert {wid: Job.objects.get(pk=job.pk).state for wid, job in held.items()} == {
+        "silent": "enqueued",
+        "lively": "working",
+        "never-beat": "working",
+    }
+    assert set(WorkerProcess.objects.values_list("wid", flat=True)) == {"lively", "never-beat"}
+
+
+def test_a_dead_worker_s_job_counts_as_lost_though_its_reservation_has_expired_too():
+    ago = timezone.now() - timedelta(seconds=300)
+    WorkerFactory(wid="w1", beat_at=ago)
+    job = JobFactory(state="working", wid="w1", attempt=1, started_at=ago, reserved_until=ago, retry=0)
+    Maintenance("default").run_once()
+    job.refresh_from_db()
+    assert (job.state, job.losses, job.failures) == ("enqueued", 1, 0)
+
+
+def test_a_node_that_stood_still_listens_again_before_it_counts_workers_as_lost(monkeypatch):
+    times = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+    now = [1000.0]
+    monkeypatch.setattr(maintenance, "time", times)
+    house = Maintenance("default")
+    for _ in range(40):
+        now[0] += 1
+        house._round()
+    WorkerFactory(wid="w1", beat_at=timezone.now() - timedelta(seconds=300))
+    now[0] += 300  # as after SIGSTOP and SIGCONT
+    house._round()
+    assert WorkerProcess.objects.exists()
+    for _ in range(40):
+        now[0] += 1
+        house._round()
+    assert not WorkerProcess.objects.exists()
+
+
+def test_after_an_outage_workers_have_time_to_be_heard_before_they_count_as_lost(monkeypatch):
+    """W20: while no node ran, or the database was unavailable, no heartbeat could be recorded."""
+    WorkerFactory(wid="not heard", beat_at=ago(seconds=300))
+    upkeeper = Maintenance("default")
+    upkeeper._round()
+    assert WorkerProcess.objects.exists(), "the node has just started"
+    with monkeypatch.context() as away:
+        away.setattr(maintenance.pending_work, "look", fail_with(BrokerUnavailable("away")))
+        upkeeper._listens_since -= maintenance.HEARD_WITHIN_S
+        upkeeper._round()
+    upkeeper._look_around_at = time.monotonic()
+    upkeeper._round()
+    assert WorkerProcess.objects.exists(), "the database was away just now"
+    upkeeper._listens_since -= maintenance.HEARD_WITHIN_S
+    upkeeper._look_around_at = time.monotonic()
+    upkeeper._round()
+    assert not WorkerProcess.objects.exists()
+
+
+def fail_with(error):
+    def fail(**_):
+        raise error
+
+    return fail
+
+
+def test_a_job_claimed_for_a_worker_that_was_given_up_meanwhile_returns_too():
+    """W20: the claim was in progress when the worker was killed and declared lost."""
+    orphan = JobFactory(working=True, wid="given-up", started_at=ago(seconds=11))
+    on_its_way = JobFactory(working=True, wid="given-up", started_at=ago(seconds=1))
+    nameless = JobFactory(working=True, wid="", started_at=ago(seconds=11))
+    Job.objects.update(reserved_until=timezone.now() + timedelta(hours=1))
+    Maintenance("default").run_once()
+    states = dict(Job.objects.values_list("pk", "state"))
+    assert states == {orphan.pk: "enqueued", on_its_way.pk: "enqueued", nameless.pk: "working"}
+
+
+def test_the_time_until_a_worker_is_lost_is_a_setting():
+    WorkerFactory(wid="slow", beat_at=ago(seconds=90))
+    with override_settings(FAKTORY={"WORKER_TIMEOUT": 120}):
+        Maintenance("default").run_once()
+        assert WorkerProcess.objects.exists()
+    Maintenance("default").run_once()
+    assert not WorkerProcess.objects.exists()
+
+
+def test_a_worker_that_never_beat_is_not_forgotten_while_it_holds_a_job():
+    """W20: its jobs are held until their reservations end."""
+    WorkerFactory(wid="old-style", seen_at=ago(hours=2))
+    job = JobFactory(working=True, wid="old-style", started_at=ago(hours=2))
+    Job.objects.update(reserved_until=timezone.now() + timedelta(hours=1))
+    Maintenance("default").run_once()
+    Maintenance("default").run_once()
+    assert Job.objects.get(pk=job.pk).state == "working"
+
+
+def test_a_worker_that_never_beat_is_forgotten_in_the_end():
+    WorkerFactory(seen_at=ago(hours=2))
+    WorkerFactory(wid="recent", seen_at=ago(minutes=30))
+    Maintenance("default").run_once()
+    assert [worker.wid for worker in WorkerProcess.objects.all()] == ["recent"]
+
+
+def test_more_than_one_chunk_is_done_in_one_go():
+    many = due_work.CHUNK + 5
+    Job.objects.bulk_create(JobFactory.many(many, scheduled=True, run_at=ago(seconds=5)))
+    Job.objects.bulk_create(JobFactory.many(many, dead=True, purge_at=ago(seconds=5)))
+    Maintenance("default").run_once()
+    assert Job.objects.filter(state="enqueued").count() == many
+    assert not Job.objects.filter(state="dead").exists()
+
+
+def test_two_nodes_at_once_enqueue_each_job_once(keeps_house):
+    JobFactory.create_batch(40, scheduled=True, run_at=ago(seconds=5))
+    keeps_house()
+    keeps_house()
+    wait_until(lambda: Job.objects.filter(state="enqueued").count() == 40)
+    assert Job.objects.count() == 40
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), BrokerUnavailable("database unavailable: gone")])
+def test_a_step_that_fails_stops_neither_the_loop_nor_the_others(keeps_house, monkeypatch, error, caplog):
+    failed = threading.Event()
+
+    def broken(**_):
+        failed.set()
+        raise error
+
+    monkeypatch.setattr(maintenance.failures, "reap", broken)
+    JobFactory(scheduled=True, run_at=ago(seconds=1))
+    old = JobFactory(dead=True, purge_at=ago(seconds=1))
+    keeps_house()
+    assert failed.wait(10)
+    wait_until(lambda: not Job.objects.filter(pk=old.pk).exists())
+    assert Job.objects.get().state == "enqueued"
+    assert "reservations" in caplog.text
+
+
+@pytest.fixture
+def minute(monkeypatch):
+    """Return a function that runs one minute of maintenance on a fake clock and returns its SQL statements."""
+    now = [time.monotonic()]
+
+    class Clock:
+        @staticmethod
+        def monotonic():
+            return now[0]
+
+    monkeypatch.setattr(maintenance, "time", Clock)
+
+    def live(upkeeper):
+        sent, until = [], now[0] + 60
+        note = lambda execute, sql, *rest: (sent.append(sql), execute(sql, *rest))[1]  # noqa: E731
+        with connection.execute_wrapper(note):
+            while now[0] < until:
+                now[0] += upkeeper._round()
+        return sent
+
+    return live
+
+
+def test_a_minute_in_which_nothing_is_to_be_done_takes_little_more_than_a_statement_a_second(minute):
+    JobFactory(scheduled=True, run_at=timezone.now() + timedelta(hours=1))
+    JobFactory(working=True, reserved_until=timezone.now() + timedelta(hours=1), wid="")
+    upkeeper = Maintenance("default")
+    minute(upkeeper)  # the first round runs every step
+    assert len(minute(upkeeper)) <= 86
+
+
+def test_what_a_look_sees_is_done_in_the_same_round():
+    """W19, W20: expired reservations, workers and jobs are found within the interval between two looks."""
+    upkeeper = Maintenance("default")
+    upkeeper._round()
+    upkeeper._listens_since -= maintenance.HEARD_WITHIN_S
+    overdue = JobFactory(working=True, reserved_until=ago(seconds=1), wid="")
+    WorkerFactory(wid="silent", beat_at=ago(seconds=61))
+    late = JobFactory(expires_at=ago(seconds=1))
+    upkeeper._look_around_at = time.monotonic()
+    upkeeper._round()
+    assert Job.objects.get(pk=overdue.pk).state == "retries"
+    assert not WorkerProcess.objects.exists()
+    assert not Job.objects.filter(pk=late.pk).exists()
+    assert maintenance.LOOK_AROUND_S + maintenance.LONGEST_SLEEP_S < 5
+
+
+def test_jobs_that_lost_workers_give_back_are_announced(monkeypatch):
+    told, queues = [], []
+    monkeypatch.setattr(maintenance.notifier, "announce", lambda alias, names: told.append(set(names)))
+    WorkerFactory(wid="silent", beat_at=ago(seconds=61))
+    JobFactory(working=True, wid="silent", reserved_until=timezone.now() + timedelta(hours=1))
+    Maintenance("default", on_work=queues.append).run_once()
+    assert (told, queues) == ([{ANY_QUEUE}], [None])

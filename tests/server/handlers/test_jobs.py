@@ -1,0 +1,324 @@
+"""PUSH, PUSHB, FETCH, ACK, FAIL, BEAT and INFO over raw sockets. Rules: W9 to W22."""
+
+import json
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from django_faktory import __version__
+from django_faktory.core.protocol.versions import semantic
+from django_faktory.models import Job, WorkerProcess
+from tests.server.raw import over_both, push, worker
+from tests.waiting import wait_until
+
+
+def fetched(client, *queues):
+    told = client.ask(f"FETCH {' '.join(queues) or 'default'}")
+    return told and json.loads(told)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"jid": "short"}, "jobs must have a reasonable jid parameter: jid: expected a string of 8 to 255"),
+        ({"jid": 12345678}, "jobs must have a reasonable jid parameter"),
+        ({"jobtype": ""}, "jobs must have a jobtype parameter"),
+        ({"args": {}}, "jobs must have an args parameter"),
+        ({"queue": "bad queue"}, 'cannot get "bad queue" queue: queue names must match'),
+        ({"queue": 5}, "queue: expected a string"),
+        ({"priority": 10}, "priority: expected an integer from 1 to 9, got 10"),
+        ({"priority": 0}, "priority: expected an integer from 1 to 9, got 0"),
+        ({"reserve_for": 86401}, "jobs cannot be reserved for more than one day"),
+        ({"retry": "5"}, "retry: expected an integer"),
+        ({"at": "tomorrow"}, "invalid timestamp for 'at': "),
+        ({"at": "2099-01-01T00:00:00"}, "invalid timestamp for 'at': "),
+        ({"at": "2099-01-01T00:00:00Z", "queue": "bad queue"}, "cannot get "),
+        ({"created_at": "yesterday"}, "invalid timestamp for 'created_at': "),
+        ({"custom": []}, "custom: expected an object"),
+        ({"custom": {"expires_at": "soon"}}, "invalid timestamp for 'custom.expires_at': "),
+    ],
+)
+def test_a_push_that_breaks_a_rule_is_told_which_and_nothing_is_stored(connect, fields, message):
+    """W9: the error names the broken rule."""
+    client = connect()
+    answer = client.ask(push(**{"jid": "abcdefgh"} | fields)).decode()
+    assert answer.startswith(f"-ERR {message}")
+    assert not Job.objects.exists()
+    assert client.ask(push(jid="abcdefgh")) == b"+OK"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"queue": ""},
+        {"at": ""},
+        {"retry": None},
+        {"reserve_for": 1},
+        {"retry": -5},
+        {"custom": None},
+        {"priority": None},
+    ],
+)
+def test_what_counts_as_not_given_is_accepted(connect, fields):
+    """W9: null and empty values select the default; a shorter `reserve_for` is raised to 60 s."""
+    client = connect()
+    assert client.ask(push(jid="abcdefgh", **fields)) == b"+OK"
+    row = Job.objects.get()
+    assert (row.queue, row.state) == ("default", "enqueued")
+    assert row.reserve_for == (60 if "reserve_for" in fields else 1800)
+
+
+@over_both
+def test_a_job_comes_back_as_it_was_sent(connect):
+    """W11: the server only appends members."""
+    args = '[9007199254740993,1.0,"\\u0000é",1e400]'
+    sent = f'{{"jid":"verbatim1","zz":1.0,"jobtype":"t","args":{args},"custom":{{"b":1,"a":2}}}}'
+    client = connect(**worker())
+    assert client.ask(f"PUSH {sent}") == b"+OK"
+    told = client.ask("FETCH default").decode()
+    assert told.startswith(f'{sent[:-1]},"queue":"default","retry":25,"created_at":"')
+    assert '"enqueued_at":"' in told
+
+
+def test_a_clients_created_at_is_kept_and_what_is_ours_is_not(connect):
+    """W11: `created_at` is the client's, `enqueued_at` and `failure` are the server's."""
+    client = connect(**worker())
+    client.ask(push(jid="abcdefgh", created_at="2020-02-02T02:02:02Z", enqueued_at="never", failure={"retry_count": 9}))
+    told = fetched(client)
+    assert told["created_at"] == "2020-02-02T02:02:02Z"
+    assert told["enqueued_at"].startswith(timezone.now().isoformat()[:10])
+    assert "failure" not in told
+
+
+@over_both
+def test_a_bulk_push_tells_of_the_refused_and_stores_the_others(connect):
+    """W12: errors by jid, "" for jobs without one."""
+    client = connect()
+    jobs = [
+        {"jid": "good-one", "jobtype": "t", "args": []},
+        {"jid": "bad-one!", "jobtype": "", "args": []},
+        {"jobtype": "t", "args": []},
+        5,
+        {"jid": "good-two", "jobtype": "t", "args": []},
+    ]
+    told = json.loads(client.ask(f"PUSHB {json.dumps(jobs)}"))
+    assert set(told) == {"bad-one!", ""}
+    assert told["bad-one!"].startswith("jobs must have a jobtype parameter")
+    assert set(Job.objects.values_list("jid", flat=True)) == {"good-one", "good-two"}
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "[ ]"])
+def test_an_empty_bulk_push_is_nothing(connect, text):
+    """W12: an empty list and null are accepted."""
+    assert connect().ask(f"PUSHB {text}") == b"{}"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[", '[{"jid":]', "5"])
+def test_only_broken_json_fails_a_bulk_push(connect, text):
+    """W12: other errors are reported per job."""
+    assert connect().ask(f"PUSHB {text}").startswith(b"-ERR invalid JSON: ")
+
+
+def test_fetch_without_a_queue_looks_into_default(connect):
+    """W13: the default queue is "default"."""
+    client = connect(**worker())
+    client.ask(push(jid="abcdefgh"))
+    assert json.loads(client.ask("FETCH"))["jid"] == "abcdefgh"
+
+
+def test_fetch_waits_two_seconds_on_all_its_queues_and_then_has_nothing(connect):
+    """W13: an empty FETCH returns null after 2 s."""
+    client, other = connect(**worker()), connect()
+    start = timezone.now()
+    assert fetched(client, "first", "second") is None
+    assert timedelta(seconds=1.9) < timezone.now() - start < timedelta(seconds=3.5)
+    client.send("FETCH first second")
+    other.ask(push(jid="abcdefgh", queue="second"))
+    assert json.loads(client.reply())["queue"] == "second"
+
+
+@over_both
+def test_waiting_fetchers_are_served_in_the_order_they_came(connect, server):
+    clients = [connect(**worker(f"wid-{n}")) for n in range(3)]
+    for number, client in enumerate(clients, 1):
+        client.send("FETCH default")
+        wait_until(lambda number=number: len(server.fetchers._waiting) == number)
+    wait_until(lambda: all(fetcher.timer and not fetcher.in_claim for fetcher in list(server.fetchers._waiting)))
+    producer = connect()
+    for number in range(3):
+        producer.ask(push(jid=f"in-order-{number}"))
+    assert [json.loads(client.reply())["jid"] for client in clients] == ["in-order-0", "in-order-1", "in-order-2"]
+
+
+@pytest.mark.parametrize("way", ["close", "half-close"])
+def test_a_fetcher_that_goes_away_while_it_waits_swallows_no_job(connect, server, way):
+    """W14: after a close and after a half-close."""
+    gone, producer, stays = connect(**worker("gone")), connect(), connect(**worker("stays"))
+    gone.send("FETCH default")
+    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    if way == "close":
+        gone.close()
+    else:
+        gone.socket.shutdown(1)
+        assert gone.reply() is None
+        assert gone.is_closed()
+    wait_until(lambda: not server.fetchers._waiting)
+    producer.ask(push(jid="abcdefgh"))
+    assert fetched(stays)["jid"] == "abcdefgh"
+
+
+@over_both
+def test_clients_that_go_away_at_any_moment_leave_no_job_behind(connect, server):
+    """W14: closing races with the claim."""
+    producer = connect()
+    for number in range(60):
+        leaver = connect(**worker("leaver"))
+        leaver.send("FETCH default")
+        producer.send(push(jid=f"raced-{number:03d}"))
+        leaver.close()
+        assert producer.reply() == b"+OK"
+    stays = connect(**worker("stays"))
+    seen = set()
+    while told := fetched(stays):
+        seen.add(told["jid"])
+    left = set(Job.objects.filter(wid="leaver").values_list("jid", flat=True))
+    assert len(seen | left) == 60
+    assert not Job.objects.filter(wid="stays").exclude(jid__in=seen).exists()
+    # A reply that the system accepted before it saw the client's reset counts as delivered; only few can be.
+    assert len(left) < 60
+
+
+def test_commands_before_the_end_of_file_are_answered(connect):
+    """W14: a half-close does not cancel commands."""
+    client = connect()
+    client.send(push(jid="abcdefgh"))
+    client.socket.shutdown(1)
+    assert client.reply() == b"+OK"
+    assert client.is_closed()
+
+
+def test_a_quiet_workers_connections_all_get_nothing_for_two_seconds(connect, server):
+    """W15: also a FETCH that already waited."""
+    first, second = connect(**worker()), connect(**worker())
+    first.send("FETCH default")
+    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    assert second.ask('BEAT {"wid":"wid-1","current_state":"quiet"}') == b'{"state":"quiet"}'
+    connect().ask(push(jid="abcdefgh"))
+    second.send("FETCH default")
+    assert first.reply() is None
+    assert second.reply() is None
+    assert Job.objects.get().state == "enqueued"
+
+
+@pytest.mark.parametrize("line", ['ACK {"jid":"never-heard-of"}', 'ACK {"jid":""}'])
+def test_every_well_formed_ack_is_ok(connect, line):
+    """W16: unknown jids are accepted too."""
+    assert connect().ask(line) == b"+OK"
+
+
+@pytest.mark.parametrize("line", ["ACK", "ACK {}", "ACK []", 'ACK {"jid":5}', "ACK {"])
+def test_a_malformed_ack_is_told_so(connect, line):
+    assert connect().ask(line).startswith(b"-ERR invalid ACK")
+
+
+@over_both
+def test_a_strangers_ack_and_fail_are_ok_and_change_nothing(connect):
+    """W16, W17: only the job's worker, or a connection without wid, may end the job."""
+    holder, stranger = connect(**worker("holder")), connect(**worker("stranger"))
+    holder.ask(push(jid="abcdefgh"))
+    fetched(holder)
+    assert stranger.ask('ACK {"jid":"abcdefgh"}') == b"+OK"
+    assert stranger.ask('FAIL {"jid":"abcdefgh"}') == b"+OK"
+    assert Job.objects.get().state == "working"
+    assert connect().ask('ACK {"jid":"abcdefgh"}') == b"+OK"
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ('FAIL {"jid":"never-heard-of"}', b"-ERR Job not found never-heard-of"),
+        ("FAIL {}", b"-ERR missing JID"),
+        ('FAIL {"jid":"abcdefgh","backtrace":"x"}', b"-ERR invalid FAIL"),
+        ('FAIL {"jid":"abcdefgh","message":5}', b"-ERR invalid FAIL"),
+    ],
+)
+def test_a_fail_that_cannot_be_is_told_why(connect, line, answer):
+    """W17: the error line gives the reason."""
+    assert connect().ask(line).startswith(answer)
+
+
+def test_a_failure_is_cut_to_its_limits_on_character_boundaries(connect):
+    """W17: errtype and message are limited in bytes, the backtrace in lines."""
+    client = connect(**worker())
+    client.ask(push(jid="abcdefgh"))
+    fetched(client)
+    report = {"jid": "abcdefgh", "errtype": "é" * 90, "message": "é" * 900, "backtrace": ["x"] * 50}
+    assert client.ask(f"FAIL {json.dumps(report)}") == b"+OK"
+    told = json.loads(Job.objects.get().failure)
+    assert (told["errtype"], told["message"], len(told["backtrace"])) == ("é" * 50, "é" * 500, 30)
+
+
+def test_a_retried_job_comes_with_its_failure(connect):
+    client = connect(**worker())
+    client.ask(push(jid="abcdefgh", retry=1))
+    fetched(client)
+    client.ask('FAIL {"jid":"abcdefgh","errtype":"E","message":"m"}')
+    Job.objects.update(state="enqueued", enqueued_at=timezone.now(), run_at=None)
+    failure = fetched(client)["failure"]
+    assert (failure["errtype"], failure["message"], failure["retry_count"], failure["remaining"]) == ("E", "m", 0, 1)
+    assert "backtrace" not in failure  # the original server leaves an empty one out
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ('BEAT {"wid":"wid-1","rss_kb":5}', b"+OK"),
+        ('BEAT {"wid":"wid-1","current_state":"strange"}', b"+OK"),
+        ('BEAT {"wid":"wid-1","current_state":"terminate"}', b'{"state":"terminate"}'),
+        ("BEAT {}", b"-ERR invalid BEAT"),
+        ("BEAT", b"-ERR invalid BEAT"),
+        ('BEAT {"wid":5}', b"-ERR invalid BEAT"),
+    ],
+)
+def test_a_beat_is_answered_with_the_state_to_enter(connect, line, answer):
+    """W21: the reply is a state or OK."""
+    client = connect(**worker())
+    assert client.ask(line).startswith(answer)
+
+
+def test_a_beat_needs_a_wid_and_may_be_for_another_of_the_fleet(connect):
+    """W21: a worker may beat for another wid."""
+    connect(**worker("wid-2"))
+    assert connect().ask('BEAT {"wid":"wid-2"}').startswith(b"-ERR BEAT: expected a connection that gave its wid")
+    assert connect(**worker("wid-1")).ask('BEAT {"wid":"wid-2"}') == b"+OK"
+
+
+def test_a_beat_of_a_lost_worker_is_told_so_and_its_connections_are_closed(connect):
+    """W20, W21: the server closes every connection of that wid."""
+    first, second, other = connect(**worker()), connect(**worker()), connect(**worker("other"))
+    WorkerProcess.objects.filter(wid="wid-1").delete()
+    assert first.ask('BEAT {"wid":"wid-1"}') == b"-ERR unknown worker wid-1"
+    assert first.is_closed()
+    assert second.is_closed()
+    assert other.ask('BEAT {"wid":"other"}') == b"+OK"
+
+
+def test_info_has_the_original_servers_shape(connect):
+    """W22: the same members as the original server."""
+    client = connect(**worker())
+    client.ask(push(jid="abcdefgh", queue="mail"))
+    told = json.loads(client.ask("INFO please"))
+    assert set(told) == {"now", "server_utc_time", "faktory", "server"}
+    assert set(told["faktory"]) == {
+        "queues", "sets", "tasks", "total_failures", "total_processed", "total_enqueued", "total_queues",
+    }  # fmt: skip
+    assert told["faktory"]["queues"]["mail"] == 1
+    assert set(told["faktory"]["tasks"]) == {"Busy", "Dead", "Retries", "Scheduled", "Workers"}
+    assert set(told["server"]) == {
+        "description", "faktory_version", "uptime", "connections", "command_count", "used_memory_mb",
+    }  # fmt: skip
+    assert told["server"]["faktory_version"] == semantic(__version__)
+    assert told["server"]["connections"] == 1
+    assert told["server"]["command_count"] == 3

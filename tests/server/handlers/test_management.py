@@ -1,0 +1,247 @@
+"""MUTATE, QUEUE, FLUSH, and quieting workers from the server's side, over raw sockets.
+
+Rules: W5, W15, W21 to W25, W28.
+"""
+
+import json
+import threading
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.models import Job, Queue
+from django_faktory.store import notifier, workers
+from django_faktory.store.jobs import bulk
+from tests.factories import JobFactory, QueueFactory, WorkerFactory
+from tests.server.raw import RawClient, push, worker
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def open_client():
+    """Return a function that opens identified clients to any server; all are closed at the end of the test."""
+    clients = []
+
+    def start(server, **hello):
+        clients.append(RawClient.identified(server.address, **hello))
+        return clients[-1]
+
+    yield start
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def polls_seldom(settings):
+    """Poll every 30 s, so that a job that arrives earlier was not found by a poll."""
+    settings.FAKTORY = {"POLL_INTERVAL": 30.0}
+
+
+def waits(server, client, *queues):
+    """Send FETCH, and return once it has found no job and waits."""
+    client.send(f"FETCH {' '.join(queues)}")
+    wait_until(lambda: any(fetcher.timer for fetcher in list(server.fetchers._waiting)), what="a fetcher that waits")
+
+
+def test_a_mutation_is_carried_out_and_answered(connect):
+    """W23: JSON with spaces is accepted too."""
+    jobs = [JobFactory(dead=True, jobtype="a b"), JobFactory(dead=True)]
+    client = connect()
+    assert client.ask('MUTATE { "cmd": "requeue", "target": "dead", "filter": { "jobtype": "a b" } }') == b"+OK"
+    assert [Job.objects.get(jid=job.jid).state for job in jobs] == ["enqueued", "dead"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('MUTATE {"cmd":"x","target":"dead"}', b"-ERR unknown mutate operation "),
+        ('MUTATE {"cmd":"kill","target":"x"}', b"-ERR invalid target for mutation command"),
+        ("MUTATE", b"-ERR invalid MUTATE"),
+        ("QUEUE x", b"-ERR no such QUEUE subcommand: x"),
+        ("QUEUE PAUSE", b"-ERR QUEUE PAUSE: expected the names of queues"),
+        ("QUEUE PAUSE fine b/d", b'-ERR cannot get "b/d" queue'),
+        ("QUEUE LATENCY *", b"-ERR QUEUE LATENCY does not support wildcards"),
+        ("queue PAUSE a", b"-ERR unknown command queue"),
+    ],
+)
+def test_what_cannot_be_done_is_told_nothing_is_changed_and_the_connection_stays(connect, line, message):
+    """W5, W23, W24: the error line leaves the connection open."""
+    JobFactory(dead=True)
+    client = connect()
+    assert client.ask(line).startswith(message)
+    assert (Job.objects.get().state, Queue.objects.count()) == ("dead", 0)
+    assert client.ask(push(jid="abcdefgh")) == b"+OK"
+
+
+def test_a_mutation_that_requeues_wakes_the_fetchers_that_wait(polls_seldom, server, connect):
+    """W23, W13: the fetcher gets the job before the next poll."""
+    job = JobFactory(dead=True)
+    fetcher, person = connect(**worker()), connect()
+    waits(server, fetcher, "default")
+    assert person.ask('MUTATE {"cmd":"requeue","target":"dead"}') == b"+OK"
+    assert json.loads(fetcher.reply())["jid"] == job.jid
+
+
+def test_a_pause_stops_a_fetch_that_already_waits(server, connect):
+    """W24: on the original server such a fetch still gets the job."""
+    fetcher, person = connect(**worker()), connect()
+    waits(server, fetcher, "q")
+    assert person.ask("QUEUE pause q") == b"+OK"
+    assert person.ask(push(jid="abcdefgh", queue="q")) == b"+OK"
+    assert fetcher.reply() is None
+    assert Job.objects.get().state == "enqueued"
+
+
+@pytest.mark.parametrize("names", ["q", "*"])
+def test_a_resume_wakes_the_fetchers_that_wait(polls_seldom, server, connect, names):
+    """W24: the fetcher gets the job before the next poll."""
+    fetcher, person = connect(**worker()), connect()
+    person.ask("QUEUE PAUSE q")
+    person.ask(push(jid="abcdefgh", queue="q"))
+    waits(server, fetcher, "q")
+    assert person.ask(f"QUEUE RESUME {names}") == b"+OK"
+    assert json.loads(fetcher.reply())["jid"] == "abcdefgh"
+
+
+def test_a_resume_is_heard_on_other_nodes(serve, open_client):
+    """W24: a hint reaches the other nodes."""
+    here, there = serve(), serve(listen=lambda: notifier.listen("default"))
+    JobFactory(queue="q")
+    QueueFactory(name="q", paused_at=timezone.now())
+    fetcher = open_client(there, **worker())
+    waits(there, fetcher, "q")
+    assert open_client(here).ask("QUEUE RESUME q") == b"+OK"
+    assert json.loads(fetcher.reply())["queue"] == "q"
+
+
+def test_latency_is_told_in_seconds(connect):
+    """W24: queue age in seconds, 0 for an unknown queue."""
+    JobFactory(queue="q", enqueued_at=timezone.now() - timedelta(seconds=100))
+    answer = connect().ask("QUEUE latency q unknown")
+    assert b'"unknown":0}' in answer  # as the original server writes it, not 0.0
+    told = json.loads(answer)
+    assert told == {"q": pytest.approx(100, abs=20), "unknown": 0}
+    assert json.loads(connect().ask("QUEUE LATENCY")) == {}
+
+
+def test_remove_of_all_drops_what_is_enqueued(connect):
+    """W24: only jobs in other states remain."""
+    JobFactory(queue="a")
+    JobFactory(queue="b")
+    dead = JobFactory(dead=True)
+    client = connect()
+    assert client.ask("QUEUE REMOVE *") == b"+OK"
+    assert [job.jid for job in Job.objects.all()] == [dead.jid]
+    assert json.loads(client.ask("INFO"))["faktory"]["queues"] == {}
+
+
+@pytest.mark.parametrize(
+    ("debug", "setting", "is_allowed"),
+    [(False, {}, False), (True, {}, True), (True, {"ALLOW_FLUSH": False}, False), (False, {"ALLOW_FLUSH": True}, True)],
+)
+def test_flush_needs_leave(settings, serve, open_client, debug, setting, is_allowed):
+    """W25: the project's DEBUG decides if ALLOW_FLUSH is not set."""
+    settings.FAKTORY, settings.DEBUG = setting, debug
+    JobFactory()
+    told = open_client(serve()).ask("FLUSH")
+    if is_allowed:
+        assert told == b"+OK"
+    else:
+        assert told == b'-ERR FLUSH is disabled; to allow it, set FAKTORY["ALLOW_FLUSH"] = True where the server runs'
+    assert Job.objects.exists() is not is_allowed
+
+
+def test_a_job_in_hand_when_all_is_flushed_is_forgotten(settings, serve, open_client):
+    """W25, W16, W17: ACK succeeds, FAIL reports an unknown job."""
+    settings.FAKTORY = {"ALLOW_FLUSH": True}
+    client = open_client(serve(), **worker())
+    for jid in ("abcdefg1", "abcdefg2"):
+        client.ask(push(jid=jid))
+        client.ask("FETCH default")
+    assert client.ask("FLUSH") == b"+OK"
+    assert client.ask('ACK {"jid":"abcdefg1"}') == b"+OK"
+    assert client.ask('FAIL {"jid":"abcdefg2"}') == b"-ERR Job not found abcdefg2"
+    assert json.loads(client.ask("INFO"))["faktory"]["total_processed"] == 0
+
+
+class _SlowBroker(OrmBroker):
+    """OrmBroker that makes MUTATE wait until `may_end` is set."""
+
+    def __init__(self):
+        super().__init__("default")
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def mutate(self, mutation, *, go_on):
+        self.begun.set()
+        assert self.may_end.wait(20)
+        super().mutate(mutation, go_on=go_on)
+
+
+def test_a_long_mutation_holds_up_nobody_else(serve, open_client):
+    """W23: MUTATE runs apart from short commands."""
+    broker = _SlowBroker()
+    server = serve(broker)
+    person = open_client(server)
+    try:
+        person.send('MUTATE {"cmd":"kill","target":"dead"}')
+        assert broker.begun.wait(10)
+        other = open_client(server, **worker("wid-other"))
+        assert other.ask('BEAT {"wid":"wid-other"}') == b"+OK"
+        assert json.loads(other.ask("INFO"))["faktory"]
+        assert other.ask(push(jid="abcdefgh")) == b"+OK"
+        assert json.loads(other.ask("FETCH default"))["jid"] == "abcdefgh"
+        assert other.ask('ACK {"jid":"abcdefgh"}') == b"+OK"
+        assert other.ask("QUEUE PAUSE q") == b"+OK"
+        assert other.ask('MUTATE {"cmd":"explode","target":"dead"}').startswith(b"-ERR unknown")
+    finally:
+        broker.may_end.set()
+    assert person.reply() == b"+OK"
+
+
+def test_a_server_that_stops_ends_a_long_mutation_between_two_steps(serve, open_client):
+    """W28: completed steps stay, and the error asks the client to send the command again."""
+    JobFactory.create_batch(2)
+    Job.objects.bulk_create(JobFactory.many(bulk.CHUNK * 2, dead=True))
+
+    def stop_after_the_first_step(alias, queues):
+        server.stop()
+
+    server = serve(OrmBroker("default", announce=stop_after_the_first_step))
+    told = open_client(server).ask('MUTATE {"cmd":"requeue","target":"dead"}')
+    assert told.startswith(b"-ERR shutdown in progress: the jobs so far were changed; send it again")
+    assert Job.objects.filter(state="dead").count() == bulk.CHUNK
+
+
+def test_a_fetch_that_waits_when_its_worker_is_quieted_takes_no_job_any_more(server, connect):
+    """W15: on each connection of the wid; other workers continue."""
+    first, second, other = connect(**worker("wid-q")), connect(**worker("wid-q")), connect(**worker("wid-other"))
+    waits(server, first, "default")
+    workers.advance(["wid-q"], "quiet", using="default")
+    assert other.ask(push(jid="abcdefgh")) == b"+OK"
+    assert first.reply() is None
+    assert second.ask("FETCH default") is None
+    assert json.loads(other.ask("FETCH default"))["jid"] == "abcdefgh"
+
+
+@pytest.mark.parametrize("state", ["quiet", "terminate"])
+def test_every_node_tells_a_worker_what_it_was_asked(serve, open_client, state):
+    """W21: on every connection and node; the state cannot be reset."""
+    clients = [open_client(serve(), **worker("wid-q")) for _ in range(2)]
+    workers.advance(None, state, using="default")
+    for client in clients:
+        for beat in ('BEAT {"wid":"wid-q"}', 'BEAT {"wid":"wid-q","current_state":"running"}'):
+            assert json.loads(client.ask(beat)) == {"state": state}
+
+
+def test_the_number_of_workers_is_the_same_on_every_node(serve, open_client):
+    """W22: the database counts them, so all nodes agree."""
+    here, there = serve(), serve()
+    open_client(here, **worker("wid-1"))
+    open_client(there, **worker("wid-2"))
+    open_client(there)
+    WorkerFactory(wid="wid-gone", seen_at=timezone.now() - timedelta(hours=1))
+    for node in (here, there):
+        told = json.loads(open_client(node).ask("INFO"))["faktory"]
+        assert told["tasks"]["Workers"] == {"reaped": 0, "size": 2}

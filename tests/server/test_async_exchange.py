@@ -1,0 +1,333 @@
+"""Commands that run on the event loop, over connections lent by threads; PostgreSQL only.
+
+Rules: W10, W14, W29, W30; ADR 0021.
+"""
+
+import json
+import os
+import socket
+from contextlib import closing
+from functools import partial
+
+import pytest
+from django.db import connection, transaction
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.locket import Locket
+from django_faktory.core.payloads import Ack, JobPayload
+from django_faktory.models import Job, JobLock, Queue
+from django_faktory.runtime import db_watchdog
+from django_faktory.server.group_commit import Lane
+from django_faktory.store import transactions
+from django_faktory.store.dialects.postgresql import pipeline, prepared
+from django_faktory.store.dialects.postgresql.dialect import POSTGRESQL
+from django_faktory.store.dialects.postgresql.prepared import Statement
+from tests.bouncer import needs_session
+from tests.factories import JobFactory
+from tests.server.raw import RawClient, push, worker
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
+
+ENOUGH = 30
+"""Number of jobs after which both threads of the lane have prepared their statements, with a margin."""
+
+
+@pytest.fixture(autouse=True)
+def on_postgresql(monkeypatch):
+    if connection.vendor != "postgresql" or not pipeline.has_psycopg3():
+        pytest.skip("about PostgreSQL with psycopg 3")
+    monkeypatch.setattr(prepared, "REPLAN_S", 600.0)
+    monkeypatch.setattr(POSTGRESQL, "_locked_at", float("-inf"))
+    yield
+    Statement.works = True
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Record each set that a thread runs instead of the event loop."""
+    sets, real = [], Lane._give
+
+    def spy(lane, hand, batch, work):
+        sets.append([type(item).__name__ for item, _ in batch])
+        real(lane, hand, batch, work)
+
+    monkeypatch.setattr(Lane, "_give", spy)
+    return sets
+
+
+@pytest.fixture
+def broker():
+    """The broker as `runfaktory` makes it: another thread sends the hints."""
+    return OrmBroker("default", announce=lambda *_: None, announces_apart=True)
+
+
+@pytest.fixture
+def client(serve, broker, given):
+    """A worker's client on a server with threads that have lent their connections to the event loop."""
+    server = serve(broker)
+    client = RawClient.identified(server.address, **worker())
+    client.server = server
+    for _ in range(ENOUGH):
+        one_job(client)
+    given.clear()
+    yield client
+    client.close()
+
+
+def one_job(client):
+    assert client.ask(push(jid="the-only-one")) == b"+OK"
+    job = json.loads(client.ask("FETCH default"))
+    assert client.ask(f'ACK {{"jid":"{job["jid"]}"}}') == b"+OK"
+    return job
+
+
+def sessions():
+    """Return the backend pids that wait for a lock held by the test's session."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            " AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"
+        )
+        return [pid for (pid,) in cursor.fetchall()]
+
+
+def end(pids):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", [pids])
+
+
+def stand_still():
+    """Block all changes of jobs by other sessions until the transaction ends."""
+    with connection.cursor() as cursor:
+        cursor.execute("LOCK TABLE django_faktory_job IN SHARE ROW EXCLUSIVE MODE")
+
+
+def raw_connections(server):
+    return [hand.begin.args[0].args[0].connection for hand in server.turns._hands if hand.begin]
+
+
+def test_a_job_s_whole_way_needs_no_thread(client, given):
+    """W29: a job's PUSH, FETCH and ACK all run on the event loop."""
+    job = one_job(client)
+    assert given == []
+    assert (job["jid"], job["queue"], job["args"]) == ("the-only-one", "default", [])
+    assert not Job.objects.exists()
+
+
+def test_an_answer_means_that_it_is_committed(client, given):
+    """W29: the reply follows the commit."""
+    assert client.ask(push(jid="the-job-one")) == b"+OK"
+    assert Job.objects.get().jid == "the-job-one"
+    client.ask("FETCH default")
+    assert Job.objects.get().state == "working"
+    assert client.ask('ACK {"jid":"the-job-one"}') == b"+OK"
+    assert not Job.objects.exists()
+    assert given == []
+
+
+def test_a_plan_that_is_old_is_made_anew_by_the_thread(client, given, monkeypatch):
+    """ADR 0006: only a thread makes a new plan."""
+    monkeypatch.setattr(prepared, "REPLAN_S", 0.0)
+    client.ask(push(jid="the-job-one"))
+    assert given == [], "what a push does hangs on nothing that is stored"
+    assert json.loads(client.ask("FETCH default"))["jid"] == "the-job-one"
+    assert given == [["FetchRequest"]]
+
+
+def pushed_together(server, *jids):
+    """Push jobs in one set and return the answers by jid."""
+    answers = {}
+
+    def submit():
+        for jid in jids:
+            job = JobPayload(jid=jid, jobtype="noop", queue="default", text='{"jobtype":"noop"}')
+            server.push([job], partial(answers.__setitem__, jid))
+
+    server.loop.call_soon_threadsafe(submit)
+    wait_until(lambda: len(answers) == len(jids))
+    return answers
+
+
+def test_what_one_job_spoils_is_done_again_for_the_others(client, given):
+    """W29: a statement that fails rolls back the whole set."""
+    for number in range(ENOUGH):
+        pushed_together(client.server, f"warming-{number}-1", f"warming-{number}-2")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$ LANGUAGE plpgsql;"
+            "CREATE TRIGGER refuse BEFORE INSERT ON django_faktory_job FOR EACH ROW WHEN (NEW.jid = 'job-poison')"
+            " EXECUTE FUNCTION refuse()"
+        )
+    try:
+        given.clear()
+        pushed_together(client.server, "job-good-1", "job-good-2")
+        assert given == [], "it goes without a thread"
+        answers = pushed_together(client.server, "job-good-3", "job-poison", "job-good-4")
+        assert given == [["list"] * 3], "the thread was given all of it"
+        assert answers.pop("job-poison").args == ("internal error",)
+        assert answers == {"job-good-3": [None], "job-good-4": [None]}
+        stored = Job.objects.filter(jid__startswith="job-").values_list("jid", flat=True)
+        assert set(stored) == {f"job-good-{number}" for number in (1, 2, 3, 4)}
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP FUNCTION refuse CASCADE")
+
+
+@pytest.mark.parametrize("line", [push(jid="the-job-two"), "FETCH default", 'ACK {"jid":"the-job-one"}'])
+def test_a_connection_that_is_lost_on_the_way_is_told_and_the_next_command_has_another(client, broker, given, line):
+    """W30: the client gets an error, and the thread replaces its connection."""
+    client.ask(push(jid="the-job-one"))
+    with transaction.atomic():
+        stand_still()
+        client.send(line)
+        end(wait_until(sessions))
+        assert client.reply() == b"-ERR database unavailable"
+    assert len(given) == 1, "the thread was told, and has closed it"
+    assert client.ask(push(jid="the-job-three")) == b"+OK"
+    assert set(Job.objects.values_list("jid", flat=True)) == {"the-job-one", "the-job-three"}
+    assert broker._unanswered.is_any_due() == line.startswith("FETCH"), "what it may have claimed is looked for"
+    assert json.loads(client.ask("FETCH default"))["jid"] == "the-job-one"
+
+
+def test_a_connection_that_ends_while_nobody_uses_it_is_left_to_its_thread(client, given):
+    """W30: otherwise the event loop would report the closed socket again and again."""
+    lent = raw_connections(client.server)
+    hands = [hand for hand in client.server.turns._hands if hand.fd is not None]
+    assert lent
+    assert hands
+    end([raw.info.backend_pid for raw in lent])
+    wait_until(lambda: all(hand.fd is None for hand in hands))
+    assert client.ask(push(jid="the-job-one")) in (b"+OK", b"-ERR database unavailable")
+    assert client.ask(push(jid="the-job-two")) == b"+OK"
+
+
+def test_a_database_that_says_nothing_is_not_waited_for_longer_than_set(serve, broker, given, monkeypatch):
+    """Reliability class D2: DATABASE_TIMEOUT applies on the event loop too."""
+    monkeypatch.setattr(db_watchdog, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(transactions, "around", transactions.around)
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
+    server = serve(broker)
+    with closing(RawClient.identified(server.address, **worker())) as client:
+        for _ in range(ENOUGH):
+            one_job(client)
+        given.clear()
+        db_watchdog.enforce("default", 0.2)
+        with transaction.atomic():
+            stand_still()
+            assert client.ask(push(jid="the-job-one")) == b"-ERR database unavailable"
+        assert len(given) == 1
+        assert client.ask(push(jid="the-job-two")) == b"+OK"
+
+
+def test_what_the_socket_does_not_take_at_once_is_sent_when_there_is_room(client, given, monkeypatch):
+    sendings, real = [], Lane._send
+
+    def spy(lane, hand):
+        sendings.append(hand)
+        real(lane, hand)
+
+    monkeypatch.setattr(Lane, "_send", spy)
+    for raw in raw_connections(client.server):
+        with socket.socket(fileno=os.dup(raw.fileno())) as copy:
+            copy.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    text = "x" * 300_000
+    for turn in range(50):  # PostgreSQL may read fast enough that the socket never fills
+        with transaction.atomic():
+            stand_still()  # block the backend while the client's text fills the socket
+            client.send(push(jid=f"job-long-{turn}", args=[text]))
+            wait_until(sessions)
+        assert client.reply() == b"+OK"
+        assert json.loads(client.ask("FETCH default"))["args"] == [text]
+        if sendings:
+            break
+    assert sendings
+    assert given == []
+
+
+def test_a_job_that_needs_a_lock_gets_it_by_the_thread(client, given):
+    """ADR 0015: a claim that acquires a lock runs on a thread."""
+    client.ask(push(jid="job-locked", custom={"lock": "one at a time"}))
+    given.clear()
+    assert json.loads(client.ask("FETCH default"))["jid"] == "job-locked"
+    assert given == [["FetchRequest"]]
+    assert JobLock.objects.get().jid == "job-locked"
+
+
+def test_wrong_settings_of_locks_refuse_a_fetch_here_too(client, broker):
+    """ADR 0015: a FETCH on the event loop checks the LOCKET settings too."""
+    client.ask(push(jid="the-job-one"))
+    broker.locket = Locket({"ENABLED": False, "HEARTBEAT_FREQUENCY": 0})
+    assert client.ask("FETCH default").startswith(b"-ERR LOCKET: HEARTBEAT_FREQUENCY")
+    assert Job.objects.get().state == "enqueued"
+
+
+def test_a_turn_does_not_wait_for_another_that_counts_too(client, given):
+    """Both sets add to the counters of the day."""
+    server = client.server
+    for jid in ("the-job-one", "the-job-two"):
+        client.ask(push(jid=jid))
+        client.ask("FETCH default")
+    blocked, answers = JobFactory(), []
+    with transaction.atomic():
+        Job.objects.filter(pk=blocked.pk).update(weight=1)
+        jobs = [JobPayload(jid=blocked.jid, jobtype="noop", queue="default", text='{"jobtype":"noop"}')]
+
+        def both():
+            server.turns.submit(Ack(jid="the-job-one"), answers.append)
+            server.push(jobs, answers.append)
+
+        server.loop.call_soon_threadsafe(both)
+        wait_until(sessions)
+        for _ in range(ENOUGH):  # until the other thread lends its connection too
+            one_job(client)
+        given.clear()
+        assert client.ask('ACK {"jid":"the-job-two"}') == b"+OK"
+        assert given == []
+        assert answers == []
+    wait_until(lambda: answers == [True, [None]])
+
+
+def test_a_queue_that_is_new_is_listed_before_the_answer(client, given):
+    assert client.ask(push(jid="in-a-new-queue", queue="unheard-of")) == b"+OK"
+    assert Queue.objects.filter(name="unheard-of").exists()
+    assert len(given) == 1
+
+
+def test_a_queue_that_is_forgotten_meanwhile_is_listed_by_the_next_push(client, broker, given):
+    """W29: the event loop must not query the database for it, nor fail the push."""
+    Queue.objects.all().delete()
+    broker._announce = lambda *_: broker._known_queues.clear()  # as when the cached names expire or are cleared
+    assert client.ask(push(jid="the-job-one")) == b"+OK"
+    assert given == []
+    assert client.ask(push(jid="the-job-two")) == b"+OK"
+    assert Queue.objects.get().name == "default"
+
+
+def test_a_broker_with_verbs_of_its_own_is_not_gone_round(serve, given):
+    class Counting(OrmBroker):
+        pushed = 0
+
+        def push(self, jobs):
+            self.pushed += len(jobs)
+            return super().push(jobs)
+
+    broker = Counting("default", announce=lambda *_: None, announces_apart=True)
+    client = RawClient.identified(serve(broker).address, **worker())
+    for _ in range(ENOUGH):
+        one_job(client)
+    client.close()
+    assert broker.pushed == ENOUGH
+
+
+def test_a_stopping_server_leaves_no_connection_open(serve, broker, given):
+    """W28: the threads close the connections that they lent."""
+    server = serve(broker)
+    with closing(RawClient.identified(server.address, **worker())) as client:
+        for _ in range(ENOUGH):
+            one_job(client)
+        lent = raw_connections(server)
+    server.stop()
+    wait_until(server.loop.is_closed)
+    assert lent
+    assert all(raw.closed for raw in lent)

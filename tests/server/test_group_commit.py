@@ -1,0 +1,232 @@
+"""The commit queue (`Lane`) in isolation: grouping, failures of single commands, and draining. Rules: W29, W30."""
+
+import asyncio
+import socket
+import threading
+
+import pytest
+
+from django_faktory.errors import BrokerUnavailable, FaktoryError, JobNotFound
+from django_faktory.server import group_commit
+from django_faktory.server.group_commit import MAX_BATCH, Lane
+
+pytestmark = pytest.mark.core
+
+
+class Counter:
+    """Test double for the work of a lane: records the size of each set, and can be made to wait."""
+
+    def __init__(self):
+        self.sets, self.resets = [], 0
+        self.may_go = threading.Event()
+        self.may_go.set()
+        self.began = threading.Event()
+
+    def __call__(self, items):
+        self.began.set()
+        assert self.may_go.wait(10)
+        self.sets.append(len(items))
+        for error in (item for item in items if isinstance(item, Exception)):
+            raise error
+        return [item * 2 for item in items]
+
+    def reset(self):
+        self.resets += 1
+
+
+def carry_out(items, counter, *, at_once=True, answer=None, **options):
+    """Submit all items and return the answers in order. Without `at_once`, the first item runs in a set of its own."""
+
+    async def run():
+        loop, told = asyncio.get_running_loop(), []
+        lane = Lane("test", counter, reset=counter.reset, loop=loop, **options)
+        first, rest = ([], items) if at_once else (items[:1], items[1:])
+        if not at_once:
+            counter.may_go.clear()
+        for item in first:
+            lane.submit(item, answer or told.append)
+        if first:
+            await asyncio.to_thread(counter.began.wait, 10)
+        for item in rest:
+            lane.submit(item, answer or told.append)
+        counter.may_go.set()
+        await lane.drained()
+        await asyncio.to_thread(lane.close)
+        return told
+
+    return asyncio.run(run())
+
+
+def test_what_is_submitted_together_is_carried_out_together_and_answered_in_order():
+    """W29: commands submitted together run in one set."""
+    counter = Counter()
+    assert carry_out([1, 2, 3], counter) == [2, 4, 6]
+    assert counter.sets == [3]
+
+
+def test_what_comes_while_a_transaction_runs_shares_the_next():
+    """W29: commands submitted during a transaction share the next one."""
+    counter = Counter()
+    assert carry_out([1, 2, 3, 4], counter, at_once=False) == [2, 4, 6, 8]
+    assert counter.sets == [1, 3]
+
+
+def test_a_second_thread_does_not_wait_for_the_first():
+    counter = Counter()
+
+    async def run():
+        lane = Lane("test", counter, width=2, reset=counter.reset, loop=asyncio.get_running_loop())
+        counter.may_go.clear()
+        for item in (1, 2):
+            counter.began.clear()
+            lane.submit(item, lambda _: None)
+            assert await asyncio.to_thread(counter.began.wait, 10)
+        counter.may_go.set()
+        await lane.drained()
+        await asyncio.to_thread(lane.close)
+
+    asyncio.run(run())
+    assert counter.sets == [1, 1]
+
+
+def test_a_set_has_a_limit_to_its_number_and_to_its_weight():
+    counter = Counter()
+    carry_out([1] * (MAX_BATCH + 1), counter)
+    carry_out([300, 100, 100, 1, 900, 1], counter, weigh=lambda item: item)
+    assert counter.sets == [MAX_BATCH, 1, 3, 1, 1, 1]
+
+
+def test_a_poisoned_command_fails_alone(caplog):
+    counter = Counter()
+    told = carry_out([1, RuntimeError("poison"), 3], counter)
+    assert (told[0], str(told[1]), told[2]) == (2, "internal error", 6)
+    assert counter.sets == [3, 1, 1, 1]
+    assert "command failed" in caplog.text
+
+
+def test_an_error_that_is_ours_is_the_answer():
+    told = carry_out([JobNotFound("abcdefgh"), 1], Counter())
+    assert [str(told[0]), told[1]] == ["Job not found abcdefgh", 2]
+
+
+def test_without_a_database_all_are_told_so_once_and_the_connection_is_let_go():
+    """W30: a lost database fails all commands of the set, and closes the connection."""
+    counter = Counter()
+    told = carry_out([1, BrokerUnavailable("no route to host"), 3], counter)
+    assert [(type(one), str(one)) for one in told] == [(BrokerUnavailable, "database unavailable")] * 3
+    assert counter.sets == [3]
+    assert counter.resets == 2, "after the error, and at the end"
+
+
+def test_an_answer_that_cannot_be_given_keeps_no_other_from_its_own(caplog):
+    told = []
+
+    def answer(one):
+        if one == 4:
+            raise ValueError("nobody is there")
+        told.append(one)
+
+    carry_out([1, 2, 3], Counter(), answer=answer)
+    assert told == [2, 6]
+    assert "answer failed" in caplog.text
+
+
+def test_an_idle_lane_is_drained_and_closes_at_once():
+    counter = Counter()
+    assert carry_out([], counter) == []
+    assert (counter.sets, counter.resets) == ([], 1)
+
+
+def test_what_was_submitted_is_answered_before_the_lane_ends():
+    """W28: the lane drains before it closes."""
+    assert carry_out(list(range(1200)), Counter()) == [n * 2 for n in range(1200)]
+
+
+def test_internal_error_does_not_tell_what_happened():
+    assert [type(one) for one in carry_out([RuntimeError("secret")], Counter())] == [FaktoryError]
+
+
+class Lent:
+    """Test double for a connection of the event loop: a socket pair with a far end that answers each request."""
+
+    def __init__(self, *, begin=None, read=None, is_last=False):
+        self.near, self.far = socket.socketpair()
+        self.broken_begin, self.broken_read = begin, read
+        self.is_sent, self.is_last = True, is_last
+        self.is_answered = False
+
+    @property
+    def fd(self):
+        return self.near.fileno()
+
+    def begin(self, items):
+        if self.broken_begin:
+            raise self.broken_begin
+        self.items = items
+        self.far.send(b"!")
+        return self
+
+    def read(self):
+        self.near.recv(1)
+        if self.broken_read:
+            raise self.broken_read
+        return [item * 100 for item in self.items]
+
+    def close(self):
+        self.near.close()
+        self.far.close()
+
+
+def test_an_answer_of_which_the_event_loop_does_not_tell_is_found_all_the_same(monkeypatch):
+    """A lane that never sees its answer would block every client of the server."""
+    monkeypatch.setattr(group_commit, "LOOK_S", 0.02)
+    lent, counter = Lent(), Counter()
+
+    async def run():
+        answers = []
+        loop = asyncio.get_running_loop()
+        lane = Lane("test", counter, lend=lambda: lent.begin, reset=counter.reset, loop=loop)
+        lane.submit(1, answers.append)
+        await lane.drained()
+        monkeypatch.setattr(loop, "add_reader", lambda *_: None)
+        lane.submit(2, answers.append)
+        await asyncio.wait_for(lane.drained(), 10)
+        monkeypatch.setattr(loop, "remove_reader", lambda *_: None)
+        lane.take_back()
+        await asyncio.to_thread(lane.close)
+        return answers
+
+    assert asyncio.run(run()) == [2, 200]
+    lent.close()
+
+
+@pytest.mark.parametrize(("trouble", "told", "resets"), [
+    ({}, [2, 200, 300], 1),
+    ({"begin": RuntimeError("a mistake of ours")}, [2, 4, 6], 1),
+    ({"read": RuntimeError("a mistake of ours")}, [2, "database unavailable", "database unavailable"], 2),
+    ({"is_last": True}, [2, 200, 300], 1),
+], ids=["well", "sending", "reading", "last"])  # fmt: skip
+def test_a_mistake_on_the_event_loop_s_way_loses_no_set_and_stops_no_lane(trouble, told, resets):
+    """ADR 0021: an error of ours while sending or reading loses no set. The last reset is the end of each thread."""
+    lent, counter = Lent(**trouble), Counter()
+
+    async def run():
+        answers = []
+        loop = asyncio.get_running_loop()
+        lane = Lane("test", counter, lend=lambda: lent.begin, reset=counter.reset, loop=loop)
+        for items in ([1], [2, 3]):
+            for item in items:
+                lane.submit(item, answers.append)
+            await lane.drained()
+        lent.broken_begin = lent.broken_read = None
+        lane.submit(5, answers.append)
+        await lane.drained()
+        lane.take_back()
+        await asyncio.to_thread(lane.close)
+        return answers
+
+    *answers, last = [answer if isinstance(answer, int) else str(answer) for answer in asyncio.run(run())]
+    assert answers == told
+    assert last == (10 if lent.is_last else 500)
+    assert counter.resets == resets
+    lent.close()

@@ -1,0 +1,93 @@
+"""The server checks one password at a time, and serves established connections between two checks."""
+
+import asyncio
+import itertools
+import json
+from hashlib import sha256
+
+import pytest
+
+from django_faktory.server.handshake_queue import Doorman
+from tests.server.raw import RawClient
+
+ROUNDS = 20_000
+
+
+@pytest.mark.core
+def test_between_two_checks_others_are_served():
+    async def scene():
+        loop, happened, done = asyncio.get_running_loop(), [], asyncio.Event()
+        doorman = Doorman(loop)
+
+        def check():
+            digest = b""
+            for _ in range(ROUNDS):
+                digest = sha256(digest).digest()
+            happened.append("check")
+            if happened.count("check") == 10:
+                done.set()
+
+        def serve():
+            happened.append("served")
+            if not done.is_set():
+                loop.call_soon(serve)
+
+        loop.call_soon(serve)
+        for _ in range(10):
+            doorman.ask(check)
+        await done.wait()
+        return happened
+
+    happened = asyncio.run(scene())
+    checks = [place for place, what in enumerate(happened) if what == "check"]
+    assert len(checks) == 10
+    assert all(later - earlier > 1 for earlier, later in itertools.pairwise(checks))
+
+
+@pytest.mark.core
+def test_a_check_that_breaks_keeps_nobody_else_from_theirs():
+    async def scene():
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        loop.set_exception_handler(lambda *_: None)
+        doorman = Doorman(loop)
+        loop.call_soon(doorman.ask, lambda: 1 / 0)
+        loop.call_soon(doorman.ask, done.set)
+        await asyncio.wait_for(done.wait(), 10)
+
+    asyncio.run(scene())
+
+
+def hello(client, password):
+    asked = json.loads(client.reply()[4:])
+    digest = (password + asked["s"]).encode()
+    for _ in range(asked["i"]):
+        digest = sha256(digest).digest()
+    return f'HELLO {{"v":2,"pwdhash":"{digest.hex()}"}}\r\nINFO\r\n'
+
+
+def test_who_comes_in_a_crowd_and_knows_the_password_is_let_in_with_what_was_sent_behind_it(serve):
+    """The HELLO arrives in two pieces, because each piece may wait in the queue separately."""
+    server = serve(password="s3cret")
+    clients = [RawClient(server.address) for _ in range(30)]
+    lines = [hello(client, "s3cret") for client in clients]
+    for client, line in zip(clients, lines, strict=True):
+        client.send(line[:25], end="")
+    for client, line in zip(clients, lines, strict=True):
+        client.send(line[25:], end="")
+    for client in clients:
+        assert client.reply() == b"+OK"
+        assert json.loads(client.reply())["server"]
+        client.close()
+
+
+def test_those_who_left_while_they_waited_keep_nobody_out(serve):
+    server = serve(password="s3cret")
+    gone = [RawClient(server.address) for _ in range(30)]
+    for client in gone:
+        client.send(hello(client, "wrong"))
+        client.close()
+    # Wrong guesses may have blocked this address for a moment; the server then reports an error and does not stay
+    # silent.
+    client = RawClient(server.address)
+    assert client.reply().startswith((b"+HI", b"-ERR too many wrong passwords"))
+    client.close()

@@ -1,0 +1,428 @@
+"""Prefetched jobs of the server (`Shelf`); PostgreSQL only. Rules: W13, W14, W16, W24, W28; ADR 0022."""
+
+import asyncio
+import json
+import time
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.payloads import FetchRequest, Reservation
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.models import Job, Limit, WorkerProcess
+from django_faktory.server import deliveries, prefetch_buffer, waiting_fetches
+from django_faktory.server.deliveries import HandOuts
+from django_faktory.server.group_commit import Lane
+from django_faktory.server.prefetch_buffer import Crowd
+from tests.factories import payload
+from tests.server.raw import RawClient, push, worker
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+AHEAD = 4
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Prefetch four jobs for any client, and keep time limits from expiring."""
+    if connection.vendor != "postgresql":
+        pytest.skip("about PostgreSQL")
+    monkeypatch.setattr(Crowd, "soon", lambda *_: AHEAD)
+    monkeypatch.setattr(prefetch_buffer, "HOLD_S", 600.0)
+    monkeypatch.setattr(prefetch_buffer, "TRUST_S", 600.0)
+    monkeypatch.setattr(prefetch_buffer, "LOW", -1)
+    monkeypatch.setattr(deliveries, "CONFIRM_S", 600.0)
+
+
+@pytest.fixture
+def client(slow, connect):
+    return connect(**worker())
+
+
+def store(*names, **fields):
+    """Enqueue jobs of these names as another process does, without a hint."""
+    told = OrmBroker("default", announce=lambda *_: None).push([payload(name, **fields) for name in names])
+    assert not any(told)
+
+
+def fetch(client, *queues):
+    """Fetch a job and return its name, or None if no job came."""
+    told = client.ask(" ".join(["FETCH", *(queues or ["default"])]))
+    return told and json.loads(told)["jid"].removeprefix("job-").rstrip(".")
+
+
+def jid(name):
+    return f"job-{name}".ljust(8, ".")
+
+
+def ack(client, name):
+    return client.ask(f'ACK {{"jid":"{jid(name)}"}}')
+
+
+def job(name):
+    return Job.objects.get(jid=jid(name))
+
+
+def on_the_shelf():
+    """Return the names of prefetched jobs: their rows have no worker yet."""
+    working = Job.objects.filter(state="working", claim__lt=0, wid="")
+    jids = working.order_by("enqueued_at", "id").values_list("jid", flat=True)
+    return " ".join(one.removeprefix("job-").rstrip(".") for one in jids)
+
+
+class TestCrowd:
+    @pytest.fixture(autouse=True)
+    def for_20_ms(self, monkeypatch):
+        monkeypatch.setattr(prefetch_buffer, "HOLD_S", 0.02)
+
+    def test_four_clients_that_fetch_at_once_are_one(self):
+        crowd = Crowd()
+        for at in range(16):
+            crowd.saw(1.0 + at / 1000, "default", at % 4, "w")
+        assert crowd.soon(1.016, "default") == 10
+
+    def test_three_are_none_however_fast_they_are(self):
+        crowd = Crowd()
+        for at in range(60):
+            crowd.saw(1.0 + at / 10_000, "default", at % 3, "w")
+        assert crowd.soon(1.006, "default") == 0
+
+    def test_of_a_queue_it_takes_what_it_took_lately(self):
+        crowd = Crowd()
+        for at in range(16):
+            crowd.saw(1.0 + at / 1000, "slow" if at % 8 == 0 else "quick", at % 4, "w")
+        assert (crowd.soon(1.016, "slow"), crowd.soon(1.016, "quick"), crowd.soon(1.016, "other")) == (1, 9, 0)
+
+    def test_who_was_there_a_while_ago_does_not_count(self):
+        crowd = Crowd()
+        for client in range(4):
+            crowd.saw(1.0, "default", client, "w")
+        assert crowd.soon(1.0 + prefetch_buffer.HOLD_S * 1.01, "default") == 0
+
+
+class TestTaking:
+    def test_the_next_ones_come_in_order_and_ask_nothing_of_the_database(self, client):
+        store("a", "b", "c", "d", "e", "f")
+        assert fetch(client) == "a"
+        assert on_the_shelf() == "b c d e"
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN; LOCK TABLE django_faktory_job IN ACCESS EXCLUSIVE MODE")
+            try:
+                assert [fetch(client) for _ in range(4)] == ["b", "c", "d", "e"]
+            finally:
+                cursor.execute("ROLLBACK")
+        assert fetch(client) == "f"
+
+    def test_few_clients_get_their_jobs_from_the_database_only(self, connect):
+        store(*map(str, range(60)))
+        clients = [connect(**worker(f"w{n}")) for n in range(3)]
+        for turn in range(45):
+            assert fetch(clients[turn % 3]) == str(turn)
+            assert on_the_shelf() == ""
+
+    def test_a_crowd_gets_each_job_once_and_in_order(self, slow, monkeypatch, connect):
+        monkeypatch.undo()
+        from_shelf, add = [], HandOuts.add
+        monkeypatch.setattr(HandOuts, "add", lambda self, one: from_shelf.append(one.jid) or add(self, one))
+        store(*map(str, range(400)))
+        clients = [connect(**worker()) for _ in range(8)]
+        taken = []
+        while len(taken) < 400:
+            for client in clients:
+                client.send("FETCH default")
+            taken += [json.loads(told)["jid"] for client in clients if (told := client.reply())]
+        assert from_shelf, "nothing was read ahead"
+        assert sorted(taken) == sorted(jid(n) for n in range(400))
+        places = [int(one.removeprefix("job-").rstrip(".")) for one in taken]
+        assert all(abs(place - n) <= 8 for n, place in enumerate(places)), "8 asked at a time"
+
+    def test_what_is_low_is_filled_up_beside_the_next_ack(self, client, monkeypatch):
+        monkeypatch.setattr(prefetch_buffer, "LOW", 2)
+        store(*"abcdefgh")
+        assert [fetch(client) for _ in range(3)] == ["a", "b", "c"]
+        assert on_the_shelf() == "b c d e", "none of them is confirmed"
+        assert ack(client, "a") == b"+OK"
+        wait_until(lambda: on_the_shelf() == "b c d e f g")
+        assert [fetch(client) for _ in range(5)] == ["d", "e", "f", "g", "h"]
+
+    def test_where_it_is_not_wanted_nothing_is_read_ahead(self, slow, settings, serve):
+        settings.FAKTORY = {"READ_AHEAD": 0}
+        server = serve()
+        client = RawClient.identified(server.address, **worker())
+        store("a", "b")
+        assert fetch(client) == "a"
+        assert on_the_shelf() == ""
+        client.close()
+
+    def test_a_worker_that_was_told_to_be_quiet_gets_none(self, client):
+        store("a", "b")
+        assert fetch(client) == "a"
+        WorkerProcess.objects.update(state="quiet")
+        assert b"quiet" in client.ask('BEAT {"wid":"wid-1"}')
+        assert fetch(client) is None
+
+    def test_started_are_those_that_were_handed_out(self, slow, serve):
+        told = []
+
+        class Recorder:
+            def started(self, jobs):
+                told.extend(jobs)
+
+        server = serve(OrmBroker("default", recorder=Recorder()))
+        client = RawClient.identified(server.address, **worker())
+        store("a", "b", "c")
+        assert [fetch(client), fetch(client)] == ["a", "b"]
+        assert len(told) == 2
+        client.close()
+
+
+class TestOrder:
+    def test_a_job_of_priority_that_is_pushed_here_comes_first(self, client):
+        store("a", "b", "c")
+        assert fetch(client) == "a"
+        assert client.ask(push(jid=jid("first"), priority=9)) == b"+OK"
+        assert [fetch(client) for _ in range(3)] == ["first", "b", "c"]
+        assert on_the_shelf() == "", "this queue is left alone for a while"
+
+    def test_so_does_one_of_many(self, client):
+        store("a", "b", "c")
+        assert fetch(client) == "a"
+        jobs = [{"jid": jid(name), "jobtype": "noop", "args": [], "priority": p} for name, p in (("d", 5), ("up", 6))]
+        assert client.ask(f"PUSHB {json.dumps(jobs)}") == b"{}"
+        assert [fetch(client) for _ in range(4)] == ["up", "b", "c", "d"]
+
+    @pytest.mark.parametrize(
+        "custom", [{"expires_in": 30}, {"unique_for": 600, "unique_until": "start"}, {"lock": "key"}, {"limit": "key"}]
+    )
+    def test_what_must_not_wait_here_ends_what_is_read_ahead(self, client, custom):
+        store("a", "b")
+        store("special", custom=custom)
+        store("c")
+        assert fetch(client) == "a"
+        assert on_the_shelf() == "b"
+        assert [fetch(client) for _ in range(3)] == ["b", "special", "c"]
+
+    def test_so_does_a_queue_with_a_limit(self, client):
+        Limit.objects.create(scope="queue", name="default", concurrency=10)
+        store("a", "b")
+        assert fetch(client) == "a"
+        assert on_the_shelf() == ""
+
+    def test_nothing_is_read_ahead_where_one_after_the_other_has_a_lock(self, client):
+        """A prefetch that finds no eligible job delays concurrent FETCHes, so the server stops prefetching."""
+        locked = [f"locked{number}" for number in range(prefetch_buffer.BARREN + 1)]
+        for name in locked:
+            store(name, custom={"lock": name})
+        store("a", "b", "c")
+        assert [fetch(client) for _ in locked] == locked
+        assert on_the_shelf() == ""
+        assert fetch(client) == "a"
+        assert on_the_shelf() == "", "it was not known yet that there are others"
+        assert fetch(client) == "b"
+        assert on_the_shelf() == "c"
+
+    def test_it_is_where_only_some_have_one(self, client):
+        for number in range(prefetch_buffer.BARREN + 2):
+            store(f"locked{number}", custom={"lock": str(number)})
+            store(f"plain{number}")
+        for number in range(prefetch_buffer.BARREN + 2):
+            assert fetch(client) == f"locked{number}"
+            assert on_the_shelf() == f"plain{number}"
+            assert fetch(client) == f"plain{number}"
+            assert ack(client, f"plain{number}") == b"+OK"
+
+    def test_jobs_of_a_lower_priority_are_left_where_they_are(self, client):
+        store("a", "b")
+        store("low", priority=-50)
+        assert fetch(client) == "a"
+        assert on_the_shelf() == "b"
+
+    def test_earlier_queues_come_before_the_shelf(self, client):
+        store("a", "b", "c", queue="second")
+        assert fetch(client, "second") == "a"
+        store("urgent", queue="first")
+        assert fetch(client, "first", "second") == "urgent"
+
+    def test_where_they_are_empty_the_shelf_comes_before_the_database(self, client):
+        store("a", "b", "c", "d", "e", "f", queue="second")
+        assert fetch(client, "second") == "a"
+        assert [fetch(client, "first", "second") for _ in range(5)] == ["b", "c", "d", "e", "f"]
+
+    def test_all_that_wait_are_tried_at_once_so_that_the_longest_is_served_first(self, slow, serve, monkeypatch):
+        """If they were tried one by one, a job pushed meanwhile would go to an arbitrary client."""
+        sets, real = [], Lane._take
+
+        def spy(lane):
+            batch = real(lane)
+            sets.append([item.count for item, _ in batch if isinstance(item, FetchRequest)])
+            return batch
+
+        server = serve()
+        clients = [RawClient.identified(server.address, **worker(f"w{n}")) for n in range(5)]
+        for number, client in enumerate(clients):
+            client.send("FETCH default")
+            wait_until(lambda number=number: idle(server) == number + 1)
+        monkeypatch.setattr(Lane, "_take", spy)
+        store("a")
+        server.wake()
+        assert json.loads(clients[0].reply())["jid"] == jid("a")
+        wait_until(lambda: idle(server) == 4)
+        assert [found for found in sets if found] == [[1, 1, 1, 1, 1]]
+        for client in clients:
+            client.close()
+
+
+class TestWaiting:
+    def test_a_fetch_waits_for_jobs_on_their_way_but_not_for_ever(self, slow, settings, serve, monkeypatch):
+        """The prefetched jobs come with an ACK that waits for another transaction."""
+        settings.FAKTORY = {"POLL_INTERVAL": 60}
+        monkeypatch.setattr(prefetch_buffer, "LOW", 2)
+        server = serve()
+        client, other = (RawClient.identified(server.address, **worker()) for _ in range(2))
+        with closing(client), closing(other):
+            store(*"abcdefgh")
+            assert [fetch(client) for _ in range(3)] == ["a", "b", "c"]
+            with transaction.atomic():
+                Job.objects.select_for_update().get(jid=jid("a"))
+                other.send(f'ACK {{"jid":"{jid("a")}"}}')
+                wait_until(lambda: server.shelf._asked)
+                assert [fetch(client), fetch(client)] == ["d", "e"]
+                asked_at = time.monotonic()
+                assert fetch(client) == "f"
+                assert time.monotonic() - asked_at >= waiting_fetches.PATIENCE_S / 2
+            assert other.reply() == b"+OK"
+            assert [fetch(client), fetch(client)] == ["g", "h"]
+
+
+class TestGoingBack:
+    def test_what_nobody_takes_goes_back_to_its_place(self, client, monkeypatch):
+        monkeypatch.setattr(prefetch_buffer, "HOLD_S", 0.01)
+        store("a", "b", "c")
+        places = {name: job(name).enqueued_at for name in "bc"}
+        assert fetch(client) == "a"
+        wait_until(lambda: Job.objects.filter(state="enqueued").count() == 2)
+        assert {name: job(name).enqueued_at for name in "bc"} == places
+        assert (job("b").wid, job("b").reserved_until) == ("", None)
+        assert fetch(client) == "b"
+
+    def test_a_server_that_stops_gives_all_back_and_confirms_what_it_handed_out(self, slow, serve):
+        server = serve()
+        client = RawClient.identified(server.address, **worker())
+        store("a", "b", "c")
+        assert [fetch(client), fetch(client)] == ["a", "b"]
+        server.stop()
+        wait_until(lambda: job("c").state == "enqueued")
+        wait_until(lambda: job("b").wid == "wid-1")
+        client.close()
+
+    def test_a_job_whose_client_was_gone_before_it_was_sent_goes_back(self, client, connect, monkeypatch):
+        store("a", "b")
+        assert fetch(client) == "a"
+        other = connect(**worker())
+        [session] = [one for one in client_connections(other) if one]
+        monkeypatch.setattr(session, "_write", lambda _: session.abort() or False)
+        other.send("FETCH default")
+        wait_until(lambda: job("b").state == "enqueued")
+
+    @pytest.mark.parametrize("command", ["QUEUE PAUSE default", "QUEUE PAUSE *"])
+    def test_a_paused_queue_hands_out_nothing_more(self, client, command):
+        store("a", "b", "c")
+        assert fetch(client) == "a"
+        assert client.ask(command) == b"+OK"
+        assert fetch(client) is None
+        wait_until(lambda: on_the_shelf() == "")
+        assert client.ask("QUEUE RESUME *") == b"+OK"
+        assert [fetch(client), fetch(client)] == ["b", "c"]
+
+    def test_a_flush_takes_what_lies_here_along(self, client, settings):
+        settings.FAKTORY = {"ALLOW_FLUSH": True}
+        store("a", "b", "c")
+        assert fetch(client) == "a"
+        assert client.ask("FLUSH") == b"+OK"
+        assert fetch(client) is None
+        assert not Job.objects.exists()
+
+
+class TestHandedOut:
+    def test_one_that_went_back_and_was_fetched_by_another_is_the_other_s(self, client, server, connect):
+        store("a", "b")
+        assert [fetch(client), fetch(client)] == ["a", "b"]
+        Job.objects.filter(jid=jid("b")).update(state="enqueued", reserved_until=None)  # as if its lease had expired
+        other = connect(**worker("wid-2"))
+        assert fetch(other) == "b"
+        assert ack(other, "b") == b"+OK"
+        assert not Job.objects.filter(jid=jid("b")).exists()
+
+    def test_one_that_runs_a_while_is_confirmed(self, client, monkeypatch):
+        monkeypatch.setattr(deliveries, "CONFIRM_S", 0.01)
+        store("a", "b", reserve_for=600)
+        assert [fetch(client), fetch(client)] == ["a", "b"]
+        wait_until(lambda: job("b").claim > 0)
+        one = job("b")
+        assert (one.wid, one.state, one.attempt) == ("wid-1", "working", 1)
+        assert one.reserved_until == one.started_at + timedelta(seconds=600)
+
+    def test_one_that_ended_before_is_not_brought_back(self, client, server):
+        store("a", "b")
+        assert [fetch(client), fetch(client)] == ["a", "b"]
+        _, handed = server.handed_out._handed[jid("b")]
+        assert ack(client, "b") == b"+OK"
+        OrmBroker("default").confirm([deliveries.HandedOut(handed, 0.0)])
+        assert not Job.objects.filter(jid=jid("b")).exists()
+        assert jid("b") not in server.handed_out._handed
+
+    def test_an_early_end_is_nobody_else_s(self, client, connect):
+        store("a", "b")
+        assert [fetch(client), fetch(client)] == ["a", "b"]
+        stranger = connect(**worker("wid-2"))
+        assert ack(stranger, "b") == b"+OK"
+        assert stranger.ask(f'FAIL {{"jid":"{jid("b")}","errtype":"E","message":"m"}}') == b"+OK"
+        assert job("b").state == "working"
+        assert ack(client, "b") == b"+OK"
+        assert not Job.objects.filter(jid=jid("b")).exists()
+
+    def test_a_slow_database_is_not_asked_again_while_it_confirms(self):
+        asked, loop = [], asyncio.new_event_loop()
+        handed = HandOuts(confirm=lambda jobs, told: asked.append((len(jobs), told)), loop=loop)
+        handed.add(Reservation(jid="job-a...", queue="default", text="{}", wid="w1", attempt=1))
+        handed.confirm_all()
+        handed._look()
+        assert [jobs for jobs, _ in asked] == [1]
+        for left in (BrokerUnavailable("database unavailable"), {"job-a..."}):
+            asked.pop()[1](left)
+            handed.confirm_all()
+            assert [jobs for jobs, _ in asked] == [1], "it is still to be done"
+        asked.pop()[1](set())
+        handed.confirm_all()
+        assert not asked
+        loop.close()
+
+    def test_it_may_fail_before_it_is_confirmed(self, client):
+        store("a", "b")
+        assert [fetch(client), fetch(client)] == ["a", "b"]
+        assert client.ask(f'FAIL {{"jid":"{jid("b")}","errtype":"E","message":"m"}}') == b"+OK"
+        assert job("b").state == "retries"
+
+
+def idle(server):
+    """Return the number of FETCHes that wait and are in no claim."""
+    waiting = list(server.fetchers._waiting)
+    return sum(not (fetcher.in_claim or fetcher.untried) and fetcher.timer is not None for fetcher in waiting)
+
+
+def client_connections(client):
+    """Return the server's `Connection` objects for a client."""
+    import gc
+
+    from django_faktory.server.connection import Connection
+
+    mine = client.socket.getsockname()
+    return [
+        one
+        for one in gc.get_objects()
+        if type(one) is Connection and one._transport and one._transport.get_extra_info("peername") == mine
+    ]

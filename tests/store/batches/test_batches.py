@@ -1,0 +1,544 @@
+"""Batches in the store: counts follow their members, each callback runs once, batches nest, and none hangs."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import connection, connections
+from django.db.models import F
+
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.json import jsontext
+from django_faktory.core.lifecycle import State
+from django_faktory.core.payloads import Ack, FetchRequest, NewBatch, failure
+from django_faktory.errors import BatchClosed, UnknownBatch
+from django_faktory.models import Batch, Job
+from django_faktory.store.batches import batches
+from django_faktory.store.jobs import bulk, cancellations, failures, pushes, transitions
+from django_faktory.store.maintenance import due
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+_numbers = iter(range(10**9))
+
+
+def job(jobtype="member", **custom):
+    jid = f"job-{next(_numbers):08d}"
+    told = ",".join(f'"{key}":"{value}"' for key, value in custom.items())
+    return parse_job(f'{{"jid":"{jid}","jobtype":"{jobtype}","args":[],"custom":{{{told}}}}}')
+
+
+def new(parent="", *, complete=True, success=True, by=""):
+    made = NewBatch(
+        parent_bid=parent,
+        complete=job("complete", _cb="complete") if complete else None,
+        success=job("success", _cb="success") if success else None,
+    )
+    return batches.new(made, using="default", by=by)
+
+
+def push(bid, count=1):
+    pushed = [job(bid=bid) for _ in range(count)]
+    assert pushes.push(pushed, using="default") == [None] * count
+    return pushed
+
+
+def commit(bid):
+    batches.commit(bid, using="default")
+
+
+def fetch(count=100, wid="w"):
+    [found] = pushes.fetch([FetchRequest(queues=("default",), wid=wid, count=count)], using="default")
+    return found
+
+
+def ack(*reservations):
+    return pushes.ack([Ack(jid=one.jid, wid=one.wid, attempt=one.attempt) for one in reservations], using="default")
+
+
+def fail(reservation, **more):
+    failures.fail(
+        [failure(jid=reservation.jid, wid=reservation.wid, errtype="E", message="m", **more)], using="default"
+    )
+
+
+def waiting():
+    """Return the jobtypes of waiting jobs, in order."""
+    return list(Job.objects.filter(state="enqueued").order_by("enqueued_at", "id").values_list("jobtype", flat=True))
+
+
+def status(bid):
+    one = batches.status(bid, using="default")
+    return one.total, one.pending, one.failed, one.complete_st, one.success_st
+
+
+def test_callbacks_come_one_after_the_other_when_all_members_have_succeeded():
+    bid = new()
+    push(bid, 3)
+    commit(bid)
+    taken = fetch()
+    assert status(bid) == (3, 3, 0, "", "")
+    assert ack(*taken[:2]) == [True, True]
+    assert waiting() == []
+    assert ack(taken[2]) == [True]
+    assert status(bid) == (3, 0, 0, "1", "")
+    assert waiting() == ["complete"]
+    ack(*fetch())
+    assert status(bid) == (3, 0, 0, "2", "1")
+    assert waiting() == ["success"]
+    ack(*fetch())
+    assert status(bid) == (3, 0, 0, "2", "2")
+    assert Batch.objects.get().is_over
+
+
+def test_a_second_ack_counts_nothing():
+    bid = new()
+    push(bid, 2)
+    commit(bid)
+    one, two = fetch()
+    assert ack(one, one) == [True, False]
+    assert ack(one) == [False]
+    assert status(bid) == (2, 1, 0, "", "")
+    ack(two)
+    assert waiting() == ["complete"]
+
+
+def test_no_callback_comes_before_commit_and_an_empty_batch_fires_at_commit():
+    bid = new(complete=False)
+    push(bid)
+    ack(*fetch())
+    assert waiting() == []
+    commit(bid)
+    assert waiting() == ["success"]
+    commit(bid)
+    assert waiting() == ["success"]
+    commit(new(success=False))
+    assert waiting() == ["success", "complete"]
+
+
+def test_complete_comes_when_all_were_executed_once_and_success_when_the_last_retry_succeeded():
+    bid = new()
+    push(bid, 2)
+    commit(bid)
+    one, two = fetch()
+    fail(one)
+    assert status(bid) == (2, 2, 1, "", "")
+    ack(two)
+    assert status(bid) == (2, 1, 1, "1", "")
+    ack(*fetch())
+    assert status(bid) == (2, 1, 1, "2", "")
+    transitions.requeue([Job.objects.get(state="retries").pk], using="default")
+    ack(*fetch())
+    assert status(bid) == (2, 0, 0, "2", "1")
+    assert waiting() == ["success"]
+
+
+def test_a_dead_member_keeps_success_open_until_it_is_retried_by_hand():
+    bid = new(complete=False)
+    push(bid)
+    commit(bid)
+    fail(fetch()[0], verdict="kill")
+    assert status(bid) == (1, 1, 1, "2", "")
+    transitions.requeue([Job.objects.get(state="dead").pk], using="default")
+    ack(*fetch())
+    assert waiting() == ["success"]
+
+
+@pytest.mark.parametrize("way", ["discard", "kill then discard", "flushed queue", "expired", "dropped"])
+def test_a_member_that_goes_without_success_settles_its_batch_and_success_never_comes(way):
+    bid = new()
+    [member] = push(bid)
+    commit(bid)
+    row = Job.objects.get(jid=member.jid)
+    if way == "kill then discard":
+        transitions.kill([row.pk], using="default")
+        assert status(bid)[:2] == (1, 1)
+    if way in ("discard", "kill then discard"):
+        transitions.discard([row.pk], using="default")
+    elif way == "flushed queue":
+        for step in bulk.remove_queues(["default"], using="default"):
+            step()
+            break
+    elif way == "expired":
+        Job.objects.update(expires_at="2020-01-01T00:00:00Z")
+        due.expire(using="default")
+    else:
+        fail(fetch()[0], verdict="discard")
+    assert status(bid) == (1, 0, 0, "1", "")
+    ack(*fetch())
+    assert status(bid) == (1, 0, 0, "2", "")
+    assert waiting() == []
+    assert Batch.objects.get().is_broken
+    assert Batch.objects.get().is_over
+
+
+def test_a_parents_success_waits_for_the_childs_success_callback():
+    parent = new(complete=False)
+    push(parent)
+    child = new(parent, complete=False)
+    push(child)
+    commit(child)
+    commit(parent)
+    one, two = fetch()
+    ack(one)
+    assert waiting() == []
+    ack(two)
+    assert waiting() == ["success"]
+    assert [status(bid)[4] for bid in (parent, child)] == ["", "1"]
+    ack(*fetch())
+    assert [status(bid)[4] for bid in (parent, child)] == ["1", "2"]
+    ack(*fetch())
+    assert [status(bid)[4] for bid in (parent, child)] == ["2", "2"]
+
+
+def test_a_deep_tree_settles_from_its_leaves_in_one_ack():
+    bids = [new(complete=False)]
+    for _ in range(5):
+        bids.append(new(bids[-1], complete=False))
+    for bid in bids:
+        commit(bid)
+    assert [status(bid)[4] for bid in bids] == ["", "", "", "", "", "1"]
+    for _ in bids:
+        [callback] = fetch()
+        ack(callback)
+    assert [status(bid)[4] for bid in bids] == ["2"] * 6
+
+
+def test_after_commit_only_a_running_member_may_add():
+    bid = new()
+    push(bid)
+    commit(bid)
+    outsider = job(bid=bid)
+    [refusal] = pushes.push([outsider], using="default")
+    assert isinstance(refusal, BatchClosed)
+    assert bid in str(refusal)
+    assert not Job.objects.filter(jid=outsider.jid).exists()
+    [member] = fetch()
+    batches.check_open(bid, using="default", by="w")
+    with pytest.raises(BatchClosed, match="only one of its own jobs"):
+        batches.reopen(bid, using="default", by="stranger")
+    push(bid, 2)  # pushed by a connection without a wid, while a member runs
+    ack(member)
+    assert status(bid) == (3, 2, 0, "", "")
+    ack(*fetch())
+    with pytest.raises(BatchClosed, match="a callback of it was enqueued"):
+        batches.reopen(bid, using="default", by="w")
+
+
+def test_an_opened_batch_counts_as_committed_when_its_time_is_over():
+    bid = new(complete=False)
+    push(bid)
+    commit(bid)
+    [member] = fetch()
+    batches.reopen(bid, using="default", by="w", commit_within_s=1800)
+    ack(member)
+    assert waiting() == []
+    assert batches.expire(using="default") == 0
+    Batch.objects.update(reopened_until=F("reopened_until") - timedelta(minutes=30))
+    with pytest.raises(BatchClosed, match="only one of its own jobs"):
+        batches.check_open(bid, using="default", by="w")
+    assert batches.expire(using="default") == 1
+    assert waiting() == ["success"]
+    assert not Batch.objects.get().is_expired
+
+
+def test_a_report_after_that_time_does_not_wait_for_maintenance():
+    bid = new(complete=False)
+    push(bid)
+    commit(bid)
+    [member] = fetch()
+    batches.reopen(bid, using="default", by="w")
+    Batch.objects.update(reopened_until="2020-01-01T00:00:00Z")
+    ack(member)
+    assert waiting() == ["success"]
+    assert Batch.objects.get().reopened_until is None
+
+
+def test_a_sweep_leaves_opened_batches_alone():
+    bid = new()
+    push(bid)
+    commit(bid)
+    [member] = fetch()
+    batches.reopen(bid, using="default", by="w")
+    ack(member)
+    assert batches.sweep(using="default") == 0
+    assert waiting() == []
+
+
+def test_a_parent_waits_again_for_a_child_that_is_opened_again():
+    parent = new(success=False)
+    child = new(parent, complete=False)
+    push(child)
+    keeps_parent_open = push(parent)
+    commit(child)
+    commit(parent)
+    first, second = sorted(fetch(), key=lambda one: one.jid in {job.jid for job in keeps_parent_open})
+    fail(first)  # executed: the parent no longer waits for its child
+    assert Batch.objects.get(bid=parent).open_children == 0
+    transitions.requeue([Job.objects.get(jid=first.jid).pk], using="default")
+    [again] = fetch()
+    batches.reopen(child, using="default", by="w")
+    assert Batch.objects.get(bid=parent).open_children == 1
+    ack(second, again)
+    assert waiting() == []
+    commit(child)
+    assert waiting() == ["success"]
+    ack(*fetch())
+    assert waiting() == ["complete"]
+
+
+@pytest.mark.parametrize("verb", ["commit", "push", "open", "child"])
+def test_a_batch_is_closed_from_its_deadline_on_whenever_maintenance_looks(verb):
+    bid = new()
+    push(bid)
+    Batch.objects.update(expires_at="2020-01-01T00:00:00Z")
+    if verb == "push":
+        [refusal] = pushes.push([job(bid=bid)], using="default")
+        assert "expired" in str(refusal)
+    else:
+        ask = {"commit": commit, "open": lambda bid: batches.reopen(bid, using="default"), "child": new}[verb]
+        with pytest.raises(BatchClosed, match="it was not committed in time, and expired"):
+            ask(bid)
+    assert batches.expire(using="default") == 1
+    assert (Batch.objects.count(), status(bid)[0]) == (1, 1)
+
+
+class TestACallbackAddsToItsAncestors:
+    def test_it_adds_to_each_of_them_while_it_runs(self):
+        root = new()
+        middle = new(root)
+        leaf = new(middle, complete=False)
+        for bid in (leaf, middle, root):
+            commit(bid)
+        [callback] = fetch(wid="w")
+        assert callback.jobtype == "success"
+        for bid in (middle, root):
+            batches.check_open(bid, using="default", by="w")
+            batches.check_open(bid, using="default", by="")
+            with pytest.raises(BatchClosed, match="only one of its own jobs"):
+                batches.check_open(bid, using="default", by="stranger")
+        step = new(root, by="w")
+        commit(step)
+        ack(callback)
+        assert Batch.objects.get(bid=root).unsucceeded_children == 2
+
+    def test_it_is_not_inside_of_other_batches(self):
+        parent, other = new(), new()
+        child = new(parent, complete=False)
+        push(other)
+        for bid in (child, parent, other):
+            commit(bid)
+        assert [one.jobtype for one in fetch(1, wid="another")] == ["member"]
+        assert [one.jobtype for one in fetch(1, wid="w")] == ["success"]
+        with pytest.raises(BatchClosed, match="only one of its own jobs"):
+            batches.check_open(other, using="default", by="w")
+        with pytest.raises(BatchClosed):
+            batches.check_open(child, using="default", by="w")
+
+    def test_a_callback_knows_its_batch_s_parent(self):
+        parent = new()
+        child = new(parent, complete=False)
+        commit(child)
+        [callback] = fetch()
+        custom = jsontext.members(jsontext.members(callback.text)["custom"])
+        assert custom == {"_cb": '"success"', "_bid": f'"{child}"', "_pbid": f'"{parent}"'}
+
+
+def test_a_batch_that_is_sent_twice_is_stored_once():
+    parent = new()
+    made = NewBatch(bid=batches.new_bid(), parent_bid=parent, success=job("success"))
+    assert [batches.new(made, using="default") for _ in range(2)] == [made.bid, made.bid]
+    assert Batch.objects.count() == 2
+    assert Batch.objects.get(bid=parent).children == 1
+
+
+def test_a_withdrawn_batch_no_longer_keeps_its_parent_open():
+    parent = new(complete=False)
+    child = new(parent)
+    commit(parent)
+    assert batches.withdraw([child], using="default")
+    assert waiting() == ["success"]
+    assert not batches.withdraw([child], using="default")
+    assert not batches.withdraw([parent], using="default"), "it was committed"
+
+
+def test_a_batch_with_a_member_or_a_child_is_not_withdrawn():
+    parent, other = new(), new()
+    push(new(parent))
+    push(other)
+    for bid in (parent, other):
+        assert not batches.withdraw([bid], using="default")
+
+
+def test_unknown_batches_are_named():
+    [refusal] = pushes.push([job(bid="b-nothere")], using="default")
+    assert isinstance(refusal, UnknownBatch)
+    for verb in (batches.commit, batches.status, batches.reopen):
+        with pytest.raises(UnknownBatch, match="no such batch b-nothere"):
+            verb("b-nothere", using="default")
+    with pytest.raises(UnknownBatch):
+        new("b-nothere")
+
+
+def test_a_batch_that_is_not_committed_in_time_expires_and_its_parent_goes_on():
+    parent = new()
+    child = new(parent)
+    push(child)
+    commit(parent)
+    Batch.objects.filter(bid=child).update(expires_at="2020-01-01T00:00:00Z")
+    assert batches.expire(using="default") == 1
+    assert waiting() == ["member", "complete"]
+    ack(*fetch())
+    assert status(parent) == (0, 0, 0, "2", "")
+    with pytest.raises(BatchClosed, match="expired"):
+        commit(child)
+
+
+def test_the_sweep_finds_nothing_and_heals_what_was_changed_by_hand():
+    bid = new()
+    push(bid)
+    commit(bid)
+    assert batches.sweep(using="default") == 0
+    Job.objects.all().delete()
+    Batch.objects.update(pending=0, unrun=0)
+    assert batches.sweep(using="default") == 1
+    assert waiting() == ["complete"]
+
+
+def test_a_push_of_a_dead_members_jid_leaves_it_alone():
+    bid = new()
+    [member] = push(bid)
+    commit(bid)
+    fail(fetch()[0], verdict="kill")
+    assert pushes.push([parse_job(f'{{"jid":"{member.jid}","jobtype":"other","args":[]}}')], using="default") == [None]
+    assert Job.objects.get(jid=member.jid).state == State.DEAD
+    assert connection.vendor
+
+
+def test_callbacks_that_share_a_jid_are_told_apart():
+    shared = job("callback")
+    bid = batches.new(NewBatch(complete=shared, success=shared), using="default")
+    commit(bid)
+    ack(*fetch())
+    assert status(bid)[3:] == ("2", "1")
+    ack(*fetch())
+    assert status(bid)[3:] == ("2", "2")
+    assert Batch.objects.get().is_over
+
+
+def test_a_callback_whose_jid_a_dead_member_holds_gets_another():
+    other = new(success=False)
+    [dead] = push(other)
+    fail(fetch()[0], verdict="kill")
+    callback = parse_job(f'{{"jid":"{dead.jid}","jobtype":"mine","args":[]}}')
+    bid = batches.new(NewBatch(success=callback), using="default")
+    commit(bid)
+    [mine] = fetch()
+    assert mine.jid != dead.jid
+    ack(mine)
+    assert status(bid)[4] == "2"
+    assert Job.objects.get(jid=dead.jid).state == State.DEAD
+
+
+def test_without_a_complete_callback_a_member_may_add_on_its_second_attempt_too():
+    bid = new(complete=False)
+    push(bid)
+    commit(bid)
+    fail(fetch()[0], retry_in_s=0)
+    assert status(bid) == (1, 1, 1, "2", "")
+    transitions.requeue([Job.objects.get().pk], using="default")
+    [again] = fetch()
+    push(bid)
+    assert status(bid) == (2, 2, 1, "", ""), "it has a job that was not executed again"
+    ack(again, *fetch())
+    assert waiting() == ["success"]
+
+
+def test_who_adds_late_makes_the_parents_wait_again_as_long_as_none_was_told():
+    bids = [new(complete=False)]
+    bids += [new(bids[-1], complete=False)]
+    bids += [new(bids[-1], complete=False)]
+    push(bids[2])
+    for bid in bids:
+        commit(bid)
+    fail(fetch()[0], retry_in_s=0)
+    assert [status(bid)[3] for bid in bids] == ["2", "2", "2"], "all of it was executed"
+    transitions.requeue([Job.objects.get().pk], using="default")
+    [again] = fetch()
+    push(bids[2])
+    assert [status(bid)[3] for bid in bids] == ["", "", ""]
+    ack(again, *fetch())
+    for _ in bids:
+        ack(*fetch())
+    assert [status(bid)[3:] for bid in bids] == [("2", "2")] * 3
+    assert batches.sweep(using="default") == 0
+
+
+def test_once_a_parents_callback_was_enqueued_its_childrens_jobs_may_not_add():
+    parent = new(success=False)
+    child = new(parent, complete=False)
+    push(child)
+    commit(child)
+    commit(parent)
+    fail(fetch()[0], retry_in_s=0)
+    assert waiting() == ["complete"]
+    transitions.requeue([Job.objects.get(state="retries").pk], using="default")
+    fetch()
+    [refusal] = pushes.push([job(bid=child)], using="default")
+    assert isinstance(refusal, BatchClosed)
+    assert str(refusal).startswith(f"batch {child}: a callback of its parent {parent} was enqueued already")
+    assert status(child)[3] == "2"
+
+
+def test_a_cancelled_member_whose_worker_is_lost_counts_once_however_often_it_was_lost():
+    bid = new()
+    push(bid, 2)
+    commit(bid)
+    taken = fetch(1)
+    Job.objects.filter(jid=taken[0].jid).update(losses=2)
+    cancellations.cancel([taken[0].jid], using="default")
+    failures.lose(["w"], using="default")
+    assert status(bid) == (2, 1, 0, "", "")
+    assert Batch.objects.get().unrun == 1
+
+
+def test_a_batch_that_is_made_while_all_is_flushed_keeps_its_members():
+    push(new(), 2)
+    steps = bulk.flush(using="default")
+    next(steps)()
+    bid = new()
+    push(bid, 2)
+    for step in steps:
+        step()
+    assert status(bid) == (2, 2, 0, "", "")
+    assert Job.objects.filter(bid=bid).count() == Job.objects.count() == 2
+    assert Batch.objects.count() == 1
+
+
+def test_members_that_fail_while_they_are_dropped_are_not_dropped_unseen():
+    """A job that changed since the look is left alone: dropped then, it would never settle its batch."""
+    bid = new(complete=False)
+    push(bid, 120)
+    commit(bid)
+    taken, pks = fetch(120), list(Job.objects.values_list("pk", flat=True))
+    over, errors = threading.Event(), []
+
+    def drop():
+        try:
+            while not over.is_set():
+                transitions.discard(pks, using="default")
+        except Exception as error:  # noqa: BLE001 (handed to the test)
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    dropping = threading.Thread(target=drop)
+    dropping.start()
+    for member in taken:
+        fail(member, retry_in_s=60)
+    over.set()
+    dropping.join(30)
+    transitions.discard(pks, using="default")
+    assert errors == []
+    assert not Job.objects.exists()
+    assert status(bid) == (120, 0, 0, "2", "")

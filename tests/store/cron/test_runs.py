@@ -1,0 +1,434 @@
+"""Ticks of cron entries: each is taken at most once, in one transaction with its job, and its outcome is recorded."""
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
+from django.utils import timezone
+
+from django_faktory.errors import BrokerUnavailable, FaktoryError, NotUnique
+from django_faktory.models import CronEntry, CronRun, Job
+from django_faktory.store.cron import entries
+from django_faktory.store.cron import runs as cron_runs
+from django_faktory.store.cron.runs import Enqueued
+from django_faktory.store.jobs import pushes
+from django_faktory.store.maintenance.pending_work import look
+from tests.factories import payload
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+USING = "default"
+NOON = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+
+
+def entry(name="hourly", schedule="0 * * * *", *, since=NOON - timedelta(minutes=1), **fields):
+    made = CronEntry(name=name, schedule=schedule, zone="UTC", jobtype="noop", **fields)
+    entries.save(made, using=USING, now=since)
+    return made
+
+
+def enqueue(one):
+    job = payload(jobtype=one.jobtype, queue=one.queue or "default")
+    pushes.push([job], using=USING)
+    return Enqueued(job.jid, job.queue)
+
+
+def take(now, by=enqueue):
+    return cron_runs.take_due(by, using=USING, now=now)
+
+
+def history(one=None):
+    """Return (hour:minute, outcome) of each run, in the order they were taken."""
+    runs = CronRun.objects.order_by("pk")
+    runs = runs.filter(entry=one) if one else runs
+    return [(f"{run.tick:%H:%M}" if run.tick else "by hand", run.outcome) for run in runs]
+
+
+def test_a_tick_enqueues_a_job_and_the_next_one_is_an_hour_away():
+    one = entry(queue="mail")
+    assert take(NOON - timedelta(seconds=1)) == set()
+    assert take(NOON) == {"mail"}
+    assert take(NOON) == set()
+    one.refresh_from_db()
+    run = CronRun.objects.get()
+    assert (one.next_at, run.tick, run.outcome) == (NOON + timedelta(hours=1), NOON, "enqueued")
+    assert Job.objects.get().jid == run.jid
+
+
+def test_a_look_tells_when_the_next_tick_is_in_its_one_statement(django_assert_num_queries):
+    assert look(using=USING, now=NOON).tick_in_s is None
+    entry(since=NOON)
+    entry("daily", "0 0 * * *", since=NOON)
+    with django_assert_num_queries(1):
+        found = look(using=USING, now=NOON, worker_timeout_s=60)
+    assert (found.tick_in_s, found.due_in_s) == (3600, None)
+
+
+def test_two_nodes_at_one_tick_make_one_job():
+    """Both nodes see that it is due before either takes it."""
+    entry()
+    both_saw, told = threading.Barrier(2), []
+
+    def node():
+        one = CronEntry.objects.get(next_at__lte=NOON)
+        both_saw.wait(20)
+        for _ in range(5):
+            told.append(cron_runs.run(USING, lambda here: cron_runs._take(here, one.pk, enqueue, NOON)))
+        connections.close_all()
+
+    nodes = [threading.Thread(target=node) for _ in range(2)]
+    for one in nodes:
+        one.start()
+    for one in nodes:
+        one.join(30)
+    assert sorted(map(len, told)) == [0] * 9 + [1]
+    assert Job.objects.count() == CronRun.objects.count() == 1
+
+
+def test_a_node_does_not_wait_for_one_that_is_at_the_entry():
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("one writer at a time: the second waits for the first")
+    entry()
+    entry("free")
+    told = []
+
+    def node():
+        told.append(take(NOON))
+        connections.close_all()
+
+    with transaction.atomic():
+        assert cron_runs._take(connection, CronEntry.objects.get(name="hourly").pk, enqueue, NOON)
+        second = threading.Thread(target=node)
+        second.start()
+        second.join(20)
+    assert told == [{"default"}]
+    assert {run.entry.name for run in CronRun.objects.all()} == {"free", "hourly"}
+    assert Job.objects.count() == 2
+
+
+def test_the_database_refuses_a_second_run_of_a_tick():
+    one = entry()
+    CronRun.objects.create(entry=one, tick=NOON, outcome="enqueued")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        CronRun.objects.create(entry=one, tick=NOON, outcome="enqueued")
+
+
+def test_a_tick_that_was_taken_stays_taken_when_the_clock_is_put_back():
+    one = entry()
+    take(NOON)
+    CronEntry.objects.update(next_at=NOON)
+    assert take(NOON) == set()
+    one.refresh_from_db()
+    assert (one.next_at, Job.objects.count()) == (NOON + timedelta(hours=1), 1)
+
+
+@pytest.mark.parametrize("trouble", [OperationalError("gone"), BrokerUnavailable("gone")])
+def test_a_tick_whose_transaction_breaks_is_taken_by_the_next_try(trouble):
+    entry()
+
+    def breaks(one):
+        enqueue(one)
+        raise trouble
+
+    with pytest.raises(BrokerUnavailable):
+        take(NOON, breaks)
+    assert (Job.objects.count(), CronRun.objects.count()) == (0, 0)
+    assert take(NOON) == {"default"}
+
+
+def test_a_job_that_cannot_be_made_is_noted_and_stops_no_other_entry(caplog):
+    first, second = entry("first"), entry("second", queue="mail")
+
+    def refuses(one):
+        made = enqueue(one)
+        if one.name == "first":
+            raise NotUnique(made.jid)
+        return made
+
+    assert take(NOON, refuses) == {"mail"}
+    assert (history(first), history(second)) == ([("12:00", "refused")], [("12:00", "enqueued")])
+    assert CronRun.objects.get(entry=first).note == "NotUnique: Job not unique"
+    assert Job.objects.count() == 1
+    assert "could not be enqueued name=first" in caplog.text
+
+
+# --- policies
+
+
+@pytest.mark.parametrize(
+    ("missed", "runs"),
+    [
+        ("skip", [("12:00", "missed")]),
+        ("once", [("12:00", "missed"), ("15:00", "enqueued")]),
+        ("all", [(f"{hour}:00", "enqueued") for hour in (12, 13, 14, 15)]),
+    ],
+)
+def test_ticks_while_no_node_was_there_are_made_up_for_as_the_entry_says(missed, runs):
+    one = entry(missed=missed)
+    take(NOON + timedelta(hours=3, minutes=20))
+    assert history() == runs
+    assert Job.objects.count() == len([run for run in runs if run[1] == "enqueued"])
+    one.refresh_from_db()
+    assert one.next_at == NOON + timedelta(hours=4)
+
+
+def test_very_many_missed_ticks_are_made_up_for_in_several_goes():
+    entry(schedule="* * * * *", missed="all")
+    now = NOON + timedelta(minutes=249)
+    counts = []
+    while take(now):
+        counts.append(Job.objects.count())
+    assert counts == [100, 200, 250]
+
+
+def test_only_the_window_is_made_up_for():
+    entry(missed="all", window_s=5400)
+    take(NOON + timedelta(hours=3, minutes=20))
+    assert history() == [("12:00", "missed"), ("14:00", "enqueued"), ("15:00", "enqueued")]
+
+
+def end(state, **fields):
+    values = {"state": state, "run_at": None, "finished_at": NOON, "purge_at": NOON + timedelta(days=1)} | fields
+    Job.objects.update(**values)
+
+
+def test_a_tick_is_skipped_while_an_earlier_job_waits_or_runs():
+    entry(overlap="skip")
+    for hour in range(4):
+        take(NOON + timedelta(hours=hour))
+        if hour == 1:
+            end("working", reserved_until=NOON, attempt=1)
+        if hour == 2:
+            end("succeeded")
+    assert [outcome for _, outcome in history()] == ["enqueued", "overlapped", "overlapped", "enqueued"]
+
+
+def test_a_dead_job_holds_up_no_tick_until_somebody_retries_it():
+    entry(overlap="skip")
+    take(NOON)
+    end("dead")
+    cron_runs.note_ends(using=USING)
+    take(NOON + timedelta(hours=1))
+    end("dead")
+    cron_runs.note_ends(using=USING)
+    Job.objects.filter(jid=CronRun.objects.earliest("pk").jid).update(
+        state="enqueued", enqueued_at=NOON, finished_at=None, purge_at=None
+    )
+    take(NOON + timedelta(hours=2))
+    assert [outcome for _, outcome in history()] == ["dead", "dead", "overlapped"]
+
+
+def test_of_several_missed_ticks_one_runs_where_they_may_not_overlap():
+    entry(overlap="skip", missed="all")
+    take(NOON + timedelta(hours=2))
+    assert [outcome for _, outcome in history()] == ["enqueued", "overlapped", "overlapped"]
+
+
+def test_jobs_overlap_where_they_may():
+    entry()
+    take(NOON)
+    take(NOON + timedelta(hours=1))
+    assert Job.objects.count() == 2
+
+
+# --- manual operations
+
+
+def test_a_paused_entry_has_no_ticks_and_makes_up_for_none_of_them():
+    one = entry(missed="all")
+    assert entries.pause([one.pk], using=USING) == 1
+    assert entries.pause([one.pk], using=USING) == 0
+    assert take(NOON + timedelta(hours=5)) == set()
+    assert entries.resume([one.pk], using=USING, now=NOON + timedelta(hours=5)) == 1
+    assert entries.resume([one.pk], using=USING) == 0
+    take(NOON + timedelta(hours=6))
+    assert history() == [("18:00", "enqueued")]
+
+
+def test_the_database_keeps_a_paused_entry_from_being_due():
+    one = entry()
+    with pytest.raises(IntegrityError), transaction.atomic():
+        CronEntry.objects.filter(pk=one.pk).update(paused_at=NOON)
+
+
+def test_run_now_enqueues_a_job_beside_the_ticks_paused_or_busy():
+    one = entry(overlap="skip", queue="mail")
+    take(NOON)
+    entries.pause([one.pk], using=USING)
+    made = cron_runs.run_now(one.pk, enqueue, using=USING)
+    assert made.queue == "mail"
+    assert history() == [("12:00", "enqueued"), ("by hand", "enqueued")]
+    assert Job.objects.filter(jid=made.jid).exists()
+    cron_runs.run_now(one.pk, enqueue, using=USING)
+    assert Job.objects.count() == 3
+
+
+def test_run_now_says_why_it_could_not():
+    one = entry()
+
+    def refuses(_):
+        raise ValueError("no such thing")
+
+    with pytest.raises(FaktoryError, match="ValueError: no such thing"):
+        cron_runs.run_now(one.pk, refuses, using=USING)
+    assert history() == [("by hand", "refused")]
+
+
+def test_another_schedule_counts_from_now_on():
+    one = entry(missed="all")
+    one.schedule = "30 * * * *"
+    entries.save(one, using=USING, now=NOON + timedelta(hours=2))
+    take(NOON + timedelta(hours=2, minutes=30))
+    assert history() == [("14:30", "enqueued")]
+
+
+def test_an_edit_of_anything_else_loses_and_repeats_no_tick():
+    one = entry()
+    take(NOON)
+    one.queue = "mail"  # as read before the tick
+    one.next_at = NOON
+    entries.save(one, using=USING, now=NOON + timedelta(minutes=30))
+    assert take(NOON + timedelta(minutes=30)) == set()
+    assert take(NOON + timedelta(hours=1)) == {"mail"}
+    assert [tick for tick, _ in history()] == ["12:00", "13:00"]
+
+
+def test_an_entry_whose_line_cannot_be_read_says_so_and_is_due_no_more(caplog):
+    one = entry()
+    CronEntry.objects.filter(pk=one.pk).update(zone="Mars/Olympus")
+    assert take(NOON) == set()
+    one.refresh_from_db()
+    assert one.next_at is None
+    assert one.problem.startswith("zone: expected the name of a time zone")
+    assert "can be due no more name=hourly" in caplog.text
+    one.zone = "UTC"
+    entries.save(one, using=USING, now=NOON)
+    one.refresh_from_db()
+    assert (one.next_at, one.problem) == (NOON + timedelta(hours=1), "")
+
+
+# --- history
+
+
+@pytest.mark.parametrize("state", ["succeeded", "dead", "discarded", "expired"])
+def test_how_the_job_ended_is_noted(state):
+    entry()
+    take(NOON)
+    cron_runs.note_ends(using=USING)
+    assert history() == [("12:00", "enqueued")]
+    end(state)
+    cron_runs.note_ends(using=USING, now=NOON)
+    assert history() == [("12:00", state)]
+    Job.objects.all().delete()
+    cron_runs.note_ends(using=USING)
+    run = CronRun.objects.get()
+    assert (run.outcome, run.ended_at) == (state, NOON)
+
+
+def test_a_dead_job_that_is_retried_has_another_end():
+    entry()
+    take(NOON)
+    for state in ("dead", "enqueued", "succeeded"):
+        end(state, enqueued_at=NOON)
+        cron_runs.note_ends(using=USING)
+        assert history() == [("12:00", state)]
+
+
+def test_a_job_that_went_unseen_is_gone():
+    entry()
+    take(NOON)
+    Job.objects.all().delete()
+    cron_runs.note_ends(using=USING)
+    assert history() == [("12:00", "gone")]
+
+
+def test_an_entry_s_job_stays_long_enough_to_be_seen():
+    entry()
+    take(NOON)
+    assert Job.objects.get().result_ttl == cron_runs.KEPT_FOR_S
+
+
+def test_the_latest_runs_are_kept_and_those_that_have_not_ended(monkeypatch):
+    monkeypatch.setattr(cron_runs, "KEPT_RUNS", 3)
+    one, other = entry(), entry("other")
+    for hour in range(8):
+        outcome = "enqueued" if hour == 2 else "succeeded"
+        CronRun.objects.create(entry=one, tick=NOON + timedelta(hours=hour), outcome=outcome)
+    CronRun.objects.create(entry=other, tick=NOON, outcome="succeeded")
+    while cron_runs.forget_old(using=USING):
+        pass
+    assert [tick for tick, _ in history(one)] == ["14:00", "17:00", "18:00", "19:00"]
+    assert len(history(other)) == 1
+
+
+# --- entries defined in code
+
+
+def definition(name="nightly", schedule="30 2 * * *", **fields):
+    return entries.Definition(name=name, schedule=schedule, zone="UTC", jobtype="noop", **fields)
+
+
+def sync(*definitions, now=NOON):
+    entries.sync(definitions, using=USING, now=now)
+
+
+def test_code_s_entries_begin_change_vanish_and_come_back_with_their_history():
+    sync(definition())
+    take(NOON + timedelta(hours=14, minutes=30))
+    sync(definition(schedule="0 4 * * *"), now=NOON + timedelta(hours=15))
+    one = CronEntry.objects.get()
+    assert (one.origin, one.next_at) == ("code", NOON + timedelta(hours=16))
+    sync(now=NOON + timedelta(hours=15))
+    one.refresh_from_db()
+    assert (one.next_at, one.removed_at) == (None, NOON + timedelta(hours=15))
+    sync(definition(schedule="0 4 * * *"), now=NOON + timedelta(hours=17))
+    one.refresh_from_db()
+    assert (one.next_at, one.removed_at) == (NOON + timedelta(hours=40), None)
+    assert len(history(one)) == 1
+
+
+def test_a_start_of_another_node_changes_nothing():
+    sync(definition())
+    before = CronEntry.objects.values().get()
+    sync(definition(), now=NOON + timedelta(days=3))
+    assert CronEntry.objects.values().get() == before
+
+
+def test_a_pause_outlives_a_deployment():
+    sync(definition())
+    one = CronEntry.objects.get()
+    entries.pause([one.pk], using=USING)
+    sync(definition(schedule="0 5 * * *"))
+    one.refresh_from_db()
+    assert (one.schedule, one.next_at) == ("0 5 * * *", None)
+    assert one.paused_at is not None
+
+
+def test_people_s_entries_are_left_alone_and_keep_their_names(caplog):
+    mine = entry("nightly", "0 1 * * *")
+    sync(definition())
+    mine.refresh_from_db()
+    assert (mine.origin, mine.schedule, mine.removed_at) == ("admin", "0 1 * * *", None)
+    assert "a name taken in the admin" in caplog.text
+
+
+def test_nodes_that_start_at_once_make_each_entry_once():
+    wanted = [definition(f"entry {number}") for number in range(20)]
+    barrier, errors = threading.Barrier(4), []
+
+    def node():
+        barrier.wait(20)
+        try:
+            entries.sync(wanted, using=USING)
+        except Exception as error:  # noqa: BLE001 (handed to the test)
+            errors.append(error)
+        connections.close_all()
+
+    nodes = [threading.Thread(target=node) for _ in range(4)]
+    for one in nodes:
+        one.start()
+    for one in nodes:
+        one.join(60)
+    assert errors == []
+    assert CronEntry.objects.filter(next_at__gt=timezone.now()).count() == 20

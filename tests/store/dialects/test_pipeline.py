@@ -1,0 +1,416 @@
+"""Hot statements sent directly through libpq: values, rows, errors and transactions are as with the driver."""
+
+import asyncio
+import os
+import select
+import socket
+import struct
+from datetime import UTC, datetime
+
+import psycopg
+import psycopg.types.string
+import pytest
+import uvloop
+from django.db import DataError, IntegrityError, InterfaceError, OperationalError, connection, transaction
+from django.db.backends.utils import CursorWrapper
+from django.test.utils import CaptureQueriesContext
+
+from django_faktory.store.dialects.postgresql import pipeline, prepared
+from django_faktory.store.dialects.postgresql.prepared import Statement
+from tests.bouncer import needs_session
+
+pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
+
+ODD = ["", "a", "NULL", 'quo"te', "back\\slash", "{}", ",", "ü€😀", "\x01\x7f", " "]
+
+
+@pytest.fixture(autouse=True)
+def on_postgresql():
+    if connection.vendor != "postgresql" or not pipeline.has_psycopg3():
+        pytest.skip("about PostgreSQL")
+    yield
+    Statement.works = True
+    with connection.cursor() as cursor:
+        cursor.execute("DEALLOCATE ALL")
+        cursor.execute("DROP TABLE IF EXISTS noted")
+
+
+def make_ready(*statements):
+    """Prepare the statements, as their third use would."""
+    with connection.cursor() as cursor:
+        for statement in statements:
+            for _ in range(prepared.USES_BEFORE + 1):
+                statement.ready(cursor)
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Record the names of the statements that went through libpq."""
+    names = []
+    real = pipeline.run_prepared
+
+    def spy(on, calls):
+        names.append([name.split("_")[1] for name, _ in calls])
+        return real(on, calls)
+
+    monkeypatch.setattr(prepared, "run_prepared", spy)
+    return names
+
+
+def rows_of(statement, *values):
+    with connection.cursor() as cursor:
+        [rows] = prepared.execute(cursor, [(statement, values)])
+    return rows
+
+
+def assert_next_connection_echoes(echo):
+    connection.close()
+    make_ready(echo)
+    assert rows_of(echo, "again") == [("again",)]
+
+
+@pytest.mark.parametrize(
+    ("type_", "values"),
+    [
+        ("text", [*ODD, None, "x" * 3_000_000]),
+        ("varchar", ["a", None]),
+        ("json", ['{"a": [1, "\\u00fc"]}', None]),
+        ("int", [0, -1, 2**31 - 1, -(2**31), None]),
+        ("smallint", [0, -32768, 32767]),
+        ("bigint", [2**63 - 1, -(2**63)]),
+        ("boolean", [True, False, None]),
+        (
+            "timestamptz",
+            [
+                datetime(2026, 11, 21, 12, 0, 0, 1, tzinfo=UTC),
+                datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+                datetime(9999, 12, 31, tzinfo=UTC),
+                None,
+            ],
+        ),
+    ],
+)
+def test_values_come_back_as_they_went(type_, values, sent):
+    echo = Statement("echo", [type_], "SELECT $1 AS value")
+    make_ready(echo)
+    for value in values:
+        assert rows_of(echo, value) == [(value,)]
+    assert sent == [["echo"]] * len(values)
+
+
+def test_lists_go_as_arrays(sent):
+    texts = Statement("texts", ["text[]", "int[]"], "SELECT * FROM unnest($1, $2)")
+    make_ready(texts)
+    assert rows_of(texts, ODD, list(range(10))) == list(zip(ODD, range(10), strict=True))
+    assert rows_of(texts, [], []) == []
+    assert rows_of(texts, ["x" * 3_000_000], [1]) == [("x" * 3_000_000, 1)]
+    assert len(sent) == 3
+
+
+def test_a_list_with_nul_in_it_is_refused_and_the_connection_goes_on(sent):
+    texts = Statement("texts", ["text[]"], "SELECT * FROM unnest($1)")
+    make_ready(texts)
+    with pytest.raises(DataError):
+        rows_of(texts, ["a", "a\x00b"])
+    assert rows_of(texts, ["again"]) == [("again",)]
+    assert len(sent) == 2
+
+
+def test_text_with_nul_is_refused_and_the_connection_goes_on(sent):
+    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    make_ready(echo)
+    with pytest.raises(DataError, match="NUL"):
+        rows_of(echo, "a\x00b")
+    assert rows_of(echo, "good") == [("good",)]
+
+
+def test_several_are_one_transaction(sent):
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE noted (what int UNIQUE)")
+    note = Statement("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
+    count = Statement("count", ["int"], "SELECT COUNT(*) FROM noted WHERE what < $1")
+    make_ready(note, count)
+    with connection.cursor() as cursor:
+        assert prepared.execute(cursor, [(note, [1]), (note, [2]), (count, [9])]) == [[], [], [(2,)]]
+        with pytest.raises(IntegrityError, match="noted_what_key") as caught:
+            prepared.execute(cursor, [(note, [3]), (note, [1]), (count, [9])])
+    assert caught.value.__cause__.sqlstate == "23505"
+    assert rows_of(count, 9) == [(2,)]
+    assert sent[0] == ["note", "note", "count"]
+
+
+def test_inside_of_a_transaction_they_are_part_of_it(sent):
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE noted (what int UNIQUE)")
+    note = Statement("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
+    count = Statement("count", ["int"], "SELECT COUNT(*) FROM noted WHERE what < $1")
+    make_ready(note, count)
+    with transaction.atomic():
+        rows_of(note, 1)  # the first statement of the block must begin the transaction
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO noted VALUES (2)")
+        assert rows_of(count, 9) == [(2,)]
+        transaction.set_rollback(True)
+    assert rows_of(count, 9) == [(0,)]
+    with transaction.atomic():
+        rows_of(note, 1)
+    assert rows_of(count, 9) == [(1,)]
+    assert len(sent) == 5
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "shown"),
+    [
+        ("isolation_level", 3, {"transaction_isolation": "repeatable read"}),
+        ("isolation_level", 4, {"transaction_isolation": "serializable"}),
+        ("read_only", True, {"transaction_read_only": "on"}),
+        ("deferrable", True, {"transaction_deferrable": "on"}),
+    ],
+)
+def test_a_transaction_that_a_statement_of_ours_begins_is_of_the_kind_that_was_asked_for(option, value, shown):
+    """Django's option `isolation_level` sets the same attribute of the driver."""
+    echo = Statement("echo", ["text"], "SELECT $1")
+    make_ready(echo)
+    setattr(connection.connection, option, value)
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            assert rows_of(echo, "first") == [("first",)]
+            for name, expected in shown.items():
+                cursor.execute(f"SHOW {name}")
+                assert cursor.fetchone() == (expected,)
+    finally:
+        setattr(connection.connection, option, None)  # otherwise a pool would hand on the connection with this option
+
+
+def test_an_error_spoils_the_transaction_and_a_savepoint_saves_it(sent):
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE noted (what int UNIQUE)")
+    note = Statement("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
+    make_ready(note)
+    with transaction.atomic():
+        rows_of(note, 1)
+        with pytest.raises(IntegrityError), transaction.atomic():
+            rows_of(note, 1)
+        rows_of(note, 2)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT what FROM noted ORDER BY what")
+        assert cursor.fetchall() == [(1,), (2,)]
+    assert len(sent) == 3
+
+
+def test_a_connection_that_breaks_is_an_operational_error_and_the_next_one_works(sent):
+    end_self = Statement("end", ["boolean"], "SELECT pg_terminate_backend(pg_backend_pid()) WHERE $1")
+    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    make_ready(end_self)
+    with pytest.raises((OperationalError, InterfaceError)):
+        rows_of(end_self, True)
+    assert sent == [["end"]]
+    assert not connection.is_usable()
+    assert_next_connection_echoes(echo)
+
+
+def test_an_interruption_half_way_leaves_no_reply_for_somebody_else(monkeypatch):
+    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    make_ready(echo)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "_flush", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rows_of(echo, "mine")
+    monkeypatch.undo()
+    with pytest.raises((OperationalError, InterfaceError)):
+        rows_of(echo, "theirs")
+    assert_next_connection_echoes(echo)
+
+
+class TestWithoutACursor:
+    """Tests of `execute_on`, which makes a cursor only if one is needed."""
+
+    @pytest.fixture
+    def echo(self):
+        found = Statement("echo", ["text"], "SELECT $1 AS value")
+        make_ready(found)
+        return found
+
+    @pytest.fixture
+    def cursors(self, monkeypatch):
+        """Return a list with an entry for each cursor made."""
+        made = []
+        real = CursorWrapper.__init__
+        monkeypatch.setattr(CursorWrapper, "__init__", lambda self, *args: made.append(1) or real(self, *args))
+        return made
+
+    def test_what_is_prepared_needs_none(self, echo, cursors, sent):
+        assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
+        assert (cursors, sent) == ([], [["echo"]])
+
+    def test_what_is_not_gets_one(self, cursors, sent):
+        echo = Statement("echo", ["text"], "SELECT $1 AS value")
+        for _ in range(prepared.USES_BEFORE):
+            assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
+        assert sent == []
+        assert len(cursors) == prepared.USES_BEFORE
+
+    def test_a_connection_that_was_closed_by_somebody_is_told_as_django_does(self, echo):
+        connection.connection.close()
+        with pytest.raises((OperationalError, InterfaceError)):
+            prepared.execute_on(connection, [(echo, ["a"])])
+        connection.close()
+        assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
+
+    def test_a_connection_is_looked_at_first_where_the_project_wants_that(self, echo):
+        if connection.pool:
+            pytest.skip("a pool looks by itself")
+        other = connection.copy()
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.connection.info.backend_pid])
+        other.close()
+        connection.health_check_enabled, connection.health_check_done = True, False  # as CONN_HEALTH_CHECKS does
+        assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
+
+    def test_where_somebody_takes_prepared_statements_away_it_goes_on_without(self, echo, sent):
+        with connection.cursor() as cursor:
+            cursor.execute("DEALLOCATE ALL")
+        assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
+        assert not Statement.works
+        assert prepared.execute_on(connection, [(echo, ["b"])]) == [[("b",)]]
+        assert len(sent) == 1
+
+
+def test_who_listens_in_sees_every_statement(sent):
+    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    make_ready(echo)
+    seen = []
+
+    def listen(execute, sql, params, many, context):
+        seen.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(listen):
+        rows_of(echo, "a")
+    with CaptureQueriesContext(connection) as queries:
+        rows_of(echo, "a")
+    assert len(seen) == len(queries) == 1
+    assert sent == []
+
+
+def test_in_another_encoding_the_driver_does_it(sent):
+    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    make_ready(echo)
+    with connection.cursor() as cursor:
+        cursor.execute("SET client_encoding TO latin1")
+        try:
+            assert rows_of(echo, "ü") == [("ü",)]
+        finally:
+            cursor.execute("SET client_encoding TO utf8")
+    assert sent == []
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_flight_that_is_reset_behind_a_part_of_its_answer_is_told_at_once(new_loop):
+    """libuv reports a reset once, and never again: the part read before it must not count as the whole answer."""
+    echo = Statement("echo", ["text"], "SELECT $1")
+    connection.close()
+    make_ready(echo)
+    near, far = connected()
+    os.dup2(near.fileno(), connection.connection.pgconn.socket)
+    flight = prepared.begin(connection, [(echo, ["?"])], lambda found: found)
+    told = []
+
+    def read():
+        try:
+            if flight.read() is not None:
+                told.append("an answer")
+        except OperationalError:
+            told.append("lost")
+        if told:
+            loop.remove_reader(flight_fd)
+            loop.stop()
+
+    far.send(b"2\x00\x00")  # the first three bytes of a message
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    far.close()
+    loop, flight_fd = new_loop(), flight.fd
+    loop.add_reader(flight_fd, read)
+    loop.call_later(5, loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert told == ["lost"]
+    assert connection.connection.closed
+    connection.close()
+    near.close()
+
+
+@pytest.mark.parametrize("is_reset", [True, False])
+def test_a_flight_tells_of_an_end_behind_its_whole_answer(is_reset):
+    """libuv reports the end once, with the answer: the next query on this connection would wait without end."""
+    echo = Statement("echo", ["text"], "SELECT $1")
+    connection.close()
+    make_ready(echo)
+    real = os.dup(connection.connection.pgconn.socket)
+    flight = prepared.begin(connection, [(echo, ["?"])], lambda found: found)
+    with socket.socket(fileno=real) as postgresql:
+        assert select.select([postgresql], [], [], 10)[0]
+        answer = postgresql.recv(65_536)
+    near, far = connected()
+    os.dup2(near.fileno(), connection.connection.pgconn.socket)
+    far.send(answer)
+    if is_reset:
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.close()
+    assert flight.read() == [[("?",)]]
+    assert flight.is_last is is_reset
+    connection.close()
+    near.close()
+    far.close()
+
+
+def connected():
+    """Return two ends of a TCP connection; the first one does not block."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.create_connection(listening.getsockname())
+        far, _ = listening.accept()
+    near.setblocking(False)
+    return near, far
+
+
+@pytest.mark.parametrize("some", [[None, 'quo"te, }'], ['quo"te, }', None], [None, None], ["", None, "a"]], ids=repr)
+def test_texts_in_a_list_may_be_missing(sent, some):
+    """The list holds results of jobs, and NULL for jobs without one."""
+    texts = Statement("texts", ["text[]"], "SELECT * FROM unnest($1)")
+    make_ready(texts)
+    assert rows_of(texts, some) == [(text,) for text in some]
+    assert len(sent) == 1
+
+
+def test_what_a_project_has_the_driver_make_of_values_is_not_what_we_read(sent):
+    class Shouting(psycopg.adapt.Loader):
+        format = psycopg.pq.Format.BINARY
+
+        def load(self, data):
+            return bytes(data).decode().upper()
+
+    psycopg.adapters.register_loader("text", Shouting)
+    pipeline._reader.cache_clear()
+    try:
+        echo = Statement("echo", ["text"], "SELECT $1")
+        make_ready(echo)
+        assert rows_of(echo, "quiet") == [("quiet",)]
+    finally:
+        psycopg.adapters.register_loader("text", psycopg.types.string.TextBinaryLoader)
+    assert sent == [["echo"]]
+
+
+def test_times_come_in_utc_whatever_the_sessions_zone(sent):
+    tell = Statement("tell", ["timestamptz"], "SELECT $1")
+    make_ready(tell)
+    with connection.cursor() as cursor:
+        cursor.execute("SET TIME ZONE 'Asia/Tokyo'")
+    try:
+        [[told]] = rows_of(tell, datetime(2026, 11, 23, 8, tzinfo=UTC))
+    finally:
+        connection.close()
+    assert told.isoformat() == "2026-11-23T08:00:00+00:00"
+    assert sent == [["tell"]]

@@ -1,0 +1,24 @@
+"""Statements that only the SQLite dialect has."""
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_faktory.models import Job
+from django_faktory.store.dialects.portable import COLUMNS, OPTIONS
+from django_faktory.store.dialects.sqlite import PARAMETERS
+from django_faktory.store.jobs import pushes
+from tests.factories import payload
+from tests.settings import KIND
+
+pytestmark = [pytest.mark.skipif(KIND != "sqlite", reason="about SQLite"), pytest.mark.django_db]
+
+
+@pytest.mark.parametrize(("custom", "columns"), [({}, COLUMNS), ({"expires_in": 60}, COLUMNS + OPTIONS)])
+def test_many_jobs_are_a_statement_for_each_full_row_of_parameters(custom, columns):
+    most = PARAMETERS // columns
+    many = [payload(custom=custom) for _ in range(2 * most)] + [payload()]
+    with CaptureQueriesContext(connection) as queries:
+        pushes.push(many, using="default")
+    assert sum(query["sql"].startswith("INSERT") for query in queries) == 3
+    assert list(Job.objects.order_by("enqueued_at", "id").values_list("jid", flat=True)) == [job.jid for job in many]

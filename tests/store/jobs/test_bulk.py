@@ -1,0 +1,166 @@
+"""Bulk changes to any number of jobs, in steps. Rules: W23 to W25."""
+
+import threading
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.mutation import Mutation
+from django_faktory.core.payloads import Ack
+from django_faktory.models import Job, Queue, Tracking
+from django_faktory.store import queues, workers
+from django_faktory.store.jobs import bulk
+from tests.factories import JobFactory, QueueFactory, WorkerFactory
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def chunks_of_three(monkeypatch):
+    monkeypatch.setattr(bulk, "CHUNK", 3)
+    monkeypatch.setattr(bulk, "READ_AT_ONCE", 2)
+
+
+def steps(command, target="dead", **filters):
+    return bulk.mutate(Mutation(command=command, target=target, **filters), using="default")
+
+
+def dead(count, **fields):
+    """Create dead jobs with others between them, so that the ids of the set have gaps."""
+    made = []
+    for _ in range(count):
+        made.append(JobFactory(dead=True, **fields))
+        JobFactory()
+    return made
+
+
+@pytest.mark.parametrize("command", ["kill", "requeue", "discard", "clear"])
+def test_no_step_changes_more_than_its_share_and_all_together_change_all(chunks_of_three, command):
+    """W23: eight jobs take steps of 3, 3 and 2."""
+    dead(8)
+    assert [step() for step in steps(command)] == [3, 3, 2]
+
+
+def test_jids_and_globs_are_steps_too(chunks_of_three):
+    jobs = dead(5)
+    assert [step() for step in steps("kill", jids=tuple(job.jid for job in jobs))] == [3, 2]
+    assert [step() for step in steps("kill", regexp="*noop*")] == [2, 2, 1]
+
+
+def test_a_set_without_jobs_takes_no_step():
+    JobFactory()
+    assert list(steps("kill")) == []
+
+
+def test_what_arrives_meanwhile_is_not_run_after(chunks_of_three):
+    """W23: the operation ends although jobs keep arriving."""
+    dead(4)
+    changed = 0
+    for step in steps("requeue"):
+        changed += step()
+        dead(2)
+    assert changed == 4
+    assert Job.objects.filter(state="dead").count() == 4
+
+
+def test_a_job_that_left_the_set_meanwhile_is_left_alone(chunks_of_three):
+    jobs = dead(4)
+    under_way = steps("discard")
+    next(under_way)()
+    Job.objects.filter(pk=jobs[-1].pk).update(state="enqueued")
+    assert [step() for step in under_way] == [0]
+    assert Job.objects.filter(pk=jobs[-1].pk).exists()
+
+
+def test_what_was_left_when_it_broke_off_is_done_by_the_next(chunks_of_three):
+    dead(7)
+    next(steps("discard"))()
+    assert sum(step() for step in steps("discard")) == 4
+
+
+def test_a_removed_queue_keeps_its_pause_until_it_is_empty(chunks_of_three):
+    """W24: no worker may get a job that is about to be dropped."""
+    JobFactory.create_batch(4, queue="q")
+    queues.pause(["q"], using="default")
+    *dropping, forgetting = bulk.remove_queues(["q"], using="default")
+    assert [step() for step in dropping] == [3, 1]
+    assert Queue.objects.get(name="q").paused_at
+    forgetting()
+    assert not Queue.objects.exists()
+
+
+def test_a_flush_takes_jobs_step_by_step_and_totals_at_the_end(chunks_of_three):
+    """W25: the steps delete batches, jobs, progress records, and totals at the end."""
+    dead(2)
+    working = JobFactory(working=True)
+    OrmBroker("default").ack([Ack(jid=working.jid)])
+    QueueFactory()
+    Tracking.objects.bulk_create(Tracking(jid=f"tracked{number}") for number in range(4))
+    assert [step() for step in bulk.flush(using="default")] == [0, 3, 1, 3, 1, 0]
+    assert not Job.objects.exists()
+    assert not Tracking.objects.exists()
+    assert OrmBroker("default").info()["total_processed"] == 0
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
+@pytest.mark.parametrize("command", ["kill", "requeue", "discard"])
+def test_a_step_waits_for_no_job_that_others_hold_and_that_is_not_meant(command):
+    """W23: uncommitted claims are spread over the whole range."""
+    waiting, dead = JobFactory.many(1500), JobFactory.many(500, dead=True)
+    Job.objects.bulk_create(row for four in zip(dead, *[iter(waiting)] * 3, strict=True) for row in four)
+    changed = []
+
+    def change():
+        try:
+            changed.extend(step() for step in steps(command))
+        finally:
+            connection.close()
+
+    with transaction.atomic():
+        held = Job.objects.filter(state="enqueued").select_for_update()
+        assert len(held) == 1500
+        thread = threading.Thread(target=change)
+        thread.start()
+        thread.join(30)
+        waited = thread.is_alive()
+    thread.join(60)
+    assert (waited, sum(changed)) == (False, 500)
+
+
+def test_names_are_of_queues_remembered_and_of_queues_in_use():
+    for queue in ("b", "a", "b", "c"):
+        JobFactory(queue=queue)
+    JobFactory(queue="not-yet", scheduled=True)
+    QueueFactory(name="z")
+    assert queues.known_names(using="default") == ["a", "b", "c", "z"]
+
+
+def test_latency_costs_a_look_for_each_priority_and_not_for_each_job(django_assert_max_num_queries):
+    """W24: at most 7 statements, whatever the number of jobs."""
+    JobFactory.create_batch(20, queue="q")
+    JobFactory(queue="q", weight=-25)
+    with django_assert_max_num_queries(7):
+        queues.latency(["q"], using="default")
+
+
+def test_all_workers_can_be_told_at_once_and_none_goes_back():
+    """W21: a worker's state advances and never goes back."""
+    for state in ("running", "quiet", "terminate"):
+        WorkerFactory(wid=state, state=state)
+    assert workers.advance(None, "quiet", using="default") == 1
+    assert workers.advance(["running", "unknown", "not\x00storable"], "terminate", using="default") == 1
+    assert workers.advance(None, "quiet", using="default") == 0
+
+
+def test_a_glob_reads_large_jobs_alone_and_small_ones_together(monkeypatch):
+    """A hundred jobs of 15 MiB used to be read at once."""
+    monkeypatch.setattr(bulk, "READ_CHARACTERS", 1000)
+    for number, size in enumerate([10, 10, 5000, 5000, 10]):
+        JobFactory(dead=True, jid=f"dead-{number:04d}", payload=f'{{"args":["{"x" * size}"]}}')
+    with CaptureQueriesContext(connection) as caught:
+        assert [step() for step in steps("discard", regexp="*xxx*")] == [5]
+    columns = [query["sql"].split("FROM")[0] for query in caught]
+    assert sum("payload" in names and "LENGTH" not in names for names in columns) == 4

@@ -1,0 +1,120 @@
+"""Cancel: waiting jobs are dropped, running ones are marked; the mark counts until the job is enqueued again."""
+
+from datetime import timedelta
+
+import pytest
+
+from django_faktory.brokers import get_broker
+from django_faktory.brokers.remote import RemoteBroker
+from django_faktory.core.payloads import Ack, failure
+from django_faktory.errors import FaktoryError
+from django_faktory.models import Job
+from django_faktory.store.jobs import cancellations, transitions
+from tests.project.tasks import noop, send_invoice
+from tests.tasks.work import fetched
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def cancel(*results):
+    return cancellations.cancel([result.id for result in results], using="default")
+
+
+def state(result):
+    return Job.objects.get(jid=result.id).state
+
+
+def asked(*results):
+    return get_broker().cancelled([result.id for result in results])
+
+
+def test_jobs_that_wait_are_dropped():
+    waits, other = noop.enqueue(), noop.enqueue()
+    later = noop.using(run_after=timedelta(hours=1)).enqueue()
+    assert cancel(waits, later) == 2
+    assert [state(one) for one in (waits, later, other)] == ["discarded", "discarded", "enqueued"]
+
+
+def test_a_running_job_is_marked_and_its_worker_is_told():
+    result, other = noop.enqueue(), send_invoice.enqueue(1)
+    fetched()
+    fetched()
+    assert cancel(result) == 1
+    assert state(result) == "working"
+    assert asked(result, other) == [result.id]
+
+
+def test_what_has_ended_and_what_is_not_there_stays_as_it_is():
+    done = noop.enqueue()
+    job = fetched()
+    get_broker().ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)])
+    assert cancellations.cancel([done.id, "nosuchjob", "\x00bad"], using="default") == 0
+    assert state(done) == "succeeded"
+
+
+def test_many_are_cancelled_in_steps(monkeypatch):
+    monkeypatch.setattr(cancellations, "CHUNK", 3)
+    results = noop.enqueue_many([()] * 7)
+    assert cancel(*results) == 7
+
+
+def test_a_cancelled_job_that_fails_is_not_retried():
+    result = noop.enqueue()
+    job = fetched()
+    cancel(result)
+    get_broker().fail([failure(jid=job.jid, wid=job.wid, attempt=job.attempt, errtype="E")])
+    assert state(result) == "discarded"
+
+
+def test_a_cancelled_job_whose_worker_is_lost_is_dropped():
+    result, other = noop.enqueue(), noop.enqueue()
+    fetched("gone")
+    fetched("gone")
+    cancel(result)
+    assert get_broker().lost(["gone"]) == 2
+    assert (state(result), state(other)) == ("discarded", "enqueued")
+    assert Job.objects.get(jid=result.id).errtype == "Cancelled"
+
+
+def test_a_cancelled_job_that_no_result_is_kept_of_is_gone_with_its_worker():
+    result = noop.enqueue()
+    Job.objects.update(result_ttl=None)
+    fetched("gone")
+    cancel(result)
+    assert get_broker().lost(["gone"]) == 1
+    assert not Job.objects.exists()
+
+
+def test_a_mark_outlasts_a_job_given_back():
+    result = noop.enqueue()
+    job = fetched()
+    cancel(result)
+    get_broker().release([job])
+    assert fetched("w2").jid == result.id
+    assert asked(result) == [result.id]
+
+
+def test_a_mark_does_not_outlast_being_enqueued_anew():
+    result = noop.enqueue()
+    job = fetched()
+    cancel(result)
+    get_broker().fail([failure(jid=job.jid, wid=job.wid, attempt=job.attempt, verdict="kill")])
+    Job.objects.update(state="dead")  # a cancelled job that a person wants to run after all
+    transitions.requeue([Job.objects.get().pk], using="default")
+    assert fetched("w2").jid == result.id
+    assert asked(result) == []
+
+
+def test_a_faktory_server_elsewhere_cannot_and_says_so():
+    remote = RemoteBroker("tcp://127.0.0.1:1")
+    assert not remote.cancels
+    assert remote.cancelled(["0123456789"]) == []
+    with pytest.raises(FaktoryError, match=r'only: FAKTORY\["BROKER"\] = "orm"'):
+        remote.cancel(["0123456789"])
+
+
+def test_the_worker_asks_with_one_statement(django_assert_num_queries):
+    result = noop.enqueue()
+    fetched()
+    with django_assert_num_queries(1):
+        asked(result)

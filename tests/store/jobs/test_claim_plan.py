@@ -1,0 +1,112 @@
+"""The PostgreSQL plan of a claim: it must not scan the table, however large the backlog is (ADR 0009)."""
+
+import json
+
+import pytest
+from django.db import connection, transaction
+
+from django_faktory.models import Job
+from django_faktory.store.dialects.postgresql.failures import FAILING, SAVE
+from django_faktory.store.dialects.postgresql.jobs import CLAIM, END, LOCK_STORED, PUSH_ALIKE, PUSH_MANY
+from django_faktory.store.dialects.postgresql.locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
+from django_faktory.store.dialects.postgresql.prefetch import CONFIRM, EXTEND
+from django_faktory.store.dialects.postgresql.push import PUSH_LOCKED, PUSH_OPTIONED, PUSH_UNIQUE
+from tests.factories import T0, JobFactory
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="the plan is PostgreSQL's"),
+]
+
+
+def scans(plan):
+    """Return (kind, index) of each scan of the job table."""
+    found = [(plan["Node Type"], plan.get("Index Name"))] if plan.get("Relation Name") == Job._meta.db_table else []
+    return found + [scan for part in plan.get("Plans", ()) for scan in scans(part)]
+
+
+def plan(statement, values):
+    """Return the generic plan of a prepared statement, the one PostgreSQL uses after some runs."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("ANALYZE django_faktory_job")
+        cursor.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+        cursor.execute(f"PREPARE looked_at ({', '.join(statement.types)}) AS {statement.sql}")
+        cursor.execute(f"EXPLAIN (FORMAT JSON) EXECUTE looked_at ({values})")
+        told = cursor.fetchone()[0]
+        cursor.execute("DEALLOCATE looked_at")
+    return (json.loads(told) if isinstance(told, str) else told)[0]["Plan"]
+
+
+def test_a_claim_beside_a_large_backlog_looks_up_only_what_it_takes():
+    Job.objects.bulk_create(JobFactory.many(3000, queue="other"), batch_size=1000)
+    assert set(scans(plan(CLAIM, "'{default}', '{1}', 'w', 1, NULL, 1, NULL, 60"))) == {
+        ("ModifyTable", None),
+        ("Index Scan", "faktory_ready"),
+        ("Index Scan", "django_faktory_job_pkey"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [(FAILING, "'{some,others}'"), (SAVE, f"'{{1,2}}'{', NULL' * (len(SAVE.types) - 1)}")],
+    ids=["read", "write"],
+)
+def test_a_failure_looks_up_only_its_own_jobs(statement, values):
+    Job.objects.bulk_create(JobFactory.many(3000), batch_size=1000)
+    kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
+    assert kinds <= {"Index Scan", "Bitmap Heap Scan"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [
+        (TAKE, "'[]', 35, NULL"),
+        (END_LOCKED, "NULL, '[]', 0"),
+        (NEXT_OF_FREED, "TRUE"),
+        (NEXT, "'{hot}'"),
+        (READY, "'{hot}'"),
+        (PUSH_LOCKED, "'[]', NULL, '{some,others}'"),
+        (PUSH_UNIQUE, "'[]', NULL"),
+    ],
+    ids=["take", "end", "next of freed", "next", "ready", "push", "push unique ones"],
+)
+@pytest.mark.parametrize("state", ["blocked", "enqueued"])
+def test_what_is_done_for_a_key_looks_up_only_its_own_jobs(statement, values, state):
+    Job.objects.bulk_create(JobFactory.many(3000, state=state, lock_key="other"), batch_size=1000)
+    kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
+    assert kinds <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "LockRows"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [
+        (PUSH_MANY, "'[]', NULL, '{some,others}', '{0,1}'"),
+        (PUSH_ALIKE, "'{some,others}', '{t,t}', '{q,q}', '{a,b}', 0, 1, 1, 0, NULL, NULL, NULL, '{0,1}'"),
+        (PUSH_OPTIONED, "'[]', NULL, '{some,others}'"),
+        (LOCK_STORED, "'{some,others}', '{some,others}', NULL"),
+        (END, "NULL, '[]', 0, 0, '{some,others}'"),
+    ],
+    ids=["push", "push jobs that are alike", "push with options", "lock before a push", "end before a push"],
+)
+@pytest.mark.parametrize("state", ["enqueued", "dead"])
+def test_a_set_that_is_pushed_looks_up_only_rows_with_its_own_jids(statement, values, state):
+    fields = {"finished_at": T0, "purge_at": T0} if state == "dead" else {}
+    Job.objects.bulk_create(JobFactory.many(3000, state=state, **fields), batch_size=1000)
+    kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
+    assert kinds == {"Index Scan"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [
+        (EXTEND, "'{some,others}', '{1,1}', '{w,w}', 120, NULL"),
+        (CONFIRM, "'{some,others}', '{1,1}', '{w,w}', '{1,1}', NULL"),
+    ],
+    ids=["extend", "confirm"],
+)
+def test_what_keeps_running_jobs_looks_up_only_its_own(statement, values):
+    """The planner must not walk the partial index of running jobs, of which there are many."""
+    Job.objects.bulk_create(JobFactory.many(3000, working=True, claim=-7), batch_size=1000)
+    found = scans(plan(statement, values))
+    assert {kind for kind, _ in found} <= {"ModifyTable", "Index Scan", "Bitmap Heap Scan", "LockRows"}
+    assert "faktory_reserved" not in {index for _, index in found}

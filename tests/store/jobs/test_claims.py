@@ -1,0 +1,347 @@
+"""Claims under contention: no job is claimed twice or lost, and only claimed jobs are locked."""
+
+import random
+import threading
+
+import pytest
+from django.db import OperationalError, connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_faktory.core.limits import Allowance
+from django_faktory.core.payloads import Ack, FetchRequest, Reservation
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.models import Job, WorkerProcess
+from django_faktory.store.dialects import dialect_of
+from django_faktory.store.dialects.postgresql.pipeline import has_psycopg3
+from django_faktory.store.jobs import claims as claiming
+from django_faktory.store.jobs import failures, prefetch
+from django_faktory.store.jobs import pushes as jobs
+from django_faktory.store.jobs.claims import Claiming, shared_out
+from django_faktory.store.jobs.lost_claims import Unanswered
+from django_faktory.store.limits import definitions
+from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+USING = "default"
+
+
+def in_threads(count, work):
+    """Run `work(n)` in this many threads at once, and raise the first error of a thread."""
+    start, errors = threading.Barrier(count), []
+
+    def run(number):
+        try:
+            start.wait(10)
+            work(number)
+        except Exception as error:  # noqa: BLE001 (handed to the test)
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
+
+
+def test_six_workers_share_two_hundred_jobs_without_doubling_or_losing_one():
+    jobs.push([payload(result_ttl=60) for _ in range(200)], using=USING)
+    taken = [[] for _ in range(6)]
+
+    def work(number):
+        request = FetchRequest(queues=("default",), wid=f"w{number}", count=7)
+        while got := jobs.fetch([request], using=USING)[0]:
+            taken[number] += [job.jid for job in got]
+            assert all(jobs.ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt) for job in got], using=USING))
+
+    in_threads(6, work)
+    everything = [jid for mine in taken for jid in mine]
+    assert len(everything) == len(set(everything)) == 200
+    assert Job.objects.filter(state="succeeded", attempt=1).count() == 200
+
+
+def test_requests_with_different_queues_compete_without_doubling():
+    jobs.push([payload(queue=queue) for queue in "abc" for _ in range(30)], using=USING)
+    taken = [[] for _ in range(4)]
+
+    def work(number):
+        requests = [FetchRequest(queues=tuple("abc"[n:] + "abc"[:n]), wid=f"w{number}-{n}") for n in range(3)]
+        while any(found := jobs.fetch(requests, using=USING)):
+            taken[number] += [job.jid for one in found for job in one]
+
+    in_threads(4, work)
+    everything = [jid for mine in taken for jid in mine]
+    assert len(everything) == len(set(everything)) == 90
+
+
+def test_a_push_repeated_by_four_senders_at_once_is_one_job():
+    """W10: each job is stored once, whichever sender comes first."""
+    same = [payload(f"same-{n}") for n in range(20)]
+    in_threads(4, lambda number: jobs.push(same, using=USING))
+    assert Job.objects.count() == 20
+
+
+def test_one_fetch_for_many_workers_serves_each_in_its_turn():
+    WorkerFactory(wid="quiet", state="quiet")
+    first, second, third = payload(queue="a"), payload(queue="a"), payload(queue="b")
+    jobs.push([first, second, third], using=USING)
+    found = jobs.fetch(
+        [
+            FetchRequest(queues=("a",), wid="quiet"),
+            FetchRequest(queues=("a", "b"), wid="w1"),
+            FetchRequest(queues=("a", "b"), wid="w2"),
+            FetchRequest(queues=("a", "b"), wid="w1"),
+        ],
+        using=USING,
+    )
+    assert [[(job.jid, job.wid) for job in one] for one in found] == [
+        [],
+        [(first.jid, "w1")],
+        [(second.jid, "w2")],
+        [(third.jid, "w1")],
+    ]
+
+
+WAYS = {
+    "fetch": lambda requests: jobs.fetch(requests, using=USING),
+    "exchange": lambda requests: jobs.exchange([payload(queue="pushed")], [], requests, using=USING).fetched,
+}
+
+
+@pytest.fixture(params=WAYS)
+def fetched(request):
+    """Return a function that maps requests, as worker:queues, to the jids that each got."""
+
+    def ask(*names):
+        requests = [
+            FetchRequest(queues=tuple(queues.split()), wid=wid)
+            for wid, _, queues in (name.partition(":") for name in names)
+        ]
+        found = WAYS[request.param](requests)
+        assert all(job.wid == asked.wid for asked, one in zip(requests, found, strict=True) for job in one)
+        return [one[0].jid.strip(".") if one else "-" for one in found]
+
+    return ask
+
+
+def test_who_comes_first_is_served_first_whichever_of_his_queues_has_something(fetched):
+    jobs.push([payload("a1", queue="a"), payload("c1", queue="c"), payload("c2", queue="c")], using=USING)
+    asked = ["w1:b a", "w2:a b", "w1:c a", "w3:c", "w2:c a"]
+    assert fetched(*asked) == ["job-a1", "-", "job-c1", "job-c2", "-"]
+
+
+def test_a_quiet_worker_among_them_leaves_its_share_to_the_others(fetched):
+    WorkerFactory(wid="quiet", state="quiet")
+    jobs.push([payload("a1", queue="a"), payload("a2", queue="a")], using=USING)
+    assert fetched("quiet:a b", "w1:b a", "quiet:a", "w2:a") == ["-", "job-a1", "-", "job-a2"]
+
+
+@pytest.mark.parametrize("held_back_by", ["lock", "limit"])
+def test_in_the_place_of_a_job_that_may_not_run_yet_comes_the_next(fetched, held_back_by):
+    if held_back_by == "lock":
+        jobs.push([payload(f"k{n}", queue="a", custom={"lock": "key"}) for n in range(3)], using=USING)
+    else:
+        definitions.put("task", "shut", Allowance.of({"concurrency": 1}), using=USING)
+        jobs.push([payload(f"k{n}", queue="a", jobtype="shut") for n in range(3)], using=USING)
+    [[holder]] = jobs.fetch([FetchRequest(queues=("a",), wid="w0")], using=USING)
+    assert holder.jid.startswith("job-k0")
+    jobs.push([payload("free", queue="a"), payload("other", queue="b")], using=USING)
+    assert fetched("w1:a b", "w2:b a", "w3:b") == ["job-free", "job-other", "-"]
+
+
+def test_different_workers_are_claimed_for_in_one_message_on_postgresql(monkeypatch):
+    if connection.vendor != "postgresql":
+        pytest.skip("a promise of the PostgreSQL dialect")
+    looks = []
+    real = dialect_of(connection).waiting
+    monkeypatch.setattr(dialect_of(connection), "waiting", lambda *args: looks.append(1) or real(*args), raising=False)
+
+    def serve(count):
+        jobs.push([payload(queue="a") for _ in range(count)], using=USING)
+        requests = [FetchRequest(queues=("b", "a"), wid=f"w{n}") for n in range(count)]
+        told = jobs.exchange([], [], requests, using=USING).fetched
+        assert [len(one) for one in told] == [1] * count
+
+    serve(claiming.MOST_IN_TURN)
+    assert looks == []
+    serve(claiming.MOST_IN_TURN + 1)
+    assert looks, "for so many it is less to look first"
+
+
+def test_jobs_are_read_ahead_for_different_workers_too():
+    if not prefetch.supports(connection):
+        pytest.skip("this database reads nothing ahead")
+    jobs.push([payload(f"a{n}", queue="a") for n in range(5)], using=USING)
+    crowd = ("w1", "w2")
+    requests = [
+        FetchRequest(queues=("a", "b"), wid="w1", ahead=2, crowd=crowd),
+        FetchRequest(queues=("b", "a"), wid="w2"),
+    ]
+    told = jobs.exchange([], [], requests, using=USING).fetched
+    assert [[job.jid.strip(".") for job in one] for one in told] == [["job-a0", "job-a2", "job-a3"], ["job-a1"]]
+    assert [job.is_ahead for job in told[0]] == [False, True, True]
+
+
+def test_a_paused_queue_is_planned_around():
+    QueueFactory(name="a", paused_at="2026-01-01T00:00:00Z")
+    jobs.push([payload(queue="a"), payload(queue="b")], using=USING)
+    found = jobs.fetch([FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("a",), wid="w2")], using=USING)
+    assert [[job.queue for job in one] for one in found] == [["b"], []]
+
+
+def test_two_workers_with_very_many_queues_each_are_served():
+    """SQLite refuses a statement of more than 500 parts; the error would reach all requests of the exchange."""
+    job = payload(queue="last")
+    jobs.push([job], using=USING)
+    requests = [FetchRequest(queues=(*(f"{wid}-{n}" for n in range(600)), "last"), wid=wid) for wid in ("w1", "w2")]
+    found = jobs.fetch(requests, using=USING)
+    assert [[one.jid for one in some] for some in found] == [[job.jid], []]
+
+
+def test_one_database_statement_claims_a_set_on_postgresql():
+    if connection.vendor != "postgresql" or not has_psycopg3():
+        pytest.skip("a promise of the PostgreSQL dialect, with psycopg 3")
+
+    def statements(verb, *args):
+        with CaptureQueriesContext(connection) as told:
+            found = verb(*args, using=USING)
+        # a connection from a pool, used before, may prepare its statement now
+        return found, sum("PREPARE" not in one["sql"] for one in told)
+
+    jobs.push([payload() for _ in range(20)], using=USING)
+    [got], claims = statements(jobs.fetch, [FetchRequest(queues=("x", "default"), wid="w1", count=15)])
+    ended, reports = statements(jobs.ack, [Ack(jid=job.jid) for job in got])
+    _, pushes = statements(jobs.push, [payload() for _ in range(20)])
+    assert len(ended) == 15
+    assert (claims, reports, pushes) == (1, 1, 1)
+
+
+def test_trouble_half_way_swallows_no_job_and_no_answer(monkeypatch):
+    """W14: the first of two claims has committed when the second one fails."""
+    jobs.push([payload(queue="a"), payload(queue="c")], using=USING)
+    requests = [FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("b", "c"), wid="w1")]
+
+    def fails(*_):
+        raise OperationalError("the server closed the connection unexpectedly")
+
+    monkeypatch.setattr(dialect_of(connection), "waiting", fails, raising=False)
+    monkeypatch.setattr(claiming, "MOST_IN_TURN", 1)  # otherwise one message makes both claims
+    told = jobs.exchange([payload(queue="z")], [], requests, using=USING)
+    assert [[job.queue for job in one] for one in told.fetched] == [["a"], []]
+    assert told.pushed == [None]
+    jobs.push([payload(queue="a")], using=USING)
+    assert [[job.queue for job in one] for one in jobs.fetch(requests, using=USING)] == [["a"], []]
+    with pytest.raises(BrokerUnavailable):
+        jobs.fetch(requests, using=USING)
+
+
+def test_a_claim_locks_no_row_that_it_does_not_hand_out():
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("this database locks no rows")
+    jobs.push([payload() for _ in range(4)] + [payload(queue="b")], using=USING)
+    other = []
+
+    def claim_the_rest(_):
+        other.extend(jobs.fetch([FetchRequest(queues=("default", "b"), wid="w2", count=9)], using=USING)[0])
+
+    with transaction.atomic():
+        mine = jobs.fetch([FetchRequest(queues=("default", "b"), wid="w1", count=2)], using=USING)[0]
+        in_threads(1, claim_the_rest)
+    assert (len(mine), len(other)) == (2, 3)
+
+
+def test_a_lost_worker_is_remembered_while_a_transaction_still_holds_its_job():
+    """W20: a job locked by the worker's dying transaction is skipped, and the next look must find it."""
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("this database locks no rows")
+    WorkerFactory(wid="gone")
+    jobs.push([payload()], using=USING)
+    jobs.fetch([FetchRequest(queues=("default",), wid="gone")], using=USING)
+    with transaction.atomic():
+        Job.objects.select_for_update().get()
+        in_threads(1, lambda _: failures.lose(["gone"], using=USING))
+    assert failures.lose(["gone"], using=USING) == 1
+    assert Job.objects.get().state == "enqueued"
+    assert not WorkerProcess.objects.exists()
+
+
+def test_the_claim_walks_the_ready_index():
+    if connection.vendor != "postgresql":
+        pytest.skip("the plan is PostgreSQL's")
+    JobFactory.create_batch(3)
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute(
+            "EXPLAIN SELECT id FROM django_faktory_job WHERE state = 'enqueued' AND queue = 'q'"
+            " ORDER BY weight, enqueued_at, id LIMIT 5"
+        )
+        plan = "\n".join(row[0] for row in cursor.fetchall())
+    assert "faktory_ready" in plan
+    assert "Sort" not in plan
+
+
+def test_ids_that_differ_in_case_or_trailing_space_are_different():
+    jobs.push([payload("CaseJid"), payload("casejid"), payload("casejid ")], using=USING)
+    assert Job.objects.count() == 3
+    WorkerFactory(wid="W")
+    assert not WorkerProcess.objects.filter(wid="w").exists()
+
+
+def together(wid, *wishes):
+    """Return requests of one worker; each letter names a queue."""
+    return [FetchRequest(queues=tuple(wish), wid=wid) for wish in wishes]
+
+
+def test_what_came_between_two_claims_of_a_turn_does_not_leave_the_first_one_s_job_to_nobody():
+    """Each statement of PostgreSQL sees all commits before it: queue b was empty for the first claim."""
+    for name in "ab":
+        JobFactory(jid=f"job-in-{name}", queue=name, working=True)
+    requests = together("w1", "ba", "b")
+    claiming = Claiming(USING, None, 35.0, Unanswered())
+    claimed = [Reservation(jid=f"job-in-{name}", queue=name, text="", wid="w1", attempt=1) for name in "ab"]
+    dealt = shared_out(requests, claimed, claiming, is_under_way=True, is_all=True)
+    assert [[job.queue for job in jobs] for jobs in dealt] == [["a"], ["b"]]
+
+
+def test_what_is_claimed_and_left_to_nobody_goes_back_to_its_place():
+    row = JobFactory(jid="job-in-c", queue="c", working=True)
+    claiming = Claiming(USING, None, 35.0, Unanswered())
+    claimed = [Reservation(jid=row.jid, queue="c", text="", wid="w1", attempt=1)]
+    assert shared_out(together("w1", "a", "b"), claimed, claiming) == [[], []]
+    row.refresh_from_db()
+    assert (row.state, row.wid) == ("enqueued", "")
+
+
+def test_no_job_is_lost_that_is_pushed_while_others_are_claimed_in_turn():
+    pushed, got, is_over = [], [], threading.Event()
+
+    def work(number):
+        if number:
+            for name in random.choices("abc", k=600):
+                job = payload(queue=name)
+                jobs.push([job], using=USING)
+                pushed.append(job.jid)
+            is_over.set()
+            return
+        while not is_over.is_set() or Job.objects.in_state("enqueued").exists():
+            requests = together("w1", *(random.sample("abc", random.randint(1, 3)) for _ in range(4)))
+            told = jobs.exchange([], [Ack(jid=jid, wid="w1") for jid in got[-4:]], requests, using=USING)
+            got.extend(job.jid for found in told.fetched for job in found)
+
+    in_threads(2, work)
+    assert sorted(got) == sorted(pushed)
+
+
+def test_a_fetch_of_many_queues_takes_few_statements():
+    """On SQLite and MariaDB it used to take one for each queue, in the transaction that writes."""
+    queues = tuple(f"queue-{number:04d}" for number in range(1000))
+    JobFactory(queue=queues[700])
+    JobFactory(queue=queues[300], jid="the-first-one")
+    with CaptureQueriesContext(connection) as statements:
+        [[got]] = claiming.fetch([FetchRequest(queues=queues, wid="w")], using=USING)
+    assert got.jid == "the-first-one"
+    assert len(statements) <= 20

@@ -1,0 +1,30 @@
+"""Rescheduling of failed jobs, and a trial run of one of them."""
+
+from datetime import timedelta
+
+import pytest
+
+from django_faktory.models import Job
+from django_faktory.operations import bulk
+from django_faktory.store.jobs import transitions
+from tests.factories import T0, JobFactory
+
+pytestmark = pytest.mark.django_db
+
+
+def test_jobs_are_spread_over_time_in_their_order(monkeypatch):
+    monkeypatch.setattr(bulk.bulk, "CHUNK", 2)
+    ids = [JobFactory(dead=True).pk for _ in range(3)] + [JobFactory(working=True).pk]
+    assert bulk.spread(ids, first_at=T0, every_s=10, using="default") == 3
+    found = list(Job.objects.retries().order_by("pk").values_list("run_at", "finished_at", "purge_at", "wid"))
+    assert found == [(T0 + timedelta(seconds=10 * place), None, None, "") for place in range(3)]
+    assert transitions.defer({}, using="default") == 0
+
+
+@pytest.mark.parametrize(("kept", "becomes"), [(None, bulk.TRIED_FOR_S), (60, 60)])
+def test_a_job_that_is_tried_leaves_a_row(kept, becomes):
+    job = JobFactory(dead=True, result_ttl=kept)
+    assert bulk.try_one(job)
+    row = Job.objects.get()
+    assert (row.state, row.result_ttl) == ("enqueued", becomes)
+    assert not bulk.try_one(job)

@@ -1,0 +1,135 @@
+"""Edit a job that is not running: only changed members are rewritten, and dependent columns follow."""
+
+from datetime import timedelta
+
+import pytest
+
+from django_faktory.core.json import jsontext
+from django_faktory.core.lifecycle import State
+from django_faktory.errors import InvalidPayload, InvalidTransition, JobNotFound, NotUnique
+from django_faktory.models import Job, Queue
+from django_faktory.operations import edit as editing
+from django_faktory.operations.edit import Changes, edit
+from django_faktory.store.jobs import pushes
+from tests.factories import T0, JobFactory, payload
+from tests.project.tasks import add, once_a_group, send_invoice
+
+pytestmark = pytest.mark.django_db
+
+
+def job_in(state, **fields):
+    return JobFactory(**({state: True} if state != "enqueued" else {}), **fields)
+
+
+def changed(jid, **changes):
+    return edit(jid, Changes(**changes), using="default")
+
+
+def pushed(**fields):
+    job = payload(**fields)
+    assert pushes.push([job], using="default") == [None]
+    return job.jid
+
+
+@pytest.mark.parametrize("state", sorted(editing.EDITABLE - {State.BLOCKED}))
+def test_a_job_that_does_not_run_is_edited_and_stays_where_it_is(state):
+    job = job_in(state)
+    after = changed(job.jid, args=[1, {"a": [None]}], kwargs={"b": 2}, queue="low", priority=25)
+    assert (after.state, after.queue, after.priority) == (state, "low", 25)
+    assert (after.enqueued_at, after.run_at, after.failures) == (job.enqueued_at, job.run_at, job.failures)
+    told = jsontext.decode(after.payload)
+    assert (told["args"], told["custom"]["kwargs"]) == ([1, {"a": [None]}], {"b": 2})
+    assert (told["queue"], told["priority"]) == ("low", 6)
+
+
+@pytest.mark.parametrize("state", sorted(set(State) - editing.EDITABLE))
+def test_a_job_that_runs_or_ended_is_not_edited(state):
+    job = job_in(str(state))
+    with pytest.raises(InvalidTransition, match=f"a job that is {state} cannot be edited"):
+        changed(job.jid, queue="low")
+    assert Job.objects.get().payload == job.payload
+
+
+def test_a_job_that_is_not_there_is_not_found():
+    with pytest.raises(JobNotFound):
+        changed("no-such-job", queue="low")
+
+
+def test_what_is_not_changed_stays_digit_by_digit():
+    text = '{ "jid":"row-digits", "jobtype":"x","n": 1.0, "args":[1e2,99999999999999999999],"custom":{"k":1.50}}'
+    job_in("dead", jid="row-digits", payload=text)
+    after = changed("row-digits", queue="low")
+    members = jsontext.members(after.payload)
+    assert (members["args"], members["n"], members["custom"]) == ("[1e2,99999999999999999999]", "1.0", '{"k":1.50}')
+
+
+def test_a_priority_that_was_not_changed_stays_finer_than_the_protocols():
+    job = job_in("dead", weight=-13)
+    assert changed(job.jid, queue="low").priority == 13
+
+
+@pytest.mark.parametrize("state", ["scheduled", "retries"])
+def test_a_job_that_waits_for_its_time_gets_another(state):
+    job, when = job_in(state), T0 + timedelta(days=400)
+    assert changed(job.jid, run_at=when).run_at == when
+
+
+@pytest.mark.parametrize("state", ["enqueued", "blocked", "dead"])
+def test_a_job_that_waits_for_no_time_gets_none(state):
+    job = job_in(state)
+    with pytest.raises(InvalidTransition, match="has no time to wait for"):
+        changed(job.jid, run_at=T0)
+
+
+@pytest.mark.parametrize("changes", [{"args": [1]}, {"args": [1, 2, 3]}, {"kwargs": {"c": 1}}], ids=str)
+def test_arguments_that_its_task_does_not_take_are_refused(changes):
+    job = job_in("dead", jobtype=add.jobtype)
+    with pytest.raises(InvalidPayload, match="cannot be called with them"):
+        changed(job.jid, **changes)
+
+
+def test_a_job_of_another_language_takes_any_arguments():
+    job = job_in("dead", jobtype="somebody.elses")
+    assert jsontext.decode(changed(job.jid, args=[1, 2, 3]).payload)["args"] == [1, 2, 3]
+
+
+def test_a_unique_job_is_unique_by_its_new_arguments():
+    first, second = once_a_group.enqueue("a").id, once_a_group.enqueue("b").id
+    with pytest.raises(NotUnique):
+        changed(second, args=["a"])
+    assert jsontext.decode(Job.objects.get(jid=second).payload)["args"] == ["b"]
+    changed(first, args=["c"])
+    changed(second, args=["a"])
+    with pytest.raises(NotUnique):
+        once_a_group.enqueue("a")
+
+
+def test_a_key_that_was_let_go_of_stays_free():
+    job = pushed(jobtype="x", args=["a"], custom={"unique_for": 60})
+    Job.objects.filter(jid=job).update(unique_key=None)
+    assert changed(job, args=["b"]).unique_key is None
+
+
+def test_a_job_that_leaves_its_lock_key_makes_room_for_the_next(django_capture_on_commit_callbacks):
+    first, second, third = (pushed(jobtype="x", args=[n], custom={"lock": "k"}) for n in range(3))
+    assert [job.state for job in Job.objects.order_by("pk")] == ["enqueued", "blocked", "blocked"]
+    Job.objects.filter(jid=third).delete()
+    with django_capture_on_commit_callbacks(execute=True):
+        moved = changed(first, queue="other")
+    assert moved.state == "enqueued"
+    assert Job.objects.get(jid=second).state == "enqueued"
+
+
+def test_a_job_that_comes_to_a_key_waits_behind_who_is_ready():
+    by_arguments = [pushed(jobtype="x", args=[n], custom={"lock": True}) for n in range(2)]
+    assert {job.state for job in Job.objects.all()} == {"enqueued"}
+    after = changed(by_arguments[1], args=[0])
+    assert (after.state, after.lock_key) == ("blocked", Job.objects.get(jid=by_arguments[0]).lock_key)
+    assert changed(by_arguments[1], args=[5]).state == "enqueued"
+
+
+def test_a_queue_that_gets_a_job_is_known(django_capture_on_commit_callbacks):
+    job = send_invoice.enqueue(1).id
+    with django_capture_on_commit_callbacks(execute=True):
+        changed(job, queue="newly.made")
+    assert Queue.objects.filter(name="newly.made").exists()

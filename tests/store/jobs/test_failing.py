@@ -1,0 +1,166 @@
+"""Failed jobs are read and written with one message each if PostgreSQL can do so, or else one by one. ADR 0010."""
+
+import json
+
+import pytest
+from django.db import connection, transaction
+
+from django_faktory.core.lifecycle import State
+from django_faktory.core.payloads import failure
+from django_faktory.errors import JobNotFound
+from django_faktory.models import Counter, Job
+from django_faktory.store.dialects.postgresql import prepared
+from django_faktory.store.dialects.postgresql.failures import READ
+from django_faktory.store.jobs import failures
+from tests.bouncer import needs_session
+from tests.factories import JobFactory
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+of_a_session = needs_session("prepared statements are a session's")
+
+
+@pytest.fixture
+def straight():
+    if connection.vendor != "postgresql" or not prepared.has_psycopg3():
+        pytest.skip("about PostgreSQL and its own driver")
+
+
+def fail(*jobs, **report):
+    return failures.fail([failure(jid=job.jid, wid="w1", **report) for job in jobs], using="default")
+
+
+def used_to_it():
+    """Make this connection prepare the statements for failures, by failing jobs on it."""
+    for _ in range(prepared.USES_BEFORE + 1):
+        assert fail(JobFactory(working=True)) == [True]
+
+
+@pytest.fixture
+def messages(monkeypatch):
+    """Record the statements of each message sent through libpq; a COMMIT is named."""
+    sent = []
+
+    def names(calls):
+        return [name.removeprefix("faktory_").rpartition("_")[0] for name, _ in calls]
+
+    def spy(name, *more):
+        real = getattr(prepared, name)
+
+        def told(on, calls):
+            sent.append([*names(calls), *more])
+            return real(on, calls)
+
+        monkeypatch.setattr(prepared, name, told)
+
+    spy("run_prepared")
+    spy("run_last", "COMMIT")
+    return sent
+
+
+def processed():
+    return sum(Counter.objects.values_list("processed", flat=True)), sum(
+        Counter.objects.values_list("failed", flat=True)
+    )
+
+
+@of_a_session
+@pytest.mark.usefixtures("straight")
+@pytest.mark.parametrize("count", [1, 7])
+def test_however_many_they_are_it_takes_two_messages(messages, count):
+    used_to_it()
+    before, _ = processed()
+    jobs = [JobFactory(working=True) for _ in range(count)]
+    messages.clear()
+    assert fail(*jobs, message="no") == [True] * count
+    assert messages == [["failing", "clock"], ["save", "count", "COMMIT"]]
+    assert processed() == (before + count, before + count)
+    assert {job.state for job in Job.objects.filter(jid__in=[job.jid for job in jobs])} == {State.RETRIES}
+
+
+@of_a_session
+@pytest.mark.usefixtures("straight")
+@pytest.mark.parametrize(
+    "traits", [{"bid": "b1"}, {"callback_of": "b1"}, {"lock_key": "k", "lock_token": 7}, {"passes": ""}, {"retry": 0}]
+)
+def test_what_concerns_others_too_is_committed_when_they_know(messages, traits):
+    """This concerns a batch, and jobs that wait for a lock or a limiter. Includes a job that leaves no row behind."""
+    used_to_it()
+    job = JobFactory(working=True, **traits)
+    messages.clear()
+    assert fail(job) == [True]
+    assert not any("COMMIT" in names for names in messages)
+    assert messages[0] == ["failing", "clock"]
+    assert messages[-1] == ["count"]
+
+
+def test_in_a_transaction_of_the_callers_it_is_undone_with_it():
+    used_to_it()
+    before, job = processed(), JobFactory(working=True)
+    with transaction.atomic():
+        assert fail(job) == [True]
+        assert Job.objects.get(pk=job.pk).state == State.RETRIES
+        transaction.set_rollback(True)
+    assert Job.objects.get(pk=job.pk).state == State.WORKING
+    assert processed() == before
+
+
+@pytest.mark.parametrize("ways", ["first", "used to it"])
+def test_each_is_written_as_it_was_told(ways):
+    if ways == "used to it":
+        used_to_it()
+    hostile = ['"quotes", {braces} and \\backslashes', "NULL", "", "naïve ☃ 𝄞", "two\nlines\x00", ",,", "'; --"]
+    jobs = [JobFactory(working=True, unique_key=f"key {n}") for n in range(len(hostile))]
+    reports = [
+        failure(jid=job.jid, wid="w1", errtype=text[:20], message=text, backtrace=[text])
+        for job, text in zip(jobs, hostile, strict=True)
+    ]
+    assert failures.fail(reports, using="default") == [True] * len(jobs)
+    for job, report in zip(jobs, reports, strict=True):
+        row = Job.objects.get(pk=job.pk)
+        assert (row.state, row.failures, row.wid, row.attempt) == (State.RETRIES, 1, "w1", 1)
+        assert (row.unique_key, row.reserved_until, row.payload) == (job.unique_key, None, job.payload)
+        assert row.errtype == report.errtype.replace("\x00", "\ufffd")
+        assert json.loads(row.failure)["message"] == report.message
+        [attempt] = json.loads(row.history)
+        assert attempt["message"] == report.message
+
+
+@pytest.mark.parametrize("ways", ["first", "used to it"])
+def test_each_report_is_answered_by_itself(ways):
+    if ways == "used to it":
+        used_to_it()
+    ours, theirs, done = JobFactory(working=True), JobFactory(working=True, wid="w2"), JobFactory(succeeded=True)
+    late = sum(Counter.objects.values_list("late", flat=True))
+    unknown = failure(jid="nobody-knows", wid="w1")
+    told = failures.fail([failure(jid=job.jid, wid="w1") for job in (ours, theirs, ours, done)], using="default")
+    assert told == [True, False, False, False], "the second time it has failed already"
+    [answer] = failures.fail([unknown], using="default")
+    assert isinstance(answer, JobNotFound)
+    assert sum(Counter.objects.values_list("late", flat=True)) == late + 3
+    assert Job.objects.get(pk=ours.pk).failures == 1
+
+
+@of_a_session
+@pytest.mark.usefixtures("straight")
+def test_where_a_pooler_takes_statements_away_none_is_lost():
+    used_to_it()
+    with connection.cursor() as cursor:
+        cursor.execute("DEALLOCATE ALL")
+    job = JobFactory(working=True)
+    try:
+        assert fail(job) == [True]
+        assert not prepared.Statement.works
+    finally:
+        prepared.Statement.works = True
+    assert Job.objects.get(pk=job.pk).failures == 1
+
+
+def test_columns_are_read_in_the_models_order():
+    """Django assigns the values of a row in that order, whatever the column names are."""
+    names = [field.attname for field in Job._meta.concrete_fields]
+    assert [name for name in names if name in READ] == list(READ)
+    assert set(names) - set(READ) == {
+        "weight", "payload", "reserve_for", "created_at", "result", "expires_at", "unique_expires_at",
+        "unique_until_start", "limit_key", "gate", "claim", "about", "interruptions",
+    }  # fmt: skip

@@ -1,0 +1,238 @@
+"""A claim is undone if it was executed but its answer was lost: its number finds the jobs to release (ADR 0017)."""
+
+import os
+import threading
+
+import pytest
+from django.db import IntegrityError
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.payloads import Ack, Beat, FetchRequest
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.models import Job, JobLock
+from django_faktory.store.jobs import claims as claiming
+from django_faktory.store.jobs import lost_claims, pushes, releases
+from django_faktory.store.jobs.lost_claims import AGAIN_S, DRAWN, LOOK_AFTER_S, Unanswered
+from django_faktory.store.jobs.releases import give_back
+from django_faktory.store.locks import locks
+from tests.clocks import Clock
+from tests.factories import payload
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DEFAULT = FetchRequest(queues=("default",), wid="w1", count=5)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the lookup of lost claims; a test may set `clock.now`."""
+    one = Clock()
+    monkeypatch.setattr(lost_claims, "time", one)
+    return one
+
+
+@pytest.fixture
+def broker(clock):
+    return OrmBroker("default")
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """`cut(module, "name")`: its next call is executed and committed, but its answer is lost."""
+
+    def cut_one(module, name):
+        real = getattr(module, name)
+
+        def lossy(*args, **kwargs):
+            monkeypatch.setattr(module, name, real)
+            real(*args, **kwargs)
+            raise BrokerUnavailable("database unavailable: the connection was lost")
+
+        monkeypatch.setattr(module, name, lossy)
+
+    return cut_one
+
+
+def test_no_number_is_drawn_twice():
+    numbers = [Unanswered().number() for _ in range(10 * DRAWN)]
+    assert len(set(numbers)) == len(numbers)
+    assert all(0 <= number < 2**63 for number in numbers)
+
+
+def test_who_was_forked_draws_other_numbers():
+    Unanswered().number()  # also draws a batch of further numbers
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(theirs, b" ".join(b"%d" % Unanswered().number() for _ in range(DRAWN)))
+        os._exit(0)
+    os.waitpid(child, 0)
+    drawn = set(map(int, os.read(ours, 64 * 1024).split()))
+    os.close(ours)
+    os.close(theirs)
+    assert len(drawn) == DRAWN
+    assert drawn.isdisjoint(Unanswered().number() for _ in range(DRAWN))
+
+
+def states():
+    return sorted(Job.objects.values_list("state", flat=True))
+
+
+def test_jobs_of_a_fetch_whose_answer_was_lost_are_ready_for_the_next(broker, cut):
+    broker.push([payload(jid="first"), payload(jid="second")])
+    ages = dict(Job.objects.values_list("jid", "enqueued_at"))
+    cut(claiming, "run")
+    with pytest.raises(BrokerUnavailable):
+        broker.fetch([DEFAULT])
+    assert states() == ["working", "working"]
+    [found] = broker.fetch([DEFAULT])
+    assert [job.jid for job in found] == ["job-first", "job-second"]
+    assert {job.jid: job.enqueued_at for job in found} == ages
+
+
+def test_others_of_the_same_worker_are_left_alone(broker, cut):
+    broker.push([payload(jid="held")])
+    [[held]] = broker.fetch([DEFAULT])
+    broker.push([payload(jid="lost")])
+    cut(claiming, "run")
+    with pytest.raises(BrokerUnavailable):
+        broker.fetch([DEFAULT])
+    [found] = broker.fetch([DEFAULT])
+    assert [job.jid for job in found] == ["job-lost"]
+    assert broker.ack([Ack(jid=held.jid, wid="w1", attempt=held.attempt)]) == [True]
+
+
+def test_an_exchange_that_was_carried_out_loses_nothing(broker, cut):
+    broker.push([payload(jid="first"), payload(jid="second")])
+    [[first]] = broker.fetch([FetchRequest(queues=("default",), wid="w1")])
+    cut(pushes, "run")
+    ack = Ack(jid=first.jid, wid="w1", attempt=first.attempt)
+    with pytest.raises(BrokerUnavailable):
+        broker.exchange([], [ack], [DEFAULT])
+    assert states() == ["working"], "the one is done, and the other taken"
+    told = broker.exchange([payload(jid="third")], [ack], [DEFAULT])
+    assert told.acked == [False], "it was acknowledged the first time"
+    assert [job.jid for job in told.fetched[0]] == ["job-second", "job-third"]
+
+
+def test_a_lock_whose_taking_was_not_answered_is_free_again(broker, cut):
+    broker.push([payload(jid="first", custom={"lock": "one"}), payload(jid="second", custom={"lock": "one"})])
+    cut(locks, "take")
+    with pytest.raises(BrokerUnavailable):
+        broker.fetch([DEFAULT])
+    assert JobLock.objects.get().jid == "job-first"
+    [[found]] = broker.fetch([DEFAULT])
+    assert (found.jid, JobLock.objects.get().jid) == ("job-first", "job-first")
+
+
+def test_a_beat_looks_too(broker, cut):
+    broker.push([payload(jid="first")])
+    cut(claiming, "run")
+    with pytest.raises(BrokerUnavailable):
+        broker.fetch([DEFAULT])
+    broker.beat([Beat(wid="w1")])
+    assert states() == ["enqueued"]
+
+
+def test_what_the_database_does_late_is_found_by_a_later_look(broker, clock, monkeypatch):
+    numbers = []
+    real = claiming.Claiming._claim
+
+    def refused(self, plan):
+        numbers.append(plan.claim)
+        raise BrokerUnavailable("database unavailable")
+
+    monkeypatch.setattr(claiming.Claiming, "_claim", refused)
+    with pytest.raises(BrokerUnavailable):
+        broker.fetch([DEFAULT])
+    monkeypatch.setattr(claiming.Claiming, "_claim", real)
+    broker.push([payload(jid="late")])
+    broker.fetch([FetchRequest(queues=("other",), wid="w1")])
+    [[late]] = claiming.fetch([DEFAULT], using="default")
+    Job.objects.filter(jid=late.jid).update(claim=numbers[0])  # the database was slow to execute the claim
+    clock.now += LOOK_AFTER_S[1]
+    broker.fetch([FetchRequest(queues=("other",), wid="w1")])
+    assert states() == ["enqueued"]
+
+
+def test_a_number_is_looked_for_three_times_and_then_forgotten(clock):
+    claims = Unanswered()
+    with pytest.raises(RuntimeError), claims.numbered() as number:
+        raise RuntimeError
+    for after_s in (0, 5, 25):
+        clock.now += after_s
+        assert claims.take_due() == [number]
+        assert claims.take_due() == []
+    clock.now += 1e6
+    assert claims.take_due() == []
+
+
+def test_each_number_is_one_thread_s_to_look_for():
+    claims = Unanswered()
+    for _ in range(2000):
+        with pytest.raises(RuntimeError), claims.numbered():
+            raise RuntimeError
+    taken, together = [], threading.Barrier(4)
+
+    def take():
+        together.wait(10)
+        taken.append(claims.take_due())
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(taken) == 4
+    assert len({number for numbers in taken for number in numbers}) == sum(map(len, taken)) == 2000
+
+
+def test_a_number_whose_look_failed_is_looked_for_once_more_and_loses_none_of_its_times(clock):
+    claims = Unanswered()
+    with pytest.raises(RuntimeError), claims.numbered():
+        raise RuntimeError
+    looks = 0
+    claims.look_again(claims.take_due())
+    for _ in range(60):
+        clock.now += 1
+        looks += len(claims.take_due())
+    assert looks == 3
+    assert claims.take_due() == []
+
+
+def test_a_claim_that_was_answered_is_not_looked_for(broker):
+    broker.push([payload(jid="first")])
+    [[found]] = broker.fetch([DEFAULT])
+    assert broker._unanswered.take_due() == []
+    assert Job.objects.get(jid=found.jid).claim is not None
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("database unavailable"), IntegrityError("a\nb")])
+def test_a_look_that_fails_fails_no_fetch_and_is_made_again(broker, clock, cut, monkeypatch, caplog, error):
+    broker.push([payload(jid="first")])
+    cut(claiming, "run")
+    with pytest.raises(BrokerUnavailable):
+        broker.fetch([DEFAULT])
+
+    def refused(*args, **kwargs):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(releases, "give_back", refused)
+        assert broker.fetch([DEFAULT]) == [[]]
+    assert "could not be looked for yet claims=1" in caplog.text
+    assert broker.fetch([DEFAULT]) == [[]], "not at once: the database may be in trouble"
+    clock.now += AGAIN_S
+    [[found]] = broker.fetch([DEFAULT])
+    assert found.jid == "job-first"
+
+
+def test_jobs_that_have_ended_or_were_taken_anew_are_no_claim_s(broker):
+    broker.push([payload(jid="ended", result_ttl=60), payload(jid="other")])
+    [[ended, other]] = broker.fetch([DEFAULT])
+    [number] = set(Job.objects.values_list("claim", flat=True))
+    broker.ack([Ack(jid=ended.jid, wid="w1", attempt=ended.attempt)])
+    broker.release([other])
+    [[again]] = broker.fetch([DEFAULT])
+    assert again.jid == "job-other"
+    assert give_back([number], using="default") == 0

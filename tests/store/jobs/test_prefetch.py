@@ -1,0 +1,207 @@
+"""Prefetch: jobs reserved before a worker requests them, if the database can do so. Rules: W13, W19; ADR 0017, 0022."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.payloads import Ack, FetchRequest, HandedOut
+from django_faktory.models import Job, WorkerProcess
+from django_faktory.store.jobs import failures
+from django_faktory.store.jobs.releases import give_back
+from tests.factories import T0, JobFactory, WorkerFactory
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def broker():
+    broker = OrmBroker("default", announce=lambda *_: None)
+    broker.clock = lambda: T0
+    return broker
+
+
+@pytest.fixture
+def postgresql():
+    if connection.vendor != "postgresql":
+        pytest.skip("about PostgreSQL")
+
+
+def stored(*jids, **fields):
+    for place, jid in enumerate(jids):
+        JobFactory(jid=jid, enqueued_at=T0 + timedelta(microseconds=place - 1000), **fields)
+
+
+def asking(ahead, *, count=1, wid="w1", queue="default"):
+    return FetchRequest(queues=(queue,), wid=wid, count=count, ahead=ahead, crowd=(wid,))
+
+
+def read(broker, *requests, acks=()):
+    """Return the jobs of each request, as "jid", or "jid*" if prefetched."""
+    fetched = broker.exchange([], list(acks), list(requests)).fetched
+    return [" ".join(job.jid + "*" * job.is_ahead for job in jobs) for jobs in fetched]
+
+
+def test_only_what_can_be_handed_out_later_is_read_ahead(broker):
+    """Other databases ignore the request to prefetch, and nothing else changes."""
+    stored("a", "b", "c", "d")
+    reads = broker.reads_ahead
+    assert reads is (connection.vendor == "postgresql")
+    assert read(broker, asking(2)) == ["a b* c*" if reads else "a"]
+    assert Job.objects.filter(state="working").count() == (3 if reads else 1)
+
+
+def test_nobody_need_wait_for_it_to_be_read(broker, postgresql):
+    stored("a", "b", "c")
+    assert read(broker, asking(2, count=0)) == ["a* b*"]
+
+
+def test_a_job_that_expires_is_read_ahead_where_that_is_further_off_than_its_lease(broker, postgresql):
+    stored("a", expires_at=T0 + timedelta(seconds=61))
+    stored("b", expires_at=T0 + timedelta(seconds=59), queue="other")
+    assert read(broker, asking(2, count=0), asking(2, queue="other", count=0)) == ["a*", ""]
+
+
+def test_it_goes_along_with_what_else_is_asked_and_ended(broker, postgresql):
+    stored("a", "b", "c")
+    stored("d", "e", queue="other")
+    JobFactory(jid="done-now", working=True)
+    requests = [asking(2, count=0), asking(0, queue="other", wid="w2"), asking(1, queue="other", count=0)]
+    assert read(broker, *requests, acks=[Ack(jid="done-now", wid="w1")]) == ["a* b*", "d", "e*"]
+    assert not Job.objects.filter(jid="done-now").exists()
+
+
+def test_it_is_nobody_s_until_it_is_confirmed(broker, postgresql):
+    stored("a")
+    read(broker, asking(1, count=0))
+    one = Job.objects.get()
+    assert (one.state, one.wid, one.attempt) == ("working", "", 1)
+    assert one.claim < 0
+    assert one.reserved_until == T0 + timedelta(seconds=60)
+
+
+@pytest.mark.parametrize("state", ["quiet", "terminate"])
+def test_a_crowd_with_a_worker_that_is_to_get_none_gets_none(broker, postgresql, state):
+    stored("a", "b")
+    WorkerFactory(wid="w2", state=state)
+    request = FetchRequest(queues=("default",), wid="w1", ahead=1, crowd=("w1", "w2"))
+    assert read(broker, request) == ["a"]
+    WorkerProcess.objects.update(state="running")
+    assert read(broker, request) == ["b"]
+
+
+def test_what_a_crashed_server_had_read_goes_back_with_no_retry_used(broker, postgresql):
+    stored("a", "b", retry=0)
+    read(broker, asking(1))
+    later = T0 + timedelta(seconds=61)
+    assert failures.reap(using="default", now=later) == 1
+    one = Job.objects.get(jid="b")
+    assert (one.state, one.wid, one.failures, one.reserved_until) == ("enqueued", "", 0, None)
+    assert one.enqueued_at == T0 - timedelta(microseconds=999)
+    assert Job.objects.get(jid="a").state == "working"
+
+
+def test_beside_it_reservations_end_as_ever(broker, postgresql):
+    stored("a", "b", reserve_for=60)
+    read(broker, asking(1))
+    assert failures.reap(using="default", now=T0 + timedelta(seconds=61)) == 2
+    assert dict(Job.objects.values_list("jid", "state")) == {"a": "retries", "b": "enqueued"}
+
+
+def test_a_job_that_went_back_and_was_claimed_again_is_its_worker_s(broker, postgresql):
+    stored("a")
+    read(broker, asking(1, count=0))
+    failures.reap(using="default", now=T0 + timedelta(seconds=61))
+    assert read(broker, asking(0)) == ["a"]
+    assert Job.objects.get().claim > 0
+
+
+def test_an_answer_that_was_lost_takes_what_was_read_ahead_along(broker, postgresql):
+    stored("a", "b")
+    read(broker, asking(1))
+    number = Job.objects.get(jid="a").claim
+    assert give_back([number], using="default") == 2
+    assert set(Job.objects.values_list("state", flat=True)) == {"enqueued"}
+
+
+@pytest.mark.parametrize("is_confirmed", [False, True])
+def test_it_can_be_given_back_before_and_after_it_is_confirmed(broker, postgresql, is_confirmed):
+    stored("a", "b")
+    [[a, b]] = broker.exchange([], [], [asking(2, count=0)]).fetched
+    handed = broker.hand_out(b, "w1")
+    assert handed.wid == "w1"
+    assert broker.release([a]) == 1
+    if is_confirmed:
+        broker.confirm([HandedOut(handed, 0.5)])
+        assert Job.objects.get(jid="b").started_at == T0 - timedelta(seconds=0.5)
+    assert broker.release([handed]) == 1
+    assert set(Job.objects.values_list("state", "wid")) == {("enqueued", "")}
+
+
+def test_an_ack_beside_a_confirmation_ends_the_job(broker, postgresql):
+    """W16: the ack first saw an empty wid, and finds its own after the wait."""
+    stored("a")
+    [[a]] = broker.exchange([], [], [asking(1, count=0)]).fetched
+    told = []
+
+    def ack():
+        try:
+            told.extend(OrmBroker("default").ack([Ack(jid="a", wid="w1")]))
+        finally:
+            connection.close()
+
+    other = threading.Thread(target=ack)
+    with transaction.atomic():
+        broker.confirm([HandedOut(broker.hand_out(a, "w1"), 0.0)])
+        other.start()
+        wait_until(somebody_waits)
+    other.join(10)
+    assert told == [True]
+    assert not Job.objects.exists()
+
+
+def test_a_job_that_another_transaction_holds_is_left_for_later_and_nobody_waits_for_it(broker, postgresql):
+    stored("a", "b", "c")
+    [found] = broker.exchange([], [], [asking(3, count=0)]).fetched
+    handed = [HandedOut(broker.hand_out(job, "w1"), 0.0) for job in found]
+    other = connection.copy()
+    try:
+        with transaction.atomic():
+            Job.objects.select_for_update().get(jid="a")
+            with other.cursor() as cursor:  # c ends meanwhile
+                cursor.execute("DELETE FROM django_faktory_job WHERE jid = 'c'")
+            assert confirmed_elsewhere(handed) == {"a"}
+            assert dict(Job.objects.values_list("jid", "wid")) == {"a": "", "b": "w1"}
+    finally:
+        other.close()
+    assert broker.confirm(handed) == set()
+    assert dict(Job.objects.values_list("jid", "wid")) == {"a": "w1", "b": "w1"}
+
+
+def confirmed_elsewhere(handed):
+    """Return the jobs that are not confirmed when another session confirms."""
+    told = []
+
+    def confirm():
+        try:
+            told.append(OrmBroker("default").confirm(handed))
+        finally:
+            connection.close()
+
+    other = threading.Thread(target=confirm)
+    other.start()
+    other.join(10)
+    assert told, "it waits"
+    return told[0]
+
+
+def somebody_waits():
+    """Return whether a session waits for the end of this session's transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT COUNT(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"
+        )
+        return cursor.fetchone()[0]

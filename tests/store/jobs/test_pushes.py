@@ -1,0 +1,109 @@
+"""Jobs pushed in one set are stored as each would be alone, whatever they have in common."""
+
+from datetime import timedelta
+from operator import itemgetter
+
+import pytest
+from django.db import connection, transaction
+
+from django_faktory.core.payloads import new_job
+from django_faktory.models import Job
+from django_faktory.store.jobs import pushes as jobs
+from tests.factories import T0
+
+pytestmark = pytest.mark.django_db
+
+SIZES = [1, 2, 8, 9, 40, 600]
+ODD = ['quo"te', "back\\slash", "{}", ",", "ü€😀", "NULL", " "]
+UNLIKE = [
+    {"priority": 7}, {"retry": -1}, {"reserve_for": 60}, {"backtrace": 3}, {"result_ttl": 5}, {"at": T0},
+    {"at": T0 + timedelta(days=1)},
+]  # fmt: skip
+
+
+def made(size, **last):
+    """Return `size` jobs with different texts; the last one has the additional fields."""
+    some = [
+        {
+            "jid": f"job-{number * 7919 % 10_000:05d}",
+            "jobtype": f"type{number % 3}",
+            "queue": f"q{number % 5}",
+            "args": [ODD[number % 7]],
+        }
+        for number in range(size)
+    ]
+    some[-1] |= last
+    return [new_job(**{"retry": 3, "result_ttl": 60} | one) for one in some]
+
+
+def rows():
+    fields = (
+        "jid",
+        "jobtype",
+        "queue",
+        "state",
+        "weight",
+        "payload",
+        "retry",
+        "reserve_for",
+        "backtrace",
+        "result_ttl",
+    )
+    return {row["jid"]: row for row in Job.objects.values(*fields, "run_at", "enqueued_at")}
+
+
+def stored(pushes, now=T0):
+    Job.objects.all().delete()
+    for some in pushes:
+        assert jobs.push(some, using="default", now=now) == [None] * len(some)
+    return rows()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("last", [{}, *UNLIKE], ids=str)
+def test_a_set_is_stored_in_its_order_as_each_would_be_alone(size, last):
+    some = made(size, **last)
+    found = stored([some])
+    ready = [row for row in found.values() if row["enqueued_at"]]
+    assert sorted(ready, key=itemgetter("enqueued_at")) == [found[job.jid] for job in some if found[job.jid] in ready]
+    for job in some[-5:]:
+        [alone] = stored([[job]]).values()
+        assert found[job.jid] | {"enqueued_at": alone["enqueued_at"]} == alone
+        assert (found[job.jid]["enqueued_at"] or T0) - T0 < timedelta(milliseconds=1)
+
+
+def test_a_set_that_waits_for_one_time_is_scheduled():
+    later = T0 + timedelta(hours=1)
+    some = [new_job(jid=f"job-{number:05d}", jobtype="t", args=[], at=later) for number in range(20)]
+    told = {(row["state"], row["run_at"], row["enqueued_at"]) for row in stored([some]).values()}
+    assert told == {("scheduled", later, None)}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_set_leaves_alone_what_lives_and_replaces_what_is_finished(size):
+    some = made(size)
+    stored([some])
+    Job.objects.filter(jid=some[0].jid).update(state="dead", finished_at=T0, purge_at=T0, failures=3)
+    Job.objects.exclude(jid=some[0].jid).update(failures=7)
+    again = made(size, jobtype="new")
+    assert jobs.push(again, using="default", now=T0) == [None] * size
+    replaced = Job.objects.get(jid=some[0].jid)
+    assert (replaced.state, replaced.failures, replaced.jobtype) == ("enqueued", 0, again[0].jobtype)
+    assert set(Job.objects.exclude(jid=some[0].jid).values_list("failures", flat=True)) <= {7}
+    assert not Job.objects.exclude(jid=some[0].jid).filter(jobtype="new").exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="about statements of PostgreSQL")
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_prepared_or_not_a_set_is_the_same(in_transaction):
+    """The third use of a statement prepares it."""
+    some, expected = made(40), None
+    for _ in range(5):
+        if in_transaction:
+            with transaction.atomic():
+                found = stored([some])
+        else:
+            found = stored([some])
+        expected = expected or found
+        assert found == expected

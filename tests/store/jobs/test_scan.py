@@ -1,0 +1,88 @@
+"""Large sets are read in portions: each job once, however many ties there are, and no job that came later."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from django_faktory.core.lifecycle import State
+from django_faktory.models import Job, JobLock
+from django_faktory.store.jobs import bulk, scan
+from django_faktory.store.locks import locks
+from tests.factories import T0, JobFactory
+
+pytestmark = pytest.mark.django_db
+
+USING = "default"
+LIVE = ("scheduled", "retries", "working", "blocked", "enqueued")
+KEPT = ("dead", "succeeded", "discarded", "expired")
+
+
+def make(state, count, **fields):
+    traits = {} if state == "enqueued" else {state: True}
+    return [row.pk for row in JobFactory.create_batch(count, **traits, **fields)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("state", [*LIVE, *KEPT])
+def test_a_walk_visits_each_job_of_a_state_once(state, size):
+    ids = [pk for queue in ("a", "b") for weight in (-1, 0) for pk in make(state, 2, queue=queue, weight=weight)]
+    for other in (*LIVE, *KEPT):
+        if other != state:
+            make(other, 1)
+    seen = [pk for rows in scan.portions(State(state), ("pk",), using=USING, size=size) for (pk,) in rows]
+    assert sorted(seen) == sorted(ids)
+
+
+def test_a_walk_keeps_to_the_order_in_which_jobs_wait():
+    later = make("enqueued", 1, queue="a", enqueued_at=T0 + timedelta(seconds=1))
+    first, urgent, other = (
+        make("enqueued", 2, queue="a"),
+        make("enqueued", 1, weight=-5, queue="a"),
+        make("enqueued", 1),
+    )
+    rows = [row for rows in scan.portions(State.ENQUEUED, ("pk",), using=USING, size=2) for row in rows]
+    assert [pk for (pk,) in rows] == [*urgent, *first, *later, *other]
+
+
+def test_a_walk_over_a_queue_leaves_the_others_out():
+    wanted, _ = make("enqueued", 5, queue="a"), make("enqueued", 5, queue="b")
+    ids = scan.ids_of(Job.objects.using(USING), State.ENQUEUED, queue="a")
+    assert sorted(pk for some in ids for pk in some) == wanted
+
+
+def test_filters_that_no_index_serves_are_applied_to_what_the_index_gives(monkeypatch):
+    monkeypatch.setattr(scan, "PORTION", 2)
+    wanted, _ = make("dead", 3, jobtype="a"), make("dead", 3, jobtype="b")
+    found = [pk for some in scan.ids_of(Job.objects.filter(jobtype="a"), State.DEAD) for pk in some]
+    assert sorted(found) == wanted
+
+
+def test_jobs_that_come_while_a_walk_goes_on_are_left_out(monkeypatch):
+    monkeypatch.setattr(scan, "PORTION", 2)
+    wanted = make("enqueued", 5)
+    walk = scan.ids_of(Job.objects.using(USING), State.ENQUEUED)
+    found = next(walk)
+    make("enqueued", 3)
+    assert sorted([*found, *(pk for some in walk for pk in some)]) == wanted
+
+
+def test_the_ids_of_a_set_of_any_kind_are_read_a_portion_at_a_time(monkeypatch, django_assert_num_queries):
+    monkeypatch.setattr(bulk, "PORTION", 2)
+    wanted, _ = make("dead", 5, jobtype="a"), make("dead", 2, jobtype="b")
+    with django_assert_num_queries(3):
+        count, _ = bulk.change(Job.objects.filter(jobtype="a"), {State.DEAD}, lambda jobs: jobs.count())
+    assert count == len(wanted)
+
+
+def test_a_sweep_of_locks_looks_at_a_bounded_number_of_jobs_and_goes_on_there_the_next_time(monkeypatch):
+    monkeypatch.setattr(locks, "SWEPT_TOGETHER", 2)
+    for key in ("a", "b", "c"):
+        make("blocked", 1, lock_key=key, queue=key)
+    until, lock = timezone.now() + timedelta(hours=1), {"attempt": 1, "wid": "w1", "lease": timedelta(hours=1)}
+    for key in ("a", "b"):
+        JobLock.objects.create(key=key, jid=key, acquired_at=T0, expires_at=until, **lock)
+    healed, after = locks.sweep(using=USING, portions=1, pause=lambda _: None)
+    assert (healed, Job.objects.enqueued().count()) == (0, 0)
+    healed, after = locks.sweep(using=USING, after=after, portions=1, pause=lambda _: None)
+    assert (healed, after, Job.objects.enqueued().count()) == (1, None, 1)

@@ -1,0 +1,148 @@
+"""Every pair (state, event) on the database under test: legal transitions happen, and other events change nothing."""
+
+from datetime import timedelta
+
+import pytest
+
+from django_faktory.brokers import get_broker
+from django_faktory.contrib.transfer.import_jobs import keep
+from django_faktory.contrib.transfer.job_format import Arrival
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.lifecycle import GONE, TRANSITIONS, Event, State
+from django_faktory.core.payloads import Ack, FetchRequest, Reservation, failure
+from django_faktory.models import Job
+from django_faktory.store import transfer
+from django_faktory.store.jobs import failures, pushes, releases, transitions
+from django_faktory.store.locks import locks
+from django_faktory.store.maintenance import due
+from tests.factories import T0, JobFactory
+
+pytestmark = pytest.mark.django_db
+
+USING = "default"
+LATER = T0 + timedelta(days=365)
+PAIRS = [(state, event) for state in State for event in Event]
+
+
+def push(job):
+    text = f'{{"jid":"{job.jid}","jobtype":"newer","args":[]}}'
+    pushes.push([parse_job(text)], using=USING)
+
+
+def fetch(job):
+    pushes.fetch([FetchRequest(queues=(job.queue,), wid=job.wid)], using=USING)
+
+
+def release(job):
+    held = Reservation(jid=job.jid, queue=job.queue, text=job.payload, wid=job.wid, attempt=job.attempt)
+    releases.release([held], using=USING)
+
+
+def expire(job):
+    Job.objects.filter(pk=job.pk).update(expires_at=T0)
+    due.expire(using=USING, now=LATER)
+
+
+def park(job):
+    """Block the job: another job of its key is claimed, and holds the lock."""
+    Job.objects.filter(pk=job.pk).update(lock_key="key")
+    sibling = JobFactory(queue="elsewhere", lock_key="key")
+    assert pushes.fetch([FetchRequest(queues=("elsewhere",), wid="w2")], using=USING)[0][0].jid == sibling.jid
+    Job.objects.filter(pk=sibling.pk).delete()
+
+
+def ready(job):
+    Job.objects.filter(pk=job.pk).update(lock_key="key")
+    locks.settle(["key"], using=USING)
+
+
+def import_again(job):
+    text = f'{{"jid":"{job.jid}","jobtype":"newer","args":[]}}'
+    keep([Arrival(parse_job(text), State.ENQUEUED)], get_broker(), USING)
+    Job.objects.filter(jobtype=transfer.RECEIPT).delete()
+
+
+HAPPEN = {
+    Event.PUSH: push,
+    Event.PARK: park,
+    Event.READY: ready,
+    Event.DUE: lambda job: due.enqueue_due(using=USING, now=LATER),
+    Event.FETCH: fetch,
+    Event.ACK: lambda job: pushes.ack([Ack(jid=job.jid, wid=job.wid)], using=USING),
+    Event.FAIL: lambda job: failures.fail([failure(jid=job.jid, wid=job.wid)], using=USING),
+    Event.REAP: lambda job: failures.reap(using=USING, now=LATER),
+    Event.LOSE: lambda job: failures.lose([job.wid or "w1"], using=USING),
+    Event.RELEASE: release,
+    Event.REQUEUE: lambda job: transitions.requeue([job.pk], using=USING),
+    Event.DEFER: lambda job: transitions.defer({job.pk: LATER}, using=USING),
+    Event.KILL: lambda job: transitions.kill([job.pk], using=USING),
+    Event.DISCARD: lambda job: transitions.discard([job.pk], using=USING),
+    Event.EXPIRE: expire,
+    Event.PURGE: lambda job: due.purge(using=USING, now=LATER),
+    Event.IMPORT: import_again,
+    Event.EXPORT: lambda job: transfer.hand_over(
+        transfer.exportable(job.state, using=USING), list, using=USING, limit=9
+    ),
+}
+
+
+def state_of(job):
+    return State(row.state) if (row := Job.objects.filter(jid=job.jid).first()) else GONE
+
+
+@pytest.mark.parametrize(("state", "event"), PAIRS, ids=str)
+@pytest.mark.parametrize("kept", [False, True], ids=["plain", "kept"])
+def test_an_event_leads_where_the_table_says_and_nowhere_else(state, event, kept):
+    job = JobFactory(**{str(state): True} if state is not State.ENQUEUED else {})
+    Job.objects.filter(pk=job.pk).update(result_ttl=60 if kept else None)
+    HAPPEN[event](job)
+    allowed = TRANSITIONS[state].get(event)
+    if allowed is None:
+        assert state_of(job) is state
+        assert Job.objects.get().jobtype == "noop"
+    else:
+        assert state_of(job) in allowed
+
+
+@pytest.mark.parametrize(("kept", "end"), [(False, GONE), (True, State.SUCCEEDED)])
+def test_an_acknowledged_job_is_kept_only_for_its_result(kept, end):
+    job = JobFactory(working=True, result_ttl=60 if kept else None)
+    HAPPEN[Event.ACK](job)
+    assert state_of(job) is end
+
+
+@pytest.mark.parametrize(
+    ("retry", "failed_before", "kept", "end"),
+    [
+        (25, 0, False, State.RETRIES),
+        (25, 25, False, State.DEAD),
+        (0, 0, False, GONE),
+        (0, 0, True, State.DEAD),
+        (-1, 0, False, State.DEAD),
+    ],
+)
+@pytest.mark.parametrize("event", [Event.FAIL, Event.REAP])
+def test_a_failure_leads_where_its_retries_say(event, retry, failed_before, kept, end):
+    """W18, W19: a failure and an expired reservation have the same result."""
+    job = JobFactory(working=True, retry=retry, failures=failed_before, result_ttl=60 if kept else None)
+    HAPPEN[event](job)
+    assert state_of(job) is end
+
+
+@pytest.mark.parametrize(("losses", "end"), [(0, State.ENQUEUED), (1, State.ENQUEUED), (2, State.DEAD)])
+def test_the_third_loss_of_a_worker_is_a_poison_pill(losses, end):
+    """W20: the third loss ends it, and no failure is counted."""
+    job = JobFactory(working=True, losses=losses)
+    HAPPEN[Event.LOSE](job)
+    assert state_of(job) is end
+    assert Job.objects.get().failures == 0
+
+
+def test_a_replaced_job_starts_its_life_anew():
+    """W10: everything but the number of the attempt is reset."""
+    job = JobFactory(dead=True, history="[]", failure="{}", errtype="E", losses=2)
+    push(job)
+    row = Job.objects.get()
+    assert (row.state, row.jobtype, row.failures, row.losses, row.errtype) == ("enqueued", "newer", 0, 0, "")
+    assert (row.history, row.failure, row.finished_at, row.purge_at) == ("", "", None, None)
+    assert row.attempt == job.attempt, "the attempt goes on, so that a late report of the old life stays fenced"

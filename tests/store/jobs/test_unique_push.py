@@ -1,0 +1,534 @@
+"""Unique jobs and jobs that expire: locks, races, the sweep, and the cost for other jobs. Rule: W27."""
+
+from contextlib import nullcontext
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.payloads import Ack, FetchRequest, failure, rfc3339
+from django_faktory.errors import NotUnique
+from django_faktory.models import Job, JobLock
+from django_faktory.store.jobs import failures, pushes, transitions, unique_push
+from django_faktory.store.maintenance import due
+from tests.factories import T0, JobFactory, payload
+from tests.store.jobs.test_claims import in_threads
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+USING = "default"
+MINUTE = timedelta(minutes=1)
+
+
+def unique(args=(1,), **fields):
+    custom = {"unique_for": 600} | fields.pop("custom", {})
+    return payload(args=args, custom=custom, **fields)
+
+
+def push(*sent, now=None):
+    """Return for each job whether it was accepted."""
+    answers = pushes.push(sent, using=USING, now=now)
+    assert all(answer is None or isinstance(answer, NotUnique) for answer in answers)
+    return [answer is None for answer in answers]
+
+
+def fetch(*, now=None, count=1, wid="w1"):
+    [found] = pushes.fetch([FetchRequest(queues=("default",), wid=wid, count=count)], using=USING, now=now)
+    return found
+
+
+# --- the lock
+
+
+@pytest.mark.parametrize(
+    "other",
+    [unique(args=[2]), unique(jobtype="other"), unique(queue="other"), unique(custom={"kwargs": {"a": 1}})],
+    ids=["args", "jobtype", "queue", "kwargs"],
+)
+def test_jobs_of_another_kind_are_free(other):
+    assert push(unique()) == [True]
+    assert push(other) == [True]
+
+
+def test_a_job_without_unique_for_goes_past_the_lock():
+    assert push(unique()) == [True]
+    assert push(payload(args=[1])) == [True]
+
+
+def test_the_lock_ends_at_its_time_whatever_its_job_does():
+    assert push(unique(), now=T0) == [True]
+    assert fetch(now=T0)
+    assert push(unique(), now=T0 + 10 * MINUTE - timedelta(seconds=1)) == [False]
+    assert push(unique(), now=T0 + 10 * MINUTE) == [True]
+    assert Job.objects.filter(unique_key__isnull=False).count() == 1
+
+
+def test_a_later_start_adds_its_delay_to_the_lock():
+    assert push(unique(at=T0 + 60 * MINUTE), now=T0) == [True]
+    assert push(unique(), now=T0 + 69 * MINUTE) == [False]
+    assert push(unique(), now=T0 + 70 * MINUTE) == [True]
+
+
+@pytest.mark.parametrize("kept", [None, 600], ids=["plain", "kept"])
+def test_the_lock_is_free_when_its_job_is_discarded_by_hand(kept):
+    push(unique(result_ttl=kept))
+    transitions.discard([Job.objects.get().pk], using=USING)
+    assert push(unique()) == [True]
+
+
+@pytest.mark.parametrize("kept", [None, 600], ids=["plain", "kept"])
+def test_the_lock_is_free_when_its_job_succeeded_was_discarded_or_expired(kept):
+    def report(job):
+        return [failure(jid=job.jid, verdict="discard")]
+
+    push(unique(result_ttl=kept))
+    [job] = fetch()
+    pushes.ack([Ack(jid=job.jid)], using=USING)
+    assert push(unique(result_ttl=kept)) == [True]
+    [job] = fetch()
+    failures.fail(report(job), using=USING)
+    assert push(unique(result_ttl=kept, custom={"expires_at": rfc3339(T0)})) == [True]
+    assert due.expire(using=USING) == 1
+    assert push(unique()) == [True]
+
+
+def test_the_lock_is_free_when_its_row_is_deleted():
+    push(unique())
+    Job.objects.all().delete()
+    assert push(unique()) == [True]
+
+
+def test_a_dead_job_keeps_its_lock_until_its_time():
+    push(unique(retry=-1), now=T0)
+    [job] = fetch(now=T0)
+    failures.fail([failure(jid=job.jid)], using=USING, now=T0)
+    assert Job.objects.get().state == "dead"
+    assert push(unique(), now=T0 + MINUTE) == [False]
+    assert push(unique(), now=T0 + 10 * MINUTE) == [True]
+
+
+def test_a_dead_job_that_is_sent_again_takes_its_own_lock_over():
+    """W10: PUSH replaces the dead job, and the lock stays with its jid."""
+    job = unique(retry=-1)
+    push(job)
+    [held] = fetch()
+    failures.fail([failure(jid=held.jid)], using=USING)
+    assert push(job) == [True]
+    row = Job.objects.get()
+    assert (row.state, row.attempt, row.failures) == ("enqueued", held.attempt, 0)
+    assert push(unique()) == [False]
+
+
+def test_a_plain_job_that_takes_the_place_of_a_dead_one_frees_its_lock():
+    push(unique(jid="again", retry=-1))
+    [held] = fetch()
+    failures.fail([failure(jid=held.jid)], using=USING)
+    assert push(payload("again", args=[1])) == [True]
+    row = Job.objects.get()
+    assert (row.state, row.unique_key, row.unique_expires_at, row.expires_at) == ("enqueued", None, None, None)
+
+
+def test_a_living_jid_neither_takes_a_lock_nor_is_refused():
+    """W10: PUSH of a live jid changes nothing."""
+    push(payload("lives", args=[1]))
+    assert push(unique(jid="lives"), unique()) == [True, True]
+    assert push(unique(jid="lives"), unique()) == [True, False]
+
+
+def test_a_refused_jid_that_comes_twice_in_a_set_is_refused_twice():
+    push(unique())
+    assert push(unique(jid="twin"), unique(jid="twin")) == [False, False]
+
+
+def test_the_first_of_a_set_wins_though_a_finished_job_has_its_jid():
+    again, later = unique(), unique()
+    JobFactory(succeeded=True, jid=again.jid)
+    assert push(again, later) == [True, False]
+
+
+def test_of_a_set_those_are_refused_whose_lock_is_held_and_no_others():
+    push(unique(args=[2]), now=T0)
+    push(unique(args=[3]), now=T0 - 10 * MINUTE)
+    assert push(*(unique(args=[number]) for number in (1, 2, 3, 1)), payload(), now=T0) == [
+        True, False, True, False, True,
+    ]  # fmt: skip
+
+
+def test_a_large_set_with_many_kinds_is_pushed_whole():
+    assert push(*(unique(args=[number % 700]) for number in range(1400))) == [True] * 700 + [False] * 700
+
+
+def test_a_lock_until_the_start_comes_not_back_with_a_failure():
+    push(unique(custom={"unique_until": "start"}))
+    [job] = fetch()
+    failures.fail([failure(jid=job.jid)], using=USING)
+    assert Job.objects.get().unique_key is None
+    assert push(unique()) == [True]
+
+
+# --- races
+
+
+def test_of_many_nodes_that_push_one_kind_at_once_exactly_one_wins():
+    taken = []
+
+    def work(number):
+        for round_ in range(5):
+            taken.extend((round_, was_taken) for was_taken in push(unique(args=[round_])))
+
+    in_threads(6, work)
+    assert sorted(round_ for round_, was_taken in taken if was_taken) == [0, 1, 2, 3, 4]
+    assert len(taken) == 30
+    assert Job.objects.count() == 5
+
+
+def test_sets_with_the_same_kinds_in_other_orders_do_not_block_each_other():
+    taken = []
+
+    def work(number):
+        kinds = list(range(40))
+        taken.append(push(*(unique(args=[kind]) for kind in (kinds if number % 2 else reversed(kinds)))))
+
+    in_threads(4, work)
+    assert sum(was_taken for answers in taken for was_taken in answers) == 40
+    assert Job.objects.count() == 40
+
+
+def test_one_jid_pushed_by_many_at_once_is_one_job_and_refused_to_none():
+    job = unique()
+    answers = []
+    in_threads(6, lambda _: answers.extend(push(job)))
+    assert answers == [True] * 6
+    assert Job.objects.count() == 1
+
+
+@pytest.mark.skipif("not connection.features.has_select_for_update", reason="SQLite has one writer at a time")
+def test_a_lock_taken_after_the_look_is_seen_in_the_second_one(monkeypatch):
+    """Another node commits between the look and the insert; the job's jid has a finished row."""
+    looks, look = [], unique_push._holders
+
+    def look_and_lose(here, keys):
+        found = look(here, keys)
+        looks.append(len(found))
+        if len(looks) == 1:
+            in_threads(1, lambda _: push(unique()))
+        return found
+
+    monkeypatch.setattr(unique_push, "_holders", look_and_lose)
+    again = unique(result_ttl=60)
+    JobFactory(succeeded=True, jid=again.jid)
+    assert push(again) == [False]
+    assert (looks[0], looks[-1]) == (0, 1)
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="a snapshot that does not see the other's row")
+def test_in_a_transaction_that_sees_only_its_start_a_refusal_is_no_error():
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute(f"SELECT COUNT(*) FROM {Job._meta.db_table}")
+        in_threads(1, lambda _: push(unique()))
+        assert push(unique(), unique(args=[2])) == [False, True]
+    assert Job.objects.count() == 2
+
+
+def test_a_rollback_takes_job_and_lock_along():
+    with transaction.atomic():
+        push(unique())
+        transaction.set_rollback(True)
+    assert push(unique()) == [True]
+
+
+# --- push in one statement
+
+on_postgresql = pytest.mark.skipif("connection.vendor != 'postgresql'", reason="PostgreSQL has it in one statement")
+
+WISHES = {
+    "expires in": {"expires_in": 60.25},
+    "expires far away": {"expires_in": 1e18},
+    "expires at": {"expires_at": rfc3339(T0 + MINUTE)},
+    "earlier of two": {"expires_at": rfc3339(T0 + MINUTE), "expires_in": 3600},
+    "limit": {"limit": "host:example.org"},
+    "about": {"about": "app.thing/12"},
+    "lock": {"lock": "a key"},
+    "unique": {"unique_for": 600.5},
+    "unique until its start": {"unique_for": 1e300, "unique_until": "start"},
+    "all": {"unique_for": 60, "expires_in": 600, "lock": "a key", "limit": "other", "about": "app.thing/a b"},
+}
+FIELDS = {
+    "plain": {},
+    "told": {"queue": "q", "priority": -7, "retry": 3, "reserve_for": 60, "backtrace": 5, "result_ttl": 9},
+    "later": {"at": T0 + 60 * MINUTE},
+    "past": {"at": T0 - 60 * MINUTE},
+}
+
+
+def row(jid):
+    found = Job.objects.filter(jid=jid).values().get()
+    return {name: value for name, value in found.items() if name not in ("id", "jid", "payload")}
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+@pytest.mark.parametrize("wish", WISHES)
+def test_a_job_is_stored_the_same_whichever_way_it_took(wish, fields):
+    job = payload(args=["é\u2028", {"a": 1}], custom=WISHES[wish], **FIELDS[fields])
+    push(job, now=T0)
+    told = row(job.jid)
+    assert Job.objects.get().payload == job.text
+    Job.objects.all().delete()
+    assert unique_push._see(connection, [(0, job)], T0) == {}
+    assert row(job.jid) == told
+
+
+@on_postgresql
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("is_within", [False, True], ids=["alone", "in a transaction"])
+def test_a_job_with_options_is_pushed_by_one_statement(wish, is_within):
+    with transaction.atomic() if is_within else nullcontext(), CaptureQueriesContext(connection) as captured:
+        push(payload(custom=WISHES[wish]))
+    told = [query["sql"].split("; ")[-1].split()[0] for query in captured]
+    assert told in (["INSERT"], ["WITH"], ["PREPARE", "EXECUTE"])
+
+
+@on_postgresql
+def test_a_unique_job_that_is_refused_costs_one_statement():
+    assert push(unique()) == [True]
+    with CaptureQueriesContext(connection) as captured:
+        assert push(unique()) == [False]
+    assert len([query for query in captured if "PREPARE" not in query["sql"]]) == 1
+
+
+@on_postgresql
+def test_a_set_with_unique_keys_is_one_statement_in_one_transaction():
+    with CaptureQueriesContext(connection) as captured:
+        push(*(unique(args=[number]) for number in range(100)), payload())
+    told = [query["sql"].split()[0] for query in captured if "PREPARE" not in query["sql"]]
+    assert told[0] == "BEGIN"
+    assert told[1] in ("WITH", "EXECUTE")
+    assert told[2:] == ["COMMIT"]
+
+
+@pytest.mark.parametrize("wish", ["expires in", "lock", "unique"])
+def test_they_are_handed_out_in_the_order_in_which_they_were_pushed(wish):
+    sent = [payload(jid=f"{9 - n}", args=[n], custom=WISHES[wish] if n % 3 else {}) for n in range(9)]
+    answers = push(*sent)
+    want = [job.jid for job, was_taken in zip(sent, answers, strict=True) if was_taken]
+    got = []
+    while found := fetch(count=9):
+        got += [job.jid for job in found]
+        pushes.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
+    if wish == "lock":  # only one job of the key is ready at a time
+        plain, locked = want[::3], [jid for n, jid in enumerate(want) if n % 3]
+        assert [jid for jid in got if jid in plain] == plain
+        assert [jid for jid in got if jid in locked] == locked
+    else:
+        assert got == want
+
+
+@pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
+def test_the_place_of_a_finished_job_is_taken_and_its_attempts_go_on(wish):
+    """W10: the number of the attempt is kept, and the old result is dropped."""
+    job = payload(custom=WISHES[wish])
+    old = JobFactory(succeeded=True, jid=job.jid, attempt=7, result="1")
+    push(job)
+    found = Job.objects.get()
+    assert (found.state, found.attempt, found.result, found.result_ttl) == ("enqueued", old.attempt, None, None)
+
+
+@pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
+@pytest.mark.parametrize("state", ["enqueued", "blocked", "scheduled", "retries", "working"])
+def test_a_job_that_lives_is_left_alone(wish, state):
+    """W10: PUSH of a live jid changes nothing."""
+    job = payload(custom=WISHES[wish])
+    JobFactory(jid=job.jid, **({} if state == "enqueued" else {state: True}))
+    before = row(job.jid)
+    assert push(job) == [True]
+    assert row(job.jid) == before
+
+
+@pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
+def test_a_dead_job_for_which_a_batch_waits_is_left_alone(wish):
+    job = payload(custom=WISHES[wish])
+    JobFactory(dead=True, jid=job.jid, bid="b-of-somebody")
+    push(job)
+    assert Job.objects.get().state == "dead"
+
+
+# --- locks
+
+
+def states():
+    return list(Job.objects.order_by("enqueued_at", "id").values_list("state", flat=True))
+
+
+def locked(key="key", **fields):
+    return payload(custom={"lock": key}, **fields)
+
+
+def test_of_several_of_a_key_that_come_at_once_the_first_of_each_queue_and_priority_is_ready():
+    push(locked(), locked(), locked(queue="other"), locked(priority=1), locked(priority=1), locked("free"))
+    assert states() == ["enqueued", "blocked", "enqueued", "enqueued", "blocked", "enqueued"]
+
+
+def test_who_comes_behind_one_that_is_ready_is_blocked():
+    push(locked())
+    push(locked(), locked(queue="other"), payload())
+    assert states() == ["enqueued", "blocked", "enqueued", "enqueued"]
+
+
+def test_who_comes_while_the_lock_is_held_is_blocked_and_when_it_is_over_is_not():
+    push(locked())
+    assert fetch()
+    push(locked())
+    assert states() == ["working", "blocked"]
+    JobLock.objects.update(expires_at=T0)
+    push(locked(queue="other"))
+    assert states() == ["working", "blocked", "enqueued"]
+
+
+def test_one_that_is_scheduled_is_nobody_s_turn():
+    push(locked(at=T0 + 60 * MINUTE), locked(), now=T0)
+    assert dict(Job.objects.values_list("state", "run_at")) == {"scheduled": T0 + 60 * MINUTE, "enqueued": None}
+
+
+def test_where_the_first_of_a_set_was_there_already_the_second_is_ready():
+    job = locked()
+    JobFactory(scheduled=True, jid=job.jid)
+    push(job, locked())
+    assert sorted(states()) == ["enqueued", "scheduled"]
+
+
+def test_of_many_that_push_one_key_at_once_one_is_ready_in_the_end():
+    in_threads(4, lambda _: [push(locked()) for _ in range(10)])
+    got = []
+    while found := fetch(count=9):
+        got += [job.jid for job in found]
+        pushes.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
+    assert len(got) == 40
+
+
+# --- combined with fetches and acks
+
+
+@pytest.mark.parametrize("wish", [wish for wish in WISHES if "expires_at" not in WISHES[wish]])
+def test_what_is_pushed_may_be_fetched_in_the_same_turn(wish):
+    push(payload())
+    [held] = fetch()
+    sent = [payload(custom=WISHES[wish]), payload()]
+    request = FetchRequest(queues=("default",), wid="w2", count=5)
+    told = pushes.exchange(sent, [Ack(jid=held.jid, wid="w1")], [request], using=USING)
+    assert (told.pushed, told.acked) == ([None, None], [True])
+    assert [job.jid for job in told.fetched[0]] == [job.jid for job in sent]
+
+
+def test_a_turn_that_brings_a_job_for_a_lock_that_is_freed_in_it_leaves_nobody_waiting():
+    push(locked())
+    [held] = fetch()
+    request = FetchRequest(queues=("default",), wid="w2", count=5)
+    report = Ack(jid=held.jid, wid="w1", attempt=held.attempt)
+    told = pushes.exchange([locked(), locked()], [report], [request], using=USING)
+    got = told.fetched[0] or fetch(wid="w2", count=5)
+    assert (told.acked, len(got)) == ([True], 1)
+    pushes.ack([Ack(jid=got[0].jid, wid="w2")], using=USING)
+    assert len(fetch()) == 1
+
+
+# --- cost for jobs without options
+
+
+def test_plain_jobs_are_pushed_by_one_statement_as_ever():
+    push(payload())
+    with CaptureQueriesContext(
+        connection,
+    ) as captured:
+        push(payload())
+    # a connection from a pool, used before, may prepare its statement now
+    told = [query["sql"] for query in captured if "PREPARE" not in query["sql"]]
+    assert len([sql for sql in told if "INSERT" in sql or "EXECUTE" in sql]) == 1
+    assert not [sql for sql in told if "SAVEPOINT" in sql or "BEGIN" in sql]
+
+
+# --- expiry
+
+
+def test_a_job_is_handed_out_until_it_expires_and_not_after():
+    push(payload(custom={"expires_in": 60}), payload(custom={"expires_in": 60}), now=T0)
+    assert len(fetch(now=T0 + timedelta(seconds=59))) == 1
+    assert fetch(now=T0 + timedelta(seconds=60)) == []
+
+
+def test_expires_in_counts_from_a_later_start():
+    push(payload(at=T0 + 60 * MINUTE, custom={"expires_in": 60}), now=T0)
+    assert Job.objects.get().expires_at == T0 + 61 * MINUTE
+
+
+def test_of_two_ends_the_earlier_holds():
+    push(payload(custom={"expires_in": 60, "expires_at": rfc3339(T0 + 60 * MINUTE)}), now=T0)
+    push(payload(custom={"expires_in": 600, "expires_at": rfc3339(T0 + MINUTE)}), now=T0)
+    assert set(Job.objects.values_list("expires_at", flat=True)) == {T0 + MINUTE}
+
+
+@pytest.mark.parametrize("state", ["scheduled", "retries"])
+def test_a_job_that_falls_due_after_it_expired_is_not_handed_out(state):
+    JobFactory(**{state: True}, expires_at=T0 + 30 * MINUTE, run_at=T0 + 60 * MINUTE)
+    assert due.enqueue_due(using=USING, now=T0 + 60 * MINUTE) == {"default"}
+    assert fetch(now=T0 + 60 * MINUTE) == []
+
+
+def test_a_job_that_a_worker_holds_does_not_expire():
+    push(payload(custom={"expires_in": 60}), now=T0)
+    [job] = fetch(now=T0)
+    assert due.expire(using=USING, now=T0 + 2 * MINUTE) == 0
+    assert pushes.ack([Ack(jid=job.jid, wid="w1")], using=USING) == [True]
+
+
+@pytest.mark.parametrize("state", ["enqueued", "scheduled", "retries"])
+def test_the_sweep_drops_plain_jobs_and_keeps_tasks_as_expired(state):
+    trait = {} if state == "enqueued" else {state: True}
+    plain = JobFactory(**trait, expires_at=T0)
+    kept = JobFactory(**trait, expires_at=T0, result_ttl=60)
+    later = JobFactory(**trait, expires_at=T0 + MINUTE)
+    never = JobFactory(**trait)
+    now = T0 + timedelta(seconds=1)
+    assert due.expire(using=USING, now=now) == 2
+    states = dict(Job.objects.values_list("pk", "state"))
+    assert states == {kept.pk: "expired", later.pk: state, never.pk: state}
+    assert plain.pk not in states
+    row = Job.objects.get(pk=kept.pk)
+    assert (row.finished_at, row.purge_at, row.run_at) == (now, now + MINUTE, None)
+
+
+def test_the_sweep_goes_in_chunks():
+    Job.objects.bulk_create(
+        Job(jid=f"row-{n:08d}", jobtype="t", queue="q", state="enqueued", payload="{}", enqueued_at=T0, expires_at=T0)
+        for n in range(5)
+    )
+    assert [due.expire(using=USING, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_a_thousand_expired_jobs_hold_up_none_behind_them():
+    Job.objects.bulk_create(
+        Job(jid=f"row-{n:08d}", jobtype="t", queue="default", state="enqueued", payload="{}", weight=-100,
+            enqueued_at=T0, expires_at=T0)
+        for n in range(1000)
+    )  # fmt: skip
+    job = payload()
+    push(job)
+    assert [got.jid for got in fetch()] == [job.jid]
+
+
+def test_the_sweep_that_runs_every_second_looks_into_its_index_alone():
+    over = due.over_jobs(using="default", now=T0)
+    with connection.cursor() as cursor, transaction.atomic():
+        if connection.vendor == "postgresql":
+            cursor.execute("SET LOCAL enable_seqscan = off")  # the table is empty
+        assert "faktory_expiring" in over.explain()
+
+
+def test_the_ends_of_the_calendar_are_no_error():
+    custom = '{"unique_for":1e300,"expires_in":1e18}'
+    text = f'{{"jid":"far-away","jobtype":"t","args":[],"at":"9999-12-30T00:00:00Z","custom":{custom}}}'
+    assert push(parse_job(text)) == [True]
+    assert Job.objects.get().unique_expires_at.year == 9999

@@ -1,0 +1,131 @@
+"""After any crash a job's permits are released with the job, and no job waits without end."""
+
+import logging
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.db.models import F
+
+from django_faktory.core.payloads import FetchRequest, WorkerIdentity
+from django_faktory.models import Gate, Job
+from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.store.dialects import dialect_of
+from django_faktory.store.dialects.base import Plan, Slot
+from django_faktory.store.limits import limiters
+from tests.store.limits.conftest import blocked, counts_are_true, in_use, jid, limit, states
+
+
+def test_a_lost_worker_s_places_come_back(node):
+    limit("task", "noop", 2)
+    node.push(*"abc")
+    node.fetch(2)
+    assert node.fetch(2, wid="w2") == []
+    assert node.broker.lost(["w1"]) == 2
+    assert in_use("noop") == 0
+    assert node.fetch(5, wid="w2") == ["a", "b"]
+
+
+def test_a_worker_that_takes_leave_gives_its_places_back(node):
+    limit("task", "noop", 1)
+    node.push(*"ab")
+    node.broker.hello(WorkerIdentity(wid="w1"))
+    node.fetch(2)
+    node.broker.bye(["w1"])
+    assert in_use("noop") == 0
+    assert node.fetch(2, wid="w2") == ["a"]
+
+
+def test_a_reservation_that_is_over_gives_its_place_back(node):
+    limit("task", "noop", 1)
+    node.push(*"ab")
+    node.fetch(2)
+    Job.objects.filter(jid=jid("a")).update(reserved_until=F("reserved_until") - timedelta(days=1))
+    Maintenance("default").run_once()
+    assert states("a") == ["retries"]
+    assert node.fetch(2) == ["b"]
+    counts_are_true()
+
+
+def test_a_third_loss_gives_the_place_back_too(node):
+    limit("task", "noop", 1)
+    node.push(*"ab")
+    for _ in range(3):
+        assert node.fetch(1) == ["a"]
+        node.broker.lost(["w1"])
+    assert states("a") == ["dead"]
+    assert node.fetch(1) == ["b"]
+
+
+def test_a_crash_between_the_claim_and_the_gate_is_mended(node, caplog):
+    limit("task", "noop", 1)
+    node.push(*"ab")
+    dialect_of(connection).claim(connection, Plan([Slot("default", "w1", 1)], 1), None)
+    node.broker.hello(WorkerIdentity(wid="w1"))
+    assert (states("a"), in_use("noop")) == (["working"], 0)
+    Job.objects.update(started_at=F("started_at") - timedelta(minutes=1))
+    with caplog.at_level(logging.WARNING):
+        Maintenance("default").run_once()
+    assert "have not passed their gates" in caplog.text
+    assert states("a") == ["enqueued"]
+    assert node.fetch(5) == ["a"]
+
+
+@pytest.mark.parametrize("wrong", [0, 5])
+def test_a_wrong_count_is_mended_and_told(node, caplog, wrong):
+    limit("task", "noop", 2)
+    node.push(*"abc")
+    node.fetch(3)
+    node.fetch(3)
+    Gate.objects.update(in_use=wrong)
+    with caplog.at_level(logging.WARNING):
+        assert limiters.sweep(using="default") == 1
+    assert "counted wrong" in caplog.text
+    assert in_use("noop") == 2
+    counts_are_true()
+
+
+def test_jobs_at_a_gate_that_is_gone_are_let_go(node):
+    limit("task", "noop", 1)
+    node.push(*"abc")
+    node.fetch(3)
+    Gate.objects.all().delete()
+    limiters.sweep(using="default")
+    assert blocked() == 0
+
+
+def test_jobs_a_gate_forgot_are_let_go(node):
+    limit("task", "noop", 1)
+    node.push(*"abc")
+    node.fetch(3)
+    Gate.objects.update(in_use=0, is_awaited=False)
+    Job.objects.filter(jid=jid("a")).delete()
+    limiters.sweep(using="default")
+    assert states("b") == ["enqueued"]
+
+
+def test_gates_of_keys_that_nobody_uses_are_forgotten(node):
+    limit("key", "customer", 1)
+    node.push("a", custom={"limit": "customer:1"})
+    node.push("b", custom={"limit": "customer:2"})
+    node.fetch(2)
+    node.ack("a")
+    Gate.objects.update(filled_at=F("filled_at") - timedelta(hours=2))
+    assert limiters.forget_idle(using="default") == 1
+    assert [gate.name for gate in Gate.objects.all()] == ["customer:2"]
+    node.ack("b")
+    node.push("c", custom={"limit": "customer:1"})
+    assert node.fetch() == ["c"]
+
+
+def test_a_fetch_that_is_rolled_back_leaves_no_place_taken(node):
+    from django.db import transaction
+
+    limit("task", "noop", 1)
+    node.push("a")
+    with transaction.atomic():
+        [found] = node.broker.fetch([FetchRequest(queues=("default",), wid="w1", count=1)])
+        assert len(found) == 1
+        transaction.set_rollback(True)
+    assert in_use("noop") == 0
+    assert node.fetch() == ["a"]

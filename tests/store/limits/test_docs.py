@@ -1,0 +1,39 @@
+"""Run the examples of docs/limits.md unchanged."""
+
+import re
+from pathlib import Path
+
+from django_faktory.models import Job, Limit
+from django_faktory.tasks import limits
+from tests.store.limits.conftest import limit
+
+TEXT = (Path(__file__).resolve().parents[3] / "docs" / "limits.md").read_text(encoding="utf-8")
+TASKS, SETTINGS, PYTHON = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+
+page = {"__name__": __name__}
+exec(TASKS, page)
+
+
+def test_the_tasks_have_their_limits(transactional_db):
+    limits.sync(using="default")
+    told = {one.name.rpartition(".")[2]: (one.scope, one.told) for one in Limit.objects.all()}
+    assert told["render"] == ("task", "5 at a time")
+    assert told["call_api"] == ("task", "100/s")
+    assert told["sync"] == ("key", "2 at a time and 10/m, 3 at once")
+    page["sync"].enqueue(42)
+    assert Job.objects.get().limit_key == f"{__name__}.sync:42"
+
+
+def test_the_settings_are_right(settings):
+    found = {}
+    exec(SETTINGS, found)
+    settings.FAKTORY = settings.FAKTORY | found["FAKTORY"]
+    assert [one for one in limits.read() if isinstance(one, limits.Wrong)] == []
+
+
+def test_a_task_is_paused_limited_and_let_go(transactional_db):
+    exec(PYTHON, {})
+    assert not Limit.objects.exists()
+    limit("task", "shop.tasks.charge", 5)
+    exec(PYTHON.partition("limits.resume")[0], {})
+    assert limits.paused() == ["shop.tasks.charge"]

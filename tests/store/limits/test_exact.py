@@ -1,0 +1,303 @@
+"""The count of a limiter equals the rows of the jobs at every commit, after any change, release, block or sweep."""
+
+import logging
+import os
+import threading
+import time
+
+import pytest
+from django.db import connection, connections, transaction
+from django.db.models import F
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.limits import passes_of
+from django_faktory.core.payloads import Ack, FetchRequest
+from django_faktory.models import Gate, Job, JobLock
+from django_faktory.store.dialects import dialect_of
+from django_faktory.store.dialects.base import Plan, Slot
+from django_faktory.store.jobs import acquire as acquiring
+from django_faktory.store.jobs import failures, transitions
+from django_faktory.store.limits import definitions, limiters
+from django_faktory.store.locks import locks
+from tests.factories import payload
+from tests.settings import VIA
+from tests.store.limits.conftest import at_once, blocked, counts_are_true, in_use, jid, limit, states
+
+SECONDS = float(os.environ.get("FAKTORY_TEST_LIMITS_S", "4"))
+NODES, CLIENTS, PLACES = 2, 12, 3
+
+needs_row_locks = pytest.mark.skipif(connection.vendor == "sqlite", reason="one writer at a time")
+
+
+def claim(node, count=1):
+    """Return reservations that have not acquired their locks and permits yet."""
+    found = dialect_of(connections["default"]).claim(
+        connections["default"], Plan([Slot("default", "w1", count)], count), None
+    )
+    assert len(found) == count
+    return found
+
+
+def acquire(claimed):
+    return acquiring.acquire(claimed, using="default", lease_s=35)
+
+
+@pytest.mark.parametrize("scope", ["task", "queue", "key"])
+@pytest.mark.parametrize("end", ["ack", "fail", "release", "lost", "exchange"])
+def test_a_job_that_ran_when_its_limit_was_set_gives_its_place_back(node, scope, end):
+    name = {"task": "noop", "queue": "default", "key": "mail"}[scope]
+    node.push(*"abc", custom={"limit": "mail"})
+    held = node.reserve(2)
+    limit(scope, name, 2)
+    if scope == "key":
+        assert node.fetch() == [], "the gate of a key is made when it is first needed"
+    assert in_use(name) == 2
+    assert node.fetch() == []
+    if end == "release":
+        assert node.broker.release(held) == 2
+    elif end == "lost":
+        assert failures.lose(["w1"], using="default") == 2
+    elif end == "exchange":
+        node.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in held], [])
+    else:
+        for name_ in "ab":
+            assert getattr(node, end)(name_) in ([True], [[True]])
+    assert in_use(name) == 0
+    assert len(node.fetch(5)) == (2 if end in ("release", "lost") else 1)
+    counts_are_true()
+
+
+def test_plain_jobs_of_a_set_are_given_back_with_one_that_got_a_limit_meanwhile(node):
+    node.push("a", "b")
+    node.push("x", jobtype="other")
+    held = node.reserve(3)
+    limit("task", "noop", 1)
+    assert node.broker.release(held) == 3
+    assert states("a", "b", "x") == ["enqueued"] * 3
+    assert in_use("noop") == 0
+    counts_are_true()
+
+
+def test_more_than_thirty_changes_of_limits_fit_into_a_running_job(node):
+    node.push("a", "b", custom={"limit": "mail"})
+    assert node.fetch() == ["a"]
+    for _ in range(30):
+        found = [limit(scope, name, 1) for scope, name in (("task", "noop"), ("queue", "default"), ("key", "mail"))]
+        assert node.fetch() == []
+        held = passes_of(Job.objects.get(jid=jid("a")).passes)
+        assert sorted(held) == sorted(Gate.objects.values_list("pk", flat=True))
+        for one in found:
+            definitions.remove(one, using="default")
+    assert node.ack("a") == [True]
+    assert node.fetch() == ["b"]
+
+
+def test_a_crash_before_running_jobs_are_counted_leaves_a_gate_that_the_sweep_opens(node, monkeypatch):
+    node.push(*"abc")
+    node.fetch(2)
+
+    def crash(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(limiters, "count_running", crash)
+        with pytest.raises(KeyboardInterrupt):
+            limit("task", "noop", 3)
+    assert node.fetch() == [], "it is shut until they are counted"
+    limiters.sweep(using="default")
+    assert in_use("noop") == 2
+    assert node.fetch(5) == ["c"]
+    counts_are_true()
+
+
+@needs_row_locks
+def test_a_claim_that_did_not_see_the_limit_yet_is_counted(node):
+    node.push(*"ab")
+    claimed, go_on = threading.Event(), threading.Event()
+
+    def work(number):
+        if number:
+            assert claimed.wait(30)
+            limit("task", "noop", 1)
+        else:
+            with transaction.atomic():
+                assert node.fetch() == ["a"]
+                claimed.set()
+                go_on.wait(0.05)  # within the time that claims are waited for
+
+    at_once(2, work)
+    assert in_use("noop") == 1
+    assert node.fetch() == []
+
+
+def test_a_limit_set_in_a_transaction_counts_what_runs_by_its_commit(node):
+    node.push(*"abc")
+    node.fetch(2)
+    with transaction.atomic():
+        limit("task", "noop", 2)
+    assert in_use("noop") == 2
+    assert node.fetch() == []
+    counts_are_true()
+
+
+def test_the_sweep_counts_a_job_whose_claim_was_slower_than_its_limit(node):
+    limit("task", "noop", 2)
+    node.push(*"abc")
+    node.fetch(1)
+    Gate.objects.update(in_use=0)
+    Job.objects.filter(state="working").update(passes=None)
+    limiters.sweep(using="default")
+    assert in_use("noop") == 1
+    assert len(node.fetch(5)) == 1
+    counts_are_true()
+
+
+def test_a_job_that_loses_its_lock_holds_no_permit_at_any_commit(node):
+    limit("task", "noop", 5)
+    node.push("a", custom={"lock": "same"})
+    assert node.fetch() == ["a"]
+    node.push("b", custom={"lock": "same"})
+    Job.objects.filter(jid=jid("b")).update(state="enqueued")  # the state that a race leaves
+    commits = []
+    with transaction.atomic():
+        transaction.on_commit(lambda: commits.append(1))
+        claimed = claim(node)
+        assert acquire(claimed) == []
+        assert (states("b"), in_use("noop")) == (["blocked"], 1)
+    counts_are_true()
+
+
+def test_a_job_that_its_gate_refuses_frees_its_lock_in_the_same_transaction(node):
+    limit("task", "noop", 1)
+    node.push("a", jobtype="noop")
+    assert node.fetch() == ["a"]
+    node.push("b", custom={"lock": "same"})
+    node.push("x", custom={"lock": "same"}, queue="other", jobtype="free")
+    assert node.fetch() == []
+    assert states("b") == ["blocked"]
+    assert not JobLock.objects.exists()
+    assert Job.objects.get(jid=jid("b")).lock_token is None
+    assert node.fetch(queues=("other",)) == ["x"], "a job at a gate holds no key"
+
+
+def test_a_worker_given_up_between_claim_and_permits_gives_nothing_back_twice(node):
+    limit("task", "noop", 2)
+    node.push("a", "b", custom={"lock": "same"})
+    node.push("c")
+    assert node.fetch(1) == ["a"]
+    claimed = claim(node)
+    assert failures.lose(["w1"], using="default") == 2
+    assert in_use("noop") == 0
+    assert acquire(claimed) == []
+    assert in_use("noop") == 0
+    counts_are_true()
+
+
+@pytest.mark.parametrize("change", ["kill", "discard"])
+def test_a_job_parked_at_its_gate_that_goes_leaves_its_key_to_the_next_at_once(node, change):
+    limit("task", "narrow", 1)
+    node.push("z", jobtype="narrow")
+    assert node.fetch() == ["z"]
+    node.push("a", jobtype="narrow", custom={"lock": "same"})
+    node.push("b", custom={"lock": "same"})
+    assert node.fetch(5) == []
+    assert Job.objects.get(jid=jid("a")).gate is not None
+    getattr(transitions, change)([Job.objects.get(jid=jid("a")).pk], using="default")
+    assert states("b") == ["enqueued"]
+    assert node.fetch(5) == ["b"]
+
+
+def test_flushing_takes_no_place_from_a_job_that_was_claimed_meanwhile(node):
+    from django_faktory.store.jobs import bulk
+
+    limit("task", "noop", 2)
+    node.push("a", "b", custom={"lock": "one"})
+    node.fetch(1)
+    steps = bulk.flush(using="default")
+    first = next(steps)  # all ids are read
+    node.push("c", custom={"lock": "two"})
+    assert node.fetch(5) == ["c"]
+    first()
+    for step in steps:
+        step()
+    assert states("a", "b", "c") == ["gone", "gone", "working"]
+    assert in_use("noop") == 1
+    assert JobLock.objects.get().jid == jid("c")
+    counts_are_true()
+
+
+class Watched:
+    """Count how many jobs run at a time."""
+
+    def __init__(self):
+        self.inside, self.most, self.done, self.guard = set(), 0, 0, threading.Lock()
+
+    def begin(self, jids):
+        with self.guard:
+            self.inside.update(jids)
+            self.most = max(self.most, len(self.inside))
+
+    def end(self, jids):
+        with self.guard:
+            self.inside.difference_update(jids)
+            self.done += len(jids)
+
+
+@pytest.mark.skipif(VIA == "pool", reason="more threads than connections")
+def test_with_locks_and_sweeps_and_two_nodes_no_limit_is_passed_and_nothing_is_repaired(node, caplog):
+    """FAKTORY_TEST_LIMITS_S=60 python -m pytest tests/store/limits/test_exact.py -k sweeps"""
+    limit("task", "noop", PLACES)
+    nodes, until, watched = [OrmBroker("default") for _ in range(NODES)], time.monotonic() + SECONDS, Watched()
+    sweeps = []
+
+    def push(broker, count):
+        for at in range(0, count, 100):
+            broker.push(
+                [
+                    payload(jid=f"{time.monotonic_ns()}-{at}", custom={"lock": f"k{at % 7}"} if at % 4 else {})
+                    for at in range(100)
+                ]
+            )
+
+    def work(number):
+        broker, wid, stop = nodes[number % NODES], f"w{number}", threading.Event()
+        if number >= CLIENTS:
+            while time.monotonic() < until:
+                limiters.sweep(using="default")
+                locks.sweep(using="default", pause=lambda _: None)
+                sweeps.append(1)
+            return
+        while time.monotonic() < until:
+            [found] = broker.fetch([FetchRequest(queues=("default",), wid=wid, count=1 + number % 2)])
+            jids = [job.jid for job in found]
+            watched.begin(jids)
+            if not found:
+                stop.wait(0.005)
+            running = Job.objects.filter(state="working", passes__gt="").count()
+            watched.end(jids)
+            with watched.guard:
+                watched.most = max(watched.most, running)
+            if number % 4 == 0:
+                broker.release(found)
+            else:
+                broker.ack([Ack(jid=job.jid, wid=wid, attempt=job.attempt) for job in found])
+                push(broker, 100 * (Job.objects.filter(state="enqueued").count() + blocked() < 50))
+
+    push(nodes[0], 300)
+    with caplog.at_level(logging.WARNING):
+        at_once(CLIENTS + NODES, work)
+    assert watched.most <= PLACES
+    assert watched.done > CLIENTS
+    print(f"{watched.done} executions in {SECONDS:g} s, {watched.most} at once, {len(sweeps)} sweeps")  # noqa: T201  (pytest -s shows it)
+    assert [record.getMessage() for record in caplog.records if "counted wrong" in record.getMessage()] == []
+    counts_are_true()
+
+
+def test_permits_are_not_counted_down_below_what_running_jobs_hold(node):
+    limit("task", "noop", 3)
+    node.push(*"abc")
+    node.fetch(3)
+    Gate.objects.update(in_use=F("in_use"))
+    node.ack("a", "a")
+    assert in_use("noop") == 2
+    counts_are_true()

@@ -1,0 +1,82 @@
+"""The PostgreSQL plans for parked jobs: they are found by their gate, and a claim reads none of them (ADR 0016)."""
+
+import pytest
+from django.db import connection
+
+from django_faktory.models import Job
+from django_faktory.store.dialects.postgresql.jobs import CLAIM
+from django_faktory.store.dialects.postgresql.limits import END_PASSED, PASS
+from tests.factories import JobFactory
+from tests.store.jobs.test_claim_plan import plan, scans
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="the plan is PostgreSQL's"),
+]
+
+
+TRAITS = {"blocked": {"state": "blocked", "gate": 1}, "working": {"working": True, "passes": ",1,"}}
+
+
+def explained(sql, values):
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE django_faktory_job")
+        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", values)
+        [told] = cursor.fetchone()
+    return told[0]["Plan"]
+
+
+def read(node):
+    """Return the number of job rows that a plan read."""
+    own = node["Actual Rows"] * node["Actual Loops"] + node.get("Rows Removed by Filter", 0)
+    is_scan = node.get("Relation Name") == Job._meta.db_table and "Scan" in node["Node Type"]
+    return (own if is_scan else 0) + sum(read(part) for part in node.get("Plans", ()))
+
+
+def test_a_claim_reads_no_parked_job():
+    Job.objects.bulk_create(JobFactory.many(3000, state="blocked", gate=1), batch_size=1000)
+    free = JobFactory()
+    assert ("Index Scan", "faktory_ready") in scans(plan(CLAIM, "'{default}', '{1}', 'w', 1, NULL, 1, NULL, 60"))
+    sql = CLAIM.sql
+    for place, value in (
+        ("$1", "'{default}'::text[]"),
+        ("$2", "'{1}'::int[]"),
+        ("$3", "'w'"),
+        ("$4", "1"),
+        ("$5", "NULL"),
+        ("$6", "1"),
+        ("$7", "NULL"),
+        ("$8", "60"),
+    ):
+        sql = sql.replace(place, value)
+    told = explained(sql, None)
+    assert read(told) <= 4
+    free.refresh_from_db()
+    assert free.state == "working"
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"), [(PASS, "'[]', NULL"), (END_PASSED, "NULL, '[]', 0")], ids=["pass", "end"]
+)
+@pytest.mark.parametrize("state", ["blocked", "working"])
+def test_what_is_done_at_a_gate_looks_up_only_its_own_jobs(statement, values, state):
+    Job.objects.bulk_create(JobFactory.many(3000, **TRAITS[state]), batch_size=1000)
+    kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
+    assert kinds <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "LockRows"}
+
+
+@pytest.mark.parametrize(
+    ("sql", "values"),
+    [
+        ("SELECT id, state FROM {} WHERE gate = %s AND queue = %s ORDER BY weight, enqueued_at, id LIMIT 3 FOR UPDATE",
+         [7, "default"]),
+        ("SELECT queue FROM {} WHERE gate = %s AND queue > %s ORDER BY queue LIMIT 1", [7, ""]),
+        ("SELECT gate FROM {} WHERE gate > %s ORDER BY gate LIMIT 1", [0]),
+    ],
+    ids=["let go", "next queue", "next gate"],
+)  # fmt: skip
+def test_a_release_reads_only_whom_it_lets_go(sql, values):
+    for gate in (7, 8):
+        Job.objects.bulk_create(JobFactory.many(2000, state="blocked", gate=gate), batch_size=1000)
+    told = explained(sql.format(Job._meta.db_table), values)
+    assert read(told) <= 6

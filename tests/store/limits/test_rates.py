@@ -1,0 +1,146 @@
+"""Limit the jobs that start in a time, counted by the database's clock for all nodes together."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_faktory.core.payloads import Ack
+from django_faktory.models import Gate, Job
+from django_faktory.store.limits import limiters
+from django_faktory.store.maintenance import pending_work
+from tests.factories import T0
+from tests.store.limits.conftest import blocked, jid, limit, states
+
+
+@pytest.fixture
+def at(node):
+    """Set the clock of the node to this number of seconds after the buckets were filled."""
+
+    def set_clock(seconds):
+        moment = T0 + timedelta(seconds=seconds)
+        node.broker.clock = lambda: moment
+        return moment
+
+    return set_clock
+
+
+def full(name):
+    Gate.objects.filter(name=name).update(filled_at=T0)
+
+
+@pytest.mark.parametrize(("scope", "name"), [("task", "noop"), ("queue", "default"), ("key", "mail")])
+def test_so_many_start_and_more_when_tokens_have_come(node, at, scope, name):
+    limit(scope, name, "10/s")
+    node.push("0", custom={"limit": "mail"})
+    at(0)
+    node.fetch()
+    full(name)
+    node.push(*map(str, range(1, 30)), custom={"limit": "mail"})
+    assert len(node.fetch(20)) == 3, "the bucket holds 0.4 s of the rate, and one was taken"
+    assert node.fetch(20) == []
+    limiters.open_due(using="default", now=at(0.35))
+    assert len(node.fetch(20)) == 3
+    assert node.fetch(20) == []
+
+
+def test_ten_seconds_let_a_hundred_a_second_start(node, at):
+    limit("task", "noop", "100/s")
+    full("noop")
+    node.push(*map(str, range(1300)))
+    started = 0
+    for tick in range(101):
+        now = at(tick * 0.1)
+        limiters.look_again([Gate.objects.get().pk], using="default", now=now)
+        while found := node.reserve(500):
+            started += len(found)
+    assert 950 <= started <= 1050
+
+
+def test_order_is_kept_by_those_that_come_while_others_wait(node, at):
+    limit("task", "noop", "1/s")
+    full("noop")
+    at(0)
+    node.push("a", "b", "c")
+    assert node.fetch() == ["a"]
+    assert node.fetch() == []
+    at(0.001)  # the jobs of a set are a microsecond apart
+    node.push("d")
+    order = ["a"]
+    for second in (1, 2, 3):
+        now = at(second + 0.001)
+        assert node.fetch(5) == [], "before maintenance lets go of those who wait, nobody comes in between"
+        limiters.open_due(using="default", now=now)
+        order += node.fetch(5)
+    assert order == ["a", "b", "c", "d"]
+
+
+def test_a_node_sleeps_until_the_next_set_and_no_longer(node, at):
+    limit("task", "noop", "1/s")
+    full("noop")
+    node.push("a", "b")
+    assert pending_work.look(using="default").opens_in_s is None
+    at(0)
+    node.fetch(2)
+    node.fetch(2)
+    [opens_at] = Gate.objects.values_list("opens_at", flat=True)
+    assert opens_at == T0 + timedelta(seconds=1)
+    assert pending_work.look(using="default", now=T0).opens_in_s == 1.0
+
+
+def test_a_queue_is_left_out_until_its_next_token(node, at):
+    limit("queue", "default", "1/s")
+    full("default")
+    node.push("a", "b")
+    node.push("x", queue="other")
+    at(0)
+    assert node.fetch(5) == ["a"]
+    assert node.fetch(5, queues=("default", "other")) == ["x"]
+    assert blocked() == 0
+    now = at(0.5)
+    with CaptureQueriesContext(connection) as told:
+        assert node.fetch(5) == []
+    assert not any("UPDATE" in one["sql"] and '"attempt" - 1' in one["sql"] for one in told)
+    now = at(1.0)
+    assert limiters.open_due(using="default", now=now) == {"default"}
+    assert node.fetch(5) == ["b"]
+
+
+def test_a_rate_alone_makes_the_end_of_a_job_as_cheap_as_any(node):
+    limit("task", "noop", "1000/s")
+    node.push("a", "b", "c")
+    node.push("x", "y", "z", jobtype="plain")
+    node.fetch(6)
+
+    def statements(name):
+        with CaptureQueriesContext(connection) as told:
+            node.broker.ack([Ack(jid=jid(name), wid="w1")])
+        return sum("PREPARE" not in one["sql"] for one in told)
+
+    statements("a"), statements("x")
+    assert statements("b") == statements("y")
+
+
+def test_what_nobody_takes_is_not_let_go_without_end(node, at):
+    limit("task", "noop", "100/s")
+    full("noop")
+    node.push(*map(str, range(200)))
+    at(0)
+    while node.reserve(50):
+        pass
+    for tick in range(1, 100):
+        limiters.open_due(using="default", now=at(tick * 0.1))
+    assert Job.objects.filter(state="enqueued").count() <= 60
+    assert blocked() >= 90
+
+
+def test_a_limit_of_both_kinds_holds_both(node, at):
+    limit("task", "noop", {"concurrency": 2, "rate": "1/s", "burst": 5})
+    full("noop")
+    node.push(*"abcdefg")
+    at(0)
+    assert node.fetch(7) == ["a", "b"]
+    node.ack("a", "b")
+    assert len(node.fetch(7)) == 2
+    assert states("e") == ["blocked"]

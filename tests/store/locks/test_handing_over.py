@@ -1,0 +1,376 @@
+"""Acknowledge a job and fetch the next of its key together: the lock passes from one to the other (ADR 0015)."""
+
+import threading
+import time
+from datetime import UTC, datetime
+
+import pytest
+from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.limits import Allowance
+from django_faktory.core.payloads import Ack, FetchRequest, WorkerIdentity
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.models import Counter, Job, JobLock, WorkerProcess
+from django_faktory.store.dialects.postgresql.lock_handoff import Relay
+from django_faktory.store.jobs import pushes
+from django_faktory.store.limits import definitions
+from django_faktory.store.locks import locks
+from django_faktory.store.notifier.base import PollingListener
+from tests.store.locks import tasks
+from tests.store.locks.conftest import holders, jid, state_of
+from tests.waiting import wait_until
+from tests.worker.conftest import state, work  # noqa: F401  (fixtures)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+on_postgresql = pytest.mark.skipif(
+    "connection.vendor != 'postgresql'", reason="elsewhere the lock is taken in a transaction of its own"
+)
+
+
+def hand_over(node, job, *queues, wid="w1", count=1):
+    """Acknowledge this job and fetch in the same exchange. If that returns no job, fetch again."""
+    request = FetchRequest(queues=queues or ("default",), wid=wid, count=count)
+    told = node.broker.exchange([], [Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)], [request])
+    assert told.acked == [True]
+    return told.fetched[0] or node.broker.fetch([request])[0]
+
+
+@pytest.fixture(params=["the long way", "a relay"] if connection.vendor == "postgresql" else ["the long way"])
+def one(node, request, monkeypatch):
+    """A node that has just seen jobs with locks end, so that it expects more of them.
+
+    With the parameter "a relay" it tries `Relay` for each of them.
+    """
+    if request.param == "a relay":
+        monkeypatch.setattr(Relay, "expects", lambda *_: True)
+    one = node()
+    one.push("Z", "Z1")
+    hand_over(one, one.reserve())
+    one.ack("Z1")
+    return one
+
+
+def chain(one):
+    """Return the running job of a chain of hand-overs, behind which A3 and A4 wait."""
+    one.push("A", "A1", "A2", "A3", "A4")
+    job = one.reserve()
+    for _ in range(2):  # the first end of a holder is a normal one, the second hands over
+        [job] = hand_over(one, job)
+    return job
+
+
+def test_the_next_of_the_key_holds_the_lock_with_a_token_and_a_lease_of_its_own(one):
+    one.push("A", "A1", "A2")
+    first = one.reserve()
+    [second] = hand_over(one, first, wid="w2")
+    assert second.jid == jid("A1")
+    lock = JobLock.objects.get()
+    assert (lock.pk, lock.jid, lock.wid, lock.attempt) == (second.lock_token, jid("A1"), "w2", second.attempt)
+    assert lock.pk > first.lock_token
+    assert not lock.is_lapsed
+    assert (lock.expires_at - lock.acquired_at).total_seconds() == 35
+    assert Job.objects.get(jid=jid("A1")).lock_token == second.lock_token
+    assert state_of("A2") == "blocked"
+
+
+def test_a_key_nobody_waits_for_is_free(one):
+    one.push("A", "B")
+    first = one.reserve()
+    [other] = hand_over(one, first)
+    assert other.jid == jid("B")
+    assert holders() == [jid("B")]
+    assert hand_over(one, other) == []
+    assert holders() == []
+
+
+def test_twins_that_were_ready_in_other_queues_wait_again(one):
+    one.push("A")
+    one.push("A1")
+    one.push("A2", queue="other")
+    first = one.reserve()
+    assert [state_of("A1"), state_of("A2")] == ["blocked", "blocked"]
+    [second] = hand_over(one, first)
+    assert second.jid == jid("A1")
+    assert state_of("A2") == "blocked"
+    assert one.fetch("other") == []
+    [third] = hand_over(one, second, "default", "other")
+    assert third.jid == jid("A2")
+    assert holders() == [jid("A2")]
+
+
+def test_of_two_that_are_claimed_in_different_queues_the_first_of_the_request_gets_it(one):
+    one.push("A")
+    one.push("A1", queue="late")
+    one.push("A2", queue="urgent")
+    first = one.reserve()
+    [second] = hand_over(one, first, "urgent", "late", count=2)
+    assert second.jid == jid("A2")
+    assert state_of("A1") == "blocked"
+    assert holders() == [jid("A2")]
+    assert [job.jid for job in hand_over(one, second, "urgent", "late", count=2)] == [jid("A1")]
+
+
+def test_who_has_no_room_at_a_limit_does_not_get_the_lock_either(one):
+    one.push("A")
+    one.push("A1", jobtype="narrow", custom={"lock": "A"})
+    one.push("B1", jobtype="narrow", custom={"lock": "A"})
+    Job.objects.filter(jid=jid("A")).update(lock_key="A")
+    definitions.put("task", "narrow", Allowance(concurrency=1), using="default")
+    one.push("N", jobtype="narrow", queue="elsewhere")
+    in_the_way = one.reserve("elsewhere")
+    first = one.reserve()
+    assert hand_over(one, first) == []
+    assert holders() == [jid("N")]
+    assert one.broker.ack([Ack(jid=in_the_way.jid, wid="w1")]) == [True]
+    assert one.fetch() == [jid("A1")]
+    assert holders() == [jid("A1")]
+
+
+def test_a_job_that_is_unique_until_its_start_frees_its_place(one):
+    options = {"unique_for": 600, "unique_until": "start"}
+    one.push("A")
+    first = one.reserve()
+    one.push("A1", custom=options, jobtype="noop")
+    assert Job.objects.get(jid=jid("A1")).unique_key is not None
+    [second] = hand_over(one, first)
+    assert second.jid == jid("A1")
+    assert Job.objects.get(jid=jid("A1")).unique_key is None
+
+
+def test_a_report_that_comes_too_late_hands_nothing_over(one):
+    one.push("A", "A1")
+    stale = one.reserve()
+    one.broker.release([stale])
+    holder = one.reserve(wid="w2")
+    request = FetchRequest(queues=("default",), wid="w1")
+    told = one.broker.exchange([], [Ack(jid=stale.jid, wid="w1", attempt=stale.attempt)], [request])
+    assert (told.acked, told.fetched) == ([False], [[]])
+    assert JobLock.objects.get().pk == holder.lock_token
+
+
+@pytest.mark.parametrize("better", [{"queue": "first"}, {"priority": 9}])
+def test_whatever_comes_before_the_next_of_the_key_is_handed_out_instead(one, better):
+    one.push("A", "A1")
+    holder = one.reserve()
+    one.push("B", **better)
+    [job] = hand_over(one, holder, "first", "default")
+    assert job.jid == jid("B")
+    assert state_of("A1") == "enqueued"
+    assert one.fetch("first", "default") == [jid("A1")]
+
+
+def test_one_that_is_better_and_in_a_paused_queue_is_in_nobody_s_way(one):
+    one.push("A", "A1")
+    holder = one.reserve()
+    one.push("B", queue="first")
+    one.broker.pause(["first"])
+    [job] = hand_over(one, holder, "first", "default")
+    assert job.jid == jid("A1")
+
+
+def test_a_paused_queue_gives_out_nothing_with_an_end_either(one):
+    one.push("A", "A1")
+    holder = one.reserve()
+    one.broker.pause(["default"])
+    assert hand_over(one, holder) == []
+    assert holders() == []
+
+
+def test_a_quiet_worker_is_not_given_the_next_of_the_key(one):
+    one.broker.hello(WorkerIdentity(wid="tired", hostname="h", pid=1))
+    WorkerProcess.objects.filter(wid="tired").update(state="quiet")
+    one.push("A", "A1")
+    assert hand_over(one, one.reserve(), wid="tired") == []
+    assert one.fetch(wid="another") == [jid("A1")]
+
+
+def test_a_result_is_kept_and_counted(one):
+    before = sum(Counter.objects.values_list("processed", flat=True))
+    one.push("A", result_ttl=600)
+    one.push("A1")
+    holder = one.reserve()
+    request = FetchRequest(queues=("default",), wid="w1")
+    one.broker.exchange([], [Ack(jid=holder.jid, wid="w1", attempt=1, result='"done"')], [request])
+    kept = Job.objects.get(jid=jid("A"))
+    assert (kept.state, kept.result, kept.lock_token, kept.reserved_until) == ("succeeded", '"done"', None, None)
+    assert (kept.purge_at - kept.finished_at).total_seconds() == pytest.approx(600, abs=0.01)
+    assert sum(Counter.objects.values_list("processed", flat=True)) == before + 1
+
+
+def test_one_that_has_expired_is_not_handed_out(one):
+    one.push("A", "A1")
+    holder = one.reserve()
+    Job.objects.filter(jid=jid("A1")).update(expires_at=datetime(2020, 1, 1, tzinfo=UTC))
+    assert hand_over(one, holder) == []
+    assert holders() == []
+
+
+def test_what_is_handed_over_is_a_claim_like_any_other(one):
+    one.push("A", "A1")
+    holder = one.reserve()
+    [job] = hand_over(one, holder, wid="w2")
+    row = Job.objects.get(jid=jid("A1"))
+    assert (row.state, row.wid, row.attempt, row.enqueued_at) == ("working", "w2", 1, job.enqueued_at)
+    assert (row.reserved_until - row.started_at).total_seconds() == pytest.approx(job.reserve_for, abs=0.01)
+    assert (job.text, job.queue, job.attempt, job.lock_key) == (row.payload, "default", 1, row.lock_key)
+    assert row.claim is not None
+
+
+@on_postgresql
+def test_a_long_chain_is_one_statement_a_job(node):
+    one = node()
+    job = chain(one)
+    with CaptureQueriesContext(connection) as sent:
+        [job] = hand_over(one, job)
+    assert job.jid == jid("A3")
+    # A connection that was used before, as one of a pool, may have prepared it, or prepare it now.
+    [told] = [query["sql"] for query in sent if "PREPARE" not in query["sql"]]
+    assert "heir AS" in told or (told.startswith("EXECUTE faktory_relay") and ";" not in told)
+    assert [job.jid for job in hand_over(one, job)] == [jid("A4")]
+    assert holders() == [jid("A4")]
+
+
+def test_others_who_fetch_in_the_same_turn_get_what_is_left(one):
+    one.push("A", "A1", "A2")
+    holder = one.reserve()
+    one.push("B", "C")
+    requests = [FetchRequest(queues=("default",), wid=wid) for wid in ("w1", "w2", "w3", "w4")]
+    told = one.broker.exchange([], [Ack(jid=holder.jid, wid="w1", attempt=1)], requests)
+    assert told.acked == [True]
+    assert [[job.jid for job in found] for found in told.fetched] == [[jid("A1")], [jid("B")], [jid("C")], []]
+    assert state_of("A2") == "blocked"
+
+
+@on_postgresql
+@pytest.mark.parametrize("before", [[], [FetchRequest(queues=("default",), count=0, ahead=3)]])
+def test_others_of_a_turn_in_a_chain_cost_nothing_where_nothing_else_is_ready(node, before):
+    one = node()
+    job = chain(one)
+    requests = [*before, *(FetchRequest(queues=("default",), wid=wid) for wid in ("w1", "w2", "w3"))]
+    with CaptureQueriesContext(connection) as sent:
+        told = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=1)], requests)
+    assert told.acked == [True]
+    assert [[job.jid for job in found] for found in told.fetched[len(before) :]] == [[jid("A3")], [], []]
+    assert len([query for query in sent if "PREPARE" not in query["sql"]]) == 1
+
+
+@on_postgresql
+@pytest.mark.parametrize(("queue", "queues"), [("default", ("default",)), ("other", ("other", "default"))])
+def test_others_of_a_turn_in_a_chain_get_what_is_ready(node, queue, queues):
+    one = node()
+    job = chain(one)
+    one.push("B", queue=queue, priority=-9)
+    requests = [FetchRequest(queues=("default",), wid="w1"), FetchRequest(queues=queues, wid="w2")]
+    told = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=1)], requests)
+    assert [[job.jid for job in found] for found in told.fetched] == [[jid("A3")], [jid("B")]]
+
+
+@on_postgresql
+def test_one_who_asks_for_several_gets_the_next_of_the_key_and_others(one):
+    one.push("A", "A1", "A2")
+    holder = one.reserve()
+    one.push("B", "C")
+    assert [job.jid for job in hand_over(one, holder, count=2)] == [jid("A1"), jid("B")]
+    assert one.fetch(count=5) == [jid("C")]
+
+
+@on_postgresql
+def test_on_postgresql_it_is_one_message(one):
+    one.push("A", "A1")
+    first = one.reserve()
+    sent = []
+
+    def listen_in(execute, sql, params, many, context):
+        sent.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(listen_in):
+        [second] = hand_over(one, first)
+    assert second.lock_token
+    assert len([sql for sql in sent if "PREPARE" not in sql.split("EXECUTE")[0]]) == 1, sent
+
+
+def test_two_that_hand_over_each_other_s_keys_do_not_wait_for_each_other(node, caplog):
+    rounds, nodes = 40, [node(), node()]
+    both = threading.Barrier(2)
+    lost, errors = [], []
+
+    def client(me):
+        try:
+            both.wait(10)
+            job, ends_at = None, time.monotonic() + 60
+            while time.monotonic() < ends_at:
+                if job is None:
+                    [found] = me.broker.fetch([FetchRequest(queues=("default",), wid=f"w{id(me)}")])
+                    job = found[0] if found else None
+                else:
+                    [job] = hand_over(me, job, wid=f"w{id(me)}") or [None]
+                if not Job.objects.exists():
+                    break
+            if job is not None:
+                lost.append(job)
+        except Exception as error:  # noqa: BLE001  (told to the test)
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    caplog.set_level("DEBUG", "django_faktory")
+    nodes[0].push(*(f"{letter}{number}" for number in range(rounds) for letter in "AB"))
+    threads = [threading.Thread(target=client, args=(one,)) for one in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert lost == []
+    if connection.vendor == "postgresql":
+        assert "collided" not in caplog.text
+    assert (Job.objects.count(), JobLock.objects.count()) == (0, 0)
+
+
+# --- our worker
+
+
+@on_postgresql
+def test_a_worker_fetches_the_next_of_a_key_with_the_report_of_the_last(work, state, monkeypatch):  # noqa: F811
+    handed, woken = [], []
+
+    class Watched(OrmBroker):
+        def exchange(self, jobs_, acks, requests):
+            told = super().exchange(jobs_, acks, requests)
+            handed.extend(job.jid for job in told.fetched[0])
+            return told
+
+    monkeypatch.setattr(locks, "on_ready", [lambda *_: [one.look_again() for one in woken]])
+    pages = [tasks.by_shop.enqueue(1, page) for page in range(10)]
+    woken.append(work(Watched("default"), listen=PollingListener, poll_interval=600).worker)
+    for job in pages:
+        state(job, "succeeded")
+    assert handed, "but for the first, when it may be fetching at the same moment"
+    assert handed == [job.id for job in pages if job.id in handed]
+
+
+@on_postgresql
+def test_jobs_whose_hand_over_was_carried_out_and_not_answered_run_all_the_same(work, state, monkeypatch):  # noqa: F811
+    lost = []
+    real = pushes.run
+
+    def lossy(*args, **kwargs):
+        told = real(*args, **kwargs)
+        if not lost and isinstance(told, tuple) and told[1]:
+            lost.append(told)
+            raise BrokerUnavailable("database unavailable: the connection was lost")
+        return told
+
+    def some_are_done():
+        pages = [tasks.by_shop.enqueue(1, page) for page in range(4)]
+        for job in pages:
+            state(job, "succeeded")
+        return lost
+
+    monkeypatch.setattr(pushes, "run", lossy)
+    work(OrmBroker("default"), poll_interval=0.05)
+    wait_until(some_are_done, 60, what="one was handed over: the worker was not fetching as another one ended")
+    assert holders() == []

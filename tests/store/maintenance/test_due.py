@@ -1,0 +1,166 @@
+"""Jobs that fall due: the cost of a look at them, the order of their enqueueing, and two nodes. Rules: W13, W18."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import connection, connections, transaction
+from django.utils import timezone
+
+from django_faktory.core.lifecycle import FINISHED, State
+from django_faktory.models import Job
+from django_faktory.store.maintenance import due
+from django_faktory.store.maintenance.pending_work import look
+from tests.factories import T0, JobFactory
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+USING = "default"
+
+
+def waiting(count, run_at, state="scheduled"):
+    return Job.objects.bulk_create(JobFactory.many(count, **{state: True}, run_at=run_at))
+
+
+def test_the_next_due_time_is_that_of_the_soonest_of_both_states():
+    assert look(using=USING, now=T0).due_in_s is None
+    waiting(1, T0 + timedelta(seconds=90))
+    assert look(using=USING, now=T0).due_in_s == 90
+    waiting(1, T0 + timedelta(seconds=30), "retries")
+    assert look(using=USING, now=T0).due_in_s == 30
+    waiting(1, T0 - timedelta(seconds=5))
+    assert look(using=USING, now=T0).due_in_s == -5
+
+
+def test_the_database_s_clock_says_what_is_due():
+    waiting(1, timezone.now() + timedelta(minutes=1))
+    assert 50 < look(using=USING).due_in_s <= 61
+    assert due.enqueue_due(using=USING) == set()
+
+
+def test_a_look_at_what_is_next_is_one_statement_whatever_waits(django_assert_num_queries):
+    waiting(20, T0 + timedelta(hours=1))
+    waiting(20, T0 + timedelta(hours=1), "retries")
+    with django_assert_num_queries(1):
+        look(using=USING)
+
+
+def test_the_soonest_are_enqueued_first_and_no_more_than_asked():
+    last, first = waiting(1, T0 + timedelta(seconds=9)) + waiting(1, T0 + timedelta(seconds=1))
+    due.enqueue_due(using=USING, now=T0 + timedelta(minutes=1), limit=1)
+    assert dict(Job.objects.values_list("jid", "state")) == {last.jid: "scheduled", first.jid: "enqueued"}
+
+
+def test_the_limit_holds_for_both_states_together():
+    waiting(3, T0)
+    waiting(3, T0, "retries")
+    due.enqueue_due(using=USING, now=T0, limit=4)
+    assert Job.objects.filter(state="enqueued").count() == 4
+    due.enqueue_due(using=USING, now=T0, limit=4)
+    assert Job.objects.filter(state="enqueued").count() == 6
+
+
+def test_a_second_node_enqueues_those_that_the_first_is_not_at_and_waits_for_nobody():
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("one writer at a time: the second waits for the first")
+    waiting(30, T0)
+    waiting(30, T0, "retries")
+    seen = []
+
+    def second():
+        due.enqueue_due(using=USING, now=T0)
+        seen.append(Job.objects.filter(state="enqueued").count())
+        connections.close_all()
+
+    with transaction.atomic():
+        due.enqueue_due(using=USING, now=T0, limit=20)
+        node = threading.Thread(target=second)
+        node.start()
+        node.join(20)
+        assert seen == [40]
+    assert Job.objects.filter(state="enqueued").count() == 60
+
+
+@pytest.mark.parametrize(
+    ("jobs", "index"),
+    [
+        (lambda: Job.objects.in_state(*due.WAITING).order_by("run_at")[:1], "faktory_due"),
+        (lambda: Job.objects.in_state(*FINISHED).filter(purge_at__lt=T0).order_by("purge_at")[:9], "faktory_purge"),
+        (lambda: Job.objects.in_state(State.WORKING).filter(reserved_until__lt=T0), "faktory_reserved"),
+    ],
+    ids=["due", "finished", "overdue"],
+)
+def test_what_is_polled_is_read_off_its_index(jobs, index):
+    if not connection.features.supports_partial_indexes:
+        pytest.skip("the index is led by the state there, and read state by state")
+    waiting(5, T0 + timedelta(hours=1))
+    with transaction.atomic(), connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
+        plan = jobs().explain()
+    assert index in plan
+    assert "TEMP B-TREE" not in plan
+    assert "Sort" not in plan
+
+
+def test_on_mariadb_only_the_head_of_the_index_is_read():
+    if connection.features.supports_partial_indexes:
+        pytest.skip("the plan above says it")
+    waiting(300, T0 + timedelta(hours=1))
+    waiting(300, T0 + timedelta(hours=1), "retries")
+    with connection.cursor() as cursor:
+        cursor.execute("FLUSH STATUS")
+        look(using=USING)
+        cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
+        read = sum(int(count) for name, count in cursor.fetchall() if name != "Handler_read_rnd_next")
+    assert read < 20
+
+
+def expiring(count, **fields):
+    return Job.objects.bulk_create(JobFactory.many(count, expires_at=T0 - timedelta(seconds=1), **fields))
+
+
+def test_a_finished_job_is_not_among_those_that_expire_and_a_waiting_one_is():
+    expiring(3, succeeded=True)
+    assert look(using=USING, now=T0, worker_timeout_s=60).expired is not connection.features.supports_partial_indexes
+    assert due.expire(using=USING, now=T0) == 0
+    assert look(using=USING, now=T0, worker_timeout_s=60).expired is False
+    assert Job.objects.succeeded().count() == 3
+    expiring(2)
+    assert look(using=USING, now=T0, worker_timeout_s=60).expired is True
+    assert due.expire(using=USING, now=T0) == 2
+    assert look(using=USING, now=T0, worker_timeout_s=60).expired is False
+
+
+def test_a_running_job_whose_expiry_passes_is_left_alone_and_expires_when_it_waits_again():
+    [job] = expiring(1, working=True, reserved_until=timezone.now() + timedelta(hours=1))
+    assert look(using=USING, now=T0, worker_timeout_s=60).expired is False
+    assert due.expire(using=USING, now=T0) == 0
+    Job.objects.filter(jid=job.jid).update(state="retries", run_at=T0 + timedelta(hours=1))
+    assert look(using=USING, now=T0, worker_timeout_s=60).expired is True
+    assert due.expire(using=USING, now=T0) == 1
+
+
+@pytest.mark.skipif(connection.features.supports_partial_indexes, reason="the index has no finished jobs")
+def test_expiries_of_finished_jobs_are_cleared_a_bounded_number_at_a_time(monkeypatch):
+    monkeypatch.setattr(due, "CHUNK", 3)
+    monkeypatch.setattr(due, "CLEARED_AT_ONCE", 2)
+    expiring(10, succeeded=True)
+    due.expire(using=USING, now=T0)
+    assert Job.objects.filter(expires_at__isnull=False).count() == 4
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="the plan is MariaDB's")
+def test_a_purge_follows_the_index_and_sorts_nothing_that_is_due():
+    for state in ("dead", "succeeded"):
+        rows = JobFactory.many(2000, **{state: True}, purge_at=T0 - timedelta(seconds=1))
+        Job.objects.bulk_create(rows, batch_size=1000)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE TABLE django_faktory_job")
+        cursor.fetchall()
+        cursor.execute("FLUSH STATUS")
+        assert due.purge(using=USING, now=T0) == due.CHUNK
+        cursor.execute("SHOW STATUS WHERE variable_name IN ('Sort_rows', 'Handler_read_next')")
+        counted = {name: int(count) for name, count in cursor.fetchall()}
+    assert counted["Sort_rows"] == 0
+    assert counted["Handler_read_next"] < 2 * due.CHUNK

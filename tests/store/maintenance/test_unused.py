@@ -1,0 +1,176 @@
+"""Unused queues and totals of unused tasks are deleted; those in use or with settings stay."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.histograms import OTHER, Passed, Recorder
+from django_faktory.models import Job, Limit, Measure, Queue
+from django_faktory.models.queue import QueueQuerySet
+from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.store import queues
+from django_faktory.store.statistics import histograms
+from tests.factories import JobFactory, QueueFactory, payload
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+USING = "default"
+
+
+def names():
+    return sorted(Queue.objects.values_list("name", flat=True))
+
+
+def unused(name, **fields):
+    return QueueFactory(name=name, used_at=timezone.now() - timedelta(seconds=queues.UNUSED_S + 60), **fields)
+
+
+def test_only_a_queue_that_is_empty_unused_and_not_set_is_forgotten():
+    unused("gone")
+    unused("paused", paused_at=timezone.now())
+    unused("limited")
+    Limit.objects.create(scope="queue", name="limited", concurrency=1)
+    Limit.objects.create(scope="task", name="gone", concurrency=1)
+    for state in ("enqueued", "blocked"):
+        unused(state)
+        JobFactory(queue=state, **({"blocked": True} if state == "blocked" else {}))
+    QueueFactory(name="fresh", used_at=timezone.now() - timedelta(seconds=queues.UNUSED_S - 600))
+    assert queues.forget_unused(using=USING) == (1, "")
+    assert names() == ["blocked", "enqueued", "fresh", "limited", "paused"]
+
+
+def test_queues_are_looked_at_a_portion_at_a_time(monkeypatch):
+    monkeypatch.setattr(queues, "NAMES_AT_ONCE", 2)
+    for number in range(5):
+        unused(f"q{number}")
+    assert queues.forget_unused(using=USING) == (2, "q1")
+    assert queues.forget_unused(using=USING, after="q1") == (2, "q3")
+    assert queues.forget_unused(using=USING, after="q3") == (1, "")
+    assert names() == []
+
+
+USES = {
+    "push": lambda: queues.add(["mail"], using=USING),  # as after the commit of a push
+    "pause": lambda: queues.pause(["mail"], using=USING),
+    "limit": lambda: Limit.objects.create(scope="queue", name="mail", concurrency=1),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_queue_that_is_used_again_while_it_is_looked_at_stays(monkeypatch, use):
+    """The use happens between the look and the delete."""
+    unused("mail")
+    run = queues.run
+
+    def use_before_the_delete(using, verb, *, atomic=True):
+        if atomic:
+            monkeypatch.setattr(queues, "run", run)
+            USES[use]()
+        return run(using, verb, atomic=atomic)
+
+    monkeypatch.setattr(queues, "run", use_before_the_delete)
+    assert queues.forget_unused(using=USING) == (0, "")
+    assert names() == ["mail"]
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="it has one writer at a time")
+def test_a_pause_is_not_lost_to_a_delete_at_the_same_time(monkeypatch):
+    """The delete happens after the pause has found the row."""
+    unused("mail")
+    create = QueueQuerySet.bulk_create
+    counts = []
+
+    def forget():
+        try:
+            counts.append(queues.forget_unused(using=USING)[0])
+        finally:
+            connection.close()
+
+    def create_and_forget(self, *args, **options):
+        found = create(self, *args, **options)
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(forget).result(30)
+        return found
+
+    monkeypatch.setattr(QueueQuerySet, "bulk_create", create_and_forget)
+    assert queues.pause(["mail"], using=USING) == ["mail"]
+    assert counts == [0]
+    assert queues.paused(using=USING) == {"mail"}
+
+
+def test_a_push_lists_a_queue_that_was_forgotten():
+    unused("mail")
+    broker = OrmBroker(USING)
+    queues.forget_unused(using=USING)
+    broker.push([payload(queue="mail")])
+    assert names() == ["mail"]
+
+
+def test_a_use_is_written_once_an_hour():
+    before = unused("mail").used_at
+    queues.add(["mail"], using=USING)
+    first = Queue.objects.get().used_at
+    assert first > before
+    queues.add(["mail"], using=USING)
+    assert Queue.objects.get().used_at == first
+
+
+def test_maintenance_lists_queues_that_jobs_wait_in_and_forgets_unused_ones():
+    unused("gone")
+    JobFactory(queue="callbacks")
+    JobFactory(queue="locked", blocked=True)
+    Maintenance(USING).run_once()
+    assert names() == ["callbacks", "locked"]
+
+
+def test_names_of_many_queues_are_found_with_a_statement_for_each_two_hundred():
+    rows = JobFactory.many(450)
+    for number, row in enumerate(rows):
+        row.queue = f"q{number:03}"
+    Job.objects.bulk_create(rows)
+    JobFactory(queue="q001", blocked=True)
+    JobFactory(queue="r", blocked=True)
+    with CaptureQueriesContext(connection) as caught:
+        assert queues.known_names(using=USING) == [*(f"q{number:03}" for number in range(450)), "r"]
+    assert len(caught) <= 5
+
+
+def passed(queue, jobtype, times=1):
+    recorder = Recorder()
+    recorder.started([Passed(queue, jobtype, 1.0)] * times)
+    recorder.ended([Passed(queue, jobtype, 2.0)] * times, well=True)
+    histograms.add(recorder.take(), using=USING)
+
+
+def sums():
+    return {names: (one.started, one.succeeded, one.ran_s, sum(one.waits))
+            for names, one in histograms.ever(using=USING).items()}  # fmt: skip
+
+
+def test_unused_totals_are_added_to_those_of_all_others(monkeypatch):
+    monkeypatch.setattr(histograms, "CHUNK", 2)
+    for number in range(5):
+        passed("mail", f"task{number}", number + 1)
+    old = timezone.now() - timedelta(seconds=histograms.UNUSED_S + 60)
+    Measure.objects.exclude(jobtype="task3").update(used_at=old)
+    Maintenance(USING).run_once()
+    assert sums() == {(OTHER, OTHER): (11, 11, 22.0, 11), ("mail", "task3"): (4, 4, 8.0, 4)}
+    assert Measure.objects.exclude(minute=histograms.EVER).count() == 5
+    passed("mail", "task0", 7)
+    assert sums()["mail", "task0"] == (7, 7, 14.0, 7)
+    Measure.objects.filter(minute=histograms.EVER).update(used_at=old)
+    Maintenance(USING).run_once()
+    assert sums() == {(OTHER, OTHER): (22, 22, 44.0, 22)}
+
+
+def test_totals_that_grow_are_kept():
+    passed("mail", "task")
+    Measure.objects.update(used_at=timezone.now() - timedelta(seconds=histograms.UNUSED_S + 60))
+    passed("mail", "task")
+    assert histograms.fold_unused(using=USING) is None
+    assert sums() == {("mail", "task"): (2, 2, 4.0, 2)}

@@ -1,0 +1,177 @@
+"""Storage parameters of the job table on PostgreSQL, and vacuum by the maintenance loop. Source: ADR 0009."""
+
+import logging
+
+import pytest
+from django.core.management import call_command
+from django.db import connection, connections, transaction
+
+from django_faktory.models import Job
+from django_faktory.store.maintenance import vacuum
+from tests.bouncer import SHARED
+from tests.factories import JobFactory
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+USING = "default"
+on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="others clean up by themselves")
+
+
+def parameters():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT reloptions FROM pg_class WHERE oid = 'django_faktory_job'::regclass")
+        return set(cursor.fetchone()[0] or [])
+
+
+def leave_dead_rows(count):
+    Job.objects.bulk_create(JobFactory.many(count))
+    Job.objects.all().delete()
+    if connection.vendor == "postgresql":
+        let_sessions_tell()
+
+
+_OTHERS = """
+SELECT COUNT(*) FILTER (WHERE state = 'idle'), COUNT(*) FILTER (WHERE state <> 'idle'), pg_stat_force_next_flush()
+FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"""
+
+
+def let_sessions_tell():
+    """Flush the statistics of every session at once: otherwise they follow seconds later, or when the session ends.
+
+    Behind any pooler, rows were written by another session than the one that reads the statistics, and the counts of
+    earlier tests may not be flushed. Transactions that are open at the same time each have their own session.
+    """
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(_OTHERS)
+            idle, busy, _ = cursor.fetchone()
+        # More connections than are available would wait for each other without end.
+        others = [connection.copy() for _ in range(min(idle, SHARED - busy - 1))]
+        try:
+            for other in others:
+                other.set_autocommit(False)
+                with other.cursor() as cursor:
+                    cursor.execute("SELECT pg_stat_force_next_flush()")
+        finally:
+            for other in others:
+                other.rollback()
+                other.close()
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    """Start without dead rows in the statistics, and without a pause after the vacuum that removed them."""
+    monkeypatch.setattr(vacuum, "SHORTEST_REST_S", 0)
+    monkeypatch.setattr(vacuum, "REST", 0)
+    if connection.vendor == "postgresql":
+        let_sessions_tell()
+        vacuum.vacuum(using=USING)
+        wait_until(lambda: vacuum.dead_rows(using=USING) == 0)
+
+
+@on_postgresql
+def test_autovacuum_of_the_hot_table_does_not_wait_for_a_share_of_a_large_backlog():
+    assert parameters() >= {
+        "autovacuum_vacuum_scale_factor=0.01",
+        "autovacuum_vacuum_threshold=10000",
+        "autovacuum_vacuum_cost_delay=0",
+        "vacuum_index_cleanup=on",
+    }
+
+
+def test_the_migration_says_what_it_does_and_can_be_taken_back(capsys):
+    call_command("sqlmigrate", "django_faktory", "0001")
+    forwards = capsys.readouterr().out
+    call_command("sqlmigrate", "django_faktory", "0001", backwards=True)
+    backwards = capsys.readouterr().out
+    is_told = connection.vendor == "postgresql"
+    assert ("SET (autovacuum_vacuum_scale_factor = 0.01" in forwards) is is_told
+    assert ("RESET (autovacuum_vacuum_scale_factor, " in backwards) is is_told
+
+
+def test_a_few_dead_rows_are_left_to_the_database(clean):
+    leave_dead_rows(20)
+    assert vacuum.Tidier(USING).look() is False
+
+
+@on_postgresql
+def test_many_dead_rows_are_cleaned_up_in_a_thread(clean, monkeypatch):
+    monkeypatch.setattr(vacuum, "DEAD_ROWS", 50)
+    leave_dead_rows(60)
+    wait_until(lambda: vacuum.dead_rows(using=USING) >= 60)
+    tidier = vacuum.Tidier(USING)
+    assert tidier.look() is True
+    tidier.join(20)
+    wait_until(lambda: vacuum.dead_rows(using=USING) == 0)
+
+
+@on_postgresql
+def test_what_an_open_snapshot_may_see_is_not_tried_for_again_and_again(clean, monkeypatch):
+    monkeypatch.setattr(vacuum, "DEAD_ROWS", 50)
+    other = connections[USING].copy()
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SELECT COUNT(*) FROM django_faktory_queue")
+        leave_dead_rows(60)
+        wait_until(lambda: vacuum.dead_rows(using=USING) >= 60)
+        tidier = vacuum.Tidier(USING)
+        assert tidier.look() is True
+        tidier.join(20)
+        assert vacuum.dead_rows(using=USING) >= 60
+        assert tidier.look() is False
+    finally:
+        other.close()
+
+
+@on_postgresql
+def test_nodes_share_one_rest_after_a_vacuum_whichever_of_them_ran_it(clean, monkeypatch):
+    monkeypatch.setattr(vacuum, "DEAD_ROWS", 0)
+    first, second = vacuum.Tidier(USING), vacuum.Tidier(USING)
+    assert first.look() is True
+    first.join(20)
+    wait_until(lambda: vacuum.dead(using=USING).vacuumed_s_ago < 30)
+    monkeypatch.setattr(vacuum, "SHORTEST_REST_S", 1e9)
+    assert [first.look(), second.look()] == [False, False]
+
+
+@on_postgresql
+def test_the_rest_grows_with_the_indexes_that_a_vacuum_has_to_read():
+    assert vacuum.Dead(vacuumed_s_ago=19, index_bytes=100_000_000).is_resting
+    assert not vacuum.Dead(vacuumed_s_ago=21, index_bytes=100_000_000).is_resting
+    assert not vacuum.Dead().is_resting, "it was never vacuumed"
+
+
+@on_postgresql
+def test_a_vacuum_gives_way_to_other_work_and_leaves_the_session_as_it_was(clean):
+    with connection.execute_wrapper(remember := Remembered()):
+        vacuum.vacuum(using=USING)
+    assert [sql.partition(" ")[0] for sql in remember.told][-1] in ("RESET", "VACUUM")
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW vacuum_cost_delay")
+        assert cursor.fetchone() == ("0",)
+
+
+class Remembered:
+    """Record the statements of a session, in order."""
+
+    def __init__(self):
+        self.told = []
+
+    def __call__(self, execute, sql, params, many, context):
+        self.told.append(sql)
+        return execute(sql, params, many, context)
+
+
+@on_postgresql
+def test_a_vacuum_that_is_refused_is_told_and_nothing_else(clean, monkeypatch, caplog):
+    monkeypatch.setattr(vacuum, "DEAD_ROWS", 0)
+    monkeypatch.setattr(vacuum, "_VACUUM", "VACUUM no_such_table")
+    tidier = vacuum.Tidier(USING)
+    with caplog.at_level(logging.WARNING):
+        tidier.look()
+        tidier.join(20)
+    assert "could not vacuum" in caplog.text

@@ -1,0 +1,91 @@
+"""A server's hints: a thread sends them, one NOTIFY covers a burst, and the server itself ignores them."""
+
+import pytest
+from django.db import transaction
+
+from django_faktory.store import notifier
+from django_faktory.store.notifier import postgresql
+from tests.bouncer import needs_session
+from tests.store.notifier.conftest import needs_hints
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    needs_hints,
+    needs_session("LISTEN is a session's; what comes instead says tests/bouncer"),
+]
+
+
+@pytest.fixture
+def crier():
+    made = notifier.Crier("default")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def heard(client):
+    """Return all payloads so far, as another client receives them."""
+    found = []
+
+    def payloads():
+        found.extend(one.payload for one in client.notifies(timeout=0.05))
+        return found
+
+    return payloads
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Record the queues of each NOTIFY."""
+    statements = []
+    real = postgresql.notify
+
+    def spy(on, queues, senders=None):
+        statements.append(sorted(queues))
+        real(on, queues, senders)
+
+    monkeypatch.setattr(postgresql, "notify", spy)
+    return statements
+
+
+def test_what_is_announced_is_heard(crier, heard):
+    crier.announce("default", {"a", "b"})
+    wait_until(lambda: sorted(heard()) == ["a", "b"])
+
+
+def test_nothing_of_a_burst_is_left_out_and_it_takes_few_statements(crier, heard, sent):
+    names = {f"queue{number}" for number in range(40)}
+    for name in sorted(names):
+        crier.announce("default", {name})
+        crier.announce("default", {"often"})
+    wait_until(lambda: names | {"often"} <= set(heard()))
+    assert len(sent) <= 10, "80 announcements within some milliseconds"
+
+
+def test_inside_a_transaction_nothing_is_announced(crier, heard):
+    with transaction.atomic():
+        crier.announce("default", {"too-early"})
+    crier.announce("default", {"later"})
+    wait_until(lambda: "later" in heard())
+    assert heard() == ["later"]
+
+
+def test_what_is_pending_is_sent_at_the_stop(heard):
+    crier = notifier.Crier("default")
+    crier.announce("default", {"a"})
+    crier.announce("default", {"b"})
+    crier.stop()
+    assert sorted(heard()) == ["a", "b"]
+
+
+def test_a_listener_of_the_same_server_hears_others_only(crier, closing_later):
+    listener = closing_later(notifier.listen("default", is_own=crier.is_own))
+    crier.announce("default", {"own"})
+    wait_until(lambda: crier._senders)
+    while listener.wait(0.5):
+        pass  # its first look, and its test notification
+    crier.announce("default", {"own"})
+    assert listener.wait(0.2) is False
+    notifier.announce("default", {"others"})
+    assert listener.wait(30) is True

@@ -1,0 +1,88 @@
+"""The contract of listeners: a second look after each hint, and waiting without hints."""
+
+import threading
+import time
+
+import pytest
+
+from django_faktory.store.notifier.base import DEBOUNCE_S, SECOND_LOOK_S, Listener, PollingListener
+
+pytestmark = pytest.mark.core
+
+LONG_S = 30
+
+
+class Bell(Listener):
+    """A listener with hints that the test sets by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.rung = threading.Event()
+
+    def close(self):
+        self.rung.set()
+
+    def _hear(self, timeout_s):
+        heard = self.rung.wait(timeout_s)
+        self.rung.clear()
+        return heard
+
+
+@pytest.fixture
+def bell():
+    return Bell()
+
+
+def test_nothing_heard_is_false(bell):
+    assert bell.wait(0.01) is False
+
+
+def test_after_a_hint_comes_one_second_look(bell):
+    bell.rung.set()
+    assert bell.wait(LONG_S) is True
+    assert bell.wait(LONG_S) is True
+    assert bell.wait(0.01) is False
+
+
+def test_the_second_look_is_later_than_any_hint_left_out(bell):
+    began_at = time.monotonic()
+    bell.rung.set()
+    bell.wait(LONG_S)
+    bell.wait(LONG_S)
+    assert time.monotonic() - began_at >= SECOND_LOOK_S * 0.9 > DEBOUNCE_S
+
+
+def test_a_shorter_wait_does_not_use_the_second_look_up(bell):
+    bell.rung.set()
+    bell.wait(LONG_S)
+    assert bell.wait(0) is False
+    assert bell.wait(LONG_S) is True
+
+
+def test_a_hint_during_the_second_look_has_its_own_second_look(bell):
+    bell.rung.set()
+    bell.wait(LONG_S)
+    bell.rung.set()
+    assert [bell.wait(LONG_S), bell.wait(LONG_S), bell.wait(0.01)] == [True, True, False]
+
+
+def test_polls_are_seldom_where_every_hint_comes_and_as_often_as_set_where_none_may(bell):
+    assert (bell.poll_s(1.0), PollingListener().poll_s(1.0)) == (1.0, 1.0)
+    bell.hears_all = True
+    assert bell.poll_s(1.0) == 5.0
+
+
+def test_polling_waits_the_whole_time():
+    began_at = time.monotonic()
+    assert PollingListener().wait(0.02) is False
+    assert time.monotonic() - began_at >= 0.018
+
+
+def test_closing_ends_a_wait_in_another_thread():
+    listener = PollingListener()
+    waiting = threading.Thread(target=listener.wait, args=[LONG_S])
+    waiting.start()
+    listener.close()
+    waiting.join(5)
+    assert not waiting.is_alive()
+    assert listener.wait(LONG_S) is False

@@ -1,0 +1,227 @@
+"""Hints on PostgreSQL: NOTIFY and LISTEN, poolers, broken connections."""
+
+import logging
+import threading
+
+import pytest
+from django.db import connection, transaction
+
+from django_faktory.store import notifier
+from django_faktory.store.notifier import postgresql, publisher
+from tests.bouncer import needs_session
+from tests.store.notifier.conftest import needs_hints
+from tests.store.notifier.pooler import Pooler
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    needs_hints,
+    needs_session("LISTEN is a session's; what comes instead says tests/bouncer"),
+]
+
+LONG_S = 30
+
+
+@pytest.fixture(autouse=True)
+def nothing_announced():
+    publisher._announced_at.clear()
+
+
+@pytest.fixture
+def heard(client):
+    """Return a function that returns the payloads since its last call, as another client receives them."""
+    return lambda: [one.payload for one in client.notifies(timeout=0.1)]
+
+
+@pytest.fixture
+def pooler():
+    found = Pooler((connection.settings_dict["HOST"], int(connection.settings_dict["PORT"])))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def behind(pooler, database):
+    """Return the alias of the same database behind the pooler."""
+    return database("pooled", HOST="127.0.0.1", PORT=str(pooler.port))
+
+
+@pytest.fixture
+def listen(closing_later):
+    """Return a function that starts a listener: connected, tested, with its first hint consumed."""
+
+    def start(alias="default", queues=None):
+        listener = closing_later(notifier.listen(alias, queues))
+        assert listener.wait(LONG_S) is True
+        drain(listener)
+        return listener
+
+    return start
+
+
+def drain(listener):
+    while listener.wait(0.05):
+        pass
+
+
+def say(*queues):
+    """Announce from a process without earlier announcements."""
+    publisher._announced_at.clear()
+    notifier.announce("default", queues)
+
+
+class TestAnnouncing:
+    def test_each_queue_is_named(self, heard):
+        notifier.announce("default", {"mail", "default"})
+        assert sorted(heard()) == ["default", "mail"]
+
+    def test_a_burst_is_one_hint(self, heard):
+        said = [publisher._news("default", ["mail"], now=100 + number / 10_000) for number in range(100)]
+        assert [news for news in said if news] == [["mail"]]
+
+    def test_a_queue_is_named_again_after_a_while(self):
+        assert publisher._news("default", ["mail"], now=100.0) == ["mail"]
+        assert publisher._news("default", ["mail", "other"], now=100.005) == ["other"]
+        assert publisher._news("default", ["mail"], now=100.011) == ["mail"]
+
+    def test_what_was_said_is_not_remembered_without_bound(self):
+        for number in range(publisher.MAX_REMEMBERED * 2):
+            publisher._news("default", [f"queue-{number}"], now=100.0)
+        assert len(publisher._announced_at) <= publisher.MAX_REMEMBERED + 1
+
+    def test_inside_a_transaction_nothing_is_said(self, heard):
+        with transaction.atomic():
+            notifier.announce("default", ["mail"])
+        assert heard() == []
+
+    def test_with_autocommit_off_nothing_is_said(self, heard):
+        transaction.set_autocommit(False)
+        notifier.announce("default", ["mail"])
+        transaction.rollback()
+        transaction.set_autocommit(True)
+        assert heard() == []
+
+    def test_many_queues_are_one_hint_for_any(self, heard):
+        notifier.announce("default", [f"queue-{number}" for number in range(postgresql.MAX_NAMED + 1)])
+        assert heard() == [postgresql.ANY_QUEUE]
+
+    def test_a_broken_connection_is_nobodys_trouble(self, heard):
+        connection.ensure_connection()
+        connection.connection.close()
+        notifier.announce("default", ["mail"])
+        say("mail")
+        assert heard() == ["mail"]
+
+
+class TestListening:
+    def test_what_was_announced_is_heard(self, listen):
+        listener = listen()
+        say("mail")
+        assert listener.wait(LONG_S) is True
+
+    def test_it_hears_while_it_waits(self, listen):
+        listener, heard = listen(), []
+        waiting = threading.Thread(target=lambda: heard.append(listener.wait(LONG_S)))
+        waiting.start()
+        say("mail")
+        waiting.join(5)
+        assert heard == [True]
+
+    def test_nothing_announced_is_nothing_heard(self, listen):
+        assert listen().wait(0.05) is False
+
+    def test_it_passes_on_what_its_queues_need_only(self, listen):
+        listener = listen(queues=["mail"])
+        say("other")
+        assert listener.wait(0.1) is False
+        say("other", "mail")
+        assert listener.wait(LONG_S) is True
+
+    def test_a_hint_for_any_queue_is_for_everybody(self, listen):
+        listener = listen(queues=["mail"])
+        say(*(f"queue-{number}" for number in range(postgresql.MAX_NAMED + 1)))
+        assert listener.wait(LONG_S) is True
+
+    def test_the_tests_of_other_listeners_are_no_hints(self, listen):
+        listener = listen()
+        listen()
+        assert listener.wait(0.1) is False
+
+    def test_closing_twice_at_once_is_fine(self, listen):
+        listener = listen()
+        closers = [threading.Thread(target=listener.close) for _ in range(4)]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join(5)
+        assert not listener._thread.is_alive()
+        assert listener.wait(LONG_S) is False
+
+    def test_closing_ends_a_wait_in_another_thread(self, listen):
+        listener = listen()
+        waiting = threading.Thread(target=listener.wait, args=[LONG_S])
+        waiting.start()
+        listener.close()
+        waiting.join(5)
+        assert not waiting.is_alive()
+
+
+class TestTrouble:
+    def test_a_lost_connection_is_made_again_and_told_once(self, listen, behind, pooler, caplog):
+        caplog.set_level(logging.INFO, "django_faktory")
+        listener = listen(behind)
+        wait_until(lambda: listener.hears_all)
+        pooler.is_open = False
+        pooler.cut()
+        wait_until(lambda: caplog.records)
+        assert listener.wait(LONG_S) is True  # look now, and poll often from now on
+        assert not listener.hears_all
+        drain(listener)
+        assert listener.wait(0.8) is False  # two attempts, one log line
+        pooler.is_open = True
+        assert listener.wait(LONG_S) is True  # hints of the outage were lost, so look now
+        drain(listener)
+        say("mail")
+        assert listener.wait(LONG_S) is True
+        assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+    def test_a_database_that_is_away_at_the_start_is_waited_for(self, behind, pooler, closing_later):
+        pooler.is_open = False
+        listener = closing_later(notifier.listen(behind))
+        assert listener.wait(0.05) is False
+        pooler.is_open = True
+        assert listener.wait(LONG_S) is True
+
+    def test_behind_a_pooler_that_swallows_notifications_it_polls(self, listen, behind, pooler, caplog, monkeypatch):
+        caplog.set_level(logging.INFO, "django_faktory")
+        monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 0.2)
+        pooler.swallows = True
+        listener = listen(behind)
+        wait_until(lambda: not listener._thread.is_alive())
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "pooler" in caplog.text
+        assert not listener.hears_all
+        say("mail")
+        assert listener.wait(0.05) is False
+        listener.close()
+
+    def test_a_connection_that_tells_nothing_any_more_is_made_anew(self, listen, behind, pooler, monkeypatch):
+        """A connection to a former primary stays open, while announcements go to the new one."""
+        monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 1.0)
+        monkeypatch.setattr(postgresql, "TEST_EVERY_S", 0.2)
+        listener = listen(behind)
+        wait_until(lambda: listener.hears_all)
+        pooler.swallows = True
+        wait_until(lambda: not listener.hears_all)
+        pooler.swallows = False
+        wait_until(lambda: listener.hears_all)
+        drain(listener)
+        say("mail")
+        assert listener.wait(LONG_S) is True
+
+    def test_a_pooler_that_lets_notifications_through_is_no_trouble(self, listen, behind, monkeypatch):
+        monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 0.5)
+        listener = listen(behind)
+        assert listener.wait(0.7) is False
+        say("mail")
+        assert listener.wait(LONG_S) is True

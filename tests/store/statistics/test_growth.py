@@ -1,0 +1,77 @@
+"""Costs that must not grow with the stored jobs: INFO and purge. Source: ADR 0009."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_faktory.models import Job
+from django_faktory.store.maintenance import due
+from django_faktory.store.statistics import counts
+from tests.factories import T0, JobFactory
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+USING = "default"
+on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="the plans are PostgreSQL's")
+
+
+def plans(call):
+    """Return the PostgreSQL plans of the queries of `call`, as text."""
+    with CaptureQueriesContext(connection) as captured:
+        call()
+    with connection.cursor() as cursor:
+        told = []
+        for query in captured:
+            if query["sql"].startswith(("SELECT", "(SELECT", "DELETE")):
+                cursor.execute("EXPLAIN " + query["sql"].replace("%", "%%"))
+                told += [line for (line,) in cursor.fetchall()]
+    return "\n".join(told)
+
+
+@pytest.fixture
+def backlog():
+    """Create enough rows for the planner to avoid a full scan."""
+    Job.objects.bulk_create(JobFactory.many(3000), batch_size=1000)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE django_faktory_job")
+
+
+def test_each_set_is_counted():
+    for state, count in {"scheduled": 1, "retries": 2, "working": 3, "dead": 4}.items():
+        JobFactory.create_batch(count, **{state: True})
+    JobFactory.create_batch(5)
+    found = counts.snapshot(using=USING)
+    assert found["sets"] == {"blocked": 0, "dead": 4, "retries": 2, "scheduled": 1, "working": 3}
+    assert found["total_enqueued"] == 5
+
+
+@on_postgresql
+def test_counting_the_sets_does_not_read_what_waits(backlog):
+    told = plans(lambda: counts.snapshot(using=USING))
+    assert told.count("Seq Scan on django_faktory_job ") <= 1  # for the queues: all stored jobs are waiting
+    assert all(index in told for index in ("faktory_due", "faktory_reserved"))
+    assert "faktory_purge" in told or "faktory_failed" in told  # either index finds the dead jobs
+
+
+def test_a_purge_deletes_no_more_than_asked_and_the_oldest_first():
+    rows = [JobFactory.build(dead=True, purge_at=T0 - timedelta(hours=age)) for age in range(7)]
+    Job.objects.bulk_create(rows)
+    assert due.purge(using=USING, now=T0, limit=4) == 4
+    assert set(Job.objects.values_list("jid", flat=True)) == {row.jid for row in rows[:3]}
+
+
+def test_a_purge_is_two_statements_in_one_transaction(django_assert_max_num_queries):
+    more = 0 if connection.features.supports_partial_indexes else 3  # one read for each state that is purged
+    Job.objects.bulk_create(JobFactory.build_batch(20, dead=True, purge_at=T0 - timedelta(seconds=5)))
+    with django_assert_max_num_queries(4 + more):
+        assert due.purge(using=USING, now=T0) == 20
+
+
+@on_postgresql
+def test_a_purge_finds_what_is_old_by_its_index(backlog):
+    Job.objects.bulk_create(JobFactory.build_batch(20, dead=True, purge_at=T0 - timedelta(seconds=5)))
+    told = plans(lambda: due.purge(using=USING, now=T0))
+    assert "faktory_purge" in told
+    assert "Seq Scan on django_faktory_job" not in told

@@ -1,0 +1,152 @@
+"""Reads that several callers of a process share."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from django_faktory.store import shared_reads
+from django_faktory.store.shared_reads import CHEAP_S, SharedRead
+from tests.clocks import Clock
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.core
+
+
+class Reads:
+    """Counts reads, each of which takes `takes_s`."""
+
+    def __init__(self, clock, takes_s):
+        self.clock, self.takes_s, self.count = clock, takes_s, 0
+
+    def __call__(self):
+        self.count += 1
+        self.clock.now += self.takes_s
+        return self.count
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock(step_s=1e-6)  # no two readings are equal
+    monkeypatch.setattr(shared_reads, "time", clock)
+    return clock
+
+
+def test_a_result_is_reused_for_a_second(clock):
+    one, reads = SharedRead(), Reads(clock, 0.002)
+    assert [one.get(reads) for _ in range(5)] == [1] * 5
+    clock.now += shared_reads.KEPT_S
+    assert one.get(reads) == 2
+
+
+def test_a_result_is_reused_for_ten_times_as_long_as_its_read_takes(clock):
+    one, reads = SharedRead(), Reads(clock, 3.0)
+    assert one.get(reads) == 1
+    clock.now += 26.5  # counted from the end of the read
+    assert one.get(reads) == 1
+    clock.now += 1.0
+    assert one.get(reads) == 2
+
+
+def test_polling_takes_a_tenth_of_the_time_however_it_is_done(clock):
+    for takes_s in (0.001, 0.3, 2.0):
+        one, reads, began_at = SharedRead(), Reads(clock, takes_s), clock.now
+        while clock.now < began_at + 1000 * takes_s:
+            one.get(reads)
+            clock.now += takes_s / 10
+        assert reads.count * takes_s < 0.12 * (clock.now - began_at)
+
+
+def test_an_exact_result_is_of_a_read_that_began_after_the_question():
+    one, seen = SharedRead(), []
+
+    def read():
+        seen.append(time.monotonic())
+        return len(seen)
+
+    for _ in range(5):
+        asked_at = time.monotonic()
+        found = one.get(read, exact=True)
+        if seen[-1] < asked_at:  # the machine was so busy that the previous read took more than CHEAP_S
+            assert one._kept.took_s >= CHEAP_S
+        else:
+            assert found == len(seen)
+
+
+def test_an_exact_result_of_a_read_that_takes_long_is_as_old_as_others(clock):
+    one, reads = SharedRead(), Reads(clock, 2 * CHEAP_S)
+    assert [one.get(reads, exact=True) for _ in range(3)] == [1, 1, 1]
+
+
+def test_an_exact_result_follows_the_one_before_in_ten_times_the_time_of_a_read(clock):
+    one, reads = SharedRead(), Reads(clock, CHEAP_S / 2)
+    waits = []
+    one._condition.wait = lambda pause_s: (waits.append(pause_s), setattr(clock, "now", clock.now + pause_s))
+    assert [one.get(reads, exact=True) for _ in range(3)] == [1, 2, 3]
+    assert len(waits) == 2
+    assert all(0.8 * 10 * CHEAP_S / 2 < pause_s <= 10 * CHEAP_S / 2 for pause_s in waits)
+
+
+def test_callers_at_the_same_time_wait_for_one_read():
+    one, count, may_end = SharedRead(), [], threading.Event()
+
+    def read():
+        count.append(1)
+        assert may_end.wait(30)
+        return "read"
+
+    with ThreadPoolExecutor(8) as threads:
+        first = threads.submit(one.get, read)
+        wait_until(lambda: count)
+        others = [threads.submit(one.get, read) for _ in range(7)]
+        wait_until(lambda: len(one._condition._waiters) == 7)
+        may_end.set()
+        assert [future.result(30) for future in [first, *others]] == ["read"] * 8
+    assert len(count) == 1
+
+
+def test_an_error_is_raised_to_all_that_waited_and_is_not_kept():
+    one, count, may_end = SharedRead(), [], threading.Event()
+
+    def read():
+        count.append(1)
+        if len(count) > 1:
+            return "read"
+        assert may_end.wait(30)
+        raise ValueError("no database")
+
+    def ask():
+        asked.append(1)
+        return one.get(read)
+
+    asked = []
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(one.get, read)
+        wait_until(lambda: count)
+        second = threads.submit(ask)
+        wait_until(lambda: asked and one._condition._waiters)
+        may_end.set()
+        for future in (first, second):
+            with pytest.raises(ValueError, match="no database"):
+                future.result(30)
+    assert one.get(read) == "read"
+
+
+def test_an_interrupted_read_blocks_no_later_one():
+    one = SharedRead()
+
+    def read():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        one.get(read)
+    assert one.get(lambda: "read") == "read"
+
+
+def test_results_of_many_different_questions_are_not_all_kept():
+    for number in range(3 * shared_reads.MOST_READS):
+        assert shared_reads.shared(number, lambda number=number: number, using="default") == number
+    assert len(shared_reads._reads) <= shared_reads.MOST_READS
+    shared_reads.forget()
+    assert shared_reads._reads == {}

@@ -1,0 +1,315 @@
+"""Cron entries of tasks and settings: how they are read, which errors they report, and the jobs they enqueue."""
+
+import json
+import threading
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+from django.test import override_settings
+from django.utils import timezone
+
+from django_faktory import Cron
+from django_faktory.backend import InvalidTask
+from django_faktory.brokers import get_broker
+from django_faktory.checks import cron
+from django_faktory.errors import InvalidCron, MissingObject
+from django_faktory.models import CronEntry, CronRun, Job
+from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.store.cron import entries as rows
+from django_faktory.store.cron import runs
+from django_faktory.tasks import base
+from django_faktory.tasks import cron as cron_entries
+from tests.project import tasks as work
+from tests.project.models import Mark
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOON = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+RING = {"schedule": "0 12 * * *", "jobtype": "ring", "args": [1, "two"], "zone": "UTC"}
+
+
+@pytest.fixture
+def in_settings():
+    """Return a function that overrides `FAKTORY["CRON"]`."""
+    changes = []
+
+    def change(**entries):
+        changes.append(override_settings(FAKTORY={"CRON": entries}))
+        changes[-1].enable()
+
+    yield change
+    for one in reversed(changes):
+        one.disable()
+
+
+@pytest.fixture(autouse=True)
+def task(monkeypatch):
+    """Define tasks that are unregistered at the end; cron entries of the example project are hidden meanwhile."""
+    base.autodiscover()
+    others = {name: known for name, known in base._registry.items() if not known.cron}
+    monkeypatch.setattr(base, "_registry", others)
+    return base.task
+
+
+def greet(name, loud=False):
+    pass
+
+
+def idle():
+    pass
+
+
+def take(now=NOON):
+    return runs.take_due(cron_entries.enqueue, using="default", now=now)
+
+
+def begin(now=NOON - timedelta(hours=1)):
+    rows.sync(cron_entries.definitions(), using="default", now=now)
+
+
+def test_a_task_s_line_makes_an_entry_with_the_task_s_own_job(task):
+    task(cron=Cron("0 12 * * *", zone="UTC"), queue_name="mail", name="greet", max_attempts=3)(idle)
+    begin()
+    entry = CronEntry.objects.get()
+    assert (entry.name, entry.origin, entry.jobtype, entry.zone) == ("greet", "code", "greet", "UTC")
+    assert take() == {"mail"}
+    job = Job.objects.get()
+    assert (job.jobtype, job.queue, job.retry) == ("greet", "mail", 2)
+
+
+def test_a_line_without_a_zone_is_read_in_the_project_s(task, settings):
+    settings.TIME_ZONE = "Asia/Tokyo"
+    task(cron="0 12 * * *", name="greet")(idle)
+    begin()
+    entry = CronEntry.objects.get()
+    assert (entry.zone, entry.next_at) == ("Asia/Tokyo", datetime(2026, 5, 2, 3, 0, tzinfo=UTC))
+
+
+def test_a_task_may_have_several_entries_each_with_its_arguments(task):
+    several = [
+        Cron("0 12 * * *", name="to Ada", zone="UTC", args=["Ada"], queue="slow"),
+        Cron("0 14 * * *", name="to Bob", zone="Europe/Berlin", kwargs={"name": "Bob", "loud": True}, overlap="skip"),
+    ]
+    task(cron=several)(greet)
+    begin()
+    assert take() == {"slow", "default"}
+    told = [json.loads(text) for text in Job.objects.order_by("queue", "pk").values_list("payload", flat=True)]
+    assert [job["args"] for job in told] == [[], ["Ada"]]
+    assert told[0]["custom"]["kwargs"] == {"name": "Bob", "loud": True}
+
+
+def test_arguments_travel_as_in_any_enqueue(in_settings):
+    mark = Mark.objects.create(text="here")
+    args = [Decimal("1.20"), mark, {"$type": "mine"}]
+    in_settings(types={"zone": "UTC", "schedule": "0 12 * * *", "task": work.tells_types.jobtype, "args": args})
+    begin()
+    take()
+    assert json.loads(Job.objects.get().payload)["args"] == [
+        {"$type": "decimal", "value": "1.20"},
+        {"$model": "project.mark", "pk": mark.pk},
+        {"$type": "dict", "value": {"$type": "mine"}},
+    ]
+
+
+def test_an_argument_that_is_gone_is_said_in_the_history(in_settings):
+    mark = Mark.objects.create(text="here")
+    in_settings(types={"zone": "UTC", "schedule": "0 12 * * *", "task": work.tells_types.jobtype, "args": [mark]})
+    begin()
+    mark.delete()
+    take()
+    run = CronRun.objects.get()
+    assert (run.outcome, run.note.split(":")[0]) == ("refused", MissingObject.__name__)
+
+
+def test_a_job_of_another_language_is_what_a_client_would_push(in_settings):
+    in_settings(ring=RING | {"queue": "bells", "job": {"retry": 3, "priority": 9, "custom": {"x": 1.50}}})
+    begin()
+    assert take() == {"bells"}
+    job = Job.objects.get()
+    told = json.loads(job.payload)
+    assert told == {"jid": job.jid, "jobtype": "ring", "queue": "bells", "args": [1, "two"], **told}
+    assert (job.retry, job.priority, told["custom"]) == (3, 100, {"x": 1.5})
+
+
+def test_options_in_custom_hold_for_jobs_of_other_languages(in_settings):
+    in_settings(ring=RING | {"schedule": "0 * * * *", "job": {"custom": {"unique_for": 86_400, "expires_in": 60}}})
+    begin()
+    take()
+    take(NOON + timedelta(hours=1))
+    assert list(CronRun.objects.order_by("pk").values_list("outcome", flat=True)[1:]) == ["refused"]
+    assert Job.objects.get().expires_at is not None
+
+
+def test_a_unique_task_s_second_job_is_noted_as_refused(in_settings):
+    in_settings(once={"zone": "UTC", "schedule": "0 * * * *", "task": work.once_a_group.jobtype, "args": ["a"]})
+    begin()
+    take()
+    take(NOON + timedelta(hours=1))
+    assert CronRun.objects.latest("pk").note == "NotUnique: Job not unique"
+
+
+# --- errors are reported
+
+
+def problems(**entries):
+    with override_settings(FAKTORY={"CRON": entries}):
+        return [(error.id.rpartition(".")[2], error.msg, error.hint) for error in cron.check_cron()]
+
+
+@pytest.mark.parametrize(
+    ("change", "number", "said", "hint"),
+    [
+        ({"schedule": "61 * * * *"}, "E040", 'minute: expected 0 to 59', "docs/cron.md"),
+        ({"schedule": None}, "E040", "schedule: expected a cron line", "docs/cron.md"),
+        ({"zone": "Europe/Berlni"}, "E041", "zone: expected", "Did you mean 'Europe/Berlin'?"),
+        ({"zone": 7}, "E041", "zone: expected", "tzdata"),
+        ({"jobtype": None, "task": "tests.project.tasks.nop"}, "E042", "is called", "'tests.project.tasks.noop'?"),
+        ({"jobtype": None, "task": "quite.else"}, "E042", "is called 'quite.else'", '"jobtype" instead'),
+        ({"args": [object()]}, "E043", "args: JSON cannot hold it", "docs/arguments.md"),
+        ({"args": [float("nan")]}, "E043", "args: JSON cannot hold it", "docs/arguments.md"),
+        ({"args": "one"}, "E043", "args: expected a list", "docs/arguments.md"),
+        ({"jobtype": 5}, "E044", "jobtype: expected", "cron.md"),
+        ({"kwargs": {"a": 1}}, "E043", "kwargs: only tasks of this project", "docs/arguments.md"),
+        ({"jobtype": None, "task": work.add.jobtype, "args": [1]}, "E043", "missing a required", "docs/arguments.md"),
+        ({"jobtype": None, "task": work.noop.jobtype, "args": 5}, "E043", "expected a list", "docs/arguments.md"),
+        ({"jobtype": None, "task": work.echo.jobtype, "args": [object()]}, "E043", "args[0]", "docs/arguments.md"),
+        ({"jobtype": None, "task": work.noop.jobtype, "args": [], "job": {"retry": 1}}, "E044", "@task", "cron.md"),
+        ({"task": "also"}, "E044", "task or jobtype: expected either", "cron.md"),
+        ({"every": 5}, "E044", "every: no such key", "cron.md"),
+        ({"missed": "never"}, "E044", "missed: expected", "cron.md"),
+        ({"window": "1h"}, "E044", "window: expected", "cron.md"),
+        ({"overlap": "queue"}, "E044", "overlap: expected", "cron.md"),
+        ({"queue": "no spaces"}, "E044", "queue: ", "cron.md"),
+        ({"queue": 7}, "E044", "queue: ", "cron.md"),
+        ({"job": {"at": "2026-01-01T00:00:00Z"}}, "E044", "job.at: expected one of", "cron.md"),
+        ({"job": {"priority": 11}}, "E044", "priority", "cron.md"),
+        ({"job": []}, "E044", "job: expected a dict", "cron.md"),
+    ],
+)  # fmt: skip
+def test_a_wrong_entry_is_an_error_that_names_the_field_and_the_remedy(change, number, said, hint):
+    entry = {key: value for key, value in (RING | change).items() if not (key == "jobtype" and value is None)}
+    [(found, message, remedy)] = problems(ring=entry)
+    assert message.startswith("FAKTORY['CRON']['ring']: ")
+    assert (found, said in message, hint in remedy) == (number, True, True), (found, message, remedy)
+
+
+def test_what_is_no_entry_is_said():
+    assert [number for number, _, _ in problems(ring="0 * * * *")] == ["E044"]
+    with override_settings(FAKTORY={"CRON": {7: RING}}):
+        [error] = cron.check_cron()
+    assert "name: expected 1 to 255 printable characters" in error.msg
+
+
+def test_right_entries_are_no_errors():
+    assert problems(ring=RING, task={"schedule": "@daily", "task": work.add.jobtype, "kwargs": {"a": 1, "b": 2}}) == []
+
+
+def test_a_name_taken_twice_is_an_error_that_names_both(task):
+    task(cron=Cron("0 * * * *", name="ring"), name="chime")(idle)
+    [(number, message, _)] = problems(ring=RING)
+    assert number == "E044"
+    assert 'name: "ring" is the name of task ' in message
+
+
+def test_a_task_called_wrongly_by_its_own_entry_is_an_error(task):
+    task(cron="0 * * * *", name="greet")(greet)
+    [(number, message, _)] = problems()
+    assert number == "E043"
+    assert "greet cannot be called with them: missing a required argument: 'name'" in message
+
+
+@pytest.mark.parametrize("value", ["61 * * * *", 5, ["0 * * * *"], None])
+def test_a_task_with_a_wrong_line_is_refused_where_it_is_defined(value):
+    with pytest.raises(InvalidTask, match="cron: schedule: "):
+        base.task(cron=value)(greet)
+
+
+def test_entries_are_looked_at_by_nobody_where_jobs_live_elsewhere():
+    with override_settings(FAKTORY={"BROKER": "remote", "CRON": {"ring": RING}}):
+        [error] = cron.check_cron()
+    assert error.id == "django_faktory.W040"
+
+
+def test_what_is_wrong_stops_the_reading_too(in_settings):
+    in_settings(ring=RING | {"schedule": "* *"})
+    with pytest.raises(InvalidCron, match=r"FAKTORY\['CRON'\]\['ring'\]: schedule: "):
+        list(cron_entries.definitions())
+
+
+# --- on a node
+
+
+EACH_SECOND = RING | {"schedule": "* * * * * *"}
+
+
+def test_a_node_reads_the_entries_and_tells_fetchers_of_the_jobs(keeps_house, in_settings):
+    in_settings(ring=EACH_SECOND | {"queue": "bells"})
+    told, heard = [], threading.Event()
+    keeps_house(on_work=lambda queues: (told.append(queues), heard.set()))
+    assert heard.wait(20)
+    assert told[0] == {"bells"}
+    run = CronRun.objects.earliest("pk")
+    assert timedelta(0) <= run.at - run.tick < timedelta(seconds=10)
+
+
+def test_edits_pauses_and_new_entries_take_effect_without_a_restart(keeps_house):
+    keeps_house()
+    entry = CronEntry(name="ring", schedule="0 0 1 1 *", zone="UTC", jobtype="ring")
+    rows.save(entry, using="default")
+    entry.schedule = "* * * * * *"
+    rows.save(entry, using="default")
+    wait_until(lambda: CronRun.objects.count() >= 2, 20)
+    entry.queue = "bells"
+    rows.save(entry, using="default")
+    wait_until(lambda: Job.objects.filter(queue="bells").exists(), 20)
+    rows.pause([entry.pk], using="default")
+    paused_at = CronEntry.objects.get().paused_at
+    wait_until(lambda: timezone.now() > paused_at + timedelta(seconds=2.5))
+    assert CronRun.objects.latest("tick").tick <= paused_at
+    rows.resume([entry.pk], using="default")
+    wait_until(lambda: CronRun.objects.filter(tick__gt=paused_at).exists(), 20)
+
+
+def test_the_sleep_ends_at_the_tick_and_no_node_looks_more_often_for_it(in_settings):
+    in_settings(ring=RING | {"schedule": "* * * * *"})
+    upkeeper = Maintenance("default")
+    upkeeper.run_once()
+    entry = CronEntry.objects.get()
+    CronEntry.objects.update(next_at=timezone.now() + timedelta(seconds=0.6))
+    assert 0.3 < upkeeper._round() < 0.7  # measured by two clocks
+    CronEntry.objects.update(next_at=timezone.now() + timedelta(seconds=40))
+    assert upkeeper._round() == 1.0
+    entry.delete()
+    assert upkeeper._round() == 1.0
+
+
+def test_an_idle_node_sends_a_statement_a_look_with_entries_or_without(in_settings, django_assert_max_num_queries):
+    in_settings(ring=RING)
+    upkeeper = Maintenance("default")
+    upkeeper._round()
+    with django_assert_max_num_queries(10):
+        for _ in range(10):
+            upkeeper._round()
+
+
+def test_a_node_that_could_not_read_the_entries_tries_again(in_settings, monkeypatch, caplog):
+    monkeypatch.setattr("django_faktory.runtime.maintenance.AFTER_FAILURE_S", 0.0)
+    in_settings(ring=RING | {"schedule": "* *"})
+    upkeeper = Maintenance("default")
+    upkeeper._round()
+    assert "maintenance step failed step=cron entries of code" in caplog.text
+    in_settings(ring=RING)
+    upkeeper._round()
+    assert CronEntry.objects.get().name == "ring"
+
+
+def test_a_worker_in_any_language_gets_the_job(in_settings):
+    in_settings(ring=RING)
+    begin()
+    take()
+    from django_faktory.core.payloads import FetchRequest
+
+    [[job]] = get_broker().fetch([FetchRequest(queues=("default",), wid="ruby")])
+    assert json.loads(job.text)["args"] == [1, "two"]

@@ -1,0 +1,376 @@
+"""Execute one job, from its JSON to its Ack or Failure, without a database."""
+
+import asyncio
+import re
+import threading
+
+import pytest
+
+from django_faktory.brokers.remote import RemoteBroker
+from django_faktory.core.json import jsontext
+from django_faktory.core.payloads import Ack, Failure, Reservation, new_job
+from django_faktory.tasks.compat import TaskResultStatus, task_backends, task_finished, task_started
+from django_faktory.worker.execution import LONGEST_WAIT_S, prepare
+from tests.project import tasks
+
+pytestmark = pytest.mark.core
+NO_BROKER = RemoteBroker("tcp://127.0.0.1:1")  # no server listens there, and none is contacted
+
+
+def reserved(task, *args, attempt=1, failure="", history="", **job):
+    made = new_job(jid="0123456789", jobtype=task.jobtype, args=args, result_ttl=60, **job)
+    return given(made.text, attempt=attempt, failure=failure, history=history)
+
+
+def given(text, attempt=1, **known):
+    return Reservation(jid="0123456789", queue="default", text=text, wid="w1", attempt=attempt, result_ttl=60, **known)
+
+
+def ran(task, *args, **job):
+    execution = prepare(reserved(task, *args, **job))
+    return asyncio.run(execution.arun()) if execution.is_async else execution.run(NO_BROKER)
+
+
+def failed_before(times, wid="w0"):
+    """Return the fields of a reservation for a job that failed `times` times."""
+    one = {"wid": wid, "errtype": "builtins.OSError", "message": "gone", "backtrace": ["Traceback", "OSError: gone"]}
+    return {"failure": jsontext.encode({"retry_count": times - 1}), "history": jsontext.encode([one] * times)}
+
+
+@pytest.fixture
+def seen():
+    """Record each task_started and task_finished, with the status that the receiver could see at that time."""
+    found = []
+
+    def started(sender, task_result, **_):
+        found.append(("started", sender, task_result.status))
+
+    def finished(sender, task_result, **_):
+        found.append(("finished", sender, task_result.status))
+
+    task_started.connect(started)
+    task_finished.connect(finished)
+    yield found
+    task_started.disconnect(started)
+    task_finished.disconnect(finished)
+
+
+BACKEND = type(task_backends["default"])
+STARTED = ("started", BACKEND, TaskResultStatus.RUNNING)
+SUCCESS = ("finished", BACKEND, TaskResultStatus.SUCCESSFUL)
+FAILURE = ("finished", BACKEND, TaskResultStatus.FAILED)
+
+
+# --- success
+
+
+def test_a_job_that_ends_well_is_acked_under_its_own_reservation():
+    assert ran(tasks.add, 1, 2, attempt=4) == Ack(jid="0123456789", wid="w1", attempt=4, result="3")
+
+
+def test_nothing_returned_is_null():
+    assert ran(tasks.noop).result == "null"
+
+
+def test_keyword_arguments_travel_in_custom():
+    assert ran(tasks.add, 1, kwargs={"b": 2}).result == "3"
+
+
+def test_a_result_is_made_plain_json():
+    report = ran(tasks.echo, 1, kwargs={"key": (2, 3)})
+    assert jsontext.decode(report.result) == {"args": [1], "kwargs": {"key": [2, 3]}}
+
+
+@pytest.mark.parametrize(
+    "text", ["9007199254740993", "18446744073709551616", "-1" + "0" * 4000, "1e308", "0.1", '"\\u0000"', '"\\ud800"']
+)
+def test_arguments_arrive_exactly_as_sent(text):
+    """Check W11: any JSON value arrives, lone surrogates and integers of any size included."""
+    job = given(f'{{"jid":"0123456789","jobtype":"tests.project.tasks.returns","args":[{text}]}}')
+    report = prepare(job).run(NO_BROKER)
+    assert repr(jsontext.decode(report.result)) == repr(jsontext.decode(text))
+
+
+def test_the_context_tells_the_attempt_and_the_job():
+    report = ran(tasks.takes_context, "v", attempt=9, **failed_before(2))
+    assert jsontext.decode(report.result) == {"attempt": 3, "id": "0123456789", "value": "v"}
+
+
+def test_the_attempt_is_counted_where_a_server_elsewhere_tells_no_history():
+    report = ran(tasks.takes_context, "v", failure='{"retry_count":4,"errtype":"E"}')
+    assert jsontext.decode(report.result)["attempt"] == 6
+
+
+def test_damaged_memories_of_earlier_attempts_do_not_stop_a_job():
+    assert jsontext.decode(ran(tasks.takes_context, "v", failure="{", history='[{"wid":5}]').result)["attempt"] == 1
+
+
+def test_a_jobs_context_variables_end_with_it():
+    assert ran(tasks.sets_context_variable).result == ran(tasks.sets_context_variable).result == '"none"'
+
+
+# --- async
+
+
+def test_an_async_task_runs_on_the_callers_loop():
+    execution = prepare(reserved(tasks.async_add, 1, 2))
+    assert execution.is_async
+    assert asyncio.run(execution.arun()) == Ack(jid="0123456789", wid="w1", attempt=1, result="3")
+    assert not prepare(reserved(tasks.add, 1, 2)).is_async
+
+
+def test_an_async_task_fails_like_any_other(seen):
+    report = ran(tasks.async_fails, retry=0)
+    assert (report.errtype, report.message) == ("builtins.ValueError", "no luck")
+    assert seen == [STARTED, FAILURE]
+
+
+def test_an_async_task_takes_its_context():
+    assert jsontext.decode(ran(tasks.async_takes_context, "v").result)["attempt"] == 1
+
+
+def test_an_async_job_cancelled_from_outside_passes_that_on():
+    async def cancelled():
+        tasks.waiting.append(asyncio.Event())
+        running = asyncio.create_task(prepare(reserved(tasks.waits_for_ever)).arun())
+        await tasks.waiting[-1].wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(cancelled())
+
+
+def test_an_async_task_that_cancels_itself_has_failed():
+    assert ran(tasks.async_cancels_itself).errtype == "asyncio.exceptions.CancelledError"
+
+
+# --- failure
+
+
+def test_a_failure_says_what_where_and_whose_attempt():
+    report = ran(tasks.fails, "out of paper", attempt=2)
+    assert isinstance(report, Failure)
+    assert (report.jid, report.wid, report.attempt) == ("0123456789", "w1", 2)
+    assert (report.errtype, report.message) == ("builtins.ValueError", "out of paper")
+    assert (report.verdict, report.retry_in_s) == ("", None)
+
+
+def test_a_traceback_begins_at_the_task():
+    lines = ran(tasks.fails).backtrace
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "in fails" in lines[1]
+    assert lines[-1] == "ValueError: no luck"
+    assert not any("django_faktory/worker" in line for line in lines)
+
+
+def test_a_long_traceback_keeps_its_end_within_what_the_job_asks_for():
+    lines = ran(tasks.fails_deep_down, 50).backtrace
+    assert len(lines) == 30
+    assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "ValueError: bottom")
+    assert "lines left out" in lines[1]
+    assert len(ran(tasks.fails_deep_down, 50, backtrace=2).backtrace) == 2
+    assert ran(tasks.fails_deep_down, 50, backtrace=-1).backtrace == ()
+
+
+def test_wrong_arguments_are_a_failure_of_the_job():
+    report = ran(tasks.add, 1)
+    assert report.errtype == "builtins.TypeError"
+    assert "missing 1 required positional argument" in report.message
+
+
+@pytest.mark.parametrize("task", [tasks.exits, tasks.interrupts])
+def test_a_task_cannot_end_the_worker(task):
+    report = ran(task)
+    assert report.errtype in ("builtins.SystemExit", "builtins.KeyboardInterrupt")
+
+
+def test_an_exception_that_cannot_be_printed_is_still_a_failure():
+    report = ran(tasks.fails_unprintably)
+    assert report.errtype == "tests.project.tasks.UnprintableError"
+    assert report.message == "<its str() failed>"
+
+
+def test_a_result_that_json_cannot_hold_is_final_since_no_second_run_mends_it(seen):
+    report = ran(tasks.returns_unserializable)
+    assert (report.errtype, report.verdict) == ("builtins.TypeError", "kill")
+    assert "Unsupported type: <class 'object'>" in report.message
+    assert seen == [STARTED, FAILURE]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"jid":"0123456789","jobtype":"os.system","args":["ls"]}', "'os.system'; deploy the code"),
+        ('{"jid":"0123456789","jobtype":"tests.project.tasks.nothing","args":[]}', "tests.project.tasks.nothing"),
+    ],
+)
+def test_an_unknown_jobtype_fails_by_name_and_is_tried_again_later(text, said):
+    report = prepare(given(text, attempt=3))
+    assert (report.errtype, report.verdict, report.wid, report.attempt) == ("UnknownJobType", "", "w1", 3)
+    assert said in report.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"args":[]}', '{"jobtype":"tests.project.tasks.noop"}', '{"jobtype":5,"args":[]}',
+     '{"jobtype":"tests.project.tasks.noop","args":{}}',
+     '{"jobtype":"tests.project.tasks.noop","args":[],"custom":{"kwargs":[1]}}',
+     '{"jobtype":"tests.project.tasks.noop","args":[NaN]}',
+     '{"jobtype":"tests.project.tasks.noop","args":[1' + "0" * 5000 + "]}"],
+)  # fmt: skip
+def test_a_job_that_cannot_be_read_is_dead_with_the_reason(text):
+    report = prepare(given(text))
+    assert (report.errtype, report.verdict) == ("InvalidPayload", "kill")
+    assert report.message.startswith("invalid J") or report.message.startswith("invalid job")
+
+
+# --- consequences of a failure
+
+
+def test_retry_says_when():
+    assert ran(tasks.asks_for_retry, 90).retry_in_s == 90.0
+    assert ran(tasks.asks_for_retry, 0).retry_in_s == 0.0
+    assert ran(tasks.asks_for_retry).retry_in_s is None
+
+
+@pytest.mark.parametrize(
+    ("wish", "becomes"), [(1e300, LONGEST_WAIT_S), (float("nan"), None), (float("inf"), LONGEST_WAIT_S)]
+)
+def test_a_wish_beyond_any_calendar_does_no_harm(wish, becomes):
+    tasks.wishes.append(wish)
+    assert ran(tasks.asks_for_odd_retry).retry_in_s == becomes
+
+
+@pytest.mark.parametrize(
+    ("task", "verdict", "message"),
+    [(tasks.asks_for_kill, "kill", "somebody must look"), (tasks.asks_for_discard, "discard", "nobody needs it")],
+)
+def test_kill_and_discard_are_final(task, verdict, message, seen):
+    report = ran(task)
+    assert (report.verdict, report.message) == (verdict, message)
+    assert seen == [STARTED, FAILURE]
+
+
+def test_retry_on_makes_other_failures_final():
+    assert ran(tasks.retries_only_connection_errors, "connection").verdict == ""
+    assert ran(tasks.retries_only_connection_errors, "value").verdict == "kill"
+
+
+def test_discard_on_drops_the_job():
+    assert ran(tasks.discards_lookup_errors).verdict == "discard"
+
+
+def test_backoff_decides_the_wait_and_knows_exception_and_result():
+    assert ran(tasks.fails_with_backoff, retry=2).retry_in_s == 7
+    assert ran(tasks.fails_with_backoff, retry=2, **failed_before(1)).retry_in_s == 14
+
+
+def test_backoff_is_not_asked_when_no_attempt_is_left():
+    report = ran(tasks.fails_with_backoff, retry=2, **failed_before(2))
+    assert (report.retry_in_s, report.verdict) == (None, "")
+
+
+def test_a_broken_backoff_leaves_the_usual_one(caplog):
+    assert ran(tasks.fails_with_broken_backoff).retry_in_s is None
+    assert "backoff of a task failed" in caplog.text
+
+
+def test_a_backoff_may_leave_it_to_the_usual_one():
+    assert ran(tasks.fails_with_modest_backoff).retry_in_s is None
+
+
+# --- signals
+
+
+def test_signals_are_sent_by_the_backends_class(seen):
+    ran(tasks.noop)
+    assert seen == [STARTED, SUCCESS]
+
+
+def test_a_failure_that_is_retried_is_no_end(seen):
+    ran(tasks.fails, retry=2, **failed_before(1))
+    assert seen == [STARTED]
+
+
+@pytest.mark.parametrize("job", [{"retry": 0}, {"retry": -1}, {"retry": 1, **failed_before(1)}])
+def test_a_failure_with_no_attempt_left_is_the_end(seen, job):
+    ran(tasks.fails, **job)
+    assert seen == [STARTED, FAILURE]
+
+
+def test_an_async_job_sends_the_same_signals(seen):
+    ran(tasks.async_add, 1, 2)
+    assert seen == [STARTED, SUCCESS]
+
+
+def test_the_end_of_a_failed_task_is_logged_with_its_traceback(caplog):
+    """Check that the signal is sent inside the except block: Django's own receiver reads sys.exc_info()."""
+    ran(tasks.fails, retry=0)
+    record = [record for record in caplog.records if record.name in ("django.tasks", "django_tasks")][-1]
+    assert record.levelname == "ERROR"
+    assert "no luck" in caplog.text
+
+
+def test_a_retried_failure_is_logged_with_its_traceback_and_one_asked_for_without(caplog):
+    with caplog.at_level("INFO", logger="django_faktory"):
+        ran(tasks.fails)
+        ran(tasks.asks_for_retry)
+    mine = [record for record in caplog.records if record.name == "django_faktory.worker.execution"]
+    assert [(record.levelname, record.exc_info is not None) for record in mine] == [("WARNING", True), ("INFO", False)]
+
+
+def test_the_end_of_a_job_is_one_line_that_tells_the_job_the_attempt_and_the_error(caplog):
+    with caplog.at_level("INFO", logger="django_faktory"):
+        ran(tasks.fails, retry=0)
+        ran(tasks.asks_for_kill)
+        ran(tasks.asks_for_discard)
+    mine = [record for record in caplog.records if record.name == "django_faktory.worker.execution"]
+    told = [(record.levelname, record.getMessage().partition(" jid=")[0], bool(record.exc_info)) for record in mine]
+    assert told == [("ERROR", "job dead", True), ("ERROR", "job dead", False), ("INFO", "job discarded", False)]
+    assert re.fullmatch(
+        r"job dead jid=\S+ jobtype=tests\.project\.tasks\.fails attempt=1 error='no luck'", mine[0].getMessage()
+    )
+
+
+def test_a_logged_traceback_begins_with_the_task(caplog):
+    ran(tasks.fails)
+    [record] = [record for record in caplog.records if record.name == "django_faktory.worker.execution"]
+    assert "no luck" in caplog.text
+    assert record.exc_info[2].tb_frame.f_code.co_filename == tasks.__file__
+
+
+def test_a_receiver_that_fails_does_not_fail_the_job():
+    def broken(**_):
+        raise RuntimeError("not the job's fault")
+
+    task_started.connect(broken)
+    try:
+        assert ran(tasks.add, 1, 2).result == "3"
+    finally:
+        task_started.disconnect(broken)
+
+
+def test_the_finished_result_carries_value_errors_and_workers():
+    good = prepare(reserved(tasks.add, 1, 2, **failed_before(1)))
+    good.run(NO_BROKER)
+    assert (good.result.return_value, good.result.worker_ids) == (3, ["w0", "w1"])
+    assert [error.exception_class for error in good.result.errors] == [OSError]
+    bad = prepare(reserved(tasks.fails, retry=0))
+    bad.run(NO_BROKER)
+    assert bad.result.is_finished
+    assert bad.result.errors[0].exception_class is ValueError
+    assert bad.result.errors[0].traceback.endswith("ValueError: no luck\n")
+
+
+def test_jobs_of_one_thread_share_its_cache(settings):
+    """Django keeps a cache in the context that created it, and a job's own context ends with the job."""
+
+    def two_jobs():
+        found.extend(ran(tasks.tells_its_cache).result for _ in range(2))
+
+    found = []
+    thread = threading.Thread(target=two_jobs)
+    thread.start()
+    thread.join()
+    assert found[0] == found[1]

@@ -1,0 +1,80 @@
+"""Test the number of jobs that a worker holds."""
+
+import pytest
+
+from django_faktory.worker.backoff import FIRST_PAUSE_S, LONGEST_PAUSE_S, Patience
+from django_faktory.worker.prefetch_window import CAUTIOUS_S, Pace
+
+pytestmark = pytest.mark.core
+
+
+T0 = 100.0
+"""Time when the worker received its first job."""
+
+
+def pace_after(*durations, concurrency=4, read_ahead=20):
+    pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
+    pace.began(T0)
+    for ran_s in durations:
+        pace.ended(ran_s)
+    return pace
+
+
+def room_after(*durations, held=0, now=T0, **options):
+    return pace_after(*durations, **options).room(held, now=now)
+
+
+def test_the_first_job_comes_alone():
+    """Only then is a job that kills its process the only suspect (W20)."""
+    assert Pace(concurrency=4, read_ahead=20).room(0, now=T0) == 1
+    assert room_after(held=1, now=T0 + CAUTIOUS_S / 2) == 0
+
+
+def test_it_doubles_from_job_to_job():
+    assert [room_after(*[9.0] * ended) for ended in (1, 2, 3)] == [2, 4, 4]
+
+
+def test_a_first_job_that_takes_long_does_not_keep_the_other_threads_idle():
+    assert room_after(held=1, now=T0 + CAUTIOUS_S) == 3
+
+
+def test_slow_jobs_are_not_read_ahead():
+    assert room_after(*[0.5] * 200) == 4
+
+
+def test_fast_jobs_are_read_ahead_as_many_as_end_in_a_moment():
+    assert room_after(*[0.019] * 200) == 4 + 10
+    assert room_after(*[0.0] * 200) == 4 + 20
+
+
+def test_nothing_is_read_ahead_where_that_is_not_wanted():
+    assert room_after(*[0.0] * 200, read_ahead=0) == 4
+
+
+def test_a_few_more_are_not_worth_a_fetch_unless_a_thread_is_idle():
+    assert [room_after(*[0.0] * 200, held=held) for held in (3, 14, 15, 24, 30)] == [21, 10, 0, 0, 0]
+
+
+def test_jobs_that_got_stuck_end_the_reading_ahead():
+    pace = pace_after(*[0.0] * 200)
+    pace.got_stuck()
+    assert pace.room(0, now=T0) == 4
+
+
+def test_pauses_grow_up_to_a_bound_and_begin_anew():
+    patience = Patience("test")
+    pauses = [patience.after(OSError("away")) for _ in range(20)]
+    assert FIRST_PAUSE_S / 2 <= pauses[0] <= FIRST_PAUSE_S
+    assert LONGEST_PAUSE_S / 2 <= pauses[-1] <= LONGEST_PAUSE_S
+    patience.rewarded()
+    assert patience.after(OSError("away")) <= FIRST_PAUSE_S
+
+
+def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(caplog):
+    caplog.set_level("INFO", "django_faktory")
+    patience = Patience("fetch")
+    for _ in range(3):
+        patience.after(OSError("away"))
+    patience.rewarded()
+    patience.rewarded()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

@@ -1,0 +1,120 @@
+"""Reports that the broker accepts, accepts late, or rejects."""
+
+import threading
+import time
+from queue import SimpleQueue
+
+import pytest
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.payloads import Ack, FetchRequest, failure
+from django_faktory.errors import CommandRefused
+from django_faktory.models import Job
+from django_faktory.worker.reporter import Reporter
+from tests.factories import payload
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def report():
+    """Send these reports to this broker, and wait until all are sent."""
+
+    def send(broker, *reports):
+        finished = SimpleQueue()
+        for one in reports:
+            finished.put(one)
+        reporter = Reporter(broker, finished)
+        reporter.close(time.monotonic() + 10)
+        thread = threading.Thread(target=reporter.run)
+        thread.start()
+        thread.join(15)
+        assert not thread.is_alive()
+
+    return send
+
+
+@pytest.fixture
+def held(report):
+    """Three jobs of worker w1."""
+    broker = OrmBroker("default")
+    broker.push([payload() for _ in range(3)])
+    [jobs] = broker.fetch([FetchRequest(queues=("default",), wid="w1", count=3)])
+    return jobs
+
+
+def ack(job, **changes):
+    return Ack(**{"jid": job.jid, "wid": "w1", "attempt": job.attempt} | changes)
+
+
+def test_acks_and_failures_go_together(report, held):
+    report(OrmBroker("default"), ack(held[0]), failure(jid=held[1].jid, wid="w1", attempt=1), ack(held[2]))
+    assert list(Job.objects.values_list("jid", "state")) == [(held[1].jid, "retries")]
+
+
+def test_a_set_is_one_call(report, held):
+    class Counting(OrmBroker):
+        calls = 0
+
+        def ack(self, acks):
+            self.calls += 1
+            return super().ack(acks)
+
+    broker = Counting("default")
+    report(broker, *(ack(job) for job in held))
+    assert broker.calls == 1
+
+
+def test_a_busy_workers_report_waits_for_the_next_ones(held):
+    sets = []
+    reporter = None
+
+    class Telling(OrmBroker):
+        def ack(self, acks):
+            sets.append(len(acks))
+            reporter.close(time.monotonic() + 10)
+            return super().ack(acks)
+
+    finished = SimpleQueue()
+    others = [ack(job) for job in held[1:]]
+
+    def more_soon():
+        while others:
+            finished.put(others.pop())
+        return True
+
+    reporter = Reporter(Telling("default"), finished, more_soon=more_soon)
+    finished.put(ack(held[0]))
+    thread = threading.Thread(target=reporter.run)
+    thread.start()
+    thread.join(15)
+    assert sets == [3]
+
+
+def test_one_report_the_broker_chokes_on_holds_up_no_other(report, held, caplog):
+    class Choking(OrmBroker):
+        def ack(self, acks):
+            if any(ack.jid == held[1].jid for ack in acks):
+                raise RuntimeError("this one")
+            return super().ack(acks)
+
+    report(Choking("default"), *(ack(job) for job in held))
+    assert [job.jid for job in Job.objects.all()] == [held[1].jid]
+    assert held[1].jid in caplog.text
+
+
+@pytest.mark.parametrize("late", [Ack, failure])
+def test_a_report_that_comes_too_late_is_told(report, held, caplog, late):
+    """Check that a late report is logged and changes no job (W16, W17)."""
+    report(OrmBroker("default"), late(jid=held[0].jid, wid="another", attempt=1), late(jid="never-was-there"))
+    assert caplog.text.count("came too late") == 2
+    assert Job.objects.get(jid=held[0].jid).state == "working"
+
+
+def test_a_report_that_is_refused_is_told(report, held, caplog):
+    class Refusing(OrmBroker):
+        def fail(self, failures):
+            return [CommandRefused("not today")] * len(failures)
+
+    report(Refusing("default"), failure(jid=held[0].jid))
+    assert "not today" in caplog.text
