@@ -17,7 +17,7 @@ from tests.project.tasks import noop
 from tests.server.raw import RawClient, push
 from tests.settings import KIND, VIA
 from tests.waiting import wait_until
-from tests.worker.test_connections import sequential_scans_in
+from tests.worker.test_db_cleanup import sequential_scans_in
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
