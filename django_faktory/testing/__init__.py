@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .assertions import EnqueuedJob, MadeBatch, assert_enqueued, assert_enqueues, enqueued_jobs, made_batches
-    from .drain import JobFailed, Ran, drain
-    from .inline import inline
+    from .draining import JobFailed, Ran, drain
+    from .inlining import inline
     from .live import LiveFaktory, LiveFaktoryMixin
 
 __all__ = [
@@ -31,8 +31,8 @@ __all__ = [
 
 _PLACES = {
     "assertions": ("EnqueuedJob", "MadeBatch", "assert_enqueued", "assert_enqueues", "enqueued_jobs", "made_batches"),
-    "drain": ("JobFailed", "Ran", "drain"),
-    "inline": ("inline",),
+    "draining": ("JobFailed", "Ran", "drain"),
+    "inlining": ("inline",),
     "live": ("LiveFaktory", "LiveFaktoryMixin"),
 }
 

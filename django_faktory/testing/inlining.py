@@ -12,7 +12,7 @@ from ..brokers import get_broker
 from ..brokers.orm import OrmBroker
 from ..tasks.batch import batch_committed
 from ..tasks.compat import task_enqueued
-from .drain import Ran, drain
+from .draining import Ran, drain
 
 
 @contextmanager
