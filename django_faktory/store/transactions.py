@@ -74,8 +74,7 @@ def run(
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with around(connection):
-                _leave_an_ended_session(connection)
-                _leave_an_old_primary(connection)
+                _leave_unusable_session(connection)
                 return _carry_out(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
         except (OperationalError, InterfaceError, InternalError) as error:
             is_read_only = error_code(error) in _READ_ONLY
@@ -207,10 +206,11 @@ def is_at_hand(connection: BaseDatabaseWrapper) -> bool:
     return not (refusals := _refusals[connection.alias]) or _survived.get(raw, 0) >= refusals
 
 
-def _leave_an_ended_session(connection: BaseDatabaseWrapper) -> None:
-    """Replace the connection if its session was ended while it was idle, for example by an administrator."""
+def _leave_unusable_session(connection: BaseDatabaseWrapper) -> None:
+    """Replace the connection if its session was ended while it was idle, or leads to an old primary."""
     if connection.connection is not None and connection.autocommit and dialect_of(connection).was_ended(connection):
         _discard(connection)
+    _leave_an_old_primary(connection)
 
 
 def _leave_an_old_primary(connection: BaseDatabaseWrapper) -> None:
