@@ -22,7 +22,6 @@ from ..core.cron import Cron, crons
 from ..core.job_control import Control
 from ..core.payloads import DEFAULT_QUEUE
 from ..errors import InvalidCron, UnknownJobType
-from ..models.related_object import about_of
 from .batch import Callback, RunningBatch
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
@@ -231,6 +230,9 @@ class FaktoryTask(GenericTask[P, R]):
         wanted: dict[str, Any] = {"priority": priority, "queue_name": queue_name, "backend": backend}
         changes = {key: value for key, value in wanted.items() if value is not None}
         if about is not None:
+            # The package of models can only be imported once apps are ready; settings import this module before.
+            from ..models.related_object import about_of
+
             changes["about"] = about_of(about)
         # `starts_in` and `run_after` exclude each other, so the copy resets the one that is not given.
         if isinstance(run_after, timedelta):
