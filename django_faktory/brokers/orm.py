@@ -38,7 +38,18 @@ from ..errors import BrokerUnavailable, EndRolledBack, FaktoryError, InvalidPayl
 from ..store import notifier, queues, workers
 from ..store.batches import batches, counters
 from ..store.dialects import dialect_of
-from ..store.jobs import async_exchange, bulk, cancellations, failures, prefetch, pushes, releases, tracking
+from ..store.jobs import (
+    acknowledgements,
+    async_exchange,
+    bulk,
+    cancellations,
+    exchanges,
+    failures,
+    prefetch,
+    pushes,
+    releases,
+    tracking,
+)
 from ..store.jobs import claims as claiming
 from ..store.jobs.lost_claims import Unanswered
 from ..store.locks import locks
@@ -127,7 +138,7 @@ class OrmBroker(Broker):
         if type(self).ack is not OrmBroker.ack:
             return super().ack_last(ack, job)
         try:
-            return pushes.ack_last(ack, job, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
+            return acknowledgements.ack_last(ack, job, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
         except OperationalError as error:
             if not is_collision(error):
                 raise
@@ -171,7 +182,7 @@ class OrmBroker(Broker):
             self._give_back_unanswered()
             self.locket.refuse_wrong()
         stored, refused = self._keyed(jobs_)
-        pushed, acked, fetched = pushes.carry_out(self._turn(stored, acks, requests, self._notes.ended))
+        pushed, acked, fetched = exchanges.carry_out(self._turn(stored, acks, requests, self._notes.ended))
         self._tell(stored)
         self._notes.started(_handed_out(fetched))
         return Exchanged(_merged(refused, pushed), acked, fetched)
@@ -181,9 +192,9 @@ class OrmBroker(Broker):
         jobs_: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
-        on_ended: pushes.OnEnded,
-    ) -> pushes.Turn:
-        return pushes.Turn(jobs_, acks, requests, self._claiming(requests), on_ended)
+        on_ended: acknowledgements.OnEnded,
+    ) -> exchanges.Turn:
+        return exchanges.Turn(jobs_, acks, requests, self._claiming(requests), on_ended)
 
     def _claiming(self, requests: Sequence[FetchRequest]) -> claiming.Claiming:
         leases = claiming.Leases(self.locket.lease_s, self.worker_timeout_s, self.delivery_lease_s)
@@ -216,7 +227,7 @@ class OrmBroker(Broker):
         if not self.locket.is_at_rest or (requests and self._unanswered.is_any_due()) or not self._is_told(queues_):
             return None
 
-        def told(found: pushes.Exchanged) -> Told:
+        def told(found: exchanges.Exchanged) -> Told:
             # The exchange was one message and one transaction: with its answer it is committed, so notify now.
             if queues_:
                 self._announce(self.alias, queues_)
@@ -283,7 +294,7 @@ class OrmBroker(Broker):
 
     def ack(self, acks: Sequence[Ack]) -> list[FaktoryError | bool]:
         """End jobs successfully, in one transaction."""
-        return pushes.ack(acks, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
+        return acknowledgements.ack(acks, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
 
     def fail(self, failures_: Sequence[Failure]) -> list[FaktoryError | bool]:
         """Record failures: retry the jobs, or move them to dead for `dead_for_s`."""

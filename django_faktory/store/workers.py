@@ -11,12 +11,11 @@ from django.db.models import BigIntegerField, Case, Count, Exists, F, OuterRef, 
 from django.db.models.functions import Now
 
 from ..core.lifecycle import State
-from ..core.payloads import Beat, WorkerIdentity
+from ..core.payloads import Beat, WorkerIdentity, is_storable
 from ..errors import FaktoryError, InvalidPayload, UnknownWorker
 from ..models import Job, WorkerProcess
 from .dialects import dialect_of
 from .jobs import failures
-from .jobs.pushes import is_storable
 from .locks import locks
 from .transactions import run
 

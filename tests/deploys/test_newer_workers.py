@@ -10,7 +10,7 @@ from django.test import override_settings
 from django_faktory import Batch
 from django_faktory.core.payloads import Ack, FetchRequest, Reservation, failure
 from django_faktory.models import Job, JobLock
-from django_faktory.store.jobs import failures, pushes
+from django_faktory.store.jobs import acknowledgements, claims, failures, pushes
 from django_faktory.store.maintenance import due
 from django_faktory.tasks import base
 from django_faktory.worker.unknown_jobs import FIRST_S, LONGEST_S, look_again_in_s
@@ -66,7 +66,7 @@ def later(job, **fields):
 
 
 def fetch(wid="w", now=T0):
-    [found] = pushes.fetch([FetchRequest(queues=("default",), wid=wid)], using="default", now=now)
+    [found] = claims.fetch([FetchRequest(queues=("default",), wid=wid)], using="default", now=now)
     return found[0] if found else None
 
 
@@ -94,7 +94,7 @@ class TestInTheStore:
         pushes.push([payload("a")], using="default", now=T0)
         job = fetch()
         failures.fail([later(job)], using="default", now=T0)
-        assert pushes.ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)], using="default") == [False]
+        assert acknowledgements.ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)], using="default") == [False]
         assert failures.fail([later(job)], using="default", now=T0) == [False]
         assert Job.objects.get().state == "scheduled"
 

@@ -9,7 +9,7 @@ from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.errors import InvalidQuery
 from django_faktory.models import Job
 from django_faktory.models.related_object import about_of
-from django_faktory.store.jobs import pushes
+from django_faktory.store.jobs import acknowledgements, claims, pushes
 from example_project.shop.models import Order
 from tests.factories import JobFactory, payload
 from tests.project.models import Mark
@@ -102,8 +102,8 @@ def test_a_finished_job_that_is_pushed_anew_is_about_nothing_any_more():
 
 def test_a_job_about_something_runs_as_any_other(mark):
     noop.using(about=mark).enqueue()
-    [[job]] = pushes.fetch([FetchRequest(queues=("default",), wid="w1")], using="default")
-    assert pushes.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt)], using="default") == [True]
+    [[job]] = claims.fetch([FetchRequest(queues=("default",), wid="w1")], using="default")
+    assert acknowledgements.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt)], using="default") == [True]
     assert Job.objects.about(mark).succeeded().count() == 1
 
 

@@ -16,7 +16,7 @@ from django_faktory.errors import CannotDecrypt, CannotEncrypt, InvalidPayload
 from django_faktory.models import Job
 from django_faktory.operations import edit
 from django_faktory.operations.edit import Changes
-from django_faktory.store.jobs import pushes
+from django_faktory.store.jobs import claims, pushes
 from django_faktory.tasks import base, encryption
 from django_faktory.testing import assert_enqueued, drain
 from django_faktory.worker.execution import prepare
@@ -84,7 +84,7 @@ def stored():
 
 
 def fetched():
-    [[held]] = pushes.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
+    [[held]] = claims.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
     return held
 
 

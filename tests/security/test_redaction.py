@@ -20,7 +20,7 @@ from django_faktory.errors import InvalidArgument, InvalidQuery
 from django_faktory.models import Job, OutboxEntry
 from django_faktory.models.cron import CronEntry
 from django_faktory.store import outbox
-from django_faktory.store.jobs import pushes
+from django_faktory.store.jobs import claims, pushes
 from django_faktory.tasks import redaction
 from django_faktory.tasks.arguments import decoded_call
 from tests.admin.test_access import who
@@ -345,7 +345,7 @@ def test_reprs_show_nothing_that_is_hidden(transactional_db):
     with hidden:
         result = echo.enqueue(MARKER, also=MARKER)
         again = echo.get_result(result.id)
-        [[held]] = pushes.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
+        [[held]] = claims.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
         made = payload(args=[MARKER])
         row = Job.objects.get(jid=result.id)
         told = repr([result, again, held, made, row, str(row)])
@@ -382,7 +382,7 @@ def test_sentry_without_local_variables_gets_nothing_that_is_hidden(transactiona
 def test_workers_and_clients_get_arguments_as_they_are(transactional_db):
     with hidden:
         echo.enqueue(MARKER)
-        [[held]] = pushes.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
+        [[held]] = claims.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
     assert MARKER in held.wire()
 
 

@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 
 from django.db.models.functions import Substr
 
+from ...core.payloads import is_storable
 from ...models import Job, JobQuerySet
-from ...store.jobs.pushes import is_storable
 
 LOOKED_AT = 5000
 READ = 1200

@@ -19,7 +19,7 @@ from .. import transactions
 from ..dialects import dialect_of
 from ..dialects.base import Plan, Underway
 from ..transactions import first_line
-from .pushes import Exchanged, Turn, carry_out
+from .exchanges import Exchanged, Turn, carry_out
 
 Told = TypeVar("Told")
 

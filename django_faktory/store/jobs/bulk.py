@@ -23,7 +23,7 @@ from ...core.globs import Glob
 from ...core.json import jsontext
 from ...core.lifecycle import DEAD_FOR_S, State
 from ...core.mutation import Mutation
-from ...core.payloads import Reservation
+from ...core.payloads import Reservation, is_storable
 from ...errors import FaktoryError
 from ...models import Batch, Counter, Job, JobLock, JobQuerySet, Queue, Tracking
 from ..limits import limiters
@@ -31,7 +31,6 @@ from ..locks import locks
 from ..queues import known_names
 from ..transactions import run
 from . import scan
-from .pushes import is_storable
 from .transitions import Change, discarded, killed, locked, requeued
 
 CHUNK = 500

@@ -14,11 +14,11 @@ from django.db.models import F, Value
 from django.db.models.functions import Greatest
 
 from ...core.lifecycle import WAITING, State
+from ...core.payloads import is_storable
 from ...models import Job
 from ..dialects import dialect_of
 from ..transactions import run
 from . import transitions
-from .pushes import is_storable
 
 CHUNK = 500
 _READY = (State.ENQUEUED, State.BLOCKED)

@@ -20,7 +20,7 @@ from django.db.models.functions import Now
 from ...core.json import jsontext
 from ...core.lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, Outcome, State, outcome_of_failure, outcome_of_loss
 from ...core.logs import get_logger
-from ...core.payloads import INTERRUPTED, Failure, Interruption, interruption_failure, kept_lines, rfc3339
+from ...core.payloads import INTERRUPTED, Failure, Interruption, interruption_failure, is_storable, kept_lines, rfc3339
 from ...errors import FaktoryError, JobNotFound
 from ...models import Job, JobQuerySet, WorkerProcess
 from ..batches import counters
@@ -30,7 +30,7 @@ from ..limits import limiters
 from ..locks import locks
 from ..transactions import run
 from . import prefetch
-from .pushes import OnEnded, is_storable, nobody_asks
+from .acknowledgements import OnEnded, nobody_asks
 from .releases import ENQUEUED
 
 logger = get_logger(__name__)

@@ -17,12 +17,11 @@ from ...core.job_options import TRACKED_FOR_S
 from ...core.json import jsontext
 from ...core.json.fields import parse_instant
 from ...core.lifecycle import LIVE, State
-from ...core.payloads import Tracked, TrackUpdate
+from ...core.payloads import Tracked, TrackUpdate, is_storable
 from ...errors import InvalidPayload
 from ...models import Job, JobQuerySet, Tracking
 from ..dialects import dialect_of
 from ..transactions import run
-from .pushes import is_storable
 
 CHUNK = 500
 LONGEST_RESERVATION = timedelta(hours=24)

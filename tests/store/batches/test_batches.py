@@ -14,7 +14,7 @@ from django_faktory.core.payloads import Ack, FetchRequest, NewBatch, failure
 from django_faktory.errors import BatchClosed, UnknownBatch
 from django_faktory.models import Batch, Job
 from django_faktory.store.batches import batches
-from django_faktory.store.jobs import bulk, cancellations, failures, pushes, transitions
+from django_faktory.store.jobs import acknowledgements, bulk, cancellations, claims, failures, pushes, transitions
 from django_faktory.store.maintenance import due
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,12 +48,14 @@ def commit(bid):
 
 
 def fetch(count=100, wid="w"):
-    [found] = pushes.fetch([FetchRequest(queues=("default",), wid=wid, count=count)], using="default")
+    [found] = claims.fetch([FetchRequest(queues=("default",), wid=wid, count=count)], using="default")
     return found
 
 
 def ack(*reservations):
-    return pushes.ack([Ack(jid=one.jid, wid=one.wid, attempt=one.attempt) for one in reservations], using="default")
+    return acknowledgements.ack(
+        [Ack(jid=one.jid, wid=one.wid, attempt=one.attempt) for one in reservations], using="default"
+    )
 
 
 def fail(reservation, **more):

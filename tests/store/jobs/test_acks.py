@@ -8,7 +8,7 @@ from django.db import connection
 from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Batch, Counter, Job
-from django_faktory.store.jobs import pushes
+from django_faktory.store.jobs import acknowledgements, claims, pushes
 from tests.deploys.rollout import another_connection
 from tests.settings import KIND
 from tests.store.batches.test_batches import commit, job, new, push
@@ -37,7 +37,7 @@ def locked_batch():
 def working(count):
     """Push this many jobs outside of any batch, and fetch them together with the members."""
     pushes.push([job() for _ in range(count)], using="default")
-    [found] = pushes.fetch([FetchRequest(queues=("default",), wid="w", count=100)], using="default")
+    [found] = claims.fetch([FetchRequest(queues=("default",), wid="w", count=100)], using="default")
     return [Ack(jid=one.jid, wid="w", attempt=one.attempt) for one in found]
 
 
@@ -49,35 +49,35 @@ def counters():
 def test_only_the_members_are_answered_with_an_error_when_their_batch_is_locked(locked_batch):
     ended = []
     acks = working(9)
-    answers = pushes.ack(acks, using="default", on_ended=ended.extend)
+    answers = acknowledgements.ack(acks, using="default", on_ended=ended.extend)
     again = [one for one, answer in zip(acks, answers, strict=True) if isinstance(answer, BrokerUnavailable)]
     assert (answers.count(True), len(again), len(ended)) == (9, 3, 9)
     assert Job.objects.count() == 3
 
     locked_batch()
-    assert pushes.ack(again, using="default", on_ended=ended.extend) == [True] * 3
+    assert acknowledgements.ack(again, using="default", on_ended=ended.extend) == [True] * 3
     assert len(ended) == 12
     assert counters() == (12, 0)
 
 
 def test_the_sets_that_ended_are_answered_when_a_later_one_fails(locked_batch, monkeypatch):
-    monkeypatch.setattr(pushes, "CHUNK", 4)
+    monkeypatch.setattr(acknowledgements, "CHUNK", 4)
     acks = sorted(working(9), key=lambda one: one.jid)
     plain = [one for one in acks if Job.objects.get(jid=one.jid).bid is None]
     with closing(another_connection(connection.settings_dict["NAME"])) as other, other.cursor() as cursor:
         cursor.execute("BEGIN")
         cursor.execute(f"LOCK TABLE {Counter._meta.db_table}")
         with pytest.raises(BrokerUnavailable):
-            pushes.ack(plain, using="default")
+            acknowledgements.ack(plain, using="default")
         cursor.execute("ROLLBACK")
         cursor.execute("BEGIN")
         cursor.execute(f"SELECT 1 FROM {Job._meta.db_table} WHERE jid = %s FOR UPDATE", [plain[5].jid])
         with connection.cursor() as ours:
             ours.execute("SET lock_timeout = '50ms'")  # the error has replaced the connection
-        answers = pushes.ack(plain, using="default")
+        answers = acknowledgements.ack(plain, using="default")
         cursor.execute("ROLLBACK")
     assert answers[:4] == [True] * 4
     assert all(isinstance(answer, BrokerUnavailable) for answer in answers[4:])
     locked_batch()
-    assert pushes.ack(plain[4:], using="default") == [True] * 5
+    assert acknowledgements.ack(plain[4:], using="default") == [True] * 5
     assert counters() == (9, 0)

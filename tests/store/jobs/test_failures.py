@@ -7,7 +7,7 @@ import pytest
 
 from django_faktory.core.payloads import FetchRequest, failure
 from django_faktory.models import Job
-from django_faktory.store.jobs import failures, pushes
+from django_faktory.store.jobs import claims, failures, pushes
 from django_faktory.store.maintenance import due
 from django_faktory.store.maintenance.pending_work import look
 from tests.factories import T0, JobFactory, payload
@@ -130,7 +130,7 @@ def test_a_lost_job_returns_to_its_old_place():
     old = JobFactory(working=True, enqueued_at=T0 - timedelta(hours=1))
     JobFactory(enqueued_at=T0)
     failures.lose(["w1"], using=USING)
-    [[first]] = pushes.fetch([FetchRequest(queues=("default",))], using=USING)
+    [[first]] = claims.fetch([FetchRequest(queues=("default",))], using=USING)
     assert first.jid == old.jid
     assert json.loads(first.history)[0]["errtype"] == "WorkerLost"
 
@@ -138,10 +138,10 @@ def test_a_lost_job_returns_to_its_old_place():
 def test_a_retry_is_enqueued_when_it_is_due_and_not_before():
     job = payload()
     pushes.push([job], using=USING, now=T0)
-    pushes.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING, now=T0)
+    claims.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING, now=T0)
     failures.fail([failure(jid=job.jid, wid="w1", retry_in_s=60)], using=USING, now=T0)
     assert look(using=USING, now=T0).due_in_s == 60
     assert due.enqueue_due(using=USING, now=T0 + timedelta(seconds=59)) == set()
     assert due.enqueue_due(using=USING, now=T0 + timedelta(seconds=60)) == {"default"}
-    [[again]] = pushes.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING)
+    [[again]] = claims.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING)
     assert (again.attempt, '"failure":{"retry_count":0' in again.wire()) == (2, True)

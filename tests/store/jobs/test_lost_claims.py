@@ -11,7 +11,7 @@ from django_faktory.core.payloads import Ack, Beat, FetchRequest
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, JobLock
 from django_faktory.store.jobs import claims as claiming
-from django_faktory.store.jobs import lost_claims, pushes, releases
+from django_faktory.store.jobs import exchanges, lost_claims, releases
 from django_faktory.store.jobs.lost_claims import AGAIN_S, DRAWN, LOOK_AFTER_S, Unanswered
 from django_faktory.store.jobs.releases import give_back
 from django_faktory.store.locks import locks
@@ -105,7 +105,7 @@ def test_others_of_the_same_worker_are_left_alone(broker, cut):
 def test_an_exchange_that_was_carried_out_loses_nothing(broker, cut):
     broker.push([payload(jid="first"), payload(jid="second")])
     [[first]] = broker.fetch([FetchRequest(queues=("default",), wid="w1")])
-    cut(pushes, "run")
+    cut(exchanges, "run")
     ack = Ack(jid=first.jid, wid="w1", attempt=first.attempt)
     with pytest.raises(BrokerUnavailable):
         broker.exchange([], [ack], [DEFAULT])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from django_faktory.core.payloads import FetchRequest
 from django_faktory.models import Job, Queue
 from django_faktory.store import queues
+from django_faktory.store.jobs import claims, releases
 from django_faktory.store.jobs import pushes as jobs
-from django_faktory.store.jobs import releases
 from tests.examples import examples
 from tests.factories import T0, payload
 
@@ -67,7 +67,7 @@ class Real:
 
     def fetch(self, wanted):
         asked = [FetchRequest(queues=order, wid=wid, count=count) for order, wid, count in wanted]
-        found = jobs.fetch(asked, using=USING, now=self.now)
+        found = claims.fetch(asked, using=USING, now=self.now)
         expected = [self.model.fetch(order, count) for order, _, count in wanted]
         assert [[job.queue for job in got] for got in found] == [[job[2] for job in got] for got in expected]
         if len({wid for _, wid, _ in wanted}) == 1:

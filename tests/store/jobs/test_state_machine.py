@@ -12,7 +12,7 @@ from django_faktory.core.lifecycle import GONE, TRANSITIONS, Event, State
 from django_faktory.core.payloads import Ack, FetchRequest, Reservation, failure
 from django_faktory.models import Job
 from django_faktory.store import transfer
-from django_faktory.store.jobs import failures, pushes, releases, transitions
+from django_faktory.store.jobs import acknowledgements, claims, failures, pushes, releases, transitions
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
 from tests.factories import T0, JobFactory
@@ -30,7 +30,7 @@ def push(job):
 
 
 def fetch(job):
-    pushes.fetch([FetchRequest(queues=(job.queue,), wid=job.wid)], using=USING)
+    claims.fetch([FetchRequest(queues=(job.queue,), wid=job.wid)], using=USING)
 
 
 def release(job):
@@ -47,7 +47,7 @@ def park(job):
     """Block the job: another job of its key is claimed, and holds the lock."""
     Job.objects.filter(pk=job.pk).update(lock_key="key")
     sibling = JobFactory(queue="elsewhere", lock_key="key")
-    assert pushes.fetch([FetchRequest(queues=("elsewhere",), wid="w2")], using=USING)[0][0].jid == sibling.jid
+    assert claims.fetch([FetchRequest(queues=("elsewhere",), wid="w2")], using=USING)[0][0].jid == sibling.jid
     Job.objects.filter(pk=sibling.pk).delete()
 
 
@@ -68,7 +68,7 @@ HAPPEN = {
     Event.READY: ready,
     Event.DUE: lambda job: due.enqueue_due(using=USING, now=LATER),
     Event.FETCH: fetch,
-    Event.ACK: lambda job: pushes.ack([Ack(jid=job.jid, wid=job.wid)], using=USING),
+    Event.ACK: lambda job: acknowledgements.ack([Ack(jid=job.jid, wid=job.wid)], using=USING),
     Event.FAIL: lambda job: failures.fail([failure(jid=job.jid, wid=job.wid)], using=USING),
     Event.REAP: lambda job: failures.reap(using=USING, now=LATER),
     Event.LOSE: lambda job: failures.lose([job.wid or "w1"], using=USING),

@@ -7,7 +7,7 @@ import pytest
 from django_faktory.core.lifecycle import State
 from django_faktory.core.payloads import Ack, FetchRequest, Tracked, TrackUpdate, failure
 from django_faktory.models import Job, Tracking
-from django_faktory.store.jobs import failures, pushes, transitions
+from django_faktory.store.jobs import acknowledgements, claims, failures, pushes, transitions
 from django_faktory.store.jobs.tracking import TOLD, purge_tracking, track_get, track_set
 from django_faktory.store.maintenance import due
 from tests.factories import T0, JobFactory, payload
@@ -74,9 +74,9 @@ def test_the_last_word_is_kept_for_half_an_hour_after_the_end():
     job = payload(custom={"track": 1})
     pushes.push([job], using=USING, now=T0)
     Job.objects.update(created_at=T0)
-    pushes.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING, now=T0)
+    claims.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING, now=T0)
     say(job.jid, percent=90)
-    pushes.ack([Ack(jid=job.jid)], using=USING, now=T0 + MINUTE)
+    acknowledgements.ack([Ack(jid=job.jid)], using=USING, now=T0 + MINUTE)
     due.purge(using=USING, now=T0 + 31 * MINUTE)
     assert told(job.jid).state == "success"
     say(job.jid, percent=100, now=T0 + 30 * MINUTE)

@@ -11,7 +11,7 @@ from django_faktory.core.job_parser import parse_job
 from django_faktory.core.payloads import Ack, FetchRequest, failure, rfc3339
 from django_faktory.errors import NotUnique
 from django_faktory.models import Job, JobLock
-from django_faktory.store.jobs import failures, pushes, transitions, unique_push
+from django_faktory.store.jobs import acknowledgements, claims, exchanges, failures, pushes, transitions, unique_push
 from django_faktory.store.maintenance import due
 from tests.factories import T0, JobFactory, payload
 from tests.store.jobs.test_claims import in_threads
@@ -35,7 +35,7 @@ def push(*sent, now=None):
 
 
 def fetch(*, now=None, count=1, wid="w1"):
-    [found] = pushes.fetch([FetchRequest(queues=("default",), wid=wid, count=count)], using=USING, now=now)
+    [found] = claims.fetch([FetchRequest(queues=("default",), wid=wid, count=count)], using=USING, now=now)
     return found
 
 
@@ -85,7 +85,7 @@ def test_the_lock_is_free_when_its_job_succeeded_was_discarded_or_expired(kept):
 
     push(unique(result_ttl=kept))
     [job] = fetch()
-    pushes.ack([Ack(jid=job.jid)], using=USING)
+    acknowledgements.ack([Ack(jid=job.jid)], using=USING)
     assert push(unique(result_ttl=kept)) == [True]
     [job] = fetch()
     failures.fail(report(job), using=USING)
@@ -318,7 +318,7 @@ def test_they_are_handed_out_in_the_order_in_which_they_were_pushed(wish):
     got = []
     while found := fetch(count=9):
         got += [job.jid for job in found]
-        pushes.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
+        acknowledgements.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
     if wish == "lock":  # only one job of the key is ready at a time
         plain, locked = want[::3], [jid for n, jid in enumerate(want) if n % 3]
         assert [jid for jid in got if jid in plain] == plain
@@ -405,7 +405,7 @@ def test_of_many_that_push_one_key_at_once_one_is_ready_in_the_end():
     got = []
     while found := fetch(count=9):
         got += [job.jid for job in found]
-        pushes.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
+        acknowledgements.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
     assert len(got) == 40
 
 
@@ -418,7 +418,7 @@ def test_what_is_pushed_may_be_fetched_in_the_same_turn(wish):
     [held] = fetch()
     sent = [payload(custom=WISHES[wish]), payload()]
     request = FetchRequest(queues=("default",), wid="w2", count=5)
-    told = pushes.exchange(sent, [Ack(jid=held.jid, wid="w1")], [request], using=USING)
+    told = exchanges.exchange(sent, [Ack(jid=held.jid, wid="w1")], [request], using=USING)
     assert (told.pushed, told.acked) == ([None, None], [True])
     assert [job.jid for job in told.fetched[0]] == [job.jid for job in sent]
 
@@ -428,10 +428,10 @@ def test_a_turn_that_brings_a_job_for_a_lock_that_is_freed_in_it_leaves_nobody_w
     [held] = fetch()
     request = FetchRequest(queues=("default",), wid="w2", count=5)
     report = Ack(jid=held.jid, wid="w1", attempt=held.attempt)
-    told = pushes.exchange([locked(), locked()], [report], [request], using=USING)
+    told = exchanges.exchange([locked(), locked()], [report], [request], using=USING)
     got = told.fetched[0] or fetch(wid="w2", count=5)
     assert (told.acked, len(got)) == ([True], 1)
-    pushes.ack([Ack(jid=got[0].jid, wid="w2")], using=USING)
+    acknowledgements.ack([Ack(jid=got[0].jid, wid="w2")], using=USING)
     assert len(fetch()) == 1
 
 
@@ -481,7 +481,7 @@ def test_a_job_that_a_worker_holds_does_not_expire():
     push(payload(custom={"expires_in": 60}), now=T0)
     [job] = fetch(now=T0)
     assert due.expire(using=USING, now=T0 + 2 * MINUTE) == 0
-    assert pushes.ack([Ack(jid=job.jid, wid="w1")], using=USING) == [True]
+    assert acknowledgements.ack([Ack(jid=job.jid, wid="w1")], using=USING) == [True]
 
 
 @pytest.mark.parametrize("state", ["enqueued", "scheduled", "retries"])

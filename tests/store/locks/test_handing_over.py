@@ -14,7 +14,7 @@ from django_faktory.core.payloads import Ack, FetchRequest, WorkerIdentity
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Counter, Job, JobLock, WorkerProcess
 from django_faktory.store.dialects.postgresql.lock_handoff import Relay
-from django_faktory.store.jobs import pushes
+from django_faktory.store.jobs import exchanges
 from django_faktory.store.limits import definitions
 from django_faktory.store.locks import locks
 from django_faktory.store.notifier.base import PollingListener
@@ -355,7 +355,7 @@ def test_a_worker_fetches_the_next_of_a_key_with_the_report_of_the_last(work, st
 @on_postgresql
 def test_jobs_whose_hand_over_was_carried_out_and_not_answered_run_all_the_same(work, state, monkeypatch):  # noqa: F811
     lost = []
-    real = pushes.run
+    real = exchanges.run
 
     def lossy(*args, **kwargs):
         told = real(*args, **kwargs)
@@ -370,7 +370,7 @@ def test_jobs_whose_hand_over_was_carried_out_and_not_answered_run_all_the_same(
             state(job, "succeeded")
         return lost
 
-    monkeypatch.setattr(pushes, "run", lossy)
+    monkeypatch.setattr(exchanges, "run", lossy)
     work(OrmBroker("default"), poll_interval=0.05)
     wait_until(some_are_done, 60, what="one was handed over: the worker was not fetching as another one ended")
     assert holders() == []

@@ -1,0 +1,138 @@
+"""Acknowledge jobs: end them successfully. Rule: W16.
+
+Jobs of batches and jobs that hold locks or permits leave the hot path: the dialect's statements leave them unchanged
+and return their jids, and `store.batches.counters` ends them (ADR 0011, 0015, 0016).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+
+from django.db import Error, connections
+
+from ...core.limits import passes_of
+from ...core.logs import get_logger
+from ...core.payloads import Ack, Reservation, is_storable
+from ...errors import BrokerUnavailable, FaktoryError, LockTimeout
+from ..batches import counters
+from ..dialects import dialect_of
+from ..dialects.base import Ended, Ending, Held, holds
+from ..limits import limiters
+from ..locks import locks
+from ..transactions import run
+from .pushes import CHUNK
+
+logger = get_logger(__name__)
+
+
+OnEnded = Callable[[Collection[Held]], None]
+"""Callback for jobs after the end of their runs. Called inside the transaction that ended them, or after it."""
+
+
+def nobody_asks(_: Collection[Held]) -> None:
+    """Ignore the ended jobs; the default for `on_ended`."""
+
+
+def end_members(
+    ending: Ending, acks: Sequence[Ack], *, using: str, now: datetime | None, on_ended: OnEnded
+) -> list[FaktoryError | bool]:
+    """End the jobs that `ending` left unchanged, in a separate transaction, and return the result of each ack.
+
+    `ending` is already committed. If this transaction fails, only the acks of `ending.left` get the error as their
+    result: the reporter sends these again. The other acks must not be repeated, they would count as late.
+    """
+    try:
+        ended = ending.ended | _end_of_batches(ending, acks, using=using, now=now)
+    except (BrokerUnavailable, Error) as error:
+        if connections[using].in_atomic_block:
+            raise
+        if not isinstance(error, LockTimeout):
+            logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.left), error)
+        on_ended(ending.ended.values())
+        trouble = error if isinstance(error, LockTimeout) else BrokerUnavailable("database unavailable")
+        return [trouble if ack.jid in ending.left else _was_holder(ack, ending.ended) for ack in acks]
+    on_ended(ended.values())
+    return [_was_holder(ack, ended) for ack in acks]
+
+
+def ack(
+    acks: Sequence[Ack], *, using: str, now: datetime | None = None, on_ended: OnEnded = nobody_asks
+) -> list[FaktoryError | bool]:
+    """End jobs successfully: delete the row, or keep it as succeeded for its `result_ttl`.
+
+    Return one item per ack: True if the job was ended; False if nothing changed because the sender does not hold the
+    job (W16); BrokerUnavailable if this job was not ended although other jobs of the set were. Raise BrokerUnavailable
+    if no job was ended.
+    """
+    answers: list[FaktoryError | bool] = []
+    for start in range(0, len(acks), CHUNK):
+        try:
+            answers += _ack_chunk(acks[start : start + CHUNK], using=using, now=now, on_ended=on_ended)
+        except BrokerUnavailable as error:
+            # Earlier chunks are committed and their acks must not be repeated, so return the error per ack.
+            if not answers or connections[using].in_atomic_block:
+                raise
+            logger.warning("jobs not acknowledged jobs=%d error=%s", len(acks) - start, error)
+            answers += [error] * (len(acks) - start)
+            break
+    return answers
+
+
+def _ack_chunk(
+    acks: Sequence[Ack], *, using: str, now: datetime | None, on_ended: OnEnded
+) -> list[FaktoryError | bool]:
+    # A jid that no database can store (such as one with a NUL character) would fail the statement of the whole set.
+    storable = [ack for ack in acks if is_storable(ack.jid)]
+    if not storable:
+        return [False] * len(acks)
+    dialect = dialect_of(connections[using])
+    ending = run(
+        using,
+        lambda connection: dialect.end(connection, storable, now),
+        atomic=not (dialect.one_statement and dialect.joins(connections[using])),
+    )
+    locks.tell(connections[using], set(ending.readied))
+    answers = end_members(ending, storable, using=using, now=now, on_ended=on_ended)
+    if len(storable) == len(acks):
+        return answers
+    # Put False in the places of the jids that were left out, so that results match the acks.
+    theirs = iter(answers)
+    return [next(theirs) if is_storable(ack.jid) else False for ack in acks]
+
+
+def ack_last(
+    report: Ack, job: Reservation, *, using: str, now: datetime | None = None, on_ended: OnEnded = nobody_asks
+) -> bool:
+    """`ack` this job as the last statement of the caller's `atomic` block, which must end right after this call.
+
+    If the dialect supports it, COMMIT is part of the same message, and Django's own commit finds no transaction (ADR
+    0007). Return False if the job was not ended. Raise TransactionManagementError if the transaction is marked for
+    rollback, and ReservationLost if another attempt holds the job.
+    """
+    connection = connections[using]
+    connection.validate_no_broken_transaction()
+    # Only in the outermost block: COMMIT inside a savepoint would also commit the caller's outer transaction.
+    if job.ends_alone and len(connection.atomic_blocks) == 1 and connection.commit_on_exit:
+        ended = dialect_of(connection).end_last(connection, report, now)
+        if ended is not None:
+            # A limit that was set while the job ran may have given it permits; their limiters may have room now.
+            limiters.settle_later(connection, passes_of(ended.passes))
+            ran_s = (ended.at - job.started_at).total_seconds() if job.started_at else 0.0
+            on_ended([Held(job.wid, job.attempt, job.queue, job.jobtype, ran_s)])
+            return True
+    return ack([report], using=using, now=now, on_ended=on_ended) == [True]
+
+
+def _end_of_batches(ending: Ending, acks: Sequence[Ack], *, using: str, now: datetime | None) -> Ended:
+    """End the jobs of `ending.left` together with their batches, locks and permits."""
+    theirs = [ack for ack in acks if ack.jid in ending.left]
+    return run(using, lambda connection: counters.end(connection, theirs, now)) if theirs else {}
+
+
+def _was_holder(ack: Ack, ended: Ended) -> bool:
+    held = ended.get(ack.jid)
+    if held is None or not holds(ack.wid, ack.attempt, held.wid, held.attempt):
+        return False
+    del ended[ack.jid]  # a second ack of the same job finds it ended
+    return True
