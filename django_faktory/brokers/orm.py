@@ -62,7 +62,7 @@ from .transactions import atomic
 
 logger = get_logger(__name__)
 
-# The store does not import `notifier`; it reports ready callbacks and jobs by these hooks.
+# The modules of the store that change rows do not import `notifier`: they report ready callbacks and jobs by hooks.
 counters.on_callback.append(notifier.announce)
 locks.on_ready.append(notifier.announce)
 
@@ -112,9 +112,8 @@ class OrmBroker(Broker):
         self.commit_within_s = commit_within_s
         self._announce = announce
         self._announces_apart = announces_apart  # in a thread of its own: no caller waits for it
-        self._shares_numbers = (
-            shares_numbers  # INFO and QUEUE LATENCY are for clients that poll: see `store.shared_reads`
-        )
+        # INFO and QUEUE LATENCY serve clients that poll, so their reads are shared: see `store.shared_reads`.
+        self._shares_numbers = shares_numbers
         self._notes = Notes(recorder, alias)
         self._known_queues: dict[str, float] = {}
         self._unanswered = Unanswered()

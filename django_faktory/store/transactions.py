@@ -74,7 +74,7 @@ def run(
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with around(connection):
-                _leave_unusable_session(connection)
+                _replace_unusable_session(connection)
                 return _carry_out(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
         except (OperationalError, InterfaceError, InternalError) as error:
             is_read_only = error_code(error) in _READ_ONLY
@@ -196,33 +196,32 @@ def _read(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper],
 def is_at_hand(connection: BaseDatabaseWrapper) -> bool:
     """Return True if the connection can be used at once, without blocking.
 
-    It must be open, outside a transaction, not ended by the server, and not suspected to lead to an old primary.
+    It must be open, outside a transaction, and usable.
     """
-    raw = connection.connection
-    if raw is None or connection.in_atomic_block or not connection.autocommit:
+    if connection.connection is None or connection.in_atomic_block or not connection.autocommit:
         return False
+    return _is_usable(connection)
+
+
+def _is_usable(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the server has not ended this open, idle session, and it does not lead to an old primary.
+
+    A session from before the latest refused write may lead to one: a thread that only reads would never be refused,
+    and would keep reading stale data.
+    """
     if dialect_of(connection).was_ended(connection):
         return False
-    return not (refusals := _refusals[connection.alias]) or _survived.get(raw, 0) >= refusals
+    return not (refusals := _refusals[connection.alias]) or _survived.get(connection.connection, 0) >= refusals
 
 
-def _leave_unusable_session(connection: BaseDatabaseWrapper) -> None:
-    """Replace the connection if its session was ended while it was idle, or leads to an old primary."""
-    if connection.connection is not None and connection.autocommit and dialect_of(connection).was_ended(connection):
-        _discard(connection)
-    _leave_an_old_primary(connection)
-
-
-def _leave_an_old_primary(connection: BaseDatabaseWrapper) -> None:
-    """Replace the connection if it was made before the latest refused write.
-
-    A thread that only reads would never be refused, and would keep reading stale data from the old primary.
-    """
-    if not (refusals := _refusals[connection.alias]) or (connection.connection and not connection.autocommit):
-        return
-    if connection.connection is not None and _survived.get(connection.connection, 0) < refusals:
-        _discard(connection)
-    if connection.connection is None:
+def _replace_unusable_session(connection: BaseDatabaseWrapper) -> None:
+    """Replace the session unless it is usable, or is in a transaction that the caller began without `atomic`."""
+    if connection.connection is not None:
+        if not connection.autocommit:
+            return
+        if not _is_usable(connection):
+            _discard(connection)
+    if connection.connection is None and (refusals := _refusals[connection.alias]):
         connection.ensure_connection()
         _survived[connection.connection] = refusals
 

@@ -14,8 +14,7 @@ from django_faktory.models import Batch, Job, Queue
 from django_faktory.models.job import RECENT
 from django_faktory.store import notifier
 from django_faktory.store.batches import batches
-from django_faktory.store.jobs import bulk
-from django_faktory.store.jobs import pushes as jobs
+from django_faktory.store.jobs import bulk, pushes
 from tests.factories import T0, JobFactory, QueueFactory, payload
 from tests.project.tasks import add
 
@@ -236,7 +235,7 @@ def test_a_killed_job_stays_for_the_time_of_the_settings(settings):
 def test_batches_hear_of_what_is_done_to_their_members(verb):
     callback = payload(jobtype="after")
     bid = batches.new(NewBatch(complete=callback), using="default")
-    jobs.push([payload(custom={"bid": bid}) for _ in range(2)], using="default")
+    pushes.push([payload(custom={"bid": bid}) for _ in range(2)], using="default")
     batches.commit(bid, using="default")
     assert Job.objects.batch(bid).kill() == 2
     assert getattr(Job.objects.batch(bid), verb)() == 2

@@ -14,6 +14,7 @@ import psutil
 from django.db import connection
 
 from django_faktory.models import Batch, Gate, Job, JobLock
+from tests import sessions
 from tests.faults.arena import SOON_S, Arena, kill
 from tests.faults.history import History, Scribe
 from tests.outside import profiles
@@ -39,7 +40,6 @@ SESSIONS = {
     " AND backend_type = 'client backend'",
     "mysql": "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()",
 }
-END_SESSION = {"postgresql": "SELECT pg_terminate_backend(%s)", "mysql": "KILL %s"}
 
 
 class Row(NamedTuple):
@@ -252,11 +252,11 @@ class Match(Arena):
         with connection.cursor() as cursor:
             for _ in range(self.chance.randint(1, 4)):
                 cursor.execute(SESSIONS[connection.vendor])
-                sessions = [session for (session,) in cursor.fetchall()]
-                if sessions:
+                open_ = [session for (session,) in cursor.fetchall()]
+                if open_:
                     self.note("dbfault")
                     with suppress(Exception):  # the session has ended meanwhile
-                        cursor.execute(END_SESSION[connection.vendor], [self.chance.choice(sessions)])
+                        cursor.execute(sessions.END[connection.vendor], [self.chance.choice(open_)])
 
     # --- the end ---
 

@@ -8,13 +8,12 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
 from django_faktory.store import transactions
-from django_faktory.store.dialects import dialect_of
 from django_faktory.store.jobs import pushes
 from django_faktory.store.transactions import ATTEMPTS, first_line, is_collision, run
 from tests.bouncer import needs_session
 from tests.factories import JobFactory, payload
+from tests.sessions import end_idle
 from tests.store.jobs.test_claims import in_threads
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -111,33 +110,25 @@ def test_a_real_lost_connection_is_told_and_the_next_verb_has_a_new_one():
     assert Job.objects.count() == 1
 
 
-END_SESSION = {"postgresql": "SELECT pg_terminate_backend(%s, 5000)", "mysql": "KILL %s"}
-OWN_SESSION = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT CONNECTION_ID()"}
-
-
-def end_idle_session():
-    """End the session of this thread's idle connection from another connection."""
-    with connection.cursor() as cursor:
-        cursor.execute(OWN_SESSION[connection.vendor])
-        (session,) = cursor.fetchone()
-    other = connection.copy()
-    try:
-        with other.cursor() as cursor:
-            cursor.execute(END_SESSION[connection.vendor], [session])
-    finally:
-        other.close()
-    wait_until(lambda: dialect_of(connection).was_ended(connection), 10)
-
-
 @needs_session("a pooler hides the session of a connection")
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_session_that_ended_while_it_was_idle_is_replaced_before_it_is_used(atomic):
     if connection.vendor == "sqlite":
         pytest.skip("SQLite has no sessions")
-    end_idle_session()
-    assert not transactions.is_at_hand(connection), "the event loop does not send on it either"
+    end_idle(connection)
     run("default", lambda _: JobFactory(), atomic=atomic)
     assert Job.objects.count() == 1
+
+
+@needs_session("a pooler hides the session of a connection")
+def test_the_event_loop_does_not_send_on_a_session_that_has_ended():
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has no sessions")
+    connection.ensure_connection()
+    assert transactions.is_at_hand(connection)
+    end_idle(connection)
+    assert not transactions.is_at_hand(connection)
+    connection.close()  # the next test opens a new session
 
 
 @needs_session("LISTEN belongs to a session")

@@ -21,17 +21,21 @@ def was_ended_by_postgresql(session: Any) -> bool:
     """Return whether PostgreSQL has ended this session, of either driver.
 
     Data at an idle connection may also be a notification or a changed setting, so the driver reads and classifies it.
+    One read is not enough: the server sends its last message before the end of file, and only that is an end.
     """
     if session.closed:
         return True
-    if not is_readable(session.fileno()):
-        return False
     try:
-        if hasattr(session, "pgconn"):  # psycopg 3
-            session.pgconn.consume_input()
-            session.pgconn.is_busy()  # parses what was read
-            return bool(session.pgconn.status != 0)  # ConnStatus.OK
-        session.poll()
+        while is_readable(session.fileno()):
+            if hasattr(session, "pgconn"):  # psycopg 3
+                session.pgconn.consume_input()
+                session.pgconn.is_busy()  # parses what was read
+                if session.pgconn.status != 0:  # ConnStatus.OK
+                    return True
+            else:
+                session.poll()
+                if session.closed:
+                    return True
     except Exception:  # noqa: BLE001 - of the driver, not of Django
         return True
-    return bool(session.closed)
+    return False

@@ -15,9 +15,11 @@ from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.postgresql.pipeline import has_psycopg3
 from django_faktory.store.jobs import claims as claiming
 from django_faktory.store.jobs import failures, prefetch
-from django_faktory.store.jobs import pushes as jobs
-from django_faktory.store.jobs.claims import Claiming, shared_out
+from django_faktory.store.jobs.acknowledgements import ack
+from django_faktory.store.jobs.claims import Claiming, fetch, shared_out
+from django_faktory.store.jobs.exchanges import exchange
 from django_faktory.store.jobs.lost_claims import Unanswered
+from django_faktory.store.jobs.pushes import push
 from django_faktory.store.limits import definitions
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 
@@ -49,14 +51,14 @@ def in_threads(count, work):
 
 
 def test_six_workers_share_two_hundred_jobs_without_doubling_or_losing_one():
-    jobs.push([payload(result_ttl=60) for _ in range(200)], using=USING)
+    push([payload(result_ttl=60) for _ in range(200)], using=USING)
     taken = [[] for _ in range(6)]
 
     def work(number):
         request = FetchRequest(queues=("default",), wid=f"w{number}", count=7)
-        while got := jobs.fetch([request], using=USING)[0]:
+        while got := fetch([request], using=USING)[0]:
             taken[number] += [job.jid for job in got]
-            assert all(jobs.ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt) for job in got], using=USING))
+            assert all(ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt) for job in got], using=USING))
 
     in_threads(6, work)
     everything = [jid for mine in taken for jid in mine]
@@ -65,12 +67,12 @@ def test_six_workers_share_two_hundred_jobs_without_doubling_or_losing_one():
 
 
 def test_requests_with_different_queues_compete_without_doubling():
-    jobs.push([payload(queue=queue) for queue in "abc" for _ in range(30)], using=USING)
+    push([payload(queue=queue) for queue in "abc" for _ in range(30)], using=USING)
     taken = [[] for _ in range(4)]
 
     def work(number):
         requests = [FetchRequest(queues=tuple("abc"[n:] + "abc"[:n]), wid=f"w{number}-{n}") for n in range(3)]
-        while any(found := jobs.fetch(requests, using=USING)):
+        while any(found := fetch(requests, using=USING)):
             taken[number] += [job.jid for one in found for job in one]
 
     in_threads(4, work)
@@ -81,15 +83,15 @@ def test_requests_with_different_queues_compete_without_doubling():
 def test_a_push_repeated_by_four_senders_at_once_is_one_job():
     """W10: each job is stored once, whichever sender comes first."""
     same = [payload(f"same-{n}") for n in range(20)]
-    in_threads(4, lambda number: jobs.push(same, using=USING))
+    in_threads(4, lambda number: push(same, using=USING))
     assert Job.objects.count() == 20
 
 
 def test_one_fetch_for_many_workers_serves_each_in_its_turn():
     WorkerFactory(wid="quiet", state="quiet")
     first, second, third = payload(queue="a"), payload(queue="a"), payload(queue="b")
-    jobs.push([first, second, third], using=USING)
-    found = jobs.fetch(
+    push([first, second, third], using=USING)
+    found = fetch(
         [
             FetchRequest(queues=("a",), wid="quiet"),
             FetchRequest(queues=("a", "b"), wid="w1"),
@@ -107,8 +109,8 @@ def test_one_fetch_for_many_workers_serves_each_in_its_turn():
 
 
 WAYS = {
-    "fetch": lambda requests: jobs.fetch(requests, using=USING),
-    "exchange": lambda requests: jobs.exchange([payload(queue="pushed")], [], requests, using=USING).fetched,
+    "fetch": lambda requests: fetch(requests, using=USING),
+    "exchange": lambda requests: exchange([payload(queue="pushed")], [], requests, using=USING).fetched,
 }
 
 
@@ -129,27 +131,27 @@ def fetched(request):
 
 
 def test_who_comes_first_is_served_first_whichever_of_his_queues_has_something(fetched):
-    jobs.push([payload("a1", queue="a"), payload("c1", queue="c"), payload("c2", queue="c")], using=USING)
+    push([payload("a1", queue="a"), payload("c1", queue="c"), payload("c2", queue="c")], using=USING)
     asked = ["w1:b a", "w2:a b", "w1:c a", "w3:c", "w2:c a"]
     assert fetched(*asked) == ["job-a1", "-", "job-c1", "job-c2", "-"]
 
 
 def test_a_quiet_worker_among_them_leaves_its_share_to_the_others(fetched):
     WorkerFactory(wid="quiet", state="quiet")
-    jobs.push([payload("a1", queue="a"), payload("a2", queue="a")], using=USING)
+    push([payload("a1", queue="a"), payload("a2", queue="a")], using=USING)
     assert fetched("quiet:a b", "w1:b a", "quiet:a", "w2:a") == ["-", "job-a1", "-", "job-a2"]
 
 
 @pytest.mark.parametrize("held_back_by", ["lock", "limit"])
 def test_in_the_place_of_a_job_that_may_not_run_yet_comes_the_next(fetched, held_back_by):
     if held_back_by == "lock":
-        jobs.push([payload(f"k{n}", queue="a", custom={"lock": "key"}) for n in range(3)], using=USING)
+        push([payload(f"k{n}", queue="a", custom={"lock": "key"}) for n in range(3)], using=USING)
     else:
         definitions.put("task", "shut", Allowance.of({"concurrency": 1}), using=USING)
-        jobs.push([payload(f"k{n}", queue="a", jobtype="shut") for n in range(3)], using=USING)
-    [[holder]] = jobs.fetch([FetchRequest(queues=("a",), wid="w0")], using=USING)
+        push([payload(f"k{n}", queue="a", jobtype="shut") for n in range(3)], using=USING)
+    [[holder]] = fetch([FetchRequest(queues=("a",), wid="w0")], using=USING)
     assert holder.jid.startswith("job-k0")
-    jobs.push([payload("free", queue="a"), payload("other", queue="b")], using=USING)
+    push([payload("free", queue="a"), payload("other", queue="b")], using=USING)
     assert fetched("w1:a b", "w2:b a", "w3:b") == ["job-free", "job-other", "-"]
 
 
@@ -161,9 +163,9 @@ def test_different_workers_are_claimed_for_in_one_message_on_postgresql(monkeypa
     monkeypatch.setattr(dialect_of(connection), "waiting", lambda *args: looks.append(1) or real(*args), raising=False)
 
     def serve(count):
-        jobs.push([payload(queue="a") for _ in range(count)], using=USING)
+        push([payload(queue="a") for _ in range(count)], using=USING)
         requests = [FetchRequest(queues=("b", "a"), wid=f"w{n}") for n in range(count)]
-        told = jobs.exchange([], [], requests, using=USING).fetched
+        told = exchange([], [], requests, using=USING).fetched
         assert [len(one) for one in told] == [1] * count
 
     serve(claiming.MOST_IN_TURN)
@@ -175,30 +177,30 @@ def test_different_workers_are_claimed_for_in_one_message_on_postgresql(monkeypa
 def test_jobs_are_read_ahead_for_different_workers_too():
     if not prefetch.supports(connection):
         pytest.skip("this database reads nothing ahead")
-    jobs.push([payload(f"a{n}", queue="a") for n in range(5)], using=USING)
+    push([payload(f"a{n}", queue="a") for n in range(5)], using=USING)
     crowd = ("w1", "w2")
     requests = [
         FetchRequest(queues=("a", "b"), wid="w1", ahead=2, crowd=crowd),
         FetchRequest(queues=("b", "a"), wid="w2"),
     ]
-    told = jobs.exchange([], [], requests, using=USING).fetched
+    told = exchange([], [], requests, using=USING).fetched
     assert [[job.jid.strip(".") for job in one] for one in told] == [["job-a0", "job-a2", "job-a3"], ["job-a1"]]
     assert [job.is_ahead for job in told[0]] == [False, True, True]
 
 
 def test_a_paused_queue_is_planned_around():
     QueueFactory(name="a", paused_at="2026-01-01T00:00:00Z")
-    jobs.push([payload(queue="a"), payload(queue="b")], using=USING)
-    found = jobs.fetch([FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("a",), wid="w2")], using=USING)
+    push([payload(queue="a"), payload(queue="b")], using=USING)
+    found = fetch([FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("a",), wid="w2")], using=USING)
     assert [[job.queue for job in one] for one in found] == [["b"], []]
 
 
 def test_two_workers_with_very_many_queues_each_are_served():
     """SQLite refuses a statement of more than 500 parts; the error would reach all requests of the exchange."""
     job = payload(queue="last")
-    jobs.push([job], using=USING)
+    push([job], using=USING)
     requests = [FetchRequest(queues=(*(f"{wid}-{n}" for n in range(600)), "last"), wid=wid) for wid in ("w1", "w2")]
-    found = jobs.fetch(requests, using=USING)
+    found = fetch(requests, using=USING)
     assert [[one.jid for one in some] for some in found] == [[job.jid], []]
 
 
@@ -212,17 +214,17 @@ def test_one_database_statement_claims_a_set_on_postgresql():
         # a connection from a pool, used before, may prepare its statement now
         return found, sum("PREPARE" not in one["sql"] for one in told)
 
-    jobs.push([payload() for _ in range(20)], using=USING)
-    [got], claims = statements(jobs.fetch, [FetchRequest(queues=("x", "default"), wid="w1", count=15)])
-    ended, reports = statements(jobs.ack, [Ack(jid=job.jid) for job in got])
-    _, pushes = statements(jobs.push, [payload() for _ in range(20)])
+    push([payload() for _ in range(20)], using=USING)
+    [got], claims = statements(fetch, [FetchRequest(queues=("x", "default"), wid="w1", count=15)])
+    ended, reports = statements(ack, [Ack(jid=job.jid) for job in got])
+    _, pushes = statements(push, [payload() for _ in range(20)])
     assert len(ended) == 15
     assert (claims, reports, pushes) == (1, 1, 1)
 
 
 def test_trouble_half_way_swallows_no_job_and_no_answer(monkeypatch):
     """W14: the first of two claims has committed when the second one fails."""
-    jobs.push([payload(queue="a"), payload(queue="c")], using=USING)
+    push([payload(queue="a"), payload(queue="c")], using=USING)
     requests = [FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("b", "c"), wid="w1")]
 
     def fails(*_):
@@ -230,26 +232,26 @@ def test_trouble_half_way_swallows_no_job_and_no_answer(monkeypatch):
 
     monkeypatch.setattr(dialect_of(connection), "waiting", fails, raising=False)
     monkeypatch.setattr(claiming, "MOST_IN_TURN", 1)  # otherwise one message makes both claims
-    told = jobs.exchange([payload(queue="z")], [], requests, using=USING)
+    told = exchange([payload(queue="z")], [], requests, using=USING)
     assert [[job.queue for job in one] for one in told.fetched] == [["a"], []]
     assert told.pushed == [None]
-    jobs.push([payload(queue="a")], using=USING)
-    assert [[job.queue for job in one] for one in jobs.fetch(requests, using=USING)] == [["a"], []]
+    push([payload(queue="a")], using=USING)
+    assert [[job.queue for job in one] for one in fetch(requests, using=USING)] == [["a"], []]
     with pytest.raises(BrokerUnavailable):
-        jobs.fetch(requests, using=USING)
+        fetch(requests, using=USING)
 
 
 def test_a_claim_locks_no_row_that_it_does_not_hand_out():
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("this database locks no rows")
-    jobs.push([payload() for _ in range(4)] + [payload(queue="b")], using=USING)
+    push([payload() for _ in range(4)] + [payload(queue="b")], using=USING)
     other = []
 
     def claim_the_rest(_):
-        other.extend(jobs.fetch([FetchRequest(queues=("default", "b"), wid="w2", count=9)], using=USING)[0])
+        other.extend(fetch([FetchRequest(queues=("default", "b"), wid="w2", count=9)], using=USING)[0])
 
     with transaction.atomic():
-        mine = jobs.fetch([FetchRequest(queues=("default", "b"), wid="w1", count=2)], using=USING)[0]
+        mine = fetch([FetchRequest(queues=("default", "b"), wid="w1", count=2)], using=USING)[0]
         in_threads(1, claim_the_rest)
     assert (len(mine), len(other)) == (2, 3)
 
@@ -259,8 +261,8 @@ def test_a_lost_worker_is_remembered_while_a_transaction_still_holds_its_job():
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("this database locks no rows")
     WorkerFactory(wid="gone")
-    jobs.push([payload()], using=USING)
-    jobs.fetch([FetchRequest(queues=("default",), wid="gone")], using=USING)
+    push([payload()], using=USING)
+    fetch([FetchRequest(queues=("default",), wid="gone")], using=USING)
     with transaction.atomic():
         Job.objects.select_for_update().get()
         in_threads(1, lambda _: failures.lose(["gone"], using=USING))
@@ -285,7 +287,7 @@ def test_the_claim_walks_the_ready_index():
 
 
 def test_ids_that_differ_in_case_or_trailing_space_are_different():
-    jobs.push([payload("CaseJid"), payload("casejid"), payload("casejid ")], using=USING)
+    push([payload("CaseJid"), payload("casejid"), payload("casejid ")], using=USING)
     assert Job.objects.count() == 3
     WorkerFactory(wid="W")
     assert not WorkerProcess.objects.filter(wid="w").exists()
@@ -323,13 +325,13 @@ def test_no_job_is_lost_that_is_pushed_while_others_are_claimed_in_turn():
         if number:
             for name in random.choices("abc", k=600):
                 job = payload(queue=name)
-                jobs.push([job], using=USING)
+                push([job], using=USING)
                 pushed.append(job.jid)
             is_over.set()
             return
         while not is_over.is_set() or Job.objects.in_state("enqueued").exists():
             requests = together("w1", *(random.sample("abc", random.randint(1, 3)) for _ in range(4)))
-            told = jobs.exchange([], [Ack(jid=jid, wid="w1") for jid in got[-4:]], requests, using=USING)
+            told = exchange([], [Ack(jid=jid, wid="w1") for jid in got[-4:]], requests, using=USING)
             got.extend(job.jid for found in told.fetched for job in found)
 
     in_threads(2, work)

@@ -10,7 +10,7 @@ from django_faktory.core.payloads import FetchRequest
 from django_faktory.models import Job, Queue
 from django_faktory.store import queues
 from django_faktory.store.jobs import claims, releases
-from django_faktory.store.jobs import pushes as jobs
+from django_faktory.store.jobs.pushes import push
 from tests.examples import examples
 from tests.factories import T0, payload
 
@@ -61,7 +61,7 @@ class Real:
     def push(self, wanted):
         self.now += timedelta(seconds=1)
         made = [payload(queue=queue, priority=priority) for queue, priority in wanted]
-        jobs.push(made, using=USING, now=self.now)
+        push(made, using=USING, now=self.now)
         for job in made:
             self.model.push(job)
 

@@ -8,7 +8,7 @@ from django.db import connection, transaction
 
 from django_faktory.core.payloads import new_job
 from django_faktory.models import Job
-from django_faktory.store.jobs import pushes as jobs
+from django_faktory.store.jobs import pushes
 from tests.factories import T0
 
 pytestmark = pytest.mark.django_db
@@ -52,10 +52,10 @@ def rows():
     return {row["jid"]: row for row in Job.objects.values(*fields, "run_at", "enqueued_at")}
 
 
-def stored(pushes, now=T0):
+def stored(sets, now=T0):
     Job.objects.all().delete()
-    for some in pushes:
-        assert jobs.push(some, using="default", now=now) == [None] * len(some)
+    for some in sets:
+        assert pushes.push(some, using="default", now=now) == [None] * len(some)
     return rows()
 
 
@@ -86,7 +86,7 @@ def test_a_set_leaves_alone_what_lives_and_replaces_what_is_finished(size):
     Job.objects.filter(jid=some[0].jid).update(state="dead", finished_at=T0, purge_at=T0, failures=3)
     Job.objects.exclude(jid=some[0].jid).update(failures=7)
     again = made(size, jobtype="new")
-    assert jobs.push(again, using="default", now=T0) == [None] * size
+    assert pushes.push(again, using="default", now=T0) == [None] * size
     replaced = Job.objects.get(jid=some[0].jid)
     assert (replaced.state, replaced.failures, replaced.jobtype) == ("enqueued", 0, again[0].jobtype)
     assert set(Job.objects.exclude(jid=some[0].jid).values_list("failures", flat=True)) <= {7}

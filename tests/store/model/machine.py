@@ -32,7 +32,10 @@ from django_faktory.models import Batch, Counter, Gate, Job, JobLock, WorkerProc
 from django_faktory.store import queues, workers
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import failures, releases, transitions
-from django_faktory.store.jobs import pushes as jobs
+from django_faktory.store.jobs.acknowledgements import ack
+from django_faktory.store.jobs.claims import fetch
+from django_faktory.store.jobs.exchanges import exchange
+from django_faktory.store.jobs.pushes import push
 from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
@@ -103,7 +106,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         assert self._push([again], "") == self.model.push([again])
 
     def _push(self, told, by):
-        return [_name(answer) for answer in jobs.push([_payload(spec, by) for spec in told], **USING)]
+        return [_name(answer) for answer in push([_payload(spec, by) for spec in told], **USING)]
 
     def _named(self, spec, pick):
         self.made += 1
@@ -118,7 +121,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     @rule(order=orders, most=st.integers(1, 3), wid=st.sampled_from(SENDERS), count=st.integers(1, 3))
     def fetch(self, order, most, wid, count):
         """Compare the claimed jobs and their order (W13)."""
-        [found] = jobs.fetch([FetchRequest(queues=tuple(order[:most]), wid=wid, count=count)], **USING)
+        [found] = fetch([FetchRequest(queues=tuple(order[:most]), wid=wid, count=count)], **USING)
         assert [job.jid for job in found] == self.model.fetch(order[:most], wid, count)
 
     @precondition(lambda self: self._working())
@@ -127,14 +130,14 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         """Acknowledge a running job, as its holder or as another sender (W16)."""
         jid, wid, attempt = self._report(pick, sender)
         ends = [Ack(jid=jid, wid=wid, attempt=attempt)] * (1 + twice)
-        assert jobs.ack(ends, **USING) == [self.model.ack(jid, wid, attempt) for _ in ends]
+        assert ack(ends, **USING) == [self.model.ack(jid, wid, attempt) for _ in ends]
 
     @rule(pick=picks)
     def ack_what_does_not_run(self, pick):
         """Acknowledge an ended or unknown job: no job changes, and the report is counted."""
         idle = sorted(jid for jid, job in self.model.jobs.items() if job.state != "working")
         jid = ["job-unknown", *idle][pick % (1 + len(idle))]
-        assert jobs.ack([Ack(jid=jid, wid="w1")], **USING) == [self.model.ack(jid, "w1", None)]
+        assert ack([Ack(jid=jid, wid="w1")], **USING) == [self.model.ack(jid, "w1", None)]
 
     @precondition(lambda self: self._working())
     @rule(pick=picks, sender=senders, verdict=st.sampled_from(["", "", "kill", "discard", "later"]), has_wish=flags)
@@ -175,7 +178,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         if self.model.jobs[jid].is_apart:
             count = 0
         requests = [FetchRequest(queues=tuple(order), wid=wid, count=count)] if count else []
-        done = jobs.exchange([_payload(spec, "")], [Ack(jid=jid, wid=by, attempt=attempt)], requests, **USING)
+        done = exchange([_payload(spec, "")], [Ack(jid=jid, wid=by, attempt=attempt)], requests, **USING)
         assert done.acked == [self.model.ack(jid, by, attempt)]
         assert [_name(answer) for answer in done.pushed] == self.model.push([spec])
         expected = [self.model.fetch(order, wid, count)] if count else []
@@ -314,10 +317,10 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     def crash_before_the_commit(self, told, order, wid, pick):
         """Check that a transaction that is rolled back has no effect."""
         with transaction.atomic():
-            jobs.push([_payload(self._named(spec, pick), wid) for spec in told], **USING)
-            jobs.fetch([FetchRequest(queues=tuple(order), wid=wid, count=3)], **USING)
+            push([_payload(self._named(spec, pick), wid) for spec in told], **USING)
+            fetch([FetchRequest(queues=tuple(order), wid=wid, count=3)], **USING)
             if self._working():
-                jobs.ack([Ack(jid=self._running(pick).spec.jid)], **USING)
+                ack([Ack(jid=self._running(pick).spec.jid)], **USING)
             transaction.set_rollback(True)
 
     def _move_on(self, delta):
