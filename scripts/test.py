@@ -1,7 +1,8 @@
 """Run the tests on SQLite, PostgreSQL and MariaDB, and print what was left out.
 
 Without --all the tests marked `slow` are left out, Hypothesis tries few examples, and the second and third database run
-only what is about SQL and transactions (tests/selection.py). Arguments that are not its own go to pytest: if they name
+only what is about SQL and transactions (tests/selection.py). --rest completes such a run: it leaves out what that one
+has run in the same way. Arguments that are not its own go to pytest: if they name
 tests, as in `scripts/test.py tests/store -x`, all of these run as with --all.
 The servers are started for the run (tests/own_servers.py) unless the environment names others.
 With CI=true a missing server or program is a failure, and if few tests fail, they run a second time alone: a test that
@@ -51,7 +52,7 @@ NOTHING_CHOSEN = 5
 class Run:
     """The tests on one database: pytest's own process, and its results."""
 
-    def __init__(self, kind, *, is_first, is_quick, measure, more):
+    def __init__(self, kind, *, is_first, is_quick, is_rest, measure, more):
         self.kind = kind
         self.report = ROOT / ".demo" / f"tests-{kind}.xml"
         python = [*WITH_US, sys.executable]
@@ -60,7 +61,10 @@ class Run:
         self.command += ["-o", f"cache_dir={ROOT / '.demo' / f'cache-{kind}'}"]
         left_out = [] if is_first else ["core", "once", *(["once_if_quick"] if is_quick else [])]
         left_out += ["slow"] if is_quick else []
-        self.command += (["-m", " and ".join(f"not {name}" for name in left_out)] if left_out else []) + more
+        chosen = [f"not {name}" for name in left_out]
+        if is_rest:
+            chosen.append("(slow or varied)" if is_first else "(slow or varied or once_if_quick)")
+        self.command += (["-m", " and ".join(chosen)] if chosen else []) + more
         self._examples = "quick" if is_quick else "thorough"
         self._processes = QUICK_PROCESSES if is_quick and is_first else PROCESSES
         self.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
@@ -119,10 +123,10 @@ def run_all(wanted, options, more):
     reachable = [kind for kind, service in zip(wanted, asked, strict=True) if not service.missing]
     is_ci = os.environ.get("CI") == "true"
     measure = options.coverage and not more
-    is_quick = not (options.all or measure or names_tests(more))
+    is_quick = not (options.all or options.rest or measure or names_tests(more))
     if measure:
         coverage("erase")
-    how = {"is_quick": is_quick, "measure": measure, "more": more}
+    how = {"is_quick": is_quick, "is_rest": options.rest, "measure": measure, "more": more}
     runs = [Run(kind, is_first=n == 0, **how) for n, kind in enumerate(reachable)]
     (ROOT / ".demo").mkdir(exist_ok=True)
     for run in runs:
@@ -149,6 +153,7 @@ def arguments():
     parser = argparse.ArgumentParser(description="Run the tests on every database that can be reached.")
     parser.add_argument("--databases", default=",".join(services.DATABASES), help="which (default: %(default)s)")
     parser.add_argument("--all", action="store_true", help="slow tests and all examples too, on each database")
+    parser.add_argument("--rest", action="store_true", help="what --all adds to a run without it, and no more")
     parser.add_argument(
         "--coverage", action="store_true", help="measure that of --all; before Python 3.12 it takes long"
     )

@@ -6,6 +6,8 @@ An entry is a folder, a module or a test below tests/: "soak", "contrib/api", "w
 
 import pytest
 
+from tests.examples import examples
+
 SLOW = (
     "admin/test_hostile.py::test_no_text_of_a_client_adds_an_element_to_a_page",
     "browser",
@@ -119,7 +121,9 @@ EACH = (
 
 
 def mark(item, root):
-    """Add the markers that the tables above give to a test."""
+    """Add the markers of the tables above, and `varied` if the number of examples depends on the run."""
+    if getattr(item.obj, "is_hypothesis_test", False) or getattr(item.module, "examples", None) is examples:
+        item.add_marker(pytest.mark.varied)
     if not item.path.is_relative_to(root):
         return
     module = item.path.relative_to(root)
