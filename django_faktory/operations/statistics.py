@@ -48,17 +48,16 @@ def read(*, using: str, most: int = MOST_EXPORTED) -> Numbers:
 
 
 def _exported(counts: statistics.AllCounts, series: dict[tuple[str, str], Series], most: int) -> Numbers:
-    latencies = counts.latencies
-    if len(counts.queues) <= most:
-        chosen, others = list(counts.queues), []
+    sizes, latencies = counts.queues, counts.latencies
+    if len(sizes) <= most:
+        chosen = list(sizes)
     else:  # both halves matter: a long queue, and a short one where jobs wait long
-        by_size = sorted(counts.queues, key=lambda name: (-counts.queues[name], name))
-        by_age = sorted(counts.queues, key=lambda name: (-latencies.get(name, 0.0), name))
+        by_size = sorted(sizes, key=sizes.__getitem__, reverse=True)  # stable: equal sizes remain in the order of names
+        by_age = sorted(latencies, key=lambda name: (-latencies[name], name))
         # The halves may overlap; the largest queues fill the places that remain.
         chosen = list(dict.fromkeys([*by_size[: most // 2], *by_age[: most // 2], *by_size]))[:most]
-        others = list(set(counts.queues).difference(chosen))
     numbers = Numbers(
-        queues={name: counts.queues[name] for name in chosen},
+        queues={name: sizes[name] for name in chosen},
         latencies={name: latencies.get(name, 0.0) for name in chosen},
         paused={name: float(name in counts.paused) for name in chosen},
         sets=counts.sets,
@@ -69,11 +68,15 @@ def _exported(counts: statistics.AllCounts, series: dict[tuple[str, str], Series
         late=counts.totals["late"],
         series=series,
     )
-    if not others:
+    if len(chosen) == len(sizes):
         return numbers
+    exported = frozenset(chosen)
     return replace(
         numbers,
-        queues={**numbers.queues, OTHER: sum(counts.queues[name] for name in others)},
-        latencies={**numbers.latencies, OTHER: max(latencies.get(name, 0.0) for name in others)},
-        paused={**numbers.paused, OTHER: float(len(counts.paused.intersection(others)))},
+        queues={**numbers.queues, OTHER: sum(sizes.values()) - sum(numbers.queues.values())},
+        latencies={
+            **numbers.latencies,
+            OTHER: max((age for name, age in latencies.items() if name not in exported), default=0.0),
+        },
+        paused={**numbers.paused, OTHER: float(len(counts.paused - exported))},
     )

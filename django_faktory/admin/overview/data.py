@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from heapq import nsmallest
+from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
 from django.contrib.admin.utils import quote
@@ -146,7 +146,8 @@ def _all_queues(counts: statistics.AllCounts) -> QueueLines:
         size, latency_s = counts.queues[name], counts.latencies.get(name, 0.0)
         return _line(name, size, f"{size:,}", latency_s, is_paused=name in counts.paused)
 
-    fullest = nsmallest(QUEUES_SHOWN, counts.queues, key=lambda name: (-counts.queues[name], name))
+    # Equal sizes remain in the order of names.
+    fullest = nlargest(QUEUES_SHOWN, counts.queues, key=counts.queues.__getitem__)
     paused = [line(name) for name in sorted(counts.paused)[:ROWS]]
     return QueueLines([line(name) for name in fullest], len(counts.queues), paused, len(counts.paused))
 

@@ -127,11 +127,13 @@ def whole(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> 
 
     def verb(connection: BaseDatabaseWrapper) -> AllCounts:
         rows = _first(connection, worker_timeout_s, sizes)
-        full = _sum(rows, sizes).full
-        for one in _sets(using, sizes):
-            if one.kind in full:
-                rows += _further(connection, one, sizes.portion)
         found = _sum(rows, sizes)
+        further: list[Row] = []
+        for one in _sets(using, sizes):
+            if one.kind in found.full:
+                further += _further(connection, one, sizes.portion)
+        if further:
+            found = _sum(rows + further, sizes)
         found.full = set()
         return found
 
@@ -276,25 +278,30 @@ def _sum(rows: Iterable[Row], sizes: Sizes) -> AllCounts:
         batches={"open": 0, "committed": 0},
     )
     counted: Sums[str] = Sums()
-    queues, latencies = found.queues, found.latencies
+    known: list[str] = []
+    waiting: dict[str, int] = {}
+    latencies = found.latencies
     for kind, name, count, value in rows:
-        counted[kind] += count
-        if kind in _WAITING:
-            queues[name] = queues.get(name, 0) + count
-            latencies[name] = max(latencies.get(name, 0.0), float(value))
-        elif kind == _QUEUES:
-            queues.setdefault(name, 0)
+        if kind == _QUEUES:  # first, because there may be 20,000 of these rows
+            known.append(name)
             if value:
                 found.paused.add(name)
+            continue
+        counted[kind] += count
+        if kind in _WAITING:
+            waiting[name] = waiting.get(name, 0) + count
+            latencies[name] = max(latencies.get(name, 0.0), float(value))
         elif kind == _TOTAL:
             found.totals[name] = int(value or 0)
         else:
             sums = found.workers if kind == _WORKERS else found.batches if kind == _BATCHES else found.sets
             sums[name] = sums.get(name, 0) + count
+    counted[_QUEUES] = len(known)
     # Rows of blocked jobs are grouped by queue, so the loop added them to the queues' sizes.
     found.sets[str(State.BLOCKED)] = counted[str(State.BLOCKED)]
     found.full = {kind for kind, count in counted.items() if sizes.is_full(kind, count)}
-    found.queues = dict(sorted(queues.items()))
+    queues = dict.fromkeys(known, 0) | waiting
+    found.queues = {name: queues[name] for name in sorted(queues)}
     return found
 
 

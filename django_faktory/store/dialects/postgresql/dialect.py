@@ -88,7 +88,9 @@ class PostgresqlDialect(Dialect):
     skip_lock = " FOR UPDATE SKIP LOCKED"
 
     begin_snapshot = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
-    names_of_json = "SELECT json_array_elements_text(%s::json)"
+    # The planner expects 10 rows of an array, and 100 of the function. With 100 the estimated cost is above
+    # `jit_above_cost`, and the compilation took 130 of 160 ms for 50 names.
+    names_of_json = "SELECT unnest(ARRAY(SELECT json_array_elements_text(%s::json)))"
 
     def age(self, moment: str) -> str:
         """Return SQL for the seconds since `moment`, as of the start of the statement."""
