@@ -1,4 +1,4 @@
-"""Time what is shown of many queues: `python -m benchmarks.queues [20000]`.
+"""Time pages and numbers with many queues: `python -m benchmarks.queues [20000]`.
 
 INFO, /metrics, the overview and the list of queues, each without shared results. A tenth of the queues has a job.
 Exits with 1 if a median is 100 ms or more.
@@ -71,7 +71,7 @@ def measure(send):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Time what is shown of many queues.")
+    parser = argparse.ArgumentParser(description="Time pages and numbers with many queues.")
     parser.add_argument("queues", nargs="?", type=int, default=20_000)
     options = parser.parse_args()
     for name, value in NEEDED.items():

@@ -35,7 +35,7 @@ class Rename(NamedTuple):
 
 
 class Source:
-    """A file, its tokens, and what is to be renamed in it."""
+    """A file, its tokens, and the renames that apply to it."""
 
     def __init__(self, path):
         self.path = path

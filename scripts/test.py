@@ -1,9 +1,9 @@
 """Run the tests on SQLite, PostgreSQL and MariaDB, and print what was left out.
 
 Without --all the tests marked `slow` are left out, Hypothesis tries few examples, and the second and third database run
-only what is about SQL and transactions (tests/selection.py). --rest completes such a run: it leaves out what that one
-has run in the same way. Arguments that are not its own go to pytest: if they name
-tests, as in `scripts/test.py tests/store -x`, all of these run as with --all.
+only what is about SQL and transactions (tests/selection.py). --rest runs only what --all adds to a run without it.
+Arguments that are not its own go to pytest: if they name tests, as in `scripts/test.py tests/store -x`, all of these
+run as with --all.
 The servers are started for the run (tests/own_servers.py) unless the environment names others.
 With CI=true a missing server or program is a failure, and if few tests fail, they run a second time alone: a test that
 passes then is reported as unsteady, a bug of the test or of the code.

@@ -10,7 +10,7 @@ _OWN = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT CONNECTION_ID(
 
 
 def end_idle(connection):
-    """End the session of this connection from another one, and wait until its end has arrived; read nothing of it."""
+    """End this connection's session from another connection; wait until its socket is readable, and do not read it."""
     with connection.cursor() as cursor:
         cursor.execute(_OWN[connection.vendor])
         (session,) = cursor.fetchone()
