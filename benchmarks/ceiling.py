@@ -37,13 +37,13 @@ class Turns:
 
     def calls(self):
         from django_faktory.core.payloads import Ack
-        from django_faktory.store.dialects.base import Plan, Slot, insertion_order
+        from django_faktory.store.dialects.base import ClaimPlan, ClaimSlot, insertion_order
         from django_faktory.store.dialects.postgresql.jobs import CLAIM, claim_calls, end_call, push_call
 
         acks = [Ack(jid=jid, wid="ceiling") for jid in self.claimed]
         jobs = insertion_order(new_jobs(self.size))
         ends = [end_call(self.connection, acks, None, [job.jid for _, job in jobs])] if acks else []
-        plan = Plan([Slot("default", "ceiling", self.size)], self.size, claim=1)
+        plan = ClaimPlan([ClaimSlot("default", "ceiling", self.size)], self.size, claim=1)
         return [*ends, push_call(jobs, None), *claim_calls(CLAIM, plan, None)]
 
     def read(self, found):

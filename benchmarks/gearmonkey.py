@@ -101,19 +101,19 @@ def ours_with_tasks():
     from benchmarks.tasks import noop
     from django_faktory.contrib.gearmonkey.address import connect
     from django_faktory.contrib.gearmonkey.broker import QUEUE, GearMonkeyBroker
-    from django_faktory.contrib.gearmonkey.notifications import Hints
-    from django_faktory.contrib.gearmonkey.redis_worker import Station
+    from django_faktory.contrib.gearmonkey.notifications import ChannelListener
+    from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
     from django_faktory.worker.worker import Worker
 
-    station = Station(connect(URL), ["noop"], wid="benchmark")
-    broker = GearMonkeyBroker(station, {"noop": noop.jobtype})
+    redis_worker = RedisWorker(connect(URL), ["noop"], wid="benchmark")
+    broker = GearMonkeyBroker(redis_worker, {"noop": noop.jobtype})
     Worker(
         broker,
         wid="benchmark",
         queues=[QUEUE],
-        listen=lambda: Hints(station.redis, station.fns),
+        listen=lambda: ChannelListener(redis_worker.redis, redis_worker.fns),
         beat_interval=5,
-        read_ahead=0,
+        max_prefetch=0,
     ).run()
 
 

@@ -94,14 +94,14 @@ def main():
         found = {}
         for name, allowance in kinds.items():
             if allowance:
-                definitions.put("task", name, allowance, using="default")
+                definitions.save_limit("task", name, allowance, using="default")
             found[name] = speed(one, options.jobs, clients, size, name)
         ratios = {f"{name} to plain": round(found[name] / found["plain"], 2) for name in ("places", "rate")}
         readings[f"{clients} clients, {size} at a time"] = found | ratios
         Limit.objects.all().delete()
     for name, allowance in kinds.items():
         if allowance:
-            definitions.put("queue", f"throttled-{name}", allowance, using="default")
+            definitions.save_limit("queue", f"throttled-{name}", allowance, using="default")
         readings[f"queue, {name}"] = {
             "over the wire": [
                 over_the_wire(one, options.jobs, clients, queue=f"throttled-{name}") for clients in (1, 4)
@@ -109,7 +109,7 @@ def main():
             "own workers": own_workers(one, options.jobs, queue=f"throttled-{name}"),
         }
     Limit.objects.all().delete()
-    definitions.put("task", "shut", Allowance(concurrency=1), using="default")
+    definitions.save_limit("task", "shut", Allowance(concurrency=1), using="default")
     readings["behind"] = behind(one, options.held)
     Limit.objects.all().delete()
     empty()

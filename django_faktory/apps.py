@@ -22,11 +22,11 @@ class FaktoryConfig(AppConfig):
         from .contrib.gearmonkey import checks  # noqa: F401
         from .models import hooks, proxies  # noqa: F401
         from .operations import bulk
-        from .tasks.arguments import encoded_call
+        from .tasks.arguments import encode_call
 
         operations = hooks.Operations(
-            encode_args=lambda args: encoded_call(args, {})[0],
-            carry_out=lambda verb, jobs: bulk.carry_out(bulk.Verb(verb), jobs),
+            encode_args=lambda args: encode_call(args, {})[0],
+            execute=lambda verb, jobs: bulk.execute(bulk.Verb(verb), jobs),
             pause=bulk.pause,
             resume=bulk.resume,
         )

@@ -19,7 +19,7 @@ from .core.payloads import DEFAULT_QUEUE, MAX_NAME, MIN_JID, JobPayload, queue_n
 from .errors import FaktoryError, InvalidPayload, NotUnique, UnknownJobType
 from .tasks import batch as batches
 from .tasks import middleware
-from .tasks.arguments import encoded_call
+from .tasks.arguments import encode_call
 from .tasks.base import FaktoryTask, P, R, lookup, new_task, registered
 from .tasks.compat import (
     BaseTaskBackend,
@@ -31,7 +31,7 @@ from .tasks.compat import (
     task_backends,
     task_enqueued,
 )
-from .tasks.job_builder import Mould
+from .tasks.job_builder import JobBuilder
 from .tasks.job_id import new_jid, new_jids
 from .tasks.middleware import Call
 from .tasks.refusals import name_of, problem_with, remedy_for
@@ -99,11 +99,11 @@ class FaktoryBackend(BaseTaskBackend):
             Call(result=result, custom=_custom(due, args, kwargs))
             for result, (args, kwargs) in zip(results, calls, strict=True)
         ]
-        middleware.enqueue(wrapped, lambda: self._push(Mould(due, now), wrapped))
+        middleware.enqueue(wrapped, lambda: self._push(JobBuilder(due, now), wrapped))
         return results
 
-    def _push(self, mould: Mould, calls: Sequence[Call]) -> None:
-        jobs = [mould.job(call) for call in calls]
+    def _push(self, job_builder: JobBuilder, calls: Sequence[Call]) -> None:
+        jobs = [job_builder.job(call) for call in calls]
         refusals = self._hand_over(jobs, [call.result for call in calls]) if jobs else []
         taken = [None if refusal else call.result for call, refusal in zip(calls, refusals, strict=True)]
         # Signals first: receivers must learn of the accepted jobs even if the loop below raises.
@@ -122,7 +122,7 @@ class FaktoryBackend(BaseTaskBackend):
         """Push the jobs to the producer. Return one answer per job: None, or the reason it was rejected."""
         return brokers.get_producer().push(jobs)
 
-    def batch_keeper(self) -> batches.Keeper:
+    def batch_store(self) -> batches.BatchStore:
         """Return the broker that stores batches with callbacks to tasks of this backend."""
         return brokers.get_broker()
 
@@ -145,7 +145,7 @@ class FaktoryBackend(BaseTaskBackend):
         # A callback is not a member: with a bid it would count in the batch that is open while it is built.
         custom = {key: value for key, value in _custom(task, args, kwargs).items() if key != "bid"}
         result: TaskResult[..., Any] = self._ready(task, args, kwargs, jid=new_jid(), now=now)
-        return Mould(task, now).job(Call(result=result, custom=custom))
+        return JobBuilder(task, now).job(Call(result=result, custom=custom))
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Read a job back as a TaskResult.
@@ -186,7 +186,7 @@ class FaktoryBackend(BaseTaskBackend):
     def _ready(
         self, task: FaktoryTask[P, R], args: Sequence[Any], kwargs: Mapping[str, Any], *, jid: str, now: datetime
     ) -> TaskResult[P, R]:
-        args, kwargs = encoded_call(args, kwargs, plain_json=task.plain_json)
+        args, kwargs = encode_call(args, kwargs, plain_json=task.plain_json)
         return JobResult(
             task=task,
             id=jid,

@@ -10,24 +10,24 @@ from django_faktory.models import Gate, Job, JobLock, Limit, WorkerProcess
 from tests.waiting import wait_until
 
 
-def stand_still(pid):
+def suspend_process(pid):
     """Stop the process between two of its transactions: within one it would keep the database or a row locked."""
     while True:
         os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: _stands(pid))
-        if not _keeps_others_out():
+        wait_until(lambda: _has_stopped(pid))
+        if not _holds_locks():
             return
         os.kill(pid, signal.SIGCONT)
 
 
-def _stands(pid):
+def _has_stopped(pid):
     """Return True if every thread has stopped: they stop one after the other, shortly after the signal."""
     states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     return set(states) == {"T"}
 
 
-def _keeps_others_out():
-    _wait_for_the_file(0.5)
+def _holds_locks():
+    _set_busy_timeout(0.5)
     try:
         with transaction.atomic():
             for model in (Job, JobLock, WorkerProcess, Limit, Gate):
@@ -35,11 +35,11 @@ def _keeps_others_out():
     except OperationalError:
         return True
     finally:
-        _wait_for_the_file(connection.settings_dict["OPTIONS"].get("timeout", 5))
+        _set_busy_timeout(connection.settings_dict["OPTIONS"].get("timeout", 5))
     return False
 
 
-def _wait_for_the_file(seconds):
+def _set_busy_timeout(seconds):
     """Set how long SQLite, which locks no rows, waits for another writer."""
     if connection.vendor == "sqlite":
         with connection.cursor() as cursor:

@@ -20,7 +20,7 @@ from ..models.proxies import Overview
 from ..tasks import redaction
 from . import batches, cron, gearmonkey, limits, locks  # noqa: F401  (importing them registers their pages)
 from .base import CappedPaginator as CappedPaginator  # (documented import location)
-from .base import LongText, LookOnly, Styled, as_html, asks, log
+from .base import FaktoryModelAdmin, LongText, ReadOnlyAdmin, as_html, log_action, requires_permission
 from .jobs.changelist import JobAdmin
 from .mixins import JobsOfObjectMixin as JobsOfObjectMixin
 from .overview.view import OverviewAdmin
@@ -45,7 +45,7 @@ def _job_of(_: OutboxEntry, text: str) -> str:
 
 
 @admin.register(OutboxEntry)
-class OutboxEntryAdmin(LookOnly):
+class OutboxEntryAdmin(ReadOnlyAdmin):
     """Jobs waiting to be sent to a remote Faktory server.
 
     An entry with an error stays until a user retries or deletes it.
@@ -78,7 +78,7 @@ class OutboxEntryAdmin(LookOnly):
         """Return the job as its client sent it, with redaction applied."""
         return as_html(self.shown(entry, "job")["job"])
 
-    has_try_permission = asks("outboxentry.retry")
+    has_try_permission = requires_permission("outboxentry.retry")
 
     def get_search_fields(self, request: HttpRequest) -> Any:
         """Search in errors only if the user may see errors.
@@ -92,12 +92,12 @@ class OutboxEntryAdmin(LookOnly):
 
         Unlike the other read-only pages, because nothing else removes a row that no server accepts.
         """
-        return Styled.has_delete_permission(self, request, obj)
+        return FaktoryModelAdmin.has_delete_permission(self, request, obj)
 
     @admin.action(description="Try again", permissions=["try"])
     def try_again(self, request: HttpRequest, queryset: QuerySet[OutboxEntry]) -> None:
         """Clear the error so that the outbox relay sends the entry again."""
         rows = list(queryset.exclude(error="").only("jid"))
         count = OutboxEntry.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows]).update(error="")
-        log(request, rows, "Tried again")
+        log_action(request, rows, "Tried again")
         self.message_user(request, f"{count} jobs will be handed on again.", messages.SUCCESS)

@@ -1,7 +1,7 @@
 """Base classes of the admin pages: filter parameters, POST requests, long texts, log entries of actions.
 
-`Styled` lists accept the parameters of their own filters only; `LookOnly` pages accept no POST. Each action requires
-its own permission and takes a reason; destructive actions need a confirmation.
+`FaktoryModelAdmin` lists accept the parameters of their own filters only; `ReadOnlyAdmin` pages accept no POST. Each
+action requires its own permission and takes a reason; destructive actions need a confirmation.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ else:  # Django's own classes take no type parameters at run time
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
-class AtLeast(int):
+class LowerBound(int):
     """A lower bound at which counting stopped; its text ends with a plus sign."""
 
     def __str__(self) -> str:
@@ -59,8 +59,8 @@ class AtLeast(int):
 
 
 def capped(count: int, most: int) -> str:
-    """Format a count that ends at `most`: "5,000+" for any larger number, and for `AtLeast` its own text."""
-    if isinstance(count, AtLeast):
+    """Format a count that ends at `most`: "5,000+" for any larger number, and for `LowerBound` its own text."""
+    if isinstance(count, LowerBound):
         return str(count)
     return f"{most:,}+" if count > most else f"{count:,}"
 
@@ -82,10 +82,10 @@ class CappedPaginator(CappedBase):
         # order_by() without arguments removes the order, which the count does not need.
         some = rows[: self.cap + 1] if isinstance(rows, list) else rows.order_by()[: self.cap + 1]
         count = len(some) if isinstance(some, list) else some.count()
-        return AtLeast(self.cap) if count > self.cap else count
+        return LowerBound(self.cap) if count > self.cap else count
 
 
-def asks(act: str) -> Callable[..., bool]:
+def requires_permission(act: str) -> Callable[..., bool]:
     """Return a method `has_…_permission` of an admin for this action, `resource.verb`."""
     permissions.needs(act)  # an action without an entry fails at import
 
@@ -101,9 +101,9 @@ def why(request: HttpRequest) -> str:
     return request.POST.get("why", "").strip()[:500]
 
 
-def log(request: HttpRequest, rows: Iterable[Model], done: str) -> None:
+def log_action(request: HttpRequest, rows: Iterable[Model], done: str) -> None:
     """Write a log entry for each row: the user, the action and the reason."""
-    said = told(request, done)
+    said = describe_action(request, done)
     found = list(rows)
     if not found:
         return
@@ -119,7 +119,7 @@ def log(request: HttpRequest, rows: Iterable[Model], done: str) -> None:
     )  # fmt: skip
 
 
-def told(request: HttpRequest, done: str) -> str:
+def describe_action(request: HttpRequest, done: str) -> str:
     """Return a description of the action, with the reason if the user gave one."""
     reason = why(request)
     return f"{done}: {reason}" if reason else f"{done}."
@@ -133,7 +133,7 @@ def is_in_unfold() -> bool:
     return apps.is_installed("unfold")
 
 
-def looks() -> forms.Media:
+def get_media() -> forms.Media:
     """Return the style sheet, with corrections if django-unfold renders the admin."""
     files = ["django_faktory/admin.css"]
     if is_in_unfold():
@@ -162,7 +162,7 @@ class ShownText(NamedTuple):
 
 def shown_text(stored: texts.StoredText, url: str, text: str | None = None) -> ShownText:
     """Return the beginning of a stored text, or of `text` if that is given instead."""
-    made = texts.laid_out(stored.text) if text is None else text
+    made = texts.format_json(stored.text) if text is None else text
     beginning = texts.cut(made)
     return ShownText(beginning, stored.size, not stored.is_whole or len(beginning) < len(made), url)
 
@@ -227,7 +227,7 @@ class ReasonForm(ActionForm):
             self.fields["action"].widget.attrs["x-model"] = "action"
 
 
-class Styled(AnyAdmin):
+class FaktoryModelAdmin(AnyAdmin):
     """Admin with the package's style sheet and script. Its list accepts the parameters of its own filters only."""
 
     link_parameters: tuple[str, ...] = ()
@@ -376,7 +376,7 @@ class Styled(AnyAdmin):
     @property
     def media(self) -> forms.Media:
         """Django's files, and the package's."""
-        return super().media + looks() + forms.Media(js=["django_faktory/admin.js"])
+        return super().media + get_media() + forms.Media(js=["django_faktory/admin.js"])
 
     action_form = ReasonForm
     show_facets = admin.ShowFacets.NEVER  # facets count whole tables
@@ -427,7 +427,7 @@ class Styled(AnyAdmin):
         return TemplateResponse(request, f"admin/django_faktory/{name}.html", whole)
 
 
-class LookOnly(Styled):
+class ReadOnlyAdmin(FaktoryModelAdmin):
     """Read-only admin: rows change by actions, which have addresses of their own, not by Django's forms."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002

@@ -23,12 +23,12 @@ from ..operations.bulk import Verb
 from ..store.batches import tree as batch_tree
 from ..store.statistics import bounded_counts
 from ..tasks import redaction
-from .base import CappedPaginator, LongText, LookOnly, as_html, asks, capped, jobs_link, log
+from .base import CappedPaginator, LongText, ReadOnlyAdmin, as_html, capped, jobs_link, log_action, requires_permission
 
 LONGEST_NAME = 200
 """Characters of a description that are shown; the protocol sets no limit on its length."""
 
-MOST_COUNTED = 10_000
+MAX_COUNTED = 10_000
 """Members counted in each state; larger counts are shown as "10,000+"."""
 
 CALLBACK = 4096
@@ -86,7 +86,7 @@ def _callback_of(_: Batch, text: str) -> str:
 
 
 @admin.register(Batch)
-class BatchAdmin(LookOnly):
+class BatchAdmin(ReadOnlyAdmin):
     """Search batches by id or description, and retry their failed jobs together."""
 
     list_display = ("name", "stage", "bar", "callbacks", "created")
@@ -97,7 +97,7 @@ class BatchAdmin(LookOnly):
     paginator = CappedPaginator
     list_per_page = 50
     actions = ("retry_failed",)
-    has_retry_permission = asks("batch.retry")
+    has_retry_permission = requires_permission("batch.retry")
     extra_fields = ("name", "stage", "bar", "tree", "members", "complete_", "success_", "complete_job", "success_job")
     long_texts: ClassVar = {
         "complete": LongText("callbacks", _callback_of),
@@ -182,16 +182,16 @@ class BatchAdmin(LookOnly):
         using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
         sets = [Job.objects.using(using).in_state(state).filter(bid=batch.bid) for state in State]
         # One more than is shown, to learn whether there are more.
-        counts = dict(zip(State, bounded_counts.counts(sets, most=MOST_COUNTED + 1, using=using), strict=True))
+        counts = dict(zip(State, bounded_counts.counts(sets, most=MAX_COUNTED + 1, using=using), strict=True))
         lines = [
-            (jobs_link(bid=batch.bid, state=str(state)), _mark(state), capped(count, MOST_COUNTED), str(state))
+            (jobs_link(bid=batch.bid, state=str(state)), _mark(state), capped(count, MAX_COUNTED), str(state))
             for state, count in counts.items()
             if count
         ]
         # With a capped count the difference would be wrong, so the number of removed rows is shown only if all were
         # counted.
         gone = batch.total - sum(counts.values())
-        is_counted = max(counts.values()) <= MOST_COUNTED
+        is_counted = max(counts.values()) <= MAX_COUNTED
         rest = f"{gone:,} left no row" if is_counted and gone > 0 else ""
         shown = format_html_join(SafeString(" &nbsp; "), '<a href="{}" class="{}">{} {}</a>', lines)
         return format_html("{} &nbsp; {}", shown, rest) if shown or rest else "none"
@@ -229,9 +229,9 @@ class BatchAdmin(LookOnly):
         """Requeue the members and callbacks that are dead or wait for a retry."""
         bids = list(queryset.values_list("bid", flat=True))
         jobs = Job.objects.using(queryset.db).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
-        count = bulk.carry_out(Verb.RETRY, jobs)
+        count = bulk.execute(Verb.RETRY, jobs)
         # The log needs the names only; the texts of callbacks may be long.
-        log(request, queryset.defer(None).defer("complete", "success"), "Retried what failed")
+        log_action(request, queryset.defer(None).defer("complete", "success"), "Retried what failed")
         said = f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."
         self.message_user(request, said, messages.SUCCESS if count else messages.WARNING)
 

@@ -25,8 +25,8 @@ from ..store import texts
 from ..store.cron import entries as rows
 from ..store.cron import runs as cron_runs
 from ..tasks import base, cron, redaction
-from .base import LongText, SafeChangeList, as_html, asks, jobs_link
-from .object_actions import Act, WithButtons
+from .base import LongText, SafeChangeList, as_html, jobs_link, requires_permission
+from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:
     EntryForm = forms.ModelForm[CronEntry]
@@ -132,7 +132,7 @@ def _run_now(entry: CronEntry) -> str:
 
 
 @admin.register(CronEntry)
-class CronEntryAdmin(WithButtons):
+class CronEntryAdmin(ObjectActionsMixin):
     """Show, pause and run all entries; edit entries created in the admin."""
 
     form = CronEntryForm
@@ -143,13 +143,13 @@ class CronEntryAdmin(WithButtons):
     ordering = ("name",)
     actions = ("pause", "resume", "run_now")
     acts: ClassVar = {
-        "pause": Act(_pause, "Paused", "cronentry.pause"),
-        "resume": Act(_resume, "Resumed", "cronentry.resume"),
-        "run_now": Act(_run_now, "Run by hand", "cronentry.run"),
+        "pause": ObjectAction(_pause, "Paused", "cronentry.pause"),
+        "resume": ObjectAction(_resume, "Resumed", "cronentry.resume"),
+        "run_now": ObjectAction(_run_now, "Run by hand", "cronentry.run"),
     }
-    has_pause_permission = asks("cronentry.pause")
-    has_resume_permission = asks("cronentry.resume")
-    has_run_permission = asks("cronentry.run")
+    has_pause_permission = requires_permission("cronentry.pause")
+    has_resume_permission = requires_permission("cronentry.resume")
+    has_run_permission = requires_permission("cronentry.run")
     long_texts: ClassVar = {field: LongText(field, _seen_of(field)) for field in _TEXTS}
     seen_with: ClassVar = {
         **{name: field for field in _TEXTS for name in (field, f"shown_{field}")},
@@ -299,17 +299,17 @@ class CronEntryAdmin(WithButtons):
     @admin.action(description="Pause", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
         """Pause the entries: no tick is due until they are resumed."""
-        self.carry_out(request, queryset, "pause")
+        self.execute(request, queryset, "pause")
 
     @admin.action(description="Resume", permissions=["resume"])
     def resume(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
         """Resume the entries; ticks during the pause are not made up for."""
-        self.carry_out(request, queryset, "resume")
+        self.execute(request, queryset, "resume")
 
     @admin.action(description="Run now", permissions=["run"])
     def run_now(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
         """Enqueue one job for each entry now."""
-        self.carry_out(request, queryset, "run_now")
+        self.execute(request, queryset, "run_now")
 
 
 def _shown(entry: CronEntry, moment: Any) -> str:

@@ -11,14 +11,14 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from ..contrib.gearmonkey.settings import url_of, without_password
 from ..errors import FaktoryError
 from ..models.proxies import GearMonkeyFunction
-from .base import LookOnly, asks
+from .base import ReadOnlyAdmin, requires_permission
 
 
 @admin.register(GearMonkeyFunction)
-class GearMonkeyAdmin(LookOnly):
+class GearMonkeyAdmin(ReadOnlyAdmin):
     """A single page, shown only if a GearMonkey server is configured."""
 
-    has_audit_permission = asks("gearmonkeyfunction.audit")
+    has_audit_permission = requires_permission("gearmonkeyfunction.audit")
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Hide the page if GearMonkey is not configured."""
@@ -56,10 +56,10 @@ class GearMonkeyAdmin(LookOnly):
         try:
             from ..contrib.gearmonkey.address import connect  # needs redis-py
             from ..contrib.gearmonkey.inspection import look
-            from ..contrib.gearmonkey.redis_worker import Station
+            from ..contrib.gearmonkey.redis_worker import RedisWorker
 
             redis = connect(url_of())
-            again = Station(redis, [seen.fn for seen in look(redis)], wid="admin").audit()
+            again = RedisWorker(redis, [seen.fn for seen in look(redis)], wid="admin").audit()
         except (FaktoryError, ImportError) as error:
             self.message_user(request, str(error), messages.ERROR)
             return

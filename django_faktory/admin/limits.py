@@ -16,8 +16,8 @@ from ..errors import FaktoryError
 from ..models import Limit
 from ..store.limits import definitions
 from ..tasks import limits as task_limits
-from .base import CappedPaginator, asks
-from .object_actions import Act, WithButtons
+from .base import CappedPaginator, requires_permission
+from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:
     AnyLimitForm = forms.ModelForm[Limit]
@@ -88,7 +88,7 @@ def _as_in_code(limit: Limit) -> str:
 
 
 @admin.register(Limit)
-class LimitAdmin(WithButtons):
+class LimitAdmin(ObjectActionsMixin):
     """Admin of limits. A change takes effect at once on all nodes; an edited limit of code keeps the edit."""
 
     form = LimitForm
@@ -100,12 +100,12 @@ class LimitAdmin(WithButtons):
     paginator = CappedPaginator
     actions = ("pause", "resume", "as_in_code")
     acts: ClassVar = {
-        "pause": Act(_pause, "Paused", "limit.pause"),
-        "resume": Act(_resume, "Resumed", "limit.resume"),
-        "as_in_code": Act(_as_in_code, "Edit taken back", "limit.change"),
+        "pause": ObjectAction(_pause, "Paused", "limit.pause"),
+        "resume": ObjectAction(_resume, "Resumed", "limit.resume"),
+        "as_in_code": ObjectAction(_as_in_code, "Edit taken back", "limit.change"),
     }
-    has_pause_permission = asks("limit.pause")
-    has_resume_permission = asks("limit.resume")
+    has_pause_permission = requires_permission("limit.pause")
+    has_resume_permission = requires_permission("limit.resume")
     readonly_fields = ("allows", "in_use", "waiting", "opens_at", "origin", "paused_at")
     fieldsets = (
         (None, {"fields": ("scope", "name", "concurrency", "rate", "burst")}),
@@ -119,8 +119,8 @@ class LimitAdmin(WithButtons):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Limit | None = None) -> tuple[str, ...]:  # noqa: ARG002
         """Make scope and name read-only once the limit exists."""
-        mine = tuple(map(str, self.readonly_fields))
-        return ("scope", "name", *mine) if obj is not None else mine
+        own_fields = tuple(map(str, self.readonly_fields))
+        return ("scope", "name", *own_fields) if obj is not None else own_fields
 
     def get_fieldsets(self, request: HttpRequest, obj: Limit | None = None) -> Any:
         """Omit the usage section for a new limit."""
@@ -128,18 +128,18 @@ class LimitAdmin(WithButtons):
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         """Leave `rate` and `per` out of the model fields: the form edits both as one text."""
-        mine = [
+        own_fields = [
             field
             for field in ("scope", "name", "concurrency", "burst")
             if change is False or field not in ("scope", "name")
         ]
-        return super().get_form(request, obj, change=change, **{**kwargs, "fields": mine})
+        return super().get_form(request, obj, change=change, **{**kwargs, "fields": own_fields})
 
     def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:  # noqa: ARG002
         """Let the store write the limit, which updates its limiters and unblocks waiting jobs."""
         told = form.cleaned_data
         place = (obj.scope, obj.name) if change else (told["scope"], told["name"])
-        written = definitions.put(*place, form.allowance, using=_alias(obj))
+        written = definitions.save_limit(*place, form.allowance, using=_alias(obj))
         obj.__dict__.update(written.__dict__)  # the log entry shows the written values
 
     def delete_model(self, request: HttpRequest, obj: Limit) -> None:  # noqa: ARG002
@@ -179,7 +179,7 @@ class LimitAdmin(WithButtons):
         if limit.scope == Scope.QUEUE:
             return "in the queue"
         count = definitions.waiting(limit, using=_alias(limit))
-        return f"{count:,} or more" if count == definitions.MOST_COUNTED else f"{count:,}"
+        return f"{count:,} or more" if count == definitions.MAX_COUNTED else f"{count:,}"
 
     @admin.display(description="opens at")
     def opens_at(self, limit: Any) -> str:
@@ -189,17 +189,17 @@ class LimitAdmin(WithButtons):
     @admin.action(description="Pause tasks", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """Stop jobs of these tasks from starting until they are resumed."""
-        self.carry_out(request, queryset, "pause")
+        self.execute(request, queryset, "pause")
 
     @admin.action(description="Resume tasks", permissions=["resume"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """Let jobs of these tasks start again, within their limits."""
-        self.carry_out(request, queryset, "resume")
+        self.execute(request, queryset, "resume")
 
     @admin.action(description="As in code", permissions=["change"])
     def as_in_code(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """Reset edited limits to their definition in code."""
-        self.carry_out(request, queryset, "as_in_code")
+        self.execute(request, queryset, "as_in_code")
 
 
 def _alias(limit: Limit) -> str:

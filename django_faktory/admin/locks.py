@@ -16,9 +16,9 @@ from django.utils.timezone import localtime
 from ..core.lifecycle import State
 from ..models import Job, JobLock
 from ..store.jobs import transitions
-from .base import CappedPaginator, LookOnly, asks, jobs_link, log
+from .base import CappedPaginator, ReadOnlyAdmin, jobs_link, log_action, requires_permission
 
-MOST_COUNTED = 10_000
+MAX_COUNTED = 10_000
 """Largest number of waiting jobs that a page counts."""
 _WARNING = (
     "The jobs that hold these locks run on. Whatever waits for the same key may run beside them from now on, so "
@@ -27,7 +27,7 @@ _WARNING = (
 
 
 @admin.register(JobLock)
-class JobLockAdmin(LookOnly):
+class JobLockAdmin(ReadOnlyAdmin):
     """Admin of locks: searched by key, jid or wid; released manually."""
 
     list_display = ("key", "holder", "wid", "since", "until")
@@ -37,7 +37,7 @@ class JobLockAdmin(LookOnly):
     paginator = CappedPaginator
     list_per_page = 50
     actions = ("release",)
-    has_release_permission = asks("joblock.release")
+    has_release_permission = requires_permission("joblock.release")
     extra_fields = ("token", "holder", "since", "until", "waiting")
     fieldsets = (
         (None, {"fields": ("key", "token", "holder", "attempt", "wid", "waiting")}),
@@ -72,19 +72,21 @@ class JobLockAdmin(LookOnly):
         """Return the number of blocked jobs, capped so that no large table is counted."""
         # The state is compared too, because the index of lock keys has it as its second column.
         jobs = Job.objects.using(lock._state.db).in_state(State.BLOCKED).filter(lock_key=lock.key)  # noqa: SLF001
-        count = jobs.count_up_to(MOST_COUNTED)
-        return f"{count:,} or more" if count == MOST_COUNTED else f"{count:,}"
+        count = jobs.count_up_to(MAX_COUNTED)
+        return f"{count:,} or more" if count == MAX_COUNTED else f"{count:,}"
 
     @admin.action(description="Release by hand", permissions=["release"])
     def release(self, request: HttpRequest, queryset: QuerySet[JobLock]) -> HttpResponse | None:
         """Release locks after a confirmation: the next job of a key may then run while its former holder still runs."""
         held = list(queryset)
-        asked = self.confirmed(request, "Release locks?", what=map(_told, held), note=_WARNING, button="Yes, release")
+        asked = self.confirmed(
+            request, "Release locks?", what=map(_describe, held), note=_WARNING, button="Yes, release"
+        )
         if asked is not None:
             return asked
         # By token, not by key: a lock acquired since the page was shown has a new token and stays.
         count = transitions.free_locks([lock.pk for lock in held], using=queryset.db)
-        log(request, held, "Released by hand")
+        log_action(request, held, "Released by hand")
         self.message_user(request, f"Released {count} lock{'' if count == 1 else 's'}.", messages.SUCCESS)
         return None
 
@@ -104,7 +106,7 @@ def holder_of(job: Job) -> SafeString | str:
     return format_html("{}, {}, until {}", whose, shown, _shown(lock.expires_at))
 
 
-def _told(lock: JobLock) -> str:
+def _describe(lock: JobLock) -> str:
     return f"{lock.key}, held by {lock.jid}" + (f" of worker {lock.wid}" if lock.wid else "")
 
 

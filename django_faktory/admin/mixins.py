@@ -21,7 +21,7 @@ from ..core.lifecycle import State
 from ..models import Job
 from ..models.permissions import may_see
 from ..models.related_object import about_of
-from .base import jobs_link, looks
+from .base import get_media, jobs_link
 from .sanitize import readable
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class JobsOfObjectMixin(AnyAdmin):
     @property
     def media(self) -> Media:
         """Django's files, and the style sheet of the table."""
-        return super().media + looks()
+        return super().media + get_media()
 
     @admin.display(description="latest jobs")
     def jobs_about_it(self, obj: Model) -> SafeString | str:

@@ -16,10 +16,10 @@ from django.urls import URLPattern, path, reverse
 
 from ..errors import FaktoryError
 from ..models import permissions
-from .base import Styled, log
+from .base import FaktoryModelAdmin, log_action
 
 
-class Act(NamedTuple):
+class ObjectAction(NamedTuple):
     """An operation behind a button: `does(row)` returns the outcome as text, or raises FaktoryError."""
 
     does: Callable[[Any], str]
@@ -28,10 +28,10 @@ class Act(NamedTuple):
     """The permission required, as `resource.verb` (see `permissions`)."""
 
 
-class WithButtons(Styled):
+class ObjectActionsMixin(FaktoryModelAdmin):
     """Model admin base for rows that are identified by `name` in messages."""
 
-    acts: ClassVar[Mapping[str, Act]]
+    acts: ClassVar[Mapping[str, ObjectAction]]
     change_form_template = "admin/django_faktory/with_buttons.html"
 
     def buttons(self, row: Any) -> list[tuple[str, str]]:
@@ -40,8 +40,8 @@ class WithButtons(Styled):
 
     def get_urls(self) -> list[URLPattern]:
         """Return the admin's URLs and the URL of the buttons."""
-        view = self.admin_site.admin_view(self._act_view)
-        return [path("<path:object_id>/act/<str:verb>/", view, name=self._place("act")), *super().get_urls()]
+        view = self.admin_site.admin_view(self._action_view)
+        return [path("<path:object_id>/act/<str:verb>/", view, name=self._url_name("act")), *super().get_urls()]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Add the buttons that this user may press to the context."""
@@ -49,13 +49,13 @@ class WithButtons(Styled):
         # A new object has no buttons: there is nothing to operate on yet.
         possible = [] if row is None else self.buttons(row)
         shown = [
-            (reverse(f"{self.admin_site.name}:{self._place('act')}", args=[row.pk, verb]), label)
+            (reverse(f"{self.admin_site.name}:{self._url_name('act')}", args=[row.pk, verb]), label)
             for verb, label in possible
-            if self._may(request, verb)
+            if self._is_permitted(request, verb)
         ]
         return super().render_change_form(request, context | {"buttons": shown}, *args, **kwargs)
 
-    def carry_out(self, request: HttpRequest, rows: Iterable[Any], verb: str) -> None:
+    def execute(self, request: HttpRequest, rows: Iterable[Any], verb: str) -> None:
         """Execute the operation on each row and report each result; an error on one row does not stop the loop."""
         act = self.acts[verb]
         for row in rows:
@@ -65,10 +65,10 @@ class WithButtons(Styled):
                 self.message_user(request, f"{row.name}: {error}", messages.ERROR)
                 continue
             # One log entry per row and not per action, so that the row's history page has it.
-            log(request, [row], act.done)
+            log_action(request, [row], act.done)
             self.message_user(request, f"{row.name}: {said}", messages.SUCCESS)
 
-    def _act_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
+    def _action_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
         """Execute the operation of a button, then redirect to the row's page.
 
         Redirects to the list if the operation made the row invisible to this user.
@@ -76,20 +76,20 @@ class WithButtons(Styled):
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         # Checked again here: hiding a button does not stop a hand-written POST.
-        if not self._may(request, verb):
+        if not self._is_permitted(request, verb):
             raise PermissionDenied
         row = self.get_object(request, object_id)
         if row is None:
             raise Http404
-        self.carry_out(request, [row], verb)
+        self.execute(request, [row], verb)
         if self.get_queryset(request).filter(pk=row.pk).exists():
-            return redirect(f"{self.admin_site.name}:{self._place('change')}", row.pk)
-        return redirect(f"{self.admin_site.name}:{self._place('changelist')}")
+            return redirect(f"{self.admin_site.name}:{self._url_name('change')}", row.pk)
+        return redirect(f"{self.admin_site.name}:{self._url_name('changelist')}")
 
-    def _may(self, request: HttpRequest, verb: str) -> bool:
+    def _is_permitted(self, request: HttpRequest, verb: str) -> bool:
         if verb not in self.acts or not self.has_view_permission(request):  # the response reveals the row's name
             return False
         return permissions.may(request.user, self.acts[verb].needs)
 
-    def _place(self, page: str) -> str:
+    def _url_name(self, page: str) -> str:
         return f"{self.opts.app_label}_{self.opts.model_name}_{page}"

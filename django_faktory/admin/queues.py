@@ -15,7 +15,7 @@ from ..core.limits import Scope
 from ..models import Limit, Queue
 from ..models.permissions import may, may_see
 from ..operations import bulk
-from .base import LookOnly, SafeChangeList, asks, jobs_link, log
+from .base import ReadOnlyAdmin, SafeChangeList, jobs_link, log_action, requires_permission
 from .overview.data import QueueLine, ago, minutes, queue_lines
 
 
@@ -33,7 +33,7 @@ class QueueList(SafeChangeList):
         self.result_list = rows
 
 
-class QueueAdmin(LookOnly):
+class QueueAdmin(ReadOnlyAdmin):
     """Admin of queues that have been used at least once."""
 
     change_form_template = "admin/django_faktory/queue.html"
@@ -46,9 +46,9 @@ class QueueAdmin(LookOnly):
     sortable_by = ("name",)
     actions = ("pause", "resume", "clear")
 
-    has_pause_permission = asks("queue.pause")
-    has_resume_permission = asks("queue.resume")
-    has_clear_permission = asks("queue.clear")
+    has_pause_permission = requires_permission("queue.pause")
+    has_resume_permission = requires_permission("queue.resume")
+    has_clear_permission = requires_permission("queue.clear")
 
     @admin.display(description="waiting")
     def depth(self, queue: Any) -> str:
@@ -123,7 +123,7 @@ class QueueAdmin(LookOnly):
         rows = list(queryset)
         queues = Queue.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows])
         changed = (bulk.pause if done == "Paused" else bulk.resume)(queues)
-        log(request, rows, done)
+        log_action(request, rows, done)
         self.message_user(request, f"{done}: {changed} queue{'' if changed == 1 else 's'}.", messages.SUCCESS)
 
 

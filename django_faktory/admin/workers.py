@@ -11,7 +11,7 @@ from django.utils.html import format_html
 
 from ..models import Job, WorkerProcess, permissions
 from ..store import workers
-from .base import LookOnly, SafeChangeList, asks, log
+from .base import ReadOnlyAdmin, SafeChangeList, log_action, requires_permission
 from .overview.data import ago, is_stale, memory
 
 RUNS_SHOWN = 100
@@ -25,14 +25,14 @@ class WorkerList(SafeChangeList):
         """Fetch the page's rows and attach `jobs` to each."""
         super().get_results(request)
         rows: list[Any] = list(self.result_list)
-        held = workers.holding([row.wid for row in rows], using=rows[0]._state.db) if rows else {}  # noqa: SLF001  (documented)
+        held = workers.count_jobs_of([row.wid for row in rows], using=rows[0]._state.db) if rows else {}  # noqa: SLF001  (documented)
         for row in rows:
             row.jobs = held.get(row.wid, 0)
         # A list: iterating the queryset again would load rows without the attribute.
         self.result_list = rows
 
 
-class WorkerProcessAdmin(LookOnly):
+class WorkerProcessAdmin(ReadOnlyAdmin):
     """Admin of worker processes: show them, quiet or terminate them."""
 
     change_form_template = "admin/django_faktory/worker.html"
@@ -43,8 +43,8 @@ class WorkerProcessAdmin(LookOnly):
     list_per_page = 50
     actions = ("quiet", "terminate")
 
-    has_quiet_permission = asks("workerprocess.quiet")
-    has_terminate_permission = asks("workerprocess.terminate")
+    has_quiet_permission = requires_permission("workerprocess.quiet")
+    has_terminate_permission = requires_permission("workerprocess.terminate")
 
     @admin.display(description="state", ordering="state")
     def marked_state(self, worker: WorkerProcess) -> str:
@@ -111,6 +111,6 @@ class WorkerProcessAdmin(LookOnly):
     def _move(self, request: HttpRequest, queryset: QuerySet[WorkerProcess], state: str) -> None:
         processes = list(queryset)
         moved = workers.advance([process.wid for process in processes], state, using=queryset.db)
-        log(request, processes, f"Told to {state}")
+        log_action(request, processes, f"Told to {state}")
         said = f"{moved} worker{'' if moved == 1 else 's'} will be told to {state} at the next beat."
         self.message_user(request, said, messages.SUCCESS)

@@ -19,9 +19,9 @@ from ..core.payloads import (
     Ack,
     BatchStatus,
     Beat,
+    Delivery,
     Failure,
     FetchRequest,
-    HandedOut,
     Interruption,
     JobPayload,
     NewBatch,
@@ -37,7 +37,7 @@ Told = TypeVar("Told")
 Told_co = TypeVar("Told_co", covariant=True)
 
 
-class Exchanged(NamedTuple):
+class ExchangeReply(NamedTuple):
     """Answers of `push`, `ack` and `fetch`, from one `exchange`."""
 
     pushed: list[FaktoryError | None]
@@ -59,7 +59,7 @@ class Transaction:
     """Return, called inside the transaction, whether nothing has been done in it; False if that is unknown."""
 
 
-class InFlight(Protocol[Told_co]):
+class InFlightExchange(Protocol[Told_co]):
     """An exchange that was sent on a lent connection, see `Broker.lend`."""
 
     @property
@@ -91,7 +91,7 @@ class InFlight(Protocol[Told_co]):
         """
 
 
-class Lent(Protocol):
+class LoopConnection(Protocol):
     """A connection that its thread has lent to an event loop."""
 
     def __call__(
@@ -99,10 +99,10 @@ class Lent(Protocol):
         jobs: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
-        then: Callable[[Exchanged], Told],
+        then: Callable[[ExchangeReply], Told],
         /,
-    ) -> InFlight[Told] | None:
-        """Send an exchange; `then` converts its answer into the result of `InFlight.read`.
+    ) -> InFlightExchange[Told] | None:
+        """Send an exchange; `then` converts its answer into the result of `InFlightExchange.read`.
 
         Returns None, with nothing done, if the exchange must run in the thread by `Broker.exchange`.
         """
@@ -148,7 +148,7 @@ class Broker(ABC):
     """Whether running jobs can be cancelled."""
 
     @property
-    def hands_over(self) -> bool:
+    def supports_lock_handoff(self) -> bool:
         """Return whether `exchange` passes the lock of a job that it ends to the next job of its key.
 
         Both happen in one transaction, so that the key is never free in between.
@@ -200,16 +200,18 @@ class Broker(ABC):
         A request of a quiet or terminating worker gets no job, and paused queues give out none.
         """
 
-    def exchange(self, jobs: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]) -> Exchanged:
+    def exchange(
+        self, jobs: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]
+    ) -> ExchangeReply:
         """Run `ack`, `push` and `fetch` in this order, in one round trip and one commit if the store supports that.
 
         Raises the same errors as these verbs; if the three are one transaction, nothing was done then.
         """
         # Fetch last, so that it finds jobs that the acks made ready or the push has just stored.
         acked = self.ack(acks)
-        return Exchanged(self.push(jobs), [*acked], self.fetch(requests))
+        return ExchangeReply(self.push(jobs), [*acked], self.fetch(requests))
 
-    def lend(self) -> Lent | None:
+    def lend(self) -> LoopConnection | None:
         """Lend this thread's connection to an event loop for exchanges (ADR 21). None: the store cannot lend now.
 
         The loop may use it while the thread does not, and only after the thread has used it.
@@ -217,11 +219,11 @@ class Broker(ABC):
         return None
 
     @property
-    def reads_ahead(self) -> bool:
+    def supports_prefetch(self) -> bool:
         """Return whether `exchange` may return prefetched jobs, which must be delivered or released (ADR 22)."""
         return False
 
-    def hand_out(self, job: Reservation, wid: str) -> Reservation:
+    def assign_prefetched(self, job: Reservation, wid: str) -> Reservation:
         """Deliver a prefetched job to a worker; return it with its wid. Writes nothing.
 
         The delivery must be confirmed within 60 s of the exchange unless the job has ended by then.
@@ -229,7 +231,7 @@ class Broker(ABC):
         # A write for each delivery would cost the statement that prefetching saves (ADR 22).
         return msgspec.structs.replace(job, wid=wid)
 
-    def confirm(self, handed: Sequence[HandedOut]) -> set[str]:  # noqa: ARG002  (there is none)
+    def confirm(self, handed: Sequence[Delivery]) -> set[str]:  # noqa: ARG002  (there is none)
         """Start the reservations of delivered prefetched jobs, at the time of their delivery; ended jobs are skipped.
 
         Waits for no other transaction: returns the jids of locked rows; confirm these again.
@@ -296,11 +298,11 @@ class Broker(ABC):
         """
 
     @abstractmethod
-    def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:
+    def mutate(self, mutation: Mutation, *, should_continue: Callable[[], bool] = lambda: True) -> None:
         """Change all jobs of a set that match a filter, in short steps (W23).
 
-        `go_on` is called between two steps; if it returns False, FaktoryError is raised and the finished steps remain.
-        As with `remove` and `flush`, the same call again completes the work.
+        `should_continue` is called between two steps; if it returns False, FaktoryError is raised and the finished
+        steps remain. As with `remove` and `flush`, the same call again completes the work.
         """
 
     @abstractmethod
@@ -312,7 +314,7 @@ class Broker(ABC):
         """Hand out jobs of these queues, or of all, again (W24)."""
 
     @abstractmethod
-    def remove(self, queues: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:
+    def remove(self, queues: Sequence[str] | None, *, should_continue: Callable[[], bool] = lambda: True) -> None:
         """Delete the enqueued jobs of these queues, or of all, and the queues with their pauses (W24)."""
 
     @abstractmethod
@@ -320,7 +322,7 @@ class Broker(ABC):
         """Return how many seconds the oldest enqueued job of each queue has waited; 0.0 for an empty queue (W24)."""
 
     @abstractmethod
-    def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:
+    def flush(self, *, should_continue: Callable[[], bool] = lambda: True) -> None:
         """Delete all jobs, queues, pauses and totals; worker processes stay registered (W25).
 
         A Faktory server may refuse it (CommandRefused); this database never does.

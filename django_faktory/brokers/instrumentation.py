@@ -7,12 +7,12 @@ from functools import partial
 
 from django.db import transaction
 
-from ..core.histograms import Passed, Recorder
+from ..core.histograms import JobTiming, Recorder
 from ..core.payloads import Reservation
-from ..store.dialects.base import Held
+from ..store.dialects.base import EndedRun
 
 
-class Notes:
+class MetricsHook:
     """Metrics hook of one broker; does nothing without a recorder."""
 
     def __init__(self, recorder: Recorder | None, alias: str) -> None:
@@ -20,19 +20,21 @@ class Notes:
 
     def started(self, jobs: Iterable[Reservation]) -> None:
         """Record that these jobs were handed out."""
-        if self._recorder and (found := [Passed(job.queue, job.jobtype, job.waited_s) for job in jobs]):
+        if self._recorder and (found := [JobTiming(job.queue, job.jobtype, job.waited_s) for job in jobs]):
             self._recorder.started(found)
 
-    def ended(self, jobs: Collection[Held], *, well: bool = True) -> None:
-        """Record that these jobs ended, once the transaction commits; `well` is whether they succeeded."""
+    def ended(self, jobs: Collection[EndedRun], *, succeeded: bool = True) -> None:
+        """Record that these jobs ended, once the transaction commits; `succeeded` is whether they succeeded."""
         if self._recorder and jobs:
-            transaction.on_commit(partial(self._recorder.ended, _passed(jobs), well=well), using=self._alias)
+            transaction.on_commit(
+                partial(self._recorder.ended, _timings_of(jobs), succeeded=succeeded), using=self._alias
+            )
 
-    def ended_now(self, jobs: Collection[Held]) -> None:
+    def record_succeeded_now(self, jobs: Collection[EndedRun]) -> None:
         """Record that these jobs succeeded; for exchanges outside of Django's transactions, which have committed."""
         if self._recorder and jobs:
-            self._recorder.ended(_passed(jobs), well=True)
+            self._recorder.ended(_timings_of(jobs), succeeded=True)
 
 
-def _passed(ended: Collection[Held]) -> list[Passed]:
-    return [Passed(job.queue, job.jobtype, job.ran_s) for job in ended]
+def _timings_of(ended: Collection[EndedRun]) -> list[JobTiming]:
+    return [JobTiming(job.queue, job.jobtype, job.ran_s) for job in ended]

@@ -23,9 +23,9 @@ from ..core.payloads import (
     Ack,
     BatchStatus,
     Beat,
+    Delivery,
     Failure,
     FetchRequest,
-    HandedOut,
     Interruption,
     JobPayload,
     NewBatch,
@@ -51,13 +51,13 @@ from ..store.jobs import (
     tracking,
 )
 from ..store.jobs import claims as claiming
-from ..store.jobs.lost_claims import Unanswered
+from ..store.jobs.lost_claims import ClaimNumbers
 from ..store.locks import locks
 from ..store.notifier.postgresql import ANY_QUEUE
 from ..store.statistics import counts
 from ..store.transactions import first_line, is_collision, limited_lock_wait
-from .base import Broker, Exchanged, InFlight, Lent, Told, Transaction
-from .instrumentation import Notes
+from .base import Broker, ExchangeReply, InFlightExchange, LoopConnection, Told, Transaction
+from .instrumentation import MetricsHook
 from .transactions import atomic
 
 logger = get_logger(__name__)
@@ -114,14 +114,14 @@ class OrmBroker(Broker):
         self._announces_apart = announces_apart  # in a thread of its own: no caller waits for it
         # INFO and QUEUE LATENCY serve clients that poll, so their reads are shared: see `store.shared_reads`.
         self._shares_numbers = shares_numbers
-        self._notes = Notes(recorder, alias)
+        self._notes = MetricsHook(recorder, alias)
         self._known_queues: dict[str, float] = {}
-        self._unanswered = Unanswered()
+        self._claim_numbers = ClaimNumbers()
 
     @property
-    def hands_over(self) -> bool:
+    def supports_lock_handoff(self) -> bool:
         """Return whether this database's dialect passes locks on within an exchange."""
-        return dialect_of(connections[self.alias]).hands_over
+        return dialect_of(connections[self.alias]).supports_lock_handoff
 
     def limited_lock_wait(self, seconds: float) -> AbstractContextManager[None]:
         """Limit how long this thread's transactions wait for locks of other transactions."""
@@ -137,7 +137,9 @@ class OrmBroker(Broker):
         if type(self).ack is not OrmBroker.ack:
             return super().ack_last(ack, job)
         try:
-            return acknowledgements.ack_last(ack, job, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
+            return acknowledgements.ack_last(
+                ack, job, using=self.alias, now=self.clock(), on_finished=self._notes.ended
+            )
         except OperationalError as error:
             if not is_collision(error):
                 raise
@@ -148,12 +150,12 @@ class OrmBroker(Broker):
 
         PostgreSQL takes a global lock in a transaction that notifies, which would serialize the commits of all pushes.
         """
-        stored, refused = self._keyed(jobs_)
+        stored, refused = self._with_lock_keys(jobs_)
         pushed = pushes.push(stored, using=self.alias, now=self.clock())
         self._tell(stored)
         return _merged(refused, pushed)
 
-    def _keyed(self, jobs_: Sequence[JobPayload]) -> tuple[Sequence[JobPayload], list[FaktoryError | None]]:
+    def _with_lock_keys(self, jobs_: Sequence[JobPayload]) -> tuple[Sequence[JobPayload], list[FaktoryError | None]]:
         """Return the jobs with their lock keys, and for each given job its error or None.
 
         Without locketed queues, the jobs are returned unchanged. A job is left out if its key cannot be computed.
@@ -164,7 +166,7 @@ class OrmBroker(Broker):
         refused: list[FaktoryError | None] = []
         for job in jobs_:
             try:
-                stored.append(self.locket.keyed(job))
+                stored.append(self.locket.with_lock_key(job))
                 refused.append(None)
             except InvalidPayload as error:
                 refused.append(error)
@@ -174,40 +176,42 @@ class OrmBroker(Broker):
         """Extend locks by their lease; return the tokens of lost ones."""
         return locks.extend_held(tokens, using=self.alias)
 
-    def exchange(self, jobs_: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]) -> Exchanged:
+    def exchange(
+        self, jobs_: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]
+    ) -> ExchangeReply:
         """Run `ack`, `push` and `fetch` in one transaction if the dialect and the jobs allow it."""
         # Pushes and acks alone need not wait for the release of lost claims, nor fail because of wrong lock settings.
         if requests:
-            self._give_back_unanswered()
-            self.locket.refuse_wrong()
-        stored, refused = self._keyed(jobs_)
-        pushed, acked, fetched = exchanges.carry_out(self._turn(stored, acks, requests, self._notes.ended))
+            self._release_lost_claims()
+            self.locket.raise_if_invalid()
+        stored, refused = self._with_lock_keys(jobs_)
+        pushed, acked, fetched = exchanges.execute(self._turn(stored, acks, requests, self._notes.ended))
         self._tell(stored)
         self._notes.started(_handed_out(fetched))
-        return Exchanged(_merged(refused, pushed), acked, fetched)
+        return ExchangeReply(_merged(refused, pushed), acked, fetched)
 
     def _turn(
         self,
         jobs_: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
-        on_ended: acknowledgements.OnEnded,
-    ) -> exchanges.Turn:
-        return exchanges.Turn(jobs_, acks, requests, self._claiming(requests), on_ended)
+        on_finished: acknowledgements.OnFinished,
+    ) -> exchanges.Exchange:
+        return exchanges.Exchange(jobs_, acks, requests, self._claiming(requests), on_finished)
 
-    def _claiming(self, requests: Sequence[FetchRequest]) -> claiming.Claiming:
+    def _claiming(self, requests: Sequence[FetchRequest]) -> claiming.ClaimContext:
         leases = claiming.Leases(self.locket.lease_s, self.worker_timeout_s, self.delivery_lease_s)
-        return leases.claiming(requests, using=self.alias, now=self.clock(), unanswered=self._unanswered)
+        return leases.claiming(requests, using=self.alias, now=self.clock(), claim_numbers=self._claim_numbers)
 
-    def lend(self) -> Lent | None:
+    def lend(self) -> LoopConnection | None:
         """Lend this thread's connection, unless a subclass overrides verbs or the dialect cannot lend."""
-        if self._has_verbs_of_its_own():
+        if self._overrides_protocol_methods():
             return None
         connection = connections[self.alias]
         # Bind the connection here: in the event loop's thread `connections[alias]` would be another one.
-        return partial(self._begin, connection) if dialect_of(connection).lends else None
+        return partial(self._begin, connection) if dialect_of(connection).supports_async_exchange else None
 
-    def _has_verbs_of_its_own(self) -> bool:
+    def _overrides_protocol_methods(self) -> bool:
         """Return whether a subclass overrides verbs, which a lent connection or a prefetch would bypass."""
         mine, ours = type(self), OrmBroker
         return (mine.push, mine.ack, mine.fetch, mine.exchange) != (ours.push, ours.ack, ours.fetch, ours.exchange)
@@ -218,24 +222,30 @@ class OrmBroker(Broker):
         jobs_: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
-        then: Callable[[Exchanged], Told],
-    ) -> InFlight[Told] | None:
+        then: Callable[[ExchangeReply], Told],
+    ) -> InFlightExchange[Told] | None:
         queues_ = {job.queue for job in jobs_}
         # The event loop must not block: computing lock keys, releasing lost claims and inserting queue rows are left to
         # the thread. Nothing has been sent yet, so it may still run the whole exchange.
-        if not self.locket.is_at_rest or (requests and self._unanswered.is_any_due()) or not self._is_told(queues_):
+        if (
+            not self.locket.is_inactive
+            or (requests and self._claim_numbers.has_checks_left())
+            or not self._is_notified(queues_)
+        ):
             return None
 
-        def told(found: exchanges.Exchanged) -> Told:
+        def build_result(found: exchanges.ExchangeReply) -> Told:
             # The exchange was one message and one transaction: with its answer it is committed, so notify now.
             if queues_:
                 self._announce(self.alias, queues_)
             self._notes.started(_handed_out(found.fetched))
-            return then(Exchanged([*found.pushed], found.acked, found.fetched))
+            return then(ExchangeReply([*found.pushed], found.acked, found.fetched))
 
-        return async_exchange.begin(connection, self._turn(jobs_, acks, requests, self._notes.ended_now), told)
+        return async_exchange.begin(
+            connection, self._turn(jobs_, acks, requests, self._notes.record_succeeded_now), build_result
+        )
 
-    def _is_told(self, queues_: Collection[str]) -> bool:
+    def _is_notified(self, queues_: Collection[str]) -> bool:
         """Return whether a push to these queues needs only a notification, and that does not block."""
         now = time.monotonic()
         return not queues_ or (self._announces_apart and all(self._known_queues.get(q, 0.0) > now for q in queues_))
@@ -262,24 +272,24 @@ class OrmBroker(Broker):
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         """Reserve jobs, after lost claims of this process have been released."""
-        self._give_back_unanswered()
-        self.locket.refuse_wrong()
-        found = claiming.fetch_for([*map(claiming.answerable, requests)], self._claiming(requests))
+        self._release_lost_claims()
+        self.locket.raise_if_invalid()
+        found = claiming.fetch_filtered([*map(claiming.drop_unstorable_queues, requests)], self._claiming(requests))
         self._notes.started(_handed_out(found))
         return found
 
-    def _give_back_unanswered(self) -> None:
+    def _release_lost_claims(self) -> None:
         """Release jobs of claims that got no answer: these jobs were never delivered (ADR 17)."""
         # Inside the caller's transaction a failure here would break it, and its rollback would undo the release.
         if connections[self.alias].in_atomic_block:
             return
-        claims = self._unanswered.take_due()
+        claims = self._claim_numbers.take_due()
         if not claims:
             return
         try:
-            returned = releases.give_back(claims, using=self.alias)
+            returned = releases.release_claims(claims, using=self.alias)
         except (BrokerUnavailable, Error) as error:  # the caller's own work may succeed all the same
-            self._unanswered.look_again(claims)
+            self._claim_numbers.retry_checks(claims)
             logger.warning(
                 "claims without an answer could not be looked for yet claims=%d error=%s",
                 len(claims),
@@ -293,7 +303,7 @@ class OrmBroker(Broker):
 
     def ack(self, acks: Sequence[Ack]) -> list[FaktoryError | bool]:
         """End jobs successfully, in one transaction."""
-        return acknowledgements.ack(acks, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
+        return acknowledgements.ack(acks, using=self.alias, now=self.clock(), on_finished=self._notes.ended)
 
     def fail(self, failures_: Sequence[Failure]) -> list[FaktoryError | bool]:
         """Record failures: retry the jobs, or move them to dead for `dead_for_s`."""
@@ -302,20 +312,20 @@ class OrmBroker(Broker):
             using=self.alias,
             now=self.clock(),
             dead_for_s=self.dead_for_s,
-            on_failed=partial(self._notes.ended, well=False),
+            on_failed=partial(self._notes.ended, succeeded=False),
         )
 
     @property
-    def reads_ahead(self) -> bool:
+    def supports_prefetch(self) -> bool:
         """Return whether the dialect supports prefetching and no subclass overrides a verb."""
-        return prefetch.supports(connections[self.alias]) and not self._has_verbs_of_its_own()
+        return prefetch.supports(connections[self.alias]) and not self._overrides_protocol_methods()
 
-    def hand_out(self, job: Reservation, wid: str) -> Reservation:
+    def assign_prefetched(self, job: Reservation, wid: str) -> Reservation:
         """Deliver a prefetched job, and record its start in the metrics."""
         self._notes.started([job])
-        return super().hand_out(job, wid)
+        return super().assign_prefetched(job, wid)
 
-    def confirm(self, handed: Sequence[HandedOut]) -> set[str]:
+    def confirm(self, handed: Sequence[Delivery]) -> set[str]:
         """Confirm deliveries; skips rows that are locked and returns their jids."""
         return prefetch.confirm(handed, using=self.alias, now=self.clock())
 
@@ -335,7 +345,7 @@ class OrmBroker(Broker):
             now=self.clock(),
             dead_for_s=self.dead_for_s,
             limit=self.max_interruptions,
-            on_failed=partial(self._notes.ended, well=False),
+            on_failed=partial(self._notes.ended, succeeded=False),
         )
         if any(answer is True for answer in answers):
             self._announce(self.alias, {one.queue for one in interruptions})
@@ -362,7 +372,7 @@ class OrmBroker(Broker):
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """Record heartbeats, and extend the reservations of the workers' jobs by at least 2 × `worker_timeout_s`."""
         # An idle worker sends no FETCH, but the jobs of its lost claims must not wait until their reservations expire.
-        self._give_back_unanswered()
+        self._release_lost_claims()
         return workers.beat(beats, using=self.alias, at_least_s=2 * self.worker_timeout_s, now=self.clock())
 
     def bye(self, wids: Sequence[str]) -> None:
@@ -372,17 +382,19 @@ class OrmBroker(Broker):
 
     def lost(self, wids: Sequence[str], *, reason: str = "") -> int:
         """Reclaim the jobs of lost worker processes, and notify workers of them."""
-        lost = failures.lose(wids, using=self.alias, dead_for_s=self.dead_for_s, reason=reason)
+        lost = failures.reclaim_lost(wids, using=self.alias, dead_for_s=self.dead_for_s, reason=reason)
         if lost:
             self._announce(self.alias, {ANY_QUEUE})
         return lost
 
-    def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:
+    def mutate(self, mutation: Mutation, *, should_continue: Callable[[], bool] = lambda: True) -> None:
         """Change the matching jobs step by step; after each step of a requeue, workers are notified.
 
         The first job need not wait for the last step.
         """
-        for changed in bulk.done(bulk.mutate(mutation, using=self.alias, dead_for_s=self.dead_for_s), go_on):
+        for changed in bulk.execute_steps(
+            bulk.mutate(mutation, using=self.alias, dead_for_s=self.dead_for_s), should_continue
+        ):
             # The other commands make no job ready.
             if changed and mutation.command == "requeue":
                 self._announce(self.alias, {ANY_QUEUE})
@@ -397,9 +409,9 @@ class OrmBroker(Broker):
         if resumed:
             self._announce(self.alias, resumed)
 
-    def remove(self, queues_: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:
+    def remove(self, queues_: Sequence[str] | None, *, should_continue: Callable[[], bool] = lambda: True) -> None:
         """Delete these queues, or all, with their enqueued jobs, step by step."""
-        for _ in bulk.done(bulk.remove_queues(queues_, using=self.alias), go_on):
+        for _ in bulk.execute_steps(bulk.remove_queues(queues_, using=self.alias), should_continue):
             # Queues that were deleted must be listed again by the next push.
             self._known_queues.clear()
 
@@ -410,9 +422,9 @@ class OrmBroker(Broker):
         read = queues.shared_latency if self._shares_numbers else queues.latency
         return read(queues_, using=self.alias)
 
-    def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:
+    def flush(self, *, should_continue: Callable[[], bool] = lambda: True) -> None:
         """Delete all jobs and queues step by step."""
-        for _ in bulk.done(bulk.flush(using=self.alias), go_on):
+        for _ in bulk.execute_steps(bulk.flush(using=self.alias), should_continue):
             self._known_queues.clear()
 
     def track_set(self, updates: Sequence[TrackUpdate]) -> None:
@@ -464,7 +476,7 @@ class OrmBroker(Broker):
 
 
 def _handed_out(fetched: Sequence[Sequence[Reservation]]) -> Iterator[Reservation]:
-    return (job for jobs_ in fetched for job in jobs_ if not job.is_ahead)
+    return (job for jobs_ in fetched for job in jobs_ if not job.is_prefetched)
 
 
 def _database_time() -> None:

@@ -60,17 +60,17 @@ class Outbox:
         """
         settled = 0
         while leased := outbox.lease(using=alias):
-            self._hand_on(leased, alias)
+            self._push_leased(leased, alias)
             settled += len(leased)
         return settled
 
     def _note(self, jobs: Sequence[JobPayload], alias: str) -> list[FaktoryError | None]:
         outbox.add(jobs, using=alias)
         # `robust`: an error in the relay must not keep the caller's other commit hooks from running.
-        transaction.on_commit(partial(self._relay_soon, alias), using=alias, robust=True)
+        transaction.on_commit(partial(self._relay_after_commit, alias), using=alias, robust=True)
         return [None] * len(jobs)
 
-    def _relay_soon(self, alias: str) -> None:
+    def _relay_after_commit(self, alias: str) -> None:
         # This runs in the request's thread: while the target is down, each commit would wait for its timeout.
         if time.monotonic() < self._silent_until:
             return
@@ -80,7 +80,7 @@ class Outbox:
             self._silent_until = time.monotonic() + PAUSE_S
             logger.warning("the outbox waits for its target alias=%s error=%s", alias, error)
 
-    def _hand_on(self, leased: Sequence[outbox.Leased], alias: str) -> None:
+    def _push_leased(self, leased: Sequence[outbox.LeasedEntry], alias: str) -> None:
         refused = {entry.id: "cannot be read: it is no job's JSON" for entry in leased if entry.job is None}
         jobs = {entry.id: entry.job for entry in leased if entry.job is not None}
         try:

@@ -34,13 +34,13 @@ from ..core.protocol.commands import AckJob, BeatWorker, FailJob, Fetch, Info, P
 from ..core.protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
 from ..core.protocol.replies import (
     about_batch,
-    bulk_in,
     failed,
-    object_in,
-    refusal_in,
-    refused_in_bulk,
-    reservation_in,
-    state_in,
+    parse_bulk,
+    parse_bulk_refusal,
+    parse_object_reply,
+    parse_refusal,
+    parse_reservation,
+    parse_state,
 )
 from ..core.protocol.resp import Bulk, Error, Reply
 from ..core.protocol.tracking import TrackGet, TrackSet, parse_tracked
@@ -108,11 +108,11 @@ class RemoteBroker(Broker):
         if len(jobs) == 1:
             # PUSHB would answer with a map of refusals; PUSH keeps the code of a refusal.
             [reply] = self._ask([Push(jobs[0]).line()])
-            refusal = refusal_in(reply)
+            refusal = parse_refusal(reply)
             return [NotUnique(jobs[0].jid) if refusal and refusal.code == NotUnique.code else refusal]
         [reply] = self._ask([PushBulk(jobs).line()])
-        refused = object_in(reply)
-        return [refused_in_bulk(str(refused[job.jid]), job.jid) if job.jid in refused else None for job in jobs]
+        refused = parse_object_reply(reply)
+        return [parse_bulk_refusal(str(refused[job.jid]), job.jid) if job.jid in refused else None for job in jobs]
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         """Reserve one job per request, whatever its `count`; each request blocks for up to 2 s on the server.
@@ -133,12 +133,12 @@ class RemoteBroker(Broker):
 
     def _fetch(self, request: FetchRequest) -> list[Reservation]:
         [reply] = self._ask([Fetch(request.queues).line()], again=False)
-        text = bulk_in(reply)
-        return [] if text is None else [reservation_in(text, request.wid)]
+        text = parse_bulk(reply)
+        return [] if text is None else [parse_reservation(text, request.wid)]
 
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
         """End jobs. The server does not report whether an ack had effect: any reply except an error counts as True."""
-        refusals = [refusal_in(reply) for reply in self._ask([AckJob(ack.jid).line() for ack in acks])]
+        refusals = [parse_refusal(reply) for reply in self._ask([AckJob(ack.jid).line() for ack in acks])]
         for ack, refusal in zip(acks, refusals, strict=True):
             if refusal:
                 logger.warning("ACK refused jid=%s server=%s error=%s", ack.jid, self.address, refusal)
@@ -173,7 +173,7 @@ class RemoteBroker(Broker):
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """Send heartbeats; return the states that the server requests."""
         replies = self._ask([BeatWorker(beat).line() for beat in beats])
-        return [state_in(reply, beat.wid) for reply, beat in zip(replies, beats, strict=True)]
+        return [parse_state(reply, beat.wid) for reply, beat in zip(replies, beats, strict=True)]
 
     def bye(self, wids: Sequence[str]) -> None:
         """Send END on all connections of these workers, in whichever thread; the server releases their jobs."""
@@ -187,8 +187,8 @@ class RemoteBroker(Broker):
         """Do nothing and return 0: the server detects a lost worker by missing BEATs or expired reservations."""
         return 0
 
-    def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
-        """Send MUTATE; the server changes all jobs, and has LONG_REPLY_TIMEOUT_S to reply. `go_on` is ignored."""
+    def mutate(self, mutation: Mutation, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
+        """Send MUTATE and wait at most LONG_REPLY_TIMEOUT_S for its reply. `should_continue` is ignored."""
         self._order(Mutate(mutation).line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
 
     def pause(self, queues: Sequence[str] | None) -> None:
@@ -199,17 +199,17 @@ class RemoteBroker(Broker):
         """Resume these queues, or all."""
         self._order_queues(ResumeQueues, queues)
 
-    def remove(self, queues: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
-        """Remove queues with their jobs; the server has LONG_REPLY_TIMEOUT_S to reply. `go_on` is ignored."""
+    def remove(self, queues: Sequence[str] | None, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
+        """Remove queues with their jobs; the server has LONG_REPLY_TIMEOUT_S to reply. `should_continue` is ignored."""
         self._order_queues(RemoveQueues, queues, reply_timeout_s=LONG_REPLY_TIMEOUT_S)
 
     def latency(self, queues: Sequence[str]) -> dict[str, float]:
         """Return the queues' latencies in seconds, as the server reports them."""
         [reply] = self._ask([QueueLatency(tuple(queues)).line()])
-        return {queue: float(seconds) for queue, seconds in object_in(reply).items()}
+        return {queue: float(seconds) for queue, seconds in parse_object_reply(reply).items()}
 
-    def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
-        """Send FLUSH; the server has LONG_REPLY_TIMEOUT_S to reply. `go_on` is ignored."""
+    def flush(self, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
+        """Send FLUSH; the server has LONG_REPLY_TIMEOUT_S to reply. `should_continue` is ignored."""
         self._order(Flush().line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
 
     def track_set(self, updates: Sequence[TrackUpdate]) -> None:
@@ -218,15 +218,15 @@ class RemoteBroker(Broker):
         An original server knows TRACK only in its paid edition.
         """
         for reply in self._ask([TrackSet(update).line() for update in updates]):
-            if refusal := refusal_in(reply):
+            if refusal := parse_refusal(reply):
                 raise refusal
 
     def track_get(self, jids: Sequence[str]) -> list[Tracked]:
         """Return the progress of jobs; jids that are invalid or do not fit into a command line are unknown."""
         askable = [jid for jid in jids if jid and jid == jid.strip() and jid.isprintable() and len(jid) <= MAX_NAME]
         replies = self._ask([TrackGet(jid).line() for jid in askable])
-        told = {jid: parse_tracked(object_in(reply)) for jid, reply in zip(askable, replies, strict=True)}
-        return [told.get(jid) or Tracked(jid=jid) for jid in jids]
+        by_jid = {jid: parse_tracked(parse_object_reply(reply)) for jid, reply in zip(askable, replies, strict=True)}
+        return [by_jid.get(jid) or Tracked(jid=jid) for jid in jids]
 
     def new_batch(self, batch: NewBatch, *, by: str = "") -> str:  # noqa: ARG002  (the server knows us by HELLO)
         """Create a batch. An original server knows BATCH only in its paid edition."""
@@ -252,21 +252,21 @@ class RemoteBroker(Broker):
     def batch_status(self, bid: str) -> BatchStatus:
         """Return the status of a batch by BATCH STATUS."""
         [reply] = self._ask([BatchAsk(bid).line()])
-        if refusal := refusal_in(reply):
+        if refusal := parse_refusal(reply):
             raise about_batch(refusal, bid)
-        return parse_status(object_in(reply))
+        return parse_status(parse_object_reply(reply))
 
     def _bid(self, line: bytes, asked: str) -> str:
         # Never repeated: a second BATCH NEW would create another batch, which is never committed.
         [reply] = self._ask([line], again=False)
-        if refusal := refusal_in(reply):
+        if refusal := parse_refusal(reply):
             raise about_batch(refusal, asked)
-        return bulk_in(reply) or "" if isinstance(reply, Bulk) else ""
+        return parse_bulk(reply) or "" if isinstance(reply, Bulk) else ""
 
     def info(self) -> dict[str, Any]:
         """Return the numbers of INFO; `workers` is read from the original's `tasks`, if present."""
         [reply] = self._ask([Info().line()])
-        found = object_in(reply).get("faktory", {})
+        found = parse_object_reply(reply).get("faktory", {})
         if not isinstance(found, dict):
             return {}
         # A server of another kind may leave this part out.
@@ -294,7 +294,7 @@ class RemoteBroker(Broker):
     def _order(self, line: bytes, *, reply_timeout_s: float | None = None) -> None:
         """Send an idempotent command that is answered with OK or an error."""
         [reply] = self._ask([line], reply_timeout_s=reply_timeout_s)
-        if refusal := refusal_in(reply):
+        if refusal := parse_refusal(reply):
             raise refusal
 
     def _ask(self, lines: Sequence[bytes], *, again: bool = True, reply_timeout_s: float | None = None) -> list[Reply]:

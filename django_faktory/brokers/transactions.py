@@ -15,13 +15,13 @@ from .base import Transaction
 @contextmanager
 def atomic(alias: str) -> Iterator[Transaction]:
     """Open a transaction of this database; see `Broker.atomic`."""
-    told = Transaction()
+    state = Transaction()
     connection = connections[alias]
-    told.is_nested = connection.in_atomic_block
-    told.is_untouched = lambda: not told.is_nested and _is_untouched(connection)
+    state.is_nested = connection.in_atomic_block
+    state.is_untouched = lambda: not state.is_nested and _is_untouched(connection)
     with transaction.atomic(using=alias):
-        transaction.on_commit(partial(setattr, told, "is_committed", True), using=alias)
-        yield told
+        transaction.on_commit(partial(setattr, state, "is_committed", True), using=alias)
+        yield state
 
 
 def _is_untouched(connection: BaseDatabaseWrapper) -> bool:

@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .. import conf
 from ..tasks import limits
-from ..tasks.limits import Wrong
+from ..tasks.limits import InvalidDefinition
 from .tasks import broken_modules
 
 _HOW = '5 at a time, "100/s" started in a time, or {"concurrency": 5, "rate": "10/m", "burst": 3}; see docs/limits.md'
@@ -25,7 +25,7 @@ def check_limits(**_: Any) -> Iterable[CheckMessage]:
         return
     if not isinstance(conf.get("LIMITS"), Mapping) or broken_modules():
         return  # other checks report it; the limits of broken tasks modules are unknown
-    wrong = [one for one in limits.read() if isinstance(one, Wrong)]
+    wrong = [one for one in limits.read() if isinstance(one, InvalidDefinition)]
     for one in wrong:
         number = "E050" if one.is_place else "E051"
         hint = 'LIMITS = {"queues": {"mail": 5}}; or "tasks", or "keys".' if one.is_place else _HOW

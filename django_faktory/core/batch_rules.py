@@ -38,7 +38,7 @@ class Step(Enum):
     END = "keep it for a while, then let it go"
 
 
-class Counted(NamedTuple):
+class CounterChange(NamedTuple):
     """Changes of a batch's counters after one member changed, and the member's new flags."""
 
     pending: int = 0
@@ -49,7 +49,7 @@ class Counted(NamedTuple):
     counts_failed: bool = False
 
 
-def count(to: State | None, *, has_run: bool, counts_failed: bool, succeeded: bool = False) -> Counted:
+def count(to: State | None, *, has_run: bool, counts_failed: bool, succeeded: bool = False) -> CounterChange:
     """Return what a member adds to its batch when it moves to state `to` (`GONE`: its row is deleted).
 
     `has_run` and `counts_failed` say how the member has counted so far. `succeeded` distinguishes the end after an ACK
@@ -57,14 +57,14 @@ def count(to: State | None, *, has_run: bool, counts_failed: bool, succeeded: bo
     """
     first_run = 0 if has_run else -1
     if succeeded:
-        return Counted(-1, first_run, -int(counts_failed), has_run=True)
+        return CounterChange(-1, first_run, -int(counts_failed), has_run=True)
     # A dead or failing member stays pending: it may still be retried, and success may still come.
     if to in (State.RETRIES, State.DEAD):
-        return Counted(0, first_run, int(not counts_failed), has_run=True, counts_failed=True)
+        return CounterChange(0, first_run, int(not counts_failed), has_run=True, counts_failed=True)
     # Ended without success and without a retry: the batch can complete, but never succeed.
     if to in (State.DISCARDED, State.EXPIRED, GONE):
-        return Counted(-1, first_run, -int(counts_failed), breaks=True, has_run=True)
-    return Counted(has_run=has_run, counts_failed=counts_failed)
+        return CounterChange(-1, first_run, -int(counts_failed), breaks=True, has_run=True)
+    return CounterChange(has_run=has_run, counts_failed=counts_failed)
 
 
 class Batch(Protocol):
@@ -122,7 +122,7 @@ def advance(batch: Batch) -> list[Step]:
         _fire(batch, steps)
     # An expired batch fires no callback, but its parent must learn that it will never succeed.
     if batch.is_committed or batch.is_expired:
-        _tell(batch, steps)
+        _notify_parent(batch, steps)
     return steps
 
 
@@ -157,7 +157,7 @@ def _fire(batch: Batch, steps: list[Step]) -> None:
             steps.append(Step.FIRE_SUCCESS)
 
 
-def _tell(batch: Batch, steps: list[Step]) -> None:
+def _notify_parent(batch: Batch, steps: list[Step]) -> None:
     # Each flag is written in the same transaction as the change of the parent's counters, so each is applied once.
     if (batch.is_broken or batch.is_expired) and not batch.told_broken:
         batch.told_broken = True

@@ -22,10 +22,10 @@ from ..errors import InvalidCron
 ON_TIME_S = 60
 """Seconds within which a tick counts as on time; the restart of a node takes less."""
 
-MOST_TICKS = 100
+MAX_TICKS = 100
 """Maximum number of ticks of one entry that are enqueued in one transaction."""
 
-LONGEST_LINE = 255
+MAX_LINE_LENGTH = 255
 LONGEST_WINDOW_S = 366 * 86_400
 
 _SHORT = {
@@ -63,7 +63,7 @@ class Overlap(StrEnum):
     SKIP = "skip"
 
 
-class Outcome(StrEnum):
+class RunOutcome(StrEnum):
     """How a tick ended: the state of its job, or why there is none."""
 
     ENQUEUED = "enqueued"
@@ -104,7 +104,7 @@ class Cron:
         check_policies(self.missed, self.window, self.overlap)
 
 
-def crons(value: Any) -> tuple[Cron, ...]:
+def parse_crons(value: Any) -> tuple[Cron, ...]:
     """Return the entries of `@task(cron=…)`, given as a cron line, a Cron, or a list of them. Raises InvalidCron."""
     if isinstance(value, str):
         return (Cron(value),)
@@ -131,7 +131,7 @@ class Schedule:
 
     def __init__(self, line: str, zone: str) -> None:
         self.zone = zone_of(zone)
-        self._line = _checked(line)
+        self._line = _validate_line(line)
         # cronsim sets `fixup_tz` for five-field lines with fixed minutes and hours, and then handles clock changes.
         at_given_times = CronSim(self._line, datetime(2024, 1, 1, tzinfo=self.zone)).fixup_tz is not None
         self._is_passing = self.zone is not UTC and not at_given_times
@@ -142,7 +142,7 @@ class Schedule:
 
         Raises InvalidCron, naming the line's field and its expected values.
         """
-        if not isinstance(line, str) or not line.strip() or len(line) > LONGEST_LINE:
+        if not isinstance(line, str) or not line.strip() or len(line) > MAX_LINE_LENGTH:
             raise InvalidCron("schedule", f'expected a cron line such as "30 2 * * *", got {line!r:.80}')
         if not isinstance(zone, str):
             raise InvalidCron("zone", f'expected the name of a time zone, such as "Europe/Berlin", got {zone!r:.80}')
@@ -238,8 +238,8 @@ def due(schedule: Schedule, first: datetime, now: datetime, *, missed: str, wind
     if first < late:
         # A window shorter than ON_TIME_S must not drop ticks that are on time.
         oldest = max(first, now - timedelta(seconds=max(window_s, ON_TIME_S)))
-    ticks = _between(schedule, oldest, now, MOST_TICKS + 1)
-    if len(ticks) > MOST_TICKS:
+    ticks = _between(schedule, oldest, now, MAX_TICKS + 1)
+    if len(ticks) > MAX_TICKS:
         # The next transaction continues with the tick that did not fit.
         next_at = ticks.pop()
     return Due(ticks, first if oldest > first else None, next_at)
@@ -286,16 +286,16 @@ def _change(zone: tzinfo, begin: datetime, end: datetime) -> datetime | None:
     return None
 
 
-def _between(schedule: Schedule, first: datetime, until: datetime, most: int | None = None) -> list[datetime]:
+def _between(schedule: Schedule, first: datetime, until: datetime, limit: int | None = None) -> list[datetime]:
     found = []
-    for tick in islice(schedule.ticks(first - timedelta(microseconds=1)), most):
+    for tick in islice(schedule.ticks(first - timedelta(microseconds=1)), limit):
         if tick > until:
             break
         found.append(tick)
     return found
 
 
-def _checked(line: str) -> str:
+def _validate_line(line: str) -> str:
     """Return the line in the form that cronsim accepts. Raises InvalidCron."""
     words = line.split()
     if words[0].startswith("@"):
@@ -311,11 +311,11 @@ def _checked(line: str) -> str:
     try:
         CronSim(line, datetime(2024, 1, 1, tzinfo=UTC))
     except (CronSimError, AssertionError, ValueError) as error:
-        raise InvalidCron("schedule", f'"{line}": {_told(str(error), words)}') from error
+        raise InvalidCron("schedule", f'"{line}": {_describe_problem(str(error), words)}') from error
     return line
 
 
-def _told(problem: str, words: Sequence[str]) -> str:
+def _describe_problem(problem: str, words: Sequence[str]) -> str:
     """Return a message that names the field, its range and the value; cronsim reports only "Bad minute"."""
     name = problem.removeprefix("Bad ")
     if name not in _RANGES:

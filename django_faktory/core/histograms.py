@@ -17,14 +17,14 @@ BOUNDS_S = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
 """Upper bounds of the histogram buckets, in seconds; one more bucket has no bound."""
 
 BUCKETS = len(BOUNDS_S) + 1
-MOST_SERIES = 1000
+MAX_SERIES = 1000
 """Pairs of queue and task that a process distinguishes between two takes: clients choose the names without limit."""
 
 OTHER = "(other)"
 """Queue and task of the series that receives all further pairs."""
 
 
-class Passed(NamedTuple):
+class JobTiming(NamedTuple):
     """A job that started or ended, with the seconds it waited or ran."""
 
     queue: str
@@ -77,7 +77,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._series: dict[tuple[str, str], Series] = {}
 
-    def started(self, jobs: Iterable[Passed]) -> None:
+    def started(self, jobs: Iterable[JobTiming]) -> None:
         """Record jobs that were delivered to workers."""
         with self._lock:
             for job in jobs:
@@ -86,12 +86,12 @@ class Recorder:
                 series.waited_s += job.seconds
                 series.waits[bisect_left(BOUNDS_S, job.seconds)] += 1
 
-    def ended(self, jobs: Iterable[Passed], *, well: bool) -> None:
+    def ended(self, jobs: Iterable[JobTiming], *, succeeded: bool) -> None:
         """Record jobs that their workers reported as ended."""
         with self._lock:
             for job in jobs:
                 series = self._series.get((job.queue, job.jobtype)) or self._of(job)
-                if well:
+                if succeeded:
                     series.succeeded += 1
                 else:
                     series.failed += 1
@@ -105,18 +105,18 @@ class Recorder:
             taken, self._series = self._series, {}
         return taken
 
-    def give_back(self, taken: dict[tuple[str, str], Series]) -> None:
+    def restore(self, taken: dict[tuple[str, str], Series]) -> None:
         """Restore sums that could not be stored: the next `take` returns them, added to newer ones."""
         with self._lock:
             for (queue, jobtype), series in taken.items():
-                self._of(Passed(queue, jobtype, 0.0)).add(series)
+                self._of(JobTiming(queue, jobtype, 0.0)).add(series)
 
-    def _of(self, job: Passed) -> Series:
+    def _of(self, job: JobTiming) -> Series:
         key = job.queue, job.jobtype
         found = self._series.get(key)
         if found is None:
             # Queue and jobtype are chosen by clients, which could otherwise fill the memory.
-            if len(self._series) >= MOST_SERIES:
+            if len(self._series) >= MAX_SERIES:
                 key = OTHER, OTHER
             found = self._series.setdefault(key, Series())
         return found

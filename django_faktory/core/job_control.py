@@ -1,7 +1,7 @@
 """State shared by a running job and its worker: cancellation, progress and lost locks.
 
 Pure, cheap to read, safe from any thread. The worker's subclass, which can also interrupt the job, is
-`worker.interrupt.Stoppable`.
+`worker.interrupt.InterruptibleControl`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Control:
     """The control state of one attempt at one job."""
 
     # Slots: a worker creates one instance for each job it runs.
-    __slots__ = ("bid", "is_cancelled", "knows_of_cancel", "lock_token", "lost_locks", "tell", "wid")
+    __slots__ = ("bid", "has_seen_cancel", "is_cancelled", "lock_token", "lost_locks", "tell", "wid")
 
     def __init__(self) -> None:
         self.bid = ""
@@ -26,7 +26,7 @@ class Control:
         """The wid of the worker that runs the job."""
         self.is_cancelled = False
         """Whether a cancellation was requested."""
-        self.knows_of_cancel = False
+        self.has_seen_cancel = False
         """Whether the task has read `asked()` after the cancellation, so a normal return counts as discarded."""
         self.tell: Callable[[int, str, Part], None] | None = None
         """Callback for progress: percent, note, and (done, total) if both were whole numbers. None if progress is not
@@ -46,7 +46,7 @@ class Control:
     def asked(self) -> bool:
         """Return whether the job is cancelled, and remember that the task has seen it."""
         if self.is_cancelled:
-            self.knows_of_cancel = True
+            self.has_seen_cancel = True
         return self.is_cancelled
 
     def progress(self, done: float, total: float, note: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from ..errors import InvalidPayload
 from .json import incremental, jsontext
 from .json.fields import ABSENT, instant, later, seconds, shown, string
-from .json.incremental import Steps
+from .json.incremental import Incremental
 from .queries import is_about
 
 SEALED, SAME = "$encrypted", "same"
@@ -60,7 +60,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Wid of the pushing worker: once a batch is committed, only its own running jobs may add to it."""
 
     @property
-    def is_apart(self) -> bool:
+    def may_block(self) -> bool:
         """True if its push may have to wait for another transaction.
 
         That transaction has just taken the same unique key, or changes the same batch.
@@ -94,7 +94,9 @@ def takes_long(args: str, custom: Mapping[str, str]) -> bool:
     return size > COMPARED_AT_ONCE and ("unique_for" in custom or "lock" in custom)
 
 
-def read_options_in_steps(jobtype: str, queue: str, args: str, custom: Mapping[str, str]) -> Steps[JobOptions | None]:
+def read_options_in_steps(
+    jobtype: str, queue: str, args: str, custom: Mapping[str, str]
+) -> Incremental[JobOptions | None]:
     """Parse the options in steps of about a millisecond; see `read_options`."""
     unique_for = seconds(custom, "unique_for", within=_WITHIN)
     expires_at = instant(custom, "expires_at", within=_WITHIN)
@@ -139,7 +141,7 @@ def _about(custom: Mapping[str, str]) -> str | None:
     return about if about is not None and is_about(about) else None
 
 
-def _lock_key(jobtype: str, args: str, custom: Mapping[str, str]) -> Steps[str | None]:
+def _lock_key(jobtype: str, args: str, custom: Mapping[str, str]) -> Incremental[str | None]:
     raw = custom.get("lock", ABSENT)
     if raw in (ABSENT, "false"):
         return None
@@ -187,14 +189,14 @@ def default_lock_key(jobtype: str, args: str, kwargs: str = ABSENT) -> str:
     return incremental.run(_default_lock_key(jobtype, args, kwargs))
 
 
-def _default_lock_key(jobtype: str, args: str, kwargs: str) -> Steps[str]:
+def _default_lock_key(jobtype: str, args: str, kwargs: str) -> Incremental[str]:
     named = [] if kwargs in (ABSENT, "{}") else [kwargs]
     digest = yield from _digest(jsontext.encode(jobtype), [(yield from _identity(args)), *named])
     # The prefix keeps default keys apart from keys that tasks choose themselves.
     return f"locket:job_locks:{digest}"
 
 
-def kept_for(custom: Mapping[str, str], result_ttl: int | None) -> int | None:
+def compute_ttl(custom: Mapping[str, str], result_ttl: int | None) -> int | None:
     """Return the seconds a row is kept after its end; the row of a tracked job is kept to show its outcome."""
     if custom.get("track", ABSENT) in (ABSENT, "false", "0", '""'):
         return result_ttl
@@ -209,13 +211,13 @@ def unique_key(jobtype: str, queue: str, args: str, kwargs: str = ABSENT) -> str
     return incremental.run(_unique_key(jobtype, queue, args, kwargs))
 
 
-def _unique_key(jobtype: str, queue: str, args: str, kwargs: str) -> Steps[str]:
+def _unique_key(jobtype: str, queue: str, args: str, kwargs: str) -> Incremental[str]:
     named = "" if kwargs in (ABSENT, "{}") else kwargs
     head = f"{jsontext.encode(jobtype)},{jsontext.encode(queue)}"
     return (yield from _digest(head, [(yield from _identity(args)), named]))
 
 
-def _digest(head: str, values: Sequence[str]) -> Steps[str]:
+def _digest(head: str, values: Sequence[str]) -> Incremental[str]:
     """Return the SHA-256 of a text and canonical JSON values, joined by commas. Only objects are kept in memory whole.
 
     Raises InvalidPayload for more than MAX_COMPARED members of nested objects.
@@ -225,7 +227,7 @@ def _digest(head: str, values: Sequence[str]) -> Steps[str]:
         # A separator, so that the same texts split differently have another hash.
         digest.update(b",")
         try:
-            for _ in incremental.canonical(value, written, most=MAX_COMPARED) if value else ():
+            for _ in incremental.canonical(value, written, max_count=MAX_COMPARED) if value else ():
                 digest.update(written)
                 written.clear()
                 yield
@@ -248,7 +250,7 @@ def _is_until_start(custom: Mapping[str, str]) -> bool:
     return until == "start"
 
 
-def _identity(args: str) -> Steps[str]:
+def _identity(args: str) -> Incremental[str]:
     """Return the text that identifies arguments: for encrypted ones, the fingerprint that equal arguments share."""
     # Encryption uses a random value, so the tokens of equal arguments differ.
     if SEALED not in args:
@@ -264,7 +266,7 @@ def _identity(args: str) -> Steps[str]:
             found.append(part)
     if not found:
         return args
-    members = yield from incremental.members(found[0], most=MAX_COMPARED, refuses_twice=False)
+    members = yield from incremental.members(found[0], max_count=MAX_COMPARED, rejects_duplicates=False)
     mark = string(members.get("same", ABSENT))
     return args if mark is None else jsontext.encode([mark])
 

@@ -12,10 +12,10 @@ from datetime import datetime
 import msgspec
 
 from ..errors import InvalidPayload
-from .job_options import kept_for, read_options, read_options_in_steps, takes_long
+from .job_options import compute_ttl, read_options, read_options_in_steps, takes_long
 from .json import incremental, jsontext
 from .json.fields import ABSENT, instant, integer, shown, string
-from .json.incremental import Steps
+from .json.incremental import Incremental
 from .payloads import (
     DEFAULT_QUEUE,
     DEFAULT_RESERVE_FOR,
@@ -48,7 +48,7 @@ def parse_job(text: str) -> JobPayload:
     return incremental.run(found) if isinstance(found := begin_job(text), Generator) else found
 
 
-def begin_job(text: str) -> JobPayload | Steps[JobPayload]:
+def begin_job(text: str) -> JobPayload | Incremental[JobPayload]:
     """Parse a job; return steps instead of the job if long arguments must be compared.
 
     The steps raise InvalidPayload only.
@@ -67,7 +67,7 @@ def begin_job(text: str) -> JobPayload | Steps[JobPayload]:
         raise InvalidPayload(str(error), jid=jid) from None
 
 
-def parse_long_job(text: str) -> Steps[JobPayload]:
+def parse_long_job(text: str) -> Incremental[JobPayload]:
     """Parse a long job in steps throughout.
 
     A long job has at most 10,000 members, and so has its `custom`.
@@ -77,11 +77,11 @@ def parse_long_job(text: str) -> Steps[JobPayload]:
         return (yield from found_job) if isinstance(found_job, Generator) else found_job
     # Depth first: it protects the recursive parsers below.
     yield from incremental.check_depth(text)
-    found = yield from incremental.members(text, most=MAX_MEMBERS)
+    found = yield from incremental.members(text, max_count=MAX_MEMBERS)
     jid = _jid(found.get("jid", ABSENT))
     try:
         if len(raw := found.get("custom", ABSENT)) > incremental.SHORT and raw.startswith("{"):
-            custom = yield from incremental.members(raw, most=MAX_MEMBERS, refuses_twice=False)
+            custom = yield from incremental.members(raw, max_count=MAX_MEMBERS, rejects_duplicates=False)
         else:
             custom = _custom(found)
         job = _plain_job(jid, found, text, custom)
@@ -90,7 +90,7 @@ def parse_long_job(text: str) -> Steps[JobPayload]:
     return (yield from _with_options(job, found["args"], custom))
 
 
-def _with_options(job: JobPayload, args: str, custom: dict[str, str]) -> Steps[JobPayload]:
+def _with_options(job: JobPayload, args: str, custom: dict[str, str]) -> Incremental[JobPayload]:
     try:
         options = yield from read_options_in_steps(job.jobtype, job.queue, args, custom)
     except InvalidPayload as error:
@@ -118,7 +118,7 @@ def _plain_job(jid: str, found: dict[str, str], text: str, custom: dict[str, str
         reserve_for=reserve_for,
         backtrace=max(-1, min(integer(found, "backtrace", default=0), MAX_BACKTRACE_LINES)),
         at=at,
-        result_ttl=kept_for(custom, _result_ttl(custom)),
+        result_ttl=compute_ttl(custom, _result_ttl(custom)),
         text=_stored_text(found, text, queue),
     )
 

@@ -142,7 +142,7 @@ def targets(state: State | None, event: Event) -> frozenset[State | None]:
         raise InvalidTransition(f"a job that is {state or 'not stored'} cannot {event}") from None
 
 
-class Outcome(NamedTuple):
+class FailureOutcome(NamedTuple):
     """Result of a failure; `retry_in_s` is set if the state is `retries`."""
 
     state: State | None
@@ -151,7 +151,7 @@ class Outcome(NamedTuple):
 
 def outcome_of_failure(
     *, retry: int, failures: int, keep: bool, verdict: str = "", wish_s: float | None = None, rng: Random
-) -> Outcome:
+) -> FailureOutcome:
     """Return the new state of a failed job (W18).
 
     `failures` counts the failures before this one. `keep` is true for jobs with results (Django tasks):
@@ -159,14 +159,14 @@ def outcome_of_failure(
     "discard"), `wish_s` its own delay.
     """
     if verdict == "kill":
-        return Outcome(State.DEAD)
+        return FailureOutcome(State.DEAD)
     if verdict == "discard":
-        return Outcome(State.DISCARDED if keep else GONE)
+        return FailureOutcome(State.DISCARDED if keep else GONE)
     if retry == 0:
-        return Outcome(State.DEAD if keep else GONE)
+        return FailureOutcome(State.DEAD if keep else GONE)
     if retry < 0 or failures >= retry:
-        return Outcome(State.DEAD)
-    return Outcome(State.RETRIES, backoff(failures, rng) if wish_s is None else wish_s)
+        return FailureOutcome(State.DEAD)
+    return FailureOutcome(State.RETRIES, backoff(failures, rng) if wish_s is None else wish_s)
 
 
 def backoff(failures: int, rng: Random) -> float:

@@ -68,15 +68,15 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
         for key in value:
             if key not in _KEYS:
                 raise InvalidLimit(f"no such key: {key!r:.80}; known: {', '.join(_KEYS)}")
-        concurrency, told, burst = (value.get(key) for key in _KEYS)
-        if concurrency is None and told is None:
+        concurrency, rate_value, burst = (value.get(key) for key in _KEYS)
+        if concurrency is None and rate_value is None:
             raise InvalidLimit('expected "concurrency", "rate" or both, got neither')
-        if burst is not None and told is None:
+        if burst is not None and rate_value is None:
             raise InvalidLimit("burst: expected a rate beside it, got none")
         rate: int | None = None
         per = 1
-        if told is not None:
-            rate, per = _rate(told)
+        if rate_value is not None:
+            rate, per = _rate(rate_value)
         return cls(
             concurrency=None if concurrency is None else _whole("concurrency", concurrency),
             rate=rate,
@@ -185,21 +185,21 @@ class Gate(msgspec.Struct, kw_only=True):
         wanted = max(1.0, min(self.allows.per_second * SET_S, self.allows.capacity))
         self.opens_at = now + timedelta(seconds=max(0.0, wanted - self.tokens) / self.allows.per_second)
 
-    def wait_for_next(self, now: datetime, *, has_let_go: bool) -> None:
+    def wait_for_next(self, now: datetime, *, has_released: bool) -> None:
         """Set the time of the release after this one.
 
         If no jobs were released, wait a second.
         """
         if self.has_rate and not self.is_paused:
             wanted = max(1.0, min(self.allows.per_second * SET_S, self.allows.capacity))
-            self.opens_at = now + timedelta(seconds=wanted / self.allows.per_second if has_let_go else 1.0)
+            self.opens_at = now + timedelta(seconds=wanted / self.allows.per_second if has_released else 1.0)
 
-    def holds_passes(self) -> bool:
+    def needs_permit(self) -> bool:
         """Return whether a passing job keeps a permit until its end."""
         return self.allows.concurrency is not None
 
 
-def allot(wanted: Iterable[Sequence[Gate]], now: datetime) -> list[Gate | None]:
+def allocate_permits(wanted: Iterable[Sequence[Gate]], now: datetime) -> list[Gate | None]:
     """Acquire permits for jobs just claimed, in order; for each return None or the limiter that blocks it.
 
     Each job acquires a permit from all its limiters or from none. If several limiters are full, a queue's limiter is
@@ -226,12 +226,12 @@ def family_of(key: str) -> str:
     return key.partition(":")[0]
 
 
-def passes_text(gates: Iterable[Gate]) -> str | None:
+def format_permits(gates: Iterable[Gate]) -> str | None:
     """Return the limiter ids of a job's permits in the stored form; None if there are none."""
-    held = [str(gate.id) for gate in gates if gate.holds_passes()]
+    held = [str(gate.id) for gate in gates if gate.needs_permit()]
     return f",{','.join(held)}," if held else None
 
 
-def passes_of(text: str | None) -> list[int]:
+def parse_permits(text: str | None) -> list[int]:
     """Return the limiter ids in the stored form of a job's permits."""
     return [int(one) for one in text.split(",") if one] if text else []

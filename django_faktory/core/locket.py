@@ -104,8 +104,8 @@ class LockedJob:
     @property
     def created_at(self) -> datetime:
         """When the job was created. (As part of a key it makes every key unique.)"""
-        told = self.payload.get("created_at")
-        return parse_instant("created_at", told) if told else datetime.now(UTC)
+        text = self.payload.get("created_at")
+        return parse_instant("created_at", text) if text else datetime.now(UTC)
 
 
 class Locket:
@@ -118,30 +118,30 @@ class Locket:
         self.heartbeat_s: float = found["HEARTBEAT_FREQUENCY"]
         self.lease_s: float = found["JOB_LOCK_DURATION"]
         self._key = key
-        # Not raised here, so that system checks can report it: `refuse_wrong` raises it before the first lock.
+        # Not raised here, so that system checks can report it: `raise_if_invalid` raises it before the first lock.
         self._problem = next((problem for problem in problems(settings) if not problem.is_warning), None)
 
     @property
-    def is_at_rest(self) -> bool:
+    def is_inactive(self) -> bool:
         """True if no job is affected: it is disabled and there is no error to raise."""
         return not self.is_enabled and self._problem is None
 
-    def refuse_wrong(self) -> None:
+    def raise_if_invalid(self) -> None:
         """Raise FaktoryError if the settings are invalid, before any lock is acquired."""
         if self._problem is not None:
             raise FaktoryError(f"{self._problem.message}; {self._problem.remedy}")
 
-    def is_locketed(self, queue: str) -> bool:
+    def applies_to(self, queue: str) -> bool:
         """Return True if LOCKET applies to this queue: its jobs get lock keys without asking for them."""
         return self.is_enabled and (self.queues is None or queue in self.queues)
 
-    def keyed(self, job: JobPayload) -> JobPayload:
+    def with_lock_key(self, job: JobPayload) -> JobPayload:
         """Return the job with its lock key.
 
         Raises InvalidPayload if the callable fails; the job must then not be stored.
         """
         options = job.options or _NONE
-        if not self.is_locketed(job.queue) or options.lock_key is not None:
+        if not self.applies_to(job.queue) or options.lock_key is not None:
             return job
         seen = LockedJob(job)
         # The text search comes first: decoding every job to find this rare option would cost more.
@@ -164,8 +164,8 @@ class Locket:
         except Exception as error:
             # A failed key callable rejects the job: without its key the job could run concurrently with an identical
             # one.
-            told = f"JOB_LOCK_KEY: {type(error).__name__}: {error}".splitlines()[0]
-            raise InvalidPayload(f"{told:.200}; the job was not stored", jid=job.jid) from error
+            text = f"JOB_LOCK_KEY: {type(error).__name__}: {error}".splitlines()[0]
+            raise InvalidPayload(f"{text:.200}; the job was not stored", jid=job.jid) from error
         if key is None:
             return None
         try:
@@ -194,25 +194,25 @@ def _unknown(settings: Mapping[str, Any]) -> list[Problem]:
     if unknown:
         return [Problem("E6", f"LOCKET: unknown key {unknown[0]!r}", f"Known: {', '.join(DEFAULTS)}.")]
     if not isinstance(settings.get("ENABLED", False), bool):
-        told = f"LOCKET: ENABLED: expected True or False, got {settings['ENABLED']!r:.80}"
-        return [Problem("E6", told, "Write LOCKET = locket([…]), or {}.")]
+        text = f"LOCKET: ENABLED: expected True or False, got {settings['ENABLED']!r:.80}"
+        return [Problem("E6", text, "Write LOCKET = locket([…]), or {}.")]
     return []
 
 
 def _wrong_times(heartbeat: Any, duration: Any) -> list[Problem]:
     found = []
     if not _is_number(heartbeat) or heartbeat <= 0:
-        told = f"LOCKET: HEARTBEAT_FREQUENCY: expected seconds above 0, got {heartbeat!r:.80}"
-        found.append(Problem("E1", told, "30 is the default."))
+        text = f"LOCKET: HEARTBEAT_FREQUENCY: expected seconds above 0, got {heartbeat!r:.80}"
+        found.append(Problem("E1", text, "30 is the default."))
     if not isinstance(duration, int) or isinstance(duration, bool) or duration < 1:
-        told = f"LOCKET: JOB_LOCK_DURATION: expected whole seconds, 1 or more, got {duration!r:.80}"
-        found.append(Problem("E2", told, "35 is the default."))
+        text = f"LOCKET: JOB_LOCK_DURATION: expected whole seconds, 1 or more, got {duration!r:.80}"
+        found.append(Problem("E2", text, "35 is the default."))
     if not found and duration < heartbeat:
-        told = (
+        text = (
             f"LOCKET: JOB_LOCK_DURATION ({duration}) is shorter than HEARTBEAT_FREQUENCY ({heartbeat:g}): every lock "
             "is over before it is extended"
         )
-        found.append(Problem("E3", told, f"Let it be {int(heartbeat + SLACK_S + 1)} or more."))
+        found.append(Problem("E3", text, f"Let it be {int(heartbeat + SLACK_S + 1)} or more."))
     return found
 
 
@@ -220,39 +220,39 @@ def _wrong_queues(found: Mapping[str, Any]) -> list[Problem]:
     queues = found["QUEUES"]
     if queues is None or (isinstance(queues, list | tuple) and all(isinstance(name, str) for name in queues)):
         return []
-    told = f"LOCKET: QUEUES: expected a list of names, or None for all queues, got {queues!r:.80}"
-    return [Problem("E4", told, 'Write ["name"], with brackets, even for one.')]
+    text = f"LOCKET: QUEUES: expected a list of names, or None for all queues, got {queues!r:.80}"
+    return [Problem("E4", text, 'Write ["name"], with brackets, even for one.')]
 
 
 def _wrong_key(found: Mapping[str, Any]) -> list[Problem]:
     key = found["JOB_LOCK_KEY"]
     if key is None or callable(key) or (isinstance(key, str) and "." in key):
         return []
-    told = f"LOCKET: JOB_LOCK_KEY: expected a function of a job, or its dotted path, got {key!r:.80}"
-    return [Problem("E5", told, "Write a function that takes a job and returns a string, or None for no lock.")]
+    text = f"LOCKET: JOB_LOCK_KEY: expected a function of a job, or its dotted path, got {key!r:.80}"
+    return [Problem("E5", text, "Write a function that takes a job and returns a string, or None for no lock.")]
 
 
 def _unwise(heartbeat: float, duration: int, beat_s: float) -> list[Problem]:
     found = []
     if duration < heartbeat + SLACK_S:
-        told = (
+        text = (
             f"LOCKET: JOB_LOCK_DURATION ({duration}) leaves an extension less than {SLACK_S} seconds to be late by, "
             f"with a HEARTBEAT_FREQUENCY of {heartbeat:g}"
         )
-        found.append(Problem("W1", told, f"Let it be {int(heartbeat + SLACK_S + 0.999)} or more."))
+        found.append(Problem("W1", text, f"Let it be {int(heartbeat + SLACK_S + 0.999)} or more."))
     # A worker in another language extends its locks by BEAT only, and one BEAT may be late.
     if duration < 2 * LONGEST_BEAT_S:
-        told = (
+        text = (
             f"LOCKET: JOB_LOCK_DURATION ({duration}): workers in other languages send a BEAT every {LONGEST_BEAT_S:g} "
             "seconds, and one that is late loses its locks"
         )
         found.append(
-            Problem("W2", told, f"Let it be {2 * LONGEST_BEAT_S:g} or more, unless all workers are this project's.")
+            Problem("W2", text, f"Let it be {2 * LONGEST_BEAT_S:g} or more, unless all workers are this project's.")
         )
     # A lock must survive one late extension: SLACK_S for long locks, half the duration for short ones.
     if min(beat_s, heartbeat) > max(duration - SLACK_S, duration / 2):
-        told = f"LOCKET: with a BEAT_INTERVAL of {beat_s:g} s locks of {duration} s are over before they are extended"
-        found.append(Problem("W3", told, f"Let JOB_LOCK_DURATION be {int(beat_s + SLACK_S + 1)} or more."))
+        text = f"LOCKET: with a BEAT_INTERVAL of {beat_s:g} s locks of {duration} s are over before they are extended"
+        found.append(Problem("W3", text, f"Let JOB_LOCK_DURATION be {int(beat_s + SLACK_S + 1)} or more."))
     return found
 
 

@@ -63,8 +63,8 @@ def _in_place(record: logging.LogRecord) -> bool:
         record.args = tuple(map(_harmless, record.args))
     if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
         # Formatters use exc_text where it is set. Handlers that read `exc_info` (Sentry, JSON) still can.
-        told = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
-        record.exc_text = behind_margin(told)
+        traceback_text = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+        record.exc_text = behind_margin(traceback_text)
     return True
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..errors import InvalidPayload
-from .job_options import JobOptions, kept_for, read_options
+from .job_options import JobOptions, compute_ttl, read_options
 from .json import jsontext
 from .json.fields import parse_instant as parse_instant  # noqa: PLC0414  (many look for it here)
 from .json.fields import quoted
@@ -93,7 +93,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Limiters that gave it permits. Empty: it must still acquire them; None: no limit applies to it (ADR 0016)."""
     is_batchless: bool = False
     """True if the job is known to be neither a member nor a callback of a batch."""
-    is_ahead: bool = False
+    is_prefetched: bool = False
     """True if the job was prefetched; it belongs to no worker until it is delivered (ADR 0022)."""
 
     def __repr__(self) -> str:
@@ -267,12 +267,12 @@ class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wid: str = ""
     count: int = 1
     ahead: int = 0
-    crowd: tuple[str, ...] = ()
+    candidate_wids: tuple[str, ...] = ()
     """Wids that may receive the prefetched jobs. If one of them must not get jobs, nothing is prefetched."""
     lease: Lease = Lease.RESERVE_FOR
 
 
-class HandedOut(NamedTuple):
+class Delivery(NamedTuple):
     """A delivery to confirm: claimed with `Lease.DELIVERY` or prefetched, and sent to its wid `ago_s` seconds ago."""
 
     job: Reservation
@@ -301,7 +301,7 @@ def interruption_failure(interruption: Interruption) -> Failure:
     )
 
 
-class JobForm:
+class JobTemplate:
     """Template for jobs of one task; `job` builds each of them. Encodes the shared members once.
 
     Input must be Python values of valid shape (tasks validate earlier); arguments and `custom` must be JSON types.
@@ -357,7 +357,7 @@ class JobForm:
         custom: Mapping[str, Any] | None = None,
     ) -> JobPayload:
         """Build one job. Only its own members are encoded; the text equals that of `jsontext.encode`."""
-        told: dict[str, str] = {}
+        custom_texts: dict[str, str] = {}
         last, options, result_ttl, args_text = self._usual_custom, None, self._result_ttl, jsontext.encode(args)
         if custom or kwargs:
             extra = {**custom} if custom else {}
@@ -366,9 +366,9 @@ class JobForm:
             last = self._custom(extra)
             if custom:
                 # Raw JSON texts, as for jobs from the wire: both ways of pushing share the rules of `read_options`.
-                told = {key: jsontext.encode(value) for key, value in (extra | self._kept).items()}
-                options = read_options(self._jobtype, self._queue, args_text, told)
-                result_ttl = kept_for(told, result_ttl)
+                custom_texts = {key: jsontext.encode(value) for key, value in (extra | self._kept).items()}
+                options = read_options(self._jobtype, self._queue, args_text, custom_texts)
+                result_ttl = compute_ttl(custom_texts, result_ttl)
         text = f'{{"jid":{jsontext.encode(jid)},{self._before_args},"args":{args_text},{self._behind_args}{last}}}'
         return JobPayload(jid=jid, text=text, result_ttl=result_ttl, options=options, **self._columns)
 
@@ -386,8 +386,8 @@ def new_job(
     custom: Mapping[str, Any] | None = None,
     **shared: Any,
 ) -> JobPayload:
-    """Build a single job; `shared` are the arguments of `JobForm`."""
-    return JobForm(**shared).job(jid, args, kwargs, custom)
+    """Build a single job; `shared` are the arguments of `JobTemplate`."""
+    return JobTemplate(**shared).job(jid, args, kwargs, custom)
 
 
 def failure(

@@ -24,7 +24,7 @@ MAX_VALUES = 200
 """Most values of one key."""
 SEARCHED = 10_000
 """Jobs that a text search reads unless the query says otherwise: the newest that match the other conditions."""
-MOST_SEARCHED = 10_000_000
+MAX_SEARCHED = 10_000_000
 """Largest number that `among:` accepts."""
 
 _UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
@@ -71,21 +71,21 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def __str__(self) -> str:
         """Return the canonical text of this query; `parse_query` reads it back."""
-        said = [
-            _told("state", [_written(str(state)) for state in self.states]),
-            _told("queue", map(_shape, self.queues)),
-            _told("task", map(_shape, self.tasks)),
-            _told("error", map(_shape, self.errors)),
-            _told("about", map(_written, self.about)),
-            _told("batch", map(_written, self.batches)),
-            _told("jid", map(_written, self.jids)),
-            _told("older", [] if self.older_s is None else [_length(self.older_s)]),
-            _told("newer", [] if self.newer_s is None else [_length(self.newer_s)]),
-            _told("args", [] if self.args is None else [self.args]),
-            *(_told("text", [_written(text)]) for text in self.texts),
-            _told("among", [] if self.among == SEARCHED else [str(self.among)]),
+        terms = [
+            _format_values("state", [_quote_if_needed(str(state)) for state in self.states]),
+            _format_values("queue", map(_shape, self.queues)),
+            _format_values("task", map(_shape, self.tasks)),
+            _format_values("error", map(_shape, self.errors)),
+            _format_values("about", map(_quote_if_needed, self.about)),
+            _format_values("batch", map(_quote_if_needed, self.batches)),
+            _format_values("jid", map(_quote_if_needed, self.jids)),
+            _format_values("older", [] if self.older_s is None else [_format_duration(self.older_s)]),
+            _format_values("newer", [] if self.newer_s is None else [_format_duration(self.newer_s)]),
+            _format_values("args", [] if self.args is None else [self.args]),
+            *(_format_values("text", [_quote_if_needed(text)]) for text in self.texts),
+            _format_values("among", [] if self.among == SEARCHED else [str(self.among)]),
         ]
-        return " ".join(filter(None, said))
+        return " ".join(filter(None, terms))
 
     @property
     def is_empty(self) -> bool:
@@ -111,9 +111,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def parse_query(text: str) -> Query:
     """Parse a query. Raises InvalidQuery with one line that names the position and what was expected."""
     if len(text) > MAX_TEXT:
-        raise _wrong(MAX_TEXT, f"expected a query of at most {MAX_TEXT} characters, got {len(text)}")
+        raise _error_at(MAX_TEXT, f"expected a query of at most {MAX_TEXT} characters, got {len(text)}")
     found: dict[str, Any] = {}
-    at = _skipped(text, 0)
+    at = _skip_spaces(text, 0)
     while at < len(text):
         began = at
         try:
@@ -123,8 +123,10 @@ def parse_query(text: str) -> Query:
             error.at = began if error.at is None else error.at
             raise
         if at < len(text) and not text[at].isspace():
-            raise _wrong(at, f"expected a space before {shown(text[at:])}; put values with spaces or commas in quotes")
-        at = _skipped(text, at)
+            raise _error_at(
+                at, f"expected a space before {shown(text[at:])}; put values with spaces or commas in quotes"
+            )
+        at = _skip_spaces(text, at)
     return Query(**found)
 
 
@@ -145,7 +147,7 @@ def is_about(label: str) -> bool:
 # Parsing
 
 
-def _wrong(at: int, message: str) -> InvalidQuery:
+def _error_at(at: int, message: str) -> InvalidQuery:
     error = InvalidQuery(message)
     error.at = at
     return error
@@ -165,7 +167,7 @@ def _term(text: str, at: int, found: dict[str, Any]) -> int:
     return read(text, key.end(), found)
 
 
-def _skipped(text: str, at: int) -> int:
+def _skip_spaces(text: str, at: int) -> int:
     while at < len(text) and text[at].isspace():
         at += 1
     return at
@@ -195,9 +197,9 @@ def _values(text: str, at: int, key: str) -> tuple[list[tuple[str, bool]], int]:
         elif bare := _bare.match(text, at):
             value, at = bare[0], bare.end()
         else:
-            raise _wrong(at, f"{key}: expected a value, got {shown(text[at : at + 40]) or 'nothing'}")
+            raise _error_at(at, f"{key}: expected a value, got {shown(text[at : at + 40]) or 'nothing'}")
         if not value or not value.isprintable():
-            raise _wrong(began, f"{key}: expected printable characters, got {shown(value) or 'nothing'}")
+            raise _error_at(began, f"{key}: expected printable characters, got {shown(value) or 'nothing'}")
         found.append((value, quoted is not None))
         if len(found) > MAX_VALUES:
             raise InvalidQuery(f"{key}: expected at most {MAX_VALUES} values")
@@ -276,7 +278,7 @@ def _once(key: str, field: str, convert: Callable[[str], int]) -> Reader:
     return read
 
 
-def seconds_of(text: str, key: str = "older") -> int:
+def parse_seconds(text: str, key: str = "older") -> int:
     """Return the seconds of a duration such as 90s, 15m, 2h, 1h30m, 7d or 2w. Raises InvalidQuery."""
     match = _duration.fullmatch(text)
     if not text or match is None:
@@ -287,9 +289,9 @@ def seconds_of(text: str, key: str = "older") -> int:
 
 
 def _count(text: str) -> int:
-    if re.fullmatch(r"\d{1,8}", text, re.ASCII) and 0 < int(text) <= MOST_SEARCHED:
+    if re.fullmatch(r"\d{1,8}", text, re.ASCII) and 0 < int(text) <= MAX_SEARCHED:
         return int(text)
-    raise InvalidQuery(f"among: expected a number of jobs from 1 to {MOST_SEARCHED}, got {shown(text)}")
+    raise InvalidQuery(f"among: expected a number of jobs from 1 to {MAX_SEARCHED}, got {shown(text)}")
 
 
 def _arguments(text: str, at: int, found: dict[str, Any]) -> int:
@@ -301,7 +303,7 @@ def _arguments(text: str, at: int, found: dict[str, Any]) -> int:
         value, end = None, at
     # RecursionError comes from deeply nested input, which json parses recursively.
     if not isinstance(value, list) or "args" in found:
-        raise _wrong(
+        raise _error_at(
             at, f'args: expected, once, a JSON array with all arguments, such as args:[42,"x"], got {shown(text[at:])}'
         )
     found["args"] = jsontext.encode(value)
@@ -316,8 +318,8 @@ _READERS: dict[str, Reader] = {
     "about": _objects,
     "batch": _names("batch", "batches"),
     "jid": _names("jid", "jids"),
-    "older": _once("older", "older_s", seconds_of),
-    "newer": _once("newer", "newer_s", lambda text: seconds_of(text, "newer")),
+    "older": _once("older", "older_s", parse_seconds),
+    "newer": _once("newer", "newer_s", lambda text: parse_seconds(text, "newer")),
     "args": _arguments,
     "text": _names("text", "texts"),
     "among": _once("among", "among", _count),
@@ -328,20 +330,20 @@ KEYS = tuple(_READERS)
 # Formatting
 
 
-def _told(key: str, values: Any) -> str:
-    told = ",".join(values)
-    return f"{key}:{told}" if told else ""
+def _format_values(key: str, values: Any) -> str:
+    joined = ",".join(values)
+    return f"{key}:{joined}" if joined else ""
 
 
 def _shape(name: Pattern) -> str:
-    return f"{name.text}*" if name.is_prefix else _written(name.text)
+    return f"{name.text}*" if name.is_prefix else _quote_if_needed(name.text)
 
 
-def _written(value: str) -> str:
+def _quote_if_needed(value: str) -> str:
     return value if _plain.fullmatch(value) else json.dumps(value, ensure_ascii=False)
 
 
-def _length(seconds: int) -> str:
+def _format_duration(seconds: int) -> str:
     parts = []
     for unit, size in _UNITS.items():
         count, seconds = divmod(seconds, size)

@@ -45,7 +45,7 @@ _ENDED = [str(state) for state in (State.DEAD, State.SUCCEEDED, State.DISCARDED,
 # text on MariaDB.
 NEVER_AT_GATE, NEVER_WITH_PASS = Q(gate__isnull=True), Q(passes__isnull=True)
 
-JOB_IS_SOUND = Q(weight__gte=-100, weight__lte=100) & Q(
+JOB_CONSTRAINT = Q(weight__gte=-100, weight__lte=100) & Q(
     Case(
         # A waiting job has a position in its queue, and no permit before it runs; only waiting jobs are blocked at a
         # limiter.

@@ -11,7 +11,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from ..core.cron import Missed, Outcome, Overlap
+from ..core.cron import Missed, Overlap, RunOutcome
 from . import permissions as may
 from .fields import ExactCharField
 
@@ -100,7 +100,7 @@ class CronRun(models.Model):
     tick = models.DateTimeField(null=True, help_text="None: somebody ran it by hand.")
     at = models.DateTimeField(db_default=Now())
     jid = ExactCharField(max_length=255, default="", db_default="")
-    outcome = ExactCharField(max_length=10, choices=[(str(outcome), str(outcome)) for outcome in Outcome])
+    outcome = ExactCharField(max_length=10, choices=[(str(outcome), str(outcome)) for outcome in RunOutcome])
     note = models.TextField(default="", db_default="")
     ended_at = models.DateTimeField(null=True)
 
@@ -109,7 +109,7 @@ class CronRun(models.Model):
             # Enforces "once per tick" even if two nodes pass every other check (ADR 14).
             models.UniqueConstraint(name="faktory_cron_tick", fields=["entry", "tick"]),
             models.CheckConstraint(
-                name="faktory_cron_outcome", condition=Q(outcome__in=[str(outcome) for outcome in Outcome])
+                name="faktory_cron_outcome", condition=Q(outcome__in=[str(outcome) for outcome in RunOutcome])
             ),
         ]
 

@@ -13,7 +13,7 @@ class Operations(NamedTuple):
 
     encode_args: Callable[[Sequence[Any]], list[Any]]
     """Return positional arguments as they are stored."""
-    carry_out: Callable[[str, Any], int]
+    execute: Callable[[str, Any], int]
     pause: Callable[[Any], int]
     resume: Callable[[Any], int]
 

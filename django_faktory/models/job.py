@@ -23,7 +23,7 @@ from ..core.json import jsontext
 from ..core.lifecycle import State
 from ..core.queries import Pattern, Query, parse_query
 from . import permissions as may
-from .constraints import JOB_IS_SOUND
+from .constraints import JOB_CONSTRAINT
 from .fields import ExactCharField
 from .hooks import operations
 from .indexes import HotIndex, IndexWhereSet, PartialIndex, UniqueWhereSet
@@ -225,7 +225,7 @@ class JobQuerySet(models.QuerySet["Job"]):
     discard.alters_data = prune.alters_data = True  # type: ignore[attr-defined]
 
     def _carry_out(self, verb: str) -> int:
-        return operations().carry_out(verb, self)
+        return operations().execute(verb, self)
 
 
 def _conditions(asked: Query) -> Iterable[Q]:
@@ -426,7 +426,7 @@ class Job(models.Model):
         constraints: ClassVar = [
             # NULL for jobs that are not unique, so most jobs have no entry in this index.
             UniqueWhereSet(name="faktory_job_unique", fields=["unique_key"]),
-            models.CheckConstraint(name="faktory_job_sound", condition=JOB_IS_SOUND),
+            models.CheckConstraint(name="faktory_job_sound", condition=JOB_CONSTRAINT),
         ]
 
     def __str__(self) -> str:

@@ -47,7 +47,7 @@ STATES: dict[Verb, frozenset[State]] = {
 """States a job must be in for each verb; jobs in other states are not changed."""
 
 
-class Under(NamedTuple):
+class BulkOperation(NamedTuple):
     """A bulk operation in progress, returned by `begin`."""
 
     total: int
@@ -56,15 +56,15 @@ class Under(NamedTuple):
     """Lazy steps: advancing the iterator executes one step and yields the number of jobs it changed."""
 
 
-def begin(verb: Verb, jobs: JobQuerySet) -> Under:
+def begin(verb: Verb, jobs: JobQuerySet) -> BulkOperation:
     """Find the jobs to change and return the steps; jobs created later are not included."""
     jobs = jobs.using(_writable(jobs))
     # Counted and changed on the same database: a replica that lags would list jobs that have changed since.
     found, steps = bulk.change(jobs, STATES[verb], _change(verb))
-    return Under(found, _carried_out(verb, jobs.db, steps))
+    return BulkOperation(found, _run_steps(verb, jobs.db, steps))
 
 
-def carry_out(verb: Verb, jobs: JobQuerySet) -> int:
+def execute(verb: Verb, jobs: JobQuerySet) -> int:
     """Execute all steps; return the number of jobs changed."""
     return sum(begin(verb, jobs).steps)
 
@@ -94,7 +94,7 @@ def try_one(job: Job) -> bool:
     using = job._state.db or conf.get("DATABASE")  # noqa: SLF001  (documented)
     # Before the retry: a fast worker could end the job, and so remove its row, between the two statements.
     transitions.keep_for(job.pk, TRIED_FOR_S, using=using)
-    return carry_out(Verb.RETRY, Job.objects.using(using).filter(pk=job.pk)) == 1
+    return execute(Verb.RETRY, Job.objects.using(using).filter(pk=job.pk)) == 1
 
 
 def pause(found: QueueQuerySet) -> int:
@@ -133,7 +133,7 @@ def _change(verb: Verb) -> transitions.Change:
     return transitions.requeued
 
 
-def _carried_out(verb: Verb, using: str, steps: Iterator[bulk.Step]) -> Iterator[int]:
+def _run_steps(verb: Verb, using: str, steps: Iterator[bulk.Step]) -> Iterator[int]:
     for step in steps:
         changed = step()
         # Workers are notified after each step and not at the end, so that they start while other steps run.

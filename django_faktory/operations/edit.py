@@ -23,8 +23,8 @@ from ..models import Job
 from ..store import notifier, queues
 from ..store.jobs import edits
 from ..tasks.base import autodiscover, lookup
-from ..tasks.encryption import is_sealed
-from ..tasks.json_values import encoded
+from ..tasks.encryption import is_encrypted
+from ..tasks.json_values import encode_json
 
 EDITABLE = edits.EDITABLE
 
@@ -78,7 +78,7 @@ def _edited(changes: Changes, row: Job) -> edits.Edit:
     # Only a scheduled job has `at` in its text; for a retry the time is in the row only.
     if changes.run_at is not None and row.state == State.SCHEDULED:
         found["at"] = jsontext.encode(rfc3339(changes.run_at))
-    job = _keyed(parse_job(jsontext.join(found.items())))
+    job = _with_lock_key(parse_job(jsontext.join(found.items())))
     # Checked on the parsed result: args and kwargs may come from different sources, one new and one stored.
     if changes.args is not None or changes.kwargs is not None:
         check_call(job.jobtype, *call_of(Job(payload=job.text)))
@@ -93,13 +93,13 @@ def _refuse_sealed(changes: Changes, found: Mapping[str, str]) -> None:
     them would break it.
     """
     is_changed = changes.args is not None or changes.kwargs is not None
-    if is_changed and is_sealed(jsontext.decode(found.get("args", "[]"))):
+    if is_changed and is_encrypted(jsontext.decode(found.get("args", "[]"))):
         raise InvalidPayload("args: they are encrypted and cannot be edited; discard this job and enqueue another")
 
 
 def _json(field: str, value: Any) -> str:
     try:
-        return encoded(value)
+        return encode_json(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidPayload(f"{field}: JSON cannot hold it: {error}") from error
 
@@ -109,10 +109,10 @@ def _with_kwargs(custom: str, kwargs: str) -> str:
     return jsontext.join({**members, "kwargs": kwargs}.items())
 
 
-def _keyed(job: JobPayload) -> JobPayload:
+def _with_lock_key(job: JobPayload) -> JobPayload:
     """Add the key of the queue's lock, if the project has locked queues."""
     locket = getattr(brokers.get_broker(), "locket", None)
-    return locket.keyed(job) if locket is not None and locket.is_enabled else job
+    return locket.with_lock_key(job) if locket is not None and locket.is_enabled else job
 
 
 def check_call(jobtype: str, args: list[Any], kwargs: Mapping[str, Any]) -> None:

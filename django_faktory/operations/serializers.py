@@ -116,7 +116,7 @@ def worker_of(worker: WorkerProcess, *, jobs: int) -> dict[str, Any]:
 
 def batch_of(batch: Batch | BatchStatus) -> dict[str, Any]:
     """Serialize a batch. `complete` and `success` are the progress of its callbacks."""
-    said = {"": "not yet", "1": "enqueued", "2": "done"}
+    callback_words = {"": "not yet", "1": "enqueued", "2": "done"}
     return {
         "bid": batch.bid,
         "description": batch.description,
@@ -124,8 +124,8 @@ def batch_of(batch: Batch | BatchStatus) -> dict[str, Any]:
         "total": batch.total,
         "pending": batch.pending,
         "failed": batch.failed,
-        "complete": said.get(batch.complete_st, batch.complete_st),
-        "success": said.get(batch.success_st, batch.success_st),
+        "complete": callback_words.get(batch.complete_st, batch.complete_st),
+        "success": callback_words.get(batch.success_st, batch.success_st),
         "is_broken": batch.is_broken,
         "created_at": time_of(batch.created_at),
     }

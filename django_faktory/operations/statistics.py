@@ -12,18 +12,18 @@ from ..store.shared_reads import shared
 from ..store.statistics import counts as statistics
 from ..store.statistics import histograms
 
-MOST_EXPORTED = 200
+MAX_EXPORTED = 200
 """Maximum number of queues, and of pairs of queue and task, with series of their own. Clients choose their names, so
 their number is unbounded.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class ExportedStatistics:
     """The exported figures: sizes by name, latencies in seconds, sums since the beginning by queue and task."""
 
     queues: Mapping[str, float]
-    """Sizes of at most `MOST_EXPORTED` queues. All further queues are combined in `OTHER`: the sum of their sizes,
+    """Sizes of at most `MAX_EXPORTED` queues. All further queues are combined in `OTHER`: the sum of their sizes,
     their longest latency, and how many of them are paused.
     """
     latencies: Mapping[str, float]
@@ -40,14 +40,14 @@ class Numbers:
     series: dict[tuple[str, str], Series] = field(default_factory=dict)
 
 
-def read(*, using: str, most: int = MOST_EXPORTED) -> Numbers:
+def read(*, using: str, most: int = MAX_EXPORTED) -> ExportedStatistics:
     """Return the figures. They may be one second old, or ten times the duration of the query if that is more."""
     counts = statistics.shared_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     series = shared((histograms.ever, most), partial(histograms.ever, using=using, most=most), using=using)
     return _exported(counts, series, most)
 
 
-def _exported(counts: statistics.AllCounts, series: dict[tuple[str, str], Series], most: int) -> Numbers:
+def _exported(counts: statistics.AllCounts, series: dict[tuple[str, str], Series], most: int) -> ExportedStatistics:
     sizes, latencies = counts.queues, counts.latencies
     if len(sizes) <= most:
         chosen = list(sizes)
@@ -56,7 +56,7 @@ def _exported(counts: statistics.AllCounts, series: dict[tuple[str, str], Series
         by_age = sorted(latencies, key=lambda name: (-latencies[name], name))
         # The halves may overlap; the largest queues fill the places that remain.
         chosen = list(dict.fromkeys([*by_size[: most // 2], *by_age[: most // 2], *by_size]))[:most]
-    numbers = Numbers(
+    numbers = ExportedStatistics(
         queues={name: sizes[name] for name in chosen},
         latencies={name: latencies.get(name, 0.0) for name in chosen},
         paused={name: float(name in counts.paused) for name in chosen},

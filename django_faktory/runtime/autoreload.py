@@ -23,7 +23,7 @@ def run_with_reloader(load: Callable[[], None]) -> None:
     autoreload.run_with_reloader(_run_child, load)
 
 
-def parent_to_stop_without() -> int | None:
+def get_reloader_pid() -> int | None:
     """Return the pid of the reloader that started this process; None without one."""
     found = os.environ.get(PARENT_VARIABLE)
     return int(found) if found else None

@@ -34,8 +34,8 @@ def await_migrations(alias: str, *, wait_s: float, say: Callable[[str], object])
     if missing and wait_s > 0:
         deadline = time.monotonic() + wait_s
         with _ended_by_signals():  # before `say`: a reader of that line may send a signal at once
-            told = _told(missing, alias)
-            say(f"{told}; waiting up to {wait_s:g} s for manage.py migrate (FAKTORY['MIGRATIONS_WAIT'])")
+            description = _describe_missing(missing, alias)
+            say(f"{description}; waiting up to {wait_s:g} s for manage.py migrate (FAKTORY['MIGRATIONS_WAIT'])")
             while missing and time.monotonic() < deadline:
                 time.sleep(LOOK_S)
                 missing = _missing(alias)
@@ -43,7 +43,7 @@ def await_migrations(alias: str, *, wait_s: float, say: Callable[[str], object])
         count = sum(app == OURS for app, _ in missing)
         raise CommandError(f"the database {alias!r} lacks {count} migrations of django_faktory; run manage.py migrate")
     if missing and wait_s > 0:
-        say(f"{_told(missing, alias)}; starting without them, since none is of django_faktory")
+        say(f"{_describe_missing(missing, alias)}; starting without them, since none is of django_faktory")
 
 
 def _missing(alias: str) -> list[tuple[str, str]]:
@@ -56,7 +56,7 @@ def _missing(alias: str) -> list[tuple[str, str]]:
     return [(migration.app_label, migration.name) for migration, _ in plan]
 
 
-def _told(missing: list[tuple[str, str]], alias: str) -> str:
+def _describe_missing(missing: list[tuple[str, str]], alias: str) -> str:
     names = ", ".join(".".join(one) for one in missing[:3]) + (" …" if len(missing) > 3 else "")
     return f"the database {alias!r} lacks {len(missing)} migrations: {names}"
 

@@ -1,4 +1,4 @@
-"""Run background loops in threads during a process' main loop: maintenance, outbox, metrics (`Beside`)."""
+"""Run background loops in threads during a process' main loop: maintenance, outbox, metrics (`BackgroundLoops`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Loop(Protocol):
         """End the loop soon. Safe from any thread."""
 
 
-class Beside:
+class BackgroundLoops:
     """Context manager that stops the loops started inside it, the last one first, and joins their threads."""
 
     def __init__(self) -> None:

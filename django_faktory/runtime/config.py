@@ -1,4 +1,4 @@
-"""Combine and check options and settings of one `runfaktory` (`make_plan`). Starts nothing.
+"""Combine and check options and settings of one `runfaktory` (`make_run_config`). Starts nothing.
 
 Source: interface "Commands"; `docs/reference/commands.md`.
 """
@@ -37,7 +37,7 @@ MOST_MB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunConfig:
     """Which processes to run, and how. `alias` is None if the jobs are on a Faktory server elsewhere.
 
     `tls` has the paths of the server's certificate and key.
@@ -63,7 +63,7 @@ class Plan:
     """Redis URL of the GearMonkey clients to serve; "" for none."""
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Plan:
+    def from_json(cls, told: dict[str, Any]) -> RunConfig:
         """Build a plan from the JSON of its `asdict`, which has lists in place of tuples."""
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
@@ -86,7 +86,7 @@ class Plan:
         return ", ".join(parts)
 
 
-def make_plan(options: dict[str, Any], *, gearmonkey: str = "") -> Plan:
+def make_run_config(options: dict[str, Any], *, gearmonkey: str = "") -> RunConfig:
     """Build the plan from the command's options. Raises CommandError with the expected and the given value.
 
     `gearmonkey` is the Redis URL of GearMonkey clients to serve.
@@ -97,7 +97,7 @@ def make_plan(options: dict[str, Any], *, gearmonkey: str = "") -> Plan:
     alias = None if is_remote else conf.get("DATABASE")
     if alias:
         _check_database(alias)
-    return Plan(
+    return RunConfig(
         serves=serves,
         works=works,
         address=_address(options["address"] or conf.get("BIND")),
@@ -115,26 +115,26 @@ def make_plan(options: dict[str, Any], *, gearmonkey: str = "") -> Plan:
     )
 
 
-def open_doors(plan: Plan, *, shows_url: bool) -> Iterator[str]:
+def security_warnings(run_config: RunConfig, *, shows_url: bool) -> Iterator[str]:
     """Yield one line for each security risk that a plan shows."""
-    host, port = plan.address
-    if plan.serves and not is_loopback(host) and not conf.password():
+    host, port = run_config.address
+    if run_config.serves and not is_loopback(host) and not conf.password():
         yield (
             f"{host}:{port} can be reached from other machines, and there is no password: any client can add, "
             "fetch and delete jobs; set FAKTORY_PASSWORD"
         )
-    if shows_url and parse_url(plan.url).password:
+    if shows_url and parse_url(run_config.url).password:
         yield "--url: `ps` shows its password to every user of this machine; give the URL in FAKTORY_URL instead"
 
 
-def doubts(plan: Plan) -> Iterator[str]:
+def config_warnings(run_config: RunConfig) -> Iterator[str]:
     """Yield one line for each sign that the workers of a plan would wait without work."""
-    if not plan.works:
+    if not run_config.works:
         return
     used = registered_queues()
     if not base.registered():
         yield "no task is known: workers look in the tasks.py of each app of INSTALLED_APPS"
-    for told in plan.queues:
+    for told in run_config.queues:
         name = told.partition(":")[0]
         # Only a likely typo is reported: clients outside this project may fill other queues.
         near = get_close_matches(name, used, n=1) if name not in used else []

@@ -52,12 +52,12 @@ def enforce(alias: str, within_s: float) -> None:
     for name, value in _DEFAULTS.get(connection.vendor, {}).items():
         options.setdefault(name, value)
     if connection.vendor == "postgresql":
-        watch = _Watch(within_s)
+        watch = _Watchdog(within_s)
         transactions.around = watch.limited
         watch.start()
 
 
-def leave_pools() -> None:
+def disable_pools() -> None:
     """Give each thread of this process its own connection instead of one from Django's pool.
 
     Threads keep their connection from job to job, so with a pool smaller than the number of threads some would wait
@@ -67,12 +67,12 @@ def leave_pools() -> None:
         connections.settings[alias].get("OPTIONS", {}).pop("pool", None)
 
 
-def allow_this_thread(seconds: float) -> None:
+def set_thread_limit(seconds: float) -> None:
     """Set another limit for the calling thread: maintenance reads more than a single command."""
     _of_thread.within_s = seconds
 
 
-class _Watch:
+class _Watchdog:
     """A thread that cuts a connection after its deadline."""
 
     def __init__(self, within_s: float) -> None:

@@ -55,7 +55,7 @@ class Checks(NamedTuple):
     ready: dict[str, Check]
 
 
-def of_processes(alarm: int) -> Checks:
+def check_processes(alarm: int) -> Checks:
     """Check that every process of this node responds to its supervisor.
 
     The supervisor makes the pipe `alarm` readable while one does not. -1 means that the supervisor does not watch.
@@ -65,14 +65,14 @@ def of_processes(alarm: int) -> Checks:
     return Checks(check, check)
 
 
-def of_server(server: Server) -> Checks:
+def check_server(server: Server) -> Checks:
     """Check that the server's event loop answers, for both addresses."""
     late = f"its event loop did not respond within {SERVER_S:g} s: read the log, restart it"
-    check = {"server": lambda: "" if server.comes_round(SERVER_S) else late}
+    check = {"server": lambda: "" if server.is_responsive(SERVER_S) else late}
     return Checks(check, check)
 
 
-def of_maintenance(maintenance: Maintenance) -> Checks:
+def check_maintenance(maintenance: Maintenance) -> Checks:
     """Check that maintenance runs (`alive`) and that it reaches the database (`ready`)."""
 
     def alive() -> str:
@@ -86,7 +86,7 @@ def of_maintenance(maintenance: Maintenance) -> Checks:
     return Checks({"maintenance": alive}, {"maintenance": ready})
 
 
-def of_worker(worker: Worker) -> Checks:
+def check_worker(worker: Worker) -> Checks:
     """Check that the worker's threads live (`alive`) and that the broker answers its BEATs (`ready`)."""
 
     def alive() -> str:
@@ -99,7 +99,7 @@ def of_worker(worker: Worker) -> Checks:
     return Checks({"worker": alive}, {"worker": ready})
 
 
-def of_database(alias: str, *, works: bool) -> Checks:
+def check_database(alias: str, *, works: bool) -> Checks:
     """Check that the database answers and, with `works`, that a worker process lives (`ready` only)."""
     ready = {"database": lambda: health.alive(using=alias)["database"]}
     if works:
@@ -117,9 +117,9 @@ class Probes:
         }
         self._stopping = Event()
         # `http.server` reads address family and checks from class attributes, so each Probes has classes of its own.
-        kind = type("Listening", (_Listening,), {"address_family": AF_INET6 if ":" in address[0] else AF_INET})
+        kind = type("Listening", (_ProbeServer,), {"address_family": AF_INET6 if ":" in address[0] else AF_INET})
         try:
-            self._server = kind(address, type("Answer", (_Answer,), {"checks": found}))
+            self._server = kind(address, type("Answer", (_ProbeHandler,), {"checks": found}))
         except OSError as error:
             host, port = address
             raise FaktoryError(
@@ -141,7 +141,7 @@ class Probes:
         self._stopping.set()
 
 
-class _Listening(ThreadingHTTPServer):
+class _ProbeServer(ThreadingHTTPServer):
     # A probe that waits for the database must not delay the end of the process.
     daemon_threads = True
     block_on_close = False
@@ -150,7 +150,7 @@ class _Listening(ThreadingHTTPServer):
         """Ignore errors of a connection: the client has closed it."""
 
 
-class _Answer(BaseHTTPRequestHandler):
+class _ProbeHandler(BaseHTTPRequestHandler):
     timeout = CLIENT_S
     checks: Mapping[str, Mapping[str, Check]]
 
@@ -161,25 +161,25 @@ class _Answer(BaseHTTPRequestHandler):
         checks = self.checks.get(self.path.partition("?")[0])
         # In constant time: the duration of `==` depends on how much of the token is right.
         if token and not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            self._say(401, {"status": "expected the header Authorization: Bearer <METRICS_TOKEN>"})
+            self._respond(401, {"status": "expected the header Authorization: Bearer <METRICS_TOKEN>"})
         elif checks is None:
-            self._say(404, {"status": "expected /healthz or /readyz"})
+            self._respond(404, {"status": "expected /healthz or /readyz"})
         else:
             try:
                 found = {name: check() for name, check in checks.items()}
             finally:
                 connections.close_all()  # this thread ends with the request
             is_good = not any(found.values())
-            told = {"status": "ok" if is_good else "failing", "checks": {k: v or "ok" for k, v in found.items()}}
-            self._say(200 if is_good else 503, told)
+            document = {"status": "ok" if is_good else "failing", "checks": {k: v or "ok" for k, v in found.items()}}
+            self._respond(200 if is_good else 503, document)
 
     do_HEAD = do_GET  # noqa: N815  (the same)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the same)
         """Log nothing: probes come every few seconds."""
 
-    def _say(self, code: int, told: object) -> None:
-        body = json.dumps(told).encode() + b"\n"
+    def _respond(self, code: int, document: object) -> None:
+        body = json.dumps(document).encode() + b"\n"
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

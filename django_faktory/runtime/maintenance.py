@@ -28,7 +28,7 @@ from ..store.jobs import failures, releases, tracking
 from ..store.limits import limiters
 from ..store.locks import backfill, locks
 from ..store.maintenance import due, pending_work
-from ..store.maintenance.vacuum import Tidier
+from ..store.maintenance.vacuum import Vacuumer
 from ..store.notifier.postgresql import ANY_QUEUE
 from ..store.statistics import counter_rows, histograms
 from ..tasks import cron, limits
@@ -120,39 +120,39 @@ class Maintenance:
         self._swept_to: locks.Place | None = None
         self._folded_to: tuple[str, str] | None = None
         self._listed_to = self._kept_to = ""
-        self._gates_rest_until = 0.0
-        self._tidier = Tidier(alias)
+        self._limiters_rest_until = 0.0
+        self._tidier = Vacuumer(alias)
         self._round_at = self._success_at = time.monotonic()
         self._steps = self._all_steps()
 
     def _all_steps(self) -> tuple[Step, ...]:
         alias = self.alias
         return (
-            Step("cron entries of code", WHEN_SEEN, self._read_crontab),
-            Step("cron", WHEN_SEEN, self._take_ticks),
-            Step("cron outcomes", 300.0, lambda: runs.note_ends(using=alias)),
+            Step("cron entries of code", WHEN_SEEN, self._sync_cron_entries),
+            Step("cron", WHEN_SEEN, self._run_due_cron_entries),
+            Step("cron outcomes", 300.0, lambda: runs.record_run_outcomes(using=alias)),
             Step("cron history", 600.0, lambda: runs.forget_old(using=alias)),
             # Workers first: a dead worker's reservations expire too, and its jobs must not fail for that.
-            Step("workers", WHEN_SEEN, self._lose),
+            Step("workers", WHEN_SEEN, self._reclaim_lost_workers),
             Step("reservations", WHEN_SEEN, self._reap),
-            Step("vanished workers", 10.0, self._lose_vanished),
+            Step("vanished workers", 10.0, self._reclaim_unknown_workers),
             Step("unseen workers", 60.0, self._forget),
             Step("expired jobs", WHEN_SEEN, self._expire),
-            Step("limits of code", WHEN_SEEN, self._read_limits),
-            Step("gates", WHEN_SEEN, self._open_gates),
-            Step("gates not passed", 60.0, self._give_back_unpassed),
-            Step("gates' counts", 10.0, self._look_after_gates),
-            Step("gates of keys", 600.0, lambda: limiters.forget_idle(using=alias) == limiters.CHUNK),
-            Step("locks", WHEN_SEEN, self._lapse),
-            Step("locks not taken", 60.0, self._give_back_stranded),
-            Step("blocked jobs", 60.0, self._look_after_blocked),
-            Step("jobs without keys", 3600.0, self._give_keys),
-            Step("dead rows", 10.0, self._tidy),
+            Step("limits of code", WHEN_SEEN, self._sync_limits),
+            Step("gates", WHEN_SEEN, self._open_limiters),
+            Step("gates not passed", 60.0, self._release_without_permit),
+            Step("gates' counts", 10.0, self._check_limiters),
+            Step("gates of keys", 600.0, lambda: limiters.delete_idle(using=alias) == limiters.CHUNK),
+            Step("locks", WHEN_SEEN, self._expire_locks),
+            Step("locks not taken", 60.0, self._release_without_lock),
+            Step("blocked jobs", 60.0, self._check_blocked_jobs),
+            Step("jobs without keys", 3600.0, self._backfill_lock_keys),
+            Step("dead rows", 10.0, self._vacuum),
             Step("purge", 60.0, self._purge),
             Step("tracking", 60.0, self._purge_tracking),
-            Step("batches", 60.0, self._look_after_batches),
-            Step("measures", 600.0, self._purge_measures),
-            Step("totals of tasks", 600.0, self._fold_measures),
+            Step("batches", 60.0, self._maintain_batches),
+            Step("measures", 600.0, self._purge_histograms),
+            Step("totals of tasks", 600.0, self._fold_histograms),
             Step("queues in use", 600.0, self._list_queues),
             Step("unused queues", 600.0, self._forget_queues),
             Step("counters", 600.0, lambda: counter_rows.fold(using=alias) == counter_rows.CHUNK),
@@ -161,7 +161,7 @@ class Maintenance:
     def run(self) -> None:
         """Loop until `stop`. Waits for an unreachable database; an error in one step stops no other step."""
         # Steps process hundreds of rows, so they get more time than a command (ADR 0017).
-        db_watchdog.allow_this_thread(LONGEST_STEP_S)
+        db_watchdog.set_thread_limit(LONGEST_STEP_S)
         while not self._stopping.is_set():
             sleep_s = self._round()
             if not self._stopping.is_set():
@@ -208,7 +208,7 @@ class Maintenance:
         self._stopping.set()
         self._alarm.set()
 
-    def expect(self, at: datetime) -> None:
+    def wake_by(self, at: datetime) -> None:
         """Sleep no longer than until `at`, when a stored job is due. From any thread.
 
         Compares with this machine's clock, which is accurate enough.
@@ -237,9 +237,9 @@ class Maintenance:
 
     def _enqueue_due(self) -> float:
         """Enqueue due jobs, one set at a time; return the seconds until there is more to do."""
-        wait_s, sleep_s = self._look()
+        wait_s, sleep_s = self._query_pending_work()
         if wait_s is None or wait_s > 0:
-            self._hear_of_others(wait_s)
+            self._notice_other_nodes(wait_s)
             return sleep_s if wait_s is None else min(wait_s, sleep_s)
         queues = due.enqueue_due(using=self.alias)
         if queues:
@@ -250,7 +250,7 @@ class Maintenance:
         self._next_due_at = time.monotonic()
         return LOOK_AGAIN_S
 
-    def _look(self) -> tuple[float | None, float]:
+    def _query_pending_work(self) -> tuple[float | None, float]:
         """Return seconds until the next job is due (None: no job), and the longest sleep.
 
         Every LOOK_AROUND_S the same query also checks for all other work.
@@ -275,7 +275,7 @@ class Maintenance:
         # A due cron run that cannot be taken is locked by another node, for the length of a transaction: do not spin.
         return found.due_in_s, min(max(min(tick_in_s, opens_in_s), LOOK_AGAIN_S), LONGEST_SLEEP_S)
 
-    def _hear_of_others(self, wait_s: float | None) -> None:
+    def _notice_other_nodes(self, wait_s: float | None) -> None:
         """Wake fetchers if a job that should be due by now is gone: another node enqueued it.
 
         The notification of that node may not reach this one.
@@ -285,13 +285,13 @@ class Maintenance:
             self._on_work(None)
         self._next_due_at = None if wait_s is None else now + wait_s
 
-    def _read_crontab(self) -> bool:
+    def _sync_cron_entries(self) -> bool:
         cron.sync(using=self.alias)
         return False
 
-    def _take_ticks(self) -> bool:
+    def _run_due_cron_entries(self) -> bool:
         """Enqueue the jobs of due cron entries. The next query finds entries that were left over."""
-        queues = runs.take_due(cron.enqueue, using=self.alias)
+        queues = runs.enqueue_due_runs(cron.enqueue, using=self.alias)
         if queues:
             notifier.announce(self.alias, queues)
             self._on_work(queues)
@@ -301,55 +301,55 @@ class Maintenance:
         may_judge = self._has_listened()
         dead_for_s = conf.get("DEAD_TTL")
         # Before the node has listened long enough, reservations that a BEAT may extend are spared.
-        return failures.reap(using=self.alias, dead_for_s=dead_for_s, spares_kept=not may_judge) == failures.CHUNK
+        return failures.reap(using=self.alias, dead_for_s=dead_for_s, skip_extendable=not may_judge) == failures.CHUNK
 
-    def _lose(self) -> bool:
+    def _reclaim_lost_workers(self) -> bool:
         if not self._has_listened():
             return False
-        return self._give_up(workers.silent(conf.get("WORKER_TIMEOUT"), using=self.alias))
+        return self._reclaim_jobs_of(workers.silent(conf.get("WORKER_TIMEOUT"), using=self.alias))
 
     def _has_listened(self) -> bool:
         """Return True if every live worker and server has had time to report since the database became reachable."""
         listen_s: float = min(conf.get("WORKER_TIMEOUT"), HEARD_WITHIN_S)
         return time.monotonic() - self._listens_since >= listen_s
 
-    def _lose_vanished(self) -> bool:
+    def _reclaim_unknown_workers(self) -> bool:
         # These wids were counted as lost while a claim of theirs was in flight, so there is no BEAT to wait for.
-        return self._give_up(workers.vanished(VANISHED_S, using=self.alias))
+        return self._reclaim_jobs_of(workers.find_unknown_wids(VANISHED_S, using=self.alias))
 
-    def _give_up(self, wids: list[str]) -> bool:
+    def _reclaim_jobs_of(self, wids: list[str]) -> bool:
         if wids:
-            jobs = failures.lose(wids, using=self.alias, dead_for_s=conf.get("DEAD_TTL"))
+            jobs = failures.reclaim_lost(wids, using=self.alias, dead_for_s=conf.get("DEAD_TTL"))
             logger.warning("workers lost wids=%s jobs=%d", ",".join(wids), jobs)
             self._on_lost(wids)
             if jobs:
-                # `lose` does not return the queues of the jobs.
+                # `reclaim_lost` does not return the queues of the jobs.
                 notifier.announce(self.alias, {ANY_QUEUE})
                 self._on_work(None)
         return False
 
-    def _lapse(self) -> bool:
-        lapsed = locks.lapse(using=self.alias)
+    def _expire_locks(self) -> bool:
+        lapsed = locks.mark_expired(using=self.alias)
         if lapsed:
             self._on_work(None)
         return lapsed == locks.CHUNK
 
-    def _read_limits(self) -> bool:
+    def _sync_limits(self) -> bool:
         limits.sync(using=self.alias)
         return False
 
-    def _open_gates(self) -> bool:
+    def _open_limiters(self) -> bool:
         """Unblock the next jobs that wait for a rate. The next query finds later ones."""
-        self._tell(limiters.open_due(using=self.alias))
+        self._tell(limiters.unblock_due(using=self.alias))
         return False
 
-    def _look_after_gates(self) -> bool:
+    def _check_limiters(self) -> bool:
         """Check the limiters' counts; seldom while none is in use, so that an idle node sends few statements."""
-        if time.monotonic() >= self._gates_rest_until and limiters.sweep(using=self.alias) is None:
-            self._gates_rest_until = time.monotonic() + IDLE_GATES_S
+        if time.monotonic() >= self._limiters_rest_until and limiters.sweep(using=self.alias) is None:
+            self._limiters_rest_until = time.monotonic() + IDLE_GATES_S
         return False
 
-    def _give_back_unpassed(self) -> bool:
+    def _release_without_permit(self) -> bool:
         stranded = limiters.stranded(VANISHED_S, using=self.alias)
         if stranded and releases.release(stranded, using=self.alias):
             logger.warning("jobs were claimed and have not passed their gates, given back jobs=%d", len(stranded))
@@ -361,7 +361,7 @@ class Maintenance:
             notifier.announce(self.alias, queues)
             self._on_work(queues)
 
-    def _give_back_stranded(self) -> bool:
+    def _release_without_lock(self) -> bool:
         stranded = locks.stranded(VANISHED_S, using=self.alias)
         if stranded and releases.release(stranded, using=self.alias):
             logger.warning("jobs were claimed and their locks never taken, given back jobs=%d", len(stranded))
@@ -369,35 +369,35 @@ class Maintenance:
             self._on_work(None)
         return len(stranded) == locks.CHUNK
 
-    def _look_after_blocked(self) -> bool:
+    def _check_blocked_jobs(self) -> bool:
         """Check a bounded number of blocked jobs; the next run continues where this one ended."""
-        healed, self._swept_to = locks.sweep(using=self.alias, after=self._swept_to)
-        if healed:
-            logger.warning("keys had blocked jobs and none was ready, the next job of each is now keys=%d", healed)
+        repaired, self._swept_to = locks.sweep(using=self.alias, after=self._swept_to)
+        if repaired:
+            logger.warning("keys had blocked jobs and none was ready, the next job of each is now keys=%d", repaired)
             self._on_work(None)
         return False
 
-    def _give_keys(self) -> bool:
+    def _backfill_lock_keys(self) -> bool:
         """Give lock keys to jobs that were pushed before LOCKET applied to their queue; scans all waiting jobs."""
         locket = configured_locket()
         if not locket.is_enabled or (locket.queues is not None and not locket.queues):
             return False
         self._keyless_after = backfill.give_keys(
-            locket.keyed, locket.queues, using=self.alias, after=self._keyless_after
+            locket.with_lock_key, locket.queues, using=self.alias, after=self._keyless_after
         )
         return self._keyless_after is not None
 
-    def _look_after_batches(self) -> bool:
+    def _maintain_batches(self) -> bool:
         """Expire batches never committed, purge those finished long ago, and recover batches with overdue steps."""
         expired = batches.expire(using=self.alias)
         purged = batches.purge(using=self.alias, kept_for_s=conf.get("BATCH_TTL"))
-        healed = batches.sweep(using=self.alias)
-        if healed:
-            logger.error("batches had steps due that nobody took, they are taken now batches=%d", healed)
+        repaired = batches.sweep(using=self.alias)
+        if repaired:
+            logger.error("batches had steps due that nobody took, they are taken now batches=%d", repaired)
         return batches.CHUNK in (expired, purged)
 
     def _forget(self) -> bool:
-        workers.forget_unseen(FORGET_UNSEEN_S, using=self.alias)
+        workers.delete_stale(FORGET_UNSEEN_S, using=self.alias)
         return False
 
     def _expire(self) -> bool:
@@ -411,7 +411,7 @@ class Maintenance:
             logger.info("jobs expired before a worker took them jobs=%d", dropped)
         return False
 
-    def _tidy(self) -> bool:
+    def _vacuum(self) -> bool:
         # The vacuum itself runs in a thread of its own: due jobs do not wait for it (ADR 0009).
         self._tidier.look()
         return False
@@ -419,18 +419,18 @@ class Maintenance:
     def _purge(self) -> bool:
         return due.purge(using=self.alias) == due.CHUNK
 
-    def _purge_measures(self) -> bool:
+    def _purge_histograms(self) -> bool:
         return histograms.purge(using=self.alias, kept_for_s=conf.get("METRICS_TTL")) == histograms.CHUNK
 
-    def _fold_measures(self) -> bool:
+    def _fold_histograms(self) -> bool:
         """Fold all rows of totals, a bounded number at a time."""
-        self._folded_to = histograms.fold_unused(using=self.alias, after=self._folded_to)
+        self._folded_to = histograms.fold_idle_series(using=self.alias, after=self._folded_to)
         return self._folded_to is not None
 
     def _list_queues(self) -> bool:
         """Add rows of queues in which jobs wait: a job that was not pushed, such as a callback, adds none."""
         # Continues after the last name, so that each run reads a bounded number of queues.
-        names = queues.names_in_use(using=self.alias, after=self._listed_to)
+        names = queues.find_names_in_use(using=self.alias, after=self._listed_to)
         queues.add(names, using=self.alias)
         self._listed_to = names[-1] if len(names) == queues.NAMES_AT_ONCE else ""
         return bool(self._listed_to)

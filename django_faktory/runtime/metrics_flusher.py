@@ -1,4 +1,4 @@
-"""Add the counts and times of this process to the sums in the database every few seconds (`Bookkeeper`).
+"""Add the counts and times of this process to the sums in the database every few seconds (`MetricsFlusher`).
 
 An idle process writes nothing and has no connection. Figures of a failed write are kept and written later.
 """
@@ -28,10 +28,10 @@ SIZES_EVERY_S = 30.0
 """Seconds between two reports of sizes to statsd."""
 
 
-class Bookkeeper:
+class MetricsFlusher:
     """Write the figures of `recorder` in a loop; `run` is the target of a thread.
 
-    With `statsd` they are sent there too. `tells_sizes`: send the sizes of queues and sets as well.
+    With `statsd` they are sent there too. `sends_sizes`: send the sizes of queues and sets as well.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class Bookkeeper:
         *,
         every_s: float = EVERY_S,
         statsd: Statsd | None = None,
-        tells_sizes: bool = False,
+        sends_sizes: bool = False,
     ) -> None:
         self._alias, self._recorder, self._every_s, self._statsd = alias, recorder, every_s, statsd
-        self._tell_sizes_at = 0.0 if tells_sizes else math.inf
+        self._send_sizes_at = 0.0 if sends_sizes else math.inf
         self._stopping = threading.Event()
 
     def run(self) -> None:
         """Write every `every_s` seconds, and once more when stopped."""
         while not self._stopping.wait(self._every_s):
             self.write()
-            self.tell_sizes()
+            self.send_sizes()
         self.write()
         connections[self._alias].close()
         if self._statsd:
@@ -74,19 +74,19 @@ class Bookkeeper:
             if self._statsd:
                 self._statsd.send(passed(taken))
         except Exception as error:  # the loop must survive any error
-            self._recorder.give_back(taken)
+            self._recorder.restore(taken)
             connections[self._alias].close()
             if isinstance(error, BrokerUnavailable):
                 logger.warning("measures wait for the database error=%s", error)
             else:
                 logger.exception("measures could not be written")
 
-    def tell_sizes(self) -> None:
+    def send_sizes(self) -> None:
         """Send the sizes of queues and sets to statsd if the next report is due."""
-        if not self._statsd or time.monotonic() < self._tell_sizes_at:
+        if not self._statsd or time.monotonic() < self._send_sizes_at:
             return
         # Set before the read, so that errors are not repeated at each round.
-        self._tell_sizes_at = time.monotonic() + SIZES_EVERY_S
+        self._send_sizes_at = time.monotonic() + SIZES_EVERY_S
         try:
             self._statsd.send(sizes(read(using=self._alias)))
         except Exception:  # the loop must survive any error
@@ -94,9 +94,9 @@ class Bookkeeper:
             connections[self._alias].close()
 
 
-def bookkeeper(alias: str | None, recorder: Recorder, *, tells_sizes: bool = False) -> Bookkeeper | None:
+def make_metrics_flusher(alias: str | None, recorder: Recorder, *, sends_sizes: bool = False) -> MetricsFlusher | None:
     """Return the bookkeeper that the settings ask for; None if the jobs are on a server elsewhere."""
     if alias is None:
         return None
     address = conf.get("STATSD")
-    return Bookkeeper(alias, recorder, statsd=Statsd(address) if address else None, tells_sizes=tells_sizes)
+    return MetricsFlusher(alias, recorder, statsd=Statsd(address) if address else None, sends_sizes=sends_sizes)

@@ -22,7 +22,7 @@ LONGEST_PAUSE_S = 15.0
 """Longest pause in seconds while the target is unreachable."""
 
 
-class Relay:
+class OutboxRelay:
     """The relay loop; `run` is the target of a thread."""
 
     def __init__(self, outbox: Outbox) -> None:
@@ -65,7 +65,7 @@ class Relay:
         return True
 
 
-def relay() -> Relay | None:
+def relay() -> OutboxRelay | None:
     """Return the relay for this project's settings, or None if transactions store the jobs directly."""
     producer = brokers.get_producer()
-    return Relay(producer) if isinstance(producer, Outbox) else None
+    return OutboxRelay(producer) if isinstance(producer, Outbox) else None

@@ -25,18 +25,18 @@ from ..store.locks import locks
 from ..worker.db_cleanup import set_up_own_connections
 from ..worker.loop_watch import LoopWatch
 from ..worker.process import CANNOT_START, CLEAN
-from ..worker.recycling import Share
+from ..worker.recycling import RecyclePolicy
 from ..worker.worker import Worker
 from . import db_watchdog, health_server
-from .background_loops import Beside
-from .config import Plan
+from .background_loops import BackgroundLoops
+from .config import RunConfig
 from .maintenance import Maintenance
-from .metrics_flusher import bookkeeper
+from .metrics_flusher import make_metrics_flusher
 from .outbox_relay import relay
 from .supervisor import reexec
-from .supervisor.child import Role, live, obey, wait_for_turn
-from .supervisor.contract import Launch
-from .supervisor.forking import Forking
+from .supervisor.child import Role, install_signals, run_child, wait_for_turn
+from .supervisor.contract import ChildSpec
+from .supervisor.forking import ForkLauncher
 from .supervisor.lost_workers import report_lost
 from .supervisor.supervisor import Child, Supervisor
 
@@ -49,31 +49,33 @@ EXIT_MARGIN_S = 4.5
 """Seconds after the time for running jobs: for the last reports, and so that all processes end within 30 s."""
 
 
-ExtraRoles = Callable[[Plan], list[Role]]
+ExtraRoles = Callable[[RunConfig], list[Role]]
 """Returns the roles of optional parts. The command passes it, so that this module imports none of them."""
 
 
-def supervise(plan: Plan, extra: ExtraRoles, *, parent: int | None = None, may_become_slim: bool = False) -> int:
+def supervise(
+    run_config: RunConfig, extra: ExtraRoles, *, parent: int | None = None, may_replace_process: bool = False
+) -> int:
     """Run the plan's processes and those of optional parts until they end; return the exit code.
 
-    With `may_become_slim` it need not return, because no code runs after it in this process.
+    With `may_replace_process` it need not return, because no code runs after it in this process.
     """
     neighbours = None
-    if plan.alias and not notifier.has_hints(plan.alias):
+    if run_config.alias and not notifier.has_hints(run_config.alias):
         # Where the database sends no notifications, as MariaDB, the processes signal each other over pipes.
-        neighbours = notifier.Neighbours(plan.processes + 1)
-        notifier.tell_also(neighbours.ring)
-    roles = _roles(plan, neighbours, extra)
+        neighbours = notifier.LocalPipes(run_config.processes + 1)
+        notifier.add_local_receiver(neighbours.ring)
+    roles = _roles(run_config, neighbours, extra)
     grace_s = conf.get("SHUTDOWN_TIMEOUT") + EXIT_MARGIN_S
     silence_s = longest_silence_s(conf.get("WORKER_TIMEOUT"), conf.get("BEAT_INTERVAL"))
     then = None
     # A drain is short. Pipes between neighbours are known only to forked processes, so replacements must be forked.
-    if may_become_slim and not plan.drain and neighbours is None and reexec.can_start_anew():
+    if may_replace_process and not run_config.drain and neighbours is None and reexec.can_rerun_command():
         bounds = {"grace_s": grace_s, "silence_s": silence_s, "parent": parent}
-        then = partial(reexec.become_slim, common={"plan": asdict(plan)}, **bounds)
-    ways = Forking(roles, farewell=lambda wids: broker_of(plan).bye(wids))
+        then = partial(reexec.replace_process, common={"plan": asdict(run_config)}, **bounds)
+    launcher = ForkLauncher(roles, unregister=lambda wids: broker_of(run_config).bye(wids))
     children = [Child(name=role.name, ends=role.ends) for role in roles]
-    return Supervisor(children, ways, grace_s=grace_s, silence_s=silence_s, parent=parent).run(then=then)
+    return Supervisor(children, launcher, grace_s=grace_s, silence_s=silence_s, parent=parent).run(then=then)
 
 
 def longest_silence_s(worker_timeout_s: float, beat_interval_s: float) -> float:
@@ -85,68 +87,70 @@ def longest_silence_s(worker_timeout_s: float, beat_interval_s: float) -> float:
     return max(SHORTEST_SILENCE_S, worker_timeout_s - beat_interval_s)
 
 
-def play(told: dict[str, Any], extra: ExtraRoles) -> NoReturn:
+def run_role(orders: dict[str, Any], extra: ExtraRoles) -> NoReturn:
     """Run the role of one child, or report killed children, as the given orders say.
 
     Called in a process that a supervisor without Django has started.
     """
-    plan = Plan.from_json(told["plan"])
-    if told["role"] is None:
-        reexec.say_farewell(told["killed"], told["news"], lambda wids: broker_of(plan).bye(wids))
-    launch = reexec.launch_of(told["launch"])
-    wait_for_turn(launch)
-    live(next(role for role in _roles(plan, None, extra) if role.name == told["role"]), launch)
+    run_config = RunConfig.from_json(orders["plan"])
+    if orders["role"] is None:
+        reexec.report_killed_and_exit(orders["killed"], orders["news"], lambda wids: broker_of(run_config).bye(wids))
+    child_spec = reexec.child_spec_of(orders["launch"])
+    wait_for_turn(child_spec)
+    run_child(next(role for role in _roles(run_config, None, extra) if role.name == orders["role"]), child_spec)
 
 
-def _roles(plan: Plan, neighbours: notifier.Neighbours | None, extra: ExtraRoles) -> list[Role]:
-    roles = [Role(name="server", main=partial(_serve, plan, neighbours))] if plan.serves else []
-    if plan.works:
+def _roles(run_config: RunConfig, neighbours: notifier.LocalPipes | None, extra: ExtraRoles) -> list[Role]:
+    roles = [Role(name="server", main=partial(_serve, run_config, neighbours))] if run_config.serves else []
+    if run_config.works:
         roles += [
-            Role(name=f"worker {number}", main=partial(_work, plan, number, neighbours), ends=plan.drain)
-            for number in range(plan.processes)
+            Role(name=f"worker {number}", main=partial(_work, run_config, number, neighbours), ends=run_config.drain)
+            for number in range(run_config.processes)
         ]
-    return [*roles, *extra(plan)]
+    return [*roles, *extra(run_config)]
 
 
-def broker_of(plan: Plan) -> Broker:
+def broker_of(run_config: RunConfig) -> Broker:
     """Return the broker that has the plan's jobs."""
-    return brokers.get_broker() if plan.alias else brokers.remote_broker(plan.url)
+    return brokers.get_broker() if run_config.alias else brokers.remote_broker(run_config.url)
 
 
-def _serve(plan: Plan, neighbours: notifier.Neighbours | None, launch: Launch) -> int:
+def _serve(run_config: RunConfig, neighbours: notifier.LocalPipes | None, child_spec: ChildSpec) -> int:
     """Run server and maintenance in one process; return its exit code."""
-    assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
+    assert run_config.alias is not None  # noqa: S101  (a plan that serves has its own database)
     # glibc would keep freed blocks of large commands in the heap (`server.allocator` has the measurements).
     return_large_blocks()
     queue_writers()
-    host, port = plan.address
+    host, port = run_config.address
     # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
-    db_watchdog.leave_pools()
+    db_watchdog.disable_pools()
     set_up_own_connections()
-    db_watchdog.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
-    crier = notifier.Crier(plan.alias)
-    listen = partial(_listen, plan.alias, None, neighbours, plan.processes, is_own=crier.is_own)
-    context = tls.server_context(*plan.tls) if plan.tls else None
+    db_watchdog.enforce(run_config.alias, conf.get("DATABASE_TIMEOUT"))
+    crier = notifier.Publisher(run_config.alias)
+    listen = partial(_listen, run_config.alias, None, neighbours, run_config.processes, is_own=crier.is_own)
+    context = tls.server_context(*run_config.tls) if run_config.tls else None
     recorder = Recorder()
     broker = brokers.serving_broker(crier.announce, recorder)
     server = Server(broker, host=host, port=port, password=conf.password(), tls=context, listen=listen)
-    maintenance = Maintenance(plan.alias, on_lost=server.drop, on_work=server.wake)
-    server.on_scheduled = maintenance.expect
+    maintenance = Maintenance(run_config.alias, on_lost=server.drop, on_work=server.wake)
+    server.on_scheduled = maintenance.wake_by
     locks.on_ready.append(lambda _, queues: server.wake(queues))
-    obey(launch, stop=server.stop, responds=_loop_watch(server).check)
+    install_signals(child_spec, stop=server.stop, responds=_loop_watch(server).check)
     checks = (
-        health_server.of_processes(launch.alarm),
-        health_server.of_server(server),
-        health_server.of_maintenance(maintenance),
-        health_server.of_database(plan.alias, works=plan.works),
+        health_server.check_processes(child_spec.alarm),
+        health_server.check_server(server),
+        health_server.check_maintenance(maintenance),
+        health_server.check_database(run_config.alias, works=run_config.works),
     )
-    with Beside() as beside:
-        beside.start(bookkeeper(plan.alias, recorder, tells_sizes=True), "measures")
-        beside.start(maintenance, "maintenance", after=server.started)
-        beside.start(relay(), "outbox")
+    with BackgroundLoops() as loops:
+        loops.start(make_metrics_flusher(run_config.alias, recorder, sends_sizes=True), "measures")
+        loops.start(maintenance, "maintenance", after=server.started)
+        loops.start(relay(), "outbox")
         try:
-            beside.start(
-                health_server.Probes(plan.health, *checks) if plan.health else None, "probes", after=server.started
+            loops.start(
+                health_server.Probes(run_config.health, *checks) if run_config.health else None,
+                "probes",
+                after=server.started,
             )
             server.run()
         except FaktoryError as error:
@@ -156,49 +160,49 @@ def _serve(plan: Plan, neighbours: notifier.Neighbours | None, launch: Launch) -
     return CLEAN
 
 
-def _work(plan: Plan, number: int, neighbours: notifier.Neighbours | None, launch: Launch) -> int:
+def _work(run_config: RunConfig, number: int, neighbours: notifier.LocalPipes | None, child_spec: ChildSpec) -> int:
     """Run one worker; return its exit code.
 
     The first worker also runs maintenance, outbox and probes if no server of this plan does.
     """
     # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
-    db_watchdog.leave_pools()
+    db_watchdog.disable_pools()
     set_up_own_connections()
     recorder = Recorder()
-    keeps_house = number == 0 and not plan.serves
-    if plan.alias:
-        db_watchdog.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
-    broker = brokers.working_broker(recorder) if plan.alias else broker_of(plan)
+    runs_maintenance = number == 0 and not run_config.serves
+    if run_config.alias:
+        db_watchdog.enforce(run_config.alias, conf.get("DATABASE_TIMEOUT"))
+    broker = brokers.working_broker(recorder) if run_config.alias else broker_of(run_config)
     worker = Worker(
         broker,
-        wid=launch.wid,
-        queues=plan.queues,
-        concurrency=plan.concurrency,
-        listen=partial(_listen, plan.alias, _names(plan), neighbours, number, tells=keeps_house)
-        if plan.alias
+        wid=child_spec.wid,
+        queues=run_config.queues,
+        concurrency=run_config.concurrency,
+        listen=partial(_listen, run_config.alias, _names(run_config), neighbours, number, tells=runs_maintenance)
+        if run_config.alias
         else None,
         poll_interval=conf.get("POLL_INTERVAL"),
-        at_most=conf.get("LIMITS").get("workers"),
+        queue_limits=conf.get("LIMITS").get("workers"),
         beat_interval=conf.get("BEAT_INTERVAL"),
         shutdown_timeout=conf.get("SHUTDOWN_TIMEOUT"),
-        drain=plan.drain,
-        share=Share(max_jobs=plan.max_jobs, max_rss=plan.max_rss, rng=Random()),
-        hears_signals=True,
+        drain=run_config.drain,
+        recycle_policy=RecyclePolicy(max_jobs=run_config.max_jobs, max_rss=run_config.max_rss, rng=Random()),
+        has_signal_thread=True,
     )
-    if plan.alias:
+    if run_config.alias:
         # A notification from this process to itself may take 10 ms.
-        locks.on_ready.append(lambda _, __: worker.look_again())
-    obey(launch, stop=worker.stop, quiet=worker.quiet)
-    report_lost(broker, launch)
-    maintenance = Maintenance(plan.alias) if plan.alias and keeps_house else None
-    if maintenance and plan.drain:
+        locks.on_ready.append(lambda _, __: worker.wake())
+    install_signals(child_spec, stop=worker.stop, quiet=worker.quiet)
+    report_lost(broker, child_spec)
+    maintenance = Maintenance(run_config.alias) if run_config.alias and runs_maintenance else None
+    if maintenance and run_config.drain:
         maintenance.run_once()  # a drain must also run due jobs that are not enqueued yet
-    with Beside() as beside:
-        beside.start(bookkeeper(plan.alias, recorder), "measures")
-        beside.start(maintenance, "maintenance")
-        beside.start(relay() if keeps_house else None, "outbox")
+    with BackgroundLoops() as loops:
+        loops.start(make_metrics_flusher(run_config.alias, recorder), "measures")
+        loops.start(maintenance, "maintenance")
+        loops.start(relay() if runs_maintenance else None, "outbox")
         try:
-            beside.start(_probes(plan, launch, worker, maintenance) if keeps_house else None, "probes")
+            loops.start(_probes(run_config, child_spec, worker, maintenance) if runs_maintenance else None, "probes")
             worker.run()
         except FaktoryError as error:
             logger.error("worker cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
@@ -206,16 +210,18 @@ def _work(plan: Plan, number: int, neighbours: notifier.Neighbours | None, launc
     return worker.exit_code()
 
 
-def _probes(plan: Plan, launch: Launch, worker: Worker, maintenance: Maintenance | None) -> health_server.Probes | None:
+def _probes(
+    run_config: RunConfig, child_spec: ChildSpec, worker: Worker, maintenance: Maintenance | None
+) -> health_server.Probes | None:
     """Return the probes of the first worker, if there is no server to run them; None without an address."""
-    if plan.health is None:
+    if run_config.health is None:
         return None
-    checks = [health_server.of_processes(launch.alarm), health_server.of_worker(worker)]
+    checks = [health_server.check_processes(child_spec.alarm), health_server.check_worker(worker)]
     if maintenance:
-        checks.append(health_server.of_maintenance(maintenance))
-    if plan.alias:
-        checks.append(health_server.of_database(plan.alias, works=False))
-    return health_server.Probes(plan.health, *checks)
+        checks.append(health_server.check_maintenance(maintenance))
+    if run_config.alias:
+        checks.append(health_server.check_database(run_config.alias, works=False))
+    return health_server.Probes(run_config.health, *checks)
 
 
 def _loop_watch(server: Server) -> LoopWatch:
@@ -227,7 +233,7 @@ def _loop_watch(server: Server) -> LoopWatch:
 def _listen(
     alias: str,
     queues: Sequence[str] | None,
-    neighbours: notifier.Neighbours | None,
+    neighbours: notifier.LocalPipes | None,
     place: int,
     *,
     is_own: Callable[[int], bool] = lambda _: False,
@@ -239,5 +245,5 @@ def _listen(
     return notifier.listen(alias, queues, otherwise=partial(neighbours.listener, place))
 
 
-def _names(plan: Plan) -> list[str]:
-    return [spec.partition(":")[0] for spec in plan.queues]
+def _names(run_config: RunConfig) -> list[str]:
+    return [spec.partition(":")[0] for spec in run_config.queues]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ..core.histograms import Series
 from ..core.logs import get_logger
-from ..operations.statistics import Numbers
+from ..operations.statistics import ExportedStatistics
 
 logger = get_logger(__name__)
 
@@ -80,7 +80,7 @@ def passed(series: Mapping[tuple[str, str], Series]) -> Iterator[str]:
             yield f"{NAMESPACE}jobs.failed:{sums.failed}|c{tags}"
 
 
-def sizes(numbers: Numbers) -> Iterator[str]:
+def sizes(numbers: ExportedStatistics) -> Iterator[str]:
     """Yield the gauges: sizes of sets and queues, totals, workers, latencies in seconds."""
     for state, count in sorted(numbers.sets.items()):
         yield f"{NAMESPACE}{state}:{count:.0f}|g"

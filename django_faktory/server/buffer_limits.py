@@ -15,24 +15,24 @@ LONGEST_AT_ONCE = 16
 """The cap, as a number of lines of MAX_COMMAND_BYTES."""
 
 
-class Unfinished:
-    """Buffered bytes of each incomplete line, oldest first. `most` is the cap in bytes."""
+class LineBufferLimit:
+    """Buffered bytes of each incomplete line, oldest first. `limit` is the cap in bytes."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._held: dict[Callable[[], None], int] = {}
         self._sum = 0
 
-    def holds(self, turn_away: Callable[[], None], size: int) -> None:
-        """Set the size of an incomplete line; reject the oldest lines, with their `turn_away`, while over the cap."""
-        self._sum += size - self._held.get(turn_away, 0)
+    def update(self, reject: Callable[[], None], size: int) -> None:
+        """Set the size of an incomplete line; reject the oldest lines, with their `reject`, while over the cap."""
+        self._sum += size - self._held.get(reject, 0)
         # An update keeps the position in the dict, so the order is that of the first bytes.
-        self._held[turn_away] = size
-        while self._sum > self._most:
+        self._held[reject] = size
+        while self._sum > self._limit:
             first = next(iter(self._held))
-            self.forgets(first)  # before the callback, which closes the connection and so calls `forgets` again
+            self.forget(first)  # before the callback, which closes the connection and so calls `forget` again
             first()
 
-    def forgets(self, turn_away: Callable[[], None]) -> None:
+    def forget(self, reject: Callable[[], None]) -> None:
         """Remove a line that has ended or lost its connection; idempotent."""
-        self._sum -= self._held.pop(turn_away, 0)
+        self._sum -= self._held.pop(reject, 0)

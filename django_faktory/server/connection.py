@@ -20,7 +20,7 @@ from ..core.protocol.connection import ServerConnection
 from ..errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError, UnknownCommand
 from .buffer_limits import SMALL_BYTES
 from .context import ServerContext
-from .long_commands import Place
+from .long_commands import PendingCommand
 from .tcp_keepalive import keep_alive
 
 logger = get_logger(__name__)
@@ -34,44 +34,44 @@ WRITE_BUFFER_BYTES = 4 * 1024 * 1024
 SLOW_READER_S = 30.0
 """Seconds without progress of the client in reading its replies before the connection is aborted."""
 
-TURN = 10
+MAX_IN_A_ROW = 10
 """Commands answered in a row before the connection pauses for `REST_S`: mostly rejected lines."""
 
 REST_S = 0.001
 """Length of that pause. Without it a flood keeps the event loop busy, and the worker threads wait for the GIL."""
 
-LAST_LOOK_S = 1.0
+HALF_CLOSED_S = 1.0
 """Seconds a connection stays half open so that its client can read the last reply."""
 
-SENT_LOOK_S = 0.05
+SENT_CHECK_S = 0.05
 """Interval of the check whether a reply with a job has been passed to the system."""
 
-NOBODY = WorkerIdentity()
+ANONYMOUS = WorkerIdentity()
 
 
 class Connection(asyncio.Protocol):
-    """One client. Executes one command at a time; `finish`, `hand_over` or `dismiss` answers it.
+    """One client. Executes one command at a time; `finish`, `deliver` or `reply_and_close` answers it.
 
     The next command is parsed only after that. Used on the event loop only.
     """
 
     def __init__(self, server: ServerContext) -> None:
         self.server = server
-        self.on_gone: Callable[[], None] | None = None
+        self.on_disconnect: Callable[[], None] | None = None
         """Called if the client disconnects during its command; set by verbs that can undo or cancel their work."""
         self.is_ending = False
         """Whether the client has closed its sending half."""
         self._protocol = self._new_protocol(server.password, server.max_command_bytes)
         self._transport: asyncio.Transport | None = None
-        self._place: Place | None = None  # of a long line, while it is parsed and executed
+        self._pending_command: PendingCommand | None = None  # of a long line, while it is parsed and executed
         self._is_busy = False  # a command is being parsed or executed
         self._is_resting = False  # pauses between commands, or waits for its password check
         self._is_closed = False  # nothing is written after this
         self._is_paused = False  # the client reads its replies too slowly
-        self._reads_no_more = False
-        self._waits_for_turn = False  # in `Intake`, as it sends a long line
+        self._is_reading_paused = False
+        self._is_in_intake = False  # in `Intake`, as it sends a long line
         self._on_unsent: list[Callable[[], None]] = []
-        self._will_look = False  # a check of the unsent bytes is scheduled
+        self._is_check_scheduled = False  # a check of the unsent bytes is scheduled
         self._timer: asyncio.TimerHandle | None = None
         self._line_timer: asyncio.TimerHandle | None = None
         self._unread_bytes = 0
@@ -92,10 +92,10 @@ class Connection(asyncio.Protocol):
     @property
     def identity(self) -> WorkerIdentity:
         """The identity given in HELLO; an empty one before."""
-        return self._protocol.identity or NOBODY
+        return self._protocol.identity or ANONYMOUS
 
     @property
-    def is_gone(self) -> bool:
+    def is_disconnected(self) -> bool:
         """Whether replies can no longer be written."""
         return self._is_closed or self._transport is None
 
@@ -107,17 +107,17 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         if raw := transport.get_extra_info("socket"):
             keep_alive(raw)
-        if not self.server.admits(self):
+        if not self.server.admit(self):
             self._write(resp.error("too many connections"))
             self.close()
             return
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if isinstance(peer, tuple) else ""
-        if self._is_barred():
+        if self._is_throttled():
             self.close()
             return
         self._write(self._protocol.greeting())
-        self._arm(self.server.hello_timeout_s, self._no_hello)
+        self._start_timer(self.server.hello_timeout_s, self._on_hello_timeout)
 
     def data_received(self, data: bytes) -> None:
         """Buffer the bytes and execute the next command, unless one is running."""
@@ -127,33 +127,33 @@ class Connection(asyncio.Protocol):
         # The password check takes CPU time: wait for a slot, so that established connections are served in between.
         if not (self._protocol.is_identified or self._is_resting) and self.server.password:
             self._is_resting = True
-            self.server.doorman.ask(self._try_password)
-        self._go_on()
+            self.server.handshake_queue.ask(self._try_password)
+        self._continue()
 
     def eof_received(self) -> bool:
         """Answer the commands received so far and return whether to stay open; a waiting FETCH gets no job (W14)."""
         self.is_ending = True
-        if self.on_gone:
-            self._abandon()
+        if self.on_disconnect:
+            self._cancel_command()
             self.finish(resp.NULL)
         else:
-            self._read_on()
+            self._execute_buffered()
         return not self._is_closed  # stay open for the remaining replies
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the running command if possible and release jobs that were not sent."""
-        self._leave()
+        self._stop_serving()
         if self._timer:
             self._timer.cancel()
         if exc is not None:
-            self._unsent()
-        self.server.forgets(self)
+            self._report_unsent()
+        self.server.forget(self)
         self._transport = None
 
     def pause_writing(self) -> None:
         """Execute no further command; abort after `SLOW_READER_S` without progress of the reader."""
         self._is_paused = True
-        self._await_reading()
+        self._watch_reader()
 
     def resume_writing(self) -> None:
         """Execute commands again, as the client has read enough of its replies."""
@@ -162,55 +162,55 @@ class Connection(asyncio.Protocol):
             return
         if self._timer:
             self._timer.cancel()
-        self._go_on()
+        self._continue()
 
     # --- called by the server and the verbs ---
 
     def finish(self, reply: bytes) -> bool:
         """Answer the current command and continue with the next. Return False if nothing could be written."""
-        self._is_answered()
+        self._mark_answered()
         if not self._write(reply):
             return False
         # Rarely true: most clients send the next command after the reply.
-        if self._protocol.buffered_bytes or self.is_ending or self._reads_no_more:
-            self._go_on()
+        if self._protocol.buffered_bytes or self.is_ending or self._is_reading_paused:
+            self._continue()
         return True
 
-    def hand_over(self, reply: bytes, *, on_unsent: Callable[[], None]) -> None:
+    def deliver(self, reply: bytes, *, on_unsent: Callable[[], None]) -> None:
         """Answer with a job; call `on_unsent` if the client disconnects before the reply was sent (W14)."""
-        self.expects_to_send(on_unsent)
+        self.add_unsent_callback(on_unsent)
         if not self.finish(reply):
-            self._unsent()
+            self._report_unsent()
 
-    def expects_to_send(self, on_unsent: Callable[[], None]) -> None:
-        """Register a callback for the case that the next reply is not sent (see `hand_over`)."""
+    def add_unsent_callback(self, on_unsent: Callable[[], None]) -> None:
+        """Register a callback for the case that the next reply is not sent (see `deliver`)."""
         self._on_unsent.append(on_unsent)
 
-    def dismiss(self, reply: bytes) -> None:
+    def reply_and_close(self, reply: bytes) -> None:
         """Answer the current command and close; later commands in the buffer are discarded."""
-        self._is_answered()
+        self._mark_answered()
         self._write(reply)
         self.close()
 
     def close(self) -> None:
         """Close after all written replies have been sent."""
         if not self._is_closed:
-            self._part(more_may_come=self._reads_no_more or self._protocol.buffered_bytes > 0)
+            self._close_gracefully(has_unread_bytes=self._is_reading_paused or self._protocol.buffered_bytes > 0)
 
     def abort(self) -> None:
         """Close at once, without sending what is still buffered."""
-        self._leave()
+        self._stop_serving()
         if self._transport:
             self._transport.abort()
-        self._unsent()
+        self._report_unsent()
 
     # --- reading ---
 
-    def _go_on(self) -> None:
-        self._read_on()
-        self._regulate()
+    def _continue(self) -> None:
+        self._execute_buffered()
+        self._update_reading()
 
-    def _read_on(self) -> None:
+    def _execute_buffered(self) -> None:
         answered = 0
         while not (self._is_busy or self._is_paused or self._is_closed or self._is_resting):
             try:
@@ -219,9 +219,9 @@ class Connection(asyncio.Protocol):
                 self._write(resp.refusal(error))
             except ProtocolError as error:
                 if isinstance(error, AuthenticationFailed):
-                    self._has_failed()
+                    self._count_wrong_password()
                 self._write(resp.refusal(error))
-                self._part(more_may_come=True)
+                self._close_gracefully(has_unread_bytes=True)
             else:
                 if command is None:
                     if self.is_ending:
@@ -231,63 +231,65 @@ class Connection(asyncio.Protocol):
                     return
                 if isinstance(command, Generator):
                     self._is_busy = True
-                    self._place = self.server.desk.take(command, self._protocol.line_bytes, self._was_read)
+                    self._pending_command = self.server.command_scheduler.take(
+                        command, self._protocol.line_bytes, self._on_parsed
+                    )
                 else:
-                    self._carry_out(command)
-            self._line_has_ended()
+                    self._execute(command)
+            self._end_line()
             answered += 1
-            if answered == TURN:
+            if answered == MAX_IN_A_ROW:
                 self._is_resting = True
-                self.server.loop.call_later(REST_S, self._rested)
+                self.server.loop.call_later(REST_S, self._end_rest)
 
-    def _carry_out(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         if isinstance(command, Hello) and self._timer:
             self._timer.cancel()
             self._timer = None
         self._is_busy = True
-        reply = self.server.carry_out(self, command)
+        reply = self.server.execute(self, command)
         if reply is not None:
-            self._is_answered()
+            self._mark_answered()
             self._write(reply)
 
-    def _was_read(self, command: Command | FaktoryError | None) -> None:
+    def _on_parsed(self, command: Command | FaktoryError | None) -> None:
         """Execute the command of a long line once it is parsed; None means that parsing was abandoned."""
         if self._is_closed or command is None:
-            self._is_answered()
+            self._mark_answered()
         elif isinstance(command, FaktoryError):
             self.finish(resp.refusal(command))
         else:
-            self._carry_out(command)
-            self._go_on()
+            self._execute(command)
+            self._continue()
 
-    def _is_answered(self) -> None:
+    def _mark_answered(self) -> None:
         self._is_busy = False
-        self.on_gone = None
-        if self._place:
-            place, self._place = self._place, None
-            place.leave()
+        self.on_disconnect = None
+        if self._pending_command:
+            pending, self._pending_command = self._pending_command, None
+            pending.leave()
 
     def _try_password(self) -> None:
-        """Check the password now: called by the `Doorman` when it is this connection's turn."""
+        """Check the password now: called by the `HandshakeQueue` when it is this connection's turn."""
         if self._is_closed:
             return
-        if self._is_barred():  # other connections of its address may have failed since it connected
-            self._part(more_may_come=True)
+        if self._is_throttled():  # other connections of its address may have failed since it connected
+            self._close_gracefully(has_unread_bytes=True)
             return
-        self._rested()
+        self._end_rest()
 
-    def _rested(self) -> None:
+    def _end_rest(self) -> None:
         self._is_resting = False
-        self._go_on()
+        self._continue()
 
-    def _regulate(self) -> None:
+    def _update_reading(self) -> None:
         """Pause or resume reading so that bytes that cannot be executed yet stay bounded (W6, W7)."""
         must_wait = self._is_busy or self._is_paused or self._is_resting
-        is_enough = self._waits_for_turn or (must_wait and self._protocol.buffered_bytes > READ_AHEAD_BYTES)
-        is_settled = is_enough is self._reads_no_more or self.is_ending or self._is_closed
+        is_enough = self._is_in_intake or (must_wait and self._protocol.buffered_bytes > READ_AHEAD_BYTES)
+        is_settled = is_enough is self._is_reading_paused or self.is_ending or self._is_closed
         if is_settled or self._transport is None or self._transport.is_closing():
             return
-        self._reads_no_more = is_enough
+        self._is_reading_paused = is_enough
         if is_enough:
             self._transport.pause_reading()
         else:
@@ -296,56 +298,56 @@ class Connection(asyncio.Protocol):
     def _await_line(self) -> None:
         """Start the timeout and memory accounting of an incomplete line; HELLO has its own timeout."""
         if self._protocol.buffered_bytes > SMALL_BYTES:
-            self.server.unfinished.holds(self._find_no_room, self._protocol.buffered_bytes)
+            self.server.line_buffer_limit.update(self._reject_long_line, self._protocol.buffered_bytes)
         if self._protocol.buffered_bytes > SMALL_BYTES or self._protocol.is_dropping:
-            self._wait_for_turn()
+            self._wait_for_intake()
         if self._line_timer is None and self._protocol.buffered_bytes and self._protocol.is_identified:
-            self._line_timer = self.server.loop.call_later(self.server.command_timeout_s, self._line_is_late)
+            self._line_timer = self.server.loop.call_later(self.server.command_timeout_s, self._on_line_timeout)
 
-    def _wait_for_turn(self) -> None:
-        if not self._waits_for_turn and not self._is_closed:
-            self._waits_for_turn = True
-            self.server.intake.wait(self._has_turn)
+    def _wait_for_intake(self) -> None:
+        if not self._is_in_intake and not self._is_closed:
+            self._is_in_intake = True
+            self.server.intake.wait(self._on_intake_turn)
 
-    def _has_turn(self) -> None:
-        self._waits_for_turn = False
-        self._regulate()
+    def _on_intake_turn(self) -> None:
+        self._is_in_intake = False
+        self._update_reading()
 
-    def _line_is_late(self) -> None:
+    def _on_line_timeout(self) -> None:
         self._line_timer = None
         # The end of the line may be in the socket, as this connection has not been read.
-        if self._is_paused or self._is_resting or self._waits_for_turn:
+        if self._is_paused or self._is_resting or self._is_in_intake:
             self._await_line()
         elif not self._is_closed:
             self._write(resp.error(f"expected a whole command within {self.server.command_timeout_s:g} seconds"))
-            self._part(more_may_come=True)
+            self._close_gracefully(has_unread_bytes=True)
 
-    def _find_no_room(self) -> None:
+    def _reject_long_line(self) -> None:
         self._write(resp.error("too many long commands are unfinished; send this one again, or smaller ones"))
-        self._part(more_may_come=True)
+        self._close_gracefully(has_unread_bytes=True)
 
-    def _line_has_ended(self) -> None:
-        self.server.unfinished.forgets(self._find_no_room)
+    def _end_line(self) -> None:
+        self.server.line_buffer_limit.forget(self._reject_long_line)
         if self._line_timer:
             self._line_timer.cancel()
             self._line_timer = None
 
-    def _no_hello(self) -> None:
+    def _on_hello_timeout(self) -> None:
         if not self._protocol.is_identified:
             self._write(resp.error(f"expected HELLO within {self.server.hello_timeout_s:g} seconds"))
             self.close()
 
-    def _is_barred(self) -> bool:
+    def _is_throttled(self) -> bool:
         """Return whether its address sent too many wrong passwords; if so, write the error."""
-        wait_s = self.server.guard.wait_s(self._address, now=self.server.loop.time())
+        wait_s = self.server.login_throttle.wait_s(self._address, now=self.server.loop.time())
         if wait_s:
             self._write(resp.error(f"too many wrong passwords from this address; try again in {ceil(wait_s)} seconds"))
         return wait_s > 0
 
-    def _has_failed(self) -> None:
-        """Count and log a wrong password. The `Guard` bounds the attempts, and so the log lines."""
+    def _count_wrong_password(self) -> None:
+        """Count and log a wrong password. The `LoginThrottle` bounds the attempts, and so the log lines."""
         logger.warning("wrong password address=%s", self._address)
-        self.server.guard.failed(self._address, now=self.server.loop.time())
+        self.server.login_throttle.record_failure(self._address, now=self.server.loop.time())
 
     # --- writing and closing ---
 
@@ -353,17 +355,17 @@ class Connection(asyncio.Protocol):
         if self._is_closed or self._transport is None or self._transport.is_closing():
             return False
         self._transport.write(reply)
-        if self._on_unsent and not self._will_look:
-            self._look_whether_sent()
+        if self._on_unsent and not self._is_check_scheduled:
+            self._check_sent()
         return True
 
-    def _look_whether_sent(self) -> None:
-        self._will_look = False
+    def _check_sent(self) -> None:
+        self._is_check_scheduled = False
         if not self._on_unsent or self._transport is None or self._transport.is_closing():
             return  # if it is closing, `connection_lost` reports the outcome
         if self._unsent_bytes:
-            self._will_look = True
-            self.server.loop.call_later(SENT_LOOK_S, self._look_whether_sent)
+            self._is_check_scheduled = True
+            self.server.loop.call_later(SENT_CHECK_S, self._check_sent)
         else:
             self._on_unsent.clear()
 
@@ -372,57 +374,57 @@ class Connection(asyncio.Protocol):
         """Bytes of replies that are still buffered in this process."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
-    def _unsent(self) -> None:
+    def _report_unsent(self) -> None:
         lost, self._on_unsent = self._on_unsent, []
         for on_unsent in lost:
             on_unsent()
 
-    def _leave(self) -> None:
+    def _stop_serving(self) -> None:
         self._is_closed = True
         line = self._protocol.forget()  # free it now: a half-open connection lives for a while
         # Freeing 16 MiB takes milliseconds: many such connections that close at once would stall the event loop.
         if len(line) > SMALL_BYTES:
             self.server.intake.free(line.clear)
-        self._line_has_ended()
-        if self._place:
-            self._place.give_up()
-        self._abandon()
+        self._end_line()
+        if self._pending_command:
+            self._pending_command.give_up()
+        self._cancel_command()
 
-    def _abandon(self) -> None:
-        if self.on_gone:
-            on_gone, self.on_gone = self.on_gone, None
-            on_gone()
+    def _cancel_command(self) -> None:
+        if self.on_disconnect:
+            on_disconnect, self.on_disconnect = self.on_disconnect, None
+            on_disconnect()
 
-    def _part(self, *, more_may_come: bool) -> None:
+    def _close_gracefully(self, *, has_unread_bytes: bool) -> None:
         """Close; if bytes may be unread, first only our half: a reset would discard the last replies."""
-        self._leave()
+        self._stop_serving()
         if self._transport is None or self._transport.is_closing():
             return
-        if self.is_ending or not more_may_come:
-            self._hang_up()
+        if self.is_ending or not has_unread_bytes:
+            self._close_transport()
             return
         self._transport.write_eof()
-        if self._reads_no_more:
+        if self._is_reading_paused:
             self._transport.resume_reading()
-        self._arm(LAST_LOOK_S, self._hang_up)
+        self._start_timer(HALF_CLOSED_S, self._close_transport)
 
-    def _hang_up(self) -> None:
+    def _close_transport(self) -> None:
         if self._transport:
             self._transport.close()
-            self._await_reading()
+            self._watch_reader()
 
-    def _await_reading(self) -> None:
+    def _watch_reader(self) -> None:
         """Abort if the client makes no progress in reading for `SLOW_READER_S`; otherwise check again."""
         self._unread_bytes = self._unsent_bytes
-        self._arm(SLOW_READER_S, self._look_whether_read)
+        self._start_timer(SLOW_READER_S, self._check_read)
 
-    def _look_whether_read(self) -> None:
+    def _check_read(self) -> None:
         if self._unsent_bytes < self._unread_bytes:
-            self._await_reading()
+            self._watch_reader()
         else:
             self.abort()
 
-    def _arm(self, seconds: float, act: Callable[[], None]) -> None:
+    def _start_timer(self, seconds: float, act: Callable[[], None]) -> None:
         if self._timer:
             self._timer.cancel()
         self._timer = self.server.loop.call_later(seconds, act)

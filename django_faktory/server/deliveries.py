@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.payloads import MAX_NAME, HandedOut, Reservation
+from ..core.payloads import MAX_NAME, Delivery, Reservation
 from ..errors import FaktoryError
 
 CONFIRM_S = 0.25
@@ -23,13 +23,13 @@ CONFIRM_CLAIMED_S = 2.0
 Most have ended by then, and cost no statement. A job delivered less than this before its node is killed runs again when
 its lease ends."""
 
-MOST_MEMBERS = 10_000
+MAX_BATCH_MEMBERS = 10_000
 """Jobs of batches that are remembered; the ACK of an older one is treated as one that does not block."""
 
-NOBODYS_ATTEMPT = -1
+NO_ATTEMPT = -1
 """Attempt number that matches no job: a report with it changes nothing and is answered with OK."""
 
-LONGEST_READ = 64 * 1024
+MAX_PARSED_TEXT = 64 * 1024
 """Longest job text that is parsed for its batch id, since that runs on the event loop."""
 
 
@@ -43,45 +43,45 @@ class _JobText(msgspec.Struct):
     custom: _Custom | None = None
 
 
-def batch_in(text: str) -> str:
+def read_batch_id(text: str) -> str:
     """Return the id of the batch of a job or callback from its JSON; "" for none or a long text."""
     try:
-        custom = msgspec.json.decode(text, type=_JobText).custom if len(text) <= LONGEST_READ else None
+        custom = msgspec.json.decode(text, type=_JobText).custom if len(text) <= MAX_PARSED_TEXT else None
     except (msgspec.MsgspecError, UnicodeError):
         return ""
     bid = custom and (custom.bid or custom.callback_of)
     return bid if isinstance(bid, str) and len(bid) <= MAX_NAME else ""
 
 
-class HandOuts:
+class DeliveryTracker:
     """Deliveries of the node. `confirm` calls `Broker.confirm` and passes its answer to the callback."""
 
     def __init__(
         self,
         *,
-        confirm: Callable[[Sequence[HandedOut], Callable[[set[str] | FaktoryError], None]], None],
+        confirm: Callable[[Sequence[Delivery], Callable[[set[str] | FaktoryError], None]], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._confirm, self._loop = confirm, loop
-        self._handed: dict[str, tuple[float, Reservation]] = {}
+        self._unconfirmed: dict[str, tuple[float, Reservation]] = {}
         self._members: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._is_asking = False
+        self._is_confirming = False
 
     def add(self, job: Reservation) -> None:
         """Track a delivery until the job ends or is confirmed."""
-        self._handed[job.jid] = (self._loop.time(), job)
+        self._unconfirmed[job.jid] = (self._loop.time(), job)
         if self._timer is None:
-            self._timer = self._loop.call_later(CONFIRM_S, self._look)
+            self._timer = self._loop.call_later(CONFIRM_S, self._confirm_due)
 
-    def know(self, job: Reservation) -> None:
+    def remember_batch(self, job: Reservation) -> None:
         """Remember the batch of a job that is about to be delivered."""
         if not job.is_batchless:
-            self._members[job.jid] = batch_in(job.text)
-            if len(self._members) > MOST_MEMBERS:
+            self._members[job.jid] = read_batch_id(job.text)
+            if len(self._members) > MAX_BATCH_MEMBERS:
                 del self._members[next(iter(self._members))]
 
-    def is_member(self, jid: str) -> bool:
+    def is_batch_member(self, jid: str) -> bool:
         """Return whether a delivered job may belong to a batch."""
         return jid in self._members
 
@@ -92,58 +92,58 @@ class HandOuts:
     def attempt_of(self, jid: str, wid: str) -> int | None:
         """Return the attempt to which a report of this worker refers; None matches any.
 
-        `NOBODYS_ATTEMPT` if the job was delivered to another worker and its row does not say so yet.
+        `NO_ATTEMPT` if the job was delivered to another worker and its row does not say so yet.
         """
-        handed = self._handed.get(jid)
-        if handed is None or not handed[1].is_ahead:
+        delivery = self._unconfirmed.get(jid)
+        if delivery is None or not delivery[1].is_prefetched:
             return None  # its row names its worker, so the database rejects reports of other workers
         # The rule of W16, which the row of a prefetched job cannot answer before its confirmation.
-        if not wid or not handed[1].wid or handed[1].wid == wid:
+        if not wid or not delivery[1].wid or delivery[1].wid == wid:
             return None
-        return NOBODYS_ATTEMPT
+        return NO_ATTEMPT
 
     def forget(self, jid: str) -> None:
         """Stop tracking a job that has ended or was released; idempotent."""
-        self._handed.pop(jid, None)
+        self._unconfirmed.pop(jid, None)
         self._members.pop(jid, None)
 
     def confirm_all(self) -> None:
         """Confirm all tracked deliveries, however recent."""
-        self._send(list(self._handed.values()))
+        self._send(list(self._unconfirmed.values()))
 
-    def _look(self) -> None:
+    def _confirm_due(self) -> None:
         self._timer = None
-        if not self._is_asking:  # one confirmation at a time: a slow database would get the same ones repeatedly
+        if not self._is_confirming:  # one confirmation at a time: a slow database would get the same ones repeatedly
             self._send(self._due(self._loop.time()))
-        if self._handed:
-            self._timer = self._loop.call_later(CONFIRM_S, self._look)
+        if self._unconfirmed:
+            self._timer = self._loop.call_later(CONFIRM_S, self._confirm_due)
 
     def _due(self, now: float) -> list[tuple[float, Reservation]]:
         """Return the deliveries to confirm now: once one is due, also those past half of their time."""
         due: list[tuple[float, Reservation]] = []
         is_any_late = False
-        for handed in self._handed.values():
-            at, job = handed
+        for delivery in self._unconfirmed.values():
+            at, job = delivery
             # Half: a delivery that is due soon joins this statement instead of causing another one.
-            if now - at >= (CONFIRM_S if job.is_ahead else CONFIRM_CLAIMED_S) / 2:
-                due.append(handed)
-                is_any_late = is_any_late or job.is_ahead or now - at >= CONFIRM_CLAIMED_S
+            if now - at >= (CONFIRM_S if job.is_prefetched else CONFIRM_CLAIMED_S) / 2:
+                due.append(delivery)
+                is_any_late = is_any_late or job.is_prefetched or now - at >= CONFIRM_CLAIMED_S
         return due if is_any_late else []
 
     def _send(self, due: Sequence[tuple[float, Reservation]]) -> None:
         if not due:
             return
         now = self._loop.time()
-        self._is_asking = True
+        self._is_confirming = True
 
-        def told(left: set[str] | FaktoryError) -> None:
-            self._is_asking = False
+        def on_confirmed(left: set[str] | FaktoryError) -> None:
+            self._is_confirming = False
             if isinstance(left, FaktoryError):
-                return  # they stay tracked, so the next `_look` sends them again
-            for handed in due:
-                jid = handed[1].jid
+                return  # they stay tracked, so the next `_confirm_due` sends them again
+            for delivery in due:
+                jid = delivery[1].jid
                 # `is`: the same job may have ended and been delivered again meanwhile.
-                if jid not in left and self._handed.get(jid) is handed:
-                    del self._handed[jid]
+                if jid not in left and self._unconfirmed.get(jid) is delivery:
+                    del self._unconfirmed[jid]
 
-        self._confirm([HandedOut(job, now - at) for at, job in due], told)
+        self._confirm([Delivery(job, now - at) for at, job in due], on_confirmed)

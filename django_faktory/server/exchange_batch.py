@@ -1,6 +1,7 @@
 """Execute pushes, acks and fetches that arrived together in one transaction (ADR 0005).
 
-`take_turn` runs in a thread of the commit queue, `begin_turn` on the event loop with a lent connection (ADR 0021).
+`execute_exchange` runs in a thread of the commit queue, `begin_exchange` on the event loop with a lent connection (ADR
+0021).
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..brokers.base import Broker, InFlight, Lent
+from ..brokers.base import Broker, InFlightExchange, LoopConnection
 from ..core.payloads import Ack, FetchRequest, JobPayload
 from .group_commit import MAX_BATCH
 
 Item = list[JobPayload] | Ack | FetchRequest
 """A PUSH or PUSHB (its jobs), an ACK, or a FETCH."""
 
-Told = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
+ExchangeResult = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
 """Result of `Broker.exchange`: answers to the jobs, the acks and the requests."""
 
 BYTES_A_WEIGHT = 8 * 1024
@@ -38,7 +39,7 @@ def weight(item: object) -> int:
     return 1
 
 
-class Turn:
+class ExchangeBatch:
     """Items of one exchange, sorted by kind."""
 
     def __init__(self, items: Sequence[Item]) -> None:
@@ -48,9 +49,9 @@ class Turn:
         self.acks = [item for item in items if isinstance(item, Ack)]
         self.requests = [item for item in items if isinstance(item, FetchRequest)]
 
-    def answers(self, told: Told) -> list[Any]:
+    def answers(self, result: ExchangeResult) -> list[Any]:
         """Return the answer of `push`, `ack` or `fetch` for each item, in the order of `items`."""
-        pushed, acked, fetched = map(iter, told)
+        pushed, acked, fetched = map(iter, result)
         answers: list[Any] = []
         for item in self.items:
             if isinstance(item, list):
@@ -60,19 +61,19 @@ class Turn:
         return answers
 
 
-def take_turn(broker: Broker, items: Sequence[Item]) -> list[Any]:
+def execute_exchange(broker: Broker, items: Sequence[Item]) -> list[Any]:
     """Execute the items and return an answer for each. Items of one kind use `push`, `ack` or `fetch`; blocks."""
-    turn = Turn(items)
-    is_mixed = bool(turn.jobs) + bool(turn.acks) + bool(turn.requests) > 1
+    batch = ExchangeBatch(items)
+    is_mixed = bool(batch.jobs) + bool(batch.acks) + bool(batch.requests) > 1
     # Only `exchange` can mix verbs and prefetch jobs.
-    if is_mixed or any(request.ahead for request in turn.requests):
-        return turn.answers(broker.exchange(turn.jobs, turn.acks, turn.requests))
-    pushed: Sequence[Any] = broker.push(turn.jobs) if turn.jobs else []
-    acked: Sequence[Any] = broker.ack(turn.acks) if turn.acks else []
-    return turn.answers((pushed, acked, broker.fetch(turn.requests) if turn.requests else []))
+    if is_mixed or any(request.ahead for request in batch.requests):
+        return batch.answers(broker.exchange(batch.jobs, batch.acks, batch.requests))
+    pushed: Sequence[Any] = broker.push(batch.jobs) if batch.jobs else []
+    acked: Sequence[Any] = broker.ack(batch.acks) if batch.acks else []
+    return batch.answers((pushed, acked, broker.fetch(batch.requests) if batch.requests else []))
 
 
-def begin_turn(lent: Lent, items: Sequence[Item]) -> InFlight[list[Any]] | None:
-    """Send the items on a lent connection without waiting; None if they need `take_turn`."""
-    turn = Turn(items)
-    return lent(turn.jobs, turn.acks, turn.requests, turn.answers)
+def begin_exchange(lent: LoopConnection, items: Sequence[Item]) -> InFlightExchange[list[Any]] | None:
+    """Send the items on a lent connection without waiting; None if they need `execute_exchange`."""
+    batch = ExchangeBatch(items)
+    return lent(batch.jobs, batch.acks, batch.requests, batch.answers)

@@ -26,17 +26,17 @@ MOST_NAMES = 50_000
 """Queue names of all waiting FETCHes with many names. A FETCH beyond it is first tried when another has ended."""
 
 
-class Fetcher:
+class WaitingFetch:
     """One waiting FETCH. `answer` is called exactly once: with a job, None for no job, or an error."""
 
     __slots__ = (
         "answer",
         "arrival",
+        "changed_queues",
         "has_many",
+        "has_timed_out",
         "in_claim",
-        "is_gone",
-        "is_over",
-        "news",
+        "is_disconnected",
         "request",
         "timer",
         "untried",
@@ -49,122 +49,128 @@ class Fetcher:
         self.arrival = 0
         self.has_many = len(request.queues) > FEW_NAMES
         self.untried = True
-        self.news: set[str] | None = None
+        self.changed_queues: set[str] | None = None
         """Queues to claim from at the next try; None means all. Used only if `has_many`."""
         self.in_claim = False
-        self.is_over = False  # its two seconds ended while a claim for it ran
-        self.is_gone = False  # its client has disconnected
+        self.has_timed_out = False  # its two seconds ended while a claim for it ran
+        self.is_disconnected = False  # its client has disconnected
 
 
 class FetchIndex:
     """All waiting FETCHes, in order of arrival and by the queues they name."""
 
     def __init__(self) -> None:
-        self._all: dict[Fetcher, None] = {}
-        self._by_queue: dict[str, dict[Fetcher, None]] = {}
-        self._untried: dict[Fetcher, None] = {}
-        self._outside: dict[Fetcher, None] = {}  # with many names, beyond MOST_NAMES; not tried yet
+        self._all: dict[WaitingFetch, None] = {}
+        self._by_queue: dict[str, dict[WaitingFetch, None]] = {}
+        self._untried: dict[WaitingFetch, None] = {}
+        self._without_room: dict[WaitingFetch, None] = {}  # with many names, beyond MOST_NAMES; not tried yet
         self._arrivals = self._names = 0
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Iterator[Fetcher]:
+    def __iter__(self) -> Iterator[WaitingFetch]:
         return iter(self._all)
 
-    def __contains__(self, fetcher: object) -> bool:
-        return fetcher in self._all
+    def __contains__(self, waiting_fetch: object) -> bool:
+        return waiting_fetch in self._all
 
-    def add(self, fetcher: Fetcher) -> bool:
+    def add(self, waiting_fetch: WaitingFetch) -> bool:
         """Add a FETCH. Return False if it cannot be tried: no room for its names, or no valid queue name."""
         self._arrivals += 1
-        fetcher.arrival = self._arrivals
-        self._all[fetcher] = None
-        if fetcher.has_many and not self._has_room(fetcher):
-            self._outside[fetcher] = None
+        waiting_fetch.arrival = self._arrivals
+        self._all[waiting_fetch] = None
+        if waiting_fetch.has_many and not self._has_room(waiting_fetch):
+            self._without_room[waiting_fetch] = None
             return False
-        self._enter(fetcher)
-        return bool(fetcher.request.queues)
+        self._enter(waiting_fetch)
+        return bool(waiting_fetch.request.queues)
 
-    def remove(self, fetcher: Fetcher) -> bool:
+    def remove(self, waiting_fetch: WaitingFetch) -> bool:
         """Remove a FETCH; idempotent. Return True if FETCHes that had no room entered the index."""
-        if fetcher not in self._all:
+        if waiting_fetch not in self._all:
             return False
-        del self._all[fetcher]
-        self._untried.pop(fetcher, None)
-        if fetcher in self._outside:
-            del self._outside[fetcher]
+        del self._all[waiting_fetch]
+        self._untried.pop(waiting_fetch, None)
+        if waiting_fetch in self._without_room:
+            del self._without_room[waiting_fetch]
             return False
-        for queue in fetcher.request.queues:
+        for queue in waiting_fetch.request.queues:
             named = self._by_queue[queue]
-            del named[fetcher]
+            del named[waiting_fetch]
             if not named:
                 del self._by_queue[queue]
-        if not fetcher.has_many:
+        if not waiting_fetch.has_many:
             return False
-        self._names -= len(fetcher.request.queues)
+        self._names -= len(waiting_fetch.request.queues)
         return self._let_in()
 
     def _let_in(self) -> bool:
-        before = len(self._outside)
-        while self._outside and self._has_room(first := next(iter(self._outside))):
-            del self._outside[first]
+        before = len(self._without_room)
+        while self._without_room and self._has_room(first := next(iter(self._without_room))):
+            del self._without_room[first]
             self._enter(first)
-        return len(self._outside) < before
+        return len(self._without_room) < before
 
-    def _has_room(self, fetcher: Fetcher) -> bool:
+    def _has_room(self, waiting_fetch: WaitingFetch) -> bool:
         # The first one always has room, however many names it has.
-        return not self._names or self._names + len(fetcher.request.queues) <= MOST_NAMES
+        return not self._names or self._names + len(waiting_fetch.request.queues) <= MOST_NAMES
 
-    def _enter(self, fetcher: Fetcher) -> None:
-        if fetcher.has_many:
-            self._names += len(fetcher.request.queues)
-        for queue in fetcher.request.queues:
-            self._by_queue.setdefault(queue, {})[fetcher] = None
-        if fetcher.request.queues:
-            self._untried[fetcher] = None
+    def _enter(self, waiting_fetch: WaitingFetch) -> None:
+        if waiting_fetch.has_many:
+            self._names += len(waiting_fetch.request.queues)
+        for queue in waiting_fetch.request.queues:
+            self._by_queue.setdefault(queue, {})[waiting_fetch] = None
+        if waiting_fetch.request.queues:
+            self._untried[waiting_fetch] = None
 
-    def mark(self, fetcher: Fetcher, queue: str | None = None) -> None:
+    def mark(self, waiting_fetch: WaitingFetch, queue: str | None = None) -> None:
         """Schedule a try, since there may be work in this queue; None means in any of its queues."""
-        if fetcher in self._outside or not fetcher.request.queues:
+        if waiting_fetch in self._without_room or not waiting_fetch.request.queues:
             return
         if queue is None:
-            fetcher.news = None
-        elif not fetcher.untried:
-            fetcher.news = {queue}
-        elif fetcher.news is not None:
-            fetcher.news.add(queue)
-        fetcher.untried = True
-        self._untried[fetcher] = None
+            waiting_fetch.changed_queues = None
+        elif not waiting_fetch.untried:
+            waiting_fetch.changed_queues = {queue}
+        elif waiting_fetch.changed_queues is not None:
+            waiting_fetch.changed_queues.add(queue)
+        waiting_fetch.untried = True
+        self._untried[waiting_fetch] = None
 
-    def tried(self, fetcher: Fetcher) -> FetchRequest:
+    def mark_tried(self, waiting_fetch: WaitingFetch) -> FetchRequest:
         """Mark the FETCH as tried and return the request to send for it."""
-        self._untried.pop(fetcher, None)
-        fetcher.untried = False
-        news, fetcher.news = fetcher.news, set()  # from here on: queues that change while the claim runs
-        if news is None or not fetcher.has_many:
-            return fetcher.request
-        return replace(fetcher.request, queues=tuple(queue for queue in fetcher.request.queues if queue in news))
+        self._untried.pop(waiting_fetch, None)
+        waiting_fetch.untried = False
+        changed_queues, waiting_fetch.changed_queues = (
+            waiting_fetch.changed_queues,
+            set(),
+        )  # from here on: queues that change while the claim runs
+        if changed_queues is None or not waiting_fetch.has_many:
+            return waiting_fetch.request
+        return replace(
+            waiting_fetch.request,
+            queues=tuple(queue for queue in waiting_fetch.request.queues if queue in changed_queues),
+        )
 
-    def next_batch(self) -> list[Fetcher]:
+    def next_batch(self) -> list[WaitingFetch]:
         """Return the FETCHes to try next, in order of arrival.
 
         At most one has many names; the others have at most `NAMES_A_CLAIM` names together.
         """
-        batch: list[Fetcher] = []
+        batch: list[WaitingFetch] = []
         names, has_many = 0, False
-        for fetcher in sorted(self._untried, key=_arrival):
-            if not _is_idle(fetcher):
+        for waiting_fetch in sorted(self._untried, key=_arrival):
+            if not _is_idle(waiting_fetch):
                 continue
-            if fetcher.has_many:
+            if waiting_fetch.has_many:
                 if has_many:
                     continue  # it stays untried, so the next claim tries it
                 has_many = True
             else:
-                names += len(fetcher.request.queues)
+                names += len(waiting_fetch.request.queues)
                 if names > NAMES_A_CLAIM:
                     break  # not `continue`: later FETCHes must not overtake this one
-            batch.append(fetcher)
+            batch.append(waiting_fetch)
             if len(batch) == MAX_BATCH:
                 break
         return batch
@@ -172,12 +178,12 @@ class FetchIndex:
     def mark_all(self, queues: Iterable[str] | None) -> None:
         """Schedule a try of every FETCH that names one of these queues; None means of all FETCHes."""
         if queues is None:
-            for fetcher in self._all:
-                self.mark(fetcher)
+            for waiting_fetch in self._all:
+                self.mark(waiting_fetch)
             return
         for queue in queues:
-            for fetcher in self._by_queue.get(queue, ()):
-                self.mark(fetcher, queue)
+            for waiting_fetch in self._by_queue.get(queue, ()):
+                self.mark(waiting_fetch, queue)
 
     def mark_first_idle(self, queue: str) -> bool:
         """Schedule the longest waiting FETCH of this queue that has no try scheduled. Return whether there was one."""
@@ -186,25 +192,25 @@ class FetchIndex:
             self.mark(first, queue)
         return first is not None
 
-    def with_elder(self, batch: list[Fetcher]) -> list[Fetcher]:
+    def with_longest_waiting(self, batch: list[WaitingFetch]) -> list[WaitingFetch]:
         """Return the batch, preceded by the longest waiting idle FETCH of its queues unless that is in it."""
         # Without this a FETCH that has just arrived could get a job for which another FETCH has waited longer.
-        wanted = {queue: None for fetcher in batch for queue in fetcher.request.queues}
+        wanted = {queue: None for waiting_fetch in batch for queue in waiting_fetch.request.queues}
         firsts = [(queue, next(filter(_is_idle, self._by_queue[queue]))) for queue in wanted]
         if not firsts:
             return batch
-        elder = min((fetcher for _, fetcher in firsts), key=_arrival)
+        elder = min((waiting_fetch for _, waiting_fetch in firsts), key=_arrival)
         if elder is batch[0]:
             return batch
-        for queue, fetcher in firsts:
-            if fetcher is elder:
+        for queue, waiting_fetch in firsts:
+            if waiting_fetch is elder:
                 self.mark(elder, queue)
         return [elder, *batch]
 
 
-def _arrival(fetcher: Fetcher) -> int:
-    return fetcher.arrival
+def _arrival(waiting_fetch: WaitingFetch) -> int:
+    return waiting_fetch.arrival
 
 
-def _is_idle(fetcher: Fetcher) -> bool:
-    return not (fetcher.is_over or fetcher.in_claim)
+def _is_idle(waiting_fetch: WaitingFetch) -> bool:
+    return not (waiting_fetch.has_timed_out or waiting_fetch.in_claim)

@@ -1,8 +1,8 @@
 """Group commit: commands that arrive while a transaction runs share the next one (ADR 0005).
 
-A `Lane` is a queue with one or two threads for one kind of verb. With two, the next transaction begins while the last
-one waits for the disk. There is no timer: an idle queue executes a single command at once. Answers return to the event
-loop after the broker has committed (W29).
+A `CommitQueue` is a queue with one or two threads for one kind of verb. With two, the next transaction begins while the
+last one waits for the disk. There is no timer: an idle queue executes a single command at once. Answers return to the
+event loop after the broker has committed (W29).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Generic, NoReturn, TypeVar
 
-from ..brokers.base import InFlight
+from ..brokers.base import InFlightExchange
 from ..core.logs import get_logger
 from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
 
@@ -26,7 +26,7 @@ MAX_BATCH = 500
 """Maximum weight of a transaction; a plain command weighs 1. Large enough to hide the cost of the commit, small enough
 to keep the transaction short."""
 
-COMPLAIN_EVERY_S = 5.0
+LOG_EVERY_S = 5.0
 """Minimum seconds between log lines about an unavailable database, however many commands fail."""
 
 LOOK_S = 1.0
@@ -39,25 +39,25 @@ Batch = list[tuple[Item, Callable[[Answer | FaktoryError], object]]]
 
 
 Answers = Sequence[Answer | FaktoryError]
-Begin = Callable[[list[Item]], InFlight[Answers[Answer]] | None]
+Begin = Callable[[list[Item]], InFlightExchange[Answers[Answer]] | None]
 """Send a set without waiting for its answers; return None if it needs a thread (ADR 0021)."""
 
 
-class _Hand(Generic[Item, Answer]):
+class _CommitThread(Generic[Item, Answer]):
     """One thread of a queue and its connection, which is used either by the thread or by the event loop."""
 
     def __init__(self) -> None:
         self.begin: Begin[Item, Answer] | None = None
-        self.flying: tuple[Batch[Item, Answer], InFlight[Answers[Answer]]] | None = None
+        self.in_flight: tuple[Batch[Item, Answer], InFlightExchange[Answers[Answer]]] | None = None
         self.since = 0.0  # by the loop's clock
         self.fd: int | None = None
         self.work: SimpleQueue[tuple[Batch[Item, Answer], Callable[[], Answers[Answer]]] | None] = SimpleQueue()
 
 
-class Lane(Generic[Item, Answer]):
+class CommitQueue(Generic[Item, Answer]):
     """Commit queue for one kind of verb.
 
-    `carry_out` takes a list of items and returns one answer for each; it runs in one of `width` threads. `weigh`
+    `execute` takes a list of items and returns one answer for each; it runs in one of `width` threads. `weigh`
     returns the weight of an item. After each set the thread calls `lend`: with its result the event loop sends the next
     sets on the thread's connection and reads their answers, until the thread is needed again. `reset` closes the
     connection.
@@ -66,7 +66,7 @@ class Lane(Generic[Item, Answer]):
     def __init__(
         self,
         name: str,
-        carry_out: Callable[[list[Item]], Answers[Answer]],
+        execute: Callable[[list[Item]], Answers[Answer]],
         *,
         width: int = 1,
         weigh: Callable[[Item], int] = lambda _: 1,
@@ -74,19 +74,19 @@ class Lane(Generic[Item, Answer]):
         reset: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._carry_out, self._weigh, self._lend, self._reset, self._loop = carry_out, weigh, lend, reset, loop
+        self._execute, self._weigh, self._lend, self._reset, self._loop = execute, weigh, lend, reset, loop
         self._is_called = False
         self._look: asyncio.TimerHandle | None = None
         self._failed = 0  # commands since the last log line
-        self._complain_at = 0.0
+        self._log_again_at = 0.0
         self._pending: deque[tuple[Item, Callable[[Answer | FaktoryError], object]]] = deque()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._hands: list[_Hand[Item, Answer]] = [_Hand() for _ in range(width)]
-        self._free = [*self._hands]
+        self._commit_threads: list[_CommitThread[Item, Answer]] = [_CommitThread() for _ in range(width)]
+        self._free = [*self._commit_threads]
         self._threads = [
-            threading.Thread(target=self._work, args=(hand,), name=f"faktory-{name}-{number}", daemon=True)
-            for number, hand in enumerate(self._hands)
+            threading.Thread(target=self._work, args=(commit_thread,), name=f"faktory-{name}-{number}", daemon=True)
+            for number, commit_thread in enumerate(self._commit_threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -99,106 +99,120 @@ class Lane(Generic[Item, Answer]):
             self._idle.clear()
             self._loop.call_soon(self._next)  # not now: commands of the same read of the socket join the set
 
-    async def drained(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until all submitted items are answered."""
         await self._idle.wait()
 
-    def take_back(self) -> None:
+    def return_connections(self) -> None:
         """Return all idle connections to their threads, which close them at the end."""
-        for hand in self._free:
-            self._take_back(hand)
+        for commit_thread in self._free:
+            self._return_connection(commit_thread)
 
     def close(self) -> None:
         """End the threads after their current work; blocks up to 10 s for each."""
-        for hand in self._hands:
-            hand.work.put(None)
+        for commit_thread in self._commit_threads:
+            commit_thread.work.put(None)
         for thread in self._threads:
             thread.join(10)
 
     def _next(self) -> None:
         self._is_called = False
         if self._pending and self._free:
-            hand, batch = self._free.pop(), self._take()
+            commit_thread, batch = self._free.pop(), self._pop_batch()
             items = [item for item, _ in batch]
-            flight = self._begin(hand, items)
+            flight = self._begin(commit_thread, items)
             if flight is None:
-                self._give(hand, batch, partial(self._carry_out, items))
+                self._run_in_thread(commit_thread, batch, partial(self._execute, items))
             else:
-                self._wait(hand, batch, flight)
-        elif len(self._free) == len(self._hands):
+                self._wait(commit_thread, batch, flight)
+        elif len(self._free) == len(self._commit_threads):
             self._idle.set()
 
     @staticmethod
-    def _begin(hand: _Hand[Item, Answer], items: list[Item]) -> InFlight[Answers[Answer]] | None:
+    def _begin(
+        commit_thread: _CommitThread[Item, Answer], items: list[Item]
+    ) -> InFlightExchange[Answers[Answer]] | None:
         try:
-            return hand.begin(items) if hand.begin else None
+            return commit_thread.begin(items) if commit_thread.begin else None
         except Exception:  # the thread executes the set again and finds the item at fault
             logger.exception("set not sent from the event loop items=%d", len(items))
             return None
 
-    def _wait(self, hand: _Hand[Item, Answer], batch: Batch[Item, Answer], flight: InFlight[Answers[Answer]]) -> None:
+    def _wait(
+        self,
+        commit_thread: _CommitThread[Item, Answer],
+        batch: Batch[Item, Answer],
+        flight: InFlightExchange[Answers[Answer]],
+    ) -> None:
         """Answer when the exchange has been read. Until then nothing else uses its connection."""
-        hand.flying, hand.since = (batch, flight), self._loop.time()
+        commit_thread.in_flight, commit_thread.since = (batch, flight), self._loop.time()
         if self._look is None:
-            self._look = self._loop.call_later(LOOK_S, self._look_for_late_ones)
-        if hand.fd is None:
-            hand.fd = flight.fd
-            self._loop.add_reader(hand.fd, self._read, hand)
+            self._look = self._loop.call_later(LOOK_S, self._poll_overdue)
+        if commit_thread.fd is None:
+            commit_thread.fd = flight.fd
+            self._loop.add_reader(commit_thread.fd, self._read, commit_thread)
         if not flight.is_sent:
-            self._loop.add_writer(flight.fd, self._send, hand)
+            self._loop.add_writer(flight.fd, self._send, commit_thread)
 
-    def _look_for_late_ones(self) -> None:
+    def _poll_overdue(self) -> None:
         self._look = None
-        flying = [hand for hand in self._hands if hand.flying is not None]
-        if flying:
-            self._look = self._loop.call_later(LOOK_S, self._look_for_late_ones)
+        in_flight = [commit_thread for commit_thread in self._commit_threads if commit_thread.in_flight is not None]
+        if in_flight:
+            self._look = self._loop.call_later(LOOK_S, self._poll_overdue)
         before = self._loop.time() - LOOK_S
-        for hand in flying:
-            if hand.since <= before:
-                self._read(hand)
+        for commit_thread in in_flight:
+            if commit_thread.since <= before:
+                self._read(commit_thread)
 
-    def _read(self, hand: _Hand[Item, Answer]) -> None:
-        if hand.flying is None:
-            self._take_back(hand)  # readable without a request: the database has closed the connection, or is about to
+    def _read(self, commit_thread: _CommitThread[Item, Answer]) -> None:
+        if commit_thread.in_flight is None:
+            self._return_connection(
+                commit_thread
+            )  # readable without a request: the database has closed the connection, or is about to
             return
-        batch, flight = hand.flying
+        batch, flight = commit_thread.in_flight
         try:
-            told = flight.read()
+            result = flight.read()
         except Exception:
             logger.exception("answer not read on the event loop items=%d", len(batch))
-            told = _unavailable  # the thread closes the connection: parts of an answer may be left on it
-        if told is None:
+            result = _unavailable  # the thread closes the connection: parts of an answer may be left on it
+        if result is None:
             return
-        hand.flying = None
+        commit_thread.in_flight = None
         if flight.is_last:
             # libuv reports a reset once: it was reported with this answer, so the next set would wait in vain.
-            self._take_back(hand)
-        if callable(told):  # the work that is left, such as a job that needs a lock (ADR 0021)
-            self._give(hand, batch, told)
+            self._return_connection(commit_thread)
+        if callable(result):  # the work that is left, such as a job that needs a lock (ADR 0021)
+            self._run_in_thread(commit_thread, batch, result)
         else:
-            self._done(hand, batch, told)
+            self._answer_batch(commit_thread, batch, result)
 
-    def _send(self, hand: _Hand[Item, Answer]) -> None:
-        assert hand.flying is not None and hand.fd is not None  # noqa: S101, PT018  (only while it flies)
-        _, flight = hand.flying
+    def _send(self, commit_thread: _CommitThread[Item, Answer]) -> None:
+        assert commit_thread.in_flight is not None and commit_thread.fd is not None  # noqa: S101, PT018  (only while it flies)
+        _, flight = commit_thread.in_flight
         flight.send()
         if flight.is_sent:
-            self._loop.remove_writer(hand.fd)
-        self._read(hand)
+            self._loop.remove_writer(commit_thread.fd)
+        self._read(commit_thread)
 
-    def _take_back(self, hand: _Hand[Item, Answer]) -> None:
+    def _return_connection(self, commit_thread: _CommitThread[Item, Answer]) -> None:
         """Return the connection to its thread: the event loop neither reads nor writes it from now on."""
-        hand.begin = None
-        if hand.fd is not None:
-            self._loop.remove_reader(hand.fd)
-            self._loop.remove_writer(hand.fd)
-            hand.fd = None
+        commit_thread.begin = None
+        if commit_thread.fd is not None:
+            self._loop.remove_reader(commit_thread.fd)
+            self._loop.remove_writer(commit_thread.fd)
+            commit_thread.fd = None
 
-    def _give(self, hand: _Hand[Item, Answer], batch: Batch[Item, Answer], work: Callable[[], Answers[Answer]]) -> None:
-        self._take_back(hand)
-        hand.work.put((batch, work))
+    def _run_in_thread(
+        self,
+        commit_thread: _CommitThread[Item, Answer],
+        batch: Batch[Item, Answer],
+        work: Callable[[], Answers[Answer]],
+    ) -> None:
+        self._return_connection(commit_thread)
+        commit_thread.work.put((batch, work))
 
-    def _take(self) -> Batch[Item, Answer]:
+    def _pop_batch(self) -> Batch[Item, Answer]:
         """Remove and return the next set: one item of any weight, and more up to a total of `MAX_BATCH`."""
         batch = [self._pending.popleft()]
         room = MAX_BATCH - self._weigh(batch[0][0])
@@ -206,34 +220,36 @@ class Lane(Generic[Item, Answer]):
             batch.append(self._pending.popleft())
         return batch
 
-    def _done(self, hand: _Hand[Item, Answer], batch: Batch[Item, Answer], answers: Answers[Answer]) -> None:
-        self._free.append(hand)
+    def _answer_batch(
+        self, commit_thread: _CommitThread[Item, Answer], batch: Batch[Item, Answer], answers: Answers[Answer]
+    ) -> None:
+        self._free.append(commit_thread)
         self._next()  # before the answers: the next set runs while these are written
-        for (item, answer), told in zip(batch, answers, strict=True):
+        for (item, answer), result in zip(batch, answers, strict=True):
             try:
-                answer(told)
+                answer(result)
             except Exception:  # the other items of the set still need their answers
                 logger.exception("answer failed item=%s", _named(item))
 
-    def _work(self, hand: _Hand[Item, Answer]) -> None:
-        while (given := hand.work.get()) is not None:
+    def _work(self, commit_thread: _CommitThread[Item, Answer]) -> None:
+        while (given := commit_thread.work.get()) is not None:
             batch, work = given
             answers = self._answers([item for item, _ in batch], work)
-            hand.begin = self._lend()
-            self._loop.call_soon_threadsafe(self._done, hand, batch, answers)
+            commit_thread.begin = self._lend()
+            self._loop.call_soon_threadsafe(self._answer_batch, commit_thread, batch, answers)
         self._reset()
 
     def _answers(self, items: list[Item], work: Callable[[], Answers[Answer]]) -> Answers[Answer]:
         try:
             return self._without_details(work())
         except BrokerUnavailable as error:
-            self._complain(len(items), error)
+            self._log_unavailable(len(items), error)
             self._reset()
             return [BrokerUnavailable("database unavailable")] * len(items)
         except Exception as error:  # one bad command must not fail the other commands of the set, nor end the thread
             self._reset()
             if len(items) > 1:
-                return [answer for item in items for answer in self._answers([item], partial(self._carry_out, [item]))]
+                return [answer for item in items for answer in self._answers([item], partial(self._execute, [item]))]
             if isinstance(error, FaktoryError):
                 return [error]
             logger.exception("command failed item=%s", _named(items[0]))
@@ -244,14 +260,14 @@ class Lane(Generic[Item, Answer]):
         lost = [answer for answer in answers if _is_lost(answer)]
         if not lost:
             return answers
-        self._complain(len(lost), lost[0])
+        self._log_unavailable(len(lost), lost[0])
         return [BrokerUnavailable("database unavailable") if _is_lost(answer) else answer for answer in answers]
 
-    def _complain(self, commands: int, error: object) -> None:
+    def _log_unavailable(self, commands: int, error: object) -> None:
         self._failed += commands
-        if (now := time.monotonic()) >= self._complain_at:
+        if (now := time.monotonic()) >= self._log_again_at:
             logger.warning("database unavailable commands=%d error=%s", self._failed, error)
-            self._failed, self._complain_at = 0, now + COMPLAIN_EVERY_S
+            self._failed, self._log_again_at = 0, now + LOG_EVERY_S
 
 
 def _is_lost(answer: object) -> bool:

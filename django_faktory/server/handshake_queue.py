@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Doorman:
+class HandshakeQueue:
     """Queue of password checks: runs them one at a time, in order of arrival."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import LockTimeout
-from .group_commit import Lane
+from .group_commit import CommitQueue
 from .may_block import WAITED_TOO_LONG, MayBlock
 
 WIDTH = 4
@@ -28,7 +28,7 @@ Answer = Callable[[Any], object]
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _WaitingCommand:
     command: MayBlock
     answer: Answer
     ends_at: float
@@ -44,16 +44,16 @@ class LockWaits:
 
     def __init__(
         self,
-        first: Lane[MayBlock, Any],
-        again: Lane[MayBlock, Any],
+        first: CommitQueue[MayBlock, Any],
+        again: CommitQueue[MayBlock, Any],
         *,
         give_up_after_s: float,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._first, self._again, self._loop = first, again, loop
         self._give_up_after_s = give_up_after_s
-        self._pending: list[_Waiting] = []
-        self._running: list[_Waiting] = []
+        self._pending: list[_WaitingCommand] = []
+        self._running: list[_WaitingCommand] = []
         self._subjects: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
@@ -63,17 +63,19 @@ class LockWaits:
         """Return the number of waiting commands."""
         return len(self._pending) + len(self._running)
 
-    def submit(self, command: MayBlock, answer: Answer, *, lane: Lane[MayBlock, Any] | None = None) -> None:
-        """Execute a command, first in `lane` (default: `first`); call `answer` on the event loop.
+    def submit(
+        self, command: MayBlock, answer: Answer, *, commit_queue: CommitQueue[MayBlock, Any] | None = None
+    ) -> None:
+        """Execute a command, first in `commit_queue` (default: `first`); call `answer` on the event loop.
 
         A large set of jobs is always tried in its own commit queue, as listing its subjects takes long.
         """
-        is_small = not isinstance(command.work, list) or lane is None
+        is_small = not isinstance(command.work, list) or commit_queue is None
         # A first attempt would meet the lock for which the other commands of the subject wait.
         if self._subjects and is_small and any(subject in self._subjects for subject in command.subjects):
             self._add(command, answer)
         else:
-            (lane or self._first).submit(command, partial(self._tried, command, answer))
+            (commit_queue or self._first).submit(command, partial(self._on_tried, command, answer))
 
     def stop(self) -> None:
         """Limit the wait of present and future commands to `STOPS_WITHIN_S`."""
@@ -81,13 +83,13 @@ class LockWaits:
         ends_at = self._loop.time() + STOPS_WITHIN_S
         for waiting in (*self._pending, *self._running):
             waiting.ends_at = min(waiting.ends_at, ends_at)
-        self._look()
+        self._check_overdue()
 
-    async def drained(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until all waiting commands are answered."""
         await self._idle.wait()
 
-    def _tried(self, command: MayBlock, answer: Answer, result: Any) -> None:
+    def _on_tried(self, command: MayBlock, answer: Answer, result: Any) -> None:
         if isinstance(result, LockTimeout):
             self._add(command, answer)
         else:
@@ -95,19 +97,19 @@ class LockWaits:
 
     def _add(self, command: MayBlock, answer: Answer) -> None:
         self._idle.clear()
-        self._pending.append(_Waiting(command, answer, self._loop.time() + self._give_up_after_s))
+        self._pending.append(_WaitingCommand(command, answer, self._loop.time() + self._give_up_after_s))
         self._subjects.update(command.subjects)
         if self._timer is None:
-            self._look()
+            self._check_overdue()
         self._next()
 
     def _next(self) -> None:
-        while len(self._running) < WIDTH and (waiting := self._chosen()):
+        while len(self._running) < WIDTH and (waiting := self._choose_next()):
             self._pending.remove(waiting)
             self._running.append(waiting)
-            self._again.submit(waiting.command, partial(self._tried_again, waiting))
+            self._again.submit(waiting.command, partial(self._on_retried, waiting))
 
-    def _chosen(self) -> _Waiting | None:
+    def _choose_next(self) -> _WaitingCommand | None:
         """Return the oldest command with no subject that is being tried, or None.
 
         Last attempts come first, then commands without an attempt here: their lock may be free already.
@@ -117,7 +119,7 @@ class LockWaits:
         free = (one for one in self._pending if one.command.is_last or busy.isdisjoint(one.command.subjects))
         return min(free, key=lambda one: (not one.command.is_last, one.has_waited), default=None)
 
-    def _tried_again(self, waiting: _Waiting, result: Any) -> None:
+    def _on_retried(self, waiting: _WaitingCommand, result: Any) -> None:
         self._running.remove(waiting)
         if not isinstance(result, LockTimeout) or waiting.command.is_last:
             self._end(waiting, result)
@@ -127,7 +129,7 @@ class LockWaits:
             self._give_up_overdue()  # its time may have ended during the attempt
         self._next()
 
-    def _look(self) -> None:
+    def _check_overdue(self) -> None:
         """End overdue commands and schedule the next check."""
         if self._timer is not None:
             self._timer.cancel()
@@ -137,7 +139,7 @@ class LockWaits:
         if self._pending or self._running:
             ends_at = min(waiting.ends_at for waiting in (*self._pending, *self._running))
             # Not at once: an overdue command may be in an attempt, and only the end of that can change anything.
-            self._timer = self._loop.call_at(max(ends_at, self._loop.time() + 0.1), self._look)
+            self._timer = self._loop.call_at(max(ends_at, self._loop.time() + 0.1), self._check_overdue)
 
     def _give_up_overdue(self) -> None:
         now = self._loop.time()
@@ -149,7 +151,7 @@ class LockWaits:
                 self._pending.remove(waiting)
                 self._end(waiting, WAITED_TOO_LONG)
 
-    def _end(self, waiting: _Waiting, result: Any) -> None:
+    def _end(self, waiting: _WaitingCommand, result: Any) -> None:
         # `-=` also removes subjects with a count of zero, so `submit` finds only subjects in use.
         self._subjects -= Counter(waiting.command.subjects)
         if not self._pending and not self._running:

@@ -9,25 +9,25 @@ from collections import OrderedDict
 from ipaddress import IPv4Address, ip_address
 
 PERIOD_S = 60.0
-MOST_ADDRESSES = 10_000
+MAX_ADDRESSES = 10_000
 """Addresses that are remembered, about 2 MB; beyond it those with the oldest last failure are forgotten."""
 
 
-class Guard:
-    """Leaky bucket of wrong passwords per address; leaks `most` per minute. `most=0` disables the throttle."""
+class LoginThrottle:
+    """Leaky bucket of wrong passwords per address; leaks `limit` per minute. `most=0` disables the throttle."""
 
-    def __init__(self, *, most: int) -> None:
-        self._most = most
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def failed(self, address: str, *, now: float) -> None:
+    def record_failure(self, address: str, *, now: float) -> None:
         """Count a wrong password from this address; `now` is in seconds of any monotonic clock."""
-        if not self._most:
+        if not self._limit:
             return
         name = network_of(address)
         self._levels[name] = self._level(name, now) + 1, now
         self._levels.move_to_end(name)  # first is the oldest last failure, which is evicted below
-        if len(self._levels) > MOST_ADDRESSES:
+        if len(self._levels) > MAX_ADDRESSES:
             self._levels.popitem(last=False)
 
     def wait_s(self, address: str, *, now: float) -> float:
@@ -35,12 +35,12 @@ class Guard:
         if not self._levels:
             return 0.0
         # One more failure must fit into the bucket.
-        over = self._level(network_of(address), now) - (self._most - 1)
-        return over * PERIOD_S / self._most if over > 0 else 0.0
+        over = self._level(network_of(address), now) - (self._limit - 1)
+        return over * PERIOD_S / self._limit if over > 0 else 0.0
 
     def _level(self, name: str, now: float) -> float:
         level, at = self._levels.get(name, (0.0, now))
-        return max(0.0, level - (now - at) * self._most / PERIOD_S)
+        return max(0.0, level - (now - at) * self._limit / PERIOD_S)
 
 
 def network_of(address: str) -> str:

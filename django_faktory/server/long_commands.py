@@ -1,8 +1,8 @@
 """Parse long command lines in steps of a few milliseconds, so that other clients are served in between.
 
-`Desk` runs the steps of all long lines in turn, and leaves half of the event loop's time to clients with short
-commands, if there are any. The lines parsed and executed at a time are bounded, as the jobs of a line take ten times
-its memory; later lines wait as bytes.
+`CommandScheduler` runs the steps of all long lines in turn, and leaves half of the event loop's time to clients with
+short commands, if there are any. The lines parsed and executed at a time are bounded, as the jobs of a line take ten
+times its memory; later lines wait as bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..core.json.incremental import Steps
+from ..core.json.incremental import Incremental
 from ..core.logs import get_logger
 from ..errors import FaktoryError
 
@@ -34,71 +34,73 @@ ROOM_BYTES = 16 * 1024 * 1024
 """Bytes of lines that are parsed and executed at a time; the same again for huge lines, or one larger line."""
 
 
-class Place:
+class PendingCommand:
     """The share of one long line in a memory budget, from its arrival until its command is answered or dropped."""
 
-    def __init__(self, room: Room, steps: Steps[Any], size: int, done: Callable[[Any], object]) -> None:
+    def __init__(self, budget: MemoryBudget, steps: Incremental[Any], size: int, done: Callable[[Any], object]) -> None:
         self.steps, self.size, self.done = steps, size, done
         self.is_read = False
-        self._room = room
+        self._budget = budget
 
     def leave(self) -> None:
         """Return the memory to the budget, which admits the next line."""
         self.steps.close()  # frees the line if its parsing was not finished
-        self._room.leaves(self)
+        self._budget.release(self)
 
     def give_up(self) -> None:
         """Stop parsing, since the client has disconnected; a running command keeps its share until it ends."""
         if not self.is_read:
-            self._room.gives_up(self)
+            self._budget.abandon(self)
 
 
-class Room:
-    """Memory budget: admits lines of at most `most` bytes together, or a single line of any size."""
+class MemoryBudget:
+    """Memory budget: admits lines of at most `limit` bytes together, or a single line of any size."""
 
-    def __init__(self, most: int, begin: Callable[[Place], None], later: Callable[[Callable[[], None]], None]) -> None:
-        self._most, self._begin, self._later = most, begin, later
+    def __init__(
+        self, limit: int, begin: Callable[[PendingCommand], None], later: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self._limit, self._begin, self._later = limit, begin, later
         self.waiting_bytes = 0
-        self._waiting: dict[Place, None] = {}
-        self._inside: set[Place] = set()
+        self._waiting: dict[PendingCommand, None] = {}
+        self._inside: set[PendingCommand] = set()
         self._size = 0
 
-    def enters(self, place: Place) -> None:
+    def enqueue(self, pending: PendingCommand) -> None:
         """Admit a line now, or later in order of arrival."""
-        self._waiting[place] = None
-        self.waiting_bytes += place.size
+        self._waiting[pending] = None
+        self.waiting_bytes += pending.size
         self._next()
 
-    def leaves(self, place: Place) -> None:
+    def release(self, pending: PendingCommand) -> None:
         """Remove a line that is done, admitted or not, and admit waiting ones."""
-        if place in self._waiting:
-            del self._waiting[place]
-            self.waiting_bytes -= place.size
-        if place in self._inside:
-            self._inside.remove(place)
-            self._size -= place.size
+        if pending in self._waiting:
+            del self._waiting[pending]
+            self.waiting_bytes -= pending.size
+        if pending in self._inside:
+            self._inside.remove(pending)
+            self._size -= pending.size
         self._next()
 
-    def gives_up(self, place: Place) -> None:
+    def abandon(self, pending: PendingCommand) -> None:
         """Remove a line that was not parsed to its end; its memory is freed later, in `Intake`."""
-        self._later(place.steps.close)
-        self.leaves(place)
+        self._later(pending.steps.close)
+        self.release(pending)
 
     def _next(self) -> None:
         while self._waiting:
-            place = next(iter(self._waiting))
+            pending = next(iter(self._waiting))
             # In order of arrival: if smaller lines overtook, a large one could wait indefinitely. A line beyond the
             # budget is admitted alone.
-            if self._inside and self._size + place.size > self._most:
+            if self._inside and self._size + pending.size > self._limit:
                 return
-            del self._waiting[place]
-            self.waiting_bytes -= place.size
-            self._inside.add(place)
-            self._size += place.size
-            self._begin(place)
+            del self._waiting[pending]
+            self.waiting_bytes -= pending.size
+            self._inside.add(pending)
+            self._size += pending.size
+            self._begin(pending)
 
 
-class Desk:
+class CommandScheduler:
     """Scheduler of long lines: calls each line's `done` with the command, or with the error that rejects it.
 
     `commands` returns the number of executed commands, from which short ones are detected. `later` calls a function
@@ -115,12 +117,12 @@ class Desk:
         self._loop, self._commands = loop, commands
         self._counted = 0
         self._others_at = float("-inf")
-        self._long = Room(ROOM_BYTES, self._begin, later)
-        self._huge = Room(ROOM_BYTES, self._begin, later)
-        self._reading: deque[Place] = deque()
-        self._is_turning = False
+        self._long = MemoryBudget(ROOM_BYTES, self._begin, later)
+        self._huge = MemoryBudget(ROOM_BYTES, self._begin, later)
+        self._reading: deque[PendingCommand] = deque()
+        self._is_scheduled = False
         self._busy_s, self._at = 0.0, 0.0
-        self._owed = 0
+        self._running_commands = 0
         self._is_free = asyncio.Event()
         self._is_free.set()
 
@@ -129,68 +131,68 @@ class Desk:
         """Total length of the lines that wait for a memory budget."""
         return self._long.waiting_bytes + self._huge.waiting_bytes
 
-    def take(self, steps: Steps[Any], size: int, done: Callable[[Any], object]) -> Place:
+    def take(self, steps: Incremental[Any], size: int, done: Callable[[Any], object]) -> PendingCommand:
         """Parse a line as soon as its budget admits it. Call `leave` or `give_up` of the result at the end."""
-        room = self._huge if size > HUGE_BYTES else self._long
-        place = Place(room, steps, size, done)
-        room.enters(place)
-        return place
+        budget = self._huge if size > HUGE_BYTES else self._long
+        pending = PendingCommand(budget, steps, size, done)
+        budget.enqueue(pending)
+        return pending
 
-    def go_on(self, steps: Steps[None]) -> None:
+    def run_steps(self, steps: Incremental[None]) -> None:
         """Run the remaining steps of a long command in turn with the parsing of lines."""
-        self._owed += 1
+        self._running_commands += 1
         self._is_free.clear()
         # Size 0: the memory of the command is counted since its parsing.
-        self._begin(Place(self._long, steps, 0, self._went_on))
+        self._begin(PendingCommand(self._long, steps, 0, self._on_steps_done))
 
-    async def drained(self) -> None:
-        """Wait until all steps given to `go_on` are done; does not wait for lines that are being parsed."""
+    async def wait_idle(self) -> None:
+        """Wait until all steps given to `run_steps` are done; does not wait for lines that are being parsed."""
         await self._is_free.wait()
 
-    def _went_on(self, told: FaktoryError | None) -> None:
-        self._owed -= 1
-        if not self._owed:
+    def _on_steps_done(self, error: FaktoryError | None) -> None:
+        self._running_commands -= 1
+        if not self._running_commands:
             self._is_free.set()
-        if told:
-            logger.error("command failed item=%s", told)
+        if error:
+            logger.error("command failed item=%s", error)
 
-    def _begin(self, place: Place) -> None:
-        self._reading.append(place)
-        if not self._is_turning:
-            self._is_turning = True
-            self._loop.call_soon(self._turn)  # not now: the caller may be in the middle of changing its state
+    def _begin(self, pending: PendingCommand) -> None:
+        self._reading.append(pending)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._run_step)  # not now: the caller may be in the middle of changing its state
 
-    def _turn(self) -> None:
-        place = self._reading.popleft()
+    def _run_step(self) -> None:
+        pending = self._reading.popleft()
         begun = self._loop.time()
         # Commands since the end of the last step were short ones, so there are clients to pause for.
         if self._commands() != self._counted:
             self._others_at = begun
         try:
-            self._read(place, begun + STEP_S)
+            self._read(pending, begun + STEP_S)
         finally:  # also after an error in a callback, or no further line would be parsed
             self._counted = self._commands()
-            self._is_turning = bool(self._reading)
+            self._is_scheduled = bool(self._reading)
             rest_s = self._rest_s(self._loop.time() - begun)
             if self._reading:
-                self._loop.call_later(rest_s, self._turn)
+                self._loop.call_later(rest_s, self._run_step)
 
-    def _read(self, place: Place, until: float) -> None:
+    def _read(self, pending: PendingCommand, until: float) -> None:
         try:
             while self._loop.time() < until:
-                next(place.steps)
+                next(pending.steps)
         except StopIteration as end:
-            place.is_read = True
-            place.done(end.value)  # None if its parsing was abandoned
+            pending.is_read = True
+            pending.done(end.value)  # None if its parsing was abandoned
         except FaktoryError as error:
-            place.is_read = True
-            place.done(error)
+            pending.is_read = True
+            pending.done(error)
         except Exception:  # affects this line only: parsing of other lines continues, and its client gets a reply
             logger.exception("command failed item=%s", "long line")
-            place.is_read = True
-            place.done(FaktoryError("internal error"))
+            pending.is_read = True
+            pending.done(FaktoryError("internal error"))
         else:
-            self._reading.append(place)
+            self._reading.append(pending)
 
     def _rest_s(self, took_s: float) -> float:
         """Return the pause after a step: its duration, or 0 if the loop was idle lately or only long lines come."""

@@ -85,7 +85,7 @@ def weight_of(command: MayBlock) -> int:
     return weight(command.work)
 
 
-def take_set(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
+def execute_set(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
     """Execute the commands of each kind together, and calls alone; return an answer or an error for each."""
     attempts = _Attempts(broker)
     answers: dict[int, Any] = {}
@@ -94,7 +94,7 @@ def take_set(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
     return [answers[id(command)] for command in commands]
 
 
-def take_waiting(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
+def execute_waiting(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
     """Try one command that met a lock again; its last attempt stores each job that meets no lock."""
     [command] = commands  # the commit queue weighs each command as a whole set
     if command.is_last and isinstance(command.work, list):
@@ -102,7 +102,7 @@ def take_waiting(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
     return _Attempts(broker).attempt([command], WAITING_S)
 
 
-def answer_each(calls: Sequence[Callable[[], Any]], reset: Callable[[], None]) -> list[Any]:
+def execute_each(calls: Sequence[Callable[[], Any]], reset: Callable[[], None]) -> list[Any]:
     """Execute calls that wait for no locks; return an answer or an error for each."""
     attempts = _Attempts(None, reset)
     return [attempts.attempt([MayBlock(call)], None)[0] for call in calls]
@@ -152,7 +152,7 @@ class _Attempts:
         if self._lost is not None and self._lost_in_a_row >= LOST_IN_A_ROW:
             return [self._lost] * len(group)
         try:
-            answers = self._carry_out(group, wait_s)
+            answers = self._execute(group, wait_s)
         except LockTimeout as error:
             self._budget_s -= wait_s or 0.0
             return [error] * len(group)
@@ -178,11 +178,11 @@ class _Attempts:
             return WAITED_TOO_LONG
         return self.attempt([command], wait_s)[0]
 
-    def _carry_out(self, group: Sequence[MayBlock], wait_s: float | None) -> list[Any]:
+    def _execute(self, group: Sequence[MayBlock], wait_s: float | None) -> list[Any]:
         if self._broker is None or wait_s is None:
             return [command.work() for command in group if callable(command.work)]
         with self._broker.limited_lock_wait(wait_s):
-            return _carry_out(self._broker, group)
+            return _execute(self._broker, group)
 
 
 def _push_sets(broker: Broker, sets: Sequence[list[JobPayload]]) -> list[Any]:
@@ -200,11 +200,11 @@ _IN_SETS: dict[type, Callable[[Broker, list[Any]], Sequence[Any]]] = {
 """How commands of each kind are executed together, in this order: a HELLO must be stored before a BEAT of its wid."""
 
 
-def _carry_out(broker: Broker, group: Sequence[MayBlock]) -> list[Any]:
-    carry_out = _IN_SETS.get(type(group[0].work))
-    if carry_out is None:
+def _execute(broker: Broker, group: Sequence[MayBlock]) -> list[Any]:
+    execute = _IN_SETS.get(type(group[0].work))
+    if execute is None:
         return [command.work() for command in group if callable(command.work)]
-    return [*carry_out(broker, [command.work for command in group])]
+    return [*execute(broker, [command.work for command in group])]
 
 
 def _is_worth_a_try_alone(answer: Any) -> bool:

@@ -23,27 +23,27 @@ from .. import conf
 from ..brokers.base import Broker
 from ..core.event_loop import new_event_loop
 from ..core.logs import get_logger
-from ..core.payloads import Ack, Beat, Failure, HandedOut, JobPayload, Reservation, WorkerIdentity
+from ..core.payloads import Ack, Beat, Delivery, Failure, JobPayload, Reservation, WorkerIdentity
 from ..core.protocol import resp
 from ..core.protocol.commands import Command
 from ..errors import BrokerUnavailable, FaktoryError
-from .buffer_limits import LONGEST_AT_ONCE, Unfinished
+from .buffer_limits import LONGEST_AT_ONCE, LineBufferLimit
 from .context import ConnectedClient
-from .deliveries import HandOuts
-from .exchange_batch import Item, begin_turn, take_turn, weight
-from .group_commit import MAX_BATCH, Begin, Lane
-from .handlers.jobs import carry_out
-from .handshake_queue import Doorman
+from .deliveries import DeliveryTracker
+from .exchange_batch import Item, begin_exchange, execute_exchange, weight
+from .group_commit import MAX_BATCH, Begin, CommitQueue
+from .handlers.jobs import execute
+from .handshake_queue import HandshakeQueue
 from .intake import Intake
 from .lock_waits import WIDTH as LOCK_WAITS
 from .lock_waits import LockWaits
-from .login_throttle import Guard
-from .long_commands import Desk
-from .may_block import MayBlock, Work, answer_each, take_set, take_waiting, weight_of
-from .prefetch_buffer import Shelf
-from .tls_transport import Door
+from .login_throttle import LoginThrottle
+from .long_commands import CommandScheduler
+from .may_block import MayBlock, Work, execute_each, execute_set, execute_waiting, weight_of
+from .prefetch_buffer import PrefetchBuffer
+from .tls_transport import ConnectionFactory
 from .uncertain_batches import UncertainBatches
-from .waiting_fetches import Fetchers
+from .waiting_fetches import FetchQueue
 
 logger = get_logger(__name__)
 
@@ -92,7 +92,7 @@ class Server:
     ) -> None:
         self.broker = broker
         self.password = password
-        self.guard = Guard(most=conf.get("PASSWORD_TRIES") if password else 0)
+        self.login_throttle = LoginThrottle(limit=conf.get("PASSWORD_TRIES") if password else 0)
         self.max_command_bytes: int = conf.get("MAX_COMMAND_BYTES")
         self.hello_timeout_s: float = conf.get("HELLO_TIMEOUT")
         self.command_timeout_s: float = conf.get("COMMAND_TIMEOUT")
@@ -102,15 +102,15 @@ class Server:
         self.on_scheduled: Callable[[datetime], None] = lambda _: None
         """Called with the earliest time of newly stored scheduled jobs, so that the scheduler can wake up in time."""
         self._max_connections: int = conf.get("MAX_CONNECTIONS")
-        self.unfinished = Unfinished(LONGEST_AT_ONCE * self.max_command_bytes)
-        self._door = Door(self, tls, most=self._max_connections)
+        self.line_buffer_limit = LineBufferLimit(LONGEST_AT_ONCE * self.max_command_bytes)
+        self._connection_factory = ConnectionFactory(self, tls, limit=self._max_connections)
         self._listen = listen
         self._connections: set[ConnectedClient] = set()
         self._by_wid: dict[str, set[ConnectedClient]] = {}
         self._is_stopping = False
-        self._stopped = asyncio.Event()
-        self._deserted = asyncio.Event()
-        self._ears: threading.Thread | None = None
+        self._stop_requested = asyncio.Event()
+        self._all_closed = asyncio.Event()
+        self._listener_thread: threading.Thread | None = None
         self._since = time.monotonic()
 
     def run(self) -> None:
@@ -122,53 +122,53 @@ class Server:
     def stop(self) -> None:
         """Begin to stop: answer accepted commands, end waiting FETCHes without a job, then close everything (W28)."""
         self._is_stopping = True
-        self._from_outside(self._stopped.set)
+        self._call_in_loop(self._stop_requested.set)
 
     def drop(self, wids: Collection[str]) -> None:
         """Close the connections of worker processes that are considered lost (W20)."""
-        self._from_outside(self._drop, list(wids))
+        self._call_in_loop(self._drop, list(wids))
 
     def wake(self, queues: Collection[str] | None = None) -> None:
         """Try waiting FETCHes of these queues, since another process stored work; None means all queues."""
-        self._from_outside(lambda: self.fetchers.wake(queues))
+        self._call_in_loop(lambda: self.fetch_queue.wake(queues))
 
-    def comes_round(self, within_s: float) -> bool:
+    def is_responsive(self, within_s: float) -> bool:
         """Return whether the event loop runs a callback within `within_s` seconds; blocks the calling thread."""
         came = threading.Event()
-        self._from_outside(came.set)
+        self._call_in_loop(came.set)
         return came.wait(within_s)
 
     # --- called by connections and verbs ---
 
-    def admits(self, connection: ConnectedClient) -> bool:
+    def admit(self, connection: ConnectedClient) -> bool:
         """Register a connection; return False if MAX_CONNECTIONS is reached (W8)."""
         if len(self._connections) >= self._max_connections:
             return False
         self._connections.add(connection)
         return True
 
-    def joins(self, connection: ConnectedClient) -> None:
+    def index_by_wid(self, connection: ConnectedClient) -> None:
         """Index the connection by its wid, for `drop`."""
         self._by_wid.setdefault(connection.identity.wid, set()).add(connection)
 
-    def forgets(self, connection: ConnectedClient) -> None:
+    def forget(self, connection: ConnectedClient) -> None:
         """Remove a closed connection from all indexes; idempotent."""
         self._connections.discard(connection)
         if not self._connections:
-            self._deserted.set()
-        mates = self._by_wid.get(connection.identity.wid)
-        if mates is not None:
-            mates.discard(connection)
-            if not mates:
+            self._all_closed.set()
+        same_wid = self._by_wid.get(connection.identity.wid)
+        if same_wid is not None:
+            same_wid.discard(connection)
+            if not same_wid:
                 del self._by_wid[connection.identity.wid]
 
-    def carry_out(self, connection: ConnectedClient, command: Command) -> bytes | None:
+    def execute(self, connection: ConnectedClient, command: Command) -> bytes | None:
         """Execute a command and return its reply, or None if the reply comes later; reject it if the server stops."""
         self.command_count += 1
         if self._is_stopping:
-            connection.dismiss(resp.error("shutdown in progress"))
+            connection.reply_and_close(resp.error("shutdown in progress"))
             return None
-        return carry_out(self, connection, command)
+        return execute(self, connection, command)
 
     def push(
         self, jobs: list[JobPayload], answer: Callable[[list[FaktoryError | None] | FaktoryError], object]
@@ -179,29 +179,29 @@ class Server:
         that no other command waits for them.
         """
         if weight(jobs) > MAX_PUSH_IN_TURN:
-            self.lock_waits.submit(MayBlock(jobs), answer, lane=self._bulk)
-        elif any(job.options is not None and job.options.is_apart for job in jobs):
+            self.lock_waits.submit(MayBlock(jobs), answer, commit_queue=self._bulk_queue)
+        elif any(job.options is not None and job.options.may_block for job in jobs):
             self.lock_waits.submit(MayBlock(jobs), answer)
         else:
-            self.fetchers.before_turn()
-            self.turns.submit(jobs, answer)
+            self.fetch_queue.submit_refills()
+            self.exchanges.submit(jobs, answer)
 
     def ack(self, report: Ack, answer: Callable[[FaktoryError | bool], None]) -> None:
         """Acknowledge a job with the next exchange; a member of a batch separately, as its batch may be locked."""
-        if self.handed_out.is_member(report.jid):
+        if self.deliveries.is_batch_member(report.jid):
             self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer)
         else:
-            self.fetchers.before_turn()
-            self.turns.submit(report, answer)
+            self.fetch_queue.submit_refills()
+            self.exchanges.submit(report, answer)
 
     def fail(self, report: Failure, answer: Callable[[FaktoryError | bool], None]) -> None:
         """Record a failure. A member of a batch uses the queue for commands that may block on the batch's row."""
-        lane = self._apart if self.handed_out.is_member(report.jid) else self._fails
-        self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer, lane=lane)
+        commit_queue = self._may_block_queue if self.deliveries.is_batch_member(report.jid) else self._fail_queue
+        self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer, commit_queue=commit_queue)
 
     def sign(self, sign: Beat | WorkerIdentity, answer: Callable[[Any], object]) -> None:
         """Record a heartbeat or a registration in a commit queue that no other command uses (ADR 0032)."""
-        self.lock_waits.submit(MayBlock(sign, [f"wid:{sign.wid}"]), answer, lane=self._signs)
+        self.lock_waits.submit(MayBlock(sign, [f"wid:{sign.wid}"]), answer, commit_queue=self._heartbeat_queue)
 
     def may_block(
         self,
@@ -216,20 +216,20 @@ class Server:
 
     def read(self, connection: ConnectedClient, work: Callable[[], Any], answer: Callable[[Any], object]) -> None:
         """Execute a read-only call, unless the client has disconnected. Equal calls of a set run once."""
-        self._reads.submit((connection, work), answer)
+        self._read_queue.submit((connection, work), answer)
 
     def _subjects_of(self, jid: str) -> list[str]:
-        bid = self.handed_out.batch_of(jid)
+        bid = self.deliveries.batch_of(jid)
         return [f"bid:{bid}"] if bid else [f"jid:{jid}"]
 
-    def stored(self, jobs: Sequence[JobPayload]) -> None:
+    def announce_jobs(self, jobs: Sequence[JobPayload]) -> None:
         """Announce committed jobs: try waiting FETCHes now, and schedule jobs that are due later."""
-        self.fetchers.wake({job.queue for job in jobs})
+        self.fetch_queue.wake({job.queue for job in jobs})
         times = [job.at for job in jobs if job.at is not None]
         if times:
             self.on_scheduled(min(times))
 
-    def goes_on(self) -> bool:
+    def should_continue(self) -> bool:
         """Return whether long work may start its next step; False once the server stops."""
         return not self._is_stopping
 
@@ -247,112 +247,130 @@ class Server:
 
     async def _serve(self) -> None:
         try:
-            listening = await asyncio.get_running_loop().create_server(self._door, *self.address, backlog=BACKLOG)
+            listening = await asyncio.get_running_loop().create_server(
+                self._connection_factory, *self.address, backlog=BACKLOG
+            )
         except OSError as error:
             raise FaktoryError(_cannot_listen(self.address, error)) from error
-        self._open_lanes()
+        self._open_commit_queues()
+        self._open_fetch_queue()
+        self._start_listener()
         self.address = next(iter(listening.sockets)).getsockname()[:2]
         self.started.set()
         logger.info("server listens address=%s:%d", *self.address)
         # `stop` before `started` was set could not reach the loop: the flag covers that race.
         if not self._is_stopping:
-            await self._stopped.wait()
+            await self._stop_requested.wait()
         listening.close()
-        self._door.close()
-        await self._wind_down()
+        self._connection_factory.close()
+        await self._shut_down()
         logger.info("server stopped commands=%d", self.command_count)
 
     # One commit queue for each kind of verb: a slow or blocked command delays only commands of its own kind (ADR 0032).
     # Heartbeats and confirmations share theirs with no other verb: a late BEAT costs a live worker its jobs, and a late
     # confirmation runs a job twice. Waiting and long commands weigh MAX_BATCH, so each is a set of its own.
-    def _open_lanes(self) -> None:
-        self.doorman = Doorman(self.loop)
+    def _open_commit_queues(self) -> None:
+        self.handshake_queue = HandshakeQueue(self.loop)
         most_bytes = LONGEST_AT_ONCE * self.max_command_bytes
-        self.intake = Intake(self.loop, is_full=lambda: self.desk.waiting_bytes > most_bytes)
-        self.desk = Desk(self.loop, commands=lambda: self.command_count, later=self.intake.free)
+        self.intake = Intake(self.loop, is_full=lambda: self.command_scheduler.waiting_bytes > most_bytes)
+        self.command_scheduler = CommandScheduler(
+            self.loop, commands=lambda: self.command_count, later=self.intake.free
+        )
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
-        turn = partial(take_turn, self.broker)
-        self.turns: Lane[Item, Any] = Lane("turn", turn, width=WIDTH, weigh=weight, lend=self._lend, **common)
-        in_sets = partial(take_set, self.broker)
-        self._bulk: Lane[MayBlock, Any] = Lane("bulk", in_sets, weigh=weight_of, **common)
-        self._apart: Lane[MayBlock, Any] = Lane("apart", in_sets, weigh=weight_of, **common)
-        self._waiting: Lane[MayBlock, Any] = Lane(
-            "waiting", partial(take_waiting, self.broker), width=LOCK_WAITS, weigh=lambda _: MAX_BATCH, **common
+        run_exchange = partial(execute_exchange, self.broker)
+        self.exchanges: CommitQueue[Item, Any] = CommitQueue(
+            "exchange", run_exchange, width=WIDTH, weigh=weight, lend=self._lend, **common
+        )
+        in_sets = partial(execute_set, self.broker)
+        self._bulk_queue: CommitQueue[MayBlock, Any] = CommitQueue("bulk", in_sets, weigh=weight_of, **common)
+        self._may_block_queue: CommitQueue[MayBlock, Any] = CommitQueue("may-block", in_sets, weigh=weight_of, **common)
+        self._lock_wait_queue: CommitQueue[MayBlock, Any] = CommitQueue(
+            "lock-wait", partial(execute_waiting, self.broker), width=LOCK_WAITS, weigh=lambda _: MAX_BATCH, **common
         )
         self.lock_waits = LockWaits(
-            self._apart, self._waiting, give_up_after_s=conf.get("DATABASE_TIMEOUT"), loop=self.loop
+            self._may_block_queue, self._lock_wait_queue, give_up_after_s=conf.get("DATABASE_TIMEOUT"), loop=self.loop
         )
         self.uncertain_batches = UncertainBatches(self._withdraw, self.loop)
-        one_by_one = partial(answer_each, reset=self.broker.close)
-        self._fails: Lane[MayBlock, Any] = Lane("fail", in_sets, **common)
-        self._signs: Lane[MayBlock, Any] = Lane("sign", in_sets, **common)
-        self._deliveries: Lane[Callable[[], Any], Any] = Lane("delivery", one_by_one, **common)
-        self._reads: Lane[_Read, Any] = Lane("read", partial(_read_each, reset=self.broker.close), **common)
-        self.long_work: Lane[Callable[[], Any], Any] = Lane(
+        one_by_one = partial(execute_each, reset=self.broker.close)
+        self._fail_queue: CommitQueue[MayBlock, Any] = CommitQueue("fail", in_sets, **common)
+        self._heartbeat_queue: CommitQueue[MayBlock, Any] = CommitQueue("heartbeat", in_sets, **common)
+        self._confirm_queue: CommitQueue[Callable[[], Any], Any] = CommitQueue("confirm", one_by_one, **common)
+        self._read_queue: CommitQueue[_Read, Any] = CommitQueue(
+            "read", partial(_read_each, reset=self.broker.close), **common
+        )
+        self.long_work: CommitQueue[Callable[[], Any], Any] = CommitQueue(
             "long", one_by_one, width=WIDTH, weigh=lambda _: MAX_BATCH, **common
         )
-        self._lanes: tuple[Lane[Any, Any], ...] = (
-            self.turns, self._bulk, self._apart, self._waiting, self._fails, self._signs, self._deliveries, self._reads,
-            self.long_work,
+        self._commit_queues: tuple[CommitQueue[Any, Any], ...] = (
+            self.exchanges, self._bulk_queue, self._may_block_queue, self._lock_wait_queue, self._fail_queue,
+            self._heartbeat_queue, self._confirm_queue, self._read_queue, self.long_work,
         )  # fmt: skip
-        self.handed_out = HandOuts(confirm=self._confirm, loop=self.loop)
-        self.shelf = Shelf(
-            most=conf.get("READ_AHEAD") if self.broker.reads_ahead else 0,
-            hand_out=self._hand_out,
-            release=lambda jobs: self.release(jobs, self.fetchers.returned),
+
+    def _open_fetch_queue(self) -> None:
+        self.deliveries = DeliveryTracker(confirm=self._confirm, loop=self.loop)
+        self.prefetch_buffer = PrefetchBuffer(
+            limit=conf.get("READ_AHEAD") if self.broker.supports_prefetch else 0,
+            assign_prefetched=self._hand_out,
+            release=lambda jobs: self.release(jobs, self.fetch_queue.mark_returned),
             loop=self.loop,
         )
-        self.fetchers = Fetchers(
-            self.turns,
-            self.shelf,
+        self.fetch_queue = FetchQueue(
+            self.exchanges,
+            self.prefetch_buffer,
             width=WIDTH,
             release=self.release,
             poll_s=conf.get("POLL_INTERVAL"),
             loop=self.loop,
-            hands_over=self.broker.hands_over,
+            supports_lock_handoff=self.broker.supports_lock_handoff,
         )
-        self._hints = self._listen() if self._listen else None
-        if self._hints:
-            self._ears = threading.Thread(target=self._hear, args=(self._hints,), name="faktory-hints", daemon=True)
-            self._ears.start()
 
-    async def _wind_down(self) -> None:
+    def _start_listener(self) -> None:
+        self._listener = self._listen() if self._listen else None
+        if self._listener:
+            self._listener_thread = threading.Thread(
+                target=self._wake_on_notifications, args=(self._listener,), name="faktory-hints", daemon=True
+            )
+            self._listener_thread.start()
+
+    async def _shut_down(self) -> None:
         # Order: stop new work, answer accepted commands, close connections, confirm deliveries. The threads end last,
         # as each of these steps submits work to them.
-        self.fetchers.stop()
-        self.shelf.close()
+        self.fetch_queue.stop()
+        self.prefetch_buffer.close()
         self.lock_waits.stop()
         self.uncertain_batches.stop()
         await asyncio.sleep(LINGER_S if self._connections else 0)
         await self._drain()
-        await self._part()
-        self.handed_out.confirm_all()  # at the end: by now running claims are delivered or released
+        await self._close_connections()
+        self.deliveries.confirm_all()  # at the end: by now running claims are delivered or released
         await self._drain()  # releases of jobs that could not be sent
-        if self._hints:
-            self._hints.close()
-        for lane in self._lanes:
-            lane.take_back()  # a thread closes its own connection, so the event loop must not use it
-            await asyncio.to_thread(lane.close)
-        if self._ears:
-            await asyncio.to_thread(self._ears.join, 2.0)  # bounded: a stuck listener must not prevent the exit
+        if self._listener:
+            self._listener.close()
+        for commit_queue in self._commit_queues:
+            commit_queue.return_connections()  # a thread closes its own connection, so the event loop must not use it
+            await asyncio.to_thread(commit_queue.close)
+        if self._listener_thread:
+            await asyncio.to_thread(
+                self._listener_thread.join, 2.0
+            )  # bounded: a stuck listener must not prevent the exit
 
     async def _drain(self) -> None:
-        for lane in self._lanes * 2:  # twice: a claim that ends may submit jobs to release
-            await self.desk.drained()
-            await self.lock_waits.drained()
-            await lane.drained()
-        await self.desk.drained()
-        await self.lock_waits.drained()
+        for commit_queue in self._commit_queues * 2:  # twice: a claim that ends may submit jobs to release
+            await self.command_scheduler.wait_idle()
+            await self.lock_waits.wait_idle()
+            await commit_queue.wait_idle()
+        await self.command_scheduler.wait_idle()
+        await self.lock_waits.wait_idle()
         await asyncio.sleep(0)
 
-    async def _part(self) -> None:
+    async def _close_connections(self) -> None:
         """Close all connections; abort a connection if its client has not read the replies within `LAST_REPLIES_S`."""
         for connection in list(self._connections):
             connection.close()
-        self._deserted.clear()
+        self._all_closed.clear()
         if self._connections:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._deserted.wait(), LAST_REPLIES_S)
+                await asyncio.wait_for(self._all_closed.wait(), LAST_REPLIES_S)
         for connection in list(self._connections):
             connection.abort()
         await asyncio.sleep(0)
@@ -362,14 +380,14 @@ class Server:
             for connection in list(self._by_wid.get(wid, ())):
                 connection.close()
 
-    def _from_outside(self, work: Callable[..., None], *args: Any) -> None:
+    def _call_in_loop(self, work: Callable[..., None], *args: Any) -> None:
         if self.started.is_set():
             with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to notify
                 self.loop.call_soon_threadsafe(work, *args)
 
-    def _hear(self, hints: Listener) -> None:
+    def _wake_on_notifications(self, listener: Listener) -> None:
         while not self._is_stopping:
-            if hints.wait(LISTEN_S):
+            if listener.wait(LISTEN_S):
                 self.wake()
 
     # --- work of the commit queues ---
@@ -377,18 +395,18 @@ class Server:
     def _lend(self) -> Begin[Item, Any] | None:
         """Return how the event loop sends exchanges on this thread's connection, or None (ADR 0021)."""
         lent = self.broker.lend()
-        return partial(begin_turn, lent) if lent else None
+        return partial(begin_exchange, lent) if lent else None
 
     def _hand_out(self, job: Reservation, wid: str) -> Reservation:
-        handed = self.broker.hand_out(job, wid)
-        self.handed_out.add(handed)
-        return handed
+        delivered = self.broker.assign_prefetched(job, wid)
+        self.deliveries.add(delivered)
+        return delivered
 
     def _withdraw(self, bids: Collection[str], then: Callable[[FaktoryError | None], None]) -> None:
         self.may_block(lambda: self.broker.withdraw_batches(bids), then)
 
-    def _confirm(self, handed: Sequence[HandedOut], told: Callable[[set[str] | FaktoryError], None]) -> None:
-        self._deliveries.submit(lambda: self.broker.confirm(handed), told)
+    def _confirm(self, delivered: Sequence[Delivery], told: Callable[[set[str] | FaktoryError], None]) -> None:
+        self._confirm_queue.submit(lambda: self.broker.confirm(delivered), told)
 
     def release(self, jobs: Sequence[Reservation], then: Callable[[set[str]], None] = lambda _: None) -> None:
         """Release jobs that were claimed for disconnected clients (W14); retry while the database is unavailable.
@@ -397,7 +415,7 @@ class Server:
         """
         # Before the release: a confirmation would reserve the job for the disconnected client.
         for job in jobs:
-            self.handed_out.forget(job.jid)
+            self.deliveries.forget(job.jid)
 
         def answer(told: int | FaktoryError) -> None:
             if isinstance(told, BrokerUnavailable) and not self._is_stopping:
@@ -408,7 +426,7 @@ class Server:
             if isinstance(told, FaktoryError):
                 logger.error("jobs not given back, their reservations must end jids=%s", [job.jid for job in jobs])
             else:
-                self.fetchers.wake(queues)
+                self.fetch_queue.wake(queues)
 
         self.may_block(lambda: self.broker.release(jobs), answer, [f"jid:{job.jid}" for job in jobs])
 
@@ -418,8 +436,8 @@ _Read = tuple[ConnectedClient, Callable[[], Any]]
 
 def _read_each(reads: list[_Read], *, reset: Callable[[], None]) -> list[Any]:
     """Return the answer of each call. Equal calls (INFO) run once; calls of disconnected clients are skipped."""
-    distinct = list(dict.fromkeys(call for connection, call in reads if not connection.is_gone))
-    answers = dict(zip(distinct, answer_each(distinct, reset), strict=True))
+    distinct = list(dict.fromkeys(call for connection, call in reads if not connection.is_disconnected))
+    answers = dict(zip(distinct, execute_each(distinct, reset), strict=True))
     return [answers.get(call, _GONE) for _, call in reads]
 
 

@@ -25,50 +25,50 @@ _RECORD_BYTES = 64 * 1024
 _MORE_IS_NEEDED = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Door:
-    """Protocol factory of the server's port. Counts TLS handshakes; `most` is MAX_CONNECTIONS."""
+class ConnectionFactory:
+    """Protocol factory of the server's port. Counts TLS handshakes; `limit` is MAX_CONNECTIONS."""
 
-    def __init__(self, server: ServerContext, tls: ssl.SSLContext | None, *, most: int) -> None:
+    def __init__(self, server: ServerContext, tls: ssl.SSLContext | None, *, limit: int) -> None:
         self.server = server
         self._tls = tls
-        self._most = most + SPARE_PLACES
-        self._shaking_hands: set[TlsTransport] = set()
+        self._limit = limit + SPARE_PLACES
+        self._handshakes: set[TlsTransport] = set()
 
     def __call__(self) -> asyncio.BaseProtocol:
         """Return the protocol for an accepted socket."""
         return Connection(self.server) if self._tls is None else TlsTransport(self, self._tls)
 
-    def admits(self, transport: TlsTransport) -> bool:
+    def admit(self, transport: TlsTransport) -> bool:
         """Register a handshake; return False if there are too many connections."""
         # A handshake has no Connection yet, but costs memory and CPU time: it counts too.
-        if self.server.connection_count + len(self._shaking_hands) >= self._most:
+        if self.server.connection_count + len(self._handshakes) >= self._limit:
             return False
-        self._shaking_hands.add(transport)
+        self._handshakes.add(transport)
         return True
 
-    def forgets(self, transport: TlsTransport) -> None:
+    def forget(self, transport: TlsTransport) -> None:
         """Remove a handshake that ended or failed; idempotent."""
-        self._shaking_hands.discard(transport)
+        self._handshakes.discard(transport)
 
     def close(self) -> None:
         """Abort all connections that have not completed the handshake."""
-        for transport in list(self._shaking_hands):
+        for transport in list(self._handshakes):
             transport.abort()
 
 
 class TlsTransport(asyncio.Transport, asyncio.Protocol):
     """Protocol of the socket, and transport of the Connection that is created after the handshake."""
 
-    def __init__(self, door: Door, context: ssl.SSLContext) -> None:
+    def __init__(self, factory: ConnectionFactory, context: ssl.SSLContext) -> None:
         super().__init__()
-        self._door = door
+        self._connection_factory = factory
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._connection: Connection | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
-        self._hears_no_more = False  # the client has closed its sending half
-        self._has_said_goodbye = False
+        self._has_client_ended = False  # the client has closed its sending half
+        self._is_write_closed = False
         self._is_closing = False
 
     # --- the socket's side ---
@@ -76,19 +76,19 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timeout of the handshake: HELLO_TIMEOUT, as for HELLO (W3)."""
         self._socket = cast(asyncio.Transport, transport)
-        if not self._door.admits(self):
+        if not self._connection_factory.admit(self):
             self.abort()
             return
-        server = self._door.server
+        server = self._connection_factory.server
         self._deadline = server.loop.call_later(server.hello_timeout_s, self._fail, TimeoutError("not in time"))
 
     def data_received(self, data: bytes) -> None:
         """Decrypt records, which may be incomplete, and pass their contents to the Connection."""
-        if self._has_said_goodbye or self._is_closing:
+        if self._is_write_closed or self._is_closing:
             return  # read and discarded: closing with unread bytes sends a reset, which would drop the last reply
         self._incoming.write(data)
         try:
-            if self._connection is None and not self._shake_hands():
+            if self._connection is None and not self._continue_handshake():
                 return
             self._read()
         except ssl.SSLError as error:
@@ -98,7 +98,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Treat a closed socket like a close_notify alert, which some clients do not send."""
-        self._client_ends()
+        self._on_client_end()
         return not self._is_closing and self._connection is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -122,7 +122,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         """Encrypt and send; does nothing after `write_eof`, `close` or `abort`."""
-        if self._is_closing or self._has_said_goodbye:
+        if self._is_closing or self._is_write_closed:
             return
         view = memoryview(data)
         try:
@@ -137,9 +137,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
         A bare end of the socket's stream would look like a truncated connection to the client.
         """
-        if self._has_said_goodbye or self._is_closing or self._connection is None:
+        if self._is_write_closed or self._is_closing or self._connection is None:
             return
-        self._has_said_goodbye = True
+        self._is_write_closed = True
         with suppress(ssl.SSLError):  # usual: the client has not sent its close_notify yet
             self._tls.unwrap()
         self._flush()
@@ -186,7 +186,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     # --- TLS ---
 
-    def _shake_hands(self) -> bool:
+    def _continue_handshake(self) -> bool:
         """Continue the handshake; return whether it is complete."""
         try:
             self._tls.do_handshake()
@@ -194,7 +194,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             return False
         self._flush()
         self._forget_handshake()
-        self._connection = Connection(self._door.server)
+        self._connection = Connection(self._connection_factory.server)
         self._connection.connection_made(self)
         return True
 
@@ -214,12 +214,12 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if found and self._connection:
             self._connection.data_received(bytes(found))
         if ends:
-            self._client_ends()
+            self._on_client_end()
 
-    def _client_ends(self) -> None:
-        if self._hears_no_more or self._connection is None:
+    def _on_client_end(self) -> None:
+        if self._has_client_ended or self._connection is None:
             return
-        self._hears_no_more = True
+        self._has_client_ended = True
         if not self._connection.eof_received():
             self.close()
 
@@ -240,7 +240,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._connection.abort()
 
     def _forget_handshake(self) -> None:
-        self._door.forgets(self)
+        self._connection_factory.forget(self)
         if self._deadline:
             self._deadline.cancel()
             self._deadline = None

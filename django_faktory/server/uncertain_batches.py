@@ -15,8 +15,8 @@ CHECK_EVERY_S = 2.0
 CHECKS = 5
 """Checks of each batch: the database may still be committing after the connection was lost."""
 
-MOST_AT_ONCE = 500
-MOST_KNOWN = 10_000
+MAX_AT_ONCE = 500
+MAX_BATCHES = 10_000
 """Batches that are remembered; after a long outage the oldest are left to expire."""
 
 Withdraw = Callable[[Collection[str], Callable[[FaktoryError | None], None]], None]
@@ -33,7 +33,7 @@ class UncertainBatches:
     def add(self, bid: str) -> None:
         """Remove this batch, if it is stored, once the database is available."""
         self._checks[bid] = CHECKS
-        if len(self._checks) > MOST_KNOWN:
+        if len(self._checks) > MAX_BATCHES:
             del self._checks[next(iter(self._checks))]
         self._check_later()
 
@@ -48,10 +48,10 @@ class UncertainBatches:
             self._timer = self._loop.call_later(CHECK_EVERY_S, self._check)
 
     def _check(self) -> None:
-        bids = list(self._checks)[:MOST_AT_ONCE]
-        self._withdraw(bids, lambda error: self._checked(bids, error))
+        bids = list(self._checks)[:MAX_AT_ONCE]
+        self._withdraw(bids, lambda error: self._on_checked(bids, error))
 
-    def _checked(self, bids: Collection[str], error: FaktoryError | None) -> None:
+    def _on_checked(self, bids: Collection[str], error: FaktoryError | None) -> None:
         self._timer = None
         # While the database is unavailable a check does not count.
         for bid in () if isinstance(error, BrokerUnavailable) else bids:

@@ -1,6 +1,6 @@
 """Queue of waiting FETCHes: blocked in memory, not in the database. One claim serves many of them.
 
-`Fetchers` tries a FETCH when it arrives, when a notification names one of its queues, and at each poll; in between it
+`FetchQueue` tries a FETCH when it arrives, when a notification names one of its queues, and at each poll; in between it
 costs nothing. The queue names in one claim are bounded, and FETCHes with many names take turns, so that they delay no
 FETCH with few. With the ACK of a job that had a lock, one waiting FETCH is tried in the same transaction, which passes
 the lock to the next job (ADR 0015). Rules: W13 to W15.
@@ -16,20 +16,20 @@ from math import inf
 from ..core.payloads import FetchRequest, Reservation
 from ..errors import FaktoryError
 from .exchange_batch import Item
-from .fetch_index import Fetcher, FetchIndex
-from .group_commit import Lane
-from .prefetch_buffer import Shelf
+from .fetch_index import FetchIndex, WaitingFetch
+from .group_commit import CommitQueue
+from .prefetch_buffer import PrefetchBuffer
 
 WAIT_S = 2.0
 """Seconds after which a FETCH without a job is answered with null (W13)."""
 
-PATIENCE_S = 1.0
+MAX_DELAY_S = 1.0
 """A FETCH waits 1 to 1.5 times this for jobs that move to or from the prefetch buffer, then claims other jobs."""
 
-MOST_HOLDERS = 10_000
+MAX_LOCK_HOLDERS = 10_000
 """Delivered jobs with locks that are remembered; the ACK of an older one triggers no claim in its transaction."""
 
-FetchLane = Lane[Item, "list[Reservation]"]
+FetchCommitQueue = CommitQueue[Item, "list[Reservation]"]
 
 
 class _Claim:
@@ -43,7 +43,7 @@ class _Claim:
         """Jobs claimed for clients that have disconnected since; released when the claim is complete."""
 
 
-class Fetchers:
+class FetchQueue:
     """All waiting FETCHes of the node, in order of arrival. Used on the event loop only.
 
     At most `width` claims run at a time. `release` returns jobs to the database.
@@ -51,89 +51,95 @@ class Fetchers:
 
     def __init__(
         self,
-        lane: FetchLane,
-        shelf: Shelf,
+        commit_queue: FetchCommitQueue,
+        prefetch_buffer: PrefetchBuffer,
         *,
         width: int,
         release: Callable[[list[Reservation]], None],
         poll_s: float,
         loop: asyncio.AbstractEventLoop,
-        hands_over: bool = False,
+        supports_lock_handoff: bool = False,
     ) -> None:
-        self._lane, self._shelf, self._loop, self._release, self._poll_s = lane, shelf, loop, release, poll_s
-        self._hands_over = hands_over
+        self._commit_queue, self._prefetch_buffer, self._loop, self._release, self._poll_s = (
+            commit_queue,
+            prefetch_buffer,
+            loop,
+            release,
+            poll_s,
+        )
+        self._has_lock_handoff = supports_lock_handoff
         self._waiting = FetchIndex()
         self._claims_free = width
         self._poll: asyncio.TimerHandle | None = None
-        self._patience: asyncio.TimerHandle | None = None
-        self._hinted: set[str] | None = set()  # None: all queues
+        self._delay_timer: asyncio.TimerHandle | None = None
+        self._notified_queues: set[str] | None = set()  # None: all queues
         self._is_called = False
         self._is_stopping = False
-        self._held: dict[Fetcher, tuple[str, float]] = {}
+        self._delayed: dict[WaitingFetch, tuple[str, float]] = {}
         """FETCHes that wait for jobs moving to or from the buffer: their first queue, and until when."""
-        self._holders: dict[str, str] = {}  # jid of each delivered job with a lock -> its queue
+        self._queues_of_lock_holders: dict[str, str] = {}  # jid of each delivered job with a lock -> its queue
 
-    def add(self, fetcher: Fetcher) -> None:
+    def add(self, waiting_fetch: WaitingFetch) -> None:
         """Try this FETCH now; if it gets no job, keep it for up to two seconds."""
-        if self._waiting.add(fetcher):
+        if self._waiting.add(waiting_fetch):
             self._claim()
         else:
-            self._park(fetcher)
+            self._keep_waiting(waiting_fetch)
 
-    def leave(self, fetcher: Fetcher) -> None:
+    def leave(self, waiting_fetch: WaitingFetch) -> None:
         """Drop the FETCH of a disconnected client; a job that is being claimed for it is released at once (W14)."""
-        fetcher.is_gone = True
-        if fetcher in self._waiting:
-            self._forget(fetcher)
+        waiting_fetch.is_disconnected = True
+        if waiting_fetch in self._waiting:
+            self._remove(waiting_fetch)
 
     def wake(self, queues: Collection[str] | None = None) -> None:
         """Try the FETCHes of these queues soon, since there may be work; None means all queues."""
         if not self._waiting:
             return
         if queues is None:
-            self._hinted = None
-        elif self._hinted is not None:
-            self._hinted.update(queues)
+            self._notified_queues = None
+        elif self._notified_queues is not None:
+            self._notified_queues.update(queues)
         self._call()
 
     def _call(self) -> None:
         if not self._is_called:
             self._is_called = True
-            self._loop.call_soon(self._take_hints)  # one claim for all jobs that a transaction stored
+            self._loop.call_soon(self._try_notified)  # one claim for all jobs that a transaction stored
 
-    def before_turn(self) -> None:
+    def submit_refills(self) -> None:
         """Submit refills of the prefetch buffer: an exchange is about to run anyway, so they cost no round trip."""
-        for sent in self._shelf.refills():
-            self._lane.submit(sent, partial(self._refilled, sent))
+        for sent in self._prefetch_buffer.prepare_refills():
+            self._commit_queue.submit(sent, partial(self._on_refilled, sent))
 
-    def _refilled(self, sent: FetchRequest, told: list[Reservation] | FaktoryError) -> None:
-        self._shelve(sent, told)
+    def _on_refilled(self, sent: FetchRequest, result: list[Reservation] | FaktoryError) -> None:
+        self._buffer_prefetched(sent, result)
         self._claim()
 
-    def _shelve(self, sent: FetchRequest, told: list[Reservation] | FaktoryError) -> list[Reservation]:
+    def _buffer_prefetched(self, sent: FetchRequest, result: list[Reservation] | FaktoryError) -> list[Reservation]:
         """Store prefetched jobs in the buffer and return the other claimed jobs."""
-        found = [] if isinstance(told, FaktoryError) else told
-        ahead = [job for job in found if job.is_ahead]
+        found = [] if isinstance(result, FaktoryError) else result
+        ahead = [job for job in found if job.is_prefetched]
         if ahead:
             found = found[: -len(ahead)]  # the broker lists prefetched jobs last
-        self._shelf.answered(sent, found, ahead)
-        self._let_go(sent.queues)
+        self._prefetch_buffer.store_result(sent, found, ahead)
+        self._try_delayed(sent.queues)
         if ahead:
             self.wake({job.queue for job in ahead})
         return found
 
-    def before_ack(self, jid: str) -> None:
+    def claim_with_ack(self, jid: str) -> None:
         """Try the longest waiting FETCH of this job's queue along with its ACK, if the job has a lock."""
-        queue = self._holders.pop(jid, None)
+        queue = self._queues_of_lock_holders.pop(jid, None)
         if queue is not None and self._waiting.mark_first_idle(queue):
             self._claim()
 
     def stop(self) -> None:
         """Answer every waiting FETCH with null and start no further claims (W28)."""
         self._is_stopping = True
-        for fetcher in list(self._waiting):  # a copy, as answering removes from the index
-            if not fetcher.is_over:
-                self._expire(fetcher)
+        for waiting_fetch in list(self._waiting):  # a copy, as answering removes from the index
+            if not waiting_fetch.has_timed_out:
+                self._expire(waiting_fetch)
 
     def _claim(self) -> None:
         if not self._claims_free or self._is_stopping:
@@ -141,80 +147,82 @@ class Fetchers:
         batch = self._waiting.next_batch()
         if not batch:
             return
-        served: list[tuple[Fetcher, Reservation]] = []
-        asked: list[tuple[Fetcher, FetchRequest, FetchRequest]] = []
-        for fetcher in self._waiting.with_elder(batch):
-            request = self._waiting.tried(fetcher)
-            if job := self._shelf.take(request):
-                fetcher.in_claim = True
-                served.append((fetcher, job))
-            elif sent := self._ask_for(fetcher, request, [sent for _, _, sent in asked]):
-                self._held.pop(fetcher, None)
-                fetcher.in_claim = True
-                asked.append((fetcher, request, sent))
+        served: list[tuple[WaitingFetch, Reservation]] = []
+        asked: list[tuple[WaitingFetch, FetchRequest, FetchRequest]] = []
+        for waiting_fetch in self._waiting.with_longest_waiting(batch):
+            request = self._waiting.mark_tried(waiting_fetch)
+            if job := self._prefetch_buffer.take(request):
+                waiting_fetch.in_claim = True
+                served.append((waiting_fetch, job))
+            elif sent := self._ask_for(waiting_fetch, request, [sent for _, _, sent in asked]):
+                self._delayed.pop(waiting_fetch, None)
+                waiting_fetch.in_claim = True
+                asked.append((waiting_fetch, request, sent))
             else:
-                self._hold(fetcher, request)
+                self._delay(waiting_fetch, request)
         if asked:
             self._claims_free -= 1
             claim = _Claim(left=len(asked))
-            for fetcher, request, sent in asked:
+            for waiting_fetch, request, sent in asked:
                 # Otherwise an empty answer proves nothing about the queues that were left out: the FETCH is retried.
-                is_all = sent.count > 0 and sent.queues == request.queues
-                self._lane.submit(sent, partial(self._claimed, claim, fetcher, sent, is_all))
+                is_complete = sent.count > 0 and sent.queues == request.queues
+                self._commit_queue.submit(sent, partial(self._on_claimed, claim, waiting_fetch, sent, is_complete))
         # Last: an answered client may send its next FETCH at once, which re-enters `_claim`.
-        for fetcher, job in served:
-            self._answer(fetcher, job)
+        for waiting_fetch, job in served:
+            self._answer(waiting_fetch, job)
 
-    def _ask_for(self, fetcher: Fetcher, request: FetchRequest, beside: list[FetchRequest]) -> FetchRequest | None:
-        if self._loop.time() >= self._held.get(fetcher, ("", inf))[1]:
-            return self._shelf.asking_plainly(request)
-        return self._shelf.asking(request, beside)
+    def _ask_for(
+        self, waiting_fetch: WaitingFetch, request: FetchRequest, earlier_claims: list[FetchRequest]
+    ) -> FetchRequest | None:
+        if self._loop.time() >= self._delayed.get(waiting_fetch, ("", inf))[1]:
+            return self._prefetch_buffer.prepare_plain_claim(request)
+        return self._prefetch_buffer.prepare_claim(request, earlier_claims)
 
-    def _hold(self, fetcher: Fetcher, request: FetchRequest) -> None:
-        """Keep the FETCH until the moving jobs of its first queue have arrived, or `PATIENCE_S` is over."""
-        _, until = self._held.get(fetcher, ("", self._loop.time() + PATIENCE_S))
-        self._held[fetcher] = request.queues[0], until
-        if self._patience is None:
-            self._patience = self._loop.call_later(PATIENCE_S / 2, self._lose_patience)
-        self._park(fetcher)
+    def _delay(self, waiting_fetch: WaitingFetch, request: FetchRequest) -> None:
+        """Keep the FETCH until the moving jobs of its first queue have arrived, or `MAX_DELAY_S` is over."""
+        _, until = self._delayed.get(waiting_fetch, ("", self._loop.time() + MAX_DELAY_S))
+        self._delayed[waiting_fetch] = request.queues[0], until
+        if self._delay_timer is None:
+            self._delay_timer = self._loop.call_later(MAX_DELAY_S / 2, self._try_overdue)
+        self._keep_waiting(waiting_fetch)
 
-    def _lose_patience(self) -> None:
-        self._patience = None
+    def _try_overdue(self) -> None:
+        self._delay_timer = None
         now = self._loop.time()
-        for fetcher, (_, until) in self._held.items():
+        for waiting_fetch, (_, until) in self._delayed.items():
             if now >= until:
-                self._waiting.mark(fetcher)
-        if self._held:
-            self._patience = self._loop.call_later(PATIENCE_S / 2, self._lose_patience)
+                self._waiting.mark(waiting_fetch)
+        if self._delayed:
+            self._delay_timer = self._loop.call_later(MAX_DELAY_S / 2, self._try_overdue)
             self._claim()
 
-    def _let_go(self, queues: Collection[str]) -> None:
-        names = set(queues) if self._held else ()
-        for fetcher, (queue, _) in self._held.items():
+    def _try_delayed(self, queues: Collection[str]) -> None:
+        names = set(queues) if self._delayed else ()
+        for waiting_fetch, (queue, _) in self._delayed.items():
             if queue in names:
-                self._waiting.mark(fetcher)
+                self._waiting.mark(waiting_fetch)
 
-    def returned(self, queues: Collection[str]) -> None:
+    def mark_returned(self, queues: Collection[str]) -> None:
         """Try the FETCHes that waited for released jobs of these queues, which are in the database again or lost."""
-        self._shelf.returned(queues)
-        self._let_go(queues)
+        self._prefetch_buffer.mark_returned(queues)
+        self._try_delayed(queues)
         self._claim()
 
-    def _claimed(
+    def _on_claimed(
         self,
         claim: _Claim,
-        fetcher: Fetcher,
+        waiting_fetch: WaitingFetch,
         sent: FetchRequest,
-        is_all: bool,
-        told: list[Reservation] | FaktoryError,
+        is_complete: bool,
+        result: list[Reservation] | FaktoryError,
     ) -> None:
-        fetcher.in_claim = False
+        waiting_fetch.in_claim = False
         try:
-            found = self._shelve(sent, told)
-            if isinstance(told, FaktoryError):
-                self._answer(fetcher, told)
+            found = self._buffer_prefetched(sent, result)
+            if isinstance(result, FaktoryError):
+                self._answer(waiting_fetch, result)
             else:
-                self._settle(claim, fetcher, is_all, found)
+                self._handle_result(claim, waiting_fetch, is_complete, found)
         finally:  # also after an error: a claim that never completes would block later ones
             claim.left -= 1
             if not claim.left:
@@ -223,55 +231,59 @@ class Fetchers:
                     self._release(claim.unwanted)
                 self._claim()
 
-    def _settle(self, claim: _Claim, fetcher: Fetcher, is_all: bool, found: list[Reservation]) -> None:
-        if fetcher.is_gone:
+    def _handle_result(
+        self, claim: _Claim, waiting_fetch: WaitingFetch, is_complete: bool, found: list[Reservation]
+    ) -> None:
+        if waiting_fetch.is_disconnected:
             claim.unwanted += found
         elif found:
-            self._answer(fetcher, found[0])
-        elif fetcher.is_over or self._is_stopping:
-            self._answer(fetcher, None)
-        elif job := self._shelf.take_any(fetcher.request):
-            self._answer(fetcher, job)
+            self._answer(waiting_fetch, found[0])
+        elif waiting_fetch.has_timed_out or self._is_stopping:
+            self._answer(waiting_fetch, None)
+        elif job := self._prefetch_buffer.take_any(waiting_fetch.request):
+            self._answer(waiting_fetch, job)
         else:
-            if not is_all:  # jobs of the queues left out were in the buffer or moving
-                self._waiting.mark(fetcher)
-            self._park(fetcher)
+            if not is_complete:  # jobs of the queues left out were in the buffer or moving
+                self._waiting.mark(waiting_fetch)
+            self._keep_waiting(waiting_fetch)
 
-    def _take_hints(self) -> None:
-        queues, self._hinted, self._is_called = self._hinted, set(), False
+    def _try_notified(self) -> None:
+        queues, self._notified_queues, self._is_called = self._notified_queues, set(), False
         self._waiting.mark_all(queues)
         self._claim()
 
-    def _answer(self, fetcher: Fetcher, told: Reservation | FaktoryError | None) -> None:
-        self._forget(fetcher)
-        if fetcher.is_gone:
+    def _answer(self, waiting_fetch: WaitingFetch, result: Reservation | FaktoryError | None) -> None:
+        self._remove(waiting_fetch)
+        if waiting_fetch.is_disconnected:
             return
-        if self._hands_over and isinstance(told, Reservation) and told.lock_token is not None:
-            self._holders[told.jid] = told.queue
-            if len(self._holders) > MOST_HOLDERS:
-                del self._holders[next(iter(self._holders))]  # the oldest; see MOST_HOLDERS
-        fetcher.answer(told)
+        if self._has_lock_handoff and isinstance(result, Reservation) and result.lock_token is not None:
+            self._queues_of_lock_holders[result.jid] = result.queue
+            if len(self._queues_of_lock_holders) > MAX_LOCK_HOLDERS:
+                del self._queues_of_lock_holders[
+                    next(iter(self._queues_of_lock_holders))
+                ]  # the oldest; see MAX_LOCK_HOLDERS
+        waiting_fetch.answer(result)
 
-    def _park(self, fetcher: Fetcher) -> None:
-        if fetcher.timer is None:
-            fetcher.timer = self._loop.call_later(WAIT_S, self._expire, fetcher)
+    def _keep_waiting(self, waiting_fetch: WaitingFetch) -> None:
+        if waiting_fetch.timer is None:
+            waiting_fetch.timer = self._loop.call_later(WAIT_S, self._expire, waiting_fetch)
         if self._poll is None:
-            self._poll = self._loop.call_later(self._poll_s, self._look)
+            self._poll = self._loop.call_later(self._poll_s, self._poll_queues)
 
-    def _look(self) -> None:
+    def _poll_queues(self) -> None:
         self._poll = None
         if self._waiting:
             self.wake()
 
-    def _expire(self, fetcher: Fetcher) -> None:
-        if fetcher.in_claim:
-            fetcher.is_over = True  # the claim may return a job: answer null only when it does not
+    def _expire(self, waiting_fetch: WaitingFetch) -> None:
+        if waiting_fetch.in_claim:
+            waiting_fetch.has_timed_out = True  # the claim may return a job: answer null only when it does not
         else:
-            self._answer(fetcher, None)
+            self._answer(waiting_fetch, None)
 
-    def _forget(self, fetcher: Fetcher) -> None:
-        if self._waiting.remove(fetcher):  # there is room for a FETCH with many names now
+    def _remove(self, waiting_fetch: WaitingFetch) -> None:
+        if self._waiting.remove(waiting_fetch):  # there is room for a FETCH with many names now
             self._call()
-        self._held.pop(fetcher, None)
-        if fetcher.timer is not None:
-            fetcher.timer.cancel()
+        self._delayed.pop(waiting_fetch, None)
+        if waiting_fetch.timer is not None:
+            waiting_fetch.timer.cancel()

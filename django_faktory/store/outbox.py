@@ -25,7 +25,7 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(JobPayload)
 
 
-class Leased(NamedTuple):
+class LeasedEntry(NamedTuple):
     """A row to send; `job` is None if it cannot be decoded."""
 
     id: int
@@ -38,10 +38,10 @@ def add(jobs: Sequence[JobPayload], *, using: str) -> None:
     run(using, lambda _: OutboxEntry.objects.using(using).bulk_create(entries, batch_size=CHUNK))
 
 
-def lease(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> list[Leased]:
+def lease(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> list[LeasedEntry]:
     """Lease the oldest rows for `LEASE_S`; an empty list while another process has leased them."""
 
-    def verb(connection: BaseDatabaseWrapper) -> list[Leased]:
+    def verb(connection: BaseDatabaseWrapper) -> list[LeasedEntry]:
         with connection.cursor() as cursor:
             clock = now or dialect_of(connection).now(cursor)
         waiting = OutboxEntry.objects.using(using).filter(error="").order_by("id")
@@ -55,7 +55,7 @@ def lease(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> lis
             free.append(entry)
         held = OutboxEntry.objects.using(using).filter(pk__in=[entry.pk for entry in free])
         held.update(leased_until=clock + timedelta(seconds=LEASE_S))
-        return [Leased(entry.pk, _read(entry.job)) for entry in free]
+        return [LeasedEntry(entry.pk, _read(entry.job)) for entry in free]
 
     if not run(using, lambda _: OutboxEntry.objects.using(using).filter(error="").exists(), atomic=False):
         return []  # the usual case: one statement, no transaction

@@ -53,14 +53,14 @@ class Waiting(NamedTuple):
 def known_names(*, using: str) -> list[str]:
     """Return every queue name, sorted: remembered queues and queues with waiting jobs."""
     found = run(using, lambda _: set(Queue.objects.using(using).values_list("name", flat=True)), atomic=False)
-    names = names_in_use(using=using)
+    names = find_names_in_use(using=using)
     while names:
         found.update(names)
-        names = names_in_use(using=using, after=names[-1])
+        names = find_names_in_use(using=using, after=names[-1])
     return sorted(found)
 
 
-def names_in_use(*, using: str, after: str = "") -> list[str]:
+def find_names_in_use(*, using: str, after: str = "") -> list[str]:
     """Return the next queue names with waiting jobs, at most `NAMES_AT_ONCE`, sorted."""
 
     def verb(connection: BaseDatabaseWrapper) -> list[str]:
@@ -138,13 +138,13 @@ def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
     names = known_names(using=using) if queues is None else sorted(set(queues))
     names = [name for name in names if name not in before]  # a second PAUSE writes nothing
 
-    def pause_these(names: Sequence[str]) -> None:
+    def pause_names(names: Sequence[str]) -> None:
         rows = Queue.objects.using(using)
         rows.filter(name__in=names).update(used_at=Now())  # from now on `forget_unused` leaves these rows alone
         rows.bulk_create([Queue(name=name) for name in names], ignore_conflicts=True)
         rows.filter(name__in=names, paused_at__isnull=True).update(paused_at=Now())
 
-    _in_chunks(names, pause_these, using)
+    _in_chunks(names, pause_names, using)
     return names
 
 

@@ -22,7 +22,7 @@ COST = 10
 CHEAP_S = 0.01
 """Duration in seconds below which a read is repeated for callers that ask for an exact result."""
 
-MOST_READS = 64
+MAX_READS = 64
 """Number of different reads that are kept; bounded because clients choose the names in QUEUE LATENCY."""
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ def shared(key: Hashable, read: Callable[[], T], *, using: str, exact: bool = Fa
     with _lock:
         one = _reads.pop((using, key), None) or SharedRead()
         _reads[using, key] = one  # moved to the end: the first key is the least recently used
-        if len(_reads) > MOST_READS:
+        if len(_reads) > MAX_READS:
             del _reads[next(iter(_reads))]
     found: T = one.get(read, exact=exact)
     return found

@@ -65,7 +65,7 @@ def whole(row: Model, field: str) -> str:
     return _rows(row).values_list(field, flat=True).first() or ""
 
 
-def laid_out(text: str, most: int = SHOWN_BYTES) -> str:
+def format_json(text: str, most: int = SHOWN_BYTES) -> str:
     """Return JSON indented, cut at about `most` characters; other text is returned unchanged.
 
     The encoder is stopped early, because indentation can make a text a hundred times longer.

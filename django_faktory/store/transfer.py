@@ -31,7 +31,7 @@ RECEIPT = "django_faktory.import_receipt"
 CHUNK = 500
 
 
-class Past(NamedTuple):
+class JobHistory(NamedTuple):
     """The history that an imported job brings."""
 
     state: State
@@ -46,7 +46,7 @@ def known(jids: Sequence[str], *, using: str) -> set[str]:
     return set(Job.objects.using(using).filter(jid__in=jids).values_list("jid", flat=True))
 
 
-def give_pasts(pasts: Mapping[str, Past], *, using: str) -> None:
+def write_history(pasts: Mapping[str, JobHistory], *, using: str) -> None:
     """Restore the state of jobs pushed in this transaction: retry, dead, or earlier failures.
 
     A retry that is due stays enqueued.
@@ -67,10 +67,10 @@ def give_pasts(pasts: Mapping[str, Past], *, using: str) -> None:
     fields = ["state", "failures", "failure", "errtype", "history", "run_at", "gate", "finished_at", "purge_at"]
     if rows:
         Job.objects.using(using).bulk_update(rows, fields, batch_size=100)
-    locks.settle_later(connections[using], keys)
+    locks.promote_waiters_later(connections[using], keys)
 
 
-def _history(past: Past) -> str:
+def _history(past: JobHistory) -> str:
     """Build the history of an imported job: its latest failed attempt, the only one that is known.
 
     Pages, results and the command line show the history, not the failure.
@@ -95,7 +95,7 @@ def _history(past: Past) -> str:
     return jsontext.encode([attempt])
 
 
-def leave_receipt(jids: Sequence[str], *, using: str) -> int:
+def insert_receipt(jids: Sequence[str], *, using: str) -> int:
     """Store a receipt for these imported jids; return its id.
 
     Drop it once the jobs are removed from the source.
@@ -130,7 +130,7 @@ def receipts(*, using: str) -> dict[int, list[str]]:
     return run(using, verb, atomic=False)
 
 
-def drop_receipts(ids: Sequence[int], *, using: str) -> None:
+def delete_receipts(ids: Sequence[int], *, using: str) -> None:
     """Delete these receipts, after their jobs were removed from the source."""
     run(using, lambda _: _receipts(using).filter(pk__in=ids).delete(), atomic=False, writes=True)
 
@@ -169,10 +169,10 @@ def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, usin
         write(rows)
         # The state is checked again: on databases without SKIP LOCKED the rows are not locked during `write`.
         legal = Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).in_state(*EXPORTED)
-        keys, left = locks.keys_of(legal), limiters.let_go_by(legal)
+        keys, left = locks.keys_of(legal), limiters.find_limiters_of(legal)
         gone, _ = legal.delete()
-        locks.settle_later(connection, keys)
-        limiters.settle_later(connection, left)
+        locks.promote_waiters_later(connection, keys)
+        limiters.promote_waiters_later(connection, left)
         return gone
 
     return run(using, verb)

@@ -95,7 +95,7 @@ def beat(
         moved = [wid for wid in known if states[wid] == state and known[wid] != state]
         if moved:
             advance(moved, state, using=using)
-    return [_answer(beat.wid, states) for beat in beats]
+    return [_order_for(beat.wid, states) for beat in beats]
 
 
 def _extend(beats: Sequence[Beat], at_least_s: float, *, using: str, now: datetime | None) -> None:
@@ -145,7 +145,7 @@ def living(seen_within_s: float) -> Q:
     return Q(seen_at__gte=Now() - timedelta(seconds=seen_within_s)) | Q(wid__in=holders)
 
 
-def holding(wids: Sequence[str], *, using: str) -> dict[str, int]:
+def count_jobs_of(wids: Sequence[str], *, using: str) -> dict[str, int]:
     """Return the number of jobs that each of these workers holds, without workers that hold none."""
     held = Job.objects.using(using).in_state(State.WORKING).filter(wid__in=wids)
     counted = held.order_by().values_list("wid").annotate(Count("pk"))
@@ -163,7 +163,7 @@ def bye(wids: Sequence[str], *, using: str) -> int:
     """Unregister workers that ended normally; return how many jobs went back to their old position."""
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        # One transaction with the deletion: jobs of a wid without a row would wait until `vanished` finds them.
+        # In the transaction of the deletion: jobs of a wid without a row wait for `find_unknown_wids`.
         returned = failures.interrupt_workers(connection, wids, using=using)
         WorkerProcess.objects.using(using).filter(wid__in=wids).delete()
         return returned
@@ -173,15 +173,17 @@ def bye(wids: Sequence[str], *, using: str) -> int:
 
 def silent(timeout_s: float, *, using: str) -> list[str]:
     """Return workers that sent a BEAT, but none for `timeout_s`: their jobs must be reclaimed (W20)."""
-    return run(using, lambda _: list(silent_ones(timeout_s, using=using).values_list("wid", flat=True)), atomic=False)
+    return run(
+        using, lambda _: list(find_stale_workers(timeout_s, using=using).values_list("wid", flat=True)), atomic=False
+    )
 
 
-def silent_ones(timeout_s: float, *, using: str) -> QuerySet[WorkerProcess]:
+def find_stale_workers(timeout_s: float, *, using: str) -> QuerySet[WorkerProcess]:
     """Return the rows of the workers that `silent` lists."""
     return WorkerProcess.objects.using(using).filter(beat_at__lt=Now() - timedelta(seconds=timeout_s))
 
 
-def vanished(held_for_s: float, *, using: str) -> list[str]:
+def find_unknown_wids(held_for_s: float, *, using: str) -> list[str]:
     """Return at most 100 wids that hold jobs for `held_for_s` without being registered.
 
     This happens when a worker is deleted while a claim for it is being committed.
@@ -192,7 +194,7 @@ def vanished(held_for_s: float, *, using: str) -> list[str]:
     return run(using, lambda _: list(holders.distinct()[:100]), atomic=False)
 
 
-def forget_unseen(timeout_s: float, *, using: str) -> int:
+def delete_stale(timeout_s: float, *, using: str) -> int:
     """Delete workers that never sent a BEAT, were not seen for `timeout_s`, and hold no job (W20)."""
     limit = Now() - timedelta(seconds=timeout_s)
     held = Job.objects.filter(state=State.WORKING, wid=OuterRef("wid"))
@@ -210,7 +212,7 @@ def _rank(state: str) -> int:
     return _ORDER.get(state, -1)
 
 
-def _answer(wid: str, states: dict[str, str]) -> FaktoryError | str:
+def _order_for(wid: str, states: dict[str, str]) -> FaktoryError | str:
     if wid not in states:
         return UnknownWorker(wid)
     return "" if states[wid] == "running" else states[wid]

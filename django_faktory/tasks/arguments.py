@@ -21,14 +21,14 @@ from django.utils.duration import duration_iso_string
 
 from ..core.job_options import SEALED
 from ..errors import Discard, InvalidArgument, MissingObject
-from .json_values import UNCHANGED, normalized, plain
+from .json_values import UNCHANGED, normalize, plain
 from .redaction import HIDDEN, is_on, told
 
 _OURS = (TypeError, ValueError, InvalidArgument, MissingObject)
 TYPE, VALUE, MODEL, PK, USING = "$type", "value", "$model", "pk", "using"
 _TAKEN = {TYPE, MODEL, SEALED}
 
-_WRITERS: list[tuple[type, str, Callable[[Any], str]]] = [
+_ENCODERS: list[tuple[type, str, Callable[[Any], str]]] = [
     (datetime, "datetime", datetime.isoformat),  # before date: a datetime is also a date
     (date, "date", date.isoformat),
     (time, "time", time.isoformat),
@@ -38,7 +38,7 @@ _WRITERS: list[tuple[type, str, Callable[[Any], str]]] = [
 ]
 
 
-def encoded_call(
+def encode_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], *, plain_json: bool = False
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of a call in JSON's types only.
@@ -46,19 +46,19 @@ def encoded_call(
     With `plain_json` only JSON's own types are accepted and no references are written.
     Raises TypeError or ValueError; the message begins with the place: args[0], or kwargs['when'].
     """
-    write = normalized if plain_json else _written
+    write = normalize if plain_json else _encode
     positional = [
         value if type(value) in UNCHANGED else _at(f"args[{position}]", write, value)
         for position, value in enumerate(args)
     ]
     named = {
-        normalized(name): value if type(value) in UNCHANGED else _at(f"kwargs[{name!r}]", write, value)
+        normalize(name): value if type(value) in UNCHANGED else _at(f"kwargs[{name!r}]", write, value)
         for name, value in kwargs.items()
     }
     return positional, named
 
 
-def decoded_call(
+def decode_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], *, missing: str = "fail"
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the call's arguments with references replaced by their values.
@@ -67,8 +67,8 @@ def decoded_call(
     or Discard with `missing="discard"`. Raises InvalidArgument for a reference that cannot be decoded.
     """
     try:
-        positional = [_at(f"args[{position}]", _read, value) for position, value in enumerate(args)]
-        return positional, {name: _at(f"kwargs[{name!r}]", _read, value) for name, value in kwargs.items()}
+        positional = [_at(f"args[{position}]", _decode, value) for position, value in enumerate(args)]
+        return positional, {name: _at(f"kwargs[{name!r}]", _decode, value) for name, value in kwargs.items()}
     except MissingObject as error:
         if missing == "discard":
             raise Discard(str(error)) from None
@@ -76,7 +76,7 @@ def decoded_call(
 
 
 def may_have_references(text: str) -> bool:
-    """Return whether a job's JSON may contain references for `decoded_call`.
+    """Return whether a job's JSON may contain references for `decode_call`.
 
     A substring search, because nearly no job contains any.
     """
@@ -96,33 +96,33 @@ def _at(place: str, convert: Callable[[Any], Any], value: Any) -> Any:
 # --- writing
 
 
-def _written(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     kind = type(value)
     if kind in UNCHANGED:
         return value
     if kind is list or kind is tuple:
-        return [_written(item) for item in value]
+        return [_encode(item) for item in value]
     if isinstance(value, Mapping):
-        return _mapping(value)
+        return _encode_mapping(value)
     if isinstance(value, models.Model):
-        return _reference(value)
-    for known, name, write in _WRITERS:
+        return _encode_reference(value)
+    for known, name, write in _ENCODERS:
         if isinstance(value, known):
             return {TYPE: name, VALUE: write(value)}
-    return plain(value, _written)
+    return plain(value, _encode)
 
 
-def _mapping(value: Mapping[Any, Any]) -> dict[Any, Any]:
+def _encode_mapping(value: Mapping[Any, Any]) -> dict[Any, Any]:
     """Encode a user's dict; wrap one that resembles a reference so that it arrives unchanged."""
-    written = {normalized(key): _written(item) for key, item in value.items()}
+    written = {normalize(key): _encode(item) for key, item in value.items()}
     return {TYPE: "dict", VALUE: written} if written.keys() & _TAKEN else written
 
 
-def _reference(instance: models.Model) -> dict[str, Any]:
+def _encode_reference(instance: models.Model) -> dict[str, Any]:
     label = instance._meta.label_lower  # noqa: SLF001  (Django's documented API)
     if instance.pk is None or instance._state.adding:  # noqa: SLF001  (documented)
         raise ValueError(f"an unsaved {label}: save it first, so that the worker can find it")
-    told = {MODEL: label, PK: _written(instance.pk)}
+    told = {MODEL: label, PK: _encode(instance.pk)}
     alias = router.db_for_write(type(instance), instance=instance)
     # A worker reads from the default alias unless the reference names another one.
     if alias != router.db_for_write(type(instance)):
@@ -133,27 +133,27 @@ def _reference(instance: models.Model) -> dict[str, Any]:
 # --- reading
 
 
-def _read(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     kind = type(value)
     if kind is list:
-        return [_read(item) for item in value]
+        return [_decode(item) for item in value]
     if kind is not dict:
         return value
     # Exact key sets: a user's dict with additional keys is data and not a reference.
     if TYPE in value and value.keys() == {TYPE, VALUE}:
-        return _typed(value[TYPE], value[VALUE])
+        return _decode_typed(value[TYPE], value[VALUE])
     if MODEL in value and PK in value and value.keys() <= {MODEL, PK, USING}:
-        return _fetched(value[MODEL], value[PK], value.get(USING))
-    return {key: _read(item) for key, item in value.items()}
+        return _load_instance(value[MODEL], value[PK], value.get(USING))
+    return {key: _decode(item) for key, item in value.items()}
 
 
-def _typed(name: object, value: Any) -> Any:
+def _decode_typed(name: object, value: Any) -> Any:
     if name == "dict" and isinstance(value, dict):
-        return {key: _read(item) for key, item in value.items()}
-    read = _READERS.get(name) if isinstance(name, str) else None
+        return {key: _decode(item) for key, item in value.items()}
+    read = _DECODERS.get(name) if isinstance(name, str) else None
     if read is None or not isinstance(value, str):
         raise InvalidArgument(
-            f'expected {{"$type": one of {", ".join(sorted(_READERS))}, "value": a string}}, got $type {name!r:.40} '
+            f'expected {{"$type": one of {", ".join(sorted(_DECODERS))}, "value": a string}}, got $type {name!r:.40} '
             f"with {told(value)}; a task that takes such JSON as it is says plain_json=True"
         )
     try:
@@ -165,7 +165,7 @@ def _typed(name: object, value: Any) -> Any:
     return found
 
 
-_READERS: dict[str, Callable[[str], Any]] = {
+_DECODERS: dict[str, Callable[[str], Any]] = {
     "datetime": datetime.fromisoformat,
     "date": date.fromisoformat,
     "time": time.fromisoformat,
@@ -175,7 +175,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _fetched(label: object, pk: Any, using: object) -> models.Model:
+def _load_instance(label: object, pk: Any, using: object) -> models.Model:
     """Load the referenced row with the model's base manager, so that a default manager's filter does not hide it."""
     try:
         model = apps.get_model(str(label))
@@ -184,7 +184,7 @@ def _fetched(label: object, pk: Any, using: object) -> models.Model:
     alias = str(using or router.db_for_write(model))
     if alias not in connections:
         raise InvalidArgument(f"$model {label!r:.80}: no database has the alias {alias!r:.40}")
-    key = _read(pk)
+    key = _decode(pk)
     # A composite primary key arrives as a JSON list; the ORM expects a tuple.
     manager = model._base_manager.using(alias)  # noqa: SLF001  (documented)
     try:

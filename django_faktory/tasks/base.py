@@ -18,7 +18,7 @@ from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules
 
 from ..brokers import get_broker
-from ..core.cron import Cron, crons
+from ..core.cron import Cron, parse_crons
 from ..core.job_control import Control
 from ..core.payloads import DEFAULT_QUEUE
 from ..errors import InvalidCron, UnknownJobType
@@ -31,7 +31,7 @@ from .compat import (
     Task,
     TaskResult,
 )
-from .validation import RULES, classes_of, named_here, option_meant
+from .validation import RULES, classes_of, suggest_method, suggest_option
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -88,8 +88,8 @@ class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in D
         if not self.control.bid:
             return None
         # Test backends keep their batches in memory; any other backend uses the broker.
-        keeper = getattr(self.task_result.task.get_backend(), "batch_keeper", get_broker)
-        return RunningBatch(self.control.bid, self.control.wid, keeper)
+        store = getattr(self.task_result.task.get_backend(), "batch_store", get_broker)
+        return RunningBatch(self.control.bid, self.control.wid, store)
 
     @property
     def cancelled(self) -> bool:
@@ -176,7 +176,7 @@ class FaktoryTask(GenericTask[P, R]):
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError that names the attribute's equivalent here, for users of other libraries."""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{named_here(name)}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{suggest_method(name)}")
 
     def __post_init__(self) -> None:
         # Zero-argument super() would fail: slots=True creates a second class, while __class__ still refers to the
@@ -186,7 +186,7 @@ class FaktoryTask(GenericTask[P, R]):
         for option in ("retry_on", "discard_on"):
             object.__setattr__(self, option, classes_of(getattr(self, option)))
         try:
-            object.__setattr__(self, "cron", crons(self.cron))
+            object.__setattr__(self, "cron", parse_crons(self.cron))
         except InvalidCron as error:
             raise InvalidTask(f"task {self.module_path}: cron: {error}") from None
         # The jobtype is set before RULES is applied, so that its rule checks the default too.
@@ -319,7 +319,7 @@ def new_task(*, func: Callable[..., Any], name: str | None = None, **options: An
     if unknown:
         raise TypeError(
             f"task {func.__module__}.{func.__qualname__}: unexpected option {min(unknown)!r}"
-            f"{option_meant(min(unknown), _OPTIONS)}; known: {', '.join(sorted(_OPTIONS))}"
+            f"{suggest_option(min(unknown), _OPTIONS)}; known: {', '.join(sorted(_OPTIONS))}"
         )
     return FaktoryTask(func=func, jobtype="" if name is None else name, **options)
 

@@ -20,14 +20,14 @@ from ..core.payloads import BatchStatus, JobPayload, NewBatch
 from ..errors import BatchClosed, FaktoryError, UnknownBatch
 from .compat import Task, task_backends
 
-_current: ContextVar[_Open | None] = ContextVar("django_faktory_batch", default=None)
+_current: ContextVar[_ActiveBatch | None] = ContextVar("django_faktory_batch", default=None)
 
 batch_committed = Signal()
 """Sent inside the transaction of a `with Batch(…)`, at its end, when callbacks may be due. Used by `testing`."""
 
 
-class Keeper(Protocol):
-    """Storage of batches, chosen by `FaktoryBackend.batch_keeper`: a Broker, or memory in tests."""
+class BatchStore(Protocol):
+    """Storage of batches, chosen by `FaktoryBackend.batch_store`: a Broker, or memory in tests."""
 
     @property
     def transactional(self) -> bool:
@@ -57,32 +57,32 @@ class Callback(NamedTuple):
     kwargs: Mapping[str, Any] = {}
 
 
-class _Open:
+class _ActiveBatch:
     """Base of the batches that newly enqueued jobs can join."""
 
     bid: str
     by = ""
     """The wid of the worker that adds jobs; set only inside a running member."""
 
-    def __init__(self, keeper: Callable[[], Keeper]) -> None:
-        self._keeper = keeper
-        self._outer: list[Token[_Open | None]] = []
+    def __init__(self, store: Callable[[], BatchStore]) -> None:
+        self._get_store = store
+        self._outer: list[Token[_ActiveBatch | None]] = []
 
     def status(self) -> BatchStatus:
         """Return the counters and the progress.
 
         Raises UnknownBatch if the batch ended more than FAKTORY["BATCH_TTL"] seconds ago.
         """
-        return self._keeper().batch_status(self.bid)
+        return self._get_store().batch_status(self.bid)
 
     def _open(self) -> None:
         self._outer.append(_current.set(self))
 
-    def _shut(self) -> None:
+    def _leave(self) -> None:
         _current.reset(self._outer.pop())
 
 
-class Batch(_Open):
+class Batch(_ActiveBatch):
     """Group jobs: `with Batch(success=report.callback(42)) as batch: resize.enqueue(1)`.
 
     `complete` is enqueued when every job was executed once. `success` is enqueued when every job has succeeded, and
@@ -103,7 +103,7 @@ class Batch(_Open):
         callbacks = [_checked(given) for given in (success, complete) if given is not None]
         if not callbacks:
             raise TypeError("Batch: expected success=… or complete=…, or both: a task, or task.callback(…)")
-        super().__init__(_backend_of(callbacks[0]).batch_keeper)
+        super().__init__(_backend_of(callbacks[0]).batch_store)
         self.bid = ""
         self.description = description
         self._success, self._complete = _job_of(success), _job_of(complete)
@@ -114,30 +114,30 @@ class Batch(_Open):
     def find(cls, bid: str) -> RunningBatch:
         """Return the batch with this id from any backend, for example to read its status. Raises UnknownBatch."""
         # A project may have several backends, and the id does not name its own.
-        for keeper in _keepers():
+        for store in _batch_stores():
             try:
-                keeper().batch_status(bid)
+                store().batch_status(bid)
             except UnknownBatch:
                 continue
-            return RunningBatch(bid, "", keeper)
+            return RunningBatch(bid, "", store)
         raise UnknownBatch(bid)
 
     def __enter__(self) -> Self:
         if self.bid:
             raise BatchClosed(self.bid, "its `with` was entered before; add to it from its own jobs, by context.batch")
         outer = _current.get()
-        keeper = self._keeper()
-        _refuse_to_wait(keeper)
+        store = self._get_store()
+        _refuse_to_wait(store)
         # Closes the transaction if new_batch raises; pop_all() hands it to __exit__ otherwise.
         with ExitStack() as scope:
-            scope.enter_context(keeper.atomic())
+            scope.enter_context(store.atomic())
             made = NewBatch(
                 description=self.description,
                 parent_bid=outer.bid if outer else "",
                 success=self._success,
                 complete=self._complete,
             )
-            self.bid = keeper.new_batch(made, by=outer.by if outer else "")
+            self.bid = store.new_batch(made, by=outer.by if outer else "")
             self._open()
             self._scope = scope.pop_all()
         return self
@@ -145,26 +145,26 @@ class Batch(_Open):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._shut()
+        self._leave()
         scope, self._scope = self._scope, None
         assert scope is not None  # noqa: S101  (__enter__ has set it)
         if error is None:
             with scope:
                 # Inside the scope, so that the jobs and the commit are one transaction.
-                self._keeper().commit_batch(self.bid)
+                self._get_store().commit_batch(self.bid)
                 batch_committed.send(type(self))
         else:
             scope.__exit__(kind, error, traceback)
 
 
-class RunningBatch(_Open):
+class RunningBatch(_ActiveBatch):
     """An existing batch: a running job's own (`context.batch`), or one returned by `Batch.find`.
 
     Jobs enqueued inside of `with context.batch:` join it; use `async with` in a coroutine.
     """
 
-    def __init__(self, bid: str, by: str, keeper: Callable[[], Keeper]) -> None:
-        super().__init__(keeper)
+    def __init__(self, bid: str, by: str, store: Callable[[], BatchStore]) -> None:
+        super().__init__(store)
         self.bid, self.by = bid, by
 
     @property
@@ -174,35 +174,35 @@ class RunningBatch(_Open):
         Reads the status. Raises UnknownBatch.
         """
         parent_bid = self.status().parent_bid
-        return RunningBatch(parent_bid, self.by, self._keeper) if parent_bid else None
+        return RunningBatch(parent_bid, self.by, self._get_store) if parent_bid else None
 
     def __enter__(self) -> Self:
         # BATCH OPEN is not needed: while the running member adds jobs, it keeps its batch and each ancestor from firing
         # their callbacks.
-        self._keeper().check_batch(self.bid, by=self.by)
+        self._get_store().check_batch(self.bid, by=self.by)
         self._open()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._shut()
+        self._leave()
 
     async def __aenter__(self) -> Self:
         # check_batch() queries the database, which Django permits in threads only.
-        await sync_to_async(self._keeper().check_batch)(self.bid, by=self.by)
+        await sync_to_async(self._get_store().check_batch)(self.bid, by=self.by)
         self._open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._shut()
+        self._leave()
 
 
-def current() -> _Open | None:
+def current() -> _ActiveBatch | None:
     """Return the batch that jobs enqueued now join, if any."""
     return _current.get()
 
 
 @contextmanager
-def in_none() -> Iterator[None]:
+def without_batch() -> Iterator[None]:
     """Enqueue inside without joining any batch.
 
     Used where a job is run while another one is being enqueued, as the test helpers do.
@@ -214,17 +214,17 @@ def in_none() -> Iterator[None]:
         _current.reset(token)
 
 
-def _keepers() -> list[Callable[[], Keeper]]:
-    backends = (getattr(backend, "batch_keeper", None) for backend in task_backends.all())
-    return [keeper for keeper in backends if keeper is not None] or [brokers.get_broker]
+def _batch_stores() -> list[Callable[[], BatchStore]]:
+    backends = (getattr(backend, "batch_store", None) for backend in task_backends.all())
+    return [store for store in backends if store is not None] or [brokers.get_broker]
 
 
-def _refuse_to_wait(keeper: Keeper) -> None:
+def _refuse_to_wait(store: BatchStore) -> None:
     """Raise FaktoryError inside an open transaction if batches live on a remote server.
 
     The jobs of the transaction go through the outbox, so they would arrive after the batch was committed.
     """
-    for alias in () if keeper.transactional else conf.outbox():
+    for alias in () if store.transactional else conf.outbox():
         if connections[alias].in_atomic_block:
             raise FaktoryError(
                 f"a batch on a Faktory server elsewhere: expected no open transaction of {alias!r}, got one; make it "
@@ -237,7 +237,7 @@ def _checked(given: Task[..., Any] | Callback) -> Callback:
     backend = getattr(callback.task, "get_backend", None)
     if backend is None:
         raise TypeError(f"Batch: expected a task, or task.callback(…), as callback, got {given!r:.80}")
-    if not hasattr(backend(), "batch_keeper"):
+    if not hasattr(backend(), "batch_store"):
         raise TypeError(f"Batch: expected a task of FaktoryBackend as callback, got {callback.task!r:.80}")
     return callback
 

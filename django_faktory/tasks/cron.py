@@ -23,11 +23,11 @@ from ..models.cron import CronEntry
 from ..store import notifier
 from ..store.cron import entries, runs
 from ..store.cron.entries import Definition
-from ..store.cron.runs import Enqueued
-from .arguments import decoded_call, encoded_call
+from ..store.cron.runs import EnqueuedJob
+from .arguments import decode_call, encode_call
 from .base import FaktoryTask, autodiscover, lookup, registered
 from .job_id import new_jid
-from .json_values import encoded, normalized
+from .json_values import encode_json, normalize
 from .redaction import told
 
 JOB_MEMBERS = ("retry", "reserve_for", "priority", "backtrace", "custom")
@@ -182,7 +182,7 @@ def task_of(jobtype: str) -> FaktoryTask[..., Any] | None:
         return None
 
 
-def enqueue(entry: CronEntry) -> Enqueued:
+def enqueue(entry: CronEntry) -> EnqueuedJob:
     """Build and push the job of an entry.
 
     A task is enqueued with `enqueue` and its middleware; other jobtypes are pushed as by a client. Propagates every
@@ -193,18 +193,18 @@ def enqueue(entry: CronEntry) -> Enqueued:
         job = _payload(entry)
         for refused in filter(None, brokers.get_broker().push([job])):
             raise refused
-        return Enqueued(job.jid, job.queue)
+        return EnqueuedJob(job.jid, job.queue)
     if entry.queue:
         task = task.using(queue_name=entry.queue)
     args, kwargs = jsontext.decode(entry.args), jsontext.decode(entry.kwargs)
     # Decode the references, because `enqueue` would wrap them as plain dicts.
     if not task.plain_json:
-        args, kwargs = decoded_call(args, kwargs)
+        args, kwargs = decode_call(args, kwargs)
     result = task.enqueue(*args, **kwargs)
-    return Enqueued(result.id, task.queue_name)
+    return EnqueuedJob(result.id, task.queue_name)
 
 
-def run_now(entry: CronEntry, *, using: str) -> Enqueued:
+def run_now(entry: CronEntry, *, using: str) -> EnqueuedJob:
     """Enqueue the entry's job at once, ignoring its pause and overlap policy.
 
     Raises FaktoryError if the job cannot be created.
@@ -236,8 +236,8 @@ def _call_of(
         # bind() finds wrong arguments at start instead of at the first tick.
         # None takes the place of the context, which the worker passes.
         signature(task.func).bind(*([None] if task.takes_context else []), *args, **kwargs)
-        positional, named = encoded_call(args, kwargs, plain_json=task.plain_json or is_json)
-        return encoded(positional), encoded(named)
+        positional, named = encode_call(args, kwargs, plain_json=task.plain_json or is_json)
+        return encode_json(positional), encode_json(named)
     except (TypeError, ValueError, FaktoryError) as error:
         raise InvalidCron("args", f"{task.jobtype} cannot be called with them: {error}") from error
 
@@ -255,7 +255,7 @@ def _of_another_language(rest: Definition, jobtype: Any, args: Any, job: Any) ->
     texts = {}
     for field, value in (("args", args), ("job", job)):
         try:
-            texts[field] = encoded(normalized(value))
+            texts[field] = encode_json(normalize(value))
         except (TypeError, ValueError, FaktoryError) as error:
             raise InvalidCron(field, f"JSON cannot hold it: {error}") from error
     found = rest._replace(args=texts["args"], job=texts["job"])

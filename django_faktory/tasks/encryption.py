@@ -29,23 +29,25 @@ def is_wanted(encrypt: bool | None) -> bool:
     return bool(conf.get("ENCRYPT_ARGUMENTS")) if encrypt is None else encrypt
 
 
-def seal(jobtype: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, tells_same: bool) -> list[Any]:
+def encrypt_arguments(
+    jobtype: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, with_fingerprint: bool
+) -> list[Any]:
     """Encrypt with the first key; return the arguments that replace these. Keyword arguments are included.
 
-    `tells_same` adds a fingerprint that equal arguments share, for uniqueness and locks. Raises CannotEncrypt.
+    `with_fingerprint` adds a fingerprint that equal arguments share, for uniqueness and locks. Raises CannotEncrypt.
     """
     fernet = _fernet(CannotEncrypt)
     # The jobtype is encrypted too: a token copied into a job of another task is rejected there.
     text = jsontext.encode([jobtype, args, kwargs])
     jsontext.check_depth(text)
     envelope = {SEALED: fernet.encrypt(_bytes(text)).decode()}
-    if tells_same:
+    if with_fingerprint:
         # Fernet tokens of equal texts differ, so the fingerprint is what can be compared.
-        envelope[SAME] = _mark(text)
+        envelope[SAME] = _fingerprint(text)
     return [envelope]
 
 
-def is_sealed(args: Sequence[Any]) -> bool:
+def is_encrypted(args: Sequence[Any]) -> bool:
     """Return True if these are encrypted arguments."""
     return len(args) == 1 and type(args[0]) is dict and SEALED in args[0] and _is_token(args[0][SEALED])
 
@@ -55,9 +57,9 @@ def _is_token(value: object) -> bool:
     return isinstance(value, str) and value.startswith(_BEGINNING) and len(value) >= _SHORTEST
 
 
-def opened(jobtype: str, args: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+def decrypt_arguments(jobtype: str, args: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Decrypt arguments with any of the keys and check the jobtype. Raises CannotDecrypt, InvalidPayload."""
-    found = _open(args[0][SEALED])
+    found = _decrypt(args[0][SEALED])
     # Any of the keys may decrypt a token, so the content proves that it belongs to this jobtype.
     match found:
         case [str(own), list(positional), dict(named)] if own == jobtype:
@@ -65,14 +67,14 @@ def opened(jobtype: str, args: Sequence[Any]) -> tuple[list[Any], dict[str, Any]
     raise InvalidPayload("args: they were encrypted for another jobtype, or are no arguments")
 
 
-def seal_value(value: Any) -> dict[str, str]:
+def encrypt_value(value: Any) -> dict[str, str]:
     """Return the encrypted form of a result."""
     return {SEALED: _fernet(CannotEncrypt).encrypt(_bytes(jsontext.encode(value))).decode()}
 
 
-def opened_value(value: Any) -> Any:
+def decrypt_value(value: Any) -> Any:
     """Decrypt a result; return a plain one unchanged. Raises CannotDecrypt."""
-    return _open(value[SEALED]) if isinstance(value, dict) and value.keys() == {SEALED} else value
+    return _decrypt(value[SEALED]) if isinstance(value, dict) and value.keys() == {SEALED} else value
 
 
 def problem() -> str:
@@ -84,7 +86,7 @@ def problem() -> str:
     return ""
 
 
-def _open(token: object) -> Any:
+def _decrypt(token: object) -> Any:
     fernet = _fernet(CannotDecrypt)
     from cryptography.fernet import InvalidToken  # an optional dependency
 
@@ -103,7 +105,7 @@ def _fernet(error: type[CannotDecrypt | CannotEncrypt]) -> MultiFernet:
     if not keys:
         raise error("FAKTORY['ENCRYPTION_KEYS']: expected one key or more, got none")
     try:
-        return _made(tuple(keys))
+        return _make_fernet(tuple(keys))
     except ImportError:
         raise error("cryptography is not installed: pip install django-faktory[crypto]") from None
     except (TypeError, ValueError):  # `from None`: the cause could contain a part of a key
@@ -115,13 +117,13 @@ def _fernet(error: type[CannotDecrypt | CannotEncrypt]) -> MultiFernet:
 
 # Cached by keys, so that a changed setting takes effect.
 @lru_cache(maxsize=8)
-def _made(keys: tuple[str, ...]) -> MultiFernet:
+def _make_fernet(keys: tuple[str, ...]) -> MultiFernet:
     from cryptography.fernet import Fernet, MultiFernet  # an optional dependency
 
     return MultiFernet([Fernet(key) for key in keys])
 
 
-def _mark(text: str) -> str:
+def _fingerprint(text: str) -> str:
     """Return the fingerprint of a call: equal for equal calls under the same first key.
 
     It is keyed, so that guesses cannot be verified without the key.

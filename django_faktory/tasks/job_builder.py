@@ -1,4 +1,4 @@
-"""Builds jobs from calls of tasks: what all jobs of one enqueue share is computed once by `Mould`."""
+"""Builds jobs from calls of tasks: what all jobs of one enqueue share is computed once by `JobBuilder`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from .. import conf
 from ..core.json import jsontext
-from ..core.payloads import JobForm, JobPayload
+from ..core.payloads import JobPayload, JobTemplate
 from ..errors import InvalidPayload
 from . import batch as batches
 from . import encryption
@@ -21,13 +21,13 @@ from .middleware import Call
 from .validation import TIMEOUT_MARGIN_S
 
 
-class Mould:
+class JobBuilder:
     """Job builder for one task at one moment."""
 
     def __init__(self, task: FaktoryTask[..., Any], enqueued_at: datetime) -> None:
         self._task = task
-        self._is_sealed = encryption.is_wanted(task.encrypt)
-        self._form = JobForm(
+        self._is_encrypted = encryption.is_wanted(task.encrypt)
+        self._form = JobTemplate(
             jobtype=task.jobtype,
             queue=task.queue_name,
             priority=int(task.priority),
@@ -55,13 +55,15 @@ class Mould:
     def _arguments(self, result: TaskResult[..., Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments as the job carries them: encrypted if the task or the project asks for it."""
         task = self._task
-        if not self._is_sealed:
-            if task.plain_json and encryption.is_sealed(result.args):
+        if not self._is_encrypted:
+            if task.plain_json and encryption.is_encrypted(result.args):
                 raise InvalidPayload("args[0]: expected no Fernet token in $encrypted: it would be decrypted")
             return result.args, result.kwargs
         # Uniqueness and locks compare arguments, which encryption makes different each time: ask for a fingerprint.
-        tells_same = task.unique_for is not None or task.lock is not None or bool(conf.get("LOCKET"))
-        return encryption.seal(task.jobtype, result.args, result.kwargs, tells_same=tells_same), {}
+        with_fingerprint = task.unique_for is not None or task.lock is not None or bool(conf.get("LOCKET"))
+        return encryption.encrypt_arguments(
+            task.jobtype, result.args, result.kwargs, with_fingerprint=with_fingerprint
+        ), {}
 
 
 def _reserve_for(task: FaktoryTask[..., Any]) -> int:

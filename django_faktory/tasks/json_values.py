@@ -15,7 +15,7 @@ from ..core.json import jsontext
 UNCHANGED = frozenset({str, int, bool, type(None)})
 
 
-def normalized(value: Any) -> Any:
+def normalize(value: Any) -> Any:
     """Return `value` as lists, dicts and plain scalars.
 
     Raises TypeError or ValueError for values that JSON cannot represent.
@@ -25,13 +25,13 @@ def normalized(value: Any) -> Any:
     if kind in UNCHANGED:
         return value
     if kind is dict:
-        return {normalized(key): normalized(item) for key, item in value.items()}
+        return {normalize(key): normalize(item) for key, item in value.items()}
     if kind is list or kind is tuple:
-        return [normalized(item) for item in value]
-    return plain(value, normalized)
+        return [normalize(item) for item in value]
+    return plain(value, normalize)
 
 
-def encoded(value: Any) -> str:
+def encode_json(value: Any) -> str:
     """Return the JSON text of a normalized value. Raises InvalidPayload if it nests deeper than MAX_DEPTH."""
     text = jsontext.encode(value)
     jsontext.check_depth(text)
@@ -41,7 +41,7 @@ def encoded(value: Any) -> str:
 def plain(value: Any, each: Callable[[Any], Any]) -> Any:
     """Convert a value of a type that is not exactly one of JSON's; `each` converts its items.
 
-    Raises TypeError or ValueError like `normalized`.
+    Raises TypeError or ValueError like `normalize`.
     """
     match value:
         # The methods of the base class, because subclasses may override them (SafeString, StrEnum).
@@ -56,7 +56,7 @@ def plain(value: Any, each: Callable[[Any], Any]) -> Any:
         case bytes():
             return _decoded(value)
         case Mapping():
-            return {normalized(key): each(item) for key, item in value.items()}
+            return {normalize(key): each(item) for key, item in value.items()}
         case Sequence() if not isinstance(value, bytearray | memoryview):
             return [each(item) for item in value]
     raise TypeError(

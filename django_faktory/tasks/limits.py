@@ -22,7 +22,7 @@ PLACES = {"queues": Scope.QUEUE, "tasks": Scope.TASK, "keys": Scope.KEY}
 """Keys of `FAKTORY["LIMITS"]` and their scopes."""
 
 
-class Wrong(NamedTuple):
+class InvalidDefinition(NamedTuple):
     """An invalid limit of the settings, and its place."""
 
     place: str
@@ -54,7 +54,9 @@ def set_limit(scope: str, name: str, value: object) -> Limit:
     """Create or change a limit, as an edit in the admin does: it overrides code. Raises InvalidLimit."""
     if scope not in list(Scope):
         raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")
-    return limit_definitions.put(scope, checked_name(scope, name), Allowance.of(value), using=conf.get("DATABASE"))
+    return limit_definitions.save_limit(
+        scope, checked_name(scope, name), Allowance.of(value), using=conf.get("DATABASE")
+    )
 
 
 def remove_limit(scope: str, name: str) -> bool:
@@ -67,13 +69,13 @@ def remove_limit(scope: str, name: str) -> bool:
 
 def as_in_code(limit: Limit, *, using: str) -> bool:
     """Reset an edited limit: the definition in code takes effect at once. Return whether it was edited."""
-    if not limit_definitions.take_edit_back(limit, using=using):
+    if not limit_definitions.revert_edit(limit, using=using):
         return False
     autodiscover()  # a web process may not have imported its tasks
     for one in read():
         # Without this the limit would differ from the code until the next `sync`.
         if isinstance(one, Definition) and (one.scope, one.name) == (limit.scope, limit.name):
-            limit_definitions.put(*one, using=using, origin=Limit.Origin.CODE)
+            limit_definitions.save_limit(*one, using=using, origin=Limit.Origin.CODE)
     return True
 
 
@@ -91,13 +93,13 @@ def definitions() -> Iterator[Definition]:
     # A dict removes duplicates: settings are read last, so they replace the task's definition.
     found: dict[tuple[str, str], Definition] = {}
     for one in read():
-        if isinstance(one, Wrong):
+        if isinstance(one, InvalidDefinition):
             raise InvalidLimit(f"{one.place}: {one.problem}")
         found[one.scope, one.name] = one
     yield from found.values()
 
 
-def read() -> Iterator[Definition | Wrong]:
+def read() -> Iterator[Definition | InvalidDefinition]:
     """Yield each limit, or the problem with it."""
     # A limit_key limits keys; their kind, the part before the colon, is the jobtype.
     for task in registered():
@@ -106,40 +108,40 @@ def read() -> Iterator[Definition | Wrong]:
             yield Definition(scope, task.jobtype, Allowance.of(task.limit))
     settings = conf.get("LIMITS")
     if not isinstance(settings, Mapping):
-        told = f'expected a dict such as {{"queues": {{"mail": 5}}}}, got {settings!r:.80}'
-        yield Wrong("LIMITS", told, is_place=True)
+        message = f'expected a dict such as {{"queues": {{"mail": 5}}}}, got {settings!r:.80}'
+        yield InvalidDefinition("LIMITS", message, is_place=True)
         return
     for place, entries in settings.items():
         if place not in PLACES and place != "workers":
             known = ", ".join(map(repr, [*PLACES, "workers"]))
-            yield Wrong("LIMITS", f"no such scope: {place!r:.80}; known: {known}", is_place=True)
+            yield InvalidDefinition("LIMITS", f"no such scope: {place!r:.80}; known: {known}", is_place=True)
         elif not isinstance(entries, Mapping):
-            yield Wrong(f"LIMITS[{place!r}]", f"expected a dict of names and limits, got {entries!r:.80}")
+            yield InvalidDefinition(f"LIMITS[{place!r}]", f"expected a dict of names and limits, got {entries!r:.80}")
         elif place == "workers":  # no rows: each worker limits its own FETCHes
             yield from filter(None, (_of_worker(name, value) for name, value in entries.items()))
         else:
             yield from (_entry(place, name, value) for name, value in entries.items())
 
 
-def _of_worker(name: object, value: object) -> Wrong | None:
+def _of_worker(name: object, value: object) -> InvalidDefinition | None:
     where = f"LIMITS['workers'][{name!r:.80}]"
     try:
         checked_name(Scope.QUEUE, name)
         allowed = Allowance.of(value)
     except InvalidLimit as error:
-        return Wrong(where, str(error))
+        return InvalidDefinition(where, str(error))
     # A worker caps its concurrent jobs by itself; a rate needs the shared rows of the database.
     if isinstance(value, int) and allowed.concurrency == value:
         return None
-    return Wrong(where, f"expected a whole number of jobs at a time, got {value!r:.80}")
+    return InvalidDefinition(where, f"expected a whole number of jobs at a time, got {value!r:.80}")
 
 
-def _entry(place: str, name: object, value: object) -> Definition | Wrong:
+def _entry(place: str, name: object, value: object) -> Definition | InvalidDefinition:
     where = f"LIMITS[{place!r}][{name!r:.80}]"
     try:
         return Definition(PLACES[place], checked_name(PLACES[place], name), Allowance.of(value))
     except InvalidLimit as error:
-        return Wrong(where, str(error))
+        return InvalidDefinition(where, str(error))
 
 
 def checked_name(scope: str, name: object) -> str:

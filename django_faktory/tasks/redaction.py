@@ -55,7 +55,7 @@ def shown_job(jobtype: str, text: str) -> str:
         return jsontext.encode(HIDDEN)
 
 
-def hides(jobtype: str, text: str) -> bool:
+def is_redacted(jobtype: str, text: str) -> bool:
     """Return True if a part of this job is redacted: then a page must not offer the job for editing."""
     if not is_on():
         return False

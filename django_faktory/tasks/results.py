@@ -51,7 +51,7 @@ class Custom(msgspec.Struct):
     callback_of: Any = msgspec.field(name="_bid", default=None)
 
 
-class Call(msgspec.Struct):
+class ParsedCall(msgspec.Struct):
     """The members of a job's JSON that a worker needs: the task, its arguments, and how to report failures."""
 
     jobtype: str
@@ -68,15 +68,15 @@ class Call(msgspec.Struct):
         return (self.custom and self.custom.kwargs) or {}
 
     @property
-    def is_sealed(self) -> bool:
+    def is_encrypted(self) -> bool:
         """True if the arguments are encrypted."""
-        return encryption.is_sealed(self.args)
+        return encryption.is_encrypted(self.args)
 
-    def opened(self) -> Call:
+    def decrypt_arguments(self) -> ParsedCall:
         """Return the call with decrypted arguments. Raises CannotDecrypt, InvalidPayload."""
-        if not self.is_sealed:
+        if not self.is_encrypted:
             return self
-        args, kwargs = encryption.opened(self.jobtype, self.args)
+        args, kwargs = encryption.decrypt_arguments(self.jobtype, self.args)
         custom = msgspec.structs.replace(self.custom or Custom(), kwargs=kwargs)
         return msgspec.structs.replace(self, args=args, custom=custom)
 
@@ -113,12 +113,12 @@ class _LatestFailure(msgspec.Struct):
     retry_count: int = 0
 
 
-_calls = msgspec.json.Decoder(Call)
+_calls = msgspec.json.Decoder(ParsedCall)
 _histories = msgspec.json.Decoder(list[Attempt])
 _failures = msgspec.json.Decoder(_LatestFailure)
 
 
-def call_of(text: str) -> Call:
+def call_of(text: str) -> ParsedCall:
     """Parse a job's JSON. Raises InvalidPayload if it is not a job."""
     try:
         return _calls.decode(text)
@@ -127,7 +127,7 @@ def call_of(text: str) -> Call:
         # message that names the error.
         decoded = jsontext.decode(text)
     try:
-        return msgspec.convert(decoded, Call)
+        return msgspec.convert(decoded, ParsedCall)
     except msgspec.ValidationError as error:
         raise InvalidPayload(f"invalid job: {error}") from error
 
@@ -186,12 +186,12 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
     if job.result is not None:
         value = jsontext.decode(job.result)
         # The dataclass is frozen, and Django sets the value in the same way.
-        object.__setattr__(result, "_return_value", encryption.opened_value(value) if call.is_sealed else value)
+        object.__setattr__(result, "_return_value", encryption.decrypt_value(value) if call.is_encrypted else value)
     return result
 
 
 def running(
-    reservation: Reservation, task: FaktoryTask[..., Any], call: Call, *, failures: int
+    reservation: Reservation, task: FaktoryTask[..., Any], call: ParsedCall, *, failures: int
 ) -> TaskResult[..., Any]:
     """Return the result of a job that starts now; `failures` counts failures before this attempt."""
     runs = runs_of(reservation.history) if reservation.history else []
@@ -248,7 +248,7 @@ def task_error(attempt: Attempt) -> TaskError:
     return TaskError(exception_class_path=path, traceback=f"{told}\n")
 
 
-def _as_enqueued(task: FaktoryTask[..., Any], job: Job, call: Call, backend: str) -> FaktoryTask[..., Any]:
+def _as_enqueued(task: FaktoryTask[..., Any], job: Job, call: ParsedCall, backend: str) -> FaktoryTask[..., Any]:
     """Return the task with the options that `using` set for this job; unchanged if the backend rejects them."""
     changes: dict[str, Any] = {"priority": job.priority, "queue_name": job.queue, "backend": backend}
     changes |= {"run_after": _instant(call.at), "about": job.about or ""}

@@ -36,9 +36,11 @@ def known() -> dict[str, str]:
 
 
 @contextmanager
-def known_as(told: Mapping[str, Any]) -> Iterator[None]:
+def known_as(values: Mapping[str, Any]) -> Iterator[None]:
     """Set the context to these values inside the block, and clear missing ones. Malformed values count as missing."""
-    tokens = [(variable, variable.set(_in_form(told.get(name), form))) for name, (variable, form) in _VARIABLES.items()]
+    tokens = [
+        (variable, variable.set(_in_form(values.get(name), form))) for name, (variable, form) in _VARIABLES.items()
+    ]
     try:
         yield
     finally:
@@ -50,12 +52,12 @@ def request_context(get_response: View) -> View:
     """Django middleware that reads the `traceparent` and `X-Request-ID` headers, and generates a missing id."""
 
     async def around_async(request: HttpRequest) -> HttpResponseBase:
-        with known_as(_told_by(request)):
+        with known_as(_read_headers(request)):
             answered: Awaitable[HttpResponseBase] = get_response(request)
             return await answered
 
     def around(request: HttpRequest) -> HttpResponseBase:
-        with known_as(_told_by(request)):
+        with known_as(_read_headers(request)):
             response: HttpResponseBase = get_response(request)
             return response
 
@@ -67,7 +69,7 @@ request_context.sync_capable = True  # type: ignore[attr-defined]  # attributes 
 request_context.async_capable = True  # type: ignore[attr-defined]
 
 
-def _told_by(request: HttpRequest) -> dict[str, str]:
+def _read_headers(request: HttpRequest) -> dict[str, str]:
     # The header is the client's: a value of another form could forge log lines.
     given = _in_form(request.headers.get("X-Request-ID"), _VARIABLES["request_id"][1])
     return {"traceparent": request.headers.get("traceparent", ""), "request_id": given or secrets.token_hex(16)}

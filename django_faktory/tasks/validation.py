@@ -49,14 +49,14 @@ _CALLS_ELSEWHERE = {
 """Method names of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, with their equivalents here."""
 
 
-def option_meant(name: str, known: Iterable[str]) -> str:
+def suggest_option(name: str, known: Iterable[str]) -> str:
     """Return a hint at a similar option, as the end of an error message; "" if none is similar."""
     # Names of other libraries first: a similar spelling is a worse guess than a known meaning.
     near = [_OPTIONS_ELSEWHERE[name]] if name in _OPTIONS_ELSEWHERE else get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def named_here(name: str) -> str:
+def suggest_method(name: str) -> str:
     """Return a hint at the equivalent of another library's method, as the end of an error message, or ""."""
     return f": here it is {_CALLS_ELSEWHERE[name]}" if name in _CALLS_ELSEWHERE else ""
 

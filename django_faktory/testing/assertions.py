@@ -14,7 +14,7 @@ from ..core.lifecycle import State
 from ..core.payloads import JobPayload, NewBatch
 from ..errors import FaktoryError
 from ..models import Batch, Job
-from ..tasks.arguments import encoded_call
+from ..tasks.arguments import encode_call
 from ..tasks.base import FaktoryTask
 from ..tasks.compat import Task, task_backends
 from ..tasks.results import call_of
@@ -130,7 +130,7 @@ def _checked(
     jobtype = _jobtype(task)
     plain = isinstance(task, FaktoryTask) and task.plain_json
     # Encoded like the job's own arguments: a test may pass model instances, dates and tuples.
-    wanted_args, wanted_kwargs = encoded_call(args or (), kwargs or {}, plain_json=plain)
+    wanted_args, wanted_kwargs = encode_call(args or (), kwargs or {}, plain_json=plain)
     found = [
         job
         for job in jobs
@@ -143,10 +143,11 @@ def _checked(
         return found
     how_many = "at least one job" if count is None else f"{count} job{'' if count == 1 else 's'}"
     limits = {"args": args, "kwargs": kwargs, "queue": queue}
-    told = ", ".join(f"{name}={value!r}" for name, value in limits.items() if value is not None)
+    conditions = ", ".join(f"{name}={value!r}" for name, value in limits.items() if value is not None)
     waiting = "".join(f"\n  {job}" for job in jobs) or " nothing"
     raise AssertionError(
-        f"expected {how_many} of {jobtype}{f' with {told}' if told else ''}, got {len(found)}; what waits:{waiting}"
+        f"expected {how_many} of {jobtype}{f' with {conditions}' if conditions else ''}, got {len(found)}; "
+        f"waiting jobs:{waiting}"
     )
 
 
@@ -159,10 +160,10 @@ def _jobtype(task: Task[..., Any]) -> str:
 
 
 def _stored() -> Iterator[EnqueuedJob]:
-    if not _asks_the_database():
+    if not _uses_database():
         return
     for job in Job.objects.using(conf.get("DATABASE")).in_state(*_WAITING).order_by("pk"):
-        call = call_of(job.payload).opened()
+        call = call_of(job.payload).decrypt_arguments()
         yield EnqueuedJob(
             jid=job.jid,
             jobtype=job.jobtype,
@@ -192,7 +193,7 @@ def _in_memory() -> Iterator[EnqueuedJob]:
             )
 
 
-def _asks_the_database() -> bool:
+def _uses_database() -> bool:
     """Return False if the database can have no jobs: a SimpleTestCase must not query it."""
     if all(isinstance(backend, DummyBackend | ImmediateBackend) for backend in task_backends.all()):
         return False
@@ -202,7 +203,7 @@ def _asks_the_database() -> bool:
 
 
 def _stored_batches() -> Iterator[tuple[str, NewBatch]]:
-    rows = Batch.objects.using(conf.get("DATABASE")).order_by("pk") if _asks_the_database() else ()
+    rows = Batch.objects.using(conf.get("DATABASE")).order_by("pk") if _uses_database() else ()
     for row in rows:
         made = NewBatch(
             description=row.description,
@@ -222,7 +223,7 @@ def _batches_in_memory() -> Iterator[tuple[str, NewBatch]]:
 def _callback(job: JobPayload | None) -> EnqueuedJob | None:
     if job is None:
         return None
-    call = call_of(job.text).opened()
+    call = call_of(job.text).decrypt_arguments()
     return EnqueuedJob(
         jid=job.jid,
         jobtype=job.jobtype,

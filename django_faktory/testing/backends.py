@@ -29,8 +29,8 @@ from ..errors import FaktoryError, NotUnique
 from ..tasks.base import FaktoryTask, P, R, lookup
 from ..tasks.compat import Task, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 from ..tasks.results import Attempt, JobResult, call_of
-from .memory_batches import MemoryBatches
-from .recorded_execution import Watched
+from .memory_batches import MemoryBatchStore
+from .recorded_execution import RecordedExecution
 
 MOST_ATTEMPTS = 100
 """Attempts after which an immediate job is left READY: with the real backoff they would take years."""
@@ -46,9 +46,9 @@ class _TestBackend(FaktoryBackend):
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
         self._locks: dict[str, tuple[str, datetime]] = {}
-        self.batches = MemoryBatches(fire=self._fire, forget=self._forget)
+        self.batches = MemoryBatchStore(fire=self._fire, forget=self._forget)
 
-    def batch_keeper(self) -> MemoryBatches:
+    def batch_store(self) -> MemoryBatchStore:
         """Return the batches of this backend, because its jobs are in memory."""
         return self.batches
 
@@ -68,7 +68,7 @@ class _TestBackend(FaktoryBackend):
         # The batch is checked first: a rejected job must not keep a lock.
         refusal = self.batches.refusal(job) or self._lock(job)
         if refusal is None:
-            self.batches.joined(job)
+            self.batches.record_member(job)
         return refusal
 
     def _lock(self, job: JobPayload) -> FaktoryError | None:
@@ -185,7 +185,7 @@ class ImmediateBackend(_TestBackend):
             job = self._taken.pop(result.id)
             try:
                 if job.at is None or job.at <= timezone.now():
-                    self.batches.ended(job, self._run(result, job))
+                    self.batches.record_end(job, self._run(result, job))
             finally:
                 self._unlock(job)  # a dead job too: its lock must not affect the next test
 
@@ -197,7 +197,7 @@ class ImmediateBackend(_TestBackend):
         if parent_bid := self.batches.kept[bid].made.parent_bid:
             custom["_pbid"] = jsontext.encode(parent_bid)
         told = structs.replace(job, text=jsontext.join({**text, "custom": jsontext.join(custom.items())}.items()))
-        self.batches.callback_ended(bid, kind, self._run(_result_of(told, backend=self.alias), told, bid))
+        self.batches.record_callback_end(bid, kind, self._run(_result_of(told, backend=self.alias), told, bid))
 
     def _run(self, result: TaskResult[..., Any], job: JobPayload, callback_of: str = "") -> State:
         """Run attempts until the job has ended; return its final state."""
@@ -209,7 +209,7 @@ class ImmediateBackend(_TestBackend):
             reservation = _reserved(job, attempts)
             # The registered task has the alias of its own backend; this job was enqueued to this one.
             task = cast("FaktoryTask[..., Any]", result.task)
-            execution = Watched(reservation, call_of(job.text), replace(task, backend=self.alias))
+            execution = RecordedExecution(reservation, call_of(job.text), replace(task, backend=self.alias))
             with self.batches.running(job, callback_of):
                 report = execution.perform(_no_store)
             # The caller has this result object already, so its fields are updated in place; it is frozen.
@@ -273,7 +273,7 @@ def _attempt(reservation: Reservation, failure: Failure) -> Attempt:
 
 def _result_of(job: JobPayload, *, backend: str) -> TaskResult[..., Any]:
     """Return the result of a callback that is enqueued now."""
-    call = call_of(job.text).opened()
+    call = call_of(job.text).decrypt_arguments()
     task = replace(lookup(job.jobtype), backend=backend, queue_name=job.queue, priority=job.priority)
     return JobResult(
         task=task,

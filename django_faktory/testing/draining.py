@@ -30,7 +30,7 @@ from ..tasks.compat import TaskResult
 from ..tasks.results import call_of
 from ..worker.execution import prepare
 from .clock import Clock
-from .recorded_execution import Watched
+from .recorded_execution import RecordedExecution
 
 MOST_JOBS = 1000
 """Attempts after which `drain` assumes an endless loop."""
@@ -116,7 +116,7 @@ class _Drain:
 
     def _run_ready(self) -> None:
         while True:
-            self._keep_house()
+            self._run_maintenance()
             queues = self._queues()
             # One job at a time, so that a job that it enqueues with a higher priority runs next.
             [found] = self._broker.fetch([FetchRequest(queues=queues, wid=WID)]) if queues else [[]]
@@ -131,7 +131,7 @@ class _Drain:
                 )
             self._perform(found[0])
 
-    def _keep_house(self) -> None:
+    def _run_maintenance(self) -> None:
         alias, moment = self._broker.alias, self._clock.for_store()
         # The steps of maintenance that depend on time. Loops, because each call handles a bounded number of rows.
         while due_work.enqueue_due(using=alias, now=moment):
@@ -157,17 +157,17 @@ class _Drain:
             self._report(replace(found, verdict="", retry_in_s=None) if found.verdict == "later" else found)
             self._note(reservation, None, FaktoryError(found.message))
             return
-        watched = Watched(reservation, call_of(reservation.text), found.task)
-        told: list[TrackUpdate] = []
-        watched.control.tell = lambda percent, note, _: told.append(
+        execution = RecordedExecution(reservation, call_of(reservation.text), found.task)
+        updates: list[TrackUpdate] = []
+        execution.control.tell = lambda percent, note, _: updates.append(
             TrackUpdate(jid=reservation.jid, wid=WID, percent=percent, desc=note)
         )
         with _as_if_committed():
-            report = watched.perform(self._broker)
-        if told:
-            self._broker.track_set(told[-1:])  # after the run: a task's event loop must not query
+            report = execution.perform(self._broker)
+        if updates:
+            self._broker.track_set(updates[-1:])  # after the run: a task's event loop must not query
         self._report(report)
-        self._note(reservation, watched, watched.error)
+        self._note(reservation, execution, execution.error)
 
     def _report(self, report: Ack | Failure | None) -> None:
         match report:
@@ -178,7 +178,7 @@ class _Drain:
             case Failure():
                 self._broker.fail([report])
 
-    def _note(self, reservation: Reservation, execution: Watched | None, error: BaseException | None) -> None:
+    def _note(self, reservation: Reservation, execution: RecordedExecution | None, error: BaseException | None) -> None:
         row = Job.objects.using(self._broker.alias).filter(jid=reservation.jid).first()
         # A deleted row has no state to read: without a `result_ttl` a finished row is deleted at once.
         gone = State.DISCARDED if error else State.SUCCEEDED

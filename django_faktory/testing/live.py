@@ -119,7 +119,7 @@ class LiveFaktory:
         self.url = f"tcp://{host}:{port}"
         # Scheduled jobs and retries need the same loop as in production.
         maintenance = Maintenance(alias, on_lost=server.drop, on_work=server.wake)
-        server.on_scheduled = maintenance.expect
+        server.on_scheduled = maintenance.wake_by
         self._run("maintenance", maintenance.run, maintenance.stop)
         if self._concurrency:
             queues = tuple(self._queues or registered_queues())

@@ -20,7 +20,7 @@ from ..errors import BatchClosed, FaktoryError, UnknownBatch
 
 
 @dataclass(slots=True, kw_only=True)
-class Kept:
+class MemoryBatch:
     """A batch with the counters that `batch_rules` reads."""
 
     bid: str
@@ -60,7 +60,7 @@ class Kept:
         return self.made.success is not None
 
 
-class MemoryBatches:
+class MemoryBatchStore:
     """The batch store that `Batch` requires.
 
     `fire` receives a callback when it is due, `forget` the ids of batches that an exception rolled back.
@@ -71,14 +71,14 @@ class MemoryBatches:
     def __init__(
         self, *, fire: Callable[[JobPayload, str, Kind], None], forget: Callable[[Collection[str]], None]
     ) -> None:
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, MemoryBatch] = {}
         self._fire = fire
         self._forget = forget
         self._level = 0
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
-        """Open a transaction; see `Keeper`. Callbacks fire when the outermost block has ended, as after a commit."""
+        """Open a transaction; see `BatchStore`. Callbacks fire when the outermost block ends, as after a commit."""
         # A shallow copy of each batch suffices as a savepoint, because its fields are immutable.
         saved = {bid: replace(batch) for bid, batch in self.kept.items()}
         self._level += 1
@@ -96,7 +96,7 @@ class MemoryBatches:
 
     def new_batch(self, batch: NewBatch, *, by: str = "") -> str:  # noqa: ARG002  (one thread: who runs is inside)
         """Create a batch and return its id; see Broker."""
-        made = Kept(bid=f"b-{uuid4().hex}", made=batch)
+        made = MemoryBatch(bid=f"b-{uuid4().hex}", made=batch)
         if batch.parent_bid:
             parent = self._open(batch.parent_bid)
             parent.open_children += 1
@@ -138,7 +138,7 @@ class MemoryBatches:
             return error
         return None
 
-    def joined(self, job: JobPayload) -> None:
+    def record_member(self, job: JobPayload) -> None:
         """Count a new member."""
         if kept := self._of(job):
             kept.total += 1
@@ -160,7 +160,7 @@ class MemoryBatches:
             for one in inside:
                 one.working -= 1
 
-    def ended(self, job: JobPayload, to: State) -> None:
+    def record_end(self, job: JobPayload, to: State) -> None:
         """Count a member's end. A member given up after too many failures counts as dead."""
         if kept := self._of(job):
             counted = batch_rules.count(to, has_run=False, counts_failed=False, succeeded=to is State.SUCCEEDED)
@@ -170,7 +170,7 @@ class MemoryBatches:
             kept.is_broken |= counted.breaks
             self.settle()
 
-    def callback_ended(self, bid: str, kind: Kind, to: State) -> None:
+    def record_callback_end(self, bid: str, kind: Kind, to: State) -> None:
         """Record a callback's end."""
         kept = self._known(bid)
         if to is State.SUCCEEDED:
@@ -184,10 +184,10 @@ class MemoryBatches:
         """Perform all due steps, those of the deepest batch first, until none is left."""
         # Children first, as in the store: a parent's step may depend on the final state of its children.
         # any() stops at the first batch with steps, so that deeper batches are examined again after each.
-        while not self._level and any(map(self._takes_steps, sorted(self.kept.values(), key=_by_depth))):
+        while not self._level and any(map(self._advance, sorted(self.kept.values(), key=_by_depth))):
             pass
 
-    def _takes_steps(self, kept: Kept) -> bool:
+    def _advance(self, kept: MemoryBatch) -> bool:
         steps = batch_rules.advance(kept)
         parent = self.kept.get(kept.made.parent_bid)
         for step in steps:
@@ -196,17 +196,17 @@ class MemoryBatches:
                     self._fire(kept.made.complete, kept.bid, Kind.COMPLETE)
                 case Step.FIRE_SUCCESS, _ if kept.made.success:
                     self._fire(kept.made.success, kept.bid, Kind.SUCCESS)
-                case Step.TELL_BROKEN, Kept():
+                case Step.TELL_BROKEN, MemoryBatch():
                     parent.is_broken = True
-                case Step.TELL_COMPLETE, Kept():
+                case Step.TELL_COMPLETE, MemoryBatch():
                     parent.open_children -= 1
-                case Step.TELL_SUCCESS, Kept():
+                case Step.TELL_SUCCESS, MemoryBatch():
                     parent.unsucceeded_children -= 1
                 case Step.END, _:
                     kept.is_over = True
         return bool(steps)
 
-    def _open(self, bid: str) -> Kept:
+    def _open(self, bid: str) -> MemoryBatch:
         kept = self._known(bid)
         if kept.complete_st or kept.success_st:
             raise BatchClosed(bid, "a callback of it was enqueued already, nothing can be added any more")
@@ -214,20 +214,20 @@ class MemoryBatches:
             raise BatchClosed(bid, "it is committed, so only one of its own jobs, while it runs, can add to it")
         return kept
 
-    def _known(self, bid: str) -> Kept:
+    def _known(self, bid: str) -> MemoryBatch:
         if bid not in self.kept:
             raise UnknownBatch(bid)
         return self.kept[bid]
 
-    def _ancestors(self, bid: str) -> Iterator[Kept]:
+    def _ancestors(self, bid: str) -> Iterator[MemoryBatch]:
         while (kept := self.kept.get(bid)) and (bid := kept.made.parent_bid) in self.kept:
             yield self.kept[bid]
 
-    def _of(self, job: JobPayload) -> Kept | None:
+    def _of(self, job: JobPayload) -> MemoryBatch | None:
         return self.kept.get(job.options.bid) if job.options and job.options.bid else None
 
 
-def _by_depth(kept: Kept) -> int:
+def _by_depth(kept: MemoryBatch) -> int:
     return -kept.depth
 
 

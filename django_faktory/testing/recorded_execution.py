@@ -12,7 +12,7 @@ from ..tasks import batch
 from ..worker.execution import Execution
 
 
-class Watched(Execution):
+class RecordedExecution(Execution):
     """One attempt at one job; `error` is the exception of its task. Ctrl-C ends the tests, not only a task."""
 
     __slots__ = ("error",)
@@ -29,7 +29,7 @@ class Watched(Execution):
 
     def perform(self, broker: Broker) -> Ack | Failure | None:
         """Run the job now, a coroutine too; see `Execution.run`."""
-        with batch.in_none():  # a batch that this thread is filling must not adopt its jobs
+        with batch.without_batch():  # a batch that this thread is filling must not adopt its jobs
             # The ORM calls of a coroutine use this thread's connections, and so the test's transaction.
             report = async_to_sync(self.arun)() if self.is_async else self.run(broker)
         return cast("Ack | Failure | None", report)  # no worker stops here, so no Interruption

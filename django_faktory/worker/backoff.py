@@ -1,4 +1,4 @@
-"""Backoff for the loops of a worker during an outage of the broker (`Patience`).
+"""Backoff for the loops of a worker during an outage of the broker (`RetryDelay`).
 
 Logs one line when the outage begins and one when it ends. Knows no broker and no job.
 """
@@ -18,14 +18,14 @@ LONGEST_PAUSE_S = 5.0
 """Cap of the pause."""
 
 
-class Patience:
+class RetryDelay:
     """Count the failures of one loop in a row. `what` names the loop in the log."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._failures = 0
 
-    def after(self, error: Exception) -> float:
+    def record_failure(self, error: Exception) -> float:
         """Record a failure; return the seconds to wait before the next try.
 
         The pause is random between half of its maximum and the maximum, so that the workers of a node do not try in
@@ -37,7 +37,7 @@ class Patience:
         longest = min(FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10), LONGEST_PAUSE_S)
         return random.uniform(longest / 2, longest)
 
-    def rewarded(self) -> None:
+    def record_success(self) -> None:
         """Record a success: the next failure starts with the shortest pause."""
         if self._failures:
             logger.info("the broker is available again loop=%s tries=%d", self._what, self._failures)

@@ -1,7 +1,7 @@
 """Clean up the database connections of a thread between two jobs.
 
-`tidy` is the main function. It sends no query, and keeps healthy connections open from job to job whatever CONN_MAX_AGE
-is, since a worker has no end of a request that would close them. Knows no job.
+`reset_connections` is the main function. It sends no query, and keeps healthy connections open from job to job whatever
+CONN_MAX_AGE is, since a worker has no end of a request that would close them. Knows no job.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from django.db.backends.signals import connection_created
 
 from ..store.dialects.postgresql.pooler import is_pooled
 
-_of_async_tasks: WeakKeyDictionary[asyncio.AbstractEventLoop, Sequence[BaseDatabaseWrapper]] = WeakKeyDictionary()
+_async_connections: WeakKeyDictionary[asyncio.AbstractEventLoop, Sequence[BaseDatabaseWrapper]] = WeakKeyDictionary()
 """The connections that async tasks of each loop use."""
 
 _IDLE = 0
 """libpq's PQTRANS_IDLE: no transaction is open."""
 
 
-NONE: frozenset[str] = frozenset()
-"""Empty set of aliases: no connection is in a transaction, which is how `tidy` leaves a worker's thread."""
+NO_ALIASES: frozenset[str] = frozenset()
+"""Empty set of aliases: no connection is in a transaction, as after `reset_connections`."""
 
 
 OWN_THREADS = "faktory-"
@@ -47,7 +47,7 @@ def set_up_own_connections() -> None:
     """Set up the database connections of this process' own threads; call it before any connection is opened.
 
     Disables Django's query log (DEBUG): it keeps up to 9,000 statements with the arguments of jobs, and these threads
-    live as long as the process. Job threads keep their log, which `tidy` clears after each job.
+    live as long as the process. Job threads keep their log, which `reset_connections` clears after each job.
 
     On PostgreSQL it also disables sequential scans. The table of jobs shrinks to a few pages whenever its queues are
     empty. A plan made at that moment reads the whole table for each job until it is replaced (ADR 36).
@@ -76,7 +76,7 @@ def in_transaction() -> frozenset[str]:
     )
 
 
-def tidy(held: frozenset[str] = NONE) -> list[str]:
+def reset_connections(held: frozenset[str] = NO_ALIASES) -> list[str]:
     """Reset this thread's connections for the next job; return the aliases of transactions left open.
 
     Rolls open transactions back, including those that `set_autocommit(False)` began. Closes a connection that had an
@@ -91,7 +91,7 @@ def tidy(held: frozenset[str] = NONE) -> list[str]:
             left_open.append(connection.alias)
             _drop(connection)
         # Closed, not dropped as above: outside an atomic block the same wrapper reconnects at its next use.
-        elif _is_spoilt(connection):
+        elif _must_close(connection):
             if _has_uncommitted(connection):
                 left_open.append(connection.alias)
             with suppress(Error):  # closing a broken connection may fail too; Django drops it anyway
@@ -105,25 +105,27 @@ def tidy(held: frozenset[str] = NONE) -> list[str]:
     return left_open
 
 
-async def tidy_async() -> list[str]:
-    """Run `tidy` in the thread of this loop's ORM calls if a task there turned autocommit off.
+async def reset_connections_async() -> list[str]:
+    """Run `reset_connections` in the thread of this loop's ORM calls if a task there turned autocommit off.
 
     Returns the aliases left open. All async tasks share that thread of asgiref's, so each later one would write in the
     open transaction and lose its rows with it. The thread is entered only if necessary, because that costs more than a
     short task takes.
     """
     loop = asyncio.get_running_loop()
-    if loop not in _of_async_tasks:
+    if loop not in _async_connections:
         # The wrappers exist for all aliases from now on and stay the same, so the thread need not be entered again to
         # check them.
-        _of_async_tasks[loop] = await sync_to_async(connections.all)()
-    known = _of_async_tasks[loop]
-    if not any(not one.in_atomic_block and one.connection is not None and _commits_by_hand(one) for one in known):
+        _async_connections[loop] = await sync_to_async(connections.all)()
+    known = _async_connections[loop]
+    if not any(
+        not one.in_atomic_block and one.connection is not None and _has_changed_autocommit(one) for one in known
+    ):
         return []
-    return await sync_to_async(lambda: tidy(in_transaction()))()
+    return await sync_to_async(lambda: reset_connections(in_transaction()))()
 
 
-def forget(held: frozenset[str]) -> None:
+def drop_connections(held: frozenset[str]) -> None:
     """Close and drop this thread's connections except those in `held`.
 
     Called after a job was interrupted: the interruption may have left any of its connections in the middle of a query.
@@ -133,19 +135,19 @@ def forget(held: frozenset[str]) -> None:
             _drop(connection)
 
 
-def _is_spoilt(connection: BaseDatabaseWrapper) -> bool:
+def _must_close(connection: BaseDatabaseWrapper) -> bool:
     # Django checks a connection with `errors_occurred` at the end of a request, which a worker does not have.
-    return connection.connection is not None and (connection.errors_occurred or _commits_by_hand(connection))
+    return connection.connection is not None and (connection.errors_occurred or _has_changed_autocommit(connection))
 
 
-def _commits_by_hand(connection: BaseDatabaseWrapper) -> bool:
+def _has_changed_autocommit(connection: BaseDatabaseWrapper) -> bool:
     """Return whether the task has changed `autocommit` and not changed it back."""
     return bool(connection.autocommit != connection.settings_dict["AUTOCOMMIT"])
 
 
 def _has_uncommitted(connection: BaseDatabaseWrapper) -> bool:
     """Return whether autocommit is off and a transaction is open; closing the connection rolls it back."""
-    if not _commits_by_hand(connection):
+    if not _has_changed_autocommit(connection):
         return False
     with suppress(Exception):  # each driver raises its own error if the connection is closed
         return _is_begun(connection)

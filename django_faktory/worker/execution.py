@@ -51,13 +51,13 @@ from ..errors import (
 from ..tasks import encryption
 from ..tasks.base import FaktoryTask, lookup
 from ..tasks.compat import TaskResultStatus, task_backends, task_finished, task_started
-from ..tasks.json_values import encoded, normalized
-from ..tasks.results import Attempt, Call, call_of, failures_of, running, task_error
-from .db_cleanup import forget, in_transaction, tidy, tidy_async
-from .interrupt import Stoppable
+from ..tasks.json_values import encode_json, normalize
+from ..tasks.results import Attempt, ParsedCall, call_of, failures_of, running, task_error
+from .db_cleanup import drop_connections, in_transaction, reset_connections, reset_connections_async
+from .interrupt import InterruptibleControl
 from .invocation import acall, call
 from .job_buffer import Report
-from .unknown_jobs import left_for_newer
+from .unknown_jobs import defer_to_newer_worker
 
 logger = get_logger(__name__)
 
@@ -80,26 +80,35 @@ def prepare(reservation: Reservation) -> Execution | Failure:
         call = call_of(reservation.text)
         return Execution(reservation, call, lookup(call.jobtype))
     except InvalidPayload as error:  # the stored text stays invalid at every retry
-        return _refusal(reservation, error, verdict="kill")
+        return _build_refusal(reservation, error, verdict="kill")
     except CannotDecrypt as error:  # a worker with the key may run it at a retry; a job without retries is kept as dead
-        return _refusal(reservation, error, verdict="kill" if call.retry == 0 else "")
+        return _build_refusal(reservation, error, verdict="kill" if call.retry == 0 else "")
     except UnknownJobType as error:
-        return left_for_newer(reservation, call.at, error) or _refusal(reservation, error)
+        return defer_to_newer_worker(reservation, call.at, error) or _build_refusal(reservation, error)
 
 
 class Execution:
     """One attempt at one job: its parsed call, its task, and its result object."""
 
     __slots__ = (
-        "_call", "_failures", "_is_over", "_is_sealed", "_is_unreadable", "_sender", "_value",
-        "control", "reservation", "result", "task",
+        "_call",
+        "_failures",
+        "_is_encrypted",
+        "_is_over",
+        "_is_unreadable",
+        "_sender",
+        "_value",
+        "control",
+        "reservation",
+        "result",
+        "task",
     )  # fmt: skip
 
-    def __init__(self, reservation: Reservation, call: Call, task: FaktoryTask[..., Any]) -> None:
-        self._is_sealed = call.is_sealed
-        if self._is_sealed:
+    def __init__(self, reservation: Reservation, call: ParsedCall, task: FaktoryTask[..., Any]) -> None:
+        self._is_encrypted = call.is_encrypted
+        if self._is_encrypted:
             # Raises CannotDecrypt, which `prepare` turns into a Failure.
-            call = call.opened()
+            call = call.decrypt_arguments()
         self.reservation = reservation
         self.task = task
         self._call = call
@@ -108,7 +117,7 @@ class Execution:
         self._is_unreadable = False
         self._value: Any = None
         self._is_over = True
-        self.control = Stoppable()
+        self.control = InterruptibleControl()
         self.control.wid, self.control.bid = reservation.wid, call.bid
         self.result = running(reservation, task, call, failures=self._failures)
 
@@ -134,8 +143,8 @@ class Execution:
                 if self.task.atomic:
                     report = self._run_atomically(broker)
                 else:
-                    value = self._called()
-                    _refuse_open_transactions(tidy(held))
+                    value = self._call_task()
+                    _refuse_open_transactions(reset_connections(held))
                     report = self._ack(value)
                 self._succeeded()
             # Another worker may be running the job, so neither report nor signal describes its end.
@@ -143,7 +152,7 @@ class Execution:
                 logger.warning("%s jid=%s jobtype=%s", error, self.reservation.jid, self.task.jobtype)
                 return None
             except BaseException as error:  # noqa: BLE001  (SystemExit ends a task, not the worker)
-                report = self._not_succeeded(error)
+                report = self._report_error(error)
                 # Signals report final ends only: an attempt that is retried or interrupted sends none.
                 if self._is_over:  # inside the except block: receivers read sys.exc_info()
                     task_finished.send_robust(self._sender, task_result=self.result)
@@ -153,8 +162,8 @@ class Execution:
         finally:
             # An interrupted driver call may leave a connection unusable although it looks healthy.
             if self.control.was_hit:
-                forget(held)
-            tidy(held)
+                drop_connections(held)
+            reset_connections(held)
 
     def _run_atomically(self, broker: Broker) -> Ack | None:
         """Commit the writes of the task and the end of its job in one transaction (ADR 0007).
@@ -168,13 +177,13 @@ class Execution:
         try:
             with broker.atomic() as told:
                 inside = in_transaction()
-                report = self._ack(self._called())
-                _refuse_open_transactions(tidy(inside))
+                report = self._ack(self._call_task())
+                _refuse_open_transactions(reset_connections(inside))
                 # The latest progress first: after the ACK the broker would refuse it as late.
                 if not told.is_untouched():
                     if progress := self.control.take_progress():
                         broker.track_set([progress])
-                    _hold_to(report, self.reservation, broker)
+                    _commit_end(report, self.reservation, broker)
                     report = None
         except Exception:
             # Once committed, the error came from an on_commit hook and the job is done.
@@ -183,7 +192,7 @@ class Execution:
             logger.exception("job is done, but a hook that ran after its commit failed jid=%s", self.reservation.jid)
         # A block that the task left open was ended in place of the one opened here.
         if told and not (told.is_committed or told.is_nested):
-            _refuse_open_transactions(tidy(held))
+            _refuse_open_transactions(reset_connections(held))
         return report
 
     async def arun(self) -> Report:
@@ -196,47 +205,47 @@ class Execution:
         await task_started.asend_robust(self._sender, task_result=self.result)
         try:
             value = await acall(self.task, self.result, self.reservation.text, self.control)
-            _refuse_open_transactions(await tidy_async())
+            _refuse_open_transactions(await reset_connections_async())
             report = self._ack(value)
             self._succeeded()
         except BaseException as error:
             if _is_cancellation(error):
                 raise
-            report = self._not_succeeded(error)
+            report = self._report_error(error)
             # Async tasks use the ORM in asgiref's thread. Its connections are reset after errors only: a switch of
             # threads costs more than a short task takes.
-            await sync_to_async(_mend)()
+            await sync_to_async(_reset_async_connections)()
             if self._is_over:
                 await task_finished.asend_robust(self._sender, task_result=self.result)
         else:
             await task_finished.asend_robust(self._sender, task_result=self.result)
         return report
 
-    def given_up(self, reason: FaktoryError) -> Report:
+    def build_stuck_report(self, reason: FaktoryError) -> Report:
         """Return the report for a task that was stopped and does not end. Sends no signal."""
-        return self._not_succeeded(reason)
+        return self._report_error(reason)
 
-    def _called(self) -> Any:
+    def _call_task(self) -> Any:
         return call(self.task, self.result, self.reservation.text, self.control)
 
     def _ack(self, value: Any) -> Ack:
         # Until the result is encoded, an error comes from its value and not from the task's code.
         self._is_unreadable = True
-        job, self._value = self.reservation, normalized(value)
-        report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=self._kept())
+        job, self._value = self.reservation, normalize(value)
+        report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=self._encode_result())
         self._is_unreadable = False
         return report
 
-    def _kept(self) -> str:
+    def _encode_result(self) -> str:
         """Return the result as it is stored: encrypted if the arguments are."""
-        text = encoded(self._value)
-        return encoded(encryption.seal_value(self._value)) if self._is_sealed else text
+        text = encode_json(self._value)
+        return encode_json(encryption.encrypt_value(self._value)) if self._is_encrypted else text
 
     def _succeeded(self) -> None:
         self._end(TaskResultStatus.SUCCESSFUL)
         object.__setattr__(self.result, "_return_value", self._value)
 
-    def _not_succeeded(self, error: BaseException) -> Failure | Interruption:
+    def _report_error(self, error: BaseException) -> Failure | Interruption:
         is_rolled_back = isinstance(error, EndRolledBack)
         if not is_rolled_back and not isinstance(self.control.reason, WorkerShutdown):
             return self._failed(error)
@@ -295,9 +304,9 @@ class Execution:
         """Return the seconds until the next attempt that the task requests; None for the protocol's backoff."""
         try:
             if isinstance(error, Retry) and error.in_s is not None:
-                return _bounded(error.in_s)
+                return _clamp_delay(error.in_s)
             wish = self.task.backoff and self.task.backoff(error, self.result)
-            return None if wish is None else _bounded(wish)
+            return None if wish is None else _clamp_delay(wish)
         except BaseException:  # a bug in a backoff function must not lose the job
             logger.exception("backoff of a task failed, using the usual one jobtype=%s", self.task.jobtype)
             return None
@@ -308,7 +317,7 @@ class Execution:
         object.__setattr__(self.result, "finished_at", timezone.now())
 
 
-def _refusal(job: Reservation, error: Exception, *, verdict: str = "") -> Failure:
+def _build_refusal(job: Reservation, error: Exception, *, verdict: str = "") -> Failure:
     """Log that the job cannot run here and return the Failure, with an error name without a module."""
     logger.error("job cannot run jid=%s error=%s", job.jid, error)
     return payloads.failure(
@@ -333,7 +342,7 @@ def _warm_up() -> None:
                 backends.all()
 
 
-def _hold_to(report: Ack, job: Reservation, broker: Broker) -> None:
+def _commit_end(report: Ack, job: Reservation, broker: Broker) -> None:
     """Report the end inside the open transaction, or raise to roll it back.
 
     Raises ReservationLost if the job is no longer this worker's, and EndRolledBack if the end collided with another
@@ -353,9 +362,9 @@ def _refuse_open_transactions(aliases: list[str]) -> None:
         )
 
 
-def _mend() -> None:
+def _reset_async_connections() -> None:
     # Atomic blocks found here belong to the owner of this thread: those of async tasks end within one call.
-    tidy(in_transaction())
+    reset_connections(in_transaction())
 
 
 def _is_cancellation(error: BaseException) -> bool:
@@ -385,7 +394,7 @@ def _lines(error: BaseException, wanted: int) -> list[str]:
     if wanted < 0:
         return []
     # A negative limit keeps the innermost frames: a RecursionError has thousands of outer ones.
-    told = traceback.format_exception(type(error), error, _tasks_own(error), limit=-payloads.MAX_BACKTRACE_LINES)
+    told = traceback.format_exception(type(error), error, _skip_own_frames(error), limit=-payloads.MAX_BACKTRACE_LINES)
     lines = "".join(told).splitlines()
     most = len(payloads.kept_lines(lines, wanted))
     if most == len(lines) or most < 3:
@@ -393,7 +402,7 @@ def _lines(error: BaseException, wanted: int) -> list[str]:
     return [lines[0], f"  … {len(lines) - most + 1} lines left out", *lines[len(lines) - most + 2 :]]
 
 
-def _tasks_own(error: BaseException) -> TracebackType | None:
+def _skip_own_frames(error: BaseException) -> TracebackType | None:
     """Return the traceback from the task's own first frame on."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
@@ -401,7 +410,7 @@ def _tasks_own(error: BaseException) -> TracebackType | None:
     return frame
 
 
-def _bounded(wish: float) -> float:
+def _clamp_delay(wish: float) -> float:
     seconds = float(wish)
     if isnan(seconds):
         raise ValueError(f"expected a number of seconds, got {wish!r}")
@@ -418,7 +427,7 @@ def _log_retry(task: FaktoryTask[..., Any], job: Reservation, error: BaseExcepti
         task.jobtype,
         job.attempt,
         ascii(_message(error)[:200]),
-        exc_info=None if was_asked_for else (type(error), error, _tasks_own(error)),
+        exc_info=None if was_asked_for else (type(error), error, _skip_own_frames(error)),
     )
 
 
@@ -436,5 +445,5 @@ def _log_end(task: FaktoryTask[..., Any], job: Reservation, error: BaseException
         task.jobtype,
         job.attempt,
         ascii(_message(error)[:200]),
-        exc_info=None if isinstance(error, Discard | Kill) else (type(error), error, _tasks_own(error)),
+        exc_info=None if isinstance(error, Discard | Kill) else (type(error), error, _skip_own_frames(error)),
     )

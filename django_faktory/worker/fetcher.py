@@ -17,13 +17,13 @@ from ..core.payloads import Ack, FetchRequest, Lease, Reservation
 from ..errors import FaktoryError
 from ..store.notifier import Listener, PollingListener
 from . import suspects
-from .backoff import Patience
-from .job_buffer import STUCK_S, HeldJobs
+from .backoff import RetryDelay
+from .job_buffer import STUCK_S, JobBuffer
 from .queue_order import QueueOrder
 
 logger = get_logger(__name__)
 
-DRAINED_LOOKS, DRAINED_PAUSE_S = 3, 0.1
+DRAINED_FETCHES, DRAINED_PAUSE_S = 3, 0.1
 """A drain ends after this many empty fetches in a row, this many seconds apart."""
 
 _UNLIMITED: Mapping[str, int] = {}
@@ -32,15 +32,15 @@ _UNLIMITED: Mapping[str, int] = {}
 class Fetcher:
     """Fetch jobs in a loop while `may_fetch` returns True; `run` is the target of a thread.
 
-    With `on_drained` the loop ends, and calls it, when no job is ready or running. `at_most` maps queues to the number
-    of jobs that this worker may hold. `is_reported` returns whether the broker knows the end of each job that has
-    ended.
+    With `on_drained` the loop ends, and calls it, when no job is ready or running. `queue_limits` maps queues to the
+    number of jobs that this worker may hold. `is_reported` returns whether the broker knows the end of each job that
+    has ended.
     """
 
     def __init__(
         self,
         broker: Broker,
-        held: HeldJobs,
+        held: JobBuffer,
         *,
         wid: str,
         order: QueueOrder,
@@ -48,52 +48,52 @@ class Fetcher:
         poll_interval_s: float,
         may_fetch: Callable[[], bool],
         on_drained: Callable[[], None] | None,
-        at_most: Mapping[str, int] = _UNLIMITED,
+        queue_limits: Mapping[str, int] = _UNLIMITED,
         is_reported: Callable[[], bool] = lambda: True,
     ) -> None:
         self._broker = broker
-        self._held = held
+        self._buffer = held
         self._wid = wid
         self._order = order
         self._listen = listen or PollingListener
         self._poll_interval_s = poll_interval_s
         self._may_fetch = may_fetch
         self._on_drained = on_drained
-        self._at_most = at_most
+        self._queue_limits = queue_limits
         self._is_reported = is_reported
-        if at_most:
+        if queue_limits:
             held.on_end = self._has_ended
         self._stopping = threading.Event()
-        self._hints: Listener | None = None
-        self._patience = Patience("fetch")
-        self._looks = 0
-        self._returning: list[Reservation] = []  # not released yet, because the broker failed
-        self._giving_back = threading.Lock()
+        self._listener: Listener | None = None
+        self._retry_delay = RetryDelay("fetch")
+        self._empty_fetches = 0
+        self._unreleased: list[Reservation] = []  # not released yet, because the broker failed
+        self._release_lock = threading.Lock()
         self._rng = Random()
         self._fetching = threading.Lock()  # held until fetched jobs are stored: two threads must not fill the same room
 
     def run(self) -> None:
         """Fetch until stopped or drained; then release the jobs that no thread has begun."""
-        self._hints = self._listen()
+        self._listener = self._listen()
         try:
             while not self._stopping.is_set():
-                self._round(self._hints)
+                self._round(self._listener)
         finally:
-            self._hints.close()
+            self._listener.close()
             if not self._broker.blocking:
-                self._give_back(self._held.take_waiting())
+                self._release(self._buffer.take_waiting())
             self._broker.close()
 
     def stop(self) -> None:
         """End the loop. Does not interrupt a fetch that waits in a blocking broker."""
         self._stopping.set()
-        if self._hints is not None:
-            self._hints.close()
+        if self._listener is not None:
+            self._listener.close()
 
-    def look_again(self) -> None:
+    def wake(self) -> None:
         """Fetch at once, because a job has just become ready. Safe from any thread."""
-        if self._hints is not None:
-            self._hints.ring()
+        if self._listener is not None:
+            self._listener.ring()
 
     def acknowledge(self, acks: Sequence[Ack]) -> Sequence[FaktoryError | bool]:
         """Send these ACKs; called by the thread that reports. Returns one answer for each.
@@ -101,7 +101,7 @@ class Fetcher:
         If one of the jobs had a lock, the next job of that key is fetched in the same transaction: one commit instead
         of two for each job of a hot key (ADR 0015).
         """
-        if not self._held.held_locks(ack.jid for ack in acks) or not self._broker.hands_over:
+        if not self._buffer.held_locks(ack.jid for ack in acks) or not self._broker.supports_lock_handoff:
             return self._broker.ack(acks)
         # The fetching thread has it while it waits for the broker; reports must not wait for that.
         if not self._fetching.acquire(blocking=False):
@@ -110,12 +110,12 @@ class Fetcher:
             request = self._next_request(1 if len(acks) == 1 else None)
             if request is None:
                 return self._broker.ack(acks)
-            told = self._broker.exchange([], acks, [request])
-            [jobs] = told.fetched
+            reply = self._broker.exchange([], acks, [request])
+            [jobs] = reply.fetched
             if jobs:
-                self._looks = 0
-                self._take_in(jobs)
-            return told.acked
+                self._empty_fetches = 0
+                self._accept(jobs)
+            return reply.acked
         finally:
             self._fetching.release()
 
@@ -125,17 +125,17 @@ class Fetcher:
         A single ACK frees one lock, so only the job that waits for that lock is requested: the loop already has, or is
         about to fetch, the other ready jobs.
         """
-        room = self._held.wait_for_room(0)
+        room = self._buffer.wait_for_room(0)
         if not room or self._broker.blocking or self._stopping.is_set() or not self._may_fetch():
             return None
         request = self._request(min(room, most or room))
         return request if request.queues else None
 
-    def _round(self, hints: Listener) -> None:
-        room = self._held.wait_for_room(STUCK_S)
+    def _round(self, listener: Listener) -> None:
+        room = self._buffer.wait_for_room(STUCK_S)
         # Before the check of `room`: there is none while a suspect is here, and it must still be begun.
-        self._look_after_suspect()
-        if not self._broker.blocking and self._give_back_stuck():
+        self._check_suspect()
+        if not self._broker.blocking and self._release_stuck():
             return
         if not room:
             return
@@ -144,29 +144,29 @@ class Fetcher:
             self._stopping.wait(0.1)
             return
         # Before the fetch: a job that ends meanwhile may have enqueued another one.
-        was_idle = self._held.is_empty()
+        was_idle = self._buffer.is_empty()
         with self._fetching:
             jobs = self._fetch(1 if self._broker.blocking else room)
             if jobs:
-                self._looks = 0
-                self._take_in(jobs)
+                self._empty_fetches = 0
+                self._accept(jobs)
         # A full answer, or one cut by a limit of queues, means that more may be ready: fetch again at once.
-        if jobs is None or len(jobs) == room or (jobs and self._at_most):
+        if jobs is None or len(jobs) == room or (jobs and self._queue_limits):
             return
         if self._on_drained is None:
             if not self._broker.blocking:
-                poll_s = hints.poll_s(self._poll_interval_s)
+                poll_s = listener.poll_s(self._poll_interval_s)
                 # Jobs that wait for a thread are released after STUCK_S, so wake up by then.
-                hints.wait(min(STUCK_S, poll_s) if self._held.has_waiting() else poll_s)
+                listener.wait(min(STUCK_S, poll_s) if self._buffer.has_waiting() else poll_s)
         elif not jobs and was_idle:
-            self._end_or_look_again(self._on_drained)
+            self._end_or_retry(self._on_drained)
         elif not jobs:  # a running job may enqueue another one, or have a lock that blocks other jobs
-            hints.wait(min(DRAINED_PAUSE_S, self._poll_interval_s))
+            listener.wait(min(DRAINED_PAUSE_S, self._poll_interval_s))
 
-    def _end_or_look_again(self, on_drained: Callable[[], None]) -> None:
+    def _end_or_retry(self, on_drained: Callable[[], None]) -> None:
         # One empty fetch proves nothing: a claim skips rows that another transaction has locked.
-        self._looks += 1
-        if self._looks < DRAINED_LOOKS and not self._broker.blocking:
+        self._empty_fetches += 1
+        if self._empty_fetches < DRAINED_FETCHES and not self._broker.blocking:
             self._stopping.wait(DRAINED_PAUSE_S)
             return
         self._stopping.set()
@@ -180,14 +180,14 @@ class Fetcher:
         try:
             [jobs] = self._broker.fetch([request])
         except FaktoryError as error:
-            self._stopping.wait(self._patience.after(error))
+            self._stopping.wait(self._retry_delay.record_failure(error))
             return None
         except Exception:  # the loop must survive any error
             logger.exception("fetch failed wid=%s", self._wid)
             self._broker.close()
             self._stopping.wait(1.0)
             return None
-        self._patience.rewarded()
+        self._retry_delay.record_success()
         return jobs
 
     def _request(self, count: int) -> FetchRequest:
@@ -196,63 +196,63 @@ class Fetcher:
         The smallest remaining limit bounds the whole request, since the queues the jobs will come from are unknown.
         """
         queues = self._order.draw(self._rng)
-        if self._at_most:
-            held = self._held.in_queues()
-            left = {queue: most - held[queue] for queue, most in self._at_most.items()}
+        if self._queue_limits:
+            held = self._buffer.in_queues()
+            left = {queue: most - held[queue] for queue, most in self._queue_limits.items()}
             queues = tuple(queue for queue in queues if left.get(queue, 1) > 0)
             count = min([count, *(left[queue] for queue in queues if queue in left)])
         return FetchRequest(queues=queues, wid=self._wid, count=count, lease=Lease.HEARTBEAT)
 
     def _has_ended(self, job: Reservation) -> None:
         # A queue at its limit was left out of the latest fetch; it has room again.
-        if job.queue in self._at_most:
-            self.look_again()
+        if job.queue in self._queue_limits:
+            self.wake()
 
-    def _take_in(self, jobs: Sequence[Reservation]) -> None:
+    def _accept(self, jobs: Sequence[Reservation]) -> None:
         # A blocking broker does not take jobs back, so a late job must still run.
         is_too_late = self._stopping.is_set() and not self._broker.blocking
         suspect = next((job for job in jobs if job.history and suspects.is_suspect(job)), None)
         if is_too_late:
-            self._give_back(jobs)
+            self._release(jobs)
         elif suspect is not None:
-            self._take_in_alone(suspect, jobs)
-        elif not self._held.add(jobs):
-            self._give_back(jobs)
+            self._accept_alone(suspect, jobs)
+        elif not self._buffer.add(jobs):
+            self._release(jobs)
 
-    def _take_in_alone(self, suspect: Reservation, jobs: Sequence[Reservation]) -> None:
+    def _accept_alone(self, suspect: Reservation, jobs: Sequence[Reservation]) -> None:
         """Keep only the suspect, a job that lost its worker twice; release the jobs fetched with it."""
-        if not self._held.add_alone(suspect, wait_s=suspects.wait_s(suspect)):
-            self._give_back(jobs)
+        if not self._buffer.add_alone(suspect, wait_s=suspects.wait_s(suspect)):
+            self._release(jobs)
             return
         logger.warning(
             "job will run alone, because its worker was lost twice before jid=%s jobtype=%s wid=%s",
             *(suspect.jid, suspect.jobtype, self._wid),
         )
-        self._give_back([job for job in jobs if job is not suspect])
+        self._release([job for job in jobs if job is not suspect])
 
-    def _look_after_suspect(self) -> None:
-        self._held.settle_alone(is_reported=self._is_reported())
-        if job := self._held.take_overdue():
+    def _check_suspect(self) -> None:
+        self._buffer.settle_alone(is_reported=self._is_reported())
+        if job := self._buffer.take_overdue():
             logger.warning("job runs alone and is put off, others did not end jid=%s wid=%s", job.jid, self._wid)
-            self._held.report(suspects.put_off(job))
+            self._buffer.report(suspects.defer_suspect(job))
 
-    def _give_back_stuck(self) -> bool:
+    def _release_stuck(self) -> bool:
         """Release jobs that no thread begins in time; return whether there were any.
 
         Jobs that an earlier call failed to release are released with them.
         """
-        stuck = self._held.take_stuck()
-        if stuck or self._returning:
-            self._give_back(stuck)
+        stuck = self._buffer.take_stuck()
+        if stuck or self._unreleased:
+            self._release(stuck)
         return bool(stuck)
 
-    def _give_back(self, jobs: Sequence[Reservation]) -> None:
+    def _release(self, jobs: Sequence[Reservation]) -> None:
         """Release jobs, and those of failed releases. Errors keep them for the next call.
 
         Called by the threads that fetch and that report.
         """
-        with self._giving_back:
-            returning, self._returning = [*self._returning, *jobs], []
+        with self._release_lock:
+            returning, self._unreleased = [*self._unreleased, *jobs], []
         if not returning:
             return
         try:
@@ -260,5 +260,5 @@ class Fetcher:
         except Exception as error:  # noqa: BLE001  (a loop)
             # They will not run here. At worst `bye`, or the loss of this worker, returns them to their queues.
             logger.warning("jobs could not be given back yet count=%d error=%s", len(returning), error)
-            with self._giving_back:
-                self._returning += returning
+            with self._release_lock:
+                self._unreleased += returning

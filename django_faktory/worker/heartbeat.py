@@ -13,7 +13,7 @@ from ..brokers.base import Broker
 from ..core.logs import get_logger
 from ..core.payloads import Beat
 from ..errors import FaktoryError, UnknownWorker
-from .backoff import Patience
+from .backoff import RetryDelay
 
 logger = get_logger(__name__)
 
@@ -26,9 +26,9 @@ QUIET, TERMINATE, LOST = "quiet", "terminate", "lost"
 class Heartbeat:
     """Send a BEAT every `interval_s`; `run` is the target of a thread.
 
-    `obey` is called with QUIET, TERMINATE or LOST. `known` returns jid and attempt of the jobs in this process. A BEAT
-    extends the jobs that were known at the BEAT before too: a claim reserves a job for longer than that, and so the
-    BEATs of a worker with short jobs name none.
+    `on_order` is called with QUIET, TERMINATE or LOST. `known` returns jid and attempt of the jobs in this process. A
+    BEAT extends the jobs that were known at the BEAT before too: a claim reserves a job for longer than that, and so
+    the BEATs of a worker with short jobs name none.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Heartbeat:
         *,
         wid: str,
         interval_s: float,
-        obey: Callable[[str], None],
+        on_order: Callable[[str], None],
         known: Callable[[], Set[tuple[str, int]]] = frozenset,
     ) -> None:
         self._broker = broker
@@ -45,13 +45,13 @@ class Heartbeat:
         self._known_before: Set[tuple[str, int]] = frozenset()
         self._wid = wid
         self._interval_s = interval_s
-        self._obey = obey
+        self._on_order = on_order
         self._state = ""
         self._due = threading.Event()
         self._is_stopped = False
         self._pause_s = interval_s
         self._answered_at = float("-inf")
-        self._patience = Patience("beats")
+        self._retry_delay = RetryDelay("beats")
 
     def run(self) -> None:
         """Send BEATs until stopped, the first one after a pause. After an error the next one comes sooner."""
@@ -91,23 +91,23 @@ class Heartbeat:
             [answer] = self._broker.beat([beat])
         except FaktoryError as error:
             # Sooner than usual: without an accepted BEAT the wid lives for a few intervals only.
-            self._pause_s = min(self._interval_s, self._patience.after(error))
+            self._pause_s = min(self._interval_s, self._retry_delay.record_failure(error))
             return
         except Exception:  # the loop must survive: a worker without BEATs loses its jobs
             logger.exception("beat failed wid=%s", self._wid)
             self._broker.close()
             self._pause_s = min(self._interval_s, 1.0)
             return
-        self._patience.rewarded()
+        self._retry_delay.record_success()
         if isinstance(answer, UnknownWorker):
             # `_answered_at` is not updated: a wid that the broker does not know must not count as fresh.
-            self._obey(LOST)
+            self._on_order(LOST)
             return
         self._answered_at = time.monotonic()
         if isinstance(answer, FaktoryError):
             logger.error("beat was refused wid=%s error=%s", self._wid, answer)
         elif answer in (QUIET, TERMINATE):
-            self._obey(answer)
+            self._on_order(answer)
 
 
 def rss_kb() -> int:

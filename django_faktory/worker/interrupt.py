@@ -1,8 +1,8 @@
 """Stop a task from another thread: cancel a coroutine, raise an exception in a function's thread.
 
-`Stoppable` is the main class. Python raises that exception between two bytecodes of the thread. A thread that waits in
-C (a socket, a query, a long computation of an extension) continues until it returns, so the caller of `stop` must check
-whether the task has ended. See `docs/tasks.md`.
+`InterruptibleControl` is the main class. Python raises that exception between two bytecodes of the thread. A thread
+that waits in C (a socket, a query, a long computation of an extension) continues until it returns, so the caller of
+`stop` must check whether the task has ended. See `docs/tasks.md`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..core.payloads import TrackUpdate
 from ..errors import FaktoryError, TaskTimeout
 
 
-class Stopped(BaseException):
+class Interrupted(BaseException):
     """Raised in the thread of a stopped task. A BaseException, so that `except Exception` does not catch it."""
 
 
-class Stoppable(Control):
+class InterruptibleControl(Control):
     """The control of one attempt at one job, which can also stop it."""
 
     __slots__ = (
@@ -121,7 +121,7 @@ def timed_out(timeout_s: float | None) -> TaskTimeout:
 
 
 def _is_ours(error: BaseException) -> bool:
-    return isinstance(error, Stopped)
+    return isinstance(error, Interrupted)
 
 
 def _use_up() -> None:
@@ -130,7 +130,7 @@ def _use_up() -> None:
     Clearing it would be possible, but then Python 3.11 and 3.12 keep checking for it at every jump of every thread
     while the process lives, and under a tracer loop at one place endlessly.
     """
-    with suppress(Stopped):
+    with suppress(Interrupted):
         _raise_in(threading.get_ident())
         while True:
             pass
@@ -139,4 +139,4 @@ def _use_up() -> None:
 def _raise_in(thread: int) -> None:
     """Make the thread raise Stopped at one of its next bytecodes."""
     # CPython offers this in its C API only.
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Stopped))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interrupted))

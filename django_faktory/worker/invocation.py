@@ -14,16 +14,16 @@ from ..core.job_control import Control
 from ..core.json import jsontext
 from ..errors import Cancelled
 from ..tasks import middleware
-from ..tasks.arguments import decoded_call, may_have_references
+from ..tasks.arguments import decode_call, may_have_references
 from ..tasks.base import FaktoryTask, JobContext
 from ..tasks.compat import TaskResult
 from ..tasks.middleware import Call
-from .interrupt import Stoppable
+from .interrupt import InterruptibleControl
 
 Arguments = tuple[list[Any], Mapping[str, Any]]
 
 
-def call(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str, control: Stoppable) -> Any:
+def call(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str, control: InterruptibleControl) -> Any:
     """Call the task's function in this thread and return its value.
 
     Raises the exception of the function, of argument decoding or of a middleware, the reason of a stop, or Cancelled.
@@ -42,7 +42,9 @@ def call(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str, c
     return value
 
 
-async def acall(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str, control: Stoppable) -> Any:
+async def acall(
+    task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str, control: InterruptibleControl
+) -> Any:
     """Await the task's coroutine function on this loop and return its value. Raises as `call` does."""
 
     async def inside() -> Any:
@@ -64,7 +66,7 @@ async def acall(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text:
 def _read(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str) -> Arguments:
     if task.plain_json or not may_have_references(text):
         return result.args, result.kwargs
-    return decoded_call(result.args, result.kwargs, missing=task.missing)
+    return decode_call(result.args, result.kwargs, missing=task.missing)
 
 
 def _with_context(
@@ -83,5 +85,5 @@ def _refuse_cancelled(control: Control) -> None:
 
     A task that never read the flag has done its work, so its result is kept.
     """
-    if control.knows_of_cancel:
+    if control.has_seen_cancel:
         raise Cancelled("cancelled while it ran; the task saw it and ended")

@@ -1,6 +1,6 @@
-"""Store the jobs that a worker has, waiting for a thread or running (`HeldJobs`).
+"""Store the jobs that a worker has, waiting for a thread or running (`JobBuffer`).
 
-Each job leaves once: the lock of `HeldJobs` decides which thread reports a job that ends while the worker gives up
+Each job leaves once: the lock of `JobBuffer` decides which thread reports a job that ends while the worker gives up
 on it. Knows no broker.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 
 from ..core.payloads import Ack, Failure, Interruption, Reservation
-from .prefetch_window import Pace
+from .prefetch_window import PrefetchWindow
 
 Report = Ack | Failure | Interruption
 
@@ -24,10 +24,10 @@ MAX_UNREPORTED = 1000
 """No job is fetched while more ended jobs than this are not reported to the broker."""
 
 
-class HeldJobs:
+class JobBuffer:
     """The jobs of one worker, shared by the threads that fetch, run jobs, and report."""
 
-    def __init__(self, *, concurrency: int, read_ahead: int) -> None:
+    def __init__(self, *, concurrency: int, max_prefetch: int) -> None:
         self.finished: SimpleQueue[Report | None] = SimpleQueue()
         """Reports in order of arrival; None wakes the reader."""
         self.reports = 0
@@ -38,7 +38,7 @@ class HeldJobs:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiters = 0  # threads that wait for `_changed`; notifying without one would cost every short job
-        self._pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
+        self._prefetch_window = PrefetchWindow(concurrency=concurrency, max_prefetch=max_prefetch)
         self._moved_at = time.monotonic()
         self._is_closed = False
         self._alone: Reservation | None = None  # the job that runs alone (W20); kept until its end is reported
@@ -83,7 +83,7 @@ class HeldJobs:
                 return False
             self._held.update({id(job): job for job in jobs})
             self._moved_at = time.monotonic()
-            self._pace.began(self._moved_at)
+            self._prefetch_window.record_fetch(self._moved_at)
         # Only after `_held` has the jobs: a thread may end one before the next `put`.
         for job in jobs:
             self._waiting.put(job)
@@ -100,7 +100,7 @@ class HeldJobs:
             self._held[id(job)] = self._alone = job
             now = time.monotonic()
             self._is_alone_pending, self._overdue_at = True, now + wait_s
-            self._pace.began(now)
+            self._prefetch_window.record_fetch(now)
         return True
 
     def settle_alone(self, *, is_reported: bool) -> None:
@@ -171,7 +171,7 @@ class HeldJobs:
         with self._lock:
             if self._held.pop(id(job), None) is None:
                 return False
-            self._pace.ended(ran_s)
+            self._prefetch_window.ended(ran_s)
             if report is not None:
                 if job.lock_token is not None and isinstance(report, Ack):
                     self._unlocking.add(report.jid)
@@ -202,7 +202,7 @@ class HeldJobs:
         if not self.has_waiting() or time.monotonic() - self._moved_at < STUCK_S:
             return []
         with self._lock:
-            self._pace.got_stuck()
+            self._prefetch_window.record_stuck()
         return self._take_waiting()
 
     def take_waiting(self) -> list[Reservation]:
@@ -259,4 +259,4 @@ class HeldJobs:
     def _room(self) -> int:
         if self._is_closed or self._alone is not None or self.finished.qsize() > MAX_UNREPORTED:
             return 0
-        return self._pace.room(len(self._held), now=time.monotonic())
+        return self._prefetch_window.room(len(self._held), now=time.monotonic())

@@ -1,4 +1,4 @@
-"""Monitor running jobs: stop them after timeouts and cancellations, give up stuck ones (`Watch`).
+"""Monitor running jobs: stop them after timeouts and cancellations, give up stuck ones (`JobMonitor`).
 
 One thread, which sleeps until an action is due. `interrupt` implements the stop itself. Rules: `docs/tasks.md`, "Time
 limits".
@@ -14,14 +14,14 @@ from typing import NamedTuple
 from ..brokers.base import Broker
 from ..core.logs import get_logger
 from ..errors import Cancelled, FaktoryError, WorkerShutdown
-from .backoff import Patience
+from .backoff import RetryDelay
 from .execution import Execution
 from .interrupt import timed_out
 
 logger = get_logger(__name__)
 
 
-class Limits(NamedTuple):
+class MonitorLimits(NamedTuple):
     """Time limits of the monitor, in seconds."""
 
     ask_every_s: float = 2.0
@@ -32,26 +32,30 @@ class Limits(NamedTuple):
     """Time for a stopped task to end. After that it is stuck, and its process is replaced."""
 
 
-USUAL = Limits()
+DEFAULT_MONITOR_LIMITS = MonitorLimits()
 """The limits of a worker in production; tests use shorter ones."""
 
 SHORTEST_PAUSE_S = 0.05
 """Pause while a due action is not possible, because the job's thread is not in its task at that moment."""
 
 
-class Watch:
+class JobMonitor:
     """Monitor of one worker process. `give_up` is called once for each stuck job."""
 
     def __init__(
-        self, broker: Broker, *, give_up: Callable[[Execution, FaktoryError], None], limits: Limits = USUAL
+        self,
+        broker: Broker,
+        *,
+        give_up: Callable[[Execution, FaktoryError], None],
+        limits: MonitorLimits = DEFAULT_MONITOR_LIMITS,
     ) -> None:
         self._broker = broker
         self._give_up = give_up
         self._limits = limits
         self._running: dict[int, Execution] = {}
-        self._asked_at = time.monotonic()
+        self._queried_at = time.monotonic()
         self._has_connection = False
-        self._patience = Patience("cancelled")
+        self._retry_delay = RetryDelay("cancelled")
         self._due = threading.Event()
         self._is_used = False
         self._is_asleep = False
@@ -86,10 +90,10 @@ class Watch:
             self._due.wait(self._pause_s())
             self._is_asleep = False
             self._due.clear()
-            self._ask()
+            self._query_cancelled()
             # A copy: other threads add and remove jobs meanwhile.
             for execution in list(self._running.values()):
-                self._look_at(execution, time.monotonic())
+                self._check_job(execution, time.monotonic())
         self._broker.close()
 
     def _pause_s(self) -> float | None:
@@ -113,16 +117,16 @@ class Watch:
             return control.stopped_at + self._limits.stop_grace_s
         return min(self._time_over_at(execution), self._cancel_at(execution))
 
-    def _look_at(self, execution: Execution, now: float) -> None:
+    def _check_job(self, execution: Execution, now: float) -> None:
         control = execution.control
         if now >= control.stopped_at + self._limits.stop_grace_s and control.reason is not None:
-            self._leave_alone(execution, control.reason)
+            self._give_up_job(execution, control.reason)
         elif control.reason is None and now >= self._cancel_at(execution):
             control.stop(Cancelled("cancelled while it ran"))
         elif control.reason is None and now >= self._time_over_at(execution):
             control.stop(timed_out(execution.task.timeout))
 
-    def _leave_alone(self, execution: Execution, reason: FaktoryError) -> None:
+    def _give_up_job(self, execution: Execution, reason: FaktoryError) -> None:
         self.ended(execution)
         self._give_up(execution, reason)
 
@@ -140,37 +144,37 @@ class Watch:
         may_see = execution.task.takes_context and not execution.is_async
         return execution.control.cancelled_at + (self._limits.cancel_grace_s if may_see else 0.0)
 
-    def _ask(self) -> None:
+    def _query_cancelled(self) -> None:
         """Query which jobs are cancelled: one statement, for jobs that have run for a while."""
         now = time.monotonic()
-        if not self._broker.cancels or now < self._asked_at + self._limits.ask_every_s:
+        if not self._broker.cancels or now < self._queried_at + self._limits.ask_every_s:
             return
         # Before the query, so that errors are not repeated at each round.
-        self._asked_at = now
+        self._queried_at = now
         long = {
             execution.reservation.jid: execution
             for execution in list(self._running.values())
             if now >= execution.control.began_at + self._limits.ask_every_s / 2 and not execution.control.is_cancelled
         }
         if not long:
-            self._let_go()
+            self._close_connection()
             return
         self._has_connection = True
         try:
             cancelled = self._broker.cancelled(list(long))
         except FaktoryError as error:
-            self._patience.after(error)
+            self._retry_delay.record_failure(error)
             return
         except Exception:  # the loop must survive: timeouts need no database
             logger.exception("could not ask which jobs are cancelled")
             self._broker.close()
             return
-        self._patience.rewarded()
+        self._retry_delay.record_success()
         for jid in cancelled:
             logger.info("job is cancelled jid=%s", jid)
             long[jid].control.cancel()
 
-    def _let_go(self) -> None:
+    def _close_connection(self) -> None:
         """Close the connection while all jobs are short."""
         if self._has_connection:
             self._broker.close()

@@ -1,6 +1,6 @@
 """Renew the leases of the locks of a worker's jobs and record the locks that are lost.
 
-`LockKeeper` is the loop of one thread. It sends no statement while no job has a lock. An error costs one renewal, and
+`LockRenewer` is the loop of one thread. It sends no statement while no job has a lock. An error costs one renewal, and
 the next one comes sooner. Does not know when a job ends.
 """
 
@@ -12,8 +12,8 @@ import time
 from ..brokers.base import Broker
 from ..core.logs import get_logger
 from ..errors import FaktoryError
-from .backoff import Patience
-from .job_buffer import HeldJobs
+from .backoff import RetryDelay
+from .job_buffer import JobBuffer
 
 logger = get_logger(__name__)
 
@@ -24,15 +24,15 @@ LONGEST_LOOK_S = 1.0
 """Longest time between two checks for jobs with a lock; shorter if locks are renewed more often."""
 
 
-class LockKeeper:
+class LockRenewer:
     """Renew lock leases in a loop; `run` is the target of a thread."""
 
-    def __init__(self, broker: Broker, held: HeldJobs) -> None:
+    def __init__(self, broker: Broker, buffer: JobBuffer) -> None:
         self._broker = broker
-        self._held = held
+        self._buffer = buffer
         self._every_s = broker.lock_heartbeat_s
         self._stopping = threading.Event()
-        self._patience = Patience("locks")
+        self._retry_delay = RetryDelay("locks")
         self._extend_at = 0.0
 
     def run(self) -> None:
@@ -41,7 +41,7 @@ class LockKeeper:
         has_connection = False
         while not self._stopping.wait(pause_s):
             pause_s = min(self._every_s, LONGEST_LOOK_S)
-            tokens = self._held.locked().keys() - self._held.lost_locks
+            tokens = self._buffer.locked().keys() - self._buffer.lost_locks
             if tokens and time.monotonic() >= self._extend_at:
                 has_connection = True
                 pause_s = min(pause_s, self._extend(tokens))
@@ -60,16 +60,16 @@ class LockKeeper:
         try:
             lost = self._broker.extend_locks(tokens)
         except FaktoryError as error:
-            return min(AFTER_TROUBLE_S, self._patience.after(error))
+            return min(AFTER_TROUBLE_S, self._retry_delay.record_failure(error))
         except Exception:  # the loop must survive: a worker that stops renewing loses its locks
             logger.exception("locks could not be extended")
             self._broker.close()
             return AFTER_TROUBLE_S
-        self._patience.rewarded()
+        self._retry_delay.record_success()
         # 10 % early, so that the check just before the due time renews already.
         self._extend_at = time.monotonic() + self._every_s * 0.9
-        for token, job in self._held.locked().items():
+        for token, job in self._buffer.locked().items():
             if token in lost:
-                self._held.lost_locks.add(token)
+                self._buffer.lost_locks.add(token)
                 logger.warning("lock is lost, another job of its key may run jid=%s token=%d", job.jid, token)
         return self._every_s

@@ -1,9 +1,9 @@
 """Compute how many jobs a worker may have: one for each thread, plus a prefetch of fast jobs. Pure.
 
-`Pace` prefetches only what the threads finish within `HORIZON_S`, since a job that waits here while another worker is
-idle is late. A worker starts with one job and doubles the number with each job that ends: if a job kills the process,
-the next process runs it alone, and no other job counts the loss (W20). This lasts `CAUTIOUS_S` only, because otherwise
-one long job would keep all other threads idle.
+`PrefetchWindow` prefetches only what the threads finish within `HORIZON_S`, since a job that waits here while another
+worker is idle is late. A worker starts with one job and doubles the number with each job that ends: if a job kills the
+process, the next process runs it alone, and no other job counts the loss (W20). This lasts `CAUTIOUS_S` only, because
+otherwise one long job would keep all other threads idle.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ SHARE = 0.1
 """Weight of one job in the running mean of durations."""
 
 
-class Pace:
+class PrefetchWindow:
     """Track durations of jobs and compute the room for more.
 
-    `read_ahead` is the maximum number of jobs beyond `concurrency`.
+    `max_prefetch` is the maximum number of jobs beyond `concurrency`.
     """
 
-    def __init__(self, *, concurrency: int, read_ahead: int) -> None:
+    def __init__(self, *, concurrency: int, max_prefetch: int) -> None:
         self._concurrency = concurrency
-        self._most_ahead = read_ahead
+        self._max_prefetch = max_prefetch
         self._mean_s = SLOW_S
         # A job that kills the process at once should have few others in the same process.
         self._window = 1
         self._cautious_until: float | None = None
 
-    def began(self, now: float) -> None:
+    def record_fetch(self, now: float) -> None:
         """Record that jobs were fetched; the first call starts the cautious time."""
         if self._cautious_until is None:
             self._cautious_until = now + CAUTIOUS_S
@@ -45,9 +45,9 @@ class Pace:
     def ended(self, ran_s: float) -> None:
         """Record that a job ended after `ran_s` seconds."""
         self._mean_s += (ran_s - self._mean_s) * SHARE
-        self._window = min(self._window * 2, self._concurrency + self._most_ahead)
+        self._window = min(self._window * 2, self._concurrency + self._max_prefetch)
 
-    def got_stuck(self) -> None:
+    def record_stuck(self) -> None:
         """Record that prefetched jobs were not begun in time: expect slow jobs."""
         self._mean_s = SLOW_S
 
@@ -58,7 +58,7 @@ class Pace:
         not worth its cost.
         """
         # A mean of 0 s is possible, for empty jobs on a coarse clock.
-        ahead = min(self._most_ahead, int(HORIZON_S * self._concurrency / max(self._mean_s, 1e-6)))
+        ahead = min(self._max_prefetch, int(HORIZON_S * self._concurrency / max(self._mean_s, 1e-6)))
         most = self._concurrency + ahead
         if self._cautious_until is None or now < self._cautious_until:
             most = min(most, self._window)

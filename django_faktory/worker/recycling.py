@@ -1,4 +1,4 @@
-"""Decide when a worker process is replaced: after a number of jobs or above a memory size (`Share`).
+"""Decide when a worker process is replaced: after a number of jobs or above a memory size (`RecyclePolicy`).
 
 Ends nothing itself. Rules: `docs/workers.md`, "Fresh processes".
 """
@@ -21,7 +21,7 @@ together.
 _chance = Random()
 
 
-class Share:
+class RecyclePolicy:
     """The bounds of one process; None means no bound. `max_rss` is in MB (1024 KB) of resident memory."""
 
     def __init__(self, *, max_jobs: int | None = None, max_rss: int | None = None, rng: Random = _chance) -> None:
@@ -44,7 +44,7 @@ class Share:
             )
             self._max_rss = None
 
-    def spend(self) -> str:
+    def count_job(self) -> str:
         """Count an ended job; return the reason once when a bound is reached, else ""."""
         # The usual case: threads need not wait for each other at the end of each job.
         if self._max_jobs is None and self._max_rss is None:

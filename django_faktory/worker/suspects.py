@@ -42,7 +42,7 @@ def wait_s(job: Reservation) -> float:
     return max(WAIT_S, SHARE * (job.started_at - lost_at).total_seconds())
 
 
-def put_off(job: Reservation) -> Failure:
+def defer_suspect(job: Reservation) -> Failure:
     """Return the report that releases a suspect for another process or a later time; it uses no retry."""
     return payloads.failure(
         jid=job.jid,

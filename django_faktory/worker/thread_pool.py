@@ -1,4 +1,4 @@
-"""Run jobs in threads: at most `concurrency` at a time, sync and async together (`Executors`).
+"""Run jobs in threads: at most `concurrency` at a time, sync and async together (`ThreadPool`).
 
 Passes the broker on without calling it. Each job ends exactly once, whatever its task does.
 """
@@ -20,10 +20,10 @@ from ..core.logs import get_logger
 from ..core.payloads import Ack, Failure, Interruption, Reservation
 from ..errors import FaktoryError
 from .async_runner import EventLoop
-from .db_cleanup import JOB_THREAD, NONE
+from .db_cleanup import JOB_THREAD, NO_ALIASES
 from .execution import Execution, prepare
-from .job_buffer import HeldJobs, Report
-from .job_monitor import Limits, Watch
+from .job_buffer import JobBuffer, Report
+from .job_monitor import JobMonitor, MonitorLimits
 from .progress import Progress
 
 logger = get_logger(__name__)
@@ -34,26 +34,26 @@ recorded the end.
 """
 
 
-class Executors:
+class ThreadPool:
     """`concurrency` threads, plus an event loop that the first async task starts."""
 
     def __init__(
         self,
         broker: Broker,
-        held: HeldJobs,
+        held: JobBuffer,
         *,
         concurrency: int,
         on_stuck: Callable[[], None],
         on_end: Callable[[], None],
-        limits: Limits,
+        limits: MonitorLimits,
     ) -> None:
         self._broker = broker
         self._on_stuck = on_stuck
         self._on_end = on_end
-        self._watch = Watch(broker, give_up=self._give_up, limits=limits)
-        self._watching = threading.Thread(target=self._watch.run, name="faktory-watch-jobs", daemon=True)
+        self._monitor = JobMonitor(broker, give_up=self._give_up, limits=limits)
+        self._monitor_thread = threading.Thread(target=self._monitor.run, name="faktory-watch-jobs", daemon=True)
         self._progress = Progress(broker)
-        self._held = held
+        self._buffer = held
         self._interrupted = ""
         self._places: SimpleQueue[None] = SimpleQueue()  # a semaphore: threading.Semaphore costs ten times as much
         for _ in range(concurrency):
@@ -66,7 +66,7 @@ class Executors:
 
     def start(self) -> None:
         """Start the threads that run and monitor jobs."""
-        self._watching.start()
+        self._monitor_thread.start()
         for thread in self._threads:
             thread.start()
 
@@ -77,7 +77,7 @@ class Executors:
     def interrupt(self, reason: str) -> None:
         """Stop all running tasks, so that their jobs are given back. Does not wait for them."""
         self._interrupted = reason
-        self._watch.interrupt(reason)
+        self._monitor.interrupt(reason)
 
     def close(self, deadline: float) -> bool:
         """End the threads and the loop; return False if user code keeps one running at `deadline`.
@@ -85,14 +85,14 @@ class Executors:
         `deadline` is a time of the monotonic clock. The event loop gets at least 0.1 s and the two helper threads 0.5 s
         each, even after it.
         """
-        self._held.end(len(self._threads))
+        self._buffer.end(len(self._threads))
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         # After the threads: coroutines have had the same time to end.
         self._loop.cancel()
         has_ended = self._loop.close(max(0.1, deadline - time.monotonic()))
-        self._watch.close()
-        self._watching.join(max(0.5, deadline - time.monotonic()))
+        self._monitor.close()
+        self._monitor_thread.join(max(0.5, deadline - time.monotonic()))
         self._progress.close(max(0.5, deadline - time.monotonic()))
         return has_ended and not any(thread.is_alive() for thread in self._threads)
 
@@ -101,7 +101,7 @@ class Executors:
             while True:
                 self._places.get()
                 # A place first, then the job: a job taken before a place is free could not be released as not begun.
-                job = self._held.next()
+                job = self._buffer.next()
                 if job is None:
                     self._places.put(None)
                     return
@@ -130,26 +130,28 @@ class Executors:
             control.take_progress = partial(self._progress.take, job.jid)
         control.lock_token = job.lock_token
         # A shared set: the task sees a lost lock without a query.
-        control.lost_locks = self._held.lost_locks
-        self._watch.began(execution)
+        control.lost_locks = self._buffer.lost_locks
+        self._monitor.began(execution)
         # The thread takes the next job at once; `_finish` frees the place when the coroutine ends.
         if execution.is_async:
             self._loop.submit(job, execution.arun, lambda end: self._ended(execution, end, began_at))
             return
         try:
-            end: End = execution.run(self._broker, held=NONE)
+            end: End = execution.run(self._broker, held=NO_ALIASES)
         except Exception as error:  # noqa: BLE001  (a loop)
             end = error
         self._ended(execution, end, began_at)
 
     def _ended(self, execution: Execution, end: End, began_at: float) -> None:
-        self._watch.ended(execution)
+        self._monitor.ended(execution)
         self._finish(execution.reservation, end, began_at)
 
     def _give_up(self, execution: Execution, reason: FaktoryError) -> None:
         """Report a job that cannot be stopped; its thread stays occupied until the process ends."""
         job = execution.reservation
-        if self._held.finish(job, execution.given_up(reason), ran_s=time.monotonic() - execution.control.began_at):
+        if self._buffer.finish(
+            job, execution.build_stuck_report(reason), ran_s=time.monotonic() - execution.control.began_at
+        ):
             logger.error(
                 "job does not end although it was stopped, this process will be replaced jid=%s jobtype=%s",
                 *(job.jid, execution.task.jobtype),
@@ -160,7 +162,7 @@ class Executors:
         ran_s = time.monotonic() - began_at
         # A job that was given up is reported already: `finish` then returns False and this end is dropped.
         report = end if isinstance(end, Ack) else self._report(job, end)
-        if self._held.finish(job, report, ran_s=ran_s):
+        if self._buffer.finish(job, report, ran_s=ran_s):
             if isinstance(end, BaseException) and isinstance(report, Failure):
                 logger.error("job ended outside its task jid=%s error=%r", job.jid, end, exc_info=end)
             logger.debug("job ended jid=%s seconds=%.3f", job.jid, ran_s)

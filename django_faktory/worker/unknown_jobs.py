@@ -1,7 +1,7 @@
 """Defer a job if this worker's code lacks its task, so that a worker with newer code can run it.
 
-`left_for_newer` returns the report. Knows no broker: it computes when the job is looked at again, and when the grace
-period (UNKNOWN_JOBTYPE_GRACE) is over.
+`defer_to_newer_worker` returns the report. Knows no broker: it computes when the job is looked at again, and when the
+grace period (UNKNOWN_JOBTYPE_GRACE) is over.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ FIRST_S, LONGEST_S = 2.0, 30.0
 workers from fetching the job in a tight loop.
 """
 
-_told: set[str] = set()
+_logged_jobtypes: set[str] = set()
 """Job types already logged: each is logged once, and the set is bounded to 1,000 names."""
 
 
-def left_for_newer(job: Reservation, at: str | None, error: UnknownJobType) -> Failure | None:
+def defer_to_newer_worker(job: Reservation, at: str | None, error: UnknownJobType) -> Failure | None:
     """Return the report that defers the job; None when its grace period is over.
 
     A Faktory server elsewhere records the report as a failure.
     """
-    wait_s = look_again_in_s(job, at, grace_s=conf.get("UNKNOWN_JOBTYPE_GRACE"))
+    wait_s = seconds_until_retry(job, at, grace_s=conf.get("UNKNOWN_JOBTYPE_GRACE"))
     if wait_s is None:
         return None
-    if job.jobtype not in _told and len(_told) < 1000:
-        _told.add(job.jobtype)
+    if job.jobtype not in _logged_jobtypes and len(_logged_jobtypes) < 1000:
+        _logged_jobtypes.add(job.jobtype)
         logger.warning("jobs of a task this code lacks are left for newer workers jid=%s error=%s", job.jid, error)
     return payloads.failure(
         jid=job.jid, wid=job.wid, attempt=job.attempt, errtype=type(error).__name__, message=str(error),
@@ -44,7 +44,7 @@ def left_for_newer(job: Reservation, at: str | None, error: UnknownJobType) -> F
     )  # fmt: skip
 
 
-def look_again_in_s(job: Reservation, at: str | None, *, grace_s: float) -> float | None:
+def seconds_until_retry(job: Reservation, at: str | None, *, grace_s: float) -> float | None:
     """Return the seconds until the next look; None if the grace period is over or unknown.
 
     The grace period starts at the latest of these: the job was pushed, was due (`at`), or failed for another reason.
@@ -61,12 +61,12 @@ def look_again_in_s(job: Reservation, at: str | None, *, grace_s: float) -> floa
 
 def _failed_at(failure: str) -> datetime | None:
     try:
-        told = jsontext.decode(failure) if failure else {}
+        latest_failure = jsontext.decode(failure) if failure else {}
     except InvalidPayload:
         return None
     # A failure of this kind is an earlier put-off, which must not start a new grace period.
-    is_ours = isinstance(told, dict) and told.get("errtype") == UnknownJobType.__name__
-    return None if is_ours or not isinstance(told, dict) else _instant(told.get("failed_at"))
+    is_ours = isinstance(latest_failure, dict) and latest_failure.get("errtype") == UnknownJobType.__name__
+    return None if is_ours or not isinstance(latest_failure, dict) else _instant(latest_failure.get("failed_at"))
 
 
 def _instant(text: object) -> datetime | None:

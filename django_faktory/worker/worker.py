@@ -20,21 +20,21 @@ from ..core.logs import get_logger
 from ..core.payloads import WorkerIdentity
 from ..errors import BrokerUnavailable, FaktoryError
 from ..store.notifier import Listener
-from .backoff import Patience
+from .backoff import RetryDelay
 from .fetcher import Fetcher
 from .heartbeat import LOST, QUIET, TERMINATE, Heartbeat
-from .job_buffer import HeldJobs
-from .job_monitor import USUAL, Limits
-from .lock_renewal import LockKeeper
+from .job_buffer import JobBuffer
+from .job_monitor import DEFAULT_MONITOR_LIMITS, MonitorLimits
+from .lock_renewal import LockRenewer
 from .process import CLEAN, CRASHED, SPENT, new_wid
 from .queue_order import QueueOrder
-from .recycling import Share
+from .recycling import RecyclePolicy
 from .reporter import Reporter
-from .thread_pool import Executors, interruption
+from .thread_pool import ThreadPool, interruption
 
 logger = get_logger(__name__)
 
-READ_AHEAD = 50
+MAX_PREFETCH = 50
 """Maximum number of prefetched jobs, however fast they are. Empty jobs per second with 5 threads on PostgreSQL, two
 cores: 3,700 without prefetch, 6,000 with 25, 7,900 with 50, 7,500 with 100. None with a `blocking` broker: it
 takes no jobs back, so no job may wait here for a thread.
@@ -67,10 +67,15 @@ class Worker:
     A wid that counts as lost, because the process did not run for too long, is not used again: its jobs are with other
     workers. The worker finishes its running jobs and ends; its supervisor starts another one.
 
-    `at_most` maps queues to the number of their jobs that this worker has at a time. `recycling` bounds the work of the
-    process; None means no bound. `hears_signals`: a thread handles signals (`supervisor.child.obey`), so that the main
-    thread need not wake up for them.
+    `queue_limits` maps queues to the number of their jobs that this worker has at a time. `recycling` bounds the work
+    of the process; None means no bound. `has_signal_thread`: a thread handles signals (`supervisor.child.on_order`), so
+    that the main thread need not wake up for them.
     """
+
+    is_stuck: bool
+    """True once a job that cannot be stopped occupies a thread: the process ends when its other jobs have ended."""
+    is_spent: bool
+    """True once the bound of `recycling` is reached: the process ends when its jobs have ended, and is replaced."""
 
     def __init__(
         self,
@@ -83,62 +88,61 @@ class Worker:
         poll_interval: float = 1.0,
         beat_interval: float = 15.0,
         shutdown_timeout: float = 25.0,
-        read_ahead: int = READ_AHEAD,
+        max_prefetch: int = MAX_PREFETCH,
         drain: bool = False,
-        limits: Limits = USUAL,
-        at_most: Mapping[str, int] | None = None,
-        share: Share | None = None,
-        hears_signals: bool = False,
+        limits: MonitorLimits = DEFAULT_MONITOR_LIMITS,
+        queue_limits: Mapping[str, int] | None = None,
+        recycle_policy: RecyclePolicy | None = None,
+        has_signal_thread: bool = False,
     ) -> None:
         self.wid = wid or new_wid()
         self._broker = broker
         self._shutdown_timeout_s = shutdown_timeout
-        self._hears_signals = hears_signals
+        self._has_signal_thread = has_signal_thread
         self._orders: SimpleQueue[str] = SimpleQueue()
         self._is_quiet = self._is_running = False
-        self.is_stuck = False
-        """True once a job that cannot be stopped occupies a thread: the process ends when its other jobs have ended."""
-        self.is_spent = False
-        """True once the bound of `recycling` is reached: the process ends when its jobs have ended, and is replaced."""
-        self._share = share or Share()
-        self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
-        obey, on_stuck = self._orders.put, partial(self._orders.put, STUCK)
-        self._executors = Executors(
-            broker, self._held, concurrency=concurrency, on_stuck=on_stuck, on_end=self._count, limits=limits
+        self.is_stuck = self.is_spent = False
+        self._recycle_policy = recycle_policy or RecyclePolicy()
+        self._buffer = JobBuffer(concurrency=concurrency, max_prefetch=0 if broker.blocking else max_prefetch)
+        on_order, on_stuck = self._orders.put, partial(self._orders.put, STUCK)
+        self._thread_pool = ThreadPool(
+            broker, self._buffer, concurrency=concurrency, on_stuck=on_stuck, on_end=self._count, limits=limits
         )
-        self._heartbeat = Heartbeat(broker, wid=self.wid, interval_s=beat_interval, obey=obey, known=self._held.known)
+        self._heartbeat = Heartbeat(
+            broker, wid=self.wid, interval_s=beat_interval, on_order=on_order, known=self._buffer.known
+        )
         self._fetcher = Fetcher(
             broker,
-            self._held,
+            self._buffer,
             wid=self.wid,
             order=QueueOrder(queues),
             listen=listen,
             poll_interval_s=poll_interval,
             may_fetch=self._heartbeat.is_fresh,
             on_drained=(lambda: self._orders.put(DRAINED)) if drain else None,
-            at_most=at_most or {},
+            queue_limits=queue_limits or {},
             is_reported=self._is_reported,
         )
         self._reporter = self._make_reporter()
-        self._keeper = LockKeeper(broker, self._held)
+        self._lock_renewer = LockRenewer(broker, self._buffer)
         self._loops = self._threads()
 
     def _make_reporter(self) -> Reporter:
         return Reporter(
             self._broker,
-            self._held.finished,
-            more_soon=self._held.has_waiting,
+            self._buffer.finished,
+            more_soon=self._buffer.has_waiting,
             acknowledge=self._fetcher.acknowledge,
-            write_progress=self._executors.write_progress,
-            on_reported=self._held.reported,
+            write_progress=self._thread_pool.write_progress,
+            on_reported=self._buffer.reported,
         )
 
     def _threads(self) -> dict[str, threading.Thread]:
         loops = {
-            "fetch": self._fetcher, "report": self._reporter, "beat": self._heartbeat, "locks": self._keeper
+            "fetch": self._fetcher, "report": self._reporter, "beat": self._heartbeat, "locks": self._lock_renewer
         }  # fmt: skip
         return {
-            name: threading.Thread(target=self._keep, args=(loop,), name=f"faktory-{name}", daemon=True)
+            name: threading.Thread(target=self._run_loop, args=(loop,), name=f"faktory-{name}", daemon=True)
             for name, loop in loops.items()
         }
 
@@ -150,9 +154,9 @@ class Worker:
         """Stop fetching for good; running jobs continue. Safe from any thread and from a signal handler."""
         self._orders.put(QUIET)
 
-    def look_again(self) -> None:
+    def wake(self) -> None:
         """Fetch at once, because a job has just become ready. Safe from any thread."""
-        self._fetcher.look_again()
+        self._fetcher.wake()
 
     def broken_loops(self) -> list[str]:
         """Return the names of loops that ended although the worker runs. Safe from any thread."""
@@ -181,8 +185,8 @@ class Worker:
         """
         if not self._register():
             return True
-        self._share.begin()
-        self._executors.start()
+        self._recycle_policy.begin()
+        self._thread_pool.start()
         for thread in self._loops.values():
             thread.start()
         self._is_running = True
@@ -201,7 +205,7 @@ class Worker:
     def _next_order(self) -> str:
         while not (self._is_leaving() and self._holds_nothing()):
             with suppress(Empty):
-                check_s = None if self._hears_signals else SIGNAL_CHECK_S
+                check_s = None if self._has_signal_thread else SIGNAL_CHECK_S
                 return self._orders.get(timeout=LEAVING_CHECK_S if self._is_leaving() else check_s)
         return TERMINATE
 
@@ -213,15 +217,15 @@ class Worker:
 
         A worker that leaves without an order has no deadline, so it waits for all of this.
         """
-        is_told = self._held.is_empty() and self._is_reported()
+        is_told = self._buffer.is_empty() and self._is_reported()
         return not self._loops["fetch"].is_alive() and is_told
 
     def _is_reported(self) -> bool:
-        return self._reporter.done >= self._held.reports
+        return self._reporter.done >= self._buffer.reports
 
     def _count(self) -> None:
         """Count an ended job and order the replacement of this process if its share is done."""
-        if reason := self._share.spend():
+        if reason := self._recycle_policy.count_job():
             logger.info("worker is to be replaced: %s wid=%s pid=%d", reason, self.wid, os.getpid())
             self._orders.put(REPLACE)
 
@@ -233,25 +237,25 @@ class Worker:
         identity = WorkerIdentity(
             wid=self.wid, hostname=socket.gethostname(), pid=os.getpid(), labels=("python", "django")
         )
-        patience = Patience("hello")
+        retry_delay = RetryDelay("hello")
         while True:
             try:
                 self._broker.hello(identity)
                 break
             except BrokerUnavailable as error:
-                pause_s = patience.after(error)
+                pause_s = retry_delay.record_failure(error)
             with suppress(Empty):
                 if self._orders.get(timeout=pause_s) == TERMINATE:
                     return False
                 self._is_quiet = True
-        patience.rewarded()
+        retry_delay.record_success()
         self._heartbeat.beat()
         # The loops run in threads with connections of their own.
         self._broker.close()
         logger.info("worker started wid=%s pid=%d", self.wid, identity.pid)
         return True
 
-    def _keep(self, loop: Fetcher | Reporter | Heartbeat | LockKeeper) -> None:
+    def _run_loop(self, loop: Fetcher | Reporter | Heartbeat | LockRenewer) -> None:
         """Run a loop as the target of a thread. If it raises, end the worker.
 
         A worker that lost one of its loops must not look alive.
@@ -282,20 +286,20 @@ class Worker:
         logger.info("worker stops wid=%s", self.wid)
         # A fetch that is under way may still bring jobs: the wait for running jobs must include them.
         self._loops["fetch"].join(self._shutdown_timeout_s)
-        if not self._held.wait_empty(deadline - time.monotonic()):
-            self._executors.interrupt(self._interruption_reason())
-            self._held.wait_empty(INTERRUPT_S)
+        if not self._buffer.wait_empty(deadline - time.monotonic()):
+            self._thread_pool.interrupt(self._interruption_reason())
+            self._buffer.wait_empty(INTERRUPT_S)
         # Threads that the interruption did not reach will not end: keep the remaining time for the reports.
-        has_ended = self._executors.close(time.monotonic() + (0.5 if self._held.is_empty() else 0.1))
-        self._give_back_begun()
+        has_ended = self._thread_pool.close(time.monotonic() + (0.5 if self._buffer.is_empty() else 0.1))
+        self._release_running()
         is_heard = self._flush(max(deadline, time.monotonic()) + FLUSH_S)
         # Only now: until here the worker may have jobs, and their locks must not expire.
         self._heartbeat.stop()
-        self._keeper.stop()
+        self._lock_renewer.stop()
         if is_heard:
             self._loops["locks"].join(0.5)
             self._loops["beat"].join(0.5)
-            self._say_goodbye()
+            self._unregister()
         logger.info("worker stopped wid=%s", self.wid)
         return has_ended
 
@@ -311,19 +315,19 @@ class Worker:
             logger.error(
                 "jobs ended and could not be reported in time: they may run again wid=%s jobs=%d at least",
                 self.wid,
-                1 + self._held.finished.qsize(),
+                1 + self._buffer.finished.qsize(),
             )
         return not reporting.is_alive()
 
     def _interruption_reason(self) -> str:
         return f"the worker stopped, and the job did not end within {self._shutdown_timeout_s:g} s"
 
-    def _give_back_begun(self) -> None:
+    def _release_running(self) -> None:
         """Report interruptions for jobs that did not end. No later report of theirs counts."""
-        for job in self._held.abandon():
-            self._held.finished.put(interruption(job, self._interruption_reason(), self._broker))
+        for job in self._buffer.abandon():
+            self._buffer.finished.put(interruption(job, self._interruption_reason(), self._broker))
 
-    def _say_goodbye(self) -> None:
+    def _unregister(self) -> None:
         try:
             self._broker.bye([self.wid])
         except FaktoryError as error:

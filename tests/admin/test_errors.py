@@ -10,14 +10,14 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
 from django_faktory.admin.jobs import bulk, error_groups
-from django_faktory.admin.jobs.error_groups import Kind
+from django_faktory.admin.jobs.error_groups import ErrorKind
 from django_faktory.models import Job
 from tests.factories import JobFactory
 
 pytestmark = pytest.mark.django_db
 
 TIMEOUT = '{"retry_count":1,"message":"order %d took 30 s","errtype":"net.Timeout"}'
-KIND = Kind("net.Timeout", "shop.send", "order N took N s")
+KIND = ErrorKind("net.Timeout", "shop.send", "order N took N s")
 
 
 def dead(number=1, **fields):
@@ -133,7 +133,7 @@ def test_a_pace_that_is_none_means_now(admin_client, pace):
 
 def test_many_go_in_steps_and_what_comes_later_is_not_meant(admin_client, monkeypatch):
     monkeypatch.setattr(bulk, "CHUNK", 2)
-    monkeypatch.setattr(bulk, "go_on", lambda sweep, using: go_on(sweep, using=using, lasts_s=0))
+    monkeypatch.setattr(bulk, "run_steps", lambda sweep, using: run_steps(sweep, using=using, lasts_s=0))
     [dead(number) for number in range(5)]
     first = admin_client.post(f"{reverse('admin:django_faktory_job_all')}?verb=retry&{KIND.query}").content.decode()
     later = dead(9)
@@ -147,7 +147,7 @@ def test_many_go_in_steps_and_what_comes_later_is_not_meant(admin_client, monkey
     assert list(Job.objects.dead()) == [later]
 
 
-go_on = bulk.go_on
+run_steps = bulk.run_steps
 
 
 def test_no_more_is_told_than_was_counted(admin_client, monkeypatch):

@@ -303,7 +303,7 @@ def test_what_no_index_leads_to_is_counted_among_the_recent_jobs_and_said_to_be_
     begun = bulk.begin("discard", scope, total=counted, user=0, why="", using="default")
     assert begun.percent is None
     while not begun.is_over:
-        begun = bulk.go_on(begun, using="default")
+        begun = bulk.run_steps(begun, using="default")
     assert not Job.objects.exists()
 
 

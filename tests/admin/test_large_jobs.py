@@ -190,4 +190,4 @@ def test_a_beginning_takes_no_more_bytes_of_html_than_it_may(text):
 def test_nested_brackets_are_not_laid_out_to_their_end():
     deep = "[" * 120 + "]" * 120
     text = f"[{','.join([deep] * 4000)}]"
-    assert len(texts.laid_out(text)) < 2 * texts.SHOWN_BYTES
+    assert len(texts.format_json(text)) < 2 * texts.SHOWN_BYTES

@@ -170,7 +170,7 @@ def test_a_job_s_page_tells_what_it_waits_for(admin_client, node):
 def test_a_queue_s_page_and_line_tell_its_limit_and_lead_to_it(admin_client, node):
     QueueFactory(name="mail")
     QueueFactory(name="free")
-    set_by_hand = definitions.put("queue", "mail", Allowance(concurrency=20), using="default")
+    set_by_hand = definitions.save_limit("queue", "mail", Allowance(concurrency=20), using="default")
     listed = admin_client.get(reverse("admin:django_faktory_queue_changelist")).content.decode()
     assert listed.count("20 at a time") == 1
     page = admin_client.get(reverse("admin:django_faktory_queue_change", args=["mail"])).content.decode()

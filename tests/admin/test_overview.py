@@ -66,7 +66,9 @@ def test_it_tells_depth_latency_what_runs_and_who_works(admin_client):
 
 
 def test_a_large_set_is_counted_to_the_cap(monkeypatch):
-    monkeypatch.setattr(counts, "shared_glance", partial(counts.glance, sizes=counts.Sizes(at_once=3)))
+    monkeypatch.setattr(
+        counts, "shared_glance", partial(counts.read_bounded_counts, sizes=counts.CountLimits(at_once=3))
+    )
     monkeypatch.setattr(queues, "COUNTED", 2)
     QueueFactory(name="default", paused_at=timezone.now())
     JobFactory.create_batch(5)
@@ -134,7 +136,7 @@ def test_a_bar_is_as_high_as_its_share_of_the_highest():
     ],
 )
 def test_messages_that_differ_in_numbers_have_one_head(message, head):
-    assert error_groups.head_of(message) == head
+    assert error_groups.normalize_message(message) == head
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_messages_that_differ_in_numbers_have_one_head(message, head):
     ],
 )
 def test_a_message_is_read_from_the_beginning_of_a_failure(failure, message):
-    assert error_groups.message_of(failure) == message
+    assert error_groups.extract_message(failure) == message
 
 
 def test_who_has_not_the_permission_sees_neither_page_nor_part_nor_entry(client, django_user_model):

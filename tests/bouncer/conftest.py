@@ -31,7 +31,7 @@ def bouncer(transactional_db):
 
 
 @pytest.fixture
-def go_by(transactional_db):
+def change_connection(transactional_db):
     """Return a function that changes the settings of the test's connections; restore them at the end."""
     before = {name: connection.settings_dict[name] for name in ("HOST", "PORT", "OPTIONS")}
 
@@ -48,10 +48,10 @@ def go_by(transactional_db):
 
 
 @pytest.fixture
-def behind(bouncer, go_by):
+def behind(bouncer, change_connection):
     """Return a function that routes the test's connections through a PgBouncer."""
 
     def start(mode="transaction"):
-        go_by(HOST="127.0.0.1", PORT=str(bouncer(mode).port))
+        change_connection(HOST="127.0.0.1", PORT=str(bouncer(mode).port))
 
     return start

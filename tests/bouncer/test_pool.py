@@ -18,8 +18,8 @@ pytestmark = [
 ]
 
 
-def test_a_listener_takes_no_connection_from_the_pool(go_by, closing_later):
-    go_by(OPTIONS={"pool": {"min_size": 1, "max_size": 1, "timeout": 2}})
+def test_a_listener_takes_no_connection_from_the_pool(change_connection, closing_later):
+    change_connection(OPTIONS={"pool": {"min_size": 1, "max_size": 1, "timeout": 2}})
     listener = closing_later(notifier.listen("default"))
     # Through a PgBouncer it receives nothing; it has tried for long enough when its thread ends.
     wait_until(lambda: listener.hears_all if VIA != "bouncer" else not listener._thread.is_alive())

@@ -14,7 +14,7 @@ from django_faktory.brokers.outbox import Outbox
 from django_faktory.brokers.remote import RemoteBroker
 from django_faktory.errors import BrokerUnavailable, FaktoryError, NotUnique
 from django_faktory.models import Job, OutboxEntry
-from django_faktory.runtime.outbox_relay import Relay, relay
+from django_faktory.runtime.outbox_relay import OutboxRelay, relay
 from tests.factories import payload
 from tests.project import tasks
 from tests.project.models import Mark
@@ -120,9 +120,9 @@ def test_a_target_that_is_away_loses_nothing_and_keeps_the_order(box, target):
             box.push([payload(name)])
     box.push([payload(names[4])])
     assert (stored(), waiting()) == ([], names)
-    assert not Relay(box).run_once()
+    assert not OutboxRelay(box).run_once()
     target.is_away = False
-    assert Relay(box).run_once()
+    assert OutboxRelay(box).run_once()
     assert (stored(), waiting()) == (names, [])
 
 
@@ -134,7 +134,7 @@ def test_after_a_failure_callers_do_not_wait_for_the_target_again(box, target):
     with transaction.atomic():
         box.push([payload("leaves-it-to-the-relay")])
     assert waiting() == ["notices-it", "leaves-it-to-the-relay"]
-    Relay(box).run_once()
+    OutboxRelay(box).run_once()
     assert stored() == ["notices-it", "leaves-it-to-the-relay"]
 
 
@@ -144,10 +144,10 @@ def test_who_dies_after_handing_on_leaves_a_lease_and_no_double(box, monkeypatch
         with pytest.raises(SystemExit), transaction.atomic():
             box.push([payload("handed-on")])
     assert (stored(), waiting()) == (["handed-on"], ["handed-on"])
-    Relay(box).run_once()
+    OutboxRelay(box).run_once()
     assert waiting() == ["handed-on"], "the lease still runs"
     OutboxEntry.objects.update(leased_until=timezone.now() - timedelta(seconds=1))
-    Relay(box).run_once()
+    OutboxRelay(box).run_once()
     assert (stored(), waiting()) == (["handed-on"], [])
 
 
@@ -160,7 +160,7 @@ def test_two_relays_at_once_hand_each_job_on_once_and_in_order(box, target):
 
     def work():
         try:
-            Relay(box).run_once()
+            OutboxRelay(box).run_once()
         finally:
             connections.close_all()
 
@@ -179,13 +179,13 @@ def test_a_row_that_cannot_be_taken_stays_for_a_person_and_holds_up_no_other(box
         box.push([payload("good-one-1"), payload("poison-job"), payload("good-one-2")])
         OutboxEntry.objects.create(jid="garbage", queue="default", job="{no job")
     target.is_away = False
-    Relay(box).run_once()
+    OutboxRelay(box).run_once()
     assert stored() == ["good-one-1", "good-one-2"]
     errors = dict(OutboxEntry.objects.values_list("jid", "error"))
     assert errors["job-poison-job"] == "RuntimeError: this one cannot be taken"
     assert errors["garbage"] == "cannot be read: it is no job's JSON"
     assert caplog.text.count("was refused") == 2
-    assert Relay(box).run_once()
+    assert OutboxRelay(box).run_once()
 
 
 def test_one_that_is_not_unique_is_dropped_as_the_target_says(box, target, monkeypatch):
@@ -207,7 +207,7 @@ def test_the_relay_loop_hands_on_and_ends(box, target):
     with transaction.atomic():
         box.push([payload("for-the-loop")])
     target.is_away = False
-    loop = Relay(box)
+    loop = OutboxRelay(box)
     thread = threading.Thread(target=loop.run)
     thread.start()
     wait_until(lambda: stored() == ["for-the-loop"])
@@ -236,7 +236,7 @@ class TestSettings:
                 result = tasks.add.enqueue(1, 2)
                 assert stored() == []
             assert stored() == [result.id]
-            assert isinstance(relay(), Relay)
+            assert isinstance(relay(), OutboxRelay)
 
     def test_transactions_of_several_databases_can_have_one(self):
         with override_settings(FAKTORY={"OUTBOX": ["other"]}):

@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from django_faktory import Batch
 from django_faktory.contrib.gearmonkey import Client
-from django_faktory.contrib.gearmonkey.redis_worker import Station
+from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
 from django_faktory.core.histograms import Series
 from django_faktory.core.limits import Allowance
 from django_faktory.models import Batch as BatchRow
@@ -79,8 +79,8 @@ def fill():
         key="order 7", jid="some-job", attempt=1, wid="app-1-w1", lease=timedelta(seconds=35), acquired_at=now,
         expires_at=now,
     )  # fmt: skip
-    definitions.put("task", NARROW, Allowance(concurrency=3, rate=5, burst=10), using="default")
-    definitions.put("queue", "mail", Allowance(concurrency=20), using="default")
+    definitions.save_limit("task", NARROW, Allowance(concurrency=3, rate=5, burst=10), using="default")
+    definitions.save_limit("queue", "mail", Allowance(concurrency=20), using="default")
     CronEntry.objects.create(
         name="nightly report", schedule="0 3 * * *", zone="UTC", jobtype="shop.tasks.daily_report", next_at=now
     )
@@ -109,7 +109,7 @@ def pages(order):
 def monkeys(server, redis, settings):  # noqa: F811
     """Fill a Redis with GearMonkey jobs and a worker."""
     settings.FAKTORY = {**getattr(settings, "FAKTORY", {}), "GEARMONKEY_URL": server.url}
-    Station(redis, ["thumbnail", "translate"], wid="app-1-w1").open()
+    RedisWorker(redis, ["thumbnail", "translate"], wid="app-1-w1").open()
     with Client(server.url) as client:
         for prio in ("high", "normal", "low", "low"):
             client.run("thumbnail", "image-7.png", prio)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_faktory import Cron
-from django_faktory.core.cron import MOST_TICKS, Due, Schedule, crons, due
+from django_faktory.core.cron import MAX_TICKS, Due, Schedule, due, parse_crons
 from django_faktory.errors import InvalidCron
 
 pytestmark = pytest.mark.core
@@ -222,10 +222,10 @@ def test_a_bad_option_of_an_entry_is_named(options, field):
 
 def test_an_entry_is_a_line_or_a_cron_or_several():
     one = Cron("0 * * * *")
-    assert crons("0 * * * *") == crons(one) == crons([one]) == (one,)
-    assert crons(()) == ()
+    assert parse_crons("0 * * * *") == parse_crons(one) == parse_crons([one]) == (one,)
+    assert parse_crons(()) == ()
     with pytest.raises(InvalidCron):
-        crons(["0 * * * *"])
+        parse_crons(["0 * * * *"])
 
 
 # --- missed ticks
@@ -273,8 +273,8 @@ def test_no_window_is_too_short_for_what_is_on_time():
 
 def test_very_many_are_made_up_for_in_several_goes():
     plan = judged(at(1), at(12), "all", line="* * * * *")
-    assert len(plan.ticks) == MOST_TICKS
-    assert plan.next_at == at(1) + timedelta(minutes=MOST_TICKS)
+    assert len(plan.ticks) == MAX_TICKS
+    assert plan.next_at == at(1) + timedelta(minutes=MAX_TICKS)
     rest = judged(plan.next_at, at(12), "all", line="* * * * *")
     assert rest.ticks[0] == plan.next_at
 

@@ -13,7 +13,7 @@ from django_faktory.core.lifecycle import (
     TRANSITIONS,
     WAITING,
     Event,
-    Outcome,
+    FailureOutcome,
     State,
     backoff,
     outcome_of_failure,
@@ -152,7 +152,7 @@ def test_a_job_runs_once_more_than_its_retries(retry):
     counts = range(retry) if retry < 100 else (0, 1, 1000)
     for failures in counts:
         assert outcome_of_failure(retry=retry, failures=failures, keep=False, rng=Random(1)).state is State.RETRIES
-    assert outcome_of_failure(retry=retry, failures=retry, keep=False, rng=Random(1)) == Outcome(State.DEAD)
+    assert outcome_of_failure(retry=retry, failures=retry, keep=False, rng=Random(1)) == FailureOutcome(State.DEAD)
 
 
 @pytest.mark.parametrize("wish_s", [0.0, 0.25, 86_400.0])

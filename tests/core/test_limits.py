@@ -11,10 +11,10 @@ from django_faktory.core.limits import (
     Gate,
     InvalidLimit,
     Scope,
-    allot,
+    allocate_permits,
     family_of,
-    passes_of,
-    passes_text,
+    format_permits,
+    parse_permits,
     rate_text,
 )
 from tests.factories import T0
@@ -61,25 +61,25 @@ def test_a_rate_is_told_as_it_is_read(text):
 
 def test_places_are_counted():
     one = gate(2)
-    refusals = allot([[one], [one], [one]], T0)
+    refusals = allocate_permits([[one], [one], [one]], T0)
     assert refusals == [None, None, one]
     assert (one.in_use, one.opens_at) == (2, None)
 
 
 def test_none_is_taken_of_any_gate_where_one_is_shut():
     wide, narrow = gate(5), gate(1, 2, in_use=1)
-    assert allot([[wide, narrow]], T0) == [narrow]
+    assert allocate_permits([[wide, narrow]], T0) == [narrow]
     assert wide.in_use == 0
 
 
 def test_a_refusal_by_a_queue_comes_last():
     queue, task = gate(1, 1, scope=Scope.QUEUE, in_use=1), gate(1, 2, in_use=1)
-    assert allot([[queue, task], [queue]], T0) == [task, queue]
+    assert allocate_permits([[queue, task], [queue]], T0) == [task, queue]
 
 
 def test_a_pause_lets_nobody_pass():
     one = gate(5, is_paused=True)
-    assert allot([[one]], T0) == [one]
+    assert allocate_permits([[one]], T0) == [one]
     assert one.opens_at is None
 
 
@@ -99,21 +99,21 @@ def test_a_burst_is_what_may_start_at_once():
 
 def test_a_slow_rate_lets_one_pass_at_a_time():
     one = gate("10/m", tokens=1.0)
-    assert allot([[one], [one]], T0) == [None, one]
+    assert allocate_permits([[one], [one]], T0) == [None, one]
     assert one.opens_at == after(6)
 
 
 def test_what_waits_is_let_go_in_sets():
     one = gate("100/s", tokens=0.0)
-    assert allot([[one]], T0) == [one]
+    assert allocate_permits([[one]], T0) == [one]
     assert one.opens_at == after(0.1)
 
 
 def test_nobody_overtakes_who_waits_for_the_next_set():
     one = gate("100/s", tokens=0.0)
-    allot([[one]], T0)
-    assert allot([[one]], after(0.09)) == [one]
-    assert allot([[one]], after(0.11)) == [one], "it is theirs until it was let go"
+    allocate_permits([[one]], T0)
+    assert allocate_permits([[one]], after(0.09)) == [one]
+    assert allocate_permits([[one]], after(0.11)) == [one], "it is theirs until it was let go"
     one.fill(after(0.1))
     assert one.room == 10
 
@@ -126,10 +126,10 @@ def test_a_set_that_is_late_is_as_much_larger():
 
 def test_a_rate_alone_gives_no_pass_to_be_given_back():
     rate, places = gate("5/s", 3), gate(5, 7)
-    assert passes_text([rate]) is None
-    assert passes_text([rate, places]) == ",7,"
-    assert passes_of(",7,12,") == [7, 12]
-    assert passes_of("") == passes_of(None) == []
+    assert format_permits([rate]) is None
+    assert format_permits([rate, places]) == ",7,"
+    assert parse_permits(",7,12,") == [7, 12]
+    assert parse_permits("") == parse_permits(None) == []
 
 
 def test_the_kind_of_a_key_is_before_its_colon():
@@ -150,7 +150,7 @@ def test_however_late_sets_are_no_window_has_more_starts_than_is_promised(text, 
         for _ in range(taken):
             one.take()
         starts += [now] * taken
-        one.wait_for_next(after(now), has_let_go=taken > 0)
+        one.wait_for_next(after(now), has_released=taken > 0)
     for width in (0.1, 1.0, 10.0):
         most = max(sum(start <= moment < start + width for moment in starts) for start in starts)
         assert most <= allows.per_second * (width + FORGIVEN_S) + allows.capacity + 1e-6

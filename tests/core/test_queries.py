@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_faktory.core.lifecycle import State
-from django_faktory.core.queries import KEYS, MAX_TEXT, MAX_VALUES, Pattern, Query, parse_query, seconds_of
+from django_faktory.core.queries import KEYS, MAX_TEXT, MAX_VALUES, Pattern, Query, parse_query, parse_seconds
 from django_faktory.errors import InvalidQuery
 
 pytestmark = pytest.mark.core
@@ -141,11 +141,11 @@ def test_any_text_is_read_or_refused(text):
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1h30m", 5400), ("0s", 0), ("1w1d", 691_200)])
 def test_durations_add_up(text, seconds):
-    assert seconds_of(text) == seconds
+    assert parse_seconds(text) == seconds
 
 
 def test_no_duration_is_longer_than_a_century():
-    assert seconds_of("999999999w") == 100 * 365 * 86_400
+    assert parse_seconds("999999999w") == 100 * 365 * 86_400
 
 
 @pytest.mark.parametrize(

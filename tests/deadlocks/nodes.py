@@ -18,7 +18,7 @@ def count_deadlocks():
         return cursor.fetchone()[0]
 
 
-def against_each_other(verbs, *, rounds, prepare=None):
+def run_concurrently(verbs, *, rounds, prepare=None):
     """Run each (name, verb) in its own thread. All start each round together, after one of them has run `prepare`."""
     barrier = threading.Barrier(len(verbs), timeout=60, action=prepare)
     errors = []

@@ -24,7 +24,7 @@ from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
 from django_faktory.store.statistics import counter_rows
-from tests.deadlocks.nodes import against_each_other, count_deadlocks
+from tests.deadlocks.nodes import count_deadlocks, run_concurrently
 from tests.factories import payload
 
 pytestmark = [
@@ -52,7 +52,7 @@ class World:
         """Store jobs with and without locks, limits, batches and results; start some of them."""
         broker = OrmBroker("default")
         for scope, name, number in (("task", "noop", 3), ("queue", "narrow", 4), ("key", "mail", 3)):
-            definitions.put(scope, name, Allowance(concurrency=number), using="default")
+            definitions.save_limit(scope, name, Allowance(concurrency=number), using="default")
         self.bids = [broker.new_batch(NewBatch(complete=payload(jobtype="done"))) for _ in range(2)]
         broker.push(self.jobs(24))
         for wid in WIDS:
@@ -111,13 +111,13 @@ def commit(world):
 
 def edit_limit(world):
     scope, name = random.choice([("task", "noop"), ("queue", "narrow"), ("key", "mail"), ("key", "mail:1")])
-    definitions.put(scope, name, Allowance(concurrency=random.randint(2, 5)), using="default")
+    definitions.save_limit(scope, name, Allowance(concurrency=random.randint(2, 5)), using="default")
 
 
 def remove_limit(world):
     for one in shuffled(Limit.objects.all(), 1):
         definitions.remove(one, using="default")
-        definitions.put(one.scope, one.name, Allowance(concurrency=3), using="default")
+        definitions.save_limit(one.scope, one.name, Allowance(concurrency=3), using="default")
 
 
 def pause(world):
@@ -162,7 +162,7 @@ def reap(world):
 def expire_locks(world):
     token = JobLock.objects.order_by("?").values_list("pk", flat=True).first()
     JobLock.objects.filter(pk=token).update(expires_at="2020-01-01T00:00:00Z")
-    locks.lapse(using="default")
+    locks.mark_expired(using="default")
 
 
 def flush(world):
@@ -186,7 +186,7 @@ VERBS = {
     "exchange": exchange,
     "beat": lambda world: OrmBroker("default").beat([Beat(wid=wid) for wid in WIDS]),
     "extend": lambda world: locks.extend_held(shuffled(JobLock.objects.values_list("pk", flat=True)), using="default"),
-    "lose": lambda world: failures.lose([random.choice(WIDS)], using="default"),
+    "lose": lambda world: failures.reclaim_lost([random.choice(WIDS)], using="default"),
     "reap": reap,
     "set limit": edit_limit,
     "remove limit": remove_limit,
@@ -226,7 +226,7 @@ def test_no_pair_of_verbs_deadlocks(collisions):
         if time.monotonic() > until:
             break
         verbs = {name: partial(VERBS[name], world) for name in (first, second)}
-        against_each_other([(name, verbs[name]) for name in (first, first, second, second)], rounds=ROUNDS)
+        run_concurrently([(name, verbs[name]) for name in (first, first, second, second)], rounds=ROUNDS)
         done += 1
         if Job.objects.filter(state="working").count() < 4 or Job.objects.filter(state="enqueued").count() < 4:
             world.fill()

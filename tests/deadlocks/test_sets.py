@@ -15,7 +15,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Ack, FetchRequest, NewBatch
 from django_faktory.models import Job
 from django_faktory.store.jobs import pushes, transitions, unique_push
-from tests.deadlocks.nodes import against_each_other, count_deadlocks
+from tests.deadlocks.nodes import count_deadlocks, run_concurrently
 from tests.factories import JobFactory, payload
 
 pytestmark = [
@@ -35,7 +35,7 @@ def race(collisions):
 
     def run(*verbs, prepare):
         before = count_deadlocks()
-        against_each_other(verbs, rounds=ROUNDS, prepare=prepare)
+        run_concurrently(verbs, rounds=ROUNDS, prepare=prepare)
         assert [name for name, _ in collisions] == []
         assert count_deadlocks() == before
 

@@ -13,7 +13,7 @@ from django_faktory.models import Job, JobLock
 from django_faktory.store.jobs import acknowledgements, claims, failures, pushes
 from django_faktory.store.maintenance import due
 from django_faktory.tasks import base
-from django_faktory.worker.unknown_jobs import FIRST_S, LONGEST_S, look_again_in_s
+from django_faktory.worker.unknown_jobs import FIRST_S, LONGEST_S, seconds_until_retry
 from tests.factories import T0, JobFactory, payload
 from tests.project.tasks import add, echo
 from tests.waiting import wait_until
@@ -51,12 +51,12 @@ def ago(age_s):
     ],
 )
 def test_the_wait_grows_with_the_time_waited_and_ends_with_the_grace(job, at, wait_s):
-    assert look_again_in_s(job, at, grace_s=600) == wait_s
+    assert seconds_until_retry(job, at, grace_s=600) == wait_s
 
 
 @pytest.mark.core
 def test_without_a_grace_a_job_is_not_put_off():
-    assert look_again_in_s(held(), None, grace_s=0) is None
+    assert seconds_until_retry(held(), None, grace_s=0) is None
 
 
 def later(job, **fields):

@@ -152,7 +152,7 @@ def lines_of_the_log():
             word = ast.unparse(call.func)
             texts = [node.value for node in call.args if isinstance(node, ast.Constant) and isinstance(node.value, str)]
             is_told = word.startswith("logger.") and call.func.attr in levels
-            is_told = is_told or (word == "self._ways.tell" and "ERROR" in ast.unparse(call.args[0]))
+            is_told = is_told or (word == "self._launcher.log" and "ERROR" in ast.unparse(call.args[0]))
             if is_told and texts:
                 event = re.split(r" \w+=%| pid=%", texts[0])[0]
                 yield path, re.sub(r"%[sdr]", "…", event)
@@ -235,12 +235,12 @@ def test_ids_that_other_pages_name_are_there():
 def test_numbers_for_statsd_are_those_of_their_page():
     """tests/contrib/metrics tests the Prometheus metrics."""
     from django_faktory.core.histograms import Series
-    from django_faktory.operations.statistics import Numbers
+    from django_faktory.operations.statistics import ExportedStatistics
     from django_faktory.runtime import statsd
 
     states = dict.fromkeys(("scheduled", "working", "retries", "dead"), 1.0)
     named = {key: {} for key in ("latencies", "paused", "workers", "batches")}
-    numbers = Numbers(**named, queues={"mail": 1.0}, sets=states, processed=1, failed=1, late=0)
+    numbers = ExportedStatistics(**named, queues={"mail": 1.0}, sets=states, processed=1, failed=1, late=0)
     sums = Series()
     sums.succeeded = sums.failed = 1
     sent = [*statsd.passed({("mail", "send"): sums}), *statsd.sizes(numbers)]

@@ -10,7 +10,7 @@ from contextlib import closing
 import psutil
 import pytest
 
-from django_faktory.worker.worker import READ_AHEAD
+from django_faktory.worker.worker import MAX_PREFETCH
 from tests.faults.arena import FAST, kill, pause_of_chance
 from tests.faults.size import JOBS, scaled
 from tests.server.raw import RawClient
@@ -42,7 +42,7 @@ def test_workers_of_tasks_that_are_killed_lose_nothing_and_run_twice_what_they_h
     found = run.verdict()
     assert found.lost == found.made_up == found.unsure == found.stuck == set()
     assert max(found.doubled.values(), default=0) <= 2, "the third loss is the last"
-    assert found.doubled.total() <= 2 * kills * (CONCURRENCY + READ_AHEAD)
+    assert found.doubled.total() <= 2 * kills * (CONCURRENCY + MAX_PREFETCH)
 
 
 def one_of(children):

@@ -56,7 +56,7 @@ def entry_points():
     yield "INFO", lambda: counts.snapshot(using=USING)
     yield "latency", lambda: queues.latency([f"queue{n}" for n in range(20)], using=USING)
     yield "metrics", lambda: statistics.read(using=USING)
-    yield "statistics of the API", lambda: counts.glance(using=USING)
+    yield "statistics of the API", lambda: counts.read_bounded_counts(using=USING)
     yield "overview", lambda: data.read(using=USING)
     upkeep = Maintenance(USING)
     upkeep._listens_since = float("-inf")

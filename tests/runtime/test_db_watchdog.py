@@ -74,7 +74,7 @@ def test_time_in_which_the_process_stood_still_is_not_counted(monkeypatch, durat
     cuts = []
     monkeypatch.setattr(db_watchdog, "_cut", cuts.append)
     monkeypatch.setattr(db_watchdog, "time", Clock(*durations))
-    watch = db_watchdog._Watch(10)
+    watch = db_watchdog._Watchdog(10)
     monkeypatch.setattr(transactions, "around", watch.limited)
     with watch.limited(connection):
         watch._run()

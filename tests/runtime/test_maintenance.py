@@ -78,7 +78,7 @@ def test_a_job_of_this_node_due_sooner_than_the_sleep_ends_it(keeps_house, monke
     wait_until(lambda: upkeeper._awake_at < math.inf)
     at = timezone.now() + timedelta(seconds=0.3)
     pushes.push([payload(at=at)], using="default")
-    upkeeper.expect(at)
+    upkeeper.wake_by(at)
     assert heard.wait(10)
     assert Job.objects.get().enqueued_at >= at
 
@@ -86,9 +86,9 @@ def test_a_job_of_this_node_due_sooner_than_the_sleep_ends_it(keeps_house, monke
 def test_a_job_that_is_due_later_than_the_sleep_ends_disturbs_nobody(keeps_house):
     upkeeper = Maintenance("default")
     upkeeper._awake_at = time.monotonic() + 1
-    upkeeper.expect(timezone.now() + timedelta(seconds=60))
+    upkeeper.wake_by(timezone.now() + timedelta(seconds=60))
     assert not upkeeper._alarm.is_set()
-    upkeeper.expect(timezone.now() + timedelta(seconds=0.5))
+    upkeeper.wake_by(timezone.now() + timedelta(seconds=0.5))
     assert upkeeper._alarm.is_set()
 
 

@@ -185,7 +185,11 @@ def test_without_the_key_a_job_fails_for_now_and_runs_when_the_key_is_there(tran
 def test_a_job_without_retries_is_kept_where_the_key_is_missing(transactional_db, work, state):
     with keys(NEW):
         result = once.enqueue(MARKER)
-        raw = payload(jobtype=once.jobtype, args=encryption.seal(once.jobtype, [1], {}, tells_same=False), retry=0)
+        raw = payload(
+            jobtype=once.jobtype,
+            args=encryption.encrypt_arguments(once.jobtype, [1], {}, with_fingerprint=False),
+            retry=0,
+        )
         pushes.push([raw], using="default")
     with keys(OTHER):
         work()
@@ -194,7 +198,7 @@ def test_a_job_without_retries_is_kept_where_the_key_is_missing(transactional_db
 
 
 def test_arguments_of_one_jobtype_cannot_be_given_to_another(encrypting):
-    args = encryption.seal("tests.project.tasks.noop", [MARKER], {}, tells_same=False)
+    args = encryption.encrypt_arguments("tests.project.tasks.noop", [MARKER], {}, with_fingerprint=False)
     pushes.push([payload(jobtype=echo.jobtype, args=args)], using="default")
     failure = prepare(fetched())
     assert (failure.errtype, failure.verdict) == ("InvalidPayload", "kill")
@@ -202,11 +206,11 @@ def test_arguments_of_one_jobtype_cannot_be_given_to_another(encrypting):
 
 
 def test_a_token_that_was_changed_opens_nothing(encrypting):
-    [envelope] = encryption.seal("noop", [MARKER], {}, tells_same=False)
+    [envelope] = encryption.encrypt_arguments("noop", [MARKER], {}, with_fingerprint=False)
     token = envelope["$encrypted"]
     spoilt = f"{token[:-20]}{'A' if token[-20] != 'A' else 'B'}{token[-19:]}"
     with pytest.raises(CannotDecrypt):
-        encryption.opened("noop", [{"$encrypted": spoilt}])
+        encryption.decrypt_arguments("noop", [{"$encrypted": spoilt}])
 
 
 def test_uniqueness_and_locks_see_that_arguments_are_the_same_and_not_what_they_are(encrypting):
@@ -281,7 +285,7 @@ def test_a_bad_key_and_a_missing_library_are_found_before_a_job_meets_them(monke
     [message] = said(ENCRYPT_ARGUMENTS=True)
     assert "got none" in message.msg
     assert said(ENCRYPT_ARGUMENTS=True, ENCRYPTION_KEYS=[NEW]) == []
-    encryption._made.cache_clear()
+    encryption._make_fernet.cache_clear()
     monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
     [message] = said(ENCRYPT_ARGUMENTS=True, ENCRYPTION_KEYS=[NEW])
     assert "pip install django-faktory[crypto]" in message.msg

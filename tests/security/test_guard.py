@@ -3,15 +3,15 @@
 import pytest
 
 from django_faktory.server import login_throttle
-from django_faktory.server.login_throttle import Guard, network_of
+from django_faktory.server.login_throttle import LoginThrottle, network_of
 
 pytestmark = pytest.mark.core
 
 
-def failing(times, *, most=5, address="192.0.2.1", now=0.0):
-    found = Guard(most=most)
+def failing(times, *, limit=5, address="192.0.2.1", now=0.0):
+    found = LoginThrottle(limit=limit)
     for _ in range(times):
-        found.failed(address, now=now)
+        found.record_failure(address, now=now)
     return found
 
 
@@ -26,14 +26,14 @@ def test_who_failed_as_often_as_allowed_waits_for_the_time_of_one_try():
 
 def test_after_the_wait_one_failure_more_bars_again():
     found = failing(5)
-    found.failed("192.0.2.1", now=12.0)
+    found.record_failure("192.0.2.1", now=12.0)
     assert found.wait_s("192.0.2.1", now=12.0) == pytest.approx(12.0)
 
 
 def test_after_a_minute_without_a_failure_nothing_is_held_against_anybody():
     found = failing(5)
     for _ in range(4):
-        found.failed("192.0.2.1", now=60.0)
+        found.record_failure("192.0.2.1", now=60.0)
     assert found.wait_s("192.0.2.1", now=60.0) == 0.0
 
 
@@ -42,7 +42,7 @@ def test_another_address_is_not_barred():
 
 
 def test_none_is_turned_away_where_any_number_is_allowed():
-    assert failing(500, most=0).wait_s("192.0.2.1", now=0.0) == 0.0
+    assert failing(500, limit=0).wait_s("192.0.2.1", now=0.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_addresses_that_one_client_has_at_will_count_as_one(one, other, are_one)
 
 
 def test_a_flood_of_addresses_costs_bounded_memory_and_forgets_the_oldest(monkeypatch):
-    monkeypatch.setattr(login_throttle, "MOST_ADDRESSES", 3)
-    found = Guard(most=1)
+    monkeypatch.setattr(login_throttle, "MAX_ADDRESSES", 3)
+    found = LoginThrottle(limit=1)
     for number in range(10):
-        found.failed(f"192.0.2.{number}", now=0.0)
+        found.record_failure(f"192.0.2.{number}", now=0.0)
     barred = [number for number in range(10) if found.wait_s(f"192.0.2.{number}", now=0.0)]
     assert barred == [7, 8, 9]
     assert len(found._levels) == 3

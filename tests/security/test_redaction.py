@@ -22,7 +22,7 @@ from django_faktory.models.cron import CronEntry
 from django_faktory.store import outbox
 from django_faktory.store.jobs import claims, pushes
 from django_faktory.tasks import redaction
-from django_faktory.tasks.arguments import decoded_call
+from django_faktory.tasks.arguments import decode_call
 from tests.admin.test_access import who
 from tests.factories import JobFactory, WorkerFactory, payload
 from tests.project import redacting
@@ -431,7 +431,7 @@ def test_a_function_cannot_change_the_job(transactional_db):
 def test_without_the_setting_all_is_shown_and_messages_quote():
     assert redaction.shown("noop", [MARKER]) == [MARKER]
     with pytest.raises(InvalidArgument, match=MARKER):
-        decoded_call([{"$type": "decimal", "value": MARKER}], {})
+        decode_call([{"$type": "decimal", "value": MARKER}], {})
 
 
 @pytest.mark.django_db(databases=["default", "other"])

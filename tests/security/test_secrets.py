@@ -15,7 +15,7 @@ from django.views.debug import ExceptionReporter
 from django_faktory import brokers, conf
 from django_faktory.brokers.client import parse_url
 from django_faktory.core.protocol.connection import hash_password
-from django_faktory.runtime.config import make_plan
+from django_faktory.runtime.config import make_run_config
 from tests.server.raw import RawClient
 
 SECRET = "m4rk3r-0f-a-s3cr3t"
@@ -72,7 +72,7 @@ def test_a_plan_and_an_address_have_no_password_in_their_repr():
         "queues": "default", "processes": "1", "concurrency": "1", "drain": False, "reload": False, "gearmonkey": None,
         "health": None, "max_jobs": None, "max_rss": None,
     }  # fmt: skip
-    plan = make_plan(options)
+    plan = make_run_config(options)
     told = [f"{one!r} {one}" for one in (plan, parse_url(URL), brokers.remote_broker(URL))]
     assert SECRET not in " ".join(told)
 

@@ -17,7 +17,7 @@ from django_faktory.core.locket import Locket
 from django_faktory.core.payloads import Ack, JobPayload
 from django_faktory.models import Job, JobLock, Queue
 from django_faktory.runtime import db_watchdog
-from django_faktory.server.group_commit import Lane
+from django_faktory.server.group_commit import CommitQueue
 from django_faktory.store import transactions
 from django_faktory.store.dialects.postgresql import pipeline, prepared
 from django_faktory.store.dialects.postgresql.dialect import POSTGRESQL
@@ -46,13 +46,13 @@ def on_postgresql(monkeypatch):
 @pytest.fixture
 def given(monkeypatch):
     """Record each set that a thread runs instead of the event loop."""
-    sets, real = [], Lane._give
+    sets, real = [], CommitQueue._run_in_thread
 
-    def spy(lane, hand, batch, work):
+    def spy(commit_queue, commit_thread, batch, work):
         sets.append([type(item).__name__ for item, _ in batch])
-        real(lane, hand, batch, work)
+        real(commit_queue, commit_thread, batch, work)
 
-    monkeypatch.setattr(Lane, "_give", spy)
+    monkeypatch.setattr(CommitQueue, "_run_in_thread", spy)
     return sets
 
 
@@ -97,14 +97,18 @@ def end(pids):
         cursor.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", [pids])
 
 
-def stand_still():
+def suspend_process():
     """Block all changes of jobs by other sessions until the transaction ends."""
     with connection.cursor() as cursor:
         cursor.execute("LOCK TABLE django_faktory_job IN SHARE ROW EXCLUSIVE MODE")
 
 
 def raw_connections(server):
-    return [hand.begin.args[0].args[0].connection for hand in server.turns._hands if hand.begin]
+    return [
+        commit_thread.begin.args[0].args[0].connection
+        for commit_thread in server.exchanges._commit_threads
+        if commit_thread.begin
+    ]
 
 
 def test_a_job_s_whole_way_needs_no_thread(client, given):
@@ -179,25 +183,25 @@ def test_a_connection_that_is_lost_on_the_way_is_told_and_the_next_command_has_a
     """W30: the client gets an error, and the thread replaces its connection."""
     client.ask(push(jid="the-job-one"))
     with transaction.atomic():
-        stand_still()
+        suspend_process()
         client.send(line)
         end(wait_until(sessions))
         assert client.reply() == b"-ERR database unavailable"
     assert len(given) == 1, "the thread was told, and has closed it"
     assert client.ask(push(jid="the-job-three")) == b"+OK"
     assert set(Job.objects.values_list("jid", flat=True)) == {"the-job-one", "the-job-three"}
-    assert broker._unanswered.is_any_due() == line.startswith("FETCH"), "what it may have claimed is looked for"
+    assert broker._claim_numbers.has_checks_left() == line.startswith("FETCH"), "what it may have claimed is looked for"
     assert json.loads(client.ask("FETCH default"))["jid"] == "the-job-one"
 
 
 def test_a_connection_that_ends_while_nobody_uses_it_is_left_to_its_thread(client, given):
     """W30: otherwise the event loop would report the closed socket again and again."""
     lent = raw_connections(client.server)
-    hands = [hand for hand in client.server.turns._hands if hand.fd is not None]
+    hands = [commit_thread for commit_thread in client.server.exchanges._commit_threads if commit_thread.fd is not None]
     assert lent
     assert hands
     end([raw.info.backend_pid for raw in lent])
-    wait_until(lambda: all(hand.fd is None for hand in hands))
+    wait_until(lambda: all(commit_thread.fd is None for commit_thread in hands))
     assert client.ask(push(jid="the-job-one")) in (b"+OK", b"-ERR database unavailable")
     assert client.ask(push(jid="the-job-two")) == b"+OK"
 
@@ -214,27 +218,27 @@ def test_a_database_that_says_nothing_is_not_waited_for_longer_than_set(serve, b
         given.clear()
         db_watchdog.enforce("default", 0.2)
         with transaction.atomic():
-            stand_still()
+            suspend_process()
             assert client.ask(push(jid="the-job-one")) == b"-ERR database unavailable"
         assert len(given) == 1
         assert client.ask(push(jid="the-job-two")) == b"+OK"
 
 
 def test_what_the_socket_does_not_take_at_once_is_sent_when_there_is_room(client, given, monkeypatch):
-    sendings, real = [], Lane._send
+    sendings, real = [], CommitQueue._send
 
-    def spy(lane, hand):
-        sendings.append(hand)
-        real(lane, hand)
+    def spy(commit_queue, commit_thread):
+        sendings.append(commit_thread)
+        real(commit_queue, commit_thread)
 
-    monkeypatch.setattr(Lane, "_send", spy)
+    monkeypatch.setattr(CommitQueue, "_send", spy)
     for raw in raw_connections(client.server):
         with socket.socket(fileno=os.dup(raw.fileno())) as copy:
             copy.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     text = "x" * 300_000
     for turn in range(50):  # PostgreSQL may read fast enough that the socket never fills
         with transaction.atomic():
-            stand_still()  # block the backend while the client's text fills the socket
+            suspend_process()  # block the backend while the client's text fills the socket
             client.send(push(jid=f"job-long-{turn}", args=[text]))
             wait_until(sessions)
         assert client.reply() == b"+OK"
@@ -274,7 +278,7 @@ def test_a_turn_does_not_wait_for_another_that_counts_too(client, given):
         jobs = [JobPayload(jid=blocked.jid, jobtype="noop", queue="default", text='{"jobtype":"noop"}')]
 
         def both():
-            server.turns.submit(Ack(jid="the-job-one"), answers.append)
+            server.exchanges.submit(Ack(jid="the-job-one"), answers.append)
             server.push(jobs, answers.append)
 
         server.loop.call_soon_threadsafe(both)

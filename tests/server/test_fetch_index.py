@@ -9,7 +9,7 @@ import pytest
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import FetchRequest
 from django_faktory.server import fetch_index, waiting_fetches
-from django_faktory.server.fetch_index import Fetcher, FetchIndex
+from django_faktory.server.fetch_index import FetchIndex, WaitingFetch
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
@@ -18,10 +18,10 @@ MANY = tuple(f"many-{number:04d}" for number in range(1000))
 
 def waiting(index, *queues):
     """Add a FETCH that was tried once and found no job."""
-    fetcher = Fetcher(FetchRequest(queues=queues), lambda told: None)
-    index.add(fetcher)
-    index.tried(fetcher)
-    return fetcher
+    waiting_fetch = WaitingFetch(FetchRequest(queues=queues), lambda told: None)
+    index.add(waiting_fetch)
+    index.mark_tried(waiting_fetch)
+    return waiting_fetch
 
 
 def calls(work):
@@ -42,7 +42,7 @@ def calls(work):
 
 def push_to(index, queue):
     index.mark_all([queue])
-    return [index.tried(fetcher) for fetcher in index.with_elder(index.next_batch())]
+    return [index.mark_tried(waiting_fetch) for waiting_fetch in index.with_longest_waiting(index.next_batch())]
 
 
 def test_a_push_costs_as_much_however_many_wait_for_other_queues():
@@ -59,10 +59,13 @@ def test_a_push_asks_for_its_queue_only_where_a_fetch_names_many():
     waiting(index, *MANY)
     waiting(index, "a", MANY[7], "b")
     index.mark_all([MANY[8], MANY[7]])
-    batch = [index.tried(fetcher).queues for fetcher in index.next_batch()]
+    batch = [index.mark_tried(waiting_fetch).queues for waiting_fetch in index.next_batch()]
     assert batch == [MANY[7:9], ("a", MANY[7], "b")]
     index.mark_all(None)
-    assert [index.tried(fetcher).queues for fetcher in index.next_batch()] == [MANY, ("a", MANY[7], "b")]
+    assert [index.mark_tried(waiting_fetch).queues for waiting_fetch in index.next_batch()] == [
+        MANY,
+        ("a", MANY[7], "b"),
+    ]
 
 
 def test_a_claim_has_a_bounded_number_of_names_and_one_fetch_with_many():
@@ -73,7 +76,7 @@ def test_a_claim_has_a_bounded_number_of_names_and_one_fetch_with_many():
     index.mark_all(None)
     sizes = []
     while batch := index.next_batch():
-        sizes.append([len(index.tried(fetcher).queues) for fetcher in batch])
+        sizes.append([len(index.mark_tried(waiting_fetch).queues) for waiting_fetch in batch])
     assert all(sum(claim) <= fetch_index.NAMES_A_CLAIM + len(MANY) for claim in sizes)
     assert all(claim.count(len(MANY)) <= 1 for claim in sizes)
     assert sum(map(len, sizes)) == 100
@@ -83,31 +86,31 @@ def test_a_claim_has_a_bounded_number_of_names_and_one_fetch_with_many():
 def test_who_waits_longest_for_a_queue_of_newcomers_is_asked_for_those_queues():
     index = FetchIndex()
     elder, other = waiting(index, *MANY), waiting(index, "elsewhere")
-    newcomer = Fetcher(FetchRequest(queues=("new", MANY[3], MANY[1])), lambda told: None)
+    newcomer = WaitingFetch(FetchRequest(queues=("new", MANY[3], MANY[1])), lambda told: None)
     index.add(newcomer)
-    assert other not in index.with_elder(index.next_batch())
-    assert index.with_elder([newcomer]) == [elder, newcomer]
-    assert index.tried(elder).queues == (MANY[1], MANY[3])
+    assert other not in index.with_longest_waiting(index.next_batch())
+    assert index.with_longest_waiting([newcomer]) == [elder, newcomer]
+    assert index.mark_tried(elder).queues == (MANY[1], MANY[3])
 
 
 def test_nothing_is_kept_of_those_that_have_left():
     index = FetchIndex()
     gone = [waiting(index, *MANY) for _ in range(80)] + [waiting(index, "few")]
     assert sum(map(len, index._by_queue.values())) == fetch_index.MOST_NAMES + 1
-    for fetcher in gone:
-        index.remove(fetcher)
-        index.remove(fetcher)
-    assert not any((len(index), index._by_queue, index._untried, index._outside, index._names))
+    for waiting_fetch in gone:
+        index.remove(waiting_fetch)
+        index.remove(waiting_fetch)
+    assert not any((len(index), index._by_queue, index._untried, index._without_room, index._names))
 
 
 def test_a_fetch_with_many_names_beyond_the_room_for_them_is_tried_when_another_has_ended():
     index = FetchIndex()
     inside = [waiting(index, *MANY) for _ in range(50)]
-    late = Fetcher(FetchRequest(queues=MANY), lambda told: None)
+    late = WaitingFetch(FetchRequest(queues=MANY), lambda told: None)
     assert not index.add(late)
     index.mark_all(None)
     assert late not in index._untried
-    assert index.add(Fetcher(FetchRequest(queues=("few",)), lambda told: None))
+    assert index.add(WaitingFetch(FetchRequest(queues=("few",)), lambda told: None))
     assert index.remove(inside[0])
     assert late in index._untried
 
@@ -161,7 +164,7 @@ def test_a_fetch_with_many_names_gets_what_is_pushed_to_one_of_them(recording, m
     first, second, good = clients
     for count, client in enumerate([first, second], 1):
         client.send(f"FETCH {' '.join(MANY)}")
-        wait_until(lambda count=count: sum(bool(one.timer) for one in list(recording.fetchers._waiting)) == count)
+        wait_until(lambda count=count: sum(bool(one.timer) for one in list(recording.fetch_queue._waiting)) == count)
     del recording.broker.names[:]
     assert good.ask(push(jid="for-many", queue=MANY[500])) == b"+OK"
     assert json.loads(first.reply())["jid"] == "for-many", "who waits longest"
@@ -177,26 +180,37 @@ def test_a_fetch_of_names_that_no_queue_can_have_waits_and_reaches_no_claim(reco
     clients = [RawClient.identified(recording.address, **worker(f"w{number}")) for number in range(3)]
     for client in clients:
         client.send(f"FETCH {'q' * 300} a/b {'x' * 200_000}")
-    wait_until(lambda: len(recording.fetchers._waiting) == 3)
+    wait_until(lambda: len(recording.fetch_queue._waiting) == 3)
     assert [client.reply() for client in clients] == [None] * 3
     assert recording.broker.names == []
     for client in clients:
         client.send(f"FETCH {'q' * 300} good")
-    wait_until(lambda: len(recording.fetchers._waiting) == 3)
+    wait_until(lambda: len(recording.fetch_queue._waiting) == 3)
     for client in clients:
         client.close()
     wait_until(lambda: not recording.connection_count)
-    index = recording.fetchers._waiting
+    index = recording.fetch_queue._waiting
     wait_until(lambda: not any((len(index), index._by_queue, index._untried)))
     assert {name for turn in recording.broker.names for queues in turn for name in queues} == {"good"}
-    shelf = recording.shelf
-    assert not any((shelf._jobs, shelf._asked, shelf._out, shelf._low, shelf._returning, recording._by_wid))
+    prefetch_buffer = recording.prefetch_buffer
+    assert not any(
+        (
+            prefetch_buffer._jobs,
+            prefetch_buffer._prefetching,
+            prefetch_buffer._claiming,
+            prefetch_buffer._low,
+            prefetch_buffer._returning,
+            recording._by_wid,
+        )
+    )
 
 
 def test_used_priorities_of_many_queues_are_remembered_in_bounded_memory(serve, monkeypatch):
-    shelf = serve().shelf
-    monkeypatch.setattr(shelf, "_most", 10)
-    shelf.makes_way(f"q-{number}" for number in range(5000))
-    assert len(shelf._shy_until) <= 1000
-    shelf._crowd.soon = lambda now, queue: 10
-    assert [shelf._more(shelf._loop.time(), queue) for queue in ("q-0", "q-4999", "another")] == [0, 0, 0]
+    prefetch_buffer = serve().prefetch_buffer
+    monkeypatch.setattr(prefetch_buffer, "_limit", 10)
+    prefetch_buffer.release_for_priority(f"q-{number}" for number in range(5000))
+    assert len(prefetch_buffer._paused_until) <= 1000
+    prefetch_buffer._fetch_rate.expected_fetches = lambda now, queue: 10
+    assert [
+        prefetch_buffer._prefetch_count(prefetch_buffer._loop.time(), queue) for queue in ("q-0", "q-4999", "another")
+    ] == [0, 0, 0]

@@ -120,7 +120,7 @@ def test_a_fetch_whose_turn_comes_after_the_end_of_file_takes_no_job(connect, se
 def test_commands_behind_a_fetch_that_waits_are_answered_at_the_end_of_file(connect, server):
     client = connect(**worker())
     client.send("FETCH default\r\n" + push(jid="abcdefgh"))
-    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    wait_until(lambda: len(server.fetch_queue._waiting) == 1)
     client.socket.shutdown(socket.SHUT_WR)
     assert (client.reply(), client.reply()) == (None, b"+OK")
     assert client.is_closed()
@@ -132,9 +132,9 @@ def test_a_job_whose_reply_could_not_be_written_goes_back(connect, server):
     """The bytes behind the FETCH stop the server from reading, so that only a write detects the reset."""
     gone, producer = connect(**worker("gone")), connect()
     gone.send("FETCH default\r\n" + "x" * 300_000)
-    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    wait_until(lambda: len(server.fetch_queue._waiting) == 1)
     (place,) = server._by_wid["gone"]
-    wait_until(lambda: place._reads_no_more)
+    wait_until(lambda: place._is_reading_paused)
     reset(gone)
     producer.ask(push(jid="abcdefgh"))
     wait_until(is_back)
@@ -203,7 +203,7 @@ def test_a_claim_on_its_way_when_the_server_stops_is_answered(slow, broker, is_j
     waits.send("FETCH default")
     assert broker.has_claimed.wait(10)
     slow.stop()
-    wait_until(lambda: all(fetcher.is_over for fetcher in list(slow.fetchers._waiting)))
+    wait_until(lambda: all(waiting_fetch.has_timed_out for waiting_fetch in list(slow.fetch_queue._waiting)))
     broker.may_tell.set()
     told = waits.reply()
     assert (told and json.loads(told)["jid"]) == ("abcdefgh" if is_job_there else None)
@@ -226,7 +226,7 @@ def test_a_queue_no_database_can_know_fails_nobodys_fetch(connect, server):
     odd, good = connect(**worker("odd")), connect(**worker("good"))
     odd.send("FETCH a\x00b default")
     good.send("FETCH default")
-    wait_until(lambda: len(server.fetchers._waiting) == 2)
+    wait_until(lambda: len(server.fetch_queue._waiting) == 2)
     producer = connect()
     producer.ask(push(jid="abcdefgh"))
     producer.ask(push(jid="ijklmnop"))

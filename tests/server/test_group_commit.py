@@ -1,4 +1,4 @@
-"""The commit queue (`Lane`) in isolation: grouping, failures of single commands, and draining. Rules: W29, W30."""
+"""`CommitQueue` in isolation: grouping, failures of single commands, and draining. Rules: W29, W30."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ import pytest
 
 from django_faktory.errors import BrokerUnavailable, FaktoryError, JobNotFound
 from django_faktory.server import group_commit
-from django_faktory.server.group_commit import MAX_BATCH, Lane
+from django_faktory.server.group_commit import MAX_BATCH, CommitQueue
 
 pytestmark = pytest.mark.core
 
@@ -39,19 +39,19 @@ def carry_out(items, counter, *, at_once=True, answer=None, **options):
 
     async def run():
         loop, told = asyncio.get_running_loop(), []
-        lane = Lane("test", counter, reset=counter.reset, loop=loop, **options)
+        commit_queue = CommitQueue("test", counter, reset=counter.reset, loop=loop, **options)
         first, rest = ([], items) if at_once else (items[:1], items[1:])
         if not at_once:
             counter.may_go.clear()
         for item in first:
-            lane.submit(item, answer or told.append)
+            commit_queue.submit(item, answer or told.append)
         if first:
             await asyncio.to_thread(counter.began.wait, 10)
         for item in rest:
-            lane.submit(item, answer or told.append)
+            commit_queue.submit(item, answer or told.append)
         counter.may_go.set()
-        await lane.drained()
-        await asyncio.to_thread(lane.close)
+        await commit_queue.wait_idle()
+        await asyncio.to_thread(commit_queue.close)
         return told
 
     return asyncio.run(run())
@@ -75,15 +75,15 @@ def test_a_second_thread_does_not_wait_for_the_first():
     counter = Counter()
 
     async def run():
-        lane = Lane("test", counter, width=2, reset=counter.reset, loop=asyncio.get_running_loop())
+        commit_queue = CommitQueue("test", counter, width=2, reset=counter.reset, loop=asyncio.get_running_loop())
         counter.may_go.clear()
         for item in (1, 2):
             counter.began.clear()
-            lane.submit(item, lambda _: None)
+            commit_queue.submit(item, lambda _: None)
             assert await asyncio.to_thread(counter.began.wait, 10)
         counter.may_go.set()
-        await lane.drained()
-        await asyncio.to_thread(lane.close)
+        await commit_queue.wait_idle()
+        await asyncio.to_thread(commit_queue.close)
 
     asyncio.run(run())
     assert counter.sets == [1, 1]
@@ -185,15 +185,15 @@ def test_an_answer_of_which_the_event_loop_does_not_tell_is_found_all_the_same(m
     async def run():
         answers = []
         loop = asyncio.get_running_loop()
-        lane = Lane("test", counter, lend=lambda: lent.begin, reset=counter.reset, loop=loop)
-        lane.submit(1, answers.append)
-        await lane.drained()
+        commit_queue = CommitQueue("test", counter, lend=lambda: lent.begin, reset=counter.reset, loop=loop)
+        commit_queue.submit(1, answers.append)
+        await commit_queue.wait_idle()
         monkeypatch.setattr(loop, "add_reader", lambda *_: None)
-        lane.submit(2, answers.append)
-        await asyncio.wait_for(lane.drained(), 10)
+        commit_queue.submit(2, answers.append)
+        await asyncio.wait_for(commit_queue.wait_idle(), 10)
         monkeypatch.setattr(loop, "remove_reader", lambda *_: None)
-        lane.take_back()
-        await asyncio.to_thread(lane.close)
+        commit_queue.return_connections()
+        await asyncio.to_thread(commit_queue.close)
         return answers
 
     assert asyncio.run(run()) == [2, 200]
@@ -213,16 +213,16 @@ def test_a_mistake_on_the_event_loop_s_way_loses_no_set_and_stops_no_lane(troubl
     async def run():
         answers = []
         loop = asyncio.get_running_loop()
-        lane = Lane("test", counter, lend=lambda: lent.begin, reset=counter.reset, loop=loop)
+        commit_queue = CommitQueue("test", counter, lend=lambda: lent.begin, reset=counter.reset, loop=loop)
         for items in ([1], [2, 3]):
             for item in items:
-                lane.submit(item, answers.append)
-            await lane.drained()
+                commit_queue.submit(item, answers.append)
+            await commit_queue.wait_idle()
         lent.broken_begin = lent.broken_read = None
-        lane.submit(5, answers.append)
-        await lane.drained()
-        lane.take_back()
-        await asyncio.to_thread(lane.close)
+        commit_queue.submit(5, answers.append)
+        await commit_queue.wait_idle()
+        commit_queue.return_connections()
+        await asyncio.to_thread(commit_queue.close)
         return answers
 
     *answers, last = [answer if isinstance(answer, int) else str(answer) for answer in asyncio.run(run())]

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import pytest
 
-from django_faktory.server.handshake_queue import Doorman
+from django_faktory.server.handshake_queue import HandshakeQueue
 from tests.server.raw import RawClient
 
 ROUNDS = 20_000
@@ -17,7 +17,7 @@ ROUNDS = 20_000
 def test_between_two_checks_others_are_served():
     async def scene():
         loop, happened, done = asyncio.get_running_loop(), [], asyncio.Event()
-        doorman = Doorman(loop)
+        handshake_queue = HandshakeQueue(loop)
 
         def check():
             digest = b""
@@ -34,7 +34,7 @@ def test_between_two_checks_others_are_served():
 
         loop.call_soon(serve)
         for _ in range(10):
-            doorman.ask(check)
+            handshake_queue.ask(check)
         await done.wait()
         return happened
 
@@ -49,9 +49,9 @@ def test_a_check_that_breaks_keeps_nobody_else_from_theirs():
     async def scene():
         loop, done = asyncio.get_running_loop(), asyncio.Event()
         loop.set_exception_handler(lambda *_: None)
-        doorman = Doorman(loop)
-        loop.call_soon(doorman.ask, lambda: 1 / 0)
-        loop.call_soon(doorman.ask, done.set)
+        handshake_queue = HandshakeQueue(loop)
+        loop.call_soon(handshake_queue.ask, lambda: 1 / 0)
+        loop.call_soon(handshake_queue.ask, done.set)
         await asyncio.wait_for(done.wait(), 10)
 
     asyncio.run(scene())

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from django_faktory.server.intake import READS_A_STEP, Intake
-from django_faktory.server.long_commands import ROOM_BYTES, Desk
+from django_faktory.server.long_commands import ROOM_BYTES, CommandScheduler
 from tests.server.raw import push
 from tests.waiting import wait_until
 
@@ -60,7 +60,7 @@ def test_lines_that_wait_to_be_carried_out_are_counted_until_it_is_their_turn_or
     def steps():
         yield
 
-    one = Desk(Loop(), commands=lambda: 0, later=freed.append)
+    one = CommandScheduler(Loop(), commands=lambda: 0, later=freed.append)
     places = [one.take(steps(), ROOM_BYTES, lambda _: None) for _ in range(4)]
     assert one.waiting_bytes == 3 * ROOM_BYTES
     places[0].leave()
@@ -78,7 +78,7 @@ def test_no_more_of_a_long_line_is_read_before_its_turn(server, connect, monkeyp
     [connection] = server._connections
     client.send(line[:PIECE], end="")
     wait_until(lambda: waiting)
-    assert connection._reads_no_more
+    assert connection._is_reading_paused
     assert connection._protocol.buffered_bytes < PIECE
     monkeypatch.undo()
     server.loop.call_soon_threadsafe(waiting.pop())

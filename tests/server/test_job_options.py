@@ -82,7 +82,7 @@ def test_the_lock_is_free_after_the_ack(connect):
 
 
 def test_a_limit_holds_for_clients_that_know_nothing_of_it(connect):
-    definitions.put("key", "mail", Allowance(concurrency=1), using="default")
+    definitions.save_limit("key", "mail", Allowance(concurrency=1), using="default")
     producer, first, second = connect(), connect(**worker()), connect(**worker("w-second"))
     for jid in ("first-0001", "second-001"):
         assert producer.ask(push(jid=jid, custom={"limit": "mail"})) == b"+OK"

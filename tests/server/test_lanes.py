@@ -15,7 +15,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Beat, WorkerIdentity
 from django_faktory.models import Batch, Job, JobLock, Queue, WorkerProcess
 from django_faktory.server import connection as connections
-from django_faktory.server.connection import TURN
+from django_faktory.server.connection import MAX_IN_A_ROW
 from django_faktory.store import queues, workers
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
@@ -289,9 +289,9 @@ def test_a_client_whose_lines_are_refused_pauses_after_each_turn(connect, server
     monkeypatch.setattr(connections, "REST_S", 60)
     client = connect()
     [one] = server._connections
-    client.send("NOPE\n" * (2 * TURN + 5), end="")
-    for left in (TURN + 5, 5, 0):
+    client.send("NOPE\n" * (2 * MAX_IN_A_ROW + 5), end="")
+    for left in (MAX_IN_A_ROW + 5, 5, 0):
         state = (len("NOPE\n") * left, left > 0)
         wait_until(lambda state=state: (one._protocol.buffered_bytes, one._is_resting) == state)
-        server.loop.call_soon_threadsafe(one._rested)
-    assert {client.reply() for _ in range(2 * TURN + 5)} == {b"-ERR unknown command NOPE"}
+        server.loop.call_soon_threadsafe(one._end_rest)
+    assert {client.reply() for _ in range(2 * MAX_IN_A_ROW + 5)} == {b"-ERR unknown command NOPE"}

@@ -230,7 +230,7 @@ def test_a_hint_from_outside_wakes_who_waits(serve):
     server = serve(listen=Hints)
     client = RawClient.identified(server.address, **worker())
     client.send("FETCH default")
-    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    wait_until(lambda: len(server.fetch_queue._waiting) == 1)
     OrmBroker("default", announce=lambda *_: None).push([payload("hinted")])
     hints.release()
     assert json.loads(client.reply())["jid"] == "job-hinted"

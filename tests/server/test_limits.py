@@ -46,7 +46,7 @@ def test_what_was_sent_ahead_of_its_turn_is_read_no_further(connect, server):
     """W6: the server does not read on while a FETCH waits."""
     client = connect(**worker())
     client.send("FETCH default")
-    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    wait_until(lambda: len(server.fetch_queue._waiting) == 1)
     assert send_until_refused(client, b"x" * 100_000, 100_000_000) < 50_000_000
     assert only_connection(server)._protocol.buffered_bytes < 1_000_000
 
@@ -174,7 +174,7 @@ def test_the_rest_of_a_line_that_waits_behind_a_fetch_is_not_late(serve):
         server = serve()
     client, other = RawClient.identified(server.address, **worker()), RawClient.identified(server.address)
     client.send("FETCH default\r\nNO", end="")
-    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    wait_until(lambda: len(server.fetch_queue._waiting) == 1)
     other.send("LA", end="")
     assert b"within 0.2 seconds" in other.reply(), "as much time as the first would have had"
     late = RawClient.identified(server.address)
@@ -207,7 +207,7 @@ def test_who_reads_slowly_but_reads_gets_it_all(serve, monkeypatch):
 
 @over_both
 def test_a_half_closed_connection_is_closed_though_its_client_stays(serve, monkeypatch):
-    monkeypatch.setattr(connection, "LAST_LOOK_S", 0.05)
+    monkeypatch.setattr(connection, "HALF_CLOSED_S", 0.05)
     server = serve()
     client = RawClient(server.address)
     client.reply()

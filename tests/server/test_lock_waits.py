@@ -17,7 +17,7 @@ from django_faktory.core.job_parser import parse_job
 from django_faktory.core.payloads import Ack, NewBatch, TrackUpdate
 from django_faktory.errors import BrokerUnavailable, FaktoryError, LockTimeout, NotUnique, UnknownBatch
 from django_faktory.models import Batch, Counter, Job
-from django_faktory.server.may_block import MayBlock, take_set
+from django_faktory.server.may_block import MayBlock, execute_set
 from django_faktory.store import transactions
 from django_faktory.store.dialects.postgresql.prepared import Statement
 from tests.server.raw import RawClient, worker
@@ -282,7 +282,7 @@ class TestASet:
             MayBlock(Ack(jid="unknown-0001")),
             MayBlock(partial(broker.track_set, [TrackUpdate(jid="unknown-0001")])),
         ]
-        bid, lost, pushed, unknown, acked, tracked = take_set(broker, commands)
+        bid, lost, pushed, unknown, acked, tracked = execute_set(broker, commands)
         assert Batch.objects.get().bid == bid
         assert isinstance(lost, BrokerUnavailable)
         assert pushed == [None]
@@ -300,7 +300,7 @@ class TestASet:
                     raise ValueError("poison")
                 return super().push(jobs)
 
-        told = take_set(Poisoned("default"), [MayBlock([good]), MayBlock([bad]), MayBlock([good])])
+        told = execute_set(Poisoned("default"), [MayBlock([good]), MayBlock([bad]), MayBlock([good])])
         assert [told[0], str(told[1]), told[2]] == [[None], "internal error", [None]]
         assert Job.objects.count() == 1
         assert "command failed" in caplog.text
@@ -314,7 +314,7 @@ class TestASet:
             raise BrokerUnavailable("no route to host")
 
         commands = [MayBlock(partial(lose_the_connection, number)) for number in range(5)]
-        told = take_set(OrmBroker("default"), commands)
+        told = execute_set(OrmBroker("default"), commands)
         assert [type(answer) for answer in told] == [BrokerUnavailable] * 5
         assert tried == [0, 1]
 
@@ -324,7 +324,7 @@ class TestASet:
 
         def in_a_thread_of_the_server():
             commands = [MayBlock([parse_job(json.dumps(job(f"job-{key}-0001", key=key)))]) for key in "akb"]
-            taken.extend(take_set(broker, commands))
+            taken.extend(execute_set(broker, commands))
             broker.close()
 
         with key_taken("k"):

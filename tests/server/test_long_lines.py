@@ -74,7 +74,7 @@ def test_who_reads_a_long_line_rests_for_others_and_not_where_there_are_none(oth
             yield
 
     loop, commands, delays = Loop(), 0, []
-    one = long_commands.Desk(loop, commands=lambda: commands, later=lambda call: call())
+    one = long_commands.CommandScheduler(loop, commands=lambda: commands, later=lambda call: call())
     one.take(steps(), 5000, lambda _: None)
     for _ in range(100):
         delay, call = loop.calls
@@ -115,11 +115,11 @@ def test_a_long_line_that_is_no_json_stores_nothing_and_leaves_the_connection_op
 def test_a_line_whose_client_is_gone_is_read_no_further(connect, server):
     client, other = connect(), connect()
     client.send(f"PUSHB [{'0,' * 8_000_000}0]")  # half a minute of parsing
-    wait_until(lambda: server.desk._huge._inside)
+    wait_until(lambda: server.command_scheduler._huge._inside)
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()  # with a reset: after an end of file the client may still wait for the reply
-    wait_until(lambda: not server.desk._huge._inside, 5)
-    wait_until(lambda: not server.desk._reading, 5)
+    wait_until(lambda: not server.command_scheduler._huge._inside, 5)
+    wait_until(lambda: not server.command_scheduler._reading, 5)
     assert other.ask("NOPE") == b"-ERR unknown command NOPE"
 
 
@@ -131,15 +131,15 @@ def test_huge_lines_wait_for_each_other_and_no_small_one_for_them(serve, monkeyp
     clients = [RawClient.identified(server.address) for _ in range(3)]
     for number, client in enumerate(clients):
         client.send(pushb(2, f"huge-{number}", args=["x" * 600_000]))
-    wait_until(lambda: len(server.desk._huge._waiting) == 2, what="two wait")
+    wait_until(lambda: len(server.command_scheduler._huge._waiting) == 2, what="two wait")
     small = RawClient.identified(server.address)
     small.send(pushb(200, "small"))
     wait_until(lambda: server.command_count == 6, what="four HELLOs, one huge line and the small one")
-    assert len(server.desk._huge._waiting) == 2
+    assert len(server.command_scheduler._huge._waiting) == 2
     broker.may_push.set()
     assert [client.reply() for client in [*clients, small]] == [b"{}"] * 4
     assert Job.objects.count() == 206
-    wait_until(lambda: not server.desk._huge._inside)
+    wait_until(lambda: not server.command_scheduler._huge._inside)
     for client in [*clients, small]:
         client.close()
 
@@ -150,7 +150,7 @@ def test_a_stopping_server_answers_for_the_many_jobs_it_has_stored(serve):
     server = serve(broker)
     client = RawClient.identified(server.address)
     client.send(pushb(5000))
-    wait_until(lambda: len(server.turns._free) + len(server._bulk._free) < 3, what="it is being stored")
+    wait_until(lambda: len(server.exchanges._free) + len(server._bulk_queue._free) < 3, what="it is being stored")
     server.stop()
     broker.may_push.set()
     assert client.reply() == b"{}"
@@ -163,7 +163,7 @@ def test_a_stopping_server_waits_for_no_line_that_is_being_read(serve):
     server = serve()
     client = RawClient.identified(server.address)
     client.send(f"PUSHB [{'0,' * 3_000_000}0]")
-    wait_until(lambda: server.desk._reading)
+    wait_until(lambda: server.command_scheduler._reading)
     begun = time.monotonic()
     server.stop()
     wait_until(server.loop.is_closed)
@@ -182,8 +182,8 @@ def test_the_line_that_began_first_goes_where_all_together_hold_too_much(narrow,
     holders = [connect() for _ in range(30)]
     for held, client in enumerate(holders):
         client.send(b"PUSH " + b"x" * 89_995, end="")
-        wait_until(lambda held=held: len(server.unfinished._held) == min(held + 1, 17))
-    assert server.unfinished._sum <= 1_600_000
+        wait_until(lambda held=held: len(server.line_buffer_limit._held) == min(held + 1, 17))
+    assert server.line_buffer_limit._sum <= 1_600_000
     for client in holders[:13]:
         assert client.reply().startswith(b"-ERR too many long commands are unfinished")
         assert client.is_closed()
@@ -192,13 +192,13 @@ def test_the_line_that_began_first_goes_where_all_together_hold_too_much(narrow,
     assert good.ask(push(jid="abcdefgi")) == b"+OK"
     holders[-1].send(b"")
     assert holders[-1].reply().startswith(b"-ERR")  # its line is complete, and invalid
-    wait_until(lambda: len(server.unfinished._held) < 17)
+    wait_until(lambda: len(server.line_buffer_limit._held) < 17)
 
 
 def test_nothing_is_kept_of_a_line_whose_client_may_still_read_why_it_was_turned_away(
     narrow, connect, server, monkeypatch
 ):
-    monkeypatch.setattr(connection, "LAST_LOOK_S", 60)
+    monkeypatch.setattr(connection, "HALF_CLOSED_S", 60)
     holders = [connect() for _ in range(30)]
     for client in holders:
         client.send(b"PUSH " + b"x" * 89_995, end="")
@@ -213,17 +213,17 @@ def test_small_lines_need_no_room(narrow, connect, server):
     for client in holders:
         client.send(b"")
         assert client.reply().startswith(b"-ERR invalid JSON")
-    assert not server.unfinished._held
+    assert not server.line_buffer_limit._held
 
 
 def test_room_is_given_back_by_whoever_goes(narrow, connect, server):
     clients = [connect() for _ in range(3)]
     for client in clients:
         client.send(b"PUSH " + b"x" * 89_995, end="")
-    wait_until(lambda: len(server.unfinished._held) == 3)
+    wait_until(lambda: len(server.line_buffer_limit._held) == 3)
     clients[0].close()
     with suppress(OSError):
         clients[1].send(b"x" * 50_000)
     clients[2].send(b"")
-    wait_until(lambda: not server.unfinished._held)
-    assert server.unfinished._sum == 0
+    wait_until(lambda: not server.line_buffer_limit._held)
+    assert server.line_buffer_limit._sum == 0

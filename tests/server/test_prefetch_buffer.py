@@ -1,4 +1,4 @@
-"""Prefetched jobs of the server (`Shelf`); PostgreSQL only. Rules: W13, W14, W16, W24, W28; ADR 0022."""
+"""Prefetched jobs of the server (`PrefetchBuffer`); PostgreSQL only. Rules: W13, W14, W16, W24, W28; ADR 0022."""
 
 import asyncio
 import json
@@ -14,9 +14,9 @@ from django_faktory.core.payloads import FetchRequest, Reservation
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, Limit, WorkerProcess
 from django_faktory.server import deliveries, prefetch_buffer, waiting_fetches
-from django_faktory.server.deliveries import HandOuts
-from django_faktory.server.group_commit import Lane
-from django_faktory.server.prefetch_buffer import Crowd
+from django_faktory.server.deliveries import DeliveryTracker
+from django_faktory.server.group_commit import CommitQueue
+from django_faktory.server.prefetch_buffer import FetchRate
 from tests.factories import payload
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
@@ -31,10 +31,10 @@ def slow(monkeypatch):
     """Prefetch four jobs for any client, and keep time limits from expiring."""
     if connection.vendor != "postgresql":
         pytest.skip("about PostgreSQL")
-    monkeypatch.setattr(Crowd, "soon", lambda *_: AHEAD)
+    monkeypatch.setattr(FetchRate, "expected_fetches", lambda *_: AHEAD)
     monkeypatch.setattr(prefetch_buffer, "HOLD_S", 600.0)
     monkeypatch.setattr(prefetch_buffer, "TRUST_S", 600.0)
-    monkeypatch.setattr(prefetch_buffer, "LOW", -1)
+    monkeypatch.setattr(prefetch_buffer, "LOW_WATERMARK", -1)
     monkeypatch.setattr(deliveries, "CONFIRM_S", 600.0)
 
 
@@ -80,28 +80,32 @@ class TestCrowd:
         monkeypatch.setattr(prefetch_buffer, "HOLD_S", 0.02)
 
     def test_four_clients_that_fetch_at_once_are_one(self):
-        crowd = Crowd()
+        fetch_rate = FetchRate()
         for at in range(16):
-            crowd.saw(1.0 + at / 1000, "default", at % 4, "w")
-        assert crowd.soon(1.016, "default") == 10
+            fetch_rate.record_fetch(1.0 + at / 1000, "default", at % 4, "w")
+        assert fetch_rate.expected_fetches(1.016, "default") == 10
 
     def test_three_are_none_however_fast_they_are(self):
-        crowd = Crowd()
+        fetch_rate = FetchRate()
         for at in range(60):
-            crowd.saw(1.0 + at / 10_000, "default", at % 3, "w")
-        assert crowd.soon(1.006, "default") == 0
+            fetch_rate.record_fetch(1.0 + at / 10_000, "default", at % 3, "w")
+        assert fetch_rate.expected_fetches(1.006, "default") == 0
 
     def test_of_a_queue_it_takes_what_it_took_lately(self):
-        crowd = Crowd()
+        fetch_rate = FetchRate()
         for at in range(16):
-            crowd.saw(1.0 + at / 1000, "slow" if at % 8 == 0 else "quick", at % 4, "w")
-        assert (crowd.soon(1.016, "slow"), crowd.soon(1.016, "quick"), crowd.soon(1.016, "other")) == (1, 9, 0)
+            fetch_rate.record_fetch(1.0 + at / 1000, "slow" if at % 8 == 0 else "quick", at % 4, "w")
+        assert (
+            fetch_rate.expected_fetches(1.016, "slow"),
+            fetch_rate.expected_fetches(1.016, "quick"),
+            fetch_rate.expected_fetches(1.016, "other"),
+        ) == (1, 9, 0)
 
     def test_who_was_there_a_while_ago_does_not_count(self):
-        crowd = Crowd()
+        fetch_rate = FetchRate()
         for client in range(4):
-            crowd.saw(1.0, "default", client, "w")
-        assert crowd.soon(1.0 + prefetch_buffer.HOLD_S * 1.01, "default") == 0
+            fetch_rate.record_fetch(1.0, "default", client, "w")
+        assert fetch_rate.expected_fetches(1.0 + prefetch_buffer.HOLD_S * 1.01, "default") == 0
 
 
 class TestTaking:
@@ -126,8 +130,8 @@ class TestTaking:
 
     def test_a_crowd_gets_each_job_once_and_in_order(self, slow, monkeypatch, connect):
         monkeypatch.undo()
-        from_shelf, add = [], HandOuts.add
-        monkeypatch.setattr(HandOuts, "add", lambda self, one: from_shelf.append(one.jid) or add(self, one))
+        from_shelf, add = [], DeliveryTracker.add
+        monkeypatch.setattr(DeliveryTracker, "add", lambda self, one: from_shelf.append(one.jid) or add(self, one))
         store(*map(str, range(400)))
         clients = [connect(**worker()) for _ in range(8)]
         taken = []
@@ -141,7 +145,7 @@ class TestTaking:
         assert all(abs(place - n) <= 8 for n, place in enumerate(places)), "8 asked at a time"
 
     def test_what_is_low_is_filled_up_beside_the_next_ack(self, client, monkeypatch):
-        monkeypatch.setattr(prefetch_buffer, "LOW", 2)
+        monkeypatch.setattr(prefetch_buffer, "LOW_WATERMARK", 2)
         store(*"abcdefgh")
         assert [fetch(client) for _ in range(3)] == ["a", "b", "c"]
         assert on_the_shelf() == "b c d e", "none of them is confirmed"
@@ -214,7 +218,7 @@ class TestOrder:
 
     def test_nothing_is_read_ahead_where_one_after_the_other_has_a_lock(self, client):
         """A prefetch that finds no eligible job delays concurrent FETCHes, so the server stops prefetching."""
-        locked = [f"locked{number}" for number in range(prefetch_buffer.BARREN + 1)]
+        locked = [f"locked{number}" for number in range(prefetch_buffer.MAX_UNPRODUCTIVE + 1)]
         for name in locked:
             store(name, custom={"lock": name})
         store("a", "b", "c")
@@ -226,10 +230,10 @@ class TestOrder:
         assert on_the_shelf() == "c"
 
     def test_it_is_where_only_some_have_one(self, client):
-        for number in range(prefetch_buffer.BARREN + 2):
+        for number in range(prefetch_buffer.MAX_UNPRODUCTIVE + 2):
             store(f"locked{number}", custom={"lock": str(number)})
             store(f"plain{number}")
-        for number in range(prefetch_buffer.BARREN + 2):
+        for number in range(prefetch_buffer.MAX_UNPRODUCTIVE + 2):
             assert fetch(client) == f"locked{number}"
             assert on_the_shelf() == f"plain{number}"
             assert fetch(client) == f"plain{number}"
@@ -254,10 +258,10 @@ class TestOrder:
 
     def test_all_that_wait_are_tried_at_once_so_that_the_longest_is_served_first(self, slow, serve, monkeypatch):
         """If they were tried one by one, a job pushed meanwhile would go to an arbitrary client."""
-        sets, real = [], Lane._take
+        sets, real = [], CommitQueue._pop_batch
 
-        def spy(lane):
-            batch = real(lane)
+        def spy(commit_queue):
+            batch = real(commit_queue)
             sets.append([item.count for item, _ in batch if isinstance(item, FetchRequest)])
             return batch
 
@@ -266,7 +270,7 @@ class TestOrder:
         for number, client in enumerate(clients):
             client.send("FETCH default")
             wait_until(lambda number=number: idle(server) == number + 1)
-        monkeypatch.setattr(Lane, "_take", spy)
+        monkeypatch.setattr(CommitQueue, "_pop_batch", spy)
         store("a")
         server.wake()
         assert json.loads(clients[0].reply())["jid"] == jid("a")
@@ -280,7 +284,7 @@ class TestWaiting:
     def test_a_fetch_waits_for_jobs_on_their_way_but_not_for_ever(self, slow, settings, serve, monkeypatch):
         """The prefetched jobs come with an ACK that waits for another transaction."""
         settings.FAKTORY = {"POLL_INTERVAL": 60}
-        monkeypatch.setattr(prefetch_buffer, "LOW", 2)
+        monkeypatch.setattr(prefetch_buffer, "LOW_WATERMARK", 2)
         server = serve()
         client, other = (RawClient.identified(server.address, **worker()) for _ in range(2))
         with closing(client), closing(other):
@@ -289,11 +293,11 @@ class TestWaiting:
             with transaction.atomic():
                 Job.objects.select_for_update().get(jid=jid("a"))
                 other.send(f'ACK {{"jid":"{jid("a")}"}}')
-                wait_until(lambda: server.shelf._asked)
+                wait_until(lambda: server.prefetch_buffer._prefetching)
                 assert [fetch(client), fetch(client)] == ["d", "e"]
                 asked_at = time.monotonic()
                 assert fetch(client) == "f"
-                assert time.monotonic() - asked_at >= waiting_fetches.PATIENCE_S / 2
+                assert time.monotonic() - asked_at >= waiting_fetches.MAX_DELAY_S / 2
             assert other.reply() == b"+OK"
             assert [fetch(client), fetch(client)] == ["g", "h"]
 
@@ -369,11 +373,11 @@ class TestHandedOut:
     def test_one_that_ended_before_is_not_brought_back(self, client, server):
         store("a", "b")
         assert [fetch(client), fetch(client)] == ["a", "b"]
-        _, handed = server.handed_out._handed[jid("b")]
+        _, handed = server.deliveries._unconfirmed[jid("b")]
         assert ack(client, "b") == b"+OK"
-        OrmBroker("default").confirm([deliveries.HandedOut(handed, 0.0)])
+        OrmBroker("default").confirm([deliveries.Delivery(handed, 0.0)])
         assert not Job.objects.filter(jid=jid("b")).exists()
-        assert jid("b") not in server.handed_out._handed
+        assert jid("b") not in server.deliveries._unconfirmed
 
     def test_an_early_end_is_nobody_else_s(self, client, connect):
         store("a", "b")
@@ -387,10 +391,10 @@ class TestHandedOut:
 
     def test_a_slow_database_is_not_asked_again_while_it_confirms(self):
         asked, loop = [], asyncio.new_event_loop()
-        handed = HandOuts(confirm=lambda jobs, told: asked.append((len(jobs), told)), loop=loop)
+        handed = DeliveryTracker(confirm=lambda jobs, told: asked.append((len(jobs), told)), loop=loop)
         handed.add(Reservation(jid="job-a...", queue="default", text="{}", wid="w1", attempt=1))
         handed.confirm_all()
-        handed._look()
+        handed._confirm_due()
         assert [jobs for jobs, _ in asked] == [1]
         for left in (BrokerUnavailable("database unavailable"), {"job-a..."}):
             asked.pop()[1](left)
@@ -410,8 +414,11 @@ class TestHandedOut:
 
 def idle(server):
     """Return the number of FETCHes that wait and are in no claim."""
-    waiting = list(server.fetchers._waiting)
-    return sum(not (fetcher.in_claim or fetcher.untried) and fetcher.timer is not None for fetcher in waiting)
+    waiting = list(server.fetch_queue._waiting)
+    return sum(
+        not (waiting_fetch.in_claim or waiting_fetch.untried) and waiting_fetch.timer is not None
+        for waiting_fetch in waiting
+    )
 
 
 def client_connections(client):

@@ -92,7 +92,7 @@ def client(secure, dial, context):
 
 
 def nobody_is_left(server):
-    return not server.connection_count and not server._door._shaking_hands
+    return not server.connection_count and not server._connection_factory._handshakes
 
 
 def still_serves(server, context):
@@ -169,17 +169,17 @@ def test_handshakes_that_do_not_end_are_bounded_and_take_nobodys_place(serve, di
     with override_settings(FAKTORY={"MAX_CONNECTIONS": 2}):
         server = serve(tls=tls.server_context(str(CERTIFICATE)))
     silent = [dial(server) for _ in range(4)]  # more than MAX_CONNECTIONS
-    wait_until(lambda: len(server._door._shaking_hands) == 4)
+    wait_until(lambda: len(server._connection_factory._handshakes) == 4)
     assert still_serves(server, context)
     silent.append(dial(server))
-    wait_until(lambda: len(server._door._shaking_hands) == 5)  # MAX_CONNECTIONS + SPARE_PLACES
+    wait_until(lambda: len(server._connection_factory._handshakes) == 5)  # MAX_CONNECTIONS + SPARE_PLACES
     assert dial(server).recv(100) == b""
-    assert len(server._door._shaking_hands) == 5
+    assert len(server._connection_factory._handshakes) == 5
 
 
 def test_a_stop_waits_for_no_handshake(secure, dial):
     silent = dial(secure)
-    wait_until(lambda: secure._door._shaking_hands)
+    wait_until(lambda: secure._connection_factory._handshakes)
     secure.stop()
     wait_until(secure.loop.is_closed, 2)
     assert silent.recv(100) == b""
@@ -230,7 +230,7 @@ def test_who_says_goodbye_and_reads_on_gets_its_answers(client):
 def test_a_fetch_that_waits_when_its_client_says_goodbye_takes_no_job(client, secure):
     """W14: close_notify ends a waiting FETCH."""
     client.say(b"FETCH default\r\n")
-    wait_until(lambda: len(secure.fetchers._waiting) == 1)
+    wait_until(lambda: len(secure.fetch_queue._waiting) == 1)
     with pytest.raises(ssl.SSLWantReadError):
         client.tls.unwrap()  # queues close_notify; the server's is not here yet
     client.send()

@@ -14,7 +14,7 @@ from django.test import override_settings
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, OutboxEntry
 from django_faktory.runtime.outbox_relay import relay
-from django_faktory.store.workers import vanished
+from django_faktory.store.workers import find_unknown_wids
 from django_faktory.worker.worker import Worker
 from tests.project import tasks
 from tests.project.models import Mark
@@ -73,7 +73,7 @@ def is_given_up(wid):
 
     Jobs that a dying transaction has locked or claimed become free a little later.
     """
-    OrmBroker("default").lost([wid, *vanished(0, using="default")])
+    OrmBroker("default").lost([wid, *find_unknown_wids(0, using="default")])
     return not Job.objects.filter(state="working").exists()
 
 

@@ -64,7 +64,7 @@ def started():
 
 
 def test_a_rate_is_kept_and_costs_others_nothing(nodes):
-    definitions.put("task", "throttled", Allowance(rate=RATE), using="default")
+    definitions.save_limit("task", "throttled", Allowance(rate=RATE), using="default")
     wanted = int(RATE * SECONDS)
     many = [payload(jobtype="throttled", queue="limited", result_ttl=1000) for _ in range(wanted * 2)]
     plain = [payload(queue="plain") for _ in range(300)]

@@ -145,8 +145,8 @@ def test_an_interrupted_read_blocks_no_later_one():
 
 
 def test_results_of_many_different_questions_are_not_all_kept():
-    for number in range(3 * shared_reads.MOST_READS):
+    for number in range(3 * shared_reads.MAX_READS):
         assert shared_reads.shared(number, lambda number=number: number, using="default") == number
-    assert len(shared_reads._reads) <= shared_reads.MOST_READS
+    assert len(shared_reads._reads) <= shared_reads.MAX_READS
     shared_reads.forget()
     assert shared_reads._reads == {}

@@ -16,7 +16,7 @@ from django_faktory.core.json import jsontext
 from django_faktory.core.payloads import Ack
 from django_faktory.errors import InvalidArgument, InvalidPayload, MissingObject
 from django_faktory.models import Job
-from django_faktory.tasks.arguments import decoded_call, encoded_call, may_have_references
+from django_faktory.tasks.arguments import decode_call, encode_call, may_have_references
 from tests.project import tasks
 from tests.project.models import Mark
 from tests.tasks.work import work
@@ -24,8 +24,8 @@ from tests.tasks.work import work
 
 def travelled(value):
     """Encode a value as args and as kwargs, through the text of a job, and return it decoded."""
-    args, kwargs = encoded_call([value], {"named": [value]})
-    args, kwargs = decoded_call(jsontext.decode(jsontext.encode(args)), jsontext.decode(jsontext.encode(kwargs)))
+    args, kwargs = encode_call([value], {"named": [value]})
+    args, kwargs = decode_call(jsontext.decode(jsontext.encode(args)), jsontext.decode(jsontext.encode(kwargs)))
     assert kwargs == {"named": args}
     return args[0]
 
@@ -53,7 +53,7 @@ def test_a_value_arrives_as_the_type_it_was(value):
 
 @pytest.mark.core
 def test_others_can_read_what_travels():
-    args, kwargs = encoded_call([Decimal("1.20"), date(2026, 5, 1)], {"every": timedelta(hours=1)})
+    args, kwargs = encode_call([Decimal("1.20"), date(2026, 5, 1)], {"every": timedelta(hours=1)})
     assert args == [{"$type": "decimal", "value": "1.20"}, {"$type": "date", "value": "2026-05-01"}]
     assert kwargs == {"every": {"$type": "timedelta", "value": "P0DT01H00M00S"}}
 
@@ -79,7 +79,7 @@ def test_nothing_a_user_passes_is_taken_for_a_reference(value):
 @pytest.mark.core
 @given(plain)
 def test_the_quick_look_misses_no_reference(value):
-    args, _ = encoded_call([value], {})
+    args, _ = encode_call([value], {})
     text = jsontext.encode(args)
     assert may_have_references(text) or args == [value]
 
@@ -89,17 +89,17 @@ def test_the_quick_look_misses_no_reference(value):
 def test_what_cannot_travel_is_refused_by_its_place(value):
     error = ValueError if isinstance(value, float) else TypeError
     with pytest.raises(error, match=r"^args\[1\]: Unsupported "):
-        encoded_call(["a", {"deep": [value]}], {})
+        encode_call(["a", {"deep": [value]}], {})
     with pytest.raises(error, match=r"^kwargs\['when'\]: Unsupported "):
-        encoded_call([], {"when": value})
+        encode_call([], {"when": value})
 
 
 @pytest.mark.core
 def test_a_task_with_plain_json_takes_json_only_and_as_it_is():
     with pytest.raises(TypeError, match=r"^args\[0\]: Unsupported type"):
-        encoded_call([date(2026, 5, 1)], {}, plain_json=True)
+        encode_call([date(2026, 5, 1)], {}, plain_json=True)
     like_ours = {"$type": "date", "value": "2026-05-01"}
-    assert encoded_call([like_ours], {}, plain_json=True) == ([like_ours], {})
+    assert encode_call([like_ours], {}, plain_json=True) == ([like_ours], {})
 
 
 @pytest.mark.core
@@ -120,7 +120,7 @@ def test_a_task_with_plain_json_takes_json_only_and_as_it_is():
 )
 def test_a_reference_nobody_can_read_is_refused_by_its_place(value, told):
     with pytest.raises(InvalidArgument, match=rf"^args\[1\]: .*{told}"):
-        decoded_call([1, [value]], {})
+        decode_call([1, [value]], {})
 
 
 # --- model instances
@@ -129,26 +129,26 @@ def test_a_reference_nobody_can_read_is_refused_by_its_place(value, told):
 @pytest.mark.django_db
 def test_a_model_instance_travels_as_a_reference_and_is_fetched():
     user = User.objects.create(username="ada")
-    args, _ = encoded_call([user], {})
+    args, _ = encode_call([user], {})
     assert args == [{"$model": "auth.user", "pk": user.pk}]
     User.objects.update(username="grace")
-    [found], _ = decoded_call(args, {})
+    [found], _ = decode_call(args, {})
     assert (type(found), found.pk, found.username) == (User, user.pk, "grace"), "as it is when the task runs"
 
 
 @pytest.mark.django_db
 def test_an_unsaved_instance_is_refused():
     with pytest.raises(ValueError, match=r"^args\[0\]: an unsaved auth.user: save it first"):
-        encoded_call([User(username="ada")], {})
+        encode_call([User(username="ada")], {})
     with pytest.raises(ValueError, match="unsaved"):
-        encoded_call([User(pk=5)], {})
+        encode_call([User(pk=5)], {})
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("pk", ["no number", [1, 2], {"a": 1}, None])
 def test_a_key_that_is_none_is_no_missing_row(pk):
     with pytest.raises((InvalidArgument, MissingObject)):
-        decoded_call([{"$model": "auth.user", "pk": pk}], {})
+        decode_call([{"$model": "auth.user", "pk": pk}], {})
 
 
 @pytest.mark.django_db(transaction=True)

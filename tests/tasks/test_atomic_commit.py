@@ -73,7 +73,7 @@ def make_ready():
 def sent(monkeypatch):
     """Record the outcome of each message with a job's end and COMMIT: "committed" or "nothing"."""
     outcomes = []
-    real = prepared.run_last
+    real = prepared.run_and_commit
 
     def spy(on, calls):
         [(name, _)] = calls
@@ -83,7 +83,7 @@ def sent(monkeypatch):
         outcomes[-1] = "committed"
         return rows
 
-    monkeypatch.setattr(prepared, "run_last", spy)
+    monkeypatch.setattr(prepared, "run_and_commit", spy)
     return outcomes
 
 
@@ -321,7 +321,7 @@ def test_a_limit_set_while_it_runs_takes_nothing_from_it_and_gets_its_place_back
     writes_and.enqueue("a")
     execution = prepare(fetched())
     name = writes_and.jobtype if scope == "task" else "default"
-    definitions.put(scope, name, Allowance(concurrency=1), using="default")
+    definitions.save_limit(scope, name, Allowance(concurrency=1), using="default")
     assert Gate.objects.get().in_use == 1
     writes_and.enqueue("b")
     with pytest.raises(ValueError, match="not enough values"):

@@ -62,7 +62,7 @@ def idle():
 
 
 def take(now=NOON):
-    return runs.take_due(cron_entries.enqueue, using="default", now=now)
+    return runs.enqueue_due_runs(cron_entries.enqueue, using="default", now=now)
 
 
 def begin(now=NOON - timedelta(hours=1)):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from django_faktory.core.json import jsontext
 from django_faktory.errors import InvalidPayload
-from django_faktory.tasks.json_values import encoded, normalized
+from django_faktory.tasks.json_values import encode_json, normalize
 
 pytestmark = pytest.mark.core
 
@@ -49,10 +49,10 @@ class Celsius(float):
     ],
 )
 def test_what_django_takes_is_taken_and_comes_out_plain(value, plain):
-    found = normalized(value)
+    found = normalize(value)
     assert found == plain
     assert type(found) is type(plain)
-    assert jsontext.decode(encoded(found)) == plain
+    assert jsontext.decode(encode_json(found)) == plain
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_what_django_takes_is_taken_and_comes_out_plain(value, plain):
 def test_what_json_cannot_hold_is_refused_wherever_it_hides(value):
     for hidden in (value, [value], {"key": (value,)}):
         with pytest.raises(TypeError, match="Unsupported type: <class"):
-            normalized(hidden)
+            normalize(hidden)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), Celsius("-inf"), b"\xff"])
 def test_what_json_would_change_is_refused(value):
     with pytest.raises(ValueError, match="Unsupported value: "):
-        normalized([value])
+        normalize([value])
 
 
 def test_nesting_deeper_than_readers_take_is_refused():
@@ -75,7 +75,7 @@ def test_nesting_deeper_than_readers_take_is_refused():
     for _ in range(200):
         value = [value]
     with pytest.raises(InvalidPayload, match="nested deeper than 128"):
-        encoded(normalized(value))
+        encode_json(normalize(value))
 
 
 json_values = st.recursive(
@@ -87,10 +87,10 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_json_values_arrive_as_they_were(value):
-    assert normalized(value) == value
-    assert jsontext.decode(encoded(normalized(value))) == value
+    assert normalize(value) == value
+    assert jsontext.decode(encode_json(normalize(value))) == value
 
 
 @pytest.mark.parametrize("value", [2**53 + 1, 2**64, -(2**63) - 1, 10**4000, 0.1, 1e308, -0.0, "\x00", "\ud800", "😀"])
 def test_the_odd_ones_arrive_exactly(value):
-    assert repr(jsontext.decode(encoded(value))) == repr(value)
+    assert repr(jsontext.decode(encode_json(value))) == repr(value)

@@ -58,7 +58,7 @@ def test_assert_enqueued_fails_and_says_what_waits(wanted):
 
 @pytest.mark.django_db
 def test_assert_enqueued_says_that_nothing_waits():
-    with pytest.raises(AssertionError, match=r"at least one job of billing\.charge, got 0; what waits: nothing"):
+    with pytest.raises(AssertionError, match=r"at least one job of billing\.charge, got 0; waiting jobs: nothing"):
         assert_enqueued(tasks.charge)
 
 

@@ -95,45 +95,45 @@ class Unreliable(OrmBroker):
         self.away = set()
         self.tried = []
 
-    def _come(self, verb):
+    def _record_call(self, verb):
         self.tried.append(verb)
         if verb in self.away:
             raise BrokerUnavailable("switched off by the test")
 
     def hello(self, worker):
-        self._come("hello")
+        self._record_call("hello")
         super().hello(worker)
 
     def fetch(self, requests):
-        self._come("fetch")
+        self._record_call("fetch")
         return super().fetch(requests)
 
     def ack(self, acks):
-        self._come("ack")
+        self._record_call("ack")
         return super().ack(acks)
 
     def fail(self, failures):
-        self._come("fail")
+        self._record_call("fail")
         return super().fail(failures)
 
     def interrupt(self, interruptions):
-        self._come("interrupt")
+        self._record_call("interrupt")
         return super().interrupt(interruptions)
 
     def release(self, reservations):
-        self._come("release")
+        self._record_call("release")
         return super().release(reservations)
 
     def beat(self, beats):
-        self._come("beat")
+        self._record_call("beat")
         return super().beat(beats)
 
     def bye(self, wids):
-        self._come("bye")
+        self._record_call("bye")
         super().bye(wids)
 
 
-class CannotTakeBack(OrmBroker):
+class BrokerWithoutInterrupt(OrmBroker):
     """A broker with the base class's `interrupt`, as remote servers have."""
 
     gives_back_begun = False

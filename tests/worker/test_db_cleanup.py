@@ -12,7 +12,7 @@ from django.test import override_settings
 
 from django_faktory.brokers import get_broker
 from django_faktory.core.payloads import Ack, Reservation, new_job
-from django_faktory.worker.db_cleanup import in_transaction, set_up_own_connections, tidy
+from django_faktory.worker.db_cleanup import in_transaction, reset_connections, set_up_own_connections
 from django_faktory.worker.execution import prepare
 from tests.project import tasks
 from tests.project.models import Mark
@@ -153,7 +153,7 @@ def test_running_a_job_asks_the_database_nothing(django_assert_num_queries):
 def test_connection_health_checks_look_once_a_job():
     connection.ensure_connection()
     connection.health_check_done = True
-    tidy()
+    reset_connections()
     assert connection.health_check_done is False
 
 
@@ -226,7 +226,7 @@ def test_closing_what_is_broken_may_fail_and_does_no_harm():
     real = connection.connection
     connection.connection, connection.errors_occurred = Broken(), True
     try:
-        assert tidy() == []
+        assert reset_connections() == []
     finally:
         connection.connection = real
         connection.close()

@@ -40,7 +40,7 @@ def known():
 
 @pytest.fixture
 def heartbeat(broker, known):
-    return Heartbeat(broker, wid="w1", interval_s=15.0, obey=lambda _: None, known=lambda: frozenset(known))
+    return Heartbeat(broker, wid="w1", interval_s=15.0, on_order=lambda _: None, known=lambda: frozenset(known))
 
 
 def test_a_beat_names_the_jobs_that_the_worker_had_at_the_beat_before(broker, heartbeat, known):

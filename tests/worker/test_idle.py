@@ -11,7 +11,7 @@ from django_faktory.brokers import get_broker
 from django_faktory.core.payloads import Beat, WorkerIdentity
 from django_faktory.models import WorkerProcess
 from django_faktory.store.notifier import PollingListener
-from django_faktory.worker.job_monitor import USUAL, Watch
+from django_faktory.worker.job_monitor import DEFAULT_MONITOR_LIMITS, JobMonitor
 from tests.project import tasks
 from tests.waiting import wait_until
 from tests.worker.blocking import gates, passes
@@ -60,15 +60,15 @@ def test_a_beat_is_three_statements_one_of_them_for_locks(django_assert_num_quer
 
 
 def test_where_no_job_runs_nobody_looks_after_jobs():
-    assert Watch(get_broker(), give_up=lambda *_: None)._pause_s() is None
+    assert JobMonitor(get_broker(), give_up=lambda *_: None)._pause_s() is None
 
 
 def test_short_jobs_do_not_wake_who_looks_after_them_each_time():
-    watch = Watch(get_broker(), give_up=lambda *_: None)
+    watch = JobMonitor(get_broker(), give_up=lambda *_: None)
     execution = type("Short", (), {"task": type("Task", (), {"timeout": None})})()
     watch.began(execution)
     watch.ended(execution)
-    assert watch._pause_s() == pytest.approx(USUAL.ask_every_s, abs=0.1)
+    assert watch._pause_s() == pytest.approx(DEFAULT_MONITOR_LIMITS.ask_every_s, abs=0.1)
     watch._due.clear()
     watch.began(execution)
     assert not watch._due.is_set()
@@ -81,10 +81,10 @@ def test_short_jobs_do_not_wake_who_looks_after_them_each_time():
 
 def test_a_job_that_comes_after_a_rest_is_cancelled_as_any_other(work, state):
     running = work()
-    wait_until(lambda: running.worker._executors._watch._is_asleep)
+    wait_until(lambda: running.worker._thread_pool._monitor._is_asleep)
     result = passes.enqueue("rested")
     assert gates["rested"].begun.acquire(timeout=15)
-    wait_until(lambda: not running.worker._executors._watch._is_asleep)
+    wait_until(lambda: not running.worker._thread_pool._monitor._is_asleep)
     gates["rested"].opened.set()
     state(result, "succeeded")
     state(tasks.noop.enqueue(), "succeeded")
@@ -107,5 +107,5 @@ def test_a_plain_job_takes_few_python_calls(work):
         assert work(drain=True).ended()
     finally:
         threading.setprofile(None)
-    assert calls["thread_pool.py:Executors._perform"] == jobs
+    assert calls["thread_pool.py:ThreadPool._perform"] == jobs
     assert calls.total() / jobs <= MOST_CALLS, calls.most_common(80)

@@ -10,7 +10,7 @@ import pytest
 
 from django_faktory.core.job_control import Control
 from django_faktory.errors import TaskTimeout
-from django_faktory.worker.interrupt import Stoppable
+from django_faktory.worker.interrupt import InterruptibleControl
 
 pytestmark = pytest.mark.core
 
@@ -29,7 +29,7 @@ def test_an_interruption_never_leaves_the_task_it_was_meant_for():
     chance, ended = random.Random(7), {"returned": 0, "stopped": 0}
     is_hit = True
     for _ in range(1500):
-        one, reason = Stoppable(), TaskTimeout("over")
+        one, reason = InterruptibleControl(), TaskTimeout("over")
         begun = threading.Event()
         rounds = chance.randrange(4000)
 
@@ -59,12 +59,12 @@ def test_an_interruption_never_leaves_the_task_it_was_meant_for():
 AFTERWARDS = """
 import sys
 from django_faktory.errors import TaskTimeout
-from django_faktory.worker.interrupt import Stoppable
+from django_faktory.worker.interrupt import InterruptibleControl
 
 def stops_itself_and_returns():
     one.stop(TaskTimeout("at the last moment"))
 
-one = Stoppable()
+one = InterruptibleControl()
 try:
     one.call(stops_itself_and_returns)
 except TaskTimeout:
@@ -81,14 +81,14 @@ def test_afterwards_the_process_is_as_it_was():
 
 
 def test_who_has_ended_is_not_stopped():
-    one = Stoppable()
+    one = InterruptibleControl()
     assert one.call(lambda: 5) == 5
     one.stop(TaskTimeout("late"))
     assert one.reason is None
 
 
 def test_a_task_is_stopped_once():
-    one = Stoppable()
+    one = InterruptibleControl()
     seen = []
 
     def stubborn():
@@ -112,12 +112,12 @@ def test_a_timeout_error_of_the_task_itself_is_its_own():
         raise TimeoutError("of a socket")
 
     with pytest.raises(TimeoutError, match="of a socket"):
-        asyncio.run(Stoppable().acall(fails, timeout_s=5))
+        asyncio.run(InterruptibleControl().acall(fails, timeout_s=5))
 
 
 def test_a_coroutine_goes_on_after_being_stopped_as_if_never_cancelled():
     async def both():
-        one = Stoppable()
+        one = InterruptibleControl()
 
         async def waits():
             threading.Timer(0, one.stop, [TaskTimeout("over")]).start()

@@ -6,7 +6,7 @@ import pytest
 
 from django_faktory.core.payloads import Ack, Failure, Reservation
 from django_faktory.worker import job_buffer as held_module
-from django_faktory.worker.job_buffer import MAX_UNREPORTED, HeldJobs
+from django_faktory.worker.job_buffer import MAX_UNREPORTED, JobBuffer
 
 pytestmark = pytest.mark.core
 
@@ -22,7 +22,7 @@ def ack(job):
 @pytest.fixture
 def held():
     """Buffer for two threads, after its first jobs have ended."""
-    found = HeldJobs(concurrency=2, read_ahead=0)
+    found = JobBuffer(concurrency=2, max_prefetch=0)
     for _ in range(2):
         run_one(found)
     while not found.finished.empty():

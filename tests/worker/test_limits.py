@@ -11,14 +11,14 @@ from django_faktory.brokers import get_broker
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, Tracking
 from django_faktory.tasks.compat import TaskResultStatus
-from django_faktory.worker.job_monitor import Limits
+from django_faktory.worker.job_monitor import MonitorLimits
 from tests.project.models import Mark
 from tests.project.tasks import noop
 from tests.waiting import wait_until
 from tests.worker import limited
 from tests.worker.blocking import gates, passes
 
-IMPATIENT = Limits(ask_every_s=0.2, cancel_grace_s=30, stop_grace_s=30)
+IMPATIENT = MonitorLimits(ask_every_s=0.2, cancel_grace_s=30, stop_grace_s=30)
 
 
 class WritesLate(OrmBroker):
@@ -87,7 +87,7 @@ class TestTimeout:
     def test_what_cannot_be_stopped_is_failed_and_the_process_ends_when_the_others_have(
         self, work, state, task, caplog
     ):
-        running = work(limits=Limits(stop_grace_s=0.2))
+        running = work(limits=MonitorLimits(stop_grace_s=0.2))
         passing = passes.enqueue("other")
         assert gates["other"].begun.acquire(timeout=10)
         result = task.enqueue("stuck")
@@ -118,7 +118,7 @@ class TestCancelling:
         assert told(task, result) == (TaskResultStatus.FAILED, ["Cancelled"])
 
     def test_who_takes_the_context_and_does_not_look_is_stopped_after_a_grace(self, work, state):
-        result = self.cancelled(limited.never_looks, work, limits=Limits(ask_every_s=0.2, cancel_grace_s=0.2))
+        result = self.cancelled(limited.never_looks, work, limits=MonitorLimits(ask_every_s=0.2, cancel_grace_s=0.2))
         assert state(result, "discarded").errtype == "Cancelled"
 
     def test_who_does_its_work_and_never_looks_has_done_it(self, work, state):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from django_faktory.worker.backoff import FIRST_PAUSE_S, LONGEST_PAUSE_S, Patience
-from django_faktory.worker.prefetch_window import CAUTIOUS_S, Pace
+from django_faktory.worker.backoff import FIRST_PAUSE_S, LONGEST_PAUSE_S, RetryDelay
+from django_faktory.worker.prefetch_window import CAUTIOUS_S, PrefetchWindow
 
 pytestmark = pytest.mark.core
 
@@ -12,9 +12,9 @@ T0 = 100.0
 """Time when the worker received its first job."""
 
 
-def pace_after(*durations, concurrency=4, read_ahead=20):
-    pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
-    pace.began(T0)
+def pace_after(*durations, concurrency=4, max_prefetch=20):
+    pace = PrefetchWindow(concurrency=concurrency, max_prefetch=max_prefetch)
+    pace.record_fetch(T0)
     for ran_s in durations:
         pace.ended(ran_s)
     return pace
@@ -26,7 +26,7 @@ def room_after(*durations, held=0, now=T0, **options):
 
 def test_the_first_job_comes_alone():
     """Only then is a job that kills its process the only suspect (W20)."""
-    assert Pace(concurrency=4, read_ahead=20).room(0, now=T0) == 1
+    assert PrefetchWindow(concurrency=4, max_prefetch=20).room(0, now=T0) == 1
     assert room_after(held=1, now=T0 + CAUTIOUS_S / 2) == 0
 
 
@@ -48,7 +48,7 @@ def test_fast_jobs_are_read_ahead_as_many_as_end_in_a_moment():
 
 
 def test_nothing_is_read_ahead_where_that_is_not_wanted():
-    assert room_after(*[0.0] * 200, read_ahead=0) == 4
+    assert room_after(*[0.0] * 200, max_prefetch=0) == 4
 
 
 def test_a_few_more_are_not_worth_a_fetch_unless_a_thread_is_idle():
@@ -57,24 +57,24 @@ def test_a_few_more_are_not_worth_a_fetch_unless_a_thread_is_idle():
 
 def test_jobs_that_got_stuck_end_the_reading_ahead():
     pace = pace_after(*[0.0] * 200)
-    pace.got_stuck()
+    pace.record_stuck()
     assert pace.room(0, now=T0) == 4
 
 
 def test_pauses_grow_up_to_a_bound_and_begin_anew():
-    patience = Patience("test")
-    pauses = [patience.after(OSError("away")) for _ in range(20)]
+    retry_delay = RetryDelay("test")
+    pauses = [retry_delay.record_failure(OSError("away")) for _ in range(20)]
     assert FIRST_PAUSE_S / 2 <= pauses[0] <= FIRST_PAUSE_S
     assert LONGEST_PAUSE_S / 2 <= pauses[-1] <= LONGEST_PAUSE_S
-    patience.rewarded()
-    assert patience.after(OSError("away")) <= FIRST_PAUSE_S
+    retry_delay.record_success()
+    assert retry_delay.record_failure(OSError("away")) <= FIRST_PAUSE_S
 
 
 def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(caplog):
     caplog.set_level("INFO", "django_faktory")
-    patience = Patience("fetch")
+    retry_delay = RetryDelay("fetch")
     for _ in range(3):
-        patience.after(OSError("away"))
-    patience.rewarded()
-    patience.rewarded()
+        retry_delay.record_failure(OSError("away"))
+    retry_delay.record_success()
+    retry_delay.record_success()
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

@@ -1,4 +1,4 @@
-"""A worker process holds at most `at_most` jobs of a queue, and fetches again when one has ended."""
+"""A worker process holds at most `queue_limits` jobs of a queue, and fetches again when one has ended."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_a_worker_asks_for_no_more_jobs_of_a_queue_than_it_may_hold(work):
         passes.using(queue_name="few").enqueue(name)
     for name in "xyz":
         passes.using(queue_name="many").enqueue(name)
-    work(queues=["few", "many"], concurrency=5, at_most={"few": 2})
+    work(queues=["few", "many"], concurrency=5, queue_limits={"few": 2})
     wait_until(lambda: (working("few"), working("many")) == (2, 3), 15)
     for name in "xyz":
         gates[name].opened.set()

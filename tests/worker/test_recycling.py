@@ -6,17 +6,17 @@ from random import Random
 import pytest
 
 from django_faktory.worker.heartbeat import rss_kb
-from django_faktory.worker.recycling import Share
+from django_faktory.worker.recycling import RecyclePolicy
 
 pytestmark = pytest.mark.core
 
 
 def share(max_jobs=None, max_rss=None, seed=0):
-    return Share(max_jobs=max_jobs, max_rss=max_rss, rng=Random(seed))
+    return RecyclePolicy(max_jobs=max_jobs, max_rss=max_rss, rng=Random(seed))
 
 
 def jobs_until_done(one):
-    return next(jobs for jobs in range(1, 10_000) if one.spend())
+    return next(jobs for jobs in range(1, 10_000) if one.count_job())
 
 
 def test_the_jobs_of_a_process_are_as_many_as_was_said_or_up_to_a_quarter_more():
@@ -32,8 +32,8 @@ def test_a_share_of_one_job_is_one_job():
 
 def test_it_is_said_once_and_why():
     one = share(max_jobs=1)
-    assert one.spend() == "it ran 1 job"
-    assert [one.spend() for _ in range(3)] == ["", "", ""]
+    assert one.count_job() == "it ran 1 job"
+    assert [one.count_job() for _ in range(3)] == ["", "", ""]
 
 
 def test_jobs_that_end_at_the_same_time_are_counted_each():
@@ -41,7 +41,7 @@ def test_jobs_that_end_at_the_same_time_are_counted_each():
 
     def end_many():
         barrier.wait()
-        said.extend(filter(None, (one.spend() for _ in range(2000))))
+        said.extend(filter(None, (one.count_job() for _ in range(2000))))
 
     threads = [threading.Thread(target=end_many) for _ in range(8)]
     for thread in threads:
@@ -55,16 +55,16 @@ def test_memory_counts_after_a_job():
     bound = rss_kb() // 1024 + 30
     one = share(max_rss=bound)
     one.begin()
-    assert one.spend() == ""
+    assert one.count_job() == ""
     kept = b"\xff" * (60 * 2**20)
-    assert one.spend().endswith(f"MB, MAX_RSS is {bound}")
+    assert one.count_job().endswith(f"MB, MAX_RSS is {bound}")
     assert len(kept)
 
 
 def test_without_a_bound_nothing_is_ever_enough():
     one = share()
     one.begin()
-    assert not any(one.spend() for _ in range(10_000))
+    assert not any(one.count_job() for _ in range(10_000))
 
 
 def test_a_bound_that_is_passed_before_the_first_job_is_an_error_and_not_kept(caplog):
@@ -73,11 +73,11 @@ def test_a_bound_that_is_passed_before_the_first_job_is_an_error_and_not_kept(ca
     [record] = caplog.records
     assert record.levelname == "ERROR"
     assert "MAX_RSS is 1 MB" in record.getMessage()
-    assert one.spend() == ""
+    assert one.count_job() == ""
 
 
 def test_jobs_go_on_to_be_counted_where_memory_is_not_bounded_any_more(caplog):
     one = share(max_jobs=1, max_rss=1)
     one.begin()
-    assert one.spend() == "it ran 1 job"
+    assert one.count_job() == "it ran 1 job"
     assert len(caplog.records) == 1

@@ -10,7 +10,7 @@ from django.utils import timezone
 from django_faktory.core.payloads import Ack, Reservation, rfc3339
 from django_faktory.models import Job
 from django_faktory.worker import suspects
-from django_faktory.worker.job_buffer import HeldJobs
+from django_faktory.worker.job_buffer import JobBuffer
 from tests.factories import T0
 from tests.project.tasks import noop
 from tests.waiting import wait_until
@@ -133,7 +133,7 @@ class TestWorker:
 class TestHeld:
     @pytest.fixture
     def held(self):
-        return HeldJobs(concurrency=2, read_ahead=0)
+        return JobBuffer(concurrency=2, max_prefetch=0)
 
     def test_it_does_not_begin_before_the_end_of_the_others_is_reported(self, held):
         """Otherwise a loss would be counted for work that is done."""

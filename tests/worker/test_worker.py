@@ -24,7 +24,7 @@ from tests.project import tasks
 from tests.project.models import Mark
 from tests.waiting import wait_until
 from tests.worker.blocking import (
-    CannotTakeBack,
+    BrokerWithoutInterrupt,
     Unreliable,
     cancels_itself,
     enqueues,
@@ -201,7 +201,7 @@ class TestOrders:
         """Check W20: other workers have its jobs, so it neither fetches nor registers its wid again."""
         caplog.set_level(logging.INFO, "django_faktory")
         passes.enqueue("lost")
-        running = work(concurrency=1, read_ahead=0)  # it has no room until it learns that it is lost
+        running = work(concurrency=1, max_prefetch=0)  # it has no room until it learns that it is lost
         begun("lost")
         OrmBroker("default").lost([running.worker.wid])
         wait_until(lambda: "worker stops" in caplog.text)
@@ -282,7 +282,7 @@ class TestStopping:
 
     def test_a_broker_that_cannot_take_jobs_back_is_sent_failures(self, work, caplog):
         result = sleeps.enqueue("failed")
-        running = work(CannotTakeBack("default"), shutdown_timeout=0.1)
+        running = work(BrokerWithoutInterrupt("default"), shutdown_timeout=0.1)
         begun("failed")
         running.stop()
         assert running.ended()
@@ -413,7 +413,7 @@ class TestReports:
         running = work(broker, shutdown_timeout=0.0)
         begun("gate")
         gates["gate"].opened.set()
-        wait_until(running.worker._held.is_empty)
+        wait_until(running.worker._buffer.is_empty)
         running.stop()
         assert running.ended()
         assert "jobs ended and could not be reported in time" in caplog.text

@@ -17,7 +17,7 @@ from ...operations.bulk import Verb
 from ...store.jobs import cancellations
 
 
-class Act(NamedTuple):
+class JobAction(NamedTuple):
     """One action on jobs."""
 
     label: str
@@ -37,25 +37,25 @@ _CANCELLED = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WO
 _CLEARED = frozenset({State.ENQUEUED, State.BLOCKED})
 
 ACTS = {
-    "retry": Act("Retry now", "Retried", "job.retry", bulk.STATES[Verb.RETRY]),
-    "requeue": Act("Run now", "Run by hand", "job.requeue", bulk.STATES[Verb.REQUEUE]),
-    "cancel": Act(
+    "retry": JobAction("Retry now", "Retried", "job.retry", bulk.STATES[Verb.RETRY]),
+    "requeue": JobAction("Run now", "Run by hand", "job.requeue", bulk.STATES[Verb.REQUEUE]),
+    "cancel": JobAction(
         "Cancel", "Cancelled", "job.cancel", _CANCELLED,
         "Jobs that wait are dropped. Those that run are stopped within seconds, where the worker is ours.",
     ),
-    "kill": Act(
+    "kill": JobAction(
         "Kill", "Killed", "job.kill", bulk.STATES[Verb.KILL],
         "They will not run any more, unless somebody retries them among the dead.",
     ),
-    "discard": Act(
+    "discard": JobAction(
         "Discard", "Discarded", "job.discard", bulk.STATES[Verb.DISCARD],
         "They are dropped. There is no way back.",
     ),
-    "prune": Act(
+    "prune": JobAction(
         "Delete", "Deleted", "job.prune", bulk.STATES[Verb.PRUNE],
         "What is known of their end, their results too, is deleted. There is no way back.",
     ),
-    "clear": Act(
+    "clear": JobAction(
         "Clear", "Cleared", "queue.clear", _CLEARED,
         "All that waits in the queue is dropped. There is no way back.",
     ),
@@ -63,7 +63,7 @@ ACTS = {
 """Actions by the name used in URLs and buttons. `clear` is an action on a queue, all other ones on any job."""
 
 
-def carry_out(name: str, ids: Sequence[int], *, using: str) -> int:
+def execute(name: str, ids: Sequence[int], *, using: str) -> int:
     """Perform the action on these jobs; return the number of jobs changed.
 
     Jobs in a state that the action does not accept are skipped.
@@ -71,10 +71,10 @@ def carry_out(name: str, ids: Sequence[int], *, using: str) -> int:
     jobs = Job.objects.using(using).filter(pk__in=ids)
     if name == "cancel":
         return cancellations.cancel(list(jobs.values_list("jid", flat=True)), using=using)
-    return bulk.carry_out(Verb.DISCARD if name == "clear" else Verb(name), jobs)
+    return bulk.execute(Verb.DISCARD if name == "clear" else Verb(name), jobs)
 
 
-def fitting(job: Job, request: HttpRequest) -> list[tuple[str, Act]]:
+def get_allowed_actions(job: Job, request: HttpRequest) -> list[tuple[str, JobAction]]:
     """Return the actions that the user may perform on this job now.
 
     For a failed job retry and requeue have the same effect; only retry is returned.

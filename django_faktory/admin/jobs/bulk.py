@@ -24,9 +24,9 @@ from ...models import Job, JobQuerySet
 from ...models.job import RECENT
 from ...operations import bulk
 from ...tasks.redaction import query_of
-from ..base import AtLeast
+from ..base import LowerBound
 from . import actions, error_groups
-from .error_groups import Kind
+from .error_groups import ErrorKind
 
 CHUNK = 500
 LASTS_S = 1.0
@@ -40,7 +40,7 @@ class Scope(NamedTuple):
     """Jobs to act on: those of a query, or dead jobs of one kind."""
 
     query: str
-    kind: Kind | None = None
+    kind: ErrorKind | None = None
 
     def __str__(self) -> str:
         """Return the scope as shown to users and written to the log."""
@@ -51,10 +51,10 @@ class Scope(NamedTuple):
     def rows(self, verb: str, *, using: str) -> JobQuerySet:
         """Return the jobs in scope to which the action applies."""
         if self.kind is not None:
-            return error_groups.of_kind(self.kind, using=using)
+            return error_groups.filter_kind(self.kind, using=using)
         return Job.objects.using(using).matching(self.query).in_state(*actions.ACTS[verb].states)
 
-    def picked(self, rows: JobQuerySet) -> tuple[list[int], int | None]:
+    def select_ids(self, rows: JobQuerySet) -> tuple[list[int], int | None]:
         """Return the ids of the rows in scope and the id of the last row read."""
         # The last id is returned even if no row is in scope: the next step continues after it.
         ids = list(rows.values_list("pk", flat=True))
@@ -69,7 +69,7 @@ class Scope(NamedTuple):
     def counted(self, verb: str, *, using: str) -> int:
         """Return the number of jobs in scope, at most `COUNTED` + 1.
 
-        A query without an index counts recent jobs only and returns `AtLeast` if there are older jobs.
+        A query without an index counts recent jobs only and returns `LowerBound` if there are older jobs.
         """
         rows = self.rows(verb, using=using)
         if self.kind is None and parse_query(self.query).has_index:
@@ -78,14 +78,14 @@ class Scope(NamedTuple):
             count = rows.recent().count_up_to(COUNTED + 1)
             pks = Job.objects.using(using).values_list("pk", flat=True)
             oldest, latest = pks.order_by("pk").first() or 0, pks.order_by("-pk").first() or 0
-            return count if latest - oldest < RECENT or count > COUNTED else AtLeast(count)
+            return count if latest - oldest < RECENT or count > COUNTED else LowerBound(count)
         return sum(1 for _ in error_groups.matching(rows.order_by("-pk")[: COUNTED + 1], self.kind))
 
 
-def scope_of(params: Mapping[str, Any]) -> Scope:
+def parse_scope(params: Mapping[str, Any]) -> Scope:
     """Return the scope that URL parameters ask for. Raises InvalidQuery."""
     if "error" in params and "task" in params:
-        return Scope("", Kind(params["error"], params["task"], params.get("head", "")))
+        return Scope("", ErrorKind(params["error"], params["task"], params.get("head", "")))
     return Scope(str(asked(params)))
 
 
@@ -94,7 +94,7 @@ def asked(params: Mapping[str, Any], typed: Query | None = None) -> Query:
     for name in ("q", "queue", "about", "bid"):
         if not is_storable(params.get(name, "")):
             raise InvalidQuery(f"{name}: expected text without NUL, which no job has; leave it out")
-    query = understood(params.get("q", "")) if typed is None else typed
+    query = parse_search(params.get("q", "")) if typed is None else typed
     changes: dict[str, Any] = {}
     if params.get("state") in set(State):
         changes["states"] = (State(params["state"]),)
@@ -106,7 +106,7 @@ def asked(params: Mapping[str, Any], typed: Query | None = None) -> Query:
     return structs.replace(query, **changes)
 
 
-def understood(text: str) -> Query:
+def parse_search(text: str) -> Query:
     """Parse search text: a query, or one word that is a jid, the beginning of a task, or an error."""
     word = text.strip()
     if not word or ":" in word or " " in word or '"' in word or word in set(State):
@@ -121,7 +121,7 @@ def understood(text: str) -> Query:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class BulkRun:
     """State of an action on many jobs."""
 
     verb: str
@@ -145,7 +145,7 @@ class Sweep:
     @property
     def scope(self) -> Scope:
         """Return the jobs to act on."""
-        return Scope(self.query, Kind(*self.kind) if self.kind else None)
+        return Scope(self.query, ErrorKind(*self.kind) if self.kind else None)
 
     @property
     def percent(self) -> int | None:
@@ -155,7 +155,7 @@ class Sweep:
         return None if self.total is None else min(100, 100 * self.placed // max(self.total, 1))
 
 
-def begin(verb: str, scope: Scope, *, total: int, user: object, why: str, every_s: float = 0.0, using: str) -> Sweep:
+def begin(verb: str, scope: Scope, *, total: int, user: object, why: str, every_s: float = 0.0, using: str) -> BulkRun:
     """Return a new sweep, without any step done. `total` is the result of `Scope.counted`."""
     jobs = Job.objects.using(using)
     rows = scope.rows(verb, using=using)
@@ -165,15 +165,15 @@ def begin(verb: str, scope: Scope, *, total: int, user: object, why: str, every_
         # A search covers the newest jobs in a state only. As jobs leave the state, the search would include ever older
         # jobs, so the lowest id is fixed at the beginning.
         after = (rows.aggregate(first=Min("pk"))["first"] or 1) - 1
-    is_counted = total <= COUNTED and not isinstance(total, AtLeast)
+    is_counted = total <= COUNTED and not isinstance(total, LowerBound)
     kind = tuple(scope.kind) if scope.kind else None
-    return Sweep(
+    return BulkRun(
         verb=verb, query=scope.query, kind=kind, user=str(user), why=why,  # type: ignore[arg-type]
         total=total if is_counted else None, after=after, upto=upto, every_s=every_s, first_at=time.time(),
     )  # fmt: skip
 
 
-def go_on(sweep: Sweep, *, using: str, lasts_s: float = LASTS_S) -> Sweep:
+def run_steps(sweep: BulkRun, *, using: str, lasts_s: float = LASTS_S) -> BulkRun:
     """Perform at least one step, and further ones for about `lasts_s` seconds."""
     began = time.monotonic()
     while not sweep.is_over:
@@ -183,10 +183,10 @@ def go_on(sweep: Sweep, *, using: str, lasts_s: float = LASTS_S) -> Sweep:
     return sweep
 
 
-def _step(sweep: Sweep, using: str) -> Sweep:
+def _step(sweep: BulkRun, using: str) -> BulkRun:
     # By id, not by offset: jobs that left the scope in earlier steps must not shift the next one.
     rows = sweep.scope.rows(sweep.verb, using=using).filter(pk__gt=sweep.after, pk__lte=sweep.upto)
-    ids, last = sweep.scope.picked(rows.order_by("pk")[:CHUNK])
+    ids, last = sweep.scope.select_ids(rows.order_by("pk")[:CHUNK])
     if last is None:
         return replace(sweep, is_over=True)
     if sweep.every_s:
@@ -194,18 +194,18 @@ def _step(sweep: Sweep, using: str) -> Sweep:
         first_at = datetime.fromtimestamp(sweep.first_at + sweep.every_s * sweep.placed, UTC)
         changed = bulk.spread(ids, first_at=first_at, every_s=sweep.every_s, using=using)
     else:
-        changed = actions.carry_out(sweep.verb, ids, using=using)
+        changed = actions.execute(sweep.verb, ids, using=using)
     return replace(sweep, after=last, placed=sweep.placed + len(ids), changed=sweep.changed + changed)
 
 
-def sealed(sweep: Sweep) -> str:
+def sealed(sweep: BulkRun) -> str:
     """Return the sweep as signed text for a form."""
     return signing.dumps(asdict(sweep), salt=SALT, compress=True)
 
 
-def opened(text: str, *, user: object) -> Sweep:
+def load_signed(text: str, *, user: object) -> BulkRun:
     """Return the sweep of a form. Raises BadSignature if it is invalid, expired, or of another user."""
-    sweep = Sweep(**signing.loads(text, salt=SALT, max_age=MAX_AGE_S))
+    sweep = BulkRun(**signing.loads(text, salt=SALT, max_age=MAX_AGE_S))
     # The signature proves that this site wrote the form, but not for which user.
     if sweep.user != str(user):
         raise signing.BadSignature("expected the user who began this")

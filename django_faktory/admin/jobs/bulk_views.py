@@ -15,12 +15,12 @@ from django.urls import URLPattern, path, reverse
 from ... import conf
 from ...errors import InvalidQuery
 from ...models import Job
-from ..base import AtLeast, LookOnly, capped, told, why
+from ..base import LowerBound, ReadOnlyAdmin, capped, describe_action, why
 from . import actions, bulk
-from .bulk import Sweep
+from .bulk import BulkRun
 
 
-class SweepViews(LookOnly):
+class BulkViews(ReadOnlyAdmin):
     """Mixin for the admin of jobs that adds the pages of a sweep."""
 
     def get_urls(self) -> list[URLPattern]:
@@ -40,7 +40,7 @@ class SweepViews(LookOnly):
             raise PermissionDenied
         using = conf.get("DATABASE")
         try:
-            scope = bulk.scope_of(request.GET)
+            scope = bulk.parse_scope(request.GET)
             total = scope.counted(verb, using=using)
         except InvalidQuery as error:
             self.message_user(request, str(error), messages.ERROR)
@@ -61,7 +61,7 @@ class SweepViews(LookOnly):
             act=act,
             scope=scope,
             total=total,
-            may_begin=total > 0 or isinstance(total, AtLeast),
+            may_begin=total > 0 or isinstance(total, LowerBound),
             count=count,
             is_paced=verb == "retry",
             back=self._list(request.GET),
@@ -73,7 +73,7 @@ class SweepViews(LookOnly):
             # A GET changes nothing; a browser sends one when the address is opened again.
             return HttpResponseRedirect(self._list())
         try:
-            sweep = bulk.opened(request.POST.get("sweep", ""), user=request.user.pk)
+            sweep = bulk.load_signed(request.POST.get("sweep", ""), user=request.user.pk)
         except BadSignature:
             self.message_user(
                 request, "This began too long ago, or elsewhere: begin again for the rest.", messages.ERROR
@@ -83,12 +83,12 @@ class SweepViews(LookOnly):
         # The permission may have been withdrawn since the sweep began.
         if not act.is_allowed(request):
             raise PermissionDenied
-        sweep = bulk.go_on(sweep, using=conf.get("DATABASE"))
+        sweep = bulk.run_steps(sweep, using=conf.get("DATABASE"))
         if sweep.is_over:
             _record(request, sweep, f"{act.done} {sweep.changed:,} of all that match")
         return self._tell(request, sweep)
 
-    def _tell(self, request: HttpRequest, sweep: Sweep) -> HttpResponse:
+    def _tell(self, request: HttpRequest, sweep: BulkRun) -> HttpResponse:
         act = actions.ACTS[sweep.verb]
         return self.page(
             request,
@@ -120,10 +120,10 @@ def _every_s(request: HttpRequest) -> float:
     return 60 / per_minute if per_minute >= 1 / 60 else 0.0
 
 
-def _record(request: HttpRequest, sweep: Sweep, done: str) -> None:
+def _record(request: HttpRequest, sweep: BulkRun, done: str) -> None:
     """Write one admin log entry for all jobs of the sweep."""
     # The form of a later step has no field for the reason: use the one given at the beginning.
-    said: Any = f"{done}: {sweep.why}" if sweep.why else told(request, done)
+    said: Any = f"{done}: {sweep.why}" if sweep.why else describe_action(request, done)
     user_id: Any = request.user.pk
     LogEntry.objects.create(
         user_id=user_id,

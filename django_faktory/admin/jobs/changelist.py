@@ -14,10 +14,10 @@ from django.utils.html import format_html
 from ...core.lifecycle import State
 from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
-from ..base import CappedPaginator, asks, log
+from ..base import CappedPaginator, log_action, requires_permission
 from . import actions as job_actions
 from . import bulk
-from .bulk_views import SweepViews
+from .bulk_views import BulkViews
 from .detail_views import JobViews
 from .error_views import ErrorViews
 
@@ -64,7 +64,7 @@ class QueueFilter(admin.SimpleListFilter):
         return queryset.filter(queue=chosen) if chosen and chosen.isprintable() else queryset
 
 
-class JobAdmin(JobViews, ErrorViews, SweepViews):
+class JobAdmin(JobViews, ErrorViews, BulkViews):
     """Admin of jobs: search with the query language; retry, run, cancel, kill, discard, delete."""
 
     link_parameters = ("about", "bid")
@@ -86,12 +86,12 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
     actions = ("retry", "requeue", "cancel", "kill", "discard", "prune")
     fieldsets = ((None, {"fields": ("jid",)}),)
 
-    has_retry_permission = asks("job.retry")
-    has_requeue_permission = asks("job.requeue")
-    has_cancel_permission = asks("job.cancel")
-    has_kill_permission = asks("job.kill")
-    has_discard_permission = asks("job.discard")
-    has_prune_permission = asks("job.prune")
+    has_retry_permission = requires_permission("job.retry")
+    has_requeue_permission = requires_permission("job.requeue")
+    has_cancel_permission = requires_permission("job.cancel")
+    has_kill_permission = requires_permission("job.kill")
+    has_discard_permission = requires_permission("job.discard")
+    has_prune_permission = requires_permission("job.prune")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
@@ -100,7 +100,7 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
         if not isinstance(queryset, JobQuerySet):
             return queryset, False
         try:
-            typed = bulk.understood(search_term)
+            typed = bulk.parse_search(search_term)
             found = queryset.matching(typed) if search_term else queryset
             asked = bulk.asked(request.GET, typed)
         except InvalidQuery as error:
@@ -195,8 +195,8 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
             )
             if asked_again is not None:
                 return asked_again
-        changed = job_actions.carry_out(verb, [job.pk for job in jobs], using=queryset.db)
-        log(request, jobs, act.done)
+        changed = job_actions.execute(verb, [job.pk for job in jobs], using=queryset.db)
+        log_action(request, jobs, act.done)
         left = len(jobs) - changed
         note = f" {left} could not be in the state they are in." if left else ""
         self.message_user(request, f"{act.done} {changed} jobs.{note}", messages.WARNING if left else messages.SUCCESS)

@@ -24,7 +24,7 @@ from ...models.cron import CronRun
 from ...models.permissions import may
 from ...operations.edit import EDITABLE
 from ...store.jobs.prefetch import is_unconfirmed
-from ...store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, laid_out
+from ...store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, format_json
 from ...tasks import redaction
 from ...tasks.results import Attempt, runs_of
 from ..base import jobs_link, shown_text
@@ -68,7 +68,7 @@ def told(job: Job, stored: Mapping[str, StoredText], urls: Mapping[str, str], re
     shown = {column: shown_text(text, urls[column]) for column, text in stored.items() if text.size}
     for name, text in (("args", members.get("args", "")), ("kwargs", custom.get("kwargs", ""))):
         if text:
-            shown[name] = shown_text(payload, urls["payload"], laid_out(text))
+            shown[name] = shown_text(payload, urls["payload"], format_json(text))
     return {
         "job": job,
         "facts": [(name, value) for name, value in _facts(job) if value not in (None, "", "–")],
@@ -76,10 +76,10 @@ def told(job: Job, stored: Mapping[str, StoredText], urls: Mapping[str, str], re
         "texts": shown,
         "is_too_long": not payload.is_whole,
         "timeline": timeline(job, stored["history"]),
-        "acts": actions.fitting(job, request),
+        "acts": actions.get_allowed_actions(job, request),
         "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
         # The beginning that the page of groups reads too, so that both find the same group.
-        "kind": error_groups.kind_of(job, stored["failure"].text[: error_groups.READ])
+        "kind": error_groups.get_kind(job, stored["failure"].text[: error_groups.READ])
         if job.state == State.DEAD
         else None,
         "may_try": job.state == State.DEAD and actions.ACTS["retry"].is_allowed(request),
@@ -95,13 +95,13 @@ def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
         return "", "", TOO_LONG
     members = _members(redaction.shown_job(job.jobtype, payload.text))
     kwargs = _members(members.get("custom", "")).get("kwargs", "")
-    found = laid_out(members.get("args", "[]"), EDITED), laid_out(kwargs, EDITED) or "{}"
+    found = format_json(members.get("args", "[]"), EDITED), format_json(kwargs, EDITED) or "{}"
     if any(len(text) > EDITED for text in found):
         return "", "", TOO_LONG
     if job.state not in EDITABLE:
         return *found, f"It is {job.state}: only a job that may run, and does not, can be edited."
     # The placeholder shown for a hidden value would be saved as the value.
-    if redaction.hides(job.jobtype, payload.text):
+    if redaction.is_redacted(job.jobtype, payload.text):
         return *found, "FAKTORY['REDACT'] hides some of its arguments: they cannot be edited on a page."
     return *found, ""
 

@@ -18,11 +18,11 @@ from ...models.permissions import may_see
 from ...operations import edit
 from ...store import texts
 from ...tasks import redaction
-from ..base import LongText, LookOnly, asks, log
+from ..base import LongText, ReadOnlyAdmin, log_action, requires_permission
 from . import actions, detail
 
 
-class JobViews(LookOnly):
+class JobViews(ReadOnlyAdmin):
     """Mixin for the admin of jobs that adds the job's page and its actions."""
 
     change_form_template = "admin/django_faktory/job.html"
@@ -32,7 +32,7 @@ class JobViews(LookOnly):
         "history": LongText(),
         "failure": LongText(),
     }
-    has_edit_permission = asks("job.change")
+    has_edit_permission = requires_permission("job.change")
 
     def get_urls(self) -> list[URLPattern]:
         """Return the URLs, those of actions and editing first."""
@@ -69,9 +69,9 @@ class JobViews(LookOnly):
             )
             if asked is not None:
                 return asked
-        changed = actions.carry_out(verb, [job.pk], using=conf.get("DATABASE"))
+        changed = actions.execute(verb, [job.pk], using=conf.get("DATABASE"))
         if changed:
-            log(request, [job], act.done)
+            log_action(request, [job], act.done)
             self.message_user(request, f"{act.done}: {job.jid}", messages.SUCCESS)
         else:
             self.message_user(
@@ -94,7 +94,7 @@ class JobViews(LookOnly):
             except FaktoryError as error:
                 trouble = str(error)
             else:
-                log(request, [job], "Edited its arguments")
+                log_action(request, [job], "Edited its arguments")
                 self.message_user(request, "It has other arguments now.", messages.SUCCESS)
                 return HttpResponseRedirect(_page(pk))
         return self.page(

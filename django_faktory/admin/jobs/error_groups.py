@@ -31,7 +31,7 @@ _changing = re.compile(
 )
 
 
-class Kind(NamedTuple):
+class ErrorKind(NamedTuple):
     """Properties that the jobs of a group share."""
 
     errtype: str
@@ -45,10 +45,10 @@ class Kind(NamedTuple):
 
 
 @dataclass(slots=True)
-class Group:
+class ErrorGroup:
     """Dead jobs of one kind."""
 
-    kind: Kind
+    kind: ErrorKind
     count: int
     latest_pk: int
     latest_at: datetime | None
@@ -56,15 +56,15 @@ class Group:
     queues: set[str]
 
 
-class Found(NamedTuple):
+class ErrorGroups(NamedTuple):
     """Groups, the largest first, and how many jobs were read."""
 
-    groups: list[Group]
+    groups: list[ErrorGroup]
     looked_at: int
     is_more: bool
 
 
-def message_of(failure: str) -> str:
+def extract_message(failure: str) -> str:
     """Return the message at the beginning of a failure's text, or ""."""
     match = _message.search(failure)
     if match is None:
@@ -73,42 +73,42 @@ def message_of(failure: str) -> str:
         message = json.loads(f'"{match[1]}"', strict=False)
     except ValueError:
         message = match[1]
-    return sendable(message)
+    return replace_unsendable(message)
 
 
-def sendable(text: str) -> str:
+def replace_unsendable(text: str) -> str:
     """Return the text with NUL and lone surrogates replaced, which no page can contain."""
     return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
 
 
-def head_of(message: str) -> str:
+def normalize_message(message: str) -> str:
     """Return the first line of a message, with N in place of everything that varies between jobs."""
     # Cut before the substitution too: a very long line would make it slow.
     line = message.strip().partition("\n")[0]
     return _changing.sub("N", line[: LONGEST * 2])[:LONGEST]
 
 
-def kind_of(job: Job, failure: str) -> Kind:
+def get_kind(job: Job, failure: str) -> ErrorKind:
     """Return the group of a dead job; `failure` is the beginning of its failure's text."""
-    return Kind(job.errtype, job.jobtype, head_of(message_of(failure)))
+    return ErrorKind(job.errtype, job.jobtype, normalize_message(extract_message(failure)))
 
 
-def found(jobs: JobQuerySet, *, most: int = LOOKED_AT) -> Found:
+def found(jobs: JobQuerySet, *, most: int = LOOKED_AT) -> ErrorGroups:
     """Return the groups of these jobs, newest `most` jobs only, in one query."""
-    fields = ("pk", "errtype", "jobtype", "told", "finished_at", "queue")
-    rows: list[Any] = list(_told(jobs).order_by("-pk").values_list(*fields)[: most + 1])
-    groups: dict[Kind, Group] = {}
-    for pk, errtype, jobtype, told, finished_at, queue in rows[:most]:
-        message = message_of(told)
-        kind = Kind(errtype, jobtype, head_of(message))
-        group = groups.setdefault(kind, Group(kind, 0, pk, finished_at, message, set()))
+    fields = ("pk", "errtype", "jobtype", "failure_text", "finished_at", "queue")
+    rows: list[Any] = list(_with_failure_text(jobs).order_by("-pk").values_list(*fields)[: most + 1])
+    groups: dict[ErrorKind, ErrorGroup] = {}
+    for pk, errtype, jobtype, failure_text, finished_at, queue in rows[:most]:
+        message = extract_message(failure_text)
+        kind = ErrorKind(errtype, jobtype, normalize_message(message))
+        group = groups.setdefault(kind, ErrorGroup(kind, 0, pk, finished_at, message, set()))
         group.count += 1
         group.queues.add(queue)
     in_order = sorted(groups.values(), key=lambda group: (-group.count, -group.latest_pk))
-    return Found(in_order, min(len(rows), most), len(rows) > most)
+    return ErrorGroups(in_order, min(len(rows), most), len(rows) > most)
 
 
-def of_kind(kind: Kind, *, using: str) -> JobQuerySet:
+def filter_kind(kind: ErrorKind, *, using: str) -> JobQuerySet:
     """Return dead jobs with this error and task; `matching` picks those with its message."""
     # An edited URL may contain NUL, which PostgreSQL rejects.
     if not (is_storable(kind.errtype) and is_storable(kind.jobtype)):
@@ -116,12 +116,12 @@ def of_kind(kind: Kind, *, using: str) -> JobQuerySet:
     return Job.objects.using(using).dead().filter(errtype=kind.errtype, jobtype=kind.jobtype)
 
 
-def matching(jobs: JobQuerySet, kind: Kind) -> Iterable[int]:
+def matching(jobs: JobQuerySet, kind: ErrorKind) -> Iterable[int]:
     """Return the ids of the jobs with a message of this kind, in the order of `jobs`."""
-    rows = _told(jobs).values_list("pk", "told")
-    return [pk for pk, told in rows if head_of(message_of(told)) == kind.head]
+    rows = _with_failure_text(jobs).values_list("pk", "failure_text")
+    return [pk for pk, failure_text in rows if normalize_message(extract_message(failure_text)) == kind.head]
 
 
-def _told(jobs: JobQuerySet) -> Any:
+def _with_failure_text(jobs: JobQuerySet) -> Any:
     # Only the beginning of the text leaves the database: backtraces can be large.
-    return jobs.annotate(told=Substr("failure", 1, READ))
+    return jobs.annotate(failure_text=Substr("failure", 1, READ))

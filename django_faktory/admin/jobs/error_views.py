@@ -16,16 +16,16 @@ from ...models import Job
 from ...models.permissions import may
 from ...operations import bulk
 from ...store import texts
-from ..base import LookOnly, capped, log
+from ..base import ReadOnlyAdmin, capped, log_action
 from . import actions, error_groups
 from . import bulk as bulk_actions
-from .error_groups import Kind
+from .error_groups import ErrorKind
 
 SHOWN = 20
 TRIED_EVERY_S = 1
 
 
-class ErrorViews(LookOnly):
+class ErrorViews(ReadOnlyAdmin):
     """Mixin for the admin of jobs that adds the error pages."""
 
     def get_urls(self) -> list[URLPattern]:
@@ -40,19 +40,19 @@ class ErrorViews(LookOnly):
         ]
 
     def _errors(self, request: HttpRequest) -> HttpResponse:
-        self._may_look(request)
+        self._may_view_errors(request)
         seen = error_groups.found(Job.objects.using(conf.get("DATABASE")).dead())
         return self.page(request, "errors", title="Dead jobs by error", seen=seen, shown=seen.groups[:200])
 
     def _error(self, request: HttpRequest) -> HttpResponse:
         """Show a group: its latest jobs, a button to retry one, and actions on all."""
-        self._may_look(request)
+        self._may_view_errors(request)
         using, kind = conf.get("DATABASE"), _kind(request)
         scope = bulk_actions.Scope("", kind)
         # The message is not a column: read the newest ids and compare the messages of those.
         ids = list(
             error_groups.matching(
-                error_groups.of_kind(kind, using=using).order_by("-pk")[: bulk_actions.COUNTED + 1], kind
+                error_groups.filter_kind(kind, using=using).order_by("-pk")[: bulk_actions.COUNTED + 1], kind
             )
         )
         columns = ("jid", "jobtype", "queue", "state", "failures", "losses", "finished_at", "about")
@@ -77,21 +77,21 @@ class ErrorViews(LookOnly):
         """Retry one job; the redirect leads to its group's page, which shows how it ends."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        self._may_look(request)  # the redirect's URL contains the job's error
+        self._may_view_errors(request)  # the redirect's URL contains the job's error
         if not actions.ACTS["retry"].is_allowed(request):
             raise PermissionDenied
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
         # Read before the retry: the next run may replace the failure.
-        kind = error_groups.kind_of(job, texts.beginnings(job, {"failure": error_groups.READ})["failure"])
+        kind = error_groups.get_kind(job, texts.beginnings(job, {"failure": error_groups.READ})["failure"])
         if bulk.try_one(job):
-            log(request, [job], "Retried, to see how it fares")
+            log_action(request, [job], "Retried, to see how it fares")
         else:
             self.message_user(request, f"It is {job.state} by now: nothing was done.", messages.WARNING)
         return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_error')}?{kind.query}&tried={pk}")
 
     def _tried(self, request: HttpRequest) -> HttpResponse:
         """Render the part of the page that is reloaded until the tried job has ended."""
-        self._may_look(request)
+        self._may_view_errors(request)
         return self.page(request, "tried", tried=self._fate(request), kind=_kind(request))
 
     def _fate(self, request: HttpRequest) -> dict[str, Any] | None:
@@ -111,15 +111,15 @@ class ErrorViews(LookOnly):
             "is_bad": state in (State.DEAD, State.RETRIES),
             # None: the row has been deleted, so no further state will follow.
             "is_over": state in (State.SUCCEEDED, State.DEAD, State.RETRIES, State.DISCARDED, State.EXPIRED, None),
-            "message": error_groups.message_of(texts.beginnings(job, {"failure": error_groups.READ})["failure"])
+            "message": error_groups.extract_message(texts.beginnings(job, {"failure": error_groups.READ})["failure"])
             if job
             else "",
         }
 
-    def _may_look(self, request: HttpRequest) -> None:
+    def _may_view_errors(self, request: HttpRequest) -> None:
         if not self.has_view_permission(request):
             raise PermissionDenied
 
 
-def _kind(request: HttpRequest) -> Kind:
-    return Kind(request.GET.get("error", ""), request.GET.get("task", ""), request.GET.get("head", ""))
+def _kind(request: HttpRequest) -> ErrorKind:
+    return ErrorKind(request.GET.get("error", ""), request.GET.get("task", ""), request.GET.get("head", ""))

@@ -57,8 +57,8 @@ def chart(title: str, points: Sequence[Point]) -> Chart:
         title=title,
         summary=f"{title}: {well:,} succeeded, {badly:,} failed",
         bars=bars,
-        width=_told(len(points) * STEP),
-        height=_told(HEIGHT),
+        width=_format_number(len(points) * STEP),
+        height=_format_number(HEIGHT),
         most=most,
         first=points[0].label if points else "",
         last=points[-1].label if points else "",
@@ -69,16 +69,16 @@ def chart(title: str, points: Sequence[Point]) -> Chart:
 def _bar(place: int, point: Point, scale: float) -> Bar:
     badly, well = point.badly * scale, point.well * scale
     return Bar(
-        x=_told(place * STEP + GAP / 2),
-        width=_told(STEP - GAP),
-        well_y=_told(HEIGHT - badly - well),
-        well_height=_told(well),
-        badly_y=_told(HEIGHT - badly),
-        badly_height=_told(badly),
+        x=_format_number(place * STEP + GAP / 2),
+        width=_format_number(STEP - GAP),
+        well_y=_format_number(HEIGHT - badly - well),
+        well_height=_format_number(well),
+        badly_y=_format_number(HEIGHT - badly),
+        badly_height=_format_number(badly),
         title=f"{point.label}: {point.well:,} succeeded, {point.badly:,} failed",
     )
 
 
-def _told(number: float) -> str:
+def _format_number(number: float) -> str:
     """Return the number as text, so that no template formats it with a local decimal comma."""
     return f"{number:.2f}".rstrip("0").rstrip(".")

@@ -25,7 +25,7 @@ from ...store import queues, workers
 from ...store.statistics import bounded_counts, histograms
 from ...store.statistics import counts as statistics
 from ..base import capped, jobs_link
-from ..jobs.error_groups import Group, found
+from ..jobs.error_groups import ErrorGroup, found
 from .charts import Chart, Point, chart
 
 # Each statement of the page reads a bounded number of rows, however large the tables are.
@@ -96,7 +96,7 @@ class Overview:
     running: list[tuple[Job, str]] | None
     workers: list[WorkerLine] | None
     alarms: list[Alarm]
-    groups: list[Group] | None
+    groups: list[ErrorGroup] | None
     """These three are None if the user may see numbers only."""
 
 
@@ -211,7 +211,7 @@ def _paused(queues_: QueueLines) -> Iterator[Alarm]:
 
 
 def _alarms(blocked: str, using: str) -> Iterator[Alarm]:
-    silent = workers.silent_ones(conf.get("WORKER_TIMEOUT"), using=using)
+    silent = workers.find_stale_workers(conf.get("WORKER_TIMEOUT"), using=using)
     refused = OutboxEntry.objects.using(using).exclude(error="")
     # No next time, although it is neither paused nor removed: its schedule matches no date.
     never = CronEntry.objects.using(using).filter(next_at=None, paused_at=None, removed_at=None)
@@ -239,7 +239,7 @@ def _page(model: str) -> str:
 def _workers(using: str) -> list[WorkerLine]:
     timeout_s = conf.get("WORKER_TIMEOUT")
     rows = list(WorkerProcess.objects.using(using).filter(workers.living(timeout_s)).order_by("started_at")[:ROWS])
-    held = workers.holding([row.wid for row in rows], using=using)
+    held = workers.count_jobs_of([row.wid for row in rows], using=using)
     return [WorkerLine(row, held.get(row.wid, 0), memory(row), ago(row.seen_at), is_stale(row)) for row in rows]
 
 

@@ -11,13 +11,13 @@ from django.urls import URLPattern, path, reverse
 
 from ... import conf
 from ...models.permissions import may_see
-from ..base import LookOnly
+from ..base import ReadOnlyAdmin
 from . import data
 
 REFRESHED_EVERY_S = 5
 
 
-class OverviewAdmin(LookOnly):
+class OverviewAdmin(ReadOnlyAdmin):
     """Admin with a single page, and the part of it that is reloaded."""
 
     def has_module_permission(self, request: HttpRequest) -> bool:

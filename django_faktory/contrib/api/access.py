@@ -21,7 +21,7 @@ from ...models.permissions import may
 from ...server.login_throttle import network_of
 
 
-class LoggedIn(BasePermission):
+class IsLoggedIn(BasePermission):
     """Require a logged-in user, whatever the user's permissions are."""
 
     def has_permission(self, request: Request, view: APIView) -> bool:  # noqa: ARG002
@@ -29,7 +29,7 @@ class LoggedIn(BasePermission):
         return bool(request.user and request.user.is_authenticated)
 
 
-class May(LoggedIn):
+class HasActionPermission(IsLoggedIn):
     """Require the permission that the view's `needs` names for the requested action."""
 
     def has_permission(self, request: Request, view: APIView) -> bool:
@@ -47,7 +47,7 @@ class May(LoggedIn):
         return asked is not None and may(request.user, asked)
 
 
-class WrongPasswords(BaseThrottle):
+class PasswordThrottle(BaseThrottle):
     """Reject log-ins from an address that has sent `PASSWORD_TRIES` wrong passwords in this minute.
 
     Counted in Django's default cache, as by the other throttles. Requests without an Authorization header pass. The
@@ -100,13 +100,13 @@ class _ByUser(UserRateThrottle):
         return conf.get(self.setting) or None
 
 
-class Reads(_ByUser):
+class ReadThrottle(_ByUser):
     """Throttle of read requests per user: setting API_READS."""
 
     scope, setting = "faktory_reads", "API_READS"
 
 
-class Acts(_ByUser):
+class WriteThrottle(_ByUser):
     """Throttle of changing requests per user: setting API_ACTS."""
 
     scope, setting = "faktory_acts", "API_ACTS"

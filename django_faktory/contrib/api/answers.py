@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from drf_spectacular.utils import extend_schema_serializer
 from rest_framework import serializers
 
-from ...core.cron import Outcome
+from ...core.cron import RunOutcome
 from ...core.lifecycle import State
 from ...models import WorkerProcess
 from ...models.cron import CronEntry
@@ -217,7 +217,7 @@ class CronRunShape(Shaped):
 
     tick = _time("When it was due; null: it was run by hand.")
     at = _time("When a node handled it.", null=False)
-    outcome = serializers.ChoiceField([str(one) for one in Outcome], read_only=True, help_text="Its outcome.")
+    outcome = serializers.ChoiceField([str(one) for one in RunOutcome], read_only=True, help_text="Its outcome.")
     jid = _text("Its job.", null=True)
     note = _text("Why it has no job; null for users who may not view jobs.", null=True)
 

@@ -22,7 +22,7 @@ from rest_framework.viewsets import GenericViewSet
 from ...brokers import get_broker
 from ...brokers.base import Broker
 from ...models.permissions import may_see
-from .access import Acts, May, Reads, WrongPasswords
+from .access import HasActionPermission, PasswordThrottle, ReadThrottle, WriteThrottle
 from .described import AutoSchema
 from .problems import JobsElsewhere, handle
 from .rendering import BoundedJson, Json
@@ -52,7 +52,7 @@ class Door(APIView):
     def perform_authentication(self, request: Request) -> None:
         """Authenticate, unless this address has sent too many wrong passwords. Raises Throttled,
         AuthenticationFailed."""
-        wrong_passwords = WrongPasswords()
+        wrong_passwords = PasswordThrottle()
         if not wrong_passwords.allow_request(request, self):
             request.user = AnonymousUser()  # the error's renderer must not check the password
             raise exceptions.Throttled(wrong_passwords.wait(), "too many wrong passwords from this address")
@@ -64,7 +64,7 @@ class Door(APIView):
 
     def get_throttles(self) -> list[BaseThrottle]:
         """Return the throttle; reads and changes are counted separately."""
-        return [Reads() if self.request.method in SAFE_METHODS else Acts()]
+        return [ReadThrottle() if self.request.method in SAFE_METHODS else WriteThrottle()]
 
 
 class Resource(Door, Generic):
@@ -73,7 +73,7 @@ class Resource(Door, Generic):
     resource: ClassVar[str]
     """Name of the resource in `permissions`."""
 
-    permission_classes = (May,)
+    permission_classes = (HasActionPermission,)
     filter_backends: Any = (DjangoFilterBackend,)
     needs: ClassVar[Mapping[str, str]]
     """Permission needed for each action, as named in `permissions`."""

@@ -71,7 +71,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
 
     @described(
         summary="Show the tree of a batch",
-        description=f"Depth first, about {batch_tree.MOST} batches at most; the path to this batch is always included.",
+        description=f"Depth first, at most about {batch_tree.MAX_BATCHES} batches, with the path to this batch.",
         responses=answers.Tree,
     )
     @action(detail=True, filterset_class=None, pagination_class=None)
@@ -79,23 +79,23 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
         """Return the tree that contains the batch, depth first."""
         found = batch_tree.tree_of(self.get_object())
         shown = [answers.BatchInTree.shape(batch) for batch in found]
-        return Response({"batches": shown, "is_more": len(found) >= batch_tree.MOST})
+        return Response({"batches": shown, "is_more": len(found) >= batch_tree.MAX_BATCHES})
 
     @described(
         summary="Retry what failed of a batch",
-        description=f"Members and callbacks that are dead or wait for a retry; at most {inputs.MOST_AT_ONCE} at once.",
+        description=f"Members and callbacks that are dead or wait for a retry; at most {inputs.MAX_AT_ONCE} at once.",
         request=inputs.Reason,
         responses={200: answers.Told},
     )
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, **_: Any) -> Response:
         """Retry dead and retrying members and callbacks now; repeat the request while `changed` is not 0."""
-        told, batch = self.said(inputs.Reason), self.get_object()
+        validated, batch = self.said(inputs.Reason), self.get_object()
         jobs = Job.objects.using(alias()).filter(Q(bid=batch.bid) | Q(callback_of=batch.bid))
         # Bounded, so that the request ends in time; the client repeats it.
-        failed = jobs.in_state(State.DEAD, State.RETRIES).order_by("pk")[: inputs.MOST_AT_ONCE]
-        changed = bulk.carry_out(Verb.RETRY, failed)
-        note(request, batch, f"Retried what failed, {changed} jobs", reason=told["reason"])
+        failed = jobs.in_state(State.DEAD, State.RETRIES).order_by("pk")[: inputs.MAX_AT_ONCE]
+        changed = bulk.execute(Verb.RETRY, failed)
+        note(request, batch, f"Retried what failed, {changed} jobs", reason=validated["reason"])
         return Response({"changed": changed})
 
     def _page(self, rows: Any) -> Response:

@@ -126,7 +126,7 @@ class CronEntries(Resource):
         if not told:
             raise ValidationError(f"expected one of {', '.join(('schedule', 'zone', 'jobtype', *_DEFAULTS))}")
         _refuse_to_uncover(entry, told)
-        for field, value in _definition({**_said_by(entry), **told})._asdict().items():
+        for field, value in _definition({**_get_definition(entry), **told})._asdict().items():
             setattr(entry, field, value)
         rows.save(entry, using=alias())
         note(request, entry, f"Edited {', '.join(sorted(told))}", reason=reason)
@@ -232,7 +232,7 @@ def _refuse_to_uncover(entry: CronEntry, told: Mapping[str, Any]) -> None:
         raise WrongState(f"jobtype: expected {' and '.join(sorted(stay))} with it: FAKTORY['REDACT'] hides arguments")
 
 
-def _said_by(entry: CronEntry) -> dict[str, Any]:
+def _get_definition(entry: CronEntry) -> dict[str, Any]:
     """Return the entry in the names of the API."""
     plain = {field: getattr(entry, field) for field in ("name", "schedule", "zone", "jobtype", "queue", "missed")}
     texts = {field: cron.decode_member(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}

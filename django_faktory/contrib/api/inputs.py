@@ -20,7 +20,7 @@ else:
     Base = serializers.Serializer
 
 LONGEST_REASON = 1000
-MOST_AT_ONCE = 5000
+MAX_AT_ONCE = 5000
 # Below datetime's own maximum, so that a conversion to another time zone does not overflow.
 _EARLIEST, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
@@ -124,7 +124,7 @@ class Bulk(Reason):
     )
     limit = serializers.IntegerField(
         min_value=1,
-        max_value=MOST_AT_ONCE,
+        max_value=MAX_AT_ONCE,
         default=1000,
         help_text="Most jobs of this part, oldest first; they are changed in transactions of at most 500.",
     )

@@ -112,18 +112,18 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     )
     def create(self, request: Request) -> Response:
         """Enqueue a job of a registered task. Raises UnknownJobType (400) for any other name."""
-        told = self.said(inputs.NewJob)
+        validated = self.said(inputs.NewJob)
         using = alias()
         base.autodiscover()  # the web process may not have imported the tasks
-        task = base.lookup(told["task"])
-        args, kwargs = told.get("args", []), told["kwargs"]
+        task = base.lookup(validated["task"])
+        args, kwargs = validated.get("args", []), validated["kwargs"]
         # Without this check a wrong argument would be noticed only when the job runs.
         check_call(task.jobtype, args, kwargs)
         chosen = task.using(
-            queue_name=told.get("queue"),
-            priority=told.get("priority"),
-            run_after=told.get("run_after"),
-            about=told.get("about"),
+            queue_name=validated.get("queue"),
+            priority=validated.get("priority"),
+            run_after=validated.get("run_after"),
+            about=validated.get("about"),
         )
         try:
             result = chosen.enqueue(*args, **kwargs)
@@ -131,7 +131,9 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
             raise ValidationError({"args": str(error)}) from error
         # The row may be gone: a worker can finish the job before this query.
         job = Job.objects.using(using).filter(jid=result.id).first()
-        note(request, job or Job, "Enqueued", name=f"{task.jobtype} {result.id}", flag=ADDED, reason=told["reason"])
+        note(
+            request, job or Job, "Enqueued", name=f"{task.jobtype} {result.id}", flag=ADDED, reason=validated["reason"]
+        )
         return Response({"jid": result.id}, status=status.HTTP_201_CREATED)
 
     @described(
@@ -142,20 +144,20 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     )
     def partial_update(self, request: Request, **_: Any) -> Response:
         """Change the given members of a job; members that are left out keep their value."""
-        told = self.said(inputs.JobChanges)
-        changed = sorted(set(told) - {"reason"})
+        validated = self.said(inputs.JobChanges)
+        changed = sorted(set(validated) - {"reason"})
         job = edit(
             self.get_object().jid,
             Changes(
-                args=told.get("args"),
-                kwargs=told.get("kwargs"),
-                queue=told.get("queue"),
-                priority=told.get("priority"),
-                run_at=told.get("run_after"),
+                args=validated.get("args"),
+                kwargs=validated.get("kwargs"),
+                queue=validated.get("queue"),
+                priority=validated.get("priority"),
+                run_at=validated.get("run_after"),
             ),
             using=alias(),
         )
-        note(request, job, f"Edited {', '.join(changed)}", reason=told["reason"])
+        note(request, job, f"Edited {', '.join(changed)}", reason=validated["reason"])
         return self.answer(lambda: whole_job_of(job))
 
     @_acts("Run a failed job again now", "The job must be dead or wait for a retry.")
@@ -194,9 +196,9 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, **_: Any) -> Response:
         """Cancel the job, even if it is running."""
-        told = self.said(inputs.Reason)
+        validated = self.said(inputs.Reason)
         job = self.get_object()
-        return self._done(request, job, "Cancelled", broker().cancel([job.jid]), told["reason"])
+        return self._done(request, job, "Cancelled", broker().cancel([job.jid]), validated["reason"])
 
     @_bulk("Run many failed jobs again now")
     @action(detail=False, methods=["post"], url_path="bulk/retry")
@@ -229,13 +231,13 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         return self._act_on_many(request, Verb.PRUNE)
 
     def _act(self, request: Request, verb: Verb) -> Response:
-        told = self.said(inputs.Reason)
+        validated = self.said(inputs.Reason)
         job = self.get_object()
-        changed = bulk.carry_out(verb, Job.objects.using(alias()).filter(pk=job.pk))
+        changed = bulk.execute(verb, Job.objects.using(alias()).filter(pk=job.pk))
         if not changed:
             legal = ", ".join(sorted(bulk.STATES[verb]))
             raise WrongState(f"{verb}: takes a job that is {legal}; this one is {job.state}")
-        return self._done(request, job, DONE[verb], changed, told["reason"])
+        return self._done(request, job, DONE[verb], changed, validated["reason"])
 
     def _done(self, request: Request, job: Job, done: str, changed: int, reason: str) -> Response:
         # Read again: the operation may have moved the job or deleted its row.
@@ -259,40 +261,40 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
             raise PermissionDenied("dry_run: counts jobs, for users who may view them")
 
     def _act_on_many(self, request: Request, verb: Verb) -> Response:
-        told = self.said(inputs.Bulk)
-        query = query_of(told["query"])
-        self._refuse_to_reveal(query, is_dry=told["dry_run"])
+        validated = self.said(inputs.Bulk)
+        query = query_of(validated["query"])
+        self._refuse_to_reveal(query, is_dry=validated["dry_run"])
         # An empty query would mean every job: a client that forgets the query must not delete everything.
         if query.is_empty:
             legal = " or ".join(sorted(bulk.STATES[verb]))
             raise ValidationError({"query": f"expected one; such as {legal} for all of these"})
         meant = Job.objects.using(alias()).matching(query).in_state(*bulk.STATES[verb])
-        if told["dry_run"]:
+        if validated["dry_run"]:
             found = meant.count_up_to(COUNTED)
             return Response({"query": str(query), "found": found, "changed": 0, "next": None})
-        part, after = _part(meant, told)
+        part, after = _part(meant, validated)
         under = bulk.begin(verb, part)
         changed = sum(under.steps)
         if changed:
-            note(request, Job, f"{DONE[verb]} {changed} jobs", name=str(query), reason=told["reason"])
+            note(request, Job, f"{DONE[verb]} {changed} jobs", name=str(query), reason=validated["reason"])
         return Response({"query": str(query), "found": under.total, "changed": changed, "next": after})
 
 
-def _part(meant: JobQuerySet, told: dict[str, Any]) -> tuple[JobQuerySet, str | None]:
+def _part(meant: JobQuerySet, validated: dict[str, Any]) -> tuple[JobQuerySet, str | None]:
     """Return the next part of the selected jobs, oldest first, and the following cursor.
 
     Jobs pushed after the first part was read are left out: the cursor carries the highest id of that time. The cursor
     is None after the last part.
     """
-    if "after" in told:
-        begin, last = map(int, told["after"].split("-"))
+    if "after" in validated:
+        begin, last = map(int, validated["after"].split("-"))
     else:
         # Fixed for all parts: otherwise jobs pushed meanwhile could keep the action from ending.
         begin, last = 0, Job.objects.using(meant.db).aggregate(last=Max("pk"))["last"] or 0
     rest = meant.filter(pk__gt=begin, pk__lte=last).order_by("pk")
     # One more than the limit shows whether another part follows, without a count.
-    ids = list(rest.values_list("pk", flat=True)[: told["limit"] + 1])
-    part = ids[: told["limit"]]
+    ids = list(rest.values_list("pk", flat=True)[: validated["limit"] + 1])
+    part = ids[: validated["limit"]]
     # Select by id: evaluating the same limit again could return other rows.
     jobs = Job.objects.using(meant.db).filter(pk__in=part)
     return jobs, f"{part[-1]}-{last}" if len(ids) > len(part) else None

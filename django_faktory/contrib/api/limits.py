@@ -72,7 +72,7 @@ class Limits(Resource):
         """Return limits with their current use, which is read for one page at a time."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
         # One query for the use of the whole page, instead of one per limit.
-        used = definitions.use([limit.pk for limit in page], using=alias())
+        used = definitions.read_usage([limit.pk for limit in page], using=alias())
         return self.get_paginated_response([limit_of(limit, *used.get(limit.pk, ())) for limit in page])
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
@@ -90,10 +90,10 @@ class Limits(Resource):
         """Create a limit; raise WrongState (409) if the limit already exists."""
         told = self.said(inputs.NewLimit)
         name, allowance = task_limits.checked_name(told["scope"], told["name"]), _allowance(told)
-        # `definitions.put` overwrites an existing limit, so that POST would change it without a warning.
+        # `definitions.save_limit` overwrites an existing limit, so that POST would change it without a warning.
         if Limit.objects.using(alias()).filter(scope=told["scope"], name=name).exists():
             raise WrongState(f"name: there is a limit of {told['scope']} {name:.80} already; change that")
-        limit = definitions.put(told["scope"], name, allowance, using=alias())
+        limit = definitions.save_limit(told["scope"], name, allowance, using=alias())
         note(request, limit, "Written", flag=ADDED, reason=told.get("reason", ""))
         return self.answer(lambda: _whole(limit), code=status.HTTP_201_CREATED)
 
@@ -106,7 +106,7 @@ class Limits(Resource):
     def update(self, request: Request, **_: Any) -> Response:
         """Replace what the limit allows; a pause of the task remains in effect."""
         told, limit = self.said(inputs.LimitChanges), self.get_object()
-        changed = definitions.put(limit.scope, limit.name, _allowance(told), using=alias())
+        changed = definitions.save_limit(limit.scope, limit.name, _allowance(told), using=alias())
         note(request, changed, f"Edited: {changed.told}", reason=told.get("reason", ""))
         return self.answer(lambda: _whole(changed))
 
@@ -145,7 +145,7 @@ class Limits(Resource):
 
 
 def _whole(limit: Limit) -> dict[str, Any]:
-    used = definitions.use([limit.pk], using=alias()).get(limit.pk, ())
+    used = definitions.read_usage([limit.pk], using=alias()).get(limit.pk, ())
     return {**limit_of(limit, *used), "waiting": definitions.waiting(limit, using=alias())}
 
 

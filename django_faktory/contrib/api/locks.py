@@ -61,10 +61,10 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
 
         A lock that another job has acquired since has another token and is not touched.
         """
-        told, lock = self.said(inputs.Reason), self.get_object()
+        validated, lock = self.said(inputs.Reason), self.get_object()
         changed = transitions.free_locks([lock.pk], using=alias())
         # The lock expired or was released between the two queries.
         if not changed:
             raise Http404
-        note(request, lock, "Released by hand", reason=told["reason"])
+        note(request, lock, "Released by hand", reason=validated["reason"])
         return Response({"changed": changed})

@@ -71,17 +71,17 @@ class Queues(Resource):
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
         """Pause the queue; nothing changes if it is already paused."""
-        told, queue = self.said(inputs.Reason), self.get_object()
+        validated, queue = self.said(inputs.Reason), self.get_object()
         broker().pause([queue.name])
-        return self._done(request, queue, "Paused", told["reason"])
+        return self._done(request, queue, "Paused", validated["reason"])
 
     @_acts("Resume a queue", "Workers get its jobs again.")
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the queue; nothing changes if it is not paused."""
-        told, queue = self.said(inputs.Reason), self.get_object()
+        validated, queue = self.said(inputs.Reason), self.get_object()
         broker().resume([queue.name])
-        return self._done(request, queue, "Resumed", told["reason"])
+        return self._done(request, queue, "Resumed", validated["reason"])
 
     @described(
         summary="Clear a queue",
@@ -95,22 +95,22 @@ class Queues(Resource):
 
         Scheduled and retrying jobs stay; they create the queue again when they become due.
         """
-        told, queue = self.said(inputs.Reason), self.get_object()
+        validated, queue = self.said(inputs.Reason), self.get_object()
         until, stopped = time.monotonic() + CLEARS_FOR_S, []
 
         # Asked between two steps; the finished steps are committed.
-        def go_on() -> bool:
+        def should_continue() -> bool:
             if time.monotonic() > until:
                 stopped.append(True)
             return not stopped
 
         try:
-            # Raises FaktoryError if `go_on` returns False: after `CLEARS_FOR_S` that is no error.
-            broker().remove([queue.name], go_on=go_on)
+            # Raises FaktoryError if `should_continue` returns False: after `CLEARS_FOR_S` that is no error.
+            broker().remove([queue.name], should_continue=should_continue)
         except FaktoryError:
             if not stopped:
                 raise
-        note(request, queue, "Cleared in part" if stopped else "Cleared", reason=told["reason"])
+        note(request, queue, "Cleared in part" if stopped else "Cleared", reason=validated["reason"])
         return Response({"is_done": not stopped})
 
     def _done(self, request: Request, queue: Queue, done: str, reason: str) -> Response:

@@ -12,7 +12,7 @@ from ... import conf
 from ...core.lifecycle import State
 from ...store.statistics import counts
 from . import answers
-from .access import May
+from .access import HasActionPermission
 from .base import Door, alias
 from .described import described
 
@@ -23,7 +23,7 @@ COUNTED = 5_000
 class Numbers(Door, ViewSet):
     """Totals and capped counts of all jobs, queues, workers and batches."""
 
-    permission_classes = (May,)
+    permission_classes = (HasActionPermission,)
     needs: ClassVar = {"list": "overview.view"}
 
     @described(

@@ -11,7 +11,7 @@ from django.urls import include, path
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import APIRootView, DefaultRouter
 
-from .access import LoggedIn
+from .access import IsLoggedIn
 from .base import Door
 from .batches import Batches
 from .cron import CronEntries
@@ -39,7 +39,7 @@ RESOURCES: dict[str, Any] = {
 class Root(Door, APIRootView):
     """Jobs, queues, workers, batches, cron entries, limits, locks and statistics."""
 
-    permission_classes = (LoggedIn,)
+    permission_classes = (IsLoggedIn,)
     schema: Any = None
 
 
@@ -54,7 +54,7 @@ class OpenApi(Door, SpectacularAPIView):
 
     # YAML or JSON, unlike the resources.
     renderer_classes = SpectacularAPIView.renderer_classes
-    permission_classes = (LoggedIn,)
+    permission_classes = (IsLoggedIn,)
     urlconf: Any = "django_faktory.contrib.api.urls"
     schema: Any = None
     # Own settings: those of the project describe its other APIs.

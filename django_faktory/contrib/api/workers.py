@@ -72,13 +72,13 @@ class Workers(Resource):
         return self._advance(request, "terminate")
 
     def _advance(self, request: Request, state: str) -> Response:
-        told, worker = self.said(inputs.Reason), self.get_object()
+        validated, worker = self.said(inputs.Reason), self.get_object()
         changed = rows.advance([worker.wid], state, using=alias())
-        note(request, worker, f"Told to {state}", reason=told["reason"])
+        note(request, worker, f"Told to {state}", reason=validated["reason"])
         return Response({"changed": changed})
 
 
 # One query for the whole page, instead of one per worker.
 def _shown(page: Any) -> Any:
-    held = rows.holding([worker.wid for worker in page], using=alias())
+    held = rows.count_jobs_of([worker.wid for worker in page], using=alias())
     return [worker_of(worker, jobs=held.get(worker.wid, 0)) for worker in page]

@@ -1,6 +1,6 @@
 """GearMonkey as a broker, the "direct" mode: our worker runs jobs straight from Redis.
 
-`GearMonkeyBroker` maps the broker methods of a worker to a `Station`. Methods without a counterpart in the
+`GearMonkeyBroker` maps the broker methods of a worker to a `RedisWorker`. Methods without a counterpart in the
 specification raise FaktoryError. Knows no thread and no task code (ADR 13).
 """
 
@@ -28,7 +28,7 @@ from ...core.payloads import (
 )
 from ...errors import FaktoryError, InvalidPayload
 from .protocol import Status
-from .redis_worker import Station, Taken
+from .redis_worker import RedisWorker, ReservedJob
 from .registry import call_of, output_of
 
 QUEUE = "gearmonkey"
@@ -41,18 +41,18 @@ GIVEN_UP = "WorkerShutdown"
 class GearMonkeyBroker(Broker):
     """Broker over a station; `jobtypes` maps its functions to job types."""
 
-    def __init__(self, station: Station, jobtypes: dict[str, str]) -> None:
-        self._station = station
+    def __init__(self, redis_worker: RedisWorker, jobtypes: dict[str, str]) -> None:
+        self._redis_worker = redis_worker
         self._jobtypes = jobtypes
         # By jid and attempt: a job taken again after a lost lease is another entry.
-        self._held: dict[tuple[str, int | None], Taken] = {}
+        self._held: dict[tuple[str, int | None], ReservedJob] = {}
 
     # --- a worker's verbs ---
 
     def hello(self, worker: WorkerIdentity) -> None:  # noqa: ARG002
         """Check the server and register the worker. Raises UnusableServer."""
-        self._station.open()
-        self._station.register()
+        self._redis_worker.open()
+        self._redis_worker.register()
 
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """Renew the registration and the leases of all held jobs.
@@ -60,27 +60,27 @@ class GearMonkeyBroker(Broker):
         Always returns no orders, since GearMonkey has no way to send them. A worker that was silent for too long is
         counted again.
         """
-        self._station.register()
-        self._station.extend(list(self._held.values()))  # a job lost meanwhile is noticed when it ends
+        self._redis_worker.register()
+        self._redis_worker.extend(list(self._held.values()))  # a job lost meanwhile is noticed when it ends
         return [""] * len(beats)
 
     def bye(self, wids: Sequence[str]) -> None:
         """Unregister the workers and release their jobs."""
-        self._station.dismiss(wids)
+        self._redis_worker.dismiss(wids)
         self._held.clear()
 
     # The specification has no place to store the reason.
     def lost(self, wids: Sequence[str], *, reason: str = "") -> int:  # noqa: ARG002  (there is no place to keep it)
         """Dismiss workers that died and sweep their jobs; return the number of jobs swept."""
-        self._station.dismiss(wids, have_died=True)
-        swept = self._station.sweep()
+        self._redis_worker.dismiss(wids, have_died=True)
+        swept = self._redis_worker.sweep()
         return len(swept.back) + len(swept.given_up)
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         """Take jobs of all functions, whatever queues are requested."""
         answers = []
         for request in requests:
-            taken = self._station.take(request.count)
+            taken = self._redis_worker.take(request.count)
             self._held.update((_place(job), job) for job in taken)
             answers.append([job for job in map(self._reservation, taken) if job is not None])
         return answers
@@ -98,13 +98,13 @@ class GearMonkeyBroker(Broker):
         for failure in failures:
             job = self._held.get((failure.jid, failure.attempt))
             if failure.errtype == GIVEN_UP and job is not None:
-                answers.append(self._station.release(job))
+                answers.append(self._redis_worker.release(job))
                 self._held.pop(_place(job), None)
                 continue
             kind = failure.errtype.rpartition(".")[2]
             # The message is sent as "Type: text"; avoid the prefix twice.
-            told = failure.message if failure.message.startswith(f"{kind}: ") else f"{kind}: {failure.message}"
-            answers += self._end([(failure, Status.ERROR, told.encode("utf-8", "replace"))])
+            error_text = failure.message if failure.message.startswith(f"{kind}: ") else f"{kind}: {failure.message}"
+            answers += self._end([(failure, Status.ERROR, error_text.encode("utf-8", "replace"))])
         return answers
 
     def release(self, reservations: Sequence[Reservation]) -> int:
@@ -113,7 +113,7 @@ class GearMonkeyBroker(Broker):
         for reservation in reservations:
             job = self._held.get((reservation.jid, reservation.attempt))
             if job is not None:
-                count += self._station.release(job)
+                count += self._redis_worker.release(job)
                 self._held.pop(_place(job), None)
         return count
 
@@ -123,12 +123,12 @@ class GearMonkeyBroker(Broker):
         for update in updates:
             job = held.get(update.jid)
             if job is not None and update.percent is not None:
-                self._station.update(job, *(update.part or (update.percent, 100)))
+                self._redis_worker.update(job, *(update.part or (update.percent, 100)))
 
     def close(self) -> None:
         """Do nothing: the connections belong to a pool shared by all threads."""
 
-    def _reservation(self, job: Taken) -> Reservation | None:
+    def _reservation(self, job: ReservedJob) -> Reservation | None:
         """Return the job as our worker reads it.
 
         A job with invalid input is ended as an error; the result is None.
@@ -138,15 +138,15 @@ class GearMonkeyBroker(Broker):
             jid = _place(job)[0]
             made = new_job(jid=jid, jobtype=self._jobtypes[job.fn], args=args, kwargs=kwargs, retry=0)
         except InvalidPayload as error:
-            self._station.finish(job, Status.ERROR, f"InvalidInput: {error}".encode())
+            self._redis_worker.finish(job, Status.ERROR, f"InvalidInput: {error}".encode())
             self._held.pop(_place(job), None)
             return None
-        return Reservation(jid=jid, queue=QUEUE, text=made.text, wid=self._station.wid, attempt=job.attempt)
+        return Reservation(jid=jid, queue=QUEUE, text=made.text, wid=self._redis_worker.wid, attempt=job.attempt)
 
     def _end(self, ends: Sequence[tuple[Ack | Failure, Status, bytes]]) -> list[Any]:
         jobs = [self._held.get((report.jid, report.attempt)) for report, _, _ in ends]
         known = [(job, status, output) for job, (_, status, output) in zip(jobs, ends, strict=True) if job is not None]
-        answers = iter(self._station.finish_many(known) if known else [])
+        answers = iter(self._redis_worker.finish_many(known) if known else [])
         for job, _, _ in known:
             self._held.pop(_place(job), None)
         return [next(answers) if job is not None else False for job in jobs]
@@ -157,7 +157,7 @@ class GearMonkeyBroker(Broker):
         """Raise FaktoryError, as do all methods below."""
         _refuse("push")
 
-    def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
+    def mutate(self, mutation: Mutation, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
         """Raise FaktoryError: not supported."""
         _refuse("mutate")
 
@@ -169,7 +169,7 @@ class GearMonkeyBroker(Broker):
         """Raise FaktoryError: not supported."""
         _refuse("resume")
 
-    def remove(self, queues: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
+    def remove(self, queues: Sequence[str] | None, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
         """Raise FaktoryError: not supported."""
         _refuse("remove")
 
@@ -177,7 +177,7 @@ class GearMonkeyBroker(Broker):
         """Raise FaktoryError: not supported."""
         _refuse("latency")
 
-    def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
+    def flush(self, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
         """Raise FaktoryError: not supported."""
         _refuse("flush")
 
@@ -210,7 +210,7 @@ class GearMonkeyBroker(Broker):
         _refuse("info")
 
 
-def _place(job: Taken) -> tuple[str, int | None]:
+def _place(job: ReservedJob) -> tuple[str, int | None]:
     name = f"{job.fn}:{job.id}".encode("utf-8", "backslashreplace").decode()
     return f"gearmonkey:{name}", job.attempt
 

@@ -47,11 +47,11 @@ class Client:
         sent, NoWorkers with OPT_ROLLCALL, JobCreationFailed, JobTimeout.
         """
         asked = requests.request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
-        return carry_out(self._redis, requests.run(asked))
+        return run_steps(self._redis, requests.run(asked))
 
     def get(self, fn: str, id: int) -> Job:
         """Return what the server stores about a job. Raises JobNotFound."""
-        return carry_out(self._redis, requests.get(fn, id))
+        return run_steps(self._redis, requests.get(fn, id))
 
     def close(self) -> None:
         """Close the connections; the client remains usable."""
@@ -83,11 +83,11 @@ class AsyncClient:
     ) -> int:
         """Create a job and return its id; like `Client.run`."""
         asked = requests.request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
-        return await _acarry_out(self._redis, requests.run(asked))
+        return await _arun_steps(self._redis, requests.run(asked))
 
     async def get(self, fn: str, id: int) -> Job:
         """Return what the server stores about a job; like `Client.get`."""
-        return await _acarry_out(self._redis, requests.get(fn, id))
+        return await _arun_steps(self._redis, requests.get(fn, id))
 
     async def close(self) -> None:
         """Close the connections, those to Sentinels included."""
@@ -103,7 +103,7 @@ class AsyncClient:
         await self.close()
 
 
-def carry_out(redis: Redis, steps: Steps[R]) -> R:
+def run_steps(redis: Redis, steps: Steps[R]) -> R:
     """Execute the commands that the steps yield, in this thread, and return the result of the steps."""
     ask = next(steps)
     while True:
@@ -124,7 +124,7 @@ def carry_out(redis: Redis, steps: Steps[R]) -> R:
             return result
 
 
-async def _acarry_out(redis: async_redis.Redis, steps: Steps[R]) -> R:
+async def _arun_steps(redis: async_redis.Redis, steps: Steps[R]) -> R:
     ask = next(steps)
     while True:
         try:

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 
 from ... import conf
 from ...errors import FaktoryError
-from ...runtime.config import Plan
+from ...runtime.config import RunConfig
 from ...runtime.supervisor.child import Role
 from .registry import served
 from .settings import url_of, without_password
@@ -35,18 +35,18 @@ def url_in(options: dict[str, Any]) -> str:
     return url
 
 
-def words(plan: Plan) -> list[str]:
+def words(run_config: RunConfig) -> list[str]:
     """Return the words about GearMonkey in the line that describes a plan; none if it serves none."""
-    if not plan.gearmonkey:
+    if not run_config.gearmonkey:
         return []
     fns = ",".join(sorted(served()))
-    return [f"GearMonkey {conf.get('GEARMONKEY_MODE')} at {without_password(plan.gearmonkey)}, functions {fns}"]
+    return [f"GearMonkey {conf.get('GEARMONKEY_MODE')} at {without_password(run_config.gearmonkey)}, functions {fns}"]
 
 
-def roles(plan: Plan) -> list[Role]:
+def roles(run_config: RunConfig) -> list[Role]:
     """Return the roles that serve the plan's GearMonkey clients; none if there are none."""
-    if not plan.gearmonkey:
+    if not run_config.gearmonkey:
         return []
     from .roles import roles  # needs redis-py
 
-    return roles(plan)
+    return roles(run_config)

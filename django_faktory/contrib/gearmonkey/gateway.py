@@ -1,6 +1,6 @@
 """Gateway mode: GearMonkey jobs become rows, and the outcome of the rows is written back.
 
-A `Bridge` takes a job, stores its row, then hands its lease over, in this order. If a bridge dies in between, its jobs
+A `Gateway` takes a job, stores its row, then hands its lease over, in this order. If a bridge dies in between, its jobs
 are taken again, and the new bridge finds the rows by the token that the first take left at the server. A job with a row
 is never put back into a queue. Single-threaded (ADR 13).
 """
@@ -22,12 +22,12 @@ from ...brokers import Broker
 from ...core.logs import get_logger
 from ...core.payloads import JobPayload
 from ...errors import BrokerUnavailable, FaktoryError
-from ...store.jobs.results import Outcome, outcomes
+from ...store.jobs.results import JobStatus, read_statuses
 from ...tasks.base import FaktoryTask
 from .errors import UnusableServer
-from .notifications import Hints
+from .notifications import ChannelListener
 from .protocol import JOB_TTL_S, Status
-from .redis_worker import BEATS_A_LEASE, Station, Taken
+from .redis_worker import BEATS_A_LEASE, RedisWorker, ReservedJob
 from .registry import call_of, output_of
 
 logger = get_logger(__name__)
@@ -39,25 +39,25 @@ FOLLOW_S = 0.05
 """Seconds between two queries for the outcome of open rows."""
 
 POLL_S = 1.0
-AWAY_S = 1.0
+RETRY_DELAY_S = 1.0
 
 
-class Bridge:
-    """Bridge between a station and a broker; call `run`. `functions` maps functions to tasks."""
+class Gateway:
+    """Create jobs from the GearMonkey calls in Redis; call `run`. `functions` maps functions to tasks."""
 
     def __init__(
-        self, station: Station, broker: Broker, alias: str, functions: Mapping[str, FaktoryTask[..., Any]]
+        self, redis_worker: RedisWorker, broker: Broker, alias: str, functions: Mapping[str, FaktoryTask[..., Any]]
     ) -> None:
-        self._station = station
+        self._redis_worker = redis_worker
         self._broker = broker
         self._alias = alias
         # The row must live as long as the job's hash: a bridge that takes the job again has to see that it ran.
         self._tasks = {fn: replace(task, result_ttl=max(_ttl(task), JOB_TTL_S)) for fn, task in functions.items()}
-        self._open: dict[str, Taken] = {}
+        self._open: dict[str, ReservedJob] = {}
         self._percent: dict[str, int | None] = {}
         self._beat_at = 0.0
         self._stopping = threading.Event()
-        self._hints = Hints(station.redis, station.fns)
+        self._hints = ChannelListener(redis_worker.redis, redis_worker.fns)
 
     def run(self) -> None:
         """Take, store and follow jobs until stopped. Raises UnusableServer at start.
@@ -70,19 +70,19 @@ class Bridge:
         while not self._stopping.is_set():
             try:
                 if not is_open:
-                    self._station.open()
+                    self._redis_worker.open()
                     is_open = True
                 pause_s = self.round()
             except BrokerUnavailable as error:
                 logger.warning("the GearMonkey bridge waits error=%s", error)
-                self._stopping.wait(AWAY_S)
+                self._stopping.wait(RETRY_DELAY_S)
             except UnusableServer:
                 raise
             except Exception:  # log and continue
                 logger.exception("a round of the GearMonkey bridge failed")
                 # The connection may be broken or inside a failed transaction; the next round opens another.
                 connections[self._alias].close()
-                self._stopping.wait(AWAY_S)
+                self._stopping.wait(RETRY_DELAY_S)
             else:
                 self._hints.wait(pause_s)
         self._hints.close()
@@ -98,49 +98,49 @@ class Bridge:
         if time.monotonic() >= self._beat_at:
             self._beat()
         room = MOST - len(self._open)
-        taken = self._station.take(min(room, 100)) if room > 0 else []
+        taken = self._redis_worker.take(min(room, 100)) if room > 0 else []
         if taken:
-            self._keep(taken)
-        ended = self._follow() if self._open else 0
+            self._store_jobs(taken)
+        ended = self._write_outcomes() if self._open else 0
         if taken or ended:
             return 0.0
         return FOLLOW_S if self._open else POLL_S
 
     def _beat(self) -> None:
         """Renew the registration and the leases, and adopt jobs that another bridge left."""
-        self._station.register()
+        self._redis_worker.register()
         # Another bridge adopted the job and reports its outcome, or Redis has lost it.
-        for job in self._station.extend(self._open.values(), are_handed_over=True):
+        for job in self._redis_worker.extend(self._open.values(), are_handed_over=True):
             logger.warning("job is no longer this bridge's job=%s:%s", job.fn, job.id)
             self._open.pop(_jid(job), None)
-        adopted = self._station.adopt(MOST - len(self._open))
+        adopted = self._redis_worker.adopt(MOST - len(self._open))
         self._open.update((_jid(job), job) for job in adopted)
-        self._beat_at = time.monotonic() + self._station.lease_s / BEATS_A_LEASE
+        self._beat_at = time.monotonic() + self._redis_worker.lease_s / BEATS_A_LEASE
 
-    def _keep(self, taken: Iterable[Taken]) -> None:
+    def _store_jobs(self, taken: Iterable[ReservedJob]) -> None:
         """Store rows for the jobs, then hand their leases over.
 
         A job that has a row already was stored by an earlier attempt.
         """
-        made: dict[str, tuple[Taken, JobPayload]] = {}
+        made: dict[str, tuple[ReservedJob, JobPayload]] = {}
         for job in taken:
             try:
                 made[_jid(job)] = job, self._payload(job)
             except (FaktoryError, TypeError, ValueError) as error:
-                self._station.finish(job, Status.ERROR, f"InvalidInput: {error}".encode("utf-8", "replace"))
+                self._redis_worker.finish(job, Status.ERROR, f"InvalidInput: {error}".encode("utf-8", "replace"))
         with transaction.atomic(using=self._alias):
-            known = {outcome.jid for outcome in outcomes(made, using=self._alias)}
+            known = {outcome.jid for outcome in read_statuses(made, using=self._alias)}
             new = [(job, payload) for jid, (job, payload) in made.items() if jid not in known]
             refusals = self._broker.push([payload for _, payload in new]) if new else []
         refused = {_jid(job): refusal for (job, _), refusal in zip(new, refusals, strict=True) if refusal}
         for jid, (job, _) in made.items():
             if jid in refused:
-                told = f"{type(refused[jid]).__name__}: {refused[jid]}"
-                self._station.finish(job, Status.ERROR, told.encode())
-            elif self._station.hand_over(job):
+                error_text = f"{type(refused[jid]).__name__}: {refused[jid]}"
+                self._redis_worker.finish(job, Status.ERROR, error_text.encode())
+            elif self._redis_worker.hand_over(job):
                 self._open[jid] = job
 
-    def _payload(self, job: Taken) -> JobPayload:
+    def _payload(self, job: ReservedJob) -> JobPayload:
         args, kwargs = call_of(job.input, max_bytes=conf.get("GEARMONKEY_MAX_INPUT_BYTES"))
         task = self._tasks[job.fn]
         backend = task.get_backend()
@@ -150,21 +150,21 @@ class Bridge:
         # The jid is derived from the token, so that a second take of the job finds this row.
         return msgspec.structs.replace(made, jid=jid, text=made.text.replace(made.jid, jid, 1))
 
-    def _follow(self) -> int:
+    def _write_outcomes(self) -> int:
         """Write the outcome of finished rows back; return how many have ended."""
-        found = {outcome.jid: outcome for outcome in outcomes(self._open, using=self._alias)}
+        found = {outcome.jid: outcome for outcome in read_statuses(self._open, using=self._alias)}
         ends = []
         for jid, job in self._open.items():
             # Without an outcome for a removed row the client would wait until its timeout.
-            outcome = found.get(jid, Outcome(jid, True, None, "JobRemoved: somebody removed its row", None))
+            outcome = found.get(jid, JobStatus(jid, True, None, "JobRemoved: somebody removed its row", None))
             if outcome.is_over:
                 status = Status.ERROR if outcome.error else Status.SUCCESS
                 output = outcome.error.encode("utf-8", "replace") if outcome.error else output_of(outcome.result)
                 ends.append((job, status, output))
             elif outcome.percent is not None and outcome.percent != self._percent.get(jid):
                 self._percent[jid] = outcome.percent
-                self._station.update(job, outcome.percent, 100, is_handed_over=True)
-        for (job, _, _), was_held in zip(ends, self._station.finish_many(ends) if ends else [], strict=True):
+                self._redis_worker.update(job, outcome.percent, 100, is_handed_over=True)
+        for (job, _, _), was_held in zip(ends, self._redis_worker.finish_many(ends) if ends else [], strict=True):
             if not was_held:
                 logger.warning("job ended too late, it is no longer this bridge's job=%s:%s", job.fn, job.id)
             self._open.pop(_jid(job), None)
@@ -175,14 +175,14 @@ class Bridge:
         """Release leases and registration, so that another bridge can take over at once."""
         try:
             # Expired leases are adopted at the next beat of another bridge.
-            self._station.extend(self._open.values(), are_handed_over=True, for_s=0.0)
-            self._station.unregister()
+            self._redis_worker.extend(self._open.values(), are_handed_over=True, for_s=0.0)
+            self._redis_worker.unregister()
         except FaktoryError as error:
             logger.warning("the bridge could not say goodbye: its jobs wait until their leases end error=%s", error)
         connections[self._alias].close()
 
 
-def _jid(job: Taken) -> str:
+def _jid(job: ReservedJob) -> str:
     return f"gearmonkey-{job.token}"
 
 

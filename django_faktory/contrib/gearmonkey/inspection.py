@@ -21,7 +21,7 @@ SCANS, KEYS_A_SCAN = 50, 1000
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionLook:
+class FunctionStatus:
     """State of one function.
 
     `workers` are ours, each with the seconds until it counts as dead; `count` includes naive workers.
@@ -48,7 +48,7 @@ class FunctionLook:
 class Health:
     """State of all functions, and one sentence per problem."""
 
-    functions: list[FunctionLook]
+    functions: list[FunctionStatus]
     problems: list[str]
     is_whole: bool = True
     """False if there were too many keys or functions to look at: functions of naive peers may be missing."""
@@ -58,7 +58,7 @@ def health(redis: Redis) -> Health:
     """Check every function served by our workers or counted by peers. Raises BrokerUnavailable."""
     try:
         names, is_whole = _names(redis)
-        functions = _look_at(redis, names)
+        functions = _read_all(redis, names)
         policies = {redis.info("memory", **node).get("maxmemory_policy", "noeviction") for node in _nodes(redis)}
     except REDIS_ERRORS as error:
         raise unavailable(error) from error
@@ -77,21 +77,21 @@ def health(redis: Redis) -> Health:
     return Health(functions, problems, is_whole)
 
 
-def look(redis: Redis) -> list[FunctionLook]:
+def look(redis: Redis) -> list[FunctionStatus]:
     """Return the functions that our workers have served, by name."""
-    return _look_at(redis, sorted(_served(redis))[:MOST])
+    return _read_all(redis, sorted(_served(redis))[:MOST])
 
 
-def _look_at(redis: Redis, fns: list[str]) -> list[FunctionLook]:
+def _read_all(redis: Redis, fns: list[str]) -> list[FunctionStatus]:
     now = redis.time(**_nodes(redis)[0])[0]
-    return [_look_safely(redis, fn, now) for fn in fns]
+    return [_read_safely(redis, fn, now) for fn in fns]
 
 
-def _look_safely(redis: Redis, fn: str, now: int) -> FunctionLook:
+def _read_safely(redis: Redis, fn: str, now: int) -> FunctionStatus:
     try:
-        return _look(redis, fn, now)
+        return _read_function(redis, fn, now)
     except ResponseError as error:  # another client wrote this key; show the other functions anyway
-        return FunctionLook(fn, "–", [], {}, 0, 0, 0, [], trouble=str(error))
+        return FunctionStatus(fn, "–", [], {}, 0, 0, 0, [], trouble=str(error))
 
 
 def _nodes(redis: Redis) -> list[dict[str, Any]]:
@@ -124,11 +124,11 @@ def _names(redis: Redis) -> tuple[list[str], bool]:
     return sorted(found[:MOST]), is_whole and len(found) <= MOST
 
 
-def _look(redis: Redis, fn: str, now: int) -> FunctionLook:
+def _read_function(redis: Redis, fn: str, now: int) -> FunctionStatus:
     queues = {prio: _length(redis, lua.queue_key(fn, prio)) for prio in (*protocol.LISTS, protocol.SCHEDULED)}
     # Members with lower scores are dead workers that are not removed yet.
     workers: list[Any] = redis.zrangebyscore(lua.registry_key(fn), now, "+inf", start=0, num=MOST, withscores=True)
-    return FunctionLook(
+    return FunctionStatus(
         fn=fn,
         count=_text(redis.get(lua.count_key(fn)) or b"0"),
         workers=[(_text(wid), int(until - now)) for wid, until in workers],

@@ -23,7 +23,7 @@ class Script:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        # Updated by `Station.open` with the digest that the server reports.
+        # Updated by `RedisWorker.open` with the digest that the server reports.
         self.digest = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324  (Redis names scripts so)
 
 

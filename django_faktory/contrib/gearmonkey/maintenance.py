@@ -10,7 +10,7 @@ import time
 
 from ...core.logs import get_logger
 from ...errors import FaktoryError
-from .redis_worker import Station
+from .redis_worker import RedisWorker
 
 logger = get_logger(__name__)
 
@@ -19,11 +19,11 @@ SWEEP_EVERY_S = 2.0
 AUDIT_EVERY_S = 61.0
 
 
-class Upkeep:
+class MaintenanceLoop:
     """Loop of sweeps; `run` is the target of a thread."""
 
-    def __init__(self, station: Station, *, audits: bool = False, every_s: float = SWEEP_EVERY_S) -> None:
-        self._station = station
+    def __init__(self, redis_worker: RedisWorker, *, audits: bool = False, every_s: float = SWEEP_EVERY_S) -> None:
+        self._redis_worker = redis_worker
         self._audits = audits
         self._every_s = every_s
         self._audit_at = time.monotonic()
@@ -37,14 +37,14 @@ class Upkeep:
     def run_once(self) -> None:
         """Run one round. Raises nothing: an unreachable server is tried again in the next round."""
         try:
-            swept = self._station.sweep()
+            swept = self._redis_worker.sweep()
             if swept.back:
                 logger.warning("jobs of workers that died are queued again jobs=%s", ",".join(swept.back))
             if swept.given_up:
                 logger.error("jobs that kill their workers are given up jobs=%s", ",".join(swept.given_up))
             if self._audits and time.monotonic() >= self._audit_at:
                 self._audit_at = time.monotonic() + AUDIT_EVERY_S
-                again = self._station.audit()
+                again = self._redis_worker.audit()
                 if again:
                     logger.warning("jobs that somebody lost are queued again jobs=%s", ",".join(again))
         except FaktoryError as error:

@@ -15,14 +15,14 @@ from ...store.notifier import Listener
 from . import lua
 from .requests import REDIS_ERRORS
 
-LOOKS_S = (0.005, 0.020, 0.050)
+RECHECK_DELAYS_S = (0.005, 0.020, 0.050)
 """Seconds after a hint at which to look again: the specification publishes `create` before it pushes the job."""
 
 # Another thread cannot interrupt get_message: it returns this often to notice `close`.
 CLOSED_CHECK_S = 0.5
 
 
-class Hints(Listener):
+class ChannelListener(Listener):
     """Listener on the functions' channels. One thread waits; any thread may close it."""
 
     def __init__(self, redis: Redis, fns: Iterable[str]) -> None:
@@ -30,29 +30,29 @@ class Hints(Listener):
         self._redis = redis
         self._channels = [lua.channel(fn) for fn in fns]
         self._pubsub: Any = None
-        self._looks: list[float] = []
+        self._recheck_times: list[float] = []
         self._is_closed = False
 
     def wait(self, timeout_s: float) -> bool:
-        """Return True on a hint, and again after each delay of `LOOKS_S`; False after `timeout_s`."""
-        due = self._looks[0] if self._looks else None
+        """Return True on a hint, and again after each delay of `RECHECK_DELAYS_S`; False after `timeout_s`."""
+        due = self._recheck_times[0] if self._recheck_times else None
         now = time.monotonic()
         if due is not None:
             timeout_s = min(timeout_s, max(0.0, due - now))
-        if self._hear(timeout_s):
+        if self._wait_for_notification(timeout_s):
             now = time.monotonic()
-            self._looks = [now + after_s for after_s in LOOKS_S]
+            self._recheck_times = [now + after_s for after_s in RECHECK_DELAYS_S]
             return True
         if due is None or time.monotonic() < due:
             return False
-        self._looks.pop(0)
+        self._recheck_times.pop(0)
         return True
 
     def close(self) -> None:
         """Make the current and all later waits return."""
         self._is_closed = True
 
-    def _hear(self, timeout_s: float) -> bool:
+    def _wait_for_notification(self, timeout_s: float) -> bool:
         ends_at = time.monotonic() + timeout_s
         while not self._is_closed:
             left_s = ends_at - time.monotonic()
@@ -64,11 +64,11 @@ class Hints(Listener):
                         pass
                     return True
             except (*REDIS_ERRORS, OSError):
-                self._let_go()
+                self._unsubscribe()
                 time.sleep(max(0.0, min(left_s, 0.1)))
             if left_s <= 0:
                 return False
-        self._let_go()
+        self._unsubscribe()
         return False
 
     def _subscribe(self) -> None:
@@ -85,7 +85,7 @@ class Hints(Listener):
             if message is None and time.monotonic() >= ends_at:
                 return False
 
-    def _let_go(self) -> None:
+    def _unsubscribe(self) -> None:
         pubsub, self._pubsub = self._pubsub, None
         if pubsub is not None:
             pubsub.close()

@@ -1,6 +1,6 @@
 """Operations of a worker at the server, one script each: register, take, extend, finish, release, sweep, audit.
 
-A `Station` is shared by the threads of one process and knows no task. Redis' clock is the only clock. Raises
+A `RedisWorker` is shared by the threads of one process and knows no task. Redis' clock is the only clock. Raises
 BrokerUnavailable if the server is unreachable or out of memory: the operation then changed nothing or may be repeated.
 """
 
@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError
 from ...core.logs import get_logger
 from . import lua, protocol
 from .address import examine
-from .client import carry_out
+from .client import run_steps
 from .errors import GearMonkeyError
 from .lua import Script
 from .protocol import Status
@@ -33,10 +33,10 @@ MAX_DEATHS = 5
 """A job is given up after this many of its workers have died."""
 
 AUDIT_AFTER_S = 60
-TELL_WRONG_EVERY_S = 60.0
+LOG_WRONG_TYPE_EVERY_S = 60.0
 
 
-class Taken(NamedTuple):
+class ReservedJob(NamedTuple):
     """A job held by this worker. `id` is as the peer wrote it; wid and attempt fence it."""
 
     fn: str
@@ -46,14 +46,14 @@ class Taken(NamedTuple):
     token: str
 
 
-class Swept(NamedTuple):
+class SweepResult(NamedTuple):
     """Ids of the jobs that a sweep put back and of those it gave up."""
 
     back: list[str]
     given_up: list[str]
 
 
-class Station:
+class RedisWorker:
     """Operations of worker `wid` on the functions `fns`."""
 
     def __init__(self, redis: Redis, fns: Collection[str], *, wid: str, lease_s: float = LEASE_S) -> None:
@@ -63,7 +63,7 @@ class Station:
         self.lease_s = lease_s
         self._is_cluster = isinstance(redis, RedisCluster)
         self._turn = 0
-        self._told_at: dict[str, float] = {}
+        self._next_log_at: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def open(self) -> None:
@@ -97,27 +97,29 @@ class Station:
                 self._call(lua.UNREGISTER, _registry(fn), wid)
                 self._call(lua.DISMISS, [lua.lease_key(fn)], fn, wid, int(have_died))
 
-    def take(self, most: int) -> list[Taken]:
-        """Take up to `most` jobs: due scheduled ones first, then high, normal, low. Functions take turns."""
+    def take(self, limit: int) -> list[ReservedJob]:
+        """Take up to `limit` jobs: due scheduled ones first, then high, normal, low. Functions take turns."""
         with self._lock:
             # Rotate the functions, so that a full one does not starve the next ones.
             self._turn += 1
             turn = self._turn % len(self.fns)
         fns = self.fns[turn:] + self.fns[:turn]
-        found: list[Taken] = []
+        found: list[ReservedJob] = []
         # The keys of different functions are on different nodes of a cluster: one script per function there.
         for group in [[fn] for fn in fns] if self._is_cluster else [fns]:
-            if len(found) < most:
-                keys = [key for fn in group for key in _taking(fn)]
-                found += self._taken(self._call(lua.RESERVE, keys, self.wid, self.lease_s, most - len(found), *group))
+            if len(found) < limit:
+                keys = [key for fn in group for key in _reserve_keys(fn)]
+                found += self._parse_reserved(
+                    self._call(lua.RESERVE, keys, self.wid, self.lease_s, limit - len(found), *group)
+                )
         return found
 
     def extend(
-        self, jobs: Iterable[Taken], *, are_handed_over: bool = False, for_s: float | None = None
-    ) -> list[Taken]:
+        self, jobs: Iterable[ReservedJob], *, are_handed_over: bool = False, for_s: float | None = None
+    ) -> list[ReservedJob]:
         """Extend the leases, by `for_s` seconds if given; return the jobs that are no longer this worker's."""
-        lost: list[Taken] = []
-        by_fn: dict[str, list[Taken]] = {}
+        lost: list[ReservedJob] = []
+        by_fn: dict[str, list[ReservedJob]] = {}
         for job in jobs:
             by_fn.setdefault(job.fn, []).append(job)
         for_s = self.lease_s if for_s is None else for_s
@@ -128,11 +130,11 @@ class Station:
             lost += [job for job in group if job.id not in kept]
         return lost
 
-    def finish(self, job: Taken, status: Status, output: bytes) -> bool:
+    def finish(self, job: ReservedJob, status: Status, output: bytes) -> bool:
         """End a job. Returns False, without changes, if it is no longer this worker's."""
         return self.finish_many([(job, status, output)])[0]
 
-    def finish_many(self, ends: Sequence[tuple[Taken, Status, bytes]]) -> list[bool]:
+    def finish_many(self, ends: Sequence[tuple[ReservedJob, Status, bytes]]) -> list[bool]:
         """End several jobs in one round trip; the result is like that of `finish` for each."""
         calls = [
             (
@@ -143,20 +145,20 @@ class Station:
         ]
         return [bool(answer) for answer in self._call_many(lua.FINISH, calls)]
 
-    def update(self, job: Taken, dividend: int, divisor: int, *, is_handed_over: bool = False) -> bool:
+    def update(self, job: ReservedJob, dividend: int, divisor: int, *, is_handed_over: bool = False) -> bool:
         """Store a job's progress. Returns False if the job is no longer this worker's."""
         lease = lua.held_key(job.fn) if is_handed_over else lua.lease_key(job.fn)
         keys = [lease, lua.meta_key(job.fn, job.id), lua.job_key(job.fn, job.id)]
         return bool(self._call(lua.UPDATE, keys, job.id, self.wid, job.attempt, dividend, divisor))
 
-    def release(self, job: Taken) -> bool:
+    def release(self, job: ReservedJob) -> bool:
         """Put a job back at the head of its queue. Returns False if it is no longer this worker's."""
         keys = [lua.lease_key(job.fn), lua.meta_key(job.fn, job.id), lua.job_key(job.fn, job.id)]
         return bool(self._call(lua.RELEASE, keys, job.fn, job.id, self.wid, job.attempt))
 
-    def sweep(self) -> Swept:
+    def sweep(self) -> SweepResult:
         """Put back jobs with an expired lease, and unregister silent workers."""
-        swept = Swept([], [])
+        swept = SweepResult([], [])
         for fn in self.fns:
             self._call(lua.ROLL_CALL, _registry(fn))
             # A script handles at most 100 jobs per call, so that it does not block Redis.
@@ -168,17 +170,17 @@ class Station:
                     break
         return swept
 
-    def hand_over(self, job: Taken) -> bool:
+    def hand_over(self, job: ReservedJob) -> bool:
         """Mark the job as represented by a row. Returns False if it is no longer this worker's."""
         keys = [lua.lease_key(job.fn), lua.held_key(job.fn), lua.meta_key(job.fn, job.id)]
         return bool(self._call(lua.HAND_OVER, keys, job.id, self.wid, job.attempt, self.lease_s))
 
-    def adopt(self, most: int) -> list[Taken]:
-        """Take over up to `most` jobs that have a row and no live bridge."""
-        found: list[Taken] = []
+    def adopt(self, limit: int) -> list[ReservedJob]:
+        """Take over up to `limit` jobs that have a row and no live bridge."""
+        found: list[ReservedJob] = []
         for fn in self.fns:
-            found += self._taken(
-                self._call(lua.ADOPT, [lua.held_key(fn)], fn, self.wid, self.lease_s, most - len(found))
+            found += self._parse_reserved(
+                self._call(lua.ADOPT, [lua.held_key(fn)], fn, self.wid, self.lease_s, limit - len(found))
             )
         return found
 
@@ -199,28 +201,28 @@ class Station:
                         again.append(f"{fn}:{id_}")
         return again
 
-    def _taken(self, reply: Any) -> list[Taken]:
+    def _parse_reserved(self, reply: Any) -> list[ReservedJob]:
         found, wrong = reply
         for key in wrong:
-            self._tell_wrong(_text(key))
+            self._log_wrong_type(_text(key))
         taken = []
         for fn, id_, attempt, *rest in found:
             # Attempt 0 marks a job without data; the script has ended it as an error.
             if attempt:
-                taken.append(Taken(_text(fn), _text(id_), attempt, rest[0], _text(rest[1])))
+                taken.append(ReservedJob(_text(fn), _text(id_), attempt, rest[0], _text(rest[1])))
             else:
                 logger.error("job has no data, it ended as an error job=%s:%s", _text(fn), _text(id_))
         return taken
 
-    def _tell_wrong(self, key: str) -> None:
+    def _log_wrong_type(self, key: str) -> None:
         # At most one message a minute per key: the key is read in every round.
-        if time.monotonic() >= self._told_at.get(key, 0.0):
-            self._told_at[key] = time.monotonic() + TELL_WRONG_EVERY_S
+        if time.monotonic() >= self._next_log_at.get(key, 0.0):
+            self._next_log_at[key] = time.monotonic() + LOG_WRONG_TYPE_EVERY_S
             logger.error("%s is no queue: its type is another one; jobs of other queues go on", key)
 
     def _call(self, script: Script, keys: Iterable[str], *args: Any) -> Any:
         with _translated():
-            return carry_out(self.redis, scripted(script, keys, *args))
+            return run_steps(self.redis, scripted(script, keys, *args))
 
     def _call_many(self, script: Script, calls: Sequence[tuple[list[str], tuple[Any, ...]]]) -> list[Any]:
         if len(calls) == 1 or self._is_cluster:
@@ -260,7 +262,7 @@ def _registry(fn: str) -> list[str]:
     return [lua.registry_key(fn), lua.count_key(fn)]
 
 
-def _taking(fn: str) -> list[str]:
+def _reserve_keys(fn: str) -> list[str]:
     queues = [lua.queue_key(fn, prio) for prio in (protocol.SCHEDULED, *protocol.LISTS)]
     return [*queues, lua.lease_key(fn)]
 

@@ -15,10 +15,10 @@ from ...core.logs import get_logger
 from ...errors import BrokerUnavailable, FaktoryError
 from . import protocol
 from .address import close, connect
-from .maintenance import SWEEP_EVERY_S, Upkeep
-from .notifications import Hints
+from .maintenance import SWEEP_EVERY_S, MaintenanceLoop
+from .notifications import ChannelListener
 from .protocol import Status
-from .redis_worker import BEATS_A_LEASE, LEASE_S, Station, Taken
+from .redis_worker import BEATS_A_LEASE, LEASE_S, RedisWorker, ReservedJob
 from .settings import url_of
 
 logger = get_logger(__name__)
@@ -37,11 +37,11 @@ class Worker:
         self._redis = connect(url_of(url))
         self._lease_s = lease_s
         self._sweep_every_s = sweep_every_s
-        self._works: dict[str, Any] = {}
-        self._station: Station | None = None
-        self._current: Taken | None = None
+        self._handlers: dict[str, Any] = {}
+        self._redis_worker: RedisWorker | None = None
+        self._current: ReservedJob | None = None
         self._stopping = threading.Event()
-        self._hints: Hints | None = None
+        self._hints: ChannelListener | None = None
 
     @property
     def job(self) -> tuple[str, str] | None:
@@ -50,7 +50,7 @@ class Worker:
 
     def accept(self, fn: str, work: Any = None) -> None:
         """Accept jobs of this function; `work`, or else the method `work`, executes them. Call before `run`."""
-        self._works[protocol.function_name(fn)] = work
+        self._handlers[protocol.function_name(fn)] = work
 
     def work(self, input: bytes) -> Any:
         """Execute a job: the return value is the output, an exception the error."""
@@ -64,36 +64,38 @@ class Worker:
         An unreachable server is logged and ignored: the next update replaces this one.
         """
         dividend, divisor = protocol.progress(dividend, divisor)
-        if self._station is not None and self._current is not None:
+        if self._redis_worker is not None and self._current is not None:
             try:
-                self._station.update(self._current, dividend, divisor)
+                self._redis_worker.update(self._current, dividend, divisor)
             except FaktoryError as error:
                 logger.warning("progress could not be told error=%s", error)
 
     def run(self) -> None:
         """Work until stopped. Raises UnusableServer and BrokerUnavailable, at start only."""
-        station = self._station = Station(self._redis, list(self._works), wid=self.wid, lease_s=self._lease_s)
-        station.open()
-        station.register()
-        self._hints = Hints(self._redis, station.fns)
-        upkeep = Upkeep(station, every_s=self._sweep_every_s)
+        redis_worker = self._redis_worker = RedisWorker(
+            self._redis, list(self._handlers), wid=self.wid, lease_s=self._lease_s
+        )
+        redis_worker.open()
+        redis_worker.register()
+        self._hints = ChannelListener(self._redis, redis_worker.fns)
+        upkeep = MaintenanceLoop(redis_worker, every_s=self._sweep_every_s)
         # Heartbeats need a thread: `work` may take longer than a lease.
         threads = [
-            threading.Thread(target=self._beat, args=(station,), name="gearmonkey-beat", daemon=True),
+            threading.Thread(target=self._beat, args=(redis_worker,), name="gearmonkey-beat", daemon=True),
             threading.Thread(target=upkeep.run, name="gearmonkey-upkeep", daemon=True),
         ]
         for thread in threads:
             thread.start()
         try:
             while not self._stopping.is_set():
-                self._turn(station, self._hints)
+                self._run_next(redis_worker, self._hints)
         finally:
             self.stop()
             upkeep.stop()
             for thread in threads:
                 # Bounded: they are daemon threads and may be waiting for Redis.
                 thread.join(POLL_S)
-            self._leave(station)
+            self._leave(redis_worker)
 
     def stop(self) -> None:
         """Stop after the current job. May be called from any thread or a signal handler."""
@@ -101,9 +103,9 @@ class Worker:
         if self._hints is not None:
             self._hints.close()
 
-    def _turn(self, station: Station, hints: Hints) -> None:
+    def _run_next(self, redis_worker: RedisWorker, hints: ChannelListener) -> None:
         try:
-            jobs = station.take(1)
+            jobs = redis_worker.take(1)
         except FaktoryError as error:
             logger.warning("no job could be taken error=%s", error)
             self._stopping.wait(PAUSE_S)
@@ -112,22 +114,22 @@ class Worker:
             hints.wait(POLL_S)
         for job in jobs:
             self._current = job
-            self._tell(station, job, *self._outcome(job))
+            self._report_end(redis_worker, job, *self._outcome(job))
             self._current = None
 
-    def _outcome(self, job: Taken) -> tuple[Status, bytes]:
+    def _outcome(self, job: ReservedJob) -> tuple[Status, bytes]:
         try:
-            work = self._works[job.fn] or self.work
+            work = self._handlers[job.fn] or self.work
             value = work(job.input)
             return Status.SUCCESS, b"" if value is None else protocol.encoded(value)
         except Exception as error:  # noqa: BLE001  (whatever a job raises is its outcome)
             return Status.ERROR, protocol.error_text(error)
 
-    def _tell(self, station: Station, job: Taken, status: Status, output: bytes) -> None:
+    def _report_end(self, redis_worker: RedisWorker, job: ReservedJob, status: Status, output: bytes) -> None:
         """Report the end of a job until the server has accepted it: finished work must not be repeated."""
         while True:
             try:
-                if not station.finish(job, status, output):
+                if not redis_worker.finish(job, status, output):
                     logger.warning("job ended too late, it is no longer this worker's job=%s:%s", job.fn, job.id)
                 return
             except BrokerUnavailable as error:
@@ -137,21 +139,21 @@ class Worker:
                 logger.error("the server refused an end job=%s:%s error=%s", job.fn, job.id, error)  # noqa: TRY400
                 return
 
-    def _beat(self, station: Station) -> None:
+    def _beat(self, redis_worker: RedisWorker) -> None:
         while not self._stopping.wait(self._lease_s / BEATS_A_LEASE):
             try:
-                station.register()
+                redis_worker.register()
                 current = self._current
                 if current is not None:
-                    station.extend([current])  # a job lost meanwhile is noticed when it ends
+                    redis_worker.extend([current])  # a job lost meanwhile is noticed when it ends
             except FaktoryError as error:
                 logger.warning("a beat was not heard error=%s", error)
             except Exception:  # log and continue
                 logger.exception("a beat failed")
 
-    def _leave(self, station: Station) -> None:
+    def _leave(self, redis_worker: RedisWorker) -> None:
         try:
-            station.unregister()
+            redis_worker.unregister()
         except FaktoryError as error:
             logger.warning("this worker stays counted until its lease ends error=%s", error)
         close(self._redis)

@@ -18,13 +18,13 @@ from prometheus_client.registry import Collector
 
 from ... import __version__
 from ...core.histograms import BOUNDS_S
-from ...operations.statistics import Numbers
+from ...operations.statistics import ExportedStatistics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _BY_TASK = ("queue", "task")
 
 
-def exposition(numbers: Numbers) -> bytes:
+def exposition(numbers: ExportedStatistics) -> bytes:
     """Return the page that Prometheus scrapes."""
     # A registry for each page: the default one would add figures of this process only.
     registry = CollectorRegistry(auto_describe=False)
@@ -33,7 +33,7 @@ def exposition(numbers: Numbers) -> bytes:
 
 
 class _Numbers(Collector):
-    def __init__(self, numbers: Numbers) -> None:
+    def __init__(self, numbers: ExportedStatistics) -> None:
         self._numbers = numbers
 
     def collect(self) -> Iterator[Metric]:

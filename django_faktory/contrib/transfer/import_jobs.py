@@ -51,7 +51,7 @@ class Import:
             self._take(place, counts, advance)
         if not self._is_dry:
             # Receipts of interrupted runs: their entries have been removed from Redis by now.
-            store.drop_receipts(list(self._receipts), using=self._alias)
+            store.delete_receipts(list(self._receipts), using=self._alias)
         return self.report
 
     def _take_queues(self) -> None:
@@ -116,7 +116,7 @@ class Import:
             self.report.problem(ELSEWHERE, count=lost)
         # Last: without the receipt a repeated import would report these jobs as stored already.
         if receipt is not None:
-            store.drop_receipts([receipt], using=self._alias)
+            store.delete_receipts([receipt], using=self._alias)
         return len(taken) + len(done)
 
     def _read(self, place: Place, entry: Entry) -> Arrival | None:
@@ -142,13 +142,13 @@ def keep(
         receipt.clear()
         refused.update(_push(arrivals, broker, alias))
         pasts = {one.job.jid: _past(one) for one in arrivals if one.job.jid not in refused}
-        store.give_pasts(pasts, using=alias)
+        store.write_history(pasts, using=alias)
         stored = store.known(list(pasts), using=alias)
         refused.update(dict.fromkeys(pasts.keys() - stored, "was not found after it was stored"))
         if is_dry:
             raise _RolledBack
         if stored:
-            receipt.append(store.leave_receipt(sorted(stored), using=alias))
+            receipt.append(store.insert_receipt(sorted(stored), using=alias))
 
     try:
         # A block of its own: a dry run must roll back its own changes only, not those of an outer transaction.
@@ -168,8 +168,8 @@ def _push(arrivals: Sequence[Arrival], broker: Broker, alias: str) -> dict[str, 
     return {**dict.fromkeys(known, STORED), **refused}
 
 
-def _past(one: Arrival) -> store.Past:
-    return store.Past(one.state, one.ends_at, one.failures, one.failure, one.errtype)
+def _past(one: Arrival) -> store.JobHistory:
+    return store.JobHistory(one.state, one.ends_at, one.failures, one.failure, one.errtype)
 
 
 def _is_name(name: str) -> bool:

@@ -17,7 +17,7 @@ from ...errors import InvalidPayload
 from . import jsontext
 
 T = TypeVar("T")
-Steps = Generator[None, None, T]
+Incremental = Generator[None, None, T]
 
 SHORT = 16 * 1024
 """Characters of a text that is processed in one step."""
@@ -42,7 +42,7 @@ _value = msgspec.json.Decoder(msgspec.Raw)
 _written = json.encoder.encode_basestring_ascii
 
 
-def run(steps: Steps[T]) -> T:
+def run(steps: Incremental[T]) -> T:
     """Run all steps without a pause and return the result."""
     while True:
         try:
@@ -52,7 +52,7 @@ def run(steps: Steps[T]) -> T:
             return found
 
 
-def check_depth(text: str) -> Steps[None]:
+def check_depth(text: str) -> Incremental[None]:
     """Raise InvalidPayload if `text` nests deeper than MAX_DEPTH; the outer object is level 1."""
     if len(text) <= SHORT:
         jsontext.check_depth(text)
@@ -73,18 +73,18 @@ def check_depth(text: str) -> Steps[None]:
             elif sign in "[{":
                 depth += 1
                 if depth > jsontext.MAX_DEPTH:
-                    raise jsontext.too_deep()
+                    raise jsontext.depth_error()
             else:
                 depth -= 1
         else:
             return
 
 
-def members(text: str, *, most: int, refuses_twice: bool = True) -> Steps[dict[str, str]]:
+def members(text: str, *, max_count: int, rejects_duplicates: bool = True) -> Incremental[dict[str, str]]:
     """Return key → verbatim JSON text for each member of the object in `text`; depth is not checked.
 
-    Raises InvalidPayload if it is not one JSON object, for a repeated key (unless `refuses_twice` is false, then the
-    last one counts), and for more than `most` members.
+    Raises InvalidPayload if it is not one JSON object, for a repeated key (unless `rejects_duplicates` is false, then
+    the last one counts), and for more than `max_count` members.
     """
     found: dict[str, str] = {}
     for part in cut(text, "{}"):
@@ -92,15 +92,15 @@ def members(text: str, *, most: int, refuses_twice: bool = True) -> Steps[dict[s
             yield
             continue
         key, value = yield from _member(part)
-        if refuses_twice and key in found:
-            raise jsontext.given_twice(key)
-        if len(found) == most and key not in found:
-            raise InvalidPayload(f"invalid JSON: expected at most {most} members of an object; use fewer")
+        if rejects_duplicates and key in found:
+            raise jsontext.duplicate_key_error(key)
+        if len(found) == max_count and key not in found:
+            raise InvalidPayload(f"invalid JSON: expected at most {max_count} members of an object; use fewer")
         found[key] = value
     return found
 
 
-def check_value(text: str, levels: int = MAX_LEVELS) -> Steps[None]:
+def check_value(text: str, levels: int = MAX_LEVELS) -> Incremental[None]:
     """Raise InvalidPayload if `text` is not one JSON value; depth is not checked."""
     text = text.strip(_SPACE)
     if len(text) > SHORT:
@@ -117,7 +117,7 @@ def check_value(text: str, levels: int = MAX_LEVELS) -> Steps[None]:
     jsontext.check_value(text)
 
 
-def _check_parts(text: str, levels: int) -> Steps[None]:
+def _check_parts(text: str, levels: int) -> Incremental[None]:
     for part in cut(text, "[]" if text[0] == "[" else "{}"):
         if part is None:
             yield
@@ -127,7 +127,7 @@ def _check_parts(text: str, levels: int) -> Steps[None]:
             yield from _member(part, levels)
 
 
-def _member(part: str, levels: int = MAX_LEVELS) -> Steps[tuple[str, str]]:
+def _member(part: str, levels: int = MAX_LEVELS) -> Incremental[tuple[str, str]]:
     key, value = jsontext.split_member(part)
     yield from check_value(value, levels)
     return key, value
@@ -190,7 +190,7 @@ def _limits(text: str, at: int) -> Iterator[int | None]:
             return
 
 
-def _string_end(text: str, at: int) -> Steps[int]:
+def _string_end(text: str, at: int) -> Incremental[int]:
     """Return the position after the quote that ends a long string; the end of the text if there is none."""
     while match := _rest_of_string.match(text, at):
         if match[1]:
@@ -211,26 +211,26 @@ _spaces = re.compile(r"[ \t\r\n]*+")
 _string_piece = re.compile(r'((?:[^"\\]{1,1000}+|\\u.{4}|\\[^u]){0,16}+)("?)', re.DOTALL)
 
 
-def canonical(text: str, out: bytearray, *, most: int | None = None) -> Steps[None]:
+def canonical(text: str, out: bytearray, *, max_count: int | None = None) -> Incremental[None]:
     """Append the valid JSON `text` to `out` in canonical form: equal values give equal bytes.
 
     Object keys are sorted, white space is removed, strings are written in ASCII, and numbers keep their digits. The
     caller may empty `out` between steps: an array is written while it is read; only an object is kept in memory until
-    its end. Raises InvalidPayload for more than `most` members in objects that are open at once, and, if `most` is
-    given, for a key longer than SHORT characters.
+    its end. Raises InvalidPayload for more than `max_count` members in objects that are open at once, and, if
+    `max_count` is given, for a key longer than SHORT characters.
     """
-    writer = _Canonical(text, most)
+    writer = _Canonical(text, max_count)
     yield from writer.value(writer.after_space(0), out)
 
 
 class _Canonical:
     """Writer of one text; `at` arguments and results are positions in it."""
 
-    def __init__(self, text: str, most: int | None) -> None:
-        self._text, self._most = text, most
+    def __init__(self, text: str, max_count: int | None) -> None:
+        self._text, self._max_count = text, max_count
         self._members, self._left = 0, CANONICAL_TOKENS_A_STEP
 
-    def value(self, at: int, out: bytearray) -> Steps[int]:
+    def value(self, at: int, out: bytearray) -> Incremental[int]:
         """Write the value that begins at `at` and return the position after it."""
         first = self._text[at]
         if first == "{":
@@ -258,7 +258,7 @@ class _Canonical:
         self._left = CANONICAL_TOKENS_A_STEP
         return True
 
-    def _array(self, at: int, out: bytearray) -> Steps[int]:
+    def _array(self, at: int, out: bytearray) -> Incremental[int]:
         out += b"["
         while True:
             begin = at
@@ -275,7 +275,7 @@ class _Canonical:
             if sign in '[{"':
                 at = yield from self.value(at, out)
 
-    def _string(self, at: int, out: bytearray) -> Steps[int]:
+    def _string(self, at: int, out: bytearray) -> Incremental[int]:
         """Write a string piece by piece.
 
         A surrogate pair that is cut in two is written like an uncut one: as two escapes.
@@ -292,7 +292,7 @@ class _Canonical:
                 out += b'"'
                 return at
 
-    def _object(self, at: int, out: bytearray) -> Steps[int]:
+    def _object(self, at: int, out: bytearray) -> Incremental[int]:
         found: dict[str, str | bytearray] = {}
         at = self.after_space(at)
         while self._text[at] != "}":
@@ -308,23 +308,23 @@ class _Canonical:
                 value = bytearray()
                 at = self.after_space((yield from self.value(at, value)))
             self._members += key not in found
-            if self._most is not None and self._members > self._most:
-                raise InvalidPayload(f"expected at most {self._most} members of objects within each other")
+            if self._max_count is not None and self._members > self._max_count:
+                raise InvalidPayload(f"expected at most {self._max_count} members of objects within each other")
             found[key] = value
-        # The object is complete; only members of open objects count against `most`.
+        # The object is complete; only members of open objects count against `max_count`.
         self._members -= len(found)
         yield from self._sorted(found, out)
         return at + 1
 
-    def _key(self, at: int) -> Steps[tuple[str, int]]:
+    def _key(self, at: int) -> Incremental[tuple[str, int]]:
         """Return the key that begins at `at`, and the position of its value."""
         raw = bytearray()
         at = yield from self._string(at + 1, raw)
-        if self._most is not None and len(raw) > SHORT:
+        if self._max_count is not None and len(raw) > SHORT:
             raise InvalidPayload(f"expected keys of at most {SHORT} characters")
         return json.loads(raw), self.after_space(self.after_space(at) + 1)
 
-    def _sorted(self, found: dict[str, str | bytearray], out: bytearray) -> Steps[None]:
+    def _sorted(self, found: dict[str, str | bytearray], out: bytearray) -> Incremental[None]:
         sign = b"{"
         for key in sorted(found):
             out += sign + _written(key).encode() + b":"

@@ -76,15 +76,15 @@ def check_depth(text: str) -> None:
         for bracket in _brackets.findall(bare, start, start + PIECE):
             depth += 1 if bracket in "[{" else -1
             if depth > MAX_DEPTH:
-                raise too_deep()
+                raise depth_error()
 
 
-def too_deep() -> InvalidPayload:
+def depth_error() -> InvalidPayload:
     """Return the error for text that nests deeper than MAX_DEPTH."""
     return InvalidPayload(f"invalid JSON: nested deeper than {MAX_DEPTH} levels; flatten the data")
 
 
-def given_twice(key: str) -> InvalidPayload:
+def duplicate_key_error(key: str) -> InvalidPayload:
     """Return the error for an object that contains this key twice."""
     return InvalidPayload(f"invalid JSON: key {key[:60]!a} given twice; send it once")
 
@@ -161,7 +161,7 @@ def _members_by_scanner(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, value in _pairs_by_scanner(text):
         if key in found:
-            raise given_twice(key)
+            raise duplicate_key_error(key)
         found[key] = value
     return found
 

@@ -12,9 +12,9 @@ from ..batch_rules import Kind
 from ..job_parser import MAX_MEMBERS, parse_long_job
 from ..json import incremental, jsontext
 from ..json.fields import shown
-from ..json.incremental import Steps
+from ..json.incremental import Incremental
 from ..payloads import BatchStatus, JobPayload, NewBatch, parse_instant, rfc3339
-from .fields import decoded, field, line, object_after
+from .fields import decode_value, field, line, parse_object
 from .limits import check_name
 
 _NOT_IN_CALLBACKS = ("bid", "unique_for")
@@ -29,13 +29,13 @@ class BatchNew(msgspec.Struct, frozen=True):
     def line(self) -> bytes:
         """Return the line that a client sends."""
         one = self.batch
-        told = [
+        members = [
             (key, jsontext.encode(text))
             for key, text in (("description", one.description), ("parent_bid", one.parent_bid))
             if text
         ]
-        told += [(kind, job.text) for kind in Kind if (job := getattr(one, kind)) is not None]
-        return line("BATCH", f"NEW {jsontext.join(told)}")
+        members += [(kind, job.text) for kind in Kind if (job := getattr(one, kind)) is not None]
+        return line("BATCH", f"NEW {jsontext.join(members)}")
 
 
 class BatchOpen(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ _BY_BID: dict[str, type[BatchOpen | BatchCommit | BatchAsk]] = {
 }
 
 
-def parse_batch(text: str) -> BatchCommand | Steps[BatchNew]:
+def parse_batch(text: str) -> BatchCommand | Incremental[BatchNew]:
     """Parse the text after BATCH: a sub-verb in any case, then an object or a bid. NEW is parsed in steps."""
     verb, _, rest = text.strip().partition(" ")
     if verb.upper() == "NEW":
@@ -93,15 +93,15 @@ def parse_batch(text: str) -> BatchCommand | Steps[BatchNew]:
     return command(bid)
 
 
-def status_text(status: BatchStatus) -> str:
+def format_status(status: BatchStatus) -> str:
     """Return the JSON of the reply to BATCH STATUS."""
-    told: dict[str, Any] = {"bid": status.bid}
-    told |= {key: text for key in ("parent_bid", "description") if (text := getattr(status, key))}
-    told["created_at"] = "" if status.created_at is None else rfc3339(status.created_at)
-    told |= {key: getattr(status, key) for key in ("total", "pending", "failed", "complete_st", "success_st")}
+    members: dict[str, Any] = {"bid": status.bid}
+    members |= {key: text for key in ("parent_bid", "description") if (text := getattr(status, key))}
+    members["created_at"] = "" if status.created_at is None else rfc3339(status.created_at)
+    members |= {key: getattr(status, key) for key in ("total", "pending", "failed", "complete_st", "success_st")}
     if status.is_broken:
-        told["broken"] = True
-    return jsontext.encode(told)
+        members["broken"] = True
+    return jsontext.encode(members)
 
 
 def parse_status(found: dict[str, Any]) -> BatchStatus:
@@ -119,15 +119,15 @@ def parse_status(found: dict[str, Any]) -> BatchStatus:
     )
 
 
-def _new_batch(text: str) -> Steps[BatchNew]:
+def _new_batch(text: str) -> Incremental[BatchNew]:
     # Both branches accept repeated keys, the last one counting, like common JSON parsers.
     if len(text) > incremental.SHORT:
         yield from incremental.check_depth(text)
-        raw = yield from incremental.members(text, most=MAX_MEMBERS, refuses_twice=False)
+        raw = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
         # Unknown members are not decoded: they may be long.
-        found = {key: decoded(value) for key, value in raw.items() if key in ("bid", "description", "parent_bid")}
+        found = {key: decode_value(value) for key, value in raw.items() if key in ("bid", "description", "parent_bid")}
     else:
-        found = object_after("BATCH NEW", text)
+        found = parse_object("BATCH NEW", text)
         raw = jsontext.last_members(text)
     if bid := field("BATCH NEW", found, "bid", str, ""):
         raise InvalidPayload(f"invalid BATCH NEW: bid: expected none, the server gives it: no cycles, got {shown(bid)}")
@@ -143,11 +143,11 @@ def _new_batch(text: str) -> Steps[BatchNew]:
     return BatchNew(NewBatch(description=description, parent_bid=parent_bid, **callbacks))
 
 
-def _callback(kind: Kind, text: str) -> Steps[JobPayload]:
+def _callback(kind: Kind, text: str) -> Incremental[JobPayload]:
     if not text.startswith("{"):
         raise InvalidPayload(f"invalid BATCH NEW: {kind}: expected a job, got {shown(text)}")
     if len(text) > incremental.SHORT:
-        members = yield from incremental.members(text, most=MAX_MEMBERS, refuses_twice=False)
+        members = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
     else:
         members = jsontext.last_members(text)
     # Clients may omit the jid and the args of a callback.

@@ -14,11 +14,11 @@ import msgspec
 from ...errors import InvalidPayload, UnknownCommand
 from ..job_parser import MAX_MEMBERS, begin_job, parse_job, parse_long_job
 from ..json import incremental, jsontext
-from ..json.incremental import SHORT, Steps, T
+from ..json.incremental import SHORT, Incremental, T
 from ..payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, Beat, JobPayload, WorkerIdentity, is_queue_name
 from . import batches, management, tracking
 from .batches import BatchCommand
-from .fields import decoded, field, line, object_after, strings_of, wid
+from .fields import decode_value, field, line, parse_object, parse_strings, wid
 from .limits import MAX_REFUSED, check_count, check_length, check_line
 from .management import ManagementCommand
 from .tracking import TrackingCommand
@@ -50,12 +50,12 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> bytes:
         """Return the line that a client sends."""
         who = self.identity
-        told: dict[str, Any] = {"v": self.v}
+        members: dict[str, Any] = {"v": self.v}
         if who.wid:
-            told |= {"wid": who.wid, "hostname": who.hostname, "pid": who.pid, "labels": who.labels}
+            members |= {"wid": who.wid, "hostname": who.hostname, "pid": who.pid, "labels": who.labels}
         if self.pwdhash:
-            told["pwdhash"] = self.pwdhash
-        return line("HELLO", jsontext.encode(told))
+            members["pwdhash"] = self.pwdhash
+        return line("HELLO", jsontext.encode(members))
 
 
 class End(msgspec.Struct, frozen=True):
@@ -134,8 +134,8 @@ class BeatWorker(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """Return the line that a client sends."""
-        told = {key: value for key, value in msgspec.structs.asdict(self.beat).items() if value}
-        return line("BEAT", jsontext.encode(told))
+        members = {key: value for key, value in msgspec.structs.asdict(self.beat).items() if value}
+        return line("BEAT", jsontext.encode(members))
 
 
 Command = (
@@ -153,7 +153,7 @@ def parse(line: str) -> Command:
     return incremental.run(found) if isinstance(found, Generator) else found
 
 
-def begin(line: str) -> Command | Steps[Command]:
+def begin(line: str) -> Command | Incremental[Command]:
     """Parse a line of checked length; return steps for a command that may take more than a millisecond."""
     verb, _, rest = line.partition(" ")
     reader = VERBS.get(verb)
@@ -162,7 +162,7 @@ def begin(line: str) -> Command | Steps[Command]:
     return reader(rest)
 
 
-def parse_long(line: bytes) -> Steps[Command] | None:
+def parse_long(line: bytes) -> Incremental[Command] | None:
     """Return steps that parse a line that takes long; None for any other line. The decision itself is fast."""
     if len(line) <= MANY_JOBS_BYTES:  # no shorter line of any verb takes long
         return None
@@ -184,15 +184,15 @@ def _takes_long(verb: bytes, line: bytes) -> bool:
     return line.count(b"{") + line.count(b"[") > MANY_VALUES or line.count(b":") > MANY_VALUES
 
 
-def _decoded_and(reader: Callable[[str], Steps[Command]], line: bytes) -> Steps[Command]:
+def _decoded_and(reader: Callable[[str], Incremental[Command]], line: bytes) -> Incremental[Command]:
     yield  # while the line waits for its turn only its bytes are kept
-    text = decoded_line(line).partition(" ")[2]
+    text = decode_line(line).partition(" ")[2]
     del line  # free the bytes before the jobs are built
     yield
     return (yield from reader(text))
 
 
-def decoded_line(line: bytes) -> str:
+def decode_line(line: bytes) -> str:
     """Decode a line as UTF-8. Raises InvalidPayload if it is not."""
     try:
         return line.decode()
@@ -202,7 +202,7 @@ def decoded_line(line: bytes) -> str:
 
 def parse_hello(text: str) -> Hello:
     """Parse the text after HELLO. Raises InvalidPayload, after which the caller closes (W2)."""
-    found = object_after("HELLO", text)
+    found = parse_object("HELLO", text)
     version = found.get("v", VERSION)  # a client in use sends none
     if version != VERSION or isinstance(version, bool):
         raise InvalidPayload(f"invalid HELLO: v: expected {VERSION}, the protocol's version, got {ascii(version)[:40]}")
@@ -218,16 +218,16 @@ def parse_hello(text: str) -> Hello:
     return Hello(identity=identity, pwdhash=field("HELLO", found, "pwdhash", str, ""))
 
 
-def _parse_push(text: str) -> Push | Steps[Push]:
+def _parse_push(text: str) -> Push | Incremental[Push]:
     job = begin_job(text)
     return _after_first_step(_push(job)) if isinstance(job, Generator) else Push(job)
 
 
-def _push(job: Steps[JobPayload]) -> Steps[Push]:
+def _push(job: Incremental[JobPayload]) -> Incremental[Push]:
     return Push((yield from job))
 
 
-def _after_first_step(steps: Steps[T]) -> T | Steps[T]:
+def _after_first_step(steps: Incremental[T]) -> T | Incremental[T]:
     """Run the first step; return the result if that was the only one, as for most, else the remaining steps."""
     try:
         next(steps)
@@ -248,11 +248,11 @@ def _job_or_refusal(text: str) -> JobPayload | InvalidPayload:
         return refusal
 
 
-def _parse_long_push(text: str) -> Steps[Push]:
+def _parse_long_push(text: str) -> Incremental[Push]:
     return Push((yield from parse_long_job(text)))
 
 
-def _parse_long_push_bulk(text: str) -> Steps[PushBulk]:
+def _parse_long_push_bulk(text: str) -> Incremental[PushBulk]:
     good: list[JobPayload] = []
     refused: dict[str, InvalidPayload] = {}  # by jid, like the reply, so that repeated jids need no memory
     count = size = 0
@@ -278,7 +278,7 @@ def _parse_long_push_bulk(text: str) -> Steps[PushBulk]:
     return PushBulk([*good, *refused.values()])
 
 
-def _long_job_or_refusal(part: str) -> Steps[JobPayload | InvalidPayload]:
+def _long_job_or_refusal(part: str) -> Incremental[JobPayload | InvalidPayload]:
     text = part.strip(" \t\r\n")
     try:
         return (yield from parse_long_job(text))
@@ -296,7 +296,7 @@ def _parse_fetch(text: str) -> Fetch:
 
 
 def _parse_ack(text: str) -> AckJob:
-    jid = object_after("ACK", text).get("jid")
+    jid = parse_object("ACK", text).get("jid")
     if not isinstance(jid, str):
         raise InvalidPayload(f"invalid ACK {text[:200]}: jid: expected a string")
     check_length("ACK", "jid", jid)
@@ -304,7 +304,7 @@ def _parse_ack(text: str) -> AckJob:
 
 
 def _parse_fail(text: str) -> FailJob:
-    return _fail(object_after("FAIL", text))
+    return _fail(parse_object("FAIL", text))
 
 
 def _fail(found: dict[str, Any]) -> FailJob:
@@ -323,11 +323,11 @@ def _fail(found: dict[str, Any]) -> FailJob:
     )
 
 
-def _parse_long_fail(text: str) -> Steps[FailJob]:
+def _parse_long_fail(text: str) -> Incremental[FailJob]:
     yield from incremental.check_depth(text)
-    raw = yield from incremental.members(text, most=MAX_MEMBERS, refuses_twice=False)
-    found = {key: decoded(value) for key, value in raw.items() if key in ("jid", "errtype", "message")}
-    lines = yield from strings_of(raw.get("backtrace", "[]"), most=MAX_BACKTRACE_LINES)
+    raw = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
+    found = {key: decode_value(value) for key, value in raw.items() if key in ("jid", "errtype", "message")}
+    lines = yield from parse_strings(raw.get("backtrace", "[]"), max_count=MAX_BACKTRACE_LINES)
     # [None] makes `_fail` raise the error for a backtrace that is no array of strings.
     if raw.get("backtrace") != "null":
         found["backtrace"] = [None] if lines is None else lines[:MAX_BACKTRACE_LINES]
@@ -335,7 +335,7 @@ def _parse_long_fail(text: str) -> Steps[FailJob]:
 
 
 def _parse_beat(text: str) -> BeatWorker:
-    found = object_after("BEAT", text)
+    found = parse_object("BEAT", text)
     given = wid("BEAT", found)
     if not given:
         raise InvalidPayload(f"invalid BEAT {text[:200]}: wid: expected the wid of a worker that said HELLO")
@@ -353,7 +353,7 @@ def _parse_second_hello(_: str) -> Command:
     raise UnknownCommand("unknown command HELLO")
 
 
-VERBS: dict[str, Callable[[str], Command | Steps[Any]]] = {
+VERBS: dict[str, Callable[[str], Command | Incremental[Any]]] = {
     "HELLO": _parse_second_hello,
     "END": lambda _: End(),
     "INFO": lambda _: Info(),
@@ -368,7 +368,7 @@ VERBS: dict[str, Callable[[str], Command | Steps[Any]]] = {
     **tracking.VERBS,
 }
 
-_LONG: dict[bytes, Callable[[str], Steps[Any]]] = {
+_LONG: dict[bytes, Callable[[str], Incremental[Any]]] = {
     b"PUSH": _parse_long_push,
     b"PUSHB": _parse_long_push_bulk,
     b"FAIL": _parse_long_fail,

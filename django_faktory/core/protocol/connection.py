@@ -13,9 +13,9 @@ from hashlib import sha256
 
 from ...errors import AuthenticationFailed, InvalidPayload, ProtocolError
 from ..json import incremental, jsontext
-from ..json.incremental import Steps
+from ..json.incremental import Incremental
 from ..payloads import WorkerIdentity
-from .commands import VERSION, Command, Hello, begin, decoded_line, parse_hello, parse_long
+from .commands import VERSION, Command, Hello, begin, decode_line, parse_hello, parse_long
 from .limits import ANY_LINE_BYTES, MAX_HELLO_BYTES, check_line, is_too_long
 from .resp import Error, Reply, ReplyReader, Simple
 
@@ -75,10 +75,10 @@ class ServerConnection:
 
     def greeting(self) -> bytes:
         """Return the server's first line. Its JSON has no space, as a client in use splits the line there (W1)."""
-        told: dict[str, object] = {"v": VERSION}
+        members: dict[str, object] = {"v": VERSION}
         if self._password:
-            told |= {"i": self._iterations, "s": self._salt}
-        return f"+HI {jsontext.encode(told)}\r\n".encode()
+            members |= {"i": self._iterations, "s": self._salt}
+        return f"+HI {jsontext.encode(members)}\r\n".encode()
 
     def receive(self, data: bytes) -> None:
         """Buffer received bytes; after a ProtocolError they are discarded."""
@@ -94,15 +94,15 @@ class ServerConnection:
         found = self.begin_command()
         return incremental.run(found) if isinstance(found, Generator) else found
 
-    def begin_command(self) -> Command | Steps[Command] | None:
+    def begin_command(self) -> Command | Incremental[Command] | None:
         """Like `next_command`, but return steps for a line that takes long; the steps raise InvalidPayload only."""
         line = self._next_line()
         if line is None:
             return None
         if self.is_identified:
-            return parse_long(line) or begin(decoded_line(line))
+            return parse_long(line) or begin(decode_line(line))
         try:
-            return self._hello(decoded_line(line))
+            return self._hello(decode_line(line))
         except InvalidPayload as error:
             raise self._broken(ProtocolError(str(error))) from error
 
@@ -239,11 +239,11 @@ class ClientConnection:
 def _greeting(reply: Reply) -> dict[str, object]:
     if isinstance(reply, Simple) and (match := re.fullmatch(r"HI (\{.*\})", reply.text)):
         try:
-            told = jsontext.decode(match[1])
+            members = jsontext.decode(match[1])
         except InvalidPayload:
-            told = {}
-        if told.get("v") == VERSION:
-            return dict(told)
+            members = {}
+        if members.get("v") == VERSION:
+            return dict(members)
     raise ProtocolError(f'expected a Faktory server that says +HI {{"v":{VERSION}}}, got {str(reply)[:80]}')
 
 

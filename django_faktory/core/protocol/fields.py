@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import InvalidPayload
 from ..json import incremental, jsontext
-from ..json.incremental import Steps
+from ..json.incremental import Incremental
 from .limits import check_name
 
 
@@ -15,7 +15,7 @@ def line(verb: str, rest: str) -> bytes:
     return f"{verb} {rest}\r\n".encode()
 
 
-def object_after(verb: str, text: str) -> dict[str, Any]:
+def parse_object(verb: str, text: str) -> dict[str, Any]:
     """Decode the JSON object that follows the verb. Raises InvalidPayload for anything else."""
     jsontext.check_depth(text)
     try:
@@ -48,10 +48,10 @@ def wid(verb: str, found: dict[str, Any]) -> str:
     return given
 
 
-def strings_of(raw: str, *, most: int) -> Steps[list[str] | None]:
-    """Return the first `most` + 1 strings of a JSON array; None if it is not an array of strings.
+def parse_strings(raw: str, *, max_count: int) -> Incremental[list[str] | None]:
+    """Return the first `max_count` + 1 strings of a JSON array; None if it is not an array of strings.
 
-    One more than `most`, so that the caller can detect too many. All values are checked.
+    One more than `max_count`, so that the caller can detect too many. All values are checked.
     """
     if not raw.startswith("["):
         return None
@@ -61,12 +61,12 @@ def strings_of(raw: str, *, most: int) -> Steps[list[str] | None]:
             yield
         elif not part.lstrip().startswith('"'):
             return None
-        elif len(found) <= most:
+        elif len(found) <= max_count:
             found.append(jsontext.decode(part))
     return found
 
 
-def decoded(raw: str) -> Any:
+def decode_value(raw: str) -> Any:
     """Decode a member of a long command that should be a string.
 
     A long object or array is returned empty: its type suffices for the error message, and decoding it takes long.

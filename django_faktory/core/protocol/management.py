@@ -14,10 +14,10 @@ from ...errors import InvalidPayload
 from ..globs import Glob
 from ..job_parser import MAX_MEMBERS
 from ..json import incremental, jsontext
-from ..json.incremental import Steps
+from ..json.incremental import Incremental
 from ..mutation import COMMANDS, TARGETS, Mutation
 from ..payloads import queue_name
-from .fields import decoded, field, line, object_after, strings_of
+from .fields import decode_value, field, line, parse_object, parse_strings
 from .limits import MAX_JIDS, WIDEST, check_count, check_length
 
 ALL = "*"
@@ -94,24 +94,24 @@ ManagementCommand = Mutate | PauseQueues | ResumeQueues | RemoveQueues | QueueLa
 
 def parse_mutate(text: str) -> Mutate:
     """Parse the text after MUTATE. Raises InvalidPayload."""
-    return _mutate(object_after("MUTATE", text))
+    return _mutate(parse_object("MUTATE", text))
 
 
-def parse_long_mutate(text: str) -> Steps[Mutate]:
+def parse_long_mutate(text: str) -> Incremental[Mutate]:
     """Parse the text after MUTATE in steps, for long lists of jids. Raises InvalidPayload."""
     yield from incremental.check_depth(text)
-    raw = yield from incremental.members(text, most=MAX_MEMBERS, refuses_twice=False)
-    found: dict[str, Any] = {key: decoded(value) for key, value in raw.items() if key in ("cmd", "target")}
+    raw = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
+    found: dict[str, Any] = {key: decode_value(value) for key, value in raw.items() if key in ("cmd", "target")}
     wanted = raw.get("filter", "null")
     if wanted.startswith("{"):
-        parts = yield from incremental.members(wanted, most=MAX_MEMBERS, refuses_twice=False)
-        found["filter"] = {key: decoded(value) for key, value in parts.items() if key != "jids"}
+        parts = yield from incremental.members(wanted, max_count=MAX_MEMBERS, rejects_duplicates=False)
+        found["filter"] = {key: decode_value(value) for key, value in parts.items() if key != "jids"}
         if (jids := parts.get("jids", "null")) != "null":
             # [None] makes `_mutate` raise the error for jids that are no array of strings.
-            told = yield from strings_of(jids, most=MAX_JIDS)
+            told = yield from parse_strings(jids, max_count=MAX_JIDS)
             found["filter"]["jids"] = [None] if told is None else told
     else:
-        found["filter"] = decoded(wanted)
+        found["filter"] = decode_value(wanted)
     return _mutate(found)
 
 

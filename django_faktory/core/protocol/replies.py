@@ -21,7 +21,7 @@ from ..payloads import DEFAULT_QUEUE, DEFAULT_RESERVE_FOR, Reservation, parse_in
 from .resp import Bulk, Error, Reply, Simple
 
 
-def refusal_in(reply: Reply) -> FaktoryError | None:
+def parse_refusal(reply: Reply) -> FaktoryError | None:
     """Return the error of a reply, or None if it is no error."""
     return CommandRefused(reply.message, code=reply.code) if isinstance(reply, Error) else None
 
@@ -32,23 +32,23 @@ def about_batch(refusal: FaktoryError, bid: str) -> FaktoryError:
     return UnknownBatch(bid) if unknown else refusal
 
 
-def refused_in_bulk(text: str, jid: str) -> FaktoryError:
+def parse_bulk_refusal(text: str, jid: str) -> FaktoryError:
     """Return the error for one job from the text in PUSHB's reply."""
     return NotUnique(jid) if text.startswith(NotUnique.code) else CommandRefused(text)
 
 
-def bulk_in(reply: Reply) -> str | None:
+def parse_bulk(reply: Reply) -> str | None:
     """Return the text of a bulk reply. Raises CommandRefused for an error, ProtocolError for another kind."""
-    if refusal := refusal_in(reply):
+    if refusal := parse_refusal(reply):
         raise refusal
     if not isinstance(reply, Bulk):
         raise ProtocolError(f"expected a bulk reply, got {str(reply)[:80]}")
     return reply.text
 
 
-def object_in(reply: Reply) -> dict[str, Any]:
-    """Return the JSON object of a bulk reply. Raises as `bulk_in` does."""
-    found = jsontext.decode(bulk_in(reply) or "{}")
+def parse_object_reply(reply: Reply) -> dict[str, Any]:
+    """Return the JSON object of a bulk reply. Raises as `parse_bulk` does."""
+    found = jsontext.decode(parse_bulk(reply) or "{}")
     if not isinstance(found, dict):
         raise ProtocolError("expected a JSON object in the reply")
     return found
@@ -63,7 +63,7 @@ def failed(reply: Reply, jid: str) -> FaktoryError | bool:
     return CommandRefused(reply.message, code=reply.code)
 
 
-def state_in(reply: Reply, wid: str) -> FaktoryError | str:
+def parse_state(reply: Reply, wid: str) -> FaktoryError | str:
     """Return the answer to BEAT: "", the state to enter, or an error."""
     if isinstance(reply, Error):
         unknown = reply.message.lower().startswith("unknown worker")  # the original's spelling has changed once
@@ -71,13 +71,13 @@ def state_in(reply: Reply, wid: str) -> FaktoryError | str:
     if isinstance(reply, Simple) and reply.text == "OK":
         return ""
     try:
-        told = jsontext.decode(reply.text or "{}")  # real servers send a bulk string, the specification a simple one
+        parsed = jsontext.decode(reply.text or "{}")  # real servers send a bulk string, the specification a simple one
     except InvalidPayload as error:
         return ProtocolError(f"expected a state in the reply to BEAT: {error}")
-    return str(told.get("state", "")) if isinstance(told, dict) else ""
+    return str(parsed.get("state", "")) if isinstance(parsed, dict) else ""
 
 
-def reservation_in(text: str, wid: str) -> Reservation:
+def parse_reservation(text: str, wid: str) -> Reservation:
     """Decode a job from FETCH's reply; invalid optional members get defaults.
 
     The server has already reserved the job, and an exception here would lose it until its reservation expires.

@@ -10,7 +10,7 @@ from ...errors import InvalidPayload
 from ..json import jsontext
 from ..json.fields import shown
 from ..payloads import MAX_DESC_BYTES, Tracked, TrackUpdate, cut, parse_instant, rfc3339
-from .fields import field, line, object_after
+from .fields import field, line, parse_object
 from .limits import check_length
 
 
@@ -23,8 +23,10 @@ class TrackSet(msgspec.Struct, frozen=True):
         """Return the line that a client sends."""
         one = self.update
         until = one.reserve_until and rfc3339(one.reserve_until)
-        told = {"jid": one.jid, "percent": one.percent, "desc": one.desc, "reserve_until": until}
-        return line("TRACK", f"SET {jsontext.encode({key: value for key, value in told.items() if value is not None})}")
+        members = {"jid": one.jid, "percent": one.percent, "desc": one.desc, "reserve_until": until}
+        return line(
+            "TRACK", f"SET {jsontext.encode({key: value for key, value in members.items() if value is not None})}"
+        )
 
 
 class TrackGet(msgspec.Struct, frozen=True):
@@ -54,12 +56,12 @@ def parse_track(text: str) -> TrackingCommand:
     raise InvalidPayload(f"invalid TRACK: expected SET {{…}} or GET jid, got {shown(verb) or 'nothing'}")
 
 
-def tracked_text(tracked: Tracked) -> str:
+def format_tracked(tracked: Tracked) -> str:
     """Return the JSON of the reply to TRACK GET; percent and desc only if they are known."""
-    told: dict[str, Any] = {"jid": tracked.jid, "percent": tracked.percent, "desc": tracked.desc}
-    told = {key: value for key, value in told.items() if value is not None}
+    members: dict[str, Any] = {"jid": tracked.jid, "percent": tracked.percent, "desc": tracked.desc}
+    members = {key: value for key, value in members.items() if value is not None}
     updated_at = "" if tracked.updated_at is None else rfc3339(tracked.updated_at)
-    return jsontext.encode(told | {"state": tracked.state, "updated_at": updated_at})
+    return jsontext.encode(members | {"state": tracked.state, "updated_at": updated_at})
 
 
 def parse_tracked(found: dict[str, Any]) -> Tracked:
@@ -75,7 +77,7 @@ def parse_tracked(found: dict[str, Any]) -> Tracked:
 
 
 def _update(text: str) -> TrackUpdate:
-    found = object_after("TRACK SET", text)
+    found = parse_object("TRACK SET", text)
     jid = field("TRACK SET", found, "jid", str, "")
     if not jid:
         raise InvalidPayload("invalid TRACK SET: jid: expected the jid of a job")

@@ -77,7 +77,7 @@ class Screen:
         """Write rows under column heads: drawn by rich on a terminal, else aligned."""
         told = [[clean("–" if cell in (None, "") else cell, longest=LONGEST_CELL) for cell in row] for row in rows]
         if self.is_drawn:
-            self.draw(drawn_table(heads, told, title=title))
+            self.draw(build_rich_table(heads, told, title=title))
             return
         if title:
             self.out.write(title)
@@ -137,7 +137,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def drawn_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Any:
+def build_rich_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Any:
     """Return a rich table of cells that are already cleaned."""
     from rich import box  # an extra
     from rich.table import Table

@@ -22,7 +22,7 @@ class Unsupported(FaktoryError):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Invocation:
     """One invocation of a subcommand."""
 
     name: str
@@ -61,7 +61,7 @@ class Subcommand:
 
     name: str
     help: str
-    run: Callable[[Call], int]
+    run: Callable[[Invocation], int]
     """Function that executes the subcommand and returns the exit code."""
     arguments: Callable[[argparse.ArgumentParser], None] = lambda _: None
 

@@ -15,7 +15,7 @@ from ...errors import BrokerUnavailable, FaktoryError
 from ...store.transactions import first_line
 from ...tasks.compat import InvalidTask
 from ..cli.screen import Screen, clean
-from ..cli.subcommand import UNAVAILABLE, WRONG, Call
+from ..cli.subcommand import UNAVAILABLE, WRONG, Invocation
 from ..cli.subcommands import subcommands
 
 _USAGE = 2
@@ -31,14 +31,16 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add a parser for each subcommand."""
-        common = _djangos_options()
-        words = parser.add_subparsers(
+        common = _django_options()
+        subparsers = parser.add_subparsers(
             dest="word", required=True, metavar="SUBCOMMAND", parser_class=argparse.ArgumentParser
         )
-        for one in subcommands().values():
-            its = words.add_parser(one.name, help=one.help, description=one.help, parents=[common])
-            its.add_argument("--json", action="store_true", help="Answer with one JSON document.")
-            one.arguments(its)
+        for subcommand in subcommands().values():
+            subparser = subparsers.add_parser(
+                subcommand.name, help=subcommand.help, description=subcommand.help, parents=[common]
+            )
+            subparser.add_argument("--json", action="store_true", help="Answer with one JSON document.")
+            subcommand.arguments(subparser)
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run as Django does, but exit on wrong usage as on wrong configuration (`WRONG`)."""
@@ -57,23 +59,23 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         """Run the subcommand; exit with its code, or raise CommandError with a code for the kind of error."""
         self.is_parsed = True
-        one = subcommands()[options["word"]]
+        subcommand = subcommands()[options["word"]]
         screen = Screen(self.stdout, self.stderr, is_json=options["json"])
         self.stderr.style_func = None
         try:
-            code = one.run(Call(one.name, options, screen))
+            code = subcommand.run(Invocation(subcommand.name, options, screen))
         except BrokerUnavailable as error:
             raise CommandError(clean(error), returncode=UNAVAILABLE) from error
         except (FaktoryError, ImproperlyConfigured, InvalidTask) as error:
             raise CommandError(clean(error), returncode=WRONG) from error
         except DatabaseError as error:
-            told = f"the database cannot be used: {first_line(error)}; see DATABASES, or run manage.py migrate"
-            raise CommandError(clean(told), returncode=UNAVAILABLE) from error
+            message = f"the database cannot be used: {first_line(error)}; see DATABASES, or run manage.py migrate"
+            raise CommandError(clean(message), returncode=UNAVAILABLE) from error
         if code:
             sys.exit(code)
 
 
-def _djangos_options() -> argparse.ArgumentParser:
+def _django_options() -> argparse.ArgumentParser:
     """Return a parser with the options of every Django command, accepted after the subcommand too.
 
     Its defaults are suppressed, so that they do not override options given before the subcommand.

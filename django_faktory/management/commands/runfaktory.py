@@ -17,10 +17,10 @@ from django.db import DatabaseError, connections
 from ... import conf
 from ...checks.tasks import broken_modules, remedy_for
 from ...contrib.gearmonkey import command as gearmonkey
-from ...runtime.autoreload import parent_to_stop_without, run_with_reloader
+from ...runtime.autoreload import get_reloader_pid, run_with_reloader
 from ...runtime.await_migrations import await_migrations
-from ...runtime.config import doubts, make_plan, open_doors
-from ...runtime.roles import play, supervise
+from ...runtime.config import config_warnings, make_run_config, security_warnings
+from ...runtime.roles import run_role, supervise
 from ...runtime.standard_streams import open_closed
 from ...runtime.supervisor import reexec_pipe
 from ...tasks import base
@@ -93,33 +93,33 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         """Check options, settings and database, print the plan, and run it."""
-        if told := reexec_pipe.read_own():  # started by the supervisor for one process: all checks have passed
-            _log_somewhere()
+        if orders := reexec_pipe.read_own():  # started by the supervisor for one process: all checks have passed
+            _configure_logging()
             base.autodiscover()
-            play(told, gearmonkey.roles)
+            run_role(orders, gearmonkey.roles)
         if options["reload"] is None:
             options["reload"] = settings.DEBUG and not options["drain"]
-        _log_somewhere()
+        _configure_logging()
         if options["reload"]:
             run_with_reloader(base.autodiscover)
             return
         _import_tasks()
-        with _a_database_away_told_in_one_line():
+        with _shorten_database_errors():
             self.check()  # from Django 6.1 on it queries the database's features
-            plan = make_plan(options, gearmonkey=gearmonkey.url_in(options))
-            if plan.alias:
-                await_migrations(plan.alias, wait_s=_wait_s(options["migrations_wait"]), say=self._say)
-                self.check(tags=[Tags.database], databases=[plan.alias])
+            run_config = make_run_config(options, gearmonkey=gearmonkey.url_in(options))
+            if run_config.alias:
+                await_migrations(run_config.alias, wait_s=_wait_s(options["migrations_wait"]), say=self._say)
+                self.check(tags=[Tags.database], databases=[run_config.alias])
         _disconnect()
-        for warning in (*open_doors(plan, shows_url=bool(options["url"])), *doubts(plan)):
+        for warning in (*security_warnings(run_config, shows_url=bool(options["url"])), *config_warnings(run_config)):
             self.stderr.write(self.style.WARNING(f"runfaktory: {warning}"))
-        self.stdout.write(f"runfaktory: {', '.join([str(plan), *gearmonkey.words(plan)])}")
-        code = supervise(plan, gearmonkey.roles, parent=parent_to_stop_without(), may_become_slim=self._is_program)
+        self.stdout.write(f"runfaktory: {', '.join([str(run_config), *gearmonkey.words(run_config)])}")
+        code = supervise(run_config, gearmonkey.roles, parent=get_reloader_pid(), may_replace_process=self._is_program)
         if code:
             sys.exit(code)
 
 
-def _log_somewhere() -> None:
+def _configure_logging() -> None:
     """Log to stderr unless the project has configured logging for this package."""
     logger = logging.getLogger("django_faktory")
     if not logger.hasHandlers():
@@ -139,7 +139,7 @@ def _import_tasks() -> None:
 
 
 @contextmanager
-def _a_database_away_told_in_one_line() -> Iterator[None]:
+def _shorten_database_errors() -> Iterator[None]:
     try:
         yield
     except DatabaseError as error:

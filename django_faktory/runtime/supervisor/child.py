@@ -1,4 +1,4 @@
-"""Run a child process of the supervisor: its signals, its heartbeats and its exit (`obey`, `live`).
+"""Run a child process of the supervisor: its signals, its heartbeats and its exit (`install_signals`, `run_child`).
 
 Knows no database and no broker.
 """
@@ -21,28 +21,28 @@ from typing import NamedTuple, NoReturn
 
 from ...core.logs import Lines, get_logger
 from ...worker.process import CRASHED
-from .contract import BEAT_BYTES, NEWS_BYTES, SIGNALS, Launch, make_bell, stops
+from .contract import BEAT_BYTES, NEWS_BYTES, SIGNALS, ChildSpec, make_wakeup_pipe, stops
 
 logger = get_logger(__name__)
 
-ONE_RING_S = 0.1
+SAME_SIGNAL_S = 0.1
 """A signal is reported twice, by the wakeup fd and by its handler: two reports within this time count as one."""
 
 
 class Role(NamedTuple):
     """The work of one child process.
 
-    `main` returns the exit code of the child. It calls `obey` before it starts threads.
+    `main` returns the exit code of the child. It calls `install_signals` before it starts threads.
     """
 
     name: str
-    main: Callable[[Launch], int]
+    main: Callable[[ChildSpec], int]
     ends: bool = False
     """True if a clean exit means that the work is done, so that the child is not restarted."""
 
 
-def obey(
-    launch: Launch,
+def install_signals(
+    child_spec: ChildSpec,
     *,
     stop: Callable[[], None],
     quiet: Callable[[], None] | None = None,
@@ -53,26 +53,28 @@ def obey(
     `stop` is also called when the parent dies. `responds` blocks while this process does not do its work, and the next
     heartbeat waits for it. Without it a heartbeat proves only that Python's threads run.
     """
-    acts: dict[int, Callable[[], None]] = {number: stop for number in stops() if number != signal.SIGINT}
-    acts |= {signal.SIGTSTP: quiet or _nothing, signal.SIGTTIN: _tell_stacks}
-    heard, bell = make_bell()
-    for number in acts:
-        signal.signal(number, partial(_ring, bell))  # an event loop may replace the wakeup fd
-    signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+    handlers: dict[int, Callable[[], None]] = {number: stop for number in stops() if number != signal.SIGINT}
+    handlers |= {signal.SIGTSTP: quiet or _ignore_signal, signal.SIGTTIN: _log_stacks}
+    wakeup_reader, wakeup_writer = make_wakeup_pipe()
+    for number in handlers:
+        signal.signal(number, partial(_write_wakeup, wakeup_writer))  # an event loop may replace the wakeup fd
+    signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
     # The parent blocked them until this process has its own handlers.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    threading.Thread(target=_watch, args=(launch, heard, acts), name="faktory-watch", daemon=True).start()
-    if launch.beats >= 0:
+    threading.Thread(
+        target=_watch, args=(child_spec, wakeup_reader, handlers), name="faktory-watch", daemon=True
+    ).start()
+    if child_spec.beats >= 0:
         # A thread of its own: logging may block for long, and a handler that logs must not delay heartbeats.
-        threading.Thread(target=_beat, args=(launch, responds), name="faktory-heartbeat", daemon=True).start()
+        threading.Thread(target=_beat, args=(child_spec, responds), name="faktory-heartbeat", daemon=True).start()
 
 
-def wait_for_turn(launch: Launch) -> None:
+def wait_for_turn(child_spec: ChildSpec) -> None:
     """Sleep until `not_before`, or until the parent has ended."""
-    select.select([launch.lifeline], [], [], max(0.0, launch.not_before - time.monotonic()))
+    select.select([child_spec.lifeline], [], [], max(0.0, child_spec.not_before - time.monotonic()))
 
 
-def live(role: Role, launch: Launch) -> NoReturn:
+def run_child(role: Role, child_spec: ChildSpec) -> NoReturn:
     """Run a child from its start to its exit.
 
     Exits with `os._exit`, since threads that user code blocks would keep an ordinary exit waiting.
@@ -83,7 +85,7 @@ def live(role: Role, launch: Launch) -> NoReturn:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent sends TERM
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        code = role.main(launch)
+        code = role.main(child_spec)
     except BaseException:
         logger.exception("child broke role=%s pid=%d", role.name, os.getpid())
     finally:
@@ -94,7 +96,7 @@ def live(role: Role, launch: Launch) -> NoReturn:
         os._exit(code)
 
 
-def publish(news: int) -> bool:
+def log_parent_record(news: int) -> bool:
     """Log one record of the parent through the project's logging.
 
     Returns False if the pipe is empty or another process has read the record. Does not block.
@@ -114,7 +116,7 @@ def publish(news: int) -> bool:
     return False
 
 
-def stacks() -> str:
+def format_stacks() -> str:
     """Return the stack traces of all threads of this process."""
     frames = sys._current_frames()  # noqa: SLF001  (documented, and the only way)
     told = (
@@ -125,7 +127,7 @@ def stacks() -> str:
     return "".join(told).rstrip()
 
 
-def _watch(launch: Launch, heard: int, acts: Mapping[int, Callable[[], None]]) -> None:
+def _watch(child_spec: ChildSpec, wakeup_reader: int, handlers: Mapping[int, Callable[[], None]]) -> None:
     """Act on signals in this thread, until the parent has ended.
 
     Python runs signal handlers only when the main thread wakes up, and a handler must not log. A signal is reported
@@ -133,39 +135,39 @@ def _watch(launch: Launch, heard: int, acts: Mapping[int, Callable[[], None]]) -
     """
     latest: dict[int, float] = {}
     while True:
-        ready, _, _ = select.select([launch.lifeline, launch.news, heard], [], [])
-        if launch.lifeline in ready:  # never written to: readable only when the parent has ended, even by SIGKILL
+        ready, _, _ = select.select([child_spec.lifeline, child_spec.news, wakeup_reader], [], [])
+        if child_spec.lifeline in ready:  # never written to: readable only when the parent has ended, even by SIGKILL
             logger.error("the parent process is gone: ending pid=%d", os.getpid())
-            acts[signal.SIGTERM]()
+            handlers[signal.SIGTERM]()
             return
-        if launch.news in ready:
-            publish(launch.news)
-        for number in os.read(heard, 100) if heard in ready else b"":
-            if number in acts and time.monotonic() - latest.get(number, -1.0) >= ONE_RING_S:
+        if child_spec.news in ready:
+            log_parent_record(child_spec.news)
+        for number in os.read(wakeup_reader, 100) if wakeup_reader in ready else b"":
+            if number in handlers and time.monotonic() - latest.get(number, -1.0) >= SAME_SIGNAL_S:
                 latest[number] = time.monotonic()
-                acts[number]()
+                handlers[number]()
 
 
-def _beat(launch: Launch, responds: Callable[[], object] | None) -> None:
+def _beat(child_spec: ChildSpec, responds: Callable[[], object] | None) -> None:
     """Send heartbeats to the parent until this process ends."""
-    beat = launch.wid.encode()
-    assert len(beat) == BEAT_BYTES, launch.wid  # noqa: S101  (`new_wid` makes them)
+    beat = child_spec.wid.encode()
+    assert len(beat) == BEAT_BYTES, child_spec.wid  # noqa: S101  (`new_wid` makes them)
     while True:
         if responds:
             responds()
         with suppress(BlockingIOError, BrokenPipeError):  # full while the parent is suspended; closed when it has ended
-            os.write(launch.beats, beat)
-        time.sleep(launch.beat_every_s)
+            os.write(child_spec.beats, beat)
+        time.sleep(child_spec.beat_every_s)
 
 
-def _ring(bell: int, number: int, _: object) -> None:
+def _write_wakeup(wakeup_writer: int, number: int, _: object) -> None:
     with suppress(BlockingIOError):
-        os.write(bell, bytes([number]))
+        os.write(wakeup_writer, bytes([number]))
 
 
-def _nothing(*_: object) -> None:
+def _ignore_signal(*_: object) -> None:
     """Ignore a signal that has no meaning here."""
 
 
-def _tell_stacks() -> None:
-    logger.warning("stacks of all threads pid=%d%s", os.getpid(), Lines(stacks()))
+def _log_stacks() -> None:
+    logger.warning("stacks of all threads pid=%d%s", os.getpid(), Lines(format_stacks()))

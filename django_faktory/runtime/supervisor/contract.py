@@ -1,4 +1,4 @@
-"""The contract between a supervisor and its children: exit codes, signals, pipes, and `Launch`.
+"""The contract between a supervisor and its children: exit codes, signals, pipes, and `ChildSpec`.
 
 A supervisor without Django imports this module. It imports neither logging nor typing, which would take 1.7 MB there
 (ADR 0012).
@@ -36,7 +36,7 @@ LEVELS = {DEBUG: "DEBUG", INFO: "INFO", WARNING: "WARNING", ERROR: "ERROR"}
 """Names of the levels, as in `logging`."""
 
 
-class Launch:
+class ChildSpec:
     """The parameters of one child: its wid, the wids that died before it with jobs, and when its turn begins.
 
     - `lifeline` is a pipe that closes when the parent ends. `news` carries log records of the parent.
@@ -77,9 +77,9 @@ def stops() -> tuple[int, ...]:
     return tuple(number for number in STOPS if not (number in kept and signal.getsignal(number) is signal.SIG_IGN))
 
 
-def make_bell() -> tuple[int, int]:
+def make_wakeup_pipe() -> tuple[int, int]:
     """Create the pipe for signals: read end and non-blocking write end."""
-    heard, bell = os.pipe()
+    wakeup_reader, wakeup_writer = os.pipe()
     # Required by `signal.set_wakeup_fd`: a full pipe must not block the process.
-    os.set_blocking(bell, False)
-    return heard, bell
+    os.set_blocking(wakeup_writer, False)
+    return wakeup_reader, wakeup_writer

@@ -1,4 +1,4 @@
-"""Start children by forking this process: fast, and they share its memory (`Forking`)."""
+"""Start children by forking this process: fast, and they share its memory (`ForkLauncher`)."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from collections.abc import Callable, Iterable, Sequence
 from ...core.logs import get_logger
 from ...worker.process import CLEAN
 from . import supervisor
-from .child import Role, live
-from .contract import Launch
+from .child import Role, run_child
+from .contract import ChildSpec
 
-FAREWELL_S = 2
+LOST_REPORT_S = 2
 """Seconds that the report of killed children may take."""
 
 
-class Forking:
-    """The `Ways` of a supervisor in a process that has the project loaded.
+class ForkLauncher:
+    """The `Launcher` of a supervisor in a process that has the project loaded.
 
-    `farewell` is called, in a process of its own, with the wids of children that were killed while stopping.
+    `unregister` is called, in a process of its own, with the wids of children that were killed while stopping.
     """
 
     head_start_s = 0.0
 
-    def __init__(self, roles: Iterable[Role], farewell: Callable[[Sequence[str]], None]) -> None:
+    def __init__(self, roles: Iterable[Role], unregister: Callable[[Sequence[str]], None]) -> None:
         self._roles = {role.name: role for role in roles}
-        self._farewell = farewell
+        self._unregister = unregister
 
-    def start(self, name: str, launch: Launch, lifeline_end: int) -> int:
-        """Fork the child `name` and return its pid, as `Ways.start`."""
+    def start(self, name: str, child_spec: ChildSpec, lifeline_end: int) -> int:
+        """Fork the child `name` and return its pid, as `Launcher.start`."""
         # Buffered output would be written by parent and child.
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
             os.close(lifeline_end)
-            live(self._roles[name], launch)
+            run_child(self._roles[name], child_spec)
         return pid
 
-    def tell(self, level: int, message: str, *args: object) -> None:
-        """Log through the project's logging, as `Ways.tell`."""
+    def log(self, level: int, message: str, *args: object) -> None:
+        """Log through the project's logging, as `Launcher.log`."""
         get_logger(supervisor.__name__).log(level, message, *args)
 
-    def patience_s(self) -> float | None:
+    def wait_s(self) -> float | None:
         """Return None: records are logged at once, so none is pending."""
         return None
 
-    def prepare_farewell(self) -> None:
+    def prepare_lost_report(self) -> None:
         """Do nothing: a fork needs no preparation."""
 
-    def finish(self, killed: Sequence[str]) -> None:
-        """Report the killed children from a forked process, which an alarm ends after `FAREWELL_S`.
+    def report_killed(self, killed: Sequence[str]) -> None:
+        """Report the killed children from a forked process, which an alarm ends after `LOST_REPORT_S`.
 
         A process of its own, because the children may have been stuck on a database that does not answer.
         """
@@ -63,8 +63,8 @@ class Forking:
             try:
                 # The default action ends the process wherever it waits.
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(FAREWELL_S)
-                self._farewell(killed)
+                signal.alarm(LOST_REPORT_S)
+                self._unregister(killed)
             finally:
                 os._exit(CLEAN)
         os.waitpid(pid, 0)

@@ -5,24 +5,24 @@ from __future__ import annotations
 from ...brokers import Broker
 from ...core.logs import get_logger
 from ...errors import FaktoryError
-from .contract import Launch
+from .contract import ChildSpec
 
 logger = get_logger(__name__)
 
 
-def report_lost(broker: Broker, launch: Launch) -> None:
+def report_lost(broker: Broker, child_spec: ChildSpec) -> None:
     """Return the jobs of this child's dead predecessors to their queues now.
 
     Otherwise they would wait for a minute without BEATs (W20). An error of the broker is logged only.
     """
-    silent = launch.unresponsive
+    silent = child_spec.unresponsive
     try:
-        for wid in launch.lost:
+        for wid in child_spec.lost:
             # One call for each wid, since the seconds in the reason differ.
             if wid in silent:
                 reason = f"its process stopped responding and was killed after {silent[wid]} s"
                 broker.lost([wid], reason=reason)
-        if others := [wid for wid in launch.lost if wid not in silent]:
+        if others := [wid for wid in child_spec.lost if wid not in silent]:
             broker.lost(others)
     except FaktoryError as error:
-        logger.warning("lost workers could not be reported wids=%s error=%s", ",".join(launch.lost), error)
+        logger.warning("lost workers could not be reported wids=%s error=%s", ",".join(child_spec.lost), error)

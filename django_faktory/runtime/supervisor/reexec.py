@@ -1,4 +1,4 @@
-"""Replace `runfaktory` by the supervisor without Django, by exec (`become_slim`, ADR 0012).
+"""Replace `runfaktory` by the supervisor without Django, by exec (`replace_process`, ADR 0012).
 
 Also reads the orders of the children that this supervisor starts.
 """
@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 
 from ...worker.process import CLEAN
 from . import reexec_pipe, supervisor
-from .child import publish
-from .contract import SIGNALS, Launch
-from .forking import FAREWELL_S
-from .supervisor import Child, Cords
+from .child import log_parent_record
+from .contract import SIGNALS, ChildSpec
+from .forking import LOST_REPORT_S
+from .supervisor import Child, Pipes
 
 FOLDER = str(Path(__file__).parents[3])
 """The folder from which Python imports this package."""
@@ -33,15 +33,15 @@ SLIM = (
 """The program of the new process: its arguments are the orders' file descriptor and `FOLDER`."""
 
 
-def can_start_anew() -> bool:
+def can_rerun_command() -> bool:
     """Return whether this process' own command line can be run again."""
     is_there = sys.argv[0] not in sys.orig_argv or sys.argv[0] == "-c" or Path(sys.argv[0]).is_file()
     return bool(sys.executable) and len(sys.orig_argv) > 1 and is_there
 
 
-def become_slim(
+def replace_process(
     children: Sequence[Child],
-    cords: Cords,
+    shared_pipes: Pipes,
     *,
     common: dict[str, Any],
     grace_s: float,
@@ -52,18 +52,18 @@ def become_slim(
 
     `common` is part of the orders of every child; the other keywords are those of `Supervisor`.
     """
-    told = {
+    orders = {
         "command": [sys.executable, *sys.orig_argv[1:]],
         "common": common,
         "children": [vars(child) for child in children],
-        "cords": vars(cords),
+        "cords": vars(shared_pipes),
         "grace_s": grace_s,
         "silence_s": silence_s,
         "parent": parent,
         "level": logging.getLogger(supervisor.__name__).getEffectiveLevel(),
     }
     # Larger orders would block this process, since the pipe has no reader before exec.
-    if not reexec_pipe.fits(told):
+    if not reexec_pipe.fits(orders):
         return
     # exec discards buffered output.
     logging.shutdown()
@@ -71,26 +71,26 @@ def become_slim(
     sys.stderr.flush()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # signals stay pending until the supervisor has handlers
     # exec closes every file descriptor that is not inheritable.
-    for end in cords.ends():
+    for end in shared_pipes.ends():
         os.set_inheritable(end, True)
     # -S leaves `site` out, which saves memory; -P leaves the working directory out of `sys.path`.
-    reader = reexec_pipe.write(told)
+    reader = reexec_pipe.write(orders)
     with suppress(OSError):  # no memory, or the file was removed: continue as before
         os.execv(sys.executable, [sys.executable, "-P", "-S", "-c", SLIM, str(reader), FOLDER, *sys.argv])  # noqa: S606  (ourselves)
     os.close(reader)
-    for end in cords.ends():
+    for end in shared_pipes.ends():
         os.set_inheritable(end, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def launch_of(told: dict[str, Any]) -> Launch:
+def child_spec_of(orders: dict[str, Any]) -> ChildSpec:
     """Build the Launch from a child's orders. The supervisor may run older or newer code than this process."""
-    known = {name: value for name, value in told.items() if name in signature(Launch).parameters}
-    return Launch(**known | {"lost": tuple(told["lost"])})
+    known = {name: value for name, value in orders.items() if name in signature(ChildSpec).parameters}
+    return ChildSpec(**known | {"lost": tuple(orders["lost"])})
 
 
-def say_farewell(killed: int, news: int, farewell: Callable[[list[str]], None]) -> NoReturn:
-    """Wait for the supervisor's list of killed wids, report them with `farewell`, and exit.
+def report_killed_and_exit(killed: int, news: int, unregister: Callable[[list[str]], None]) -> NoReturn:
+    """Wait for the supervisor's list of killed wids, report them with `unregister`, and exit.
 
     The pipe `killed` is closed without data if no child was killed.
     """
@@ -99,10 +99,10 @@ def say_farewell(killed: int, news: int, farewell: Callable[[list[str]], None]) 
             found = pipe.read()
         if found:
             # The children may have hung because the database does not answer.
-            signal.alarm(FAREWELL_S)
-            while publish(news):
+            signal.alarm(LOST_REPORT_S)
+            while log_parent_record(news):
                 pass
-            farewell(json.loads(found))
+            unregister(json.loads(found))
     finally:
         logging.shutdown()
         os._exit(CLEAN)

@@ -15,8 +15,8 @@ import time
 from contextlib import suppress
 
 from . import reexec_pipe, supervisor
-from .contract import LEVELS, NEWS_BYTES, SIGNALS, Launch
-from .supervisor import Child, Cords, Supervisor
+from .contract import LEVELS, NEWS_BYTES, SIGNALS, ChildSpec
+from .supervisor import Child, Pipes, Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,82 +26,82 @@ if TYPE_CHECKING:
 HEAD_START_S = 2.0
 """Typical duration of a project's imports. The pause before a child's turn is used for them."""
 
-UNHEARD_S = 10.0
+UNREAD_S = 10.0
 """Log records that no child has read within this time are written to stderr."""
 
 CANNOT_EXECUTE = 127
 """Exit code of a shell for a command that does not exist."""
 
-FAREWELL_S = 12.0
+LOST_REPORT_S = 12.0
 """Seconds that the report of killed children may take, imports included."""
 
 
-class Fresh:
-    """The `Ways` of a supervisor without Django: every task that needs Django runs the project's own command."""
+class ExecLauncher:
+    """The `Launcher` of a supervisor without Django: every task that needs Django runs the project's own command."""
 
     head_start_s = HEAD_START_S
 
     def __init__(self, *, command: Sequence[str], common: dict[str, Any], news: tuple[int, int], level: int) -> None:
         self._command = list(command)
         self._common = common
-        self._heard, self._news = news
+        self._log_reader, self._log_writer = news
         self._level = level
-        self._unheard_since: float | None = None
-        self._farewell: tuple[int, int] | None = None
+        self._unread_since: float | None = None
+        self._lost_report: tuple[int, int] | None = None
 
-    def start(self, name: str, launch: Launch, lifeline_end: int) -> int:
-        """Run the project's command as the child `name`; return its pid, as `Ways.start`."""
+    def start(self, name: str, child_spec: ChildSpec, lifeline_end: int) -> int:
+        """Run the project's command as the child `name`; return its pid, as `Launcher.start`."""
         del lifeline_end  # closed by exec
-        return self._execute({"role": name, "launch": vars(launch)}, launch.pipes())
+        return self._execute({"role": name, "launch": vars(child_spec)}, child_spec.pipes())
 
-    def tell(self, level: int, message: str, *args: object) -> None:
-        """Send the record to a child, which logs it, as `Ways.tell`.
+    def log(self, level: int, message: str, *args: object) -> None:
+        """Send the record to a child, which logs it, as `Launcher.log`.
 
-        If no child reads it, `patience_s` or `finish` writes it to stderr.
+        If no child reads it, `wait_s` or `report_killed` writes it to stderr.
         """
         if level < self._level:
             return
         news = {"name": supervisor.__name__, "level": level, "pid": os.getpid()}
         told = json.dumps(news | {"at": time.time(), "message": message, "args": args}).encode().ljust(NEWS_BYTES)
-        self._unheard_since = self._unheard_since or time.monotonic()
+        self._unread_since = self._unread_since or time.monotonic()
         try:
-            os.write(self._news, told)
+            os.write(self._log_writer, told)
         except BlockingIOError:  # the pipe is full: no child reads it
-            _say(told)
+            _write_to_stderr(told)
 
-    def patience_s(self) -> float | None:
-        """Write overdue records to stderr; return the seconds until the next are due, as `Ways.patience_s`."""
-        if self._unheard_since is None:
+    def wait_s(self) -> float | None:
+        """Write overdue records to stderr; return the seconds until the next are due, as `Launcher.wait_s`."""
+        if self._unread_since is None:
             return None
-        if not self._is_unheard():
-            self._unheard_since = None
-        elif time.monotonic() >= self._unheard_since + UNHEARD_S:
-            self._say_unheard()
+        if not self._has_unread():
+            self._unread_since = None
+        elif time.monotonic() >= self._unread_since + UNREAD_S:
+            self._write_unread()
         else:
-            return self._unheard_since + UNHEARD_S - time.monotonic()
+            return self._unread_since + UNREAD_S - time.monotonic()
         return None
 
-    def prepare_farewell(self) -> None:
+    def prepare_lost_report(self) -> None:
         """Start the process that reports killed children: it loads Django and waits for their wids."""
         reader, writer = os.pipe()
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         # The mask survives exec, so that a signal to the process group does not end it early.
-        pid = self._execute({"role": None, "killed": reader, "news": self._heard}, (reader, self._heard))
+        pid = self._execute({"role": None, "killed": reader, "news": self._log_reader}, (reader, self._log_reader))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         os.close(reader)
-        self._farewell = pid, writer
+        self._lost_report = pid, writer
 
-    def finish(self, killed: Sequence[str]) -> None:
-        """Report the killed children and write the remaining log records, as `Ways.finish`."""
-        if killed and self._farewell is None:
-            self.prepare_farewell()
-        if self._farewell:
-            pid, writer = self._farewell
+    def report_killed(self, killed: Sequence[str]) -> None:
+        """Report the killed children and write the remaining log records, as `Launcher.report_killed`."""
+        if killed and self._lost_report is None:
+            self.prepare_lost_report()
+        if self._lost_report:
+            pid, writer = self._lost_report
             if killed:
                 os.write(writer, json.dumps(killed).encode())
             os.close(writer)
-            _wait(pid, FAREWELL_S if killed else 0.0)
-        self._say_unheard()
+            _wait(pid, LOST_REPORT_S if killed else 0.0)
+        self._write_unread()
 
     def _execute(self, part: dict[str, Any], inherited: Iterable[int]) -> int:
         """Run the project's command with these orders; return its pid."""
@@ -119,32 +119,37 @@ class Fresh:
         os.close(reader)
         return pid
 
-    def _is_unheard(self) -> bool:
-        return bool(select.select([self._heard], [], [], 0)[0])
+    def _has_unread(self) -> bool:
+        return bool(select.select([self._log_reader], [], [], 0)[0])
 
-    def _say_unheard(self) -> None:
-        self._unheard_since = None
+    def _write_unread(self) -> None:
+        self._unread_since = None
         with suppress(BlockingIOError):
-            while found := os.read(self._heard, NEWS_BYTES):
-                _say(found)
+            while found := os.read(self._log_reader, NEWS_BYTES):
+                _write_to_stderr(found)
 
 
 def main(reader: int) -> NoReturn:
     """Supervise the children that `reexec` left; the pipe `reader` contains its orders."""
     told = reexec_pipe.read(reader)
-    cords = Cords(**{name: tuple(ends) for name, ends in told["cords"].items()})
+    shared_pipes = Pipes(**{name: tuple(ends) for name, ends in told["cords"].items()})
     # A child inherits only the pipes that `_execute` is given for it.
-    for end in cords.ends():
+    for end in shared_pipes.ends():
         os.set_inheritable(end, False)
-    ways = Fresh(command=told["command"], common=told["common"], news=cords.news, level=told["level"])
-    children = [Child.again(child) for child in told["children"]]
+    launcher = ExecLauncher(command=told["command"], common=told["common"], news=shared_pipes.news, level=told["level"])
+    children = [Child.from_dict(child) for child in told["children"]]
     successor = Supervisor(
-        children, ways, grace_s=told["grace_s"], silence_s=told["silence_s"], parent=told["parent"], cords=cords
+        children,
+        launcher,
+        grace_s=told["grace_s"],
+        silence_s=told["silence_s"],
+        parent=told["parent"],
+        shared_pipes=shared_pipes,
     )
     sys.exit(successor.run())
 
 
-def _say(told: bytes) -> None:
+def _write_to_stderr(told: bytes) -> None:
     """Write a record to stderr in the format that runfaktory uses without project logging."""
     news = json.loads(told)
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(news["at"]))

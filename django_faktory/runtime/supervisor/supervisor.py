@@ -1,8 +1,8 @@
 """Keep child processes alive, replace unresponsive ones, and end them (`Supervisor`).
 
-Knows no database, no broker and no thread: it starts children, reads their heartbeats, and sends signals. `Ways` start
-a child, a role defines its work. Imports little of the standard library, because it may run without Django (ADR 0012).
-Rules: interface "Commands" (signals, exit codes); W20 for the report of lost workers.
+Knows no database, no broker and no thread: it starts children, reads their heartbeats, and sends signals. `Launcher`
+start a child, a role defines its work. Imports little of the standard library, because it may run without Django (ADR
+0012). Rules: interface "Commands" (signals, exit codes); W20 for the report of lost workers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .contract import (
     SIGNALS,
     SILENT_BEATS,
     WARNING,
-    Launch,
-    make_bell,
+    ChildSpec,
+    make_wakeup_pipe,
     stops,
 )
 
@@ -63,33 +63,33 @@ STOP_BEATS = 3
 MAX_LOST = 20
 """Maximum number of predecessors that a child reports as lost."""
 
-FIRST = 1
+INIT_PID = 1
 """Process number 1, in a container the command itself, inherits every orphaned process."""
 
 
-class Ways(Protocol):
+class Launcher(Protocol):
     """The operations of a supervisor that depend on which modules its process has loaded."""
 
     head_start_s: float
     """Seconds before its turn at which a child is started, for its imports."""
 
-    def start(self, name: str, launch: Launch, lifeline_end: int) -> int:
+    def start(self, name: str, child_spec: ChildSpec, lifeline_end: int) -> int:
         """Start the child `name` and return its pid.
 
         Called with signals blocked. The child must close `lifeline_end`: it would keep the pipe open after the parent's
         end.
         """
 
-    def tell(self, level: int, message: str, *args: object) -> None:
+    def log(self, level: int, message: str, *args: object) -> None:
         """Log this record through the project's logging."""
 
-    def patience_s(self) -> float | None:
+    def wait_s(self) -> float | None:
         """Handle due log records; return the seconds until the next are due, None if none is pending."""
 
-    def prepare_farewell(self) -> None:
+    def prepare_lost_report(self) -> None:
         """Prepare for the report of killed children: a child may have to be killed soon."""
 
-    def finish(self, killed: Sequence[str]) -> None:
+    def report_killed(self, killed: Sequence[str]) -> None:
         """Report the killed wids, which still have jobs. Called after all children have ended."""
 
 
@@ -117,14 +117,14 @@ class Child:
         return not self.pid or not self.has_beaten or self.is_suspended
 
     @classmethod
-    def again(cls, told: dict[str, Any]) -> Child:
+    def from_dict(cls, values: dict[str, Any]) -> Child:
         """Build the child from `vars` of another one."""
-        child = cls(told["name"])
-        vars(child).update(told)
+        child = cls(values["name"])
+        vars(child).update(values)
         return child
 
 
-class Cords:
+class Pipes:
     """The pipes between a supervisor and its children, each as (read end, write end).
 
     `lifeline` closes when the supervisor ends. `signals` receives the numbers of its signals. `news` carries records
@@ -145,12 +145,12 @@ class Cords:
         self.beats, self.alarm = beats, alarm
 
     @classmethod
-    def make(cls) -> Cords:
+    def make(cls) -> Pipes:
         """Create a new set of pipes."""
         news, beats, alarm = os.pipe(), os.pipe(), os.pipe()
         for end in (*news, *beats, *alarm):
             os.set_blocking(end, False)
-        return cls(lifeline=os.pipe(), signals=make_bell(), news=news, beats=beats, alarm=alarm)
+        return cls(lifeline=os.pipe(), signals=make_wakeup_pipe(), news=news, beats=beats, alarm=alarm)
 
     def ends(self) -> tuple[int, ...]:
         """Return all file descriptors of the pipes."""
@@ -167,15 +167,15 @@ class Supervisor:
     def __init__(
         self,
         children: Iterable[Child],
-        ways: Ways,
+        launcher: Launcher,
         *,
         grace_s: float,
         silence_s: float | None = None,
         parent: int | None = None,
-        cords: Cords | None = None,
+        shared_pipes: Pipes | None = None,
     ) -> None:
         self._children = list(children)
-        self._ways = ways
+        self._launcher = launcher
         self._grace_s = grace_s
         # Counts checks, not seconds: while the supervisor itself does not run, or the machine sleeps, no check is
         # made, and a pause of any length is one missed heartbeat (ADR 0027).
@@ -183,7 +183,7 @@ class Supervisor:
         self._check_at = time.monotonic() + (self._check_every_s or 0.0)
         self._is_alarmed = False
         self._parent = parent
-        self._cords = cords
+        self._shared_pipes = shared_pipes
         self._is_stopping = False
         self._stopping_since = 0.0
         self._kill_at: float | None = None
@@ -192,31 +192,31 @@ class Supervisor:
         self._killed: list[str] = []
         self._code = CLEAN
 
-    def run(self, *, then: Callable[[Sequence[Child], Cords], None] | None = None) -> int:
+    def run(self, *, then: Callable[[Sequence[Child], Pipes], None] | None = None) -> int:
         """Supervise until the end; return the exit code of the command. `then` is called after the first starts."""
-        self._cords = self._cords or Cords.make()
-        heard, bell = self._cords.signals
-        heeded = (*stops(), signal.SIGTSTP, signal.SIGTTIN, signal.SIGCHLD)
-        before = {number: signal.signal(number, _nothing) for number in heeded}
+        self._shared_pipes = self._shared_pipes or Pipes.make()
+        wakeup_reader, wakeup_writer = self._shared_pipes.signals
+        handled_signals = (*stops(), signal.SIGTSTP, signal.SIGTTIN, signal.SIGCHLD)
+        before = {number: signal.signal(number, _ignore_signal) for number in handled_signals}
         # C code writes to it at once; a Python handler would run only after `select` has returned.
-        before_bell = signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        previous_wakeup_fd = signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
             while self._is_needed():
-                self._start_due(self._cords)
+                self._start_due(self._shared_pipes)
                 if then:
-                    then(self._children, self._cords)
+                    then(self._children, self._shared_pipes)
                     # Once only. It may replace this process by exec, and then does not return.
                     then = None
-                self._take_signals(heard)
+                self._handle_signals(wakeup_reader)
                 self._reap()
-                self._check_beats(self._cords)
-            self._ways.finish(self._killed)
+                self._check_beats(self._shared_pipes)
+            self._launcher.report_killed(self._killed)
         finally:
-            signal.set_wakeup_fd(before_bell)
+            signal.set_wakeup_fd(previous_wakeup_fd)
             for number, handler in before.items():
                 signal.signal(number, handler)
-            for end in self._cords.ends():
+            for end in self._shared_pipes.ends():
                 os.close(end)
         return self._code
 
@@ -233,10 +233,10 @@ class Supervisor:
 
     # --- signals ---
 
-    def _take_signals(self, heard: int) -> None:
+    def _handle_signals(self, wakeup_reader: int) -> None:
         """Wait for signals, or until an action is due, and act on them."""
-        ready, _, _ = select.select([heard], [], [], self._patience_s())
-        for number in os.read(heard, 100) if ready else b"":
+        ready, _, _ = select.select([wakeup_reader], [], [], self._wait_s())
+        for number in os.read(wakeup_reader, 100) if ready else b"":
             if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
                 self._stop()
             elif number in (signal.SIGTSTP, signal.SIGTTIN):
@@ -246,25 +246,27 @@ class Supervisor:
             self._stop()
         if self._prepare_at is not None and time.monotonic() >= self._prepare_at:
             self._prepare_at = None
-            self._ways.prepare_farewell()
+            self._launcher.prepare_lost_report()
         if self._kill_silent_at is not None and time.monotonic() >= self._kill_silent_at:
             self._kill_silent_at = None
             self._kill_silent(STOP_BEATS)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill()
 
-    def _patience_s(self) -> float | None:
+    def _wait_s(self) -> float | None:
         """Return the seconds until the next action is due; None to wait for a signal only."""
         now = time.monotonic()
         dues = [due for due in (self._kill_at, self._kill_silent_at, self._prepare_at) if due is not None]
         if self._check_every_s is not None:
             dues.append(self._check_at)
         if not self._is_stopping:
-            dues += [child.start_at - self._ways.head_start_s for child in self._children if child.start_at is not None]
+            dues += [
+                child.start_at - self._launcher.head_start_s for child in self._children if child.start_at is not None
+            ]
         if self._parent is not None and not self._is_stopping:
             dues.append(now + PARENT_CHECK_S)
-        if (patience_s := self._ways.patience_s()) is not None:
-            dues.append(now + patience_s)
+        if (wait_s := self._launcher.wait_s()) is not None:
+            dues.append(now + wait_s)
         return max(0.0, min(dues) - now) if dues else None
 
     def _stop(self) -> None:
@@ -274,7 +276,7 @@ class Supervisor:
             if now >= self._stopping_since + SAME_ORDER_S:
                 self._kill()
             return
-        self._ways.tell(INFO, "stopping")
+        self._launcher.log(INFO, "stopping")
         self._is_stopping, self._stopping_since = True, now
         self._kill_at, self._prepare_at = now + self._grace_s, now + SLOW_STOP_S
         self._kill_silent_at = now + SILENT_STOP * self._grace_s
@@ -285,7 +287,7 @@ class Supervisor:
         self._kill_at = self._prepare_at = self._kill_silent_at = None
         self._send(signal.SIGKILL)
         # After the kill: a child that reads this record must not die before it has logged it.
-        self._ways.tell(WARNING, "stopping at once: what runs is given back and runs again")
+        self._launcher.log(WARNING, "stopping at once: what runs is given back and runs again")
 
     def _send(self, number: int) -> None:
         for child in self._children:
@@ -294,12 +296,12 @@ class Supervisor:
 
     # --- heartbeats ---
 
-    def _check_beats(self, cords: Cords) -> None:
+    def _check_beats(self, shared_pipes: Pipes) -> None:
         """Read the heartbeats when a check is due, and kill the children that have missed too many."""
         if self._check_every_s is None or time.monotonic() < self._check_at:
             return
         self._check_at = time.monotonic() + self._check_every_s
-        beaten = _read_beats(cords.beats[0])
+        beaten = _read_beats(shared_pipes.beats[0])
         for child in self._children:
             if child.wid in beaten:
                 child.has_beaten, child.missed, child.beat_at = True, 0, time.monotonic()
@@ -308,7 +310,7 @@ class Supervisor:
             else:
                 child.missed += 1
         self._kill_silent(SILENT_BEATS)
-        self._set_alarm(cords.alarm)
+        self._set_alarm(shared_pipes.alarm)
 
     def _kill_silent(self, beats: int) -> None:
         """Kill each child that has missed this many heartbeats in a row, once."""
@@ -322,7 +324,7 @@ class Supervisor:
         silent_s = round(time.monotonic() - child.beat_at)
         child.unresponsive[child.wid] = silent_s
         os.kill(child.pid, signal.SIGKILL)  # no other signal reaches a thread that does not release the GIL
-        self._ways.tell(
+        self._launcher.log(
             ERROR,
             "process does not respond, killed it role=%s pid=%d wid=%s silent=%d s; its jobs go back",
             *(child.name, child.pid, child.wid, silent_s),
@@ -339,33 +341,33 @@ class Supervisor:
 
     # --- children ---
 
-    def _start_due(self, cords: Cords) -> None:
+    def _start_due(self, shared_pipes: Pipes) -> None:
         for child in self._children:
             turn = child.start_at
-            if turn is not None and not self._is_stopping and turn - self._ways.head_start_s <= time.monotonic():
-                self._start(child, turn, cords)
+            if turn is not None and not self._is_stopping and turn - self._launcher.head_start_s <= time.monotonic():
+                self._start(child, turn, shared_pipes)
 
-    def _start(self, child: Child, turn: float, cords: Cords) -> None:
+    def _start(self, child: Child, turn: float, shared_pipes: Pipes) -> None:
         child.wid, child.start_at = new_wid(), None
         # A child may be started `head_start_s` before its turn; its imports do not count as life.
         child.started_at = max(turn, time.monotonic())
         child.has_beaten, child.is_suspended, child.missed = False, False, 0
-        launch = Launch(
+        child_spec = ChildSpec(
             wid=child.wid,
             lost=tuple(child.lost),
             unresponsive=child.unresponsive,
-            lifeline=cords.lifeline[0],
-            news=cords.news[0],
+            lifeline=shared_pipes.lifeline[0],
+            news=shared_pipes.news[0],
             not_before=turn,
-            beats=-1 if self._check_every_s is None else cords.beats[1],
+            beats=-1 if self._check_every_s is None else shared_pipes.beats[1],
             beat_every_s=self._check_every_s or 0.0,
-            alarm=-1 if self._check_every_s is None else cords.alarm[0],
+            alarm=-1 if self._check_every_s is None else shared_pipes.alarm[0],
         )
         # Blocked until the child has its own handlers: a TERM in between must not be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        child.pid = self._ways.start(child.name, launch, cords.lifeline[1])
+        child.pid = self._launcher.start(child.name, child_spec, shared_pipes.lifeline[1])
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        self._ways.tell(DEBUG, "child started role=%s pid=%d", child.name, child.pid)
+        self._launcher.log(DEBUG, "child started role=%s pid=%d", child.name, child.pid)
 
     def _reap(self) -> None:
         for child in self._children:
@@ -378,8 +380,10 @@ class Supervisor:
                     child.is_suspended, child.missed = os.WIFSTOPPED(status), 0
                 else:
                     self._ended(child, os.waitstatus_to_exitcode(status))
-        if os.getpid() == FIRST and not self._is_stopping:  # when process 1 ends, the kernel ends every other process
-            _bury_others({child.pid for child in self._children})
+        if (
+            os.getpid() == INIT_PID and not self._is_stopping
+        ):  # when process 1 ends, the kernel ends every other process
+            _reap_orphans({child.pid for child in self._children})
 
     def _ended(self, child: Child, code: int) -> None:
         """Schedule the replacement of a child that has ended, if it needs one."""
@@ -395,7 +399,7 @@ class Supervisor:
             return
         if code == SPENT:  # the worker has logged the reason
             child.crashes, child.lost, child.unresponsive, child.start_at = 0, [], {}, time.monotonic()
-            self._ways.tell(DEBUG, "child has done its share role=%s pid=%d", child.name, pid)
+            self._launcher.log(DEBUG, "child has done its share role=%s pid=%d", child.name, pid)
             return
         if time.monotonic() - child.started_at >= STEADY_S:
             child.crashes, child.lost = 0, []
@@ -405,14 +409,14 @@ class Supervisor:
         pause_s = min(2**child.crashes, LONGEST_PAUSE_S)
         child.crashes += 1
         child.start_at = time.monotonic() + pause_s
-        self._ways.tell(
+        self._launcher.log(
             INFO if code == CLEAN else ERROR,
             "child ended, starting another role=%s pid=%d wid=%s exit=%s pause=%d s",
             *(child.name, pid, child.wid, code if code >= 0 else signal.Signals(-code).name, pause_s),
         )
 
 
-def _nothing(*_: object) -> None:
+def _ignore_signal(*_: object) -> None:
     """Do nothing: the wakeup fd reports the signal."""
 
 
@@ -426,7 +430,7 @@ def _read_beats(beats: int) -> set[str]:
     return beaten
 
 
-def _bury_others(ours: Collection[int]) -> None:
+def _reap_orphans(ours: Collection[int]) -> None:
     """Reap ended processes that tasks have left behind; otherwise each would keep its process number."""
     with suppress(ChildProcessError):  # this process has no child
         while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and found.si_pid not in ours:

@@ -14,7 +14,7 @@ import msgspec
 
 from ...core.payloads import BatchStatus
 from ...core.protocol import resp
-from ...core.protocol.batches import BatchAsk, BatchCommit, BatchNew, BatchOpen, status_text
+from ...core.protocol.batches import BatchAsk, BatchCommit, BatchNew, BatchOpen, format_status
 from ...errors import BrokerUnavailable, FaktoryError, LockTimeout
 from ..context import ConnectedClient, Handler, ServerContext
 
@@ -24,11 +24,11 @@ def new(server: ServerContext, connection: ConnectedClient, command: BatchNew) -
     batch = msgspec.structs.replace(command.batch, bid=f"b-{uuid4().hex}")
     reply = _with_bulk(connection)
 
-    def answer(told: str | FaktoryError) -> None:
+    def answer(result: str | FaktoryError) -> None:
         # The commit may have happened, and the client never learns the bid: an orphan would keep its parent open.
-        if isinstance(told, BrokerUnavailable) and not isinstance(told, LockTimeout):
+        if isinstance(result, BrokerUnavailable) and not isinstance(result, LockTimeout):
             server.uncertain_batches.add(batch.bid)
-        reply(told)
+        reply(result)
 
     work = partial(server.broker.new_batch, batch, by=connection.identity.wid)
     # Only a parent can be locked: the row of the new batch is not visible to other transactions yet.
@@ -46,9 +46,9 @@ def reopen(server: ServerContext, connection: ConnectedClient, command: BatchOpe
 def commit(server: ServerContext, connection: ConnectedClient, command: BatchCommit) -> bytes | None:
     """Commit a batch and wake waiting FETCHes, since a callback may be enqueued at once."""
 
-    def answer(told: FaktoryError | None) -> None:
-        connection.finish(resp.outcome(told))
-        server.fetchers.wake()
+    def answer(result: FaktoryError | None) -> None:
+        connection.finish(resp.outcome(result))
+        server.fetch_queue.wake()
 
     work = partial(server.broker.commit_batch, command.bid)
     server.may_block(work, answer, [f"bid:{command.bid}"], is_repeatable=True)
@@ -58,8 +58,10 @@ def commit(server: ServerContext, connection: ConnectedClient, command: BatchCom
 def status(server: ServerContext, connection: ConnectedClient, command: BatchAsk) -> bytes | None:
     """Reply with the progress of a batch."""
 
-    def answer(told: BatchStatus | FaktoryError) -> None:
-        connection.finish(resp.refusal(told) if isinstance(told, FaktoryError) else resp.bulk(status_text(told)))
+    def answer(result: BatchStatus | FaktoryError) -> None:
+        connection.finish(
+            resp.refusal(result) if isinstance(result, FaktoryError) else resp.bulk(format_status(result))
+        )
 
     # Takes no lock, so it does not wait behind commands that do.
     server.read(connection, partial(server.broker.batch_status, command.bid), answer)
@@ -67,8 +69,8 @@ def status(server: ServerContext, connection: ConnectedClient, command: BatchAsk
 
 
 def _with_bulk(connection: ConnectedClient) -> Callable[[str | FaktoryError], None]:
-    def answer(told: str | FaktoryError) -> None:
-        connection.finish(resp.refusal(told) if isinstance(told, FaktoryError) else resp.bulk(told))
+    def answer(result: str | FaktoryError) -> None:
+        connection.finish(resp.refusal(result) if isinstance(result, FaktoryError) else resp.bulk(result))
 
     return answer
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from ... import __version__, conf
 from ...core.json import incremental, jsontext
-from ...core.json.incremental import Steps
+from ...core.json.incremental import Incremental
 from ...core.logs import get_logger
 from ...core.payloads import Ack, FetchRequest, JobPayload, Lease, Reservation, failure, rfc3339
 from ...core.protocol import resp
@@ -24,7 +24,7 @@ from ...core.protocol.commands import AckJob, BeatWorker, Command, End, FailJob,
 from ...core.protocol.versions import semantic
 from ...errors import FaktoryError, InvalidPayload, UnknownWorker
 from ..context import ConnectedClient, Handler, ServerContext
-from ..fetch_index import Fetcher
+from ..fetch_index import WaitingFetch
 from . import batches, management, tracking
 from .tracking import without_wid
 
@@ -38,13 +38,13 @@ def hello(server: ServerContext, connection: ConnectedClient, command: Hello) ->
     """Accept a producer at once; register a worker first, and close its connection if that fails (W2)."""
     if not command.identity.wid:
         return resp.OK
-    server.joins(connection)
+    server.index_by_wid(connection)
 
-    def answer(told: FaktoryError | None) -> None:
-        if told is None:
+    def answer(result: FaktoryError | None) -> None:
+        if result is None:
             connection.finish(resp.OK)
         else:
-            connection.dismiss(resp.refusal(told))
+            connection.reply_and_close(resp.refusal(result))
 
     server.sign(command.identity, answer)
     return None
@@ -52,39 +52,39 @@ def hello(server: ServerContext, connection: ConnectedClient, command: Hello) ->
 
 def end(server: ServerContext, connection: ConnectedClient, command: End) -> bytes | None:  # noqa: ARG001
     """Reply with OK and close the connection (W4)."""
-    connection.dismiss(resp.OK)
+    connection.reply_and_close(resp.OK)
     return None
 
 
 def push(server: ServerContext, connection: ConnectedClient, command: Push) -> bytes | None:
     """Store a job, reply after the commit, and wake waiting FETCHes of its queue (W29)."""
 
-    def answer(told: list[FaktoryError | None] | FaktoryError) -> None:
-        refusal = told if isinstance(told, FaktoryError) else told[0]
+    def answer(result: list[FaktoryError | None] | FaktoryError) -> None:
+        refusal = result if isinstance(result, FaktoryError) else result[0]
         # Before the reply: afterwards no job that was prefetched earlier may be delivered ahead of this one.
         if command.job.priority > 0:
-            server.shelf.makes_way([command.job.queue])
+            server.prefetch_buffer.release_for_priority([command.job.queue])
         connection.finish(resp.outcome(refusal))
         if refusal is None:
-            server.stored([command.job])
+            server.announce_jobs([command.job])
 
-    server.push([_sent_by(connection, command.job)], answer)
+    server.push([_with_sender(connection, command.job)], answer)
     return None
 
 
 def push_bulk(server: ServerContext, connection: ConnectedClient, command: PushBulk) -> bytes | None:
     """Store the valid jobs and reply with the refused ones by jid (W12); in steps if there are many."""
-    _in_steps(server, len(command.jobs), _push_bulk(server, connection, command))
+    _run_steps(server, len(command.jobs), _push_bulk(server, connection, command))
     return None
 
 
-def _push_bulk(server: ServerContext, connection: ConnectedClient, command: PushBulk) -> Steps[None]:
+def _push_bulk(server: ServerContext, connection: ConnectedClient, command: PushBulk) -> Incremental[None]:
     good: list[JobPayload] = []
     refused: dict[str, str] = {}
     first: set[str] = set()
     for place, job in enumerate(command.jobs, 1):
         if isinstance(job, JobPayload):
-            good.append(_sent_by(connection, job))
+            good.append(_with_sender(connection, job))
             if job.priority > 0:
                 first.add(job.queue)
         else:
@@ -95,47 +95,47 @@ def _push_bulk(server: ServerContext, connection: ConnectedClient, command: Push
         connection.finish(resp.bulk(jsontext.encode(refused)))
         return
 
-    def answer(told: list[FaktoryError | None] | FaktoryError) -> None:
+    def answer(result: list[FaktoryError | None] | FaktoryError) -> None:
         if first:
-            server.shelf.makes_way(first)
-        if isinstance(told, FaktoryError):
-            connection.finish(resp.refusal(told))
+            server.prefetch_buffer.release_for_priority(first)
+        if isinstance(result, FaktoryError):
+            connection.finish(resp.refusal(result))
         else:
-            _in_steps(server, len(good), _pushed_bulk(server, connection, good, told, refused))
+            _run_steps(server, len(good), _reply_push_bulk(server, connection, good, result, refused))
 
     server.push(good, answer)
 
 
-def _pushed_bulk(
+def _reply_push_bulk(
     server: ServerContext,
     connection: ConnectedClient,
     good: list[JobPayload],
-    told: list[FaktoryError | None],
+    result: list[FaktoryError | None],
     refused: dict[str, str],
-) -> Steps[None]:
-    if any(told):
-        for place, (job, refusal) in enumerate(zip(good, told, strict=True), 1):
+) -> Incremental[None]:
+    if any(result):
+        for place, (job, refusal) in enumerate(zip(good, result, strict=True), 1):
             if refusal is not None:
-                refused[job.jid] = _told(refusal)
+                refused[job.jid] = _format_refusal(refusal)
             if not place % JOBS_A_STEP:
                 yield
     connection.finish(resp.bulk(jsontext.encode(refused)))
     while good:  # free them in steps too: freeing many objects takes as long as reading them
-        server.stored(good[-JOBS_A_STEP:])
+        server.announce_jobs(good[-JOBS_A_STEP:])
         del good[-JOBS_A_STEP:]
         if good:
             yield
 
 
-def _in_steps(server: ServerContext, count: int, steps: Steps[None]) -> None:
+def _run_steps(server: ServerContext, count: int, steps: Incremental[None]) -> None:
     """Run the steps now if there are few jobs, else in turn with other long commands."""
     if count <= JOBS_A_STEP:
         incremental.run(steps)
     else:
-        server.desk.go_on(steps)
+        server.command_scheduler.run_steps(steps)
 
 
-def _sent_by(connection: ConnectedClient, job: JobPayload) -> JobPayload:
+def _with_sender(connection: ConnectedClient, job: JobPayload) -> JobPayload:
     """Add the sender's wid to a job of a batch, which checks it."""
     if job.options is None or not job.options.bid:
         return job
@@ -150,29 +150,29 @@ def fetch(server: ServerContext, connection: ConnectedClient, command: Fetch) ->
     if not wid and conf.get("STRICT_WIDS"):
         return without_wid("FETCH")  # without a wid it could not end the job
 
-    def answer(told: Reservation | FaktoryError | None) -> None:
-        if not isinstance(told, Reservation):
-            connection.finish(resp.NULL if told is None else resp.refusal(told))
+    def answer(result: Reservation | FaktoryError | None) -> None:
+        if not isinstance(result, Reservation):
+            connection.finish(resp.NULL if result is None else resp.refusal(result))
             return
         # None: the job had corrupted text and is dead now. The client fetches again.
-        if (reply := _job(server, told)) is None:
+        if (reply := _encode_job(server, result)) is None:
             connection.finish(resp.NULL)
         else:
-            if not told.is_ahead:  # prefetched jobs are tracked since they left the buffer
-                server.handed_out.add(told)
-            connection.hand_over(reply, on_unsent=lambda: server.release([told]))
+            if not result.is_prefetched:  # prefetched jobs are tracked since they left the buffer
+                server.deliveries.add(result)
+            connection.deliver(reply, on_unsent=lambda: server.release([result]))
 
     request = FetchRequest(queues=command.queues, wid=wid, lease=Lease.DELIVERY)
-    server.shelf.saw(request, id(connection))
+    server.prefetch_buffer.record_fetch(request, id(connection))
     # A prefetched job is returned as the reply at once, without entering the queue of waiting FETCHes.
-    if job := server.shelf.take(request):
-        reply = _job(server, job)
+    if job := server.prefetch_buffer.take(request):
+        reply = _encode_job(server, job)
         if reply is not None:
-            connection.expects_to_send(lambda: server.release([job]))
+            connection.add_unsent_callback(lambda: server.release([job]))
         return reply or resp.NULL
-    fetcher = Fetcher(request, answer)
-    connection.on_gone = lambda: server.fetchers.leave(fetcher)
-    server.fetchers.add(fetcher)
+    waiting_fetch = WaitingFetch(request, answer)
+    connection.on_disconnect = lambda: server.fetch_queue.leave(waiting_fetch)
+    server.fetch_queue.add(waiting_fetch)
     return None
 
 
@@ -182,16 +182,20 @@ def ack(server: ServerContext, connection: ConnectedClient, command: AckJob) -> 
     if not wid and conf.get("STRICT_WIDS"):
         return without_wid("ACK")
     # Before the ACK is submitted, so that the claim and the ACK are in one transaction.
-    server.fetchers.before_ack(jid)
-    server.ack(Ack(jid=jid, wid=wid, attempt=server.handed_out.attempt_of(jid, wid)), _ended(server, connection, jid))
+    server.fetch_queue.claim_with_ack(jid)
+    server.ack(
+        Ack(jid=jid, wid=wid, attempt=server.deliveries.attempt_of(jid, wid)), _on_job_ended(server, connection, jid)
+    )
     return None
 
 
-def _ended(server: ServerContext, connection: ConnectedClient, jid: str) -> Callable[[FaktoryError | bool], None]:
-    def answer(told: FaktoryError | bool) -> None:
-        if told is True:  # False: nothing was changed; another worker may have the job, so it stays tracked
-            server.handed_out.forget(jid)
-        connection.finish(resp.outcome(told))
+def _on_job_ended(
+    server: ServerContext, connection: ConnectedClient, jid: str
+) -> Callable[[FaktoryError | bool], None]:
+    def answer(result: FaktoryError | bool) -> None:
+        if result is True:  # False: nothing was changed; another worker may have the job, so it stays tracked
+            server.deliveries.forget(jid)
+        connection.finish(resp.outcome(result))
 
     return answer
 
@@ -204,12 +208,12 @@ def fail(server: ServerContext, connection: ConnectedClient, command: FailJob) -
     report = failure(
         jid=jid,
         wid=wid,
-        attempt=server.handed_out.attempt_of(jid, wid),
+        attempt=server.deliveries.attempt_of(jid, wid),
         errtype=command.errtype,
         message=command.message,
         backtrace=command.backtrace,
     )
-    server.fail(report, _ended(server, connection, jid))
+    server.fail(report, _on_job_ended(server, connection, jid))
     return None
 
 
@@ -223,7 +227,7 @@ def beat(server: ServerContext, connection: ConnectedClient, command: BeatWorker
 
     def answer(state: FaktoryError | str) -> None:
         if state:
-            server.shelf.distrust(wid)
+            server.prefetch_buffer.distrust(wid)
         if isinstance(state, FaktoryError):
             connection.finish(resp.refusal(state))
             if isinstance(state, UnknownWorker):  # considered lost (W20): it has to connect and register again
@@ -240,11 +244,11 @@ def beat(server: ServerContext, connection: ConnectedClient, command: BeatWorker
 def info(server: ServerContext, connection: ConnectedClient, command: Info) -> bytes | None:  # noqa: ARG001
     """Reply with counts of jobs, queues and workers, in the original server's shape (W22)."""
 
-    def answer(told: dict[str, Any] | FaktoryError) -> None:
-        if isinstance(told, FaktoryError):
-            connection.finish(resp.refusal(told))
+    def answer(result: dict[str, Any] | FaktoryError) -> None:
+        if isinstance(result, FaktoryError):
+            connection.finish(resp.refusal(result))
         else:
-            connection.finish(resp.bulk(jsontext.encode(_info(server, told))))
+            connection.finish(resp.bulk(jsontext.encode(_info(server, result))))
 
     server.read(connection, server.broker.info, answer)
     return None
@@ -266,14 +270,14 @@ VERBS: dict[type[Any], Handler] = {
 }
 
 
-def carry_out(server: ServerContext, connection: ConnectedClient, command: Command) -> bytes | None:
+def execute(server: ServerContext, connection: ConnectedClient, command: Command) -> bytes | None:
     """Call the handler of a command and return its result."""
     return VERBS[type(command)](server, connection, command)
 
 
-def _job(server: ServerContext, job: Reservation) -> bytes | None:
+def _encode_job(server: ServerContext, job: Reservation) -> bytes | None:
     """Return the reply with a job, or None, after killing the job, if its stored text is not JSON."""
-    server.handed_out.know(job)
+    server.deliveries.remember_batch(job)
     try:
         return resp.bulk(job.wire())
     except InvalidPayload as error:
@@ -295,7 +299,7 @@ def _kill(server: ServerContext, job: Reservation, error: InvalidPayload) -> Non
     server.fail(report, lambda _: None)
 
 
-def _told(refusal: FaktoryError) -> str:
+def _format_refusal(refusal: FaktoryError) -> str:
     """Return a refusal for PUSHB's reply: codes other than ERR precede the text, as in `-CODE text`."""
     return str(refusal) if refusal.code == FaktoryError.code else f"{refusal.code} {refusal}"
 

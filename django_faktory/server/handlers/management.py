@@ -22,7 +22,7 @@ def mutate(server: ServerContext, connection: ConnectedClient, command: Mutate) 
     if refusal := _refusal("MUTATE"):
         return refusal
     mutation = command.mutation
-    work = partial(server.broker.mutate, mutation, go_on=server.goes_on)
+    work = partial(server.broker.mutate, mutation, should_continue=server.should_continue)
     wakes = mutation.command == "requeue"
     server.long_work.submit(work, _answer(server, connection, wakes_all=wakes))
     return None
@@ -51,8 +51,8 @@ def remove(server: ServerContext, connection: ConnectedClient, command: RemoveQu
     """Delete the waiting jobs of these queues, the queues and their pauses (W24)."""
     if refusal := _refusal("QUEUE REMOVE"):
         return refusal
-    # Deletes in steps and checks `goes_on` between them, so that a stop does not wait for a large queue.
-    work = partial(server.broker.remove, command.queues, go_on=server.goes_on)
+    # Deletes in steps and checks `should_continue` between them, so that a stop does not wait for a large queue.
+    work = partial(server.broker.remove, command.queues, should_continue=server.should_continue)
     server.long_work.submit(work, _answer(server, connection))
     return None
 
@@ -60,12 +60,12 @@ def remove(server: ServerContext, connection: ConnectedClient, command: RemoveQu
 def latency(server: ServerContext, connection: ConnectedClient, command: QueueLatency) -> bytes | None:
     """Reply with the seconds that the oldest job of each queue has waited (W24)."""
 
-    def answer(told: dict[str, float] | FaktoryError) -> None:
-        if isinstance(told, FaktoryError):
-            connection.finish(resp.refusal(told))
+    def answer(result: dict[str, float] | FaktoryError) -> None:
+        if isinstance(result, FaktoryError):
+            connection.finish(resp.refusal(result))
             return
         # Whole numbers without a fraction, as the original server writes them.
-        seconds = {name: int(value) if value.is_integer() else value for name, value in told.items()}
+        seconds = {name: int(value) if value.is_integer() else value for name, value in result.items()}
         connection.finish(resp.bulk(jsontext.encode(seconds)))
 
     # A slow read (8 to 10 s for 1,000 names, ADR 0032): in the queue for reads it delays only other reads.
@@ -77,7 +77,9 @@ def flush(server: ServerContext, connection: ConnectedClient, command: Flush) ->
     """Delete all jobs, locks, tracking, queues and pauses, if ALLOW_FLUSH permits it (W25)."""
     if not conf.allows_flush():
         return resp.error('FLUSH is disabled; to allow it, set FAKTORY["ALLOW_FLUSH"] = True where the server runs')
-    server.long_work.submit(partial(server.broker.flush, go_on=server.goes_on), _answer(server, connection))
+    server.long_work.submit(
+        partial(server.broker.flush, should_continue=server.should_continue), _answer(server, connection)
+    )
     return None
 
 
@@ -93,11 +95,11 @@ def _answer(
 ) -> Callable[[Any], None]:
     """Return a callback that replies with OK or the error, then wakes the FETCHes of these queues."""
 
-    def answer(told: Any) -> None:
-        server.shelf.clear()  # jobs prefetched before a pause, removal or change must not be delivered after it
-        connection.finish(resp.outcome(told))
+    def answer(result: Any) -> None:
+        server.prefetch_buffer.clear()  # a job prefetched before a pause, removal or change must not be delivered
+        connection.finish(resp.outcome(result))
         if wakes or wakes_all:
-            server.fetchers.wake(None if wakes_all else wakes)
+            server.fetch_queue.wake(None if wakes_all else wakes)
 
     return answer
 

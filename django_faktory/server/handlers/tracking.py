@@ -10,7 +10,7 @@ import msgspec
 from ... import conf
 from ...core.payloads import Tracked
 from ...core.protocol import resp
-from ...core.protocol.tracking import TrackGet, TrackSet, tracked_text
+from ...core.protocol.tracking import TrackGet, TrackSet, format_tracked
 from ...errors import FaktoryError
 from ..context import ConnectedClient, Handler, ServerContext
 
@@ -22,8 +22,8 @@ def track_set(server: ServerContext, connection: ConnectedClient, command: Track
     # The wid comes from HELLO, not from the command: a client cannot extend the job of another worker.
     update = msgspec.structs.replace(command.update, wid=connection.identity.wid)
 
-    def answer(told: FaktoryError | None) -> None:
-        connection.finish(resp.outcome(told))
+    def answer(result: FaktoryError | None) -> None:
+        connection.finish(resp.outcome(result))
 
     server.may_block(partial(server.broker.track_set, [update]), answer, [f"jid:{update.jid}"])
     return None
@@ -32,11 +32,11 @@ def track_set(server: ServerContext, connection: ConnectedClient, command: Track
 def track_get(server: ServerContext, connection: ConnectedClient, command: TrackGet) -> bytes | None:
     """Reply with the state and progress of a job."""
 
-    def answer(told: list[Tracked] | FaktoryError) -> None:
-        if isinstance(told, FaktoryError):
-            connection.finish(resp.refusal(told))
+    def answer(result: list[Tracked] | FaktoryError) -> None:
+        if isinstance(result, FaktoryError):
+            connection.finish(resp.refusal(result))
         else:
-            connection.finish(resp.bulk(tracked_text(told[0])))
+            connection.finish(resp.bulk(format_tracked(result[0])))
 
     server.read(connection, partial(server.broker.track_get, [command.jid]), answer)
     return None

@@ -24,7 +24,7 @@ from ..dialects import dialect_of
 from ..maintenance.due import skip_locked
 from ..transactions import run
 from . import counters
-from .membership import add_to, existing, open_again, refuse_overdue
+from .membership import add_to, get_batch, open_again, refuse_overdue
 
 CHUNK = 200
 COMMIT_WITHIN_S = 1800
@@ -102,7 +102,7 @@ def withdraw(bids: Collection[str], *, using: str) -> int:
 def _withdraw(connection: BaseDatabaseWrapper, *, bid: str) -> bool:
     try:
         # Read again, under its lock: the client may use the batch at the same moment.
-        found = existing(connection, bid)
+        found = get_batch(connection, bid)
     except UnknownBatch:
         return False
     if found.is_committed or found.is_expired or found.total or found.children:
@@ -112,7 +112,7 @@ def _withdraw(connection: BaseDatabaseWrapper, *, bid: str) -> bool:
     parent = Batch.objects.using(using).filter(bid=found.parent_bid)
     counted = {name: F(name) - 1 for name in ("children", "open_children", "unsucceeded_children")}
     if found.parent_bid and parent.update(**counted):
-        counters.look_again(connection, [found.parent_bid], _clock(connection, None))
+        counters.advance_batches(connection, [found.parent_bid], _clock(connection, None))
     return True
 
 
@@ -150,7 +150,7 @@ def commit(bid: str, *, using: str, now: datetime | None = None) -> None:
     """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
-        found = existing(connection, bid)
+        found = get_batch(connection, bid)
         if not is_open(found):
             return
         clock = _clock(connection, now)
@@ -159,7 +159,7 @@ def commit(bid: str, *, using: str, now: datetime | None = None) -> None:
             committed_at=found.committed_at or clock, expires_at=None, reopened_until=None
         )
         # All members may have ended before the commit: then the callbacks fire now.
-        counters.look_again(connection, [bid], clock)
+        counters.advance_batches(connection, [bid], clock)
 
     run(using, verb)
 
@@ -168,7 +168,7 @@ def status(bid: str, *, using: str) -> BatchStatus:
     """Return the progress of a batch; reads one row. Raises UnknownBatch."""
 
     def verb(connection: BaseDatabaseWrapper) -> BatchStatus:
-        found = existing(connection, bid, lock=False)
+        found = get_batch(connection, bid, lock=False)
         return BatchStatus(
             bid=found.bid,
             parent_bid=found.parent_bid,
@@ -200,10 +200,10 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         Batch.objects.using(using).filter(pk__in=[batch.pk for batch in found]).update(
             **{name: clock if value is Now else value for name, value in changes.items()}
         )
-        counters.look_again(connection, [batch.bid for batch in found], clock)
+        counters.advance_batches(connection, [batch.bid for batch in found], clock)
         return len(found)
 
-    # `is_broken` reaches the ancestors through `look_again`: their success callbacks must not wait for this batch.
+    # `is_broken` reaches the ancestors through `advance_batches`: their success callbacks must not wait for this batch.
     gone = {"expired_at": Now, "expires_at": None, "is_broken": True}
     count = 0
     for late, changes in ((never, gone), (reopened, {"reopened_until": None})):
@@ -245,7 +245,7 @@ def sweep(*, using: str, now: datetime | None = None) -> int:
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         bids = list(due.order_by("-depth", "bid").values_list("bid", flat=True)[:CHUNK])
-        return counters.look_again(connection, bids, _clock(connection, now)) if bids else 0
+        return counters.advance_batches(connection, bids, _clock(connection, now)) if bids else 0
 
     return run(using, verb) if run(using, lambda _: due.exists(), atomic=False) else 0
 

@@ -1,7 +1,7 @@
 """Members and callbacks of batches: count their state changes and take the steps that follow.
 
-Both happen in the transaction of the change. Code that changes a job of a batch calls `note`. Rules: `batch_rules`; ADR
-0011.
+Both happen in the transaction of the change. Code that changes a job of a batch calls `record_changes`. Rules:
+`batch_rules`; ADR 0011.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...core.logs import get_logger
 from ...core.payloads import Ack
 from ...models import Batch, Job, JobQuerySet
 from ..dialects import dialect_of
-from ..dialects.base import Ended, Held, Tally, holds
+from ..dialects.base import Ended, EndedRun, Tally, holds
 from ..jobs import unique_push
 from ..limits import limiters
 from ..locks import locks
@@ -35,11 +35,11 @@ logger = get_logger(__name__)
 
 _OF_HOLDER = ("wid", "attempt", "result_ttl", "queue", "jobtype", "started_at", "lock_key", "lock_token", "passes")
 FIELDS = ("id", "jid", "bid", "callback_of", "has_run", "counts_failed")
-COUNTED = ("pending", "unrun", "failed", "open_children", "unsucceeded_children", "is_broken")
+COUNTER_FIELDS = ("pending", "unrun", "failed", "open_children", "unsucceeded_children", "is_broken")
 on_callback: list[Callable[[str, set[str]], None]] = []
 """Callbacks that receive the alias and the queues of an enqueued batch callback, after the commit."""
 
-BELONGS = Q(bid__isnull=False) | Q(callback_of__isnull=False)
+HAS_BATCH = Q(bid__isnull=False) | Q(callback_of__isnull=False)
 
 
 class Change(NamedTuple):
@@ -51,53 +51,53 @@ class Change(NamedTuple):
     succeeded: bool = False
 
 
-def note(connection: BaseDatabaseWrapper, changes: Iterable[Change], now: datetime) -> None:
+def record_changes(connection: BaseDatabaseWrapper, changes: Iterable[Change], now: datetime) -> None:
     """Count these changes and take the steps that follow, inside the transaction that made them.
 
     Jobs without a batch may be among them. Batches are locked deepest first, then by bid.
     """
-    pending: dict[str, _Sum] = {}
+    pending: dict[str, _BatchDelta] = {}
     for change in changes:
         if change.job.bid:
-            pending.setdefault(change.job.bid, _Sum()).add_member(_flagged(connection, change))
+            pending.setdefault(change.job.bid, _BatchDelta()).add_member(_count_change(connection, change))
         if change.job.callback_of:
-            pending.setdefault(change.job.callback_of, _Sum()).ends.append(change)
+            pending.setdefault(change.job.callback_of, _BatchDelta()).ends.append(change)
     if pending:
-        _settle(connection, pending, now)
+        _apply_deltas(connection, pending, now)
 
 
-def of_batches(jobs: JobQuerySet) -> list[Job]:
-    """Return the jobs among these that belong to a batch, locked by id, for `note`."""
-    found = jobs.filter(BELONGS).order_by("id").only(*FIELDS)
+def lock_members(jobs: JobQuerySet) -> list[Job]:
+    """Return the jobs among these that belong to a batch, locked by id, for `record_changes`."""
+    found = jobs.filter(HAS_BATCH).order_by("id").only(*FIELDS)
     return list(_locked(found))
 
 
-def apart(jobs: JobQuerySet) -> tuple[JobQuerySet, JobQuerySet, list[Job]]:
+def split_members(jobs: JobQuerySet) -> tuple[JobQuerySet, JobQuerySet, list[Job]]:
     """Split these jobs into jobs without a batch and jobs of batches; return the latter also as rows.
 
-    Pass the rows to `note` after the change. The second set contains only rows locked here. A member that enters a
-    matching state a moment later would be changed without being counted, and its batch would never finish.
+    Pass the rows to `record_changes` after the change. The second set contains only rows locked here. A member that
+    enters a matching state a moment later would be changed without being counted, and its batch would never finish.
     """
-    theirs = of_batches(jobs)
+    theirs = lock_members(jobs)
     everything = Job.objects.using(jobs.db)
     return jobs.filter(bid=None, callback_of=None), everything.filter(pk__in=[job.pk for job in theirs]), theirs
 
 
-def note_all(using: str, jobs: Sequence[Job], to: State | None) -> None:
-    """Call `note` for jobs that moved to the same state, at the database's time."""
+def record_all(using: str, jobs: Sequence[Job], to: State | None) -> None:
+    """Call `record_changes` for jobs that moved to the same state, at the database's time."""
     if jobs:
         connection = connections[using]
         with connection.cursor() as cursor:
             now = dialect_of(connection).now(cursor)
-        note(connection, [Change(job, to) for job in jobs], now)
+        record_changes(connection, [Change(job, to) for job in jobs], now)
 
 
-def look_again(connection: BaseDatabaseWrapper, bids: Collection[str], now: datetime) -> int:
+def advance_batches(connection: BaseDatabaseWrapper, bids: Collection[str], now: datetime) -> int:
     """Take due steps of these batches; return how many batches had some."""
-    return _settle(connection, {bid: _Sum() for bid in bids}, now)
+    return _apply_deltas(connection, {bid: _BatchDelta() for bid in bids}, now)
 
 
-class _Sum:
+class _BatchDelta:
     """Changes to add to one batch."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _Sum:
         self.ends: list[Change] = []
         self.closed_children = self.succeeded_children = 0
 
-    def add_member(self, counted: batch_rules.Counted) -> None:
+    def add_member(self, counted: batch_rules.CounterChange) -> None:
         self.pending += counted.pending
         self.unrun += counted.unrun
         self.failed += counted.failed
@@ -123,7 +123,7 @@ class _Sum:
             _callback_ended(batch, end)
 
 
-def _flagged(connection: BaseDatabaseWrapper, change: Change) -> batch_rules.Counted:
+def _count_change(connection: BaseDatabaseWrapper, change: Change) -> batch_rules.CounterChange:
     """Return how the change counts, and mark a row that can count again as counted."""
     job = change.job
     counted = batch_rules.count(
@@ -146,7 +146,7 @@ def _callback_ended(batch: Batch, end: Change) -> None:
         batch.is_broken |= end.to is not State.DEAD
 
 
-def _settle(connection: BaseDatabaseWrapper, sums: dict[str, _Sum], now: datetime) -> int:
+def _apply_deltas(connection: BaseDatabaseWrapper, sums: dict[str, _BatchDelta], now: datetime) -> int:
     """Add the changes to the batches and take their steps, level by level.
 
     A child is handled before its parent, which receives the results of all its children at once.
@@ -167,27 +167,27 @@ def _settle(connection: BaseDatabaseWrapper, sums: dict[str, _Sum], now: datetim
             steps = batch_rules.advance(batch)
             moved += bool(steps)
             for step in steps:
-                _carry_out(connection, batch, step, now)
+                _execute_step(connection, batch, step, now)
             if batch.parent_bid and steps:
-                _tell_parent(sums.setdefault(batch.parent_bid, _Sum()), steps)
+                _notify_parent(sums.setdefault(batch.parent_bid, _BatchDelta()), steps)
                 # The parent joins its own level, so that rows are locked deepest first.
                 depths[batch.parent_bid] = batch.depth - 1
             # Most changes touch only counters; writing all columns would rewrite the callbacks' texts, which may be
             # long.
             is_whole = steps or sums[batch.bid].ends or was_reopened
-            batch.save(using=connection.alias, update_fields=None if is_whole else COUNTED)
+            batch.save(using=connection.alias, update_fields=None if is_whole else COUNTER_FIELDS)
         for bid in level:
             del depths[bid]
     return moved
 
 
-def _tell_parent(told: _Sum, steps: Sequence[Step]) -> None:
+def _notify_parent(told: _BatchDelta, steps: Sequence[Step]) -> None:
     told.breaks |= Step.TELL_BROKEN in steps
     told.closed_children += Step.TELL_COMPLETE in steps
     told.succeeded_children += Step.TELL_SUCCESS in steps
 
 
-def _carry_out(connection: BaseDatabaseWrapper, batch: Batch, step: Step, now: datetime) -> None:
+def _execute_step(connection: BaseDatabaseWrapper, batch: Batch, step: Step, now: datetime) -> None:
     match step:
         case Step.FIRE_COMPLETE:
             batch.complete_jid = _fire(connection, Kind.COMPLETE, batch, now)
@@ -215,8 +215,8 @@ def _fire(connection: BaseDatabaseWrapper, kind: Kind, batch: Batch, now: dateti
         job = parse_job(jsontext.join(told.items()))
         logger.warning("the callback's jid is another job's, it gets a new one bid=%s jid=%s", batch.bid, job.jid)
         unique_push.push(connection, [(0, job)], now, callback_of=batch.bid)
-    for tell in on_callback:
-        transaction.on_commit(partial(tell, connection.alias, {job.queue}), using=connection.alias, robust=True)
+    for callback in on_callback:
+        transaction.on_commit(partial(callback, connection.alias, {job.queue}), using=connection.alias, robust=True)
     return job.jid
 
 
@@ -245,7 +245,7 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
     ends = [
         Change(rows[jid], GONE if rows[jid].result_ttl is None else State.SUCCEEDED, succeeded=True) for jid in held
     ]
-    note(connection, ends, clock)
+    record_changes(connection, ends, clock)
     locks.release(connection, [rows[jid] for jid in held])
     limiters.release(connection, [rows[jid].passes for jid in held])
     # Batches, lock rows, limiters, then counters (ADR 0024). Counters last: jobs without a batch use the same rows,
@@ -255,10 +255,10 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
     return {jid: held_job(rows[jid], clock) for jid in held}
 
 
-def held_job(job: Job, now: datetime) -> Held:
+def held_job(job: Job, now: datetime) -> EndedRun:
     """Return the event data of a job that ends now."""
     ran_s = (now - job.started_at).total_seconds() if job.started_at else 0.0
-    return Held(job.wid, job.attempt, job.queue, job.jobtype, max(0.0, ran_s))
+    return EndedRun(job.wid, job.attempt, job.queue, job.jobtype, max(0.0, ran_s))
 
 
 def _locked(rows: Any) -> Any:

@@ -36,20 +36,20 @@ def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload], now: date
     return {jid: errors[asked] for jid, asked in wanted.items() if asked in errors}
 
 
-def joined(connection: BaseDatabaseWrapper, bids: Sequence[str]) -> None:
+def count_new_members(connection: BaseDatabaseWrapper, bids: Sequence[str]) -> None:
     """Count new members of batches that `admit` has locked, one per bid in the list."""
     for bid, count in sorted(Counter(bids).items()):
         batch = Batch.objects.using(connection.alias).filter(bid=bid)
         counted = {name: F(name) + count for name in ("total", "pending", "unrun")}
         # Usually one UPDATE. Only a batch that already counts as complete has to be read and opened again.
         if not batch.filter(complete_st=Progress.NOT_YET).update(**counted):
-            open_again(connection, existing(connection, bid))
+            open_again(connection, get_batch(connection, bid))
             batch.update(**counted)
 
 
 def add_to(connection: BaseDatabaseWrapper, bid: str, *, by: str, now: datetime) -> Batch:
     """Lock and return a batch to which the worker `by` may add. Raises UnknownBatch, BatchClosed."""
-    batch = existing(connection, bid)
+    batch = get_batch(connection, bid)
     refuse_overdue(batch, now)
     if has_fired(batch):
         raise BatchClosed(bid, "a callback of it was enqueued already, nothing can be added any more")
@@ -57,7 +57,7 @@ def add_to(connection: BaseDatabaseWrapper, bid: str, *, by: str, now: datetime)
     if not is_open(batch) and not _is_inside(connection, bid, by):
         raise BatchClosed(bid, "it is committed, so only one of its own jobs, while it runs, can add to it")
     # An addition reopens the ancestors, which is impossible once one of them has enqueued a callback.
-    if fired := next(filter(has_fired, _told(connection, batch)), None):
+    if fired := next(filter(has_fired, _find_notified_ancestors(connection, batch)), None):
         raise BatchClosed(bid, f"a callback of its parent {fired.bid} was enqueued already")
     return batch
 
@@ -79,7 +79,7 @@ def open_again(connection: BaseDatabaseWrapper, batch: Batch) -> None:
 
     Possible in a batch without a complete callback: a member may add jobs on a later attempt.
     """
-    chain = [batch, *_told(connection, batch)]
+    chain = [batch, *_find_notified_ancestors(connection, batch)]
     for child, parent in pairwise(chain):
         child.told_complete = False
         parent.open_children += 1
@@ -89,20 +89,20 @@ def open_again(connection: BaseDatabaseWrapper, batch: Batch) -> None:
         one.save(using=connection.alias)
 
 
-def _told(connection: BaseDatabaseWrapper, batch: Batch) -> list[Batch]:
+def _find_notified_ancestors(connection: BaseDatabaseWrapper, batch: Batch) -> list[Batch]:
     """Return the ancestors, locked, that count this batch as complete.
 
     Stops at an ancestor that is over, which waits for nothing.
     """
-    told: list[Batch] = []
+    ancestors: list[Batch] = []
     below = batch
     while below.told_complete and below.parent_bid:
-        parent = _found(connection, below.parent_bid)
+        parent = _find(connection, below.parent_bid)
         if parent is None or parent.is_over:
             break
-        told.append(parent)
+        ancestors.append(parent)
         below = parent
-    return told
+    return ancestors
 
 
 def _is_inside(connection: BaseDatabaseWrapper, bid: str, by: str) -> bool:
@@ -133,15 +133,15 @@ def _descend_from(connection: BaseDatabaseWrapper, bid: str, bids: set[str]) -> 
     return False
 
 
-def existing(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) -> Batch:
+def get_batch(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) -> Batch:
     """Return this batch, locked unless `lock` is false. Raises UnknownBatch."""
-    batch = _found(connection, bid, lock=lock)
+    batch = _find(connection, bid, lock=lock)
     if batch is None:
         raise UnknownBatch(bid)
     return batch
 
 
-def _found(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) -> Batch | None:
+def _find(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) -> Batch | None:
     if not is_storable(bid):
         return None  # such text cannot be a query parameter (NUL, lone surrogates)
     found = Batch.objects.using(connection.alias).filter(bid=bid)

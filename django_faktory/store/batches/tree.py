@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ...models import Batch
 
-MOST = 200
+MAX_BATCHES = 200
 """Batches of a tree that are read at most."""
 
 
-def tree_of(batch: Batch, *, most: int = MOST) -> list[Batch]:
+def tree_of(batch: Batch, *, most: int = MAX_BATCHES) -> list[Batch]:
     """Return the tree that contains this batch, from its root, depth first. One statement per level.
 
     Of a larger tree it returns about `most` batches: whole levels from the root down, and always the path to this

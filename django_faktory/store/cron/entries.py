@@ -59,7 +59,7 @@ def sync(definitions: Iterable[Definition], *, using: str, now: datetime | None 
         for entry in _locked(rows.order_by("name"), using):
             one = wanted.get(entry.name)
             if entry.origin == CronEntry.Origin.CODE:
-                _bring_up(entry, one, clock)
+                _apply_definition(entry, one, clock)
             elif one is not None:
                 logger.error("cron entry of code has a name taken in the admin, rename one of them name=%s", one.name)
 
@@ -133,7 +133,7 @@ def _change_each(
     return run(using, verb)
 
 
-def _bring_up(entry: CronEntry, one: Definition | None, now: datetime) -> None:
+def _apply_definition(entry: CronEntry, one: Definition | None, now: datetime) -> None:
     """Update an entry of code to its definition; None marks it as removed."""
     if one is not None:
         # An entry that code defines again starts from now: runs of the time in between are not made up for.

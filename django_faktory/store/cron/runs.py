@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import OuterRef, Q, Subquery
 from django.db.models.functions import Now
 
-from ...core.cron import Outcome, Overlap, Schedule, due
+from ...core.cron import Overlap, RunOutcome, Schedule, due
 from ...core.lifecycle import FINISHED, LIVE
 from ...core.logs import get_logger
 from ...errors import BrokerUnavailable, FaktoryError, InvalidCron
@@ -32,27 +32,27 @@ ENTRIES = 100
 KEPT_FOR_S = 3600
 """Minimum seconds that the row of an entry's job is kept after its end.
 
-`note_ends` reads its outcome from it.
+`record_run_outcomes` reads its outcome from it.
 """
 
 KEPT_RUNS = 100
 """Runs kept per entry; runs with an unfinished job are kept in addition."""
 
-LONGEST_NOTE = 1000
+MAX_NOTE_LENGTH = 1000
 
 
-class Enqueued(NamedTuple):
+class EnqueuedJob(NamedTuple):
     """The jid and the queue of the job that was made."""
 
     jid: str
     queue: str
 
 
-Enqueue = Callable[[CronEntry], Enqueued]
+Enqueue = Callable[[CronEntry], EnqueuedJob]
 """Makes and pushes an entry's job within the current transaction. Raises the reason if it cannot."""
 
 
-def take_due(enqueue: Enqueue, *, using: str, now: datetime | None = None) -> set[str]:
+def enqueue_due_runs(enqueue: Enqueue, *, using: str, now: datetime | None = None) -> set[str]:
     """Take the due runs of all entries, one transaction per entry; return the queues that got a job.
 
     Entries that another node has locked are left to that node.
@@ -62,7 +62,7 @@ def take_due(enqueue: Enqueue, *, using: str, now: datetime | None = None) -> se
     return {queue for pk in ids for queue in run(using, lambda connection, pk=pk: _take(connection, pk, enqueue, now))}  # type: ignore[misc]  # a default is no parameter to mypy
 
 
-def run_now(pk: int, enqueue: Enqueue, *, using: str) -> Enqueued:
+def run_now(pk: int, enqueue: Enqueue, *, using: str) -> EnqueuedJob:
     """Enqueue an entry's job at once, regardless of its pause and overlap setting.
 
     Raises FaktoryError if the job cannot be made; the attempt is recorded as a run.
@@ -77,9 +77,9 @@ def run_now(pk: int, enqueue: Enqueue, *, using: str) -> Enqueued:
 
     queues: list[str] = []
     made = run(using, verb)
-    if made.outcome == Outcome.REFUSED:
+    if made.outcome == RunOutcome.REFUSED:
         raise FaktoryError(made.note)
-    return Enqueued(made.jid, queues[-1])
+    return EnqueuedJob(made.jid, queues[-1])
 
 
 def _take(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datetime | None) -> set[str]:
@@ -105,7 +105,7 @@ def _take(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datet
     runs, queues = [], set()
     if plan.passed and plan.passed not in taken:
         note = "no node took it in time, nor those after it that are not listed"
-        runs.append(CronRun(entry=entry, tick=plan.passed, outcome=Outcome.MISSED, note=note))
+        runs.append(CronRun(entry=entry, tick=plan.passed, outcome=RunOutcome.MISSED, note=note))
         logger.warning("cron entry missed ticks name=%s first=%s", entry.name, plan.passed.isoformat())
     # A loop below sets it after the first job: of several missed runs with overlap "skip", one is enqueued.
     is_busy = entry.overlap == Overlap.SKIP and _is_busy(entry, using)
@@ -113,7 +113,7 @@ def _take(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datet
         if tick in taken:
             continue
         if is_busy:
-            runs.append(CronRun(entry=entry, tick=tick, outcome=Outcome.OVERLAPPED))
+            runs.append(CronRun(entry=entry, tick=tick, outcome=RunOutcome.OVERLAPPED))
             continue
         found, got = _enqueued(entry, tick, enqueue, using)
         runs.append(found)
@@ -124,7 +124,9 @@ def _take(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datet
     return queues
 
 
-def _enqueued(entry: CronEntry, tick: datetime | None, enqueue: Enqueue, using: str) -> tuple[CronRun, Enqueued | None]:
+def _enqueued(
+    entry: CronEntry, tick: datetime | None, enqueue: Enqueue, using: str
+) -> tuple[CronRun, EnqueuedJob | None]:
     """Make the job and return its run. An error is recorded as refused, so that other entries still run."""
     try:
         # A savepoint: a database error in the project's code must not break the transaction that takes the run.
@@ -136,22 +138,22 @@ def _enqueued(entry: CronEntry, tick: datetime | None, enqueue: Enqueue, using: 
         raise  # `run` retries the whole transaction
     except Exception as error:  # enqueueing runs the project's middleware
         logger.exception("cron entry's job could not be enqueued name=%s", entry.name)
-        note = f"{type(error).__name__}: {first_line(error)}"[:LONGEST_NOTE]
-        return CronRun(entry=entry, tick=tick, outcome=Outcome.REFUSED, note=note), None
-    return CronRun(entry=entry, tick=tick, outcome=Outcome.ENQUEUED, jid=got.jid), got
+        note = f"{type(error).__name__}: {first_line(error)}"[:MAX_NOTE_LENGTH]
+        return CronRun(entry=entry, tick=tick, outcome=RunOutcome.REFUSED, note=note), None
+    return CronRun(entry=entry, tick=tick, outcome=RunOutcome.ENQUEUED, jid=got.jid), got
 
 
 def _is_busy(entry: CronEntry, using: str) -> bool:
     """Return whether a job of an earlier run is unfinished: waiting, running, retrying or dead."""
-    earlier = CronRun.objects.using(using).filter(entry=entry, outcome__in=[Outcome.ENQUEUED, Outcome.DEAD])
+    earlier = CronRun.objects.using(using).filter(entry=entry, outcome__in=[RunOutcome.ENQUEUED, RunOutcome.DEAD])
     jids = list(earlier.order_by("-id").values_list("jid", flat=True)[:CHUNK])
     return Job.objects.using(using).filter(jid__in=jids, state__in=[str(state) for state in LIVE]).exists()
 
 
-def outcomes(jids: list[str], *, using: str) -> dict[str, Outcome]:
+def outcomes(jids: list[str], *, using: str) -> dict[str, RunOutcome]:
     """Return the outcomes of these jobs by jid; jobs that are not stored are left out."""
     jobs = Job.objects.using(using).filter(jid__in=jids).values_list("jid", "state")
-    return {jid: Outcome(state) if state in FINISHED else Outcome.ENQUEUED for jid, state in jobs}
+    return {jid: RunOutcome(state) if state in FINISHED else RunOutcome.ENQUEUED for jid, state in jobs}
 
 
 def latest(ids: Sequence[int], *, using: str) -> dict[int, CronRun]:
@@ -159,13 +161,13 @@ def latest(ids: Sequence[int], *, using: str) -> dict[int, CronRun]:
     newest = CronRun.objects.using(using).filter(entry=OuterRef("pk")).order_by("-pk").values("pk")[:1]
     known = CronEntry.objects.using(using).filter(pk__in=ids).values_list(Subquery(newest), flat=True)
     runs = list(CronRun.objects.using(using).filter(pk__in=[pk for pk in known if pk is not None]))
-    said = outcomes([run.jid for run in runs if run.jid], using=using)
+    outcome_by_jid = outcomes([run.jid for run in runs if run.jid], using=using)
     for one in runs:
-        one.outcome = said.get(one.jid, one.outcome)
+        one.outcome = outcome_by_jid.get(one.jid, one.outcome)
     return {one.entry_id: one for one in runs}
 
 
-def note_ends(*, using: str, now: datetime | None = None) -> bool:
+def record_run_outcomes(*, using: str, now: datetime | None = None) -> bool:
     """Record how the entries' jobs ended, before their rows are purged.
 
     Handles all unfinished runs; returns False, since nothing is left for another call.
@@ -174,17 +176,19 @@ def note_ends(*, using: str, now: datetime | None = None) -> bool:
     def verb(connection: BaseDatabaseWrapper) -> None:
         with connection.cursor() as cursor:
             clock = now or dialect_of(connection).now(cursor)
-        said = outcomes([one.jid for one in some], using=using)
+        outcome_by_jid = outcomes([one.jid for one in some], using=using)
         for one in some:
-            outcome = said.get(one.jid, Outcome.GONE if one.outcome == Outcome.ENQUEUED else Outcome(one.outcome))
+            outcome = outcome_by_jid.get(
+                one.jid, RunOutcome.GONE if one.outcome == RunOutcome.ENQUEUED else RunOutcome(one.outcome)
+            )
             if outcome != one.outcome:
-                ended_at = None if outcome == Outcome.ENQUEUED else clock
+                ended_at = None if outcome == RunOutcome.ENQUEUED else clock
                 rows.filter(pk=one.pk, outcome=one.outcome).update(outcome=outcome, ended_at=ended_at)
 
     rows = CronRun.objects.using(using)
     # By primary key and in chunks: runs with a live job stay in the set and would be read again and again.
     last = 0
-    is_open = Q(outcome__in=[Outcome.ENQUEUED, Outcome.DEAD])
+    is_open = Q(outcome__in=[RunOutcome.ENQUEUED, RunOutcome.DEAD])
     while some := run(using, lambda _: list(rows.filter(is_open, pk__gt=last).order_by("pk")[:CHUNK]), atomic=False):  # noqa: B023
         run(using, verb)
         last = some[-1].pk
@@ -201,7 +205,7 @@ def forget_old(*, using: str) -> bool:
     for pk in ids:
         newest = runs.filter(entry=pk).order_by("-pk").values_list("pk", flat=True)[KEPT_RUNS - 1 : KEPT_RUNS]
         for oldest_kept in run(using, lambda _, newest=newest: list(newest), atomic=False):  # type: ignore[misc]
-            old = runs.filter(entry=pk, pk__lt=oldest_kept).exclude(outcome=Outcome.ENQUEUED)
+            old = runs.filter(entry=pk, pk__lt=oldest_kept).exclude(outcome=RunOutcome.ENQUEUED)
             gone = list(old.order_by("pk").values_list("pk", flat=True)[:CHUNK])
             run(using, lambda _, gone=gone: runs.filter(pk__in=gone).delete())  # type: ignore[misc]
             is_more = is_more or len(gone) == CHUNK

@@ -16,7 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...core.lifecycle import FINISHED, State
-from ...core.payloads import Ack, HandedOut, JobPayload, Reservation
+from ...core.payloads import Ack, Delivery, JobPayload, Reservation
 from .unblock import JOB as JOB  # noqa: PLC0414
 from .unblock import next_ready
 from .write_queue import NO_QUEUE
@@ -71,11 +71,11 @@ def counter_slot(connection: BaseDatabaseWrapper) -> int:
     return slot
 
 
-Placed = Sequence[tuple[int, JobPayload]]
+OrderedJobs = Sequence[tuple[int, JobPayload]]
 """Jobs to insert, each with its place in the pushed set."""
 
 
-def insertion_order(jobs: Sequence[JobPayload]) -> Placed:
+def insertion_order(jobs: Sequence[JobPayload]) -> OrderedJobs:
     """Return the jobs with their places: jobs without unique key first, by jid; then the others, by key.
 
     An insert waits for transactions that insert the same jid or key, so all inserts use this order (ADR 24).
@@ -93,7 +93,7 @@ def unique_key_of(job: JobPayload) -> str | None:
     return job.options.unique_key if job.options else None
 
 
-class Slot(msgspec.Struct, frozen=True, gc=False):
+class ClaimSlot(msgspec.Struct, frozen=True, gc=False):
     """One line of a plan: claim up to `count` jobs of this queue for this worker."""
 
     queue: str
@@ -101,13 +101,13 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     count: int
 
 
-class Plan(msgspec.Struct, frozen=True, gc=False):
+class ClaimPlan(msgspec.Struct, frozen=True, gc=False):
     """Description of a claim: at most `count` jobs for each slot, and at most `limit` jobs in total.
 
     If the plan names several wids, the counts of its slots add up to the limit.
     """
 
-    slots: Sequence[Slot] = ()
+    slots: Sequence[ClaimSlot] = ()
     limit: int = 0
     lease_s: float = 0.0
     """Lease in seconds of a lock that is acquired together with the claim, see `Dialect.exchange`."""
@@ -117,11 +117,11 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     """Minimum reservation in seconds, for workers with heartbeats that extend it: it must outlast WORKER_TIMEOUT."""
     at_most_s: float | None = None
     """Lease in seconds until the delivery is confirmed; None: the claim needs no confirmation."""
-    ahead: Sequence[Slot] = ()
+    ahead: Sequence[ClaimSlot] = ()
     """Slots to prefetch in addition, for later FETCHes; their wids are ignored (ADR 22)."""
-    crowd: Collection[str] = ()
+    candidate_wids: Collection[str] = ()
     """Wids that may receive prefetched jobs; nothing is prefetched if one of them is quiet or terminating."""
-    then: Sequence[Plan] = ()
+    then: Sequence[ClaimPlan] = ()
     """Further plans, of which only slots and limits count.
 
     They are claimed in this order after this plan, if the dialect `claims_in_turn`.
@@ -143,7 +143,7 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     late: int = 0
 
 
-class Changed(NamedTuple):
+class FailureColumns(NamedTuple):
     """Id of a job's row, and the columns that a failure changes."""
 
     id: Any
@@ -165,10 +165,10 @@ class Changed(NamedTuple):
     purge_at: Any
 
 
-_SAVE = f"UPDATE {JOB} SET {', '.join(f'{column} = %s' for column in Changed._fields[1:])} WHERE id = %s"
+_SAVE = f"UPDATE {JOB} SET {', '.join(f'{column} = %s' for column in FailureColumns._fields[1:])} WHERE id = %s"
 
 
-class Found(NamedTuple):
+class LockedRows(NamedTuple):
     """Rows of jobs that this transaction has locked."""
 
     columns: Sequence[str]
@@ -177,7 +177,7 @@ class Found(NamedTuple):
     """The time at which the rows were locked."""
 
 
-class Held(NamedTuple):
+class EndedRun(NamedTuple):
     """Run of an ended job: its worker, attempt, queue, jobtype and run time in seconds."""
 
     wid: str
@@ -187,11 +187,11 @@ class Held(NamedTuple):
     ran_s: float = 0.0
 
 
-Ended = dict[str, Held]
+Ended = dict[str, EndedRun]
 """Ended jobs, by jid."""
 
 
-class Ending(NamedTuple):
+class AckResult(NamedTuple):
     """Result of `end`: the ended jobs, and the jids in `left`, which it did not change.
 
     Members of batches and holders of locks or permits are in `left`; `store.batches.counters` ends them.
@@ -209,7 +209,7 @@ class Ending(NamedTuple):
     """
 
 
-class EndedLast(NamedTuple):
+class LastAckResult(NamedTuple):
     """Result of `end_last`: the time of the end, and the released permits."""
 
     at: datetime
@@ -220,7 +220,7 @@ class EndedLast(NamedTuple):
     """
 
 
-class Relayed(NamedTuple):
+class HandoffResult(NamedTuple):
     """Result of `relay`: the ended job, and the claimed one with its lock."""
 
     ended: Ended
@@ -229,8 +229,8 @@ class Relayed(NamedTuple):
     """Whether no other job was ready in the plan's queues; further requests for these queues get nothing."""
 
 
-class Stored(NamedTuple):
-    """Result of `insert_free`: which jobs were stored, and which rows prevented others."""
+class InsertResult(NamedTuple):
+    """Result of `insert_if_absent`: which jobs were stored, and which rows prevented others."""
 
     jids: Collection[str]
     alive: Collection[str]
@@ -243,7 +243,7 @@ class Stored(NamedTuple):
     """The time of the statement."""
 
 
-class Underway(Protocol):
+class PendingExchange(Protocol):
     """An exchange that was sent without waiting, and is read by an event loop as its results arrive."""
 
     is_sent: bool
@@ -256,7 +256,7 @@ class Underway(Protocol):
     def send(self) -> None:
         """Send the next part without blocking."""
 
-    def read(self) -> tuple[Ending, list[Reservation]] | None:
+    def read(self) -> tuple[AckResult, list[Reservation]] | None:
         """Return the result of `exchange`, or None until all of it has arrived."""
 
     is_last: bool
@@ -274,20 +274,20 @@ class Dialect(ABC):
     skip_lock = ""
     """Like `plain_lock`, but skips rows that other transactions have locked."""
 
-    hands_over = False
+    supports_lock_handoff = False
     """Whether `exchange` passes the lock of an ended job to the next job of its key that it claims (ADR 15)."""
 
-    lends = False
+    supports_async_exchange = False
     """Whether `begin` is implemented."""
 
     claims_in_turn = False
-    """Whether `exchange` uses `Plan.then`."""
+    """Whether `exchange` uses `ClaimPlan.then`."""
 
-    reads_ahead = False
-    """Whether `exchange` uses `Plan.ahead`, so that deliveries need `confirm` (ADR 22)."""
+    supports_prefetch = False
+    """Whether `exchange` uses `ClaimPlan.ahead`, so that deliveries need `confirm` (ADR 22)."""
 
     stores_keyed = False
-    """Whether `insert` accepts jobs with lock keys, and `insert_free` jobs with unique keys."""
+    """Whether `insert` accepts jobs with lock keys, and `insert_if_absent` jobs with unique keys."""
 
     one_statement = False
     """Whether claim and end are a single statement each, so that no transaction needs to be opened around them."""
@@ -307,7 +307,7 @@ class Dialect(ABC):
     """SQL: a SELECT of the strings in a JSON array, which is its only parameter."""
 
     @abstractmethod
-    def insert(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Collection[str]:
+    def insert(self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None) -> Collection[str]:
         """Insert jobs with distinct jids, in the given order; return the lock keys that some of them wait for.
 
         A row with the same jid is replaced if it has finished, otherwise left unchanged. If the database has row locks,
@@ -315,7 +315,9 @@ class Dialect(ABC):
         if the dialect `stores_keyed`. Their places decide the order in which they are claimed.
         """
 
-    def insert_free(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Stored:
+    def insert_if_absent(
+        self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
+    ) -> InsertResult:
         """Insert, in the given order, jobs that share neither jid nor unique key with a stored row.
 
         The jobs belong to no batch. To store the other jobs, the caller may change finished rows and take expired keys
@@ -324,14 +326,14 @@ class Dialect(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def lock_stored(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> datetime:
+    def lock_stored(self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None) -> datetime:
         """Lock, by id, all rows that inserts of these jobs may lock; return the time after that.
 
         Used before a set that several statements insert in one transaction.
         """
 
     @abstractmethod
-    def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
+    def claim(self, connection: BaseDatabaseWrapper, plan: ClaimPlan, now: datetime | None) -> list[Reservation]:
         """Reserve jobs in the plan's order, at most `count` per slot.
 
         If the plan names several wids, the jobs of a queue are distributed to them in the plan's order. Quiet workers
@@ -355,7 +357,7 @@ class Dialect(ABC):
     @abstractmethod
     def end(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
-    ) -> Ending:
+    ) -> AckResult:
         """End the jobs that these acks hold; return their jids and holders. Other acks are counted as late.
 
         If several acks name one jid, the ack of the holder counts. Members of batches and holders of locks or permits
@@ -366,18 +368,18 @@ class Dialect(ABC):
     def exchange(
         self,
         connection: BaseDatabaseWrapper,
-        jobs: Placed,
+        jobs: OrderedJobs,
         acks: Sequence[Ack],
-        plan: Plan,
+        plan: ClaimPlan,
         now: datetime | None,
-    ) -> tuple[Ending, list[Reservation]]:
+    ) -> tuple[AckResult, list[Reservation]]:
         """Run `end`, `insert` and `claim` in this order, each only if there is work for it.
 
         A claimed job may already have its lock, for the plan's `lease_s`: then it has the token. Prefetched jobs are in
         the list too, marked `is_ahead`.
         """
         # Ends come first, and lock the rows that the insert may replace as well: all rows in one order (ADR 24).
-        ended = self.end(connection, acks, now, [job.jid for _, job in jobs]) if acks else Ending({}, set())
+        ended = self.end(connection, acks, now, [job.jid for _, job in jobs]) if acks else AckResult({}, set())
         if jobs:
             ended = ended._replace(blocked=self.insert(connection, jobs, now))
         return ended, self.claim(connection, plan, now) if plan.slots else []
@@ -387,7 +389,7 @@ class Dialect(ABC):
         connection: BaseDatabaseWrapper,  # noqa: ARG002
         ack: Ack,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
-    ) -> EndedLast | None:
+    ) -> LastAckResult | None:
         """End a job as the last statement of the caller's transaction, and commit, in one message.
 
         The job belonged to no batch and held no lock or permit when it was claimed. Returns None, with nothing done, if
@@ -399,11 +401,11 @@ class Dialect(ABC):
     def begin(
         self,
         connection: BaseDatabaseWrapper,  # noqa: ARG002
-        jobs: Placed,  # noqa: ARG002
+        jobs: OrderedJobs,  # noqa: ARG002
         acks: Sequence[Ack],  # noqa: ARG002
-        plan: Plan,  # noqa: ARG002
+        plan: ClaimPlan,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
-    ) -> Underway | None:
+    ) -> PendingExchange | None:
         """Send `exchange` as its own transaction without waiting for the answer (ADR 21).
 
         Returns None, with nothing done, if this is impossible now.
@@ -411,7 +413,7 @@ class Dialect(ABC):
         return None
 
     @abstractmethod
-    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:
+    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[Delivery], now: datetime | None) -> set[str]:
         """Confirm the delivery of prefetched jobs; return the jids to confirm again (`Broker.confirm`)."""
 
     @abstractmethod
@@ -431,16 +433,16 @@ class Dialect(ABC):
         self,
         connection: BaseDatabaseWrapper,  # noqa: ARG002
         ack: Ack,  # noqa: ARG002
-        plan: Plan,  # noqa: ARG002
+        plan: ClaimPlan,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
-    ) -> Relayed | None:
+    ) -> HandoffResult | None:
         """End a holder of a lock and claim the next job of its key with the lock, in one statement (ADR 20).
 
         The next job is claimed for the only worker of the plan. Returns None if nothing was done.
         """
         return None
 
-    def expects_relay(self, jid: str) -> bool:  # noqa: ARG002
+    def expects_lock_handoff(self, jid: str) -> bool:  # noqa: ARG002
         """Return whether `relay` is likely to succeed when this job ends. False once it was tried for the job."""
         return False
 
@@ -489,7 +491,7 @@ class Dialect(ABC):
     Returns the permits by jid; if a limiter has no room for the whole set, nothing is done and the result is empty.
     """
 
-    def ready_of(self, cursor: CursorWrapper, keys: Sequence[str]) -> Sequence[tuple[Any, ...]]:
+    def find_ready(self, cursor: CursorWrapper, keys: Sequence[str]) -> Sequence[tuple[Any, ...]]:
         """Return id, key, queue and weight of the ready jobs of these keys."""
         cursor.execute(
             f"SELECT id, lock_key, queue, weight FROM {JOB} WHERE lock_key IN ({marks(keys)}) AND state = 'enqueued'",
@@ -526,14 +528,14 @@ class Dialect(ABC):
         connection: BaseDatabaseWrapper,  # noqa: ARG002
         jids: Collection[str],  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
-    ) -> Found | None:
+    ) -> LockedRows | None:
         """Lock and read jobs reported as failed. None: the dialect has no faster way than the ORM."""
         return None
 
     def save(
         self,
         connection: BaseDatabaseWrapper,
-        changed: Sequence[Changed],
+        changed: Sequence[FailureColumns],
         day: datetime,
         tally: Tally,
         *,

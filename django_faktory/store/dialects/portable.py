@@ -15,7 +15,7 @@ from django.db.backends.utils import CursorWrapper
 
 from ...core.job_options import JobOptions
 from ...core.lifecycle import State
-from ...core.payloads import Ack, HandedOut, JobPayload, Reservation
+from ...core.payloads import Ack, Delivery, JobPayload, Reservation
 from .base import (
     COUNTER,
     GATE,
@@ -23,12 +23,12 @@ from .base import (
     LIMIT,
     QUEUE,
     WORKER,
+    AckResult,
+    ClaimPlan,
+    ClaimSlot,
     Dialect,
-    Ending,
-    Held,
-    Placed,
-    Plan,
-    Slot,
+    EndedRun,
+    OrderedJobs,
     Tally,
     holds,
     marks,
@@ -69,7 +69,7 @@ class PortableDialect(Dialect):
         "state",
     )  # fmt: skip
 
-    def insert(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Collection[str]:
+    def insert(self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None) -> Collection[str]:
         """Insert jobs by upsert; returns no keys, because jobs with lock keys are inserted elsewhere."""
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
@@ -82,7 +82,7 @@ class PortableDialect(Dialect):
             self._write(cursor, rows)
         return ()
 
-    def lock_stored(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> datetime:  # noqa: ARG002  (no row is locked)
+    def lock_stored(self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None) -> datetime:  # noqa: ARG002  (no row is locked)
         """Return the time, without a lock."""
         # MariaDB would need two more statements for each set: one to find the ids, one to lock these rows in their
         # order.
@@ -113,7 +113,7 @@ class PortableDialect(Dialect):
         options = job.options or _NONE
         return adapt(options.expiry(max(job.at or now, now))), options.limit_key, options.about
 
-    def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
+    def claim(self, connection: BaseDatabaseWrapper, plan: ClaimPlan, now: datetime | None) -> list[Reservation]:
         """Reserve jobs queue by queue, then mark them with one UPDATE per wid."""
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
@@ -122,7 +122,7 @@ class PortableDialect(Dialect):
             found: list[Reservation] = []
             taken: list[tuple[Any, ...]] = []
             # Between two slots the limit shrinks: earlier slots of the plan take precedence.
-            for slot in self._promising(cursor, plan.slots, adapted):
+            for slot in self._select_slots_with_ready_jobs(cursor, plan.slots, adapted):
                 room = min(slot.count, plan.limit - len(found))
                 if room > 0 and slot.queue not in held.queues and slot.wid not in held.wids:
                     rows = self._lock_first(cursor, slot.queue, room, [row[0] for row in taken], adapted)
@@ -136,7 +136,9 @@ class PortableDialect(Dialect):
                     self._mark_working(cursor, ids, wid, adapted, plan, is_gated=is_gated)
         return found
 
-    def _promising(self, cursor: CursorWrapper, slots: Sequence[Slot], clock: Any) -> Sequence[Slot]:
+    def _select_slots_with_ready_jobs(
+        self, cursor: CursorWrapper, slots: Sequence[ClaimSlot], clock: Any
+    ) -> Sequence[ClaimSlot]:
         """Return the slots of queues that have ready jobs.
 
         A few slots are returned unchecked; of many, each with an empty queue would cost a statement.
@@ -162,7 +164,7 @@ class PortableDialect(Dialect):
         rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
 
-    def _reserved(self, row: tuple[Any, ...], wid: str, now: datetime, held: Withheld) -> Reservation:
+    def _reserved(self, row: tuple[Any, ...], wid: str, now: datetime, held: PausedSources) -> Reservation:
         (_, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for, result_ttl,
          jobtype, lock_key, limit_key, is_batchless) = row  # fmt: skip
         is_gated = limit_key is not None or ("task", jobtype) in held.limited or ("queue", queue) in held.limited
@@ -187,10 +189,10 @@ class PortableDialect(Dialect):
         )
 
     def _mark_working(
-        self, cursor: CursorWrapper, ids: list[int], wid: str, clock: Any, plan: Plan, *, is_gated: bool
+        self, cursor: CursorWrapper, ids: list[int], wid: str, clock: Any, plan: ClaimPlan, *, is_gated: bool
     ) -> None:
         # A job that needs a permit keeps a key that is unique until the start until it has the permit
-        # (`limits.sql.hand_out`).
+        # (`limits.sql.record_permits`).
         starts = "CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END"
         gated = "passes = ''" if is_gated else f"unique_key = {starts}"
         cursor.execute(
@@ -200,7 +202,7 @@ class PortableDialect(Dialect):
             [wid, clock, plan.mark, clock, *ids],
         )
 
-    def _lease(self, plan: Plan) -> str:
+    def _lease(self, plan: ClaimPlan) -> str:
         """Return SQL for how many seconds a claim of this plan reserves a job."""
         seconds = "reserve_for"
         if plan.at_least_s is not None:
@@ -209,7 +211,7 @@ class PortableDialect(Dialect):
             seconds = f"{self.least}({seconds}, {float(plan.at_most_s)!r})"
         return seconds
 
-    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:  # noqa: ARG002  (the reservation starts with the claim)
+    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[Delivery], now: datetime | None) -> set[str]:  # noqa: ARG002  (the reservation starts with the claim)
         """Confirm deliveries by (jid, wid, attempt); return the jids of locked rows."""
         wanted = {one.job.jid: (one.job.wid, one.job.attempt) for one in handed}
         with connection.cursor() as cursor:
@@ -298,7 +300,7 @@ class PortableDialect(Dialect):
 
     def end(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
-    ) -> Ending:
+    ) -> AckResult:
         """End plain jobs: lock, compare holders in Python, delete or keep, count."""
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
@@ -306,7 +308,7 @@ class PortableDialect(Dialect):
             found = self._ending(cursor, {ack.jid for ack in acks}, set(pushed) if self.plain_lock else set())
             left = {row[1] for row in found if row[5]}
             rows = {
-                jid: (row_id, ttl, Held(wid, attempt, queue, jobtype, seconds_since(started_at, clock)))
+                jid: (row_id, ttl, EndedRun(wid, attempt, queue, jobtype, seconds_since(started_at, clock)))
                 for row_id, jid, wid, attempt, ttl, is_apart, queue, jobtype, started_at in found
                 if not is_apart
             }
@@ -319,7 +321,7 @@ class PortableDialect(Dialect):
             self._delete(cursor, [row_id for row_id, _, ttl in held.values() if ttl is None])
             self.keep(cursor, [(row_id, ack, ttl) for row_id, ack, ttl in held.values() if ttl is not None], clock)
             self.count(cursor, clock, Tally(processed=len(held), late=len(acks) - len(held) - len(left)))
-        return Ending({jid: rows[jid][2] for jid in held}, left)
+        return AckResult({jid: rows[jid][2] for jid in held}, left)
 
     def _ending(self, cursor: CursorWrapper, jids: set[str], pushed: set[str]) -> list[tuple[Any, ...]]:
         """Lock the rows with these jids, and return those of running jobs that acks name."""
@@ -367,7 +369,7 @@ class PortableDialect(Dialect):
         """Return SQL for the moment `seconds` after `moment`."""
 
 
-class Withheld(NamedTuple):
+class PausedSources(NamedTuple):
     """Conditions that a claim reads in addition to the jobs."""
 
     queues: set[str]
@@ -378,7 +380,7 @@ class Withheld(NamedTuple):
     """Scope and name of limits on queues and tasks: their jobs need a permit."""
 
 
-def withheld(connection: BaseDatabaseWrapper, wids: Collection[str], clock: Any) -> Withheld:
+def withheld(connection: BaseDatabaseWrapper, wids: Collection[str], clock: Any) -> PausedSources:
     """Read pauses, limits and worker states in one statement."""
     muted = f" UNION ALL SELECT 'muted', wid FROM {WORKER} WHERE state <> 'running' AND wid IN ({marks(wids)})"
     with connection.cursor() as cursor:
@@ -390,7 +392,7 @@ def withheld(connection: BaseDatabaseWrapper, wids: Collection[str], clock: Any)
             [clock, *wids],
         )
         rows = cursor.fetchall()
-    return Withheld(
+    return PausedSources(
         {name for kind, name in rows if kind == "paused"},
         {name for kind, name in rows if kind == "muted"},
         {(kind, name) for kind, name in rows if kind in ("queue", "task")},

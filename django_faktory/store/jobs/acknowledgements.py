@@ -11,13 +11,13 @@ from datetime import datetime
 
 from django.db import Error, connections
 
-from ...core.limits import passes_of
+from ...core.limits import parse_permits
 from ...core.logs import get_logger
 from ...core.payloads import Ack, Reservation, is_storable
 from ...errors import BrokerUnavailable, FaktoryError, LockTimeout
 from ..batches import counters
 from ..dialects import dialect_of
-from ..dialects.base import Ended, Ending, Held, holds
+from ..dialects.base import AckResult, Ended, EndedRun, holds
 from ..limits import limiters
 from ..locks import locks
 from ..transactions import run
@@ -26,16 +26,16 @@ from .pushes import CHUNK
 logger = get_logger(__name__)
 
 
-OnEnded = Callable[[Collection[Held]], None]
+OnFinished = Callable[[Collection[EndedRun]], None]
 """Callback for jobs after the end of their runs. Called inside the transaction that ended them, or after it."""
 
 
-def nobody_asks(_: Collection[Held]) -> None:
-    """Ignore the ended jobs; the default for `on_ended`."""
+def ignore_finished(_: Collection[EndedRun]) -> None:
+    """Ignore the ended jobs; the default for `on_finished`."""
 
 
 def end_members(
-    ending: Ending, acks: Sequence[Ack], *, using: str, now: datetime | None, on_ended: OnEnded
+    ending: AckResult, acks: Sequence[Ack], *, using: str, now: datetime | None, on_finished: OnFinished
 ) -> list[FaktoryError | bool]:
     """End the jobs that `ending` left unchanged, in a separate transaction, and return the result of each ack.
 
@@ -49,15 +49,15 @@ def end_members(
             raise
         if not isinstance(error, LockTimeout):
             logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.left), error)
-        on_ended(ending.ended.values())
+        on_finished(ending.ended.values())
         trouble = error if isinstance(error, LockTimeout) else BrokerUnavailable("database unavailable")
         return [trouble if ack.jid in ending.left else _was_holder(ack, ending.ended) for ack in acks]
-    on_ended(ended.values())
+    on_finished(ended.values())
     return [_was_holder(ack, ended) for ack in acks]
 
 
 def ack(
-    acks: Sequence[Ack], *, using: str, now: datetime | None = None, on_ended: OnEnded = nobody_asks
+    acks: Sequence[Ack], *, using: str, now: datetime | None = None, on_finished: OnFinished = ignore_finished
 ) -> list[FaktoryError | bool]:
     """End jobs successfully: delete the row, or keep it as succeeded for its `result_ttl`.
 
@@ -65,22 +65,22 @@ def ack(
     job (W16); BrokerUnavailable if this job was not ended although other jobs of the set were. Raise BrokerUnavailable
     if no job was ended.
     """
-    answers: list[FaktoryError | bool] = []
+    results: list[FaktoryError | bool] = []
     for start in range(0, len(acks), CHUNK):
         try:
-            answers += _ack_chunk(acks[start : start + CHUNK], using=using, now=now, on_ended=on_ended)
+            results += _ack_chunk(acks[start : start + CHUNK], using=using, now=now, on_finished=on_finished)
         except BrokerUnavailable as error:
             # Earlier chunks are committed and their acks must not be repeated, so return the error per ack.
-            if not answers or connections[using].in_atomic_block:
+            if not results or connections[using].in_atomic_block:
                 raise
             logger.warning("jobs not acknowledged jobs=%d error=%s", len(acks) - start, error)
-            answers += [error] * (len(acks) - start)
+            results += [error] * (len(acks) - start)
             break
-    return answers
+    return results
 
 
 def _ack_chunk(
-    acks: Sequence[Ack], *, using: str, now: datetime | None, on_ended: OnEnded
+    acks: Sequence[Ack], *, using: str, now: datetime | None, on_finished: OnFinished
 ) -> list[FaktoryError | bool]:
     # A jid that no database can store (such as one with a NUL character) would fail the statement of the whole set.
     storable = [ack for ack in acks if is_storable(ack.jid)]
@@ -92,17 +92,17 @@ def _ack_chunk(
         lambda connection: dialect.end(connection, storable, now),
         atomic=not (dialect.one_statement and dialect.joins(connections[using])),
     )
-    locks.tell(connections[using], set(ending.readied))
-    answers = end_members(ending, storable, using=using, now=now, on_ended=on_ended)
+    locks.notify_ready(connections[using], set(ending.readied))
+    results = end_members(ending, storable, using=using, now=now, on_finished=on_finished)
     if len(storable) == len(acks):
-        return answers
+        return results
     # Put False in the places of the jids that were left out, so that results match the acks.
-    theirs = iter(answers)
+    theirs = iter(results)
     return [next(theirs) if is_storable(ack.jid) else False for ack in acks]
 
 
 def ack_last(
-    report: Ack, job: Reservation, *, using: str, now: datetime | None = None, on_ended: OnEnded = nobody_asks
+    report: Ack, job: Reservation, *, using: str, now: datetime | None = None, on_finished: OnFinished = ignore_finished
 ) -> bool:
     """`ack` this job as the last statement of the caller's `atomic` block, which must end right after this call.
 
@@ -117,14 +117,14 @@ def ack_last(
         ended = dialect_of(connection).end_last(connection, report, now)
         if ended is not None:
             # A limit that was set while the job ran may have given it permits; their limiters may have room now.
-            limiters.settle_later(connection, passes_of(ended.passes))
+            limiters.promote_waiters_later(connection, parse_permits(ended.passes))
             ran_s = (ended.at - job.started_at).total_seconds() if job.started_at else 0.0
-            on_ended([Held(job.wid, job.attempt, job.queue, job.jobtype, ran_s)])
+            on_finished([EndedRun(job.wid, job.attempt, job.queue, job.jobtype, ran_s)])
             return True
-    return ack([report], using=using, now=now, on_ended=on_ended) == [True]
+    return ack([report], using=using, now=now, on_finished=on_finished) == [True]
 
 
-def _end_of_batches(ending: Ending, acks: Sequence[Ack], *, using: str, now: datetime | None) -> Ended:
+def _end_of_batches(ending: AckResult, acks: Sequence[Ack], *, using: str, now: datetime | None) -> Ended:
     """End the jobs of `ending.left` together with their batches, locks and permits."""
     theirs = [ack for ack in acks if ack.jid in ending.left]
     return run(using, lambda connection: counters.end(connection, theirs, now)) if theirs else {}

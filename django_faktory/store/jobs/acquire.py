@@ -28,10 +28,10 @@ def acquire(
     """
     keyed = [job for job in claimed if job.lock_key is not None and job.lock_token is None]
     if not keyed:
-        return limiters.let_pass(claimed, using=using, now=now)
+        return limiters.acquire_permits(claimed, using=using, now=now)
     # No limit concerns these jobs: on PostgreSQL one statement takes the locks.
     if all(job.passes is None for job in claimed):
-        won = {job.jid: job for job in locks.take(keyed, using=using, lease_s=lease_s, now=now)}
+        won = {job.jid: job for job in locks.acquire_locks(keyed, using=using, lease_s=lease_s, now=now)}
         return [won.get(job.jid, job) for job in claimed if job.lock_key is None or job.lock_token or job.jid in won]
     return _acquire_both(claimed, keyed, using, lease_s, now)
 
@@ -47,12 +47,12 @@ def _acquire_both(
         if len(keyed) < len(claimed) and connection.features.has_select_for_update:
             rows = Job.objects.using(using).filter(jid__in=[job.jid for job in claimed]).order_by("pk")
             list(rows.select_for_update().values_list("pk", flat=True))
-        tokens = locks.take_in(connection, keyed, lease_s, now)
+        tokens = locks.acquire_locks_in(connection, keyed, lease_s, now)
         found = [msgspec.structs.replace(job, lock_token=tokens.get(job.jid, job.lock_token)) for job in claimed]
         found = [job for job in found if job.lock_key is None or job.lock_token is not None]
-        return tokens, limiters.let_pass_in(connection, found, now)
+        return tokens, limiters.acquire_permits_in(connection, found, now)
 
-    tokens, passed = limiters.run_with_gates(verb, using=using)
+    tokens, passed = limiters.run_with_limiters(verb, using=using)
     # Refused keys are checked once more after the commit: their holder may have released them meanwhile.
-    locks.settle({job.lock_key for job in keyed if job.lock_key and job.jid not in tokens}, using=using)
+    locks.promote_waiters({job.lock_key for job in keyed if job.lock_key and job.jid not in tokens}, using=using)
     return passed

@@ -1,8 +1,8 @@
 """Send exchanges from the event loop, on a database connection that an idle thread lends (ADR 0021).
 
-`begin` sends without blocking and returns an `InFlight`, which the loop reads when the socket is readable. Only
-exchanges that are one round trip take this path. If the reply needs further queries, `InFlight.read` returns a function
-that the connection's thread runs, because it may block.
+`begin` sends without blocking and returns an `SentExchange`, which the loop reads when the socket is readable. Only
+exchanges that are one round trip take this path. If the reply needs further queries, `SentExchange.read` returns a
+function that the connection's thread runs, because it may block.
 """
 
 from __future__ import annotations
@@ -17,51 +17,53 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...errors import BrokerUnavailable
 from .. import transactions
 from ..dialects import dialect_of
-from ..dialects.base import Plan, Underway
+from ..dialects.base import ClaimPlan, PendingExchange
 from ..transactions import first_line
-from .exchanges import Exchanged, Turn, carry_out
+from .exchanges import Exchange, ExchangeReply, execute
 
-Told = TypeVar("Told")
+Result = TypeVar("Result")
 
 
-def begin(connection: BaseDatabaseWrapper, turn: Turn, then: Callable[[Exchanged], Told]) -> InFlight[Told] | None:
-    """Send a turn without blocking; `then` converts its result.
+def begin(
+    connection: BaseDatabaseWrapper, work: Exchange, on_result: Callable[[ExchangeReply], Result]
+) -> SentExchange[Result] | None:
+    """Send a turn without blocking; `on_result` converts its result.
 
     Return None, with nothing sent, if a thread must run the turn.
     """
     dialect = dialect_of(connection)
-    if not transactions.is_at_hand(connection) or not turn.is_one() or turn.may_be_relay(dialect):
+    if not transactions.is_at_hand(connection) or not work.is_one_transaction() or work.may_hand_off_lock(dialect):
         return None
-    plan = turn.plan(turn.claiming.unanswered.number())
-    if turn.asks() and not plan.slots:
+    plan = work.plan(work.claiming.claim_numbers.number())
+    if work.wants_jobs() and not plan.slots:
         return None  # the plan depends on the number of waiting jobs, which is another query
-    # The time limit covers the whole round trip: it is entered here and closed by `InFlight.read`.
+    # The time limit covers the whole round trip: it is entered here and closed by `SentExchange.read`.
     with ExitStack() as limit:
         limit.enter_context(transactions.around(connection))
         try:
-            underway = dialect.begin(connection, turn.placed(), turn.acks, plan, turn.claiming.now)
+            underway = dialect.begin(connection, work.placed(), work.acks, plan, work.claiming.now)
         except Error:  # an invalid value or a lost connection: the thread's attempt reports which
             return None
         if underway is None:
             return None
-        flight = InFlight(connection, turn, plan, then)
+        flight = SentExchange(connection, work, plan, on_result)
         flight.sent(underway, limit.pop_all())
         return flight
 
 
-class InFlight(Generic[Told]):
+class SentExchange(Generic[Result]):
     """A turn that was sent. Call `read` when `fd` is readable, and `send` when it is writable unless `is_sent`."""
 
     def __init__(
         self,
         connection: BaseDatabaseWrapper,
-        turn: Turn,
-        plan: Plan,
-        then: Callable[[Exchanged], Told],
+        work: Exchange,
+        plan: ClaimPlan,
+        on_result: Callable[[ExchangeReply], Result],
     ) -> None:
-        self._connection, self._turn, self._plan, self._then = connection, turn, plan, then
+        self._connection, self._work, self._plan, self._on_result = connection, work, plan, on_result
 
-    def sent(self, underway: Underway, limit: ExitStack) -> None:
+    def sent(self, underway: PendingExchange, limit: ExitStack) -> None:
         """Store the pending reply and the time limit, which `read` closes."""
         self._underway, self._limit, self.fd = underway, limit, underway.fd
 
@@ -80,7 +82,7 @@ class InFlight(Generic[Told]):
         with suppress(Error):
             self._underway.send()
 
-    def read(self) -> Told | Callable[[], Told] | None:
+    def read(self) -> Result | Callable[[], Result] | None:
         """Return the converted result, or a function that the thread must run to get it, or None if more is to come.
 
         Never blocks and never raises; the returned function may do both.
@@ -92,36 +94,36 @@ class InFlight(Generic[Told]):
             if self._connection.connection.closed:
                 return self._lost(error)
             # A failed statement undid the whole turn. Run it again in the thread, which finds the failing command.
-            return lambda: self._then(carry_out(self._turn))
+            return lambda: self._on_result(execute(self._work))
         if found is None:
             return None
         self._limit.close()
-        if self._turn.ends_here(self._plan, *found):
-            return self._then(self._turn.concluded(self._plan, *found))
+        if self._work.needs_no_query(self._plan, *found):
+            return self._on_result(self._work.conclude(self._plan, *found))
 
-        def rest() -> Told:
+        def finish() -> Result:
             try:
-                told = self._turn.concluded(self._plan, *found)
+                result = self._work.conclude(self._plan, *found)
             except BaseException:
-                self._expect()
+                self._schedule_checks()
                 raise
-            return self._then(told)
+            return self._on_result(result)
 
-        return rest
+        return finish
 
-    def _lost(self, error: Error) -> Callable[[], Told]:
+    def _lost(self, error: Error) -> Callable[[], Result]:
         """Schedule checks of the claim, and return the function that reports the lost connection.
 
         The turn may or may not be committed.
         """
-        self._expect()
+        self._schedule_checks()
 
-        def tell() -> Told:
+        def raise_lost() -> Result:
             self._connection.close()
             raise BrokerUnavailable(f"database unavailable: {first_line(error)}") from error
 
-        return tell
+        return raise_lost
 
-    def _expect(self) -> None:
-        if self._plan.claim is not None and self._turn.requests:
-            self._turn.claiming.unanswered.expect(self._plan.claim)
+    def _schedule_checks(self) -> None:
+        if self._plan.claim is not None and self._work.requests:
+            self._work.claiming.claim_numbers.schedule_checks(self._plan.claim)

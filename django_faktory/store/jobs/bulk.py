@@ -31,7 +31,7 @@ from ..locks import locks
 from ..queues import known_names
 from ..transactions import run
 from . import scan
-from .transitions import Change, discarded, killed, locked, requeued
+from .transitions import Change, discarded, killed, lock_rows, requeued
 
 CHUNK = 500
 """Maximum jobs of one step: about 20 ms, which is also how long its row locks are held."""
@@ -44,7 +44,7 @@ READ_CHARACTERS = 4 * 1024 * 1024
 
 PORTION = 2000
 """Ids read per statement."""
-LONGEST_PAUSE_S = 0.05
+MAX_PAUSE_S = 0.05
 
 T = TypeVar("T")
 
@@ -52,15 +52,15 @@ Step = Callable[[], int]
 """Executes one step and returns the number of changed jobs."""
 
 
-def done(steps: Iterable[Step], go_on: Callable[[], bool]) -> Iterator[int]:
-    """Execute the steps while `go_on` returns True, and yield the number of jobs each step changed.
+def execute_steps(steps: Iterable[Step], should_continue: Callable[[], bool]) -> Iterator[int]:
+    """Execute the steps while `should_continue` returns True, and yield the number of jobs each step changed.
 
-    The first step is always executed. Raise FaktoryError if steps are left when `go_on` returns False; the completed
-    steps stay done.
+    The first step is always executed. Raise FaktoryError if steps are left when `should_continue` returns False; the
+    completed steps stay done.
     """
     begun = False
     for step in steps:
-        if begun and not go_on():
+        if begun and not should_continue():
             raise FaktoryError("shutdown in progress: the jobs so far were changed; send it again for the rest")
         begun = True
         yield step()
@@ -96,7 +96,7 @@ def change(jobs: JobQuerySet, states: Collection[State], change: Change) -> tupl
     """
     # Ids only, read before the first step: a job that enters a matching state during the steps is not changed.
     ids = _ids(jobs if jobs.query.is_sliced else jobs.in_state(*states))
-    still = partial(_still, jobs.db, states=states)
+    still = partial(_still_in, jobs.db, states=states)
     return len(ids), (partial(_change, still(chunk), change) for chunk in _chunks(ids, CHUNK))
 
 
@@ -137,7 +137,7 @@ def flush(*, using: str) -> Iterator[Step]:
 def _flushed(jobs: JobQuerySet) -> int:
     """Delete jobs and release the locks and permits they hold. Jobs claimed meanwhile keep their locks and permits."""
     connection = connections[jobs.db]
-    rows = list(locked(jobs).only("lock_key", "lock_token", "passes"))
+    rows = list(lock_rows(jobs).only("lock_key", "lock_token", "passes"))
     gone, _ = Job.objects.using(jobs.db).filter(pk__in=[row.pk for row in rows]).delete()
     locks.release(connection, rows)
     limiters.release(connection, [row.passes for row in rows])
@@ -175,12 +175,12 @@ def _by_jids(jobs: JobQuerySet, jids: Sequence[str], change: Change) -> Iterator
 
 def _by_ids(jobs: JobQuerySet, state: State, change: Change, queue: str | None = None) -> Iterator[Step]:
     for ids in _chunks(_ids_in(jobs, state, queue), CHUNK):
-        yield partial(_change, _still(jobs.db, ids, {state}), change)
+        yield partial(_change, _still_in(jobs.db, ids, {state}), change)
 
 
 def _by_glob(jobs: JobQuerySet, state: State, glob: Glob, change: Change) -> Iterator[Step]:
     for ids in _chunks(_ids_in(jobs.filter(_may_match(glob)), state), READ_AT_ONCE):
-        yield partial(_change_matching, _still(jobs.db, ids, {state}), state, glob, change)
+        yield partial(_change_matching, _still_in(jobs.db, ids, {state}), state, glob, change)
 
 
 def _ids(jobs: JobQuerySet) -> array[int]:
@@ -217,7 +217,7 @@ def _chunks(found: Sequence[T], size: int) -> Iterator[list[T]]:
         yield list(found[start : start + size])
 
 
-def _still(using: str, ids: Sequence[int], states: Collection[State]) -> JobQuerySet:
+def _still_in(using: str, ids: Sequence[int], states: Collection[State]) -> JobQuerySet:
     """Return a queryset of the jobs with these ids that are still in one of the states.
 
     The state is compared as an expression that matches no index: after a million changes the statistics are outdated,
@@ -235,13 +235,13 @@ def _change(jobs: JobQuerySet, change: Change) -> int:
 
 
 def _let_others_write(using: str, took_s: float) -> None:
-    """Pause on SQLite for as long as the step took, at most `LONGEST_PAUSE_S`, so that other writers get a turn.
+    """Pause on SQLite for as long as the step took, at most `MAX_PAUSE_S`, so that other writers get a turn.
 
     SQLite has one writer and no fair queue of processes for it.
     """
     connection = connections[using]
     if connection.vendor == "sqlite" and not connection.in_atomic_block:
-        time.sleep(min(took_s, LONGEST_PAUSE_S))
+        time.sleep(min(took_s, MAX_PAUSE_S))
 
 
 def _change_matching(jobs: JobQuerySet, state: State, glob: Glob, change: Change) -> int:
@@ -252,7 +252,7 @@ def _change_matching(jobs: JobQuerySet, state: State, glob: Glob, change: Change
         found = run(jobs.db, lambda _, rows=rows: list(rows), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
         ids += [job.pk for job in found if glob.matches(_text(job))]
     # Check the state again: it may have changed since the texts were read.
-    return _change(_still(jobs.db, ids, {state}), change) if ids else 0
+    return _change(_still_in(jobs.db, ids, {state}), change) if ids else 0
 
 
 def _by_size(jobs: JobQuerySet) -> Iterator[list[int]]:
@@ -288,7 +288,7 @@ def _text(job: Job) -> str:
 _between_tokens = re.compile(r"[:,{}\[\] \t\r\n]")
 _in_times = re.compile(r'["0-9TZ.-]+')
 _OUR_KEYS = ('"created_at"', '"enqueued_at"', '"failure"')
-MOST_CONDITIONS = 4
+MAX_CONDITIONS = 4
 
 
 def _may_match(glob: Glob) -> Q:
@@ -298,7 +298,7 @@ def _may_match(glob: Glob) -> Q:
     occur only in fields that FETCH adds are left out, because the stored text does not have them.
     """
     pieces = {piece for literal in glob.literals for piece in _between_tokens.split(literal)}
-    telling = [
+    selective = [
         piece
         for piece in pieces
         if len(piece) > 1
@@ -308,6 +308,6 @@ def _may_match(glob: Glob) -> Q:
     ]
     # The longest pieces select best; each one costs a text search in every row.
     condition = Q()
-    for piece in sorted(telling, key=len, reverse=True)[:MOST_CONDITIONS]:
+    for piece in sorted(selective, key=len, reverse=True)[:MAX_CONDITIONS]:
         condition &= Q(payload__contains=piece) | Q(failure__contains=piece)
     return condition

@@ -40,7 +40,7 @@ def cancel(jids: Sequence[str], *, using: str, now: datetime | None = None) -> i
 
 def _cancel(connection: BaseDatabaseWrapper, jids: Sequence[str], using: str, now: datetime | None) -> int:
     jobs = Job.objects.using(using).filter(jid__in=jids)
-    jobs = transitions.locked(jobs.in_state(*WAITING, *_READY, State.WORKING))
+    jobs = transitions.lock_rows(jobs.in_state(*WAITING, *_READY, State.WORKING))
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
     # Discard before marking: without row locks (SQLite), a job that is claimed between the two updates gets marked.

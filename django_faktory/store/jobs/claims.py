@@ -1,7 +1,8 @@
 """Claim jobs for fetch requests, together with the locks and permits they need. Rules: W13, ADR 0015 to 0017.
 
-A `Plan` lists how many jobs of which queue to claim for which worker. Requests that are alike, or the first queue of
-each request, are claimed without a look at the queues; `_plan` counts the waiting jobs only when that was not enough.
+A `ClaimPlan` lists how many jobs of which queue to claim for which worker. Requests that are alike, or the first queue
+of each request, are claimed without a look at the queues; `_plan` counts the waiting jobs only when that was not
+enough.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from ...core.logs import get_logger
 from ...core.payloads import FetchRequest, Lease, Reservation, is_storable
 from ...errors import BrokerUnavailable
 from ..dialects import dialect_of
-from ..dialects.base import DELIVERY_LEASE_S, Plan, Slot
+from ..dialects.base import DELIVERY_LEASE_S, ClaimPlan, ClaimSlot
 from ..locks import locks
 from ..transactions import run
 from . import acquire, releases
-from .lost_claims import Unanswered
+from .lost_claims import ClaimNumbers
 
 logger = get_logger(__name__)
 
 MAX_ROUNDS = 8
 """Maximum claims of one fetch: jobs that wait for locks or limits could otherwise keep it busy without a result."""
 
-MOST_IN_TURN = 8
+MAX_REQUEST_CLAIMS = 8
 """Maximum number of requests that get one claim each; above it, counting the waiting jobs first is cheaper."""
 
 
@@ -39,22 +40,24 @@ def fetch(
     using: str,
     now: datetime | None = None,
     lease_s: float = locks.LEASE_S,
-    unanswered: Unanswered | None = None,
+    claim_numbers: ClaimNumbers | None = None,
 ) -> list[list[Reservation]]:
     """Reserve jobs for each request, in its order of queues, then priority, then age (W13). Does not wait for jobs.
 
     Locks no row that it does not return: requests of one worker with the same queues share one claim; otherwise each
     request tries its first queue, and a second plan, based on the number of waiting jobs, serves requests still short.
     """
-    return fetch_for([*map(answerable, requests)], Claiming(using, now, lease_s, unanswered or Unanswered()))
+    return fetch_filtered(
+        [*map(drop_unstorable_queues, requests)], ClaimContext(using, now, lease_s, claim_numbers or ClaimNumbers())
+    )
 
 
-def fetch_for(requests: Sequence[FetchRequest], claiming: Claiming) -> list[list[Reservation]]:
-    """Run `fetch` for requests that `answerable` has filtered."""
-    return shared_out(requests, claiming.claim(first_plan(requests)), claiming)
+def fetch_filtered(requests: Sequence[FetchRequest], claiming: ClaimContext) -> list[list[Reservation]]:
+    """Run `fetch` for requests that `drop_unstorable_queues` has filtered."""
+    return distribute(requests, claiming.claim(first_plan(requests)), claiming)
 
 
-def first_plan(requests: Sequence[FetchRequest]) -> Plan:
+def first_plan(requests: Sequence[FetchRequest]) -> ClaimPlan:
     """Return the plan that needs no query: all queues of requests that are alike, else the first queue of each.
 
     Empty if requests of different workers differ.
@@ -62,22 +65,24 @@ def first_plan(requests: Sequence[FetchRequest]) -> Plan:
     requests = [request for request in requests if request.count]
     total = sum(request.count for request in requests)
     if are_alike(requests):
-        return Plan([Slot(queue, requests[0].wid, total) for queue in dict.fromkeys(requests[0].queues)], total)
+        return ClaimPlan(
+            [ClaimSlot(queue, requests[0].wid, total) for queue in dict.fromkeys(requests[0].queues)], total
+        )
     if len({request.wid for request in requests}) > 1:
-        return Plan()  # their order within a queue depends on the number of waiting jobs, see `_plan`
+        return ClaimPlan()  # their order within a queue depends on the number of waiting jobs, see `_plan`
     slots: dict[str, int] = {}
     for request in requests:
         for queue in request.queues[:1]:
             slots[queue] = slots.get(queue, 0) + request.count
-    return Plan([Slot(queue, requests[0].wid, count) for queue, count in slots.items()], total)
+    return ClaimPlan([ClaimSlot(queue, requests[0].wid, count) for queue, count in slots.items()], total)
 
 
-def plan_in_turn(requests: Sequence[FetchRequest]) -> Plan:
+def plan_per_request(requests: Sequence[FetchRequest]) -> ClaimPlan:
     """Return a plan with one claim per request, in order; empty if there are too many different requests.
 
     Each request gets what it would get if the requests arrived one by one. For dialects that have `claims_in_turn`.
     """
-    parts: list[Plan] = []
+    parts: list[ClaimPlan] = []
     last: FetchRequest | None = None
     for request in requests:
         if not request.count or not request.queues:
@@ -86,10 +91,12 @@ def plan_in_turn(requests: Sequence[FetchRequest]) -> Plan:
         # Equal neighbours share a claim: each claim is a statement, and their number is limited.
         if last and (last.queues, last.wid) == (request.queues, request.wid):
             count += parts.pop().limit
-        parts.append(Plan([Slot(queue, request.wid, count) for queue in dict.fromkeys(request.queues)], count))
+        parts.append(
+            ClaimPlan([ClaimSlot(queue, request.wid, count) for queue in dict.fromkeys(request.queues)], count)
+        )
         last = request
-    if not parts or len(parts) > MOST_IN_TURN:
-        return Plan()
+    if not parts or len(parts) > MAX_REQUEST_CLAIMS:
+        return ClaimPlan()
     return msgspec.structs.replace(parts[0], then=parts[1:])
 
 
@@ -98,25 +105,25 @@ def are_alike(requests: Sequence[FetchRequest]) -> bool:
     return len({(request.queues, request.wid) for request in requests if request.count}) == 1
 
 
-def shared_out(
+def distribute(
     requests: Sequence[FetchRequest],
     claimed: Sequence[Reservation],
-    claiming: Claiming,
+    claiming: ClaimContext,
     *,
-    is_under_way: bool = False,
+    has_committed_work: bool = False,
     is_all: bool = False,
 ) -> list[list[Reservation]]:
-    """Distribute claimed jobs among the requests, and claim more for requests still short, unless `is_all`.
+    """Distribute claimed jobs among the requests, and claim more for requests still short, unless `is_complete`.
 
     With `is_all`, each request had a claim of its own, so a shorter result is final. An error while claiming more is
-    logged, not raised, if jobs were claimed before or if other work is already committed (`is_under_way`): raising it
-    would lose that result.
+    logged, not raised, if jobs were claimed before or if other work is already committed (`has_committed_work`):
+    raising it would lose that result.
     """
     found: list[list[Reservation]] = [[] for _ in requests]
     if not claimed and not any(request.count for request in requests):
         return found
     if is_all or are_alike(requests):
-        _leave(_deal(found, requests, claimed, in_turn=is_all), claiming)
+        _release_unclaimed(_assign(found, requests, claimed, in_turn=is_all), claiming)
         return found
     # Each of the different requests tried its first queue only. Distribute these jobs together with those of the next
     # claim: alone, a job could be given to a request for which its queue is the last choice.
@@ -127,19 +134,19 @@ def shared_out(
         try:
             more = claiming.claim(_plan(requests, found, had, using=claiming.using, now=claiming.now))
         except (BrokerUnavailable, Error) as error:
-            if not (is_under_way or had or any(found)) or connections[claiming.using].in_atomic_block:
+            if not (has_committed_work or had or any(found)) or connections[claiming.using].in_atomic_block:
                 raise
             logger.warning("claim not completed, what was claimed before is handed out error=%s", error)
             break
-        _leave(_deal(found, requests, had + more), claiming)
+        _release_unclaimed(_assign(found, requests, had + more), claiming)
         had = []
         if not more:
             break
-    _leave(_deal(found, requests, had), claiming)
+    _release_unclaimed(_assign(found, requests, had), claiming)
     return found
 
 
-def _leave(jobs: Sequence[Reservation], claiming: Claiming) -> None:
+def _release_unclaimed(jobs: Sequence[Reservation], claiming: ClaimContext) -> None:
     """Release claimed jobs that no request takes: the queues changed between the count and the claim."""
     if not jobs:
         return
@@ -150,10 +157,10 @@ def _leave(jobs: Sequence[Reservation], claiming: Claiming) -> None:
             raise
         logger.warning("jobs not given back, their reservations must end jobs=%d error=%s", len(jobs), error)
     # Ready again: wake up fetches that have found nothing meanwhile.
-    locks.tell(connections[claiming.using], {job.queue for job in jobs})
+    locks.notify_ready(connections[claiming.using], {job.queue for job in jobs})
 
 
-def more_for(requests: Sequence[FetchRequest], claiming: Claiming) -> list[list[Reservation]]:
+def fetch_after_commit(requests: Sequence[FetchRequest], claiming: ClaimContext) -> list[list[Reservation]]:
     """Fetch after other work has been committed: log errors, because raising them would lose its result."""
     try:
         claimed = claiming.claim(first_plan(requests))
@@ -162,10 +169,10 @@ def more_for(requests: Sequence[FetchRequest], claiming: Claiming) -> list[list[
             raise
         logger.warning("claim not completed, what was claimed before is handed out error=%s", error)
         return [[] for _ in requests]
-    return shared_out(requests, claimed, claiming, is_under_way=True)
+    return distribute(requests, claimed, claiming, has_committed_work=True)
 
 
-def answerable(request: FetchRequest) -> FetchRequest:
+def drop_unstorable_queues(request: FetchRequest) -> FetchRequest:
     """Return the request without queue names that no database can store.
 
     One such name would fail the claim for all requests that share its statement.
@@ -175,7 +182,7 @@ def answerable(request: FetchRequest) -> FetchRequest:
     return msgspec.structs.replace(request, queues=tuple(filter(is_storable, request.queues)))
 
 
-def has_all_it_needs(job: Reservation) -> bool:
+def is_runnable(job: Reservation) -> bool:
     """Return True if a claimed job may run: it needs no further lock, and no limiter has to be asked."""
     return (job.lock_key is None or job.lock_token is not None) and job.passes is None
 
@@ -190,8 +197,8 @@ class Leases(NamedTuple):
     """Maximum time from a claim for a client of the server to the confirmation of its delivery."""
 
     def claiming(
-        self, requests: Sequence[FetchRequest], *, using: str, now: datetime | None, unanswered: Unanswered
-    ) -> Claiming:
+        self, requests: Sequence[FetchRequest], *, using: str, now: datetime | None, claim_numbers: ClaimNumbers
+    ) -> ClaimContext:
         """Return how to claim for these requests. All of them must ask for the same kind of lease."""
         lease = next((request.lease for request in requests if request.lease), Lease.RESERVE_FOR)
         lock_s, at_least_s, at_most_s = self.lock_s, None, None
@@ -202,34 +209,34 @@ class Leases(NamedTuple):
         elif lease is Lease.DELIVERY:
             # A client extends the locks of its jobs with its BEAT only, and may send one as rarely as WORKER_TIMEOUT.
             lock_s, at_most_s = max(lock_s, self.worker_timeout_s), self.delivery_s
-        return Claiming(using, now, lock_s, unanswered, at_least_s, at_most_s)
+        return ClaimContext(using, now, lock_s, claim_numbers, at_least_s, at_most_s)
 
 
-class Claiming(NamedTuple):
+class ClaimContext(NamedTuple):
     """The parameters that all claims of one call share: database, clock, leases and claim numbers."""
 
     using: str
     now: datetime | None
     lease_s: float
-    unanswered: Unanswered
+    claim_numbers: ClaimNumbers
     at_least_s: float | None = None
     at_most_s: float | None = None
-    """Bounds of the reservation, see the fields of the same names in `Plan`."""
+    """Bounds of the reservation, see the fields of the same names in `ClaimPlan`."""
 
-    def numbered(self, plan: Plan, number: int) -> Plan:
+    def numbered(self, plan: ClaimPlan, number: int) -> ClaimPlan:
         """Return the plan with this claim number and with the leases."""
         return msgspec.structs.replace(
             plan, lease_s=self.lease_s, claim=number, at_least_s=self.at_least_s, at_most_s=self.at_most_s
         )
 
-    def claim(self, plan: Plan) -> list[Reservation]:
+    def claim(self, plan: ClaimPlan) -> list[Reservation]:
         """Claim up to the number of jobs in the plan, with their locks and permits."""
         # The number marks the claimed rows: if the reply is lost, the broker releases them by it (ADR 0017).
-        with self.unanswered.numbered() as number:
+        with self.claim_numbers.numbered() as number:
             plan = self.numbered(plan, number)
-            return self.locked(plan, self._claim(plan))
+            return self.acquire_locks_and_permits(plan, self._claim(plan))
 
-    def _claim(self, plan: Plan) -> list[Reservation]:
+    def _claim(self, plan: ClaimPlan) -> list[Reservation]:
         if not plan.slots or plan.limit < 1:
             return []
         dialect = dialect_of(connections[self.using])
@@ -241,7 +248,7 @@ class Claiming(NamedTuple):
             atomic=not (dialect.one_statement and joined),
         )
 
-    def locked(self, plan: Plan, claimed: list[Reservation]) -> list[Reservation]:
+    def acquire_locks_and_permits(self, plan: ClaimPlan, claimed: list[Reservation]) -> list[Reservation]:
         """Acquire locks and permits for claimed jobs, and return the jobs that may run.
 
         Jobs that get no lock or permit become blocked; the plan is claimed again in their place, up to `MAX_ROUNDS`
@@ -249,27 +256,31 @@ class Claiming(NamedTuple):
         """
         found: list[Reservation] = []
         for left in reversed(range(MAX_ROUNDS)):
-            if all(map(has_all_it_needs, claimed)):
+            if all(map(is_runnable, claimed)):
                 return found + claimed if found else claimed
             got = acquire.acquire(claimed, using=self.using, lease_s=self.lease_s, now=self.now)
             found += got
             if len(got) == len(claimed):
                 return found
-            claimed = self._claim(_rest(plan, found)) if left and not plan.then else []
+            claimed = self._claim(_remaining_plan(plan, found)) if left and not plan.then else []
         # Every job seen so far is blocked now, but runnable jobs may be behind these: wake up waiting fetches, so that
         # the next one continues from here.
-        locks.tell(connections[self.using], {slot.queue for slot in plan.slots})
+        locks.notify_ready(connections[self.using], {slot.queue for slot in plan.slots})
         return found
 
 
-def _rest(plan: Plan, found: Sequence[Reservation]) -> Plan:
+def _remaining_plan(plan: ClaimPlan, found: Sequence[Reservation]) -> ClaimPlan:
     """Return the part of the plan that is still missing after `found`."""
     had = Counter((job.queue, job.wid) for job in found)
     slots = [
-        Slot(slot.queue, slot.wid, rest) for slot in plan.slots if (rest := slot.count - had[slot.queue, slot.wid]) > 0
+        ClaimSlot(slot.queue, slot.wid, rest)
+        for slot in plan.slots
+        if (rest := slot.count - had[slot.queue, slot.wid]) > 0
     ]
     # The first claim has prefetched already.
-    return msgspec.structs.replace(plan, slots=slots, limit=plan.limit - len(found), ahead=(), crowd=(), then=())
+    return msgspec.structs.replace(
+        plan, slots=slots, limit=plan.limit - len(found), ahead=(), candidate_wids=(), then=()
+    )
 
 
 def _plan(
@@ -279,7 +290,7 @@ def _plan(
     *,
     using: str,
     now: datetime | None,
-) -> Plan:
+) -> ClaimPlan:
     """Return how many jobs of each queue each worker should claim, based on the number of jobs waiting in each queue.
 
     Serves the requests in order, and the queues of each request in order. Jobs in `had` are claimed but not yet
@@ -305,11 +316,11 @@ def _plan(
                 waiting[queue] -= take
                 missing -= take
                 slots[queue, request.wid] = slots.get((queue, request.wid), 0) + take
-    rest = [Slot(*place, count - mine[place]) for place, count in slots.items() if count > mine[place]]
-    return Plan(rest, sum(slot.count for slot in rest))
+    rest = [ClaimSlot(*place, count - mine[place]) for place, count in slots.items() if count > mine[place]]
+    return ClaimPlan(rest, sum(slot.count for slot in rest))
 
 
-def _deal(
+def _assign(
     found: list[list[Reservation]],
     requests: Sequence[FetchRequest],
     claimed: Sequence[Reservation],

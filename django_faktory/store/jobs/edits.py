@@ -68,7 +68,7 @@ def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
 
 def _write(connection: BaseDatabaseWrapper, row: Job, wanted: Edit) -> None:
     options = wanted.job.options or _NO_OPTIONS
-    before, left = (row.lock_key, row.limit_key, row.queue, row.weight), row.gate
+    before, old_limiter_id = (row.lock_key, row.limit_key, row.queue, row.weight), row.gate
     row.payload, row.queue, row.weight = wanted.job.text, wanted.job.queue, wanted.weight
     row.run_at = wanted.run_at or row.run_at
     row.lock_key, row.limit_key = options.lock_key, options.limit_key
@@ -83,7 +83,9 @@ def _write(connection: BaseDatabaseWrapper, row: Job, wanted: Edit) -> None:
     if moves:
         row.gate = None
     if moves and was_blocked:
-        row.state = State.ENQUEUED  # `locks.arrived` or the limiter of the next claim blocks it again if necessary
+        row.state = (
+            State.ENQUEUED
+        )  # `locks.block_if_locked` or the limiter of the next claim blocks it again if necessary
     columns: Sequence[str] = (
         "payload",
         "queue",
@@ -99,7 +101,7 @@ def _write(connection: BaseDatabaseWrapper, row: Job, wanted: Edit) -> None:
         **{column: getattr(row, column) for column in columns}
     )
     if moves:
-        locks.arrived(connection, [row.pk])
+        locks.block_if_locked(connection, [row.pk])
         # Jobs that waited behind this one, for its old lock or limiter, may be next now.
-        locks.settle_later(connection, {before[0]} if before[0] else set())
-        limiters.settle_later(connection, [left])
+        locks.promote_waiters_later(connection, {before[0]} if before[0] else set())
+        limiters.promote_waiters_later(connection, [old_limiter_id])

@@ -11,27 +11,27 @@ from django.db import connections
 from ...core.payloads import Ack, FetchRequest, JobPayload, Reservation, is_storable
 from ...errors import FaktoryError
 from ..dialects import dialect_of
-from ..dialects.base import Dialect, Ending, Placed, Plan
+from ..dialects.base import AckResult, ClaimPlan, Dialect, OrderedJobs
 from ..locks import locks
 from ..transactions import run
 from . import prefetch
-from .acknowledgements import OnEnded, ack, end_members, nobody_asks
+from .acknowledgements import OnFinished, ack, end_members, ignore_finished
 from .claims import (
-    Claiming,
-    answerable,
+    ClaimContext,
     are_alike,
-    fetch_for,
+    distribute,
+    drop_unstorable_queues,
+    fetch_after_commit,
+    fetch_filtered,
     first_plan,
-    has_all_it_needs,
-    more_for,
-    plan_in_turn,
-    shared_out,
+    is_runnable,
+    plan_per_request,
 )
-from .lost_claims import Unanswered
-from .pushes import CHUNK, any_apart, placed, push
+from .lost_claims import ClaimNumbers
+from .pushes import CHUNK, any_needs_lookup, placed, push
 
 
-class Exchanged(NamedTuple):
+class ExchangeReply(NamedTuple):
     """Result of `exchange`: the results of `push`, `ack` and `fetch`, each in the order of its input."""
 
     pushed: Sequence[FaktoryError | None]
@@ -39,10 +39,10 @@ class Exchanged(NamedTuple):
     fetched: list[list[Reservation]]
 
 
-class Turn:
+class Exchange:
     """One exchange: the jobs, acks and fetch requests, and the conversion of the database's reply into their results.
 
-    Used by `carry_out` in a thread and by `store.jobs.async_exchange` on the event loop, so that both paths share one
+    Used by `execute` in a thread and by `store.jobs.async_exchange` on the event loop, so that both paths share one
     implementation.
     """
 
@@ -51,77 +51,77 @@ class Turn:
         jobs: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
-        claiming: Claiming,
-        on_ended: OnEnded,
+        claiming: ClaimContext,
+        on_finished: OnFinished,
     ) -> None:
-        self.jobs, self.acks, self.claiming, self.on_ended = jobs, acks, claiming, on_ended
-        self.requests = [answerable(request) for request in requests]
+        self.jobs, self.acks, self.claiming, self.on_finished = jobs, acks, claiming, on_finished
+        self.requests = [drop_unstorable_queues(request) for request in requests]
 
-    def is_one(self) -> bool:
+    def is_one_transaction(self) -> bool:
         """Return True if the database can execute the exchange as one transaction."""
-        if max(len(self.jobs), len(self.acks)) > CHUNK or any_apart(
+        if max(len(self.jobs), len(self.acks)) > CHUNK or any_needs_lookup(
             self.jobs, dialect_of(connections[self.claiming.using])
         ):
             return False
         return all(is_storable(ack.jid) for ack in self.acks)
 
-    def may_be_relay(self, dialect: Dialect) -> bool:
+    def may_hand_off_lock(self, dialect: Dialect) -> bool:
         """Return True if a lock handoff (`Dialect.relay`, ADR 0020) should be tried first.
 
         It needs exactly one ack and no push, and the dialect must expect that the ended job has a successor.
         """
-        is_pair = not self.jobs and len(self.acks) == 1 and self.asks()
-        return is_pair and dialect.expects_relay(self.acks[0].jid)
+        is_pair = not self.jobs and len(self.acks) == 1 and self.wants_jobs()
+        return is_pair and dialect.expects_lock_handoff(self.acks[0].jid)
 
-    def asks(self) -> bool:
+    def wants_jobs(self) -> bool:
         """Return True if at least one request asks for a job."""
         return any(request.count for request in self.requests)
 
-    def placed(self) -> Placed:
+    def placed(self) -> OrderedJobs:
         """Return the jobs to store, in insertion order."""
         return placed(self.jobs)
 
-    def plan(self, number: int) -> Plan:
+    def plan(self, number: int) -> ClaimPlan:
         """Return the claim plan, marked with this claim number. Without slots, a query must find the work first."""
-        plan = Plan()
+        plan = ClaimPlan()
         if not are_alike(self.requests) and dialect_of(connections[self.claiming.using]).claims_in_turn:
-            plan = plan_in_turn(self.requests)
+            plan = plan_per_request(self.requests)
         if not plan.slots:
             plan = first_plan(self.requests)
         plan = self.claiming.numbered(plan, number)
-        # A plan without slots although a job is requested: `shared_out` claims later, without prefetch.
-        return prefetch.with_slots(plan, self.requests) if plan.slots or not self.asks() else plan
+        # A plan without slots although a job is requested: `distribute` claims later, without prefetch.
+        return prefetch.add_prefetch_slots(plan, self.requests) if plan.slots or not self.wants_jobs() else plan
 
-    def ends_here(self, plan: Plan, ending: Ending, claimed: Sequence[Reservation]) -> bool:
-        """Return True if `concluded` needs no further query, so that the event loop can call it."""
+    def needs_no_query(self, plan: ClaimPlan, ending: AckResult, claimed: Sequence[Reservation]) -> bool:
+        """Return True if `conclude` needs no further query, so that the event loop can call it."""
         if ending.left or ending.readied or ending.blocked:
             return False
-        if not all(has_all_it_needs(job) for job in claimed):
+        if not all(is_runnable(job) for job in claimed):
             return False
         if plan.then or are_alike(self.requests):
             return True
         # Different requests that got too few jobs need a second plan, by the number of waiting jobs.
-        return sum(not job.is_ahead for job in claimed) >= sum(request.count for request in self.requests)
+        return sum(not job.is_prefetched for job in claimed) >= sum(request.count for request in self.requests)
 
-    def concluded(self, plan: Plan, ending: Ending, claimed: list[Reservation]) -> Exchanged:
-        """Finish the exchange and return its results. May block on further queries, see `ends_here`.
+    def conclude(self, plan: ClaimPlan, ending: AckResult, claimed: list[Reservation]) -> ExchangeReply:
+        """Finish the exchange and return its results. May block on further queries, see `needs_no_query`.
 
         Ends the jobs that the hot statement left unchanged, acquires locks and permits for the claimed jobs, and
         claims replacements for jobs that lose the race for a lock or permit.
         """
         claiming = self.claiming
         if ending.readied:
-            locks.tell(connections[claiming.using], set(ending.readied))
-        locks.settle_later(connections[claiming.using], ending.blocked)
-        acked = end_members(ending, self.acks, using=claiming.using, now=claiming.now, on_ended=self.on_ended)
+            locks.notify_ready(connections[claiming.using], set(ending.readied))
+        locks.promote_waiters_later(connections[claiming.using], ending.blocked)
+        acked = end_members(ending, self.acks, using=claiming.using, now=claiming.now, on_finished=self.on_finished)
         # Prefetched jobs are always plain: they need neither lock nor permit, and belong to no request yet (ADR 0022).
-        theirs = [job for job in claimed if not job.is_ahead]
-        got = claiming.locked(plan, theirs)
-        is_all = len(plan.then) > 0 and len(got) == len(theirs)
-        fetched = shared_out(self.requests, got, claiming, is_under_way=True, is_all=is_all)
-        if len(theirs) < len(claimed):
-            fetched = prefetch.go_along(fetched, self.requests, [job for job in claimed if job.is_ahead])
-        return Exchanged([None] * len(self.jobs), acked, fetched)
+        requested = [job for job in claimed if not job.is_prefetched]
+        runnable = claiming.acquire_locks_and_permits(plan, requested)
+        is_all = len(plan.then) > 0 and len(runnable) == len(requested)
+        fetched = distribute(self.requests, runnable, claiming, has_committed_work=True, is_all=is_all)
+        if len(requested) < len(claimed):
+            fetched = prefetch.append_prefetched(fetched, self.requests, [job for job in claimed if job.is_prefetched])
+        return ExchangeReply([None] * len(self.jobs), acked, fetched)
 
 
 def exchange(
@@ -132,53 +132,53 @@ def exchange(
     using: str,
     now: datetime | None = None,
     lease_s: float = locks.LEASE_S,
-    unanswered: Unanswered | None = None,
-    on_ended: OnEnded = nobody_asks,
-) -> Exchanged:
+    claim_numbers: ClaimNumbers | None = None,
+    on_finished: OnFinished = ignore_finished,
+) -> ExchangeReply:
     """Run `ack`, `push` and `fetch` in one transaction; on PostgreSQL in one round trip.
 
     A pushed job may be fetched by a request of the same exchange.
     """
-    claiming = Claiming(using, now, lease_s, unanswered or Unanswered())
-    return carry_out(Turn(jobs, acks, requests, claiming, on_ended))
+    claiming = ClaimContext(using, now, lease_s, claim_numbers or ClaimNumbers())
+    return execute(Exchange(jobs, acks, requests, claiming, on_finished))
 
 
-def carry_out(turn: Turn) -> Exchanged:
+def execute(work: Exchange) -> ExchangeReply:
     """Execute a turn, see `exchange`. Blocks until the database has committed."""
-    acks, claiming = turn.acks, turn.claiming
+    acks, claiming = work.acks, work.claiming
     using, now = claiming.using, claiming.now
-    if not turn.is_one():
+    if not work.is_one_transaction():
         # Acks first: the locks and permits that they release may be what the fetched jobs need.
-        acked = ack(acks, using=using, now=now, on_ended=turn.on_ended)
-        pushed = push(turn.jobs, using=using, now=now)
-        return Exchanged(pushed, acked, fetch_for(turn.requests, claiming))
-    if turn.may_be_relay(dialect_of(connections[using])):
-        relayed = _relayed(turn)
+        acked = ack(acks, using=using, now=now, on_finished=work.on_finished)
+        pushed = push(work.jobs, using=using, now=now)
+        return ExchangeReply(pushed, acked, fetch_filtered(work.requests, claiming))
+    if work.may_hand_off_lock(dialect_of(connections[using])):
+        relayed = _hand_off_lock(work)
         if relayed:
             return relayed
-    with claiming.unanswered.numbered() as number:
-        plan = turn.plan(number)
+    with claiming.claim_numbers.numbered() as number:
+        plan = work.plan(number)
         ending, claimed = run(
             using,
-            lambda connection: dialect_of(connection).exchange(connection, turn.placed(), acks, plan, now),
+            lambda connection: dialect_of(connection).exchange(connection, work.placed(), acks, plan, now),
             # On PostgreSQL all statements are one message, which is a transaction by itself.
             atomic=not dialect_of(connections[using]).joins(connections[using]),
         )
-        return turn.concluded(plan, ending, claimed)
+        return work.conclude(plan, ending, claimed)
 
 
-def _relayed(turn: Turn) -> Exchanged | None:
+def _hand_off_lock(work: Exchange) -> ExchangeReply | None:
     """Execute a turn as a lock handoff; return None, with nothing changed, if that is not possible (ADR 0020).
 
     The first request that asks for a job gets the next job of the lock key of the job that ends.
     """
-    [ack], claiming = turn.acks, turn.claiming
-    place = next(place for place, request in enumerate(turn.requests) if request.count)
-    first, others = turn.requests[place], [*turn.requests[:place], *turn.requests[place + 1 :]]
+    [ack], claiming = work.acks, work.claiming
+    place = next(place for place, request in enumerate(work.requests) if request.count)
+    first, others = work.requests[place], [*work.requests[:place], *work.requests[place + 1 :]]
     plan = first_plan([first])
     if first.count != 1 or not plan.slots:
         return None
-    with claiming.unanswered.numbered() as number:
+    with claiming.claim_numbers.numbered() as number:
         plan = claiming.numbered(plan, number)
         relayed = run(
             claiming.using,
@@ -187,11 +187,11 @@ def _relayed(turn: Turn) -> Exchanged | None:
         )
     if relayed is None:
         return None
-    turn.on_ended(relayed.ended.values())
+    work.on_finished(relayed.ended.values())
     # On a hot key most requests find nothing. With four clients on one key their empty claims delayed every reply, so
     # skip the claim if the statement saw that no other job was ready in any of their queues.
     fetched: list[list[Reservation]] = [[] for _ in others]
     if others and not (relayed.is_all and all(set(other.queues) <= set(first.queues) for other in others)):
-        fetched = more_for(others, claiming)
+        fetched = fetch_after_commit(others, claiming)
     fetched.insert(place, [relayed.job])
-    return Exchanged([], [True], fetched)
+    return ExchangeReply([], [True], fetched)

@@ -1,7 +1,7 @@
 """Fail, interrupt or reclaim running jobs: after a report, an expired reservation or a lost worker. Rules: W17 to W20.
 
-`_Failing` does the work of one transaction. All entry points share its order: lock the job rows by id, change them,
-then `settle` batches, locks, limiters and counters once, in the lock order of ADR 0024.
+`_FailureTransaction` does the work of one transaction. All entry points share its order: lock the job rows by id,
+change them, then `write_changes` batches, locks, limiters and counters once, in the lock order of ADR 0024.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
 from ...core.json import jsontext
-from ...core.lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, Outcome, State, outcome_of_failure, outcome_of_loss
+from ...core.lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, FailureOutcome, State, outcome_of_failure, outcome_of_loss
 from ...core.logs import get_logger
 from ...core.payloads import INTERRUPTED, Failure, Interruption, interruption_failure, is_storable, kept_lines, rfc3339
 from ...errors import FaktoryError, JobNotFound
 from ...models import Job, JobQuerySet, WorkerProcess
 from ..batches import counters
 from ..dialects import dialect_of
-from ..dialects.base import Changed, Held, Tally, holds
+from ..dialects.base import EndedRun, FailureColumns, Tally, holds
 from ..limits import limiters
 from ..locks import locks
 from ..transactions import run
 from . import prefetch
-from .acknowledgements import OnEnded, nobody_asks
+from .acknowledgements import OnFinished, ignore_finished
 from .releases import ENQUEUED
 
 logger = get_logger(__name__)
@@ -41,7 +41,7 @@ HISTORY_LIMIT = 50
 INTERRUPTIONS_LIMIT = 10
 """Maximum interrupted runs among them, so that frequent deployments do not push out the errors (ADR 0025)."""
 
-_chance = Random()
+_default_rng = Random()
 _NO_REPORTS: Mapping[str, Interruption] = {}
 _BY_SHUTDOWN = Interruption(jid="", wid="", attempt=0, queue="", message="")
 """Report in place of a worker that returned its jobs without one."""
@@ -49,35 +49,35 @@ _BY_SHUTDOWN = Interruption(jid="", wid="", attempt=0, queue="", message="")
 
 def fail(
     failures: Sequence[Failure], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S,
-    rng: Random = _chance, on_failed: OnEnded = nobody_asks,
+    rng: Random = _default_rng, on_failed: OnFinished = ignore_finished,
 ) -> list[FaktoryError | bool]:  # fmt: skip
     """Record failed attempts: each job is retried, dead, discarded or deleted (W18).
 
     Return one item per report: True if it took effect, False if the sender does not hold the job, JobNotFound for an
     unknown jid (W17).
     """
-    answers: list[FaktoryError | bool] = []
+    results: list[FaktoryError | bool] = []
     for start in range(0, len(failures), CHUNK):
         chunk = failures[start : start + CHUNK]
         # Inside a caller's transaction the last statement must not carry a COMMIT: only the caller may commit.
-        failing = _Failing(using, now, dead_for_s, rng, commits=not connections[using].in_atomic_block)
-        answers += run(using, failing.reports(chunk))
+        failing = _FailureTransaction(using, now, dead_for_s, rng, commits=not connections[using].in_atomic_block)
+        results += run(using, failing.reports(chunk))
         on_failed(failing.failed)
-    return answers
+    return results
 
 
 def reap(
-    *, using: str, now: datetime | None = None, limit: int = CHUNK, dead_for_s: int = DEAD_FOR_S, rng: Random = _chance,
-    spares_kept: bool = False,
+    *, using: str, now: datetime | None = None, limit: int = CHUNK, dead_for_s: int = DEAD_FOR_S,
+    rng: Random = _default_rng, skip_extendable: bool = False,
 ) -> int:  # fmt: skip
     """Fail at most `limit` jobs with an expired reservation, and return their number. Each uses one retry (W19).
 
     A job that was claimed for a client is released instead, without using a retry, if its delivery is not confirmed.
-    With `spares_kept`, skip jobs that a heartbeat or a confirmation may still extend: for a node that has just
+    With `skip_extendable`, skip jobs that a heartbeat or a confirmation may still extend: for a node that has just
     started, because during an outage no worker and no server could extend a reservation (ADR 0017).
     """
     overdue = overdue_jobs(using=using, now=now).order_by("reserved_until")
-    if spares_kept:
+    if skip_extendable:
         beating = WorkerProcess.objects.using(using).filter(beat_at__isnull=False)
         overdue = overdue.filter(Q(claim__isnull=True) | Q(claim__gte=0)).exclude(wid__in=beating.values("wid"))
     # In index order: PostgreSQL may answer `exists()` from the table instead of the index (ADR 0029).
@@ -86,17 +86,17 @@ def reap(
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        failing = _Failing(using, now, dead_for_s, rng)
+        failing = _FailureTransaction(using, now, dead_for_s, rng)
         # Skip locked rows: the transaction that holds them may be ending the job or extending its reservation.
         rows = list(failing.locked(overdue, skip=True)[:limit])
         unconfirmed = [job for job in rows if prefetch.is_unconfirmed(job)]
         if unconfirmed:
-            failing.put_back(connection, unconfirmed)
+            failing.release_rows(connection, unconfirmed)
             logger.warning(
                 "deliveries were not confirmed (a server was killed?), jobs released jobs=%d", len(unconfirmed)
             )
         failing.fail_rows(connection, [(job, _reservation_expired(job)) for job in rows if job not in unconfirmed])
-        failing.settle(connection)
+        failing.write_changes(connection)
         return len(rows)
 
     return run(using, verb)
@@ -126,21 +126,21 @@ def _cancelled(job: Job) -> Failure:
 
 def interrupt(
     interruptions: Sequence[Interruption], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S,
-    limit: int | None = None, rng: Random = _chance, on_failed: OnEnded = nobody_asks,
+    limit: int | None = None, rng: Random = _default_rng, on_failed: OnFinished = ignore_finished,
 ) -> list[FaktoryError | bool]:  # fmt: skip
     """Move started jobs of a stopping worker back to their old places; count no attempt, error or loss (ADR 0025).
 
     Return one item per report: True if it took effect, False if the sender no longer holds the job because it ended or
     another worker has it. A job that was interrupted `limit` times before fails instead.
     """
-    answers: list[FaktoryError | bool] = []
+    results: list[FaktoryError | bool] = []
     for start in range(0, len(interruptions), CHUNK):
         chunk = {one.jid: one for one in interruptions[start : start + CHUNK]}
 
         def verb(
             connection: BaseDatabaseWrapper, chunk: dict[str, Interruption] = chunk
-        ) -> tuple[set[str], list[Held]]:
-            failing = _Failing(using, now, dead_for_s, rng)
+        ) -> tuple[set[str], list[EndedRun]]:
+            failing = _FailureTransaction(using, now, dead_for_s, rng)
             rows = Job.objects.using(using).filter(state=State.WORKING, jid__in=chunk).order_by("id")
             held = [job for job in failing.locked(rows) if holds(*_holder(chunk[job.jid]), job.wid, job.attempt)]
             failing.interrupt_rows(connection, held, limit=limit, reports=chunk)
@@ -148,19 +148,19 @@ def interrupt(
 
         returned, failed = run(using, verb)
         on_failed(failed)
-        answers += [one.jid in returned for one in interruptions[start : start + CHUNK]]
-    return answers
+        results += [one.jid in returned for one in interruptions[start : start + CHUNK]]
+    return results
 
 
 def interrupt_workers(connection: BaseDatabaseWrapper, wids: Sequence[str], *, using: str) -> int:
     """Interrupt all jobs that these workers still hold, and return their number. Call it inside a transaction."""
-    failing = _Failing(using, None, DEAD_FOR_S, _chance)
+    failing = _FailureTransaction(using, None, DEAD_FOR_S, _default_rng)
     held = list(failing.locked(Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")))
     failing.interrupt_rows(connection, held)
     return len(held)
 
 
-def lose(
+def reclaim_lost(
     wids: Sequence[str],
     *,
     using: str,
@@ -177,7 +177,7 @@ def lose(
     lost = 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        failing = _Failing(using, now, dead_for_s, _chance)
+        failing = _FailureTransaction(using, now, dead_for_s, _default_rng)
         held = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")
         return failing.lose_rows(connection, list(failing.locked(held, skip=True)[:CHUNK]), reason=reason)
 
@@ -191,11 +191,11 @@ def lose(
     return lost
 
 
-_PUT_OFF = ("state", "wid", "run_at", "started_at", "reserved_until", "lock_token", "passes")
+_RESCHEDULED_FIELDS = ("state", "wid", "run_at", "started_at", "reserved_until", "lock_token", "passes")
 
 
-class _Failing:
-    """The work of one transaction: changes job rows and collects what `settle` has to write after them."""
+class _FailureTransaction:
+    """The work of one transaction: changes job rows and collects what `write_changes` has to write after them."""
 
     def __init__(
         self, using: str, now: datetime | None, dead_for_s: int, rng: Random, *, commits: bool = False
@@ -203,12 +203,12 @@ class _Failing:
         self.using, self.now, self.dead_for_s, self.rng = using, now, dead_for_s, rng
         self._commits = commits
         """Whether the last statement may carry the COMMIT: False inside a caller's transaction."""
-        self.failed: list[Held] = []
+        self.failed: list[EndedRun] = []
         """The jobs that the latest transaction failed."""
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
-        """Clear the collected changes. `settle` runs once per transaction: two rounds of row locks could deadlock."""
+    def _clear(self) -> None:
+        """Clear the collected changes. `write_changes` runs once per transaction, else row locks could deadlock."""
         self._held: list[Job] = []
         self._passes: list[str | None] = []
         self._changes: list[counters.Change] = []
@@ -218,29 +218,31 @@ class _Failing:
         """Return the function that applies reports in a transaction. Each is fenced by wid and attempt (W17)."""
 
         def verb(connection: BaseDatabaseWrapper) -> list[FaktoryError | bool]:
-            self._forget()  # `run` calls this again after a collision: drop what the rolled-back attempt collected
-            rows, clock = self._reported(connection, {failure.jid for failure in failures if is_storable(failure.jid)})
+            self._clear()  # `run` calls this again after a collision: drop what the rolled-back attempt collected
+            rows, clock = self._lock_reported(
+                connection, {failure.jid for failure in failures if is_storable(failure.jid)}
+            )
             told: set[str] = set()
-            answers: list[FaktoryError | bool] = []
+            results: list[FaktoryError | bool] = []
             failed: list[tuple[Job, Failure]] = []
-            put_off: list[tuple[Job, Failure]] = []
+            rescheduled: list[tuple[Job, Failure]] = []
             for failure in failures:
                 job = rows.get(failure.jid)
                 has_effect = job is not None and failure.jid not in told and _is_holder(failure, job)
                 if job and has_effect:
-                    is_put_off = failure.verdict == "later" and not job.is_cancelled
-                    (put_off if is_put_off else failed).append((job, failure))
+                    is_rescheduled = failure.verdict == "later" and not job.is_cancelled
+                    (rescheduled if is_rescheduled else failed).append((job, failure))
                     told.add(failure.jid)  # a second report on the same job must have no effect
-                answers.append(has_effect if job else JobNotFound(failure.jid))
-            late = sum(answer is False for answer in answers)
-            self._put_off(connection, put_off, clock)
+                results.append(has_effect if job else JobNotFound(failure.jid))
+            late = sum(answer is False for answer in results)
+            self._reschedule(connection, rescheduled, clock)
             self.fail_rows(connection, failed, late=late, clock=clock)
-            self.settle(connection, clock)
-            return answers
+            self.write_changes(connection, clock)
+            return results
 
         return verb
 
-    def _reported(
+    def _lock_reported(
         self, connection: BaseDatabaseWrapper, jids: Collection[str]
     ) -> tuple[dict[str, Job], datetime | None]:
         """Lock these jobs; return them by jid, and the time after the lock, or None if unknown.
@@ -254,24 +256,24 @@ class _Failing:
         jobs = Job.objects.using(self.using).filter(jid__in=jids).order_by("id")
         return {job.jid: job for job in self.locked(jobs)}, self.now
 
-    def _put_off(
+    def _reschedule(
         self, connection: BaseDatabaseWrapper, jobs: Sequence[tuple[Job, Failure]], clock: datetime | None
     ) -> None:
         """Schedule locked rows for later, for jobs that were not started: counts nothing and uses no retry."""
         if not jobs:
             return
         now = clock or self._clock(connection)
-        self._let_go(job for job, _ in jobs)
+        self._collect_holds(job for job, _ in jobs)
         for job, failure in jobs:
             job.state, job.wid = State.SCHEDULED, ""
             job.run_at = now + timedelta(seconds=failure.retry_in_s or 0.0)
             job.started_at = job.reserved_until = job.lock_token = job.passes = None
             Job.objects.using(self.using).filter(pk=job.pk).update(
-                **{name: getattr(job, name) for name in _PUT_OFF}, enqueued_at=None
+                **{name: getattr(job, name) for name in _RESCHEDULED_FIELDS}, enqueued_at=None
             )
 
-    def _let_go(self, jobs: Iterable[Job]) -> list[Job]:
-        """Record the locks and permits of these rows, for `settle`; return copies of the rows that hold locks."""
+    def _collect_holds(self, jobs: Iterable[Job]) -> list[Job]:
+        """Record locks and permits of these rows, for `write_changes`; return copies of the lock holders."""
         # Copies: the callers clear these fields on the originals, and `locks.release` needs the old values.
         holders = [copy.copy(job) for job in jobs]
         self._passes += [job.passes for job in holders if job.passes is not None]
@@ -279,21 +281,21 @@ class _Failing:
         self._held += held
         return held
 
-    def put_back(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job]) -> None:
+    def release_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job]) -> None:
         """Enqueue locked rows again that were never confirmed as delivered to a worker."""
         if jobs:
-            self._let_go(jobs)
+            self._collect_holds(jobs)
             Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)
 
-    def settle(self, connection: BaseDatabaseWrapper, clock: datetime | None = None) -> None:
+    def write_changes(self, connection: BaseDatabaseWrapper, clock: datetime | None = None) -> None:
         """Update batches, locks, limiters and counters for the changed rows, in the lock order of ADR 0024."""
         if self._changes:
-            counters.note(connection, self._changes, clock or self._clock(connection))
+            counters.record_changes(connection, self._changes, clock or self._clock(connection))
         locks.release(connection, self._held)
         limiters.release(connection, self._passes)
         if self._tally != Tally():
             dialect_of(connection).save(connection, [], clock or self._clock(connection), self._tally)
-        self._forget()
+        self._clear()
 
     def locked(self, jobs: Any, *, skip: bool = False) -> Any:
         """Return these rows with row locks if the database has them; `skip` omits rows that are locked already."""
@@ -316,11 +318,11 @@ class _Failing:
             return 0
         now = clock or self._clock(connection)
         self.failed = [counters.held_job(job, now) for job, _ in failed]
-        self._let_go(job for job, _ in failed)
+        self._collect_holds(job for job, _ in failed)
         gone: list[Job] = []
         kept: list[Job] = []
         for job, failure in failed:
-            (gone if self._failed(job, failure, now) is GONE else kept).append(job)
+            (gone if self._apply_failure(job, failure, now) is GONE else kept).append(job)
         dialect, tally = dialect_of(connection), Tally(processed=len(failed), failed=len(failed), late=late)
         # Plain retries need no further statement, so UPDATE, counter and COMMIT can be one message.
         is_apart = gone or self._held or self._passes or any(job.bid or job.callback_of for job in kept)
@@ -355,17 +357,17 @@ class _Failing:
         lost = [job for job in jobs if not job.is_cancelled]
         self.fail_rows(connection, [(job, _cancelled(job)) for job in cancelled])
         now = self._clock(connection)
-        held = self._let_go(lost)
+        held = self._collect_holds(lost)
         for job in lost:
-            self._lost(job, now, reason)
+            self._apply_loss(job, now, reason)
         dialect_of(connection).save(connection, _changed(lost), now, Tally())
         dead = sum(job.state == State.DEAD for job in lost)
         self._changes += [counters.Change(job, State(job.state)) for job in lost]
         # A loss counts as a run only if it is the last: a job that returns to its queue has not been processed.
         self._add(Tally(processed=dead, failed=dead))
-        self.settle(connection, now)
+        self.write_changes(connection, now)
         # If a job's lock had expired before, another job may hold it by now: then this one has to wait.
-        locks.arrived(connection, [job.pk for job in held])
+        locks.block_if_locked(connection, [job.pk for job in held])
         return len(jobs)
 
     def interrupt_rows(
@@ -389,7 +391,7 @@ class _Failing:
             returned = [job for job in returned if job.interruptions < limit]
         self.fail_rows(connection, failed)
         now = self._clock(connection)
-        held = self._let_go(returned)
+        held = self._collect_holds(returned)
         for job in returned:
             # Clear the expiry: the job was started in time. Leave the unique key as it is: a job that is unique until
             # its start released the key when it started, and another job may hold it by now.
@@ -404,11 +406,11 @@ class _Failing:
                 interruptions=job.interruptions + 1,
                 history=_with_interruption(job, reports.get(job.jid, _BY_SHUTDOWN), now),
             )
-        self.settle(connection, now)
+        self.write_changes(connection, now)
         # As in `lose_rows`: a lock that had expired may belong to another job by now.
-        locks.arrived(connection, [job.pk for job in held])
+        locks.block_if_locked(connection, [job.pk for job in held])
 
-    def _failed(self, job: Job, failure: Failure, now: datetime) -> State | None:
+    def _apply_failure(self, job: Job, failure: Failure, now: datetime) -> State | None:
         keep = job.result_ttl is not None
         outcome = outcome_of_failure(
             retry=job.retry,
@@ -420,12 +422,12 @@ class _Failing:
         )
         if outcome.state is GONE:
             return GONE
-        self._note(job, failure, outcome, now)
+        self._record_failure(job, failure, outcome, now)
         job.failures += 1
-        self._end(job, outcome, now)
+        self._apply_outcome(job, outcome, now)
         return outcome.state
 
-    def _lost(self, job: Job, now: datetime, reason: str) -> None:
+    def _apply_loss(self, job: Job, now: datetime, reason: str) -> None:
         job.losses += 1
         state = outcome_of_loss(job.losses)
         failure = Failure(
@@ -434,14 +436,14 @@ class _Failing:
             message=f"worker {job.wid} was lost while it ran this job ({job.losses} of 3){reason and f': {reason}'}",
         )
         if state is State.DEAD:
-            self._note(job, failure, Outcome(state), now)
-            self._end(job, Outcome(state), now)
+            self._record_failure(job, failure, FailureOutcome(state), now)
+            self._apply_outcome(job, FailureOutcome(state), now)
         else:
-            job.history = _longer(job, failure, (), now)
+            job.history = _append_attempt(job, failure, (), now)
             job.state, job.wid, job.started_at, job.reserved_until = state, "", None, None
             job.lock_token = job.passes = None
 
-    def _note(self, job: Job, failure: Failure, outcome: Outcome, now: datetime) -> None:
+    def _record_failure(self, job: Job, failure: Failure, outcome: FailureOutcome, now: datetime) -> None:
         """Store the failure in the form that FETCH and results return, and append it to the history."""
         lines = kept_lines(failure.backtrace, job.backtrace)
         earlier = jsontext.decode(job.failure) if job.failure else {}
@@ -459,9 +461,9 @@ class _Failing:
         job.failure = jsontext.encode(told)
         # PostgreSQL cannot store NUL in text; `failure` and `history` are JSON, which escapes it.
         job.errtype = failure.errtype.replace("\x00", "\ufffd")
-        job.history = _longer(job, failure, lines, now)
+        job.history = _append_attempt(job, failure, lines, now)
 
-    def _end(self, job: Job, outcome: Outcome, now: datetime) -> None:
+    def _apply_outcome(self, job: Job, outcome: FailureOutcome, now: datetime) -> None:
         job.state = str(outcome.state)
         job.reserved_until = job.lock_token = job.passes = None
         if outcome.state is State.RETRIES:
@@ -475,10 +477,10 @@ class _Failing:
         job.purge_at = now + timedelta(seconds=keep_s)
 
 
-def _changed(jobs: Sequence[Job]) -> list[Changed]:
+def _changed(jobs: Sequence[Job]) -> list[FailureColumns]:
     """Return the columns to write for these rows."""
-    _, _, *others = Changed._fields
-    return [Changed(job.pk, str(job.state), *(getattr(job, name) for name in others)) for job in jobs]
+    _, _, *others = FailureColumns._fields
+    return [FailureColumns(job.pk, str(job.state), *(getattr(job, name) for name in others)) for job in jobs]
 
 
 def _with_interruption(job: Job, report: Interruption, now: datetime) -> str:
@@ -509,7 +511,7 @@ def _holder(report: Interruption) -> tuple[str, int]:
     return report.wid, report.attempt
 
 
-def _longer(job: Job, failure: Failure, lines: Sequence[str], now: datetime) -> str:
+def _append_attempt(job: Job, failure: Failure, lines: Sequence[str], now: datetime) -> str:
     """Return the job's history with this failed attempt appended."""
     attempts = jsontext.items(job.history)[1 - HISTORY_LIMIT :] if job.history else []
     attempt = {

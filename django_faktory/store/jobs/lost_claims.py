@@ -1,6 +1,6 @@
 """Track claims that got no reply: the database may have committed them although no worker received the jobs.
 
-Each claim has a random number that is stored in the rows it takes (`Job.claim`). `Unanswered` keeps the numbers of
+Each claim has a random number that is stored in the rows it takes (`Job.claim`). `ClaimNumbers` keeps the numbers of
 claims that ended with an error; the broker releases their jobs by number. Source: reliability class C4, ADR 0017.
 """
 
@@ -12,13 +12,13 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-LOOK_AFTER_S = (0.0, 5.0, 30.0)
+CHECK_DELAYS_S = (0.0, 5.0, 30.0)
 """Delays of the checks for one claim: the server may still be executing it after its connection was lost."""
 
-AGAIN_S = 5.0
+RECHECK_DELAY_S = 5.0
 """Delay of the next check after one that failed."""
 
-DRAWN = 64
+NUMBERS_PER_DRAW = 64
 """Numbers drawn per system call: each call to `os.urandom` releases the GIL to other threads."""
 
 _BYTES = 8
@@ -29,7 +29,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_drawn.clear)  # two processes must not use the same number
 
 
-class Unanswered:
+class ClaimNumbers:
     """The claim numbers of one broker that still have to be checked. Thread-safe."""
 
     def __init__(self) -> None:
@@ -43,30 +43,30 @@ class Unanswered:
         try:
             yield number
         except BaseException:  # KeyboardInterrupt and interruptions of tasks too: the claim may be committed
-            self.expect(number)
+            self.schedule_checks(number)
             raise
 
     def number(self) -> int:
-        """Return an unused number. The caller must call `expect` if its claim gets no reply."""
+        """Return an unused number. The caller must call `schedule_checks` if its claim gets no reply."""
         # `list.pop` is atomic under the GIL, so the lock is not needed here.
         try:
             return _drawn.pop()
         except IndexError:
-            chance = os.urandom(DRAWN * _BYTES)
+            random_bytes = os.urandom(NUMBERS_PER_DRAW * _BYTES)
             first, *others = (
-                int.from_bytes(chance[at : at + _BYTES]) & _POSITIVE for at in range(0, len(chance), _BYTES)
+                int.from_bytes(random_bytes[at : at + _BYTES]) & _POSITIVE for at in range(0, len(random_bytes), _BYTES)
             )
             _drawn.extend(others)
             return first
 
-    def is_any_due(self) -> bool:
+    def has_checks_left(self) -> bool:
         """Return True if at least one number still has checks left, due or not."""
         return bool(self._due)
 
     def take_due(self) -> list[int]:
         """Return the numbers to check now. Cheap if there are none.
 
-        Each number is returned to one caller only, which must call `look_again` if its check fails.
+        Each number is returned to one caller only, which must call `retry_checks` if its check fails.
         """
         if not self._due:
             return []
@@ -80,15 +80,15 @@ class Unanswered:
                     del self._due[number]
             return taken
 
-    def look_again(self, numbers: Collection[int]) -> None:
-        """Schedule another check of these numbers in `AGAIN_S`, after a check that failed."""
+    def retry_checks(self, numbers: Collection[int]) -> None:
+        """Schedule another check of these numbers in `RECHECK_DELAY_S`, after a check that failed."""
         with self._lock:
-            again_at = time.monotonic() + AGAIN_S
+            again_at = time.monotonic() + RECHECK_DELAY_S
             for number in numbers:
                 self._due[number] = [again_at, *self._due.get(number, [])]
 
-    def expect(self, number: int) -> None:
+    def schedule_checks(self, number: int) -> None:
         """Schedule checks for this number: its claim may be committed although no reply came."""
         with self._lock:
             now = time.monotonic()
-            self._due[number] = [now + after_s for after_s in LOOK_AFTER_S]
+            self._due[number] = [now + after_s for after_s in CHECK_DELAYS_S]

@@ -13,37 +13,41 @@ import msgspec
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...core.payloads import FetchRequest, HandedOut, Reservation
+from ...core.payloads import Delivery, FetchRequest, Reservation
 from ...models import Job
 from ..dialects import dialect_of
-from ..dialects.base import Plan, Slot
+from ..dialects.base import ClaimPlan, ClaimSlot
 from ..transactions import run
 
 
-def with_slots(plan: Plan, requests: Sequence[FetchRequest]) -> Plan:
+def add_prefetch_slots(plan: ClaimPlan, requests: Sequence[FetchRequest]) -> ClaimPlan:
     """Return the plan with prefetch slots: for each queue the highest number that a request allows."""
     wanted: dict[str, int] = {}
-    crowd: set[str] = set()
+    candidate_wids: set[str] = set()
     for request in requests:
         # Only the first queue: a client must get jobs of earlier queues before jobs of later ones (ADR 0022).
         if request.ahead and request.queues:
             queue = request.queues[0]
             # The maximum, not the sum: each number is the free room of the same prefetch buffer.
             wanted[queue] = max(request.ahead, wanted.get(queue, 0))
-            crowd.update(request.crowd)
+            candidate_wids.update(request.candidate_wids)
     if not wanted:
         return plan
     # Without a wid: a prefetched job gets its worker when it is delivered.
-    return msgspec.structs.replace(plan, ahead=[Slot(queue, "", count) for queue, count in wanted.items()], crowd=crowd)
+    return msgspec.structs.replace(
+        plan, ahead=[ClaimSlot(queue, "", count) for queue, count in wanted.items()], candidate_wids=candidate_wids
+    )
 
 
-def go_along(
+def append_prefetched(
     found: list[list[Reservation]], requests: Sequence[FetchRequest], ahead: Sequence[Reservation]
 ) -> list[list[Reservation]]:
     """Append each prefetched job to the result of a request that allowed prefetching from its queue."""
-    asked = {request.queues[0]: place for place, request in enumerate(requests) if request.ahead and request.queues}
+    place_by_queue = {
+        request.queues[0]: place for place, request in enumerate(requests) if request.ahead and request.queues
+    }
     for job in ahead:
-        found[asked[job.queue]].append(job)
+        found[place_by_queue[job.queue]].append(job)
     return found
 
 
@@ -51,14 +55,14 @@ CHUNK = 500
 """Maximum deliveries confirmed by one statement."""
 
 
-def confirm(handed: Sequence[HandedOut], *, using: str, now: datetime | None = None) -> set[str]:
+def confirm(deliveries: Sequence[Delivery], *, using: str, now: datetime | None = None) -> set[str]:
     """Start the reservations of delivered jobs at the time of their delivery; see `Broker.confirm`.
 
     Skips locked rows and returns their jids: a running transaction may be ending these jobs, confirm them again later.
     """
     left: set[str] = set()
-    for start in range(0, len(handed), CHUNK):
-        chunk = handed[start : start + CHUNK]
+    for start in range(0, len(deliveries), CHUNK):
+        chunk = deliveries[start : start + CHUNK]
         left |= run(
             using,
             lambda connection, chunk=chunk: dialect_of(connection).confirm(connection, chunk, now),  # type: ignore[misc]
@@ -74,4 +78,4 @@ def is_unconfirmed(job: Job) -> bool:
 
 def supports(connection: BaseDatabaseWrapper) -> bool:
     """Return True if the dialect supports prefetching."""
-    return dialect_of(connection).reads_ahead
+    return dialect_of(connection).supports_prefetch

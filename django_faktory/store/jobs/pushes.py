@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...core.payloads import JobPayload
 from ...errors import FaktoryError
 from ..dialects import dialect_of
-from ..dialects.base import Dialect, Placed, insertion_order
+from ..dialects.base import Dialect, OrderedJobs, insertion_order
 from ..locks import locks
 from ..transactions import run
 from . import unique_push
@@ -30,7 +30,7 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
     if not jobs:
         return []
     chosen = placed(jobs)
-    if any_apart(jobs, dialect_of(connections[using])):
+    if any_needs_lookup(jobs, dialect_of(connections[using])):
         refused = run(using, lambda connection: unique_push.push(connection, chosen, now), atomic=False, writes=True)
         return [refused.get(job.jid) for job in jobs]
 
@@ -42,24 +42,24 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
         for start in range(0, len(chosen), CHUNK):
             # Check the keys of blocked jobs again after the commit: their holder may be releasing the lock now, and
             # neither transaction sees the other (ADR 0015).
-            locks.settle_later(connection, dialect.insert(connection, chosen[start : start + CHUNK], clock))
+            locks.promote_waiters_later(connection, dialect.insert(connection, chosen[start : start + CHUNK], clock))
 
     one_statement = len(chosen) <= CHUNK and not _needs_atomic(using, chosen)
     run(using, insert, atomic=not one_statement, writes=True)
     return [None] * len(jobs)
 
 
-def any_apart(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
+def any_needs_lookup(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
     """Return True if one of the jobs needs lookups before its insert: a unique key, a batch, or an unsupported lock."""
     asking = [job.options for job in jobs if job.options is not None]
-    return any(ask.is_apart or (ask.lock_key is not None and not dialect.stores_keyed) for ask in asking)
+    return any(ask.may_block or (ask.lock_key is not None and not dialect.stores_keyed) for ask in asking)
 
 
-def placed(jobs: Sequence[JobPayload]) -> Placed:
+def placed(jobs: Sequence[JobPayload]) -> OrderedJobs:
     """Return the first job of each jid, in the insertion order that all transactions share."""
     return insertion_order(list({job.jid: job for job in reversed(jobs)}.values())[::-1])
 
 
-def _needs_atomic(using: str, jobs: Placed) -> bool:
+def _needs_atomic(using: str, jobs: OrderedJobs) -> bool:
     # Some dialects insert a set with several statements. One row needs a single statement on every database.
     return len(jobs) > 1 and not dialect_of(connections[using]).one_statement

@@ -42,7 +42,7 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
     held = Q()
     for job in reservations:
         # The row of a prefetched job gets its wid when its delivery is confirmed: before or after this call.
-        wids = {job.wid, ""} if job.is_ahead else {job.wid}
+        wids = {job.wid, ""} if job.is_prefetched else {job.wid}
         held |= Q(jid=job.jid, wid__in=wids, attempt=job.attempt)
 
     working = Job.objects.using(using).filter(held, state=State.WORKING)
@@ -53,11 +53,11 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
         plain = working.filter(lock_token__isnull=True, passes__isnull=True)
         returned = run(using, lambda _: plain.update(**ENQUEUED), atomic=False, writes=True)
     if returned < len(reservations):
-        returned += run(using, lambda connection: put_back(connection, working))
+        returned += run(using, lambda connection: release_rows(connection, working))
     return returned
 
 
-def give_back(claims: Collection[int], *, using: str) -> int:
+def release_claims(claims: Collection[int], *, using: str) -> int:
     """Release all jobs that the claims with these numbers took, and return their number.
 
     For claims that ended without a reply: no worker has received these jobs (ADR 0017).
@@ -66,10 +66,10 @@ def give_back(claims: Collection[int], *, using: str) -> int:
     taken = Job.objects.using(using).filter(state=State.WORKING, claim__in=numbers)
     if not run(using, lambda _: taken.exists(), atomic=False):
         return 0
-    return run(using, lambda connection: put_back(connection, taken))
+    return run(using, lambda connection: release_rows(connection, taken))
 
 
-def put_back(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
+def release_rows(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
     """Enqueue working jobs again and release their locks and permits. Call it inside a transaction.
 
     Locks and permits are read from the locked rows. Only these rows are changed: a job that starts to match the filter

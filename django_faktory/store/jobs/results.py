@@ -18,7 +18,7 @@ CHUNK = 500
 ENDS = (State.SUCCEEDED, State.DEAD, State.DISCARDED, State.EXPIRED)
 
 
-class Outcome(NamedTuple):
+class JobStatus(NamedTuple):
     """Outcome and progress of a job. `error` is "Type: message", or "" unless the job ended without success."""
 
     jid: str
@@ -28,18 +28,18 @@ class Outcome(NamedTuple):
     percent: int | None
 
 
-def outcomes(jids: Collection[str], *, using: str) -> list[Outcome]:
+def read_statuses(jids: Collection[str], *, using: str) -> list[JobStatus]:
     """Return the outcomes of the stored jobs among `jids`, in no defined order."""
     found = []
     for chunk in _chunks(jids):
-        said = Tracking.objects.using(using).filter(jid__in=chunk).values_list("jid", "percent")
-        told = dict(_rows(said))
+        tracked = Tracking.objects.using(using).filter(jid__in=chunk).values_list("jid", "percent")
+        percents = dict(_rows(tracked))
         rows = Job.objects.using(using).filter(jid__in=chunk)
         stored = rows.values_list("jid", "state", "result", "errtype", "failure")
         for jid, state, result, errtype, failure in _rows(stored):
             has_failed = state in ENDS and state != State.SUCCEEDED
             error = _error(State(state), errtype, failure) if has_failed else ""
-            found.append(Outcome(jid, state in ENDS, result, error, told.get(jid)))
+            found.append(JobStatus(jid, state in ENDS, result, error, percents.get(jid)))
     return found
 
 

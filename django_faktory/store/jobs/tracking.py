@@ -27,7 +27,7 @@ CHUNK = 500
 LONGEST_RESERVATION = timedelta(hours=24)
 TRACKED_FOR = timedelta(seconds=TRACKED_FOR_S)
 
-TOLD = {
+PROTOCOL_STATES = {
     State.SCHEDULED: "enqueued",
     State.ENQUEUED: "enqueued",
     State.BLOCKED: "enqueued",
@@ -45,16 +45,16 @@ def track_set(updates: Sequence[TrackUpdate], *, using: str, now: datetime | Non
     """Store progress updates, each in a transaction of its own. Updates of jobs that are not stored are ignored."""
     for update in updates:
         if is_storable(update.jid):
-            run(using, _Setting(update, using, now).carry_out)
+            run(using, _ProgressUpdate(update, using, now).execute)
 
 
-class _Setting:
-    """One TRACK SET, applied by `carry_out`."""
+class _ProgressUpdate:
+    """One TRACK SET, applied by `execute`."""
 
     def __init__(self, update: TrackUpdate, using: str, now: datetime | None) -> None:
         self.update, self.using, self.now = update, using, now
 
-    def carry_out(self, connection: BaseDatabaseWrapper) -> None:
+    def execute(self, connection: BaseDatabaseWrapper) -> None:
         """Store the update if its job exists and, if it names an attempt, that attempt is still running."""
         job = Job.objects.using(self.using).filter(jid=self.update.jid)
         attempt = self.update.attempt
@@ -66,14 +66,14 @@ class _Setting:
         job.filter(Q(result_ttl=None) | Q(result_ttl__lt=TRACKED_FOR_S)).update(result_ttl=TRACKED_FOR_S)
         job.filter(purge_at__lt=clock + TRACKED_FOR).update(purge_at=clock + TRACKED_FOR)
         if self.update.reserve_until is not None:
-            self._lengthen(min(self.update.reserve_until, clock + LONGEST_RESERVATION))
-        told = {"percent": self.update.percent, "desc": self.update.desc}
+            self._extend_reservation(min(self.update.reserve_until, clock + LONGEST_RESERVATION))
+        reported = {"percent": self.update.percent, "desc": self.update.desc}
         Tracking.objects.using(self.using).update_or_create(
             jid=self.update.jid,
-            defaults={"updated_at": clock} | {name: value for name, value in told.items() if value is not None},
+            defaults={"updated_at": clock} | {name: value for name, value in reported.items() if value is not None},
         )
 
-    def _lengthen(self, until: datetime) -> None:
+    def _extend_reservation(self, until: datetime) -> None:
         # Only extend: a progress update must not shorten a reservation.
         held = Job.objects.using(self.using).filter(jid=self.update.jid, state=State.WORKING, reserved_until__lt=until)
         # A client without a wid claims jobs with wid "", so a mismatch is certain only if both sides have one.
@@ -98,24 +98,24 @@ def track_get(jids: Sequence[str], *, using: str) -> list[Tracked]:
     def verb(_: BaseDatabaseWrapper) -> list[Tracked]:
         # `payload` and `result` may be large, and are not returned.
         stored = {job.jid: job for job in Job.objects.using(using).filter(jid__in=asked).defer("payload", "result")}
-        said = {one.jid: one for one in Tracking.objects.using(using).filter(jid__in=stored)}
-        return [_tracked(jid, stored.get(jid), said.get(jid)) for jid in jids]
+        progress = {one.jid: one for one in Tracking.objects.using(using).filter(jid__in=stored)}
+        return [_tracked(jid, stored.get(jid), progress.get(jid)) for jid in jids]
 
     return run(using, verb, atomic=False)
 
 
-def _tracked(jid: str, job: Job | None, said: Tracking | None) -> Tracked:
+def _tracked(jid: str, job: Job | None, progress: Tracking | None) -> Tracked:
     if job is None:
         return Tracked(jid=jid)
     changed_at = _changed_at(job)
-    if said is None or said.updated_at < job.created_at:  # progress of an earlier job with the same jid
-        return Tracked(jid=jid, state=TOLD[State(job.state)], updated_at=changed_at)
+    if progress is None or progress.updated_at < job.created_at:  # progress of an earlier job with the same jid
+        return Tracked(jid=jid, state=PROTOCOL_STATES[State(job.state)], updated_at=changed_at)
     return Tracked(
         jid=jid,
-        percent=said.percent,
-        desc=said.desc,
-        state=TOLD[State(job.state)],
-        updated_at=max(said.updated_at, changed_at),
+        percent=progress.percent,
+        desc=progress.desc,
+        state=PROTOCOL_STATES[State(job.state)],
+        updated_at=max(progress.updated_at, changed_at),
     )
 
 

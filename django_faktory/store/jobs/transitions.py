@@ -59,7 +59,7 @@ def defer(times: Mapping[int, datetime], *, using: str) -> int:
     whens = [When(pk=pk, then=Value(moment, DateTimeField())) for pk, moment in times.items()]
 
     def verb(_: BaseDatabaseWrapper) -> int:
-        legal = locked(Job.objects.using(using).filter(pk__in=list(times)).in_state(*sources(Event.DEFER)))
+        legal = lock_rows(Job.objects.using(using).filter(pk__in=list(times)).in_state(*sources(Event.DEFER)))
         return legal.update(state=State.RETRIES, run_at=Case(*whens), wid="", finished_at=None, purge_at=None)
 
     return run(using, verb) if times else 0
@@ -91,7 +91,7 @@ def free_locks(tokens: Sequence[int], *, using: str) -> int:
     return run(using, verb)
 
 
-def locked(jobs: JobQuerySet) -> JobQuerySet:
+def lock_rows(jobs: JobQuerySet) -> JobQuerySet:
     """Lock these jobs in the order of their ids, and return a queryset of exactly these ids. Needs a transaction.
 
     An UPDATE locks rows in the order in which it finds them, so two of them without this could deadlock (ADR 0024).
@@ -118,13 +118,13 @@ def locked(jobs: JobQuerySet) -> JobQuerySet:
 
 def requeued(jobs: JobQuerySet) -> int:
     """Apply `requeue` to a queryset: the jobs are placed last among jobs of the same queue and priority."""
-    legal = locked(jobs.in_state(*sources(Event.REQUEUE)))
+    legal = lock_rows(jobs.in_state(*sources(Event.REQUEUE)))
     keyed = list(legal.filter(lock_key__isnull=False).values_list("pk", flat=True))
     requeued = legal.update(
         state=State.ENQUEUED, enqueued_at=Now(), run_at=None, wid="", finished_at=None, purge_at=None
     )
     # An enqueued job becomes blocked if its lock is taken or another job is next in line for it (ADR 0015).
-    locks.arrived(connections[jobs.db], keyed)
+    locks.block_if_locked(connections[jobs.db], keyed)
     return requeued
 
 
@@ -133,18 +133,18 @@ def killed(dead_for_s: int) -> Change:
     purge_at = Now() + timedelta(seconds=dead_for_s)
 
     def change(jobs: JobQuerySet) -> int:
-        legal = locked(jobs.in_state(*sources(Event.KILL)))
+        legal = lock_rows(jobs.in_state(*sources(Event.KILL)))
         # Read before the update: a ready job that leaves may have been the one that other jobs of its key, or a
         # limiter, are waiting for.
-        keys, left = locks.keys_of(legal), limiters.let_go_by(legal)
-        free, theirs, rows = counters.apart(legal)
+        keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
+        free, members, rows = counters.split_members(legal)
         killed = sum(
             some.update(state=State.DEAD, gate=None, run_at=None, finished_at=Now(), purge_at=purge_at)
-            for some in (free, theirs)
+            for some in (free, members)
         )
-        counters.note_all(jobs.db, rows, State.DEAD)
-        locks.settle_later(connections[jobs.db], keys)
-        limiters.settle_later(connections[jobs.db], left)
+        counters.record_all(jobs.db, rows, State.DEAD)
+        locks.promote_waiters_later(connections[jobs.db], keys)
+        limiters.promote_waiters_later(connections[jobs.db], limiter_ids)
         return killed
 
     return change
@@ -152,17 +152,17 @@ def killed(dead_for_s: int) -> Change:
 
 def discarded(jobs: JobQuerySet) -> int:
     """Apply `discard` to a queryset, and return the number of jobs discarded or deleted."""
-    legal = locked(jobs.in_state(*sources(Event.DISCARD)))
-    keys, left = locks.keys_of(legal), limiters.let_go_by(legal)
-    free, theirs, rows = counters.apart(legal)
-    dropped = _dropped(free) + _dropped(theirs)
-    counters.note_all(jobs.db, rows, State.DISCARDED)
-    locks.settle_later(connections[jobs.db], keys)
-    limiters.settle_later(connections[jobs.db], left)
+    legal = lock_rows(jobs.in_state(*sources(Event.DISCARD)))
+    keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
+    free, members, rows = counters.split_members(legal)
+    dropped = _discard_rows(free) + _discard_rows(members)
+    counters.record_all(jobs.db, rows, State.DISCARDED)
+    locks.promote_waiters_later(connections[jobs.db], keys)
+    limiters.promote_waiters_later(connections[jobs.db], limiter_ids)
     return dropped
 
 
-def _dropped(jobs: JobQuerySet) -> int:
+def _discard_rows(jobs: JobQuerySet) -> int:
     kept = jobs.filter(result_ttl__isnull=False).update(
         state=State.DISCARDED,
         gate=None,
@@ -177,11 +177,11 @@ def _dropped(jobs: JobQuerySet) -> int:
 
 def purged(jobs: JobQuerySet) -> int:
     """Delete finished jobs before their `purge_at`, and return the number of deleted rows."""
-    legal = locked(jobs.in_state(*sources(Event.PURGE)))
+    legal = lock_rows(jobs.in_state(*sources(Event.PURGE)))
     # Dead members only: the other finished ones were counted when they ended, a batch still waits for a dead one.
-    dead = counters.of_batches(legal.in_state(State.DEAD))
+    dead = counters.lock_members(legal.in_state(State.DEAD))
     gone, _ = legal.delete()
-    counters.note_all(jobs.db, dead, GONE)
+    counters.record_all(jobs.db, dead, GONE)
     return gone
 
 

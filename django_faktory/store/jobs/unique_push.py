@@ -24,7 +24,7 @@ from ...errors import FaktoryError, NotUnique
 from ...models import Job
 from ..batches import membership
 from ..dialects import dialect_of
-from ..dialects.base import Placed, insertion_key, unique_key_of
+from ..dialects.base import OrderedJobs, insertion_key, unique_key_of
 from ..locks import locks
 
 CHUNK = 500
@@ -37,7 +37,7 @@ V = TypeVar("V")
 
 def push(
     connection: BaseDatabaseWrapper,
-    jobs: Placed,
+    jobs: OrderedJobs,
     now: datetime | None,
     *,
     callback_of: str | None = None,
@@ -49,16 +49,16 @@ def push(
     wins. A stored job that has not finished stays unchanged, whatever its key (W10). With `callback_of` the jobs are
     callbacks of that batch.
     """
-    if callback_of is not None or not _go_straight(connection, jobs):
-        return _see(connection, jobs, now, callback_of)
+    if callback_of is not None or not _can_insert_directly(connection, jobs):
+        return _push_slow_path(connection, jobs, now, callback_of)
     # A lone job is inserted by one statement, which needs no transaction of its own.
     is_atomic = len(jobs) == 1 or connection.in_atomic_block
     with nullcontext() if is_atomic else transaction.atomic(using=connection.alias):
-        left, refused, now = _store_free(connection, jobs, now)
-        return refused | _see(connection, left, now) if left else refused
+        left, refused, now = _insert_directly(connection, jobs, now)
+        return refused | _push_slow_path(connection, left, now) if left else refused
 
 
-def _go_straight(connection: BaseDatabaseWrapper, jobs: Placed) -> bool:
+def _can_insert_directly(connection: BaseDatabaseWrapper, jobs: OrderedJobs) -> bool:
     """Return True if one statement can insert the jobs that conflict with no stored row.
 
     Members of a batch are excluded: they are counted in the batch's row, which must be locked first.
@@ -66,9 +66,9 @@ def _go_straight(connection: BaseDatabaseWrapper, jobs: Placed) -> bool:
     return dialect_of(connection).stores_keyed and not any(job.options and job.options.bid for _, job in jobs)
 
 
-def _store_free(
-    connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None
-) -> tuple[Placed, dict[str, FaktoryError], datetime | None]:
+def _insert_directly(
+    connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
+) -> tuple[OrderedJobs, dict[str, FaktoryError], datetime | None]:
     """Insert the jobs that conflict with no stored row; return the undecided jobs, the refused jobs and the time."""
     dialect = dialect_of(connection)
     # Only the first job of each key: if the second were inserted because the first has the jid of a finished job, the
@@ -80,19 +80,19 @@ def _store_free(
     done: set[str] = set()
     refused: dict[str, FaktoryError] = {}
     for some in _chunks(firsts):
-        stored = dialect.insert_free(connection, some, now)
+        stored = dialect.insert_if_absent(connection, some, now)
         now = stored.now
-        locks.settle_later(connection, stored.blocked)
+        locks.promote_waiters_later(connection, stored.blocked)
         done.update(stored.jids, stored.alive)
         refused |= {jid: NotUnique(jid) for jid in stored.refused}
     return [(place, job) for place, job in jobs if job.jid not in done and job.jid not in refused], refused, now
 
 
-def _see(
-    connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None, callback_of: str | None = None
+def _push_slow_path(
+    connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None, callback_of: str | None = None
 ) -> dict[str, FaktoryError]:
     """Store jobs by the slow path: look up conflicting rows, then insert; retry if another push came in between."""
-    push_these = partial(_push, connection, now=now, callback_of=callback_of)
+    push_these = partial(_push_once, connection, now=now, callback_of=callback_of)
     for _ in range(MAX_ROUNDS):
         try:
             with transaction.atomic(using=connection.alias):
@@ -102,11 +102,11 @@ def _see(
     # In a caller's transaction with snapshot isolation the conflicting row stays invisible to every retry. Insert the
     # jobs one by one: the constraint then shows which of them conflict.
     with transaction.atomic(using=connection.alias):
-        return _one_by_one(connection, jobs, push_these)
+        return _push_one_by_one(connection, jobs, push_these)
 
 
-def _push(
-    connection: BaseDatabaseWrapper, placed: Placed, *, now: datetime | None, callback_of: str | None
+def _push_once(
+    connection: BaseDatabaseWrapper, placed: OrderedJobs, *, now: datetime | None, callback_of: str | None
 ) -> dict[str, FaktoryError]:
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
@@ -114,12 +114,14 @@ def _push(
     # Lock order (ADR 0024): existing jobs, then batches, then lock rows, and new jobs last.
     keys = sorted({key for job in jobs if (key := unique_key_of(job))})
     stored = _stored(connection, [job.jid for job in jobs])
-    _free_overdue(connection, keys, clock, replaced=[old.pk for old in stored.values() if not _stays(old)])
-    fresh = [(place, job) for place, job in placed if not _stays(stored.get(job.jid))]
+    _clear_expired_keys(connection, keys, clock, replaced=[old.pk for old in stored.values() if not _must_keep(old)])
+    fresh = [(place, job) for place, job in placed if not _must_keep(stored.get(job.jid))]
     refused = membership.admit(connection, [job for _, job in fresh], clock)
     holders = _holders(connection, keys)
     rows: list[Job] = []
-    crowd = locks.Crowd(connection, {job.options.lock_key for _, job in fresh if job.options and job.options.lock_key})
+    lock_queue = locks.LockQueue(
+        connection, {job.options.lock_key for _, job in fresh if job.options and job.options.lock_key}
+    )
     for place, job in sorted(fresh, key=itemgetter(0)):  # the first of each key wins
         if job.jid in refused:
             continue
@@ -130,26 +132,32 @@ def _push(
         old = stored.get(job.jid)
         row.attempt = old.attempt if old else 0  # keeps growing, so that late reports on the old job stay fenced
         row.callback_of = callback_of
-        if row.lock_key and row.state == State.ENQUEUED and not crowd.lets_in(row.lock_key, row.queue, row.weight):
+        if (
+            row.lock_key
+            and row.state == State.ENQUEUED
+            and not lock_queue.try_add_ready(row.lock_key, row.queue, row.weight)
+        ):
             row.state = State.BLOCKED
         rows.append(row)
-    locks.settle_later(connection, {row.lock_key for row in rows if row.lock_key and row.state == State.BLOCKED})
-    membership.joined(connection, [row.bid for row in rows if row.bid])
+    locks.promote_waiters_later(
+        connection, {row.lock_key for row in rows if row.lock_key and row.state == State.BLOCKED}
+    )
+    membership.count_new_members(connection, [row.bid for row in rows if row.bid])
     _replace(connection, [stored[row.jid].pk for row in rows if row.jid in stored], rows)
     return refused
 
 
-def _stays(old: Job | None) -> bool:
+def _must_keep(old: Job | None) -> bool:
     """Return True if the stored row must be kept: it has not finished (W10), or a batch still waits for it."""
     if old is None:
         return False
     return old.state in LIVE or (old.state == State.DEAD and (old.bid or old.callback_of) is not None)
 
 
-def _one_by_one(
+def _push_one_by_one(
     connection: BaseDatabaseWrapper,
-    jobs: Placed,
-    push_these: Callable[[Placed], dict[str, FaktoryError]],
+    jobs: OrderedJobs,
+    push_these: Callable[[OrderedJobs], dict[str, FaktoryError]],
 ) -> dict[str, FaktoryError]:
     refused: dict[str, FaktoryError] = {}
     for place, job in jobs:
@@ -162,7 +170,7 @@ def _one_by_one(
     return refused
 
 
-def _free_overdue(
+def _clear_expired_keys(
     connection: BaseDatabaseWrapper, keys: Sequence[str], now: datetime, *, replaced: Sequence[int]
 ) -> None:
     """Clear expired unique keys of other jobs, so that new jobs can use them.

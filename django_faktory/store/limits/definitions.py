@@ -18,7 +18,7 @@ from ..locks import locks
 from ..transactions import run
 from . import limiters
 
-MOST_COUNTED = 10_000
+MAX_COUNTED = 10_000
 
 
 class Definition(NamedTuple):
@@ -29,23 +29,23 @@ class Definition(NamedTuple):
     allowance: Allowance
 
 
-def put(scope: str, name: str, allowance: Allowance, *, using: str, origin: str = Limit.Origin.ADMIN) -> Limit:
+def save_limit(scope: str, name: str, allowance: Allowance, *, using: str, origin: str = Limit.Origin.ADMIN) -> Limit:
     """Create or change a limit; jobs that already run count. A pause stays.
 
     A change from the admin of a limit from code marks it as edited, so that `sync` leaves it alone.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> Limit:
-        wanted = Limit(scope=scope, name=name, origin=origin, **_numbers(allowance))
-        limit = _locked(connection, scope, name) or _made(connection, wanted)
+        wanted = Limit(scope=scope, name=name, origin=origin, **_allowance_fields(allowance))
+        limit = _lock_limit(connection, scope, name) or _insert(connection, wanted)
         # An edit in the admin must survive the next `sync` with code.
         is_edited = origin == Limit.Origin.ADMIN and limit.origin != Limit.Origin.ADMIN
         limit.origin = Limit.Origin.EDITED if is_edited else origin
-        for field, value in _numbers(allowance).items():
+        for field, value in _allowance_fields(allowance).items():
             setattr(limit, field, value)
-        return _written(connection, limit)
+        return _save(connection, limit)
 
-    return _looked_after(run(using, verb), using)
+    return _apply_to_jobs(run(using, verb), using)
 
 
 def pause(names: Iterable[str], *, using: str) -> list[str]:
@@ -59,13 +59,13 @@ def pause(names: Iterable[str], *, using: str) -> list[str]:
         def verb(connection: BaseDatabaseWrapper, name: str = name) -> bool:
             with connection.cursor() as cursor:
                 now = dialect_of(connection).now(cursor)
-            limit = _locked(connection, Scope.TASK, name)
+            limit = _lock_limit(connection, Scope.TASK, name)
             if limit is None:
-                limit = _made(connection, Limit(scope=Scope.TASK, name=name, paused_at=now))
+                limit = _insert(connection, Limit(scope=Scope.TASK, name=name, paused_at=now))
             elif limit.paused_at is not None:
                 return False
             limit.paused_at = now
-            _written(connection, limit)
+            _save(connection, limit)
             return True
 
         if run(using, verb):
@@ -86,18 +86,18 @@ def _resume(name: str, *, using: str) -> bool:
         if _is_only_a_pause(limit):
             remove(limit, using=using)
             return True
-        if changed := run(using, lambda connection: _resumed(connection, name)):
-            _looked_after(changed, using)
+        if changed := run(using, lambda connection: _clear_pause(connection, name)):
+            _apply_to_jobs(changed, using)
             return True
     return False
 
 
-def _resumed(connection: BaseDatabaseWrapper, name: str) -> Limit | None:
-    limit = _locked(connection, Scope.TASK, name)
+def _clear_pause(connection: BaseDatabaseWrapper, name: str) -> Limit | None:
+    limit = _lock_limit(connection, Scope.TASK, name)
     if limit is None or _is_only_a_pause(limit):
         return None
     limit.paused_at = None
-    return _written(connection, limit)
+    return _save(connection, limit)
 
 
 def _is_only_a_pause(limit: Limit) -> bool:
@@ -118,32 +118,32 @@ def remove(limit: Limit, *, using: str) -> None:
 
     def verb(connection: BaseDatabaseWrapper) -> list[int]:
         names = {limit.name, family_of(limit.name)} if limit.scope == Scope.KEY else {limit.name}
-        found = {row.name: row for row in _locked_all(connection, limit.scope, names)}
+        found = {row.name: row for row in _lock_limits(connection, limit.scope, names)}
         if limit.name not in found:
             return []
         # Both limits are locked by now, so no edit of the family's limit can miss a limiter that moves to it.
-        mine = Gate.objects.using(using).filter(limit_id=limit.pk)
-        locked = mine.order_by("pk")
+        own_gates = Gate.objects.using(using).filter(limit_id=limit.pk)
+        locked = own_gates.order_by("pk")
         if connection.features.has_select_for_update:
             locked = locked.select_for_update()
         ids = [gate.pk for gate in locked]
-        kind = found.get(family_of(limit.name)) if limit.scope == Scope.KEY else None
+        family_limit = found.get(family_of(limit.name)) if limit.scope == Scope.KEY else None
         # The key falls back to the limit of its family, together with its running and blocked jobs.
-        if kind is not None and kind.pk != limit.pk:
-            mine.update(limit=kind)
-            _written(connection, kind)
+        if family_limit is not None and family_limit.pk != limit.pk:
+            own_gates.update(limit=family_limit)
+            _save(connection, family_limit)
         Limit.objects.using(using).filter(pk=limit.pk).delete()
         return ids
 
     ids = run(using, verb)
     kept = Gate.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True)
     # Limiters that moved to the family's limit remain. The others were deleted with the limit; their jobs become ready.
-    there = set(run(using, lambda _: list(kept), atomic=False))
+    remaining = set(run(using, lambda _: list(kept), atomic=False))
     for gate_id in ids:
-        if gate_id not in there:
+        if gate_id not in remaining:
             limiters.free(gate_id, using=using)
-    queues = limiters.look_again(sorted(there), using=using)
-    run(using, lambda connection: locks.tell(connection, queues))
+    queues = limiters.unblock_if_room(sorted(remaining), using=using)
+    run(using, lambda connection: locks.notify_ready(connection, queues))
 
 
 def sync(definitions: Iterable[Definition], *, using: str) -> None:
@@ -154,59 +154,59 @@ def sync(definitions: Iterable[Definition], *, using: str) -> None:
     for place, one in wanted.items():
         row = stored.get(place)
         if row is None or (row.origin == Limit.Origin.CODE and row.allowance != one.allowance):
-            put(*one, using=using, origin=Limit.Origin.CODE)
+            save_limit(*one, using=using, origin=Limit.Origin.CODE)
         # Code now defines a name that was created in the admin.
         elif row.origin == Limit.Origin.ADMIN:
-            run(using, lambda _, pk=row.pk: rows.filter(pk=pk).update(origin=_claimed(pk, rows)))  # type: ignore[misc]
+            run(using, lambda _, pk=row.pk: rows.filter(pk=pk).update(origin=_origin_in_code(pk, rows)))  # type: ignore[misc]
     for place, row in stored.items():
         if place not in wanted and row.origin != Limit.Origin.ADMIN:
-            _forget(row, using)
+            _drop_undefined(row, using)
 
 
-def _claimed(pk: int, rows: QuerySet[Limit]) -> str:
+def _origin_in_code(pk: int, rows: QuerySet[Limit]) -> str:
     """Return the origin of a row that code defines too: a row that is only a pause becomes code's."""
     limit = rows.get(pk=pk)
     return Limit.Origin.CODE if limit.concurrency is None and limit.rate is None else Limit.Origin.EDITED
 
 
-def _forget(row: Limit, using: str) -> None:
+def _drop_undefined(row: Limit, using: str) -> None:
     """Handle a limit that code no longer defines: pauses and edits were made by a person and stay."""
     if row.origin == Limit.Origin.EDITED:
         run(using, lambda _: Limit.objects.using(using).filter(pk=row.pk).update(origin=Limit.Origin.ADMIN))
     elif row.paused_at is not None:
         # Drop the numbers of code, but keep the pause: it was set by a person.
-        put(row.scope, row.name, Allowance(), using=using)
+        save_limit(row.scope, row.name, Allowance(), using=using)
         run(using, lambda _: Limit.objects.using(using).filter(pk=row.pk).update(origin=Limit.Origin.ADMIN))
     else:
         remove(row, using=using)
 
 
-def take_edit_back(limit: Limit, *, using: str) -> bool:
+def revert_edit(limit: Limit, *, using: str) -> bool:
     """Revert an edit: from the next `sync` on the definition in code applies. Returns whether it was edited."""
     edited = Limit.objects.using(using).filter(pk=limit.pk, origin=Limit.Origin.EDITED)
     return bool(run(using, lambda _: edited.update(origin=Limit.Origin.CODE)))
 
 
-def _locked(connection: BaseDatabaseWrapper, scope: str, name: str) -> Limit | None:
-    return next(iter(_locked_all(connection, scope, {name})), None)
+def _lock_limit(connection: BaseDatabaseWrapper, scope: str, name: str) -> Limit | None:
+    return next(iter(_lock_limits(connection, scope, {name})), None)
 
 
-def _made(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
+def _insert(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
     """Insert a limit and return it locked; another node may insert it at the same moment."""
     Limit.objects.using(connection.alias).bulk_create([limit], ignore_conflicts=True)
-    return _locked(connection, limit.scope, limit.name) or limit
+    return _lock_limit(connection, limit.scope, limit.name) or limit
 
 
-def _numbers(allowance: Allowance) -> dict[str, int | None]:
+def _allowance_fields(allowance: Allowance) -> dict[str, int | None]:
     return {field: getattr(allowance, field) for field in ("concurrency", "rate", "per", "burst")}
 
 
-def _locked_all(connection: BaseDatabaseWrapper, scope: str, names: Collection[str]) -> QuerySet[Limit]:
+def _lock_limits(connection: BaseDatabaseWrapper, scope: str, names: Collection[str]) -> QuerySet[Limit]:
     rows = Limit.objects.using(connection.alias).filter(scope=scope, name__in=names).order_by("pk")
     return rows.select_for_update() if connection.features.has_select_for_update else rows
 
 
-def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
+def _save(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
     """Save a limit and copy its numbers into its limiters, locked before; they apply from the commit on."""
     alias = connection.alias
     limit.save(using=alias)
@@ -215,16 +215,16 @@ def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
     if limit.scope == Scope.KEY:
         rows.filter(scope=Scope.KEY, name=limit.name).update(limit=limit)
     else:
-        rows.bulk_create([limiters.gate_row(limit, limit.name)], ignore_conflicts=True)
-    mine = rows.filter(limit=limit)
-    locked = mine.order_by("pk")
+        rows.bulk_create([limiters.build_limiter(limit, limit.name)], ignore_conflicts=True)
+    own_gates = rows.filter(limit=limit)
+    locked = own_gates.order_by("pk")
     if connection.features.has_select_for_update:
         locked = locked.select_for_update()
-    shut = [gate.pk for gate in locked if _counts_from_now(gate, limit)]
-    most = limit.allowance.capacity
-    mine.filter(rate=None).update(tokens=most, filled_at=Now())  # a new rate starts with a full bucket
-    mine.filter(tokens__gt=most).update(tokens=most)
-    mine.update(
+    uncounted = [gate.pk for gate in locked if _must_count_running(gate, limit)]
+    capacity = limit.allowance.capacity
+    own_gates.filter(rate=None).update(tokens=capacity, filled_at=Now())  # a new rate starts with a full bucket
+    own_gates.filter(tokens__gt=capacity).update(tokens=capacity)
+    own_gates.update(
         concurrency=limit.concurrency,
         rate=limit.rate,
         per=limit.per,
@@ -233,11 +233,11 @@ def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
         opens_at=None,
     )
     # Last, because the UPDATE above opens every limiter of a limit that is not paused.
-    mine.filter(pk__in=shut).update(is_paused=True)
+    own_gates.filter(pk__in=uncounted).update(is_paused=True)
     return limit
 
 
-def _counts_from_now(gate: Gate, limit: Limit) -> bool:
+def _must_count_running(gate: Gate, limit: Limit) -> bool:
     """Return whether a limiter must be closed until its running jobs are counted.
 
     It must if it did not count jobs before, or if it is closed for that reason already.
@@ -245,31 +245,31 @@ def _counts_from_now(gate: Gate, limit: Limit) -> bool:
     return limit.concurrency is not None and (gate.concurrency is None or gate.is_paused)
 
 
-def _looked_after(limit: Limit, using: str) -> Limit:
+def _apply_to_jobs(limit: Limit, using: str) -> Limit:
     """Count the jobs that already run, and make blocked jobs ready for which there is room now."""
-    mine = Gate.objects.using(using).filter(limit=limit).order_by("pk").values_list("pk", "is_paused")
-    found = run(using, lambda _: list(mine), atomic=False)
+    own_gates = Gate.objects.using(using).filter(limit=limit).order_by("pk").values_list("pk", "is_paused")
+    found = run(using, lambda _: list(own_gates), atomic=False)
     ids = [pk for pk, _ in found]
     if limit.concurrency is not None:
-        limiters.count_running([pk for pk, is_shut in found if is_shut], using=using)
-    queues = limiters.look_again(ids, using=using)
-    run(using, lambda connection: locks.tell(connection, queues))
+        limiters.count_running([pk for pk, is_closed in found if is_closed], using=using)
+    queues = limiters.unblock_if_room(ids, using=using)
+    run(using, lambda connection: locks.notify_ready(connection, queues))
     return limit
 
 
-def use(ids: Iterable[int], *, using: str) -> dict[int, tuple[int, datetime | None]]:
+def read_usage(ids: Iterable[int], *, using: str) -> dict[int, tuple[int, datetime | None]]:
     """Return the use of these limits: permits in use, and the time the next set of jobs becomes ready.
 
     Sums over all limiters of a limit; limits without a limiter are left out.
     """
-    mine = Gate.objects.using(using).filter(limit__in=list(ids)).order_by().values_list("limit")
-    told = mine.annotate(Sum("in_use"), Min("opens_at"))
-    return run(using, lambda _: {pk: (in_use, opens_at) for pk, in_use, opens_at in told}, atomic=False)
+    own_gates = Gate.objects.using(using).filter(limit__in=list(ids)).order_by().values_list("limit")
+    totals = own_gates.annotate(Sum("in_use"), Min("opens_at"))
+    return run(using, lambda _: {pk: (in_use, opens_at) for pk, in_use, opens_at in totals}, atomic=False)
 
 
 def waiting(limit: Limit, *, using: str) -> int:
-    """Count the jobs blocked by this limit, up to `MOST_COUNTED`."""
-    gates_ = Gate.objects.using(using).filter(limit=limit).values("pk")
-    parked = Job.objects.using(using).in_state(State.BLOCKED).filter(gate__in=gates_).order_by()
+    """Count the jobs blocked by this limit, up to `MAX_COUNTED`."""
+    gate_ids = Gate.objects.using(using).filter(limit=limit).values("pk")
+    blocked = Job.objects.using(using).in_state(State.BLOCKED).filter(gate__in=gate_ids).order_by()
     # Bounded, so that the page of a limit with a long backlog stays fast.
-    return run(using, lambda _: parked[:MOST_COUNTED].count(), atomic=False)
+    return run(using, lambda _: blocked[:MAX_COUNTED].count(), atomic=False)

@@ -1,9 +1,9 @@
 """Limiters: give claimed jobs their permits, and block the jobs for which a limit has no room. ADR 0016.
 
 A limiter is a row of `Gate`. Invariant at every commit: its `in_use` equals the number of jobs with its id in `passes`.
-Both change in one transaction, `in_use` by the number of rows that the transaction changed. `let_pass` and `adopt` give
-permits; `release` returns them in the transaction that ends the run. Limiters are locked by id, after jobs and lock
-rows (ADR 0024).
+Both change in one transaction, `in_use` by the number of rows that the transaction changed. `acquire_permits` and
+`give_missing_permits` give permits; `release` returns them in the transaction that ends the run. Limiters are locked by
+id, after jobs and lock rows (ADR 0024).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 
 from ...core.lifecycle import State
-from ...core.limits import Gate, Scope, allot, family_of, passes_of, passes_text
+from ...core.limits import Gate, Scope, allocate_permits, family_of, format_permits, parse_permits
 from ...core.logs import get_logger
 from ...core.payloads import Reservation
 from ...models import Gate as GateRow
@@ -44,7 +44,7 @@ _NUMBERS = ("concurrency", "rate", "per", "burst")
 T = TypeVar("T")
 
 
-class _NoGate(Exception):
+class _MissingLimiters(Exception):
     """Keys have a limit and no limiter yet.
 
     The transaction is rolled back, the limiters are made, and it is retried.
@@ -55,7 +55,9 @@ class _NoGate(Exception):
         self.keys = keys
 
 
-def let_pass(reservations: Sequence[Reservation], *, using: str, now: datetime | None = None) -> list[Reservation]:
+def acquire_permits(
+    reservations: Sequence[Reservation], *, using: str, now: datetime | None = None
+) -> list[Reservation]:
     """Give permits to jobs just claimed; return the jobs that may start.
 
     Jobs that no limit concerns are returned too. The other jobs become blocked. Do not deliver a job before this is
@@ -69,23 +71,23 @@ def let_pass(reservations: Sequence[Reservation], *, using: str, now: datetime |
     # case.
     passed = run(using, lambda connection: at_once(connection, wanted, now), atomic=False) if at_once else {}
     if not passed:
-        passed = run_with_gates(lambda connection: _let_pass(connection, wanted, now), using=using)
-    return _passed(reservations, passed)
+        passed = run_with_limiters(lambda connection: _acquire_permits(connection, wanted, now), using=using)
+    return _with_permits(reservations, passed)
 
 
-def let_pass_in(
+def acquire_permits_in(
     connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], now: datetime | None
 ) -> list[Reservation]:
-    """Give permits as part of a transaction of `run_with_gates`; see `let_pass`. A blocked job frees its lock."""
+    """Give permits inside a transaction of `run_with_limiters`. A job that is blocked releases its lock."""
     wanted = [job for job in reservations if job.passes is not None]
     if not wanted:
         return list(reservations)
     at_once = dialect_of(connection).passes
-    passed = (at_once(connection, wanted, now) if at_once else {}) or _let_pass(connection, wanted, now)
-    return _passed(reservations, passed)
+    passed = (at_once(connection, wanted, now) if at_once else {}) or _acquire_permits(connection, wanted, now)
+    return _with_permits(reservations, passed)
 
 
-def _passed(reservations: Sequence[Reservation], passed: Mapping[str, str | None]) -> list[Reservation]:
+def _with_permits(reservations: Sequence[Reservation], passed: Mapping[str, str | None]) -> list[Reservation]:
     return [
         job if job.passes is None else msgspec.structs.replace(job, passes=passed[job.jid])
         for job in reservations
@@ -93,47 +95,47 @@ def _passed(reservations: Sequence[Reservation], passed: Mapping[str, str | None
     ]
 
 
-def run_with_gates(verb: Callable[[BaseDatabaseWrapper], T], *, using: str) -> T:
-    """Run a function that calls `let_pass_in`; first make the limiters of keys that are used for the first time."""
+def run_with_limiters(verb: Callable[[BaseDatabaseWrapper], T], *, using: str) -> T:
+    """Run a function that calls `acquire_permits_in`; create the limiters of new keys first."""
     while True:
         try:
-            # In the caller's transaction a savepoint is needed: `_NoGate` must undo the changes of this attempt only.
+            # The caller's transaction needs a savepoint: `_MissingLimiters` must undo this attempt only.
             with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
                 return run(using, verb)
-        except _NoGate as missing:
+        except _MissingLimiters as missing:
             make(missing.keys, using=using)
 
 
-def _let_pass(
+def _acquire_permits(
     connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], now: datetime | None
 ) -> dict[str, str | None]:
     dialect = dialect_of(connection)
     wanted = {job.jid: job for job in reservations}
     with connection.cursor() as cursor:
-        rows = sql.claimed(cursor, dialect, wanted)
+        rows = sql.lock_claimed(cursor, dialect, wanted)
         mine = {
             rows[jid][0]: job
             for jid, job in wanted.items()
             if jid in rows and rows[jid][1:] == (job.wid, job.attempt)  # else it was taken from its worker
         }
-        found = _gates_of(connection, cursor, mine.values())
+        found = _lock_limiters(connection, cursor, mine.values())
         clock = now or dialect.now(cursor)
         asked = [[found[name] for name in _names(job) if name in found] for job in mine.values()]
-        refusals = dict(zip(mine, allot(asked, clock), strict=True))
+        refusals = dict(zip(mine, allocate_permits(asked, clock), strict=True))
         passes = {
-            row_id: passes_text(held) for row_id, held in zip(mine, asked, strict=True) if refusals[row_id] is None
+            row_id: format_permits(held) for row_id, held in zip(mine, asked, strict=True) if refusals[row_id] is None
         }
-        sql.hand_out(cursor, passes)
-        shut = {row_id: gate for row_id, gate in refusals.items() if gate is not None}
-        if shut:
-            _park(cursor, dialect, {row_id: (mine[row_id].queue, gate) for row_id, gate in shut.items()})
+        sql.record_permits(cursor, passes)
+        refused = {row_id: gate for row_id, gate in refusals.items() if gate is not None}
+        if refused:
+            _block_refused(cursor, dialect, {row_id: (mine[row_id].queue, gate) for row_id, gate in refused.items()})
         used = [gate for gate in found.values() if any(gate in held for held in asked)]
         for gate in used:
-            # Limiters without a rate use `filled_at` as the time of their last use, which `forget_idle` reads.
+            # Limiters without a rate use `filled_at` as the time of their last use, which `delete_idle` reads.
             gate.filled_at = gate.filled_at if gate.has_rate else clock
         sql.save(cursor, used)
     # A job that a limiter blocks must not keep its key locked (ADR 0024).
-    locks.release(connection, [mine[row_id] for row_id in shut])
+    locks.release(connection, [mine[row_id] for row_id in refused])
     return {mine[row_id].jid: text for row_id, text in passes.items()}
 
 
@@ -142,17 +144,17 @@ def _names(job: Reservation) -> list[tuple[str, str]]:
     return names if job.limit_key is None else [(str(Scope.KEY), job.limit_key), *names]
 
 
-def _gates_of(
+def _lock_limiters(
     connection: BaseDatabaseWrapper, cursor: CursorWrapper, jobs: Iterable[Reservation]
 ) -> dict[tuple[str, str], Gate]:
-    """Return the limiters of these jobs, locked. Raises _NoGate if a key has a limit and no limiter."""
+    """Return the limiters of these jobs, locked. Raises _MissingLimiters if a key has a limit and no limiter."""
     names = {name for job in jobs for name in _names(job)}
     if not names:
         return {}
     found = {(gate.scope, gate.name): gate for gate in sql.by_name(cursor, dialect_of(connection), names)}
     unknown = sorted(name for scope, name in names if scope == Scope.KEY and (scope, name) not in found)
     if unknown and _limits_of(unknown, connection.alias).exists():
-        raise _NoGate(unknown)
+        raise _MissingLimiters(unknown)
     return found
 
 
@@ -173,7 +175,7 @@ def make(keys: Sequence[str], *, using: str) -> None:
             limits = limits.select_for_update()
         known = {limit.name: limit for limit in limits}
         made = [(key, limit) for key in keys if (limit := known.get(key) or known.get(family_of(key))) is not None]
-        rows = [gate_row(limit, key) for key, limit in made]
+        rows = [build_limiter(limit, key) for key, limit in made]
         GateRow.objects.using(using).bulk_create(rows, ignore_conflicts=True)
 
     run(using, verb)
@@ -182,7 +184,7 @@ def make(keys: Sequence[str], *, using: str) -> None:
     count_running(run(using, lambda _: list(closed.values_list("pk", flat=True)), atomic=False), using=using)
 
 
-def gate_row(limit: Limit, name: str) -> GateRow:
+def build_limiter(limit: Limit, name: str) -> GateRow:
     """Build a limiter of this limit without permits in use.
 
     It stays closed until `count_running` has counted the jobs that already run.
@@ -193,31 +195,31 @@ def gate_row(limit: Limit, name: str) -> GateRow:
     return GateRow(limit=limit, scope=limit.scope, name=name, is_paused=is_paused, tokens=tokens, **numbers)
 
 
-def _park(cursor: CursorWrapper, dialect: Dialect, shut: dict[int, tuple[str, Gate]]) -> None:
+def _block_refused(cursor: CursorWrapper, dialect: Dialect, refused: dict[int, tuple[str, Gate]]) -> None:
     """Block the refused jobs and similar jobs at the heads of their queues.
 
     Jobs refused by the limit of a queue stay enqueued: claims skip the whole queue.
     """
-    sql.take_back(
-        cursor, {row_id: None if gate.scope == Scope.QUEUE else gate.id for row_id, (_, gate) in shut.items()}
+    sql.undo_claims(
+        cursor, {row_id: None if gate.scope == Scope.QUEUE else gate.id for row_id, (_, gate) in refused.items()}
     )
-    closed = {gate.id: gate for _, gate in shut.values() if gate.scope != Scope.QUEUE}
+    closed = {gate.id: gate for _, gate in refused.values() if gate.scope != Scope.QUEUE}
     if not closed:
         return
     by_scope = {
         scope: {gate.name: gate.id for gate in closed.values() if gate.scope == scope}
         for scope in (Scope.TASK, Scope.KEY)
     }
-    for queue in sorted({queue for queue, gate in shut.values() if gate.scope != Scope.QUEUE}):
+    for queue in sorted({queue for queue, gate in refused.values() if gate.scope != Scope.QUEUE}):
         # Otherwise the next claims would take, and put back, the same kind of job again and again.
-        sql.park_head(cursor, dialect, queue, tasks=by_scope[Scope.TASK], keys=by_scope[Scope.KEY])
+        sql.block_head(cursor, dialect, queue, tasks=by_scope[Scope.TASK], keys=by_scope[Scope.KEY])
     for gate in closed.values():
         gate.is_awaited = True
 
 
 def release(connection: BaseDatabaseWrapper, passes: Iterable[str | None]) -> None:
     """Return permits inside the transaction that ended the runs, and make blocked jobs ready that now fit."""
-    counts = Counter(gate for text in passes for gate in passes_of(text))
+    counts = Counter(gate for text in passes for gate in parse_permits(text))
     if not counts:
         return
     dialect = dialect_of(connection)
@@ -225,82 +227,86 @@ def release(connection: BaseDatabaseWrapper, passes: Iterable[str | None]) -> No
         found = sql.by_id(cursor, dialect, counts)
         # Only buckets need the time; limits on concurrency alone save this statement.
         clock = dialect.now(cursor) if any(gate.has_rate for gate in found) else None
-        freed: set[str] = set()
+        ready_queues: set[str] = set()
         for gate in found:
-            was_shut = gate.room < 1
+            was_full = gate.room < 1
             gate.in_use = max(0, gate.in_use - counts[gate.id])
             if clock is not None:
                 gate.fill(clock)
-            freed |= _opened(cursor, dialect, gate, clock, was_shut=was_shut)
+            ready_queues |= _unblock_fitting(cursor, dialect, gate, clock, was_full=was_full)
         sql.save(cursor, found)
-    locks.tell(connection, freed)
+    locks.notify_ready(connection, ready_queues)
 
 
-def _opened(cursor: CursorWrapper, dialect: Dialect, gate: Gate, now: datetime | None, *, was_shut: bool) -> set[str]:
+def _unblock_fitting(
+    cursor: CursorWrapper, dialect: Dialect, gate: Gate, now: datetime | None, *, was_full: bool
+) -> set[str]:
     """Make as many blocked jobs ready as a limiter has room for; return the queues that got work."""
     if gate.scope == Scope.QUEUE:
         # Jobs of a queue with a closed limiter were never blocked, so the waiting FETCHes only need a notification.
-        return {gate.name} if was_shut and gate.room else set()
+        return {gate.name} if was_full and gate.room else set()
     if not gate.is_awaited:
         return set()
     found: dict[str, int] = {}
     if gate.room:
         # The room applies to each queue: a queue without workers must not keep the jobs of other queues blocked. Claims
         # check the limiter again, so no limit is exceeded (ADR 0016).
-        found, gate.is_awaited = sql.let_go(cursor, dialect, gate.id, min(gate.room, CHUNK))
+        found, gate.is_awaited = sql.unblock_first(cursor, dialect, gate.id, min(gate.room, CHUNK))
     if gate.is_awaited and now is not None and gate.opens_at is None:
         if gate.room:
-            gate.wait_for_next(now, has_let_go=bool(found))
+            gate.wait_for_next(now, has_released=bool(found))
         else:
             gate.wait_for_tokens(now)
     return set(found)
 
 
-def awaited_gates(*, using: str) -> list[int]:
+def find_due_limiters(*, using: str) -> list[int]:
     """Return the ids of at most `CHUNK` limiters that are due to make jobs ready."""
     due = GateRow.objects.using(using).filter(opens_at__lte=Now()).order_by("id").values_list("pk", flat=True)
     return run(using, lambda _: list(due[:CHUNK]), atomic=False)
 
 
-def open_due(*, using: str, now: datetime | None = None) -> set[str]:
+def unblock_due(*, using: str, now: datetime | None = None) -> set[str]:
     """Make the next sets of rate-limited jobs ready; return the queues that got work."""
-    return look_again(awaited_gates(using=using), using=using, now=now)
+    return unblock_if_room(find_due_limiters(using=using), using=using, now=now)
 
 
-def look_again(ids: Sequence[int], *, using: str, now: datetime | None = None) -> set[str]:
+def unblock_if_room(ids: Sequence[int], *, using: str, now: datetime | None = None) -> set[str]:
     """Make jobs of these limiters ready if there is room, one transaction per limiter; return the queues."""
     queues: set[str] = set()
     for gate_id in ids:
         # One short transaction per limiter: a hot limiter's row is not locked while other limiters are handled.
-        queues |= run(using, lambda connection, gate_id=gate_id: _look_again(connection, gate_id, now))  # type: ignore[misc]
+        queues |= run(using, lambda connection, gate_id=gate_id: _unblock_if_room(connection, gate_id, now))  # type: ignore[misc]
     return queues
 
 
-def _look_again(connection: BaseDatabaseWrapper, gate_id: int, now: datetime | None) -> set[str]:
+def _unblock_if_room(connection: BaseDatabaseWrapper, gate_id: int, now: datetime | None) -> set[str]:
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
         found = sql.by_id(cursor, dialect, [gate_id])
-        freed: set[str] = set()
+        ready_queues: set[str] = set()
         clock = now or dialect.now(cursor)
         for gate in found:
             gate.fill(clock)
-            freed |= _opened(cursor, dialect, gate, clock, was_shut=True)
+            ready_queues |= _unblock_fitting(cursor, dialect, gate, clock, was_full=True)
         sql.save(cursor, found)
-    return freed
+    return ready_queues
 
 
-def settle_later(connection: BaseDatabaseWrapper, left: Iterable[int | None]) -> None:
+def promote_waiters_later(connection: BaseDatabaseWrapper, left: Iterable[int | None]) -> None:
     """After the commit, let these limiters make other jobs ready in place of jobs that left."""
     ids = sorted({gate for gate in left if gate is not None})
     if ids:
         alias = connection.alias
-        transaction.on_commit(lambda: locks.tell(connection, look_again(ids, using=alias)), using=alias, robust=True)
+        transaction.on_commit(
+            lambda: locks.notify_ready(connection, unblock_if_room(ids, using=alias)), using=alias, robust=True
+        )
 
 
-def let_go_by(jobs: JobQuerySet) -> list[int]:
+def find_limiters_of(jobs: JobQuerySet) -> list[int]:
     """Return the limiters that had made the enqueued ones among these jobs ready.
 
-    Pass them to `settle_later` once the jobs are gone.
+    Pass them to `promote_waiters_later` once the jobs are gone.
     """
     ready = jobs.in_state(State.ENQUEUED).filter(gate__isnull=False)
     return [gate for gate in ready.order_by().values_list("gate", flat=True).distinct() if gate is not None]
@@ -327,7 +333,7 @@ def count_running(ids: Iterable[int], *, using: str) -> None:
 
 def _count_each(ids: Iterable[int], using: str) -> None:
     for gate_id in ids:
-        adopt(gate_id, using=using)
+        give_missing_permits(gate_id, using=using)
         run(using, lambda connection, pk=gate_id: _open(connection, pk))  # type: ignore[misc]
 
 
@@ -340,30 +346,30 @@ def _open(connection: BaseDatabaseWrapper, gate_id: int) -> None:
         GateRow.objects.using(connection.alias).filter(pk=gate_id).update(is_paused=limit.paused_at is not None)
 
 
-def adopt(gate_id: int, *, using: str) -> int:
+def give_missing_permits(gate_id: int, *, using: str) -> int:
     """Give permits of this limiter to running jobs that started before they needed one; return how many."""
     after, adopted = 0, 0
     while True:
-        last, count = run(using, lambda connection, after=after: _adopt(connection, gate_id, after))  # type: ignore[misc]
+        last, count = run(using, lambda connection, after=after: _give_missing_permits(connection, gate_id, after))  # type: ignore[misc]
         adopted += count
         if last is None:
             return adopted
         after = last
 
 
-def _adopt(connection: BaseDatabaseWrapper, gate_id: int, after: int) -> tuple[int | None, int]:
-    """Run one step of `adopt`: at most `CHUNK` jobs with ids above `after`.
+def _give_missing_permits(connection: BaseDatabaseWrapper, gate_id: int, after: int) -> tuple[int | None, int]:
+    """Run one step of `give_missing_permits`: at most `CHUNK` jobs with ids above `after`.
 
     Returns the last id, or None at the end, and the number of permits given.
     """
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
         # Jobs are locked before the limiter, as everywhere (ADR 0024).
-        rows = sql.without_pass(cursor, dialect, gate_id, after, CHUNK)
+        rows = sql.lock_without_permit(cursor, dialect, gate_id, after, CHUNK)
         found = sql.by_id(cursor, dialect, [gate_id])
-        if not rows or not found or not found[0].holds_passes():
+        if not rows or not found or not found[0].needs_permit():
             return None, 0
-        count = sql.give_passes(cursor, found[0].id, rows)
+        count = sql.give_permits(cursor, found[0].id, rows)
         found[0].in_use += count
         sql.save(cursor, found)
     return rows[-1][0] if len(rows) == CHUNK else None, count
@@ -376,28 +382,28 @@ def sweep(*, using: str) -> int | None:
     job is blocked by one.
     """
 
-    def waited_at(connection: BaseDatabaseWrapper) -> list[int]:
+    def find_referenced_limiters(connection: BaseDatabaseWrapper) -> list[int]:
         with connection.cursor() as cursor:
-            return list(sql.waited_at(cursor))
+            return list(sql.find_referenced_limiters(cursor))
 
     rows = GateRow.objects.using(using)
     listed = list(run(using, lambda _: list(rows.select_related("limit")), atomic=False))
     stored = {row.pk: row for row in listed}
-    at = run(using, waited_at, atomic=False)
+    at = run(using, find_referenced_limiters, atomic=False)
     if not stored and not at:
         return None
     # A limiter that is closed although its limit is not paused: the process that made it ended before it had counted.
     count_running([row.pk for row in listed if row.is_paused and row.limit.paused_at is None], using=using)
     is_used = bool(at) or any(row.in_use or row.is_awaited for row in listed)
-    mended = _recount(stored, using)
+    repaired = _recount(stored, using)
     for gate_id in at:
         if gate_id not in stored:
             # The limit was deleted, and the process ended before it had unblocked the jobs.
-            mended += bool(free(gate_id, using=using))
+            repaired += bool(free(gate_id, using=using))
         elif not stored[gate_id].is_awaited:
             run(using, lambda _, pk=gate_id: rows.filter(pk=pk).update(is_awaited=True))  # type: ignore[misc]
-    look_again([gate_id for gate_id in at if gate_id in stored], using=using)
-    return mended if is_used or mended else None
+    unblock_if_room([gate_id for gate_id in at if gate_id in stored], using=using)
+    return repaired if is_used or repaired else None
 
 
 def free(gate_id: int, *, using: str) -> set[str]:
@@ -408,7 +414,7 @@ def free(gate_id: int, *, using: str) -> set[str]:
         with connection.cursor() as cursor:
             count, found = sql.free(cursor, dialect_of(connection), gate_id, CHUNK)
         queues.update(found)
-        locks.tell(connection, found)
+        locks.notify_ready(connection, found)
         return count
 
     while run(using, verb):
@@ -421,18 +427,18 @@ def _recount(stored: Mapping[int, GateRow], using: str) -> int:
 
     def look(connection: BaseDatabaseWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
         with connection.cursor() as cursor:
-            return sql.running(cursor)
+            return sql.count_running_jobs(cursor)
 
     by_name = {(row.scope, row.name): pk for pk, row in stored.items() if row.concurrency is not None}
     held = Counter[int]()
     lacking: set[int] = set()
     for queue, jobtype, key, passes, count in run(using, look, atomic=False):
-        mine = passes_of(passes)
+        mine = parse_permits(passes)
         held.update(dict.fromkeys(mine, count))
         names = ((Scope.QUEUE, queue), (Scope.TASK, jobtype), (Scope.KEY, key or ""))
         lacking.update(pk for scope, name in names if (pk := by_name.get((str(scope), name))) and pk not in mine)
-    # These limiters are left out of the comparison below, since `adopt` has just changed their counters.
-    adopted = sum(adopt(gate_id, using=using) for gate_id in sorted(lacking))
+    # These limiters are left out of the comparison below, since `give_missing_permits` has just changed their counters.
+    adopted = sum(give_missing_permits(gate_id, using=using) for gate_id in sorted(lacking))
     if adopted:
         logger.info("running jobs got permits of limits that were set meanwhile jobs=%d", adopted)
     return sum(
@@ -452,13 +458,15 @@ def recount(connection: BaseDatabaseWrapper, gate_id: int) -> bool:
     with connection.cursor() as cursor:
         found = sql.by_id(cursor, dialect, [gate_id])
         for gate in found:
-            count = sql.holders(cursor, gate.id)
+            count = sql.count_holders(cursor, gate.id)
             if count != gate.in_use:
                 logger.warning(
                     "a gate counted wrong, repaired gate=%s in_use=%d jobs=%d", gate.name, gate.in_use, count
                 )
                 gate.in_use = count
-                locks.tell(connection, _opened(cursor, dialect, gate, dialect.now(cursor), was_shut=True))
+                locks.notify_ready(
+                    connection, _unblock_fitting(cursor, dialect, gate, dialect.now(cursor), was_full=True)
+                )
                 sql.save(cursor, found)
                 return True
     return False
@@ -478,7 +486,7 @@ def stranded(held_for_s: float, *, using: str) -> list[Reservation]:
     ]
 
 
-def forget_idle(*, using: str, idle_s: float = IDLE_S) -> int:
+def delete_idle(*, using: str, idle_s: float = IDLE_S) -> int:
     """Delete limiters of keys that were idle for `idle_s` and have a full bucket; return how many."""
     gates_ = GateRow.objects.using(using).filter(scope=Scope.KEY, in_use=0, is_awaited=False, opens_at=None)
     longest = timedelta(seconds=idle_s)

@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db.backends.utils import CursorWrapper
 
-from ...core.limits import Allowance, Gate, passes_of
+from ...core.limits import Allowance, Gate, parse_permits
 from ..dialects.base import GATE, JOB, Dialect, marks
 
 HEAD = 500
@@ -86,7 +86,7 @@ def save(cursor: CursorWrapper, gates: Sequence[Gate]) -> None:
     cursor.execute(f"UPDATE {GATE} SET {changes} WHERE id IN ({marks(gates)})", [*values, *(g.id for g in gates)])
 
 
-def claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str]) -> dict[str, tuple[int, str, int]]:
+def lock_claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str]) -> dict[str, tuple[int, str, int]]:
     """Return id, wid and attempt of these jobs that were claimed and have no permits yet; their rows are locked.
 
     Rows are found by jid alone: with the state in the condition, PostgreSQL might walk over every job that was working
@@ -104,14 +104,14 @@ def claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str]) -> d
     }
 
 
-def hand_out(cursor: CursorWrapper, passes: Mapping[int, str | None]) -> None:
+def record_permits(cursor: CursorWrapper, passes: Mapping[int, str | None]) -> None:
     """Record the permits of these jobs, so that they may be delivered."""
     # A key that is unique until the start is released when the job has everything it needs, its lock included.
     starts = "unique_until_start AND (lock_key IS NULL OR lock_token IS NOT NULL)"
     _set_each(cursor, "passes", passes, f"unique_key = CASE WHEN {starts} THEN NULL ELSE unique_key END")
 
 
-def take_back(cursor: CursorWrapper, gates: Mapping[int, int | None]) -> None:
+def undo_claims(cursor: CursorWrapper, gates: Mapping[int, int | None]) -> None:
     """Undo the claim of these jobs: block each at its limiter, or enqueue it again if that is None."""
     # The claim counted an attempt; the job never ran, so it is taken back too.
     undone = (
@@ -130,14 +130,14 @@ def _set_each(cursor: CursorWrapper, column: str, values: Mapping[int, Any], res
         return
     different = set(values.values())
     if len(different) == 1:
-        value, told = "%s", [different.pop()]
+        value, params = "%s", [different.pop()]
     else:
         value = f"CASE id {' '.join(['WHEN %s THEN %s'] * len(values))} ELSE {column} END"
-        told = [one for pair in values.items() for one in pair]
-    cursor.execute(f"UPDATE {JOB} SET {column} = {value}, {rest} WHERE id IN ({marks(values)})", [*told, *values])
+        params = [one for pair in values.items() for one in pair]
+    cursor.execute(f"UPDATE {JOB} SET {column} = {value}, {rest} WHERE id IN ({marks(values)})", [*params, *values])
 
 
-def park_head(
+def block_head(
     cursor: CursorWrapper, dialect: Dialect, queue: str, *, tasks: Mapping[str, int], keys: Mapping[str, int]
 ) -> set[int]:
     """Block jobs at the head of a queue if their limiters, given by jobtype and key, are full; return the limiters.
@@ -148,22 +148,23 @@ def park_head(
         f"SELECT id, jobtype, limit_key, gate FROM {JOB} WHERE state = 'enqueued' AND queue = %s {_IN_ORDER} LIMIT %s",
         [queue, HEAD],
     )
-    shut = {
+    to_block = {
         row_id: gate
         for row_id, jobtype, key, waits_at in cursor.fetchall()
         if (gate := tasks.get(jobtype) or keys.get(key or "")) is not None and gate != waits_at
     }
-    if shut:
+    if to_block:
         cursor.execute(
-            f"SELECT id FROM {JOB} WHERE id IN ({marks(shut)}) AND state = 'enqueued'{dialect.skip_lock}", [*shut]
+            f"SELECT id FROM {JOB} WHERE id IN ({marks(to_block)}) AND state = 'enqueued'{dialect.skip_lock}",
+            [*to_block],
         )
         # Only rows to be blocked are locked, and not waited for: another transaction may be claiming them.
-        shut = {row_id: shut[row_id] for (row_id,) in cursor.fetchall()}
-        _set_each(cursor, "gate", shut, "state = 'blocked'")
-    return set(shut.values())
+        to_block = {row_id: to_block[row_id] for (row_id,) in cursor.fetchall()}
+        _set_each(cursor, "gate", to_block, "state = 'blocked'")
+    return set(to_block.values())
 
 
-def let_go(cursor: CursorWrapper, dialect: Dialect, gate: int, room: int) -> tuple[dict[str, int], bool]:
+def unblock_first(cursor: CursorWrapper, dialect: Dialect, gate: int, room: int) -> tuple[dict[str, int], bool]:
     """Make the first `room` jobs blocked at a limiter ready, in each queue.
 
     Returns how many became ready by queue, and whether more are blocked.
@@ -197,7 +198,7 @@ def _queues(cursor: CursorWrapper, gate: int) -> Iterator[str]:
         yield queue
 
 
-def waited_at(cursor: CursorWrapper) -> Iterator[int]:
+def find_referenced_limiters(cursor: CursorWrapper) -> Iterator[int]:
     """Yield the limiters that jobs refer to; each step is one index lookup."""
     # SELECT DISTINCT would read the whole index; there are few limiters, and any number of jobs at each.
     gate = 0
@@ -224,7 +225,7 @@ def free(cursor: CursorWrapper, dialect: Dialect, gate: int, limit: int) -> tupl
     return len(rows), {queue for _, queue in rows}
 
 
-def holders(cursor: CursorWrapper, gate: int) -> int:
+def count_holders(cursor: CursorWrapper, gate: int) -> int:
     """Return how many running jobs hold a permit of this limiter."""
     # Commas on both sides let LIKE match an id only as a whole.
     cursor.execute(f"SELECT COUNT(*) FROM {JOB} WHERE state = 'working' AND passes LIKE %s", [f"%,{gate},%"])
@@ -232,7 +233,7 @@ def holders(cursor: CursorWrapper, gate: int) -> int:
     return count
 
 
-def running(cursor: CursorWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
+def count_running_jobs(cursor: CursorWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
     """Count the running jobs that need no further permit, by queue, jobtype, limit key and permits."""
     cursor.execute(
         # Empty `passes` mark a claimed job that has yet to acquire its permits; NULL marks one that no limit concerned.
@@ -246,7 +247,7 @@ def running(cursor: CursorWrapper) -> list[tuple[str, str, str | None, str | Non
 _OF_SCOPE = {"queue": "queue", "task": "jobtype", "key": "limit_key"}
 
 
-def without_pass(
+def lock_without_permit(
     cursor: CursorWrapper, dialect: Dialect, gate: int, after: int, limit: int
 ) -> list[tuple[int, str | None]]:
     """Return id and permits of running jobs that this limiter applies to and that hold none of its permits.
@@ -268,22 +269,22 @@ def without_pass(
     return rows
 
 
-def give_passes(cursor: CursorWrapper, gate: int, rows: Sequence[tuple[int, str | None]]) -> int:
+def give_permits(cursor: CursorWrapper, gate: int, rows: Sequence[tuple[int, str | None]]) -> int:
     """Give permits of a limiter to these locked jobs, except to jobs that have yet to acquire theirs; return the number
     given.
 
     Ids of deleted limiters are dropped from `passes`: a job holds permits of at most three, which fit into the column.
     """
-    held = {row_id: passes_of(passes) for row_id, passes in rows if passes != ""}
+    held = {row_id: parse_permits(passes) for row_id, passes in rows if passes != ""}
     if not held:
         return 0
     known = sorted({one for passes in held.values() for one in passes})
-    there: set[int] = set()
+    existing_ids: set[int] = set()
     if known:
         cursor.execute(f"SELECT id FROM {GATE} WHERE id IN ({marks(known)})", known)
-        there = {row_id for (row_id,) in cursor.fetchall()}
+        existing_ids = {row_id for (row_id,) in cursor.fetchall()}
     texts = {
-        row_id: f",{','.join(str(one) for one in (*passes, gate) if one in there or one == gate)},"
+        row_id: f",{','.join(str(one) for one in (*passes, gate) if one in existing_ids or one == gate)},"
         for row_id, passes in held.items()
     }
     _set_each(cursor, "passes", texts, "gate = NULL")

@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 CHUNK = 200
 WAITING = (State.ENQUEUED, State.SCHEDULED, State.RETRIES)
 
-Keyed = Callable[[JobPayload], JobPayload]
+AddKey = Callable[[JobPayload], JobPayload]
 """Returns the job with its key, or unchanged if it takes no lock.
 
 Raises InvalidPayload if its key cannot be computed.
@@ -40,7 +40,7 @@ Position = tuple[int, tuple[Any, ...] | None]
 
 
 def give_keys(
-    keyed: Keyed, queues: Collection[str] | None, *, using: str, after: Position | None = None, limit: int = CHUNK
+    add_key: AddKey, queues: Collection[str] | None, *, using: str, after: Position | None = None, limit: int = CHUNK
 ) -> Position | None:
     """Give keys to the next `limit` waiting jobs without one in these queues, None for all.
 
@@ -53,7 +53,7 @@ def give_keys(
     state, queue = walks[number]
     rows, place = scan.portion(state, ("pk",), using=using, queue=queue, after=place, size=limit)
     if rows:
-        run(using, partial(_give_keys, keyed=keyed, queues=queues, ids=[pk for (pk,) in rows]))
+        run(using, partial(_give_keys, add_key=add_key, queues=queues, ids=[pk for (pk,) in rows]))
     if place is not None:
         return number, place
     return (number + 1, None) if number + 1 < len(walks) else None
@@ -66,24 +66,24 @@ def _walks(queues: Collection[str] | None) -> list[tuple[State, str | None]]:
 
 
 def _give_keys(
-    connection: BaseDatabaseWrapper, *, keyed: Keyed, queues: Collection[str] | None, ids: Sequence[int]
+    connection: BaseDatabaseWrapper, *, add_key: AddKey, queues: Collection[str] | None, ids: Sequence[int]
 ) -> None:
     jobs = Job.objects.using(connection.alias).in_state(*WAITING).filter(lock_key__isnull=True)
     found = jobs.filter(pk__in=ids) if queues is None else jobs.filter(pk__in=ids, queue__in=queues)
-    theirs: dict[str, list[int]] = defaultdict(list)
+    ids_by_key: dict[str, list[int]] = defaultdict(list)
     # Waiting for a claim's transaction would gain nothing: the claimed job already runs without a key.
     for row in skip_locked(found.order_by("pk").only("jid", "jobtype", "queue", "weight", "payload")):
-        if key := _key_of(row, keyed):
-            theirs[key].append(row.pk)
-    for key, some in theirs.items():
+        if key := _key_of(row, add_key):
+            ids_by_key[key].append(row.pk)
+    for key, some in ids_by_key.items():
         jobs.filter(pk__in=some).update(lock_key=key)
-    locks.arrived(connection, [pk for some in theirs.values() for pk in some])
+    locks.block_if_locked(connection, [pk for some in ids_by_key.values() for pk in some])
 
 
-def _key_of(row: Job, keyed: Keyed) -> str | None:
+def _key_of(row: Job, add_key: AddKey) -> str | None:
     job = JobPayload(jid=row.jid, jobtype=row.jobtype, text=row.payload, queue=row.queue, priority=row.priority)
     try:
-        options = keyed(job).options
+        options = add_key(job).options
     except InvalidPayload as error:  # the job was accepted, so it runs without a lock
         logger.warning("a job pushed before its queue was locketed gets no key jid=%s error=%s", row.jid, error)
         return None

@@ -1,8 +1,8 @@
 """Locks: at most one job per lock key runs at a time; the jobs behind it are blocked. ADR 0015.
 
-`take` is the only way to acquire a lock. `release` frees it in the transaction that ends the run. Code that enqueues
-jobs calls `arrived`; code that removes ready jobs calls `settle` after the commit. Blocked jobs are outside the index
-that claims read.
+`acquire_locks` is the only way to acquire a lock. `release` frees it in the transaction that ends the run. Code that
+enqueues jobs calls `block_if_locked`; code that removes ready jobs calls `promote_waiters` after the commit. Blocked
+jobs are outside the index that claims read.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ logger = get_logger(__name__)
 
 CHUNK = 500
 LEASE_S = 35.0
-SETTLE_AGAIN_S = (0.01, 0.03, 0.1, 0.3, 1.0)
-"""Pauses in seconds of `settle` between attempts on rows that other transactions have locked.
+PROMOTE_RETRY_PAUSES_S = (0.01, 0.03, 0.1, 0.3, 1.0)
+"""Pauses in seconds of `promote_waiters` between attempts on rows that other transactions have locked.
 
 After the last attempt `sweep` repairs the key.
 """
-SETTLED_AFTER_S = 0.25
+HANDOFF_GRACE_S = 0.25
 """Seconds within which a live process hands the key of an ended job to the next job."""
 
 # With `unique_until_start` the unique key is free as soon as the job starts.
-_UNIQUE_FROM_HERE = Case(When(unique_until_start=True, then=Value(None)), default=F("unique_key"))
+_UNIQUE_KEY_AFTER_START = Case(When(unique_until_start=True, then=Value(None)), default=F("unique_key"))
 
 Place = Sequence[Any]
 """A position among the blocked jobs, see `scan.portion`."""
 
-SWEPT_TOGETHER = 500
-KEYS_TOGETHER = 200
-SWEPT_AT_ONCE = 40
+SWEEP_PORTION = 500
+KEY_CHUNK = 200
+MAX_SWEPT_PORTIONS = 40
 """Portions that one sweep reads: 20,000 blocked jobs, about 100 ms."""
 
 on_ready: list[Callable[[str, set[str]], None]] = []
 """Callbacks with the alias and the queues in which a free lock made jobs ready, after the commit."""
 
 
-_FORGOTTEN = f"""
+_STUCK_KEYS_SQL = f"""
 SELECT DISTINCT waiting.lock_key FROM {JOB} AS waiting
 WHERE waiting.lock_key IN ({{keys}}) AND waiting.state = 'blocked' AND waiting.gate IS NULL
   AND NOT EXISTS (SELECT 1 FROM {LOCK} AS held WHERE held.lock_key = waiting.lock_key AND NOT held.is_lapsed)
@@ -65,21 +65,23 @@ WHERE waiting.lock_key IN ({{keys}}) AND waiting.state = 'blocked' AND waiting.g
     AND first.gate IS NOT NULL AND first.queue = waiting.queue AND first.weight = waiting.weight)"""
 
 
-def take(
+def acquire_locks(
     reservations: Sequence[Reservation], *, using: str, lease_s: float = LEASE_S, now: datetime | None = None
 ) -> list[Reservation]:
     """Acquire the locks of jobs just claimed; return the jobs that have theirs, with the token.
 
     The other jobs become blocked, as if they had not been claimed. Do not deliver a job before its lock is committed.
     """
-    is_one = dialect_of(connections[using]).takes is not None
-    tokens = run(using, lambda connection: take_in(connection, reservations, lease_s, now), atomic=not is_one)
+    is_one_statement = dialect_of(connections[using]).takes is not None
+    tokens = run(
+        using, lambda connection: acquire_locks_in(connection, reservations, lease_s, now), atomic=not is_one_statement
+    )
     # The holder may have released the key before these jobs were committed as blocked, without seeing them.
-    settle({job.lock_key for job in reservations if job.lock_key and job.jid not in tokens}, using=using)
+    promote_waiters({job.lock_key for job in reservations if job.lock_key and job.jid not in tokens}, using=using)
     return [msgspec.structs.replace(job, lock_token=tokens[job.jid]) for job in reservations if job.jid in tokens]
 
 
-def take_in(
+def acquire_locks_in(
     connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], lease_s: float, now: datetime | None
 ) -> dict[str, int]:
     """Acquire locks as part of a transaction; return the tokens by jid.
@@ -89,10 +91,10 @@ def take_in(
     # The sort is stable: the first job of a key by priority stays its first, and receives the lock.
     reservations = sorted(reservations, key=lambda job: job.lock_key or "")
     takes = dialect_of(connection).takes
-    return (takes or _take)(connection, reservations, lease_s, now)
+    return (takes or _acquire_locks)(connection, reservations, lease_s, now)
 
 
-def _take(
+def _acquire_locks(
     connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], lease_s: float, now: datetime | None
 ) -> dict[str, int]:
     rows = Job.objects.using(connection.alias).filter(jid__in=[job.jid for job in reservations]).order_by("id")
@@ -107,18 +109,18 @@ def _take(
         first.setdefault(job.lock_key or "", job)
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
-    tokens = _acquired(connection, first, clock, timedelta(seconds=lease_s))
+    tokens = _insert_locks(connection, first, clock, timedelta(seconds=lease_s))
     jobs = Job.objects.using(connection.alias)
     for jid, token in tokens.items():
         row = stored[jid]
         # A job that also needs permits has not started yet: its unique key is freed when it has them.
-        begins = {"unique_key": _UNIQUE_FROM_HERE} if row.passes is None else {}
+        begins = {"unique_key": _UNIQUE_KEY_AFTER_START} if row.passes is None else {}
         jobs.filter(pk=row.pk).update(lock_token=token, **begins)
     if lost := [stored[job.jid].pk for job in mine if job.jid not in tokens]:
         jobs.filter(pk__in=lost).update(
             state=State.BLOCKED, attempt=F("attempt") - 1, wid="", started_at=None, reserved_until=None, passes=None
         )
-    _park_siblings(connection, [job.lock_key for job in mine if job.lock_key and job.jid in tokens])
+    _block_siblings(connection, [job.lock_key for job in mine if job.lock_key and job.jid in tokens])
     return tokens
 
 
@@ -128,7 +130,7 @@ def _awaits_lock(row: Job, job: Reservation) -> bool:
     return is_held and row.lock_token is None
 
 
-def _acquired(
+def _insert_locks(
     connection: BaseDatabaseWrapper, wanted: dict[str, Reservation], now: datetime, lease: timedelta
 ) -> dict[str, int]:
     """Insert lock rows in key order; return jid → token of the jobs that own their row."""
@@ -150,7 +152,7 @@ def _acquired(
     }
 
 
-def _park_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> None:
+def _block_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> None:
     """Block the ready jobs of keys that were just acquired.
 
     Without races there is at most one per key, queue and priority. Rows that another transaction is claiming are
@@ -195,51 +197,53 @@ def make_next_ready(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set
     keys are settled after the commit.
     """
     queues, skipped = dialect_of(connection).make_next_ready(connection, keys)
-    tell(connection, queues)
-    settle_later(connection, skipped)
+    notify_ready(connection, queues)
+    promote_waiters_later(connection, skipped)
     return skipped
 
 
-def arrived(connection: BaseDatabaseWrapper, ids: Sequence[int]) -> None:
+def block_if_locked(connection: BaseDatabaseWrapper, ids: Sequence[int]) -> None:
     """Block those of these enqueued jobs that have to wait for their key.
 
     The key is held, or an earlier job of it is ready. Call it inside the transaction that enqueued them. Jobs without a
     key are ignored.
     """
     jobs = Job.objects.using(connection.alias)
-    came = list(
+    arrivals = list(
         jobs.in_state(State.ENQUEUED)
         .filter(pk__in=ids, lock_key__isnull=False)
         # In claim order, so that the first job of each queue and priority stays ready.
         .order_by("weight", "enqueued_at", "id")
         .values_list("pk", "lock_key", "queue", "weight")
     )
-    if not came:
+    if not arrivals:
         return
-    crowd = Crowd(connection, {key for _, key, _, _ in came if key}, but=ids)
-    parked = [pk for pk, key, queue, weight in came if not crowd.lets_in(key or "", queue, weight)]
-    if parked:
-        jobs.in_state(State.ENQUEUED).filter(pk__in=parked).update(state=State.BLOCKED, gate=None)
-        # The holder may have released the key after `Crowd` read it, without seeing these uncommitted jobs.
-        settle_later(connection, crowd.keys)
+    lock_queue = LockQueue(connection, {key for _, key, _, _ in arrivals if key}, excluding=ids)
+    to_block = [pk for pk, key, queue, weight in arrivals if not lock_queue.try_add_ready(key or "", queue, weight)]
+    if to_block:
+        jobs.in_state(State.ENQUEUED).filter(pk__in=to_block).update(state=State.BLOCKED, gate=None)
+        # The holder may have released the key after `LockQueue` read it, without seeing these uncommitted jobs.
+        promote_waiters_later(connection, lock_queue.keys)
 
 
-class Crowd:
+class LockQueue:
     """The lock queue of some keys: decides whether a job that is added is ready or blocked."""
 
-    def __init__(self, connection: BaseDatabaseWrapper, keys: Collection[str], *, but: Sequence[int] = ()) -> None:
+    def __init__(
+        self, connection: BaseDatabaseWrapper, keys: Collection[str], *, excluding: Sequence[int] = ()
+    ) -> None:
         self.keys = sorted(keys)
         alias = connection.alias
         live = JobLock.objects.using(alias).filter(key__in=self.keys, expires_at__gt=Now())
         self._held = set(live.values_list("key", flat=True))
-        gone = set(but)
+        gone = set(excluding)
         self._ready: set[tuple[str, str, int]] = set()
         if self.keys:
             with connection.cursor() as cursor:
-                ready = dialect_of(connection).ready_of(cursor, self.keys)
+                ready = dialect_of(connection).find_ready(cursor, self.keys)
             self._ready = {(key, queue, weight) for row_id, key, queue, weight in ready if row_id not in gone}
 
-    def lets_in(self, key: str, queue: str, weight: int) -> bool:
+    def try_add_ready(self, key: str, queue: str, weight: int) -> bool:
         """Return whether a job that is added now is ready, and record it as such.
 
         It is ready if no job holds the key and it is the first of its queue and priority.
@@ -251,7 +255,7 @@ class Crowd:
         return True
 
 
-def settle(keys: Collection[str], *, using: str) -> None:
+def promote_waiters(keys: Collection[str], *, using: str) -> None:
     """Make a job ready for each of these keys, unless a job holds it. Call it after the commit of a change.
 
     It waits for transactions that are just releasing a key, so that of two concurrent changes the later one sees both.
@@ -260,23 +264,23 @@ def settle(keys: Collection[str], *, using: str) -> None:
         return
 
     def verb(connection: BaseDatabaseWrapper) -> set[str]:
-        locks = JobLock.objects.using(using).filter(key__in=some).order_by("key")
+        locks = JobLock.objects.using(using).filter(key__in=chunk).order_by("key")
         if connection.features.has_select_for_update:
             locks = locks.select_for_update()
         with connection.cursor() as cursor:
             now = dialect_of(connection).now(cursor)
         # The time is read before the rows are locked, so a lock that expires while waiting still counts as held;
-        # `lapse` handles it.
+        # `mark_expired` handles it.
         held = {key for key, expires_at in locks.values_list("key", "expires_at") if expires_at > now}
-        queues, skipped = dialect_of(connection).make_next_ready(connection, [key for key in some if key not in held])
-        tell(connection, queues)
+        queues, skipped = dialect_of(connection).make_next_ready(connection, [key for key in chunk if key not in held])
+        notify_ready(connection, queues)
         return skipped
 
     ordered = sorted(keys)
-    for pause_s in SETTLE_AGAIN_S:
+    for pause_s in PROMOTE_RETRY_PAUSES_S:
         skipped: set[str] = set()
         for start in range(0, len(ordered), CHUNK):
-            some = ordered[start : start + CHUNK]
+            chunk = ordered[start : start + CHUNK]
             skipped |= run(
                 using, verb, raises_lock_timeout=False
             )  # the change is committed: a lock timeout must not make the caller repeat it
@@ -286,28 +290,29 @@ def settle(keys: Collection[str], *, using: str) -> None:
         time.sleep(pause_s)
 
 
-def settle_later(connection: BaseDatabaseWrapper, keys: Collection[str]) -> None:
-    """Call `settle` for these keys after the commit."""
+def promote_waiters_later(connection: BaseDatabaseWrapper, keys: Collection[str]) -> None:
+    """Call `promote_waiters` for these keys after the commit."""
     if keys:
-        settling = partial(settle, set(keys), using=connection.alias)
-        transaction.on_commit(settling, using=connection.alias, robust=True)
+        promote = partial(promote_waiters, set(keys), using=connection.alias)
+        transaction.on_commit(promote, using=connection.alias, robust=True)
 
 
 def keys_of(jobs: JobQuerySet) -> list[str]:
     """Return the keys of those of these jobs that are ready or blocked by a limiter.
 
-    Call `settle` for them once the jobs are gone: a job in either condition keeps the next job of its key blocked.
+    Call `promote_waiters` for them once the jobs are gone: a job in either condition keeps the next job of its key
+    blocked.
     """
     keeps_others = Q(state=str(State.ENQUEUED)) | Q(state=str(State.BLOCKED), gate__isnull=False)
     found = jobs.filter(keeps_others, lock_key__isnull=False)
     return [key for key in found.order_by().values_list("lock_key", flat=True).distinct() if key]
 
 
-def tell(connection: BaseDatabaseWrapper, queues: set[str]) -> None:
+def notify_ready(connection: BaseDatabaseWrapper, queues: set[str]) -> None:
     """Notify `on_ready` after the commit that jobs of these queues are ready."""
     if queues:
-        for hear in on_ready:
-            transaction.on_commit(partial(hear, connection.alias, queues), using=connection.alias, robust=True)
+        for callback in on_ready:
+            transaction.on_commit(partial(callback, connection.alias, queues), using=connection.alias, robust=True)
 
 
 def extend(wids: Collection[str], *, using: str) -> int:
@@ -355,12 +360,12 @@ def lapsed_locks(*, using: str) -> Any:
 def held_locks(*, using: str) -> Any:
     """Return the locks that are not marked as lapsed.
 
-    The earliest expiry among them shows whether `lapse` has anything to do.
+    The earliest expiry among them shows whether `mark_expired` has anything to do.
     """
     return JobLock.objects.using(using).filter(is_lapsed=False)
 
 
-def lapse(*, using: str, limit: int = CHUNK) -> int:
+def mark_expired(*, using: str, limit: int = CHUNK) -> int:
     """Mark at most `limit` expired locks as lapsed and make the next jobs ready; return how many.
 
     The locks are first found through their index and then locked in key order, as everywhere (ADR 0024).
@@ -368,10 +373,10 @@ def lapse(*, using: str, limit: int = CHUNK) -> int:
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         first = lapsed_locks(using=using).order_by("expires_at").values_list("key", flat=True)
-        over = lapsed_locks(using=using).filter(key__in=list(first[:limit])).order_by("key")
+        expired = lapsed_locks(using=using).filter(key__in=list(first[:limit])).order_by("key")
         if connection.features.has_select_for_update_skip_locked:
-            over = over.select_for_update(skip_locked=True)
-        keys = list(over.values_list("key", flat=True))
+            expired = expired.select_for_update(skip_locked=True)
+        keys = list(expired.values_list("key", flat=True))
         if keys:
             JobLock.objects.using(using).filter(key__in=keys).update(is_lapsed=True)
             make_next_ready(connection, keys)
@@ -386,7 +391,7 @@ def lapse(*, using: str, limit: int = CHUNK) -> int:
 class LockSweep(NamedTuple):
     """Result of `sweep`: the repaired keys and the next position."""
 
-    healed: int
+    repaired: int
     """Number of keys for which a job was made ready."""
     after: Place | None
     """Position at which the next sweep continues; None to start from the beginning."""
@@ -396,7 +401,7 @@ def sweep(
     *,
     using: str,
     after: Place | None = None,
-    portions: int = SWEPT_AT_ONCE,
+    portions: int = MAX_SWEPT_PORTIONS,
     pause: Callable[[float], object] = time.sleep,
 ) -> LockSweep:
     """Find free keys without a ready job, and make the next job of each ready.
@@ -407,33 +412,33 @@ def sweep(
     """
     found: set[str] = set()
     for _ in range(portions):
-        rows, after = scan.portion(State.BLOCKED, ("lock_key", "gate"), using=using, after=after, size=SWEPT_TOGETHER)
+        rows, after = scan.portion(State.BLOCKED, ("lock_key", "gate"), using=using, after=after, size=SWEEP_PORTION)
         # Jobs blocked by a limiter are left out: the limiter makes them ready.
-        found |= _forgotten({key for key, gate in rows if key and gate is None}, using)
+        found |= _find_stuck_keys({key for key, gate in rows if key and gate is None}, using)
         if after is None:
             break
     if found:
-        pause(SETTLED_AFTER_S)
-        found = _forgotten(found, using)
-        settle(found, using=using)
+        pause(HANDOFF_GRACE_S)
+        found = _find_stuck_keys(found, using)
+        promote_waiters(found, using=using)
     return LockSweep(len(found), after)
 
 
-def _forgotten(keys: Collection[str], using: str) -> set[str]:
+def _find_stuck_keys(keys: Collection[str], using: str) -> set[str]:
     """Return those of these keys that no job holds and for which no job is ready."""
     ordered, found = sorted(keys), set()
-    for start in range(0, len(ordered), KEYS_TOGETHER):
-        some = ordered[start : start + KEYS_TOGETHER]
-        held = held_locks(using=using).filter(key__in=some).values_list("key", flat=True)
-        free = sorted(set(some) - set(run(using, lambda _, held=held: list(held), atomic=False)))  # type: ignore[misc]  # a default is no parameter to mypy
+    for start in range(0, len(ordered), KEY_CHUNK):
+        chunk = ordered[start : start + KEY_CHUNK]
+        held = held_locks(using=using).filter(key__in=chunk).values_list("key", flat=True)
+        free = sorted(set(chunk) - set(run(using, lambda _, held=held: list(held), atomic=False)))  # type: ignore[misc]  # a default is no parameter to mypy
         if free:
-            found |= run(using, partial(_unready, keys=free), atomic=False)
+            found |= run(using, partial(_select_stuck_keys, keys=free), atomic=False)
     return found
 
 
-def _unready(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
+def _select_stuck_keys(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
     with connection.cursor() as cursor:
-        cursor.execute(_FORGOTTEN.format(keys=marks(keys)), [*keys])
+        cursor.execute(_STUCK_KEYS_SQL.format(keys=marks(keys)), [*keys])
         return {key for (key,) in cursor.fetchall()}
 
 

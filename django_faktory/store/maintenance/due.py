@@ -23,7 +23,7 @@ from ..locks import locks
 from ..transactions import run
 
 CHUNK = 500
-CLEARED_AT_ONCE = 20
+CLEAR_PORTION = 20
 """Sets of finished rows that lose their expiry before maintenance continues with its other steps."""
 WAITING = (State.SCHEDULED, State.RETRIES)
 
@@ -43,7 +43,7 @@ def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) 
             Job.objects.using(using).filter(pk__in=[pk for pk, _, _ in rows]).in_state(*WAITING).update(
                 state=State.ENQUEUED, enqueued_at=clock, run_at=None, wid=""
             )
-            locks.arrived(connection, [pk for pk, _, key in rows if key])
+            locks.block_if_locked(connection, [pk for pk, _, key in rows if key])
         return {queue for _, queue, _ in rows}
 
     return run(using, verb)
@@ -66,7 +66,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
 
     Jobs of Django tasks stay as expired for their result's lifetime; other jobs are deleted.
     """
-    jobs, over = Job.objects.using(using), over_jobs(using=using, now=now)
+    jobs, over = Job.objects.using(using), find_expired_jobs(using=using, now=now)
     if not _is_partial(using):
         _clear_expiries(using, now)
     first = over.values_list("pk", flat=True)[:1]  # ordered by the index; `exists()` may scan the table
@@ -81,8 +81,8 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
             clock = now or dialect_of(connection).now(cursor)
         ready = [job for job in rows if job.state == State.ENQUEUED]
         # A ready job keeps later jobs of its key and limiter blocked, so its expiry has to make another one ready.
-        locks.settle_later(connection, {job.lock_key for job in ready if job.lock_key})
-        limiters.settle_later(connection, {job.gate for job in ready})
+        locks.promote_waiters_later(connection, {job.lock_key for job in ready if job.lock_key})
+        limiters.promote_waiters_later(connection, {job.gate for job in ready})
         jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl is None]).delete()
         for ttl in {job.result_ttl for job in rows if job.result_ttl is not None}:
             jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl == ttl]).update(
@@ -94,7 +94,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
                 purge_at=later(clock, ttl),
             )
         theirs = sorted((job for job in rows if job.bid or job.callback_of), key=lambda job: job.pk)
-        counters.note(connection, [counters.Change(job, State.EXPIRED) for job in theirs], clock)
+        counters.record_changes(connection, [counters.Change(job, State.EXPIRED) for job in theirs], clock)
         return len(rows)
 
     return run(using, verb)
@@ -103,7 +103,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
 _OF_WAITING = ("state", "result_ttl", "lock_key", "gate")
 
 
-def over_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
+def find_expired_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
     """Return jobs that expired before a worker took them, earliest expiry first."""
     jobs = expiring(using=using).filter(expires_at__lte=now or Now())
     return jobs if _is_partial(using) else jobs.in_state(*sources(Event.EXPIRE))
@@ -134,7 +134,7 @@ def _clear_expiries(using: str, now: datetime | None) -> None:
         Job.objects.using(using).filter(pk__in=ids).update(expires_at=None)
         return len(ids)
 
-    for _ in range(CLEARED_AT_ONCE):
+    for _ in range(CLEAR_PORTION):
         if run(using, verb) < CHUNK:
             return
 
@@ -153,7 +153,7 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
         # Other finished members were counted when they ended; a dead one still keeps its batch waiting until it is
         # deleted.
         dead = [job for job in rows if job.state == State.DEAD and (job.bid or job.callback_of)]
-        counters.note_all(using, sorted(dead, key=lambda job: job.pk), GONE)
+        counters.record_all(using, sorted(dead, key=lambda job: job.pk), GONE)
         return gone
 
     return run(using, verb)

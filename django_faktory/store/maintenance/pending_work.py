@@ -20,11 +20,11 @@ from ...models.cron import CronEntry
 from ..jobs.failures import reserved_jobs
 from ..locks.locks import held_locks
 from ..transactions import run
-from ..workers import silent_ones
+from ..workers import find_stale_workers
 from .due import by_time, expiring
 
 
-class Look(NamedTuple):
+class PendingWork(NamedTuple):
     """Result of `look`: when work is due, and which kinds of work are pending."""
 
     due_in_s: float | None
@@ -43,13 +43,13 @@ class Look(NamedTuple):
     """Seconds until a limiter makes the next set of jobs ready; None if no job waits for a rate."""
 
 
-def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | None = None) -> Look:
+def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | None = None) -> PendingWork:
     """Return when the next job is due; with `worker_timeout_s` also whether other work is pending.
 
     Each part reads the head of an index, so its cost does not depend on the number of stored jobs.
     """
 
-    def verb(connection: BaseDatabaseWrapper) -> Look:
+    def verb(connection: BaseDatabaseWrapper) -> PendingWork:
         sql, values, heads = _text(using, worker_timeout_s)
         with connection.cursor() as cursor:
             cursor.execute(sql, values)
@@ -59,7 +59,7 @@ def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | N
         due_in_s = min((seconds for seconds in ahead[2:] if seconds is not None), default=None)
         # The defaults stand for the three checks that were not requested.
         lapsed, over, silent, expired, *_ = (*map(bool, row[heads + 3 :]), False, False, False)
-        return Look(due_in_s, lapsed, over, silent, expired, tick_in_s=ahead[0], opens_in_s=ahead[1])
+        return PendingWork(due_in_s, lapsed, over, silent, expired, tick_in_s=ahead[0], opens_in_s=ahead[1])
 
     return run(using, verb, atomic=False)
 
@@ -84,7 +84,7 @@ def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, .
     if worker_timeout_s is not None:
         passed.append(_first(reserved_jobs(using=using), "reserved_until", using))
         # A condition is cheap here: the table has one row per worker process.
-        silent, values = _compiled(silent_ones(worker_timeout_s, using=using).values("pk"), using)
+        silent, values = _compiled(find_stale_workers(worker_timeout_s, using=using).values("pk"), using)
         passed.append((f"EXISTS ({silent})", values))
         passed.append(_first(expiring(using=using), "expires_at", using))
     parts = [(now, now_values), *heads]

@@ -58,7 +58,7 @@ _PACE = "SET vacuum_cost_delay = 2; SET vacuum_cost_limit = 1000"
 _FULL_SPEED = "RESET vacuum_cost_delay; RESET vacuum_cost_limit"
 
 
-class Dead(NamedTuple):
+class DeadRows(NamedTuple):
     """PostgreSQL's statistics on dead rows of the jobs table."""
 
     rows: int = 0
@@ -73,16 +73,16 @@ class Dead(NamedTuple):
         return self.vacuumed_s_ago < max(SHORTEST_REST_S, REST * self.index_bytes / BYTES_PER_S)
 
 
-def dead(*, using: str) -> Dead:
+def dead(*, using: str) -> DeadRows:
     """Read the statistics of the jobs table; all zero on other databases."""
     if connections[using].vendor != "postgresql":
-        return Dead()
+        return DeadRows()
 
-    def verb(connection: BaseDatabaseWrapper) -> Dead:
+    def verb(connection: BaseDatabaseWrapper) -> DeadRows:
         with connection.cursor() as cursor:
             cursor.execute(_DEAD, [JOB])
             row = cursor.fetchone()
-        return Dead(int(row[0]), math.inf if row[1] is None else float(row[1]), int(row[2])) if row else Dead()
+        return DeadRows(int(row[0]), math.inf if row[1] is None else float(row[1]), int(row[2])) if row else DeadRows()
 
     return run(using, verb, atomic=False)
 
@@ -108,7 +108,7 @@ def vacuum(*, using: str) -> None:
                 cursor.execute(_FULL_SPEED)
 
 
-class Tidier:
+class Vacuumer:
     """Runs vacuums in a separate thread when worthwhile, so that due jobs do not wait for one.
 
     Each node has one. The statistics of the last vacuum, which all nodes read, keep the nodes from vacuuming one after

@@ -13,12 +13,21 @@ from django.db import connections
 from ...core.logs import get_logger
 from . import postgresql
 from .base import Listener, PollingListener
-from .pipes import Neighbours
+from .pipes import LocalPipes
 from .postgresql import PostgresListener
-from .publisher import Crier, announce, tell_also
+from .publisher import Publisher, add_local_receiver, announce
 from .sqlite import SqliteListener
 
-__all__ = ["Crier", "Listener", "Neighbours", "PollingListener", "announce", "has_hints", "listen", "tell_also"]
+__all__ = [
+    "Listener",
+    "LocalPipes",
+    "PollingListener",
+    "Publisher",
+    "add_local_receiver",
+    "announce",
+    "has_hints",
+    "listen",
+]
 
 logger = get_logger(__name__)
 
@@ -42,7 +51,7 @@ def listen(
 ) -> Listener:
     """Return a listener for the database `alias`, or `otherwise()` if it sends no notifications.
 
-    With `queues` the listener may drop notifications for other queues, with `is_own` (a `Crier`'s) notifications of
+    With `queues` the listener may drop notifications for other queues, with `is_own` (a `Publisher`'s) notifications of
     this process. One listener of a node has `tells`: it logs problems that all of them have. Nothing is connected
     before the first wait, or else in a separate thread, so an unreachable database raises no error here.
     """

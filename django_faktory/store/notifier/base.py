@@ -50,7 +50,7 @@ class Listener(ABC):
         if due is not None:
             # Wait no longer than until the second look.
             timeout_s = min(timeout_s, max(0.0, due - time.monotonic()))
-        if self._hear(timeout_s):
+        if self._wait_for_notification(timeout_s):
             # A notification restarts the delay: its own second look covers the earlier one.
             self._second_look_at = time.monotonic() + SECOND_LOOK_S if self.looks_twice else None
             return True
@@ -72,7 +72,7 @@ class Listener(ABC):
         """Release its resources; a wait in another thread returns soon."""
 
     @abstractmethod
-    def _hear(self, timeout_s: float) -> bool:
+    def _wait_for_notification(self, timeout_s: float) -> bool:
         """Wait for one notification; return False on timeout or when closed."""
 
 
@@ -96,7 +96,7 @@ class PollingListener(Listener):
         self._is_closed = True
         self._woken.set()
 
-    def _hear(self, timeout_s: float) -> bool:
+    def _wait_for_notification(self, timeout_s: float) -> bool:
         heard = self._woken.wait(timeout_s) and not self._is_closed
         if heard:
             self._woken.clear()

@@ -15,7 +15,7 @@ from contextlib import suppress
 from .base import Listener
 
 
-class Neighbours:
+class LocalPipes:
     """The pipes between `count` processes of a node. Create it in the parent process."""
 
     def __init__(self, count: int) -> None:
@@ -30,9 +30,9 @@ class Neighbours:
             with suppress(BlockingIOError):
                 os.write(bell, b".")
 
-    def listener(self, place: int) -> NeighbourListener:
+    def listener(self, place: int) -> LocalPipeListener:
         """Return the listener of the process with this index."""
-        return NeighbourListener(self._pipes[place][0])
+        return LocalPipeListener(self._pipes[place][0])
 
     def close(self) -> None:
         """Close the pipes once the node has ended."""
@@ -40,7 +40,7 @@ class Neighbours:
             os.close(end)
 
 
-class NeighbourListener(Listener):
+class LocalPipeListener(Listener):
     """Receives from its pipe. Several bytes that are read together count as one notification."""
 
     looks_twice = False  # no notification is dropped: each commit writes to the pipe
@@ -57,7 +57,7 @@ class NeighbourListener(Listener):
             self._closed.set()
             os.close(self._bell)  # end of file wakes the waiting thread
 
-    def _hear(self, timeout_s: float) -> bool:
+    def _wait_for_notification(self, timeout_s: float) -> bool:
         if self._closed.is_set():
             return False
         ready, _, _ = select.select([self._heard, self._end], [], [], timeout_s)

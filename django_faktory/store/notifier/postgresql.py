@@ -62,7 +62,7 @@ def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: se
         if senders is not None:
             senders.add(connection.connection.info.backend_pid)
         if can_listen() and not (connection.execute_wrappers or connection.queries_logged):
-            _notify_straight(connection, payloads)
+            _notify_outside_transaction(connection, payloads)
             return
         with connection.cursor() as cursor:
             cursor.execute(_NOTIFY, [CHANNEL, payloads])
@@ -72,7 +72,7 @@ def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: se
             connection.close()  # the connection may be broken: the next statement opens another
 
 
-def _notify_straight(connection: BaseDatabaseWrapper, payloads: Sequence[str]) -> None:
+def _notify_outside_transaction(connection: BaseDatabaseWrapper, payloads: Sequence[str]) -> None:
     """Send the notification through libpq.
 
     The enqueuing thread waits for it, and a Django cursor adds as much time as PostgreSQL itself takes.
@@ -82,9 +82,9 @@ def _notify_straight(connection: BaseDatabaseWrapper, payloads: Sequence[str]) -
     calls = ", ".join(f"pg_notify($1, ${place})" for place in range(2, 2 + len(payloads)))
     values = [CHANNEL.encode(), *(payload.encode() for payload in payloads)]
     with connection.wrap_database_errors:
-        told = connection.connection.pgconn.exec_params((_NOTIFY_STRAIGHT % calls).encode(), values)
-        if told.status != psycopg.pq.ExecStatus.TUPLES_OK:
-            raise psycopg.errors.error_from_result(told)
+        result = connection.connection.pgconn.exec_params((_NOTIFY_STRAIGHT % calls).encode(), values)
+        if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
+            raise psycopg.errors.error_from_result(result)
 
 
 def can_listen() -> bool:
@@ -140,7 +140,7 @@ class PostgresListener(Listener):
                 self._ring.send(b".")
             self._thread.join(1.0)
 
-    def _hear(self, timeout_s: float) -> bool:
+    def _wait_for_notification(self, timeout_s: float) -> bool:
         heard = self._heard.wait(timeout_s) and not self._closed.is_set()
         if heard:
             self._heard.clear()
@@ -158,7 +158,7 @@ class PostgresListener(Listener):
                         if not self._receive(connection):
                             return
                 except (psycopg.Error, Error, OSError) as error:
-                    self._become_deaf()
+                    self._stop_listening()
                     self._report(error)
                     # Jitter keeps the nodes from reconnecting at the same moment after an outage.
                     self._closed.wait(pause_s * random.uniform(0.5, 1.0))
@@ -174,7 +174,7 @@ class PostgresListener(Listener):
 
     def _receive(self, connection: Any) -> bool:
         """Receive notifications until closed. Return False if notifications do not arrive on this connection at all."""
-        if is_pooled(connection) and not self._pass_a_trial(connection):
+        if is_pooled(connection) and not self._passes_self_test(connection):
             return self._give_up()
         connection.execute(f"LISTEN {CHANNEL}")
         self._heard.set()
@@ -204,7 +204,7 @@ class PostgresListener(Listener):
         self._send(CHANNEL, test)
         return test, time.monotonic() + HEARD_WITHIN_S
 
-    def _pass_a_trial(self, connection: Any) -> bool:
+    def _passes_self_test(self, connection: Any) -> bool:
         """Return whether a pooler forwards notifications, tested on a channel with a random name.
 
         LISTEN belongs to a session and outlives its client where sessions are shared. With the common channel, the next
@@ -247,7 +247,7 @@ class PostgresListener(Listener):
         if hints and (self._wanted is None or hints & self._wanted):
             self._heard.set()
 
-    def _become_deaf(self) -> None:
+    def _stop_listening(self) -> None:
         """Wake the waiter so that it looks now and polls at the short interval from now on."""
         if self.hears_all:
             self.hears_all = False

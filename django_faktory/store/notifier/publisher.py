@@ -27,7 +27,7 @@ Without a reconnect it would not notice that the server stopped being the primar
 _also: list[Callable[[Collection[str]], None]] = []
 
 
-def tell_also(ring: Callable[[Collection[str]], None]) -> None:
+def add_local_receiver(ring: Callable[[Collection[str]], None]) -> None:
     """Call `ring` with the queues of each later announcement of this process."""
     _also.append(ring)
 
@@ -62,7 +62,7 @@ def _news(alias: str, queues: Collection[str], *, now: float) -> list[str]:
     return news
 
 
-class Crier:
+class Publisher:
     """Publishes notifications from its own thread, one NOTIFY per `DEBOUNCE_S`, so that a push does not wait.
 
     Used by the server, where a notification would cost as much as a whole exchange. `is_own` lets listeners of the same

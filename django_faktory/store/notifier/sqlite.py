@@ -72,7 +72,7 @@ class SqliteListener(Listener):
         with self._using:
             self._disconnect()
 
-    def _hear(self, timeout_s: float) -> bool:
+    def _wait_for_notification(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         while not self._closed.is_set():
             if self._has_changed():

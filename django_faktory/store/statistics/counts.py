@@ -36,7 +36,7 @@ _SETS = (State.BLOCKED, State.DEAD, State.RETRIES, State.SCHEDULED, State.WORKIN
 Part = tuple[str, tuple[Any, ...]]
 
 
-class Sizes(NamedTuple):
+class CountLimits(NamedTuple):
     """Rows that one statement counts, chosen so that it reads fewer than 2,000 pages.
 
     With these sizes PostgreSQL uses the index even before a vacuum, when it has to look into the table for each row.
@@ -54,7 +54,7 @@ class Sizes(NamedTuple):
         return kind not in _WHOLE and count >= (self.queues if kind == _QUEUES else self.at_once)
 
 
-SIZES = Sizes()
+SIZES = CountLimits()
 
 
 @dataclass(slots=True)
@@ -107,18 +107,18 @@ class AllCounts:
         }
 
 
-def glance(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
+def read_bounded_counts(*, using: str, worker_timeout_s: float = 60, sizes: CountLimits = SIZES) -> AllCounts:
     """Read all counts with one statement, each up to `sizes`."""
     return run(using, lambda connection: _sum(_first(connection, worker_timeout_s, sizes), sizes), atomic=False)
 
 
-def counts(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
+def counts(*, using: str, worker_timeout_s: float = 60, sizes: CountLimits = SIZES) -> AllCounts:
     """Read all counts: with one statement, or with `whole` if a set is larger than that statement counts."""
-    found = glance(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
+    found = read_bounded_counts(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
     return found if found.is_complete else whole(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
 
 
-def whole(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
+def whole(*, using: str, worker_timeout_s: float = 60, sizes: CountLimits = SIZES) -> AllCounts:
     """Read all counts from one snapshot, large sets in portions, in a read-only transaction.
 
     No statement reads more than about 2,000 pages of a vacuumed table. In the caller's transaction each portion sees
@@ -142,14 +142,14 @@ def whole(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> 
 
 
 def shared_glance(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
-    """Return `glance`, shared by the callers of this process: see `shared_reads`."""
-    return _shared(glance, using, worker_timeout_s, exact=exact)
+    """Return `read_bounded_counts`, shared by the callers of this process: see `shared_reads`."""
+    return _shared(read_bounded_counts, using, worker_timeout_s, exact=exact)
 
 
 def shared_counts(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
     """Return `counts`, shared by the callers of this process: see `shared_reads`."""
     # Shared separately: callers of `shared_glance` do not wait for the portions of `whole`.
-    found = _shared(glance, using, worker_timeout_s, exact=exact)
+    found = _shared(read_bounded_counts, using, worker_timeout_s, exact=exact)
     return found if found.is_complete else _shared(whole, using, worker_timeout_s, exact=exact)
 
 
@@ -200,7 +200,7 @@ def _after(rows: QuerySet[Any], order: tuple[str, ...], place: Sequence[Any] | N
     return rows.filter(scan.After(order, place))
 
 
-def _sets(using: str, sizes: Sizes) -> list[CountedSet]:
+def _sets(using: str, sizes: CountLimits) -> list[CountedSet]:
     of_queues = "queue, COUNT(*), {age}"
     is_open = "CASE WHEN committed_at IS NULL OR reopened_until IS NOT NULL THEN 'open' ELSE 'committed' END"
     sets = [_jobs(using, state, sizes, columns=("queue", "enqueued_at"), summary=of_queues, groups="GROUP BY queue")
@@ -223,25 +223,31 @@ def _sets(using: str, sizes: Sizes) -> list[CountedSet]:
 
 
 def _jobs(
-    using: str, state: State, sizes: Sizes, *, columns: tuple[str, ...] = ("id",), summary: str = "", groups: str = ""
+    using: str,
+    state: State,
+    sizes: CountLimits,
+    *,
+    columns: tuple[str, ...] = ("id",),
+    summary: str = "",
+    groups: str = "",
 ) -> CountedSet:
     rows, order = scan.in_index_order(state, using=using), scan.index_order(state, using=using)
     return CountedSet(str(state), rows, order, sizes.at_once, columns, summary or f"'{state}', COUNT(*), 0", groups)
 
 
-def _due(using: str, sizes: Sizes) -> CountedSet:
+def _due(using: str, sizes: CountLimits) -> CountedSet:
     """Return the set of scheduled and retrying jobs, which share an index."""
     order = scan.index_order(State.SCHEDULED, using=using)
     rows = Job.objects.using(using).in_state(State.SCHEDULED, State.RETRIES).order_by(*order)
     return CountedSet(_DUE, rows, order, sizes.at_once, ("state",), "state, COUNT(*), 0", "GROUP BY state")
 
 
-def _first(connection: BaseDatabaseWrapper, worker_timeout_s: float, sizes: Sizes) -> list[Row]:
+def _first(connection: BaseDatabaseWrapper, worker_timeout_s: float, sizes: CountLimits) -> list[Row]:
     return _rows(connection, *_first_text(connection.alias, worker_timeout_s, sizes))
 
 
 @lru_cache(maxsize=8)
-def _first_text(using: str, worker_timeout_s: float, sizes: Sizes) -> Part:
+def _first_text(using: str, worker_timeout_s: float, sizes: CountLimits) -> Part:
     """Build the first statement, cached: with few jobs stored, Django takes longer to build it than the database to
     answer.
     """
@@ -271,7 +277,7 @@ def _further(connection: BaseDatabaseWrapper, one: CountedSet, portion: int) -> 
     return rows
 
 
-def _sum(rows: Iterable[Row], sizes: Sizes) -> AllCounts:
+def _sum(rows: Iterable[Row], sizes: CountLimits) -> AllCounts:
     found = AllCounts(
         sets=dict.fromkeys(sorted(map(str, _SETS)), 0),
         workers=dict.fromkeys(WorkerProcess.State.values, 0),

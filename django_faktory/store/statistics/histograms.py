@@ -65,7 +65,7 @@ def purge(*, using: str, kept_for_s: float) -> int:
     return run(using, verb, atomic=False, writes=True)
 
 
-def fold_unused(
+def fold_idle_series(
     *, using: str, after: tuple[str, str] | None = None, unused_s: float = UNUSED_S
 ) -> tuple[str, str] | None:
     """Add all-time sums that did not change for `unused_s` to those of `OTHER`, and delete them.

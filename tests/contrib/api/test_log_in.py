@@ -19,7 +19,7 @@ PATH = "/api/statistics/"
 def basic_only(settings, monkeypatch):
     settings.FAKTORY = {"PASSWORD_TRIES": TRIES}
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-    monkeypatch.setattr(access.WrongPasswords, "timer", staticmethod(lambda: clock[0]))
+    monkeypatch.setattr(access.PasswordThrottle, "timer", staticmethod(lambda: clock[0]))
     clock[0] = 1_000_000_020.0
     User.objects.create_superuser("operator", password="right")
 

@@ -7,7 +7,7 @@ from django.urls import reverse
 
 from django_faktory.contrib.gearmonkey import inspection, lua
 from django_faktory.contrib.gearmonkey.inspection import health
-from django_faktory.contrib.gearmonkey.redis_worker import Station
+from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
 from tests.contrib.gearmonkey.naive import NaiveWorker
 from tests.hostile import HARMLESS, TEXTS, elements, unwelcome
 from tests.project import tasks
@@ -25,8 +25,8 @@ def here(server):
 
 
 @pytest.fixture
-def station(redis):
-    made = Station(redis, ["f"], wid="worker-one")
+def redis_worker(redis):
+    made = RedisWorker(redis, ["f"], wid="worker-one")
     made.open()
     return made
 
@@ -35,18 +35,18 @@ def page(client):
     return client.get(reverse(PAGE)).content.decode()
 
 
-def test_the_page_shows_functions_workers_and_queues(admin_client, here, station, client):
-    station.register()
+def test_the_page_shows_functions_workers_and_queues(admin_client, here, redis_worker, client):
+    redis_worker.register()
     for prio in ("high", "low", "low"):
         client.run("f", "x", prio)
-    station.take(1)
+    redis_worker.take(1)
     text = page(admin_client)
     assert "worker-one (" in text
     assert "<td>0</td><td>0</td><td>2</td><td>0</td>" in text
     assert "Nothing is wrong." in text
 
 
-def test_functions_that_only_others_serve_or_ask_for_are_shown(admin_client, here, redis, station, naive):
+def test_functions_that_only_others_serve_or_ask_for_are_shown(admin_client, here, redis, redis_worker, naive):
     naive.run("theirs", "x", "high")
     NaiveWorker(redis, "idle", str).start()
     redis.set("uid", 1)
@@ -65,7 +65,7 @@ def test_functions_that_only_others_serve_or_ask_for_are_shown(admin_client, her
     assert "There is too much" not in text
 
 
-def test_a_look_ends_in_a_redis_with_millions_of_keys_and_says_so(admin_client, here, redis, station, monkeypatch):
+def test_a_look_ends_in_a_redis_with_millions_of_keys_and_says_so(admin_client, here, redis, redis_worker, monkeypatch):
     redis.mset({f"other:{number}": 1 for number in range(3000)})
     monkeypatch.setattr(inspection, "SCANS", 2)
     assert not health(redis).is_whole
@@ -74,13 +74,13 @@ def test_a_look_ends_in_a_redis_with_millions_of_keys_and_says_so(admin_client, 
     assert "There is too much in this Redis to look at all of it" in text
 
 
-def test_what_is_wrong_is_said_in_sentences(redis, station, client):
+def test_what_is_wrong_is_said_in_sentences(redis, redis_worker, client):
     client.run("f", "x")
     client.run("f", "x", "low")
     assert health(redis).problems == ["f: 2 jobs wait, and no worker is there."]
     redis.lpop("queue:f:low")
-    station.audit()
-    station.take(1)
+    redis_worker.audit()
+    redis_worker.take(1)
     redis.zadd("gm:lease:f", {"1": 1})
     assert health(redis).problems == [
         "f: 1 jobs of dead workers wait for a sweep: no process of ours is there.",
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_said_in_sentences(redis, station, client):
     assert health(redis).functions[0].queues["high"] == -1
 
 
-def test_lost_jobs_are_looked_for_by_a_button(admin_client, here, redis, station, client):
+def test_lost_jobs_are_looked_for_by_a_button(admin_client, here, redis, redis_worker, client):
     client.run("f", "x")
     redis.lpop("queue:f:normal")
     answer = admin_client.post(reverse(PAGE), follow=True).content.decode()
@@ -145,12 +145,12 @@ def test_right_settings_pass():
         assert [message.id for message in run_checks() if "GEARMONKEY" in message.msg] == []
 
 
-def test_a_sweep_takes_what_the_health_check_tells(redis, station, client):
+def test_a_sweep_takes_what_the_health_check_tells(redis, redis_worker, client):
     client.run("f", "x")
-    station.take(1)
+    redis_worker.take(1)
     redis.zadd("gm:lease:f", {"1": 1})
     assert health(redis).functions[0].overdue == 1
-    wait_until(lambda: station.sweep().back == ["f:1"])
+    wait_until(lambda: redis_worker.sweep().back == ["f:1"])
     assert health(redis).functions[0].overdue == 0
 
 
@@ -168,18 +168,18 @@ def write(redis, text):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_no_text_of_a_peer_changes_what_the_page_is_made_of(admin_client, here, redis, station, name):
+def test_no_text_of_a_peer_changes_what_the_page_is_made_of(admin_client, here, redis, redis_worker, name):
     write(redis, HARMLESS)
     harmless = elements(page(admin_client))
     redis.flushdb()
-    station.register()
+    redis_worker.register()
     write(redis, TEXTS[name])
     hostile = page(admin_client)
     assert elements(hostile) == harmless
     assert unwelcome(hostile) == []
 
 
-def test_keys_of_other_kinds_hide_no_other_function(admin_client, here, redis, station):
+def test_keys_of_other_kinds_hide_no_other_function(admin_client, here, redis, redis_worker):
     redis.set("uid:strange", 1)
     redis.hset("count:strange", "no", "counter")
     [strange] = [one for one in health(redis).functions if one.fn == "strange"]
@@ -190,7 +190,7 @@ def test_keys_of_other_kinds_hide_no_other_function(admin_client, here, redis, s
 
 
 @pytest.mark.parametrize("count", ["²", "9" * 5000, "00", "-1", "many"])
-def test_a_count_that_is_none_is_no_error(redis, station, client, count):
+def test_a_count_that_is_none_is_no_error(redis, redis_worker, client, count):
     client.run("f", "x")
     redis.set("count:f", count)
     problems = ["f: 1 jobs wait, and no worker is there."]

@@ -12,8 +12,8 @@ from django.test import override_settings
 
 from django_faktory import brokers, conf
 from django_faktory.contrib.gearmonkey import OPT_BLOCKING, Status
-from django_faktory.contrib.gearmonkey.gateway import Bridge
-from django_faktory.contrib.gearmonkey.redis_worker import Station
+from django_faktory.contrib.gearmonkey.gateway import Gateway
+from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
 from django_faktory.contrib.gearmonkey.registry import served
 from django_faktory.models import Job
 from django_faktory.testing import drain
@@ -34,12 +34,12 @@ def gateway():
 
 @pytest.fixture
 def bridge(server):
-    """Return a function that makes a `Bridge`, which the test runs round by round."""
+    """Return a function that makes a `Gateway`, which the test runs round by round."""
 
     def make(wid="b1", lease_s=20.0):
         functions = {fn: task for fn, task in served().items() if fn in FUNCTIONS}
-        station = Station(server.client(), list(functions), wid=wid, lease_s=lease_s)
-        return Bridge(station, brokers.get_broker(), conf.get("DATABASE"), functions)
+        redis_worker = RedisWorker(server.client(), list(functions), wid=wid, lease_s=lease_s)
+        return Gateway(redis_worker, brokers.get_broker(), conf.get("DATABASE"), functions)
 
     return make
 
@@ -118,12 +118,12 @@ def test_a_bridge_that_dies_before_it_handed_over_leaves_one_row(bridge, client,
     """The row is committed, its lease is not handed over: the next gateway finds the row and creates no second one."""
     dead, heir = bridge("dead", lease_s=0.05), bridge("heir")
     id = client.run("shout", "x")
-    taken = dead._station.take(1)
-    dead._station.hand_over = lambda job: (_ for _ in ()).throw(ConnectionError("killed"))
+    taken = dead._redis_worker.take(1)
+    dead._redis_worker.hand_over = lambda job: (_ for _ in ()).throw(ConnectionError("killed"))
     with pytest.raises(ConnectionError):
-        dead._keep(taken)
+        dead._store_jobs(taken)
     assert Job.objects.count() == 1
-    wait_until(lambda: heir._station.sweep().back == [f"shout:{id}"])
+    wait_until(lambda: heir._redis_worker.sweep().back == [f"shout:{id}"])
     idle(heir)
     assert Job.objects.count() == 1
     drain()
@@ -145,8 +145,8 @@ def test_a_row_that_has_ended_is_not_run_again_by_the_next_bridge(bridge, client
 
     wait_until(adopted)
     assert Job.objects.get().attempt == attempts
-    assert heir._station.sweep().back == []
-    dead._follow()
+    assert heir._redis_worker.sweep().back == []
+    dead._write_outcomes()
     assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
 
 
@@ -155,7 +155,7 @@ def test_a_job_with_a_row_is_put_into_no_queue_when_its_bridge_dies(bridge, clie
     client.run("shout", "x")
     idle(dead)
     for _ in range(3):
-        assert other._station.sweep().back == []
+        assert other._redis_worker.sweep().back == []
     assert redis.llen("queue:shout:normal") == 0
 
 

@@ -22,7 +22,7 @@ from django_faktory.contrib.gearmonkey import (
     Status,
     Worker,
 )
-from django_faktory.contrib.gearmonkey.redis_worker import Station
+from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
 from django_faktory.errors import BrokerUnavailable, FaktoryError
 from tests.contrib.gearmonkey.naive import NaiveWorker
 from tests.programs import Program
@@ -173,9 +173,9 @@ class TestDeaths:
     def test_h05_a_poisonous_job_is_given_up_after_five_deaths(self, redis, client, events):
         id = client.run("f", "x")
         for death in range(5):
-            station = Station(redis, ["f"], wid=f"w{death}", lease_s=0.01)
-            wait_until(lambda station=station: station.take(1))
-            wait_until(lambda station=station: any(station.sweep()))
+            redis_worker = RedisWorker(redis, ["f"], wid=f"w{death}", lease_s=0.01)
+            wait_until(lambda redis_worker=redis_worker: redis_worker.take(1))
+            wait_until(lambda redis_worker=redis_worker: any(redis_worker.sweep()))
         job = client.get("f", id)
         assert (job.status, job.output) == (Status.ERROR, b"worker died")
         assert redis.lrange(f"lock:f:{id}", 0, -1) == [b"OK"]
@@ -189,11 +189,11 @@ class TestDeaths:
         wait_until(lambda: redis.get("count:f") == b"4")
         for program in programs:
             program.signal(signal.SIGKILL)
-        survivor = Station(server.client(), ["f"], wid="survivor")
+        survivor = RedisWorker(server.client(), ["f"], wid="survivor")
         wait_until(lambda: survivor.sweep() and redis.get("count:f") == b"1", 5)
 
     def test_h12_a_roll_call_is_not_answered_by_the_dead(self, redis, client):
-        Station(redis, ["f"], wid="dead", lease_s=0.05).register()
+        RedisWorker(redis, ["f"], wid="dead", lease_s=0.05).register()
         assert redis.get("count:f") == b"1"
 
         def refused():
@@ -366,14 +366,14 @@ class TestTheServer:
     def test_h14_a_job_that_somebody_lost_is_queued_again_once(self, naive, redis, station_of, client):
         lost, kept = naive.run("f", "lost"), client.run("f", "kept", "low")
         redis.brpop("queue:f:normal", 1)
-        station = station_of("f")
-        assert station.audit(after_s=0.2) == []
+        redis_worker = station_of("f")
+        assert redis_worker.audit(after_s=0.2) == []
         assert redis.llen("queue:f:normal") == 0
-        wait_until(lambda: station.audit(after_s=0.2) == [f"f:{lost}"])
-        assert station.audit(after_s=0) == []
+        wait_until(lambda: redis_worker.audit(after_s=0.2) == [f"f:{lost}"])
+        assert redis_worker.audit(after_s=0) == []
         assert redis.lrange("queue:f:normal", 0, -1) == [str(lost).encode()]
-        assert [job.id for job in station.take(5)] == [str(lost), str(kept)]
-        assert station.audit(after_s=0) == []
+        assert [job.id for job in redis_worker.take(5)] == [str(lost), str(kept)]
+        assert redis_worker.audit(after_s=0) == []
 
     def test_without_memory_jobs_are_refused_and_those_at_hand_are_ended(self, redis, client, work):
         may_go_on = threading.Event()
@@ -393,7 +393,7 @@ class TestTheServer:
 
 @pytest.fixture
 def station_of(redis):
-    return lambda *fns: Station(redis, fns, wid="w1")
+    return lambda *fns: RedisWorker(redis, fns, wid="w1")
 
 
 def _quietly(function, *args, **kwargs):

@@ -24,7 +24,7 @@ from django_faktory.contrib.gearmonkey import (
 )
 from django_faktory.contrib.gearmonkey.address import connect, examine
 from django_faktory.contrib.gearmonkey.inspection import health
-from django_faktory.contrib.gearmonkey.redis_worker import Station
+from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
 from django_faktory.errors import BrokerUnavailable, FaktoryError
 from tests.contrib.gearmonkey.naive import NaiveWorker
 from tests.contrib.gearmonkey.servers import Sentinel, become_cluster
@@ -207,18 +207,22 @@ class TestAccess:
                 moment = 1 if prio == "scheduled" else None
                 id = client.run("f", "x", prio, [OPT_BLOCKING, OPT_ROLLCALL], timeout=20, scheduled=moment)
                 assert client.get("f", id).output == b"X"
-            station = Station(connect(url), ["g"], wid="w1", lease_s=0.01)
-            station.open()
-            for bury in (station.release, station.hand_over, lambda job: station.finish(job, Status.ERROR, b"no")):
+            redis_worker = RedisWorker(connect(url), ["g"], wid="w1", lease_s=0.01)
+            redis_worker.open()
+            for bury in (
+                redis_worker.release,
+                redis_worker.hand_over,
+                lambda job: redis_worker.finish(job, Status.ERROR, b"no"),
+            ):
                 client.run("g", "x")
-                [job] = station.take(1)
-                station.update(job, 1, 2)
+                [job] = redis_worker.take(1)
+                redis_worker.update(job, 1, 2)
                 bury(job)
-            station.extend([], are_handed_over=True)
-            wait_until(lambda: station.adopt(5))
-            station.sweep()
-            station.audit()
-            station.dismiss(["w1"], have_died=True)
+            redis_worker.extend([], are_handed_over=True)
+            wait_until(lambda: redis_worker.adopt(5))
+            redis_worker.sweep()
+            redis_worker.audit()
+            redis_worker.dismiss(["w1"], have_died=True)
             assert {one.fn for one in health(connect(url)).functions} == {"f", "g"}
         refused = Redis.from_url(url)
         for words in (["GET", "other"], ["FLUSHALL"], ["CONFIG", "GET", "*"], ["KEYS", "*"], ["PUBLISH", "other", "x"]):

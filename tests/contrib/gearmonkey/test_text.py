@@ -21,7 +21,7 @@ from django_faktory.contrib.gearmonkey import (
     Status,
     lua,
 )
-from django_faktory.contrib.gearmonkey.redis_worker import Station
+from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
 from tests.contrib.gearmonkey import naive as text
 from tests.contrib.gearmonkey.naive import NaiveWorker
 from tests.waiting import wait_until
@@ -31,8 +31,8 @@ QUEUES = [f"queue:f:{prio}" for prio in ("high", "normal", "low")]
 
 
 @pytest.fixture
-def station(redis):
-    made = Station(redis, ["f"], wid="w1")
+def redis_worker(redis):
+    made = RedisWorker(redis, ["f"], wid="w1")
     made.open()
     return made
 
@@ -120,25 +120,25 @@ class TestMaking:
 class TestTaking:
     """Cases W02 to W11, W23, W24, W31, W33 to W35."""
 
-    def test_w02_jobs_of_a_list_come_in_the_order_they_were_made(self, naive, redis, station):
+    def test_w02_jobs_of_a_list_come_in_the_order_they_were_made(self, naive, redis, redis_worker):
         made = [naive.run("f", "x") for _ in range(6)]
         popped = [redis.brpop(QUEUES, 1) for _ in range(3)]
         assert popped == [(b"queue:f:normal", str(id).encode()) for id in made[:3]]
-        assert [job.id for job in station.take(2) + station.take(2)] == [str(id) for id in made[3:]]
+        assert [job.id for job in redis_worker.take(2) + redis_worker.take(2)] == [str(id) for id in made[3:]]
 
-    def test_w03_high_comes_before_normal_before_low(self, naive, redis, station):
+    def test_w03_high_comes_before_normal_before_low(self, naive, redis, redis_worker):
         for _ in range(2):
             for prio in ("low", "normal", "high"):
                 naive.run("f", prio, prio)
-        taken = [job.input for _ in range(2) for job in station.take(1)]
+        taken = [job.input for _ in range(2) for job in redis_worker.take(1)]
         assert taken == [b"high", b"high"]
         assert [redis.brpop(QUEUES, 1)[0] for _ in range(4)] == [b"queue:f:normal"] * 2 + [b"queue:f:low"] * 2
 
-    def test_w04_a_pop_of_nothing_waits_and_answers_nothing(self, redis, station):
+    def test_w04_a_pop_of_nothing_waits_and_answers_nothing(self, redis, redis_worker):
         begun = time.monotonic()
         assert redis.brpop(QUEUES, 1) is None
         assert 1.0 <= time.monotonic() - begun < 1.4
-        assert station.take(1) == []
+        assert redis_worker.take(1) == []
 
     def test_w05_the_script_has_two_spaces_and_the_digest_of_the_text(self, redis):
         assert lua.DUE == text.DUE
@@ -146,11 +146,11 @@ class TestTaking:
         assert redis.script_load(lua.DUE) == lua.DUE_SHA1 == hashlib.sha1(lua.DUE.encode()).hexdigest()
         assert redis.script_load(ONE_SPACE) == "14eede1cd25f7ebc1c5c3dc8db79813a62abacba"
 
-    def test_w05_a_worker_of_ours_loads_the_texts_script_for_peers_that_lost_it(self, redis, station):
+    def test_w05_a_worker_of_ours_loads_the_texts_script_for_peers_that_lost_it(self, redis, redis_worker):
         redis.script_flush()
         with pytest.raises(NoScriptError):
             redis.evalsha(lua.DUE_SHA1, 1, "queue:f:scheduled", 0)
-        station.open()
+        redis_worker.open()
         assert redis.evalsha(lua.DUE_SHA1, 1, "queue:f:scheduled", 0) is None
 
     def test_w06_a_flushed_script_is_sent_again_and_the_job_served(self, redis, client, work):
@@ -160,51 +160,51 @@ class TestTaking:
         made = client.run("f", "two", options=[OPT_BLOCKING], timeout=10)
         assert client.get("f", made).output == b"TWO"
 
-    def test_w06_ends_of_many_jobs_survive_a_flushed_script(self, redis, naive, station):
+    def test_w06_ends_of_many_jobs_survive_a_flushed_script(self, redis, naive, redis_worker):
         made = [naive.run("f", "x") for _ in range(3)]
-        jobs = station.take(3)
+        jobs = redis_worker.take(3)
         redis.script_flush()
-        assert station.finish_many([(job, Status.SUCCESS, b"y") for job in jobs]) == [True] * 3
+        assert redis_worker.finish_many([(job, Status.SUCCESS, b"y") for job in jobs]) == [True] * 3
         assert {redis.hget(f"job:f:{id}", "output") for id in made} == {b"y"}
 
-    def test_w07_a_scheduled_job_comes_when_it_is_due(self, redis, naive, station):
+    def test_w07_a_scheduled_job_comes_when_it_is_due(self, redis, naive, redis_worker):
         redis.zadd("queue:f:scheduled", {1: 100})
         assert due(redis, 99) is None
         assert due(redis, 100) == [b"queue:f:scheduled", b"1"]
         assert not redis.exists("queue:f:scheduled")
         naive.run("f", "past", "scheduled", scheduled=int(time.time()))
         naive.run("f", "future", "scheduled", scheduled=int(time.time()) + 100)
-        assert [job.input for job in station.take(5)] == [b"past"]
+        assert [job.input for job in redis_worker.take(5)] == [b"past"]
 
-    def test_w08_equal_times_come_in_the_order_of_letters(self, redis, station):
+    def test_w08_equal_times_come_in_the_order_of_letters(self, redis, redis_worker):
         for id in (9, 10, 2):
             redis.hset(f"job:f:{id}", mapping={"status": "idle", "input": "x"})
             redis.zadd("queue:f:scheduled", {id: 5})
-        assert [station.take(1)[0].id for _ in range(3)] == ["10", "2", "9"]
+        assert [redis_worker.take(1)[0].id for _ in range(3)] == ["10", "2", "9"]
 
-    def test_w09_a_negative_time_never_comes_and_is_refused_by_ours(self, redis, station, client):
+    def test_w09_a_negative_time_never_comes_and_is_refused_by_ours(self, redis, redis_worker, client):
         redis.zadd("queue:f:scheduled", {1: -1})
         assert due(redis, 10**10) is None
-        assert station.take(1) == []
+        assert redis_worker.take(1) == []
         assert redis.zscore("queue:f:scheduled", 1) == -1
         with pytest.raises(ValueError, match="scheduled: expected seconds"):
             client.run("f", "x", "scheduled", scheduled=-1)
         assert not redis.exists("uid:f")
 
-    def test_w10_a_time_that_is_none_is_an_error_and_the_clock_of_ours_is_the_servers(self, redis, station, naive):
+    def test_w10_a_time_that_is_none_is_an_error_and_the_clock_of_ours_is_the_servers(self, redis, redis_worker, naive):
         with pytest.raises(ResponseError, match="not a float"):
             due(redis, "now")
         naive.run("f", "x", "scheduled", scheduled=0)
-        assert len(station.take(1)) == 1
+        assert len(redis_worker.take(1)) == 1
 
-    def test_w11_a_due_scheduled_job_comes_before_high(self, naive, station):
+    def test_w11_a_due_scheduled_job_comes_before_high(self, naive, redis_worker):
         naive.run("f", "high", "high")
         naive.run("f", "due", "scheduled", scheduled=1)
-        assert [job.input for _ in range(2) for job in station.take(1)] == [b"due", b"high"]
+        assert [job.input for _ in range(2) for job in redis_worker.take(1)] == [b"due", b"high"]
 
-    def test_w12_a_job_that_is_taken_is_busy_and_started(self, naive, station, redis, events):
+    def test_w12_a_job_that_is_taken_is_busy_and_started(self, naive, redis_worker, redis, events):
         naive.run("f", "x")
-        station.take(1)
+        redis_worker.take(1)
         assert redis.hgetall("job:f:1") == {b"status": b"busy", b"input": b"x"}
         assert events(2) == ["create:1", "start:1"]
 
@@ -216,7 +216,7 @@ class TestTaking:
         assert redis.llen("queue:f:normal") == 0
         assert naive.get("f", 1)[b"status"] == b"idle"
         kept = client.run("f", "kept")
-        short = Station(redis, ["f"], wid="dead", lease_s=0.05)
+        short = RedisWorker(redis, ["f"], wid="dead", lease_s=0.05)
         assert ids(short.take(1)) == [("f", str(kept))]
         wait_until(lambda: short.sweep().back == [f"f:{kept}"], 5)
         assert redis.lrange("queue:f:normal", 0, -1) == [str(kept).encode()]
@@ -232,21 +232,21 @@ class TestTaking:
         assert 89_990 < redis.ttl("job:f:7") <= 90_000
         assert redis.lrange("lock:f:7", 0, -1) == [b"OK"]
 
-    def test_w31_a_wrong_queue_keeps_no_other_from_being_served(self, redis, naive, station):
+    def test_w31_a_wrong_queue_keeps_no_other_from_being_served(self, redis, naive, redis_worker):
         naive.run("f", "high", "high")
         naive.run("f", "low", "low")
         naive.run("f", "due", "scheduled", scheduled=1)
         redis.set("queue:f:normal", "x")
-        assert [job.input for job in station.take(5)] == [b"due", b"high", b"low"]
+        assert [job.input for job in redis_worker.take(5)] == [b"due", b"high", b"low"]
         with pytest.raises(ResponseError, match="WRONGTYPE"):
             redis.brpop(QUEUES, 1)
 
-    def test_w31_a_wrong_schedule_and_a_wrong_hash_stop_nothing(self, redis, naive, station):
+    def test_w31_a_wrong_schedule_and_a_wrong_hash_stop_nothing(self, redis, naive, redis_worker):
         redis.set("queue:f:scheduled", "x")
         redis.set("job:f:9", "no hash")
         redis.lpush("queue:f:high", 9)
         naive.run("f", "fine")
-        assert [job.input for job in station.take(5)] == [b"fine"]
+        assert [job.input for job in redis_worker.take(5)] == [b"fine"]
         assert redis.lrange("lock:f:9", 0, -1) == [b"OK"]
 
     def test_w31_a_hash_of_another_type_is_told_by_get(self, redis, client):
@@ -263,8 +263,8 @@ class TestTaking:
         found = []
 
         def poll(number):
-            station = Station(server.client(), ["f"], wid=f"w{number}")
-            while jobs := station.take(1):
+            redis_worker = RedisWorker(server.client(), ["f"], wid=f"w{number}")
+            while jobs := redis_worker.take(1):
                 found.extend(jobs)
 
         threads = [threading.Thread(target=poll, args=(number,)) for number in range(8)]
@@ -277,15 +277,15 @@ class TestTaking:
     def test_w34_priority_comes_before_function(self, redis, naive):
         naive.run("a", "x", "low")
         naive.run("b", "x", "high")
-        station = Station(redis, ["a", "b"], wid="w1")
-        assert ids(station.take(5)) == [("b", "1"), ("a", "1")]
+        redis_worker = RedisWorker(redis, ["a", "b"], wid="w1")
+        assert ids(redis_worker.take(5)) == [("b", "1"), ("a", "1")]
 
     def test_w34_functions_take_turns(self, redis, naive):
         for _ in range(10):
             naive.run("a", "x")
             naive.run("b", "x")
-        station = Station(redis, ["a", "b"], wid="w1")
-        assert {job.fn for _ in range(2) for job in station.take(1)} == {"a", "b"}
+        redis_worker = RedisWorker(redis, ["a", "b"], wid="w1")
+        assert {job.fn for _ in range(2) for job in redis_worker.take(1)} == {"a", "b"}
 
     def test_w35_fractions_come_in_time_and_the_infinite_never(self, redis):
         redis.zadd("queue:f:scheduled", {1: 1.5, 2: float("inf")})
@@ -295,10 +295,10 @@ class TestTaking:
 class TestEnding:
     """Cases W13 to W19, W21, W22, W28, W32, W36."""
 
-    def test_w13_progress_is_two_fields_and_no_event(self, naive, station, redis, client, events):
+    def test_w13_progress_is_two_fields_and_no_event(self, naive, redis_worker, redis, client, events):
         naive.run("f", "x")
-        [job] = station.take(1)
-        assert station.update(job, 3, 10)
+        [job] = redis_worker.take(1)
+        assert redis_worker.update(job, 3, 10)
         fields = redis.hgetall("job:f:1")
         assert (fields[b"status:dividend"], fields[b"status:divisor"]) == (b"3", b"10")
         assert (client.get("f", 1).dividend, client.get("f", 1).divisor) == (3, 10)
@@ -322,9 +322,9 @@ class TestEnding:
         assert naive.answer == (b"lock:f:1", b"OK")
         assert not redis.exists("lock:f:1")
 
-    def test_w16_who_waits_too_late_hangs_if_naive_and_returns_if_ours(self, naive, redis, station, client):
+    def test_w16_who_waits_too_late_hangs_if_naive_and_returns_if_ours(self, naive, redis, redis_worker, client):
         naive.run("f", "x")
-        station.finish(station.take(1)[0], Status.SUCCESS, b"y")
+        redis_worker.finish(redis_worker.take(1)[0], Status.SUCCESS, b"y")
         assert redis.brpop("lock:f:1", 1) == (b"lock:f:1", b"OK")
         assert redis.brpop("lock:f:1", 1) is None
         begun = time.monotonic()
@@ -344,9 +344,9 @@ class TestEnding:
             thread.join()
         assert answers.count(None) == 1
 
-    def test_w18_one_end_releases_every_waiter_of_ours_at_once(self, redis, naive, station, client):
+    def test_w18_one_end_releases_every_waiter_of_ours_at_once(self, redis, naive, redis_worker, client):
         naive.run("f", "x")
-        [job] = station.take(1)
+        [job] = redis_worker.take(1)
         returned = []
 
         def wait():
@@ -358,7 +358,7 @@ class TestEnding:
             thread.start()
         wait_until(lambda: redis.info("clients")["blocked_clients"] == 3)
         ended_at = time.monotonic()
-        station.finish(job, Status.SUCCESS, b"y")
+        redis_worker.finish(job, Status.SUCCESS, b"y")
         for thread in threads:
             thread.join()
         assert len(returned) == 3
@@ -397,10 +397,10 @@ class TestEnding:
         naive.exit()
         assert redis.get("count:f") == b"-1"
         redis.delete("count:f")
-        station = Station(redis, ["f"], wid="w1")
-        station.register()
+        redis_worker = RedisWorker(redis, ["f"], wid="w1")
+        redis_worker.register()
         redis.delete("count:f")
-        station.unregister()
+        redis_worker.unregister()
         assert int(redis.get("count:f") or 0) == 0
 
     def test_w28_events_cross_databases_so_the_hash_is_what_counts(self, server, client, redis):
@@ -428,6 +428,6 @@ class TestEnding:
 
 def _wait(client, fn, id):
     from django_faktory.contrib.gearmonkey import requests
-    from django_faktory.contrib.gearmonkey.client import carry_out
+    from django_faktory.contrib.gearmonkey.client import run_steps
 
-    carry_out(client._redis, requests.wait(fn, id, 10))
+    run_steps(client._redis, requests.wait(fn, id, 10))

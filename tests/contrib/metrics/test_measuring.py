@@ -9,11 +9,11 @@ from django.db import OperationalError, connection
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core import histograms
-from django_faktory.core.histograms import BOUNDS_S, OTHER, Passed, Recorder, Series
+from django_faktory.core.histograms import BOUNDS_S, OTHER, JobTiming, Recorder, Series
 from django_faktory.core.payloads import Ack, FetchRequest, failure
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, Measure
-from django_faktory.runtime.metrics_flusher import Bookkeeper
+from django_faktory.runtime.metrics_flusher import MetricsFlusher
 from django_faktory.store import transactions
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.statistics import histograms as histogram_rows
@@ -25,9 +25,9 @@ MAIL = ("mail", "send")
 
 def series(**sums):
     recorder = Recorder()
-    recorder.started([Passed(*MAIL, sums.get("wait", 0.01))] * sums.get("started", 0))
-    recorder.ended([Passed(*MAIL, sums.get("run", 0.01))] * sums.get("succeeded", 0), well=True)
-    recorder.ended([Passed(*MAIL, sums.get("run", 0.01))] * sums.get("failed", 0), well=False)
+    recorder.started([JobTiming(*MAIL, sums.get("wait", 0.01))] * sums.get("started", 0))
+    recorder.ended([JobTiming(*MAIL, sums.get("run", 0.01))] * sums.get("succeeded", 0), succeeded=True)
+    recorder.ended([JobTiming(*MAIL, sums.get("run", 0.01))] * sums.get("failed", 0), succeeded=False)
     return recorder.take()
 
 
@@ -35,9 +35,11 @@ def series(**sums):
 class TestRecorder:
     def test_sums_by_queue_and_task_and_forgets_what_was_taken(self):
         recorder = Recorder()
-        recorder.started([Passed("mail", "send", 0.5), Passed("mail", "send", 1.5), Passed("low", "send", 0.0)])
-        recorder.ended([Passed("mail", "send", 2.0)], well=True)
-        recorder.ended([Passed("mail", "send", 4.0)], well=False)
+        recorder.started(
+            [JobTiming("mail", "send", 0.5), JobTiming("mail", "send", 1.5), JobTiming("low", "send", 0.0)]
+        )
+        recorder.ended([JobTiming("mail", "send", 2.0)], succeeded=True)
+        recorder.ended([JobTiming("mail", "send", 4.0)], succeeded=False)
         taken = recorder.take()
         assert set(taken) == {("mail", "send"), ("low", "send")}
         mail = taken[MAIL]
@@ -47,15 +49,15 @@ class TestRecorder:
     @pytest.mark.parametrize(("seconds", "place"), [(0.0, 0), (0.005, 0), (0.0051, 1), (7200.0, 10), (1e9, 11)])
     def test_a_bucket_holds_what_is_up_to_its_bound(self, seconds, place):
         recorder = Recorder()
-        recorder.ended([Passed(*MAIL, seconds)], well=True)
+        recorder.ended([JobTiming(*MAIL, seconds)], succeeded=True)
         assert recorder.take()[MAIL].runs.index(1) == place
         assert len(BOUNDS_S) == 11
 
     def test_more_names_than_it_tells_apart_go_together(self, monkeypatch):
-        monkeypatch.setattr(histograms, "MOST_SERIES", 3)
+        monkeypatch.setattr(histograms, "MAX_SERIES", 3)
         recorder = Recorder()
-        recorder.started(Passed("q", f"task{number}", 0.0) for number in range(10))
-        recorder.started([Passed("q", "task0", 0.0)])
+        recorder.started(JobTiming("q", f"task{number}", 0.0) for number in range(10))
+        recorder.started([JobTiming("q", "task0", 0.0)])
         taken = recorder.take()
         assert {names: sums.started for names, sums in taken.items()} == {
             ("q", "task0"): 2, ("q", "task1"): 1, ("q", "task2"): 1, (OTHER, OTHER): 7,
@@ -66,7 +68,7 @@ class TestRecorder:
 
         def note():
             for _ in range(500):
-                recorder.started([Passed(*MAIL, 0.0)])
+                recorder.started([JobTiming(*MAIL, 0.0)])
 
         threads = [threading.Thread(target=note) for _ in range(4)]
         for thread in threads:
@@ -78,10 +80,10 @@ class TestRecorder:
 
     def test_what_could_not_be_kept_is_taken_again_with_what_came_since(self):
         recorder = Recorder()
-        recorder.started([Passed(*MAIL, 1.0)])
+        recorder.started([JobTiming(*MAIL, 1.0)])
         taken = recorder.take()
-        recorder.started([Passed(*MAIL, 2.0)])
-        recorder.give_back(taken)
+        recorder.started([JobTiming(*MAIL, 2.0)])
+        recorder.restore(taken)
         assert recorder.take()[MAIL].waited_s == 3.0
 
 
@@ -181,18 +183,18 @@ class TestBroker:
 class TestBookkeeper:
     def test_writes_what_is_left_when_it_is_stopped(self):
         recorder = Recorder()
-        keeper = Bookkeeper(USING, recorder, every_s=3600)
+        keeper = MetricsFlusher(USING, recorder, every_s=3600)
         thread = threading.Thread(target=keeper.run)
         thread.start()
-        recorder.started([Passed(*MAIL, 0.1)])
+        recorder.started([JobTiming(*MAIL, 0.1)])
         keeper.stop()
         thread.join(10)
         assert histogram_rows.ever(using=USING)[MAIL].started == 1
 
     def test_keeps_what_a_database_that_is_away_cannot_take(self, monkeypatch, caplog):
         recorder = Recorder()
-        keeper = Bookkeeper(USING, recorder)
-        recorder.started([Passed(*MAIL, 0.1)])
+        keeper = MetricsFlusher(USING, recorder)
+        recorder.started([JobTiming(*MAIL, 0.1)])
 
         def away(*_, **__):
             raise BrokerUnavailable("database unavailable: gone fishing")

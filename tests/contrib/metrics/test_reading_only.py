@@ -50,7 +50,7 @@ def is_written(stored):
         other.execute("ROLLBACK")
 
 
-SMALL = counts.Sizes(at_once=2, queues=1, portion=1)
+SMALL = counts.CountLimits(at_once=2, queues=1, portion=1)
 
 READS = {
     "INFO": lambda: OrmBroker(USING).info(),

@@ -16,9 +16,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 from django_faktory.contrib.metrics import views
-from django_faktory.core.histograms import OTHER, Passed, Recorder, Series
+from django_faktory.core.histograms import OTHER, JobTiming, Recorder, Series
 from django_faktory.models import Batch, Job, Queue, WorkerProcess
-from django_faktory.operations.statistics import MOST_EXPORTED, read
+from django_faktory.operations.statistics import MAX_EXPORTED, read
 from django_faktory.runtime import statsd
 from django_faktory.store.statistics import histograms
 from tests.factories import JobFactory
@@ -42,10 +42,10 @@ def scraped():
     }
 
 
-def passed(*jobs, well=True):
+def passed(*jobs, succeeded=True):
     recorder = Recorder()
     recorder.started(jobs)
-    recorder.ended(jobs, well=well)
+    recorder.ended(jobs, succeeded=succeeded)
     histograms.add(recorder.take(), using=USING)
 
 
@@ -69,8 +69,8 @@ class TestPrometheus:
         assert (told["django_faktory_batches", "committed"], told["django_faktory_batches", "open"]) == (1, 0)
 
     def test_tells_counts_and_times_by_queue_and_task(self):
-        passed(Passed("mail", "send", 0.05), Passed("mail", "send", 3.0))
-        passed(Passed("mail", "send", 9000.0), well=False)
+        passed(JobTiming("mail", "send", 0.05), JobTiming("mail", "send", 3.0))
+        passed(JobTiming("mail", "send", 9000.0), succeeded=False)
         told = scraped()
         assert told["django_faktory_started_total", "mail", "send"] == 3
         assert told["django_faktory_ended_total", "mail", "send", "succeeded"] == 2
@@ -83,11 +83,11 @@ class TestPrometheus:
 
     def test_is_not_led_astray_by_names_that_clients_chose(self):
         hostile = 'x"} 1\ndjango_faktory_up 1 \\ {'
-        passed(Passed(hostile, "send", 0.1))
+        passed(JobTiming(hostile, "send", 0.1))
         assert scraped()["django_faktory_started_total", *sorted([hostile, "send"])] == 1
 
     def test_asks_no_more_of_the_database_for_more_tasks(self, django_assert_max_num_queries):
-        passed(*(Passed("mail", f"task{number}", 0.1) for number in range(50)))
+        passed(*(JobTiming("mail", f"task{number}", 0.1) for number in range(50)))
         with django_assert_max_num_queries(2):
             get(views.metrics)
 
@@ -106,7 +106,7 @@ class TestPrometheus:
 
     def test_exports_the_most_used_tasks_and_one_for_all_others(self):
         for number in range(5):
-            passed(*[Passed("mail", f"task{number}", 1.0)] * (number + 1))
+            passed(*[JobTiming("mail", f"task{number}", 1.0)] * (number + 1))
         found = read(using=USING, most=2).series
         assert {names: (one.started, one.ran_s, sum(one.runs)) for names, one in found.items()} == {
             ("mail", "task4"): (5, 5.0, 5),
@@ -116,7 +116,7 @@ class TestPrometheus:
 
     def test_has_a_bounded_number_of_lines_for_twenty_thousand_queues(self):
         Queue.objects.bulk_create([Queue(name=f"q{number}") for number in range(20_000)], batch_size=1000)
-        assert get(views.metrics).content.count(b"django_faktory_queue_size{") == MOST_EXPORTED + 1
+        assert get(views.metrics).content.count(b"django_faktory_queue_size{") == MAX_EXPORTED + 1
 
 
 class TestAccess:
@@ -265,11 +265,12 @@ class TestSpans:
 @pytest.mark.core
 def test_the_page_and_the_dashboard_name_every_metric_and_no_other():
     from django_faktory.contrib.metrics.prometheus import exposition
-    from django_faktory.operations.statistics import Numbers
+    from django_faktory.operations.statistics import ExportedStatistics
 
     sums = {("q", "t"): Series()}
-    numbers = Numbers(queues={}, latencies={}, paused={}, sets={}, workers={}, batches={}, processed=0, failed=0,
-                      late=0, series=sums)  # fmt: skip
+    numbers = ExportedStatistics(
+        queues={}, latencies={}, paused={}, sets={}, workers={}, batches={}, processed=0, failed=0, late=0, series=sums
+    )
     told = set(re.findall(r"# TYPE (\S+)", exposition(numbers).decode()))
     page = (DOCS / "metrics.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(django_faktory_\w+)`", page, re.MULTILINE)) == told

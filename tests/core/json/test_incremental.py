@@ -41,7 +41,7 @@ def items(text):
 @given(texts_of_objects())
 def test_members_are_those_found_in_one_go(given_):
     _, text = given_
-    assert in_steps(incremental.members, text, most=1000) == answer(jsontext.members, text)
+    assert in_steps(incremental.members, text, max_count=1000) == answer(jsontext.members, text)
 
 
 @given(st.lists(values, max_size=5), writers)

@@ -6,7 +6,7 @@ import pytest
 
 from django_faktory.core.payloads import Tracked, TrackUpdate
 from django_faktory.core.protocol.commands import parse
-from django_faktory.core.protocol.tracking import TrackGet, TrackSet, parse_tracked, tracked_text
+from django_faktory.core.protocol.tracking import TrackGet, TrackSet, format_tracked, parse_tracked
 from django_faktory.errors import InvalidPayload
 
 pytestmark = pytest.mark.core
@@ -66,13 +66,13 @@ def test_a_description_is_cut_and_is_storable():
 
 
 def test_unknown_jobs_are_told_as_the_original_does():
-    text = tracked_text(Tracked(jid="job-0001"))
+    text = format_tracked(Tracked(jid="job-0001"))
     assert text == '{"jid":"job-0001","state":"unknown","updated_at":""}'
     assert parse_tracked({"jid": "job-0001", "state": "unknown", "updated_at": ""}) == Tracked(jid="job-0001")
 
 
 def test_all_that_is_known_is_told():
     told = Tracked(jid="job-0001", percent=5, desc="d", state="working", updated_at=T0)
-    assert tracked_text(told) == (
+    assert format_tracked(told) == (
         '{"jid":"job-0001","percent":5,"desc":"d","state":"working","updated_at":"2026-05-01T12:00:00Z"}'
     )

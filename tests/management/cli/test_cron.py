@@ -49,7 +49,7 @@ def test_entries_tell_what_is_due_and_why_not(asked, faktory):
 def test_the_latest_run_tells_what_became_of_its_job(asked, faktory):
     entry("daily")
     for day in (2, 3):
-        runs.take_due(enqueue, using="default", now=NOON.replace(day=day))
+        runs.enqueue_due_runs(enqueue, using="default", now=NOON.replace(day=day))
     [latest] = [one["latest"] for one in asked("cron")["entries"]]
     assert (latest["tick"], latest["outcome"]) == ("2026-05-03T12:00:00Z", "enqueued")
     faktory("kill", latest["jid"], "--yes")

@@ -18,7 +18,7 @@ from tests.runtime.processes import tasks
 from tests.runtime.processes.conftest import Meeting
 from tests.runtime.processes.test_nodes import client, kill, nodes  # noqa: F401  (fixtures)
 from tests.server.raw import push, worker
-from tests.standing import stand_still
+from tests.standing import suspend_process
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -115,7 +115,7 @@ def test_a_worker_that_stands_still_too_long_loses_its_jobs(runfaktory, tmp_path
     pool = runfaktory(*WORKERS, WORKER_TIMEOUT=TIMEOUT_S)
     all_run(meetings)
     [child] = pool.children()
-    stand_still(child.pid)
+    suspend_process(child.pid)
     try:
         wait_until(lambda: Job.objects.filter(state="enqueued", losses=1, failures=0).exists(), 60, what="it went back")
     finally:

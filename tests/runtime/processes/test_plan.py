@@ -8,7 +8,7 @@ from django.core.management.base import CommandError
 from django.db import ConnectionHandler
 
 from django_faktory.backend import registered_queues
-from django_faktory.runtime.config import doubts, make_plan
+from django_faktory.runtime.config import config_warnings, make_run_config
 from django_faktory.tasks import base
 from tests.server.raw import CERTIFICATE
 from tests.settings import KIND
@@ -41,7 +41,7 @@ def plan(settings, monkeypatch):
             ]
         )
         flags = dict.fromkeys(["server_only", "worker_only", "drain"], False) | {"health": None}
-        return make_plan(nothing | flags | options)
+        return make_run_config(nothing | flags | options)
 
     return made
 
@@ -153,14 +153,14 @@ def test_a_wrong_option_is_one_line_that_says_what_was_expected(plan, options, w
 
 def test_a_queue_that_looks_misspelt_is_doubted_and_another_is_not(plan):
     assert "mail" in registered_queues()
-    [doubt] = doubts(plan(queues="mial:3,mail,elsewhere"))
+    [doubt] = config_warnings(plan(queues="mial:3,mail,elsewhere"))
     assert doubt == "queue 'mial': no task of this project uses it; did you mean 'mail'?"
-    assert list(doubts(plan(queues="mial", server_only=True))) == []
+    assert list(config_warnings(plan(queues="mial", server_only=True))) == []
 
 
 def test_workers_of_no_task_at_all_are_doubted(plan, monkeypatch):
     monkeypatch.setattr(base, "_registry", {})
-    [doubt] = doubts(plan(queues="mail"))
+    [doubt] = config_warnings(plan(queues="mail"))
     assert "no task is known" in doubt
     assert "INSTALLED_APPS" in doubt
 

@@ -90,7 +90,7 @@ def test_a_port_that_is_taken_is_one_line_and_no_start(runfaktory):
 
 def test_a_loop_that_stands_still_is_told(answering):
     maintenance = Maintenance("default")
-    address = answering(health_server.of_maintenance(maintenance))
+    address = answering(health_server.check_maintenance(maintenance))
     assert asked(address, "/healthz") == good("maintenance")
     maintenance._round_at -= 100
     code, told = asked(address, "/healthz")
@@ -102,7 +102,7 @@ def test_a_loop_that_stands_still_is_told(answering):
 
 def test_a_loop_that_goes_round_without_success_lives_and_is_not_ready(answering, monkeypatch):
     maintenance = Maintenance("default")
-    address = answering(health_server.of_maintenance(maintenance))
+    address = answering(health_server.check_maintenance(maintenance))
     monkeypatch.setattr(maintenance, "_enqueue_due", fail)
     maintenance._success_at -= 40
     maintenance._round()
@@ -120,14 +120,14 @@ def fail():
 def test_a_process_of_the_node_that_does_not_respond_is_reported(answering):
     alarm, ring = os.pipe()
     try:
-        address = answering(health_server.of_processes(alarm))
+        address = answering(health_server.check_processes(alarm))
         assert asked(address, "/healthz") == good("processes")
         os.write(ring, b"!")
         for path in ("/healthz", "/readyz", "/healthz"):  # reading the state does not change it
             assert asked(address, path)[0] == 503
         os.read(alarm, 1)
         assert asked(address, "/healthz") == good("processes")
-        assert asked(answering(health_server.of_processes(-1)), "/healthz") == good("processes")
+        assert asked(answering(health_server.check_processes(-1)), "/healthz") == good("processes")
     finally:
         os.close(alarm)
         os.close(ring)
@@ -139,7 +139,7 @@ def test_an_event_loop_that_hangs_is_told(answering, monkeypatch):
     thread = threading.Thread(target=server.run)
     thread.start()
     assert server.started.wait(15)
-    address = answering(health_server.of_server(server))
+    address = answering(health_server.check_server(server))
     monkeypatch.setattr(health_server, "SERVER_S", 30.0)
     assert asked(address, "/healthz") == good("server")
     release = threading.Event()
@@ -154,14 +154,14 @@ def test_an_event_loop_that_hangs_is_told(answering, monkeypatch):
 
 def test_a_worker_that_has_lost_a_loop_or_is_not_heard_is_told(answering):
     worker = Worker(OrmBroker("default"), queues=["default"], beat_interval=0.5)
-    address = answering(health_server.of_worker(worker))
+    address = answering(health_server.check_worker(worker))
     assert asked(address, "/healthz")[0] == 200
     assert asked(address, "/readyz")[1]["checks"] == {"worker": "its latest BEATs were not answered: read the log"}
     thread = threading.Thread(target=worker.run)
     thread.start()
     wait_until(lambda: asked(address, "/readyz")[0] == 200, 30)
     wait_until(lambda: worker._is_running, 30, what="its threads")  # the first BEAT is sent before they start
-    worker._keeper.stop()
+    worker._lock_renewer.stop()
     worker._loops["locks"].join(20)
     assert "these loops have ended: locks" in asked(address, "/healthz")[1]["checks"]["worker"]
     worker.stop()
@@ -170,9 +170,9 @@ def test_a_worker_that_has_lost_a_loop_or_is_not_heard_is_told(answering):
 
 
 def test_a_node_whose_database_has_no_worker_is_not_ready_where_it_should_have_some(answering):
-    works = answering(health_server.of_database("default", works=True))
+    works = answering(health_server.check_database("default", works=True))
     assert asked(works, "/readyz")[0] == 503
-    assert asked(answering(health_server.of_database("default", works=False)), "/readyz") == good("database")
+    assert asked(answering(health_server.check_database("default", works=False)), "/readyz") == good("database")
     WorkerProcess.objects.create(wid="w1")
     assert asked(works, "/readyz") == good("database", "workers")
 

@@ -14,7 +14,7 @@ from tests.project.tasks import add, async_add, fails_for_good, flaky, noop
 from tests.runtime.processes import tasks
 from tests.server.raw import CERTIFICATE, RawClient
 from tests.settings import KIND
-from tests.standing import stand_still
+from tests.standing import suspend_process
 from tests.waiting import wait_until
 
 ANY_PORT = "127.0.0.1:0"
@@ -267,7 +267,7 @@ class TestOrders:
         result = tasks.waits.enqueue(str(meeting))
         program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2", WORKER_TIMEOUT=2)
         pid = meeting.pid()
-        stand_still(pid)
+        suspend_process(pid)
         try:
             program.said("workers lost")
         finally:

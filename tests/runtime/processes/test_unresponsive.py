@@ -12,9 +12,9 @@ import pytest
 from django_faktory.admin.jobs.detail import timeline
 from django_faktory.brokers import get_broker
 from django_faktory.models import Job
-from django_faktory.runtime.supervisor.contract import Launch
+from django_faktory.runtime.supervisor.contract import ChildSpec
 from django_faktory.runtime.supervisor.lost_workers import report_lost
-from django_faktory.runtime.supervisor.reexec import launch_of
+from django_faktory.runtime.supervisor.reexec import child_spec_of
 from django_faktory.store import texts
 from django_faktory.worker.process import new_wid
 from tests.factories import T0, JobFactory
@@ -96,10 +96,10 @@ def test_a_server_whose_event_loop_is_blocked_is_replaced(runfaktory, address):
 
 def test_the_loss_says_how_the_process_died():
     silent, crashed = (JobFactory(state="working", wid=wid, attempt=1, **HELD) for wid in ("wid-silent", "wid-crashed"))
-    launch = Launch(
+    child_spec = ChildSpec(
         wid=new_wid(), lost=("wid-silent", "wid-crashed"), unresponsive={"wid-silent": 41}, lifeline=-1, news=-1
     )
-    report_lost(get_broker(), launch)
+    report_lost(get_broker(), child_spec)
     silent.refresh_from_db()
     crashed.refresh_from_db()
     assert (silent.state, silent.losses, crashed.state, crashed.losses) == ("enqueued", 1, "enqueued", 1)
@@ -115,9 +115,9 @@ def test_the_loss_says_how_the_process_died():
 def test_a_child_understands_the_orders_of_a_supervisor_of_another_release(more):
     """A replacement runs the code on disk, which may be newer or older than the supervisor's."""
     told = {"wid": "w", "lost": ["v"], "lifeline": 3, "news": 4, "not_before": 1.0} | more
-    launch = launch_of(told)
-    assert (launch.wid, launch.lost, launch.beats) == ("w", ("v",), more.get("beats", -1))
-    assert launch.pipes() == ((3, 4, 7) if "beats" in more else (3, 4))
+    child_spec = child_spec_of(told)
+    assert (child_spec.wid, child_spec.lost, child_spec.beats) == ("w", ("v",), more.get("beats", -1))
+    assert child_spec.pipes() == ((3, 4, 7) if "beats" in more else (3, 4))
 
 
 def test_sigterm_ends_a_worker_that_holds_the_gil_and_its_job_goes_back(stuck):

@@ -12,8 +12,8 @@ import sys
 import threading
 
 from django_faktory.runtime.supervisor import supervisor
-from django_faktory.runtime.supervisor.child import Role, obey
-from django_faktory.runtime.supervisor.forking import Forking
+from django_faktory.runtime.supervisor.child import Role, install_signals
+from django_faktory.runtime.supervisor.forking import ForkLauncher
 from django_faktory.runtime.supervisor.supervisor import Child, Supervisor
 from django_faktory.worker.process import CANNOT_START
 
@@ -22,28 +22,30 @@ def tell(*words):
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def steady(launch):
+def steady(child_spec):
     """Run until the supervisor stops it."""
     stopped = threading.Event()
-    obey(launch, stop=lambda: threading.Thread(target=stopped.set).start(), quiet=lambda: tell("quiet", os.getpid()))
-    tell("started", os.getpid(), launch.wid, ",".join(launch.lost))
+    install_signals(
+        child_spec, stop=lambda: threading.Thread(target=stopped.set).start(), quiet=lambda: tell("quiet", os.getpid())
+    )
+    tell("started", os.getpid(), child_spec.wid, ",".join(child_spec.lost))
     stopped.wait()
     tell("stopped", os.getpid())
     return 0
 
 
-def deaf(launch):
+def deaf(child_spec):
     """Ignore the order to stop."""
-    obey(launch, stop=lambda: tell("ignored", os.getpid()))
-    tell("started", os.getpid(), launch.wid)
+    install_signals(child_spec, stop=lambda: tell("ignored", os.getpid()))
+    tell("started", os.getpid(), child_spec.wid)
     threading.Event().wait()
 
 
-def lingers(launch):
+def lingers(child_spec):
     """Take 0.3 s to stop."""
     stopped = threading.Event()
-    obey(launch, stop=lambda: threading.Thread(target=stopped.set).start())
-    tell("started", os.getpid(), launch.wid)
+    install_signals(child_spec, stop=lambda: threading.Thread(target=stopped.set).start())
+    tell("started", os.getpid(), child_spec.wid)
     stopped.wait()
     tell("lingering", os.getpid())
     threading.Event().wait(0.3)
@@ -51,51 +53,55 @@ def lingers(launch):
     return 0
 
 
-def never_ready(launch):
+def never_ready(child_spec):
     """Hang before it handles signals."""
-    tell("started", os.getpid(), launch.wid)
+    tell("started", os.getpid(), child_spec.wid)
     threading.Event().wait()
 
 
-def crashes(launch):
-    tell("crashing", os.getpid(), launch.wid, ",".join(launch.lost))
+def crashes(child_spec):
+    tell("crashing", os.getpid(), child_spec.wid, ",".join(child_spec.lost))
     raise RuntimeError("a bug in the child")
 
 
-def leaves(launch):
+def leaves(child_spec):
     """Exit with 0, without an order to stop."""
-    tell("started", os.getpid(), launch.wid, ",".join(launch.lost))
+    tell("started", os.getpid(), child_spec.wid, ",".join(child_spec.lost))
     return 0
 
 
-def cannot_start(launch):
+def cannot_start(child_spec):
     return CANNOT_START
 
 
-def holds_the_gil(launch):
+def holds_the_gil(child_spec):
     """Match a regular expression that does not end, in a thread: no other thread of the process runs again."""
-    obey(launch, stop=lambda: tell("stopped", os.getpid()))
-    tell("started", os.getpid(), launch.wid, ",".join(launch.lost), launch.unresponsive)
-    if len(launch.lost) < 3:
+    install_signals(child_spec, stop=lambda: tell("stopped", os.getpid()))
+    tell("started", os.getpid(), child_spec.wid, ",".join(child_spec.lost), child_spec.unresponsive)
+    if len(child_spec.lost) < 3:
         threading.Thread(target=CATASTROPHE.match, args=("a" * 60 + "b",)).start()
     threading.Event().wait()
 
 
-def does_nothing(launch):
+def does_nothing(child_spec):
     """Keep threads running, but do not respond."""
-    obey(launch, stop=lambda: tell("stopped", os.getpid()), responds=None if launch.lost else threading.Event().wait)
-    tell("started", os.getpid(), launch.wid, "does-nothing", ",".join(launch.lost))
-    if not launch.lost:  # the supervisor watches a child from its first heartbeat on
-        os.write(launch.beats, launch.wid.encode())
+    install_signals(
+        child_spec,
+        stop=lambda: tell("stopped", os.getpid()),
+        responds=None if child_spec.lost else threading.Event().wait,
+    )
+    tell("started", os.getpid(), child_spec.wid, "does-nothing", ",".join(child_spec.lost))
+    if not child_spec.lost:  # the supervisor watches a child from its first heartbeat on
+        os.write(child_spec.beats, child_spec.wid.encode())
     threading.Event().wait()
 
 
-def sees_alarms(launch):
+def sees_alarms(child_spec):
     """Print when a process of the family does not respond, and when all respond again."""
-    obey(launch, stop=lambda: os._exit(0))
-    tell("started", os.getpid(), launch.wid)
+    install_signals(child_spec, stop=lambda: os._exit(0))
+    tell("started", os.getpid(), child_spec.wid)
     for word, timeout_s in (("alarm", None), ("calm", 0)):
-        while bool(select.select([launch.alarm], [], [], timeout_s)[0]) != (word == "alarm"):
+        while bool(select.select([child_spec.alarm], [], [], timeout_s)[0]) != (word == "alarm"):
             threading.Event().wait(0.01)
         tell(word)
     threading.Event().wait()
@@ -153,8 +159,8 @@ def main(scene):
     roles = setting.pop("roles")
     ends = setting.pop("ends")
     handler = signal.getsignal(signal.SIGTERM)
-    ways = Forking([Role(name=name, main=live) for name, live in roles.items()], setting.pop("farewell"))
-    code = Supervisor([Child(name=name, ends=name in ends) for name in roles], ways, **setting).run()
+    launcher = ForkLauncher([Role(name=name, main=live) for name, live in roles.items()], setting.pop("farewell"))
+    code = Supervisor([Child(name=name, ends=name in ends) for name in roles], launcher, **setting).run()
     tell("ended", code, signal.getsignal(signal.SIGTERM) is handler)
     return code
 

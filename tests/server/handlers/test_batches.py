@@ -369,11 +369,11 @@ def test_the_server_knows_members_that_it_handed_out_until_they_have_ended(serve
         assert json.loads(ask(worker, "FETCH default"))["jid"] == f"member-{number:04d}"
     push(client, "Plain", "", 3)
     assert json.loads(ask(connect(wid="worker-3", hostname="h", pid=1, labels=[]), "FETCH default"))
-    known = [server.handed_out.is_member(f"member-{number:04d}") for number in range(4)]
+    known = [server.deliveries.is_batch_member(f"member-{number:04d}") for number in range(4)]
     assert known == [True, True, True, False]
     for verb, number in (("ACK", 0), ("FAIL", 1)):
         assert ask(workers[number], f"{verb} " + json.dumps({"jid": f"member-{number:04d}"})) == "OK"
-    known = [server.handed_out.is_member(f"member-{number:04d}") for number in range(3)]
+    known = [server.deliveries.is_batch_member(f"member-{number:04d}") for number in range(3)]
     assert known == [False, False, True]
 
 

@@ -143,8 +143,12 @@ def test_waiting_fetchers_are_served_in_the_order_they_came(connect, server):
     clients = [connect(**worker(f"wid-{n}")) for n in range(3)]
     for number, client in enumerate(clients, 1):
         client.send("FETCH default")
-        wait_until(lambda number=number: len(server.fetchers._waiting) == number)
-    wait_until(lambda: all(fetcher.timer and not fetcher.in_claim for fetcher in list(server.fetchers._waiting)))
+        wait_until(lambda number=number: len(server.fetch_queue._waiting) == number)
+    wait_until(
+        lambda: all(
+            waiting_fetch.timer and not waiting_fetch.in_claim for waiting_fetch in list(server.fetch_queue._waiting)
+        )
+    )
     producer = connect()
     for number in range(3):
         producer.ask(push(jid=f"in-order-{number}"))
@@ -156,14 +160,14 @@ def test_a_fetcher_that_goes_away_while_it_waits_swallows_no_job(connect, server
     """W14: after a close and after a half-close."""
     gone, producer, stays = connect(**worker("gone")), connect(), connect(**worker("stays"))
     gone.send("FETCH default")
-    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    wait_until(lambda: len(server.fetch_queue._waiting) == 1)
     if way == "close":
         gone.close()
     else:
         gone.socket.shutdown(1)
         assert gone.reply() is None
         assert gone.is_closed()
-    wait_until(lambda: not server.fetchers._waiting)
+    wait_until(lambda: not server.fetch_queue._waiting)
     producer.ask(push(jid="abcdefgh"))
     assert fetched(stays)["jid"] == "abcdefgh"
 
@@ -202,7 +206,7 @@ def test_a_quiet_workers_connections_all_get_nothing_for_two_seconds(connect, se
     """W15: also a FETCH that already waited."""
     first, second = connect(**worker()), connect(**worker())
     first.send("FETCH default")
-    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    wait_until(lambda: len(server.fetch_queue._waiting) == 1)
     assert second.ask('BEAT {"wid":"wid-1","current_state":"quiet"}') == b'{"state":"quiet"}'
     connect().ask(push(jid="abcdefgh"))
     second.send("FETCH default")

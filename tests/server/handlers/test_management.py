@@ -42,7 +42,7 @@ def polls_seldom(settings):
 def waits(server, client, *queues):
     """Send FETCH, and return once it has found no job and waits."""
     client.send(f"FETCH {' '.join(queues)}")
-    wait_until(lambda: any(fetcher.timer for fetcher in list(server.fetchers._waiting)), what="a fetcher that waits")
+    wait_until(lambda: any(fetcher.timer for fetcher in list(server.fetch_queue._waiting)), what="a fetcher that waits")
 
 
 def test_a_mutation_is_carried_out_and_answered(connect):
@@ -173,10 +173,10 @@ class _SlowBroker(OrmBroker):
         super().__init__("default")
         self.begun, self.may_end = threading.Event(), threading.Event()
 
-    def mutate(self, mutation, *, go_on):
+    def mutate(self, mutation, *, should_continue):
         self.begun.set()
         assert self.may_end.wait(20)
-        super().mutate(mutation, go_on=go_on)
+        super().mutate(mutation, should_continue=should_continue)
 
 
 def test_a_long_mutation_holds_up_nobody_else(serve, open_client):

@@ -499,7 +499,7 @@ def test_a_cancelled_member_whose_worker_is_lost_counts_once_however_often_it_wa
     taken = fetch(1)
     Job.objects.filter(jid=taken[0].jid).update(losses=2)
     cancellations.cancel([taken[0].jid], using="default")
-    failures.lose(["w"], using="default")
+    failures.reclaim_lost(["w"], using="default")
     assert status(bid) == (2, 1, 0, "", "")
     assert Batch.objects.get().unrun == 1
 

@@ -11,7 +11,7 @@ from django_faktory.errors import BrokerUnavailable, FaktoryError, NotUnique
 from django_faktory.models import CronEntry, CronRun, Job
 from django_faktory.store.cron import entries
 from django_faktory.store.cron import runs as cron_runs
-from django_faktory.store.cron.runs import Enqueued
+from django_faktory.store.cron.runs import EnqueuedJob
 from django_faktory.store.jobs import pushes
 from django_faktory.store.maintenance.pending_work import look
 from tests.factories import payload
@@ -31,11 +31,11 @@ def entry(name="hourly", schedule="0 * * * *", *, since=NOON - timedelta(minutes
 def enqueue(one):
     job = payload(jobtype=one.jobtype, queue=one.queue or "default")
     pushes.push([job], using=USING)
-    return Enqueued(job.jid, job.queue)
+    return EnqueuedJob(job.jid, job.queue)
 
 
 def take(now, by=enqueue):
-    return cron_runs.take_due(by, using=USING, now=now)
+    return cron_runs.enqueue_due_runs(by, using=USING, now=now)
 
 
 def history(one=None):
@@ -208,10 +208,10 @@ def test_a_dead_job_holds_up_no_tick_until_somebody_retries_it():
     entry(overlap="skip")
     take(NOON)
     end("dead")
-    cron_runs.note_ends(using=USING)
+    cron_runs.record_run_outcomes(using=USING)
     take(NOON + timedelta(hours=1))
     end("dead")
-    cron_runs.note_ends(using=USING)
+    cron_runs.record_run_outcomes(using=USING)
     Job.objects.filter(jid=CronRun.objects.earliest("pk").jid).update(
         state="enqueued", enqueued_at=NOON, finished_at=None, purge_at=None
     )
@@ -315,13 +315,13 @@ def test_an_entry_whose_line_cannot_be_read_says_so_and_is_due_no_more(caplog):
 def test_how_the_job_ended_is_noted(state):
     entry()
     take(NOON)
-    cron_runs.note_ends(using=USING)
+    cron_runs.record_run_outcomes(using=USING)
     assert history() == [("12:00", "enqueued")]
     end(state)
-    cron_runs.note_ends(using=USING, now=NOON)
+    cron_runs.record_run_outcomes(using=USING, now=NOON)
     assert history() == [("12:00", state)]
     Job.objects.all().delete()
-    cron_runs.note_ends(using=USING)
+    cron_runs.record_run_outcomes(using=USING)
     run = CronRun.objects.get()
     assert (run.outcome, run.ended_at) == (state, NOON)
 
@@ -331,7 +331,7 @@ def test_a_dead_job_that_is_retried_has_another_end():
     take(NOON)
     for state in ("dead", "enqueued", "succeeded"):
         end(state, enqueued_at=NOON)
-        cron_runs.note_ends(using=USING)
+        cron_runs.record_run_outcomes(using=USING)
         assert history() == [("12:00", state)]
 
 
@@ -339,7 +339,7 @@ def test_a_job_that_went_unseen_is_gone():
     entry()
     take(NOON)
     Job.objects.all().delete()
-    cron_runs.note_ends(using=USING)
+    cron_runs.record_run_outcomes(using=USING)
     assert history() == [("12:00", "gone")]
 
 

@@ -7,7 +7,13 @@ from django.db.utils import load_backend
 from django_faktory.checks import settings
 from django_faktory.store.dialects import cursor_hooks
 from django_faktory.store.dialects.postgresql import pipeline
-from django_faktory.store.dialects.postgresql.prepared import USES_BEFORE, Statement, begin, execute_last, execute_on
+from django_faktory.store.dialects.postgresql.prepared import (
+    USES_BEFORE,
+    Statement,
+    begin,
+    execute_and_commit,
+    execute_on,
+)
 from tests.bouncer import needs_session
 
 pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
@@ -61,7 +67,7 @@ def test_each_statement_sees_the_session_as_the_cursor_has_prepared_it(with_back
         rows.tenant = f"tenant-{number}"
         assert execute_on(rows, [(asks, ["a"]), (asks, ["b"])]) == [[(rows.tenant, "a")], [(rows.tenant, "b")]]
         assert begin(rows, [(asks, ["a"])], list) is None
-        assert execute_last(rows, [(asks, ["a"])]) is None
+        assert execute_and_commit(rows, [(asks, ["a"])]) is None
 
 
 @pytest.mark.parametrize("name", ["cursor", "_cursor", "create_cursor"])

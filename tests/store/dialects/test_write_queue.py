@@ -107,8 +107,8 @@ WRITES = {
     "a push of a unique job": lambda: pushes.push([payload(custom={"unique_for": 60})], using="default"),
     "the list of queues": lambda: queues.add(["new", "old"], using="default"),
     "a purge of minutes": lambda: histograms.purge(using="default", kept_for_s=60),
-    "idle limiters": lambda: limiters.forget_idle(using="default"),
-    "a lost worker": lambda: failures.lose(["w1"], using="default"),
+    "idle limiters": lambda: limiters.delete_idle(using="default"),
+    "a lost worker": lambda: failures.reclaim_lost(["w1"], using="default"),
 }
 
 

@@ -49,13 +49,13 @@ def counters():
 def test_only_the_members_are_answered_with_an_error_when_their_batch_is_locked(locked_batch):
     ended = []
     acks = working(9)
-    answers = acknowledgements.ack(acks, using="default", on_ended=ended.extend)
+    answers = acknowledgements.ack(acks, using="default", on_finished=ended.extend)
     again = [one for one, answer in zip(acks, answers, strict=True) if isinstance(answer, BrokerUnavailable)]
     assert (answers.count(True), len(again), len(ended)) == (9, 3, 9)
     assert Job.objects.count() == 3
 
     locked_batch()
-    assert acknowledgements.ack(again, using="default", on_ended=ended.extend) == [True] * 3
+    assert acknowledgements.ack(again, using="default", on_finished=ended.extend) == [True] * 3
     assert len(ended) == 12
     assert counters() == (12, 0)
 

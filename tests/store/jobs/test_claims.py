@@ -16,9 +16,9 @@ from django_faktory.store.dialects.postgresql.pipeline import has_psycopg3
 from django_faktory.store.jobs import claims as claiming
 from django_faktory.store.jobs import failures, prefetch
 from django_faktory.store.jobs.acknowledgements import ack
-from django_faktory.store.jobs.claims import Claiming, fetch, shared_out
+from django_faktory.store.jobs.claims import ClaimContext, distribute, fetch
 from django_faktory.store.jobs.exchanges import exchange
-from django_faktory.store.jobs.lost_claims import Unanswered
+from django_faktory.store.jobs.lost_claims import ClaimNumbers
 from django_faktory.store.jobs.pushes import push
 from django_faktory.store.limits import definitions
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
@@ -147,7 +147,7 @@ def test_in_the_place_of_a_job_that_may_not_run_yet_comes_the_next(fetched, held
     if held_back_by == "lock":
         push([payload(f"k{n}", queue="a", custom={"lock": "key"}) for n in range(3)], using=USING)
     else:
-        definitions.put("task", "shut", Allowance.of({"concurrency": 1}), using=USING)
+        definitions.save_limit("task", "shut", Allowance.of({"concurrency": 1}), using=USING)
         push([payload(f"k{n}", queue="a", jobtype="shut") for n in range(3)], using=USING)
     [[holder]] = fetch([FetchRequest(queues=("a",), wid="w0")], using=USING)
     assert holder.jid.startswith("job-k0")
@@ -168,9 +168,9 @@ def test_different_workers_are_claimed_for_in_one_message_on_postgresql(monkeypa
         told = exchange([], [], requests, using=USING).fetched
         assert [len(one) for one in told] == [1] * count
 
-    serve(claiming.MOST_IN_TURN)
+    serve(claiming.MAX_REQUEST_CLAIMS)
     assert looks == []
-    serve(claiming.MOST_IN_TURN + 1)
+    serve(claiming.MAX_REQUEST_CLAIMS + 1)
     assert looks, "for so many it is less to look first"
 
 
@@ -178,14 +178,14 @@ def test_jobs_are_read_ahead_for_different_workers_too():
     if not prefetch.supports(connection):
         pytest.skip("this database reads nothing ahead")
     push([payload(f"a{n}", queue="a") for n in range(5)], using=USING)
-    crowd = ("w1", "w2")
+    candidate_wids = ("w1", "w2")
     requests = [
-        FetchRequest(queues=("a", "b"), wid="w1", ahead=2, crowd=crowd),
+        FetchRequest(queues=("a", "b"), wid="w1", ahead=2, candidate_wids=candidate_wids),
         FetchRequest(queues=("b", "a"), wid="w2"),
     ]
     told = exchange([], [], requests, using=USING).fetched
     assert [[job.jid.strip(".") for job in one] for one in told] == [["job-a0", "job-a2", "job-a3"], ["job-a1"]]
-    assert [job.is_ahead for job in told[0]] == [False, True, True]
+    assert [job.is_prefetched for job in told[0]] == [False, True, True]
 
 
 def test_a_paused_queue_is_planned_around():
@@ -231,7 +231,7 @@ def test_trouble_half_way_swallows_no_job_and_no_answer(monkeypatch):
         raise OperationalError("the server closed the connection unexpectedly")
 
     monkeypatch.setattr(dialect_of(connection), "waiting", fails, raising=False)
-    monkeypatch.setattr(claiming, "MOST_IN_TURN", 1)  # otherwise one message makes both claims
+    monkeypatch.setattr(claiming, "MAX_REQUEST_CLAIMS", 1)  # otherwise one message makes both claims
     told = exchange([payload(queue="z")], [], requests, using=USING)
     assert [[job.queue for job in one] for one in told.fetched] == [["a"], []]
     assert told.pushed == [None]
@@ -265,8 +265,8 @@ def test_a_lost_worker_is_remembered_while_a_transaction_still_holds_its_job():
     fetch([FetchRequest(queues=("default",), wid="gone")], using=USING)
     with transaction.atomic():
         Job.objects.select_for_update().get()
-        in_threads(1, lambda _: failures.lose(["gone"], using=USING))
-    assert failures.lose(["gone"], using=USING) == 1
+        in_threads(1, lambda _: failures.reclaim_lost(["gone"], using=USING))
+    assert failures.reclaim_lost(["gone"], using=USING) == 1
     assert Job.objects.get().state == "enqueued"
     assert not WorkerProcess.objects.exists()
 
@@ -303,17 +303,17 @@ def test_what_came_between_two_claims_of_a_turn_does_not_leave_the_first_one_s_j
     for name in "ab":
         JobFactory(jid=f"job-in-{name}", queue=name, working=True)
     requests = together("w1", "ba", "b")
-    claiming = Claiming(USING, None, 35.0, Unanswered())
+    claiming = ClaimContext(USING, None, 35.0, ClaimNumbers())
     claimed = [Reservation(jid=f"job-in-{name}", queue=name, text="", wid="w1", attempt=1) for name in "ab"]
-    dealt = shared_out(requests, claimed, claiming, is_under_way=True, is_all=True)
+    dealt = distribute(requests, claimed, claiming, has_committed_work=True, is_all=True)
     assert [[job.queue for job in jobs] for jobs in dealt] == [["a"], ["b"]]
 
 
 def test_what_is_claimed_and_left_to_nobody_goes_back_to_its_place():
     row = JobFactory(jid="job-in-c", queue="c", working=True)
-    claiming = Claiming(USING, None, 35.0, Unanswered())
+    claiming = ClaimContext(USING, None, 35.0, ClaimNumbers())
     claimed = [Reservation(jid=row.jid, queue="c", text="", wid="w1", attempt=1)]
-    assert shared_out(together("w1", "a", "b"), claimed, claiming) == [[], []]
+    assert distribute(together("w1", "a", "b"), claimed, claiming) == [[], []]
     row.refresh_from_db()
     assert (row.state, row.wid) == ("enqueued", "")
 

@@ -54,7 +54,7 @@ def messages(monkeypatch):
         monkeypatch.setattr(prepared, name, told)
 
     spy("run_prepared")
-    spy("run_last", "COMMIT")
+    spy("run_and_commit", "COMMIT")
     return sent
 
 

@@ -129,7 +129,7 @@ def test_a_lost_job_returns_to_its_old_place():
     """W20: the loss is recorded in the job's history."""
     old = JobFactory(working=True, enqueued_at=T0 - timedelta(hours=1))
     JobFactory(enqueued_at=T0)
-    failures.lose(["w1"], using=USING)
+    failures.reclaim_lost(["w1"], using=USING)
     [[first]] = claims.fetch([FetchRequest(queues=("default",))], using=USING)
     assert first.jid == old.jid
     assert json.loads(first.history)[0]["errtype"] == "WorkerLost"

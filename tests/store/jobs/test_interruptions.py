@@ -178,7 +178,7 @@ def test_a_job_whose_lock_was_lost_waits_for_the_holder(node):
 
 @pytest.mark.parametrize(("scope", "name"), [("task", "noop"), ("queue", "default"), ("key", "mail")])
 def test_its_permits_go_back_in_the_same_transaction(node, scope, name):
-    definitions.put(scope, name, Allowance.of(1), using="default")
+    definitions.save_limit(scope, name, Allowance.of(1), using="default")
     node.push("a", "b", custom={"limit": "mail"})
     job = node.fetch_one()
     assert node.fetch() == []

@@ -7,7 +7,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.core.payloads import Ack, Beat, FetchRequest, HandedOut, Lease, Reservation
+from django_faktory.core.payloads import Ack, Beat, Delivery, FetchRequest, Lease, Reservation
 from django_faktory.models import Gate, Job, JobLock, WorkerProcess
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store.jobs import failures
@@ -144,7 +144,7 @@ class TestReaping:
         for wid in ("beats", "never-beat", "unknown", ""):
             JobFactory(jid=f"of-{wid}", wid=wid, **over)
         JobFactory(jid="not-delivered", wid="", claim=-7, **over)
-        assert failures.reap(using="default", now=at(1), spares_kept=True) == 3
+        assert failures.reap(using="default", now=at(1), skip_extendable=True) == 3
         left = Job.objects.filter(state="working").values_list("jid", flat=True)
         assert set(left) == {"of-beats", "not-delivered"}
         assert failures.reap(using="default", now=at(1)) == 2
@@ -165,7 +165,7 @@ class TestDelivery:
         row = Job.objects.get()
         assert (row.wid, row.reserved_until) == ("w1", at(DELIVERY_S))
         assert row.claim < 0
-        assert broker.confirm([HandedOut(job, 3.0)]) == set()
+        assert broker.confirm([Delivery(job, 3.0)]) == set()
         row.refresh_from_db()
         assert row.claim > 0
         assert (row.state, row.wid, row.attempt) == ("working", "w1", 1)
@@ -199,7 +199,7 @@ class TestDelivery:
     def test_a_late_confirmation_wins_where_nobody_took_the_job(self, broker, clock):
         [job] = claimed(broker, Lease.DELIVERY)
         clock.moves(DELIVERY_S + 5)
-        broker.confirm([HandedOut(job, DELIVERY_S + 5.0)])
+        broker.confirm([Delivery(job, DELIVERY_S + 5.0)])
         assert failures.reap(using="default", now=clock.now) == 0
         assert broker.ack([Ack(jid=job.jid, wid="w1")]) == [True]
 
@@ -208,7 +208,7 @@ class TestDelivery:
         clock.moves(DELIVERY_S + 5)
         failures.reap(using="default", now=clock.now)
         claimed(broker, Lease.DELIVERY, payload("other", at=at(9000)), wid="w2")
-        broker.confirm([HandedOut(job, DELIVERY_S + 5.0)])
+        broker.confirm([Delivery(job, DELIVERY_S + 5.0)])
         row = Job.objects.get(jid=job.jid)
         assert (row.wid, row.attempt, row.reserved_until) == ("w2", 2, at(2 * DELIVERY_S + 5))
         assert row.claim < 0
@@ -216,7 +216,7 @@ class TestDelivery:
     def test_one_that_has_ended_is_not_brought_back(self, broker):
         jobs = claimed(broker, Lease.DELIVERY, payload("a"), payload("b", result_ttl=60), count=2)
         broker.ack([Ack(jid=job.jid, wid="w1") for job in jobs])
-        assert broker.confirm([HandedOut(job, 1.0) for job in jobs]) == set()
+        assert broker.confirm([Delivery(job, 1.0) for job in jobs]) == set()
         assert list(Job.objects.values_list("state", "reserved_until")) == [("succeeded", None)]
 
     def test_one_that_another_transaction_holds_is_confirmed_the_next_time(self, broker):
@@ -228,14 +228,14 @@ class TestDelivery:
             Job.objects.filter(jid=jobs[0].jid).update(backtrace=1)
 
             def confirm():
-                told.append(broker.confirm([HandedOut(job, 1.0) for job in jobs]))
+                told.append(broker.confirm([Delivery(job, 1.0) for job in jobs]))
                 broker.close()
 
             other = threading.Thread(target=confirm)
             other.start()
             other.join(20)
         assert told == [{jobs[0].jid}]
-        assert broker.confirm([HandedOut(job, 1.0) for job in jobs]) == set()
+        assert broker.confirm([Delivery(job, 1.0) for job in jobs]) == set()
         assert not Job.objects.filter(claim__lt=0).exists()
 
     def test_a_job_whose_lock_is_handed_over_has_the_same_lease(self, broker):
@@ -251,7 +251,7 @@ class TestDelivery:
     def test_more_than_a_statement_takes_are_confirmed(self, broker):
         Job.objects.bulk_create(JobFactory.many(1200, working=True, claim=-5), batch_size=1000)
         delivered = [
-            HandedOut(Reservation(jid=jid, queue="default", text="{}", wid="w1", attempt=1), 1.0)
+            Delivery(Reservation(jid=jid, queue="default", text="{}", wid="w1", attempt=1), 1.0)
             for jid in Job.objects.values_list("jid", flat=True)
         ]
         broker.confirm(delivered)
@@ -262,7 +262,7 @@ class TestBeatsOfClients:
     def test_a_beat_extends_only_what_is_known_to_be_delivered(self, broker, clock):
         WorkerFactory(wid="w1"), WorkerFactory(wid="w2")
         jobs = claimed(broker, Lease.DELIVERY, payload("a"), payload("b"), count=2)
-        broker.confirm([HandedOut(jobs[0], 0.0)])
+        broker.confirm([Delivery(jobs[0], 0.0)])
         JobFactory(jid="of-another", working=True, wid="w2")
         clock.moves(1700)
         broker.beat([Beat(wid="w1", keeps_delivered=True), Beat(wid="w2")])

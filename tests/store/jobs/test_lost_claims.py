@@ -12,8 +12,8 @@ from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, JobLock
 from django_faktory.store.jobs import claims as claiming
 from django_faktory.store.jobs import exchanges, lost_claims, releases
-from django_faktory.store.jobs.lost_claims import AGAIN_S, DRAWN, LOOK_AFTER_S, Unanswered
-from django_faktory.store.jobs.releases import give_back
+from django_faktory.store.jobs.lost_claims import CHECK_DELAYS_S, NUMBERS_PER_DRAW, RECHECK_DELAY_S, ClaimNumbers
+from django_faktory.store.jobs.releases import release_claims
 from django_faktory.store.locks import locks
 from tests.clocks import Clock
 from tests.factories import payload
@@ -54,24 +54,24 @@ def cut(monkeypatch):
 
 
 def test_no_number_is_drawn_twice():
-    numbers = [Unanswered().number() for _ in range(10 * DRAWN)]
+    numbers = [ClaimNumbers().number() for _ in range(10 * NUMBERS_PER_DRAW)]
     assert len(set(numbers)) == len(numbers)
     assert all(0 <= number < 2**63 for number in numbers)
 
 
 def test_who_was_forked_draws_other_numbers():
-    Unanswered().number()  # also draws a batch of further numbers
+    ClaimNumbers().number()  # also draws a batch of further numbers
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:
-        os.write(theirs, b" ".join(b"%d" % Unanswered().number() for _ in range(DRAWN)))
+        os.write(theirs, b" ".join(b"%d" % ClaimNumbers().number() for _ in range(NUMBERS_PER_DRAW)))
         os._exit(0)
     os.waitpid(child, 0)
     drawn = set(map(int, os.read(ours, 64 * 1024).split()))
     os.close(ours)
     os.close(theirs)
-    assert len(drawn) == DRAWN
-    assert drawn.isdisjoint(Unanswered().number() for _ in range(DRAWN))
+    assert len(drawn) == NUMBERS_PER_DRAW
+    assert drawn.isdisjoint(ClaimNumbers().number() for _ in range(NUMBERS_PER_DRAW))
 
 
 def states():
@@ -117,7 +117,7 @@ def test_an_exchange_that_was_carried_out_loses_nothing(broker, cut):
 
 def test_a_lock_whose_taking_was_not_answered_is_free_again(broker, cut):
     broker.push([payload(jid="first", custom={"lock": "one"}), payload(jid="second", custom={"lock": "one"})])
-    cut(locks, "take")
+    cut(locks, "acquire_locks")
     with pytest.raises(BrokerUnavailable):
         broker.fetch([DEFAULT])
     assert JobLock.objects.get().jid == "job-first"
@@ -136,27 +136,27 @@ def test_a_beat_looks_too(broker, cut):
 
 def test_what_the_database_does_late_is_found_by_a_later_look(broker, clock, monkeypatch):
     numbers = []
-    real = claiming.Claiming._claim
+    real = claiming.ClaimContext._claim
 
     def refused(self, plan):
         numbers.append(plan.claim)
         raise BrokerUnavailable("database unavailable")
 
-    monkeypatch.setattr(claiming.Claiming, "_claim", refused)
+    monkeypatch.setattr(claiming.ClaimContext, "_claim", refused)
     with pytest.raises(BrokerUnavailable):
         broker.fetch([DEFAULT])
-    monkeypatch.setattr(claiming.Claiming, "_claim", real)
+    monkeypatch.setattr(claiming.ClaimContext, "_claim", real)
     broker.push([payload(jid="late")])
     broker.fetch([FetchRequest(queues=("other",), wid="w1")])
     [[late]] = claiming.fetch([DEFAULT], using="default")
     Job.objects.filter(jid=late.jid).update(claim=numbers[0])  # the database was slow to execute the claim
-    clock.now += LOOK_AFTER_S[1]
+    clock.now += CHECK_DELAYS_S[1]
     broker.fetch([FetchRequest(queues=("other",), wid="w1")])
     assert states() == ["enqueued"]
 
 
 def test_a_number_is_looked_for_three_times_and_then_forgotten(clock):
-    claims = Unanswered()
+    claims = ClaimNumbers()
     with pytest.raises(RuntimeError), claims.numbered() as number:
         raise RuntimeError
     for after_s in (0, 5, 25):
@@ -168,17 +168,17 @@ def test_a_number_is_looked_for_three_times_and_then_forgotten(clock):
 
 
 def test_each_number_is_one_thread_s_to_look_for():
-    claims = Unanswered()
+    claims = ClaimNumbers()
     for _ in range(2000):
         with pytest.raises(RuntimeError), claims.numbered():
             raise RuntimeError
     taken, together = [], threading.Barrier(4)
 
-    def take():
+    def acquire_locks():
         together.wait(10)
         taken.append(claims.take_due())
 
-    threads = [threading.Thread(target=take) for _ in range(4)]
+    threads = [threading.Thread(target=acquire_locks) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -188,11 +188,11 @@ def test_each_number_is_one_thread_s_to_look_for():
 
 
 def test_a_number_whose_look_failed_is_looked_for_once_more_and_loses_none_of_its_times(clock):
-    claims = Unanswered()
+    claims = ClaimNumbers()
     with pytest.raises(RuntimeError), claims.numbered():
         raise RuntimeError
     looks = 0
-    claims.look_again(claims.take_due())
+    claims.retry_checks(claims.take_due())
     for _ in range(60):
         clock.now += 1
         looks += len(claims.take_due())
@@ -203,7 +203,7 @@ def test_a_number_whose_look_failed_is_looked_for_once_more_and_loses_none_of_it
 def test_a_claim_that_was_answered_is_not_looked_for(broker):
     broker.push([payload(jid="first")])
     [[found]] = broker.fetch([DEFAULT])
-    assert broker._unanswered.take_due() == []
+    assert broker._claim_numbers.take_due() == []
     assert Job.objects.get(jid=found.jid).claim is not None
 
 
@@ -218,11 +218,11 @@ def test_a_look_that_fails_fails_no_fetch_and_is_made_again(broker, clock, cut, 
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(releases, "give_back", refused)
+        patch.setattr(releases, "release_claims", refused)
         assert broker.fetch([DEFAULT]) == [[]]
     assert "could not be looked for yet claims=1" in caplog.text
     assert broker.fetch([DEFAULT]) == [[]], "not at once: the database may be in trouble"
-    clock.now += AGAIN_S
+    clock.now += RECHECK_DELAY_S
     [[found]] = broker.fetch([DEFAULT])
     assert found.jid == "job-first"
 
@@ -235,4 +235,4 @@ def test_jobs_that_have_ended_or_were_taken_anew_are_no_claim_s(broker):
     broker.release([other])
     [[again]] = broker.fetch([DEFAULT])
     assert again.jid == "job-other"
-    assert give_back([number], using="default") == 0
+    assert release_claims([number], using="default") == 0

@@ -7,10 +7,10 @@ import pytest
 from django.db import connection, transaction
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.core.payloads import Ack, FetchRequest, HandedOut
+from django_faktory.core.payloads import Ack, Delivery, FetchRequest
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.store.jobs import failures
-from django_faktory.store.jobs.releases import give_back
+from django_faktory.store.jobs.releases import release_claims
 from tests.factories import T0, JobFactory, WorkerFactory
 from tests.waiting import wait_until
 
@@ -36,19 +36,19 @@ def stored(*jids, **fields):
 
 
 def asking(ahead, *, count=1, wid="w1", queue="default"):
-    return FetchRequest(queues=(queue,), wid=wid, count=count, ahead=ahead, crowd=(wid,))
+    return FetchRequest(queues=(queue,), wid=wid, count=count, ahead=ahead, candidate_wids=(wid,))
 
 
 def read(broker, *requests, acks=()):
     """Return the jobs of each request, as "jid", or "jid*" if prefetched."""
     fetched = broker.exchange([], list(acks), list(requests)).fetched
-    return [" ".join(job.jid + "*" * job.is_ahead for job in jobs) for jobs in fetched]
+    return [" ".join(job.jid + "*" * job.is_prefetched for job in jobs) for jobs in fetched]
 
 
 def test_only_what_can_be_handed_out_later_is_read_ahead(broker):
     """Other databases ignore the request to prefetch, and nothing else changes."""
     stored("a", "b", "c", "d")
-    reads = broker.reads_ahead
+    reads = broker.supports_prefetch
     assert reads is (connection.vendor == "postgresql")
     assert read(broker, asking(2)) == ["a b* c*" if reads else "a"]
     assert Job.objects.filter(state="working").count() == (3 if reads else 1)
@@ -87,7 +87,7 @@ def test_it_is_nobody_s_until_it_is_confirmed(broker, postgresql):
 def test_a_crowd_with_a_worker_that_is_to_get_none_gets_none(broker, postgresql, state):
     stored("a", "b")
     WorkerFactory(wid="w2", state=state)
-    request = FetchRequest(queues=("default",), wid="w1", ahead=1, crowd=("w1", "w2"))
+    request = FetchRequest(queues=("default",), wid="w1", ahead=1, candidate_wids=("w1", "w2"))
     assert read(broker, request) == ["a"]
     WorkerProcess.objects.update(state="running")
     assert read(broker, request) == ["b"]
@@ -123,7 +123,7 @@ def test_an_answer_that_was_lost_takes_what_was_read_ahead_along(broker, postgre
     stored("a", "b")
     read(broker, asking(1))
     number = Job.objects.get(jid="a").claim
-    assert give_back([number], using="default") == 2
+    assert release_claims([number], using="default") == 2
     assert set(Job.objects.values_list("state", flat=True)) == {"enqueued"}
 
 
@@ -131,11 +131,11 @@ def test_an_answer_that_was_lost_takes_what_was_read_ahead_along(broker, postgre
 def test_it_can_be_given_back_before_and_after_it_is_confirmed(broker, postgresql, is_confirmed):
     stored("a", "b")
     [[a, b]] = broker.exchange([], [], [asking(2, count=0)]).fetched
-    handed = broker.hand_out(b, "w1")
+    handed = broker.assign_prefetched(b, "w1")
     assert handed.wid == "w1"
     assert broker.release([a]) == 1
     if is_confirmed:
-        broker.confirm([HandedOut(handed, 0.5)])
+        broker.confirm([Delivery(handed, 0.5)])
         assert Job.objects.get(jid="b").started_at == T0 - timedelta(seconds=0.5)
     assert broker.release([handed]) == 1
     assert set(Job.objects.values_list("state", "wid")) == {("enqueued", "")}
@@ -155,7 +155,7 @@ def test_an_ack_beside_a_confirmation_ends_the_job(broker, postgresql):
 
     other = threading.Thread(target=ack)
     with transaction.atomic():
-        broker.confirm([HandedOut(broker.hand_out(a, "w1"), 0.0)])
+        broker.confirm([Delivery(broker.assign_prefetched(a, "w1"), 0.0)])
         other.start()
         wait_until(somebody_waits)
     other.join(10)
@@ -166,7 +166,7 @@ def test_an_ack_beside_a_confirmation_ends_the_job(broker, postgresql):
 def test_a_job_that_another_transaction_holds_is_left_for_later_and_nobody_waits_for_it(broker, postgresql):
     stored("a", "b", "c")
     [found] = broker.exchange([], [], [asking(3, count=0)]).fetched
-    handed = [HandedOut(broker.hand_out(job, "w1"), 0.0) for job in found]
+    handed = [Delivery(broker.assign_prefetched(job, "w1"), 0.0) for job in found]
     other = connection.copy()
     try:
         with transaction.atomic():

@@ -76,13 +76,13 @@ def test_the_ids_of_a_set_of_any_kind_are_read_a_portion_at_a_time(monkeypatch, 
 
 
 def test_a_sweep_of_locks_looks_at_a_bounded_number_of_jobs_and_goes_on_there_the_next_time(monkeypatch):
-    monkeypatch.setattr(locks, "SWEPT_TOGETHER", 2)
+    monkeypatch.setattr(locks, "SWEEP_PORTION", 2)
     for key in ("a", "b", "c"):
         make("blocked", 1, lock_key=key, queue=key)
     until, lock = timezone.now() + timedelta(hours=1), {"attempt": 1, "wid": "w1", "lease": timedelta(hours=1)}
     for key in ("a", "b"):
         JobLock.objects.create(key=key, jid=key, acquired_at=T0, expires_at=until, **lock)
-    healed, after = locks.sweep(using=USING, portions=1, pause=lambda _: None)
-    assert (healed, Job.objects.enqueued().count()) == (0, 0)
-    healed, after = locks.sweep(using=USING, after=after, portions=1, pause=lambda _: None)
-    assert (healed, after, Job.objects.enqueued().count()) == (1, None, 1)
+    repaired, after = locks.sweep(using=USING, portions=1, pause=lambda _: None)
+    assert (repaired, Job.objects.enqueued().count()) == (0, 0)
+    repaired, after = locks.sweep(using=USING, after=after, portions=1, pause=lambda _: None)
+    assert (repaired, after, Job.objects.enqueued().count()) == (1, None, 1)

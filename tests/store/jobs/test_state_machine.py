@@ -53,7 +53,7 @@ def park(job):
 
 def ready(job):
     Job.objects.filter(pk=job.pk).update(lock_key="key")
-    locks.settle(["key"], using=USING)
+    locks.promote_waiters(["key"], using=USING)
 
 
 def import_again(job):
@@ -71,7 +71,7 @@ HAPPEN = {
     Event.ACK: lambda job: acknowledgements.ack([Ack(jid=job.jid, wid=job.wid)], using=USING),
     Event.FAIL: lambda job: failures.fail([failure(jid=job.jid, wid=job.wid)], using=USING),
     Event.REAP: lambda job: failures.reap(using=USING, now=LATER),
-    Event.LOSE: lambda job: failures.lose([job.wid or "w1"], using=USING),
+    Event.LOSE: lambda job: failures.reclaim_lost([job.wid or "w1"], using=USING),
     Event.RELEASE: release,
     Event.REQUEUE: lambda job: transitions.requeue([job.pk], using=USING),
     Event.DEFER: lambda job: transitions.defer({job.pk: LATER}, using=USING),

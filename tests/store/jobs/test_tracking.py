@@ -8,7 +8,7 @@ from django_faktory.core.lifecycle import State
 from django_faktory.core.payloads import Ack, FetchRequest, Tracked, TrackUpdate, failure
 from django_faktory.models import Job, Tracking
 from django_faktory.store.jobs import acknowledgements, claims, failures, pushes, transitions
-from django_faktory.store.jobs.tracking import TOLD, purge_tracking, track_get, track_set
+from django_faktory.store.jobs.tracking import PROTOCOL_STATES, purge_tracking, track_get, track_set
 from django_faktory.store.maintenance import due
 from tests.factories import T0, JobFactory, payload
 
@@ -30,8 +30,8 @@ def told(jid):
 @pytest.mark.parametrize("state", State, ids=str)
 def test_every_state_has_a_word_of_the_protocol(state):
     job = JobFactory(**{str(state): True} if state is not State.ENQUEUED else {})
-    assert told(job.jid).state == TOLD[state]
-    assert TOLD[state] in ("enqueued", "working", "success", "failed", "dead")
+    assert told(job.jid).state == PROTOCOL_STATES[state]
+    assert PROTOCOL_STATES[state] in ("enqueued", "working", "success", "failed", "dead")
 
 
 def test_jobs_are_told_in_the_order_asked_known_or_not():

@@ -278,7 +278,7 @@ def test_a_job_is_stored_the_same_whichever_way_it_took(wish, fields):
     told = row(job.jid)
     assert Job.objects.get().payload == job.text
     Job.objects.all().delete()
-    assert unique_push._see(connection, [(0, job)], T0) == {}
+    assert unique_push._push_slow_path(connection, [(0, job)], T0) == {}
     assert row(job.jid) == told
 
 
@@ -520,7 +520,7 @@ def test_a_thousand_expired_jobs_hold_up_none_behind_them():
 
 
 def test_the_sweep_that_runs_every_second_looks_into_its_index_alone():
-    over = due.over_jobs(using="default", now=T0)
+    over = due.find_expired_jobs(using="default", now=T0)
     with connection.cursor() as cursor, transaction.atomic():
         if connection.vendor == "postgresql":
             cursor.execute("SET LOCAL enable_seqscan = off")  # the table is empty

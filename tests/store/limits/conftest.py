@@ -46,7 +46,7 @@ def short(jid):
 
 
 def limit(scope, name, value):
-    return definitions.put(scope, name, Allowance.of(value), using="default")
+    return definitions.save_limit(scope, name, Allowance.of(value), using="default")
 
 
 def in_use(name):

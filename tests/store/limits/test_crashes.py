@@ -11,7 +11,7 @@ from django_faktory.core.payloads import FetchRequest, WorkerIdentity
 from django_faktory.models import Gate, Job
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store.dialects import dialect_of
-from django_faktory.store.dialects.base import Plan, Slot
+from django_faktory.store.dialects.base import ClaimPlan, ClaimSlot
 from django_faktory.store.limits import limiters
 from tests.store.limits.conftest import blocked, counts_are_true, in_use, jid, limit, states
 
@@ -60,7 +60,7 @@ def test_a_third_loss_gives_the_place_back_too(node):
 def test_a_crash_between_the_claim_and_the_gate_is_mended(node, caplog):
     limit("task", "noop", 1)
     node.push(*"ab")
-    dialect_of(connection).claim(connection, Plan([Slot("default", "w1", 1)], 1), None)
+    dialect_of(connection).claim(connection, ClaimPlan([ClaimSlot("default", "w1", 1)], 1), None)
     node.broker.hello(WorkerIdentity(wid="w1"))
     assert (states("a"), in_use("noop")) == (["working"], 0)
     Job.objects.update(started_at=F("started_at") - timedelta(minutes=1))
@@ -111,7 +111,7 @@ def test_gates_of_keys_that_nobody_uses_are_forgotten(node):
     node.fetch(2)
     node.ack("a")
     Gate.objects.update(filled_at=F("filled_at") - timedelta(hours=2))
-    assert limiters.forget_idle(using="default") == 1
+    assert limiters.delete_idle(using="default") == 1
     assert [gate.name for gate in Gate.objects.all()] == ["customer:2"]
     node.ack("b")
     node.push("c", custom={"limit": "customer:1"})

@@ -28,7 +28,7 @@ def test_the_settings_are_right(settings):
     found = {}
     exec(SETTINGS, found)
     settings.FAKTORY = settings.FAKTORY | found["FAKTORY"]
-    assert [one for one in limits.read() if isinstance(one, limits.Wrong)] == []
+    assert [one for one in limits.read() if isinstance(one, limits.InvalidDefinition)] == []
 
 
 def test_a_task_is_paused_limited_and_let_go(transactional_db):

@@ -120,7 +120,7 @@ def test_an_edit_overrules_code_until_it_is_taken_back(transactional_db):
     assert edited.origin == "edited"
     sync(("task", "noop", 7))
     assert Limit.objects.get().concurrency == 2
-    limit_definitions.take_edit_back(edited, using="default")
+    limit_definitions.revert_edit(edited, using="default")
     sync(("task", "noop", 7))
     assert (Limit.objects.get().concurrency, Limit.objects.get().origin) == (7, "code")
 
@@ -171,6 +171,6 @@ def test_how_a_limit_is_used_is_told(node):
     one = limit("task", "noop", 1)
     node.push(*"abc")
     node.fetch(2)
-    assert limit_definitions.use([one.pk], using="default") == {one.pk: (1, None)}
+    assert limit_definitions.read_usage([one.pk], using="default") == {one.pk: (1, None)}
     assert limit_definitions.waiting(one, using="default") == 2
     assert Job.objects.filter(gate__isnull=False).count() == 2

@@ -10,11 +10,11 @@ from django.db import connection, connections, transaction
 from django.db.models import F
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.core.limits import passes_of
+from django_faktory.core.limits import parse_permits
 from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.models import Gate, Job, JobLock
 from django_faktory.store.dialects import dialect_of
-from django_faktory.store.dialects.base import Plan, Slot
+from django_faktory.store.dialects.base import ClaimPlan, ClaimSlot
 from django_faktory.store.jobs import acquire as acquiring
 from django_faktory.store.jobs import failures, transitions
 from django_faktory.store.limits import definitions, limiters
@@ -32,7 +32,7 @@ needs_row_locks = pytest.mark.skipif(connection.vendor == "sqlite", reason="one 
 def claim(node, count=1):
     """Return reservations that have not acquired their locks and permits yet."""
     found = dialect_of(connections["default"]).claim(
-        connections["default"], Plan([Slot("default", "w1", count)], count), None
+        connections["default"], ClaimPlan([ClaimSlot("default", "w1", count)], count), None
     )
     assert len(found) == count
     return found
@@ -56,7 +56,7 @@ def test_a_job_that_ran_when_its_limit_was_set_gives_its_place_back(node, scope,
     if end == "release":
         assert node.broker.release(held) == 2
     elif end == "lost":
-        assert failures.lose(["w1"], using="default") == 2
+        assert failures.reclaim_lost(["w1"], using="default") == 2
     elif end == "exchange":
         node.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in held], [])
     else:
@@ -84,7 +84,7 @@ def test_more_than_thirty_changes_of_limits_fit_into_a_running_job(node):
     for _ in range(30):
         found = [limit(scope, name, 1) for scope, name in (("task", "noop"), ("queue", "default"), ("key", "mail"))]
         assert node.fetch() == []
-        held = passes_of(Job.objects.get(jid=jid("a")).passes)
+        held = parse_permits(Job.objects.get(jid=jid("a")).passes)
         assert sorted(held) == sorted(Gate.objects.values_list("pk", flat=True))
         for one in found:
             definitions.remove(one, using="default")
@@ -186,7 +186,7 @@ def test_a_worker_given_up_between_claim_and_permits_gives_nothing_back_twice(no
     node.push("c")
     assert node.fetch(1) == ["a"]
     claimed = claim(node)
-    assert failures.lose(["w1"], using="default") == 2
+    assert failures.reclaim_lost(["w1"], using="default") == 2
     assert in_use("noop") == 0
     assert acquire(claimed) == []
     assert in_use("noop") == 0

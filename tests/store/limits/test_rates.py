@@ -40,7 +40,7 @@ def test_so_many_start_and_more_when_tokens_have_come(node, at, scope, name):
     node.push(*map(str, range(1, 30)), custom={"limit": "mail"})
     assert len(node.fetch(20)) == 3, "the bucket holds 0.4 s of the rate, and one was taken"
     assert node.fetch(20) == []
-    limiters.open_due(using="default", now=at(0.35))
+    limiters.unblock_due(using="default", now=at(0.35))
     assert len(node.fetch(20)) == 3
     assert node.fetch(20) == []
 
@@ -52,7 +52,7 @@ def test_ten_seconds_let_a_hundred_a_second_start(node, at):
     started = 0
     for tick in range(101):
         now = at(tick * 0.1)
-        limiters.look_again([Gate.objects.get().pk], using="default", now=now)
+        limiters.unblock_if_room([Gate.objects.get().pk], using="default", now=now)
         while found := node.reserve(500):
             started += len(found)
     assert 950 <= started <= 1050
@@ -71,7 +71,7 @@ def test_order_is_kept_by_those_that_come_while_others_wait(node, at):
     for second in (1, 2, 3):
         now = at(second + 0.001)
         assert node.fetch(5) == [], "before maintenance lets go of those who wait, nobody comes in between"
-        limiters.open_due(using="default", now=now)
+        limiters.unblock_due(using="default", now=now)
         order += node.fetch(5)
     assert order == ["a", "b", "c", "d"]
 
@@ -103,7 +103,7 @@ def test_a_queue_is_left_out_until_its_next_token(node, at):
         assert node.fetch(5) == []
     assert not any("UPDATE" in one["sql"] and '"attempt" - 1' in one["sql"] for one in told)
     now = at(1.0)
-    assert limiters.open_due(using="default", now=now) == {"default"}
+    assert limiters.unblock_due(using="default", now=now) == {"default"}
     assert node.fetch(5) == ["b"]
 
 
@@ -130,7 +130,7 @@ def test_what_nobody_takes_is_not_let_go_without_end(node, at):
     while node.reserve(50):
         pass
     for tick in range(1, 100):
-        limiters.open_due(using="default", now=at(tick * 0.1))
+        limiters.unblock_due(using="default", now=at(tick * 0.1))
     assert Job.objects.filter(state="enqueued").count() <= 60
     assert blocked() >= 90
 

@@ -18,9 +18,9 @@ def give_keys(queues=None, *, key=None, limit=backfill.CHUNK):
     with override_settings(FAKTORY={"LOCKET": locket(queues, job_lock_key=key)}):
         found = configured_locket()
         options = {"using": "default", "limit": limit}
-        after = backfill.give_keys(found.keyed, found.queues, **options)
+        after = backfill.give_keys(found.with_lock_key, found.queues, **options)
         while after is not None:
-            after = backfill.give_keys(found.keyed, found.queues, after=after, **options)
+            after = backfill.give_keys(found.with_lock_key, found.queues, after=after, **options)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 500])

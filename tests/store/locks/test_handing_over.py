@@ -13,7 +13,7 @@ from django_faktory.core.limits import Allowance
 from django_faktory.core.payloads import Ack, FetchRequest, WorkerIdentity
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Counter, Job, JobLock, WorkerProcess
-from django_faktory.store.dialects.postgresql.lock_handoff import Relay
+from django_faktory.store.dialects.postgresql.lock_handoff import LockHandoff
 from django_faktory.store.jobs import exchanges
 from django_faktory.store.limits import definitions
 from django_faktory.store.locks import locks
@@ -41,10 +41,10 @@ def hand_over(node, job, *queues, wid="w1", count=1):
 def one(node, request, monkeypatch):
     """A node that has just seen jobs with locks end, so that it expects more of them.
 
-    With the parameter "a relay" it tries `Relay` for each of them.
+    With the parameter "a relay" it tries `LockHandoff` for each of them.
     """
     if request.param == "a relay":
-        monkeypatch.setattr(Relay, "expects", lambda *_: True)
+        monkeypatch.setattr(LockHandoff, "expects", lambda *_: True)
     one = node()
     one.push("Z", "Z1")
     hand_over(one, one.reserve())
@@ -117,7 +117,7 @@ def test_who_has_no_room_at_a_limit_does_not_get_the_lock_either(one):
     one.push("A1", jobtype="narrow", custom={"lock": "A"})
     one.push("B1", jobtype="narrow", custom={"lock": "A"})
     Job.objects.filter(jid=jid("A")).update(lock_key="A")
-    definitions.put("task", "narrow", Allowance(concurrency=1), using="default")
+    definitions.save_limit("task", "narrow", Allowance(concurrency=1), using="default")
     one.push("N", jobtype="narrow", queue="elsewhere")
     in_the_way = one.reserve("elsewhere")
     first = one.reserve()
@@ -343,7 +343,7 @@ def test_a_worker_fetches_the_next_of_a_key_with_the_report_of_the_last(work, st
             handed.extend(job.jid for job in told.fetched[0])
             return told
 
-    monkeypatch.setattr(locks, "on_ready", [lambda *_: [one.look_again() for one in woken]])
+    monkeypatch.setattr(locks, "on_ready", [lambda *_: [one.wake() for one in woken]])
     pages = [tasks.by_shop.enqueue(1, page) for page in range(10)]
     woken.append(work(Watched("default"), listen=PollingListener, poll_interval=600).worker)
     for job in pages:

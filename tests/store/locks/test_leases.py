@@ -30,7 +30,7 @@ def test_a_beat_extends_the_locks_of_its_worker_and_of_no_other(node):
     for _ in range(12):
         passes(10)
         one.broker.beat([Beat(wid="w1")])
-    assert locks.lapse(using="default") == 1
+    assert locks.mark_expired(using="default") == 1
     assert list(JobLock.objects.filter(is_lapsed=False).values_list("jid", flat=True)) == [jid("A")]
 
 
@@ -40,10 +40,10 @@ def test_the_twin_is_ready_once_the_lease_is_over(node):
     one.push("A", "A1")
     one.fetch()
     passes(34)
-    assert locks.lapse(using="default") == 0
+    assert locks.mark_expired(using="default") == 0
     assert one.fetch() == []
     passes(1)
-    assert locks.lapse(using="default") == 1
+    assert locks.mark_expired(using="default") == 1
     assert one.fetch(wid="w2") == [jid("A1")]
     assert holders() == [jid("A1")]
 
@@ -54,7 +54,7 @@ def test_a_stale_holder_neither_extends_nor_releases_what_is_another_s(node):
     one.push("A", "A1")
     stale = one.reserve(wid="stopped")
     passes(36)
-    locks.lapse(using="default")
+    locks.mark_expired(using="default")
     held = one.reserve(wid="w2")
     assert held.lock_token > stale.lock_token
     assert one.broker.extend_locks([stale.lock_token]) == {stale.lock_token}
@@ -68,7 +68,7 @@ def test_a_lock_that_nobody_took_meanwhile_revives(node):
     one.push("A", "A1")
     job = one.reserve()
     passes(36)
-    locks.lapse(using="default")
+    locks.mark_expired(using="default")
     assert one.broker.extend_locks([job.lock_token]) == set()
     assert one.fetch(wid="w2") == []
     assert state_of("A1") == "blocked"
@@ -82,7 +82,7 @@ def test_a_dead_worker_s_job_goes_to_retries_and_waits_for_its_twin(node):
     one.push("A", "A1")
     one.fetch(wid="dead")
     passes(36)
-    locks.lapse(using="default")
+    locks.mark_expired(using="default")
     assert one.fetch(wid="w2") == [jid("A1")]
     Job.objects.filter(jid=jid("A")).update(reserved_until=F("reserved_until") - timedelta(days=1))
     assert failures.reap(using="default") == 1
@@ -94,7 +94,7 @@ def test_a_lost_worker_s_locks_go_with_it(node):
     one = node()
     one.push("A", "A1")
     one.fetch(wid="lost")
-    assert failures.lose(["lost"], using="default") == 1
+    assert failures.reclaim_lost(["lost"], using="default") == 1
     assert holders() == []
     assert one.fetch(wid="w2") == [jid("A")]
 
@@ -104,9 +104,9 @@ def test_a_lost_worker_s_job_waits_where_another_has_its_lock_by_then(node):
     one.push("A", "A1")
     one.fetch(wid="lost")
     passes(36)
-    locks.lapse(using="default")
+    locks.mark_expired(using="default")
     one.fetch(wid="w2")
-    assert failures.lose(["lost"], using="default") == 1
+    assert failures.reclaim_lost(["lost"], using="default") == 1
     assert (state_of("A"), holders()) == ("blocked", [jid("A1")])
     one.ack("A1", wid="w2")
     assert one.fetch() == [jid("A")]
@@ -133,9 +133,9 @@ def test_a_sweep_finds_keys_for_which_nobody_is_ready(node):
     Job.objects.filter(jid__in=[jid("A"), jid("B")]).delete()  # the state that a crash between commit and hook leaves
     one.push("B2")
     assert one.fetch(count=9) == [jid("B2")]
-    assert locks.sweep(using="default").healed == 1
+    assert locks.sweep(using="default").repaired == 1
     assert one.fetch(count=9) == [jid("A1")]
-    assert locks.sweep(using="default").healed == 0
+    assert locks.sweep(using="default").repaired == 0
 
 
 def test_a_sweep_leaves_alone_what_is_being_settled(node):
@@ -144,8 +144,8 @@ def test_a_sweep_leaves_alone_what_is_being_settled(node):
     one.push("A", "A1")
     key = Job.objects.get(jid=jid("A1")).lock_key
     Job.objects.filter(jid=jid("A")).delete()
-    swept = locks.sweep(using="default", pause=lambda _: locks.settle([key], using="default"))
-    assert swept.healed == 0
+    swept = locks.sweep(using="default", pause=lambda _: locks.promote_waiters([key], using="default"))
+    assert swept.repaired == 0
     assert one.fetch(count=9) == [jid("A1")]
 
 
@@ -231,8 +231,8 @@ def test_an_error_costs_one_extension_and_not_the_lock(node):
     from queue import SimpleQueue
 
     from django_faktory.errors import BrokerUnavailable
-    from django_faktory.worker.job_buffer import HeldJobs
-    from django_faktory.worker.lock_renewal import LockKeeper
+    from django_faktory.worker.job_buffer import JobBuffer
+    from django_faktory.worker.lock_renewal import LockRenewer
     from tests.waiting import wait_until
 
     one = node(heartbeat_frequency=0.05, job_lock_duration=1)
@@ -251,9 +251,9 @@ def test_an_error_costs_one_extension_and_not_the_lock(node):
         return extended[-1]
 
     one.broker.extend_locks = sometimes
-    held = HeldJobs(concurrency=1, read_ahead=0)
+    held = JobBuffer(concurrency=1, max_prefetch=0)
     held.add([job])
-    keeper = LockKeeper(one.broker, held)
+    keeper = LockRenewer(one.broker, held)
     thread = threading.Thread(target=keeper.run)
     thread.start()
     wait_until(lambda: len(extended) > 3)

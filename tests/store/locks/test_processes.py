@@ -12,7 +12,7 @@ from django_faktory.models import Job, JobLock
 from tests.runtime.processes.conftest import address, meeting, runfaktory  # noqa: F401  (fixtures)
 from tests.runtime.processes.test_nodes import kill
 from tests.runtime.processes.test_runfaktory import reaches
-from tests.standing import stand_still
+from tests.standing import suspend_process
 from tests.store.locks.tasks import meets
 from tests.waiting import wait_until
 
@@ -54,7 +54,7 @@ def test_a_worker_that_stood_still_for_longer_than_its_lease_cannot_touch_the_ne
     worker = nodes(1)
     pid = meeting.pid()
     stale = JobLock.objects.get()
-    stand_still(pid)
+    suspend_process(pid)
     try:
         [taken] = wait_until(Other().gets, 30)
     finally:

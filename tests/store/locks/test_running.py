@@ -41,7 +41,7 @@ def test_the_timer_extends_a_lock_as_long_as_its_job_runs(work, state):  # noqa:
     began_at = JobLock.objects.get().expires_at
     wait_until(lambda: len(extensions) >= 25)
     assert JobLock.objects.get().expires_at > began_at
-    assert locks.lapse(using="default") == 0
+    assert locks.mark_expired(using="default") == 0
     assert Job.objects.get(jid=second.id).state == "blocked"
     running.opened.set()
     tasks.Gate.wait_for("b").opened.set()
@@ -53,7 +53,7 @@ def test_the_timer_extends_a_lock_as_long_as_its_job_runs(work, state):  # noqa:
 def test_who_ends_a_job_takes_the_next_of_its_key_without_waiting_for_a_hint_or_a_poll(work, state, monkeypatch):  # noqa: F811
     jobs = [tasks.by_shop.enqueue(1, page) for page in range(5)]
     woken = []
-    monkeypatch.setattr(locks, "on_ready", [lambda *_: [one.look_again() for one in woken]])
+    monkeypatch.setattr(locks, "on_ready", [lambda *_: [one.wake() for one in woken]])
     woken.append(work(listen=PollingListener, poll_interval=600).worker)
     for job in jobs:
         state(job, "succeeded")

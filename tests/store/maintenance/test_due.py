@@ -144,7 +144,7 @@ def test_a_running_job_whose_expiry_passes_is_left_alone_and_expires_when_it_wai
 @pytest.mark.skipif(connection.features.supports_partial_indexes, reason="the index has no finished jobs")
 def test_expiries_of_finished_jobs_are_cleared_a_bounded_number_at_a_time(monkeypatch):
     monkeypatch.setattr(due, "CHUNK", 3)
-    monkeypatch.setattr(due, "CLEARED_AT_ONCE", 2)
+    monkeypatch.setattr(due, "CLEAR_PORTION", 2)
     expiring(10, succeeded=True)
     due.expire(using=USING, now=T0)
     assert Job.objects.filter(expires_at__isnull=False).count() == 4

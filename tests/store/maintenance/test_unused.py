@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.core.histograms import OTHER, Passed, Recorder
+from django_faktory.core.histograms import OTHER, JobTiming, Recorder
 from django_faktory.models import Job, Limit, Measure, Queue
 from django_faktory.models.queue import QueueQuerySet
 from django_faktory.runtime.maintenance import Maintenance
@@ -142,8 +142,8 @@ def test_names_of_many_queues_are_found_with_a_statement_for_each_two_hundred():
 
 def passed(queue, jobtype, times=1):
     recorder = Recorder()
-    recorder.started([Passed(queue, jobtype, 1.0)] * times)
-    recorder.ended([Passed(queue, jobtype, 2.0)] * times, well=True)
+    recorder.started([JobTiming(queue, jobtype, 1.0)] * times)
+    recorder.ended([JobTiming(queue, jobtype, 2.0)] * times, succeeded=True)
     histograms.add(recorder.take(), using=USING)
 
 
@@ -172,5 +172,5 @@ def test_totals_that_grow_are_kept():
     passed("mail", "task")
     Measure.objects.update(used_at=timezone.now() - timedelta(seconds=histograms.UNUSED_S + 60))
     passed("mail", "task")
-    assert histograms.fold_unused(using=USING) is None
+    assert histograms.fold_idle_series(using=USING) is None
     assert sums() == {("mail", "task"): (2, 2, 4.0, 2)}

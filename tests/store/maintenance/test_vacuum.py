@@ -93,7 +93,7 @@ def test_the_migration_says_what_it_does_and_can_be_taken_back(capsys):
 
 def test_a_few_dead_rows_are_left_to_the_database(clean):
     leave_dead_rows(20)
-    assert vacuum.Tidier(USING).look() is False
+    assert vacuum.Vacuumer(USING).look() is False
 
 
 @on_postgresql
@@ -101,7 +101,7 @@ def test_many_dead_rows_are_cleaned_up_in_a_thread(clean, monkeypatch):
     monkeypatch.setattr(vacuum, "DEAD_ROWS", 50)
     leave_dead_rows(60)
     wait_until(lambda: vacuum.dead_rows(using=USING) >= 60)
-    tidier = vacuum.Tidier(USING)
+    tidier = vacuum.Vacuumer(USING)
     assert tidier.look() is True
     tidier.join(20)
     wait_until(lambda: vacuum.dead_rows(using=USING) == 0)
@@ -118,7 +118,7 @@ def test_what_an_open_snapshot_may_see_is_not_tried_for_again_and_again(clean, m
             cursor.execute("SELECT COUNT(*) FROM django_faktory_queue")
         leave_dead_rows(60)
         wait_until(lambda: vacuum.dead_rows(using=USING) >= 60)
-        tidier = vacuum.Tidier(USING)
+        tidier = vacuum.Vacuumer(USING)
         assert tidier.look() is True
         tidier.join(20)
         assert vacuum.dead_rows(using=USING) >= 60
@@ -130,7 +130,7 @@ def test_what_an_open_snapshot_may_see_is_not_tried_for_again_and_again(clean, m
 @on_postgresql
 def test_nodes_share_one_rest_after_a_vacuum_whichever_of_them_ran_it(clean, monkeypatch):
     monkeypatch.setattr(vacuum, "DEAD_ROWS", 0)
-    first, second = vacuum.Tidier(USING), vacuum.Tidier(USING)
+    first, second = vacuum.Vacuumer(USING), vacuum.Vacuumer(USING)
     assert first.look() is True
     first.join(20)
     wait_until(lambda: vacuum.dead(using=USING).vacuumed_s_ago < 30)
@@ -140,9 +140,9 @@ def test_nodes_share_one_rest_after_a_vacuum_whichever_of_them_ran_it(clean, mon
 
 @on_postgresql
 def test_the_rest_grows_with_the_indexes_that_a_vacuum_has_to_read():
-    assert vacuum.Dead(vacuumed_s_ago=19, index_bytes=100_000_000).is_resting
-    assert not vacuum.Dead(vacuumed_s_ago=21, index_bytes=100_000_000).is_resting
-    assert not vacuum.Dead().is_resting, "it was never vacuumed"
+    assert vacuum.DeadRows(vacuumed_s_ago=19, index_bytes=100_000_000).is_resting
+    assert not vacuum.DeadRows(vacuumed_s_ago=21, index_bytes=100_000_000).is_resting
+    assert not vacuum.DeadRows().is_resting, "it was never vacuumed"
 
 
 @on_postgresql
@@ -170,7 +170,7 @@ class Remembered:
 def test_a_vacuum_that_is_refused_is_told_and_nothing_else(clean, monkeypatch, caplog):
     monkeypatch.setattr(vacuum, "DEAD_ROWS", 0)
     monkeypatch.setattr(vacuum, "_VACUUM", "VACUUM no_such_table")
-    tidier = vacuum.Tidier(USING)
+    tidier = vacuum.Vacuumer(USING)
     with caplog.at_level(logging.WARNING):
         tidier.look()
         tidier.join(20)

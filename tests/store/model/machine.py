@@ -83,7 +83,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     @initialize()
     def begin(self):
         emptying.empty(connection)
-        definitions.put("queue", NARROW, Allowance(concurrency=plain.ROOM), **USING)
+        definitions.save_limit("queue", NARROW, Allowance(concurrency=plain.ROOM), **USING)
         self.model = Plain()
         self.made = 0
         self.have_fired = set()
@@ -188,8 +188,8 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     def worker_dies(self, wid):
         """Reclaim the jobs of a lost worker (W20)."""
         held = len(self.model.held_by(wid))
-        assert failures.lose([wid], dead_for_s=plain.DEAD_S, **USING) == held
-        self.model.lose(wid)
+        assert failures.reclaim_lost([wid], dead_for_s=plain.DEAD_S, **USING) == held
+        self.model.reclaim_lost(wid)
 
     @rule(wid=st.sampled_from(WIDS))
     def worker_takes_leave(self, wid):
@@ -300,7 +300,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         """Move the clock, and run all time-based maintenance: W19, B12, ends of locks, expiry, old rows."""
         self._move_on(timedelta(seconds=seconds))
         self.model.now += seconds
-        locks.lapse(**USING)
+        locks.mark_expired(**USING)
         failures.reap(dead_for_s=plain.DEAD_S, rng=self.rng, **USING)
         due.enqueue_due(**USING)
         due.expire(**USING)
@@ -372,7 +372,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     def nobody_has_anything_to_mend(self):
         """Check that sweeps find no work: they repair crashes between two commits, and none happens here."""
         assert not batches.sweep(**USING)
-        assert not locks.sweep(**USING).healed
+        assert not locks.sweep(**USING).repaired
         assert not limiters.sweep(**USING)
 
     def _learn_from(self, rows):

@@ -281,7 +281,7 @@ class Plain:
     def held_by(self, wid):
         return [jid for jid, job in self.jobs.items() if job.state == "working" and job.wid == wid]
 
-    def lose(self, wid):
+    def reclaim_lost(self, wid):
         self.known.discard(wid)
         self.quiet.discard(wid)
         for jid in self.held_by(wid):

@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.fixture
 def crier():
-    made = notifier.Crier("default")
+    made = notifier.Publisher("default")
     yield made
     made.stop()
 
@@ -72,7 +72,7 @@ def test_inside_a_transaction_nothing_is_announced(crier, heard):
 
 
 def test_what_is_pending_is_sent_at_the_stop(heard):
-    crier = notifier.Crier("default")
+    crier = notifier.Publisher("default")
     crier.announce("default", {"a"})
     crier.announce("default", {"b"})
     crier.stop()

@@ -22,7 +22,7 @@ class Bell(Listener):
     def close(self):
         self.rung.set()
 
-    def _hear(self, timeout_s):
+    def _wait_for_notification(self, timeout_s):
         heard = self.rung.wait(timeout_s)
         self.rung.clear()
         return heard

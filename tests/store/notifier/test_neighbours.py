@@ -6,13 +6,13 @@ import threading
 import pytest
 
 from django_faktory.store import notifier
-from django_faktory.store.notifier import Neighbours, publisher
+from django_faktory.store.notifier import LocalPipes, publisher
 from tests.waiting import wait_until
 
 
 @pytest.fixture
 def neighbours():
-    found = Neighbours(2)
+    found = LocalPipes(2)
     yield found
     found.close()
 
@@ -57,7 +57,7 @@ def test_a_closed_listener_hears_nothing_and_waits_for_nothing(neighbours):
 @pytest.mark.django_db(transaction=True)
 def test_an_announcement_rings_after_the_commit_on_every_database(neighbours, monkeypatch):
     monkeypatch.setattr(publisher, "_also", [])
-    notifier.tell_also(neighbours.ring)
+    notifier.add_local_receiver(neighbours.ring)
     listener = neighbours.listener(0)
     notifier.announce("default", {"mail"})
     assert listener.wait(5)

@@ -16,7 +16,7 @@ from tests.factories import JobFactory, QueueFactory, WorkerFactory
 pytestmark = pytest.mark.django_db(transaction=True)
 
 USING = "default"
-SMALL = statistics.Sizes(at_once=4, queues=2, portion=3)
+SMALL = statistics.CountLimits(at_once=4, queues=2, portion=3)
 
 
 def fill():
@@ -59,7 +59,8 @@ def test_portions_count_the_same_as_one_statement():
     )
     assert whole.is_complete
     assert (
-        statistics.counts(using=USING, sizes=statistics.Sizes(at_once=13, queues=8, portion=1)).queues == whole.queues
+        statistics.counts(using=USING, sizes=statistics.CountLimits(at_once=13, queues=8, portion=1)).queues
+        == whole.queues
     )
     with CaptureQueriesContext(connection) as caught:
         portions = statistics.counts(using=USING, sizes=SMALL)

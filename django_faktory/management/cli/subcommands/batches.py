@@ -8,7 +8,7 @@ from typing import Any
 from ....errors import UnknownBatch
 from ....models import Batch
 from ....operations.serializers import batch_of
-from ..subcommand import NOTHING, OK, Call, Subcommand, whole
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, whole
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +16,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=whole, default=50, metavar="N", help="At most so many; default: 50.")
 
 
-def _batches(call: Call) -> int:
+def _batches(call: Invocation) -> int:
     bid, limit = call.options["bid"], call.options["limit"]
     # No batch has such an id, and PostgreSQL raises for NUL.
     if bid and not bid.isprintable():
@@ -39,12 +39,12 @@ def _batches(call: Call) -> int:
     return _show(call, [batch_of(batch) for batch in found[:limit]], is_more=len(found) > limit)
 
 
-def _unknown(call: Call, bid: str) -> int:
+def _unknown(call: Invocation, bid: str) -> int:
     call.screen.note(f"no batch has the id {bid}")
     return NOTHING
 
 
-def _show(call: Call, found: list[dict[str, Any]], *, is_more: bool) -> int:
+def _show(call: Invocation, found: list[dict[str, Any]], *, is_more: bool) -> int:
     if call.screen.is_json:
         call.screen.json({"batches": found, "is_more": is_more})
         return OK

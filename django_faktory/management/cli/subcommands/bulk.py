@@ -16,7 +16,7 @@ from ....operations import bulk
 from ....operations.bulk import Verb
 from ....store.batches import batches
 from ....store.maintenance import due
-from ..subcommand import INTERRUPTED, NOTHING, OK, Call, Subcommand, Unsupported, whole
+from ..subcommand import INTERRUPTED, NOTHING, OK, Invocation, Subcommand, Unsupported, whole
 
 _DESTROYS = (Verb.KILL, Verb.DISCARD, Verb.PRUNE)
 
@@ -37,49 +37,49 @@ def _pruning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="Do not ask.")
 
 
-def _carry_out(call: Call) -> int:
+def _run_operation(call: Invocation) -> int:
     """Perform the operation that the subcommand is named after."""
     verb, query = Verb(call.name), call.query()
     if verb is Verb.PRUNE and query.is_empty:
-        return _prune_what_is_due(call)
+        return _prune_expired(call)
     # An empty query would mean every job: a forgotten argument must not discard everything.
     if query.is_empty:
         raise Unsupported(
             f"{verb}: expected a query; such as {' or '.join(sorted(bulk.STATES[verb]))} for all of these"
         )
     if call.alias is None:
-        return _carry_out_elsewhere(call, verb, query)
+        return _run_on_remote_server(call, verb, query)
     jobs = Job.objects.using(call.alias).matching(query)
     if call.options["limit"]:
         # Legal states first: the limit must count jobs that the operation accepts.
         jobs = jobs.in_state(*bulk.STATES[verb]).order_by("-pk")[: call.options["limit"]]
     under = bulk.begin(verb, jobs)
     if call.options["dry_run"]:
-        _tell(call, query, 0, found=under.total)
+        _print_result(call, query, 0, found=under.total)
         return OK if under.total else NOTHING
     if under.total and verb in _DESTROYS:
         _ask(call, f"{verb} {under.total} jobs ({query})?")
     changed = 0
     try:
         with call.screen.progress(call.name, under.total) as advance:
-            for some in under.steps:
-                changed += some
-                advance(some)
+            for count in under.steps:
+                changed += count
+                advance(count)
     # Each step is committed by itself: report the finished ones and let the same command continue.
     except KeyboardInterrupt:
-        _tell(call, query, changed, found=under.total)
+        _print_result(call, query, changed, found=under.total)
         call.screen.note("stopped: the same command does the rest")
         return INTERRUPTED
-    _tell(call, query, changed, found=under.total)
+    _print_result(call, query, changed, found=under.total)
     return OK if changed else NOTHING
 
 
-def _ask(call: Call, question: str) -> None:
+def _ask(call: Invocation, question: str) -> None:
     if not call.screen.confirm(question, is_sure=call.options["yes"]):
         raise Unsupported(f"{call.name}: nothing was done; to do it without being asked add --yes")
 
 
-def _tell(call: Call, query: Query, changed: int | None, *, found: int | None) -> None:
+def _print_result(call: Invocation, query: Query, changed: int | None, *, found: int | None) -> None:
     if call.screen.is_json:
         call.screen.json({"query": str(query), "found": found, "changed": changed, "dry_run": call.options["dry_run"]})
     elif call.options["dry_run"]:
@@ -91,20 +91,20 @@ def _tell(call: Call, query: Query, changed: int | None, *, found: int | None) -
         call.screen.line(f"{call.name}: {changed} jobs{left}")
 
 
-def _prune_what_is_due(call: Call) -> int:
+def _prune_expired(call: Invocation) -> int:
     """Delete now what maintenance would delete later: finished jobs and batches past their retention."""
     alias = call.database()
     if call.options["dry_run"] or call.options["limit"]:
         raise Unsupported("prune: --dry-run and --limit go with a query, such as: prune succeeded older:1h")
     gone = 0
     # Each call deletes a bounded number of rows.
-    while some := due.purge(using=alias) + batches.purge(using=alias):
-        gone += some
-    _tell(call, Query(), gone, found=gone)
+    while count := due.purge(using=alias) + batches.purge(using=alias):
+        gone += count
+    _print_result(call, Query(), gone, found=gone)
     return OK if gone else NOTHING
 
 
-def _carry_out_elsewhere(call: Call, verb: Verb, query: Query) -> int:
+def _run_on_remote_server(call: Invocation, verb: Verb, query: Query) -> int:
     # First, so that an unsupported query fails before the confirmation.
     mutations = _mutations(call, verb, query)
     if call.options["dry_run"] or call.options["limit"]:
@@ -113,19 +113,19 @@ def _carry_out_elsewhere(call: Call, verb: Verb, query: Query) -> int:
         _ask(call, f"{verb} all of: {query}?")
     for mutation in mutations:
         call.broker.mutate(mutation)
-    _tell(call, query, None, found=None)
+    _print_result(call, query, None, found=None)
     return OK
 
 
-def _mutations(call: Call, verb: Verb, query: Query) -> list[Mutation]:
+def _mutations(call: Invocation, verb: Verb, query: Query) -> list[Mutation]:
     # Without a state the mutation is sent once for each set that is legal for this operation.
     states = query.states or tuple(State(target) for target in TARGETS if State(target) in bulk.STATES[verb])
-    sayable = Query(states=query.states, tasks=query.tasks, jids=query.jids)
+    expressible = Query(states=query.states, tasks=query.tasks, jids=query.jids)
     is_one_task = len(query.tasks) <= 1 and not any(task.is_prefix for task in query.tasks)
     # A condition that MUTATE cannot express must not be dropped: more jobs would be changed.
-    is_sayable = query == sayable and is_one_task and not (query.tasks and query.jids)
+    is_expressible = query == expressible and is_one_task and not (query.tasks and query.jids)
     legal = {target for target in TARGETS if State(target) in bulk.STATES[verb]}
-    if verb is Verb.PRUNE or not is_sayable or not {*map(str, states)} <= legal:
+    if verb is Verb.PRUNE or not is_expressible or not {*map(str, states)} <= legal:
         raise Unsupported(
             f"{call.name}: a Faktory server elsewhere takes state:{','.join(sorted(legal))} with jids or one whole "
             f"task:, and no other words"
@@ -144,10 +144,13 @@ def _mutations(call: Call, verb: Verb, query: Query) -> list[Mutation]:
 
 SUBCOMMANDS = (
     Subcommand(
-        "retry", "Run jobs that failed again now: dead ones, and those that wait for a retry.", _carry_out, _arguments
+        "retry",
+        "Run jobs that failed again now: dead ones, and those that wait for a retry.",
+        _run_operation,
+        _arguments,
     ),
-    Subcommand("requeue", "Run jobs now that are dead, or wait for their time.", _carry_out, _arguments),
-    Subcommand("kill", "Give jobs up that do not run: they are dead.", _carry_out, _asking),
-    Subcommand("discard", "Drop jobs that do not run.", _carry_out, _asking),
-    Subcommand("prune", "Delete jobs that ended; without a query those whose time is over.", _carry_out, _pruning),
+    Subcommand("requeue", "Run jobs now that are dead, or wait for their time.", _run_operation, _arguments),
+    Subcommand("kill", "Give jobs up that do not run: they are dead.", _run_operation, _asking),
+    Subcommand("discard", "Drop jobs that do not run.", _run_operation, _asking),
+    Subcommand("prune", "Delete jobs that ended; without a query those whose time is over.", _run_operation, _pruning),
 )

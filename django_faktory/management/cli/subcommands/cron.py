@@ -10,7 +10,7 @@ from ....operations.serializers import cron_entry_of
 from ....store.cron import entries as rows
 from ....store.cron import runs
 from ....tasks import cron
-from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
 
 _VERBS = ("list", "pause", "resume", "run")
 
@@ -21,7 +21,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="All entries that are defined; for pause and resume.")
 
 
-def _cron(call: Call) -> int:
+def _cron(call: Invocation) -> int:
     verb, names, is_all = call.options["verb"], list(dict.fromkeys(call.options["names"])), call.options["all"]
     # No entry has such a name, and PostgreSQL raises for NUL.
     if bad := [name for name in names if not name.isprintable()]:
@@ -44,7 +44,7 @@ def _cron(call: Call) -> int:
     return _run(call, found[0]) if verb == "run" else _change(call, verb, found)
 
 
-def _unknown(call: Call, found: list[CronEntry], names: list[str]) -> int:
+def _unknown(call: Invocation, found: list[CronEntry], names: list[str]) -> int:
     """Report one unknown name. The caller then changes nothing."""
     missing = set(names) - {entry.name for entry in found}
     if missing:
@@ -52,7 +52,7 @@ def _unknown(call: Call, found: list[CronEntry], names: list[str]) -> int:
     return NOTHING if missing else OK
 
 
-def _change(call: Call, verb: str, found: list[CronEntry]) -> int:
+def _change(call: Invocation, verb: str, found: list[CronEntry]) -> int:
     # Entries already in the wanted state are left out of the report and of the exit code.
     changed = [entry for entry in found if (entry.paused_at is None) == (verb == "pause")]
     (rows.pause if verb == "pause" else rows.resume)([entry.pk for entry in changed], using=call.database())
@@ -64,7 +64,7 @@ def _change(call: Call, verb: str, found: list[CronEntry]) -> int:
     return OK if changed else NOTHING
 
 
-def _run(call: Call, entry: CronEntry) -> int:
+def _run(call: Invocation, entry: CronEntry) -> int:
     jid = cron.run_now(entry, using=call.database()).jid
     if call.screen.is_json:
         call.screen.json({"jid": jid})
@@ -73,7 +73,7 @@ def _run(call: Call, entry: CronEntry) -> int:
     return OK
 
 
-def _list(call: Call, entries: list[CronEntry]) -> int:
+def _list(call: Invocation, entries: list[CronEntry]) -> int:
     latest = runs.latest([entry.pk for entry in entries], using=call.database())
     found = [cron_entry_of(entry, latest.get(entry.pk)) for entry in entries]
     if call.screen.is_json:

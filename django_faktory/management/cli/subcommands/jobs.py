@@ -12,14 +12,14 @@ from django.utils import timezone
 
 from .... import brokers
 from ....core.payloads import new_job, queue_name, rfc3339
-from ....core.queries import seconds_of
+from ....core.queries import parse_seconds
 from ....errors import InvalidPayload, UnknownJobType
 from ....models import Job
 from ....models.job import RECENT
 from ....operations.serializers import SHORT, job_of, whole_job_of
 from ....tasks import base
 from ....tasks.job_id import new_jid
-from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported, whole
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
 
 # An exact count of a large table takes too long; the output says when there are more.
 COUNTED = 10_000
@@ -31,7 +31,7 @@ def _jobs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", action="store_true", help=f"Only how many there are, counted up to {COUNTED}.")
 
 
-def _jobs(call: Call) -> int:
+def _jobs(call: Invocation) -> int:
     query, screen = call.query(), call.screen
     found = Job.objects.using(call.database()).shown(query)
     if call.options["count"]:
@@ -70,10 +70,10 @@ def _job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("jid", help="The job's id.")
 
 
-def _job(call: Call) -> int:
+def _job(call: Invocation) -> int:
     jid, screen = call.options["jid"], call.screen
     if call.alias is None:
-        return _job_elsewhere(call, jid)
+        return _show_remote_job(call, jid)
     # A jid with unprintable characters cannot exist, and PostgreSQL raises for NUL.
     row = Job.objects.using(call.alias).filter(jid=jid).first() if jid.isprintable() else None
     if row is None:
@@ -96,7 +96,7 @@ def _job(call: Call) -> int:
     return OK
 
 
-def _job_elsewhere(call: Call, jid: str) -> int:
+def _show_remote_job(call: Invocation, jid: str) -> int:
     """Show what the protocol reports about one job."""
     [told] = call.broker.track_get([jid])
     found = {
@@ -125,21 +125,21 @@ def _push_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _push(call: Call) -> int:
+def _push(call: Invocation) -> int:
     options = call.options
     args = [_value(text) for text in options["values"]]
     kwargs = _value(options["kwargs"])
     if not isinstance(kwargs, dict):
         raise Unsupported("--kwargs: expected a JSON object, such as '{\"user\": 7}'")
     base.autodiscover()
-    delay = timedelta(seconds=seconds_of(options["delay"], "--in")) if options["delay"] else None
+    delay = timedelta(seconds=parse_seconds(options["delay"], "--in")) if options["delay"] else None
     try:
         task = base.lookup(options["task"])
     except UnknownJobType as error:
         # Probably a mistyped name: only the option says that another program has a task of this name.
         if not options["unregistered"]:
             raise Unsupported(f"{error}; for a worker in another language add --unregistered") from None
-        jid = _push_as_it_is(options, args, kwargs, delay)
+        jid = _push_unregistered(options, args, kwargs, delay)
     else:
         chosen = task.using(queue_name=options["queue"], run_after=delay, about=options["about"])
         jid = chosen.enqueue(*args, **kwargs).id
@@ -150,7 +150,9 @@ def _push(call: Call) -> int:
     return OK
 
 
-def _push_as_it_is(options: dict[str, Any], args: list[Any], kwargs: dict[str, Any], delay: timedelta | None) -> str:
+def _push_unregistered(
+    options: dict[str, Any], args: list[Any], kwargs: dict[str, Any], delay: timedelta | None
+) -> str:
     custom = {"about": options["about"]} if options["about"] else None
     job = new_job(
         jid=new_jid(),

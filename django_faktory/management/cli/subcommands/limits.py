@@ -10,7 +10,7 @@ from ....models import Limit
 from ....operations.serializers import limit_of
 from ....store.limits import definitions
 from ....tasks import limits as task_limits
-from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
 
 _VERBS = ("list", "set", "remove", "pause", "resume")
 
@@ -22,7 +22,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _limits(call: Call) -> int:
+def _limits(call: Invocation) -> int:
     verb, names = call.options["verb"], list(call.options["names"])
     using = call.database()
     try:
@@ -35,10 +35,10 @@ def _limits(call: Call) -> int:
                 found = Limit.objects.using(using).filter(scope=scope, name=name).first()
                 if found is not None:
                     definitions.remove(found, using=using)
-                return _told(call, verb, [name] if found else [])
+                return _print_changed(call, verb, [name] if found else [])
             case (("pause" | "resume"), [_, *_]):
                 tasks = [task_limits.checked_name(Scope.TASK, name) for name in names]
-                return _told(
+                return _print_changed(
                     call, verb, (definitions.pause if verb == "pause" else definitions.resume)(tasks, using=using)
                 )
     except InvalidLimit as error:
@@ -55,7 +55,7 @@ _EXPECTED = {
 }
 
 
-def _set(call: Call, using: str, scope: str, name: str, values: list[str]) -> int:
+def _set(call: Invocation, using: str, scope: str, name: str, values: list[str]) -> int:
     told: dict[str, Any] = {}
     for value in values:
         # isdigit() alone also accepts characters such as ², which int() rejects.
@@ -63,11 +63,11 @@ def _set(call: Call, using: str, scope: str, name: str, values: list[str]) -> in
     if scope not in list(Scope):
         raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")
     allowed = Allowance.of(told)
-    limit = definitions.put(scope, task_limits.checked_name(scope, name), allowed, using=using)
-    return _told(call, "set", [limit.name])
+    limit = definitions.save_limit(scope, task_limits.checked_name(scope, name), allowed, using=using)
+    return _print_changed(call, "set", [limit.name])
 
 
-def _told(call: Call, verb: str, names: list[str]) -> int:
+def _print_changed(call: Invocation, verb: str, names: list[str]) -> int:
     if call.screen.is_json:
         call.screen.json({"limits": names})
     else:
@@ -75,9 +75,9 @@ def _told(call: Call, verb: str, names: list[str]) -> int:
     return OK if names else NOTHING
 
 
-def _list(call: Call, using: str) -> int:
+def _list(call: Invocation, using: str) -> int:
     found = list(Limit.objects.using(using).order_by("scope", "name"))
-    used = definitions.use([limit.pk for limit in found], using=using)
+    used = definitions.read_usage([limit.pk for limit in found], using=using)
     shown = [
         limit_of(limit, *used.get(limit.pk, ())) | {"waiting": definitions.waiting(limit, using=using)}
         for limit in found

@@ -9,8 +9,8 @@ from typing import Any
 from ....errors import BrokerUnavailable
 from ....models import Job
 from ....operations.serializers import SHORT, job_of
-from ..screen import clean, drawn_table
-from ..subcommand import OK, Call, Subcommand, Unsupported, duration, whole
+from ..screen import build_rich_table, clean
+from ..subcommand import OK, Invocation, Subcommand, Unsupported, duration, whole
 from .queues import queue_line, queues_of
 from .workers import worker_line, workers_of
 
@@ -18,7 +18,7 @@ SHOWN = 15
 """Rows per table of `top`, so that all tables fit on one screen."""
 
 
-def _info(call: Call) -> int:
+def _info(call: Invocation) -> int:
     found = call.broker.info()
     if call.screen.is_json:
         call.screen.json(found)
@@ -37,10 +37,10 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="End after one look.")
 
 
-def _top(call: Call) -> int:
+def _top(call: Invocation) -> int:
     left = 1 if call.options["once"] else call.options["count"]
     if call.screen.is_drawn and left != 1:
-        return _live(call, left)
+        return _run_live(call, left)
     if left is None and not call.screen.is_json:
         raise Unsupported(
             "top: expected a terminal, and the package rich (django-faktory[cli]); or --once, --count, --json"
@@ -55,7 +55,7 @@ def _top(call: Call) -> int:
     return OK
 
 
-def look(call: Call, before: dict[str, Any] | None = None) -> dict[str, Any]:
+def look(call: Invocation, before: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the current statistics; rates are computed since the statistics `before`."""
     at, info = time.monotonic(), call.broker.info()
     found: dict[str, Any] = {
@@ -82,13 +82,13 @@ def _working(alias: str) -> list[dict[str, Any]]:
     return [job_of(job) for job in rows]
 
 
-def _print(call: Call, found: dict[str, Any]) -> None:
+def _print(call: Invocation, found: dict[str, Any]) -> None:
     if call.screen.is_json:
         # `_at` is a monotonic time, without meaning outside this process.
         call.screen.json({name: value for name, value in found.items() if name != "_at"})
         return
     call.screen.line(headline(found))
-    for title, heads, rows in _parts(found):
+    for title, heads, rows in _tables(found):
         call.screen.table(heads, rows, title=title)
 
 
@@ -103,7 +103,7 @@ Part = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
 """A table of `top`: title, heads and rows."""
 
 
-def _parts(found: dict[str, Any]) -> list[Part]:
+def _tables(found: dict[str, Any]) -> list[Part]:
     queues = sorted(found["queues"], key=lambda queue: (-queue["size"], queue["name"]))[:SHOWN]
     parts: list[Part] = [("queues", ("QUEUE", "SIZE", "LATENCY", "STATE"), list(map(queue_line, queues)))]
     if found["workers"] is not None:
@@ -116,7 +116,7 @@ def _parts(found: dict[str, Any]) -> list[Part]:
     return parts
 
 
-def _live(call: Call, left: int | None) -> int:
+def _run_live(call: Invocation, left: int | None) -> int:
     """Redraw the screen until Ctrl-C; an unreachable database is shown and tried again."""
     from rich.console import Group  # an extra
     from rich.live import Live
@@ -130,10 +130,10 @@ def _live(call: Call, left: int | None) -> int:
                 try:
                     latest = look(call, latest)
                     parts = [
-                        drawn_table(
+                        build_rich_table(
                             heads, [[clean(cell or "–", longest=60) for cell in row] for row in rows], title=title
                         )
-                        for title, heads, rows in _parts(latest)
+                        for title, heads, rows in _tables(latest)
                     ]
                     live.update(Group(Text(headline(latest), style="bold"), *parts), refresh=True)
                 except BrokerUnavailable as error:

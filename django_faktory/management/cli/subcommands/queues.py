@@ -6,10 +6,10 @@ import argparse
 from typing import Any
 
 from ....models import Queue
-from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
 
 
-def queues_of(call: Call) -> list[dict[str, Any]]:
+def queues_of(call: Invocation) -> list[dict[str, Any]]:
     """Return every queue with size, latency and pause. `is_paused` is None on a Faktory server."""
     sizes = call.broker.info().get("queues", {})
     latency = call.broker.latency(list(sizes)) if sizes else {}
@@ -29,7 +29,7 @@ def _paused(alias: str) -> set[str]:
     return set(Queue.objects.using(alias).paused().values_list("name", flat=True))
 
 
-def _queues(call: Call) -> int:
+def _queues(call: Invocation) -> int:
     found = queues_of(call)
     if call.screen.is_json:
         call.screen.json({"queues": found})
@@ -48,7 +48,7 @@ def _names(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="All there are.")
 
 
-def _change(call: Call) -> int:
+def _change(call: Invocation) -> int:
     names, is_all = list(dict.fromkeys(call.options["names"])), call.options["all"]
     if bool(names) == is_all:
         raise Unsupported(f"{call.name}: expected names of queues, or --all")

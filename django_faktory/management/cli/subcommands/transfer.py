@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ....store.statistics import counts
-from ..subcommand import INTERRUPTED, NOTHING, OK, PARTLY, Call, Subcommand, Unsupported
+from ..subcommand import INTERRUPTED, NOTHING, OK, PARTLY, Invocation, Subcommand, Unsupported
 
 if TYPE_CHECKING:
     from ....contrib.transfer.export_jobs import Export
@@ -29,21 +29,21 @@ def _exporting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", choices=("1.9", "1.10"), help="Whose Redis it is; default: as its lists are named.")
 
 
-def _import(call: Call) -> int:
-    redis, alias = _opened(call), call.database()
+def _import(call: Invocation) -> int:
+    redis, alias = _connect(call), call.database()
     try:
         from ....contrib.transfer.import_jobs import Import  # redis-py is an extra
 
         if not call.options["while_connected"]:
             # A running Faktory would fetch and push jobs during the transfer.
             redis.refuse_company()
-        return _carry_out(call, Import(redis, call.broker, alias, is_dry=call.options["dry_run"]))
+        return _run_transfer(call, Import(redis, call.broker, alias, is_dry=call.options["dry_run"]))
     finally:
         redis.close()
 
 
-def _export(call: Call) -> int:
-    redis, alias = _opened(call), call.database()
+def _export(call: Invocation) -> int:
+    redis, alias = _connect(call), call.database()
     try:
         from ....contrib.transfer.export_jobs import Export  # redis-py is an extra
 
@@ -52,14 +52,14 @@ def _export(call: Call) -> int:
             # A worker could run a job here while it is written there.
             if workers := counts.snapshot(using=alias)["workers"]:
                 raise Unsupported(f"{call.name}: {workers} workers are connected here: stop them first")
-        return _carry_out(
+        return _run_transfer(
             call, Export(redis, alias, layout=call.options["layout"] or "", is_dry=call.options["dry_run"])
         )
     finally:
         redis.close()
 
 
-def _opened(call: Call) -> FaktoryRedis:
+def _connect(call: Invocation) -> FaktoryRedis:
     call.database()
     try:
         from ....contrib.transfer.redis_layout import FaktoryRedis  # redis-py is an extra
@@ -68,7 +68,7 @@ def _opened(call: Call) -> FaktoryRedis:
     return FaktoryRedis(call.options["url"])
 
 
-def _carry_out(call: Call, transfer: Import | Export) -> int:
+def _run_transfer(call: Invocation, transfer: Import | Export) -> int:
     report = transfer.report
     if report.found and not call.options["dry_run"]:
         verb = "take over" if call.name == "import-faktory" else "hand over"
@@ -78,25 +78,26 @@ def _carry_out(call: Call, transfer: Import | Export) -> int:
         with call.screen.progress(call.name, report.found) as advance:
             transfer.run(advance)
     except KeyboardInterrupt:
-        _tell(call, report)
+        _print_report(call, report)
         call.screen.note("stopped: the same command does the rest")
         return INTERRUPTED
-    _tell(call, report)
+    _print_report(call, report)
     if report.problems:
         return PARTLY
     return OK if report.found or report.paused else NOTHING
 
 
-def _tell(call: Call, report: Report) -> None:
-    told = report.as_json()
+def _print_report(call: Invocation, report: Report) -> None:
+    summary = report.as_json()
     if call.screen.is_json:
-        call.screen.json(told)
+        call.screen.json(summary)
         return
     rows = [(one.kind, one.name, one.found, one.moved, one.before, one.left) for one in report.counts]
     call.screen.table(("WHERE", "NAME", "FOUND", "MOVED", "BEFORE", "LEFT"), rows)
     word = "would be moved" if report.is_dry else "moved"
     call.screen.line(
-        f"{told['moved']} of {told['found']} jobs {word}, {told['left']} left; layout {report.layout or 'unknown'}"
+        f"{summary['moved']} of {summary['found']} jobs {word}, {summary['left']} left; "
+        f"layout {report.layout or 'unknown'}"
     )
     if report.paused:
         call.screen.line(f"paused queues: {', '.join(report.paused)}")

@@ -9,7 +9,7 @@ from .... import conf
 from ....models import WorkerProcess
 from ....operations.serializers import worker_of
 from ....store import workers
-from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
 
 SHOWN = 1000
 
@@ -18,11 +18,11 @@ def workers_of(alias: str) -> list[dict[str, Any]]:
     """Return live workers, the longest running first, each with its number of jobs."""
     living = WorkerProcess.objects.using(alias).filter(workers.living(conf.get("WORKER_TIMEOUT")))
     rows = list(living.order_by("started_at", "wid")[:SHOWN])
-    held = workers.holding([row.wid for row in rows], using=alias)
+    held = workers.count_jobs_of([row.wid for row in rows], using=alias)
     return [worker_of(row, jobs=held.get(row.wid, 0)) for row in rows]
 
 
-def _workers(call: Call) -> int:
+def _workers(call: Invocation) -> int:
     if call.alias is None:
         count = call.broker.info().get("workers")
         if call.screen.is_json:
@@ -50,14 +50,14 @@ def _wids(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="Do not ask.")
 
 
-def _advance(call: Call) -> int:
+def _advance(call: Invocation) -> int:
     alias = call.database()
     wids, is_all = list(dict.fromkeys(call.options["wids"])), call.options["all"]
     if bool(wids) == is_all:
         raise Unsupported(f"{call.name}: expected the wids of workers, or --all")
     # `quiet` asks as well: a quiet worker cannot be set to run again.
-    told = "all workers" if is_all else ", ".join(wids)
-    if not call.screen.confirm(f"{call.name} {told}? There is no way back.", is_sure=call.options["yes"]):
+    target = "all workers" if is_all else ", ".join(wids)
+    if not call.screen.confirm(f"{call.name} {target}? There is no way back.", is_sure=call.options["yes"]):
         raise Unsupported(f"{call.name}: nothing was done; to do it without being asked add --yes")
     moved = workers.advance(None if is_all else wids, call.name, using=alias)
     if call.screen.is_json:

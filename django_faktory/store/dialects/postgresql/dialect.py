@@ -16,22 +16,22 @@ from django.db import DataError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from ....core.payloads import Ack, HandedOut, Reservation
+from ....core.payloads import Ack, Delivery, Reservation
 from ....errors import ReservationLost
 from ..base import (
     LIMIT,
-    Changed,
+    AckResult,
+    ClaimPlan,
     Dialect,
-    EndedLast,
-    Ending,
-    Found,
-    Held,
-    Placed,
-    Plan,
-    Relayed,
-    Stored,
+    EndedRun,
+    FailureColumns,
+    HandoffResult,
+    InsertResult,
+    LastAckResult,
+    LockedRows,
+    OrderedJobs,
+    PendingExchange,
     Tally,
-    Underway,
 )
 from ..idle_sessions import was_ended_by_postgresql
 from .failures import READ, failing_calls, save_calls
@@ -48,11 +48,11 @@ from .jobs import (
     lock_stored_call,
 )
 from .limits import END_PASSED, PASS, PASS_ALONE
-from .lock_handoff import Relay
+from .lock_handoff import LockHandoff
 from .locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
 from .pipeline import Rows
-from .prefetch import ahead_call, confirm, extend
-from .prepared import Call, begin, execute, execute_last, execute_on, joins, keeps_session
+from .prefetch import confirm, extend, prefetch_call
+from .prepared import Call, begin, execute, execute_and_commit, execute_on, joins, keeps_session
 from .push import any_push_call, blocked_keys, unique_call
 from .rows import read_ahead, reservations, with_tokens
 
@@ -78,10 +78,10 @@ LOCKS_IN_USE_S = 10.0
 class PostgresqlDialect(Dialect):
     """Dialect in which an operation, or a whole exchange, is one message to the server."""
 
-    hands_over = True
-    lends = True
+    supports_lock_handoff = True
+    supports_async_exchange = True
     claims_in_turn = True
-    reads_ahead = True
+    supports_prefetch = True
     stores_keyed = True
     one_statement = True
     plain_lock = " FOR UPDATE"
@@ -102,12 +102,14 @@ class PostgresqlDialect(Dialect):
         found: datetime = cursor.fetchone()[0]
         return found
 
-    def insert(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Collection[str]:
+    def insert(self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None) -> Collection[str]:
         """Insert jobs with one statement; return the keys of locks that some of them wait for."""
         [rows] = execute_on(connection, [any_push_call(jobs, now)])
         return blocked_keys(rows)
 
-    def insert_free(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Stored:
+    def insert_if_absent(
+        self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
+    ) -> InsertResult:
         """Insert jobs that meet no stored row, with one statement that reports the rows met."""
         [rows] = execute_on(connection, [unique_call(jobs, now)])
         found: dict[str, set[str]] = {"stored": set(), "alive": set(), "refused": set(), "changed": set()}
@@ -115,15 +117,17 @@ class PostgresqlDialect(Dialect):
         for _, jid, kind, _ in jids:
             found[kind].add(jid)
         # A push of a stored, unfinished jid is accepted (W10), even if its unique key is taken as well.
-        return Stored(found["stored"], found["alive"], found["refused"] - found["alive"], blocked_keys(rows), clock)
+        return InsertResult(
+            found["stored"], found["alive"], found["refused"] - found["alive"], blocked_keys(rows), clock
+        )
 
-    def lock_stored(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> datetime:
+    def lock_stored(self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None) -> datetime:
         """Lock the rows and read the time in one statement."""
         [[(clock,)]] = execute_on(connection, [lock_stored_call(jobs, now)])
         locked_at: datetime = clock
         return locked_at
 
-    def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
+    def claim(self, connection: BaseDatabaseWrapper, plan: ClaimPlan, now: datetime | None) -> list[Reservation]:
         """Reserve jobs, with one statement for each wid of the plan."""
         # CLAIM_ALONE turns off `synchronous_commit` for its whole transaction, which must not be the caller's.
         claim = CLAIM if connection.in_atomic_block else CLAIM_ALONE
@@ -132,11 +136,11 @@ class PostgresqlDialect(Dialect):
     def exchange(
         self,
         connection: BaseDatabaseWrapper,
-        jobs: Placed,
+        jobs: OrderedJobs,
         acks: Sequence[Ack],
-        plan: Plan,
+        plan: ClaimPlan,
         now: datetime | None,
-    ) -> tuple[Ending, list[Reservation]]:
+    ) -> tuple[AckResult, list[Reservation]]:
         """End, insert and claim in one message.
 
         A lock that an ended job frees goes to a job that is claimed in the same transaction, with no commit in between.
@@ -147,22 +151,22 @@ class PostgresqlDialect(Dialect):
     def begin(
         self,
         connection: BaseDatabaseWrapper,
-        jobs: Placed,
+        jobs: OrderedJobs,
         acks: Sequence[Ack],
-        plan: Plan,
+        plan: ClaimPlan,
         now: datetime | None,
-    ) -> Underway | None:
+    ) -> PendingExchange | None:
         """Send an exchange for an event loop; None unless all its statements are prepared."""
         return begin(connection, *self._turn(connection, jobs, acks, plan, now))
 
     def _turn(
         self,
         connection: BaseDatabaseWrapper,
-        jobs: Placed,
+        jobs: OrderedJobs,
         acks: Sequence[Ack],
-        plan: Plan,
+        plan: ClaimPlan,
         now: datetime | None,
-    ) -> tuple[list[Call], Callable[[list[Rows]], tuple[Ending, list[Reservation]]]]:
+    ) -> tuple[list[Call], Callable[[list[Rows]], tuple[AckResult, list[Reservation]]]]:
         """Return the statements of an exchange, and the function that reads their rows."""
         calls = self._ends(connection, acks, now, [job.jid for _, job in jobs]) if acks else []
         ends = len(calls)
@@ -176,22 +180,22 @@ class PostgresqlDialect(Dialect):
             calls[ends - 1] = (NEXT_OF_MARKED, [True])
             calls.append((HAND_OVER, [True, plan.lease_s, now]))
         if plan.ahead:
-            calls.append(ahead_call(plan, now))
+            calls.append(prefetch_call(plan, now))
 
-        def read(found: list[Rows]) -> tuple[Ending, list[Reservation]]:
+        def read(found: list[Rows]) -> tuple[AckResult, list[Reservation]]:
             # Rows are popped in reverse order of the statements above.
             ahead = read_ahead(found.pop()) if plan.ahead else []
-            heirs = found.pop() if is_handed_over else []
+            next_holders = found.pop() if is_handed_over else []
             # A job that got its lock this way is likely to be followed by another of its key: try `relay` at its end.
-            self._relay.remember(jid for jid, _, _ in heirs)
-            ending = self._ending(found[:ends] if acks else [[]], heirs)
+            self._relay.remember(jid for jid, _, _ in next_holders)
+            ending = self._ending(found[:ends] if acks else [[]], next_holders)
             if jobs and (keys := blocked_keys(found[ends])):
                 ending = ending._replace(blocked={*ending.blocked, *keys})
-            return ending, with_tokens(reservations(found[claims_from:]), heirs) + ahead
+            return ending, with_tokens(reservations(found[claims_from:]), next_holders) + ahead
 
         return calls, read
 
-    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:
+    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[Delivery], now: datetime | None) -> set[str]:
         """Confirm deliveries with one statement; return the jids of locked rows."""
         return confirm(connection, handed, now)
 
@@ -205,12 +209,14 @@ class PostgresqlDialect(Dialect):
         """Extend reservations that are half over with one statement."""
         extend(connection, held, at_least_s, now)
 
-    def relay(self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None) -> Relayed | None:
+    def relay(
+        self, connection: BaseDatabaseWrapper, ack: Ack, plan: ClaimPlan, now: datetime | None
+    ) -> HandoffResult | None:
         """End a job and pass its lock on, with one statement (ADR 20)."""
         self._locked_at = time.monotonic()
         return self._relay.run(connection, ack, plan, now)
 
-    def expects_relay(self, jid: str) -> bool:
+    def expects_lock_handoff(self, jid: str) -> bool:
         """Return whether this job got its lock from the end of another, and `relay` was not tried for it."""
         return self._relay.expects(jid)
 
@@ -250,18 +256,18 @@ class PostgresqlDialect(Dialect):
 
     def end(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
-    ) -> Ending:
+    ) -> AckResult:
         """End jobs with one message; see `_ends` for its statements."""
         return self._ending(execute_on(connection, self._ends(connection, acks, now, pushed)))
 
-    def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> EndedLast | None:
+    def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> LastAckResult | None:
         """End a job and commit in one message.
 
         A job that its worker no longer holds makes the statement fail on purpose, so that the COMMIT behind it has no
         effect.
         """
         try:
-            found = execute_last(connection, [end_last_call(connection, ack, now)])
+            found = execute_and_commit(connection, [end_last_call(connection, ack, now)])
         except DataError as error:
             # A failed cast raises DataError; the text distinguishes it from other invalid data.
             if NOT_HELD in str(error):
@@ -270,9 +276,9 @@ class PostgresqlDialect(Dialect):
         if not found:
             return None
         [[(_, ended_at, passes)]] = found
-        return EndedLast(ended_at, passes)
+        return LastAckResult(ended_at, passes)
 
-    _relay = Relay()
+    _relay = LockHandoff()
     _locked_at = float("-inf")
     _passed_at = float("-inf")
 
@@ -299,10 +305,10 @@ class PostgresqlDialect(Dialect):
             calls.append((NEXT_OF_FREED, [True]))
         return calls
 
-    def _ending(self, found: Sequence[Rows], heirs: Sequence[tuple[Any, ...]] = ()) -> Ending:
+    def _ending(self, found: Sequence[Rows], next_holders: Sequence[tuple[Any, ...]] = ()) -> AckResult:
         """Build the result of `_ends`.
 
-        A job that already received its lock in this transaction (`heirs`) needs no notification of its queue.
+        A job that already received its lock in this transaction (`next_holders`) needs no notification of its queue.
         """
         first, *more = found
         readied = Counter[str]()
@@ -316,26 +322,26 @@ class PostgresqlDialect(Dialect):
             if rows and len(rows[0]) == 2:
                 readied = Counter(queue for queue, key in rows if key is None)
                 # A Counter, because a queue may have become ready twice, and only one of these jobs been claimed.
-                readied -= Counter(queue for _, _, queue in heirs)
+                readied -= Counter(queue for _, _, queue in next_holders)
                 skipped = {key for _, key in rows if key is not None}
             else:
                 ended |= {jid: _held(row) for jid, *row in rows}
         left -= ended.keys()
-        return Ending(ended, left, set(readied), skipped)
+        return AckResult(ended, left, set(readied), skipped)
 
     def passes(
         self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], now: datetime | None
     ) -> dict[str, str | None]:
         """Acquire permits with one statement; returns {} unless it gets the permits of the whole set."""
         self._passed_at = time.monotonic()
-        told = [
+        records = [
             {"jid": job.jid, "wid": job.wid, "attempt": job.attempt, "jobtype": job.jobtype, "queue": job.queue,
              "key": job.limit_key}
             for job in claimed
         ]  # fmt: skip
         with connection.cursor() as cursor:
             statement = PASS if connection.in_atomic_block else PASS_ALONE
-            [rows] = execute(cursor, [(statement, [str(_json.encode(told), "utf-8"), now])])
+            [rows] = execute(cursor, [(statement, [str(_json.encode(records), "utf-8"), now])])
         return dict(rows)
 
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:
@@ -358,12 +364,12 @@ class PostgresqlDialect(Dialect):
     ) -> dict[str, int]:
         """Acquire locks for claimed jobs with one statement; return the tokens by jid."""
         self._locked_at = time.monotonic()
-        told = [{"key": job.lock_key, "jid": job.jid, "wid": job.wid, "attempt": job.attempt} for job in claimed]
+        records = [{"key": job.lock_key, "jid": job.jid, "wid": job.wid, "attempt": job.attempt} for job in claimed]
         with connection.cursor() as cursor:
-            [rows] = execute(cursor, [(TAKE, [str(_json.encode(told), "utf-8"), lease_s, now])])
+            [rows] = execute(cursor, [(TAKE, [str(_json.encode(records), "utf-8"), lease_s, now])])
         return dict(rows)
 
-    def ready_of(self, cursor: CursorWrapper, keys: Sequence[str]) -> Rows:
+    def find_ready(self, cursor: CursorWrapper, keys: Sequence[str]) -> Rows:
         """Return the ready jobs of these keys, at most 1,000 of each."""
         [rows] = execute(cursor, [(READY, [list(keys)])])
         return rows
@@ -382,15 +388,15 @@ class PostgresqlDialect(Dialect):
             ids, results = [row_id for row_id, _, _ in held], [ack.result for _, ack, _ in held]
             execute(cursor, [(KEEP, [ids, results, now])])
 
-    def failing(self, connection: BaseDatabaseWrapper, jids: Collection[str], now: datetime | None) -> Found:
+    def failing(self, connection: BaseDatabaseWrapper, jids: Collection[str], now: datetime | None) -> LockedRows:
         """Lock and read failed jobs, and then the time, in one message."""
         rows, [(clock,)] = execute_on(connection, failing_calls(jids, now))
-        return Found(READ, rows, clock)
+        return LockedRows(READ, rows, clock)
 
     def save(
         self,
         connection: BaseDatabaseWrapper,
-        changed: Sequence[Changed],
+        changed: Sequence[FailureColumns],
         day: datetime,
         tally: Tally,
         *,
@@ -398,7 +404,7 @@ class PostgresqlDialect(Dialect):
     ) -> None:
         """Write failed jobs and add to the counters in one message, with the COMMIT if `is_last`."""
         calls = save_calls(connection, changed, day, tally)
-        if calls and not (is_last and execute_last(connection, calls)):
+        if calls and not (is_last and execute_and_commit(connection, calls)):
             execute_on(connection, calls)
 
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
@@ -406,9 +412,9 @@ class PostgresqlDialect(Dialect):
         execute(cursor, [(COUNT, [day, slot, tally.processed, tally.failed, tally.late])])
 
 
-def _held(row: Sequence[Any]) -> Held:
+def _held(row: Sequence[Any]) -> EndedRun:
     wid, attempt, queue, jobtype, now, started_at = row
-    return Held(wid, attempt, queue, jobtype, (now - started_at).total_seconds())
+    return EndedRun(wid, attempt, queue, jobtype, (now - started_at).total_seconds())
 
 
 POSTGRESQL = PostgresqlDialect()

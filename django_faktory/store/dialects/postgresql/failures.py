@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..base import JOB, Changed, Tally, counter_slot
+from ..base import JOB, FailureColumns, Tally, counter_slot
 from .jobs import COUNT
 from .prepared import Call, Statement, unnest
 
@@ -28,7 +28,7 @@ _TYPES = {
 }  # fmt: skip
 """Types of the written columns; others are text."""
 
-_COLUMNS = Changed._fields
+_COLUMNS = FailureColumns._fields
 
 FAILING = Statement(
     "failing", ["text[]"], f"SELECT {', '.join(READ)} FROM {JOB} WHERE jid = ANY ($1) ORDER BY id FOR UPDATE"
@@ -52,7 +52,9 @@ def failing_calls(jids: Collection[str], now: datetime | None) -> list[Call]:
     return [(FAILING, [list(jids)]), (CLOCK, [now])]
 
 
-def save_calls(connection: BaseDatabaseWrapper, changed: Sequence[Changed], day: datetime, tally: Tally) -> list[Call]:
+def save_calls(
+    connection: BaseDatabaseWrapper, changed: Sequence[FailureColumns], day: datetime, tally: Tally
+) -> list[Call]:
     """Return the calls that write failed jobs, and count them last.
 
     Until the commit, other transactions that count in the same row wait (ADR 24).

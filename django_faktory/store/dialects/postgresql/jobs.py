@@ -13,7 +13,18 @@ import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Ack, JobPayload
-from ..base import COUNTER, GATE, JOB, WORKER, Placed, Plan, Slot, counter_slot, replaceable, unique_key_of
+from ..base import (
+    COUNTER,
+    GATE,
+    JOB,
+    WORKER,
+    ClaimPlan,
+    ClaimSlot,
+    OrderedJobs,
+    counter_slot,
+    replaceable,
+    unique_key_of,
+)
 from .limits import IS_GATED, withheld
 from .prepared import Call, Statement, unnest
 from .rows import RETURNED
@@ -283,7 +294,7 @@ ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.process
 _json = msgspec.json.Encoder()
 
 
-def push_call(jobs: Placed, now: datetime | None) -> Call:
+def push_call(jobs: OrderedJobs, now: datetime | None) -> Call:
     """Return the call that inserts plain jobs with distinct jids, in the given order."""
     if len(jobs) == 1:
         [(place, job)] = jobs
@@ -296,7 +307,7 @@ def push_call(jobs: Placed, now: datetime | None) -> Call:
     return PUSH_MANY, [str(_json.encode(told), "utf-8"), now, [job.jid for job in told], places]
 
 
-def lock_stored_call(jobs: Placed, now: datetime | None) -> Call:
+def lock_stored_call(jobs: OrderedJobs, now: datetime | None) -> Call:
     """Return the call that locks the rows that inserts of these jobs may meet."""
     keys = [key for _, job in jobs if (key := unique_key_of(job))]
     return LOCK_STORED, [[job.jid for _, job in jobs], keys, now]
@@ -322,11 +333,11 @@ def end_last_call(connection: BaseDatabaseWrapper, ack: Ack, now: datetime | Non
     return END_LAST, [now, ack.jid, ack.wid, ack.attempt, ack.result, counter_slot(connection)]
 
 
-def claim_calls(claim: Statement, plan: Plan, now: datetime | None) -> list[Call]:
+def claim_calls(claim: Statement, plan: ClaimPlan, now: datetime | None) -> list[Call]:
     """Return a claim for each wid of the plan, followed by those of its further plans."""
     calls: list[Call] = []
     for part in (plan, *plan.then):
-        by_wid: dict[str, list[Slot]] = {}
+        by_wid: dict[str, list[ClaimSlot]] = {}
         for slot in part.slots:
             by_wid.setdefault(slot.wid, []).append(slot)
         leases = [now, plan.mark, plan.at_least_s, plan.at_most_s]

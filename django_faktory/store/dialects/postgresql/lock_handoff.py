@@ -16,7 +16,7 @@ import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Ack
-from ..base import COUNTER, JOB, LOCK, WORKER, Held, Plan, Relayed, counter_slot
+from ..base import COUNTER, JOB, LOCK, WORKER, ClaimPlan, EndedRun, HandoffResult, counter_slot
 from .limits import IS_GATED, withheld
 from .prepared import Statement, execute_on, unnest
 from .rows import RETURNED, reservations
@@ -103,7 +103,7 @@ A forgotten job costs one use of the general way.
 """
 
 
-class Relay:
+class LockHandoff:
     """Memory of jobs for which the statement is likely to succeed, and its execution.
 
     A job that got its lock from the end of another is likely to be followed by a third one. With keys that are all
@@ -127,7 +127,9 @@ class Relay:
         """Return whether this job got its lock from the end of another."""
         return jid in self._heirs
 
-    def run(self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None) -> Relayed | None:
+    def run(
+        self, connection: BaseDatabaseWrapper, ack: Ack, plan: ClaimPlan, now: datetime | None
+    ) -> HandoffResult | None:
         """Run the statement for this ack; None: it did nothing. Tried once for each job."""
         with self._lock:
             self._heirs.pop(ack.jid, None)
@@ -142,5 +144,5 @@ class Relay:
         [(token, by, attempt, queue, jobtype, ended_at, started_at, is_all, *taken)] = rows
         [job] = reservations([[tuple(taken)]])
         self.remember([job.jid])
-        held = Held(by, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
-        return Relayed({ack.jid: held}, msgspec.structs.replace(job, lock_token=token), is_all)
+        held = EndedRun(by, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
+        return HandoffResult({ack.jid: held}, msgspec.structs.replace(job, lock_token=token), is_all)

@@ -2,7 +2,7 @@
 
 A cursor's work for a statement (binding values, wrappers, adaptation by type) takes longer than PostgreSQL needs to run
 a hot one. Only for the package's own statements, because their types are known. Outside a transaction, all statements
-before a sync are one transaction. Main functions: `run_prepared`, `run_last`; `Flight` does not block.
+before a sync are one transaction. Main functions: `run_prepared`, `run_and_commit`; `SocketExchange` does not block.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def run_prepared(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Seq
         return _answers(found, len(calls))
 
 
-def run_last(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Rows]:
+def run_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Rows]:
     """Run prepared statements, and COMMIT unless one failed, in one round trip; return the rows of each.
 
     Raises the first statement's error as Django's, with the transaction broken; or COMMIT's, with nothing committed.
@@ -97,7 +97,7 @@ def run_last(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Sequenc
         return rows
 
 
-class Flight(Generic[Told]):
+class SocketExchange(Generic[Told]):
     """Non-blocking `run_prepared`: sent by the constructor, read as results arrive.
 
     `then` converts the rows into the result. The connection must not be used until everything was read. Raises the
@@ -117,7 +117,7 @@ class Flight(Generic[Told]):
         with connection.wrap_database_errors:
             packed = _packed_all(calls)
             self._pgconn = connection.connection.pgconn
-            with self._closed_by_errors():
+            with self._close_on_error():
                 _send(connection.connection, packed)
                 self.is_sent: bool = not self._pgconn.flush()
 
@@ -128,13 +128,13 @@ class Flight(Generic[Told]):
 
     def send(self) -> None:
         """Send the next part, if the socket did not take everything."""
-        with self._connection.wrap_database_errors, self._closed_by_errors():
+        with self._connection.wrap_database_errors, self._close_on_error():
             self.is_sent = not self._pgconn.flush()
 
     def read(self) -> Told | None:
         """Return the result, or None until all of it has arrived."""
         with self._connection.wrap_database_errors:
-            with self._closed_by_errors():
+            with self._close_on_error():
                 self._pgconn.consume_input()
                 while not (is_whole := self._take()) and is_readable(self._pgconn.socket):
                     self._pgconn.consume_input()  # drain: libuv reports a reset behind the data only once
@@ -159,7 +159,7 @@ class Flight(Generic[Told]):
         return False
 
     @contextmanager
-    def _closed_by_errors(self) -> Iterator[None]:
+    def _close_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException:

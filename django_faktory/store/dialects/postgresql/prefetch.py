@@ -10,8 +10,8 @@ from datetime import datetime
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ....core.payloads import HandedOut
-from ..base import DELIVERY_LEASE_S, JOB, WORKER, Plan
+from ....core.payloads import Delivery
+from ..base import DELIVERY_LEASE_S, JOB, WORKER, ClaimPlan
 from .limits import IS_GATED, withheld
 from .prepared import Call, Statement, execute_on, unnest
 from .rows import RETURNED
@@ -89,16 +89,16 @@ WHERE j.id = mine.id AND j.jid = r.jid AND mine.wid = r.wid AND mine.attempt = r
 )
 
 
-def ahead_call(plan: Plan, now: datetime | None) -> Call:
+def prefetch_call(plan: ClaimPlan, now: datetime | None) -> Call:
     """Return the call that prefetches jobs."""
     return AHEAD, [
         [slot.queue for slot in plan.ahead], [slot.count for slot in plan.ahead], now, plan.claim,
         DELIVERY_LEASE_S if plan.at_most_s is None else plan.at_most_s,
-        list(plan.crowd),
+        list(plan.candidate_wids),
     ]  # fmt: skip
 
 
-def confirm(connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:
+def confirm(connection: BaseDatabaseWrapper, handed: Sequence[Delivery], now: datetime | None) -> set[str]:
     """Start the reservations of delivered jobs; return the jids of locked rows."""
     values = [
         [one.job.jid for one in handed], [one.job.attempt for one in handed], [one.job.wid for one in handed],

@@ -21,7 +21,7 @@ from django.db.backends.utils import CursorWrapper
 
 from ....core.logs import get_logger
 from ..cursor_hooks import has_own_cursor
-from .pipeline import Flight, Rows, Told, can_pipeline, has_psycopg3, run_last, run_prepared
+from .pipeline import Rows, SocketExchange, Told, can_pipeline, has_psycopg3, run_and_commit, run_prepared
 from .pooler import is_pooled
 
 logger = get_logger(__name__)
@@ -177,7 +177,7 @@ def execute_on(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[R
         except Error as error:
             # Outside a transaction the failed message has changed nothing, so it may be sent again without prepared
             # statements.
-            if not _are_lost(error) or connection.in_atomic_block:
+            if not _are_statements_lost(error) or connection.in_atomic_block:
                 raise
     with connection.cursor() as cursor:
         return execute(cursor, calls)
@@ -191,12 +191,12 @@ def execute(cursor: CursorWrapper, calls: Sequence[Call]) -> list[Rows]:
     try:
         return _send(cursor, [(*call, call[0].ready(cursor)) for call in calls])
     except Error as error:
-        if not _are_lost(error) or cursor.db.in_atomic_block:
+        if not _are_statements_lost(error) or cursor.db.in_atomic_block:
             raise  # the transaction is broken; the next one sends unprepared statements
         return _send(cursor, [(*call, None) for call in calls])
 
 
-def execute_last(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[Rows] | None:
+def execute_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[Rows] | None:
     """Run statements and COMMIT, unless one failed, in one message. None, with nothing done, if this is impossible.
 
     Django's own commit after it finds no open transaction, and does nothing.
@@ -211,19 +211,19 @@ def execute_last(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list
     if len(named) < len(calls):
         return None
     try:
-        return run_last(connection, named)
+        return run_and_commit(connection, named)
     except Error as error:
         # Only records that prepared statements are lost; the caller has to roll back in any case.
-        _are_lost(error)
+        _are_statements_lost(error)
         raise
 
 
 def begin(
     connection: BaseDatabaseWrapper, calls: Sequence[Call], then: Callable[[list[Rows]], Told]
-) -> Flight[Told] | None:
+) -> SocketExchange[Told] | None:
     """Send statements without waiting for their rows; None, with nothing done, unless all are prepared."""
     named = _at_hand(connection, calls)
-    return Flight(connection, named, then) if named else None
+    return SocketExchange(connection, named, then) if named else None
 
 
 def _at_hand(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[tuple[str, Sequence[Any]]]:
@@ -234,7 +234,7 @@ def _at_hand(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[tup
     return named if all(name for name, _ in named) else []
 
 
-def _are_lost(error: Error) -> bool:
+def _are_statements_lost(error: Error) -> bool:
     """Return whether the error means that a pooler took prepared statements from this session.
 
     If so, none are used by this process from then on.

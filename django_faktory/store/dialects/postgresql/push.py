@@ -13,7 +13,7 @@ import msgspec
 from ....core.job_options import JobOptions
 from ....core.json.fields import LAST
 from ....core.payloads import JobPayload
-from ..base import JOB, LOCK, Placed, replaceable
+from ..base import JOB, LOCK, OrderedJobs, replaceable
 from .jobs import IS_REPLACED, UPSERT, clock, push_call, replacing
 from .pipeline import Rows
 from .prepared import Call, Statement
@@ -141,7 +141,7 @@ class _Told(msgspec.Struct, omit_defaults=True, gc=False):
     about: str | None = None
 
 
-def any_push_call(jobs: Placed, now: datetime | None) -> Call:
+def any_push_call(jobs: OrderedJobs, now: datetime | None) -> Call:
     """Return the call that inserts jobs with distinct jids and no unique key, in the given order."""
     if not any(job.options for _, job in jobs):
         return push_call(jobs, now)
@@ -152,7 +152,7 @@ def any_push_call(jobs: Placed, now: datetime | None) -> Call:
     return (PUSH_OPTIONED, [told, now, jids]) if len(jobs) > 1 else (PUSH_ONE_OPTIONED, [told, now])
 
 
-def unique_call(jobs: Placed, now: datetime | None) -> Call:
+def unique_call(jobs: OrderedJobs, now: datetime | None) -> Call:
     """Return the call that inserts, in the given order, jobs that share no jid or unique key with a stored row."""
     return PUSH_UNIQUE, [_told(jobs), now]
 
@@ -162,7 +162,7 @@ def blocked_keys(rows: Rows) -> set[str]:
     return {key for key, *_ in rows if key is not None}
 
 
-def _told(jobs: Placed) -> str:
+def _told(jobs: OrderedJobs) -> str:
     records = [_record(nth, place, job) for nth, (place, job) in enumerate(jobs)]
     return str(_json.encode(records), "utf-8")
 

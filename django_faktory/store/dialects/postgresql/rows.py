@@ -26,13 +26,13 @@ def reservations(found: Sequence[Rows]) -> list[Reservation]:
 
 
 def read_ahead(rows: Rows) -> list[Reservation]:
-    """Return the reservations of prefetched jobs, marked `is_ahead`."""
-    return [msgspec.structs.replace(job, is_ahead=True) for job in reservations([rows])]
+    """Return the reservations of prefetched jobs, marked `is_prefetched`."""
+    return [msgspec.structs.replace(job, is_prefetched=True) for job in reservations([rows])]
 
 
-def with_tokens(claimed: list[Reservation], heirs: Rows) -> list[Reservation]:
+def with_tokens(claimed: list[Reservation], next_holders: Rows) -> list[Reservation]:
     """Return the claimed jobs, with the tokens of locks that were passed on to some of them."""
-    tokens = {jid: token for jid, token, _ in heirs}
+    tokens = {jid: token for jid, token, _ in next_holders}
     if not tokens:
         return claimed
     return [msgspec.structs.replace(job, lock_token=tokens.get(job.jid)) for job in claimed]
