@@ -64,6 +64,7 @@ QUICK = (
     "contrib/gearmonkey/test_servers.py::test_the_documented_access_list_is_enough_and_opens_nothing_else",
     "deploys/test_newer_workers.py",
     "deploys/test_tables_in_use.py",
+    "outside/test_outside.py::test_nothing_is_lost_doubled_or_over_its_limit_whatever_dies",
     "runtime/processes/test_isolation.py",
     "runtime/processes/test_leases.py::test_a_job_that_was_delivered_stays_with_its_worker",
     "runtime/processes/test_pid_one.py",
