@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.timezone import localtime
 
-from ..core.batch_rules import Kind, Progress, is_open
+from ..core.batch_rules import CallbackProgress, Kind, is_open
 from ..core.json.jsontext import decode
 from ..core.lifecycle import State
 from ..errors import FaktoryError
@@ -37,7 +37,7 @@ CALLBACK = 4096
 MOST_SHOWN = 200
 """Batches of a tree that one page shows."""
 
-_SAID = {Progress.NOT_YET: "not yet", Progress.ENQUEUED: "under way", Progress.FINISHED: "done"}
+_SAID = {CallbackProgress.NOT_YET: "not yet", CallbackProgress.ENQUEUED: "under way", CallbackProgress.FINISHED: "done"}
 _STAGES = {
     "open": ("open", Q(expires_at__isnull=False) | Q(reopened_until__isnull=False)),
     "running": ("running", Q(committed_at__isnull=False, finished_at=None, reopened_until=None)),
@@ -241,7 +241,7 @@ def _name(batch: Batch) -> str:
 
 
 def _stage(batch: Batch) -> SafeString | str:
-    if batch.success_st == Progress.FINISHED:
+    if batch.success_st == CallbackProgress.FINISHED:
         return "succeeded"
     if batch.is_expired:
         return _marked("expired: not committed in time")
@@ -289,9 +289,9 @@ def _callback(batch: Batch, kind: Kind) -> SafeString | str:
     text = getattr(batch, kind)
     if not text:
         return "–"
-    progress = Progress(getattr(batch, f"{kind}_st"))
+    progress = CallbackProgress(getattr(batch, f"{kind}_st"))
     jobtype = _jobtype(text).rpartition(".")[2] or "a long job"
-    if progress is Progress.NOT_YET:
+    if progress is CallbackProgress.NOT_YET:
         return format_html('{}: <span class="faktory-quiet">{}</span>', jobtype, _SAID[progress])
     has_failed = getattr(batch, f"{kind}_failed")
     said = _marked("failed") if has_failed else _SAID[progress]

@@ -35,7 +35,7 @@ else:  # Django's own classes take no type parameters at run time
 
 NEXT_TIMES = 5
 RUNS_SHOWN = 50
-DEFINITION = rows.Definition._fields
+DEFINITION = rows.CronDefinition._fields
 _TEXTS = ("args", "kwargs", "job")
 _SHOWN = {field: f"shown_{field}" for field in _TEXTS}
 _FIELD_OF = {"window": "window_s", "task": "jobtype"}
@@ -62,7 +62,7 @@ class CronEntryForm(EntryForm):
         return found
 
     def _check(self, found: dict[str, Any]) -> None:
-        if self.errors or self.instance.origin == CronEntry.Origin.CODE:  # its fields are not in the form
+        if self.errors or self.instance.origin == CronEntry.EntryOrigin.CODE:  # its fields are not in the form
             return
         policies = {"missed": found["missed"], "window": found["window_s"], "overlap": found["overlap"]}
         plain = ("name", "schedule", "zone", "jobtype", "queue")
@@ -95,7 +95,7 @@ class CronList(SafeChangeList):
         self.result_list = entries
 
 
-class StateFilter(admin.SimpleListFilter):
+class CronStateFilter(admin.SimpleListFilter):
     """Filter entries by whether they are due at some time."""
 
     title = "state"
@@ -138,7 +138,7 @@ class CronEntryAdmin(ObjectActionsMixin):
     form = CronEntryForm
     list_class = CronList
     list_display = ("name", "state", "next_time", "latest_run", "schedule", "jobtype")
-    list_filter = (StateFilter, "origin")
+    list_filter = (CronStateFilter, "origin")
     search_fields = ("name", "jobtype")
     ordering = ("name",)
     actions = ("pause", "resume", "run_now")
@@ -178,7 +178,7 @@ class CronEntryAdmin(ObjectActionsMixin):
         mine = tuple(map(str, self.readonly_fields))
         if obj is None:
             return mine
-        if obj.origin == CronEntry.Origin.CODE:
+        if obj.origin == CronEntry.EntryOrigin.CODE:
             return (*mine, *DEFINITION)
         return (*mine, "jobtype", *_TEXTS) if self._hides(request, obj) else mine
 
@@ -221,7 +221,7 @@ class CronEntryAdmin(ObjectActionsMixin):
 
     def has_change_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
         """Return whether the user may edit the entry; an entry from code is edited in code."""
-        is_here = obj is None or obj.origin != CronEntry.Origin.CODE
+        is_here = obj is None or obj.origin != CronEntry.EntryOrigin.CODE
         return is_here and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
@@ -230,7 +230,7 @@ class CronEntryAdmin(ObjectActionsMixin):
         An entry that the code still defines would be created again at the next start. Only the page of a single entry
         can check that.
         """
-        if obj is None or (obj.origin == CronEntry.Origin.CODE and obj.removed_at is None):
+        if obj is None or (obj.origin == CronEntry.EntryOrigin.CODE and obj.removed_at is None):
             return False
         return super().has_delete_permission(request, obj)
 

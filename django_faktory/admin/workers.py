@@ -87,9 +87,9 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
     def _fitting(self, request: HttpRequest, worker: WorkerProcess) -> list[tuple[str, str, bool]]:
         found = []
         # The state only advances: a worker that terminates cannot be quieted.
-        if worker.state == WorkerProcess.State.RUNNING and self.has_quiet_permission(request):
+        if worker.state == WorkerProcess.Phase.RUNNING and self.has_quiet_permission(request):
             found.append(("quiet", "Quiet", False))
-        if worker.state != WorkerProcess.State.TERMINATE and self.has_terminate_permission(request):
+        if worker.state != WorkerProcess.Phase.TERMINATE and self.has_terminate_permission(request):
             found.append(("terminate", "Terminate", True))
         return found
 

@@ -1,6 +1,6 @@
 """Blocking client connection to a Faktory server: URL, socket, TLS, handshake, commands and replies.
 
-`Connection` knows the meaning of no verb. Network errors are raised as OSError, protocol errors as ProtocolError.
+`SocketConnection` knows the meaning of no verb. Network errors are raised as OSError, protocol errors as ProtocolError.
 Source: specification, "Client Lifecycle"; W1, W2, W4.
 """
 
@@ -100,7 +100,7 @@ def _port(parts: SplitResult) -> int:
     raise InvalidPayload("Faktory URL: expected a port from 1 to 65535, as in tcp://HOST:7419")
 
 
-class Connection:
+class SocketConnection:
     """A socket that has completed the HELLO handshake; a mutex serializes the threads that call `ask`."""
 
     def __init__(

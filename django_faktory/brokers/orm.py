@@ -234,7 +234,7 @@ class OrmBroker(Broker):
         ):
             return None
 
-        def build_result(found: exchanges.ExchangeReply) -> Told:
+        def build_result(found: exchanges.ExchangeOutcome) -> Told:
             # The exchange was one message and one transaction: with its answer it is committed, so notify now.
             if queues_:
                 self._announce(self.alias, queues_)

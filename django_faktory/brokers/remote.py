@@ -42,7 +42,7 @@ from ..core.protocol.replies import (
     parse_reservation,
     parse_state,
 )
-from ..core.protocol.resp import Bulk, Error, Reply
+from ..core.protocol.resp import BulkString, Error, Reply
 from ..core.protocol.tracking import TrackGet, TrackSet, parse_tracked
 from ..errors import (
     AuthenticationFailed,
@@ -53,7 +53,7 @@ from ..errors import (
     ProtocolError,
 )
 from .base import Broker
-from .client import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, Connection, parse_url
+from .client import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, SocketConnection, parse_url
 
 logger = get_logger(__name__)
 
@@ -97,7 +97,7 @@ class RemoteBroker(Broker):
         self._was_let_in = False
         self._local = threading.local()
         # Weak: a connection is closed when its thread ends, and must not be kept open by this set.
-        self._open: WeakSet[Connection] = WeakSet()
+        self._open: WeakSet[SocketConnection] = WeakSet()
         self._opening = threading.Lock()
 
     def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
@@ -261,7 +261,7 @@ class RemoteBroker(Broker):
         [reply] = self._ask([line], again=False)
         if refusal := parse_refusal(reply):
             raise about_batch(refusal, asked)
-        return parse_bulk(reply) or "" if isinstance(reply, Bulk) else ""
+        return parse_bulk(reply) or "" if isinstance(reply, BulkString) else ""
 
     def info(self) -> dict[str, Any]:
         """Return the numbers of INFO; `workers` is read from the original's `tasks`, if present."""
@@ -323,16 +323,16 @@ class RemoteBroker(Broker):
                 raise BrokerUnavailable(f"the Faktory server at {self.address} says: {reply.message}")
         return replies
 
-    def _usable(self) -> Connection | None:
+    def _usable(self) -> SocketConnection | None:
         """Return this thread's connection if it is usable and was opened with the current identity."""
-        connection: Connection | None = getattr(self._local, "connection", None)
+        connection: SocketConnection | None = getattr(self._local, "connection", None)
         if connection and connection.is_usable and connection.identity == self._identity:
             return connection
         self.close()
         return None
 
-    def _connect(self) -> Connection:
-        connection = Connection(
+    def _connect(self) -> SocketConnection:
+        connection = SocketConnection(
             self.address,
             self._identity,
             connect_timeout_s=self._connect_timeout_s,

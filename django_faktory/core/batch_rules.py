@@ -19,7 +19,7 @@ class Kind(StrEnum):
     SUCCESS = "success"
 
 
-class Progress(StrEnum):
+class CallbackProgress(StrEnum):
     """Progress of a callback, in the values that BATCH STATUS reports."""
 
     NOT_YET = ""
@@ -27,14 +27,14 @@ class Progress(StrEnum):
     FINISHED = "2"
 
 
-class Step(Enum):
+class BatchStep(Enum):
     """Steps the caller must execute for a batch, in this order."""
 
     FIRE_COMPLETE = "enqueue the complete callback"
     FIRE_SUCCESS = "enqueue the success callback"
-    TELL_BROKEN = "tell the parent that success cannot come"
-    TELL_COMPLETE = "tell the parent that this child is no longer open"
-    TELL_SUCCESS = "tell the parent that this child succeeded"
+    MARK_PARENT_BROKEN = "mark the parent as unable to succeed"
+    CLOSE_IN_PARENT = "count the child as closed in its parent"
+    SUCCEED_IN_PARENT = "count the child as succeeded in its parent"
     END = "keep it for a while, then let it go"
 
 
@@ -67,7 +67,7 @@ def count(to: State | None, *, has_run: bool, counts_failed: bool, succeeded: bo
     return CounterChange(has_run=has_run, counts_failed=counts_failed)
 
 
-class Batch(Protocol):
+class BatchColumns(Protocol):
     """Columns of a batch row that these rules read and write."""
 
     pending: int
@@ -108,13 +108,13 @@ class Batch(Protocol):
         """Return whether the end of the batch was recorded."""
 
 
-def advance(batch: Batch) -> list[Step]:
+def advance(batch: BatchColumns) -> list[BatchStep]:
     """Update the row for all steps that are due and return the steps to execute.
 
     Idempotent: a second call returns nothing until the counters change. (END is recorded by the caller that executes
     it.)
     """
-    steps: list[Step] = []
+    steps: list[BatchStep] = []
     # Jobs may still be added to a reopened batch, and a callback that fired now could not be taken back.
     if batch.is_committed and batch.is_reopened:
         return steps
@@ -126,69 +126,73 @@ def advance(batch: Batch) -> list[Step]:
     return steps
 
 
-def is_open(batch: Batch) -> bool:
+def is_open(batch: BatchColumns) -> bool:
     """Return whether any client may add jobs: the batch is uncommitted, or was opened again."""
     return not batch.is_committed or batch.is_reopened
 
 
-def has_fired(batch: Batch) -> bool:
+def has_fired(batch: BatchColumns) -> bool:
     """Return whether a callback was enqueued, after which no job can be added."""
-    complete, success = batch.complete_st != Progress.NOT_YET, batch.success_st != Progress.NOT_YET
+    complete, success = batch.complete_st != CallbackProgress.NOT_YET, batch.success_st != CallbackProgress.NOT_YET
     return (batch.has_complete and complete) or (batch.has_success and success)
 
 
-def ended_kind(batch: Batch) -> Kind:
+def ended_kind(batch: BatchColumns) -> Kind:
     """Return which callback is ending now.
 
     Only one runs at a time; the jid cannot distinguish them because a client may give both the same one.
     """
-    return Kind.COMPLETE if batch.complete_st == Progress.ENQUEUED else Kind.SUCCESS
+    return Kind.COMPLETE if batch.complete_st == CallbackProgress.ENQUEUED else Kind.SUCCESS
 
 
-def _fire(batch: Batch, steps: list[Step]) -> None:
+def _fire(batch: BatchColumns, steps: list[BatchStep]) -> None:
     # A batch without a complete callback passes this stage at once, because success waits for it.
-    if batch.complete_st == Progress.NOT_YET and batch.unrun == 0 and batch.open_children == 0:
-        batch.complete_st = Progress.ENQUEUED if batch.has_complete else Progress.FINISHED
+    if batch.complete_st == CallbackProgress.NOT_YET and batch.unrun == 0 and batch.open_children == 0:
+        batch.complete_st = CallbackProgress.ENQUEUED if batch.has_complete else CallbackProgress.FINISHED
         if batch.has_complete:
-            steps.append(Step.FIRE_COMPLETE)
-    if batch.success_st == Progress.NOT_YET and batch.complete_st == Progress.FINISHED and _is_good(batch):
-        batch.success_st = Progress.ENQUEUED if batch.has_success else Progress.FINISHED
+            steps.append(BatchStep.FIRE_COMPLETE)
+    if (
+        batch.success_st == CallbackProgress.NOT_YET
+        and batch.complete_st == CallbackProgress.FINISHED
+        and _is_good(batch)
+    ):
+        batch.success_st = CallbackProgress.ENQUEUED if batch.has_success else CallbackProgress.FINISHED
         if batch.has_success:
-            steps.append(Step.FIRE_SUCCESS)
+            steps.append(BatchStep.FIRE_SUCCESS)
 
 
-def _notify_parent(batch: Batch, steps: list[Step]) -> None:
+def _notify_parent(batch: BatchColumns, steps: list[BatchStep]) -> None:
     # Each flag is written in the same transaction as the change of the parent's counters, so each is applied once.
     if (batch.is_broken or batch.is_expired) and not batch.told_broken:
         batch.told_broken = True
-        steps.append(Step.TELL_BROKEN)
+        steps.append(BatchStep.MARK_PARENT_BROKEN)
     if not batch.told_complete and _is_closed(batch):
         batch.told_complete = True
-        steps.append(Step.TELL_COMPLETE)
-    if not batch.told_success and batch.success_st == Progress.FINISHED:
+        steps.append(BatchStep.CLOSE_IN_PARENT)
+    if not batch.told_success and batch.success_st == CallbackProgress.FINISHED:
         batch.told_success = True
-        steps.append(Step.TELL_SUCCESS)
+        steps.append(BatchStep.SUCCEED_IN_PARENT)
     if not batch.is_over and _can_change_no_more(batch):
-        steps.append(Step.END)
+        steps.append(BatchStep.END)
 
 
-def _is_good(batch: Batch) -> bool:
+def _is_good(batch: BatchColumns) -> bool:
     """Return whether all members and children succeeded."""
     return batch.pending == 0 and batch.unsucceeded_children == 0 and not batch.is_broken
 
 
-def _is_closed(batch: Batch) -> bool:
+def _is_closed(batch: BatchColumns) -> bool:
     """Return whether no callback is running or still to come, so that the parent's complete callback may fire."""
     # A failed callback counts as closed: otherwise one dead callback would block every ancestor.
     if batch.is_expired or batch.complete_failed:
         return True
-    if batch.complete_st != Progress.FINISHED:
+    if batch.complete_st != CallbackProgress.FINISHED:
         return False
-    return batch.success_st == Progress.FINISHED or batch.success_failed or not _is_good(batch)
+    return batch.success_st == CallbackProgress.FINISHED or batch.success_failed or not _is_good(batch)
 
 
-def _can_change_no_more(batch: Batch) -> bool:
-    if batch.is_expired or batch.success_st == Progress.FINISHED:
+def _can_change_no_more(batch: BatchColumns) -> bool:
+    if batch.is_expired or batch.success_st == CallbackProgress.FINISHED:
         return True
     # Children are waited for: a child that still runs reports to this row later.
     return batch.is_broken and batch.pending == 0 and batch.told_complete and batch.open_children == 0

@@ -125,7 +125,7 @@ def _whole(name: str, value: object) -> int:
     return value
 
 
-class Gate(msgspec.Struct, kw_only=True):
+class Limiter(msgspec.Struct, kw_only=True):
     """A limiter: the counters of a limit, as stored in its row. Change it only while that row is locked."""
 
     id: int
@@ -199,13 +199,13 @@ class Gate(msgspec.Struct, kw_only=True):
         return self.allows.concurrency is not None
 
 
-def allocate_permits(wanted: Iterable[Sequence[Gate]], now: datetime) -> list[Gate | None]:
+def allocate_permits(wanted: Iterable[Sequence[Limiter]], now: datetime) -> list[Limiter | None]:
     """Acquire permits for jobs just claimed, in order; for each return None or the limiter that blocks it.
 
     Each job acquires a permit from all its limiters or from none. If several limiters are full, a queue's limiter is
     returned last: jobs that it blocks can stay in their queue and need not be moved to the blocked state.
     """
-    answers: list[Gate | None] = []
+    answers: list[Limiter | None] = []
     for gates in wanted:
         for gate in gates:
             if gate.opens_at is None or gate.scope == Scope.QUEUE:  # otherwise the tokens are reserved for blocked jobs
@@ -226,7 +226,7 @@ def family_of(key: str) -> str:
     return key.partition(":")[0]
 
 
-def format_permits(gates: Iterable[Gate]) -> str | None:
+def format_permits(gates: Iterable[Limiter]) -> str | None:
     """Return the limiter ids of a job's permits in the stored form; None if there are none."""
     held = [str(gate.id) for gate in gates if gate.needs_permit()]
     return f",{','.join(held)}," if held else None

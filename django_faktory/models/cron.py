@@ -19,14 +19,14 @@ from .fields import ExactCharField
 class CronEntry(models.Model):
     """A recurring job: its schedule, its time zone and the job to enqueue."""
 
-    class Origin(models.TextChoices):
+    class EntryOrigin(models.TextChoices):
         """Where the entry is defined; an entry from code cannot be edited in the admin."""
 
         CODE = "code"
         ADMIN = "admin"
 
     name = ExactCharField(max_length=255, unique=True)
-    origin = ExactCharField(max_length=10, choices=Origin.choices, default=Origin.ADMIN)
+    origin = ExactCharField(max_length=10, choices=EntryOrigin.choices, default=EntryOrigin.ADMIN)
     schedule = models.CharField(max_length=255, help_text="Five fields, or six with the second first; or @daily, …")
     zone = models.CharField(max_length=64, help_text='The time zone the schedule is read in, as in "Europe/Berlin".')
     jobtype = ExactCharField(

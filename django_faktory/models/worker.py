@@ -15,8 +15,8 @@ from .fields import ExactCharField
 class WorkerProcess(models.Model):
     """A process in any language that sent HELLO with a wid."""
 
-    class State(models.TextChoices):
-        """State of a worker; it changes in one direction only: running, quiet, terminate."""
+    class Phase(models.TextChoices):
+        """Phase of a worker; it changes in one direction only: running, quiet, terminate."""
 
         RUNNING = "running"
         QUIET = "quiet"
@@ -26,7 +26,7 @@ class WorkerProcess(models.Model):
     hostname = models.CharField(max_length=255, default="")
     pid = models.BigIntegerField(default=0)
     labels = models.JSONField(default=list)
-    state = ExactCharField(max_length=10, choices=State.choices, default=State.RUNNING)
+    state = ExactCharField(max_length=10, choices=Phase.choices, default=Phase.RUNNING)
     rss_kb = models.BigIntegerField(default=0)
     started_at = models.DateTimeField(db_default=Now())
     seen_at = models.DateTimeField(db_default=Now(), help_text="Latest HELLO, BEAT or sight of a connection.")

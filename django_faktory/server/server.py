@@ -67,7 +67,7 @@ WIDTH = 2
 """Concurrent exchanges. Each uses a database connection; a third gained nothing on two cores."""
 
 
-class Listener(Protocol):
+class NotificationSource(Protocol):
     """Source of notifications about new work, as returned by `notifier.listen`."""
 
     def wait(self, timeout_s: float) -> bool:
@@ -88,7 +88,7 @@ class Server:
         port: int = 7419,
         password: str = "",
         tls: ssl.SSLContext | None = None,
-        listen: Callable[[], Listener] | None = None,
+        listen: Callable[[], NotificationSource] | None = None,
     ) -> None:
         self.broker = broker
         self.password = password
@@ -385,7 +385,7 @@ class Server:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to notify
                 self.loop.call_soon_threadsafe(work, *args)
 
-    def _wake_on_notifications(self, listener: Listener) -> None:
+    def _wake_on_notifications(self, listener: NotificationSource) -> None:
         while not self._is_stopping:
             if listener.wait(LISTEN_S):
                 self.wake()

@@ -22,8 +22,8 @@ from ..errors import FaktoryError, InvalidCron, InvalidPayload, UnknownJobType
 from ..models.cron import CronEntry
 from ..store import notifier
 from ..store.cron import entries, runs
-from ..store.cron.entries import Definition
-from ..store.cron.runs import EnqueuedJob
+from ..store.cron.entries import CronDefinition
+from ..store.cron.runs import CronJob
 from .arguments import decode_call, encode_call
 from .base import FaktoryTask, autodiscover, lookup, registered
 from .job_id import new_jid
@@ -44,7 +44,7 @@ def sync(*, using: str) -> None:
     entries.sync(definitions(), using=using)
 
 
-def definitions() -> Iterator[Definition]:
+def definitions() -> Iterator[CronDefinition]:
     """Yield every entry of the tasks and of `FAKTORY["CRON"]`.
 
     Raises InvalidCron with a field that begins with the place of the definition.
@@ -56,7 +56,7 @@ def definitions() -> Iterator[Definition]:
         yield found
 
 
-def read() -> Iterator[tuple[str, Definition | InvalidCron]]:
+def read() -> Iterator[tuple[str, CronDefinition | InvalidCron]]:
     """Yield the place of each definition with its entry, or with the InvalidCron error.
 
     Lets the system checks report all errors in one run.
@@ -77,10 +77,10 @@ def read() -> Iterator[tuple[str, Definition | InvalidCron]]:
         yield place, found
 
 
-def of_task(task: FaktoryTask[..., Any], one: Cron) -> Definition:
+def of_task(task: FaktoryTask[..., Any], one: Cron) -> CronDefinition:
     """Return the entry of one `Cron` of a task. Raises InvalidCron."""
     args, kwargs = _call_of(task, list(one.args), one.kwargs)
-    return Definition(
+    return CronDefinition(
         name=_checked_name(one.name or task.jobtype),
         schedule=one.schedule,
         zone=one.zone or settings.TIME_ZONE,
@@ -94,7 +94,7 @@ def of_task(task: FaktoryTask[..., Any], one: Cron) -> Definition:
     )
 
 
-def of_settings(name: object, entry: object) -> Definition:
+def of_settings(name: object, entry: object) -> CronDefinition:
     """Return the entry of `FAKTORY["CRON"][name]`. Raises InvalidCron."""
     if not isinstance(entry, Mapping):
         raise InvalidCron(
@@ -132,7 +132,7 @@ def defined(
     policies: Mapping[str, Any],
     must_be_task: bool = False,
     is_json: bool = False,
-) -> Definition:
+) -> CronDefinition:
     """Return a validated entry; its job is a task's call if a task has this name.
 
     Other jobtypes get the job that a client would push. `must_be_task`: reject other jobtypes. `is_json`: args and
@@ -143,7 +143,7 @@ def defined(
     task = task_of(jobtype) if isinstance(jobtype, str) else None
     if must_be_task and task is None:
         raise InvalidCron("task", f"no task of this project is called {jobtype!r:.120}")
-    rest = Definition(
+    rest = CronDefinition(
         name=_checked_name(name),
         schedule=str(schedule),
         zone=str(zone),
@@ -182,7 +182,7 @@ def task_of(jobtype: str) -> FaktoryTask[..., Any] | None:
         return None
 
 
-def enqueue(entry: CronEntry) -> EnqueuedJob:
+def enqueue(entry: CronEntry) -> CronJob:
     """Build and push the job of an entry.
 
     A task is enqueued with `enqueue` and its middleware; other jobtypes are pushed as by a client. Propagates every
@@ -193,7 +193,7 @@ def enqueue(entry: CronEntry) -> EnqueuedJob:
         job = _payload(entry)
         for refused in filter(None, brokers.get_broker().push([job])):
             raise refused
-        return EnqueuedJob(job.jid, job.queue)
+        return CronJob(job.jid, job.queue)
     if entry.queue:
         task = task.using(queue_name=entry.queue)
     args, kwargs = jsontext.decode(entry.args), jsontext.decode(entry.kwargs)
@@ -201,10 +201,10 @@ def enqueue(entry: CronEntry) -> EnqueuedJob:
     if not task.plain_json:
         args, kwargs = decode_call(args, kwargs)
     result = task.enqueue(*args, **kwargs)
-    return EnqueuedJob(result.id, task.queue_name)
+    return CronJob(result.id, task.queue_name)
 
 
-def run_now(entry: CronEntry, *, using: str) -> EnqueuedJob:
+def run_now(entry: CronEntry, *, using: str) -> CronJob:
     """Enqueue the entry's job at once, ignoring its pause and overlap policy.
 
     Raises FaktoryError if the job cannot be created.
@@ -216,7 +216,7 @@ def run_now(entry: CronEntry, *, using: str) -> EnqueuedJob:
     return got
 
 
-def _entries() -> Iterator[tuple[str, Callable[[], Definition]]]:
+def _entries() -> Iterator[tuple[str, Callable[[], CronDefinition]]]:
     """Yield the place of each definition and a function that parses it."""
     for task in registered():
         for one in task.cron:
@@ -242,7 +242,7 @@ def _call_of(
         raise InvalidCron("args", f"{task.jobtype} cannot be called with them: {error}") from error
 
 
-def _of_another_language(rest: Definition, jobtype: Any, args: Any, job: Any) -> Definition:
+def _of_another_language(rest: CronDefinition, jobtype: Any, args: Any, job: Any) -> CronDefinition:
     if not isinstance(args, list | tuple):
         raise InvalidCron("args", f"expected a list, got {told(args)}")
     if not isinstance(job, Mapping):

@@ -15,7 +15,7 @@ from ..core.payloads import queue_name
 from ..errors import InvalidPayload
 from ..models import Limit
 from ..store.limits import definitions as limit_definitions
-from ..store.limits.definitions import Definition
+from ..store.limits.definitions import LimitDefinition
 from .base import FaktoryTask, autodiscover, registered
 
 PLACES = {"queues": Scope.QUEUE, "tasks": Scope.TASK, "keys": Scope.KEY}
@@ -74,7 +74,7 @@ def as_in_code(limit: Limit, *, using: str) -> bool:
     autodiscover()  # a web process may not have imported its tasks
     for one in read():
         # Without this the limit would differ from the code until the next `sync`.
-        if isinstance(one, Definition) and (one.scope, one.name) == (limit.scope, limit.name):
+        if isinstance(one, LimitDefinition) and (one.scope, one.name) == (limit.scope, limit.name):
             limit_definitions.save_limit(*one, using=using, origin=Limit.Origin.CODE)
     return True
 
@@ -88,10 +88,10 @@ def sync(*, using: str) -> None:
     limit_definitions.sync(definitions(), using=using)
 
 
-def definitions() -> Iterator[Definition]:
+def definitions() -> Iterator[LimitDefinition]:
     """Yield every limit of the tasks and of the settings; settings override tasks. Raises InvalidLimit."""
     # A dict removes duplicates: settings are read last, so they replace the task's definition.
-    found: dict[tuple[str, str], Definition] = {}
+    found: dict[tuple[str, str], LimitDefinition] = {}
     for one in read():
         if isinstance(one, InvalidDefinition):
             raise InvalidLimit(f"{one.place}: {one.problem}")
@@ -99,13 +99,13 @@ def definitions() -> Iterator[Definition]:
     yield from found.values()
 
 
-def read() -> Iterator[Definition | InvalidDefinition]:
+def read() -> Iterator[LimitDefinition | InvalidDefinition]:
     """Yield each limit, or the problem with it."""
     # A limit_key limits keys; their kind, the part before the colon, is the jobtype.
     for task in registered():
         if task.limit is not None:
             scope = Scope.TASK if task.limit_key is None else Scope.KEY
-            yield Definition(scope, task.jobtype, Allowance.of(task.limit))
+            yield LimitDefinition(scope, task.jobtype, Allowance.of(task.limit))
     settings = conf.get("LIMITS")
     if not isinstance(settings, Mapping):
         message = f'expected a dict such as {{"queues": {{"mail": 5}}}}, got {settings!r:.80}'
@@ -136,10 +136,10 @@ def _of_worker(name: object, value: object) -> InvalidDefinition | None:
     return InvalidDefinition(where, f"expected a whole number of jobs at a time, got {value!r:.80}")
 
 
-def _entry(place: str, name: object, value: object) -> Definition | InvalidDefinition:
+def _entry(place: str, name: object, value: object) -> LimitDefinition | InvalidDefinition:
     where = f"LIMITS[{place!r}][{name!r:.80}]"
     try:
-        return Definition(PLACES[place], checked_name(PLACES[place], name), Allowance.of(value))
+        return LimitDefinition(PLACES[place], checked_name(PLACES[place], name), Allowance.of(value))
     except InvalidLimit as error:
         return InvalidDefinition(where, str(error))
 

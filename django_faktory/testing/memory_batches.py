@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from .. import conf
 from ..core import batch_rules
-from ..core.batch_rules import Kind, Progress, Step
+from ..core.batch_rules import BatchStep, CallbackProgress, Kind
 from ..core.lifecycle import State
 from ..core.payloads import BatchStatus, JobPayload, NewBatch
 from ..errors import BatchClosed, FaktoryError, UnknownBatch
@@ -37,8 +37,8 @@ class MemoryBatch:
     open_children: int = 0
     unsucceeded_children: int = 0
     is_broken: bool = False
-    complete_st: str = Progress.NOT_YET
-    success_st: str = Progress.NOT_YET
+    complete_st: str = CallbackProgress.NOT_YET
+    success_st: str = CallbackProgress.NOT_YET
     complete_failed: bool = False
     success_failed: bool = False
     told_broken: bool = False
@@ -174,7 +174,7 @@ class MemoryBatchStore:
         """Record a callback's end."""
         kept = self._known(bid)
         if to is State.SUCCEEDED:
-            setattr(kept, f"{kind}_st", Progress.FINISHED)
+            setattr(kept, f"{kind}_st", CallbackProgress.FINISHED)
         else:
             setattr(kept, f"{kind}_failed", True)
             kept.is_broken |= to is State.DISCARDED
@@ -192,17 +192,17 @@ class MemoryBatchStore:
         parent = self.kept.get(kept.made.parent_bid)
         for step in steps:
             match step, parent:
-                case Step.FIRE_COMPLETE, _ if kept.made.complete:
+                case BatchStep.FIRE_COMPLETE, _ if kept.made.complete:
                     self._fire(kept.made.complete, kept.bid, Kind.COMPLETE)
-                case Step.FIRE_SUCCESS, _ if kept.made.success:
+                case BatchStep.FIRE_SUCCESS, _ if kept.made.success:
                     self._fire(kept.made.success, kept.bid, Kind.SUCCESS)
-                case Step.TELL_BROKEN, MemoryBatch():
+                case BatchStep.MARK_PARENT_BROKEN, MemoryBatch():
                     parent.is_broken = True
-                case Step.TELL_COMPLETE, MemoryBatch():
+                case BatchStep.CLOSE_IN_PARENT, MemoryBatch():
                     parent.open_children -= 1
-                case Step.TELL_SUCCESS, MemoryBatch():
+                case BatchStep.SUCCEED_IN_PARENT, MemoryBatch():
                     parent.unsucceeded_children -= 1
-                case Step.END, _:
+                case BatchStep.END, _:
                     kept.is_over = True
         return bool(steps)
 

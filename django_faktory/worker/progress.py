@@ -1,4 +1,4 @@
-"""Write the progress of jobs from a thread of its own (`Progress`).
+"""Write the progress of jobs from a thread of its own (`ProgressWriter`).
 
 A task never waits for a write, even if it reports a million times, in a transaction or on the event loop. About one
 write a second stores the latest progress of each job; the last one of a job is always written.
@@ -28,7 +28,7 @@ IDLE_S = 10.0
 """Seconds without progress after which the connection is closed."""
 
 
-class Progress:
+class ProgressWriter:
     """Writer of progress for one worker process. Its thread starts with the first call of `tell`."""
 
     def __init__(self, broker: Broker, *, write_every_s: float = WRITE_EVERY_S) -> None:

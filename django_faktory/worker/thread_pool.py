@@ -24,7 +24,7 @@ from .db_cleanup import JOB_THREAD, NO_ALIASES
 from .execution import Execution, prepare
 from .job_buffer import JobBuffer, Report
 from .job_monitor import JobMonitor, MonitorLimits
-from .progress import Progress
+from .progress import ProgressWriter
 
 logger = get_logger(__name__)
 
@@ -52,7 +52,7 @@ class ThreadPool:
         self._on_end = on_end
         self._monitor = JobMonitor(broker, give_up=self._give_up, limits=limits)
         self._monitor_thread = threading.Thread(target=self._monitor.run, name="faktory-watch-jobs", daemon=True)
-        self._progress = Progress(broker)
+        self._progress = ProgressWriter(broker)
         self._buffer = held
         self._interrupted = ""
         self._places: SimpleQueue[None] = SimpleQueue()  # a semaphore: threading.Semaphore costs ten times as much

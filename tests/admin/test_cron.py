@@ -46,7 +46,7 @@ def entry():
 
 @pytest.fixture
 def of_code():
-    entries.sync([entries.Definition("of code", "0 3 * * *", "UTC", work.noop.jobtype)], using="default")
+    entries.sync([entries.CronDefinition("of code", "0 3 * * *", "UTC", work.noop.jobtype)], using="default")
     return CronEntry.objects.get(name="of code")
 
 

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django_faktory.core.limits import Allowance
 from django_faktory.models import Job, Limit
 from django_faktory.store.limits import definitions
-from django_faktory.store.limits.definitions import Definition
+from django_faktory.store.limits.definitions import LimitDefinition
 from tests.factories import QueueFactory
 from tests.store.limits.conftest import Node, limit, states
 
@@ -65,7 +65,7 @@ def test_a_limit_is_set_and_holds(admin_client, node):
 
 
 def test_an_edit_holds_at_once_and_overrules_code(admin_client, node):
-    code = [Definition("task", "noop", definitions.Allowance(concurrency=1))]
+    code = [LimitDefinition("task", "noop", definitions.Allowance(concurrency=1))]
     definitions.sync(code, using="default")
     node.push(*"abc")
     assert node.fetch(5) == ["a"]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_faktory.core.batch_rules import Kind, Progress, Step, advance, count
+from django_faktory.core.batch_rules import BatchStep, CallbackProgress, Kind, advance, count
 from django_faktory.core.lifecycle import GONE, State
 
 
@@ -28,51 +28,51 @@ def test_nothing_happens_while_a_committed_batch_is_open_again():
     one = batch(is_reopened=True)
     assert advance(one) == []
     one.is_reopened = False
-    assert advance(one) == [Step.FIRE_COMPLETE]
+    assert advance(one) == [BatchStep.FIRE_COMPLETE]
 
 
 def test_complete_waits_for_the_last_run_and_for_open_children():
     assert advance(batch(unrun=1, pending=1)) == []
     assert advance(batch(open_children=1, unsucceeded_children=1)) == []
-    assert advance(batch(pending=1)) == [Step.FIRE_COMPLETE]
+    assert advance(batch(pending=1)) == [BatchStep.FIRE_COMPLETE]
 
 
 def test_success_waits_for_completes_end():
     one = batch()
-    assert advance(one) == [Step.FIRE_COMPLETE]
+    assert advance(one) == [BatchStep.FIRE_COMPLETE]
     assert advance(one) == []
-    one.complete_st = Progress.FINISHED
-    assert advance(one) == [Step.FIRE_SUCCESS]
-    one.success_st = Progress.FINISHED
-    assert advance(one) == [Step.TELL_COMPLETE, Step.TELL_SUCCESS, Step.END]
+    one.complete_st = CallbackProgress.FINISHED
+    assert advance(one) == [BatchStep.FIRE_SUCCESS]
+    one.success_st = CallbackProgress.FINISHED
+    assert advance(one) == [BatchStep.CLOSE_IN_PARENT, BatchStep.SUCCEED_IN_PARENT, BatchStep.END]
 
 
 def test_what_has_no_callbacks_of_a_kind_goes_on_at_once():
-    assert advance(batch(has_complete=False)) == [Step.FIRE_SUCCESS]
-    one = batch(has_success=False, complete_st=Progress.FINISHED)
-    assert advance(one) == [Step.TELL_COMPLETE, Step.TELL_SUCCESS, Step.END]
+    assert advance(batch(has_complete=False)) == [BatchStep.FIRE_SUCCESS]
+    one = batch(has_success=False, complete_st=CallbackProgress.FINISHED)
+    assert advance(one) == [BatchStep.CLOSE_IN_PARENT, BatchStep.SUCCEED_IN_PARENT, BatchStep.END]
 
 
 @pytest.mark.parametrize("reason", [{"pending": 1}, {"unsucceeded_children": 1}])
 def test_a_parent_goes_on_while_success_is_still_open(reason):
-    assert advance(batch(complete_st=Progress.FINISHED, **reason)) == [Step.TELL_COMPLETE]
+    assert advance(batch(complete_st=CallbackProgress.FINISHED, **reason)) == [BatchStep.CLOSE_IN_PARENT]
 
 
 def test_a_broken_batch_tells_its_parent_and_ends():
-    one = batch(complete_st=Progress.FINISHED, is_broken=True)
-    assert advance(one) == [Step.TELL_BROKEN, Step.TELL_COMPLETE, Step.END]
+    one = batch(complete_st=CallbackProgress.FINISHED, is_broken=True)
+    assert advance(one) == [BatchStep.MARK_PARENT_BROKEN, BatchStep.CLOSE_IN_PARENT, BatchStep.END]
 
 
 def test_a_callback_that_is_given_up_holds_up_no_parent():
-    one = batch(complete_st=Progress.ENQUEUED, complete_failed=True)
-    assert advance(one) == [Step.TELL_COMPLETE]
-    one.complete_st = Progress.FINISHED
-    assert advance(one) == [Step.FIRE_SUCCESS], "retried by hand, it goes on"
+    one = batch(complete_st=CallbackProgress.ENQUEUED, complete_failed=True)
+    assert advance(one) == [BatchStep.CLOSE_IN_PARENT]
+    one.complete_st = CallbackProgress.FINISHED
+    assert advance(one) == [BatchStep.FIRE_SUCCESS], "retried by hand, it goes on"
 
 
 def test_an_expired_batch_lets_its_parent_go_on_and_fires_nothing():
     one = batch(is_committed=False, is_expired=True)
-    assert advance(one) == [Step.TELL_BROKEN, Step.TELL_COMPLETE, Step.END]
+    assert advance(one) == [BatchStep.MARK_PARENT_BROKEN, BatchStep.CLOSE_IN_PARENT, BatchStep.END]
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_whatever_happens_to_members_the_counters_stay_true(seed):
             open_members.append((counted.has_run, counted.counts_failed))
         for step in advance(one):
             fired.append(step)
-            if step is Step.FIRE_COMPLETE:
-                one.complete_st = Progress.FINISHED
+            if step is BatchStep.FIRE_COMPLETE:
+                one.complete_st = CallbackProgress.FINISHED
         assert one.pending == len(open_members)
         assert one.unrun == sum(not has_run for has_run, _ in open_members)
         assert one.failed == sum(counts_failed for _, counts_failed in open_members)
     fired += advance(one)
     assert (one.pending, one.unrun, one.failed) == (0, 0, 0)
-    assert fired.count(Step.FIRE_COMPLETE) == 1
-    assert fired.count(Step.FIRE_SUCCESS) == (not one.is_broken)
+    assert fired.count(BatchStep.FIRE_COMPLETE) == 1
+    assert fired.count(BatchStep.FIRE_SUCCESS) == (not one.is_broken)
     assert [str(kind) for kind in Kind] == ["complete", "success"]

@@ -8,8 +8,8 @@ import pytest
 from django_faktory.core.limits import (
     FORGIVEN_S,
     Allowance,
-    Gate,
     InvalidLimit,
+    Limiter,
     Scope,
     allocate_permits,
     family_of,
@@ -21,7 +21,7 @@ from tests.factories import T0
 
 
 def gate(value, number=1, **fields):
-    return Gate(id=number, allows=Allowance.of(value), filled_at=T0, **fields)
+    return Limiter(id=number, allows=Allowance.of(value), filled_at=T0, **fields)
 
 
 def after(seconds):

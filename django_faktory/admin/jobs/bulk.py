@@ -36,7 +36,7 @@ SALT = "django_faktory.sweep"
 MAX_AGE_S = 86_400
 
 
-class Scope(NamedTuple):
+class BulkScope(NamedTuple):
     """Jobs to act on: those of a query, or dead jobs of one kind."""
 
     query: str
@@ -82,11 +82,11 @@ class Scope(NamedTuple):
         return sum(1 for _ in error_groups.matching(rows.order_by("-pk")[: COUNTED + 1], self.kind))
 
 
-def parse_scope(params: Mapping[str, Any]) -> Scope:
+def parse_scope(params: Mapping[str, Any]) -> BulkScope:
     """Return the scope that URL parameters ask for. Raises InvalidQuery."""
     if "error" in params and "task" in params:
-        return Scope("", ErrorKind(params["error"], params["task"], params.get("head", "")))
-    return Scope(str(asked(params)))
+        return BulkScope("", ErrorKind(params["error"], params["task"], params.get("head", "")))
+    return BulkScope(str(asked(params)))
 
 
 def asked(params: Mapping[str, Any], typed: Query | None = None) -> Query:
@@ -143,9 +143,9 @@ class BulkRun:
     is_over: bool = False
 
     @property
-    def scope(self) -> Scope:
+    def scope(self) -> BulkScope:
         """Return the jobs to act on."""
-        return Scope(self.query, ErrorKind(*self.kind) if self.kind else None)
+        return BulkScope(self.query, ErrorKind(*self.kind) if self.kind else None)
 
     @property
     def percent(self) -> int | None:
@@ -155,8 +155,10 @@ class BulkRun:
         return None if self.total is None else min(100, 100 * self.placed // max(self.total, 1))
 
 
-def begin(verb: str, scope: Scope, *, total: int, user: object, why: str, every_s: float = 0.0, using: str) -> BulkRun:
-    """Return a new sweep, without any step done. `total` is the result of `Scope.counted`."""
+def begin(
+    verb: str, scope: BulkScope, *, total: int, user: object, why: str, every_s: float = 0.0, using: str
+) -> BulkRun:
+    """Return a new sweep, without any step done. `total` is the result of `BulkScope.counted`."""
     jobs = Job.objects.using(using)
     rows = scope.rows(verb, using=using)
     upto = jobs.order_by("-pk").values_list("pk", flat=True).first() or 0

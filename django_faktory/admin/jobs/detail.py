@@ -45,7 +45,7 @@ EDITED = WHOLE
 TOO_LONG = "Its arguments are too long to be edited on a page: the API takes others."
 
 
-class Moment(NamedTuple):
+class TimelineEntry(NamedTuple):
     """One event of the timeline."""
 
     title: str
@@ -106,7 +106,7 @@ def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
     return *found, ""
 
 
-def timeline(job: Job, history: StoredText) -> list[Moment]:
+def timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
     """Return the job's events, oldest first. Room for backtraces is given to the latest attempts first."""
     runs = runs_of(history.text) if history.is_whole else []
     left_out, shown = runs[:-SHOWN], runs[-SHOWN:]
@@ -114,17 +114,17 @@ def timeline(job: Job, history: StoredText) -> list[Moment]:
     forgotten = max(0, job.failures + job.losses - sum(not one.is_interruption for one in runs))
     number = forgotten + sum(not one.is_interruption for one in left_out)
     messages, backtraces = _cut_runs(shown)
-    found = [Moment("Pushed", job.created_at)]
+    found = [TimelineEntry("Pushed", job.created_at)]
     if earlier := forgotten + len(left_out):
-        found.append(Moment(f"{earlier} earlier attempt{'s' * (earlier > 1)}", None))
+        found.append(TimelineEntry(f"{earlier} earlier attempt{'s' * (earlier > 1)}", None))
     for one, message, backtrace in zip(shown, messages, backtraces, strict=True):
         begun, failed = _instant(one.started_at), _instant(one.failed_at)
         number += not one.is_interruption
         if one.is_interruption:
-            found.append(Moment(one.message.capitalize(), failed, took=_between(begun, failed), worker=one.wid))
+            found.append(TimelineEntry(one.message.capitalize(), failed, took=_between(begun, failed), worker=one.wid))
             continue
         found.append(
-            Moment(
+            TimelineEntry(
                 f"Attempt {number} failed",
                 failed,
                 is_failed=True,
@@ -157,18 +157,18 @@ _WAITS = {
 }
 
 
-def _now(job: Job) -> Moment:
+def _now(job: Job) -> TimelineEntry:
     state = State(job.state)
     if state in _WAITS:
         title, column = _WAITS[state]
-        return Moment(title, getattr(job, column))
+        return TimelineEntry(title, getattr(job, column))
     if state is State.WORKING:
-        return Moment(f"Attempt {job.attempts} runs, since", job.started_at, worker=job.wid)
+        return TimelineEntry(f"Attempt {job.attempts} runs, since", job.started_at, worker=job.wid)
     if state is State.SUCCEEDED:
-        return Moment(
+        return TimelineEntry(
             "Succeeded", job.finished_at, is_good=True, took=_between(job.started_at, job.finished_at), worker=job.wid
         )
-    return Moment(str(state).capitalize(), job.finished_at, is_failed=state is State.DEAD)
+    return TimelineEntry(str(state).capitalize(), job.finished_at, is_failed=state is State.DEAD)
 
 
 def _between(begun: datetime | None, ended: datetime | None) -> str:

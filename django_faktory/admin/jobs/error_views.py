@@ -48,7 +48,7 @@ class ErrorViews(ReadOnlyAdmin):
         """Show a group: its latest jobs, a button to retry one, and actions on all."""
         self._may_view_errors(request)
         using, kind = conf.get("DATABASE"), _kind(request)
-        scope = bulk_actions.Scope("", kind)
+        scope = bulk_actions.BulkScope("", kind)
         # The message is not a column: read the newest ids and compare the messages of those.
         ids = list(
             error_groups.matching(

@@ -85,7 +85,7 @@ class Alarm(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
+class OverviewData:
     """Data of the overview page."""
 
     at: datetime
@@ -111,13 +111,13 @@ def duration(seconds: float) -> str:
     return " ".join(f"{count} {unit}" for count, unit in counts[:2] if count) or "0 s"
 
 
-def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> Overview:
+def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> OverviewData:
     """Read the numbers of the page, and its parts `running`, `workers` and `errors` if `sees` admits them."""
     now = timezone.now()
     counts = statistics.shared_glance(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     # Only a complete snapshot shows which queues are the fullest.
     queues_ = _all_queues(counts) if counts.is_complete else _first_queues(using)
-    return Overview(
+    return OverviewData(
         at=now,
         tiles=[_tile(counts, state) for state in _TILES],
         charts=[minutes(now, using=using), _days(now, using)],

@@ -45,7 +45,7 @@ def _json(help_text: str) -> serializers.JSONField:
     return serializers.JSONField(help_text=help_text, read_only=True)
 
 
-class Shaped(Base):
+class ShapedSerializer(Base):
     """Serializer of a row through its `shape` function."""
 
     shape: ClassVar[Callable[..., dict[str, Any]]]
@@ -55,7 +55,7 @@ class Shaped(Base):
         return type(self).shape(instance)
 
 
-class JobInList(Shaped):
+class JobSummarySerializer(ShapedSerializer):
     """A job without its arguments and failures."""
 
     shape = staticmethod(operation_serializers.job_of)
@@ -79,7 +79,7 @@ class JobInList(Shaped):
     finished_at = _time("When it ended.")
 
 
-class FailedAttempt(Base):
+class FailedAttemptSerializer(Base):
     """A failed attempt of a job."""
 
     worker = _text("The worker that ran it.")
@@ -92,7 +92,7 @@ class FailedAttempt(Base):
     )
 
 
-class InterruptedRun(Base):
+class InterruptedRunSerializer(Base):
     """A run that ended through no fault of the task, as at a shutdown: neither an attempt nor a failure."""
 
     worker = _text("The worker that ran it.")
@@ -101,31 +101,31 @@ class InterruptedRun(Base):
     interrupted_at = _time("When the worker gave the job back.")
 
 
-class WholeJob(JobInList):
+class JobDetailSerializer(JobSummarySerializer):
     """A job with its arguments, failures and result."""
 
     shape = staticmethod(operation_serializers.whole_job_of)
 
     job = _json("The job as its client sent it, with args and custom.")
-    attempts = FailedAttempt(many=True, read_only=True, help_text="Failed attempts, the oldest first.")
-    interrupted = InterruptedRun(many=True, read_only=True, help_text="Interrupted runs, the latest 10.")
+    attempts = FailedAttemptSerializer(many=True, read_only=True, help_text="Failed attempts, the oldest first.")
+    interrupted = InterruptedRunSerializer(many=True, read_only=True, help_text="Interrupted runs, the latest 10.")
     result = _json("Return value of the task; null if it is not kept.")
 
 
-class Enqueued(Base):
+class EnqueuedSerializer(Base):
     """The job that was enqueued."""
 
     jid = _text("The job's id.")
 
 
-class Done(Base):
+class ActionResultSerializer(Base):
     """Result of an action on one job."""
 
     changed = _number("How many were changed.")
     state = _text("The job's state now; null: its row is gone.", null=True)
 
 
-class BulkDone(Base):
+class BulkResultSerializer(Base):
     """Result of one part of an action on many jobs."""
 
     query = _text("The query in canonical form.")
@@ -134,7 +134,7 @@ class BulkDone(Base):
     next = _text("Send it as `after`, with the same query, for the next part; null: this was the last.", null=True)
 
 
-class QueueShape(Base):
+class QueueSerializer(Base):
     """A queue with its size and latency."""
 
     name = _text("Its name.")
@@ -145,13 +145,13 @@ class QueueShape(Base):
     paused_at = _time("When it was paused.")
 
 
-class Cleared(Base):
+class ClearedQueueSerializer(Base):
     """Whether a queue has been cleared completely."""
 
     is_done = _flag("False: jobs are left; send the request again.")
 
 
-class Worker(Base):
+class WorkerSerializer(Base):
     """A worker process in any language."""
 
     wid = _text("Its id.")
@@ -159,7 +159,7 @@ class Worker(Base):
     pid = _number("Its process id there.")
     labels = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="Labels that it reports.")
     state = serializers.ChoiceField(
-        WorkerProcess.State.values, read_only=True, help_text="running, quiet or terminate; a worker never goes back."
+        WorkerProcess.Phase.values, read_only=True, help_text="running, quiet or terminate; a worker never goes back."
     )
     rss_kb = _number("Its memory in KB; 0 if it reports none.")
     jobs = _number("Jobs that it runs.")
@@ -167,13 +167,13 @@ class Worker(Base):
     beat_at = _time("Its latest heartbeat.")
 
 
-class Told(Base):
+class ChangeCountSerializer(Base):
     """Result of an action on a worker process, or of a retry of what failed in a batch."""
 
     changed = _number("Workers or jobs changed. A worker learns of its new state at its next heartbeat.")
 
 
-class BatchShape(Shaped):
+class BatchSerializer(ShapedSerializer):
     """A batch with its counters and callbacks."""
 
     shape = staticmethod(operation_serializers.batch_of)
@@ -192,7 +192,7 @@ class BatchShape(Shaped):
     created_at = _time("When it was made.", null=False)
 
 
-class BatchInTree(BatchShape):
+class BatchTreeItemSerializer(BatchSerializer):
     """A batch with its depth in the tree."""
 
     depth = _number("Its ancestors: 0 is the root.")
@@ -203,14 +203,14 @@ class BatchInTree(BatchShape):
         return {**operation_serializers.batch_of(batch), "depth": batch.depth}
 
 
-class Tree(Base):
+class BatchTreeSerializer(Base):
     """The tree of a batch, depth first."""
 
-    batches = BatchInTree(many=True, read_only=True, help_text="Depth first, beginning with the root.")
+    batches = BatchTreeItemSerializer(many=True, read_only=True, help_text="Depth first, beginning with the root.")
     is_more = _flag("Whether the tree is larger than what is shown.")
 
 
-class CronRunShape(Shaped):
+class CronRunSerializer(ShapedSerializer):
     """Outcome of one tick of a cron entry."""
 
     shape = staticmethod(operation_serializers.cron_run_of)
@@ -222,7 +222,7 @@ class CronRunShape(Shaped):
     note = _text("Why it has no job; null for users who may not view jobs.", null=True)
 
 
-class CronInList(Base):
+class CronSummarySerializer(Base):
     """A cron entry with its latest run."""
 
     name = _text("Its name.")
@@ -230,16 +230,16 @@ class CronInList(Base):
     zone = _text("The time zone the schedule is read in.")
     jobtype = _text("What it enqueues.")
     queue = _text("Its queue; null: the queue of the task.", null=True)
-    origin = serializers.ChoiceField(CronEntry.Origin.values, read_only=True, help_text="Where it is defined.")
+    origin = serializers.ChoiceField(CronEntry.EntryOrigin.values, read_only=True, help_text="Where it is defined.")
     state = serializers.ChoiceField(
         ["active", "paused", "removed", "never"], read_only=True, help_text="Its state; `never`: it has no next tick."
     )
     problem = _text("Why it cannot be due.", null=True)
     next_at = _time("The next tick.")
-    latest = CronRunShape(allow_null=True, read_only=True, help_text="Its latest run.")
+    latest = CronRunSerializer(allow_null=True, read_only=True, help_text="Its latest run.")
 
 
-class WholeCron(CronInList):
+class CronDetailSerializer(CronSummarySerializer):
     """A cron entry with its arguments, policies and past runs."""
 
     args = _json("The arguments, a list; null for users who may not view jobs.")
@@ -253,10 +253,10 @@ class WholeCron(CronInList):
         read_only=True,
         help_text="The next five ticks; for a paused entry, the ticks it would have.",
     )
-    runs = CronRunShape(many=True, read_only=True, help_text="The latest runs, the newest first; at most 50.")
+    runs = CronRunSerializer(many=True, read_only=True, help_text="The latest runs, the newest first; at most 50.")
 
 
-class Lock(Shaped):
+class LockSerializer(ShapedSerializer):
     """A lock key, held by a running job."""
 
     shape = staticmethod(operation_serializers.lock_of)
@@ -270,7 +270,7 @@ class Lock(Shaped):
     expires_at = _time("When it expires unless it is extended.", null=False)
 
 
-class Limit(Shaped):
+class LimitSerializer(ShapedSerializer):
     """A limit on how many jobs run at once or start per period."""
 
     shape = staticmethod(operation_serializers.limit_of)
@@ -287,26 +287,26 @@ class Limit(Shaped):
     opens_at = _time("When the next job that waits for the rate may start.")
 
 
-class WholeLimit(Limit):
+class LimitDetailSerializer(LimitSerializer):
     """A limit with the number of jobs waiting for it."""
 
     waiting = _number("Jobs that wait for it, counted up to 10,000.")
 
 
-class ChangedTasks(Base):
+class ChangedTasksSerializer(Base):
     """Tasks changed by a pause or resume."""
 
     tasks = serializers.ListField(child=_text("A task."), read_only=True, help_text="Tasks that this request changed.")
 
 
-class Released(Base):
+class ReleasedLockSerializer(Base):
     """Result of releasing a lock."""
 
     changed = _number("Locks released: 1.")
 
 
 @extend_schema_serializer(many=False)  # the action is called `list`
-class Statistics(Base):
+class StatisticsSerializer(Base):
     """Totals and counts of all jobs, queues, workers and batches."""
 
     processed = _number("Jobs that ended, with or without success.")

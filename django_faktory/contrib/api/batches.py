@@ -33,7 +33,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     """Batches: jobs that belong together, and the callbacks that follow them."""
 
     queryset = Batch.objects.none()
-    serializer_class = answers.BatchShape
+    serializer_class = answers.BatchSerializer
     pagination_class = NewestFirst
     filterset_class = BatchFilter
     lookup_field = "bid"
@@ -54,16 +54,16 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     @described(
         summary="List the members of a batch",
         description="Only members with a row: a member that succeeded without a result to keep has none.",
-        responses=answers.JobInList(many=True),
+        responses=answers.JobSummarySerializer(many=True),
         filters=False,
     )
-    @action(detail=True, serializer_class=answers.JobInList, filterset_class=None)
+    @action(detail=True, serializer_class=answers.JobSummarySerializer, filterset_class=None)
     def members(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return the members of the batch, newest first. Needs permission to view jobs."""
         jobs = Job.objects.using(alias()).batch(self.get_object().bid).only(*SHORT)
         return self._page(jobs)
 
-    @described(summary="List the children of a batch", responses=answers.BatchShape(many=True), filters=False)
+    @described(summary="List the children of a batch", responses=answers.BatchSerializer(many=True), filters=False)
     @action(detail=True, filterset_class=None)
     def children(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return the direct children of the batch, newest first."""
@@ -72,25 +72,25 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     @described(
         summary="Show the tree of a batch",
         description=f"Depth first, at most about {batch_tree.MAX_BATCHES} batches, with the path to this batch.",
-        responses=answers.Tree,
+        responses=answers.BatchTreeSerializer,
     )
     @action(detail=True, filterset_class=None, pagination_class=None)
     def tree(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return the tree that contains the batch, depth first."""
         found = batch_tree.tree_of(self.get_object())
-        shown = [answers.BatchInTree.shape(batch) for batch in found]
+        shown = [answers.BatchTreeItemSerializer.shape(batch) for batch in found]
         return Response({"batches": shown, "is_more": len(found) >= batch_tree.MAX_BATCHES})
 
     @described(
         summary="Retry what failed of a batch",
         description=f"Members and callbacks that are dead or wait for a retry; at most {inputs.MAX_AT_ONCE} at once.",
-        request=inputs.Reason,
-        responses={200: answers.Told},
+        request=inputs.ReasonSerializer,
+        responses={200: answers.ChangeCountSerializer},
     )
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, **_: Any) -> Response:
         """Retry dead and retrying members and callbacks now; repeat the request while `changed` is not 0."""
-        validated, batch = self.said(inputs.Reason), self.get_object()
+        validated, batch = self.said(inputs.ReasonSerializer), self.get_object()
         jobs = Job.objects.using(alias()).filter(Q(bid=batch.bid) | Q(callback_of=batch.bid))
         # Bounded, so that the request ends in time; the client repeats it.
         failed = jobs.in_state(State.DEAD, State.RETRIES).order_by("pk")[: inputs.MAX_AT_ONCE]

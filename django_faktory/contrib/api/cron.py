@@ -41,19 +41,19 @@ _DEFAULTS: dict[str, Any] = {"queue": "", "args": [], "kwargs": {}, "job": {}, *
 
 
 def _acts(summary: str, description: str) -> Callable[[F], F]:
-    responses = {200: answers.WholeCron, 204: UNSEEN}
-    return described(summary=summary, description=description, request=inputs.Reason, responses=responses)
+    responses = {200: answers.CronDetailSerializer, 204: UNSEEN}
+    return described(summary=summary, description=description, request=inputs.ReasonSerializer, responses=responses)
 
 
 @extend_schema_view(
     list=described(summary="List cron entries by name"),
-    retrieve=described(summary="Show a cron entry", responses=answers.WholeCron),
+    retrieve=described(summary="Show a cron entry", responses=answers.CronDetailSerializer),
 )
 class CronEntries(Resource):
     """Cron entries, which enqueue a job at every tick of a schedule."""
 
     queryset = CronEntry.objects.none()
-    serializer_class = answers.CronInList
+    serializer_class = answers.CronSummarySerializer
     pagination_class = ByName
     filterset_class = CronFilter
     lookup_field = "name"
@@ -87,12 +87,12 @@ class CronEntries(Resource):
     @described(
         summary="Create a cron entry",
         description="Validated like an entry defined in code.",
-        request=inputs.NewCron,
-        responses={201: answers.WholeCron, 204: UNSEEN},
+        request=inputs.NewCronSerializer,
+        responses={201: answers.CronDetailSerializer, 204: UNSEEN},
     )
     def create(self, request: Request) -> Response:
         """Create an entry of the admin. Raises WrongState (409) if the name is taken."""
-        told = self.said(inputs.NewCron)
+        told = self.said(inputs.NewCronSerializer)
         reason = told.pop("reason")
         using = alias()
         entry = CronEntry(**_definition({**_DEFAULTS, "zone": settings.TIME_ZONE, **told})._asdict())
@@ -111,17 +111,17 @@ class CronEntries(Resource):
     @described(
         summary="Edit a cron entry of the admin",
         description="Members left out keep their value. An entry defined in code is refused with 409.",
-        request=inputs.CronChanges,
-        responses={200: answers.WholeCron, 204: UNSEEN},
+        request=inputs.CronChangesSerializer,
+        responses={200: answers.CronDetailSerializer, 204: UNSEEN},
     )
     def partial_update(self, request: Request, **_: Any) -> Response:
         """Change an entry of the admin; a new schedule or zone applies from now on."""
         # Partial: members that a new entry must have are optional in a change.
-        checked = inputs.CronChanges(data=request.data, partial=True)
+        checked = inputs.CronChangesSerializer(data=request.data, partial=True)
         checked.is_valid(raise_exception=True)
         told = dict(checked.validated_data)
         reason, entry = told.pop("reason", ""), self.get_object()
-        if entry.origin == CronEntry.Origin.CODE:
+        if entry.origin == CronEntry.EntryOrigin.CODE:
             raise WrongState(f"{entry.name}: is defined in code; change it there")
         if not told:
             raise ValidationError(f"expected one of {', '.join(('schedule', 'zone', 'jobtype', *_DEFAULTS))}")
@@ -140,9 +140,9 @@ class CronEntries(Resource):
     )
     def destroy(self, request: Request, **_: Any) -> Response:
         """Delete an entry. Raises WrongState (409) if code still defines it: it would be created again."""
-        why = self.said(inputs.Reason, of=request.query_params)
+        why = self.said(inputs.ReasonSerializer, of=request.query_params)
         entry = self.get_object()
-        if entry.origin == CronEntry.Origin.CODE and entry.removed_at is None:
+        if entry.origin == CronEntry.EntryOrigin.CODE and entry.removed_at is None:
             raise WrongState(f"{entry.name}: is defined in code, and would come back; remove it there")
         # Written before the delete: the log entry needs the primary key of the row.
         note(request, entry, "Deleted", flag=DELETED, reason=why["reason"])
@@ -164,13 +164,13 @@ class CronEntries(Resource):
     @described(
         summary="Run a cron entry now",
         description="Enqueues a job at once, ignoring its pause and overlap policy.",
-        request=inputs.Reason,
-        responses={200: answers.Enqueued},
+        request=inputs.ReasonSerializer,
+        responses={200: answers.EnqueuedSerializer},
     )
     @action(detail=True, methods=["post"])
     def run(self, request: Request, **_: Any) -> Response:
         """Enqueue a job of the entry now; the schedule is not affected."""
-        told, entry = self.said(inputs.Reason), self.get_object()
+        told, entry = self.said(inputs.ReasonSerializer), self.get_object()
         if entry.removed_at is not None:
             raise WrongState(f"{entry.name}: is defined in code no more")
         jid = cron.run_now(entry, using=alias()).jid
@@ -178,7 +178,7 @@ class CronEntries(Resource):
         return Response({"jid": jid})
 
     def _act(self, request: Request, act: Any, done: str) -> Response:
-        told, entry = self.said(inputs.Reason), self.get_object()
+        told, entry = self.said(inputs.ReasonSerializer), self.get_object()
         act([entry.pk], using=alias())
         note(request, entry, done, reason=told["reason"])
         return self.answer(lambda: self._whole(self._again(entry)))
@@ -214,7 +214,7 @@ class CronEntries(Resource):
         return found
 
 
-def _definition(told: dict[str, Any]) -> rows.Definition:
+def _definition(told: dict[str, Any]) -> rows.CronDefinition:
     """Return the checked definition, with the rules of the admin's form. Raises InvalidCron."""
     base.autodiscover()  # the web process may not have imported the tasks
     policies = {key: told[key] for key in ("missed", "window", "overlap")}

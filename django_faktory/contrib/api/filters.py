@@ -107,7 +107,7 @@ class _Text(django_filters.CharFilter):
             return found
 
 
-class QueueFilter(FilterSet):
+class QueueFilterSet(FilterSet):
     """Filter queues by the start of the name and by pause."""
 
     name = _Text(
@@ -128,7 +128,7 @@ class QueueFilter(FilterSet):
 class WorkerFilter(FilterSet):
     """Filter worker processes by state and host."""
 
-    state = django_filters.ChoiceFilter(choices=WorkerProcess.State.choices, help_text="In this state.")
+    state = django_filters.ChoiceFilter(choices=WorkerProcess.Phase.choices, help_text="In this state.")
     hostname = _Text(field_name="hostname", max_length=255, help_text="On this machine.")
 
     class Meta:
@@ -166,7 +166,9 @@ class BatchFilter(FilterSet):
 class CronFilter(FilterSet):
     """Filter cron entries by origin and job type."""
 
-    origin = django_filters.ChoiceFilter(choices=CronEntry.Origin.choices, help_text="Defined in code or in the admin.")
+    origin = django_filters.ChoiceFilter(
+        choices=CronEntry.EntryOrigin.choices, help_text="Defined in code or in the admin."
+    )
     jobtype = _Text(field_name="jobtype", max_length=255, help_text="Entries that enqueue this jobtype.")
 
     class Meta:

@@ -25,7 +25,7 @@ MAX_AT_ONCE = 5000
 _EARLIEST, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 
-class Moment(serializers.DateTimeField):
+class UtcDateTimeField(serializers.DateTimeField):
     """Time, converted to UTC whatever the project's settings.
 
     A time without an offset is taken as local time of the project.
@@ -44,7 +44,7 @@ class Moment(serializers.DateTimeField):
 
 
 @extend_schema_field({"type": "array", "items": {}})
-class _Array(serializers.JSONField):
+class _ArrayField(serializers.JSONField):
     def to_internal_value(self, data: Any) -> Any:
         """Return the list; its items are validated later, as arguments of the task."""
         if not isinstance(data, list):
@@ -53,7 +53,7 @@ class _Array(serializers.JSONField):
 
 
 @extend_schema_field({"type": "object", "additionalProperties": {}})
-class _Object(serializers.JSONField):
+class _ObjectField(serializers.JSONField):
     def to_internal_value(self, data: Any) -> Any:
         """Return the object unchanged. Raises ValidationError for any other type."""
         if not isinstance(data, dict):
@@ -61,7 +61,7 @@ class _Object(serializers.JSONField):
         return data
 
 
-class Reason(Base):
+class ReasonSerializer(Base):
     """Base of every action's input: an optional reason for the log."""
 
     reason = serializers.CharField(
@@ -73,12 +73,12 @@ class Reason(Base):
     )
 
 
-class NewJob(Reason):
+class NewJobSerializer(ReasonSerializer):
     """A job to enqueue."""
 
     task = serializers.CharField(max_length=255, help_text="A task of this project, by its jobtype.")
-    args = _Array(required=False, help_text="Its arguments, in JSON's types.")
-    kwargs = _Object(default={}, help_text="Its keyword arguments.")
+    args = _ArrayField(required=False, help_text="Its arguments, in JSON's types.")
+    kwargs = _ObjectField(default={}, help_text="Its keyword arguments.")
     queue = serializers.RegexField(
         r"^[A-Za-z0-9._-]{1,255}\Z", required=False, help_text="Its queue; without it the queue of the task."
     )
@@ -88,7 +88,7 @@ class NewJob(Reason):
         required=False,
         help_text="Its priority, larger first; without it the priority of the task.",
     )
-    run_after = Moment(required=False, help_text="Earliest time to run it.")
+    run_after = UtcDateTimeField(required=False, help_text="Earliest time to run it.")
     about = serializers.CharField(
         max_length=255, required=False, help_text="The object it is about, as `app.model/pk`."
     )
@@ -100,14 +100,14 @@ class NewJob(Reason):
         return value
 
 
-class JobChanges(Reason):
+class JobChangesSerializer(ReasonSerializer):
     """Changes of a job that is not running; members left out keep their value."""
 
-    args = _Array(required=False, help_text="All its arguments, encoded as in a job.")
-    kwargs = _Object(required=False, help_text="All its keyword arguments.")
+    args = _ArrayField(required=False, help_text="All its arguments, encoded as in a job.")
+    kwargs = _ObjectField(required=False, help_text="All its keyword arguments.")
     queue = serializers.RegexField(r"^[A-Za-z0-9._-]{1,255}\Z", required=False, help_text="Its queue.")
     priority = serializers.IntegerField(min_value=-100, max_value=100, required=False, help_text="Larger first.")
-    run_after = Moment(required=False, help_text="When a scheduled or retrying job becomes due.")
+    run_after = UtcDateTimeField(required=False, help_text="When a scheduled or retrying job becomes due.")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Raise ValidationError unless at least one member changes."""
@@ -116,7 +116,7 @@ class JobChanges(Reason):
         return attrs
 
 
-class Bulk(Reason):
+class BulkRequestSerializer(ReasonSerializer):
     """An action on the jobs of a query, one bounded part at a time."""
 
     query = serializers.CharField(
@@ -132,7 +132,7 @@ class Bulk(Reason):
     dry_run = serializers.BooleanField(default=False, help_text="Count the matching jobs and change none.")
 
 
-class CronChanges(Reason):
+class CronChangesSerializer(ReasonSerializer):
     """Changes of a cron entry of the admin; members left out keep their value."""
 
     schedule = serializers.CharField(
@@ -147,9 +147,9 @@ class CronChanges(Reason):
     queue = serializers.CharField(
         max_length=255, required=False, allow_blank=True, help_text="Its queue; empty: the queue of the task."
     )
-    args = _Array(required=False, help_text="Arguments, encoded as in a job.")
-    kwargs = _Object(required=False, help_text="Keyword arguments; for tasks of this project.")
-    job = _Object(
+    args = _ArrayField(required=False, help_text="Arguments, encoded as in a job.")
+    kwargs = _ObjectField(required=False, help_text="Keyword arguments; for tasks of this project.")
+    job = _ObjectField(
         required=False, help_text="retry, reserve_for, priority, backtrace, custom; for other languages' jobtypes."
     )
     missed = serializers.ChoiceField(
@@ -163,7 +163,7 @@ class CronChanges(Reason):
     )
 
 
-class LimitChanges(Reason):
+class LimitChangesSerializer(ReasonSerializer):
     """New values of a limit; a value left out means no limit of that kind."""
 
     concurrency = serializers.IntegerField(
@@ -181,14 +181,14 @@ class LimitChanges(Reason):
     )
 
 
-class NewLimit(LimitChanges):
+class NewLimitSerializer(LimitChangesSerializer):
     """A limit to create."""
 
     scope = serializers.ChoiceField([str(one) for one in Scope], help_text="queue, task or key.")
     name = serializers.CharField(max_length=255, help_text="Name of the queue, task or key.")
 
 
-class TaskNames(Reason):
+class TaskNamesSerializer(ReasonSerializer):
     """Names of tasks to pause or resume."""
 
     tasks = serializers.ListField(
@@ -196,7 +196,7 @@ class TaskNames(Reason):
     )
 
 
-class NewCron(CronChanges):
+class NewCronSerializer(CronChangesSerializer):
     """A cron entry to create."""
 
     name = serializers.CharField(max_length=255, help_text="Its unique name.")

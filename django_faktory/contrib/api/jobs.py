@@ -45,8 +45,8 @@ DONE = {
 
 
 def _acts(summary: str, description: str) -> Callable[[F], F]:
-    responses = {200: answers.Done, 204: UNSEEN}
-    return described(summary=summary, description=description, request=inputs.Reason, responses=responses)
+    responses = {200: answers.ActionResultSerializer, 204: UNSEEN}
+    return described(summary=summary, description=description, request=inputs.ReasonSerializer, responses=responses)
 
 
 def _bulk(summary: str) -> Callable[[F], F]:
@@ -54,8 +54,8 @@ def _bulk(summary: str) -> Callable[[F], F]:
         summary=summary,
         description="A bounded part of the jobs that a query selects; send `next` as `after` until it is null. Without "
         "`view_job`, `dry_run` is refused, and queries by anything but state, queue, task, batch, jid and age.",
-        request=inputs.Bulk,
-        responses={200: answers.BulkDone},
+        request=inputs.BulkRequestSerializer,
+        responses={200: answers.BulkResultSerializer},
     )
 
 
@@ -65,14 +65,16 @@ def _bulk(summary: str) -> Callable[[F], F]:
         description="Conditions without an index search the latest 50,000 jobs only: see the query language.",
     ),
     retrieve=described(
-        summary="Show a job", description="With its arguments, failures and result.", responses=answers.WholeJob
+        summary="Show a job",
+        description="With its arguments, failures and result.",
+        responses=answers.JobDetailSerializer,
     ),
 )
 class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     """Jobs in any state, selected with the query language."""
 
     queryset = Job.objects.none()
-    serializer_class = answers.JobInList
+    serializer_class = answers.JobSummarySerializer
     pagination_class = NewestFirst
     filterset_class = JobFilter
     lookup_field = "jid"
@@ -102,17 +104,17 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
 
     def get_serializer_class(self) -> Any:
         """Return the serializer; a single job is shown with all its members."""
-        return answers.WholeJob if self.action == "retrieve" else super().get_serializer_class()
+        return answers.JobDetailSerializer if self.action == "retrieve" else super().get_serializer_class()
 
     @described(
         summary="Enqueue a task",
         description="Like `enqueue` of the task, with its middleware. Arguments are plain JSON.",
-        request=inputs.NewJob,
-        responses={201: answers.Enqueued},
+        request=inputs.NewJobSerializer,
+        responses={201: answers.EnqueuedSerializer},
     )
     def create(self, request: Request) -> Response:
         """Enqueue a job of a registered task. Raises UnknownJobType (400) for any other name."""
-        validated = self.said(inputs.NewJob)
+        validated = self.said(inputs.NewJobSerializer)
         using = alias()
         base.autodiscover()  # the web process may not have imported the tasks
         task = base.lookup(validated["task"])
@@ -139,12 +141,12 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     @described(
         summary="Edit a job that is not running",
         description="Its arguments, queue, priority or time. All other members stay as its client sent them.",
-        request=inputs.JobChanges,
-        responses={200: answers.WholeJob, 204: UNSEEN},
+        request=inputs.JobChangesSerializer,
+        responses={200: answers.JobDetailSerializer, 204: UNSEEN},
     )
     def partial_update(self, request: Request, **_: Any) -> Response:
         """Change the given members of a job; members that are left out keep their value."""
-        validated = self.said(inputs.JobChanges)
+        validated = self.said(inputs.JobChangesSerializer)
         changed = sorted(set(validated) - {"reason"})
         job = edit(
             self.get_object().jid,
@@ -196,7 +198,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, **_: Any) -> Response:
         """Cancel the job, even if it is running."""
-        validated = self.said(inputs.Reason)
+        validated = self.said(inputs.ReasonSerializer)
         job = self.get_object()
         return self._done(request, job, "Cancelled", broker().cancel([job.jid]), validated["reason"])
 
@@ -231,7 +233,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         return self._act_on_many(request, Verb.PRUNE)
 
     def _act(self, request: Request, verb: Verb) -> Response:
-        validated = self.said(inputs.Reason)
+        validated = self.said(inputs.ReasonSerializer)
         job = self.get_object()
         changed = bulk.execute(verb, Job.objects.using(alias()).filter(pk=job.pk))
         if not changed:
@@ -261,7 +263,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
             raise PermissionDenied("dry_run: counts jobs, for users who may view them")
 
     def _act_on_many(self, request: Request, verb: Verb) -> Response:
-        validated = self.said(inputs.Bulk)
+        validated = self.said(inputs.BulkRequestSerializer)
         query = query_of(validated["query"])
         self._refuse_to_reveal(query, is_dry=validated["dry_run"])
         # An empty query would mean every job: a client that forgets the query must not delete everything.

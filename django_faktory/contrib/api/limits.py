@@ -33,20 +33,23 @@ from .problems import WrongState
 
 def _acts(summary: str, description: str) -> Callable[[F], F]:
     return described(
-        summary=summary, description=description, request=inputs.TaskNames, responses={200: answers.ChangedTasks}
+        summary=summary,
+        description=description,
+        request=inputs.TaskNamesSerializer,
+        responses={200: answers.ChangedTasksSerializer},
     )
 
 
 @described(parameters=[OpenApiParameter("id", OpenApiTypes.INT64, "path", description="The limit's number.")])
 @extend_schema_view(
     list=described(summary="List limits, the newest first", parameters=[OpenApiParameter("id", exclude=True)]),
-    retrieve=described(summary="Show a limit", responses=answers.WholeLimit),
+    retrieve=described(summary="Show a limit", responses=answers.LimitDetailSerializer),
 )
 class Limits(Resource):
     """Limits on the jobs of a queue, task or key that run at once or start per period."""
 
     queryset = Limit.objects.none()
-    serializer_class = answers.Limit
+    serializer_class = answers.LimitSerializer
     pagination_class = NewestFirst
     filterset_class = LimitFilter
     lookup_field = "pk"
@@ -82,13 +85,13 @@ class Limits(Resource):
     @described(
         summary="Set a limit",
         description="It applies at once, also to jobs that wait or run already.",
-        request=inputs.NewLimit,
-        responses={201: answers.WholeLimit, 204: UNSEEN},
+        request=inputs.NewLimitSerializer,
+        responses={201: answers.LimitDetailSerializer, 204: UNSEEN},
         parameters=[OpenApiParameter("id", exclude=True)],
     )
     def create(self, request: Request) -> Response:
         """Create a limit; raise WrongState (409) if the limit already exists."""
-        told = self.said(inputs.NewLimit)
+        told = self.said(inputs.NewLimitSerializer)
         name, allowance = task_limits.checked_name(told["scope"], told["name"]), _allowance(told)
         # `definitions.save_limit` overwrites an existing limit, so that POST would change it without a warning.
         if Limit.objects.using(alias()).filter(scope=told["scope"], name=name).exists():
@@ -100,12 +103,12 @@ class Limits(Resource):
     @described(
         summary="Change a limit",
         description="It applies at once and overrides the code. A value left out means no limit of that kind.",
-        request=inputs.LimitChanges,
-        responses={200: answers.WholeLimit, 204: UNSEEN},
+        request=inputs.LimitChangesSerializer,
+        responses={200: answers.LimitDetailSerializer, 204: UNSEEN},
     )
     def update(self, request: Request, **_: Any) -> Response:
         """Replace what the limit allows; a pause of the task remains in effect."""
-        told, limit = self.said(inputs.LimitChanges), self.get_object()
+        told, limit = self.said(inputs.LimitChangesSerializer), self.get_object()
         changed = definitions.save_limit(limit.scope, limit.name, _allowance(told), using=alias())
         note(request, changed, f"Edited: {changed.told}", reason=told.get("reason", ""))
         return self.answer(lambda: _whole(changed))
@@ -118,7 +121,7 @@ class Limits(Resource):
     )
     def destroy(self, request: Request, **_: Any) -> Response:
         """Delete the limit; its running jobs continue."""
-        why, limit = self.said(inputs.Reason, of=request.query_params), self.get_object()
+        why, limit = self.said(inputs.ReasonSerializer, of=request.query_params), self.get_object()
         # Written before the delete: the log entry needs the primary key of the row.
         note(request, limit, "Deleted", flag=DELETED, reason=why["reason"])
         definitions.remove(limit, using=alias())
@@ -137,7 +140,7 @@ class Limits(Resource):
         return self._act(request, definitions.resume, "Resumed")
 
     def _act(self, request: Request, act: Any, done: str) -> Response:
-        told = self.said(inputs.TaskNames)
+        told = self.said(inputs.TaskNamesSerializer)
         changed = act([task_limits.checked_name("task", name) for name in told["tasks"]], using=alias())
         for name in changed:
             note(request, Limit, done, name=name, reason=told["reason"])

@@ -32,7 +32,7 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
     """Lock keys that running jobs hold."""
 
     queryset = JobLock.objects.none()
-    serializer_class = answers.Lock
+    serializer_class = answers.LockSerializer
     pagination_class = NewestFirst
     filterset_class = LockFilter
     lookup_field = "pk"
@@ -52,8 +52,8 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
     @described(
         summary="Release a lock by hand",
         description="The next job of the key may then run while the former holder still runs.",
-        request=inputs.Reason,
-        responses={200: answers.Released},
+        request=inputs.ReasonSerializer,
+        responses={200: answers.ReleasedLockSerializer},
     )
     @action(detail=True, methods=["post"])
     def release(self, request: Request, **_: Any) -> Response:
@@ -61,7 +61,7 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
 
         A lock that another job has acquired since has another token and is not touched.
         """
-        validated, lock = self.said(inputs.Reason), self.get_object()
+        validated, lock = self.said(inputs.ReasonSerializer), self.get_object()
         changed = transitions.free_locks([lock.pk], using=alias())
         # The lock expired or was released between the two queries.
         if not changed:

@@ -18,7 +18,7 @@ from ...store import queues as rows
 from . import answers, inputs
 from .base import Resource, alias, broker
 from .described import UNSEEN, F, described
-from .filters import QueueFilter
+from .filters import QueueFilterSet
 from .journal import note
 from .paging import FewByName
 
@@ -29,8 +29,8 @@ CLEARS_FOR_S = 5.0
 
 
 def _acts(summary: str, description: str) -> Callable[[F], F]:
-    responses = {200: answers.QueueShape, 204: UNSEEN}
-    return described(summary=summary, description=description, request=inputs.Reason, responses=responses)
+    responses = {200: answers.QueueSerializer, 204: UNSEEN}
+    return described(summary=summary, description=description, request=inputs.ReasonSerializer, responses=responses)
 
 
 @extend_schema_view(
@@ -41,9 +41,9 @@ class Queues(Resource):
     """Queues that have been used at least once."""
 
     queryset = Queue.objects.none()
-    serializer_class = answers.QueueShape
+    serializer_class = answers.QueueSerializer
     pagination_class = FewByName
-    filterset_class = QueueFilter
+    filterset_class = QueueFilterSet
     lookup_field = "name"
     resource = "queue"
     needs: ClassVar = {
@@ -71,7 +71,7 @@ class Queues(Resource):
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
         """Pause the queue; nothing changes if it is already paused."""
-        validated, queue = self.said(inputs.Reason), self.get_object()
+        validated, queue = self.said(inputs.ReasonSerializer), self.get_object()
         broker().pause([queue.name])
         return self._done(request, queue, "Paused", validated["reason"])
 
@@ -79,15 +79,15 @@ class Queues(Resource):
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the queue; nothing changes if it is not paused."""
-        validated, queue = self.said(inputs.Reason), self.get_object()
+        validated, queue = self.said(inputs.ReasonSerializer), self.get_object()
         broker().resume([queue.name])
         return self._done(request, queue, "Resumed", validated["reason"])
 
     @described(
         summary="Clear a queue",
         description="Discard its enqueued jobs, and delete the queue and its pause. The request stops after 5 seconds.",
-        request=inputs.Reason,
-        responses={200: answers.Cleared},
+        request=inputs.ReasonSerializer,
+        responses={200: answers.ClearedQueueSerializer},
     )
     @action(detail=True, methods=["post"])
     def clear(self, request: Request, **_: Any) -> Response:
@@ -95,7 +95,7 @@ class Queues(Resource):
 
         Scheduled and retrying jobs stay; they create the queue again when they become due.
         """
-        validated, queue = self.said(inputs.Reason), self.get_object()
+        validated, queue = self.said(inputs.ReasonSerializer), self.get_object()
         until, stopped = time.monotonic() + CLEARS_FOR_S, []
 
         # Asked between two steps; the finished steps are committed.

@@ -31,7 +31,7 @@ class Numbers(Door, ViewSet):
         summary="Show totals and counts",
         description="Totals are exact; jobs, queues and batches are counted up to `counted_to`. The numbers may be a "
         "second old, or ten times as old as reading them takes. `/metrics` and INFO count everything.",
-        responses=answers.Statistics,
+        responses=answers.StatisticsSerializer,
     )
     def list(self, request: Request) -> Response:  # noqa: ARG002
         """Return one shared snapshot of the statistics."""

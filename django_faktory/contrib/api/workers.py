@@ -23,7 +23,12 @@ from .paging import ByWid
 
 
 def _acts(summary: str, description: str) -> Callable[[F], F]:
-    return described(summary=summary, description=description, request=inputs.Reason, responses={200: answers.Told})
+    return described(
+        summary=summary,
+        description=description,
+        request=inputs.ReasonSerializer,
+        responses={200: answers.ChangeCountSerializer},
+    )
 
 
 @extend_schema_view(
@@ -34,7 +39,7 @@ class Workers(Resource):
     """Live worker processes: seen recently, or holding jobs."""
 
     queryset = WorkerProcess.objects.none()
-    serializer_class = answers.Worker
+    serializer_class = answers.WorkerSerializer
     pagination_class = ByWid
     filterset_class = WorkerFilter
     lookup_field = "wid"
@@ -72,7 +77,7 @@ class Workers(Resource):
         return self._advance(request, "terminate")
 
     def _advance(self, request: Request, state: str) -> Response:
-        validated, worker = self.said(inputs.Reason), self.get_object()
+        validated, worker = self.said(inputs.ReasonSerializer), self.get_object()
         changed = rows.advance([worker.wid], state, using=alias())
         note(request, worker, f"Told to {state}", reason=validated["reason"])
         return Response({"changed": changed})

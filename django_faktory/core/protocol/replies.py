@@ -18,7 +18,7 @@ from ...errors import (
 )
 from ..json import jsontext
 from ..payloads import DEFAULT_QUEUE, DEFAULT_RESERVE_FOR, Reservation, parse_instant
-from .resp import Bulk, Error, Reply, Simple
+from .resp import BulkString, Error, Reply, Simple
 
 
 def parse_refusal(reply: Reply) -> FaktoryError | None:
@@ -41,7 +41,7 @@ def parse_bulk(reply: Reply) -> str | None:
     """Return the text of a bulk reply. Raises CommandRefused for an error, ProtocolError for another kind."""
     if refusal := parse_refusal(reply):
         raise refusal
-    if not isinstance(reply, Bulk):
+    if not isinstance(reply, BulkString):
         raise ProtocolError(f"expected a bulk reply, got {str(reply)[:80]}")
     return reply.text
 

@@ -37,13 +37,13 @@ class Error(msgspec.Struct, frozen=True):
     message: str
 
 
-class Bulk(msgspec.Struct, frozen=True):
+class BulkString(msgspec.Struct, frozen=True):
     """Bulk string, on the wire `$length` and the text; None is the null reply."""
 
     text: str | None
 
 
-Reply = Simple | Error | Bulk
+Reply = Simple | Error | BulkString
 
 
 def simple(text: str) -> bytes:
@@ -117,7 +117,7 @@ class ReplyReader:
     def _bulk(self, line: bytes, start: int) -> Reply | None:
         if line == b"-1":
             self._drop(start)
-            return Bulk(None)
+            return BulkString(None)
         if not line.isdigit() or int(line) > MAX_REPLY_BYTES:
             raise ProtocolError(f"expected the length of a bulk reply, got {line[:40]!a}")
         end = start + int(line)
@@ -128,7 +128,7 @@ class ReplyReader:
             raise ProtocolError("expected CRLF after a bulk reply")
         text = _text(bytes(self._buffer[start:end]))
         self._drop(end + 2)
-        return Bulk(text)
+        return BulkString(text)
 
     def _drop(self, count: int) -> None:
         del self._buffer[:count]

@@ -16,7 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
-from ...core.batch_rules import Progress, is_open
+from ...core.batch_rules import CallbackProgress, is_open
 from ...core.payloads import BatchStatus, NewBatch
 from ...errors import UnknownBatch
 from ...models import Batch
@@ -238,8 +238,8 @@ def sweep(*, using: str, now: datetime | None = None) -> int:
     )
     # The conditions of `batch_rules.advance` as a query.
     due = batches.filter(
-        Q(complete_st=Progress.NOT_YET, unrun=0, open_children=0)
-        | Q(complete_st=Progress.FINISHED, success_st=Progress.NOT_YET)
+        Q(complete_st=CallbackProgress.NOT_YET, unrun=0, open_children=0)
+        | Q(complete_st=CallbackProgress.FINISHED, success_st=CallbackProgress.NOT_YET)
         & Q(pending=0, is_broken=False, unsucceeded_children=0)
     )
 

@@ -17,7 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 
 from ...core import batch_rules
-from ...core.batch_rules import Kind, Progress, Step
+from ...core.batch_rules import BatchStep, CallbackProgress, Kind
 from ...core.job_parser import parse_job
 from ...core.json import jsontext
 from ...core.lifecycle import GONE, State
@@ -138,7 +138,7 @@ def _callback_ended(batch: Batch, end: Change) -> None:
     """Record the end of a callback. A callback that is given up does not block the parent batch."""
     kind = batch_rules.ended_kind(batch)
     if end.succeeded:
-        setattr(batch, f"{kind}_st", Progress.FINISHED)
+        setattr(batch, f"{kind}_st", CallbackProgress.FINISHED)
         setattr(batch, f"{kind}_failed", False)
     elif end.to in (State.DEAD, State.DISCARDED, State.EXPIRED, GONE):
         setattr(batch, f"{kind}_failed", True)
@@ -181,19 +181,19 @@ def _apply_deltas(connection: BaseDatabaseWrapper, sums: dict[str, _BatchDelta],
     return moved
 
 
-def _notify_parent(told: _BatchDelta, steps: Sequence[Step]) -> None:
-    told.breaks |= Step.TELL_BROKEN in steps
-    told.closed_children += Step.TELL_COMPLETE in steps
-    told.succeeded_children += Step.TELL_SUCCESS in steps
+def _notify_parent(told: _BatchDelta, steps: Sequence[BatchStep]) -> None:
+    told.breaks |= BatchStep.MARK_PARENT_BROKEN in steps
+    told.closed_children += BatchStep.CLOSE_IN_PARENT in steps
+    told.succeeded_children += BatchStep.SUCCEED_IN_PARENT in steps
 
 
-def _execute_step(connection: BaseDatabaseWrapper, batch: Batch, step: Step, now: datetime) -> None:
+def _execute_step(connection: BaseDatabaseWrapper, batch: Batch, step: BatchStep, now: datetime) -> None:
     match step:
-        case Step.FIRE_COMPLETE:
+        case BatchStep.FIRE_COMPLETE:
             batch.complete_jid = _fire(connection, Kind.COMPLETE, batch, now)
-        case Step.FIRE_SUCCESS:
+        case BatchStep.FIRE_SUCCESS:
             batch.success_jid = _fire(connection, Kind.SUCCESS, batch, now)
-        case Step.END:
+        case BatchStep.END:
             batch.finished_at = now
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F
 
-from ...core.batch_rules import Progress, has_fired, is_open
+from ...core.batch_rules import CallbackProgress, has_fired, is_open
 from ...core.lifecycle import State
 from ...core.payloads import JobPayload, is_storable
 from ...errors import BatchClosed, FaktoryError, UnknownBatch
@@ -42,7 +42,7 @@ def count_new_members(connection: BaseDatabaseWrapper, bids: Sequence[str]) -> N
         batch = Batch.objects.using(connection.alias).filter(bid=bid)
         counted = {name: F(name) + count for name in ("total", "pending", "unrun")}
         # Usually one UPDATE. Only a batch that already counts as complete has to be read and opened again.
-        if not batch.filter(complete_st=Progress.NOT_YET).update(**counted):
+        if not batch.filter(complete_st=CallbackProgress.NOT_YET).update(**counted):
             open_again(connection, get_batch(connection, bid))
             batch.update(**counted)
 
@@ -84,7 +84,7 @@ def open_again(connection: BaseDatabaseWrapper, batch: Batch) -> None:
         child.told_complete = False
         parent.open_children += 1
     for one in chain:
-        one.complete_st = Progress.NOT_YET
+        one.complete_st = CallbackProgress.NOT_YET
         one.told_complete &= one.parent_bid != ""
         one.save(using=connection.alias)
 

@@ -23,7 +23,7 @@ from ..transactions import run
 logger = get_logger(__name__)
 
 
-class Definition(NamedTuple):
+class CronDefinition(NamedTuple):
     """A cron entry as defined in code. JSON columns are JSON text here too."""
 
     name: str
@@ -39,7 +39,7 @@ class Definition(NamedTuple):
     overlap: str = "allow"
 
 
-def sync(definitions: Iterable[Definition], *, using: str, now: datetime | None = None) -> None:
+def sync(definitions: Iterable[CronDefinition], *, using: str, now: datetime | None = None) -> None:
     """Make the stored entries of code equal to these definitions; absent ones are marked as removed.
 
     Run histories and pauses stay. A name that an entry of the admin uses stays with that entry. Safe to run on all
@@ -58,7 +58,7 @@ def sync(definitions: Iterable[Definition], *, using: str, now: datetime | None 
         # In name order: nodes that start at the same time would deadlock otherwise.
         for entry in _locked(rows.order_by("name"), using):
             one = wanted.get(entry.name)
-            if entry.origin == CronEntry.Origin.CODE:
+            if entry.origin == CronEntry.EntryOrigin.CODE:
                 _apply_definition(entry, one, clock)
             elif one is not None:
                 logger.error("cron entry of code has a name taken in the admin, rename one of them name=%s", one.name)
@@ -80,7 +80,7 @@ def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
             return
         # Compared with the stored row, not with the form's copy: `next_at` moves while a person edits.
         for row in _locked(CronEntry.objects.using(using).filter(pk=entry.pk), using):
-            _change(row, {field: getattr(entry, field) for field in Definition._fields}, clock)
+            _change(row, {field: getattr(entry, field) for field in CronDefinition._fields}, clock)
             entry.next_at, entry.problem = row.next_at, row.problem
 
     run(using, verb)
@@ -133,7 +133,7 @@ def _change_each(
     return run(using, verb)
 
 
-def _apply_definition(entry: CronEntry, one: Definition | None, now: datetime) -> None:
+def _apply_definition(entry: CronEntry, one: CronDefinition | None, now: datetime) -> None:
     """Update an entry of code to its definition; None marks it as removed."""
     if one is not None:
         # An entry that code defines again starts from now: runs of the time in between are not made up for.

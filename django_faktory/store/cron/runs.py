@@ -41,14 +41,14 @@ KEPT_RUNS = 100
 MAX_NOTE_LENGTH = 1000
 
 
-class EnqueuedJob(NamedTuple):
+class CronJob(NamedTuple):
     """The jid and the queue of the job that was made."""
 
     jid: str
     queue: str
 
 
-Enqueue = Callable[[CronEntry], EnqueuedJob]
+Enqueue = Callable[[CronEntry], CronJob]
 """Makes and pushes an entry's job within the current transaction. Raises the reason if it cannot."""
 
 
@@ -62,7 +62,7 @@ def enqueue_due_runs(enqueue: Enqueue, *, using: str, now: datetime | None = Non
     return {queue for pk in ids for queue in run(using, lambda connection, pk=pk: _take(connection, pk, enqueue, now))}  # type: ignore[misc]  # a default is no parameter to mypy
 
 
-def run_now(pk: int, enqueue: Enqueue, *, using: str) -> EnqueuedJob:
+def run_now(pk: int, enqueue: Enqueue, *, using: str) -> CronJob:
     """Enqueue an entry's job at once, regardless of its pause and overlap setting.
 
     Raises FaktoryError if the job cannot be made; the attempt is recorded as a run.
@@ -79,7 +79,7 @@ def run_now(pk: int, enqueue: Enqueue, *, using: str) -> EnqueuedJob:
     made = run(using, verb)
     if made.outcome == RunOutcome.REFUSED:
         raise FaktoryError(made.note)
-    return EnqueuedJob(made.jid, queues[-1])
+    return CronJob(made.jid, queues[-1])
 
 
 def _take(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datetime | None) -> set[str]:
@@ -124,9 +124,7 @@ def _take(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datet
     return queues
 
 
-def _enqueued(
-    entry: CronEntry, tick: datetime | None, enqueue: Enqueue, using: str
-) -> tuple[CronRun, EnqueuedJob | None]:
+def _enqueued(entry: CronEntry, tick: datetime | None, enqueue: Enqueue, using: str) -> tuple[CronRun, CronJob | None]:
     """Make the job and return its run. An error is recorded as refused, so that other entries still run."""
     try:
         # A savepoint: a database error in the project's code must not break the transaction that takes the run.

@@ -19,13 +19,13 @@ from .. import transactions
 from ..dialects import dialect_of
 from ..dialects.base import ClaimPlan, PendingExchange
 from ..transactions import first_line
-from .exchanges import Exchange, ExchangeReply, execute
+from .exchanges import Exchange, ExchangeOutcome, execute
 
 Result = TypeVar("Result")
 
 
 def begin(
-    connection: BaseDatabaseWrapper, work: Exchange, on_result: Callable[[ExchangeReply], Result]
+    connection: BaseDatabaseWrapper, work: Exchange, on_result: Callable[[ExchangeOutcome], Result]
 ) -> SentExchange[Result] | None:
     """Send a turn without blocking; `on_result` converts its result.
 
@@ -59,7 +59,7 @@ class SentExchange(Generic[Result]):
         connection: BaseDatabaseWrapper,
         work: Exchange,
         plan: ClaimPlan,
-        on_result: Callable[[ExchangeReply], Result],
+        on_result: Callable[[ExchangeOutcome], Result],
     ) -> None:
         self._connection, self._work, self._plan, self._on_result = connection, work, plan, on_result
 

@@ -31,7 +31,7 @@ from .lost_claims import ClaimNumbers
 from .pushes import CHUNK, any_needs_lookup, placed, push
 
 
-class ExchangeReply(NamedTuple):
+class ExchangeOutcome(NamedTuple):
     """Result of `exchange`: the results of `push`, `ack` and `fetch`, each in the order of its input."""
 
     pushed: Sequence[FaktoryError | None]
@@ -103,7 +103,7 @@ class Exchange:
         # Different requests that got too few jobs need a second plan, by the number of waiting jobs.
         return sum(not job.is_prefetched for job in claimed) >= sum(request.count for request in self.requests)
 
-    def conclude(self, plan: ClaimPlan, ending: AckResult, claimed: list[Reservation]) -> ExchangeReply:
+    def conclude(self, plan: ClaimPlan, ending: AckResult, claimed: list[Reservation]) -> ExchangeOutcome:
         """Finish the exchange and return its results. May block on further queries, see `needs_no_query`.
 
         Ends the jobs that the hot statement left unchanged, acquires locks and permits for the claimed jobs, and
@@ -121,7 +121,7 @@ class Exchange:
         fetched = distribute(self.requests, runnable, claiming, has_committed_work=True, is_all=is_all)
         if len(requested) < len(claimed):
             fetched = prefetch.append_prefetched(fetched, self.requests, [job for job in claimed if job.is_prefetched])
-        return ExchangeReply([None] * len(self.jobs), acked, fetched)
+        return ExchangeOutcome([None] * len(self.jobs), acked, fetched)
 
 
 def exchange(
@@ -134,7 +134,7 @@ def exchange(
     lease_s: float = locks.LEASE_S,
     claim_numbers: ClaimNumbers | None = None,
     on_finished: OnFinished = ignore_finished,
-) -> ExchangeReply:
+) -> ExchangeOutcome:
     """Run `ack`, `push` and `fetch` in one transaction; on PostgreSQL in one round trip.
 
     A pushed job may be fetched by a request of the same exchange.
@@ -143,7 +143,7 @@ def exchange(
     return execute(Exchange(jobs, acks, requests, claiming, on_finished))
 
 
-def execute(work: Exchange) -> ExchangeReply:
+def execute(work: Exchange) -> ExchangeOutcome:
     """Execute a turn, see `exchange`. Blocks until the database has committed."""
     acks, claiming = work.acks, work.claiming
     using, now = claiming.using, claiming.now
@@ -151,7 +151,7 @@ def execute(work: Exchange) -> ExchangeReply:
         # Acks first: the locks and permits that they release may be what the fetched jobs need.
         acked = ack(acks, using=using, now=now, on_finished=work.on_finished)
         pushed = push(work.jobs, using=using, now=now)
-        return ExchangeReply(pushed, acked, fetch_filtered(work.requests, claiming))
+        return ExchangeOutcome(pushed, acked, fetch_filtered(work.requests, claiming))
     if work.may_hand_off_lock(dialect_of(connections[using])):
         relayed = _hand_off_lock(work)
         if relayed:
@@ -167,7 +167,7 @@ def execute(work: Exchange) -> ExchangeReply:
         return work.conclude(plan, ending, claimed)
 
 
-def _hand_off_lock(work: Exchange) -> ExchangeReply | None:
+def _hand_off_lock(work: Exchange) -> ExchangeOutcome | None:
     """Execute a turn as a lock handoff; return None, with nothing changed, if that is not possible (ADR 0020).
 
     The first request that asks for a job gets the next job of the lock key of the job that ends.
@@ -194,4 +194,4 @@ def _hand_off_lock(work: Exchange) -> ExchangeReply | None:
     if others and not (relayed.is_all and all(set(other.queues) <= set(first.queues) for other in others)):
         fetched = fetch_after_commit(others, claiming)
     fetched.insert(place, [relayed.job])
-    return ExchangeReply([], [True], fetched)
+    return ExchangeOutcome([], [True], fetched)

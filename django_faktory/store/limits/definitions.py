@@ -21,7 +21,7 @@ from . import limiters
 MAX_COUNTED = 10_000
 
 
-class Definition(NamedTuple):
+class LimitDefinition(NamedTuple):
     """A limit as defined in code or settings."""
 
     scope: str
@@ -146,7 +146,7 @@ def remove(limit: Limit, *, using: str) -> None:
     run(using, lambda connection: locks.notify_ready(connection, queues))
 
 
-def sync(definitions: Iterable[Definition], *, using: str) -> None:
+def sync(definitions: Iterable[LimitDefinition], *, using: str) -> None:
     """Bring the stored limits up to date with code. An edited limit stays until the edit is reverted."""
     wanted = {(one.scope, one.name): one for one in definitions}
     rows = Limit.objects.using(using)

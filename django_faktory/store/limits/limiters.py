@@ -22,7 +22,7 @@ from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 
 from ...core.lifecycle import State
-from ...core.limits import Gate, Scope, allocate_permits, family_of, format_permits, parse_permits
+from ...core.limits import Limiter, Scope, allocate_permits, family_of, format_permits, parse_permits
 from ...core.logs import get_logger
 from ...core.payloads import Reservation
 from ...models import Gate as GateRow
@@ -146,7 +146,7 @@ def _names(job: Reservation) -> list[tuple[str, str]]:
 
 def _lock_limiters(
     connection: BaseDatabaseWrapper, cursor: CursorWrapper, jobs: Iterable[Reservation]
-) -> dict[tuple[str, str], Gate]:
+) -> dict[tuple[str, str], Limiter]:
     """Return the limiters of these jobs, locked. Raises _MissingLimiters if a key has a limit and no limiter."""
     names = {name for job in jobs for name in _names(job)}
     if not names:
@@ -195,7 +195,7 @@ def build_limiter(limit: Limit, name: str) -> GateRow:
     return GateRow(limit=limit, scope=limit.scope, name=name, is_paused=is_paused, tokens=tokens, **numbers)
 
 
-def _block_refused(cursor: CursorWrapper, dialect: Dialect, refused: dict[int, tuple[str, Gate]]) -> None:
+def _block_refused(cursor: CursorWrapper, dialect: Dialect, refused: dict[int, tuple[str, Limiter]]) -> None:
     """Block the refused jobs and similar jobs at the heads of their queues.
 
     Jobs refused by the limit of a queue stay enqueued: claims skip the whole queue.
@@ -239,7 +239,7 @@ def release(connection: BaseDatabaseWrapper, passes: Iterable[str | None]) -> No
 
 
 def _unblock_fitting(
-    cursor: CursorWrapper, dialect: Dialect, gate: Gate, now: datetime | None, *, was_full: bool
+    cursor: CursorWrapper, dialect: Dialect, gate: Limiter, now: datetime | None, *, was_full: bool
 ) -> set[str]:
     """Make as many blocked jobs ready as a limiter has room for; return the queues that got work."""
     if gate.scope == Scope.QUEUE:

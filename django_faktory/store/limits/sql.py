@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db.backends.utils import CursorWrapper
 
-from ...core.limits import Allowance, Gate, parse_permits
+from ...core.limits import Allowance, Limiter, parse_permits
 from ..dialects.base import GATE, JOB, Dialect, marks
 
 HEAD = 500
@@ -26,26 +26,26 @@ _WRITTEN = ("in_use", "tokens", "filled_at", "opens_at", "is_awaited")
 _IN_ORDER = "ORDER BY weight, enqueued_at, id"
 
 
-def by_name(cursor: CursorWrapper, dialect: Dialect, names: Collection[tuple[str, str]]) -> list[Gate]:
+def by_name(cursor: CursorWrapper, dialect: Dialect, names: Collection[tuple[str, str]]) -> list[Limiter]:
     """Return the limiters of these scopes and names, locked in the order of their ids (ADR 24)."""
     wanted = sorted(names)
     pairs = ", ".join(["(%s, %s)"] * len(wanted))
     return _locked(cursor, dialect, f"(g.scope, g.name) IN ({pairs})", [value for pair in wanted for value in pair])
 
 
-def by_id(cursor: CursorWrapper, dialect: Dialect, ids: Collection[int]) -> list[Gate]:
+def by_id(cursor: CursorWrapper, dialect: Dialect, ids: Collection[int]) -> list[Limiter]:
     """Return the limiters with these ids, locked in the order of their ids."""
     return _locked(cursor, dialect, f"g.id IN ({marks(ids)})", sorted(ids)) if ids else []
 
 
-def _locked(cursor: CursorWrapper, dialect: Dialect, condition: str, values: Sequence[Any]) -> list[Gate]:
+def _locked(cursor: CursorWrapper, dialect: Dialect, condition: str, values: Sequence[Any]) -> list[Limiter]:
     cursor.execute(f"SELECT {_GATE} FROM {GATE} AS g WHERE {condition} ORDER BY g.id{dialect.plain_lock}", values)
     return [_gate(row) for row in cursor.fetchall()]
 
 
-def _gate(row: Sequence[Any]) -> Gate:
+def _gate(row: Sequence[Any]) -> Limiter:
     id_, scope, name, concurrency, rate, per, burst, is_paused, in_use, tokens, filled_at, opens_at, is_awaited = row
-    return Gate(
+    return Limiter(
         id=id_,
         scope=scope,
         name=name,
@@ -64,7 +64,7 @@ def _utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def save(cursor: CursorWrapper, gates: Sequence[Gate]) -> None:
+def save(cursor: CursorWrapper, gates: Sequence[Limiter]) -> None:
     """Write the counts of limiters in one statement."""
     if not gates:
         return

@@ -280,7 +280,7 @@ def _further(connection: BaseDatabaseWrapper, one: CountedSet, portion: int) -> 
 def _sum(rows: Iterable[Row], sizes: CountLimits) -> AllCounts:
     found = AllCounts(
         sets=dict.fromkeys(sorted(map(str, _SETS)), 0),
-        workers=dict.fromkeys(WorkerProcess.State.values, 0),
+        workers=dict.fromkeys(WorkerProcess.Phase.values, 0),
         batches={"open": 0, "committed": 0},
     )
     counted: Sums[str] = Sums()

@@ -125,8 +125,8 @@ def test_a_job_is_shown_however_long_ago_it_was_pushed(as_root, monkeypatch):
 
 
 def test_a_list_has_what_the_command_line_has():
-    assert list(answers.JobInList().fields) == list(serializers.job_of(job_in("dead")))
-    assert list(answers.WholeJob().fields) == list(serializers.whole_job_of(job_in("dead")))
+    assert list(answers.JobSummarySerializer().fields) == list(serializers.job_of(job_in("dead")))
+    assert list(answers.JobDetailSerializer().fields) == list(serializers.whole_job_of(job_in("dead")))
 
 
 # --- enqueueing

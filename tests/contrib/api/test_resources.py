@@ -47,7 +47,7 @@ def test_queues_say_how_much_waits_and_for_how_long(as_root):
     }
     assert (mail["size"], mail["is_paused"], 99 < mail["latency_s"] < 160) == (1, False, True)
     assert as_root("GET", "queues/mail/").said["size"] == 1
-    assert list(answers.QueueShape().fields) == list(mail)
+    assert list(answers.QueueSerializer().fields) == list(mail)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_workers_that_live_are_listed_with_what_they_have(as_root):
     assert (second["wid"], second["jobs"]) == ("w2", 0)
     assert as_root("GET", "workers/w1/").said == first
     assert as_root("GET", "workers/gone/").status == 404
-    assert list(answers.Worker().fields) == list(first)
+    assert list(answers.WorkerSerializer().fields) == list(first)
 
 
 def test_a_worker_is_told_to_be_quiet_and_to_end_and_never_back(as_root):
@@ -153,7 +153,7 @@ def test_a_tree_is_shown_whole_from_any_of_its_batches(as_root):
             (second, 1),
         ]
         assert answer.said["is_more"] is False
-    assert list(answers.BatchInTree().fields) == list(answer.said["batches"][0])
+    assert list(answers.BatchTreeItemSerializer().fields) == list(answer.said["batches"][0])
 
 
 def test_a_batch_has_children_and_members(as_root):
@@ -163,7 +163,7 @@ def test_a_batch_has_children_and_members(as_root):
     assert names(as_root("GET", f"batches/{root}/children/"), "bid") == children[::-1]
     assert names(as_root("GET", f"batches/{root}/members/"), "jid") == [member.jid]
     assert as_root("GET", f"batches/{root}/").said["description"] == "root"
-    assert list(answers.BatchShape().fields) == list(serializers.batch_of(Batch.objects.get(bid=root)))
+    assert list(answers.BatchSerializer().fields) == list(serializers.batch_of(Batch.objects.get(bid=root)))
 
 
 def test_batches_are_filtered_by_how_far_they_are(as_root):
@@ -199,7 +199,7 @@ def test_a_cron_entry_is_written_edited_and_deleted(as_root):
     assert made.status == 201
     assert (made.said["origin"], made.said["state"], made.said["window"]) == ("admin", "active", 86_400)
     assert len(made.said["next_times"]) == 5
-    assert list(answers.WholeCron().fields) == list(made.said)
+    assert list(answers.CronDetailSerializer().fields) == list(made.said)
     changed = as_root("PATCH", "cron/mine/", {"schedule": "5 2 * * *", "args": [3, 4]})
     assert (changed.said["schedule"], changed.said["args"], changed.said["zone"]) == (
         "5 2 * * *",
@@ -265,8 +265,8 @@ def test_a_cron_entry_is_paused_resumed_and_run(as_root):
     assert as_root("POST", "cron/mine/resume/").said["state"] == "active"
     [listed] = as_root("GET", "cron/").said["results"]
     assert (listed["latest"]["jid"], listed["latest"]["outcome"], listed["latest"]["tick"]) == (jid, "enqueued", None)
-    assert list(answers.CronInList().fields) == list(listed)
-    assert list(answers.CronRunShape().fields) == list(listed["latest"])
+    assert list(answers.CronSummarySerializer().fields) == list(listed)
+    assert list(answers.CronRunSerializer().fields) == list(listed["latest"])
 
 
 def test_a_cron_entry_may_have_a_slash_in_its_name(as_root):
@@ -286,7 +286,7 @@ def test_locks_are_shown_and_released(as_root):
     assert names(as_root("GET", "locks/"), "key") == ["order/43", "order/42"]
     assert names(as_root("GET", "locks/", key="order/42"), "token") == [held.pk]
     assert names(as_root("GET", "locks/", worker="w1"), "token") == [held.pk]
-    assert list(answers.Lock().fields) == list(as_root("GET", f"locks/{held.pk}/").said)
+    assert list(answers.LockSerializer().fields) == list(as_root("GET", f"locks/{held.pk}/").said)
     assert as_root("POST", f"locks/{held.pk}/release/", {"reason": "stuck"}).said == {"changed": 1}
     assert last_words() == "Released by hand, through the API: stuck"
     assert list(JobLock.objects.values_list("key", flat=True)) == ["order/43"]
@@ -306,7 +306,7 @@ def test_limits_are_set_changed_and_taken_away(as_root):
     assert last_words() == "Written, through the API: API"
     assert as_root("POST", "limits/", {"scope": "task", "name": "noop", "concurrency": 1}).status == 409
     where = f"limits/{made.said['id']}/"
-    assert list(answers.WholeLimit().fields) == list(made.said) == list(as_root("GET", where).said)
+    assert list(answers.LimitDetailSerializer().fields) == list(made.said) == list(as_root("GET", where).said)
     assert [made.said[field] for field in ("concurrency", "rate", "burst", "origin")] == [None, "10/m", 3, "admin"]
     assert as_root("PUT", where, {"concurrency": 2}).said["rate"] is None
     assert last_words() == "Edited: 2 at a time, through the API"
@@ -349,7 +349,7 @@ def test_numbers_are_those_of_info(as_root):
     said = as_root("GET", "statistics/").said
     assert (said["sets"]["dead"], said["sets"]["enqueued"], said["workers"]["running"]) == (1, 1, 1)
     assert said["batches"] == {"open": 0, "committed": 0}
-    assert list(answers.Statistics().fields) == list(said)
+    assert list(answers.StatisticsSerializer().fields) == list(said)
 
 
 def test_the_numbers_are_counted_no_further_than_they_say(as_root, monkeypatch):

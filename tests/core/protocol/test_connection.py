@@ -15,7 +15,7 @@ from django_faktory.core.protocol import resp
 from django_faktory.core.protocol.commands import AckJob, End, Fetch, Hello, Info
 from django_faktory.core.protocol.connection import MAX_HELLO_BYTES, ClientConnection, ServerConnection, hash_password
 from django_faktory.core.protocol.limits import LIMITS
-from django_faktory.core.protocol.resp import Bulk, Error, Simple
+from django_faktory.core.protocol.resp import BulkString, Error, Simple
 from django_faktory.errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError, UnknownCommand
 from tests.core.protocol.splits import every_split
 
@@ -345,7 +345,7 @@ def test_a_client_says_hello_when_the_greeting_has_come_at_every_split():
             while said is not None and (reply := connection.next_reply()) is not None:
                 replies.append(reply)
         assert said == Hello(identity=WORKER).line()
-        assert replies == [Simple("OK"), Bulk(None), Error("ERR", "no"), Bulk("{}")]
+        assert replies == [Simple("OK"), BulkString(None), Error("ERR", "no"), BulkString("{}")]
 
 
 def test_a_client_proves_its_password():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_faktory.core.protocol import resp
-from django_faktory.core.protocol.resp import Bulk, Error, ReplyReader, Simple
+from django_faktory.core.protocol.resp import BulkString, Error, ReplyReader, Simple
 from django_faktory.errors import ProtocolError
 from tests.core.protocol.splits import every_split
 
@@ -22,11 +22,11 @@ TABLE = [
     (resp.error("Job not found abc"), Error("ERR", "Job not found abc")),
     (resp.error("Job not unique", code="NOTUNIQUE"), Error("NOTUNIQUE", "Job not unique")),
     (resp.error("unknown command "), Error("ERR", "unknown command ")),
-    (resp.bulk(None), Bulk(None)),
-    (resp.bulk(""), Bulk("")),
-    (resp.bulk('{"state":"quiet"}'), Bulk('{"state":"quiet"}')),
-    (resp.bulk("a\r\nb\n$-1\r\n"), Bulk("a\r\nb\n$-1\r\n")),
-    (resp.bulk("é😀"), Bulk("é😀")),
+    (resp.bulk(None), BulkString(None)),
+    (resp.bulk(""), BulkString("")),
+    (resp.bulk('{"state":"quiet"}'), BulkString('{"state":"quiet"}')),
+    (resp.bulk("a\r\nb\n$-1\r\n"), BulkString("a\r\nb\n$-1\r\n")),
+    (resp.bulk("é😀"), BulkString("é😀")),
 ]
 
 
@@ -74,7 +74,7 @@ def test_half_a_reply_is_no_reply_yet():
         reader.feed(piece)
         assert reader.next() is None
     reader.feed(b"\n")
-    assert reader.next() == Bulk("hallo")
+    assert reader.next() == BulkString("hallo")
     assert reader.next() is None
 
 
@@ -111,7 +111,7 @@ def test_a_long_message_is_cut():
 
 @given(st.lists(st.one_of(st.none(), st.text())))
 def test_bulk_texts_survive(texts):
-    assert read([b"".join(resp.bulk(text) for text in texts)]) == [Bulk(text) for text in texts]
+    assert read([b"".join(resp.bulk(text) for text in texts)]) == [BulkString(text) for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -156,5 +156,5 @@ def test_a_large_reply_in_small_pieces_takes_time_in_proportion():
     began = time.process_time()
     found = read(stream[at : at + 1024] for at in range(0, len(stream), 1024))
     assert len(found) == 100_001
-    assert found[0] == Bulk(text)
+    assert found[0] == BulkString(text)
     assert time.process_time() - began < 5

@@ -9,7 +9,7 @@ from django_faktory.core.mutation import Mutation
 from django_faktory.core.payloads import Beat, NewBatch, TrackUpdate, WorkerIdentity, parse_instant
 from django_faktory.core.protocol import batches, commands, management, resp, tracking
 from django_faktory.core.protocol.connection import ClientConnection, ServerConnection
-from django_faktory.core.protocol.resp import Bulk, Error, Simple
+from django_faktory.core.protocol.resp import BulkString, Error, Simple
 from django_faktory.errors import JobNotFound, NotUnique, UnknownWorker
 from tests.core.protocol.splits import every_split
 
@@ -71,10 +71,10 @@ SENT = [
 ANSWERED = [
     (b"+OK", resp.OK, Simple("OK")),
     (b'+HI {"v":2}', resp.simple('HI {"v":2}'), Simple('HI {"v":2}')),
-    (b"$-1", resp.NULL, Bulk(None)),
-    (b"$2\r\n{}", resp.bulk("{}"), Bulk("{}")),
-    (b'$17\r\n{"state":"quiet"}', resp.bulk('{"state":"quiet"}'), Bulk('{"state":"quiet"}')),
-    (f"${len(JOB.encode())}\r\n{JOB}".encode(), resp.bulk(JOB), Bulk(JOB)),
+    (b"$-1", resp.NULL, BulkString(None)),
+    (b"$2\r\n{}", resp.bulk("{}"), BulkString("{}")),
+    (b'$17\r\n{"state":"quiet"}', resp.bulk('{"state":"quiet"}'), BulkString('{"state":"quiet"}')),
+    (f"${len(JOB.encode())}\r\n{JOB}".encode(), resp.bulk(JOB), BulkString(JOB)),
     (b"-ERR unknown command NO", resp.error("unknown command NO"), Error("ERR", "unknown command NO")),
     (b"-ERR Job not found abcdefgh", resp.error(str(JobNotFound("abcdefgh"))), Error("ERR", "Job not found abcdefgh")),
     (b"-ERR unknown worker w1", resp.error(str(UnknownWorker("w1"))), Error("ERR", "unknown worker w1")),

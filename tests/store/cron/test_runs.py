@@ -366,7 +366,7 @@ def test_the_latest_runs_are_kept_and_those_that_have_not_ended(monkeypatch):
 
 
 def definition(name="nightly", schedule="30 2 * * *", **fields):
-    return entries.Definition(name=name, schedule=schedule, zone="UTC", jobtype="noop", **fields)
+    return entries.CronDefinition(name=name, schedule=schedule, zone="UTC", jobtype="noop", **fields)
 
 
 def sync(*definitions, now=NOON):

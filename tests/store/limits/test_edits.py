@@ -5,7 +5,7 @@ import pytest
 from django_faktory.core.limits import Allowance
 from django_faktory.models import Gate, Job, Limit
 from django_faktory.store.limits import definitions as limit_definitions
-from django_faktory.store.limits.definitions import Definition
+from django_faktory.store.limits.definitions import LimitDefinition
 from django_faktory.tasks import limits as task_limits
 from tests.store.limits import tasks
 from tests.store.limits.conftest import counts_are_true, in_use, limit, states
@@ -13,7 +13,7 @@ from tests.store.limits.conftest import counts_are_true, in_use, limit, states
 
 def sync(*definitions):
     limit_definitions.sync(
-        [Definition(scope, name, Allowance.of(value)) for scope, name, value in definitions], using="default"
+        [LimitDefinition(scope, name, Allowance.of(value)) for scope, name, value in definitions], using="default"
     )
 
 
