@@ -14,7 +14,7 @@ SLOW = (
     "contrib/api/test_hostile.py",
     "contrib/api/test_openapi.py::test_no_request_is_answered_with_a_5xx",
     "contrib/gearmonkey/test_admin.py::test_no_text_of_a_peer_changes_what_the_page_is_made_of",
-    "contrib/gearmonkey/test_gateway.py::test_the_command_bridges_and_a_killed_bridge_loses_nothing",
+    "contrib/gearmonkey/test_gateway.py::test_the_command_runs_a_gateway_and_a_killed_gateway_loses_nothing",
     "contrib/gearmonkey/test_hardened.py",
     "contrib/gearmonkey/test_runfaktory.py",
     "contrib/gearmonkey/test_servers.py",

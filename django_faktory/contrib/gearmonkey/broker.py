@@ -39,7 +39,7 @@ GIVEN_UP = "WorkerShutdown"
 
 
 class GearMonkeyBroker(Broker):
-    """Broker over a station; `jobtypes` maps its functions to job types."""
+    """Broker over a Redis worker; `jobtypes` maps its functions to job types."""
 
     def __init__(self, redis_worker: RedisWorker, jobtypes: dict[str, str]) -> None:
         self._redis_worker = redis_worker

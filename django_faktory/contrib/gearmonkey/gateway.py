@@ -1,8 +1,8 @@
 """Gateway mode: GearMonkey jobs become rows, and the outcome of the rows is written back.
 
-A `Gateway` takes a job, stores its row, then hands its lease over, in this order. If a bridge dies in between, its jobs
-are taken again, and the new bridge finds the rows by the token that the first take left at the server. A job with a row
-is never put back into a queue. Single-threaded (ADR 13).
+A `Gateway` takes a job, stores its row, then hands its lease over, in this order. If a gateway dies in between, its
+jobs are taken again, and the new gateway finds the rows by the token that the first take left at the server. A job with
+a row is never put back into a queue. Single-threaded (ADR 13).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .registry import call_of, output_of
 logger = get_logger(__name__)
 
 MOST = 500
-"""Jobs that one bridge follows at once; further jobs stay in Redis."""
+"""Jobs that one gateway follows at once; further jobs stay in Redis."""
 
 FOLLOW_S = 0.05
 """Seconds between two queries for the outcome of open rows."""
@@ -51,7 +51,7 @@ class Gateway:
         self._redis_worker = redis_worker
         self._broker = broker
         self._alias = alias
-        # The row must live as long as the job's hash: a bridge that takes the job again has to see that it ran.
+        # The row must live as long as the job's hash: a gateway that takes the job again has to see that it ran.
         self._tasks = {fn: replace(task, result_ttl=max(_ttl(task), JOB_TTL_S)) for fn, task in functions.items()}
         self._open: dict[str, ReservedJob] = {}
         self._percent: dict[str, int | None] = {}
@@ -74,12 +74,12 @@ class Gateway:
                     is_open = True
                 pause_s = self.round()
             except BrokerUnavailable as error:
-                logger.warning("the GearMonkey bridge waits error=%s", error)
+                logger.warning("the GearMonkey gateway waits error=%s", error)
                 self._stopping.wait(RETRY_DELAY_S)
             except UnusableServer:
                 raise
             except Exception:  # log and continue
-                logger.exception("a round of the GearMonkey bridge failed")
+                logger.exception("a round of the GearMonkey gateway failed")
                 # The connection may be broken or inside a failed transaction; the next round opens another.
                 connections[self._alias].close()
                 self._stopping.wait(RETRY_DELAY_S)
@@ -107,11 +107,11 @@ class Gateway:
         return FOLLOW_S if self._open else POLL_S
 
     def _beat(self) -> None:
-        """Renew the registration and the leases, and adopt jobs that another bridge left."""
+        """Renew the registration and the leases, and adopt jobs that another gateway left."""
         self._redis_worker.register()
-        # Another bridge adopted the job and reports its outcome, or Redis has lost it.
+        # Another gateway adopted the job and reports its outcome, or Redis has lost it.
         for job in self._redis_worker.extend(self._open.values(), are_handed_over=True):
-            logger.warning("job is no longer this bridge's job=%s:%s", job.fn, job.id)
+            logger.warning("job is no longer this gateway's job=%s:%s", job.fn, job.id)
             self._open.pop(_jid(job), None)
         adopted = self._redis_worker.adopt(MOST - len(self._open))
         self._open.update((_jid(job), job) for job in adopted)
@@ -166,19 +166,19 @@ class Gateway:
                 self._redis_worker.update(job, outcome.percent, 100, is_handed_over=True)
         for (job, _, _), was_held in zip(ends, self._redis_worker.finish_many(ends) if ends else [], strict=True):
             if not was_held:
-                logger.warning("job ended too late, it is no longer this bridge's job=%s:%s", job.fn, job.id)
+                logger.warning("job ended too late, it is no longer this gateway's job=%s:%s", job.fn, job.id)
             self._open.pop(_jid(job), None)
             self._percent.pop(_jid(job), None)
         return len(ends)
 
     def _leave(self) -> None:
-        """Release leases and registration, so that another bridge can take over at once."""
+        """Release leases and registration, so that another gateway can take over at once."""
         try:
-            # Expired leases are adopted at the next beat of another bridge.
+            # Expired leases are adopted at the next beat of another gateway.
             self._redis_worker.extend(self._open.values(), are_handed_over=True, for_s=0.0)
             self._redis_worker.unregister()
         except FaktoryError as error:
-            logger.warning("the bridge could not say goodbye: its jobs wait until their leases end error=%s", error)
+            logger.warning("could not unregister the gateway; its jobs wait until their leases end error=%s", error)
         connections[self._alias].close()
 
 

@@ -308,7 +308,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0
 end
 return {{ found, {{}} }}
 """)
-"""KEYS held; ARGV fn, wid, seconds, most. Returns jobs that have a row and no live bridge."""
+"""KEYS held; ARGV fn, wid, seconds, most. Returns jobs that have a row and no live gateway."""
 
 AUDIT = Script(f"""{_CLOCK}
 local fn, id, lost = ARGV[1], ARGV[2], false
@@ -372,7 +372,7 @@ def lease_key(fn: str) -> str:
 
 
 def held_key(fn: str) -> str:
-    """Ours: the jobs with a row, scored by the end of the bridge's lease."""
+    """Ours: the jobs with a row, scored by the end of the gateway's lease."""
     return f"gm:held:{fn}"
 
 

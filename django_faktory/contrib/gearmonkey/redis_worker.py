@@ -176,7 +176,7 @@ class RedisWorker:
         return bool(self._call(lua.HAND_OVER, keys, job.id, self.wid, job.attempt, self.lease_s))
 
     def adopt(self, limit: int) -> list[ReservedJob]:
-        """Take over up to `limit` jobs that have a row and no live bridge."""
+        """Take over up to `limit` jobs that have a row and no live gateway."""
         found: list[ReservedJob] = []
         for fn in self.fns:
             found += self._parse_reserved(

@@ -1,4 +1,4 @@
-"""The processes of `runfaktory --gearmonkey`: workers that fetch from Redis, or a bridge that stores the jobs."""
+"""The processes of `runfaktory --gearmonkey`: workers that fetch from Redis, or a gateway that stores the jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = get_logger(__name__)
 
 
 def roles(run_config: RunConfig) -> list[Role]:
-    """Return one worker role for each process of the plan, or one bridge role."""
+    """Return one worker role for each process of the plan, or one gateway role."""
     if conf.get("GEARMONKEY_MODE") == GATEWAY:
         return [Role(name="gearmonkey", main=partial(_run_with_redis_worker, run_config, _bridge))]
     main = partial(_run_with_redis_worker, run_config, partial(_work, run_config))
@@ -81,10 +81,10 @@ def _work(run_config: RunConfig, redis_worker: RedisWorker, child_spec: ChildSpe
 
 
 def _bridge(redis_worker: RedisWorker, child_spec: ChildSpec) -> int:
-    """Run one bridge: it stores jobs in the database, where any worker of the project runs them."""
-    bridge = Gateway(redis_worker, brokers.get_broker(), conf.get("DATABASE"), served())
-    install_signals(child_spec, stop=bridge.stop)
-    return CLEAN if _run_with_maintenance(redis_worker, bridge.run, "bridge") else CANNOT_START
+    """Run one gateway: it stores jobs in the database, where any worker of the project runs them."""
+    gateway = Gateway(redis_worker, brokers.get_broker(), conf.get("DATABASE"), served())
+    install_signals(child_spec, stop=gateway.stop)
+    return CLEAN if _run_with_maintenance(redis_worker, gateway.run, "gateway") else CANNOT_START
 
 
 def _run_with_maintenance(redis_worker: RedisWorker, run: Callable[[], object], what: str) -> bool:

@@ -27,13 +27,13 @@ FUNCTIONS = ("shout", "add", "fails", "flaky", "poison")
 
 
 @pytest.fixture(autouse=True)
-def gateway():
+def gateway_mode():
     with override_settings(FAKTORY={"GEARMONKEY_MODE": "gateway"}):
         yield
 
 
 @pytest.fixture
-def bridge(server):
+def make_gateway(server):
     """Return a function that makes a `Gateway`, which the test runs round by round."""
 
     def make(wid="b1", lease_s=20.0):
@@ -44,8 +44,8 @@ def bridge(server):
     return make
 
 
-def idle(bridge):
-    while bridge.round() == 0.0:
+def idle(gateway):
+    while gateway.round() == 0.0:
         pass
 
 
@@ -63,8 +63,8 @@ def outcome(client, fn, id):
     return job.status, job.text
 
 
-def test_a_job_becomes_a_row_and_its_result_is_written_back(bridge, client, redis):
-    here = bridge()
+def test_a_job_becomes_a_row_and_its_result_is_written_back(make_gateway, client, redis):
+    here = make_gateway()
     ids = [client.run("shout", "hello"), client.run("add", [2, 3])]
     idle(here)
     assert sorted(Job.objects.values_list("jobtype", flat=True)) == [
@@ -79,8 +79,8 @@ def test_a_job_becomes_a_row_and_its_result_is_written_back(bridge, client, redi
     assert [key for key in redis.keys("gm:*") if b":meta:" in key or b":held:" in key or b":lease:" in key] == []
 
 
-def test_a_row_has_the_retries_that_the_text_has_not(bridge, client):
-    here = bridge()
+def test_a_row_has_the_retries_that_the_text_has_not(make_gateway, client):
+    here = make_gateway()
     id = client.run("flaky", "")
     idle(here)
     drain(until=timedelta(minutes=5))
@@ -88,8 +88,8 @@ def test_a_row_has_the_retries_that_the_text_has_not(bridge, client):
     assert outcome(client, "flaky", id) == (Status.SUCCESS, "3")
 
 
-def test_a_dead_row_is_an_error(bridge, client):
-    here = bridge()
+def test_a_dead_row_is_an_error(make_gateway, client):
+    here = make_gateway()
     id = client.run("fails", "no luck")
     idle(here)
     drain(raise_errors=False)
@@ -97,8 +97,8 @@ def test_a_dead_row_is_an_error(bridge, client):
     assert outcome(client, "fails", id) == (Status.ERROR, "ValueError: no luck")
 
 
-def test_a_row_that_somebody_removed_is_an_error(bridge, client):
-    here = bridge()
+def test_a_row_that_somebody_removed_is_an_error(make_gateway, client):
+    here = make_gateway()
     id = client.run("shout", "x")
     idle(here)
     Job.objects.all().delete()
@@ -106,17 +106,17 @@ def test_a_row_that_somebody_removed_is_an_error(bridge, client):
     assert outcome(client, "shout", id) == (Status.ERROR, "JobRemoved: somebody removed its row")
 
 
-def test_bad_input_makes_no_row(bridge, client):
-    here = bridge()
+def test_bad_input_makes_no_row(make_gateway, client):
+    here = make_gateway()
     id = client.run("shout", b"\xff")
     idle(here)
     assert client.get("shout", id).text.startswith("InvalidInput: input: expected UTF-8")
     assert not Job.objects.exists()
 
 
-def test_a_bridge_that_dies_before_it_handed_over_leaves_one_row(bridge, client, monkeypatch):
+def test_a_gateway_that_dies_before_it_handed_over_leaves_one_row(make_gateway, client, monkeypatch):
     """The row is committed, its lease is not handed over: the next gateway finds the row and creates no second one."""
-    dead, heir = bridge("dead", lease_s=0.05), bridge("heir")
+    dead, heir = make_gateway("dead", lease_s=0.05), make_gateway("heir")
     id = client.run("shout", "x")
     taken = dead._redis_worker.take(1)
     dead._redis_worker.hand_over = lambda job: (_ for _ in ()).throw(ConnectionError("killed"))
@@ -131,8 +131,8 @@ def test_a_bridge_that_dies_before_it_handed_over_leaves_one_row(bridge, client,
     assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
 
 
-def test_a_row_that_has_ended_is_not_run_again_by_the_next_bridge(bridge, client):
-    dead, heir = bridge("dead", lease_s=0.05), bridge("heir")
+def test_a_row_that_has_ended_is_not_run_again_by_the_next_gateway(make_gateway, client):
+    dead, heir = make_gateway("dead", lease_s=0.05), make_gateway("heir")
     id = client.run("shout", "x")
     idle(dead)
     drain()
@@ -150,8 +150,8 @@ def test_a_row_that_has_ended_is_not_run_again_by_the_next_bridge(bridge, client
     assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
 
 
-def test_a_job_with_a_row_is_put_into_no_queue_when_its_bridge_dies(bridge, client, redis):
-    dead, other = bridge("dead", lease_s=0.01), bridge("other")
+def test_a_job_with_a_row_is_put_into_no_queue_when_its_gateway_dies(make_gateway, client, redis):
+    dead, other = make_gateway("dead", lease_s=0.01), make_gateway("other")
     client.run("shout", "x")
     idle(dead)
     for _ in range(3):
@@ -159,8 +159,8 @@ def test_a_job_with_a_row_is_put_into_no_queue_when_its_bridge_dies(bridge, clie
     assert redis.llen("queue:shout:normal") == 0
 
 
-def test_a_bridge_that_takes_leave_is_followed_at_once(bridge, client):
-    first, second = bridge("first"), bridge("second")
+def test_a_gateway_that_unregisters_is_followed_at_once(make_gateway, client):
+    first, second = make_gateway("first"), make_gateway("second")
     id = client.run("shout", "x")
     idle(first)
     first._leave()
@@ -170,7 +170,7 @@ def test_a_bridge_that_takes_leave_is_followed_at_once(bridge, client):
 
 
 @pytest.mark.timeout(600)
-def test_the_command_bridges_and_a_killed_bridge_loses_nothing(runfaktory, server, client, redis):  # noqa: F811
+def test_the_command_runs_a_gateway_and_a_killed_gateway_loses_nothing(runfaktory, server, client, redis):  # noqa: F811
     program = runfaktory(
         *("--worker-only", "--processes", "1", "--concurrency", "2", "--gearmonkey", server.url),
         environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"},
