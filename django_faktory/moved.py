@@ -45,8 +45,8 @@ class MovedFinder:
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
         """Raise ImportError if a module of this name has moved."""
         del path, target  # parts of the protocol
-        if told := new_place(name):
-            raise ImportError(told, name=name)
+        if message := new_place(name):
+            raise ImportError(message, name=name)
 
 
 sys.meta_path.append(MovedFinder())

@@ -389,7 +389,7 @@ gone AS (""",
     Plant(
         "a process that is replaced cuts off what it runs",
         "django_faktory/worker/worker.py",
-        '        return not self._loops["fetch"].is_alive() and is_told',
+        '        return not self._loops["fetch"].is_alive() and is_reported',
         '        return not self._loops["fetch"].is_alive()',
         ("tests/runtime/processes/test_recycling.py", "-k", "waited_for"),
     ),

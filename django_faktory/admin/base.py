@@ -103,7 +103,7 @@ def why(request: HttpRequest) -> str:
 
 def log_action(request: HttpRequest, rows: Iterable[Model], done: str) -> None:
     """Write a log entry for each row: the user, the action and the reason."""
-    said = describe_action(request, done)
+    action_text = describe_action(request, done)
     found = list(rows)
     if not found:
         return
@@ -113,7 +113,7 @@ def log_action(request: HttpRequest, rows: Iterable[Model], done: str) -> None:
     LogEntry.objects.bulk_create(
         LogEntry(
             user_id=user_id, content_type=kind, object_id=row.pk, object_repr=str(row)[:200], action_flag=CHANGE,
-            change_message=said,
+            change_message=action_text,
         )
         for row in found
     )  # fmt: skip

@@ -37,7 +37,11 @@ CALLBACK = 4096
 MOST_SHOWN = 200
 """Batches of a tree that one page shows."""
 
-_SAID = {CallbackProgress.NOT_YET: "not yet", CallbackProgress.ENQUEUED: "under way", CallbackProgress.FINISHED: "done"}
+_LABELS = {
+    CallbackProgress.NOT_YET: "not yet",
+    CallbackProgress.ENQUEUED: "under way",
+    CallbackProgress.FINISHED: "done",
+}
 _STAGES = {
     "open": ("open", Q(expires_at__isnull=False) | Q(reopened_until__isnull=False)),
     "running": ("running", Q(committed_at__isnull=False, finished_at=None, reopened_until=None)),
@@ -232,8 +236,10 @@ class BatchAdmin(ReadOnlyAdmin):
         count = bulk.execute(Verb.RETRY, jobs)
         # The log needs the names only; the texts of callbacks may be long.
         log_action(request, queryset.defer(None).defer("complete", "success"), "Retried what failed")
-        said = f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."
-        self.message_user(request, said, messages.SUCCESS if count else messages.WARNING)
+        label_text = (
+            f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."
+        )
+        self.message_user(request, label_text, messages.SUCCESS if count else messages.WARNING)
 
 
 def _name(batch: Batch) -> str:
@@ -292,10 +298,10 @@ def _callback(batch: Batch, kind: Kind) -> SafeString | str:
     progress = CallbackProgress(getattr(batch, f"{kind}_st"))
     jobtype = _jobtype(text).rpartition(".")[2] or "a long job"
     if progress is CallbackProgress.NOT_YET:
-        return format_html('{}: <span class="faktory-quiet">{}</span>', jobtype, _SAID[progress])
+        return format_html('{}: <span class="faktory-quiet">{}</span>', jobtype, _LABELS[progress])
     has_failed = getattr(batch, f"{kind}_failed")
-    said = _marked("failed") if has_failed else _SAID[progress]
-    return format_html('{}: <a href="{}">{}</a>', jobtype, jobs_link(q=getattr(batch, f"{kind}_jid")), said)
+    label_text = _marked("failed") if has_failed else _LABELS[progress]
+    return format_html('{}: <a href="{}">{}</a>', jobtype, jobs_link(q=getattr(batch, f"{kind}_jid")), label_text)
 
 
 def _jobtype(text: str) -> str:

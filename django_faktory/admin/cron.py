@@ -238,8 +238,8 @@ class CronEntryAdmin(ObjectActionsMixin):
         """Store the definition only, so that ticks taken by nodes since the form was loaded stay taken."""
         rows.save(obj, using=_alias(obj))
         if cron.task_of(obj.jobtype) is None:
-            said = f"No task of this project is called {obj.jobtype}: a worker in another language must know it."
-            self.message_user(request, said, messages.WARNING)
+            warning = f"No task of this project is called {obj.jobtype}: a worker in another language must know it."
+            self.message_user(request, warning, messages.WARNING)
 
     def buttons(self, row: CronEntry) -> list[tuple[str, str]]:
         """Return the buttons; an entry removed from code has none."""

@@ -47,11 +47,11 @@ class LimitForm(AnyLimitForm):
     def clean(self) -> dict[str, Any]:
         """Validate with the rules that apply to settings."""
         found: dict[str, Any] = super().clean() or {}
-        told = {field: found[field] for field in _NUMBERS if found.get(field) not in (None, "")}
+        values = {field: found[field] for field in _NUMBERS if found.get(field) not in (None, "")}
         try:
             # A paused limit without numbers is valid: the pause itself is a limit of zero.
-            if told or self.instance.paused_at is None:
-                self.allowance = Allowance.of(told)
+            if values or self.instance.paused_at is None:
+                self.allowance = Allowance.of(values)
             if "name" in found:
                 found["name"] = task_limits.checked_name(found.get("scope", ""), found["name"])
         except InvalidLimit as error:
@@ -137,8 +137,8 @@ class LimitAdmin(ObjectActionsMixin):
 
     def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:  # noqa: ARG002
         """Let the store write the limit, which updates its limiters and unblocks waiting jobs."""
-        told = form.cleaned_data
-        place = (obj.scope, obj.name) if change else (told["scope"], told["name"])
+        values = form.cleaned_data
+        place = (obj.scope, obj.name) if change else (values["scope"], values["name"])
         written = definitions.save_limit(*place, form.allowance, using=_alias(obj))
         obj.__dict__.update(written.__dict__)  # the log entry shows the written values
 
@@ -166,7 +166,7 @@ class LimitAdmin(ObjectActionsMixin):
     @admin.display(description="allows")
     def allows(self, limit: Limit) -> str:
         """Return the allowance as text."""
-        return limit.told
+        return limit.allowance_text
 
     @admin.display(description="in use")
     def in_use(self, limit: Any) -> str:

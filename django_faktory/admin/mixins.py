@@ -104,5 +104,5 @@ def _to_all(about: str, *, is_more: bool) -> SafeString | str:
         link = jobs_link(about=about)
     except NoReverseMatch:
         return ""
-    told = f"more than {SHOWN}: see all" if is_more else "see them in the list of jobs"
-    return format_html('<p><a href="{}">{}</a></p>', link, told)
+    text = f"more than {SHOWN}: see all" if is_more else "see them in the list of jobs"
+    return format_html('<p><a href="{}">{}</a></p>', link, text)

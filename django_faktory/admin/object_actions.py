@@ -60,13 +60,13 @@ class ObjectActionsMixin(FaktoryModelAdmin):
         act = self.acts[verb]
         for row in rows:
             try:
-                said = act.does(row)
+                text = act.does(row)
             except FaktoryError as error:
                 self.message_user(request, f"{row.name}: {error}", messages.ERROR)
                 continue
             # One log entry per row and not per action, so that the row's history page has it.
             log_action(request, [row], act.done)
-            self.message_user(request, f"{row.name}: {said}", messages.SUCCESS)
+            self.message_user(request, f"{row.name}: {text}", messages.SUCCESS)
 
     def _action_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
         """Execute the operation of a button, then redirect to the row's page.

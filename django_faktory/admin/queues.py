@@ -63,7 +63,7 @@ class QueueAdmin(ReadOnlyAdmin):
     @admin.display(description="limit")
     def limit(self, queue: Any) -> str:
         """Return the queue's limit of running jobs or starts per period."""
-        return queue.limit.told if queue.limit else "–"
+        return queue.limit.allowance_text if queue.limit else "–"
 
     @admin.display(description="state")
     def state(self, queue: Queue) -> str:

@@ -111,6 +111,6 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
     def _move(self, request: HttpRequest, queryset: QuerySet[WorkerProcess], state: str) -> None:
         processes = list(queryset)
         moved = workers.advance([process.wid for process in processes], state, using=queryset.db)
-        log_action(request, processes, f"Told to {state}")
-        said = f"{moved} worker{'' if moved == 1 else 's'} will be told to {state} at the next beat."
-        self.message_user(request, said, messages.SUCCESS)
+        log_action(request, processes, f"Sent {state}")
+        text = f"{state} requested for {moved} worker{'' if moved == 1 else 's'}, with effect from the next heartbeat."
+        self.message_user(request, text, messages.SUCCESS)

@@ -180,9 +180,9 @@ class SocketConnection:
             self._read()
         [reply] = self._ask([line])
         if isinstance(reply, Error):
-            told = reply.message.lower()
+            lowered = reply.message.lower()
             # "too many …" is a temporary block of our address, and says nothing about our password.
-            is_wrong = "password" in told and "too many" not in told
+            is_wrong = "password" in lowered and "too many" not in lowered
             refused = AuthenticationFailed if is_wrong else ProtocolError
             raise refused(f"the server refused HELLO: {reply.message}")
 

@@ -57,9 +57,9 @@ def _require(path: str, what: str) -> None:
         with open(path, "rb") as file:
             file.read(1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        told = error.strerror if isinstance(error, OSError) else error
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UnusableFile(
-            f"TLS: expected a readable file with {what} at {path}, got: {told}; correct the path"
+            f"TLS: expected a readable file with {what} at {path}, got: {reason}; correct the path"
         ) from error
 
 

@@ -194,8 +194,8 @@ def _wrong_values(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
 def _moved(value: Any) -> Iterable[str]:
     """Yield the new places of modules that a setting names at their old places."""
     for path in [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []:
-        if isinstance(path, str) and (told := new_place(path)):
-            yield f"{told}."
+        if isinstance(path, str) and (moved_to := new_place(path)):
+            yield f"{moved_to}."
 
 
 def _unfit(values: Mapping[str, Any]) -> Iterable[CheckMessage]:

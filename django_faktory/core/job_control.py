@@ -17,7 +17,7 @@ class Control:
     """The control state of one attempt at one job."""
 
     # Slots: a worker creates one instance for each job it runs.
-    __slots__ = ("bid", "has_seen_cancel", "is_cancelled", "lock_token", "lost_locks", "tell", "wid")
+    __slots__ = ("bid", "has_seen_cancel", "is_cancelled", "lock_token", "lost_locks", "report_progress", "wid")
 
     def __init__(self) -> None:
         self.bid = ""
@@ -28,7 +28,7 @@ class Control:
         """Whether a cancellation was requested."""
         self.has_seen_cancel = False
         """Whether the task has read `asked()` after the cancellation, so a normal return counts as discarded."""
-        self.tell: Callable[[int, str, Part], None] | None = None
+        self.report_progress: Callable[[int, str, Part], None] | None = None
         """Callback for progress: percent, note, and (done, total) if both were whole numbers. None if progress is not
         recorded.
         """
@@ -53,7 +53,7 @@ class Control:
         """Report progress; `done` above `total` counts as `total`. Raises ValueError."""
         if not (isfinite(done) and isfinite(total) and done >= 0 and total > 0):
             raise ValueError(f"progress: expected done from 0 and total above 0, got {done!r} of {total!r}")
-        if self.tell is not None:
+        if self.report_progress is not None:
             # Whole numbers are passed on as well, so that "3 of 7" can be shown.
             part = (min(done, total), total) if isinstance(done, int) and isinstance(total, int) else None
-            self.tell(int(min(100 * done / total, 100)), note, part)
+            self.report_progress(int(min(100 * done / total, 100)), note, part)

@@ -204,14 +204,14 @@ def _numbers_go_on(connection: BaseDatabaseWrapper, tables: Sequence[str]) -> It
 
 
 def _patiently(attempt: Callable[[], None], what: Sequence[str], *, wait_s: float) -> None:
-    deadline, has_said = time.monotonic() + wait_s, False
+    deadline, has_logged = time.monotonic() + wait_s, False
     while True:
         try:
             return attempt()
         except OperationalError as error:
             if error_code(error) not in _STOOD_TOO_LONG or time.monotonic() > deadline:
                 raise
-        if not has_said:
+        if not has_logged:
             logger.warning("migration waits for tables in use by a long transaction wanted=%s", ", ".join(what))
-            has_said = True
+            has_logged = True
         time.sleep(PAUSE_S)

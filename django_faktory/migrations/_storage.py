@@ -26,8 +26,8 @@ class TuneStorage(Operation):
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
         """Set the storage parameters on PostgreSQL."""
-        told = ", ".join(f"{parameter} = {value}" for parameter, value in self.parameters.items())
-        self._alter(app_label, schema_editor, to_state, f"SET ({told})")
+        text = ", ".join(f"{parameter} = {value}" for parameter, value in self.parameters.items())
+        self._alter(app_label, schema_editor, to_state, f"SET ({text})")
 
     def database_backwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState

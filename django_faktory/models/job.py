@@ -56,13 +56,13 @@ class _Among(_Lookup):
     def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, Any]:
         """Return `column = 'a'` or `column IN ('a', 'b')`."""
         column, params = self.process_lhs(compiler, connection)
-        told = _literal(column, self.rhs)
+        literal = _literal(column, self.rhs)
         for shared in _SHARED:
             # A subset of a shared index's states does not imply the index condition for SQLite: repeat the condition
             # literally.
             if connection.vendor == "sqlite" and set(self.rhs) < set(shared):
-                return f"({told} AND {_literal(column, shared)})", (*params, *params)
-        return told, params
+                return f"({literal} AND {_literal(column, shared)})", (*params, *params)
+        return literal, params
 
 
 def _literal(column: str, states: Iterable[State]) -> str:

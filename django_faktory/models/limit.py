@@ -57,7 +57,7 @@ class Limit(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.scope} {self.name}: {self.told}"
+        return f"{self.scope} {self.name}: {self.allowance_text}"
 
     @property
     def allowance(self) -> Allowance:
@@ -65,7 +65,7 @@ class Limit(models.Model):
         return Allowance(concurrency=self.concurrency, rate=self.rate, per=self.per, burst=self.burst)
 
     @property
-    def told(self) -> str:
+    def allowance_text(self) -> str:
         """The limit as text."""
         allowed = str(self.allowance)
         return (f"paused, else {allowed}" if allowed else "paused") if self.paused_at else allowed

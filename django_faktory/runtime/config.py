@@ -63,10 +63,10 @@ class RunConfig:
     """Redis URL of the GearMonkey clients to serve; "" for none."""
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> RunConfig:
+    def from_json(cls, values: dict[str, Any]) -> RunConfig:
         """Build a plan from the JSON of its `asdict`, which has lists in place of tuples."""
         fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
         return cls(**fields)
 
@@ -134,8 +134,8 @@ def config_warnings(run_config: RunConfig) -> Iterator[str]:
     used = registered_queues()
     if not base.registered():
         yield "no task is known: workers look in the tasks.py of each app of INSTALLED_APPS"
-    for told in run_config.queues:
-        name = told.partition(":")[0]
+    for values in run_config.queues:
+        name = values.partition(":")[0]
         # Only a likely typo is reported: clients outside this project may fill other queues.
         near = get_close_matches(name, used, n=1) if name not in used else []
         if near:

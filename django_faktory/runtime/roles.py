@@ -178,7 +178,9 @@ def _work(run_config: RunConfig, number: int, neighbours: notifier.LocalPipes | 
         wid=child_spec.wid,
         queues=run_config.queues,
         concurrency=run_config.concurrency,
-        listen=partial(_listen, run_config.alias, _names(run_config), neighbours, number, tells=runs_maintenance)
+        listen=partial(
+            _listen, run_config.alias, _names(run_config), neighbours, number, logs_problems=runs_maintenance
+        )
         if run_config.alias
         else None,
         poll_interval=conf.get("POLL_INTERVAL"),
@@ -237,11 +239,11 @@ def _listen(
     place: int,
     *,
     is_own: Callable[[int], bool] = lambda _: False,
-    tells: bool = True,
+    logs_problems: bool = True,
 ) -> notifier.Listener:
     """Return a listener for the database's notifications, or for the pipes of neighbour processes."""
     if neighbours is None:
-        return notifier.listen(alias, queues, is_own=is_own, tells=tells)
+        return notifier.listen(alias, queues, is_own=is_own, logs_problems=logs_problems)
     return notifier.listen(alias, queues, otherwise=partial(neighbours.listener, place))
 
 

@@ -405,8 +405,8 @@ class Server:
     def _withdraw(self, bids: Collection[str], then: Callable[[FaktoryError | None], None]) -> None:
         self.may_block(lambda: self.broker.withdraw_batches(bids), then)
 
-    def _confirm(self, delivered: Sequence[Delivery], told: Callable[[set[str] | FaktoryError], None]) -> None:
-        self._confirm_queue.submit(lambda: self.broker.confirm(delivered), told)
+    def _confirm(self, delivered: Sequence[Delivery], on_confirmed: Callable[[set[str] | FaktoryError], None]) -> None:
+        self._confirm_queue.submit(lambda: self.broker.confirm(delivered), on_confirmed)
 
     def release(self, jobs: Sequence[Reservation], then: Callable[[set[str]], None] = lambda _: None) -> None:
         """Release jobs that were claimed for disconnected clients (W14); retry while the database is unavailable.
@@ -417,13 +417,13 @@ class Server:
         for job in jobs:
             self.deliveries.forget(job.jid)
 
-        def answer(told: int | FaktoryError) -> None:
-            if isinstance(told, BrokerUnavailable) and not self._is_stopping:
+        def answer(result: int | FaktoryError) -> None:
+            if isinstance(result, BrokerUnavailable) and not self._is_stopping:
                 self.loop.call_later(RELEASE_AGAIN_S, self.release, jobs, then)
                 return
             queues = {job.queue for job in jobs}
             then(queues)
-            if isinstance(told, FaktoryError):
+            if isinstance(result, FaktoryError):
                 logger.error("jobs not given back, their reservations must end jids=%s", [job.jid for job in jobs])
             else:
                 self.fetch_queue.wake(queues)

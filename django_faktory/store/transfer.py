@@ -51,11 +51,11 @@ def write_history(pasts: Mapping[str, JobHistory], *, using: str) -> None:
 
     A retry that is due stays enqueued.
     """
-    told = {jid: past for jid, past in pasts.items() if past.failures or past.state in _PAST}
-    rows = list(Job.objects.using(using).filter(jid__in=list(told)))
-    keys = {row.lock_key for row in rows if row.lock_key and told[row.jid].state is State.DEAD}
+    record = {jid: past for jid, past in pasts.items() if past.failures or past.state in _PAST}
+    rows = list(Job.objects.using(using).filter(jid__in=list(record)))
+    keys = {row.lock_key for row in rows if row.lock_key and record[row.jid].state is State.DEAD}
     for row in rows:
-        past = told[row.jid]
+        past = record[row.jid]
         row.failures, row.failure, row.errtype = past.failures, past.failure, past.errtype
         row.history = _history(past)
         if past.state is State.DEAD and past.ends_at is not None:
@@ -76,12 +76,12 @@ def _history(past: JobHistory) -> str:
     Pages, results and the command line show the history, not the failure.
     """
     try:
-        told = jsontext.decode(past.failure) if past.failure else None
+        record = jsontext.decode(past.failure) if past.failure else None
     except InvalidPayload:
-        told = None
-    if not isinstance(told, dict):
+        record = None
+    if not isinstance(record, dict):
         return ""
-    message, lines, failed_at = told.get("message"), told.get("backtrace"), told.get("failed_at")
+    message, lines, failed_at = record.get("message"), record.get("backtrace"), record.get("failed_at")
     attempt = {
         "attempt": past.failures,
         "wid": "",

@@ -22,7 +22,7 @@ from django.utils.duration import duration_iso_string
 from ..core.job_options import SEALED
 from ..errors import Discard, InvalidArgument, MissingObject
 from .json_values import UNCHANGED, normalize, plain
-from .redaction import HIDDEN, is_on, told
+from .redaction import HIDDEN, describe_value, is_on
 
 _OURS = (TypeError, ValueError, InvalidArgument, MissingObject)
 TYPE, VALUE, MODEL, PK, USING = "$type", "value", "$model", "pk", "using"
@@ -122,12 +122,12 @@ def _encode_reference(instance: models.Model) -> dict[str, Any]:
     label = instance._meta.label_lower  # noqa: SLF001  (Django's documented API)
     if instance.pk is None or instance._state.adding:  # noqa: SLF001  (documented)
         raise ValueError(f"an unsaved {label}: save it first, so that the worker can find it")
-    told = {MODEL: label, PK: _encode(instance.pk)}
+    reference = {MODEL: label, PK: _encode(instance.pk)}
     alias = router.db_for_write(type(instance), instance=instance)
     # A worker reads from the default alias unless the reference names another one.
     if alias != router.db_for_write(type(instance)):
-        told[USING] = alias
-    return told
+        reference[USING] = alias
+    return reference
 
 
 # --- reading
@@ -154,14 +154,14 @@ def _decode_typed(name: object, value: Any) -> Any:
     if read is None or not isinstance(value, str):
         raise InvalidArgument(
             f'expected {{"$type": one of {", ".join(sorted(_DECODERS))}, "value": a string}}, got $type {name!r:.40} '
-            f"with {told(value)}; a task that takes such JSON as it is says plain_json=True"
+            f"with {describe_value(value)}; a task that takes such JSON as it is says plain_json=True"
         )
     try:
         found = read(value)
     except (ValueError, ArithmeticError):
         found = None
     if found is None:
-        raise InvalidArgument(f"expected the text of a {name}, got {told(value)}")
+        raise InvalidArgument(f"expected the text of a {name}, got {describe_value(value)}")
     return found
 
 
@@ -192,5 +192,5 @@ def _load_instance(label: object, pk: Any, using: object) -> models.Model:
     except ObjectDoesNotExist:
         raise MissingObject(f"{model._meta.label} {HIDDEN if is_on() else key} does not exist any more") from None  # noqa: SLF001
     except (TypeError, ValueError, ValidationError) as error:
-        raise InvalidArgument(f"$model {label!r:.80}: no primary key: {told(key)}") from error
+        raise InvalidArgument(f"$model {label!r:.80}: no primary key: {describe_value(key)}") from error
     return found

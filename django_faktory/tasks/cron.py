@@ -28,7 +28,7 @@ from .arguments import decode_call, encode_call
 from .base import FaktoryTask, autodiscover, lookup, registered
 from .job_id import new_jid
 from .json_values import encode_json, normalize
-from .redaction import told
+from .redaction import describe_value
 
 JOB_MEMBERS = ("retry", "reserve_for", "priority", "backtrace", "custom")
 """Job members that an entry may set if its jobtype is not a task of this project, as in PUSH."""
@@ -98,7 +98,7 @@ def of_settings(name: object, entry: object) -> CronDefinition:
     """Return the entry of `FAKTORY["CRON"][name]`. Raises InvalidCron."""
     if not isinstance(entry, Mapping):
         raise InvalidCron(
-            "entry", f'expected a dict such as {{"schedule": "30 2 * * *", "task": …}}, got {told(entry)}'
+            "entry", f'expected a dict such as {{"schedule": "30 2 * * *", "task": …}}, got {describe_value(entry)}'
         )
     for key in entry:
         if key not in _KEYS:
@@ -156,9 +156,13 @@ def defined(
     # Reject options here, because a task's job would ignore them silently.
     if task is not None:
         if job:
-            raise InvalidCron("job", f"a task has its options where it is defined, in @task(…), got {told(job)}")
+            raise InvalidCron(
+                "job", f"a task has its options where it is defined, in @task(…), got {describe_value(job)}"
+            )
         if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
-            raise InvalidCron("args", f"expected a list, and kwargs a dict, got {told(args)} and {told(kwargs)}")
+            raise InvalidCron(
+                "args", f"expected a list, and kwargs a dict, got {describe_value(args)} and {describe_value(kwargs)}"
+            )
         positional, named = _call_of(task, list(args), kwargs, is_json=is_json)
         return rest._replace(args=positional, kwargs=named)
     if kwargs:
@@ -244,9 +248,9 @@ def _call_of(
 
 def _of_another_language(rest: CronDefinition, jobtype: Any, args: Any, job: Any) -> CronDefinition:
     if not isinstance(args, list | tuple):
-        raise InvalidCron("args", f"expected a list, got {told(args)}")
+        raise InvalidCron("args", f"expected a list, got {describe_value(args)}")
     if not isinstance(job, Mapping):
-        raise InvalidCron("job", f"expected a dict, got {told(job)}")
+        raise InvalidCron("job", f"expected a dict, got {describe_value(job)}")
     for member in job:
         if member not in JOB_MEMBERS:
             raise InvalidCron(f"job.{member}", f"expected one of {', '.join(JOB_MEMBERS)}")

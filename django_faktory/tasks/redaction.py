@@ -75,7 +75,7 @@ def query_of(text: str) -> Query:
     return found
 
 
-def told(value: object) -> str:
+def describe_value(value: object) -> str:
     """Return an argument's value for an error message."""
     return HIDDEN if is_on() else f"{value!r:.80}"
 

@@ -238,14 +238,14 @@ def failures_of(failure: str) -> int:
 
 def task_error(attempt: Attempt) -> TaskError:
     """Convert a failed attempt to Django's TaskError."""
-    told = "\n".join(attempt.backtrace)
+    trace = "\n".join(attempt.backtrace)
     # A backtrace need not contain the message: clients in other languages send frames only.
-    if attempt.message not in told or not told:
-        told = f"{attempt.errtype}: {attempt.message}\n{told}".rstrip("\n")
+    if attempt.message not in trace or not trace:
+        trace = f"{attempt.errtype}: {attempt.message}\n{trace}".rstrip("\n")
     # Errors of the broker itself ("ReservationExpired") have no module on the wire.
     is_ours = "." not in attempt.errtype and hasattr(errors, attempt.errtype)
     path = f"{errors.__name__}.{attempt.errtype}" if is_ours else attempt.errtype
-    return TaskError(exception_class_path=path, traceback=f"{told}\n")
+    return TaskError(exception_class_path=path, traceback=f"{trace}\n")
 
 
 def _as_enqueued(task: FaktoryTask[..., Any], job: Job, call: ParsedCall, backend: str) -> FaktoryTask[..., Any]:

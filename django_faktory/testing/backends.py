@@ -35,7 +35,7 @@ from .recorded_execution import RecordedExecution
 MOST_ATTEMPTS = 100
 """Attempts after which an immediate job is left READY: with the real backoff they would take years."""
 
-_TOLD = ("status", "started_at", "finished_at", "last_attempted_at", "errors", "worker_ids", "_return_value")
+_RESULT_FIELDS = ("status", "started_at", "finished_at", "last_attempted_at", "errors", "worker_ids", "_return_value")
 
 
 class _TestBackend(FaktoryBackend):
@@ -196,8 +196,8 @@ class ImmediateBackend(_TestBackend):
         custom |= {"_bid": jsontext.encode(bid), "_cb": jsontext.encode(str(kind))}
         if parent_bid := self.batches.kept[bid].made.parent_bid:
             custom["_pbid"] = jsontext.encode(parent_bid)
-        told = structs.replace(job, text=jsontext.join({**text, "custom": jsontext.join(custom.items())}.items()))
-        self.batches.record_callback_end(bid, kind, self._run(_result_of(told, backend=self.alias), told, bid))
+        payload = structs.replace(job, text=jsontext.join({**text, "custom": jsontext.join(custom.items())}.items()))
+        self.batches.record_callback_end(bid, kind, self._run(_result_of(payload, backend=self.alias), payload, bid))
 
     def _run(self, result: TaskResult[..., Any], job: JobPayload, callback_of: str = "") -> State:
         """Run attempts until the job has ended; return its final state."""
@@ -213,7 +213,7 @@ class ImmediateBackend(_TestBackend):
             with self.batches.running(job, callback_of):
                 report = execution.perform(_no_store)
             # The caller has this result object already, so its fields are updated in place; it is frozen.
-            for name in _TOLD:
+            for name in _RESULT_FIELDS:
                 object.__setattr__(result, name, getattr(execution.result, name))
             if isinstance(report, Failure):
                 attempts.append(_attempt(reservation, report))

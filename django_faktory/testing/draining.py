@@ -159,7 +159,7 @@ class _Drain:
             return
         execution = RecordedExecution(reservation, call_of(reservation.text), found.task)
         updates: list[TrackUpdate] = []
-        execution.control.tell = lambda percent, note, _: updates.append(
+        execution.control.report_progress = lambda percent, note, _: updates.append(
             TrackUpdate(jid=reservation.jid, wid=WID, percent=percent, desc=note)
         )
         with _as_if_committed():

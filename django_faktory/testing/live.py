@@ -91,7 +91,7 @@ class LiveFaktory:
         deadline = time.monotonic() + timeout_s
         while not self._is_done(results):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"after {timeout_s:g} s: {self._told(results)}")
+                raise TimeoutError(f"after {timeout_s:g} s: {self._describe(results)}")
             time.sleep(PAUSE_S)
 
     def _is_done(self, results: Sequence[TaskResult[..., Any]]) -> bool:
@@ -99,7 +99,7 @@ class LiveFaktory:
             result.refresh()
         return all(result.is_finished for result in results) if results else not self._busy().exists()
 
-    def _told(self, results: Sequence[TaskResult[..., Any]]) -> str:
+    def _describe(self, results: Sequence[TaskResult[..., Any]]) -> str:
         if results:
             return ", ".join(f"{result.task.module_path} {result.id} is {result.status}" for result in results)
         return ", ".join(f"{job.jobtype} {job.jid} is {job.state}" for job in self._busy()[:10])

@@ -172,26 +172,26 @@ class Execution:
         reports.
         """
         held = in_transaction()
-        told: Transaction | None = None
+        job_transaction: Transaction | None = None
         report: Ack | None = None
         try:
-            with broker.atomic() as told:
+            with broker.atomic() as job_transaction:
                 inside = in_transaction()
                 report = self._ack(self._call_task())
                 _refuse_open_transactions(reset_connections(inside))
                 # The latest progress first: after the ACK the broker would refuse it as late.
-                if not told.is_untouched():
+                if not job_transaction.is_untouched():
                     if progress := self.control.take_progress():
                         broker.track_set([progress])
                     _commit_end(report, self.reservation, broker)
                     report = None
         except Exception:
             # Once committed, the error came from an on_commit hook and the job is done.
-            if told is None or not told.is_committed:
+            if job_transaction is None or not job_transaction.is_committed:
                 raise
             logger.exception("job is done, but a hook that ran after its commit failed jid=%s", self.reservation.jid)
         # A block that the task left open was ended in place of the one opened here.
-        if told and not (told.is_committed or told.is_nested):
+        if job_transaction and not (job_transaction.is_committed or job_transaction.is_nested):
             _refuse_open_transactions(reset_connections(held))
         return report
 
@@ -394,8 +394,10 @@ def _lines(error: BaseException, wanted: int) -> list[str]:
     if wanted < 0:
         return []
     # A negative limit keeps the innermost frames: a RecursionError has thousands of outer ones.
-    told = traceback.format_exception(type(error), error, _skip_own_frames(error), limit=-payloads.MAX_BACKTRACE_LINES)
-    lines = "".join(told).splitlines()
+    job_transaction = traceback.format_exception(
+        type(error), error, _skip_own_frames(error), limit=-payloads.MAX_BACKTRACE_LINES
+    )
+    lines = "".join(job_transaction).splitlines()
     most = len(payloads.kept_lines(lines, wanted))
     if most == len(lines) or most < 3:
         return lines[len(lines) - most :]

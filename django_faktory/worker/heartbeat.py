@@ -71,7 +71,7 @@ class Heartbeat:
         """
         return time.monotonic() - self._answered_at < FRESH_BEATS * self._interval_s
 
-    def tell(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         """Send `state` (QUIET or TERMINATE) with every BEAT from now on, the first at once."""
         self._state = state
         self._due.set()

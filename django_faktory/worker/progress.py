@@ -29,7 +29,7 @@ IDLE_S = 10.0
 
 
 class ProgressWriter:
-    """Writer of progress for one worker process. Its thread starts with the first call of `tell`."""
+    """Writer of progress for one worker process. Its thread starts with the first call of `report_progress`."""
 
     def __init__(self, broker: Broker, *, write_every_s: float = WRITE_EVERY_S) -> None:
         self._broker = broker
@@ -40,7 +40,7 @@ class ProgressWriter:
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
-    def tell(self, job: Reservation, percent: int, note: str, part: Part = None) -> None:
+    def report_progress(self, job: Reservation, percent: int, note: str, part: Part = None) -> None:
         """Store this progress for the next write; it replaces earlier progress of the job. Does not block."""
         desc = cut(note, MAX_DESC_BYTES)
         update = TrackUpdate(jid=job.jid, wid=job.wid, attempt=job.attempt, percent=percent, desc=desc, part=part)

@@ -124,7 +124,7 @@ class ThreadPool:
 
     def _execute(self, execution: Execution, began_at: float) -> None:
         control, job = execution.control, execution.reservation
-        control.tell = partial(self._progress.tell, job)
+        control.report_progress = partial(self._progress.report_progress, job)
         # Only an atomic task writes its progress in its own transaction.
         if execution.task.atomic:
             control.take_progress = partial(self._progress.take, job.jid)

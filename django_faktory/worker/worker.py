@@ -217,8 +217,8 @@ class Worker:
 
         A worker that leaves without an order has no deadline, so it waits for all of this.
         """
-        is_told = self._buffer.is_empty() and self._is_reported()
-        return not self._loops["fetch"].is_alive() and is_told
+        is_reported = self._buffer.is_empty() and self._is_reported()
+        return not self._loops["fetch"].is_alive() and is_reported
 
     def _is_reported(self) -> bool:
         return self._reporter.done >= self._buffer.reports
@@ -269,7 +269,7 @@ class Worker:
     def _become_quiet(self) -> None:
         self._is_quiet = True
         logger.info("worker is quiet wid=%s", self.wid)
-        self._heartbeat.tell(QUIET)
+        self._heartbeat.set_state(QUIET)
         self._fetcher.stop()
 
     def _shut_down(self) -> bool:
@@ -281,7 +281,7 @@ class Worker:
         deadline = time.monotonic() + self._shutdown_timeout_s
         self._is_running = False
         # BEATs continue until all reports are sent: the worker must not count as lost before that.
-        self._heartbeat.tell(TERMINATE)
+        self._heartbeat.set_state(TERMINATE)
         self._fetcher.stop()
         logger.info("worker stops wid=%s", self.wid)
         # A fetch that is under way may still bring jobs: the wait for running jobs must include them.

@@ -46,9 +46,9 @@ def addresses(text):
     for verb in ("retry", "discard"):
         found[f"all {verb}"] = f"{reverse('admin:django_faktory_job_all')}?{asked(verb=verb, error=text, task=text)}"
     dead = Job.objects.get(state="dead")
-    found["error"] = f"{reverse('admin:django_faktory_job_error')}?{error_groups.kind_of(dead, dead.failure).query}"
+    found["error"] = f"{reverse('admin:django_faktory_job_error')}?{error_groups.get_kind(dead, dead.failure).query}"
     found["tried"] = (
-        f"{reverse('admin:django_faktory_job_tried')}?{error_groups.kind_of(dead, dead.failure).query}&tried={dead.pk}"
+        f"{reverse('admin:django_faktory_job_tried')}?{error_groups.get_kind(dead, dead.failure).query}&tried={dead.pk}"
     )
     found["error by head"] = f"{reverse('admin:django_faktory_job_error')}?{asked(error=text, task=text, head=text)}"
     found["batches by q"] = f"{page('batch', view='changelist')}?{asked(q=text, stage=text)}"

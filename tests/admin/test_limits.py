@@ -75,13 +75,13 @@ def test_an_edit_holds_at_once_and_overrules_code(admin_client, node):
     assert admin_client.post(page_of(one), told).status_code == 302
     definitions.sync(code, using="default")
     one.refresh_from_db()
-    assert (one.told, one.origin) == ("2 at a time and 100/m, 7 at once", "edited")
+    assert (one.allowance_text, one.origin) == ("2 at a time and 100/m, 7 at once", "edited")
     assert node.fetch(5) == ["b"]
     assert 'value="100/m"' in admin_client.get(page_of(one)).content.decode()
     act(admin_client, one, "as_in_code")
     definitions.sync(code, using="default")
     one.refresh_from_db()
-    assert (one.told, one.origin) == ("1 at a time", "code")
+    assert (one.allowance_text, one.origin) == ("1 at a time", "code")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_what_died_is_found_edited_tried_and_retried_and_all_is_on_record(screen
         "Retry now: begun for all that match (2): the partner is back",
         "Retried 2 of all that match: the partner is back",
         "Paused: their upkeep",
-        "Told to quiet: we stop it",
+        "Sent quiet: we stop it",
     ]
 
 
@@ -87,7 +87,7 @@ def pause_and_quiet(page, seen):
     page.get_by_role("link", name=f"{worker.hostname}:{worker.pid}").click()
     page.get_by_label("Why").fill("we stop it")
     page.get_by_role("button", name="Quiet").click()
-    seen.sees("1 worker will be told to quiet")
+    seen.sees("quiet requested for 1 worker")
     assert WorkerProcess.objects.get().state == "quiet"
 
 

@@ -135,7 +135,7 @@ def test_a_coroutine_goes_on_after_being_stopped_as_if_never_cancelled():
 )
 def test_progress_is_told_in_percent(done, total, percent):
     control, told = Control(), []
-    control.tell = lambda *words: told.append(words)
+    control.report_progress = lambda *words: told.append(words)
     control.progress(done, total, "note")
     assert [words[:2] for words in told] == [(percent, "note")]
 

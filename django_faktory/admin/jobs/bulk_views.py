@@ -123,7 +123,7 @@ def _every_s(request: HttpRequest) -> float:
 def _record(request: HttpRequest, sweep: BulkRun, done: str) -> None:
     """Write one admin log entry for all jobs of the sweep."""
     # The form of a later step has no field for the reason: use the one given at the beginning.
-    said: Any = f"{done}: {sweep.why}" if sweep.why else describe_action(request, done)
+    text: Any = f"{done}: {sweep.why}" if sweep.why else describe_action(request, done)
     user_id: Any = request.user.pk
     LogEntry.objects.create(
         user_id=user_id,
@@ -131,5 +131,5 @@ def _record(request: HttpRequest, sweep: BulkRun, done: str) -> None:
         object_id=None,
         object_repr=str(sweep.scope)[:200],
         action_flag=CHANGE,
-        change_message=said,
+        change_message=text,
     )

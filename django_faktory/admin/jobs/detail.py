@@ -59,7 +59,9 @@ class TimelineEntry(NamedTuple):
     backtrace: str = ""
 
 
-def told(job: Job, stored: Mapping[str, StoredText], urls: Mapping[str, str], request: HttpRequest) -> dict[str, Any]:
+def context(
+    job: Job, stored: Mapping[str, StoredText], urls: Mapping[str, str], request: HttpRequest
+) -> dict[str, Any]:
     """Return the template's context. `stored` are the job's long texts, the payload as far as it may be seen."""
     payload = stored["payload"]
     # A text that was cut off cannot be parsed.
@@ -187,7 +189,7 @@ def _facts(job: Job) -> list[tuple[str, Any]]:
         ("Interruptions", job.interruptions or None),
         ("Lost workers", job.losses or None),
         ("Progress", _progress(job, using)),
-        ("Cancelled", "yes: its worker has been told" if job.is_cancelled and job.state == State.WORKING else None),
+        ("Cancelled", "yes: its worker has been notified" if job.is_cancelled and job.state == State.WORKING else None),
         ("Worker", _worker(job, using)),
         ("Batch", _batch(job.bid, using)),
         ("Callback of batch", _batch(job.callback_of, using)),
@@ -222,11 +224,11 @@ def _times(job: Job) -> list[tuple[str, datetime | None]]:
 
 
 def _progress(job: Job, using: str) -> str:
-    said = Tracking.objects.using(using).filter(jid=job.jid).first()
+    tracking = Tracking.objects.using(using).filter(jid=job.jid).first()
     # A tracking row older than the job belongs to an earlier job with the same jid.
-    if said is None or said.updated_at < job.created_at:
+    if tracking is None or tracking.updated_at < job.created_at:
         return ""
-    words = (f"{said.percent} %" if said.percent is not None else "", cut(said.desc or "", MESSAGE_BYTES))
+    words = (f"{tracking.percent} %" if tracking.percent is not None else "", cut(tracking.desc or "", MESSAGE_BYTES))
     return " ".join(word for word in words if word)
 
 

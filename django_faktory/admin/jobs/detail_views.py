@@ -51,7 +51,7 @@ class JobViews(ReadOnlyAdmin):
             stored = texts.read(job, *self.long_texts)
             stored["payload"] = self.seen_of(job, "payload", stored["payload"])
             urls = {column: self.url_of_download(job, column) for column in self.long_texts}
-            more = detail.told(job, stored, urls, request)
+            more = detail.context(job, stored, urls, request)
         return super().render_change_form(request, {**context, **more}, *args, **kwargs)
 
     def _act_on_one(self, request: HttpRequest, pk: int, verb: str) -> HttpResponse:
@@ -106,13 +106,13 @@ class JobViews(ReadOnlyAdmin):
 def _changes(args: str, kwargs: str) -> edit.Changes:
     """Parse the submitted arguments. Raises InvalidPayload, which names the field."""
     found: dict[str, Any] = {}
-    for name, text, kind, told in (("args", args, list, "array"), ("kwargs", kwargs, dict, "object")):
+    for name, text, kind, json_type in (("args", args, list, "array"), ("kwargs", kwargs, dict, "object")):
         try:
             found[name] = decode(text)
         except InvalidPayload as error:
             raise InvalidPayload(f"{name}: {error}") from None
         if not isinstance(found[name], kind):
-            raise InvalidPayload(f"{name}: expected a JSON {told}")
+            raise InvalidPayload(f"{name}: expected a JSON {json_type}")
     return edit.Changes(**found)
 
 

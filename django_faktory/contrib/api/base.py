@@ -101,11 +101,11 @@ class Resource(Door, Generic):
         """Return a response with the current row, or 204 if the user may not view it."""
         return Response(row(), status=code) if self.may_see else Response(status=status.HTTP_204_NO_CONTENT)
 
-    def said(self, kind: type[Serializer[Any]], *, of: Any = None) -> dict[str, Any]:
+    def validated_data(self, kind: type[Serializer[Any]], *, of: Any = None) -> dict[str, Any]:
         """Return the validated data of the request body, or of `of`. Raises ValidationError."""
-        told = kind(data=self.request.data if of is None else of, context=self.get_serializer_context())
-        told.is_valid(raise_exception=True)
-        found: dict[str, Any] = told.validated_data
+        serializer = kind(data=self.request.data if of is None else of, context=self.get_serializer_context())
+        serializer.is_valid(raise_exception=True)
+        found: dict[str, Any] = serializer.validated_data
         return found
 
 

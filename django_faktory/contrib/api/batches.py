@@ -90,7 +90,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, **_: Any) -> Response:
         """Retry dead and retrying members and callbacks now; repeat the request while `changed` is not 0."""
-        validated, batch = self.said(inputs.ReasonSerializer), self.get_object()
+        validated, batch = self.validated_data(inputs.ReasonSerializer), self.get_object()
         jobs = Job.objects.using(alias()).filter(Q(bid=batch.bid) | Q(callback_of=batch.bid))
         # Bounded, so that the request ends in time; the client repeats it.
         failed = jobs.in_state(State.DEAD, State.RETRIES).order_by("pk")[: inputs.MAX_AT_ONCE]

@@ -92,10 +92,10 @@ class CronEntries(Resource):
     )
     def create(self, request: Request) -> Response:
         """Create an entry of the admin. Raises WrongState (409) if the name is taken."""
-        told = self.said(inputs.NewCronSerializer)
-        reason = told.pop("reason")
+        values = self.validated_data(inputs.NewCronSerializer)
+        reason = values.pop("reason")
         using = alias()
-        entry = CronEntry(**_definition({**_DEFAULTS, "zone": settings.TIME_ZONE, **told})._asdict())
+        entry = CronEntry(**_definition({**_DEFAULTS, "zone": settings.TIME_ZONE, **values})._asdict())
         if CronEntry.objects.using(using).filter(name=entry.name).exists():
             raise WrongState(f"name: a cron entry is called {entry.name!r:.80} already")
         try:
@@ -119,17 +119,17 @@ class CronEntries(Resource):
         # Partial: members that a new entry must have are optional in a change.
         checked = inputs.CronChangesSerializer(data=request.data, partial=True)
         checked.is_valid(raise_exception=True)
-        told = dict(checked.validated_data)
-        reason, entry = told.pop("reason", ""), self.get_object()
+        values = dict(checked.validated_data)
+        reason, entry = values.pop("reason", ""), self.get_object()
         if entry.origin == CronEntry.EntryOrigin.CODE:
             raise WrongState(f"{entry.name}: is defined in code; change it there")
-        if not told:
+        if not values:
             raise ValidationError(f"expected one of {', '.join(('schedule', 'zone', 'jobtype', *_DEFAULTS))}")
-        _refuse_to_uncover(entry, told)
-        for field, value in _definition({**_get_definition(entry), **told})._asdict().items():
+        _refuse_to_uncover(entry, values)
+        for field, value in _definition({**_get_definition(entry), **values})._asdict().items():
             setattr(entry, field, value)
         rows.save(entry, using=alias())
-        note(request, entry, f"Edited {', '.join(sorted(told))}", reason=reason)
+        note(request, entry, f"Edited {', '.join(sorted(values))}", reason=reason)
         return self.answer(lambda: self._whole(self._again(entry)))
 
     @described(
@@ -140,7 +140,7 @@ class CronEntries(Resource):
     )
     def destroy(self, request: Request, **_: Any) -> Response:
         """Delete an entry. Raises WrongState (409) if code still defines it: it would be created again."""
-        why = self.said(inputs.ReasonSerializer, of=request.query_params)
+        why = self.validated_data(inputs.ReasonSerializer, of=request.query_params)
         entry = self.get_object()
         if entry.origin == CronEntry.EntryOrigin.CODE and entry.removed_at is None:
             raise WrongState(f"{entry.name}: is defined in code, and would come back; remove it there")
@@ -170,17 +170,17 @@ class CronEntries(Resource):
     @action(detail=True, methods=["post"])
     def run(self, request: Request, **_: Any) -> Response:
         """Enqueue a job of the entry now; the schedule is not affected."""
-        told, entry = self.said(inputs.ReasonSerializer), self.get_object()
+        values, entry = self.validated_data(inputs.ReasonSerializer), self.get_object()
         if entry.removed_at is not None:
             raise WrongState(f"{entry.name}: is defined in code no more")
         jid = cron.run_now(entry, using=alias()).jid
-        note(request, entry, "Run by hand", reason=told["reason"])
+        note(request, entry, "Run by hand", reason=values["reason"])
         return Response({"jid": jid})
 
     def _act(self, request: Request, act: Any, done: str) -> Response:
-        told, entry = self.said(inputs.ReasonSerializer), self.get_object()
+        values, entry = self.validated_data(inputs.ReasonSerializer), self.get_object()
         act([entry.pk], using=alias())
-        note(request, entry, done, reason=told["reason"])
+        note(request, entry, done, reason=values["reason"])
         return self.answer(lambda: self._whole(self._again(entry)))
 
     def _short(self, entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
@@ -191,9 +191,9 @@ class CronEntries(Resource):
         using = alias()
         runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
         # The job row is more recent than the outcome in the run row.
-        said = cron_runs.outcomes([run.jid for run in runs if run.jid], using=using)
+        validated_data = cron_runs.outcomes([run.jid for run in runs if run.jid], using=using)
         for run in runs:
-            run.outcome = said.get(run.jid, run.outcome)
+            run.outcome = validated_data.get(run.jid, run.outcome)
         policies = {"missed": entry.missed, "window": entry.window_s, "overlap": entry.overlap}
         return {
             **self._short(entry, runs[0] if runs else None),
@@ -203,10 +203,10 @@ class CronEntries(Resource):
             "runs": [self._seen(cron_run_of(run)) for run in runs],
         }
 
-    def _seen(self, told: dict[str, Any]) -> dict[str, Any]:
+    def _seen(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the members, with None for members hidden from this user."""
         return {
-            name: value if may_see(self.request.user, self.resource, name) else None for name, value in told.items()
+            name: value if may_see(self.request.user, self.resource, name) else None for name, value in values.items()
         }
 
     def _again(self, entry: CronEntry) -> CronEntry:
@@ -214,21 +214,21 @@ class CronEntries(Resource):
         return found
 
 
-def _definition(told: dict[str, Any]) -> rows.CronDefinition:
+def _definition(values: dict[str, Any]) -> rows.CronDefinition:
     """Return the checked definition, with the rules of the admin's form. Raises InvalidCron."""
     base.autodiscover()  # the web process may not have imported the tasks
-    policies = {key: told[key] for key in ("missed", "window", "overlap")}
+    policies = {key: values[key] for key in ("missed", "window", "overlap")}
     fields = ("name", "schedule", "zone", "jobtype", "queue", "args", "kwargs", "job")
-    return cron.defined(**{field: told[field] for field in fields}, policies=policies, is_json=True)
+    return cron.defined(**{field: values[field] for field in fields}, policies=policies, is_json=True)
 
 
-def _refuse_to_uncover(entry: CronEntry, told: Mapping[str, Any]) -> None:
+def _refuse_to_uncover(entry: CronEntry, values: Mapping[str, Any]) -> None:
     """Raise WrongState if the job type changes while arguments stay.
 
     `REDACT` may hide arguments of the old job type and show the same arguments for the new one.
     """
-    stay = {"args", "kwargs"} - set(told)
-    if redaction.is_on() and stay and told.get("jobtype", entry.jobtype) != entry.jobtype:
+    stay = {"args", "kwargs"} - set(values)
+    if redaction.is_on() and stay and values.get("jobtype", entry.jobtype) != entry.jobtype:
         raise WrongState(f"jobtype: expected {' and '.join(sorted(stay))} with it: FAKTORY['REDACT'] hides arguments")
 
 

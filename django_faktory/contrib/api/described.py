@@ -47,18 +47,18 @@ class AutoSchema(Framework):
         """Return the operation with a default response for errors."""
         operation = super().get_operation(*args, **kwargs)
         if operation is not None:
-            said = {
+            validated_data = {
                 "description": "A problem (RFC 9457).",
                 "content": {"application/problem+json": {"schema": PROBLEM}},
             }
-            operation["responses"]["default"] = said
+            operation["responses"]["default"] = validated_data
         return operation
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def described(**said: Any) -> Callable[[F], F]:
+def described(**validated_data: Any) -> Callable[[F], F]:
     """Return a decorator that describes an action, or a whole resource, in the OpenAPI document."""
 
     def decorate(described: F) -> F:
@@ -66,6 +66,6 @@ def described(**said: Any) -> Callable[[F], F]:
             options = described.__dict__.setdefault("kwargs", {})
             # `extend_schema` derives from this class; without it, from the default class of REST framework.
             options.setdefault("schema", AutoSchema())
-        return extend_schema(**said)(described)
+        return extend_schema(**validated_data)(described)
 
     return decorate

@@ -62,15 +62,15 @@ class JobFilter(FilterSet):
         return queryset.shown(asked_for(self.form.cleaned_data))
 
 
-def asked_for(told: dict[str, Any]) -> Query:
+def asked_for(values: dict[str, Any]) -> Query:
     """Combine all parameters into one query. Raises InvalidQuery if one value is given twice."""
-    query = _parsed("query", told.get("query") or "")
+    query = _parsed("query", values.get("query") or "")
     for parameter, field in _FIELDS.items():
-        if not told.get(parameter):
+        if not values.get(parameter):
             continue
-        one = _parsed(parameter, told[parameter])
+        one = _parsed(parameter, values[parameter])
         if getattr(query, field) not in ((), None):
-            raise _wrong(parameter, f"{parameter}: said in query too; say it once")
+            raise _wrong(parameter, f"{parameter}: also in query; give it once")
         query = replace(query, **{field: getattr(one, field)})
     return query
 

@@ -114,7 +114,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     )
     def create(self, request: Request) -> Response:
         """Enqueue a job of a registered task. Raises UnknownJobType (400) for any other name."""
-        validated = self.said(inputs.NewJobSerializer)
+        validated = self.validated_data(inputs.NewJobSerializer)
         using = alias()
         base.autodiscover()  # the web process may not have imported the tasks
         task = base.lookup(validated["task"])
@@ -146,7 +146,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     )
     def partial_update(self, request: Request, **_: Any) -> Response:
         """Change the given members of a job; members that are left out keep their value."""
-        validated = self.said(inputs.JobChangesSerializer)
+        validated = self.validated_data(inputs.JobChangesSerializer)
         changed = sorted(set(validated) - {"reason"})
         job = edit(
             self.get_object().jid,
@@ -198,7 +198,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, **_: Any) -> Response:
         """Cancel the job, even if it is running."""
-        validated = self.said(inputs.ReasonSerializer)
+        validated = self.validated_data(inputs.ReasonSerializer)
         job = self.get_object()
         return self._done(request, job, "Cancelled", broker().cancel([job.jid]), validated["reason"])
 
@@ -233,7 +233,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         return self._act_on_many(request, Verb.PRUNE)
 
     def _act(self, request: Request, verb: Verb) -> Response:
-        validated = self.said(inputs.ReasonSerializer)
+        validated = self.validated_data(inputs.ReasonSerializer)
         job = self.get_object()
         changed = bulk.execute(verb, Job.objects.using(alias()).filter(pk=job.pk))
         if not changed:
@@ -263,7 +263,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
             raise PermissionDenied("dry_run: counts jobs, for users who may view them")
 
     def _act_on_many(self, request: Request, verb: Verb) -> Response:
-        validated = self.said(inputs.BulkRequestSerializer)
+        validated = self.validated_data(inputs.BulkRequestSerializer)
         query = query_of(validated["query"])
         self._refuse_to_reveal(query, is_dry=validated["dry_run"])
         # An empty query would mean every job: a client that forgets the query must not delete everything.

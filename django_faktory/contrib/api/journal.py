@@ -17,7 +17,13 @@ ADDED, CHANGED, DELETED = 1, 2, 3
 
 
 def note(
-    request: Request, about: Model | type[Model], said: str, *, name: str = "", flag: int = CHANGED, reason: str = ""
+    request: Request,
+    about: Model | type[Model],
+    validated_data: str,
+    *,
+    name: str = "",
+    flag: int = CHANGED,
+    reason: str = "",
 ) -> None:
     """Record a change of a row or, if `about` is a model, of a set of rows.
 
@@ -25,7 +31,7 @@ def note(
     """
     is_row = isinstance(about, Model)
     shown = name or (str(about) if is_row else "")
-    message = f"{said}, through the API{f': {reason}' if reason else ''}"
+    message = f"{validated_data}, through the API{f': {reason}' if reason else ''}"
     user: Any = request.user
     # ascii() keeps line breaks and escape sequences of clients out of the log.
     logger.info("act through the API user=%s on=%s did=%s", user.pk, ascii(shown), ascii(message))

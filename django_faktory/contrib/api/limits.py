@@ -91,13 +91,13 @@ class Limits(Resource):
     )
     def create(self, request: Request) -> Response:
         """Create a limit; raise WrongState (409) if the limit already exists."""
-        told = self.said(inputs.NewLimitSerializer)
-        name, allowance = task_limits.checked_name(told["scope"], told["name"]), _allowance(told)
+        values = self.validated_data(inputs.NewLimitSerializer)
+        name, allowance = task_limits.checked_name(values["scope"], values["name"]), _allowance(values)
         # `definitions.save_limit` overwrites an existing limit, so that POST would change it without a warning.
-        if Limit.objects.using(alias()).filter(scope=told["scope"], name=name).exists():
-            raise WrongState(f"name: there is a limit of {told['scope']} {name:.80} already; change that")
-        limit = definitions.save_limit(told["scope"], name, allowance, using=alias())
-        note(request, limit, "Written", flag=ADDED, reason=told.get("reason", ""))
+        if Limit.objects.using(alias()).filter(scope=values["scope"], name=name).exists():
+            raise WrongState(f"name: there is a limit of {values['scope']} {name:.80} already; change that")
+        limit = definitions.save_limit(values["scope"], name, allowance, using=alias())
+        note(request, limit, "Written", flag=ADDED, reason=values.get("reason", ""))
         return self.answer(lambda: _whole(limit), code=status.HTTP_201_CREATED)
 
     @described(
@@ -108,9 +108,9 @@ class Limits(Resource):
     )
     def update(self, request: Request, **_: Any) -> Response:
         """Replace what the limit allows; a pause of the task remains in effect."""
-        told, limit = self.said(inputs.LimitChangesSerializer), self.get_object()
-        changed = definitions.save_limit(limit.scope, limit.name, _allowance(told), using=alias())
-        note(request, changed, f"Edited: {changed.told}", reason=told.get("reason", ""))
+        values, limit = self.validated_data(inputs.LimitChangesSerializer), self.get_object()
+        changed = definitions.save_limit(limit.scope, limit.name, _allowance(values), using=alias())
+        note(request, changed, f"Edited: {changed.allowance_text}", reason=values.get("reason", ""))
         return self.answer(lambda: _whole(changed))
 
     @described(
@@ -121,7 +121,7 @@ class Limits(Resource):
     )
     def destroy(self, request: Request, **_: Any) -> Response:
         """Delete the limit; its running jobs continue."""
-        why, limit = self.said(inputs.ReasonSerializer, of=request.query_params), self.get_object()
+        why, limit = self.validated_data(inputs.ReasonSerializer, of=request.query_params), self.get_object()
         # Written before the delete: the log entry needs the primary key of the row.
         note(request, limit, "Deleted", flag=DELETED, reason=why["reason"])
         definitions.remove(limit, using=alias())
@@ -140,10 +140,10 @@ class Limits(Resource):
         return self._act(request, definitions.resume, "Resumed")
 
     def _act(self, request: Request, act: Any, done: str) -> Response:
-        told = self.said(inputs.TaskNamesSerializer)
-        changed = act([task_limits.checked_name("task", name) for name in told["tasks"]], using=alias())
+        values = self.validated_data(inputs.TaskNamesSerializer)
+        changed = act([task_limits.checked_name("task", name) for name in values["tasks"]], using=alias())
         for name in changed:
-            note(request, Limit, done, name=name, reason=told["reason"])
+            note(request, Limit, done, name=name, reason=values["reason"])
         return Response({"tasks": changed})
 
 
@@ -152,9 +152,9 @@ def _whole(limit: Limit) -> dict[str, Any]:
     return {**limit_of(limit, *used), "waiting": definitions.waiting(limit, using=alias())}
 
 
-def _allowance(told: Mapping[str, Any]) -> Allowance:
+def _allowance(values: Mapping[str, Any]) -> Allowance:
     # A missing member and null both mean: no limit of this kind.
-    found = {key: told[key] for key in ("concurrency", "rate", "burst") if told.get(key) is not None}
+    found = {key: values[key] for key in ("concurrency", "rate", "burst") if values.get(key) is not None}
     if not found:
         raise ValidationError("expected concurrency, rate or both, got neither")
     return Allowance.of(found)

@@ -61,7 +61,7 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
 
         A lock that another job has acquired since has another token and is not touched.
         """
-        validated, lock = self.said(inputs.ReasonSerializer), self.get_object()
+        validated, lock = self.validated_data(inputs.ReasonSerializer), self.get_object()
         changed = transitions.free_locks([lock.pk], using=alias())
         # The lock expired or was released between the two queries.
         if not changed:

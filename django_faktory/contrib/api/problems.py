@@ -80,10 +80,10 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
 
     Returns None for an unexpected exception: it is a bug, which Django reports and logs as usual.
     """
-    told = _of_ours(error) or _of_framework(error)
-    if told is None:
+    answer = _of_ours(error) or _of_framework(error)
+    if answer is None:
         return None
-    problem, headers = told
+    problem, headers = answer
     request, view = context["request"], context["view"]
     # With permission to act on the row, but not to view it, no part of it may be read in the error text.
     if isinstance(error, _ABOUT_ROWS) and getattr(view, "detail", False) and not view.may_see:

@@ -71,7 +71,7 @@ class Queues(Resource):
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
         """Pause the queue; nothing changes if it is already paused."""
-        validated, queue = self.said(inputs.ReasonSerializer), self.get_object()
+        validated, queue = self.validated_data(inputs.ReasonSerializer), self.get_object()
         broker().pause([queue.name])
         return self._done(request, queue, "Paused", validated["reason"])
 
@@ -79,7 +79,7 @@ class Queues(Resource):
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the queue; nothing changes if it is not paused."""
-        validated, queue = self.said(inputs.ReasonSerializer), self.get_object()
+        validated, queue = self.validated_data(inputs.ReasonSerializer), self.get_object()
         broker().resume([queue.name])
         return self._done(request, queue, "Resumed", validated["reason"])
 
@@ -95,7 +95,7 @@ class Queues(Resource):
 
         Scheduled and retrying jobs stay; they create the queue again when they become due.
         """
-        validated, queue = self.said(inputs.ReasonSerializer), self.get_object()
+        validated, queue = self.validated_data(inputs.ReasonSerializer), self.get_object()
         until, stopped = time.monotonic() + CLEARS_FOR_S, []
 
         # Asked between two steps; the finished steps are committed.

@@ -51,5 +51,5 @@ class BoundedJson(JSONParser):
 
 def _length(request: Any) -> int:
     # REST framework treats a request without Content-Length as one without a body.
-    told = request.META.get("CONTENT_LENGTH") if request is not None else None
-    return int(told) if told and str(told).isdigit() else 0
+    content_length = request.META.get("CONTENT_LENGTH") if request is not None else None
+    return int(content_length) if content_length and str(content_length).isdigit() else 0

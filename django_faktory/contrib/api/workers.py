@@ -77,9 +77,9 @@ class Workers(Resource):
         return self._advance(request, "terminate")
 
     def _advance(self, request: Request, state: str) -> Response:
-        validated, worker = self.said(inputs.ReasonSerializer), self.get_object()
+        validated, worker = self.validated_data(inputs.ReasonSerializer), self.get_object()
         changed = rows.advance([worker.wid], state, using=alias())
-        note(request, worker, f"Told to {state}", reason=validated["reason"])
+        note(request, worker, f"Sent {state}", reason=validated["reason"])
         return Response({"changed": changed})
 
 

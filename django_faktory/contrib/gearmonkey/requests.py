@@ -185,7 +185,7 @@ def wait(fn: str, id_: int, timeout_s: float | None) -> Steps[None]:
     """
     ends_at = float("inf") if timeout_s is None else time.monotonic() + timeout_s
     lock = lua.lock_key(fn, id_)
-    was_told = False
+    was_woken = False
     while True:
         left_s = ends_at - time.monotonic()
         try:
@@ -194,11 +194,11 @@ def wait(fn: str, id_: int, timeout_s: float | None) -> Steps[None]:
             # After the status: a job that ended in time is no timeout.
             if left_s <= 0:
                 raise JobTimeout(fn, id_, timeout_s or 0)
-            if was_told:  # the message of an earlier end stays and would wake this client at once
+            if was_woken:  # the message of an earlier end stays and would wake this client at once
                 yield Pause(min(RETRY_S, left_s))
             # Never 0: for Redis that is a wait without limit.
             slice_s = max(0.01, min(SLICE_S, left_s))
-            was_told = bool((yield ("BLMOVE", lock, lock, "RIGHT", "LEFT", f"{slice_s:.3f}")))
+            was_woken = bool((yield ("BLMOVE", lock, lock, "RIGHT", "LEFT", f"{slice_s:.3f}")))
         except REDIS_ERRORS:  # unreachable, UNBLOCKED, or not a list: the status decides
             yield Pause(max(0.0, min(RETRY_S, left_s)))
             if left_s <= 0:

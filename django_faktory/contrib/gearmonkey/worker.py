@@ -68,7 +68,7 @@ class Worker:
             try:
                 self._redis_worker.update(self._current, dividend, divisor)
             except FaktoryError as error:
-                logger.warning("progress could not be told error=%s", error)
+                logger.warning("could not report progress error=%s", error)
 
     def run(self) -> None:
         """Work until stopped. Raises UnusableServer and BrokerUnavailable, at start only."""
@@ -133,7 +133,7 @@ class Worker:
                     logger.warning("job ended too late, it is no longer this worker's job=%s:%s", job.fn, job.id)
                 return
             except BrokerUnavailable as error:
-                logger.warning("an end could not be told yet job=%s:%s error=%s", job.fn, job.id, error)
+                logger.warning("could not report the end of a job yet job=%s:%s error=%s", job.fn, job.id, error)
                 time.sleep(PAUSE_S)
             except FaktoryError as error:
                 logger.error("the server refused an end job=%s:%s error=%s", job.fn, job.id, error)  # noqa: TRY400

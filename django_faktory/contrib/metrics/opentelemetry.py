@@ -30,8 +30,14 @@ class Spans(Middleware):
             yield
             return
         name = calls[0].result.task.name
-        told = {**_SYSTEM, "messaging.operation.type": "send", "messaging.destination.name": _queue(calls[0])}
-        with self._tracer.start_as_current_span(f"send {name}", kind=SpanKind.PRODUCER, attributes=told) as span:
+        span_attributes = {
+            **_SYSTEM,
+            "messaging.operation.type": "send",
+            "messaging.destination.name": _queue(calls[0]),
+        }
+        with self._tracer.start_as_current_span(
+            f"send {name}", kind=SpanKind.PRODUCER, attributes=span_attributes
+        ) as span:
             if len(calls) > 1:
                 span.set_attribute("messaging.batch.message_count", len(calls))
             else:
@@ -46,7 +52,7 @@ class Spans(Middleware):
         """Open a consumer span around the run. Records an exception and lets it propagate."""
         # Any client may write other types into `custom`; propagators expect strings.
         parent = propagate.extract({key: value for key, value in call.custom.items() if isinstance(value, str)})
-        told: dict[str, str | int] = {
+        span_attributes: dict[str, str | int] = {
             **_SYSTEM,
             "messaging.operation.type": "process",
             "messaging.destination.name": _queue(call),
@@ -57,7 +63,7 @@ class Spans(Middleware):
         token = context.attach(parent)
         try:
             with self._tracer.start_as_current_span(
-                f"process {call.result.task.name}", kind=SpanKind.CONSUMER, attributes=told
+                f"process {call.result.task.name}", kind=SpanKind.CONSUMER, attributes=span_attributes
             ):
                 yield
         finally:

@@ -43,19 +43,19 @@ class _Numbers(Collector):
         yield from self._by_task()
 
     def _sizes(self) -> Iterator[Metric]:
-        told = self._numbers
-        yield _gauges("django_faktory_queue_size", "Jobs that are enqueued.", "queue", told.queues)
+        exported = self._numbers
+        yield _gauges("django_faktory_queue_size", "Jobs that are enqueued.", "queue", exported.queues)
         yield _gauges(
-            "django_faktory_queue_latency_seconds", "How long its first job has waited.", "queue", told.latencies
+            "django_faktory_queue_latency_seconds", "How long its first job has waited.", "queue", exported.latencies
         )
-        yield _gauges("django_faktory_queue_paused", "1: no worker gets its jobs.", "queue", told.paused)
-        yield _gauges("django_faktory_jobs", "Jobs in each state that waits for something.", "state", told.sets)
-        yield _gauges("django_faktory_workers", "Worker processes that live, by state.", "state", told.workers)
-        yield _gauges("django_faktory_batches", "Batches that are not over, by state.", "state", told.batches)
+        yield _gauges("django_faktory_queue_paused", "1: no worker gets its jobs.", "queue", exported.paused)
+        yield _gauges("django_faktory_jobs", "Jobs in each state that waits for something.", "state", exported.sets)
+        yield _gauges("django_faktory_workers", "Worker processes that live, by state.", "state", exported.workers)
+        yield _gauges("django_faktory_batches", "Batches that are not over, by state.", "state", exported.batches)
         for name, text, value in (
-            ("processed", "Ends of jobs, good and bad.", told.processed),
-            ("failed", "Failures; a job may have several.", told.failed),
-            ("late", "Reports that came too late to change anything.", told.late),
+            ("processed", "Ends of jobs, good and bad.", exported.processed),
+            ("failed", "Failures; a job may have several.", exported.failed),
+            ("late", "Reports that came too late to change anything.", exported.late),
         ):
             yield CounterMetricFamily(f"django_faktory_{name}", text, value=value)
 

@@ -51,16 +51,16 @@ def metrics(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
 @_guarded
 def healthz(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
     """Return 200 if this process and its database answer; else 503 with the reason."""
-    return _told(health.alive(using=conf.get("DATABASE")))
+    return _response(health.alive(using=conf.get("DATABASE")))
 
 
 @_guarded
 def readyz(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
     """Return 200 if jobs are also worked on (schema, workers, maintenance); else 503 with the reasons."""
-    return _told(health.ready(using=conf.get("DATABASE")))
+    return _response(health.ready(using=conf.get("DATABASE")))
 
 
-def _told(checks: dict[str, str]) -> JsonResponse:
+def _response(checks: dict[str, str]) -> JsonResponse:
     is_good = not any(checks.values())
     body = {"status": "ok" if is_good else "failing", "checks": {name: why or "ok" for name, why in checks.items()}}
     return JsonResponse(body, status=200 if is_good else 503)

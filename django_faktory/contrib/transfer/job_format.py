@@ -89,10 +89,10 @@ def departure(
     if state in (State.ENQUEUED, State.BLOCKED) and enqueued_at is not None:
         added.append(("enqueued_at", f'"{rfc3339(enqueued_at)}"'))
     if failure:
-        told = jsontext.members(failure)
+        values = jsontext.members(failure)
         if state == State.RETRIES and run_at is not None:
-            told["next_at"] = f'"{rfc3339(run_at)}"'
-        added.append(("failure", jsontext.join(told.items())))
+            values["next_at"] = f'"{rfc3339(run_at)}"'
+        added.append(("failure", jsontext.join(values.items())))
     return jsontext.append(text, added).encode()
 
 
@@ -111,9 +111,9 @@ def _past(found: dict[str, str]) -> tuple[int, str, str]:
         return 0, "", ""
     if not raw.startswith("{"):
         raise InvalidPayload("failure: expected an object or null")
-    told = jsontext.last_members(raw)
-    count = integer(told, "retry_count", default=0, low=0, high=2**31 - 2, within="failure.")
-    errtype = cut(string(told.get("errtype", ABSENT)) or "unknown", MAX_ERRTYPE_BYTES)
+    values = jsontext.last_members(raw)
+    count = integer(values, "retry_count", default=0, low=0, high=2**31 - 2, within="failure.")
+    errtype = cut(string(values.get("errtype", ABSENT)) or "unknown", MAX_ERRTYPE_BYTES)
     # The original numbers retries from 0: after the first failure retry_count is 0. PostgreSQL stores no NUL.
     return count + 1, raw, errtype.replace("\x00", "\ufffd")
 

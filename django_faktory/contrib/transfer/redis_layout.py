@@ -90,7 +90,7 @@ class FaktoryRedis:
                 me, clients = self._redis.client_id(), self._redis.client_list()
             except ResponseError as error:
                 raise UnusableRedis(
-                    f"this Redis does not tell who is connected ({error}): stop Faktory, and add --while-connected"
+                    f"this Redis does not list its clients ({error}): stop Faktory, and add --while-connected"
                 ) from error
         # Databases of one Redis have separate keys: clients of another one do no harm.
         number = str(self._redis.connection_pool.connection_kwargs.get("db") or 0)
@@ -184,9 +184,9 @@ class FaktoryRedis:
 
     def add_queues(self, names: Iterable[str], *, paused: bool = False) -> None:
         """Add names to the known or to the paused queues."""
-        if told := list(names):
+        if listed := list(names):
             with _translated():
-                self._redis.sadd("paused" if paused else "queues", *told)
+                self._redis.sadd("paused" if paused else "queues", *listed)
 
     def _keys(self) -> Iterator[tuple[str, str]]:
         with _translated():

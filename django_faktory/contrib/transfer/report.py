@@ -58,8 +58,8 @@ class Report:
         if reason not in self._problems and len(self._problems) >= MOST_REASONS:
             reason = "other reasons"
         known, some = self._problems.get(reason, (0, []))
-        told = [*some, *filter(None, jids)][:MOST_JIDS]
-        self._problems[reason] = (known + (len(jids) if count is None else count), told)
+        listed = [*some, *filter(None, jids)][:MOST_JIDS]
+        self._problems[reason] = (known + (len(jids) if count is None else count), listed)
 
     @property
     def found(self) -> int:

@@ -338,7 +338,7 @@ def _parse_beat(text: str) -> BeatWorker:
     found = parse_object("BEAT", text)
     given = wid("BEAT", found)
     if not given:
-        raise InvalidPayload(f"invalid BEAT {text[:200]}: wid: expected the wid of a worker that said HELLO")
+        raise InvalidPayload(f"invalid BEAT {text[:200]}: wid: expected the wid of a worker that has sent HELLO")
     return BeatWorker(
         Beat(
             wid=given,

@@ -34,11 +34,11 @@ class Mutate(msgspec.Struct, frozen=True):
     def line(self) -> bytes:
         """Return the line that a client sends; without spaces, which the original server rejects."""
         one = self.mutation
-        told: dict[str, Any] = {"cmd": one.command, "target": one.target}
+        values: dict[str, Any] = {"cmd": one.command, "target": one.target}
         given = {"jids": one.jids, "jobtype": one.jobtype or None, "regexp": one.regexp or None}
         # An empty list of jids matches no job, a missing one every job: leave out None only (W23).
-        told["filter"] = {name: value for name, value in given.items() if value is not None}
-        return line("MUTATE", jsontext.encode(told).replace(" ", "\\u0020"))
+        values["filter"] = {name: value for name, value in given.items() if value is not None}
+        return line("MUTATE", jsontext.encode(values).replace(" ", "\\u0020"))
 
 
 class PauseQueues(msgspec.Struct, frozen=True):
@@ -108,8 +108,8 @@ def parse_long_mutate(text: str) -> Incremental[Mutate]:
         found["filter"] = {key: decode_value(value) for key, value in parts.items() if key != "jids"}
         if (jids := parts.get("jids", "null")) != "null":
             # [None] makes `_mutate` raise the error for jids that are no array of strings.
-            told = yield from parse_strings(jids, max_count=MAX_JIDS)
-            found["filter"]["jids"] = [None] if told is None else told
+            values = yield from parse_strings(jids, max_count=MAX_JIDS)
+            found["filter"]["jids"] = [None] if values is None else values
     else:
         found["filter"] = decode_value(wanted)
     return _mutate(found)

@@ -37,8 +37,8 @@ class Stream(Protocol):
 
 def clean(text: object, *, longest: int | None = None) -> str:
     """Return text as one line; control characters, escapes and bidirectional marks are spelled out."""
-    told = "".join(char if char.isprintable() else _spelled(char) for char in str(text))
-    return f"{told[: longest - 1]}…" if longest and len(told) > longest else told
+    shown = "".join(char if char.isprintable() else _spelled(char) for char in str(text))
+    return f"{shown[: longest - 1]}…" if longest and len(shown) > longest else shown
 
 
 def _spelled(char: str) -> str:
@@ -75,13 +75,13 @@ class Screen:
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
         """Write rows under column heads: drawn by rich on a terminal, else aligned."""
-        told = [[clean("–" if cell in (None, "") else cell, longest=LONGEST_CELL) for cell in row] for row in rows]
+        shown = [[clean("–" if cell in (None, "") else cell, longest=LONGEST_CELL) for cell in row] for row in rows]
         if self.is_drawn:
-            self.draw(build_rich_table(heads, told, title=title))
+            self.draw(build_rich_table(heads, shown, title=title))
             return
         if title:
             self.out.write(title)
-        for row in aligned([list(heads), *told]):
+        for row in aligned([list(heads), *shown]):
             self.out.write(row)
 
     def pairs(self, found: Mapping[str, object]) -> None:

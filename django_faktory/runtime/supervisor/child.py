@@ -103,14 +103,16 @@ def log_parent_record(news: int) -> bool:
     """
     with suppress(BlockingIOError):
         if found := os.read(news, NEWS_BYTES):
-            told = json.loads(found)
-            log = get_logger(told["name"])
-            if log.isEnabledFor(told["level"]):
-                path = sys.modules[told["name"]].__file__ or ""
+            values = json.loads(found)
+            log = get_logger(values["name"])
+            if log.isEnabledFor(values["level"]):
+                path = sys.modules[values["name"]].__file__ or ""
                 # Built by hand, so that it has the parent's pid and time.
-                record = log.makeRecord(log.name, told["level"], path, 0, told["message"], tuple(told["args"]), None)
-                record.process, record.threadName = told["pid"], "MainThread"
-                record.created, record.msecs = told["at"], told["at"] % 1 * 1000
+                record = log.makeRecord(
+                    log.name, values["level"], path, 0, values["message"], tuple(values["args"]), None
+                )
+                record.process, record.threadName = values["pid"], "MainThread"
+                record.created, record.msecs = values["at"], values["at"] % 1 * 1000
                 log.handle(record)
             return True
     return False
@@ -119,12 +121,12 @@ def log_parent_record(news: int) -> bool:
 def format_stacks() -> str:
     """Return the stack traces of all threads of this process."""
     frames = sys._current_frames()  # noqa: SLF001  (documented, and the only way)
-    told = (
+    values = (
         f"Thread {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
         for thread in threading.enumerate()
         if thread.ident in frames
     )
-    return "".join(told).rstrip()
+    return "".join(values).rstrip()
 
 
 def _watch(child_spec: ChildSpec, wakeup_reader: int, handlers: Mapping[int, Callable[[], None]]) -> None:

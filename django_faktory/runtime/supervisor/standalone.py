@@ -62,12 +62,12 @@ class ExecLauncher:
         if level < self._level:
             return
         news = {"name": supervisor.__name__, "level": level, "pid": os.getpid()}
-        told = json.dumps(news | {"at": time.time(), "message": message, "args": args}).encode().ljust(NEWS_BYTES)
+        values = json.dumps(news | {"at": time.time(), "message": message, "args": args}).encode().ljust(NEWS_BYTES)
         self._unread_since = self._unread_since or time.monotonic()
         try:
-            os.write(self._log_writer, told)
+            os.write(self._log_writer, values)
         except BlockingIOError:  # the pipe is full: no child reads it
-            _write_to_stderr(told)
+            _write_to_stderr(values)
 
     def wait_s(self) -> float | None:
         """Write overdue records to stderr; return the seconds until the next are due, as `Launcher.wait_s`."""
@@ -131,27 +131,29 @@ class ExecLauncher:
 
 def main(reader: int) -> NoReturn:
     """Supervise the children that `reexec` left; the pipe `reader` contains its orders."""
-    told = reexec_pipe.read(reader)
-    shared_pipes = Pipes(**{name: tuple(ends) for name, ends in told["cords"].items()})
+    values = reexec_pipe.read(reader)
+    shared_pipes = Pipes(**{name: tuple(ends) for name, ends in values["cords"].items()})
     # A child inherits only the pipes that `_execute` is given for it.
     for end in shared_pipes.ends():
         os.set_inheritable(end, False)
-    launcher = ExecLauncher(command=told["command"], common=told["common"], news=shared_pipes.news, level=told["level"])
-    children = [Child.from_dict(child) for child in told["children"]]
+    launcher = ExecLauncher(
+        command=values["command"], common=values["common"], news=shared_pipes.news, level=values["level"]
+    )
+    children = [Child.from_dict(child) for child in values["children"]]
     successor = Supervisor(
         children,
         launcher,
-        grace_s=told["grace_s"],
-        silence_s=told["silence_s"],
-        parent=told["parent"],
+        grace_s=values["grace_s"],
+        silence_s=values["silence_s"],
+        parent=values["parent"],
         shared_pipes=shared_pipes,
     )
     sys.exit(successor.run())
 
 
-def _write_to_stderr(told: bytes) -> None:
+def _write_to_stderr(values: bytes) -> None:
     """Write a record to stderr in the format that runfaktory uses without project logging."""
-    news = json.loads(told)
+    news = json.loads(values)
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(news["at"]))
     text = news["message"] % tuple(news["args"])
     with suppress(OSError):

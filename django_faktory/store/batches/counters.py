@@ -181,10 +181,10 @@ def _apply_deltas(connection: BaseDatabaseWrapper, sums: dict[str, _BatchDelta],
     return moved
 
 
-def _notify_parent(told: _BatchDelta, steps: Sequence[BatchStep]) -> None:
-    told.breaks |= BatchStep.MARK_PARENT_BROKEN in steps
-    told.closed_children += BatchStep.CLOSE_IN_PARENT in steps
-    told.succeeded_children += BatchStep.SUCCEED_IN_PARENT in steps
+def _notify_parent(delta: _BatchDelta, steps: Sequence[BatchStep]) -> None:
+    delta.breaks |= BatchStep.MARK_PARENT_BROKEN in steps
+    delta.closed_children += BatchStep.CLOSE_IN_PARENT in steps
+    delta.succeeded_children += BatchStep.SUCCEED_IN_PARENT in steps
 
 
 def _execute_step(connection: BaseDatabaseWrapper, batch: Batch, step: BatchStep, now: datetime) -> None:
@@ -199,20 +199,20 @@ def _execute_step(connection: BaseDatabaseWrapper, batch: Batch, step: BatchStep
 
 def _fire(connection: BaseDatabaseWrapper, kind: Kind, batch: Batch, now: datetime) -> str:
     """Enqueue a callback and return its jid, a new one if another job has taken it."""
-    told = jsontext.members(batch.complete if kind is Kind.COMPLETE else batch.success)
-    custom = jsontext.last_members(told["custom"]) if told.get("custom", "null") != "null" else {}
+    description = jsontext.members(batch.complete if kind is Kind.COMPLETE else batch.success)
+    custom = jsontext.last_members(description["custom"]) if description.get("custom", "null") != "null" else {}
     custom |= {"_bid": jsontext.encode(batch.bid), "_cb": jsontext.encode(str(kind))}
     # The client's own `_pbid` would name a wrong parent.
     custom.pop("_pbid", None)
     if batch.parent_bid:
         custom["_pbid"] = jsontext.encode(batch.parent_bid)
-    told["custom"] = jsontext.join(custom.items())
-    job = parse_job(jsontext.join(told.items()))
+    description["custom"] = jsontext.join(custom.items())
+    job = parse_job(jsontext.join(description.items()))
     unique_push.push(connection, [(0, job)], now, callback_of=batch.bid)
     # A push ignores a jid that is stored already, so check that the stored row is this callback.
     if not Job.objects.using(connection.alias).filter(jid=job.jid, callback_of=batch.bid).exists():
-        told["jid"] = jsontext.encode(uuid4().hex)
-        job = parse_job(jsontext.join(told.items()))
+        description["jid"] = jsontext.encode(uuid4().hex)
+        job = parse_job(jsontext.join(description.items()))
         logger.warning("the callback's jid is another job's, it gets a new one bid=%s jid=%s", batch.bid, job.jid)
         unique_push.push(connection, [(0, job)], now, callback_of=batch.bid)
     for callback in on_callback:

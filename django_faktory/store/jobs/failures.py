@@ -222,17 +222,17 @@ class _FailureTransaction:
             rows, clock = self._lock_reported(
                 connection, {failure.jid for failure in failures if is_storable(failure.jid)}
             )
-            told: set[str] = set()
+            reported: set[str] = set()
             results: list[FaktoryError | bool] = []
             failed: list[tuple[Job, Failure]] = []
             rescheduled: list[tuple[Job, Failure]] = []
             for failure in failures:
                 job = rows.get(failure.jid)
-                has_effect = job is not None and failure.jid not in told and _is_holder(failure, job)
+                has_effect = job is not None and failure.jid not in reported and _is_holder(failure, job)
                 if job and has_effect:
                     is_rescheduled = failure.verdict == "later" and not job.is_cancelled
                     (rescheduled if is_rescheduled else failed).append((job, failure))
-                    told.add(failure.jid)  # a second report on the same job must have no effect
+                    reported.add(failure.jid)  # a second report on the same job must have no effect
                 results.append(has_effect if job else JobNotFound(failure.jid))
             late = sum(answer is False for answer in results)
             self._reschedule(connection, rescheduled, clock)
@@ -448,17 +448,17 @@ class _FailureTransaction:
         lines = kept_lines(failure.backtrace, job.backtrace)
         earlier = jsontext.decode(job.failure) if job.failure else {}
         # `failed_at` is the time of the first failure, as in Faktory.
-        told = {
+        reported = {
             "retry_count": job.failures,
             "remaining": max(job.retry - job.failures, 0) if job.retry >= 0 else job.retry,
             "failed_at": earlier.get("failed_at") or rfc3339(now),
         }
         if outcome.retry_in_s is not None:
-            told["next_at"] = rfc3339(now + timedelta(seconds=outcome.retry_in_s))
-        told |= {"message": failure.message, "errtype": failure.errtype}
+            reported["next_at"] = rfc3339(now + timedelta(seconds=outcome.retry_in_s))
+        reported |= {"message": failure.message, "errtype": failure.errtype}
         if lines:  # Faktory omits an empty backtrace
-            told["backtrace"] = lines
-        job.failure = jsontext.encode(told)
+            reported["backtrace"] = lines
+        job.failure = jsontext.encode(reported)
         # PostgreSQL cannot store NUL in text; `failure` and `history` are JSON, which escapes it.
         job.errtype = failure.errtype.replace("\x00", "\ufffd")
         job.history = _append_attempt(job, failure, lines, now)

@@ -47,17 +47,17 @@ def listen(
     *,
     otherwise: Callable[[], Listener] = PollingListener,
     is_own: Callable[[int], bool] = lambda _: False,
-    tells: bool = True,
+    logs_problems: bool = True,
 ) -> Listener:
     """Return a listener for the database `alias`, or `otherwise()` if it sends no notifications.
 
     With `queues` the listener may drop notifications for other queues, with `is_own` (a `Publisher`'s) notifications of
-    this process. One listener of a node has `tells`: it logs problems that all of them have. Nothing is connected
-    before the first wait, or else in a separate thread, so an unreachable database raises no error here.
+    this process. One listener of a node has `logs_problems`: it logs problems that all of them have. Nothing is
+    connected before the first wait, or else in a separate thread, so an unreachable database raises no error here.
     """
     if not has_hints(alias):
         logger.info("this database sends no hints: other nodes' work is found by polling alias=%s", alias)
         return otherwise()
     if connections[alias].vendor == "postgresql":
-        return PostgresListener(alias, queues, is_own, tells=tells)
+        return PostgresListener(alias, queues, is_own, logs_problems=logs_problems)
     return SqliteListener(alias)

@@ -100,8 +100,8 @@ class PostgresListener(Listener):
 
     With `queues`, notifications for other queues are dropped. Directly after connecting it wakes its waiter, because
     earlier notifications were not received. A test at the start detects poolers that swallow notifications; then only
-    polling remains, and the listener with `tells` (one per node) logs that. `is_own` recognizes by backend pid the
-    notifications that this process sent and does not need.
+    polling remains, and the listener with `logs_problems` (one per node) logs that. `is_own` recognizes by backend pid
+    the notifications that this process sent and does not need.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class PostgresListener(Listener):
         queues: Collection[str] | None = None,
         is_own: Callable[[int], bool] = lambda _: False,
         *,
-        tells: bool = True,
+        logs_problems: bool = True,
     ) -> None:
         super().__init__()
-        self._tells = tells
+        self._logs_problems = logs_problems
         self._is_own = is_own
         self._alias = alias
         self._wanted = None if queues is None else {*queues, ANY_QUEUE}
@@ -228,7 +228,7 @@ class PostgresListener(Listener):
         return list(connection.notifies(timeout=0)) if connection in ready else []
 
     def _give_up(self) -> bool:
-        if self._tells and not self._closed.is_set():
+        if self._logs_problems and not self._closed.is_set():
             logger.warning(
                 "NOTIFY does not come through, as behind a pooler: work is found by polling; for hints, let runfaktory"
                 " connect to PostgreSQL directly alias=%s",

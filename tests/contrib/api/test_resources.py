@@ -127,7 +127,7 @@ def test_a_worker_is_told_to_be_quiet_and_to_end_and_never_back(as_root):
     worker = WorkerFactory(wid="w1")
     assert as_root("POST", "workers/w1/quiet/").said == {"changed": 1}
     assert as_root("POST", "workers/w1/terminate/", {"reason": "too fat"}).said == {"changed": 1}
-    assert last_words() == "Told to terminate, through the API: too fat"
+    assert last_words() == "Sent terminate, through the API: too fat"
     assert as_root("POST", "workers/w1/quiet/").said == {"changed": 0}
     assert WorkerProcess.objects.get(pk=worker.pk).state == "terminate"
 

@@ -107,7 +107,10 @@ def test_a_pause_keeps_the_limit_that_there_is(node):
 
 def test_code_s_limits_are_written_changed_and_taken_away(transactional_db):
     sync(("task", "noop", 5), ("queue", "mail", "10/s"))
-    assert {limit.name: limit.told for limit in Limit.objects.all()} == {"noop": "5 at a time", "mail": "10/s"}
+    assert {limit.name: limit.allowance_text for limit in Limit.objects.all()} == {
+        "noop": "5 at a time",
+        "mail": "10/s",
+    }
     sync(("task", "noop", 6))
     assert [(limit.name, limit.concurrency) for limit in Limit.objects.all()] == [("noop", 6)]
     sync()
@@ -130,7 +133,7 @@ def test_an_edit_is_taken_back_at_once_where_code_is_known(transactional_db):
     edited = limit("task", tasks.at_most_two.jobtype, 9)
     assert task_limits.as_in_code(edited, using="default") is True
     edited.refresh_from_db()
-    assert (edited.told, edited.origin) == ("2 at a time", "code")
+    assert (edited.allowance_text, edited.origin) == ("2 at a time", "code")
     assert task_limits.as_in_code(edited, using="default") is False
 
 
@@ -140,7 +143,7 @@ def test_what_a_person_wrote_outlives_code(transactional_db):
     limit("task", "theirs", 2)
     limit_definitions.pause(["paused"], using="default")
     sync()
-    assert {one.name: (one.origin, one.told) for one in Limit.objects.all()} == {
+    assert {one.name: (one.origin, one.allowance_text) for one in Limit.objects.all()} == {
         "edited": ("admin", "2 at a time"),
         "theirs": ("admin", "2 at a time"),
         "paused": ("admin", "paused"),

@@ -24,7 +24,7 @@ _DESTROYS = (Verb.KILL, Verb.DISCARD, Verb.PRUNE)
 def _arguments(parser: argparse.ArgumentParser, *, nargs: str = "+") -> None:
     parser.add_argument("query", nargs=nargs, help="Which jobs, such as: dead queue:mail error:Timeout, or a jid.")
     parser.add_argument("--limit", type=whole, metavar="N", help="At most so many, the newest first: one to try.")
-    parser.add_argument("--dry-run", action="store_true", help="Only tell how many it would be.")
+    parser.add_argument("--dry-run", action="store_true", help="Only print how many jobs would change.")
 
 
 def _asking(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +85,7 @@ def _print_result(call: Invocation, query: Query, changed: int | None, *, found:
     elif call.options["dry_run"]:
         call.screen.line(f"{call.name}: it would be {found} jobs")
     elif changed is None:
-        call.screen.line(f"{call.name}: done; the server does not tell how many it was")
+        call.screen.line(f"{call.name}: done; the server does not report the number of jobs")
     else:
         left = f", {found - changed} had left their state" if found and found > changed else ""
         call.screen.line(f"{call.name}: {changed} jobs{left}")

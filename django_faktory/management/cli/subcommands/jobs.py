@@ -79,14 +79,14 @@ def _job(call: Invocation) -> int:
     if row is None:
         screen.note(f"no job has the id {jid}")
         return NOTHING
-    told = whole_job_of(row)
+    values = whole_job_of(row)
     if screen.is_json:
-        screen.json(told)
+        screen.json(values)
         return OK
-    attempts, interrupted = told.pop("attempts"), told.pop("interrupted")
+    attempts, interrupted = values.pop("attempts"), values.pop("interrupted")
     for part in ("job", "result"):
-        told[part] = None if told[part] is None else json.dumps(told[part], indent=2, ensure_ascii=False)
-    screen.pairs(told)
+        values[part] = None if values[part] is None else json.dumps(values[part], indent=2, ensure_ascii=False)
+    screen.pairs(values)
     for number, one in enumerate(attempts, 1):
         screen.line(f"attempt {number}: {one['failed_at'] or ''} {one['errtype']}: {one['message']}")
         for line in "\n".join(one["backtrace"]).splitlines():
@@ -98,19 +98,19 @@ def _job(call: Invocation) -> int:
 
 def _show_remote_job(call: Invocation, jid: str) -> int:
     """Show what the protocol reports about one job."""
-    [told] = call.broker.track_get([jid])
+    [values] = call.broker.track_get([jid])
     found = {
-        "jid": told.jid,
-        "state": told.state,
-        "percent": told.percent,
-        "desc": told.desc,
-        "updated_at": rfc3339(told.updated_at) if told.updated_at else None,
+        "jid": values.jid,
+        "state": values.state,
+        "percent": values.percent,
+        "desc": values.desc,
+        "updated_at": rfc3339(values.updated_at) if values.updated_at else None,
     }
     if call.screen.is_json:
         call.screen.json(found)
     else:
         call.screen.pairs(found)
-    return NOTHING if told.state == "unknown" else OK
+    return NOTHING if values.state == "unknown" else OK
 
 
 def _push_arguments(parser: argparse.ArgumentParser) -> None:

@@ -56,13 +56,13 @@ _EXPECTED = {
 
 
 def _set(call: Invocation, using: str, scope: str, name: str, values: list[str]) -> int:
-    told: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for value in values:
         # isdigit() alone also accepts characters such as ², which int() rejects.
-        told |= {"concurrency": int(value)} if value.isascii() and value.isdigit() else {"rate": value}
+        given |= {"concurrency": int(value)} if value.isascii() and value.isdigit() else {"rate": value}
     if scope not in list(Scope):
         raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")
-    allowed = Allowance.of(told)
+    allowed = Allowance.of(given)
     limit = definitions.save_limit(scope, task_limits.checked_name(scope, name), allowed, using=using)
     return _print_changed(call, "set", [limit.name])
 
@@ -91,7 +91,12 @@ def _list(call: Invocation, using: str) -> int:
 
 
 def _line(limit: Limit, shown: dict[str, Any]) -> tuple[object, ...]:
-    return (limit.scope, limit.name, limit.told, *(shown[key] for key in ("in_use", "waiting", "opens_at", "origin")))
+    return (
+        limit.scope,
+        limit.name,
+        limit.allowance_text,
+        *(shown[key] for key in ("in_use", "waiting", "opens_at", "origin")),
+    )
 
 
 SUBCOMMANDS = (

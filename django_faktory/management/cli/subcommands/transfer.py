@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="The Redis of the Faktory: redis://…, rediss://… or unix://….")
-    parser.add_argument("--dry-run", action="store_true", help="Only tell what it would be; nothing is changed.")
+    parser.add_argument("--dry-run", action="store_true", help="Only print what would change.")
     parser.add_argument("--yes", action="store_true", help="Do not ask.")
     parser.add_argument(
         "--while-connected", action="store_true", help="Go on although other programs are connected: none is Faktory."

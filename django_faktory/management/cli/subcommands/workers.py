@@ -28,7 +28,7 @@ def _workers(call: Invocation) -> int:
         if call.screen.is_json:
             call.screen.json({"workers": None, "count": count})
         else:
-            call.screen.line(f"{count} workers; the protocol tells no more of them")
+            call.screen.line(f"{count} workers; the protocol reports no more about them")
         return OK
     found = workers_of(call.alias)
     if call.screen.is_json:

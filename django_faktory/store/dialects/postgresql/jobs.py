@@ -69,7 +69,7 @@ def replacing(jids: int) -> str:
     return f"""
 WITH stored AS MATERIALIZED (
   SELECT id, {replaceable()} AS is_over FROM {JOB} WHERE id = ANY (ARRAY(
-    SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM {unnest(jids)} AS told (jid)))
+    SELECT (SELECT id FROM {JOB} WHERE jid = incoming.jid) FROM {unnest(jids)} AS incoming (jid)))
   ORDER BY id FOR UPDATE),
 gone AS (DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM stored WHERE is_over)) RETURNING jid, attempt)"""
 
@@ -131,10 +131,10 @@ LOCK_STORED = Statement(
 WITH clock AS (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now),
 stored AS MATERIALIZED (
   SELECT id FROM {JOB} WHERE id = ANY (ARRAY(
-    SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM {unnest(1)} AS told (jid)
+    SELECT (SELECT id FROM {JOB} WHERE jid = incoming.jid) FROM {unnest(1)} AS incoming (jid)
     UNION ALL
-    SELECT (SELECT id FROM {JOB} WHERE unique_key = told.key AND unique_expires_at <= now)
-    FROM {unnest(2)} AS told (key), clock))
+    SELECT (SELECT id FROM {JOB} WHERE unique_key = incoming.key AND unique_expires_at <= now)
+    FROM {unnest(2)} AS incoming (key), clock))
   ORDER BY id FOR UPDATE)
 SELECT now FROM clock WHERE (SELECT COUNT(*) FROM stored) >= 0""",
 )
@@ -205,7 +205,7 @@ locked AS MATERIALIZED (
     bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR passes IS NOT NULL AS is_apart
   FROM {JOB} WHERE id = ANY (ARRAY(
     SELECT id FROM asked
-    UNION ALL SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM {unnest(5)} AS told (jid)))
+    UNION ALL SELECT (SELECT id FROM {JOB} WHERE jid = incoming.jid) FROM {unnest(5)} AS incoming (jid)))
   ORDER BY id FOR UPDATE),
 held AS MATERIALIZED (
   SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.queue, j.jobtype, j.started_at, j.is_apart,
@@ -300,11 +300,11 @@ def push_call(jobs: OrderedJobs, now: datetime | None) -> Call:
         [(place, job)] = jobs
         at = now + timedelta(microseconds=place) if now else None
         return PUSH_ONE, [job.jid, job.jobtype, job.queue, job.priority, job.text, *_numbers(job)[1:], at]
-    places, told = [place for place, _ in jobs], [job for _, job in jobs]
-    if len(jobs) > FEW and _are_alike(told):
-        texts = [[job.jid for job in told], [job.jobtype for job in told], [job.queue for job in told]]
-        return PUSH_ALIKE, [*texts, [job.text for job in told], *_numbers(told[0]), now, places]
-    return PUSH_MANY, [str(_json.encode(told), "utf-8"), now, [job.jid for job in told], places]
+    places, records = [place for place, _ in jobs], [job for _, job in jobs]
+    if len(jobs) > FEW and _are_alike(records):
+        texts = [[job.jid for job in records], [job.jobtype for job in records], [job.queue for job in records]]
+        return PUSH_ALIKE, [*texts, [job.text for job in records], *_numbers(records[0]), now, places]
+    return PUSH_MANY, [str(_json.encode(records), "utf-8"), now, [job.jid for job in records], places]
 
 
 def lock_stored_call(jobs: OrderedJobs, now: datetime | None) -> Call:

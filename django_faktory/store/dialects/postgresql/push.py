@@ -41,13 +41,13 @@ def _until(seconds: str) -> str:
     return f"CASE WHEN {seconds} IS NOT NULL THEN LEAST(begins + make_interval(secs => {seconds}), {_LAST}) END"
 
 
-_TOLD = """json_to_recordset($1) AS told (jid text COLLATE "C", jobtype text, queue text COLLATE "C",
+_RECORDS = """json_to_recordset($1) AS incoming (jid text COLLATE "C", jobtype text, queue text COLLATE "C",
     priority smallint, text text, retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz,
     place int, nth int, expires_at timestamptz, expires_in float, unique_key text COLLATE "C", unique_for float,
     unique_until_start boolean, lock_key text COLLATE "C", limit_key text, about text)"""
 
 
-def _insert(*, told: str, where: str, is_blocked: str = "FALSE", attempt: str = "0") -> str:
+def _insert(*, incoming: str, where: str, is_blocked: str = "FALSE", attempt: str = "0") -> str:
     return f"""
 INSERT INTO {JOB} AS old (jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl,
   run_at, enqueued_at, created_at, expires_at, unique_key, unique_expires_at, unique_until_start, lock_key, limit_key,
@@ -58,20 +58,24 @@ SELECT jid, jobtype, queue, CASE WHEN waits THEN 'scheduled' WHEN {is_blocked} T
   LEAST(expires_at, {_until("expires_in")}), unique_key, {_until("unique_for")},
   COALESCE(unique_until_start, FALSE), lock_key, limit_key, about, attempt
 FROM (
-  SELECT told.*, {attempt} AS attempt, now, COALESCE(at > now, FALSE) AS waits, GREATEST(at, now) AS begins
-  FROM {told}, {clock(2)}) AS j
+  SELECT incoming.*, {attempt} AS attempt, now, COALESCE(at > now, FALSE) AS waits, GREATEST(at, now) AS begins
+  FROM {incoming}, {clock(2)}) AS j
 {where} ORDER BY nth"""
 
 
 _BLOCKED = "CASE WHEN state = 'blocked' THEN lock_key END"
 _REPLACE = {
-    "told": f"{_TOLD} LEFT JOIN gone USING (jid)",
+    "incoming": f"{_RECORDS} LEFT JOIN gone USING (jid)",
     "attempt": "COALESCE(gone.attempt, 0)",
     "where": f"WHERE {IS_REPLACED}",
 }
 
 PUSH_ONE_OPTIONED = Statement(
-    "push_one_optioned", ["json", "timestamptz"], _insert(told=_TOLD, where="") + UPSERT, gives_rows=False, ages=False
+    "push_one_optioned",
+    ["json", "timestamptz"],
+    _insert(incoming=_RECORDS, where="") + UPSERT,
+    gives_rows=False,
+    ages=False,
 )
 PUSH_OPTIONED = Statement(
     "push_optioned",
@@ -98,17 +102,18 @@ PUSH_UNIQUE = Statement(
     "push_unique",
     ["json", "timestamptz"],
     f"""
-WITH told AS MATERIALIZED (SELECT told.* FROM {_TOLD}),
+WITH incoming AS MATERIALIZED (SELECT incoming.* FROM {_RECORDS}),
 met AS MATERIALIZED (
-  SELECT told.place, told.jid, told.unique_key, old.id, old.kind FROM told, {clock(2)} CROSS JOIN LATERAL (
-    SELECT id, CASE WHEN {replaceable()} THEN 'changed' ELSE 'alive' END AS kind FROM {JOB} WHERE jid = told.jid
+  SELECT incoming.place, incoming.jid, incoming.unique_key, old.id, old.kind FROM incoming, {clock(2)}
+  CROSS JOIN LATERAL (
+    SELECT id, CASE WHEN {replaceable()} THEN 'changed' ELSE 'alive' END AS kind FROM {JOB} WHERE jid = incoming.jid
     UNION ALL
     SELECT id, CASE WHEN unique_expires_at <= now THEN 'changed' ELSE 'refused' END FROM {JOB}
-    WHERE unique_key = told.unique_key AND jid <> told.jid) AS old),
+    WHERE unique_key = incoming.unique_key AND jid <> incoming.jid) AS old),
 stored AS MATERIALIZED (
   SELECT id, jid, unique_key FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM met WHERE kind = 'changed'))
   ORDER BY id FOR UPDATE),
-pushed AS ({_insert(told="told", is_blocked=_IS_BLOCKED, where=_IS_FREE)}
+pushed AS ({_insert(incoming="incoming", is_blocked=_IS_BLOCKED, where=_IS_FREE)}
   ON CONFLICT DO NOTHING RETURNING jid, {_BLOCKED} AS blocked)
 SELECT blocked, jid, 'stored', NULL::timestamptz FROM pushed
 UNION ALL SELECT NULL, jid, kind, NULL FROM met
@@ -145,16 +150,16 @@ def any_push_call(jobs: OrderedJobs, now: datetime | None) -> Call:
     """Return the call that inserts jobs with distinct jids and no unique key, in the given order."""
     if not any(job.options for _, job in jobs):
         return push_call(jobs, now)
-    told, jids = _told(jobs), [job.jid for _, job in jobs]
+    incoming, jids = _to_json(jobs), [job.jid for _, job in jobs]
     if any(job.options and job.options.lock_key for _, job in jobs):
-        return PUSH_LOCKED, [told, now, jids]
+        return PUSH_LOCKED, [incoming, now, jids]
     # A lone job can be upserted without locking its row first, see PUSH_ONE.
-    return (PUSH_OPTIONED, [told, now, jids]) if len(jobs) > 1 else (PUSH_ONE_OPTIONED, [told, now])
+    return (PUSH_OPTIONED, [incoming, now, jids]) if len(jobs) > 1 else (PUSH_ONE_OPTIONED, [incoming, now])
 
 
 def unique_call(jobs: OrderedJobs, now: datetime | None) -> Call:
     """Return the call that inserts, in the given order, jobs that share no jid or unique key with a stored row."""
-    return PUSH_UNIQUE, [_told(jobs), now]
+    return PUSH_UNIQUE, [_to_json(jobs), now]
 
 
 def blocked_keys(rows: Rows) -> set[str]:
@@ -162,7 +167,7 @@ def blocked_keys(rows: Rows) -> set[str]:
     return {key for key, *_ in rows if key is not None}
 
 
-def _told(jobs: OrderedJobs) -> str:
+def _to_json(jobs: OrderedJobs) -> str:
     records = [_record(nth, place, job) for nth, (place, job) in enumerate(jobs)]
     return str(_json.encode(records), "utf-8")
 
@@ -177,5 +182,5 @@ def _record(nth: int, place: int, job: JobPayload) -> _Told:
     )  # fmt: skip
 
 
-def _seconds(told: float | None) -> float | None:
-    return None if told is None else min(told, _LONGEST_S)
+def _seconds(incoming: float | None) -> float | None:
+    return None if incoming is None else min(incoming, _LONGEST_S)
