@@ -56,7 +56,7 @@ def listen(
     connected before the first wait, or else in a separate thread, so an unreachable database raises no error here.
     """
     if not has_hints(alias):
-        logger.info("this database sends no hints: other nodes' work is found by polling alias=%s", alias)
+        logger.info("this database sends no notifications: other nodes' work is found by polling alias=%s", alias)
         return otherwise()
     if connections[alias].vendor == "postgresql":
         return PostgresListener(alias, queues, is_own, logs_problems=logs_problems)

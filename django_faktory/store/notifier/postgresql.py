@@ -230,7 +230,7 @@ class PostgresListener(Listener):
     def _give_up(self) -> bool:
         if self._logs_problems and not self._closed.is_set():
             logger.warning(
-                "NOTIFY does not come through, as behind a pooler: work is found by polling; for hints, let runfaktory"
+                "NOTIFY does not come through, as behind a pooler: work is found by polling; for notifications, let runfaktory"
                 " connect to PostgreSQL directly alias=%s",
                 self._alias,
             )
@@ -256,5 +256,5 @@ class PostgresListener(Listener):
     def _report(self, error: Exception) -> None:
         if not self._is_down:
             first = (str(error).splitlines() or [type(error).__name__])[0]
-            logger.warning("no hints, polling until the database is back alias=%s error=%s", self._alias, first)
+            logger.warning("no notifications, polling until the database is back alias=%s error=%s", self._alias, first)
         self._is_down = True

@@ -110,7 +110,7 @@ class SqliteListener(Listener):
             except (sqlite3.Error, Error) as error:
                 self._disconnect()
                 if not self._is_broken:
-                    logger.warning("no hints from SQLite, polling until it can be read again error=%s", error)
+                    logger.warning("no notifications from SQLite, polling until it can be read again error=%s", error)
                 self._is_broken, self.hears_all = True, False
                 return False
             self._is_broken, self.hears_all = False, True
