@@ -230,8 +230,8 @@ class PostgresListener(Listener):
     def _give_up(self) -> bool:
         if self._logs_problems and not self._closed.is_set():
             logger.warning(
-                "NOTIFY does not come through, as behind a pooler: work is found by polling; for notifications, let runfaktory"
-                " connect to PostgreSQL directly alias=%s",
+                "NOTIFY does not come through, as behind a pooler: work is found by polling; for notifications, let"
+                " runfaktory connect to PostgreSQL directly alias=%s",
                 self._alias,
             )
         return False
