@@ -33,11 +33,13 @@ MAX_LEVELS = 4
 """Maximum levels at which long values are parsed in steps if msgspec rejects them; each level is read again."""
 
 _SPACE = " \t\r\n"
-_string = r'"(?:[^"\\]++|\\.){0,1000}+("?)'  # the group is empty if a long string continues
+# At most 500,000 characters per match, about a millisecond; the group is empty if a long string continues.
+_pieces = r'(?:[^"\\]{1,500}+|\\.){0,1000}+("?)'
+_string = f'"{_pieces}'
 # Possessive quantifiers (++, *+) prevent backtracking, so that matching stays linear for hostile input.
 _outer = re.compile(rf'[^"\[\]{{}},]*+(?:{_string}|([\[\]{{}},]))', re.DOTALL)
 _inner = re.compile(rf'[^"\[\]{{}}]*+(?:{_string}|([\[\]{{}}]))', re.DOTALL)
-_rest_of_string = re.compile(r'(?:[^"\\]++|\\.){0,1000}+("?)', re.DOTALL)
+_rest_of_string = re.compile(_pieces, re.DOTALL)
 _value = msgspec.json.Decoder(msgspec.Raw)
 _written = json.encoder.encode_basestring_ascii
 

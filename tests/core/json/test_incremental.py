@@ -80,6 +80,12 @@ def test_a_string_of_any_length_is_one_value():
         assert in_steps(incremental.check_depth, array) is None
 
 
+@pytest.mark.parametrize("piece", ["a", "\\\\n", "é"])
+def test_the_parser_pauses_at_least_every_million_characters_of_a_string(piece):
+    text = f'{{"a":"{piece * (4_000_000 // len(piece))}"}}'
+    assert sum(part is None for part in incremental.cut(text, "{}")) >= 4
+
+
 def test_lone_surrogates_are_let_in_as_in_one_go():
     text = json.dumps([["\ud800"] * 5, {"\udfff": ["\ud800"]}])
     assert in_steps(items, text) == answer(jsontext.items, text) != InvalidPayload
