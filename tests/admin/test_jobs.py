@@ -168,7 +168,7 @@ def test_a_get_never_changes_anything(admin_client, verb):
 def test_a_forged_or_foreign_step_does_nothing(admin_client, client):
     JobFactory(dead=True)
     step = reverse("admin:django_faktory_job_all_step")
-    begun = bulk.begin("discard", bulk.Scope("dead"), total=1, user=0, why="", using="default")
+    begun = bulk.begin("discard", bulk.BulkScope("dead"), total=1, user=0, why="", using="default")
     for sealed in ("", "forged", bulk.sealed(begun), bulk.sealed(begun)[:-2]):
         told = admin_client.post(step, {"sweep": sealed}, follow=True).content.decode()
         assert "begin again for the rest" in told
@@ -298,7 +298,7 @@ def test_what_no_index_leads_to_is_counted_among_the_recent_jobs_and_said_to_be_
     nothing = admin_client.get(address, {"verb": "discard", "q": "task:shop.tasks.other"}).content.decode()
     assert "0+ jobs" in nothing
     assert "Yes, " in nothing, "older ones may be meant"
-    scope = bulk.Scope("task:shop.tasks.mail")
+    scope = bulk.BulkScope("task:shop.tasks.mail")
     counted = scope.counted("discard", using="default")
     begun = bulk.begin("discard", scope, total=counted, user=0, why="", using="default")
     assert begun.percent is None

@@ -11,7 +11,7 @@ from django_faktory.errors import BrokerUnavailable, FaktoryError, NotUnique
 from django_faktory.models import CronEntry, CronRun, Job
 from django_faktory.store.cron import entries
 from django_faktory.store.cron import runs as cron_runs
-from django_faktory.store.cron.runs import EnqueuedJob
+from django_faktory.store.cron.runs import CronJob
 from django_faktory.store.jobs import pushes
 from django_faktory.store.maintenance.pending_work import look
 from tests.factories import payload
@@ -31,7 +31,7 @@ def entry(name="hourly", schedule="0 * * * *", *, since=NOON - timedelta(minutes
 def enqueue(one):
     job = payload(jobtype=one.jobtype, queue=one.queue or "default")
     pushes.push([job], using=USING)
-    return EnqueuedJob(job.jid, job.queue)
+    return CronJob(job.jid, job.queue)
 
 
 def take(now, by=enqueue):

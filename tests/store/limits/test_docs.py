@@ -16,7 +16,7 @@ exec(TASKS, page)
 
 def test_the_tasks_have_their_limits(transactional_db):
     limits.sync(using="default")
-    told = {one.name.rpartition(".")[2]: (one.scope, one.told) for one in Limit.objects.all()}
+    told = {one.name.rpartition(".")[2]: (one.scope, one.allowance_text) for one in Limit.objects.all()}
     assert told["render"] == ("task", "5 at a time")
     assert told["call_api"] == ("task", "100/s")
     assert told["sync"] == ("key", "2 at a time and 10/m, 3 at once")

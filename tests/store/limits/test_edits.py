@@ -154,7 +154,7 @@ def test_a_task_paused_before_code_limits_it_stays_paused(node):
     limit_definitions.pause(["noop"], using="default")
     sync(("task", "noop", 5))
     sync(("task", "noop", 5))
-    assert (Limit.objects.get().told, Limit.objects.get().origin) == ("paused, else 5 at a time", "code")
+    assert (Limit.objects.get().allowance_text, Limit.objects.get().origin) == ("paused, else 5 at a time", "code")
 
 
 def test_a_rate_can_become_a_number_of_places_while_jobs_run(node):

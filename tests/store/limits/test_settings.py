@@ -25,7 +25,7 @@ def problems():
 def test_limits_of_tasks_and_settings_are_read(settings, transactional_db):
     settings.FAKTORY = settings.FAKTORY | {"LIMITS": {"queues": {"mail": 5}, "keys": {"customer": "10/m"}}}
     limits.sync(using="default")
-    told = {(one.scope, one.name): one.told for one in Limit.objects.all()}
+    told = {(one.scope, one.name): one.allowance_text for one in Limit.objects.all()}
     assert told[("queue", "mail")] == "5 at a time"
     assert told[("key", "customer")] == "10/m"
     assert told[("task", tasks.at_most_two.jobtype)] == "2 at a time"
@@ -125,7 +125,7 @@ def test_tasks_are_paused_in_python(transactional_db):
     assert limits.paused() == ["go.worker", tasks.at_most_two.jobtype]
     assert limits.resume("go.worker", "another") == ["go.worker"]
     limits.set_limit("queue", "mail", "5/s")
-    assert Limit.objects.get(scope="queue").told == "5/s"
+    assert Limit.objects.get(scope="queue").allowance_text == "5/s"
     assert limits.remove_limit("queue", "mail") is True
     assert limits.remove_limit("queue", "mail") is False
     with pytest.raises(InvalidLimit, match="scope: expected queue, task, key"):
