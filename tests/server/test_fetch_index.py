@@ -1,7 +1,7 @@
 """Cost of waiting FETCHes for pushes and for each other. Rule: W13."""
 
-import json
 import gc
+import json
 import sys
 from contextlib import ExitStack
 
