@@ -185,19 +185,23 @@ class OrmBroker(Broker):
             self._release_lost_claims()
             self.locket.raise_if_invalid()
         stored, refused = self._with_lock_keys(jobs_)
-        pushed, acked, fetched = exchanges.execute(self._turn(stored, acks, requests, self._notes.ended))
+        pushed, acked, fetched = exchanges.execute(
+            self._exchange(connections[self.alias], stored, acks, requests, self._notes.ended)
+        )
         self._tell(stored)
         self._notes.started(_handed_out(fetched))
         return ExchangeReply(_merged(refused, pushed), acked, fetched)
 
-    def _turn(
+    def _exchange(
         self,
+        connection: BaseDatabaseWrapper,
         jobs_: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
         on_finished: acknowledgements.OnFinished,
     ) -> exchanges.Exchange:
-        return exchanges.Exchange(jobs_, acks, requests, self._claiming(requests), on_finished)
+        claim_context = self._claiming(requests)
+        return exchanges.Exchange(jobs_, acks, requests, claim_context, on_finished, dialect=dialect_of(connection))
 
     def _claiming(self, requests: Sequence[FetchRequest]) -> claiming.ClaimContext:
         leases = claiming.Leases(self.locket.lease_s, self.worker_timeout_s, self.delivery_lease_s)
@@ -242,7 +246,9 @@ class OrmBroker(Broker):
             return then(ExchangeReply([*found.pushed], found.acked, found.fetched))
 
         return async_exchange.begin(
-            connection, self._turn(jobs_, acks, requests, self._notes.record_succeeded_now), build_result
+            connection,
+            self._exchange(connection, jobs_, acks, requests, self._notes.record_succeeded_now),
+            build_result,
         )
 
     def _is_notified(self, queues_: Collection[str]) -> bool:

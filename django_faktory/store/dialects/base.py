@@ -80,7 +80,11 @@ def insertion_order(jobs: Sequence[JobPayload]) -> OrderedJobs:
 
     An insert waits for transactions that insert the same jid or key, so all inserts use this order (ADR 24).
     """
-    return sorted(enumerate(jobs), key=lambda placed: insertion_key(placed[1].jid, unique_key_of(placed[1])))
+    keys = [unique_key_of(job) for job in jobs]
+    jids = [job.jid for job in jobs]
+    # Most sets have no unique key: comparing texts, not tuples, halves the time.
+    order = [*map(insertion_key, jids, keys)] if any(keys) else jids
+    return [(place, jobs[place]) for place in sorted(range(len(jobs)), key=order.__getitem__)]
 
 
 def insertion_key(jid: str, unique_key: str | None) -> tuple[str, str]:
@@ -307,12 +311,15 @@ class Dialect(ABC):
     """SQL: a SELECT of the strings in a JSON array, which is its only parameter."""
 
     @abstractmethod
-    def insert(self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None) -> Collection[str]:
+    def insert(
+        self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None, *, may_exist: bool = True
+    ) -> Collection[str]:
         """Insert jobs with distinct jids, in the given order; return the lock keys that some of them wait for.
 
         A row with the same jid is replaced if it has finished, otherwise left unchanged. If the database has row locks,
         these rows are locked first, by id. The jobs belong to no batch and have no unique key; they have lock keys only
-        if the dialect `stores_keyed`. Their places decide the order in which they are claimed.
+        if the dialect `stores_keyed`. Their places decide the order in which they are claimed. Pass `may_exist=False`
+        after `lock_stored` found no row: the insert then need not look for one.
         """
 
     def insert_if_absent(
@@ -326,8 +333,10 @@ class Dialect(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def lock_stored(self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None) -> datetime:
-        """Lock, by id, all rows that inserts of these jobs may lock; return the time after that.
+    def lock_stored(
+        self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
+    ) -> tuple[datetime, bool]:
+        """Lock, by id, all rows that inserts of these jobs may lock; return the time, and whether there may be any.
 
         Used before a set that several statements insert in one transaction.
         """

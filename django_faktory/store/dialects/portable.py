@@ -69,7 +69,14 @@ class PortableDialect(Dialect):
         "state",
     )  # fmt: skip
 
-    def insert(self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None) -> Collection[str]:
+    def insert(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: OrderedJobs,
+        now: datetime | None,
+        *,
+        may_exist: bool = True,  # noqa: ARG002  (an upsert looks for the row in any case)
+    ) -> Collection[str]:
         """Insert jobs by upsert; returns no keys, because jobs with lock keys are inserted elsewhere."""
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
@@ -82,12 +89,17 @@ class PortableDialect(Dialect):
             self._write(cursor, rows)
         return ()
 
-    def lock_stored(self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None) -> datetime:  # noqa: ARG002  (no row is locked)
+    def lock_stored(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: OrderedJobs,  # noqa: ARG002  (no row is locked)
+        now: datetime | None,
+    ) -> tuple[datetime, bool]:
         """Return the time, without a lock."""
         # MariaDB would need two more statements for each set: one to find the ids, one to lock these rows in their
         # order.
         with connection.cursor() as cursor:
-            return now or self.now(cursor)
+            return now or self.now(cursor), True
 
     def _write(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert the rows; MariaDB's driver turns `executemany` into one statement."""

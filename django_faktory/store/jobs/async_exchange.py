@@ -1,6 +1,6 @@
 """Send exchanges from the event loop, on a database connection that an idle thread lends (ADR 0021).
 
-`begin` sends without blocking and returns an `SentExchange`, which the loop reads when the socket is readable. Only
+`begin` sends without blocking and returns a `SentExchange`, which the loop reads when the socket is readable. Only
 exchanges that are one round trip take this path. If the reply needs further queries, `SentExchange.read` returns a
 function that the connection's thread runs, because it may block.
 """
@@ -16,7 +16,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...errors import BrokerUnavailable
 from .. import transactions
-from ..dialects import dialect_of
 from ..dialects.base import ClaimPlan, PendingExchange
 from ..transactions import first_line
 from .exchanges import Exchange, ExchangeOutcome, execute
@@ -27,12 +26,11 @@ Result = TypeVar("Result")
 def begin(
     connection: BaseDatabaseWrapper, work: Exchange, on_result: Callable[[ExchangeOutcome], Result]
 ) -> SentExchange[Result] | None:
-    """Send a turn without blocking; `on_result` converts its result.
+    """Send an exchange without blocking; `on_result` converts its result.
 
-    Return None, with nothing sent, if a thread must run the turn.
+    Return None, with nothing sent, if a thread must run the exchange.
     """
-    dialect = dialect_of(connection)
-    if not transactions.is_at_hand(connection) or not work.is_one_transaction() or work.may_hand_off_lock(dialect):
+    if not transactions.is_at_hand(connection) or not work.is_one_transaction() or work.may_hand_off_lock():
         return None
     plan = work.plan(work.claiming.claim_numbers.number())
     if work.wants_jobs() and not plan.slots:
@@ -41,7 +39,7 @@ def begin(
     with ExitStack() as limit:
         limit.enter_context(transactions.around(connection))
         try:
-            underway = dialect.begin(connection, work.placed(), work.acks, plan, work.claiming.now)
+            underway = work.dialect.begin(connection, work.placed(), work.acks, plan, work.claiming.now)
         except Error:  # an invalid value or a lost connection: the thread's attempt reports which
             return None
         if underway is None:
@@ -52,7 +50,7 @@ def begin(
 
 
 class SentExchange(Generic[Result]):
-    """A turn that was sent. Call `read` when `fd` is readable, and `send` when it is writable unless `is_sent`."""
+    """An exchange that was sent. Call `read` when `fd` is readable, and `send` when it is writable unless `is_sent`."""
 
     def __init__(
         self,
@@ -93,7 +91,7 @@ class SentExchange(Generic[Result]):
             self._limit.close()
             if self._connection.connection.closed:
                 return self._lost(error)
-            # A failed statement undid the whole turn. Run it again in the thread, which finds the failing command.
+            # A failed statement undid the whole exchange. Run it again in the thread, which finds the failing command.
             return lambda: self._on_result(execute(self._work))
         if found is None:
             return None
@@ -114,7 +112,7 @@ class SentExchange(Generic[Result]):
     def _lost(self, error: Error) -> Callable[[], Result]:
         """Schedule checks of the claim, and return the function that reports the lost connection.
 
-        The turn may or may not be committed.
+        The exchange may or may not be committed.
         """
         self._schedule_checks()
 

@@ -53,25 +53,27 @@ class Exchange:
         requests: Sequence[FetchRequest],
         claiming: ClaimContext,
         on_finished: OnFinished,
+        *,
+        dialect: Dialect,
     ) -> None:
         self.jobs, self.acks, self.claiming, self.on_finished = jobs, acks, claiming, on_finished
+        # Not looked up from `connections` at each use: in a callback of the event loop that creates a new wrapper.
+        self.dialect = dialect
         self.requests = [drop_unstorable_queues(request) for request in requests]
 
     def is_one_transaction(self) -> bool:
         """Return True if the database can execute the exchange as one transaction."""
-        if max(len(self.jobs), len(self.acks)) > CHUNK or any_needs_lookup(
-            self.jobs, dialect_of(connections[self.claiming.using])
-        ):
+        if max(len(self.jobs), len(self.acks)) > CHUNK or any_needs_lookup(self.jobs, self.dialect):
             return False
         return all(is_storable(ack.jid) for ack in self.acks)
 
-    def may_hand_off_lock(self, dialect: Dialect) -> bool:
+    def may_hand_off_lock(self) -> bool:
         """Return True if a lock handoff (`Dialect.relay`, ADR 0020) should be tried first.
 
         It needs exactly one ack and no push, and the dialect must expect that the ended job has a successor.
         """
         is_pair = not self.jobs and len(self.acks) == 1 and self.wants_jobs()
-        return is_pair and dialect.expects_lock_handoff(self.acks[0].jid)
+        return is_pair and self.dialect.expects_lock_handoff(self.acks[0].jid)
 
     def wants_jobs(self) -> bool:
         """Return True if at least one request asks for a job."""
@@ -84,7 +86,7 @@ class Exchange:
     def plan(self, number: int) -> ClaimPlan:
         """Return the claim plan, marked with this claim number. Without slots, a query must find the work first."""
         plan = ClaimPlan()
-        if not are_alike(self.requests) and dialect_of(connections[self.claiming.using]).claims_in_turn:
+        if self.dialect.claims_in_turn and not are_alike(self.requests):
             plan = plan_per_request(self.requests)
         if not plan.slots:
             plan = first_plan(self.requests)
@@ -112,7 +114,8 @@ class Exchange:
         claiming = self.claiming
         if ending.readied:
             locks.notify_ready(connections[claiming.using], set(ending.readied))
-        locks.promote_waiters_later(connections[claiming.using], ending.blocked)
+        if ending.blocked:
+            locks.promote_waiters_later(connections[claiming.using], ending.blocked)
         acked = end_members(ending, self.acks, using=claiming.using, now=claiming.now, on_finished=self.on_finished)
         # Prefetched jobs are always plain: they need neither lock nor permit, and belong to no request yet (ADR 0022).
         requested = [job for job in claimed if not job.is_prefetched]
@@ -140,11 +143,11 @@ def exchange(
     A pushed job may be fetched by a request of the same exchange.
     """
     claiming = ClaimContext(using, now, lease_s, claim_numbers or ClaimNumbers())
-    return execute(Exchange(jobs, acks, requests, claiming, on_finished))
+    return execute(Exchange(jobs, acks, requests, claiming, on_finished, dialect=dialect_of(connections[using])))
 
 
 def execute(work: Exchange) -> ExchangeOutcome:
-    """Execute a turn, see `exchange`. Blocks until the database has committed."""
+    """Execute an exchange, see `exchange`. Blocks until the database has committed."""
     acks, claiming = work.acks, work.claiming
     using, now = claiming.using, claiming.now
     if not work.is_one_transaction():
@@ -152,7 +155,7 @@ def execute(work: Exchange) -> ExchangeOutcome:
         acked = ack(acks, using=using, now=now, on_finished=work.on_finished)
         pushed = push(work.jobs, using=using, now=now)
         return ExchangeOutcome(pushed, acked, fetch_filtered(work.requests, claiming))
-    if work.may_hand_off_lock(dialect_of(connections[using])):
+    if work.may_hand_off_lock():
         relayed = _hand_off_lock(work)
         if relayed:
             return relayed
@@ -160,15 +163,15 @@ def execute(work: Exchange) -> ExchangeOutcome:
         plan = work.plan(number)
         ending, claimed = run(
             using,
-            lambda connection: dialect_of(connection).exchange(connection, work.placed(), acks, plan, now),
+            lambda connection: work.dialect.exchange(connection, work.placed(), acks, plan, now),
             # On PostgreSQL all statements are one message, which is a transaction by itself.
-            atomic=not dialect_of(connections[using]).joins(connections[using]),
+            atomic=not work.dialect.joins(connections[using]),
         )
         return work.conclude(plan, ending, claimed)
 
 
 def _hand_off_lock(work: Exchange) -> ExchangeOutcome | None:
-    """Execute a turn as a lock handoff; return None, with nothing changed, if that is not possible (ADR 0020).
+    """Execute an exchange as a lock handoff; return None, with nothing changed, if that is not possible (ADR 0020).
 
     The first request that asks for a job gets the next job of the lock key of the job that ends.
     """
@@ -182,7 +185,7 @@ def _hand_off_lock(work: Exchange) -> ExchangeOutcome | None:
         plan = claiming.numbered(plan, number)
         relayed = run(
             claiming.using,
-            lambda connection: dialect_of(connection).relay(connection, ack, plan, claiming.now),
+            lambda connection: work.dialect.relay(connection, ack, plan, claiming.now),
             atomic=False,
         )
     if relayed is None:

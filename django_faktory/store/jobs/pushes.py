@@ -38,11 +38,12 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
         dialect = dialect_of(connection)
         # One INSERT locks the rows it meets by itself. With several, all of these rows must be locked before the first
         # INSERT, or two overlapping sets deadlock (ADR 0030).
-        clock = dialect.lock_stored(connection, chosen, now) if len(chosen) > CHUNK else now
+        clock, may_exist = dialect.lock_stored(connection, chosen, now) if len(chosen) > CHUNK else (now, True)
         for start in range(0, len(chosen), CHUNK):
             # Check the keys of blocked jobs again after the commit: their holder may be releasing the lock now, and
             # neither transaction sees the other (ADR 0015).
-            locks.promote_waiters_later(connection, dialect.insert(connection, chosen[start : start + CHUNK], clock))
+            waiting = dialect.insert(connection, chosen[start : start + CHUNK], clock, may_exist=may_exist)
+            locks.promote_waiters_later(connection, waiting)
 
     one_statement = len(chosen) <= CHUNK and not _needs_atomic(using, chosen)
     run(using, insert, atomic=not one_statement, writes=True)

@@ -76,7 +76,7 @@ def _insert_directly(
     firsts = list({unique_key_of(job) or (job.jid,): (place, job) for place, job in reversed(jobs)}.values())[::-1]
     # Several statements of one transaction: lock all rows they may meet before the first insert (ADR 0030).
     if len(firsts) > CHUNK or len(firsts) < len(jobs):
-        now = dialect.lock_stored(connection, jobs, now)
+        now, _ = dialect.lock_stored(connection, jobs, now)
     done: set[str] = set()
     refused: dict[str, FaktoryError] = {}
     for some in _chunks(firsts):

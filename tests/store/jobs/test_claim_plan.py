@@ -65,7 +65,7 @@ def test_a_failure_looks_up_only_its_own_jobs(statement, values):
         (NEXT_OF_FREED, "TRUE"),
         (NEXT, "'{hot}'"),
         (READY, "'{hot}'"),
-        (PUSH_LOCKED, "'[]', NULL, '{some,others}'"),
+        (PUSH_LOCKED, "'[]', NULL, '{some,others}', TRUE"),
         (PUSH_UNIQUE, "'[]', NULL"),
     ],
     ids=["take", "end", "next of freed", "next", "ready", "push", "push unique ones"],
@@ -80,9 +80,9 @@ def test_what_is_done_for_a_key_looks_up_only_its_own_jobs(statement, values, st
 @pytest.mark.parametrize(
     ("statement", "values"),
     [
-        (PUSH_MANY, "'[]', NULL, '{some,others}', '{0,1}'"),
-        (PUSH_ALIKE, "'{some,others}', '{t,t}', '{q,q}', '{a,b}', 0, 1, 1, 0, NULL, NULL, NULL, '{0,1}'"),
-        (PUSH_OPTIONED, "'[]', NULL, '{some,others}'"),
+        (PUSH_MANY, "'[]', NULL, '{some,others}', '{0,1}', TRUE"),
+        (PUSH_ALIKE, "'{some,others}', '{t,t}', '{q,q}', '{a,b}', 0, 1, 1, 0, NULL, NULL, NULL, '{0,1}', TRUE"),
+        (PUSH_OPTIONED, "'[]', NULL, '{some,others}', TRUE"),
         (LOCK_STORED, "'{some,others}', '{some,others}', NULL"),
         (END, "NULL, '[]', 0, 0, '{some,others}'"),
     ],

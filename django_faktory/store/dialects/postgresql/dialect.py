@@ -102,9 +102,11 @@ class PostgresqlDialect(Dialect):
         found: datetime = cursor.fetchone()[0]
         return found
 
-    def insert(self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None) -> Collection[str]:
+    def insert(
+        self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None, *, may_exist: bool = True
+    ) -> Collection[str]:
         """Insert jobs with one statement; return the keys of locks that some of them wait for."""
-        [rows] = execute_on(connection, [any_push_call(jobs, now)])
+        [rows] = execute_on(connection, [any_push_call(jobs, now, may_exist=may_exist)])
         return blocked_keys(rows)
 
     def insert_if_absent(
@@ -121,11 +123,12 @@ class PostgresqlDialect(Dialect):
             found["stored"], found["alive"], found["refused"] - found["alive"], blocked_keys(rows), clock
         )
 
-    def lock_stored(self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None) -> datetime:
+    def lock_stored(
+        self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
+    ) -> tuple[datetime, bool]:
         """Lock the rows and read the time in one statement."""
-        [[(clock,)]] = execute_on(connection, [lock_stored_call(jobs, now)])
-        locked_at: datetime = clock
-        return locked_at
+        [[(locked_at, is_any)]] = execute_on(connection, [lock_stored_call(jobs, now)])
+        return locked_at, is_any
 
     def claim(self, connection: BaseDatabaseWrapper, plan: ClaimPlan, now: datetime | None) -> list[Reservation]:
         """Reserve jobs, with one statement for each wid of the plan."""
@@ -170,7 +173,7 @@ class PostgresqlDialect(Dialect):
         """Return the statements of an exchange, and the function that reads their rows."""
         calls = self._ends(connection, acks, now, [job.jid for _, job in jobs]) if acks else []
         ends = len(calls)
-        calls += [any_push_call(jobs, now)] if jobs else []
+        calls += [any_push_call(jobs, now, may_exist=True)] if jobs else []
         # Acks and pushes must be on disk when they are answered, so CLAIM_ALONE may be used only without them (ADR 6).
         claims_from = len(calls)
         calls += claim_calls(CLAIM if calls or connection.in_atomic_block else CLAIM_ALONE, plan, now)

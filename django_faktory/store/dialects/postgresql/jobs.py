@@ -59,17 +59,19 @@ def clock(place: int) -> str:
     return f"(SELECT COALESCE(${place}, STATEMENT_TIMESTAMP()) AS now) AS clock"
 
 
-def replacing(jids: int) -> str:
-    """Return SQL that locks the rows with the jids in this parameter, by id, and deletes finished ones as `gone`.
+def replacing(jids: int, may_exist: int) -> str:
+    """Return SQL that locks the rows with the jids in a parameter, by id, and deletes finished ones as `gone`.
 
     Both happen before the first insert (ADR 30). A row that another transaction stores meanwhile stays: an insert that
-    does nothing on a conflict neither locks nor replaces it. Rows are looked up by scalar sub-selects: a planner that
-    knows a small table would join it, and read all of it after it has grown.
+    does nothing on a conflict neither locks nor replaces it. If the parameter `may_exist` is false, no row is looked
+    up: `LOCK_STORED` has found none. Rows are looked up by scalar sub-selects: a planner that knows a small table would
+    join it, and read all of it after it has grown.
     """
     return f"""
 WITH stored AS MATERIALIZED (
   SELECT id, {replaceable()} AS is_over FROM {JOB} WHERE id = ANY (ARRAY(
-    SELECT (SELECT id FROM {JOB} WHERE jid = incoming.jid) FROM {unnest(jids)} AS incoming (jid)))
+    SELECT (SELECT id FROM {JOB} WHERE jid = incoming.jid) FROM {unnest(jids)} AS incoming (jid)
+    WHERE (SELECT ${may_exist})))
   ORDER BY id FOR UPDATE),
 gone AS (DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM stored WHERE is_over)) RETURNING jid, attempt)"""
 
@@ -102,8 +104,8 @@ LEFT JOIN gone ON gone.jid = j.jid WHERE {IS_REPLACED} ORDER BY j.nth ON CONFLIC
 
 PUSH_MANY = Statement(
     "push_many",
-    ["json", "timestamptz", "text[]", "int[]"],
-    f"""{replacing(3)}{_SET}
+    ["json", "timestamptz", "text[]", "int[]", "boolean"],
+    f"""{replacing(3, 5)}{_SET}
 FROM {clock(2)}, ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, queue text, priority smallint, text text,
   retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz), {unnest(4)}) WITH ORDINALITY
   AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, place, nth){_IN_ORDER}""",
@@ -114,8 +116,8 @@ FROM {clock(2)}, ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, qu
 # parse a JSON record with ten members takes PostgreSQL 3 of the 14 µs in which it stores a job.
 PUSH_ALIKE = Statement(
     "push_alike",
-    [*["text[]"] * 4, "smallint", "int", "int", "smallint", "int", "timestamptz", "timestamptz", "int[]"],
-    f"""{replacing(1)}{_SET}
+    [*["text[]"] * 4, "smallint", "int", "int", "smallint", "int", "timestamptz", "timestamptz", "int[]", "boolean"],
+    f"""{replacing(1, 13)}{_SET}
 FROM {clock(11)}, (
   SELECT texts.*, $5 AS priority, $6 AS retry, $7 AS reserve_for, $8 AS backtrace, $9 AS result_ttl, $10 AS at
   FROM {unnest(1, 2, 3, 4, 12)} WITH ORDINALITY AS texts (jid, jobtype, queue, text, place, nth)) AS j{_IN_ORDER}""",
@@ -136,7 +138,7 @@ stored AS MATERIALIZED (
     SELECT (SELECT id FROM {JOB} WHERE unique_key = incoming.key AND unique_expires_at <= now)
     FROM {unnest(2)} AS incoming (key), clock))
   ORDER BY id FOR UPDATE)
-SELECT now FROM clock WHERE (SELECT COUNT(*) FROM stored) >= 0""",
+SELECT now, (SELECT COUNT(*) FROM stored) > 0 FROM clock""",
 )
 
 FEW = 8
@@ -294,7 +296,7 @@ ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.process
 _json = msgspec.json.Encoder()
 
 
-def push_call(jobs: OrderedJobs, now: datetime | None) -> Call:
+def push_call(jobs: OrderedJobs, now: datetime | None, *, may_exist: bool) -> Call:
     """Return the call that inserts plain jobs with distinct jids, in the given order."""
     if len(jobs) == 1:
         [(place, job)] = jobs
@@ -303,8 +305,8 @@ def push_call(jobs: OrderedJobs, now: datetime | None) -> Call:
     places, records = [place for place, _ in jobs], [job for _, job in jobs]
     if len(jobs) > FEW and _are_alike(records):
         texts = [[job.jid for job in records], [job.jobtype for job in records], [job.queue for job in records]]
-        return PUSH_ALIKE, [*texts, [job.text for job in records], *_numbers(records[0]), now, places]
-    return PUSH_MANY, [str(_json.encode(records), "utf-8"), now, [job.jid for job in records], places]
+        return PUSH_ALIKE, [*texts, [job.text for job in records], *_numbers(records[0]), now, places, may_exist]
+    return PUSH_MANY, [str(_json.encode(records), "utf-8"), now, [job.jid for job in records], places, may_exist]
 
 
 def lock_stored_call(jobs: OrderedJobs, now: datetime | None) -> Call:

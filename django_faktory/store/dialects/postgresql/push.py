@@ -79,14 +79,14 @@ PUSH_ONE_OPTIONED = Statement(
 )
 PUSH_OPTIONED = Statement(
     "push_optioned",
-    ["json", "timestamptz", "text[]"],
-    f"{replacing(3)}{_insert(**_REPLACE)} ON CONFLICT (jid) DO NOTHING",
+    ["json", "timestamptz", "text[]", "boolean"],
+    f"{replacing(3, 4)}{_insert(**_REPLACE)} ON CONFLICT (jid) DO NOTHING",
     gives_rows=False,
 )
 PUSH_LOCKED = Statement(
     "push_locked",
-    ["json", "timestamptz", "text[]"],
-    f"{replacing(3)}{_insert(**_REPLACE, is_blocked=_IS_BLOCKED)} ON CONFLICT (jid) DO NOTHING RETURNING {_BLOCKED}",
+    ["json", "timestamptz", "text[]", "boolean"],
+    f"{replacing(3, 4)}{_insert(**_REPLACE, is_blocked=_IS_BLOCKED)} ON CONFLICT (jid) DO NOTHING RETURNING {_BLOCKED}",
 )
 
 # Rows that the caller may change to store conflicting jobs are locked here, by id, because after the insert it would be
@@ -146,15 +146,15 @@ class _Told(msgspec.Struct, omit_defaults=True, gc=False):
     about: str | None = None
 
 
-def any_push_call(jobs: OrderedJobs, now: datetime | None) -> Call:
+def any_push_call(jobs: OrderedJobs, now: datetime | None, *, may_exist: bool) -> Call:
     """Return the call that inserts jobs with distinct jids and no unique key, in the given order."""
     if not any(job.options for _, job in jobs):
-        return push_call(jobs, now)
-    incoming, jids = _to_json(jobs), [job.jid for _, job in jobs]
+        return push_call(jobs, now, may_exist=may_exist)
+    values = [_to_json(jobs), now, [job.jid for _, job in jobs] if may_exist else [], may_exist]
     if any(job.options and job.options.lock_key for _, job in jobs):
-        return PUSH_LOCKED, [incoming, now, jids]
+        return PUSH_LOCKED, values
     # A lone job can be upserted without locking its row first, see PUSH_ONE.
-    return (PUSH_OPTIONED, [incoming, now, jids]) if len(jobs) > 1 else (PUSH_ONE_OPTIONED, [incoming, now])
+    return (PUSH_OPTIONED, values) if len(jobs) > 1 else (PUSH_ONE_OPTIONED, values[:2])
 
 
 def unique_call(jobs: OrderedJobs, now: datetime | None) -> Call:
