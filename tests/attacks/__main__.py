@@ -1,7 +1,8 @@
 """Attack a server with every input at full size, and measure a good client: `python -m tests.attacks`.
 
-    python -m tests.attacks [--only PushBulk …] [--database sqlite,postgresql] [--connections 1,60] [--seconds 1.2]
+    python -m tests.attacks [--only PushBulk …] [--database sqlite,postgresql] [--connections 1,60] [--commands 400]
 
+An attack lasts until the good client has had enough answers for a p99: at least `LEAST_S`, at most `MOST_S` seconds.
 Prints a Markdown table. The exit code is 1 if a figure exceeds its bound, a worker was lost, or a reply was wrong.
 The attackers run on the same machine at a lower priority, because they represent clients on other machines.
 """
@@ -19,6 +20,9 @@ SIZE = 16 * 2**20
 """The default of `MAX_COMMAND_BYTES`."""
 
 WARM_UP_S = 1.0
+LEAST_S, MOST_S = 1.2, 15.0
+"""Seconds of an attack."""
+
 SETTLE_S = 10.0
 """Seconds within which the server must return memory."""
 
@@ -73,6 +77,8 @@ class Attackers:
         assert self._process.stdout.readline() == "ready\n", "the attack did not begin"
 
     def end(self):
+        self._process.stdin.write("end\n")
+        self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
     def close(self):
@@ -114,11 +120,11 @@ class Campaign:
     def _attacked(self, attack, connections):
         self._start(attack.server)
         before_mb = self.target.rss_mb()
-        asked = {"connections": connections, "size": SIZE, "seconds": self.options.seconds}
+        asked = {"connections": connections, "size": SIZE, "seconds": 2 * MOST_S}
         trouble = ""
         self._attackers.begin(name=str(attack), port=self.target.port, **asked)
         try:
-            self.good.work_for(self.options.seconds)
+            self.good.work_for(LEAST_S, commands=self.options.commands, at_most=MOST_S)
         except (AssertionError, OSError, ValueError) as error:
             trouble = f"good client: {error}"[:120].replace("|", "/")
         found = self._attackers.end()
@@ -198,7 +204,7 @@ def arguments():
     parser.add_argument("--only", nargs="*", default=[], help="attacks whose name has one of these words")
     parser.add_argument("--database", default="sqlite,postgresql", type=lambda text: text.split(","))
     parser.add_argument("--connections", default="1,60", type=lambda text: [int(one) for one in text.split(",")])
-    parser.add_argument("--seconds", default=1.2, type=float, help="of each attack")
+    parser.add_argument("--commands", default=400, type=int, help="of the good client in each attack (default: 400)")
     parser.add_argument("--rows", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -217,7 +223,7 @@ def main():
             "DJANGO_SETTINGS_MODULE": "tests.settings",
         }
         command = [sys.executable, "-m", "tests.attacks", "--rows", "--database", database]
-        command += ["--connections", ",".join(map(str, options.connections)), "--seconds", str(options.seconds)]
+        command += ["--connections", ",".join(map(str, options.connections)), "--commands", str(options.commands)]
         command += ["--only", *options.only] if options.only else []
         process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
         rows.append(process.stdout.rstrip())

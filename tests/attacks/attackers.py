@@ -1,7 +1,7 @@
 """Send one input repeatedly from many clients: `python -m tests.attacks.attackers`, for the attacks at full size.
 
-Reads one line of JSON (name, port, connections, size, seconds) for each attack. Prints "ready" when it has begun, then
-the most frequent replies with their counts.
+Reads one line of JSON (name, port, connections, size, seconds) for each attack. Prints "ready" when it has begun. A
+further line ends it before its `seconds` are over; then prints the most frequent replies with their counts.
 """
 
 import asyncio
@@ -34,12 +34,16 @@ class Attackers:
         self._ends_at = 0.0
         self._parts = lru_cache(connections if connections == 1 else 4)(attack.parts)
 
-    async def run(self, on_begin=lambda: None):
-        """Send until the time is over, and until a reply has arrived if one is needed."""
+    async def run(self, on_begin=lambda: None, *, stop=None):
+        """Send until `stop` or until the time is over, and until a reply has arrived if one is needed."""
         self._ends_at = time.monotonic() + self._seconds
         tasks = [asyncio.create_task(self._client(number)) for number in range(self._connections)]
         on_begin()
-        await asyncio.wait(tasks, timeout=self._seconds)
+        if stop:
+            await asyncio.wait([stop], timeout=self._seconds)
+            self._ends_at = time.monotonic()
+        else:
+            await asyncio.wait(tasks, timeout=self._seconds)
         while self._needs_reply and not self.replies and time.monotonic() < self._ends_at + LONGEST_S:
             await asyncio.wait(tasks, timeout=0.05)
         for task in tasks:
@@ -121,9 +125,15 @@ def main():
     for line in sys.stdin:
         asked = json.loads(line)
         attackers = Attackers(by_name[asked.pop("name")], asked.pop("port"), **asked)
-        asyncio.run(attackers.run(lambda: print("ready", flush=True)))
-        told = {"replies": attackers.replies.most_common(3), "wrong": attackers.wrong.most_common(3)}
-        print(json.dumps(told), flush=True)
+        asyncio.run(attack_until_next_line(attackers))
+        found = {"replies": attackers.replies.most_common(3), "wrong": attackers.wrong.most_common(3)}
+        print(json.dumps(found), flush=True)
+
+
+async def attack_until_next_line(attackers):
+    stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    await attackers.run(lambda: print("ready", flush=True), stop=stop)
+    await stop  # the next line must be read by nothing else
 
 
 if __name__ == "__main__":

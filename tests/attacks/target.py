@@ -64,10 +64,11 @@ class GoodClient:
         self._expect(f'ACK {{"jid":"{jid}"}}', b"+OK")
         self._expect('BEAT {"wid":"good"}', b"+OK")
 
-    def work_for(self, seconds):
+    def work_for(self, seconds, *, commands=0, at_most=None):
+        """Work for `seconds`, and on until this number of commands is answered, but not longer than `at_most`."""
         self.ms = []
-        ends_at = time.monotonic() + seconds
-        while time.monotonic() < ends_at:
+        began = time.monotonic()
+        while (worked_s := time.monotonic() - began) < seconds or (len(self.ms) < commands and worked_s < at_most):
             self.work()
             time.sleep(REST_S)
 
