@@ -22,8 +22,8 @@ FETCHES_S = 5.0
 READING_S = 2.0
 
 INSERT = """
-INSERT INTO django_faktory_job (jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl,
-    enqueued_at, finished_at, purge_at)
+INSERT INTO django_faktory_job (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace,
+    result_ttl, enqueued_at, finished_at, purge_at)
 SELECT jid, 'benchmarks.tasks.noop', %(queue)s, %(state)s, 0,
     '{"jid":"' || jid || '","jobtype":"benchmarks.tasks.noop","args":[' || n || ',"x"],"queue":"' || %(queue)s || '"}',
     25, 1800, 0, %(keep_s)s, clock_timestamp(),

@@ -46,7 +46,7 @@ def speed(one, count, clients, size, jobtype):
 
 
 def behind(one, held, free=100):
-    """Time FETCH of free jobs behind `held` jobs that a full gate blocks."""
+    """Time FETCH of free jobs behind `held` jobs that a full limiter blocks."""
     from django_faktory.models import Job
 
     push(one, held, "head", jobtype="shut")

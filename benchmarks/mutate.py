@@ -19,8 +19,8 @@ WANTED_P99_MS = 20
 IDLE_S = 5
 
 INSERT = """
-INSERT INTO django_faktory_job (jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, run_at,
-    enqueued_at, finished_at, purge_at, failures, attempt, errtype, failure)
+INSERT INTO django_faktory_job (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace,
+    run_at, enqueued_at, finished_at, purge_at, failures, attempt, errtype, failure)
 SELECT 'dead-' || n, kind, 'backlog', 'dead', 0,
     '{"jid":"dead-' || n || '","jobtype":"' || kind || '","args":[' || n
         || ',"some text"],"queue":"backlog","retry":25}',

@@ -21,9 +21,9 @@ CASE WHEN n % 1000 < 40 THEN 'enqueued' WHEN n % 1000 < 50 THEN 'scheduled' WHEN
 """States per thousand jobs: most have succeeded and are kept for their results. At most 1,000 are running."""
 
 JOB_ROWS = f"""
-INSERT INTO django_faktory_job (jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl,
-  created_at, run_at, enqueued_at, started_at, reserved_until, finished_at, purge_at, wid, attempt, failures, errtype,
-  failure, history, result, lock_key, bid, has_run, about)
+INSERT INTO django_faktory_job (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace,
+  result_ttl, created_at, run_at, enqueued_at, started_at, reserved_until, finished_at, purge_at, wid, attempt,
+  failures, errtype, failure, history, result, lock_key, bid, has_run, about)
 SELECT 'job-' || n, 'shop.tasks.task_' || (n % 40), 'queue-' || (n % 20), state, 0,
   '{{"jid":"job-' || n || '","jobtype":"shop.tasks.task_' || (n % 40) || '","args":[' || n
     || ',{{"address":"https://example.org/hook","retries":3}}],"queue":"queue-' || (n % 20) || '","retry":25}}',

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from django.db import OperationalError, connection, transaction
 
-from django_faktory.models import Gate, Job, JobLock, Limit, WorkerProcess
+from django_faktory.models import Job, JobLock, Limit, Limiter, WorkerProcess
 from tests.waiting import wait_until
 
 
@@ -30,7 +30,7 @@ def _holds_locks():
     _set_busy_timeout(0.5)
     try:
         with transaction.atomic():
-            for model in (Job, JobLock, WorkerProcess, Limit, Gate):
+            for model in (Job, JobLock, WorkerProcess, Limit, Limiter):
                 list(model.objects.select_for_update(nowait=True))
     except OperationalError:
         return True

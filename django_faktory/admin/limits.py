@@ -115,7 +115,7 @@ class LimitAdmin(ObjectActionsMixin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Limit]:
         """Annotate each limit with its usage, summed over its limiters."""
         found: Any = super().get_queryset(request)
-        return found.annotate(used=Sum("gates__in_use"), opens=Min("gates__opens_at"))  # type: ignore[no-any-return]
+        return found.annotate(used=Sum("limiters__in_use"), opens=Min("limiters__opens_at"))  # type: ignore[no-any-return]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Limit | None = None) -> tuple[str, ...]:  # noqa: ARG002
         """Make scope and name read-only once the limit exists."""

@@ -303,7 +303,7 @@ class OrmBroker(Broker):
             )
             return
         if returned:
-            logger.warning("jobs were claimed and the answer was lost, given back jobs=%d", returned)
+            logger.warning("jobs were claimed and the answer was lost, released jobs=%d", returned)
             # The release returns only a number, so workers of all queues are woken.
             self._announce(self.alias, {ANY_QUEUE})
 

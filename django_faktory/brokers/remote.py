@@ -158,7 +158,7 @@ class RemoteBroker(Broker):
         Each job runs again after its backoff.
         """
         reports = [
-            failure(jid=job.jid, wid=job.wid, errtype="WorkerShutdown", message="given back before it began")
+            failure(jid=job.jid, wid=job.wid, errtype="WorkerShutdown", message="released before it began")
             for job in reservations
         ]
         return sum(answer is True for answer in self.fail(reports))

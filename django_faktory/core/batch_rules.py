@@ -79,9 +79,9 @@ class BatchColumns(Protocol):
     success_st: str
     complete_failed: bool
     success_failed: bool
-    told_broken: bool
-    told_complete: bool
-    told_success: bool
+    reported_broken: bool
+    reported_complete: bool
+    reported_success: bool
 
     @property
     def is_committed(self) -> bool:
@@ -163,14 +163,14 @@ def _fire(batch: BatchColumns, steps: list[BatchStep]) -> None:
 
 def _notify_parent(batch: BatchColumns, steps: list[BatchStep]) -> None:
     # Each flag is written in the same transaction as the change of the parent's counters, so each is applied once.
-    if (batch.is_broken or batch.is_expired) and not batch.told_broken:
-        batch.told_broken = True
+    if (batch.is_broken or batch.is_expired) and not batch.reported_broken:
+        batch.reported_broken = True
         steps.append(BatchStep.MARK_PARENT_BROKEN)
-    if not batch.told_complete and _is_closed(batch):
-        batch.told_complete = True
+    if not batch.reported_complete and _is_closed(batch):
+        batch.reported_complete = True
         steps.append(BatchStep.CLOSE_IN_PARENT)
-    if not batch.told_success and batch.success_st == CallbackProgress.FINISHED:
-        batch.told_success = True
+    if not batch.reported_success and batch.success_st == CallbackProgress.FINISHED:
+        batch.reported_success = True
         steps.append(BatchStep.SUCCEED_IN_PARENT)
     if not batch.is_over and _can_change_no_more(batch):
         steps.append(BatchStep.END)
@@ -195,4 +195,4 @@ def _can_change_no_more(batch: BatchColumns) -> bool:
     if batch.is_expired or batch.success_st == CallbackProgress.FINISHED:
         return True
     # Children are waited for: a child that still runs reports to this row later.
-    return batch.is_broken and batch.pending == 0 and batch.told_complete and batch.open_children == 0
+    return batch.is_broken and batch.pending == 0 and batch.reported_complete and batch.open_children == 0

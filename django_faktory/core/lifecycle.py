@@ -41,7 +41,7 @@ class Event(StrEnum):
 
     PUSH = "push"  # a client pushes the jid, again or for the first time
     DUE = "due"  # its `run_at` is reached
-    PARK = "park"  # a lock, an earlier job of its key or a limiter blocks it
+    BLOCK = "block"  # a lock, an earlier job of its key or a limiter blocks it
     READY = "ready"  # it is the next job for its lock or limiter
     FETCH = "fetch"  # claimed for a worker
     ACK = "ack"  # the worker reports success
@@ -80,7 +80,7 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
         Event.EXPORT: frozenset({GONE}),
     },
     State.ENQUEUED: {
-        Event.PARK: frozenset({State.BLOCKED}),
+        Event.BLOCK: frozenset({State.BLOCKED}),
         Event.FETCH: frozenset({State.WORKING}),
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,

@@ -125,7 +125,7 @@ def _whole(name: str, value: object) -> int:
     return value
 
 
-class Limiter(msgspec.Struct, kw_only=True):
+class LimiterState(msgspec.Struct, kw_only=True):
     """A limiter: the counters of a limit, as stored in its row. Change it only while that row is locked."""
 
     id: int
@@ -199,25 +199,27 @@ class Limiter(msgspec.Struct, kw_only=True):
         return self.allows.concurrency is not None
 
 
-def allocate_permits(wanted: Iterable[Sequence[Limiter]], now: datetime) -> list[Limiter | None]:
+def allocate_permits(wanted: Iterable[Sequence[LimiterState]], now: datetime) -> list[LimiterState | None]:
     """Acquire permits for jobs just claimed, in order; for each return None or the limiter that blocks it.
 
     Each job acquires a permit from all its limiters or from none. If several limiters are full, a queue's limiter is
     returned last: jobs that it blocks can stay in their queue and need not be moved to the blocked state.
     """
-    answers: list[Limiter | None] = []
-    for gates in wanted:
-        for gate in gates:
-            if gate.opens_at is None or gate.scope == Scope.QUEUE:  # otherwise the tokens are reserved for blocked jobs
-                gate.fill(now)
-        shut = [gate for gate in gates if gate.room < 1]
+    answers: list[LimiterState | None] = []
+    for limiters in wanted:
+        for limiter in limiters:
+            if (
+                limiter.opens_at is None or limiter.scope == Scope.QUEUE
+            ):  # otherwise the tokens are reserved for blocked jobs
+                limiter.fill(now)
+        shut = [limiter for limiter in limiters if limiter.room < 1]
         if not shut:
-            for gate in gates:
-                gate.take()
+            for limiter in limiters:
+                limiter.take()
         else:
-            for gate in shut:
-                gate.wait_for_tokens(now)
-        answers.append(next((gate for gate in shut if gate.scope != Scope.QUEUE), shut[0] if shut else None))
+            for limiter in shut:
+                limiter.wait_for_tokens(now)
+        answers.append(next((limiter for limiter in shut if limiter.scope != Scope.QUEUE), shut[0] if shut else None))
     return answers
 
 
@@ -226,9 +228,9 @@ def family_of(key: str) -> str:
     return key.partition(":")[0]
 
 
-def format_permits(gates: Iterable[Limiter]) -> str | None:
+def format_permits(limiters: Iterable[LimiterState]) -> str | None:
     """Return the limiter ids of a job's permits in the stored form; None if there are none."""
-    held = [str(gate.id) for gate in gates if gate.needs_permit()]
+    held = [str(limiter.id) for limiter in limiters if limiter.needs_permit()]
     return f",{','.join(held)}," if held else None
 
 

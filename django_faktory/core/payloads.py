@@ -89,7 +89,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lock_token: int | None = None
     """Fencing token of its lock, if it has one: later locks of the same key have higher tokens."""
     limit_key: str | None = None
-    passes: str | None = None
+    permits: str | None = None
     """Limiters that gave it permits. Empty: it must still acquire them; None: no limit applies to it (ADR 0016)."""
     is_batchless: bool = False
     """True if the job is known to be neither a member nor a callback of a batch."""
@@ -113,7 +113,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
         Otherwise blocked jobs, and the counters of a batch, have to be updated in the same transaction.
         """
-        return self.is_batchless and self.lock_token is None and self.passes is None
+        return self.is_batchless and self.lock_token is None and self.permits is None
 
     def wire(self) -> str:
         """Return the job as FETCH sends it: the stored text, with the server's own members appended."""

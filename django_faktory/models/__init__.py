@@ -6,7 +6,7 @@ Imports no broker, task or setting. Times are the database's, aware, in UTC.
 from .batch import Batch
 from .cron import CronEntry, CronRun
 from .job import Job, JobQuerySet, Tracking
-from .limit import Gate, Limit
+from .limit import Limit, Limiter
 from .lock import JobLock
 from .outbox import OutboxEntry
 from .queue import Queue
@@ -18,11 +18,11 @@ __all__ = [
     "Counter",
     "CronEntry",
     "CronRun",
-    "Gate",
     "Job",
     "JobLock",
     "JobQuerySet",
     "Limit",
+    "Limiter",
     "Measure",
     "OutboxEntry",
     "Queue",

@@ -42,11 +42,11 @@ class Batch(models.Model):
     success_st = ExactCharField(max_length=1, default="", db_default="")
     complete_failed = models.BooleanField(default=False, db_default=False)
     success_failed = models.BooleanField(default=False, db_default=False)
-    told_broken = models.BooleanField(
+    reported_broken = models.BooleanField(
         default=False, db_default=False, help_text="Its parent knows; so with the others."
     )
-    told_complete = models.BooleanField(default=False, db_default=False)
-    told_success = models.BooleanField(default=False, db_default=False)
+    reported_complete = models.BooleanField(default=False, db_default=False)
+    reported_success = models.BooleanField(default=False, db_default=False)
 
     created_at = models.DateTimeField(db_default=Now())
     committed_at = models.DateTimeField(null=True)

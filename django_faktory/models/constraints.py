@@ -43,17 +43,17 @@ _ENDED = [str(state) for state in (State.DEAD, State.SUCCEEDED, State.DISCARDED,
 
 # Always false at their position in the CASE. With a plain value instead, Django would compare the whole expression as
 # text on MariaDB.
-NEVER_AT_GATE, NEVER_WITH_PASS = Q(gate__isnull=True), Q(passes__isnull=True)
+NEVER_AT_LIMITER, NEVER_WITH_PERMIT = Q(limiter__isnull=True), Q(permits__isnull=True)
 
-JOB_CONSTRAINT = Q(weight__gte=-100, weight__lte=100) & Q(
+JOB_CONSTRAINT = Q(sort_priority__gte=-100, sort_priority__lte=100) & Q(
     Case(
         # A waiting job has a position in its queue, and no permit before it runs; only waiting jobs are blocked at a
         # limiter.
-        When(OneOf("state", _WAITING), then=Q(enqueued_at__isnull=False, passes__isnull=True)),
-        When(gate__isnull=False, then=NEVER_AT_GATE),
+        When(OneOf("state", _WAITING), then=Q(enqueued_at__isnull=False, permits__isnull=True)),
+        When(limiter__isnull=False, then=NEVER_AT_LIMITER),
         # A working job was claimed, and its reservation ends at a known time.
         When(state=str(State.WORKING), then=Q(attempt__gte=1, reserved_until__isnull=False)),
-        When(passes__isnull=False, then=NEVER_WITH_PASS),
+        When(permits__isnull=False, then=NEVER_WITH_PERMIT),
         # It becomes due at a known time, or is deleted at a known time; there are no other states.
         When(OneOf("state", _LATER), then=Q(run_at__isnull=False)),
         default=Q(OneOf("state", _ENDED), finished_at__isnull=False, purge_at__isnull=False),

@@ -316,7 +316,7 @@ class Job(models.Model):
     jobtype = ExactCharField(max_length=255)
     queue = ExactCharField(max_length=255)
     state = ExactCharField(max_length=10, choices=[(str(state), str(state)) for state in State])
-    weight = models.SmallIntegerField(
+    sort_priority = models.SmallIntegerField(
         default=0, help_text="Minus the priority: ascending, so that one plain index serves FETCH on every database."
     )
     payload = models.TextField(help_text="The job's JSON as its client sent it.")
@@ -357,8 +357,10 @@ class Job(models.Model):
     lock_token = models.BigIntegerField(null=True, help_text="The lock it holds, while it runs.")
 
     limit_key = ExactCharField(max_length=255, null=True, help_text="The key whose limit concerns it (ADR 0016).")
-    gate = models.BigIntegerField(null=True, help_text="The gate it is parked at, or was let go from to be claimed.")
-    passes = ExactCharField(max_length=64, null=True, help_text="The gates it holds passes of; empty: it must pass.")
+    limiter = models.BigIntegerField(null=True, help_text="The limiter that blocks it, or that unblocked it.")
+    permits = ExactCharField(
+        max_length=64, null=True, help_text="The limiters it holds permits of; empty: it must acquire them."
+    )
 
     bid = ExactCharField(max_length=255, null=True, help_text="The batch it is a member of.")
     callback_of = ExactCharField(max_length=255, null=True, help_text="The batch whose callback it is.")
@@ -382,11 +384,15 @@ class Job(models.Model):
         permissions = may.JOB
         indexes: ClassVar = [
             HotIndex(
-                fields=["queue", "weight", "enqueued_at", "id"], name="faktory_ready", condition=Q(state="enqueued")
+                fields=["queue", "sort_priority", "enqueued_at", "id"],
+                name="faktory_ready",
+                condition=Q(state="enqueued"),
             ),
             # Without partial indexes (MariaDB) the index of ready jobs starts with the state, so it serves these too.
             models.Index(
-                fields=["queue", "weight", "enqueued_at", "id"], name="faktory_blocked", condition=Q(state="blocked")
+                fields=["queue", "sort_priority", "enqueued_at", "id"],
+                name="faktory_blocked",
+                condition=Q(state="blocked"),
             ),
             # Includes the state, so that both sets are counted from the index alone.
             HotIndex(
@@ -411,10 +417,10 @@ class Job(models.Model):
             ),
             # Finds the next job of a key in the order of claims (ADR 0015).
             IndexWhereSet(
-                fields=["lock_key", "state", "queue", "weight", "enqueued_at", "id"], name="faktory_by_lock_key"
+                fields=["lock_key", "state", "queue", "sort_priority", "enqueued_at", "id"], name="faktory_by_lock_key"
             ),
             # Finds the next jobs of a limiter, for each queue in the order of claims (ADR 0016).
-            IndexWhereSet(fields=["gate", "queue", "weight", "enqueued_at", "id"], name="faktory_at_gate"),
+            IndexWhereSet(fields=["limiter", "queue", "sort_priority", "enqueued_at", "id"], name="faktory_at_limiter"),
             models.Index(fields=["bid", "state"], name="faktory_members", condition=Q(bid__isnull=False)),
             models.Index(fields=["callback_of"], name="faktory_callbacks", condition=Q(callback_of__isnull=False)),
             models.Index(fields=["about", "id"], name="faktory_about", condition=Q(about__isnull=False)),
@@ -435,7 +441,7 @@ class Job(models.Model):
     @property
     def priority(self) -> int:
         """Django's priority, -100 to 100, larger first."""
-        return -self.weight
+        return -self.sort_priority
 
     @property
     def attempts(self) -> int:

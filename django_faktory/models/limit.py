@@ -71,13 +71,13 @@ class Limit(models.Model):
         return (f"paused, else {allowed}" if allowed else "paused") if self.paused_at else allowed
 
 
-class Gate(models.Model):
+class Limiter(models.Model):
     """A limiter: the state of a limit for one queue, one task, or one key in use.
 
     It repeats the limit's numbers: a transaction that has locked this row knows the current values.
     """
 
-    limit = models.ForeignKey(Limit, on_delete=models.CASCADE, related_name="gates")
+    limit = models.ForeignKey(Limit, on_delete=models.CASCADE, related_name="limiters")
     scope = ExactCharField(max_length=10, choices=_SCOPES)
     name = ExactCharField(max_length=255)
     concurrency = models.IntegerField(null=True)
@@ -85,20 +85,20 @@ class Gate(models.Model):
     per = models.IntegerField(default=1)
     burst = models.IntegerField(null=True)
     is_paused = models.BooleanField(default=False)
-    in_use = models.IntegerField(default=0, db_default=0, help_text="Running jobs that hold a pass.")
+    in_use = models.IntegerField(default=0, db_default=0, help_text="Running jobs that hold a permit.")
     tokens = models.FloatField(default=0, db_default=0.0, help_text="What is left of the rate, as of `filled_at`.")
     filled_at = models.DateTimeField(db_default=Now())
-    opens_at = models.DateTimeField(null=True, help_text="When the next set of what waits is let go.")
-    is_awaited = models.BooleanField(default=False, db_default=False, help_text="Whether jobs may be parked at it.")
+    opens_at = models.DateTimeField(null=True, help_text="When the next jobs that wait are unblocked.")
+    is_awaited = models.BooleanField(default=False, db_default=False, help_text="Whether jobs may be blocked by it.")
 
     class Meta:
         # Internal rows without an admin page, so no permissions.
         default_permissions = ()
         # Maintenance sleeps until the first of these; limiters that no job waits for have NULL.
-        indexes: ClassVar = [IndexWhereSet(fields=["opens_at"], name="faktory_gate_opens")]
+        indexes: ClassVar = [IndexWhereSet(fields=["opens_at"], name="faktory_limiter_opens")]
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["scope", "name"], name="faktory_gate_name"),
-            models.CheckConstraint(name="faktory_gate_in_use", condition=Q(in_use__gte=0)),
+            models.UniqueConstraint(fields=["scope", "name"], name="faktory_limiter_name"),
+            models.CheckConstraint(name="faktory_limiter_in_use", condition=Q(in_use__gte=0)),
         ]
 
     def __str__(self) -> str:

@@ -82,8 +82,8 @@ def _edited(changes: Changes, row: Job) -> edits.Edit:
     # Checked on the parsed result: args and kwargs may come from different sources, one new and one stored.
     if changes.args is not None or changes.kwargs is not None:
         check_call(job.jobtype, *call_of(Job(payload=job.text)))
-    weight = row.weight if changes.priority is None else -changes.priority
-    return edits.Edit(job, weight, changes.run_at)
+    sort_priority = row.sort_priority if changes.priority is None else -changes.priority
+    return edits.Edit(job, sort_priority, changes.run_at)
 
 
 def _refuse_sealed(changes: Changes, found: Mapping[str, str]) -> None:

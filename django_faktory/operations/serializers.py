@@ -21,8 +21,8 @@ from ..tasks import redaction
 from ..tasks.results import attempts_of, runs_of
 
 SHORT = (
-    "id", "jid", "jobtype", "queue", "state", "weight", "failures", "losses", "interruptions", "errtype", "about",
-    "bid", "wid", "created_at", "run_at", "enqueued_at", "started_at", "finished_at",
+    "id", "jid", "jobtype", "queue", "state", "sort_priority", "failures", "losses", "interruptions", "errtype",
+    "about", "bid", "wid", "created_at", "run_at", "enqueued_at", "started_at", "finished_at",
 )  # fmt: skip
 """Columns that `job_of` reads, so that lists do not load long texts."""
 

@@ -63,7 +63,7 @@ WORKER_TIMEOUT, or than a reservation, would make running jobs run twice.
 STOOD_STILL_S = 3.0
 """Seconds by which a round may begin late before the node listens again."""
 
-IDLE_GATES_S = 50.0
+IDLE_LIMITERS_S = 50.0
 """Seconds between checks of the limiters' counts while no limiter is in use."""
 
 VANISHED_S = 10.0
@@ -139,10 +139,10 @@ class Maintenance:
             Step("unseen workers", 60.0, self._forget),
             Step("expired jobs", WHEN_SEEN, self._expire),
             Step("limits of code", WHEN_SEEN, self._sync_limits),
-            Step("gates", WHEN_SEEN, self._open_limiters),
-            Step("gates not passed", 60.0, self._release_without_permit),
-            Step("gates' counts", 10.0, self._check_limiters),
-            Step("gates of keys", 600.0, lambda: limiters.delete_idle(using=alias) == limiters.CHUNK),
+            Step("limiters", WHEN_SEEN, self._open_limiters),
+            Step("limiters not passed", 60.0, self._release_without_permit),
+            Step("limiters' counts", 10.0, self._check_limiters),
+            Step("limiters of keys", 600.0, lambda: limiters.delete_idle(using=alias) == limiters.CHUNK),
             Step("locks", WHEN_SEEN, self._expire_locks),
             Step("locks not taken", 60.0, self._release_without_lock),
             Step("blocked jobs", 60.0, self._check_blocked_jobs),
@@ -269,7 +269,7 @@ class Maintenance:
             "workers": found.silent,
             "expired jobs": found.expired,
             "cron": tick_in_s <= 0,
-            "gates": opens_in_s <= 0,
+            "limiters": opens_in_s <= 0,
         }
         self._seen.update(name for name, is_seen in saw.items() if is_seen)
         # A due cron run that cannot be taken is locked by another node, for the length of a transaction: do not spin.
@@ -346,13 +346,13 @@ class Maintenance:
     def _check_limiters(self) -> bool:
         """Check the limiters' counts; seldom while none is in use, so that an idle node sends few statements."""
         if time.monotonic() >= self._limiters_rest_until and limiters.sweep(using=self.alias) is None:
-            self._limiters_rest_until = time.monotonic() + IDLE_GATES_S
+            self._limiters_rest_until = time.monotonic() + IDLE_LIMITERS_S
         return False
 
     def _release_without_permit(self) -> bool:
         stranded = limiters.stranded(VANISHED_S, using=self.alias)
         if stranded and releases.release(stranded, using=self.alias):
-            logger.warning("jobs were claimed and have not passed their gates, given back jobs=%d", len(stranded))
+            logger.warning("jobs were claimed and got no permits, released jobs=%d", len(stranded))
             self._tell({job.queue for job in stranded})
         return len(stranded) == limiters.CHUNK
 
@@ -364,7 +364,7 @@ class Maintenance:
     def _release_without_lock(self) -> bool:
         stranded = locks.stranded(VANISHED_S, using=self.alias)
         if stranded and releases.release(stranded, using=self.alias):
-            logger.warning("jobs were claimed and their locks never taken, given back jobs=%d", len(stranded))
+            logger.warning("jobs were claimed and got no locks, released jobs=%d", len(stranded))
             notifier.announce(self.alias, {job.queue for job in stranded})
             self._on_work(None)
         return len(stranded) == locks.CHUNK

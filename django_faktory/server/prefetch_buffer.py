@@ -226,7 +226,7 @@ class PrefetchBuffer:
 
         A prefetch that finds no eligible job delays concurrent FETCHes, so `_prefetch_count` skips such queues.
         """
-        if job.lock_key is None and job.passes is None:
+        if job.lock_key is None and job.permits is None:
             self._unproductive.pop(job.queue, None)
         else:
             if len(self._unproductive) >= MAX_REMEMBERED:

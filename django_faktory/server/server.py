@@ -424,7 +424,7 @@ class Server:
             queues = {job.queue for job in jobs}
             then(queues)
             if isinstance(result, FaktoryError):
-                logger.error("jobs not given back, their reservations must end jids=%s", [job.jid for job in jobs])
+                logger.error("jobs not released, their reservations must end jids=%s", [job.jid for job in jobs])
             else:
                 self.fetch_queue.wake(queues)
 

@@ -213,18 +213,19 @@ def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[st
 
 # The oldest job of each queue and priority is first in FETCH's index: jump from one priority to the next.
 _HEADS = f"""
-{{state}}(queue, weight) AS (
-  SELECT known.name, (SELECT MIN(job.weight) FROM {JOB} AS job WHERE job.state = '{{state}}' AND job.queue = known.name)
+{{state}}(queue, sort_priority) AS (
+  SELECT known.name, (SELECT MIN(job.sort_priority) FROM {JOB} AS job
+    WHERE job.state = '{{state}}' AND job.queue = known.name)
   FROM known
   UNION ALL
-  SELECT heads.queue, (SELECT MIN(job.weight) FROM {JOB} AS job
-    WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.weight > heads.weight)
-  FROM {{state}} AS heads WHERE heads.weight IS NOT NULL
+  SELECT heads.queue, (SELECT MIN(job.sort_priority) FROM {JOB} AS job
+    WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.sort_priority > heads.sort_priority)
+  FROM {{state}} AS heads WHERE heads.sort_priority IS NOT NULL
 )"""
 _OLDEST = f"""
 SELECT heads.queue, (SELECT MIN(job.enqueued_at) FROM {JOB} AS job
-  WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.weight = heads.weight) AS moment
-FROM {{state}} AS heads WHERE heads.weight IS NOT NULL"""
+  WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.sort_priority = heads.sort_priority) AS moment
+FROM {{state}} AS heads WHERE heads.sort_priority IS NOT NULL"""
 
 
 def _heads(connection: BaseDatabaseWrapper, states: Sequence[State] = _WAITING) -> tuple[str, str]:
@@ -245,7 +246,9 @@ def _sizes(names: Sequence[str], state: State, using: str, most: int) -> tuple[s
     """Build a SELECT with a term per queue. Django compiles one term, since they differ only by name."""
     any_name = "\n"  # placeholder: no queue and no state has this name
     jobs = Job.objects.using(using).in_state(state).filter(queue=any_name)
-    some = jobs.order_by("weight", "enqueued_at", "pk").values("pk")[:most]  # index order, so the scan stops at `most`
+    some = jobs.order_by("sort_priority", "enqueued_at", "pk").values("pk")[
+        :most
+    ]  # index order, so the scan stops at `most`
     sql, params = some.query.get_compiler(using).as_sql()
     parts = [f"SELECT %s, COUNT(*), 0 FROM ({sql}) AS some_{place}" for place in range(len(names))]
     values = [name if value == any_name else value for name in names for value in (name, *params)]

@@ -59,12 +59,12 @@ def write_history(pasts: Mapping[str, JobHistory], *, using: str) -> None:
         row.failures, row.failure, row.errtype = past.failures, past.failure, past.errtype
         row.history = _history(past)
         if past.state is State.DEAD and past.ends_at is not None:
-            row.state, row.run_at, row.gate = State.DEAD, None, None
+            row.state, row.run_at, row.limiter = State.DEAD, None, None
             # The original server stores only the time at which a dead job is deleted.
             row.finished_at, row.purge_at = past.ends_at - timedelta(seconds=DEAD_FOR_S), past.ends_at
         elif past.state is State.RETRIES and row.state == State.SCHEDULED:
             row.state = State.RETRIES
-    fields = ["state", "failures", "failure", "errtype", "history", "run_at", "gate", "finished_at", "purge_at"]
+    fields = ["state", "failures", "failure", "errtype", "history", "run_at", "limiter", "finished_at", "purge_at"]
     if rows:
         Job.objects.using(using).bulk_update(rows, fields, batch_size=100)
     locks.promote_waiters_later(connections[using], keys)
@@ -142,7 +142,7 @@ def _receipts(using: str) -> QuerySet[Job]:
 def exportable(state: State, *, using: str) -> JobQuerySet:
     """Return jobs of this state that can be exported, in claim order. Jobs of batches cannot."""
     jobs = Job.objects.using(using).in_state(state).filter(bid=None, callback_of=None)
-    return jobs.order_by(*_ORDER.get(state, ("queue", "weight", "enqueued_at", "id")))
+    return jobs.order_by(*_ORDER.get(state, ("queue", "sort_priority", "enqueued_at", "id")))
 
 
 _ORDER = {

@@ -41,9 +41,9 @@ class MemoryBatch:
     success_st: str = CallbackProgress.NOT_YET
     complete_failed: bool = False
     success_failed: bool = False
-    told_broken: bool = False
-    told_complete: bool = False
-    told_success: bool = False
+    reported_broken: bool = False
+    reported_complete: bool = False
+    reported_success: bool = False
     is_committed: bool = False
     is_reopened: bool = False
     is_expired: bool = False

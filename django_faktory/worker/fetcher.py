@@ -259,6 +259,6 @@ class Fetcher:
             self._broker.release(returning)
         except Exception as error:  # noqa: BLE001  (a loop)
             # They will not run here. At worst `bye`, or the loss of this worker, returns them to their queues.
-            logger.warning("jobs could not be given back yet count=%d error=%s", len(returning), error)
+            logger.warning("jobs could not be released yet count=%d error=%s", len(returning), error)
             with self._release_lock:
                 self._unreleased += returning

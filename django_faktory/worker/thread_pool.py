@@ -75,7 +75,7 @@ class ThreadPool:
         self._progress.settle(jids)
 
     def interrupt(self, reason: str) -> None:
-        """Stop all running tasks, so that their jobs are given back. Does not wait for them."""
+        """Stop all running tasks, so that their jobs are released. Does not wait for them."""
         self._interrupted = reason
         self._monitor.interrupt(reason)
 

@@ -130,7 +130,7 @@ def test_the_lists_own_parameters_are_answered(admin_client, name):
         ("outboxentry", "error__startswith"), ("cronentry", "args__contains"), ("cronentry", "kwargs__contains"),
         ("cronentry", "job__contains"), ("cronentry", "runs__note__contains"), ("cronentry", "origin"),
         ("batch", "success__contains"), ("batch", "complete__regex"), ("joblock", "key__startswith"),
-        ("limit", "gates__name"), ("queue", "name__startswith"), ("workerprocess", "labels__0__startswith"),
+        ("limit", "limiters__name"), ("queue", "name__startswith"), ("workerprocess", "labels__0__startswith"),
     ],
 )  # fmt: skip
 def test_a_look_up_that_is_no_filter_of_the_list_is_a_bad_request(admin_client, name, parameter):

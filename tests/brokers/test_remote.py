@@ -208,7 +208,7 @@ def test_a_thousand_acks_are_sent_in_goes_that_fit_the_sockets_buffers():
 
 def test_giving_back_is_a_failure_so_that_the_job_runs_again():
     held = [Reservation(jid=f"job-000{number}", queue="q", text="{}", wid="w", attempt=1) for number in (1, 2)]
-    sent = b"".join(fail(one.jid, "WorkerShutdown", "given back before it began") for one in held)
+    sent = b"".join(fail(one.jid, "WorkerShutdown", "released before it began") for one in held)
     with Talk(session((sent, OK + b"-ERR Job not found job-0002\r\n"))) as broker:
         assert broker.release(held) == 1
 

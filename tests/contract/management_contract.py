@@ -218,8 +218,8 @@ class ManagementContract:
     def test_latency_is_the_age_of_the_oldest_whatever_its_priority(self, broker):
         """W24: other states and future times do not count."""
         now = timezone.now()
-        for weight, age in ((-100, 10), (0, 30), (0, 20), (100, 5)):
-            JobFactory(queue="q", weight=weight, enqueued_at=now - timedelta(seconds=age))
+        for sort_priority, age in ((-100, 10), (0, 30), (0, 20), (100, 5)):
+            JobFactory(queue="q", sort_priority=sort_priority, enqueued_at=now - timedelta(seconds=age))
         JobFactory(queue="q", retries=True, enqueued_at=now - timedelta(seconds=900))
         JobFactory(queue="ahead", enqueued_at=now + timedelta(minutes=5))
         told = broker.latency(["q", "unknown", "ahead"])

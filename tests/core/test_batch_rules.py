@@ -14,8 +14,8 @@ def batch(**changes):
     plain = {
         "is_committed": True, "is_reopened": False, "is_expired": False, "pending": 0, "unrun": 0, "open_children": 0,
         "unsucceeded_children": 0, "is_broken": False, "has_complete": True, "has_success": True, "complete_st": "",
-        "success_st": "", "complete_failed": False, "success_failed": False, "told_broken": False,
-        "told_complete": False, "told_success": False, "is_over": False,
+        "success_st": "", "complete_failed": False, "success_failed": False, "reported_broken": False,
+        "reported_complete": False, "reported_success": False, "is_over": False,
     }  # fmt: skip
     return SimpleNamespace(**plain | changes)
 

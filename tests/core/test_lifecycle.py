@@ -45,7 +45,7 @@ LEGAL = {
     ("scheduled", "kill"): {"dead"},
     ("scheduled", "discard"): DROPPED,
     ("scheduled", "expire"): LATE,
-    ("enqueued", "park"): {"blocked"},
+    ("enqueued", "block"): {"blocked"},
     ("blocked", "ready"): {"enqueued"},
     ("blocked", "kill"): {"dead"},
     ("blocked", "discard"): DROPPED,

@@ -9,7 +9,7 @@ from django_faktory.core.limits import (
     FORGIVEN_S,
     Allowance,
     InvalidLimit,
-    Limiter,
+    LimiterState,
     Scope,
     allocate_permits,
     family_of,
@@ -20,8 +20,8 @@ from django_faktory.core.limits import (
 from tests.factories import T0
 
 
-def gate(value, number=1, **fields):
-    return Limiter(id=number, allows=Allowance.of(value), filled_at=T0, **fields)
+def limiter(value, number=1, **fields):
+    return LimiterState(id=number, allows=Allowance.of(value), filled_at=T0, **fields)
 
 
 def after(seconds):
@@ -60,31 +60,31 @@ def test_a_rate_is_told_as_it_is_read(text):
 
 
 def test_places_are_counted():
-    one = gate(2)
+    one = limiter(2)
     refusals = allocate_permits([[one], [one], [one]], T0)
     assert refusals == [None, None, one]
     assert (one.in_use, one.opens_at) == (2, None)
 
 
 def test_none_is_taken_of_any_gate_where_one_is_shut():
-    wide, narrow = gate(5), gate(1, 2, in_use=1)
+    wide, narrow = limiter(5), limiter(1, 2, in_use=1)
     assert allocate_permits([[wide, narrow]], T0) == [narrow]
     assert wide.in_use == 0
 
 
 def test_a_refusal_by_a_queue_comes_last():
-    queue, task = gate(1, 1, scope=Scope.QUEUE, in_use=1), gate(1, 2, in_use=1)
+    queue, task = limiter(1, 1, scope=Scope.QUEUE, in_use=1), limiter(1, 2, in_use=1)
     assert allocate_permits([[queue, task], [queue]], T0) == [task, queue]
 
 
 def test_a_pause_lets_nobody_pass():
-    one = gate(5, is_paused=True)
+    one = limiter(5, is_paused=True)
     assert allocate_permits([[one]], T0) == [one]
     assert one.opens_at is None
 
 
 def test_tokens_come_with_time_and_are_saved_up_no_further_than_the_bucket_holds():
-    one = gate("100/s", tokens=0.0)
+    one = limiter("100/s", tokens=0.0)
     one.fill(after(0.1))
     assert one.room == 10
     one.fill(after(1000))
@@ -92,25 +92,25 @@ def test_tokens_come_with_time_and_are_saved_up_no_further_than_the_bucket_holds
 
 
 def test_a_burst_is_what_may_start_at_once():
-    one = gate({"rate": "10/m", "burst": 10}, tokens=0.0)
+    one = limiter({"rate": "10/m", "burst": 10}, tokens=0.0)
     one.fill(after(1000))
     assert one.room == 10
 
 
 def test_a_slow_rate_lets_one_pass_at_a_time():
-    one = gate("10/m", tokens=1.0)
+    one = limiter("10/m", tokens=1.0)
     assert allocate_permits([[one], [one]], T0) == [None, one]
     assert one.opens_at == after(6)
 
 
 def test_what_waits_is_let_go_in_sets():
-    one = gate("100/s", tokens=0.0)
+    one = limiter("100/s", tokens=0.0)
     assert allocate_permits([[one]], T0) == [one]
     assert one.opens_at == after(0.1)
 
 
 def test_nobody_overtakes_who_waits_for_the_next_set():
-    one = gate("100/s", tokens=0.0)
+    one = limiter("100/s", tokens=0.0)
     allocate_permits([[one]], T0)
     assert allocate_permits([[one]], after(0.09)) == [one]
     assert allocate_permits([[one]], after(0.11)) == [one], "it is theirs until it was let go"
@@ -119,13 +119,13 @@ def test_nobody_overtakes_who_waits_for_the_next_set():
 
 
 def test_a_set_that_is_late_is_as_much_larger():
-    one = gate("100/s", tokens=0.0, opens_at=after(0.1))
+    one = limiter("100/s", tokens=0.0, opens_at=after(0.1))
     one.fill(after(1.1))
     assert one.room == 110
 
 
 def test_a_rate_alone_gives_no_pass_to_be_given_back():
-    rate, places = gate("5/s", 3), gate(5, 7)
+    rate, places = limiter("5/s", 3), limiter(5, 7)
     assert format_permits([rate]) is None
     assert format_permits([rate, places]) == ",7,"
     assert parse_permits(",7,12,") == [7, 12]
@@ -141,7 +141,7 @@ def test_however_late_sets_are_no_window_has_more_starts_than_is_promised(text, 
     """docs/limits.md: at most the rate, the saved tokens, and 2 s of the rate after a late set."""
     chance = Random(seed)
     allows = Allowance.of(text)
-    one = gate(text, tokens=allows.capacity)
+    one = limiter(text, tokens=allows.capacity)
     now, starts = 0.0, []
     while now < 60 / allows.per_second:
         now += chance.choice([0.01, 0.05, 0.1, 0.3, 1.0, 3.0]) / min(1.0, allows.per_second)

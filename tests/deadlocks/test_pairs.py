@@ -148,7 +148,7 @@ def release(world):
 
     rows = working()[:4]
     held = [
-        Reservation(jid=row.jid, queue=row.queue, text="", wid=row.wid, attempt=row.attempt, passes=row.passes)
+        Reservation(jid=row.jid, queue=row.queue, text="", wid=row.wid, attempt=row.attempt, permits=row.permits)
         for row in rows
     ]
     OrmBroker("default").release(held)
@@ -191,7 +191,7 @@ VERBS = {
     "set limit": edit_limit,
     "remove limit": remove_limit,
     "pause": pause,
-    "sweep gates": lambda world: limiters.sweep(using="default"),
+    "sweep limiters": lambda world: limiters.sweep(using="default"),
     "sweep locks": lambda world: locks.sweep(using="default", pause=lambda _: None),
     "lapse": expire_locks,
     "due": lambda world: due.enqueue_due(using="default"),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psutil
 from django.db import connection
 
-from django_faktory.models import Batch, Gate, Job, JobLock
+from django_faktory.models import Batch, Job, JobLock, Limiter
 from tests import sessions
 from tests.faults.arena import SOON_S, Arena, kill
 from tests.faults.history import History, Scribe
@@ -312,7 +312,7 @@ class Match(Arena):
             failed=info["total_failures"],
             sizes={name: size for name, size in sizes.items() if isinstance(size, int)},
             held_locks=[str(key) for key in JobLock.objects.values_list("key", flat=True)],
-            used_limits=[f"{gate} {gate.in_use}" for gate in Gate.objects.filter(in_use__gt=0)],
+            used_limits=[f"{limiter} {limiter.in_use}" for limiter in Limiter.objects.filter(in_use__gt=0)],
             wrong_batches=[
                 f"{batch.description} {batch.pending} {batch.unrun} {batch.failed} {batch.open_children}"
                 for batch in batches

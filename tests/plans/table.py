@@ -6,9 +6,9 @@ The database itself generates the rows.
 from django.db import connection
 
 COLUMNS = (
-    "jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl, created_at, run_at,"
+    "jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace, result_ttl, created_at, run_at,"
     " enqueued_at, started_at, reserved_until, finished_at, purge_at, wid, attempt, failures, losses, errtype, failure,"
-    " history, result, expires_at, lock_key, lock_token, gate, passes, bid, limit_key, unique_until_start, has_run,"
+    " history, result, expires_at, lock_key, lock_token, limiter, permits, bid, limit_key, unique_until_start, has_run,"
     " counts_failed"
 )
 

@@ -177,5 +177,5 @@ def test_a_statement_that_reads_the_whole_table_is_noticed(recorder):
 def test_rows_that_a_statement_locks_and_changes_are_counted(recorder):
     table.fill(1, 2000, total=2000)
     with recorder.during("test"), connection.cursor() as cursor:
-        cursor.execute(f"UPDATE {JOB} SET weight = 1 WHERE id IN (SELECT id FROM {JOB} ORDER BY id LIMIT 7)")
+        cursor.execute(f"UPDATE {JOB} SET sort_priority = 1 WHERE id IN (SELECT id FROM {JOB} ORDER BY id LIMIT 7)")
     assert [statement.changed for statement in recorder.statements] == [7]

@@ -289,7 +289,7 @@ def test_a_turn_does_not_wait_for_another_that_counts_too(client, given):
         client.ask("FETCH default")
     blocked, answers = JobFactory(), []
     with transaction.atomic():
-        Job.objects.filter(pk=blocked.pk).update(weight=1)
+        Job.objects.filter(pk=blocked.pk).update(sort_priority=1)
         jobs = [JobPayload(jid=blocked.jid, jobtype="noop", queue="default", text='{"jobtype":"noop"}')]
 
         def both():

@@ -101,7 +101,7 @@ def test_a_job_that_cannot_be_given_back_is_logged_and_not_tried_for_ever(slow, 
     leaver.close()
     wait_until(lambda: "gone" not in slow._by_wid)
     broker.may_tell.set()
-    wait_until(lambda: "jobs not given back" in caplog.text)
+    wait_until(lambda: "jobs not released" in caplog.text)
     assert producer.ask("INFO")
     producer.close()
 

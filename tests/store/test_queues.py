@@ -17,8 +17,8 @@ def test_size_and_latency_count_what_is_ready_and_what_is_blocked():
     now = timezone.now()
     for name in ("mail", "low", "empty"):
         QueueFactory(name=name)
-    JobFactory(queue="mail", enqueued_at=now - timedelta(seconds=50), weight=3)
-    JobFactory(queue="mail", enqueued_at=now - timedelta(seconds=10), weight=-3)
+    JobFactory(queue="mail", enqueued_at=now - timedelta(seconds=50), sort_priority=3)
+    JobFactory(queue="mail", enqueued_at=now - timedelta(seconds=10), sort_priority=-3)
     JobFactory(queue="low", blocked=True, enqueued_at=now - timedelta(seconds=20))
     JobFactory(queue="low", enqueued_at=now - timedelta(seconds=5))
     JobFactory(queue="low", scheduled=True)

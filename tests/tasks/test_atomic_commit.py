@@ -15,7 +15,7 @@ from django_faktory.core.histograms import Recorder
 from django_faktory.core.limits import Allowance
 from django_faktory.core.payloads import Failure, Interruption, Reservation
 from django_faktory.errors import NotUnique
-from django_faktory.models import Counter, Gate, Job
+from django_faktory.models import Counter, Job, Limiter
 from django_faktory.store.dialects.postgresql import pipeline, prepared
 from django_faktory.store.dialects.postgresql.jobs import END_LAST
 from django_faktory.store.limits import definitions
@@ -309,7 +309,7 @@ def test_members_and_callbacks_of_batches_end_with_their_batches(sent):
     assert batch.status().success_st == "2"
 
 
-@pytest.mark.parametrize("held", [{"lock_token": 1}, {"passes": ""}, {"passes": ",1,"}, {"is_batchless": False}])
+@pytest.mark.parametrize("held", [{"lock_token": 1}, {"permits": ""}, {"permits": ",1,"}, {"is_batchless": False}])
 def test_whose_end_concerns_others_does_not_end_alone(held):
     fields = {"jid": "a" * 8, "queue": "q", "text": "{}", "wid": "w", "attempt": 1, "is_batchless": True}
     assert Reservation(**fields).ends_alone
@@ -322,14 +322,14 @@ def test_a_limit_set_while_it_runs_takes_nothing_from_it_and_gets_its_place_back
     execution = prepare(fetched())
     name = writes_and.jobtype if scope == "task" else "default"
     definitions.save_limit(scope, name, Allowance(concurrency=1), using="default")
-    assert Gate.objects.get().in_use == 1
+    assert Limiter.objects.get().in_use == 1
     writes_and.enqueue("b")
     with pytest.raises(ValueError, match="not enough values"):
         fetched()
     assert execution.run(get_broker()) is None
-    assert (sent, marks(), Gate.objects.get().in_use) == (["committed"], ["a"], 0)
+    assert (sent, marks(), Limiter.objects.get().in_use) == (["committed"], ["a"], 0)
     prepare(fetched()).run(get_broker())
-    assert (marks(), Gate.objects.get().in_use) == (["a", "b"], 0)
+    assert (marks(), Limiter.objects.get().in_use) == (["a", "b"], 0)
 
 
 @pytest.mark.parametrize("of", [{"bid": "b-1"}, {"callback_of": "b-1"}, {"lock_token": 7}])

@@ -314,7 +314,7 @@ class TestStopping:
         wait_until(lambda: "release" in broker.tried)
         gates["last"].opened.set()
         assert running.ended()
-        assert "could not be given back yet" in caplog.text
+        assert "could not be released yet" in caplog.text
         assert set(Job.objects.exclude(state="succeeded").values_list("state", "wid")) <= {("enqueued", "")}
 
     def test_a_signal_that_does_not_wake_the_main_thread_is_noticed_all_the_same(self):

@@ -19,7 +19,7 @@ from ...core.json.jsontext import last_members
 from ...core.lifecycle import State
 from ...core.queries import split_about
 from ...errors import FaktoryError
-from ...models import Batch, Gate, Job, Tracking, WorkerProcess
+from ...models import Batch, Job, Limiter, Tracking, WorkerProcess
 from ...models.cron import CronRun
 from ...models.permissions import may
 from ...operations.edit import EDITABLE
@@ -197,17 +197,17 @@ def _facts(job: Job) -> list[tuple[str, Any]]:
         ("Lock held by", holder_of(job)),
         ("Lock token", job.lock_token),
         ("Limit of the key", job.limit_key),
-        ("Waits at the limit of", _gate(job, using)),
+        ("Waits at the limit of", _limiter(job, using)),
         ("Unique until", job.unique_expires_at),
         ("Cron entry", _cron(job, using)),
         ("Job id", job.jid),
     ]
 
 
-def _gate(job: Job, using: str) -> Any:
+def _limiter(job: Job, using: str) -> Any:
     """Return the limit that blocks the job, as a link."""
-    gate = Gate.objects.using(using).filter(pk=job.gate).first() if job.gate is not None else None
-    return None if gate is None else _linked("limit", gate.limit_id, str(gate))
+    limiter = Limiter.objects.using(using).filter(pk=job.limiter).first() if job.limiter is not None else None
+    return None if limiter is None else _linked("limit", limiter.limit_id, str(limiter))
 
 
 def _times(job: Job) -> list[tuple[str, datetime | None]]:

@@ -287,7 +287,7 @@ class Supervisor:
         self._kill_at = self._prepare_at = self._kill_silent_at = None
         self._send(signal.SIGKILL)
         # After the kill: a child that reads this record must not die before it has logged it.
-        self._launcher.log(WARNING, "stopping at once: what runs is given back and runs again")
+        self._launcher.log(WARNING, "stopping at once: running jobs are released and run again")
 
     def _send(self, number: int) -> None:
         for child in self._children:

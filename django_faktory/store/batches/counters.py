@@ -33,7 +33,7 @@ from . import membership
 
 logger = get_logger(__name__)
 
-_OF_HOLDER = ("wid", "attempt", "result_ttl", "queue", "jobtype", "started_at", "lock_key", "lock_token", "passes")
+_OF_HOLDER = ("wid", "attempt", "result_ttl", "queue", "jobtype", "started_at", "lock_key", "lock_token", "permits")
 FIELDS = ("id", "jid", "bid", "callback_of", "has_run", "counts_failed")
 COUNTER_FIELDS = ("pending", "unrun", "failed", "open_children", "unsucceeded_children", "is_broken")
 on_callback: list[Callable[[str, set[str]], None]] = []
@@ -247,7 +247,7 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
     ]
     record_changes(connection, ends, clock)
     locks.release(connection, [rows[jid] for jid in held])
-    limiters.release(connection, [rows[jid].passes for jid in held])
+    limiters.release(connection, [rows[jid].permits for jid in held])
     # Batches, lock rows, limiters, then counters (ADR 0024). Counters last: jobs without a batch use the same rows,
     # which must not stay locked while this transaction waits for a batch.
     with connection.cursor() as cursor:

@@ -81,11 +81,11 @@ def open_again(connection: BaseDatabaseWrapper, batch: Batch) -> None:
     """
     chain = [batch, *_find_notified_ancestors(connection, batch)]
     for child, parent in pairwise(chain):
-        child.told_complete = False
+        child.reported_complete = False
         parent.open_children += 1
     for one in chain:
         one.complete_st = CallbackProgress.NOT_YET
-        one.told_complete &= one.parent_bid != ""
+        one.reported_complete &= one.parent_bid != ""
         one.save(using=connection.alias)
 
 
@@ -96,7 +96,7 @@ def _find_notified_ancestors(connection: BaseDatabaseWrapper, batch: Batch) -> l
     """
     ancestors: list[Batch] = []
     below = batch
-    while below.told_complete and below.parent_bid:
+    while below.reported_complete and below.parent_bid:
         parent = _find(connection, below.parent_bid)
         if parent is None or parent.is_over:
             break

@@ -26,7 +26,7 @@ WORKER = "django_faktory_workerprocess"
 COUNTER = "django_faktory_counter"
 LOCK = "django_faktory_joblock"
 LIMIT = "django_faktory_limit"
-GATE = "django_faktory_gate"
+LIMITER = "django_faktory_limiter"
 DELIVERY_LEASE_S = 60.0
 """Lease in seconds until a delivery is confirmed.
 
@@ -154,7 +154,7 @@ class FailureColumns(NamedTuple):
     state: Any
     unique_key: Any
     lock_token: Any
-    passes: Any
+    permits: Any
     wid: Any
     failures: Any
     losses: Any
@@ -217,7 +217,7 @@ class LastAckResult(NamedTuple):
     """Result of `end_last`: the time of the end, and the released permits."""
 
     at: datetime
-    passes: str | None
+    permits: str | None
     """Permits that the job got from a limit set while it ran.
 
     They are released; the caller has to check their limiters.
@@ -494,16 +494,19 @@ class Dialect(ABC):
     Returns the tokens by jid; jobs that got no lock become blocked.
     """
 
-    passes: Callable[[BaseDatabaseWrapper, Sequence[Reservation], datetime | None], dict[str, str | None]] | None = None
+    acquire_permits: (
+        Callable[[BaseDatabaseWrapper, Sequence[Reservation], datetime | None], dict[str, str | None]] | None
+    ) = None
     """Acquire permits in one statement. None: the dialect has no such statement.
 
     Returns the permits by jid; if a limiter has no room for the whole set, nothing is done and the result is empty.
     """
 
     def find_ready(self, cursor: CursorWrapper, keys: Sequence[str]) -> Sequence[tuple[Any, ...]]:
-        """Return id, key, queue and weight of the ready jobs of these keys."""
+        """Return id, key, queue and sort_priority of the ready jobs of these keys."""
         cursor.execute(
-            f"SELECT id, lock_key, queue, weight FROM {JOB} WHERE lock_key IN ({marks(keys)}) AND state = 'enqueued'",
+            f"SELECT id, lock_key, queue, sort_priority FROM {JOB}"
+            f" WHERE lock_key IN ({marks(keys)}) AND state = 'enqueued'",
             [*keys],
         )
         found: Sequence[tuple[Any, ...]] = cursor.fetchall()

@@ -18,9 +18,9 @@ from ...core.lifecycle import State
 from ...core.payloads import Ack, Delivery, JobPayload, Reservation
 from .base import (
     COUNTER,
-    GATE,
     JOB,
     LIMIT,
+    LIMITER,
     QUEUE,
     WORKER,
     AckResult,
@@ -55,16 +55,16 @@ class PortableDialect(Dialect):
     greatest, least = "GREATEST", "LEAST"
 
     _columns = (
-        "jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl, run_at, enqueued_at,"
-        " created_at"
+        "jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace, result_ttl, run_at,"
+        " enqueued_at, created_at"
     )
     _optional = ", expires_at, limit_key, about"
     _replaced = (
-        "jobtype", "queue", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
+        "jobtype", "queue", "sort_priority", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
         "enqueued_at", "created_at", "failures", "losses", "interruptions", "errtype", "failure", "history", "result",
         "wid",
         "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
-        "unique_until_start", "lock_key", "lock_token", "limit_key", "gate", "passes",
+        "unique_until_start", "lock_key", "lock_token", "limit_key", "limiter", "permits",
         "bid", "callback_of", "has_run", "counts_failed", "about",
         "state",
     )  # fmt: skip
@@ -143,9 +143,9 @@ class PortableDialect(Dialect):
             for wid in {reservation.wid for reservation in found}:
                 mine = [(row[0], job) for row, job in zip(taken, found, strict=True) if job.wid == wid]
                 # Jobs with and without limits need different assignments: two sets are cheaper than a CASE per row.
-                for is_gated in {job.passes is not None for _, job in mine}:
-                    ids = [row_id for row_id, job in mine if (job.passes is not None) == is_gated]
-                    self._mark_working(cursor, ids, wid, adapted, plan, is_gated=is_gated)
+                for is_limited in {job.permits is not None for _, job in mine}:
+                    ids = [row_id for row_id, job in mine if (job.permits is not None) == is_limited]
+                    self._mark_working(cursor, ids, wid, adapted, plan, is_limited=is_limited)
         return found
 
     def _select_slots_with_ready_jobs(
@@ -170,7 +170,7 @@ class PortableDialect(Dialect):
             " result_ttl, jobtype, lock_key, limit_key, bid IS NULL AND callback_of IS NULL"
             f" FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
             f" AND (expires_at IS NULL OR expires_at > %s){but}"
-            f" ORDER BY weight, enqueued_at, id LIMIT %s{self.skip_lock}",
+            f" ORDER BY sort_priority, enqueued_at, id LIMIT %s{self.skip_lock}",
             [queue, clock, *taken, room],
         )
         rows: list[tuple[Any, ...]] = cursor.fetchall()
@@ -179,7 +179,7 @@ class PortableDialect(Dialect):
     def _reserved(self, row: tuple[Any, ...], wid: str, now: datetime, held: PausedSources) -> Reservation:
         (_, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for, result_ttl,
          jobtype, lock_key, limit_key, is_batchless) = row  # fmt: skip
-        is_gated = limit_key is not None or ("task", jobtype) in held.limited or ("queue", queue) in held.limited
+        is_limited = limit_key is not None or ("task", jobtype) in held.limited or ("queue", queue) in held.limited
         return Reservation(
             jid=jid,
             queue=queue,
@@ -196,20 +196,20 @@ class PortableDialect(Dialect):
             result_ttl=result_ttl,
             lock_key=lock_key,
             limit_key=limit_key,
-            passes="" if is_gated else None,
+            permits="" if is_limited else None,
             is_batchless=bool(is_batchless),
         )
 
     def _mark_working(
-        self, cursor: CursorWrapper, ids: list[int], wid: str, clock: Any, plan: ClaimPlan, *, is_gated: bool
+        self, cursor: CursorWrapper, ids: list[int], wid: str, clock: Any, plan: ClaimPlan, *, is_limited: bool
     ) -> None:
         # A job that needs a permit keeps a key that is unique until the start until it has the permit
         # (`limits.sql.record_permits`).
         starts = "CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END"
-        gated = "passes = ''" if is_gated else f"unique_key = {starts}"
+        limited = "permits = ''" if is_limited else f"unique_key = {starts}"
         cursor.execute(
             f"UPDATE {JOB} SET state = 'working', wid = %s, attempt = attempt + 1, started_at = %s, run_at = NULL,"
-            f" gate = NULL, claim = %s, {gated}, reserved_until = {self.after('%s', self._lease(plan))}"
+            f" limiter = NULL, claim = %s, {limited}, reserved_until = {self.after('%s', self._lease(plan))}"
             f" WHERE id IN ({marks(ids)})",
             [wid, clock, plan.mark, clock, *ids],
         )
@@ -343,7 +343,7 @@ class PortableDialect(Dialect):
         asked = [*(jids | pushed)]
         cursor.execute(
             "SELECT id, jid, wid, attempt, result_ttl,"
-            " bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR passes IS NOT NULL"
+            " bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR permits IS NOT NULL"
             ", queue, jobtype, started_at, state"
             f" FROM {JOB} WHERE jid IN ({marks(asked)}) AND (LOWER(state) = 'working'{either}){self.plain_lock}",
             [*asked, *pushed],
@@ -363,7 +363,7 @@ class PortableDialect(Dialect):
         pairs = [value for row_id, ack, _ in held for value in (row_id, ack.result)]
         cursor.execute(
             f"UPDATE {JOB} SET state = 'succeeded', result = CASE id {cases} END, finished_at = %s,"
-            f" reserved_until = NULL, unique_key = NULL, lock_token = NULL, passes = NULL,"
+            f" reserved_until = NULL, unique_key = NULL, lock_token = NULL, permits = NULL,"
             f" purge_at = {self.after('%s', 'result_ttl')}"
             f" WHERE id IN ({marks(held)})",
             [*pairs, adapt(now), adapt(now), *(row_id for row_id, _, _ in held)],
@@ -398,7 +398,7 @@ def withheld(connection: BaseDatabaseWrapper, wids: Collection[str], clock: Any)
     with connection.cursor() as cursor:
         cursor.execute(
             f"SELECT 'paused', name FROM {QUEUE} WHERE paused_at IS NOT NULL"
-            f" UNION ALL SELECT 'paused', name FROM {GATE} WHERE scope = 'queue'"
+            f" UNION ALL SELECT 'paused', name FROM {LIMITER} WHERE scope = 'queue'"
             f" AND (in_use >= concurrency OR opens_at > %s)"
             f" UNION ALL SELECT scope, name FROM {LIMIT} WHERE scope IN ('queue', 'task'){muted if wids else ''}",
             [clock, *wids],

@@ -14,23 +14,25 @@ def next_ready(cursor: CursorWrapper, key: str, skip_lock: str) -> Iterator[tupl
 
     Yields (queue, True), or (queue, False) if another transaction has locked the row. Each step is one index lookup.
     """
-    # Before the first place: the lowest possible weight is -100.
-    queue, weight = "", -101
+    # Before the first place: the lowest possible sort_priority is -100.
+    queue, sort_priority = "", -101
     while True:
         cursor.execute(
-            f"SELECT id, queue, weight, gate FROM {JOB} WHERE lock_key = %s AND state = 'blocked'"
-            " AND (queue > %s OR (queue = %s AND weight > %s)) ORDER BY queue, weight, enqueued_at, id LIMIT 1",
-            [key, queue, queue, weight],
+            f"SELECT id, queue, sort_priority, limiter FROM {JOB} WHERE lock_key = %s AND state = 'blocked'"
+            " AND (queue > %s OR (queue = %s AND sort_priority > %s))"
+            " ORDER BY queue, sort_priority, enqueued_at, id LIMIT 1",
+            [key, queue, queue, sort_priority],
         )
         row = cursor.fetchone()
         if row is None:
             return
-        row_id, queue, weight, gate = row
-        if gate is not None:  # it waits for a permit, and the jobs of its key wait behind it (ADR 16)
+        row_id, queue, sort_priority, limiter = row
+        if limiter is not None:  # it waits for a permit, and the jobs of its key wait behind it (ADR 16)
             continue
         cursor.execute(
-            f"SELECT 1 FROM {JOB} WHERE lock_key = %s AND state = 'enqueued' AND queue = %s AND weight = %s LIMIT 1",
-            [key, queue, weight],
+            f"SELECT 1 FROM {JOB}"
+            " WHERE lock_key = %s AND state = 'enqueued' AND queue = %s AND sort_priority = %s LIMIT 1",
+            [key, queue, sort_priority],
         )
         if cursor.fetchone() is None:
             cursor.execute(f"SELECT id FROM {JOB} WHERE id = %s AND state = 'blocked'{skip_lock}", [row_id])

@@ -117,7 +117,7 @@ def ack_last(
         ended = dialect_of(connection).end_last(connection, report, now)
         if ended is not None:
             # A limit that was set while the job ran may have given it permits; their limiters may have room now.
-            limiters.promote_waiters_later(connection, parse_permits(ended.passes))
+            limiters.promote_waiters_later(connection, parse_permits(ended.permits))
             ran_s = (ended.at - job.started_at).total_seconds() if job.started_at else 0.0
             on_finished([EndedRun(job.wid, job.attempt, job.queue, job.jobtype, ran_s)])
             return True

@@ -30,7 +30,7 @@ def acquire(
     if not keyed:
         return limiters.acquire_permits(claimed, using=using, now=now)
     # No limit concerns these jobs: on PostgreSQL one statement takes the locks.
-    if all(job.passes is None for job in claimed):
+    if all(job.permits is None for job in claimed):
         won = {job.jid: job for job in locks.acquire_locks(keyed, using=using, lease_s=lease_s, now=now)}
         return [won.get(job.jid, job) for job in claimed if job.lock_key is None or job.lock_token or job.jid in won]
     return _acquire_both(claimed, keyed, using, lease_s, now)

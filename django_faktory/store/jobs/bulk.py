@@ -137,10 +137,10 @@ def flush(*, using: str) -> Iterator[Step]:
 def _flushed(jobs: JobQuerySet) -> int:
     """Delete jobs and release the locks and permits they hold. Jobs claimed meanwhile keep their locks and permits."""
     connection = connections[jobs.db]
-    rows = list(lock_rows(jobs).only("lock_key", "lock_token", "passes"))
+    rows = list(lock_rows(jobs).only("lock_key", "lock_token", "permits"))
     gone, _ = Job.objects.using(jobs.db).filter(pk__in=[row.pk for row in rows]).delete()
     locks.release(connection, rows)
-    limiters.release(connection, [row.passes for row in rows])
+    limiters.release(connection, [row.permits for row in rows])
     return gone
 
 

@@ -155,7 +155,7 @@ def _release_unclaimed(jobs: Sequence[Reservation], claiming: ClaimContext) -> N
     except (BrokerUnavailable, Error) as error:
         if connections[claiming.using].in_atomic_block:
             raise
-        logger.warning("jobs not given back, their reservations must end jobs=%d error=%s", len(jobs), error)
+        logger.warning("jobs not released, their reservations must end jobs=%d error=%s", len(jobs), error)
     # Ready again: wake up fetches that have found nothing meanwhile.
     locks.notify_ready(connections[claiming.using], {job.queue for job in jobs})
 
@@ -184,7 +184,7 @@ def drop_unstorable_queues(request: FetchRequest) -> FetchRequest:
 
 def is_runnable(job: Reservation) -> bool:
     """Return True if a claimed job may run: it needs no further lock, and no limiter has to be asked."""
-    return (job.lock_key is None or job.lock_token is not None) and job.passes is None
+    return (job.lock_key is None or job.lock_token is not None) and job.permits is None
 
 
 class Leases(NamedTuple):

@@ -32,7 +32,7 @@ class Edit(NamedTuple):
     """The new values of a job. `job` holds its new text and the values that a PUSH derives from it."""
 
     job: JobPayload
-    weight: int
+    sort_priority: int
     run_at: datetime | None
     """None leaves the time unchanged."""
 
@@ -68,20 +68,20 @@ def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
 
 def _write(connection: BaseDatabaseWrapper, row: Job, wanted: Edit) -> None:
     options = wanted.job.options or _NO_OPTIONS
-    before, old_limiter_id = (row.lock_key, row.limit_key, row.queue, row.weight), row.gate
-    row.payload, row.queue, row.weight = wanted.job.text, wanted.job.queue, wanted.weight
+    before, old_limiter_id = (row.lock_key, row.limit_key, row.queue, row.sort_priority), row.limiter
+    row.payload, row.queue, row.sort_priority = wanted.job.text, wanted.job.queue, wanted.sort_priority
     row.run_at = wanted.run_at or row.run_at
     row.lock_key, row.limit_key = options.lock_key, options.limit_key
     if row.unique_key is not None:  # a key that the job has released, or lost by its expiry, stays free
         row.unique_key = options.unique_key
-    moves = (row.lock_key, row.limit_key, row.queue, row.weight) != before and row.state in (
+    moves = (row.lock_key, row.limit_key, row.queue, row.sort_priority) != before and row.state in (
         State.ENQUEUED,
         State.BLOCKED,
     )
     # A job that moves to another lock, limit, queue or priority leaves its place, and is checked again at the new one.
     was_blocked = row.state == State.BLOCKED
     if moves:
-        row.gate = None
+        row.limiter = None
     if moves and was_blocked:
         row.state = (
             State.ENQUEUED
@@ -89,11 +89,11 @@ def _write(connection: BaseDatabaseWrapper, row: Job, wanted: Edit) -> None:
     columns: Sequence[str] = (
         "payload",
         "queue",
-        "weight",
+        "sort_priority",
         "run_at",
         "lock_key",
         "limit_key",
-        "gate",
+        "limiter",
         "unique_key",
         "state",
     )

@@ -191,7 +191,7 @@ def reclaim_lost(
     return lost
 
 
-_RESCHEDULED_FIELDS = ("state", "wid", "run_at", "started_at", "reserved_until", "lock_token", "passes")
+_RESCHEDULED_FIELDS = ("state", "wid", "run_at", "started_at", "reserved_until", "lock_token", "permits")
 
 
 class _FailureTransaction:
@@ -210,7 +210,7 @@ class _FailureTransaction:
     def _clear(self) -> None:
         """Clear the collected changes. `write_changes` runs once per transaction, else row locks could deadlock."""
         self._held: list[Job] = []
-        self._passes: list[str | None] = []
+        self._permits: list[str | None] = []
         self._changes: list[counters.Change] = []
         self._tally = Tally()
 
@@ -267,7 +267,7 @@ class _FailureTransaction:
         for job, failure in jobs:
             job.state, job.wid = State.SCHEDULED, ""
             job.run_at = now + timedelta(seconds=failure.retry_in_s or 0.0)
-            job.started_at = job.reserved_until = job.lock_token = job.passes = None
+            job.started_at = job.reserved_until = job.lock_token = job.permits = None
             Job.objects.using(self.using).filter(pk=job.pk).update(
                 **{name: getattr(job, name) for name in _RESCHEDULED_FIELDS}, enqueued_at=None
             )
@@ -276,7 +276,7 @@ class _FailureTransaction:
         """Record locks and permits of these rows, for `write_changes`; return copies of the lock holders."""
         # Copies: the callers clear these fields on the originals, and `locks.release` needs the old values.
         holders = [copy.copy(job) for job in jobs]
-        self._passes += [job.passes for job in holders if job.passes is not None]
+        self._permits += [job.permits for job in holders if job.permits is not None]
         held = [job for job in holders if job.lock_token is not None]
         self._held += held
         return held
@@ -292,7 +292,7 @@ class _FailureTransaction:
         if self._changes:
             counters.record_changes(connection, self._changes, clock or self._clock(connection))
         locks.release(connection, self._held)
-        limiters.release(connection, self._passes)
+        limiters.release(connection, self._permits)
         if self._tally != Tally():
             dialect_of(connection).save(connection, [], clock or self._clock(connection), self._tally)
         self._clear()
@@ -325,7 +325,7 @@ class _FailureTransaction:
             (gone if self._apply_failure(job, failure, now) is GONE else kept).append(job)
         dialect, tally = dialect_of(connection), Tally(processed=len(failed), failed=len(failed), late=late)
         # Plain retries need no further statement, so UPDATE, counter and COMMIT can be one message.
-        is_apart = gone or self._held or self._passes or any(job.bid or job.callback_of for job in kept)
+        is_apart = gone or self._held or self._permits or any(job.bid or job.callback_of for job in kept)
         if self._commits and not is_apart:
             dialect.save(connection, _changed(kept), now, tally, is_last=True)
             return len(failed)
@@ -402,7 +402,7 @@ class _FailureTransaction:
                 reserved_until=None,
                 expires_at=None,
                 lock_token=None,
-                passes=None,
+                permits=None,
                 interruptions=job.interruptions + 1,
                 history=_with_interruption(job, reports.get(job.jid, _BY_SHUTDOWN), now),
             )
@@ -441,7 +441,7 @@ class _FailureTransaction:
         else:
             job.history = _append_attempt(job, failure, (), now)
             job.state, job.wid, job.started_at, job.reserved_until = state, "", None, None
-            job.lock_token = job.passes = None
+            job.lock_token = job.permits = None
 
     def _record_failure(self, job: Job, failure: Failure, outcome: FailureOutcome, now: datetime) -> None:
         """Store the failure in the form that FETCH and results return, and append it to the history."""
@@ -465,7 +465,7 @@ class _FailureTransaction:
 
     def _apply_outcome(self, job: Job, outcome: FailureOutcome, now: datetime) -> None:
         job.state = str(outcome.state)
-        job.reserved_until = job.lock_token = job.passes = None
+        job.reserved_until = job.lock_token = job.permits = None
         if outcome.state is State.RETRIES:
             job.run_at = now + timedelta(seconds=outcome.retry_in_s or 0)
             return

@@ -23,7 +23,7 @@ ENQUEUED: dict[str, Any] = {
     "started_at": None,
     "reserved_until": None,
     "lock_token": None,
-    "passes": None,
+    "permits": None,
 }
 """Column values of a released job. `enqueued_at` is not among them: it decides the place in the queue."""
 
@@ -47,10 +47,10 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
 
     working = Job.objects.using(using).filter(held, state=State.WORKING)
     returned = 0
-    if not any(job.lock_token is not None or job.passes is not None for job in reservations):
+    if not any(job.lock_token is not None or job.permits is not None for job in reservations):
         # One statement suffices for jobs without lock and permits. The row decides, not the reservation: a limit that
         # was set after the claim may have given the job a permit (ADR 0024).
-        plain = working.filter(lock_token__isnull=True, passes__isnull=True)
+        plain = working.filter(lock_token__isnull=True, permits__isnull=True)
         returned = run(using, lambda _: plain.update(**ENQUEUED), atomic=False, writes=True)
     if returned < len(reservations):
         returned += run(using, lambda connection: release_rows(connection, working))
@@ -75,7 +75,7 @@ def release_rows(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
     Locks and permits are read from the locked rows. Only these rows are changed: a job that starts to match the filter
     after the SELECT stays unchanged, because its locks and permits were not read.
     """
-    rows = working.order_by("id").only("lock_key", "lock_token", "passes")
+    rows = working.order_by("id").only("lock_key", "lock_token", "permits")
     if connection.features.has_select_for_update:
         rows = rows.select_for_update()
     jobs = list(rows)
@@ -84,5 +84,5 @@ def release_rows(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
     # Jobs, lock rows, limiters: the lock order of all transactions (ADR 0024).
     returned = Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)
     locks.release(connection, jobs)
-    limiters.release(connection, [job.passes for job in jobs])
+    limiters.release(connection, [job.permits for job in jobs])
     return returned

@@ -17,7 +17,7 @@ from ..transactions import run
 
 PORTION = 2000
 
-_AS_THEY_WAIT = ("queue", "weight", "enqueued_at", "id")
+_AS_THEY_WAIT = ("queue", "sort_priority", "enqueued_at", "id")
 _ORDERS = {
     State.ENQUEUED: _AS_THEY_WAIT,
     State.BLOCKED: _AS_THEY_WAIT,

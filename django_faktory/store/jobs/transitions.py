@@ -139,7 +139,7 @@ def killed(dead_for_s: int) -> Change:
         keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
         free, members, rows = counters.split_members(legal)
         killed = sum(
-            some.update(state=State.DEAD, gate=None, run_at=None, finished_at=Now(), purge_at=purge_at)
+            some.update(state=State.DEAD, limiter=None, run_at=None, finished_at=Now(), purge_at=purge_at)
             for some in (free, members)
         )
         counters.record_all(jobs.db, rows, State.DEAD)
@@ -165,7 +165,7 @@ def discarded(jobs: JobQuerySet) -> int:
 def _discard_rows(jobs: JobQuerySet) -> int:
     kept = jobs.filter(result_ttl__isnull=False).update(
         state=State.DISCARDED,
-        gate=None,
+        limiter=None,
         unique_key=None,
         run_at=None,
         finished_at=Now(),

@@ -135,7 +135,7 @@ def _push_once(
         if (
             row.lock_key
             and row.state == State.ENQUEUED
-            and not lock_queue.try_add_ready(row.lock_key, row.queue, row.weight)
+            and not lock_queue.try_add_ready(row.lock_key, row.queue, row.sort_priority)
         ):
             row.state = State.BLOCKED
         rows.append(row)
@@ -221,7 +221,7 @@ def _row(job: JobPayload, now: datetime, place: datetime) -> Job:
         jobtype=job.jobtype,
         queue=job.queue,
         state=State.SCHEDULED if at else State.ENQUEUED,
-        weight=-job.priority,
+        sort_priority=-job.priority,
         payload=job.text,
         retry=job.retry,
         reserve_for=job.reserve_for,

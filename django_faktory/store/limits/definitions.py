@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 
 from ...core.lifecycle import State
 from ...core.limits import Allowance, Scope, family_of
-from ...models import Gate, Job, Limit
+from ...models import Job, Limit, Limiter
 from ..dialects import dialect_of
 from ..locks import locks
 from ..transactions import run
@@ -122,26 +122,26 @@ def remove(limit: Limit, *, using: str) -> None:
         if limit.name not in found:
             return []
         # Both limits are locked by now, so no edit of the family's limit can miss a limiter that moves to it.
-        own_gates = Gate.objects.using(using).filter(limit_id=limit.pk)
-        locked = own_gates.order_by("pk")
+        own_limiters = Limiter.objects.using(using).filter(limit_id=limit.pk)
+        locked = own_limiters.order_by("pk")
         if connection.features.has_select_for_update:
             locked = locked.select_for_update()
-        ids = [gate.pk for gate in locked]
+        ids = [limiter.pk for limiter in locked]
         family_limit = found.get(family_of(limit.name)) if limit.scope == Scope.KEY else None
         # The key falls back to the limit of its family, together with its running and blocked jobs.
         if family_limit is not None and family_limit.pk != limit.pk:
-            own_gates.update(limit=family_limit)
+            own_limiters.update(limit=family_limit)
             _save(connection, family_limit)
         Limit.objects.using(using).filter(pk=limit.pk).delete()
         return ids
 
     ids = run(using, verb)
-    kept = Gate.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True)
+    kept = Limiter.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True)
     # Limiters that moved to the family's limit remain. The others were deleted with the limit; their jobs become ready.
     remaining = set(run(using, lambda _: list(kept), atomic=False))
-    for gate_id in ids:
-        if gate_id not in remaining:
-            limiters.free(gate_id, using=using)
+    for limiter_id in ids:
+        if limiter_id not in remaining:
+            limiters.free(limiter_id, using=using)
     queues = limiters.unblock_if_room(sorted(remaining), using=using)
     run(using, lambda connection: locks.notify_ready(connection, queues))
 
@@ -210,21 +210,21 @@ def _save(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
     """Save a limit and copy its numbers into its limiters, locked before; they apply from the commit on."""
     alias = connection.alias
     limit.save(using=alias)
-    rows = Gate.objects.using(alias)
+    rows = Limiter.objects.using(alias)
     # An existing limiter of this very key used the limit of its family until now. Other keys of a family keep theirs.
     if limit.scope == Scope.KEY:
         rows.filter(scope=Scope.KEY, name=limit.name).update(limit=limit)
     else:
         rows.bulk_create([limiters.build_limiter(limit, limit.name)], ignore_conflicts=True)
-    own_gates = rows.filter(limit=limit)
-    locked = own_gates.order_by("pk")
+    own_limiters = rows.filter(limit=limit)
+    locked = own_limiters.order_by("pk")
     if connection.features.has_select_for_update:
         locked = locked.select_for_update()
-    uncounted = [gate.pk for gate in locked if _must_count_running(gate, limit)]
+    uncounted = [limiter.pk for limiter in locked if _must_count_running(limiter, limit)]
     capacity = limit.allowance.capacity
-    own_gates.filter(rate=None).update(tokens=capacity, filled_at=Now())  # a new rate starts with a full bucket
-    own_gates.filter(tokens__gt=capacity).update(tokens=capacity)
-    own_gates.update(
+    own_limiters.filter(rate=None).update(tokens=capacity, filled_at=Now())  # a new rate starts with a full bucket
+    own_limiters.filter(tokens__gt=capacity).update(tokens=capacity)
+    own_limiters.update(
         concurrency=limit.concurrency,
         rate=limit.rate,
         per=limit.per,
@@ -233,22 +233,22 @@ def _save(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
         opens_at=None,
     )
     # Last, because the UPDATE above opens every limiter of a limit that is not paused.
-    own_gates.filter(pk__in=uncounted).update(is_paused=True)
+    own_limiters.filter(pk__in=uncounted).update(is_paused=True)
     return limit
 
 
-def _must_count_running(gate: Gate, limit: Limit) -> bool:
+def _must_count_running(limiter: Limiter, limit: Limit) -> bool:
     """Return whether a limiter must be closed until its running jobs are counted.
 
     It must if it did not count jobs before, or if it is closed for that reason already.
     """
-    return limit.concurrency is not None and (gate.concurrency is None or gate.is_paused)
+    return limit.concurrency is not None and (limiter.concurrency is None or limiter.is_paused)
 
 
 def _apply_to_jobs(limit: Limit, using: str) -> Limit:
     """Count the jobs that already run, and make blocked jobs ready for which there is room now."""
-    own_gates = Gate.objects.using(using).filter(limit=limit).order_by("pk").values_list("pk", "is_paused")
-    found = run(using, lambda _: list(own_gates), atomic=False)
+    own_limiters = Limiter.objects.using(using).filter(limit=limit).order_by("pk").values_list("pk", "is_paused")
+    found = run(using, lambda _: list(own_limiters), atomic=False)
     ids = [pk for pk, _ in found]
     if limit.concurrency is not None:
         limiters.count_running([pk for pk, is_closed in found if is_closed], using=using)
@@ -262,14 +262,14 @@ def read_usage(ids: Iterable[int], *, using: str) -> dict[int, tuple[int, dateti
 
     Sums over all limiters of a limit; limits without a limiter are left out.
     """
-    own_gates = Gate.objects.using(using).filter(limit__in=list(ids)).order_by().values_list("limit")
-    totals = own_gates.annotate(Sum("in_use"), Min("opens_at"))
+    own_limiters = Limiter.objects.using(using).filter(limit__in=list(ids)).order_by().values_list("limit")
+    totals = own_limiters.annotate(Sum("in_use"), Min("opens_at"))
     return run(using, lambda _: {pk: (in_use, opens_at) for pk, in_use, opens_at in totals}, atomic=False)
 
 
 def waiting(limit: Limit, *, using: str) -> int:
     """Count the jobs blocked by this limit, up to `MAX_COUNTED`."""
-    gate_ids = Gate.objects.using(using).filter(limit=limit).values("pk")
-    blocked = Job.objects.using(using).in_state(State.BLOCKED).filter(gate__in=gate_ids).order_by()
+    limiter_ids = Limiter.objects.using(using).filter(limit=limit).values("pk")
+    blocked = Job.objects.using(using).in_state(State.BLOCKED).filter(limiter__in=limiter_ids).order_by()
     # Bounded, so that the page of a limit with a long backlog stays fast.
     return run(using, lambda _: blocked[:MAX_COUNTED].count(), atomic=False)

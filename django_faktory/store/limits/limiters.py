@@ -1,7 +1,7 @@
 """Limiters: give claimed jobs their permits, and block the jobs for which a limit has no room. ADR 0016.
 
-A limiter is a row of `Gate`. Invariant at every commit: its `in_use` equals the number of jobs with its id in `passes`.
-Both change in one transaction, `in_use` by the number of rows that the transaction changed. `acquire_permits` and
+Invariant at every commit: the `in_use` of a `Limiter` equals the number of jobs with its id in `permits`. Both
+change in one transaction, `in_use` by the number of rows that the transaction changed. `acquire_permits` and
 `give_missing_permits` give permits; `release` returns them in the transaction that ends the run. Limiters are locked by
 id, after jobs and lock rows (ADR 0024).
 """
@@ -22,11 +22,10 @@ from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 
 from ...core.lifecycle import State
-from ...core.limits import Limiter, Scope, allocate_permits, family_of, format_permits, parse_permits
+from ...core.limits import LimiterState, Scope, allocate_permits, family_of, format_permits, parse_permits
 from ...core.logs import get_logger
 from ...core.payloads import Reservation
-from ...models import Gate as GateRow
-from ...models import Job, JobQuerySet, Limit
+from ...models import Job, JobQuerySet, Limit, Limiter
 from ..dialects import dialect_of
 from ..dialects.base import Dialect
 from ..locks import locks
@@ -63,10 +62,10 @@ def acquire_permits(
     Jobs that no limit concerns are returned too. The other jobs become blocked. Do not deliver a job before this is
     committed. A set of jobs takes one transaction of a few statements.
     """
-    wanted = [job for job in reservations if job.passes is not None]
+    wanted = [job for job in reservations if job.permits is not None]
     if not wanted:
         return list(reservations)
-    at_once = dialect_of(connections[using]).passes
+    at_once = dialect_of(connections[using]).acquire_permits
     # The dialect's single statement gives permits to all jobs or changes nothing; the slow path handles the second
     # case.
     passed = run(using, lambda connection: at_once(connection, wanted, now), atomic=False) if at_once else {}
@@ -79,19 +78,19 @@ def acquire_permits_in(
     connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], now: datetime | None
 ) -> list[Reservation]:
     """Give permits inside a transaction of `run_with_limiters`. A job that is blocked releases its lock."""
-    wanted = [job for job in reservations if job.passes is not None]
+    wanted = [job for job in reservations if job.permits is not None]
     if not wanted:
         return list(reservations)
-    at_once = dialect_of(connection).passes
+    at_once = dialect_of(connection).acquire_permits
     passed = (at_once(connection, wanted, now) if at_once else {}) or _acquire_permits(connection, wanted, now)
     return _with_permits(reservations, passed)
 
 
 def _with_permits(reservations: Sequence[Reservation], passed: Mapping[str, str | None]) -> list[Reservation]:
     return [
-        job if job.passes is None else msgspec.structs.replace(job, passes=passed[job.jid])
+        job if job.permits is None else msgspec.structs.replace(job, permits=passed[job.jid])
         for job in reservations
-        if job.passes is None or job.jid in passed
+        if job.permits is None or job.jid in passed
     ]
 
 
@@ -122,21 +121,23 @@ def _acquire_permits(
         clock = now or dialect.now(cursor)
         asked = [[found[name] for name in _names(job) if name in found] for job in mine.values()]
         refusals = dict(zip(mine, allocate_permits(asked, clock), strict=True))
-        passes = {
+        permits = {
             row_id: format_permits(held) for row_id, held in zip(mine, asked, strict=True) if refusals[row_id] is None
         }
-        sql.record_permits(cursor, passes)
-        refused = {row_id: gate for row_id, gate in refusals.items() if gate is not None}
+        sql.record_permits(cursor, permits)
+        refused = {row_id: limiter for row_id, limiter in refusals.items() if limiter is not None}
         if refused:
-            _block_refused(cursor, dialect, {row_id: (mine[row_id].queue, gate) for row_id, gate in refused.items()})
-        used = [gate for gate in found.values() if any(gate in held for held in asked)]
-        for gate in used:
+            _block_refused(
+                cursor, dialect, {row_id: (mine[row_id].queue, limiter) for row_id, limiter in refused.items()}
+            )
+        used = [limiter for limiter in found.values() if any(limiter in held for held in asked)]
+        for limiter in used:
             # Limiters without a rate use `filled_at` as the time of their last use, which `delete_idle` reads.
-            gate.filled_at = gate.filled_at if gate.has_rate else clock
+            limiter.filled_at = limiter.filled_at if limiter.has_rate else clock
         sql.save(cursor, used)
     # A job that a limiter blocks must not keep its key locked (ADR 0024).
     locks.release(connection, [mine[row_id] for row_id in refused])
-    return {mine[row_id].jid: text for row_id, text in passes.items()}
+    return {mine[row_id].jid: text for row_id, text in permits.items()}
 
 
 def _names(job: Reservation) -> list[tuple[str, str]]:
@@ -146,12 +147,12 @@ def _names(job: Reservation) -> list[tuple[str, str]]:
 
 def _lock_limiters(
     connection: BaseDatabaseWrapper, cursor: CursorWrapper, jobs: Iterable[Reservation]
-) -> dict[tuple[str, str], Limiter]:
+) -> dict[tuple[str, str], LimiterState]:
     """Return the limiters of these jobs, locked. Raises _MissingLimiters if a key has a limit and no limiter."""
     names = {name for job in jobs for name in _names(job)}
     if not names:
         return {}
-    found = {(gate.scope, gate.name): gate for gate in sql.by_name(cursor, dialect_of(connection), names)}
+    found = {(limiter.scope, limiter.name): limiter for limiter in sql.by_name(cursor, dialect_of(connection), names)}
     unknown = sorted(name for scope, name in names if scope == Scope.KEY and (scope, name) not in found)
     if unknown and _limits_of(unknown, connection.alias).exists():
         raise _MissingLimiters(unknown)
@@ -176,15 +177,15 @@ def make(keys: Sequence[str], *, using: str) -> None:
         known = {limit.name: limit for limit in limits}
         made = [(key, limit) for key in keys if (limit := known.get(key) or known.get(family_of(key))) is not None]
         rows = [build_limiter(limit, key) for key, limit in made]
-        GateRow.objects.using(using).bulk_create(rows, ignore_conflicts=True)
+        Limiter.objects.using(using).bulk_create(rows, ignore_conflicts=True)
 
     run(using, verb)
     # All closed limiters of these keys, including one that another process has inserted and not counted yet.
-    closed = GateRow.objects.using(using).filter(scope=Scope.KEY, name__in=list(keys), is_paused=True)
+    closed = Limiter.objects.using(using).filter(scope=Scope.KEY, name__in=list(keys), is_paused=True)
     count_running(run(using, lambda _: list(closed.values_list("pk", flat=True)), atomic=False), using=using)
 
 
-def build_limiter(limit: Limit, name: str) -> GateRow:
+def build_limiter(limit: Limit, name: str) -> Limiter:
     """Build a limiter of this limit without permits in use.
 
     It stays closed until `count_running` has counted the jobs that already run.
@@ -192,77 +193,78 @@ def build_limiter(limit: Limit, name: str) -> GateRow:
     numbers = {field: getattr(limit, field) for field in _NUMBERS}
     tokens = limit.allowance.capacity if limit.rate else 0.0
     is_paused = limit.paused_at is not None or limit.concurrency is not None
-    return GateRow(limit=limit, scope=limit.scope, name=name, is_paused=is_paused, tokens=tokens, **numbers)
+    return Limiter(limit=limit, scope=limit.scope, name=name, is_paused=is_paused, tokens=tokens, **numbers)
 
 
-def _block_refused(cursor: CursorWrapper, dialect: Dialect, refused: dict[int, tuple[str, Limiter]]) -> None:
+def _block_refused(cursor: CursorWrapper, dialect: Dialect, refused: dict[int, tuple[str, LimiterState]]) -> None:
     """Block the refused jobs and similar jobs at the heads of their queues.
 
     Jobs refused by the limit of a queue stay enqueued: claims skip the whole queue.
     """
     sql.undo_claims(
-        cursor, {row_id: None if gate.scope == Scope.QUEUE else gate.id for row_id, (_, gate) in refused.items()}
+        cursor,
+        {row_id: None if limiter.scope == Scope.QUEUE else limiter.id for row_id, (_, limiter) in refused.items()},
     )
-    closed = {gate.id: gate for _, gate in refused.values() if gate.scope != Scope.QUEUE}
+    closed = {limiter.id: limiter for _, limiter in refused.values() if limiter.scope != Scope.QUEUE}
     if not closed:
         return
     by_scope = {
-        scope: {gate.name: gate.id for gate in closed.values() if gate.scope == scope}
+        scope: {limiter.name: limiter.id for limiter in closed.values() if limiter.scope == scope}
         for scope in (Scope.TASK, Scope.KEY)
     }
-    for queue in sorted({queue for queue, gate in refused.values() if gate.scope != Scope.QUEUE}):
+    for queue in sorted({queue for queue, limiter in refused.values() if limiter.scope != Scope.QUEUE}):
         # Otherwise the next claims would take, and put back, the same kind of job again and again.
         sql.block_head(cursor, dialect, queue, tasks=by_scope[Scope.TASK], keys=by_scope[Scope.KEY])
-    for gate in closed.values():
-        gate.is_awaited = True
+    for limiter in closed.values():
+        limiter.is_awaited = True
 
 
-def release(connection: BaseDatabaseWrapper, passes: Iterable[str | None]) -> None:
+def release(connection: BaseDatabaseWrapper, permits: Iterable[str | None]) -> None:
     """Return permits inside the transaction that ended the runs, and make blocked jobs ready that now fit."""
-    counts = Counter(gate for text in passes for gate in parse_permits(text))
+    counts = Counter(limiter for text in permits for limiter in parse_permits(text))
     if not counts:
         return
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
         found = sql.by_id(cursor, dialect, counts)
         # Only buckets need the time; limits on concurrency alone save this statement.
-        clock = dialect.now(cursor) if any(gate.has_rate for gate in found) else None
+        clock = dialect.now(cursor) if any(limiter.has_rate for limiter in found) else None
         ready_queues: set[str] = set()
-        for gate in found:
-            was_full = gate.room < 1
-            gate.in_use = max(0, gate.in_use - counts[gate.id])
+        for limiter in found:
+            was_full = limiter.room < 1
+            limiter.in_use = max(0, limiter.in_use - counts[limiter.id])
             if clock is not None:
-                gate.fill(clock)
-            ready_queues |= _unblock_fitting(cursor, dialect, gate, clock, was_full=was_full)
+                limiter.fill(clock)
+            ready_queues |= _unblock_fitting(cursor, dialect, limiter, clock, was_full=was_full)
         sql.save(cursor, found)
     locks.notify_ready(connection, ready_queues)
 
 
 def _unblock_fitting(
-    cursor: CursorWrapper, dialect: Dialect, gate: Limiter, now: datetime | None, *, was_full: bool
+    cursor: CursorWrapper, dialect: Dialect, limiter: LimiterState, now: datetime | None, *, was_full: bool
 ) -> set[str]:
     """Make as many blocked jobs ready as a limiter has room for; return the queues that got work."""
-    if gate.scope == Scope.QUEUE:
+    if limiter.scope == Scope.QUEUE:
         # Jobs of a queue with a closed limiter were never blocked, so the waiting FETCHes only need a notification.
-        return {gate.name} if was_full and gate.room else set()
-    if not gate.is_awaited:
+        return {limiter.name} if was_full and limiter.room else set()
+    if not limiter.is_awaited:
         return set()
     found: dict[str, int] = {}
-    if gate.room:
+    if limiter.room:
         # The room applies to each queue: a queue without workers must not keep the jobs of other queues blocked. Claims
         # check the limiter again, so no limit is exceeded (ADR 0016).
-        found, gate.is_awaited = sql.unblock_first(cursor, dialect, gate.id, min(gate.room, CHUNK))
-    if gate.is_awaited and now is not None and gate.opens_at is None:
-        if gate.room:
-            gate.wait_for_next(now, has_released=bool(found))
+        found, limiter.is_awaited = sql.unblock_first(cursor, dialect, limiter.id, min(limiter.room, CHUNK))
+    if limiter.is_awaited and now is not None and limiter.opens_at is None:
+        if limiter.room:
+            limiter.wait_for_next(now, has_released=bool(found))
         else:
-            gate.wait_for_tokens(now)
+            limiter.wait_for_tokens(now)
     return set(found)
 
 
 def find_due_limiters(*, using: str) -> list[int]:
     """Return the ids of at most `CHUNK` limiters that are due to make jobs ready."""
-    due = GateRow.objects.using(using).filter(opens_at__lte=Now()).order_by("id").values_list("pk", flat=True)
+    due = Limiter.objects.using(using).filter(opens_at__lte=Now()).order_by("id").values_list("pk", flat=True)
     return run(using, lambda _: list(due[:CHUNK]), atomic=False)
 
 
@@ -274,28 +276,28 @@ def unblock_due(*, using: str, now: datetime | None = None) -> set[str]:
 def unblock_if_room(ids: Sequence[int], *, using: str, now: datetime | None = None) -> set[str]:
     """Make jobs of these limiters ready if there is room, one transaction per limiter; return the queues."""
     queues: set[str] = set()
-    for gate_id in ids:
+    for limiter_id in ids:
         # One short transaction per limiter: a hot limiter's row is not locked while other limiters are handled.
-        queues |= run(using, lambda connection, gate_id=gate_id: _unblock_if_room(connection, gate_id, now))  # type: ignore[misc]
+        queues |= run(using, lambda connection, limiter_id=limiter_id: _unblock_if_room(connection, limiter_id, now))  # type: ignore[misc]
     return queues
 
 
-def _unblock_if_room(connection: BaseDatabaseWrapper, gate_id: int, now: datetime | None) -> set[str]:
+def _unblock_if_room(connection: BaseDatabaseWrapper, limiter_id: int, now: datetime | None) -> set[str]:
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
-        found = sql.by_id(cursor, dialect, [gate_id])
+        found = sql.by_id(cursor, dialect, [limiter_id])
         ready_queues: set[str] = set()
         clock = now or dialect.now(cursor)
-        for gate in found:
-            gate.fill(clock)
-            ready_queues |= _unblock_fitting(cursor, dialect, gate, clock, was_full=True)
+        for limiter in found:
+            limiter.fill(clock)
+            ready_queues |= _unblock_fitting(cursor, dialect, limiter, clock, was_full=True)
         sql.save(cursor, found)
     return ready_queues
 
 
 def promote_waiters_later(connection: BaseDatabaseWrapper, left: Iterable[int | None]) -> None:
     """After the commit, let these limiters make other jobs ready in place of jobs that left."""
-    ids = sorted({gate for gate in left if gate is not None})
+    ids = sorted({limiter for limiter in left if limiter is not None})
     if ids:
         alias = connection.alias
         transaction.on_commit(
@@ -308,8 +310,8 @@ def find_limiters_of(jobs: JobQuerySet) -> list[int]:
 
     Pass them to `promote_waiters_later` once the jobs are gone.
     """
-    ready = jobs.in_state(State.ENQUEUED).filter(gate__isnull=False)
-    return [gate for gate in ready.order_by().values_list("gate", flat=True).distinct() if gate is not None]
+    ready = jobs.in_state(State.ENQUEUED).filter(limiter__isnull=False)
+    return [limiter for limiter in ready.order_by().values_list("limiter", flat=True).distinct() if limiter is not None]
 
 
 def count_running(ids: Iterable[int], *, using: str) -> None:
@@ -332,32 +334,32 @@ def count_running(ids: Iterable[int], *, using: str) -> None:
 
 
 def _count_each(ids: Iterable[int], using: str) -> None:
-    for gate_id in ids:
-        give_missing_permits(gate_id, using=using)
-        run(using, lambda connection, pk=gate_id: _open(connection, pk))  # type: ignore[misc]
+    for limiter_id in ids:
+        give_missing_permits(limiter_id, using=using)
+        run(using, lambda connection, pk=limiter_id: _open(connection, pk))  # type: ignore[misc]
 
 
-def _open(connection: BaseDatabaseWrapper, gate_id: int) -> None:
+def _open(connection: BaseDatabaseWrapper, limiter_id: int) -> None:
     """Leave a counted limiter closed only if its limit is paused. Limits are locked before limiters."""
-    limits = Limit.objects.using(connection.alias).filter(gates=gate_id)
+    limits = Limit.objects.using(connection.alias).filter(limiters=limiter_id)
     if connection.features.has_select_for_update:
         limits = limits.select_for_update()
     for limit in limits:
-        GateRow.objects.using(connection.alias).filter(pk=gate_id).update(is_paused=limit.paused_at is not None)
+        Limiter.objects.using(connection.alias).filter(pk=limiter_id).update(is_paused=limit.paused_at is not None)
 
 
-def give_missing_permits(gate_id: int, *, using: str) -> int:
+def give_missing_permits(limiter_id: int, *, using: str) -> int:
     """Give permits of this limiter to running jobs that started before they needed one; return how many."""
     after, adopted = 0, 0
     while True:
-        last, count = run(using, lambda connection, after=after: _give_missing_permits(connection, gate_id, after))  # type: ignore[misc]
+        last, count = run(using, lambda connection, after=after: _give_missing_permits(connection, limiter_id, after))  # type: ignore[misc]
         adopted += count
         if last is None:
             return adopted
         after = last
 
 
-def _give_missing_permits(connection: BaseDatabaseWrapper, gate_id: int, after: int) -> tuple[int | None, int]:
+def _give_missing_permits(connection: BaseDatabaseWrapper, limiter_id: int, after: int) -> tuple[int | None, int]:
     """Run one step of `give_missing_permits`: at most `CHUNK` jobs with ids above `after`.
 
     Returns the last id, or None at the end, and the number of permits given.
@@ -365,8 +367,8 @@ def _give_missing_permits(connection: BaseDatabaseWrapper, gate_id: int, after: 
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
         # Jobs are locked before the limiter, as everywhere (ADR 0024).
-        rows = sql.lock_without_permit(cursor, dialect, gate_id, after, CHUNK)
-        found = sql.by_id(cursor, dialect, [gate_id])
+        rows = sql.lock_without_permit(cursor, dialect, limiter_id, after, CHUNK)
+        found = sql.by_id(cursor, dialect, [limiter_id])
         if not rows or not found or not found[0].needs_permit():
             return None, 0
         count = sql.give_permits(cursor, found[0].id, rows)
@@ -386,7 +388,7 @@ def sweep(*, using: str) -> int | None:
         with connection.cursor() as cursor:
             return list(sql.find_referenced_limiters(cursor))
 
-    rows = GateRow.objects.using(using)
+    rows = Limiter.objects.using(using)
     listed = list(run(using, lambda _: list(rows.select_related("limit")), atomic=False))
     stored = {row.pk: row for row in listed}
     at = run(using, find_referenced_limiters, atomic=False)
@@ -396,23 +398,23 @@ def sweep(*, using: str) -> int | None:
     count_running([row.pk for row in listed if row.is_paused and row.limit.paused_at is None], using=using)
     is_used = bool(at) or any(row.in_use or row.is_awaited for row in listed)
     repaired = _recount(stored, using)
-    for gate_id in at:
-        if gate_id not in stored:
+    for limiter_id in at:
+        if limiter_id not in stored:
             # The limit was deleted, and the process ended before it had unblocked the jobs.
-            repaired += bool(free(gate_id, using=using))
-        elif not stored[gate_id].is_awaited:
-            run(using, lambda _, pk=gate_id: rows.filter(pk=pk).update(is_awaited=True))  # type: ignore[misc]
-    unblock_if_room([gate_id for gate_id in at if gate_id in stored], using=using)
+            repaired += bool(free(limiter_id, using=using))
+        elif not stored[limiter_id].is_awaited:
+            run(using, lambda _, pk=limiter_id: rows.filter(pk=pk).update(is_awaited=True))  # type: ignore[misc]
+    unblock_if_room([limiter_id for limiter_id in at if limiter_id in stored], using=using)
     return repaired if is_used or repaired else None
 
 
-def free(gate_id: int, *, using: str) -> set[str]:
+def free(limiter_id: int, *, using: str) -> set[str]:
     """Make all jobs ready that are blocked by a deleted limiter; return their queues."""
     queues: set[str] = set()
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         with connection.cursor() as cursor:
-            count, found = sql.free(cursor, dialect_of(connection), gate_id, CHUNK)
+            count, found = sql.free(cursor, dialect_of(connection), limiter_id, CHUNK)
         queues.update(found)
         locks.notify_ready(connection, found)
         return count
@@ -422,7 +424,7 @@ def free(gate_id: int, *, using: str) -> set[str]:
     return queues
 
 
-def _recount(stored: Mapping[int, GateRow], using: str) -> int:
+def _recount(stored: Mapping[int, Limiter], using: str) -> int:
     """Give running jobs the permits they lack and correct wrong counters; return how many were wrong."""
 
     def look(connection: BaseDatabaseWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
@@ -432,13 +434,13 @@ def _recount(stored: Mapping[int, GateRow], using: str) -> int:
     by_name = {(row.scope, row.name): pk for pk, row in stored.items() if row.concurrency is not None}
     held = Counter[int]()
     lacking: set[int] = set()
-    for queue, jobtype, key, passes, count in run(using, look, atomic=False):
-        mine = parse_permits(passes)
+    for queue, jobtype, key, permits, count in run(using, look, atomic=False):
+        mine = parse_permits(permits)
         held.update(dict.fromkeys(mine, count))
         names = ((Scope.QUEUE, queue), (Scope.TASK, jobtype), (Scope.KEY, key or ""))
         lacking.update(pk for scope, name in names if (pk := by_name.get((str(scope), name))) and pk not in mine)
     # These limiters are left out of the comparison below, since `give_missing_permits` has just changed their counters.
-    adopted = sum(give_missing_permits(gate_id, using=using) for gate_id in sorted(lacking))
+    adopted = sum(give_missing_permits(limiter_id, using=using) for limiter_id in sorted(lacking))
     if adopted:
         logger.info("running jobs got permits of limits that were set meanwhile jobs=%d", adopted)
     return sum(
@@ -448,7 +450,7 @@ def _recount(stored: Mapping[int, GateRow], using: str) -> int:
     )
 
 
-def recount(connection: BaseDatabaseWrapper, gate_id: int) -> bool:
+def recount(connection: BaseDatabaseWrapper, limiter_id: int) -> bool:
     """Set the counter of a limiter to the number of jobs that hold its permits; return whether it was wrong.
 
     Call it inside a transaction. The result is exact: each transaction that changes permits locks the limiter before it
@@ -456,16 +458,19 @@ def recount(connection: BaseDatabaseWrapper, gate_id: int) -> bool:
     """
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
-        found = sql.by_id(cursor, dialect, [gate_id])
-        for gate in found:
-            count = sql.count_holders(cursor, gate.id)
-            if count != gate.in_use:
+        found = sql.by_id(cursor, dialect, [limiter_id])
+        for limiter in found:
+            count = sql.count_holders(cursor, limiter.id)
+            if count != limiter.in_use:
                 logger.warning(
-                    "a gate counted wrong, repaired gate=%s in_use=%d jobs=%d", gate.name, gate.in_use, count
+                    "wrong count of a limiter, repaired limiter=%s in_use=%d jobs=%d",
+                    limiter.name,
+                    limiter.in_use,
+                    count,
                 )
-                gate.in_use = count
+                limiter.in_use = count
                 locks.notify_ready(
-                    connection, _unblock_fitting(cursor, dialect, gate, dialect.now(cursor), was_full=True)
+                    connection, _unblock_fitting(cursor, dialect, limiter, dialect.now(cursor), was_full=True)
                 )
                 sql.save(cursor, found)
                 return True
@@ -478,20 +483,20 @@ def stranded(held_for_s: float, *, using: str) -> list[Reservation]:
     They were never delivered, so the caller releases them.
     """
     since = Now() - timedelta(seconds=held_for_s)
-    found = Job.objects.using(using).in_state(State.WORKING).filter(passes="", started_at__lt=since).order_by("id")
+    found = Job.objects.using(using).in_state(State.WORKING).filter(permits="", started_at__lt=since).order_by("id")
     rows = run(using, lambda _: list(found.values_list("jid", "queue", "wid", "attempt")[:CHUNK]), atomic=False)
     return [
-        Reservation(jid=jid, queue=queue, text="", wid=wid, attempt=attempt, passes="")
+        Reservation(jid=jid, queue=queue, text="", wid=wid, attempt=attempt, permits="")
         for jid, queue, wid, attempt in rows
     ]
 
 
 def delete_idle(*, using: str, idle_s: float = IDLE_S) -> int:
     """Delete limiters of keys that were idle for `idle_s` and have a full bucket; return how many."""
-    gates_ = GateRow.objects.using(using).filter(scope=Scope.KEY, in_use=0, is_awaited=False, opens_at=None)
+    limiters = Limiter.objects.using(using).filter(scope=Scope.KEY, in_use=0, is_awaited=False, opens_at=None)
     longest = timedelta(seconds=idle_s)
     # A limit with a longer period may not have refilled yet: making its limiter again would give a full bucket too
     # early.
-    idle = gates_.filter(filled_at__lt=Now() - longest).exclude(per__gt=idle_s).exclude(name=F("limit__name"))
+    idle = limiters.filter(filled_at__lt=Now() - longest).exclude(per__gt=idle_s).exclude(name=F("limit__name"))
     ids = run(using, lambda _: list(idle.values_list("pk", flat=True)[:CHUNK]), atomic=False)
-    return run(using, lambda _: gates_.filter(pk__in=ids).delete()[0], atomic=False, writes=True) if ids else 0
+    return run(using, lambda _: limiters.filter(pk__in=ids).delete()[0], atomic=False, writes=True) if ids else 0

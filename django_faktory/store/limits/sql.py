@@ -1,7 +1,6 @@
 """Statements of limiters (ADR 16): lock and write their rows, give permits, block and unblock jobs, a set at a time.
 
-The SQL is the same for all databases; only the clause that locks rows differs. In code a limiter is a gate, and a
-permit a pass.
+The SQL is the same for all databases; only the clause that locks rows differs.
 """
 
 from __future__ import annotations
@@ -12,40 +11,40 @@ from typing import Any
 
 from django.db.backends.utils import CursorWrapper
 
-from ...core.limits import Allowance, Limiter, parse_permits
-from ..dialects.base import GATE, JOB, Dialect, marks
+from ...core.limits import Allowance, LimiterState, parse_permits
+from ..dialects.base import JOB, LIMITER, Dialect, marks
 
 HEAD = 500
 """Jobs at the head of a queue that are examined together when a limiter is full."""
 
-_GATE = (
+_LIMITER = (
     "g.id, g.scope, g.name, g.concurrency, g.rate, g.per, g.burst, g.is_paused, g.in_use, g.tokens, g.filled_at,"
     " g.opens_at, g.is_awaited"
 )
 _WRITTEN = ("in_use", "tokens", "filled_at", "opens_at", "is_awaited")
-_IN_ORDER = "ORDER BY weight, enqueued_at, id"
+_IN_ORDER = "ORDER BY sort_priority, enqueued_at, id"
 
 
-def by_name(cursor: CursorWrapper, dialect: Dialect, names: Collection[tuple[str, str]]) -> list[Limiter]:
+def by_name(cursor: CursorWrapper, dialect: Dialect, names: Collection[tuple[str, str]]) -> list[LimiterState]:
     """Return the limiters of these scopes and names, locked in the order of their ids (ADR 24)."""
     wanted = sorted(names)
     pairs = ", ".join(["(%s, %s)"] * len(wanted))
     return _locked(cursor, dialect, f"(g.scope, g.name) IN ({pairs})", [value for pair in wanted for value in pair])
 
 
-def by_id(cursor: CursorWrapper, dialect: Dialect, ids: Collection[int]) -> list[Limiter]:
+def by_id(cursor: CursorWrapper, dialect: Dialect, ids: Collection[int]) -> list[LimiterState]:
     """Return the limiters with these ids, locked in the order of their ids."""
     return _locked(cursor, dialect, f"g.id IN ({marks(ids)})", sorted(ids)) if ids else []
 
 
-def _locked(cursor: CursorWrapper, dialect: Dialect, condition: str, values: Sequence[Any]) -> list[Limiter]:
-    cursor.execute(f"SELECT {_GATE} FROM {GATE} AS g WHERE {condition} ORDER BY g.id{dialect.plain_lock}", values)
-    return [_gate(row) for row in cursor.fetchall()]
+def _locked(cursor: CursorWrapper, dialect: Dialect, condition: str, values: Sequence[Any]) -> list[LimiterState]:
+    cursor.execute(f"SELECT {_LIMITER} FROM {LIMITER} AS g WHERE {condition} ORDER BY g.id{dialect.plain_lock}", values)
+    return [_limiter(row) for row in cursor.fetchall()]
 
 
-def _gate(row: Sequence[Any]) -> Limiter:
+def _limiter(row: Sequence[Any]) -> LimiterState:
     id_, scope, name, concurrency, rate, per, burst, is_paused, in_use, tokens, filled_at, opens_at, is_awaited = row
-    return Limiter(
+    return LimiterState(
         id=id_,
         scope=scope,
         name=name,
@@ -64,26 +63,28 @@ def _utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def save(cursor: CursorWrapper, gates: Sequence[Limiter]) -> None:
+def save(cursor: CursorWrapper, limiters: Sequence[LimiterState]) -> None:
     """Write the counts of limiters in one statement."""
-    if not gates:
+    if not limiters:
         return
     adapt = cursor.db.ops.adapt_datetimefield_value
-    rows = [(g.in_use, g.tokens, adapt(g.filled_at), adapt(g.opens_at), g.is_awaited) for g in gates]
+    rows = [(g.in_use, g.tokens, adapt(g.filled_at), adapt(g.opens_at), g.is_awaited) for g in limiters]
     # The usual case: a plain UPDATE, without CASE.
-    if len(gates) == 1:
+    if len(limiters) == 1:
         changes = ", ".join(f"{column} = %s" for column in _WRITTEN)
-        cursor.execute(f"UPDATE {GATE} SET {changes} WHERE id = %s", [*rows[0], gates[0].id])
+        cursor.execute(f"UPDATE {LIMITER} SET {changes} WHERE id = %s", [*rows[0], limiters[0].id])
         return
-    cases = " ".join(["WHEN %s THEN %s"] * len(gates))
+    cases = " ".join(["WHEN %s THEN %s"] * len(limiters))
     changes = ", ".join(f"{column} = CASE id {cases} ELSE {column} END" for column in _WRITTEN)
     values = [
         value
         for place in range(len(_WRITTEN))
-        for g, row in zip(gates, rows, strict=True)
+        for g, row in zip(limiters, rows, strict=True)
         for value in (g.id, row[place])
     ]
-    cursor.execute(f"UPDATE {GATE} SET {changes} WHERE id IN ({marks(gates)})", [*values, *(g.id for g in gates)])
+    cursor.execute(
+        f"UPDATE {LIMITER} SET {changes} WHERE id IN ({marks(limiters)})", [*values, *(g.id for g in limiters)]
+    )
 
 
 def lock_claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str]) -> dict[str, tuple[int, str, int]]:
@@ -93,33 +94,33 @@ def lock_claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str])
     in the last minute (ADR 6).
     """
     cursor.execute(
-        f"SELECT jid, id, wid, attempt, state, passes FROM {JOB} WHERE jid IN ({marks(jids)})"
+        f"SELECT jid, id, wid, attempt, state, permits FROM {JOB} WHERE jid IN ({marks(jids)})"
         f" ORDER BY id{dialect.plain_lock}",
         sorted(jids),
     )
     return {
         jid: (row_id, wid, attempt)
-        for jid, row_id, wid, attempt, state, passes in cursor.fetchall()
-        if state == "working" and passes == ""
+        for jid, row_id, wid, attempt, state, permits in cursor.fetchall()
+        if state == "working" and permits == ""
     }
 
 
-def record_permits(cursor: CursorWrapper, passes: Mapping[int, str | None]) -> None:
+def record_permits(cursor: CursorWrapper, permits: Mapping[int, str | None]) -> None:
     """Record the permits of these jobs, so that they may be delivered."""
     # A key that is unique until the start is released when the job has everything it needs, its lock included.
     starts = "unique_until_start AND (lock_key IS NULL OR lock_token IS NOT NULL)"
-    _set_each(cursor, "passes", passes, f"unique_key = CASE WHEN {starts} THEN NULL ELSE unique_key END")
+    _set_each(cursor, "permits", permits, f"unique_key = CASE WHEN {starts} THEN NULL ELSE unique_key END")
 
 
-def undo_claims(cursor: CursorWrapper, gates: Mapping[int, int | None]) -> None:
+def undo_claims(cursor: CursorWrapper, limiters: Mapping[int, int | None]) -> None:
     """Undo the claim of these jobs: block each at its limiter, or enqueue it again if that is None."""
     # The claim counted an attempt; the job never ran, so it is taken back too.
     undone = (
-        "attempt = attempt - 1, wid = '', started_at = NULL, reserved_until = NULL, passes = NULL, lock_token = NULL"
+        "attempt = attempt - 1, wid = '', started_at = NULL, reserved_until = NULL, permits = NULL, lock_token = NULL"
     )
-    parked = {row_id: gate for row_id, gate in gates.items() if gate is not None}
-    _set_each(cursor, "gate", parked, f"state = 'blocked', {undone}")
-    freed = [row_id for row_id, gate in gates.items() if gate is None]
+    parked = {row_id: limiter for row_id, limiter in limiters.items() if limiter is not None}
+    _set_each(cursor, "limiter", parked, f"state = 'blocked', {undone}")
+    freed = [row_id for row_id, limiter in limiters.items() if limiter is None]
     if freed:
         cursor.execute(f"UPDATE {JOB} SET state = 'enqueued', {undone} WHERE id IN ({marks(freed)})", freed)
 
@@ -145,13 +146,14 @@ def block_head(
     Jobs that their limiter has just unblocked are skipped, and so are rows that another transaction is claiming.
     """
     cursor.execute(
-        f"SELECT id, jobtype, limit_key, gate FROM {JOB} WHERE state = 'enqueued' AND queue = %s {_IN_ORDER} LIMIT %s",
+        f"SELECT id, jobtype, limit_key, limiter FROM {JOB}"
+        f" WHERE state = 'enqueued' AND queue = %s {_IN_ORDER} LIMIT %s",
         [queue, HEAD],
     )
     to_block = {
-        row_id: gate
+        row_id: limiter
         for row_id, jobtype, key, waits_at in cursor.fetchall()
-        if (gate := tasks.get(jobtype) or keys.get(key or "")) is not None and gate != waits_at
+        if (limiter := tasks.get(jobtype) or keys.get(key or "")) is not None and limiter != waits_at
     }
     if to_block:
         cursor.execute(
@@ -160,21 +162,21 @@ def block_head(
         )
         # Only rows to be blocked are locked, and not waited for: another transaction may be claiming them.
         to_block = {row_id: to_block[row_id] for (row_id,) in cursor.fetchall()}
-        _set_each(cursor, "gate", to_block, "state = 'blocked'")
+        _set_each(cursor, "limiter", to_block, "state = 'blocked'")
     return set(to_block.values())
 
 
-def unblock_first(cursor: CursorWrapper, dialect: Dialect, gate: int, room: int) -> tuple[dict[str, int], bool]:
+def unblock_first(cursor: CursorWrapper, dialect: Dialect, limiter: int, room: int) -> tuple[dict[str, int], bool]:
     """Make the first `room` jobs blocked at a limiter ready, in each queue.
 
     Returns how many became ready by queue, and whether more are blocked.
     """
     found: dict[str, int] = {}
     more = False
-    for queue in _queues(cursor, gate):
+    for queue in _queues(cursor, limiter):
         cursor.execute(
-            f"SELECT id, state FROM {JOB} WHERE gate = %s AND queue = %s {_IN_ORDER} LIMIT %s{dialect.skip_lock}",
-            [gate, queue, room + 1],
+            f"SELECT id, state FROM {JOB} WHERE limiter = %s AND queue = %s {_IN_ORDER} LIMIT %s{dialect.skip_lock}",
+            [limiter, queue, room + 1],
         )
         rows = cursor.fetchall()
         # Jobs that were unblocked earlier and are not claimed yet still count: each takes one of the free permits.
@@ -186,11 +188,13 @@ def unblock_first(cursor: CursorWrapper, dialect: Dialect, gate: int, room: int)
     return found, more
 
 
-def _queues(cursor: CursorWrapper, gate: int) -> Iterator[str]:
+def _queues(cursor: CursorWrapper, limiter: int) -> Iterator[str]:
     """Yield the queues of the jobs at a limiter; each step is one index lookup."""
     queue = ""
     while True:
-        cursor.execute(f"SELECT queue FROM {JOB} WHERE gate = %s AND queue > %s ORDER BY queue LIMIT 1", [gate, queue])
+        cursor.execute(
+            f"SELECT queue FROM {JOB} WHERE limiter = %s AND queue > %s ORDER BY queue LIMIT 1", [limiter, queue]
+        )
         row = cursor.fetchone()
         if row is None:
             return
@@ -201,34 +205,34 @@ def _queues(cursor: CursorWrapper, gate: int) -> Iterator[str]:
 def find_referenced_limiters(cursor: CursorWrapper) -> Iterator[int]:
     """Yield the limiters that jobs refer to; each step is one index lookup."""
     # SELECT DISTINCT would read the whole index; there are few limiters, and any number of jobs at each.
-    gate = 0
+    limiter = 0
     while True:
-        cursor.execute(f"SELECT gate FROM {JOB} WHERE gate > %s ORDER BY gate LIMIT 1", [gate])
+        cursor.execute(f"SELECT limiter FROM {JOB} WHERE limiter > %s ORDER BY limiter LIMIT 1", [limiter])
         row = cursor.fetchone()
         if row is None:
             return
-        gate = row[0]
-        yield gate
+        limiter = row[0]
+        yield limiter
 
 
-def free(cursor: CursorWrapper, dialect: Dialect, gate: int, limit: int) -> tuple[int, set[str]]:
+def free(cursor: CursorWrapper, dialect: Dialect, limiter: int, limit: int) -> tuple[int, set[str]]:
     """Unblock jobs of a deleted limiter, at most `limit`; return their number and their queues."""
-    cursor.execute(f"SELECT id, queue FROM {JOB} WHERE gate = %s LIMIT %s{dialect.skip_lock}", [gate, limit])
+    cursor.execute(f"SELECT id, queue FROM {JOB} WHERE limiter = %s LIMIT %s{dialect.skip_lock}", [limiter, limit])
     rows = cursor.fetchall()
     if rows:
         ids = [row_id for row_id, _ in rows]
         cursor.execute(
-            f"UPDATE {JOB} SET state = 'enqueued', gate = NULL WHERE id IN ({marks(ids)})"
+            f"UPDATE {JOB} SET state = 'enqueued', limiter = NULL WHERE id IN ({marks(ids)})"
             " AND state IN ('blocked', 'enqueued')",
             ids,
         )
     return len(rows), {queue for _, queue in rows}
 
 
-def count_holders(cursor: CursorWrapper, gate: int) -> int:
+def count_holders(cursor: CursorWrapper, limiter: int) -> int:
     """Return how many running jobs hold a permit of this limiter."""
     # Commas on both sides let LIKE match an id only as a whole.
-    cursor.execute(f"SELECT COUNT(*) FROM {JOB} WHERE state = 'working' AND passes LIKE %s", [f"%,{gate},%"])
+    cursor.execute(f"SELECT COUNT(*) FROM {JOB} WHERE state = 'working' AND permits LIKE %s", [f"%,{limiter},%"])
     count: int = cursor.fetchone()[0]
     return count
 
@@ -236,9 +240,9 @@ def count_holders(cursor: CursorWrapper, gate: int) -> int:
 def count_running_jobs(cursor: CursorWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
     """Count the running jobs that need no further permit, by queue, jobtype, limit key and permits."""
     cursor.execute(
-        # Empty `passes` mark a claimed job that has yet to acquire its permits; NULL marks one that no limit concerned.
-        f"SELECT queue, jobtype, limit_key, passes, COUNT(*) FROM {JOB}"
-        " WHERE state = 'working' AND (passes IS NULL OR passes <> '') GROUP BY queue, jobtype, limit_key, passes"
+        # Empty `permits` mark a claimed job that has yet to acquire them; NULL marks one that no limit concerned.
+        f"SELECT queue, jobtype, limit_key, permits, COUNT(*) FROM {JOB}"
+        " WHERE state = 'working' AND (permits IS NULL OR permits <> '') GROUP BY queue, jobtype, limit_key, permits"
     )
     found: list[tuple[str, str, str | None, str | None, int]] = cursor.fetchall()
     return found
@@ -248,44 +252,44 @@ _OF_SCOPE = {"queue": "queue", "task": "jobtype", "key": "limit_key"}
 
 
 def lock_without_permit(
-    cursor: CursorWrapper, dialect: Dialect, gate: int, after: int, limit: int
+    cursor: CursorWrapper, dialect: Dialect, limiter: int, after: int, limit: int
 ) -> list[tuple[int, str | None]]:
     """Return id and permits of running jobs that this limiter applies to and that hold none of its permits.
 
     Their rows are locked by id, before the limiter's. Jobs that are about to acquire their permits are included: the
     lock waits for such a transaction to end.
     """
-    cursor.execute(f"SELECT scope, name FROM {GATE} WHERE id = %s", [gate])
+    cursor.execute(f"SELECT scope, name FROM {LIMITER} WHERE id = %s", [limiter])
     row = cursor.fetchone()
     if row is None:
         return []
     scope, name = row
     cursor.execute(
-        f"SELECT id, passes FROM {JOB} WHERE state = 'working' AND {_OF_SCOPE[scope]} = %s AND id > %s"
-        f" AND (passes IS NULL OR passes NOT LIKE %s) ORDER BY id LIMIT %s{dialect.plain_lock}",
-        [name, after, f"%,{gate},%", limit],
+        f"SELECT id, permits FROM {JOB} WHERE state = 'working' AND {_OF_SCOPE[scope]} = %s AND id > %s"
+        f" AND (permits IS NULL OR permits NOT LIKE %s) ORDER BY id LIMIT %s{dialect.plain_lock}",
+        [name, after, f"%,{limiter},%", limit],
     )
     rows: list[tuple[int, str | None]] = cursor.fetchall()
     return rows
 
 
-def give_permits(cursor: CursorWrapper, gate: int, rows: Sequence[tuple[int, str | None]]) -> int:
+def give_permits(cursor: CursorWrapper, limiter: int, rows: Sequence[tuple[int, str | None]]) -> int:
     """Give permits of a limiter to these locked jobs, except to jobs that have yet to acquire theirs; return the number
     given.
 
-    Ids of deleted limiters are dropped from `passes`: a job holds permits of at most three, which fit into the column.
+    Ids of deleted limiters are dropped from `permits`: a job holds permits of at most three, which fit into the column.
     """
-    held = {row_id: parse_permits(passes) for row_id, passes in rows if passes != ""}
+    held = {row_id: parse_permits(permits) for row_id, permits in rows if permits != ""}
     if not held:
         return 0
-    known = sorted({one for passes in held.values() for one in passes})
+    known = sorted({one for permits in held.values() for one in permits})
     existing_ids: set[int] = set()
     if known:
-        cursor.execute(f"SELECT id FROM {GATE} WHERE id IN ({marks(known)})", known)
+        cursor.execute(f"SELECT id FROM {LIMITER} WHERE id IN ({marks(known)})", known)
         existing_ids = {row_id for (row_id,) in cursor.fetchall()}
     texts = {
-        row_id: f",{','.join(str(one) for one in (*passes, gate) if one in existing_ids or one == gate)},"
-        for row_id, passes in held.items()
+        row_id: f",{','.join(str(one) for one in (*permits, limiter) if one in existing_ids or one == limiter)},"
+        for row_id, permits in held.items()
     }
-    _set_each(cursor, "passes", texts, "gate = NULL")
+    _set_each(cursor, "permits", texts, "limiter = NULL")
     return len(texts)

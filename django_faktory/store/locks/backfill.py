@@ -72,7 +72,7 @@ def _give_keys(
     found = jobs.filter(pk__in=ids) if queues is None else jobs.filter(pk__in=ids, queue__in=queues)
     ids_by_key: dict[str, list[int]] = defaultdict(list)
     # Waiting for a claim's transaction would gain nothing: the claimed job already runs without a key.
-    for row in skip_locked(found.order_by("pk").only("jid", "jobtype", "queue", "weight", "payload")):
+    for row in skip_locked(found.order_by("pk").only("jid", "jobtype", "queue", "sort_priority", "payload")):
         if key := _key_of(row, add_key):
             ids_by_key[key].append(row.pk)
     for key, some in ids_by_key.items():

@@ -57,12 +57,12 @@ on_ready: list[Callable[[str, set[str]], None]] = []
 
 _STUCK_KEYS_SQL = f"""
 SELECT DISTINCT waiting.lock_key FROM {JOB} AS waiting
-WHERE waiting.lock_key IN ({{keys}}) AND waiting.state = 'blocked' AND waiting.gate IS NULL
+WHERE waiting.lock_key IN ({{keys}}) AND waiting.state = 'blocked' AND waiting.limiter IS NULL
   AND NOT EXISTS (SELECT 1 FROM {LOCK} AS held WHERE held.lock_key = waiting.lock_key AND NOT held.is_lapsed)
   AND NOT EXISTS (SELECT 1 FROM {JOB} AS ready WHERE ready.lock_key = waiting.lock_key AND ready.state = 'enqueued'
-    AND ready.queue = waiting.queue AND ready.weight = waiting.weight)
+    AND ready.queue = waiting.queue AND ready.sort_priority = waiting.sort_priority)
   AND NOT EXISTS (SELECT 1 FROM {JOB} AS first WHERE first.lock_key = waiting.lock_key AND first.state = 'blocked'
-    AND first.gate IS NOT NULL AND first.queue = waiting.queue AND first.weight = waiting.weight)"""
+    AND first.limiter IS NOT NULL AND first.queue = waiting.queue AND first.sort_priority = waiting.sort_priority)"""
 
 
 def acquire_locks(
@@ -102,7 +102,7 @@ def _acquire_locks(
         rows = rows.select_for_update()
     # Rows are compared with the claims after they are locked: a job can be taken from its worker between the claim and
     # this statement.
-    stored = {row.jid: row for row in rows.only("jid", "state", "wid", "attempt", "lock_token", "passes")}
+    stored = {row.jid: row for row in rows.only("jid", "state", "wid", "attempt", "lock_token", "permits")}
     mine = [job for job in reservations if job.jid in stored and _awaits_lock(stored[job.jid], job)]
     first: dict[str, Reservation] = {}
     for job in mine:
@@ -114,11 +114,11 @@ def _acquire_locks(
     for jid, token in tokens.items():
         row = stored[jid]
         # A job that also needs permits has not started yet: its unique key is freed when it has them.
-        begins = {"unique_key": _UNIQUE_KEY_AFTER_START} if row.passes is None else {}
+        begins = {"unique_key": _UNIQUE_KEY_AFTER_START} if row.permits is None else {}
         jobs.filter(pk=row.pk).update(lock_token=token, **begins)
     if lost := [stored[job.jid].pk for job in mine if job.jid not in tokens]:
         jobs.filter(pk__in=lost).update(
-            state=State.BLOCKED, attempt=F("attempt") - 1, wid="", started_at=None, reserved_until=None, passes=None
+            state=State.BLOCKED, attempt=F("attempt") - 1, wid="", started_at=None, reserved_until=None, permits=None
         )
     _block_siblings(connection, [job.lock_key for job in mine if job.lock_key and job.jid in tokens])
     return tokens
@@ -166,7 +166,7 @@ def _block_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> Non
         ready = ready.select_for_update(skip_locked=True)
     ids = list(ready.values_list("pk", flat=True)[:CHUNK])
     if ids:
-        jobs.filter(pk__in=ids).update(state=State.BLOCKED, gate=None)
+        jobs.filter(pk__in=ids).update(state=State.BLOCKED, limiter=None)
 
 
 def release(connection: BaseDatabaseWrapper, jobs: Iterable[Job | Reservation]) -> None:
@@ -213,15 +213,19 @@ def block_if_locked(connection: BaseDatabaseWrapper, ids: Sequence[int]) -> None
         jobs.in_state(State.ENQUEUED)
         .filter(pk__in=ids, lock_key__isnull=False)
         # In claim order, so that the first job of each queue and priority stays ready.
-        .order_by("weight", "enqueued_at", "id")
-        .values_list("pk", "lock_key", "queue", "weight")
+        .order_by("sort_priority", "enqueued_at", "id")
+        .values_list("pk", "lock_key", "queue", "sort_priority")
     )
     if not arrivals:
         return
     lock_queue = LockQueue(connection, {key for _, key, _, _ in arrivals if key}, excluding=ids)
-    to_block = [pk for pk, key, queue, weight in arrivals if not lock_queue.try_add_ready(key or "", queue, weight)]
+    to_block = [
+        pk
+        for pk, key, queue, sort_priority in arrivals
+        if not lock_queue.try_add_ready(key or "", queue, sort_priority)
+    ]
     if to_block:
-        jobs.in_state(State.ENQUEUED).filter(pk__in=to_block).update(state=State.BLOCKED, gate=None)
+        jobs.in_state(State.ENQUEUED).filter(pk__in=to_block).update(state=State.BLOCKED, limiter=None)
         # The holder may have released the key after `LockQueue` read it, without seeing these uncommitted jobs.
         promote_waiters_later(connection, lock_queue.keys)
 
@@ -241,14 +245,16 @@ class LockQueue:
         if self.keys:
             with connection.cursor() as cursor:
                 ready = dialect_of(connection).find_ready(cursor, self.keys)
-            self._ready = {(key, queue, weight) for row_id, key, queue, weight in ready if row_id not in gone}
+            self._ready = {
+                (key, queue, sort_priority) for row_id, key, queue, sort_priority in ready if row_id not in gone
+            }
 
-    def try_add_ready(self, key: str, queue: str, weight: int) -> bool:
+    def try_add_ready(self, key: str, queue: str, sort_priority: int) -> bool:
         """Return whether a job that is added now is ready, and record it as such.
 
         It is ready if no job holds the key and it is the first of its queue and priority.
         """
-        place = key, queue, weight
+        place = key, queue, sort_priority
         if key in self._held or place in self._ready:
             return False
         self._ready.add(place)
@@ -303,7 +309,7 @@ def keys_of(jobs: JobQuerySet) -> list[str]:
     Call `promote_waiters` for them once the jobs are gone: a job in either condition keeps the next job of its key
     blocked.
     """
-    keeps_others = Q(state=str(State.ENQUEUED)) | Q(state=str(State.BLOCKED), gate__isnull=False)
+    keeps_others = Q(state=str(State.ENQUEUED)) | Q(state=str(State.BLOCKED), limiter__isnull=False)
     found = jobs.filter(keeps_others, lock_key__isnull=False)
     return [key for key in found.order_by().values_list("lock_key", flat=True).distinct() if key]
 
@@ -412,9 +418,9 @@ def sweep(
     """
     found: set[str] = set()
     for _ in range(portions):
-        rows, after = scan.portion(State.BLOCKED, ("lock_key", "gate"), using=using, after=after, size=SWEEP_PORTION)
+        rows, after = scan.portion(State.BLOCKED, ("lock_key", "limiter"), using=using, after=after, size=SWEEP_PORTION)
         # Jobs blocked by a limiter are left out: the limiter makes them ready.
-        found |= _find_stuck_keys({key for key, gate in rows if key and gate is None}, using)
+        found |= _find_stuck_keys({key for key, limiter in rows if key and limiter is None}, using)
         if after is None:
             break
     if found:

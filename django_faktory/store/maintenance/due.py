@@ -82,12 +82,12 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         ready = [job for job in rows if job.state == State.ENQUEUED]
         # A ready job keeps later jobs of its key and limiter blocked, so its expiry has to make another one ready.
         locks.promote_waiters_later(connection, {job.lock_key for job in ready if job.lock_key})
-        limiters.promote_waiters_later(connection, {job.gate for job in ready})
+        limiters.promote_waiters_later(connection, {job.limiter for job in ready})
         jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl is None]).delete()
         for ttl in {job.result_ttl for job in rows if job.result_ttl is not None}:
             jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl == ttl]).update(
                 state=State.EXPIRED,
-                gate=None,
+                limiter=None,
                 run_at=None,
                 unique_key=None,
                 finished_at=clock,
@@ -100,7 +100,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
     return run(using, verb)
 
 
-_OF_WAITING = ("state", "result_ttl", "lock_key", "gate")
+_OF_WAITING = ("state", "result_ttl", "lock_key", "limiter")
 
 
 def find_expired_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:

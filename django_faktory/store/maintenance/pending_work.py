@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
-from ...models import Gate, Job
+from ...models import Job, Limiter
 from ...models.cron import CronEntry
 from ..jobs.failures import reserved_jobs
 from ..locks.locks import held_locks
@@ -75,7 +75,7 @@ def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, .
     connection = connections[using]
     # Rows without a time are left out: SQLite and MariaDB sort NULL first, so it would be the head of the index.
     ticks = CronEntry.objects.using(using).filter(next_at__isnull=False)
-    opening = Gate.objects.using(using).filter(opens_at__isnull=False)
+    opening = Limiter.objects.using(using).filter(opens_at__isnull=False)
     due = [jobs.filter(run_at__isnull=False) for jobs in by_time(connection, using=using)]
     heads = [_first(ticks, "next_at", using), _first(opening, "opens_at", using)]
     heads += [_first(jobs, "run_at", using) for jobs in due]

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_faktory.core.histograms import Series
-from django_faktory.models import Gate, Limit
+from django_faktory.models import Limit, Limiter
 from django_faktory.store import queues
 from django_faktory.store.dialects import write_queue as module
 from django_faktory.store.dialects.write_queue import WriteQueue, queue_writers, write_queue
@@ -120,7 +120,7 @@ def test_a_statement_that_writes_has_the_queue_also_without_a_transaction(name, 
     WorkerFactory(wid="w1")
     histograms.add({("mail", "task"): Series()}, using="default", now=T0)
     limit = Limit.objects.create(scope="key", name="mail", concurrency=1)
-    Gate.objects.create(limit=limit, scope="key", name="mail:1", concurrency=1, filled_at=T0)
+    Limiter.objects.create(limit=limit, scope="key", name="mail:1", concurrency=1, filled_at=T0)
     owners = []
 
     def note(execute, sql, *rest):

@@ -141,7 +141,7 @@ def test_names_are_of_queues_remembered_and_of_queues_in_use():
 def test_latency_costs_a_look_for_each_priority_and_not_for_each_job(django_assert_max_num_queries):
     """W24: at most 7 statements, whatever the number of jobs."""
     JobFactory.create_batch(20, queue="q")
-    JobFactory(queue="q", weight=-25)
+    JobFactory(queue="q", sort_priority=-25)
     with django_assert_max_num_queries(7):
         queues.latency(["q"], using="default")
 

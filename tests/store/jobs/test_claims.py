@@ -279,7 +279,7 @@ def test_the_claim_walks_the_ready_index():
         cursor.execute("SET LOCAL enable_seqscan = off")
         cursor.execute(
             "EXPLAIN SELECT id FROM django_faktory_job WHERE state = 'enqueued' AND queue = 'q'"
-            " ORDER BY weight, enqueued_at, id LIMIT 5"
+            " ORDER BY sort_priority, enqueued_at, id LIMIT 5"
         )
         plan = "\n".join(row[0] for row in cursor.fetchall())
     assert "faktory_ready" in plan

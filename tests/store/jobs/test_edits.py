@@ -64,7 +64,7 @@ def test_what_is_not_changed_stays_digit_by_digit():
 
 
 def test_a_priority_that_was_not_changed_stays_finer_than_the_protocols():
-    job = job_in("dead", weight=-13)
+    job = job_in("dead", sort_priority=-13)
     assert changed(job.jid, queue="low").priority == 13
 
 

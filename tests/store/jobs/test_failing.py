@@ -81,7 +81,7 @@ def test_however_many_they_are_it_takes_two_messages(messages, count):
 @of_a_session
 @pytest.mark.usefixtures("straight")
 @pytest.mark.parametrize(
-    "traits", [{"bid": "b1"}, {"callback_of": "b1"}, {"lock_key": "k", "lock_token": 7}, {"passes": ""}, {"retry": 0}]
+    "traits", [{"bid": "b1"}, {"callback_of": "b1"}, {"lock_key": "k", "lock_token": 7}, {"permits": ""}, {"retry": 0}]
 )
 def test_what_concerns_others_too_is_committed_when_they_know(messages, traits):
     """This concerns a batch, and jobs that wait for a lock or a limiter. Includes a job that leaves no row behind."""
@@ -161,6 +161,6 @@ def test_columns_are_read_in_the_models_order():
     names = [field.attname for field in Job._meta.concrete_fields]
     assert [name for name in names if name in READ] == list(READ)
     assert set(names) - set(READ) == {
-        "weight", "payload", "reserve_for", "created_at", "result", "expires_at", "unique_expires_at",
-        "unique_until_start", "limit_key", "gate", "claim", "about", "interruptions",
+        "sort_priority", "payload", "reserve_for", "created_at", "result", "expires_at", "unique_expires_at",
+        "unique_until_start", "limit_key", "limiter", "claim", "about", "interruptions",
     }  # fmt: skip

@@ -12,7 +12,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.limits import Allowance
 from django_faktory.core.payloads import Ack, FetchRequest, Interruption, NewBatch, WorkerIdentity, failure
 from django_faktory.errors import ReservationLost
-from django_faktory.models import Batch, Gate, Job, JobLock, WorkerProcess
+from django_faktory.models import Batch, Job, JobLock, Limiter, WorkerProcess
 from django_faktory.operations.serializers import whole_job_of
 from django_faktory.store.jobs import cancellations
 from django_faktory.store.limits import definitions, limiters
@@ -70,8 +70,8 @@ def test_an_interrupted_job_is_enqueued_with_nothing_counted(node):
     job = node.fetch_one()
     assert node.interrupt(job) == [True]
     after = row(job)
-    assert (after.state, after.wid, after.enqueued_at, after.weight) == (
-        "enqueued", "", before.enqueued_at, before.weight,
+    assert (after.state, after.wid, after.enqueued_at, after.sort_priority) == (
+        "enqueued", "", before.enqueued_at, before.sort_priority,
     )  # fmt: skip
     assert (after.failures, after.losses, after.errtype, after.failure, after.attempts) == (0, 0, "", "", 0)
     assert after.interruptions == 1
@@ -183,9 +183,9 @@ def test_its_permits_go_back_in_the_same_transaction(node, scope, name):
     job = node.fetch_one()
     assert node.fetch() == []
     node.interrupt(job)
-    assert Gate.objects.get(name=name).in_use == 0
+    assert Limiter.objects.get(name=name).in_use == 0
     assert len(node.fetch(5, "w2")) == 1
-    assert Gate.objects.get(name=name).in_use == 1
+    assert Limiter.objects.get(name=name).in_use == 1
     assert not limiters.sweep(using="default")
 
 

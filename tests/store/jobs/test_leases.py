@@ -8,7 +8,7 @@ from django.db import connection, transaction
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Ack, Beat, Delivery, FetchRequest, Lease, Reservation
-from django_faktory.models import Gate, Job, JobLock, WorkerProcess
+from django_faktory.models import Job, JobLock, Limiter, WorkerProcess
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store.jobs import failures
 from tests.factories import T0, JobFactory, WorkerFactory, payload
@@ -190,10 +190,10 @@ class TestDelivery:
     def test_it_gives_back_its_lock_and_its_place(self, broker, clock):
         limit("queue", "default", 1)
         claimed(broker, Lease.DELIVERY, payload("a", custom={"lock": "key"}))
-        assert Job.objects.get().passes
+        assert Job.objects.get().permits
         assert failures.reap(using="default", now=at(DELIVERY_S + 1)) == 1
         assert not JobLock.objects.exists()
-        assert not Gate.objects.exclude(in_use=0).exists()
+        assert not Limiter.objects.exclude(in_use=0).exists()
         assert Job.objects.get().state == "enqueued"
 
     def test_a_late_confirmation_wins_where_nobody_took_the_job(self, broker, clock):

@@ -42,7 +42,7 @@ def rows():
         "jobtype",
         "queue",
         "state",
-        "weight",
+        "sort_priority",
         "payload",
         "retry",
         "reserve_for",

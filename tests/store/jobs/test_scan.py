@@ -26,7 +26,12 @@ def make(state, count, **fields):
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 @pytest.mark.parametrize("state", [*LIVE, *KEPT])
 def test_a_walk_visits_each_job_of_a_state_once(state, size):
-    ids = [pk for queue in ("a", "b") for weight in (-1, 0) for pk in make(state, 2, queue=queue, weight=weight)]
+    ids = [
+        pk
+        for queue in ("a", "b")
+        for sort_priority in (-1, 0)
+        for pk in make(state, 2, queue=queue, sort_priority=sort_priority)
+    ]
     for other in (*LIVE, *KEPT):
         if other != state:
             make(other, 1)
@@ -38,7 +43,7 @@ def test_a_walk_keeps_to_the_order_in_which_jobs_wait():
     later = make("enqueued", 1, queue="a", enqueued_at=T0 + timedelta(seconds=1))
     first, urgent, other = (
         make("enqueued", 2, queue="a"),
-        make("enqueued", 1, weight=-5, queue="a"),
+        make("enqueued", 1, sort_priority=-5, queue="a"),
         make("enqueued", 1),
     )
     rows = [row for rows in scan.portions(State.ENQUEUED, ("pk",), using=USING, size=2) for row in rows]

@@ -43,7 +43,7 @@ def expire(job):
     due.expire(using=USING, now=LATER)
 
 
-def park(job):
+def block(job):
     """Block the job: another job of its key is claimed, and holds the lock."""
     Job.objects.filter(pk=job.pk).update(lock_key="key")
     sibling = JobFactory(queue="elsewhere", lock_key="key")
@@ -64,7 +64,7 @@ def import_again(job):
 
 HAPPEN = {
     Event.PUSH: push,
-    Event.PARK: park,
+    Event.BLOCK: block,
     Event.READY: ready,
     Event.DUE: lambda job: due.enqueue_due(using=USING, now=LATER),
     Event.FETCH: fetch,

@@ -510,7 +510,7 @@ def test_the_sweep_goes_in_chunks():
 
 def test_a_thousand_expired_jobs_hold_up_none_behind_them():
     Job.objects.bulk_create(
-        Job(jid=f"row-{n:08d}", jobtype="t", queue="default", state="enqueued", payload="{}", weight=-100,
+        Job(jid=f"row-{n:08d}", jobtype="t", queue="default", state="enqueued", payload="{}", sort_priority=-100,
             enqueued_at=T0, expires_at=T0)
         for n in range(1000)
     )  # fmt: skip

@@ -8,7 +8,7 @@ from django.db import connections
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.limits import Allowance
 from django_faktory.core.payloads import Ack, FetchRequest, failure
-from django_faktory.models import Gate, Job
+from django_faktory.models import Job, Limiter
 from django_faktory.store.limits import definitions, limiters
 from tests.factories import payload
 
@@ -50,7 +50,7 @@ def limit(scope, name, value):
 
 
 def in_use(name):
-    return Gate.objects.get(name=name).in_use
+    return Limiter.objects.get(name=name).in_use
 
 
 def states(*names):

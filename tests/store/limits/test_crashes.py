@@ -8,7 +8,7 @@ from django.db import connection
 from django.db.models import F
 
 from django_faktory.core.payloads import FetchRequest, WorkerIdentity
-from django_faktory.models import Gate, Job
+from django_faktory.models import Job, Limiter
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.base import ClaimPlan, ClaimSlot
@@ -66,7 +66,7 @@ def test_a_crash_between_the_claim_and_the_gate_is_mended(node, caplog):
     Job.objects.update(started_at=F("started_at") - timedelta(minutes=1))
     with caplog.at_level(logging.WARNING):
         Maintenance("default").run_once()
-    assert "have not passed their gates" in caplog.text
+    assert "got no permits" in caplog.text
     assert states("a") == ["enqueued"]
     assert node.fetch(5) == ["a"]
 
@@ -77,10 +77,10 @@ def test_a_wrong_count_is_mended_and_told(node, caplog, wrong):
     node.push(*"abc")
     node.fetch(3)
     node.fetch(3)
-    Gate.objects.update(in_use=wrong)
+    Limiter.objects.update(in_use=wrong)
     with caplog.at_level(logging.WARNING):
         assert limiters.sweep(using="default") == 1
-    assert "counted wrong" in caplog.text
+    assert "wrong count" in caplog.text
     assert in_use("noop") == 2
     counts_are_true()
 
@@ -89,7 +89,7 @@ def test_jobs_at_a_gate_that_is_gone_are_let_go(node):
     limit("task", "noop", 1)
     node.push(*"abc")
     node.fetch(3)
-    Gate.objects.all().delete()
+    Limiter.objects.all().delete()
     limiters.sweep(using="default")
     assert blocked() == 0
 
@@ -98,7 +98,7 @@ def test_jobs_a_gate_forgot_are_let_go(node):
     limit("task", "noop", 1)
     node.push(*"abc")
     node.fetch(3)
-    Gate.objects.update(in_use=0, is_awaited=False)
+    Limiter.objects.update(in_use=0, is_awaited=False)
     Job.objects.filter(jid=jid("a")).delete()
     limiters.sweep(using="default")
     assert states("b") == ["enqueued"]
@@ -110,9 +110,9 @@ def test_gates_of_keys_that_nobody_uses_are_forgotten(node):
     node.push("b", custom={"limit": "customer:2"})
     node.fetch(2)
     node.ack("a")
-    Gate.objects.update(filled_at=F("filled_at") - timedelta(hours=2))
+    Limiter.objects.update(filled_at=F("filled_at") - timedelta(hours=2))
     assert limiters.delete_idle(using="default") == 1
-    assert [gate.name for gate in Gate.objects.all()] == ["customer:2"]
+    assert [limiter.name for limiter in Limiter.objects.all()] == ["customer:2"]
     node.ack("b")
     node.push("c", custom={"limit": "customer:1"})
     assert node.fetch() == ["c"]

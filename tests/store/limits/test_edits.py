@@ -3,7 +3,7 @@
 import pytest
 
 from django_faktory.core.limits import Allowance
-from django_faktory.models import Gate, Job, Limit
+from django_faktory.models import Job, Limit, Limiter
 from django_faktory.store.limits import definitions as limit_definitions
 from django_faktory.store.limits.definitions import LimitDefinition
 from django_faktory.tasks import limits as task_limits
@@ -56,7 +56,7 @@ def test_a_limit_taken_away_lets_all_go(node):
     limit_definitions.remove(one, using="default")
     assert node.fetch(5) == ["b", "c"]
     assert node.ack("a", "b", "c") == [True] * 3
-    assert not Gate.objects.exists()
+    assert not Limiter.objects.exists()
 
 
 def test_a_limit_of_a_kind_of_keys_reaches_all_keys_in_use(node):
@@ -176,4 +176,4 @@ def test_how_a_limit_is_used_is_told(node):
     node.fetch(2)
     assert limit_definitions.read_usage([one.pk], using="default") == {one.pk: (1, None)}
     assert limit_definitions.waiting(one, using="default") == 2
-    assert Job.objects.filter(gate__isnull=False).count() == 2
+    assert Job.objects.filter(limiter__isnull=False).count() == 2

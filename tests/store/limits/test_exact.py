@@ -12,7 +12,7 @@ from django.db.models import F
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.limits import parse_permits
 from django_faktory.core.payloads import Ack, FetchRequest
-from django_faktory.models import Gate, Job, JobLock
+from django_faktory.models import Job, JobLock, Limiter
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.base import ClaimPlan, ClaimSlot
 from django_faktory.store.jobs import acquire as acquiring
@@ -50,7 +50,7 @@ def test_a_job_that_ran_when_its_limit_was_set_gives_its_place_back(node, scope,
     held = node.reserve(2)
     limit(scope, name, 2)
     if scope == "key":
-        assert node.fetch() == [], "the gate of a key is made when it is first needed"
+        assert node.fetch() == [], "the limiter of a key is made when it is first needed"
     assert in_use(name) == 2
     assert node.fetch() == []
     if end == "release":
@@ -84,8 +84,8 @@ def test_more_than_thirty_changes_of_limits_fit_into_a_running_job(node):
     for _ in range(30):
         found = [limit(scope, name, 1) for scope, name in (("task", "noop"), ("queue", "default"), ("key", "mail"))]
         assert node.fetch() == []
-        held = parse_permits(Job.objects.get(jid=jid("a")).passes)
-        assert sorted(held) == sorted(Gate.objects.values_list("pk", flat=True))
+        held = parse_permits(Job.objects.get(jid=jid("a")).permits)
+        assert sorted(held) == sorted(Limiter.objects.values_list("pk", flat=True))
         for one in found:
             definitions.remove(one, using="default")
     assert node.ack("a") == [True]
@@ -144,8 +144,8 @@ def test_the_sweep_counts_a_job_whose_claim_was_slower_than_its_limit(node):
     limit("task", "noop", 2)
     node.push(*"abc")
     node.fetch(1)
-    Gate.objects.update(in_use=0)
-    Job.objects.filter(state="working").update(passes=None)
+    Limiter.objects.update(in_use=0)
+    Job.objects.filter(state="working").update(permits=None)
     limiters.sweep(using="default")
     assert in_use("noop") == 1
     assert len(node.fetch(5)) == 1
@@ -177,7 +177,7 @@ def test_a_job_that_its_gate_refuses_frees_its_lock_in_the_same_transaction(node
     assert states("b") == ["blocked"]
     assert not JobLock.objects.exists()
     assert Job.objects.get(jid=jid("b")).lock_token is None
-    assert node.fetch(queues=("other",)) == ["x"], "a job at a gate holds no key"
+    assert node.fetch(queues=("other",)) == ["x"], "a job at a limiter holds no key"
 
 
 def test_a_worker_given_up_between_claim_and_permits_gives_nothing_back_twice(node):
@@ -201,7 +201,7 @@ def test_a_job_parked_at_its_gate_that_goes_leaves_its_key_to_the_next_at_once(n
     node.push("a", jobtype="narrow", custom={"lock": "same"})
     node.push("b", custom={"lock": "same"})
     assert node.fetch(5) == []
-    assert Job.objects.get(jid=jid("a")).gate is not None
+    assert Job.objects.get(jid=jid("a")).limiter is not None
     getattr(transitions, change)([Job.objects.get(jid=jid("a")).pk], using="default")
     assert states("b") == ["enqueued"]
     assert node.fetch(5) == ["b"]
@@ -273,7 +273,7 @@ def test_with_locks_and_sweeps_and_two_nodes_no_limit_is_passed_and_nothing_is_r
             watched.begin(jids)
             if not found:
                 stop.wait(0.005)
-            running = Job.objects.filter(state="working", passes__gt="").count()
+            running = Job.objects.filter(state="working", permits__gt="").count()
             watched.end(jids)
             with watched.guard:
                 watched.most = max(watched.most, running)
@@ -289,7 +289,7 @@ def test_with_locks_and_sweeps_and_two_nodes_no_limit_is_passed_and_nothing_is_r
     assert watched.most <= PLACES
     assert watched.done > CLIENTS
     print(f"{watched.done} executions in {SECONDS:g} s, {watched.most} at once, {len(sweeps)} sweeps")  # noqa: T201  (pytest -s shows it)
-    assert [record.getMessage() for record in caplog.records if "counted wrong" in record.getMessage()] == []
+    assert [record.getMessage() for record in caplog.records if "wrong count" in record.getMessage()] == []
     counts_are_true()
 
 
@@ -297,7 +297,7 @@ def test_permits_are_not_counted_down_below_what_running_jobs_hold(node):
     limit("task", "noop", 3)
     node.push(*"abc")
     node.fetch(3)
-    Gate.objects.update(in_use=F("in_use"))
+    Limiter.objects.update(in_use=F("in_use"))
     node.ack("a", "a")
     assert in_use("noop") == 2
     counts_are_true()

@@ -8,7 +8,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_faktory.core.lifecycle import State
 from django_faktory.core.payloads import Ack, FetchRequest, failure
-from django_faktory.models import Gate, Job
+from django_faktory.models import Job, Limiter
 from django_faktory.store.jobs import claims, transitions
 from django_faktory.store.maintenance import due
 from tests.factories import payload
@@ -219,7 +219,7 @@ def test_fifty_workers_never_make_it_six(node):
             with guard:
                 inside.add(found[0].jid)
                 most.append(len(inside))
-            running = Job.objects.filter(state="working").exclude(passes="").count()
+            running = Job.objects.filter(state="working").exclude(permits="").count()
             with guard:
                 most.append(running)
                 inside.discard(found[0].jid)
@@ -268,8 +268,8 @@ def test_one_that_was_let_go_and_is_taken_away_makes_room_for_the_next(node, cha
     node.push("b", custom={"expires_in": 1e-6} if change == "expire" else {})
     node.push("c")
     assert node.fetch() == ["a"]
-    Job.objects.filter(jid=jid("b")).update(state="blocked", gate=Gate.objects.get().pk)
-    Gate.objects.update(is_awaited=True)
+    Job.objects.filter(jid=jid("b")).update(state="blocked", limiter=Limiter.objects.get().pk)
+    Limiter.objects.update(is_awaited=True)
     node.fetch()
     node.ack("a")
     assert states("b", "c") == ["enqueued", "blocked"]

@@ -1,4 +1,4 @@
-"""The PostgreSQL plans for parked jobs: they are found by their gate, and a claim reads none of them (ADR 0016)."""
+"""The PostgreSQL plans for parked jobs: they are found by their limiter, and a claim reads none of them (ADR 0016)."""
 
 import pytest
 from django.db import connection
@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-TRAITS = {"blocked": {"state": "blocked", "gate": 1}, "working": {"working": True, "passes": ",1,"}}
+TRAITS = {"blocked": {"state": "blocked", "limiter": 1}, "working": {"working": True, "permits": ",1,"}}
 
 
 def explained(sql, values):
@@ -34,7 +34,7 @@ def read(node):
 
 
 def test_a_claim_reads_no_parked_job():
-    Job.objects.bulk_create(JobFactory.many(3000, state="blocked", gate=1), batch_size=1000)
+    Job.objects.bulk_create(JobFactory.many(3000, state="blocked", limiter=1), batch_size=1000)
     free = JobFactory()
     assert ("Index Scan", "faktory_ready") in scans(plan(CLAIM, "'{default}', '{1}', 'w', 1, NULL, 1, NULL, 60"))
     sql = CLAIM.sql
@@ -65,18 +65,20 @@ def test_what_is_done_at_a_gate_looks_up_only_its_own_jobs(statement, values, st
     assert kinds <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "LockRows"}
 
 
+IN_ORDER = "ORDER BY sort_priority, enqueued_at, id"
+
+
 @pytest.mark.parametrize(
     ("sql", "values"),
     [
-        ("SELECT id, state FROM {} WHERE gate = %s AND queue = %s ORDER BY weight, enqueued_at, id LIMIT 3 FOR UPDATE",
-         [7, "default"]),
-        ("SELECT queue FROM {} WHERE gate = %s AND queue > %s ORDER BY queue LIMIT 1", [7, ""]),
-        ("SELECT gate FROM {} WHERE gate > %s ORDER BY gate LIMIT 1", [0]),
+        (f"SELECT id, state FROM {{}} WHERE limiter = %s AND queue = %s {IN_ORDER} LIMIT 3 FOR UPDATE", [7, "default"]),
+        ("SELECT queue FROM {} WHERE limiter = %s AND queue > %s ORDER BY queue LIMIT 1", [7, ""]),
+        ("SELECT limiter FROM {} WHERE limiter > %s ORDER BY limiter LIMIT 1", [0]),
     ],
-    ids=["let go", "next queue", "next gate"],
+    ids=["let go", "next queue", "next limiter"],
 )  # fmt: skip
 def test_a_release_reads_only_whom_it_lets_go(sql, values):
-    for gate in (7, 8):
-        Job.objects.bulk_create(JobFactory.many(2000, state="blocked", gate=gate), batch_size=1000)
+    for limiter in (7, 8):
+        Job.objects.bulk_create(JobFactory.many(2000, state="blocked", limiter=limiter), batch_size=1000)
     told = explained(sql.format(Job._meta.db_table), values)
     assert read(told) <= 6

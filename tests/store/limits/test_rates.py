@@ -7,7 +7,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_faktory.core.payloads import Ack
-from django_faktory.models import Gate, Job
+from django_faktory.models import Job, Limiter
 from django_faktory.store.limits import limiters
 from django_faktory.store.maintenance import pending_work
 from tests.factories import T0
@@ -27,7 +27,7 @@ def at(node):
 
 
 def full(name):
-    Gate.objects.filter(name=name).update(filled_at=T0)
+    Limiter.objects.filter(name=name).update(filled_at=T0)
 
 
 @pytest.mark.parametrize(("scope", "name"), [("task", "noop"), ("queue", "default"), ("key", "mail")])
@@ -52,7 +52,7 @@ def test_ten_seconds_let_a_hundred_a_second_start(node, at):
     started = 0
     for tick in range(101):
         now = at(tick * 0.1)
-        limiters.unblock_if_room([Gate.objects.get().pk], using="default", now=now)
+        limiters.unblock_if_room([Limiter.objects.get().pk], using="default", now=now)
         while found := node.reserve(500):
             started += len(found)
     assert 950 <= started <= 1050
@@ -84,7 +84,7 @@ def test_a_node_sleeps_until_the_next_set_and_no_longer(node, at):
     at(0)
     node.fetch(2)
     node.fetch(2)
-    [opens_at] = Gate.objects.values_list("opens_at", flat=True)
+    [opens_at] = Limiter.objects.values_list("opens_at", flat=True)
     assert opens_at == T0 + timedelta(seconds=1)
     assert pending_work.look(using="default", now=T0).opens_in_s == 1.0
 

@@ -46,7 +46,7 @@ def test_a_twin_waits_at_its_place_and_nothing_is_counted(node):
     assert one.fetch() == [jid("A")]
     assert one.fetch() == []
     after = Job.objects.get(jid=jid("A1"))
-    assert (after.enqueued_at, after.weight, after.attempt, after.failures) == (before.enqueued_at, 0, 0, 0)
+    assert (after.enqueued_at, after.sort_priority, after.attempt, after.failures) == (before.enqueued_at, 0, 0, 0)
     info = one.broker.info()
     assert info["total_processed"] == processed
     assert info["queues"]["default"] == 1, "it counts as enqueued"

@@ -28,7 +28,7 @@ from django_faktory.core.payloads import (
     rfc3339,
 )
 from django_faktory.errors import BatchClosed, FaktoryError
-from django_faktory.models import Batch, Counter, Gate, Job, JobLock, WorkerProcess
+from django_faktory.models import Batch, Counter, Job, JobLock, Limiter, WorkerProcess
 from django_faktory.store import queues, workers
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import failures, releases, transitions
@@ -48,8 +48,8 @@ QUEUES = ("wide", NARROW, "other")
 WIDS = ("w1", "w2")
 SENDERS = (*WIDS, "")
 JOB = (
-    "pk", "jid", "state", "queue", "weight", "attempt", "failures", "losses", "unique_key", "wid", "run_at",
-    "lock_key", "lock_token", "passes", "bid", "callback_of",
+    "pk", "jid", "state", "queue", "sort_priority", "attempt", "failures", "losses", "unique_key", "wid", "run_at",
+    "lock_key", "lock_token", "permits", "bid", "callback_of",
 )  # fmt: skip
 BATCH = (
     "bid", "total", "pending", "unrun", "failed", "complete_st", "success_st", "is_broken", "finished_at"
@@ -163,7 +163,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         row = Job.objects.get(jid=job.spec.jid)
         told = Reservation(
             jid=row.jid, queue=row.queue, text="", wid=row.wid, attempt=row.attempt, lock_key=row.lock_key,
-            lock_token=row.lock_token, passes=row.passes,
+            lock_token=row.lock_token, permits=row.permits,
         )  # fmt: skip
         assert releases.release([told], **USING) == 1
         self.model.give_back([row.jid])
@@ -324,7 +324,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
             transaction.set_rollback(True)
 
     def _move_on(self, delta):
-        for model in (Job, Batch, JobLock, Gate, WorkerProcess):
+        for model in (Job, Batch, JobLock, Limiter, WorkerProcess):
             moments = [field.name for field in model._meta.fields if isinstance(field, DateTimeField)]
             model.objects.update(**{name: F(name) - delta for name in moments})
 
@@ -347,8 +347,8 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         totals = Counter.objects.aggregate(Sum("processed"), Sum("failed"), Sum("late"))
         assert [total or 0 for total in totals.values()] == [self.model.processed, self.model.failed, self.model.late]
         self._locks_are_right(rows)
-        assert list(Gate.objects.values_list("in_use", flat=True)) == [self.model.passes()]
-        assert self.model.passes() <= plain.ROOM
+        assert list(Limiter.objects.values_list("in_use", flat=True)) == [self.model.permits()]
+        assert self.model.permits() <= plain.ROOM
 
     @invariant()
     def callbacks_obey_the_rules(self):
@@ -397,7 +397,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         places = {}
         for row in rows.values():
             if row.state in ("enqueued", "blocked") and row.lock_key:
-                places.setdefault((row.lock_key, row.queue, row.weight), []).append(row.state)
+                places.setdefault((row.lock_key, row.queue, row.sort_priority), []).append(row.state)
             assert row.state != "blocked" or row.lock_key, "who waits for no lock is not blocked"
         for (key, *_), states in places.items():
             assert key in live or "enqueued" in states, f"nobody is ready for {key}, and nobody holds it"
@@ -453,7 +453,7 @@ def _told_by(row):
     return (
         state, row.queue, row.attempt, row.failures, row.losses, row.unique_key is not None,
         row.wid if is_working else "", is_working and row.lock_token is not None,
-        row.passes is not None, row.bid or "", row.callback_of or "",
+        row.permits is not None, row.bid or "", row.callback_of or "",
     )  # fmt: skip
 
 

@@ -163,7 +163,7 @@ class Plain:
         found = []
         for queue in () if wid in self.quiet else dict.fromkeys(queues):
             for job in [] if queue in self.paused else self.waiting(queue):
-                if len(found) == count or (queue == NARROW and self.passes() >= ROOM):
+                if len(found) == count or (queue == NARROW and self.permits() >= ROOM):
                     break
                 if self._claim(job, wid):
                     found.append(job.spec.jid)
@@ -177,7 +177,7 @@ class Plain:
             key=lambda job: (-job.spec.priority, job.place[0], job.row),
         )
 
-    def passes(self):
+    def permits(self):
         """Return the number of permits in use in the narrow queue."""
         return sum(job.has_pass for job in self.jobs.values())
 

@@ -43,7 +43,7 @@ class PlainBatch:
     """Kinds of callbacks that are dead, or deleted without success."""
     is_closed: bool = False
     """True if its parent counts it as executed."""
-    has_told_broken: bool = False
+    has_reported_broken: bool = False
     over_at: int | None = None
     is_forgotten: bool = False
 
@@ -111,7 +111,7 @@ class PlainBatch:
         return has_changed
 
     def _changes(self, now, fire):
-        before = self.complete_st, self.success_st, self.is_closed, self.has_told_broken, self.over_at
+        before = self.complete_st, self.success_st, self.is_closed, self.has_reported_broken, self.over_at
         if self.reopened_until is not None:
             return False
         if self.is_committed:
@@ -125,11 +125,11 @@ class PlainBatch:
                     fire(self, "success")
         if self.is_committed or self.is_expired:
             self._tell(now)
-        return before != (self.complete_st, self.success_st, self.is_closed, self.has_told_broken, self.over_at)
+        return before != (self.complete_st, self.success_st, self.is_closed, self.has_reported_broken, self.over_at)
 
     def _tell(self, now):
-        if self.is_broken and not self.has_told_broken:
-            self.has_told_broken = True
+        if self.is_broken and not self.has_reported_broken:
+            self.has_reported_broken = True
             if self.parent:
                 self.parent.is_broken = True
         self.is_closed = self.is_closed or self._may_close()

@@ -26,9 +26,9 @@ SOUND = {
 }
 UNSOUND = [
     *((state, {field: None}) for state, fields in SOUND.items() for field in fields if field != "attempt"),
-    *((state, {"weight": weight}) for state in SOUND for weight in (-101, 101)),
-    *((state, {"gate": 1}) for state in SOUND if state not in ("enqueued", "blocked")),
-    *((state, {"passes": ""}) for state in SOUND if state != "working"),
+    *((state, {"sort_priority": sort_priority}) for state in SOUND for sort_priority in (-101, 101)),
+    *((state, {"limiter": 1}) for state in SOUND if state not in ("enqueued", "blocked")),
+    *((state, {"permits": ""}) for state in SOUND if state != "working"),
     ("working", {"attempt": 0}),
     ("unheard", ENDED | {"enqueued_at": T, "run_at": T}),
     ("Enqueued", {"enqueued_at": T}),
@@ -45,13 +45,13 @@ def test_there_is_a_sound_row_of_each_state():
 
 
 @pytest.mark.parametrize("state", SOUND)
-@pytest.mark.parametrize("more", [{}, {"weight": -100}, {"weight": 100}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"sort_priority": -100}, {"sort_priority": 100}], ids=str)
 def test_a_sound_row_is_stored(state, more):
     row(state, **SOUND[state] | more).save()
 
 
 @pytest.mark.parametrize(
-    ("state", "more"), [("enqueued", {"gate": 1}), ("blocked", {"gate": 1}), ("working", {"passes": "1"})]
+    ("state", "more"), [("enqueued", {"limiter": 1}), ("blocked", {"limiter": 1}), ("working", {"permits": "1"})]
 )
 def test_a_row_at_a_gate_or_behind_it_is_stored(state, more):
     row(state, **SOUND[state] | more).save()

@@ -26,7 +26,7 @@ def fill():
         QueueFactory(name=f"q{number}", paused_at=now if number == 3 else None)
     for queue, count in {"q0": 11, "q5": 2, "unlisted": 6}.items():
         Job.objects.bulk_create(JobFactory.many(count, queue=queue, enqueued_at=now - timedelta(seconds=count)))
-    JobFactory(queue="q0", enqueued_at=now - timedelta(hours=1), weight=5)
+    JobFactory(queue="q0", enqueued_at=now - timedelta(hours=1), sort_priority=5)
     Job.objects.bulk_create(JobFactory.many(9, queue="q5", blocked=True, enqueued_at=now - timedelta(seconds=40)))
     for state, count in {"scheduled": 8, "retries": 6, "working": 7, "dead": 13, "succeeded": 5}.items():
         Job.objects.bulk_create(JobFactory.many(count, **{state: True}))
@@ -127,7 +127,7 @@ def test_twenty_thousand_queues_cost_one_statement_and_a_row_for_each_queue():
 def test_a_thousand_names_are_one_statement_of_latency():
     now = timezone.now()
     Job.objects.bulk_create(JobFactory.many(20, queue="q7", enqueued_at=now - timedelta(seconds=30)))
-    JobFactory(queue="q7", weight=9, enqueued_at=now - timedelta(hours=1))
+    JobFactory(queue="q7", sort_priority=9, enqueued_at=now - timedelta(hours=1))
     JobFactory(queue="q8", blocked=True, enqueued_at=now - timedelta(minutes=10))
     names = [f"q{number}" for number in range(1000)]
     with CaptureQueriesContext(connection) as caught:

@@ -278,8 +278,8 @@ class PostgresqlDialect(Dialect):
             raise
         if not found:
             return None
-        [[(_, ended_at, passes)]] = found
-        return LastAckResult(ended_at, passes)
+        [[(_, ended_at, permits)]] = found
+        return LastAckResult(ended_at, permits)
 
     _relay = LockHandoff()
     _locked_at = float("-inf")
@@ -332,7 +332,7 @@ class PostgresqlDialect(Dialect):
         left -= ended.keys()
         return AckResult(ended, left, set(readied), skipped)
 
-    def passes(
+    def acquire_permits(
         self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], now: datetime | None
     ) -> dict[str, str | None]:
         """Acquire permits with one statement; returns {} unless it gets the permits of the whole set."""

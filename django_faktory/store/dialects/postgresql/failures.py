@@ -15,7 +15,7 @@ from .prepared import Call, Statement, unnest
 READ = (
     "id", "jid", "jobtype", "queue", "state", "retry", "backtrace", "result_ttl", "run_at", "enqueued_at", "started_at",
     "reserved_until", "finished_at", "purge_at", "wid", "attempt", "failures", "losses", "errtype", "failure",
-    "history", "unique_key", "lock_key", "lock_token", "passes", "bid", "callback_of", "has_run", "counts_failed",
+    "history", "unique_key", "lock_key", "lock_token", "permits", "bid", "callback_of", "has_run", "counts_failed",
     "cancel_requested_at",
 )  # fmt: skip
 """Columns in the order of the model's fields, as Django expects them, without large ones that failures do not use."""

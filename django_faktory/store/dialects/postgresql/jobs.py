@@ -15,8 +15,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ....core.payloads import Ack, JobPayload
 from ..base import (
     COUNTER,
-    GATE,
     JOB,
+    LIMITER,
     WORKER,
     ClaimPlan,
     ClaimSlot,
@@ -25,21 +25,22 @@ from ..base import (
     replaceable,
     unique_key_of,
 )
-from .limits import IS_GATED, withheld
+from .limits import IS_LIMITED, withheld
 from .prepared import Call, Statement, unnest
 from .rows import RETURNED
 
 _REPLACED = (
-    "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
-    "enqueued_at", "created_at", "failures", "losses", "interruptions", "errtype", "failure", "history", "result",
-    "wid",
-    "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
-    "unique_until_start", "lock_key", "lock_token", "limit_key", "gate", "passes",
+    "jobtype", "queue", "state", "sort_priority", "payload", "retry", "reserve_for", "backtrace", "result_ttl",
+    "run_at", "enqueued_at", "created_at", "failures", "losses", "interruptions", "errtype", "failure", "history",
+    "result", "wid", "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key",
+    "unique_expires_at", "unique_until_start", "lock_key", "lock_token", "limit_key", "limiter", "permits",
     "bid", "callback_of", "has_run", "counts_failed", "about",
 )  # fmt: skip
 
 
-_COLUMNS = "jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl, run_at, enqueued_at"
+_COLUMNS = (
+    "jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace, result_ttl, run_at, enqueued_at"
+)
 
 
 def _row(ready_at: str) -> str:
@@ -147,16 +148,16 @@ FEW = 8
 _READY = f"""
   SELECT id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
     AND (expires_at IS NULL OR expires_at > COALESCE($5, STATEMENT_TIMESTAMP()))
-  ORDER BY weight, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""
+  ORDER BY sort_priority, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""
 
 # Walks the queues in the given order and no further than the limit, so that exactly the claimed rows are locked. The
 # ids pass through an array, which is computed once. For a join the planner would estimate a tenth of the waiting jobs,
 # and read the whole table for each claim as soon as it knows that the table is large.
 _CLAIM = f"""
 UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
-  reserved_until = now + make_interval(secs => LEAST(GREATEST(reserve_for, $7), $8)), gate = NULL, claim = $6,
-  passes = CASE WHEN {IS_GATED} THEN '' END,
-  unique_key = CASE WHEN unique_until_start AND lock_key IS NULL AND NOT {IS_GATED} THEN NULL ELSE unique_key END
+  reserved_until = now + make_interval(secs => LEAST(GREATEST(reserve_for, $7), $8)), limiter = NULL, claim = $6,
+  permits = CASE WHEN {IS_LIMITED} THEN '' END,
+  unique_key = CASE WHEN unique_until_start AND lock_key IS NULL AND NOT {IS_LIMITED} THEN NULL ELSE unique_key END
 FROM {clock(5)} WHERE j.id = ANY (ARRAY(
   SELECT ready.id FROM {unnest(1, 2)} AS q (name, room)
   CROSS JOIN LATERAL ({_READY}) AS ready
@@ -164,7 +165,7 @@ FROM {clock(5)} WHERE j.id = ANY (ARRAY(
     AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
     AND $alone
   LIMIT (SELECT $4)))
-RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}"""
+RETURNING array_position($1, j.queue::text), j.sort_priority, j.id, {RETURNED}"""
 
 _CLAIM_TYPES = ["text[]", "int[]", "text", "int", "timestamptz", "bigint", "double precision", "double precision"]
 CLAIM = Statement("claim", _CLAIM_TYPES, _CLAIM.replace("AND $alone", ""))
@@ -204,7 +205,7 @@ asked AS MATERIALIZED (
   FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)),
 locked AS MATERIALIZED (
   SELECT id, jid, wid, attempt, result_ttl, state, queue, jobtype, started_at,
-    bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR passes IS NOT NULL AS is_apart
+    bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR permits IS NOT NULL AS is_apart
   FROM {JOB} WHERE id = ANY (ARRAY(
     SELECT id FROM asked
     UNION ALL SELECT (SELECT id FROM {JOB} WHERE jid = incoming.jid) FROM {unnest(5)} AS incoming (jid)))
@@ -243,7 +244,7 @@ END_LAST = Statement(
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
-  SELECT id, result_ttl, passes FROM {JOB}
+  SELECT id, result_ttl, permits FROM {JOB}
   WHERE jid = $2 AND state = (SELECT 'working')
     AND ($3 = '' OR wid = '' OR wid = $3) AND ($4 IS NULL OR attempt = $4)
     AND bid IS NULL AND callback_of IS NULL AND lock_token IS NULL
@@ -253,21 +254,21 @@ gone AS (
   RETURNING 1),
 kept AS (
   UPDATE {JOB} AS j SET state = 'succeeded', result = $5, finished_at = now, reserved_until = NULL,
-    unique_key = NULL, passes = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+    unique_key = NULL, permits = NULL, purge_at = now + make_interval(secs => j.result_ttl)
   FROM held, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL
   RETURNING 1),
-gates AS MATERIALIZED (
-  SELECT id FROM {GATE} WHERE id = ANY (ARRAY(
-    SELECT unnest(string_to_array(btrim(passes, ','), ','))::bigint FROM held WHERE passes <> ''))
+limiters AS MATERIALIZED (
+  SELECT id FROM {LIMITER} WHERE id = ANY (ARRAY(
+    SELECT unnest(string_to_array(btrim(permits, ','), ','))::bigint FROM held WHERE permits <> ''))
   ORDER BY id FOR UPDATE),
 freed AS (
-  UPDATE {GATE} SET in_use = GREATEST(in_use - 1, 0) WHERE id = ANY (ARRAY(SELECT id FROM gates)) RETURNING 1),
+  UPDATE {LIMITER} SET in_use = GREATEST(in_use - 1, 0) WHERE id = ANY (ARRAY(SELECT id FROM limiters)) RETURNING 1),
 counted AS (
   INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
   SELECT (now AT TIME ZONE 'UTC')::date, $6, 1, 0, 0 FROM clock WHERE (SELECT COUNT(*) FROM freed) >= 0
   ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + 1)
 SELECT (CASE WHEN EXISTS (SELECT FROM gone) OR EXISTS (SELECT FROM kept) THEN '1' ELSE '{NOT_HELD}' END)::int, now,
-  (SELECT passes FROM held)
+  (SELECT permits FROM held)
 FROM clock""",
     ages=True,
 )
@@ -277,7 +278,7 @@ KEEP = Statement(
     ["bigint[]", "text[]", "timestamptz"],
     f"""
 UPDATE {JOB} AS j SET state = 'succeeded', result = r.result, finished_at = $3, reserved_until = NULL,
-  unique_key = NULL, lock_token = NULL, passes = NULL, purge_at = $3 + make_interval(secs => j.result_ttl)
+  unique_key = NULL, lock_token = NULL, permits = NULL, purge_at = $3 + make_interval(secs => j.result_ttl)
 FROM {unnest(1, 2)} AS r (id, result) WHERE j.id = r.id""",
     gives_rows=False,
 )

@@ -1,16 +1,13 @@
-"""PostgreSQL's statements for limiters (ADR 16): which jobs need a permit, and how permits are acquired and released.
-
-In code a limiter is a gate, and a permit a pass.
-"""
+"""PostgreSQL's statements for limiters (ADR 16): which jobs need a permit, and how to acquire and release permits."""
 
 from __future__ import annotations
 
 from ....core.limits import SAVED_S
-from ..base import COUNTER, GATE, JOB, LIMIT, QUEUE
+from ..base import COUNTER, JOB, LIMIT, LIMITER, QUEUE
 from .prepared import Statement
 
 # Names of tasks and queues with limits: read once per claim, from a table that is nearly always empty or small.
-IS_GATED = f"""(j.limit_key IS NOT NULL
+IS_LIMITED = f"""(j.limit_key IS NOT NULL
   OR j.jobtype = ANY (ARRAY(SELECT name::text FROM {LIMIT} WHERE scope = 'task'))
   OR j.queue = ANY (ARRAY(SELECT name::text FROM {LIMIT} WHERE scope = 'queue')))"""
 
@@ -18,7 +15,7 @@ IS_GATED = f"""(j.limit_key IS NOT NULL
 def withheld(clock: int) -> str:
     """Return SQL for the array of queues that hand out nothing: paused, or with a full or closed limiter."""
     return f"""ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL
-    UNION ALL SELECT name::text FROM {GATE} WHERE scope = 'queue'
+    UNION ALL SELECT name::text FROM {LIMITER} WHERE scope = 'queue'
       AND (in_use >= concurrency OR opens_at > COALESCE(${clock}, STATEMENT_TIMESTAMP())))"""
 
 
@@ -33,45 +30,48 @@ claimed AS MATERIALIZED (
     AS c (jid text COLLATE "C", wid text COLLATE "C", attempt int, jobtype text COLLATE "C", queue text COLLATE "C",
       key text COLLATE "C")),
 locked AS MATERIALIZED (
-  SELECT id, wid, attempt FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM claimed)) AND passes = ''
+  SELECT id, wid, attempt FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM claimed)) AND permits = ''
   ORDER BY id FOR UPDATE),
 held AS MATERIALIZED (SELECT claimed.* FROM claimed JOIN locked USING (id, wid, attempt)),
-gates AS MATERIALIZED (
+limiters AS MATERIALIZED (
   SELECT id, scope, name, concurrency, rate, per, burst, is_paused, in_use, tokens, filled_at, opens_at
-  FROM {GATE} WHERE id = ANY (ARRAY(
-    SELECT g.id FROM held JOIN {GATE} AS g ON g.scope = 'task' AND g.name = held.jobtype
-    UNION SELECT g.id FROM held JOIN {GATE} AS g ON g.scope = 'queue' AND g.name = held.queue
-    UNION SELECT g.id FROM held JOIN {GATE} AS g ON g.scope = 'key' AND g.name = held.key))
+  FROM {LIMITER} WHERE id = ANY (ARRAY(
+    SELECT g.id FROM held JOIN {LIMITER} AS g ON g.scope = 'task' AND g.name = held.jobtype
+    UNION SELECT g.id FROM held JOIN {LIMITER} AS g ON g.scope = 'queue' AND g.name = held.queue
+    UNION SELECT g.id FROM held JOIN {LIMITER} AS g ON g.scope = 'key' AND g.name = held.key))
   ORDER BY id FOR UPDATE),
 asked AS MATERIALIZED (
-  SELECT held.id, gates.id AS gate, gates.concurrency IS NOT NULL AS gives_pass FROM held JOIN gates
-    ON gates.name = CASE gates.scope WHEN 'task' THEN held.jobtype WHEN 'queue' THEN held.queue ELSE held.key END),
+  SELECT held.id, limiters.id AS limiter, limiters.concurrency IS NOT NULL AS gives_permit
+  FROM held JOIN limiters ON limiters.name =
+    CASE limiters.scope WHEN 'task' THEN held.jobtype WHEN 'queue' THEN held.queue ELSE held.key END),
 filled AS MATERIALIZED (
-  SELECT gates.id, gates.concurrency, gates.in_use, gates.rate, need.jobs,
-    gates.is_paused OR gates.opens_at IS NOT NULL AS is_busy,
-    CASE WHEN gates.rate IS NULL THEN gates.tokens ELSE LEAST(
-      gates.tokens + GREATEST(EXTRACT(EPOCH FROM now - gates.filled_at)::float8, 0) * gates.rate / gates.per,
-      GREATEST(COALESCE(gates.burst, 1), CASE WHEN gates.burst IS NULL THEN {SAVED_S} * gates.rate / gates.per END,
-        gates.tokens)) END AS tokens
-  FROM gates JOIN (SELECT gate, COUNT(*) AS jobs FROM asked GROUP BY gate) AS need ON need.gate = gates.id, clock),
+  SELECT limiters.id, limiters.concurrency, limiters.in_use, limiters.rate, need.jobs,
+    limiters.is_paused OR limiters.opens_at IS NOT NULL AS is_busy,
+    CASE WHEN limiters.rate IS NULL THEN limiters.tokens ELSE LEAST(
+      limiters.tokens + GREATEST(EXTRACT(EPOCH FROM now - limiters.filled_at)::float8, 0)
+        * limiters.rate / limiters.per,
+      GREATEST(COALESCE(limiters.burst, 1), limiters.tokens,
+        CASE WHEN limiters.burst IS NULL THEN {SAVED_S} * limiters.rate / limiters.per END)) END AS tokens
+  FROM limiters JOIN (SELECT limiter, COUNT(*) AS jobs FROM asked GROUP BY limiter) AS need
+    ON need.limiter = limiters.id, clock),
 fits AS MATERIALIZED (
   SELECT $3 AND NOT EXISTS (SELECT 1 FROM filled WHERE is_busy OR in_use + jobs > concurrency
       OR (rate IS NOT NULL AND tokens < jobs))
     AND NOT EXISTS (SELECT 1 FROM held WHERE key IS NOT NULL
-      AND NOT EXISTS (SELECT 1 FROM gates WHERE scope = 'key' AND name = held.key)) AS all_of_them),
+      AND NOT EXISTS (SELECT 1 FROM limiters WHERE scope = 'key' AND name = held.key)) AS all_of_them),
 passed AS (
   UPDATE {JOB} AS j SET unique_key = CASE WHEN j.unique_until_start AND (j.lock_key IS NULL OR j.lock_token IS NOT NULL)
       THEN NULL ELSE j.unique_key END,
-    passes = (SELECT ',' || string_agg(gate::text, ',' ORDER BY gate) || ',' FROM asked
-      WHERE asked.id = j.id AND gives_pass)
+    permits = (SELECT ',' || string_agg(limiter::text, ',' ORDER BY limiter) || ',' FROM asked
+      WHERE asked.id = j.id AND gives_permit)
   WHERE j.id = ANY (ARRAY(SELECT id FROM held WHERE (SELECT all_of_them FROM fits)))
-  RETURNING j.jid, j.passes),
+  RETURNING j.jid, j.permits),
 used AS (
-  UPDATE {GATE} AS g SET in_use = CASE WHEN g.concurrency IS NULL THEN g.in_use ELSE g.in_use + filled.jobs END,
+  UPDATE {LIMITER} AS g SET in_use = CASE WHEN g.concurrency IS NULL THEN g.in_use ELSE g.in_use + filled.jobs END,
     tokens = CASE WHEN g.rate IS NULL THEN g.tokens ELSE filled.tokens - filled.jobs END,
     filled_at = GREATEST(g.filled_at, now)
   FROM filled, clock WHERE g.id = filled.id AND (SELECT all_of_them FROM fits))
-SELECT jid, passes FROM passed"""
+SELECT jid, permits FROM passed"""
 
 _ALONE = "(SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"
 PASS = Statement("pass", ["json", "timestamptz"], _PASS.replace("$3", "TRUE"))
@@ -90,32 +90,33 @@ END_PASSED = Statement(
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
-  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.passes, j.queue, j.jobtype, j.started_at,
+  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.permits, j.queue, j.jobtype, j.started_at,
     r.result
   FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
   CROSS JOIN LATERAL (
-    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, passes, queue, jobtype, started_at
+    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, permits, queue, jobtype, started_at
     FROM {JOB} WHERE jid = r.jid FOR UPDATE) AS j
   WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
     AND (r.attempt IS NULL OR r.attempt = j.attempt)
-    AND j.passes <> '' AND j.lock_token IS NULL AND j.bid IS NULL AND j.callback_of IS NULL),
+    AND j.permits <> '' AND j.lock_token IS NULL AND j.bid IS NULL AND j.callback_of IS NULL),
 asked AS MATERIALIZED (
-  SELECT id, unnest(string_to_array(btrim(passes, ','), ','))::bigint AS gate FROM held),
-gates AS MATERIALIZED (
+  SELECT id, unnest(string_to_array(btrim(permits, ','), ','))::bigint AS limiter FROM held),
+limiters AS MATERIALIZED (
   SELECT id, is_awaited OR (scope = 'queue' AND in_use >= concurrency) AS is_awaited
-  FROM {GATE} WHERE id = ANY (ARRAY(SELECT gate FROM asked)) ORDER BY id FOR UPDATE),
+  FROM {LIMITER} WHERE id = ANY (ARRAY(SELECT limiter FROM asked)) ORDER BY id FOR UPDATE),
 mine AS MATERIALIZED (
   SELECT * FROM held WHERE id <> ALL (ARRAY(
-    SELECT asked.id FROM asked JOIN gates ON gates.id = asked.gate WHERE gates.is_awaited))),
+    SELECT asked.id FROM asked JOIN limiters ON limiters.id = asked.limiter WHERE limiters.is_awaited))),
 gone AS (
   DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM mine WHERE result_ttl IS NULL))),
 kept AS (
   UPDATE {JOB} AS j SET state = 'succeeded', result = mine.result, finished_at = now, reserved_until = NULL,
-    unique_key = NULL, passes = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+    unique_key = NULL, permits = NULL, purge_at = now + make_interval(secs => j.result_ttl)
   FROM mine, clock WHERE j.id = mine.id AND mine.result_ttl IS NOT NULL),
 freed AS (
-  UPDATE {GATE} AS g SET in_use = GREATEST(g.in_use - back.jobs, 0)
-  FROM (SELECT gate, COUNT(*) AS jobs FROM asked JOIN mine USING (id) GROUP BY gate) AS back WHERE g.id = back.gate
+  UPDATE {LIMITER} AS g SET in_use = GREATEST(g.in_use - back.jobs, 0)
+  FROM (SELECT limiter, COUNT(*) AS jobs FROM asked JOIN mine USING (id) GROUP BY limiter) AS back
+  WHERE g.id = back.limiter
   RETURNING 1),
 counted AS (
   INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)

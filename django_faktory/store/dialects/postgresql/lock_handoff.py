@@ -17,7 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Ack
 from ..base import COUNTER, JOB, LOCK, WORKER, ClaimPlan, EndedRun, HandoffResult, counter_slot
-from .limits import IS_GATED, withheld
+from .limits import IS_LIMITED, withheld
 from .prepared import Statement, execute_on, unnest
 from .rows import RETURNED, reservations
 
@@ -45,29 +45,30 @@ RELAY = Statement(
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now, make_interval(secs => $2) AS lease),
 held AS MATERIALIZED (
   SELECT j.id, j.wid, j.attempt, j.result_ttl, j.lock_token, j.queue, j.jobtype, j.started_at FROM (
-    SELECT id, wid, attempt, result_ttl, state, bid, callback_of, lock_token, passes, queue, jobtype, started_at
+    SELECT id, wid, attempt, result_ttl, state, bid, callback_of, lock_token, permits, queue, jobtype, started_at
     FROM {JOB} WHERE jid = $3 FOR UPDATE) AS j
   WHERE j.state = 'working' AND ($4 = '' OR j.wid = '' OR j.wid = $4) AND ($5 IS NULL OR j.attempt = $5)
-    AND j.bid IS NULL AND j.callback_of IS NULL AND j.passes IS NULL),
+    AND j.bid IS NULL AND j.callback_of IS NULL AND j.permits IS NULL),
 mine AS MATERIALIZED (SELECT id, lock_key FROM {LOCK} WHERE id = (SELECT lock_token FROM held) FOR UPDATE),
 next AS MATERIALIZED (
-  SELECT q.place, j.id, j.jobtype, j.queue, j.weight, j.enqueued_at, j.expires_at, j.gate, j.limit_key
+  SELECT q.place, j.id, j.jobtype, j.queue, j.sort_priority, j.enqueued_at, j.expires_at, j.limiter, j.limit_key
   FROM {unnest(7)} WITH ORDINALITY AS q (name, place) CROSS JOIN LATERAL (
-    SELECT id, jobtype, queue, weight, enqueued_at, expires_at, gate, limit_key FROM {JOB}
+    SELECT id, jobtype, queue, sort_priority, enqueued_at, expires_at, limiter, limit_key FROM {JOB}
     WHERE lock_key = (SELECT lock_key FROM mine) AND state = (SELECT 'blocked') AND queue = q.name
-    ORDER BY weight, enqueued_at, id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
+    ORDER BY sort_priority, enqueued_at, id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
   WHERE q.name <> ALL ({withheld(1)})
   LIMIT 1),
 heir AS MATERIALIZED (
   SELECT j.id FROM next AS j
-  WHERE j.gate IS NULL AND NOT {IS_GATED} AND {_LIVES}
+  WHERE j.limiter IS NULL AND NOT {IS_LIMITED} AND {_LIVES}
     AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $8 AND state <> 'running')
     AND NOT EXISTS (
       SELECT 1 FROM {unnest(7)} WITH ORDINALITY AS q (name, place) CROSS JOIN LATERAL (
-        SELECT weight, enqueued_at, id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name AND {_LIVES}
-        ORDER BY weight, enqueued_at, id LIMIT 1) AS ready
+        SELECT sort_priority, enqueued_at, id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name AND {_LIVES}
+        ORDER BY sort_priority, enqueued_at, id LIMIT 1) AS ready
       WHERE q.place <= j.place AND q.name <> ALL ({withheld(1)})
-        AND (q.place, ready.weight, ready.enqueued_at, ready.id) < (j.place, j.weight, j.enqueued_at, j.id))),
+        AND (q.place, ready.sort_priority, ready.enqueued_at, ready.id)
+          < (j.place, j.sort_priority, j.enqueued_at, j.id))),
 gone AS (
   DELETE FROM {JOB} AS j USING held, heir WHERE j.id = held.id AND held.result_ttl IS NULL),
 kept AS (
@@ -81,7 +82,7 @@ taken AS (
     lock_token = token.id,
     unique_key = CASE WHEN unique_until_start THEN NULL ELSE unique_key END
   FROM heir, token, clock WHERE j.id = heir.id
-  RETURNING 1, j.weight, j.id AS row_id, {RETURNED}),
+  RETURNING 1, j.sort_priority, j.id AS row_id, {RETURNED}),
 moved AS (
   UPDATE {LOCK} AS l SET id = token.id, jid = taken.jid, attempt = taken.attempt, wid = $8, lease = clock.lease,
     acquired_at = now, expires_at = now + clock.lease, is_lapsed = FALSE

@@ -12,7 +12,7 @@ from .prepared import Statement, unnest
 
 _READY_SIBLINGS = f"""
       SELECT j.id FROM {JOB} AS j WHERE j.lock_key = {{key}} AND j.state = (SELECT 'enqueued')
-      ORDER BY j.queue, j.weight, j.enqueued_at, j.id LIMIT 500 FOR UPDATE SKIP LOCKED"""
+      ORDER BY j.queue, j.sort_priority, j.enqueued_at, j.id LIMIT 500 FOR UPDATE SKIP LOCKED"""
 
 # Acquires locks for claimed jobs. Their rows are locked first, by id; a job that its worker no longer holds is ignored.
 # The first job of each key in the order of the claim tries to acquire it, in the order of the keys, so that two
@@ -43,14 +43,14 @@ got AS (
   RETURNING id, lock_key, jid),
 won AS (
   UPDATE {JOB} AS j SET lock_token = got.id,
-    unique_key = CASE WHEN j.unique_until_start AND j.passes IS NULL THEN NULL ELSE j.unique_key END
+    unique_key = CASE WHEN j.unique_until_start AND j.permits IS NULL THEN NULL ELSE j.unique_key END
   FROM held JOIN got USING (jid) WHERE j.id = held.id),
 lost AS (
   UPDATE {JOB} AS j SET state = 'blocked', attempt = j.attempt - 1, wid = '', started_at = NULL, reserved_until = NULL,
-    passes = NULL
+    permits = NULL
   WHERE j.id = ANY (ARRAY(SELECT id FROM held WHERE jid NOT IN (SELECT jid FROM got)))),
 parked AS (
-  UPDATE {JOB} SET state = 'blocked', gate = NULL WHERE id = ANY (ARRAY(
+  UPDATE {JOB} SET state = 'blocked', limiter = NULL WHERE id = ANY (ARRAY(
     SELECT sibling.id FROM got CROSS JOIN LATERAL ({_READY_SIBLINGS.format(key="got.lock_key")}) AS sibling)))
 SELECT jid, id FROM got""",
 )
@@ -68,21 +68,21 @@ held AS MATERIALIZED (
     j.queue, j.jobtype, j.started_at
   FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
   CROSS JOIN LATERAL (
-    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, passes, queue, jobtype, started_at
+    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, permits, queue, jobtype, started_at
     FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
   WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
     AND (r.attempt IS NULL OR r.attempt = j.attempt)
-    AND j.lock_token IS NOT NULL AND j.bid IS NULL AND j.callback_of IS NULL AND j.passes IS NULL),
+    AND j.lock_token IS NOT NULL AND j.bid IS NULL AND j.callback_of IS NULL AND j.permits IS NULL),
 gone AS (
   DELETE FROM {JOB} AS j USING held
-  WHERE j.id = held.id AND held.result_ttl IS NULL AND j.passes IS NULL
+  WHERE j.id = held.id AND held.result_ttl IS NULL AND j.permits IS NULL
     AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
   RETURNING j.jid, j.wid, j.attempt, j.queue, j.jobtype, j.started_at, held.lock_token),
 kept AS (
   UPDATE {JOB} AS j SET state = 'succeeded', result = held.result, finished_at = now, reserved_until = NULL,
     unique_key = NULL, lock_token = NULL, purge_at = now + make_interval(secs => j.result_ttl)
   FROM held, clock
-  WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND j.passes IS NULL
+  WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND j.permits IS NULL
     AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
   RETURNING j.jid, j.wid, j.attempt, j.queue, j.jobtype, j.started_at, held.lock_token),
 ended AS (SELECT * FROM gone UNION ALL SELECT * FROM kept),
@@ -105,23 +105,24 @@ SELECT jid, wid, attempt, queue, jobtype, now, started_at FROM ended, clock""",
 # index: as NOT EXISTS it becomes a join that reads the whole table. A lock row is locked while this runs, so it must
 # not wait for a job (ADR 24): a locked job is skipped, and its key returned.
 _FIRST = f"""
-SELECT j.id, j.queue, j.weight, j.gate FROM {JOB} AS j WHERE j.lock_key = keys.key AND j.state = (SELECT 'blocked')"""
+SELECT j.id, j.queue, j.sort_priority, j.limiter FROM {JOB} AS j
+WHERE j.lock_key = keys.key AND j.state = (SELECT 'blocked')"""
 _NEXT = f"""
 found AS (
-  WITH RECURSIVE places (key, id, queue, weight, gate) AS (
-    SELECT keys.key, first.id, first.queue, first.weight, first.gate FROM keys
-    CROSS JOIN LATERAL ({_FIRST} ORDER BY j.queue, j.weight, j.enqueued_at, j.id LIMIT 1) AS first
+  WITH RECURSIVE places (key, id, queue, sort_priority, limiter) AS (
+    SELECT keys.key, first.id, first.queue, first.sort_priority, first.limiter FROM keys
+    CROSS JOIN LATERAL ({_FIRST} ORDER BY j.queue, j.sort_priority, j.enqueued_at, j.id LIMIT 1) AS first
     UNION ALL
-    SELECT keys.key, next.id, next.queue, next.weight, next.gate FROM places AS keys
+    SELECT keys.key, next.id, next.queue, next.sort_priority, next.limiter FROM places AS keys
     CROSS JOIN LATERAL (
-      {_FIRST} AND (j.queue, j.weight) > (keys.queue, keys.weight)
-      ORDER BY j.queue, j.weight, j.enqueued_at, j.id LIMIT 1) AS next)
-  SELECT id, key FROM places WHERE gate IS NULL AND (
+      {_FIRST} AND (j.queue, j.sort_priority) > (keys.queue, keys.sort_priority)
+      ORDER BY j.queue, j.sort_priority, j.enqueued_at, j.id LIMIT 1) AS next)
+  SELECT id, key FROM places WHERE limiter IS NULL AND (
     SELECT ready.id FROM {JOB} AS ready WHERE ready.lock_key = places.key AND ready.state = (SELECT 'enqueued')
-      AND ready.queue = places.queue AND ready.weight = places.weight
+      AND ready.queue = places.queue AND ready.sort_priority = places.sort_priority
     ORDER BY ready.enqueued_at, ready.id LIMIT 1) IS NULL),
 free AS MATERIALIZED (
-  SELECT id FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM found)) AND state = (SELECT 'blocked') AND gate IS NULL
+  SELECT id FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM found)) AND state = (SELECT 'blocked') AND limiter IS NULL
   ORDER BY id FOR UPDATE SKIP LOCKED),
 readied AS (UPDATE {JOB} AS j SET state = 'enqueued' WHERE j.id = ANY (ARRAY(SELECT id FROM free)) RETURNING j.queue)
 SELECT queue, NULL::text FROM readied
@@ -132,10 +133,10 @@ READY = Statement(
     "ready_of_keys",
     ["text[]"],
     f"""
-SELECT ready.id, ready.lock_key, ready.queue, ready.weight FROM {unnest(1)} AS keys (key) CROSS JOIN LATERAL (
-  SELECT id, lock_key, queue, weight FROM {JOB}
+SELECT ready.id, ready.lock_key, ready.queue, ready.sort_priority FROM {unnest(1)} AS keys (key) CROSS JOIN LATERAL (
+  SELECT id, lock_key, queue, sort_priority FROM {JOB}
   WHERE lock_key = keys.key COLLATE "C" AND state = (SELECT 'enqueued')
-  ORDER BY queue, weight, enqueued_at, id LIMIT 1000) AS ready""",
+  ORDER BY queue, sort_priority, enqueued_at, id LIMIT 1000) AS ready""",
 )
 
 # END_LOCKED marks a lock as lapsed, expired at -infinity. Other transactions never see such rows, because this
@@ -172,10 +173,10 @@ freed AS MATERIALIZED (
   SELECT id, lock_key FROM {LOCK} WHERE is_lapsed = $1 AND expires_at = '-infinity'),
 heirs AS MATERIALIZED (
   SELECT freed.id AS lock_id, freed.lock_key, heir.* FROM freed CROSS JOIN LATERAL (
-    SELECT j.id, j.jid, j.queue, j.wid, j.attempt, j.passes, COUNT(*) OVER () AS rivals FROM {JOB} AS j
+    SELECT j.id, j.jid, j.queue, j.wid, j.attempt, j.permits, COUNT(*) OVER () AS rivals FROM {JOB} AS j
     WHERE j.lock_key = freed.lock_key AND j.state = (SELECT 'working')
       AND j.xmin = pg_current_xact_id()::xid AND j.lock_token IS NULL) AS heir
-  WHERE heir.rivals = 1 AND heir.passes IS NULL),
+  WHERE heir.rivals = 1 AND heir.permits IS NULL),
 moved AS (
   UPDATE {LOCK} AS l SET id = nextval(pg_get_serial_sequence('{LOCK}', 'id')), jid = heirs.jid,
     attempt = heirs.attempt, wid = heirs.wid, lease = clock.lease, acquired_at = now, expires_at = now + clock.lease,
@@ -190,7 +191,7 @@ won AS (
     unique_key = CASE WHEN j.unique_until_start THEN NULL ELSE j.unique_key END
   FROM heirs JOIN moved USING (jid) WHERE j.id = heirs.id),
 parked AS (
-  UPDATE {JOB} SET state = 'blocked', gate = NULL WHERE id = ANY (ARRAY(
+  UPDATE {JOB} SET state = 'blocked', limiter = NULL WHERE id = ANY (ARRAY(
     SELECT sibling.id FROM heirs CROSS JOIN LATERAL ({_READY_SIBLINGS.format(key="heirs.lock_key")}) AS sibling)))
 SELECT moved.jid, moved.id, heirs.queue FROM moved JOIN heirs USING (jid)""",
 )

@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Delivery
 from ..base import DELIVERY_LEASE_S, JOB, WORKER, ClaimPlan
-from .limits import IS_GATED, withheld
+from .limits import IS_LIMITED, withheld
 from .prepared import Call, Statement, execute_on, unnest
 from .rows import RETURNED
 
@@ -24,23 +24,23 @@ AHEAD = Statement(
     ["text[]", "int[]", "timestamptz", "bigint", "double precision", "text[]"],
     f"""
 UPDATE {JOB} AS j SET state = 'working', wid = '', attempt = attempt + 1, started_at = now, run_at = NULL,
-  reserved_until = now + make_interval(secs => $5), gate = NULL, claim = -$4
+  reserved_until = now + make_interval(secs => $5), limiter = NULL, claim = -$4
 FROM (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now) AS clock WHERE j.id = ANY (ARRAY(
   SELECT line.id FROM (
     SELECT ready.id, bool_and(ready.is_plain) OVER (
-        PARTITION BY q.name ORDER BY ready.weight, ready.enqueued_at, ready.id) AS goes
+        PARTITION BY q.name ORDER BY ready.sort_priority, ready.enqueued_at, ready.id) AS goes
     FROM {unnest(1, 2)} AS q (name, room)
     CROSS JOIN LATERAL (
-      SELECT j.id, j.weight, j.enqueued_at, j.weight = 0 AND j.lock_key IS NULL AND (j.expires_at IS NULL
+      SELECT j.id, j.sort_priority, j.enqueued_at, j.sort_priority = 0 AND j.lock_key IS NULL AND (j.expires_at IS NULL
             OR j.expires_at > COALESCE($3, STATEMENT_TIMESTAMP()) + make_interval(secs => $5))
-          AND NOT j.unique_until_start AND NOT {IS_GATED} AS is_plain
+          AND NOT j.unique_until_start AND NOT {IS_LIMITED} AS is_plain
       FROM {JOB} AS j WHERE j.state = 'enqueued' AND j.queue = q.name
         AND (j.expires_at IS NULL OR j.expires_at > COALESCE($3, STATEMENT_TIMESTAMP()))
-      ORDER BY j.weight, j.enqueued_at, j.id LIMIT q.room FOR UPDATE SKIP LOCKED) AS ready
+      ORDER BY j.sort_priority, j.enqueued_at, j.id LIMIT q.room FOR UPDATE SKIP LOCKED) AS ready
     WHERE q.name <> ALL ({withheld(3)})
       AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = ANY ($6) AND state <> 'running')) AS line
   WHERE line.goes))
-RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}""",
+RETURNING array_position($1, j.queue::text), j.sort_priority, j.id, {RETURNED}""",
 )
 
 # Rows are found by jid alone, see `jobs`. A transaction that has locked a row may be ending its job, so the

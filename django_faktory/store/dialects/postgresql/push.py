@@ -32,7 +32,7 @@ _IS_BLOCKED = f"""lock_key IS NOT NULL AND (
     OR (SELECT held.id FROM {LOCK} AS held WHERE held.lock_key = j.lock_key AND held.expires_at > now LIMIT 1)
       IS NOT NULL
     OR (SELECT ready.id FROM {JOB} AS ready WHERE ready.lock_key = j.lock_key AND ready.state = (SELECT 'enqueued')
-      AND ready.queue = j.queue AND ready.weight = -j.priority
+      AND ready.queue = j.queue AND ready.sort_priority = -j.priority
       ORDER BY ready.enqueued_at, ready.id LIMIT 1) IS NOT NULL)"""
 
 
@@ -49,7 +49,7 @@ _RECORDS = """json_to_recordset($1) AS incoming (jid text COLLATE "C", jobtype t
 
 def _insert(*, incoming: str, where: str, is_blocked: str = "FALSE", attempt: str = "0") -> str:
     return f"""
-INSERT INTO {JOB} AS old (jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl,
+INSERT INTO {JOB} AS old (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace, result_ttl,
   run_at, enqueued_at, created_at, expires_at, unique_key, unique_expires_at, unique_until_start, lock_key, limit_key,
   about, attempt)
 SELECT jid, jobtype, queue, CASE WHEN waits THEN 'scheduled' WHEN {is_blocked} THEN 'blocked' ELSE 'enqueued' END,

@@ -12,7 +12,7 @@ from .pipeline import Rows
 
 RETURNED = (
     "j.jid, j.queue, j.payload, j.wid, j.attempt, j.created_at, j.enqueued_at, j.started_at, j.failure, j.history,"
-    " j.reserve_for, j.result_ttl, j.jobtype, j.lock_key, j.limit_key, j.passes,"
+    " j.reserve_for, j.result_ttl, j.jobtype, j.lock_key, j.limit_key, j.permits,"
     " j.bid IS NULL AND j.callback_of IS NULL AS is_batchless"
 )
 
@@ -40,13 +40,13 @@ def with_tokens(claimed: list[Reservation], next_holders: Rows) -> list[Reservat
 
 def _place(row: tuple[Any, ...]) -> tuple[Any, ...]:
     # The order of a claim: place of the queue in the request, then priority, then age.
-    place, weight, row_id, _, _, _, _, _, _, enqueued_at, *_ = row
-    return place, weight, enqueued_at, row_id
+    place, sort_priority, row_id, _, _, _, _, _, _, enqueued_at, *_ = row
+    return place, sort_priority, enqueued_at, row_id
 
 
 def _reserved(row: tuple[Any, ...]) -> Reservation:
     (_, _, _, jid, queue, text, wid, attempt, created_at, enqueued_at, started_at, failure, history, reserve_for,
-     result_ttl, jobtype, lock_key, limit_key, passes, is_batchless) = row  # fmt: skip
+     result_ttl, jobtype, lock_key, limit_key, permits, is_batchless) = row  # fmt: skip
     return Reservation(
         jid=jid,
         queue=queue,
@@ -63,6 +63,6 @@ def _reserved(row: tuple[Any, ...]) -> Reservation:
         result_ttl=result_ttl,
         lock_key=lock_key,
         limit_key=limit_key,
-        passes=passes,
+        permits=permits,
         is_batchless=is_batchless,
     )
