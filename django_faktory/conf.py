@@ -27,7 +27,7 @@ DEFAULTS: dict[str, Any] = {
     "TLS_KEY": "",
     "MAX_COMMAND_BYTES": 16 * 1024 * 1024,
     "MAX_CONNECTIONS": 2000,
-    "READ_AHEAD": 16,
+    "PREFETCH": 16,
     "HELLO_TIMEOUT": 5.0,
     "COMMAND_TIMEOUT": 60.0,
     "ALLOW_FLUSH": None,
@@ -79,6 +79,9 @@ DEFAULTS: dict[str, Any] = {
     "API_ACTS": "300/minute",
 }
 
+RENAMED = {"READ_AHEAD": "PREFETCH"}
+"""Old names of settings, with their present ones."""
+
 DOCS: dict[str, str] = {
     "BROKER": '`"orm"`: jobs are rows of this database; `"remote"`: they go to the Faktory server of `FAKTORY_URL`.',
     "DATABASE": "Alias of the database that holds the jobs.",
@@ -93,8 +96,8 @@ DOCS: dict[str, str] = {
     "TLS_KEY": "PEM file with the private key of the certificate. Empty: the key is in the file of `TLS_CERT`.",
     "MAX_COMMAND_BYTES": "Maximum length of a command line in bytes.",
     "MAX_CONNECTIONS": "Maximum number of client connections.",
-    "READ_AHEAD": "Maximum number of jobs per queue that the server reserves in advance if many clients fetch "
-    "(PostgreSQL only). 0: none.",
+    "PREFETCH": "Maximum number of jobs per queue that the server prefetches if many clients fetch (PostgreSQL only). "
+    "0: none.",
     "HELLO_TIMEOUT": "Seconds in which a new connection must send HELLO; the TLS handshake before it has the "
     "same time.",
     "COMMAND_TIMEOUT": "Seconds from the first byte of a command line to its end.",

@@ -58,11 +58,11 @@ class LowerBound(int):
         return f"{int(self):,}+"
 
 
-def capped(count: int, most: int) -> str:
-    """Format a count that ends at `most`: "5,000+" for any larger number, and for `LowerBound` its own text."""
+def capped(count: int, limit: int) -> str:
+    """Format a count that ends at `limit`: "5,000+" for any larger number, and for `LowerBound` its own text."""
     if isinstance(count, LowerBound):
         return str(count)
-    return f"{most:,}+" if count > most else f"{count:,}"
+    return f"{limit:,}+" if count > limit else f"{count:,}"
 
 
 def jobs_link(**wanted: str) -> str:

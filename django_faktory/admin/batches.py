@@ -186,7 +186,7 @@ class BatchAdmin(ReadOnlyAdmin):
         using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
         sets = [Job.objects.using(using).in_state(state).filter(bid=batch.bid) for state in State]
         # One more than is shown, to learn whether there are more.
-        counts = dict(zip(State, bounded_counts.counts(sets, most=MAX_COUNTED + 1, using=using), strict=True))
+        counts = dict(zip(State, bounded_counts.counts(sets, max_count=MAX_COUNTED + 1, using=using), strict=True))
         lines = [
             (jobs_link(bid=batch.bid, state=str(state)), _mark(state), capped(count, MAX_COUNTED), str(state))
             for state, count in counts.items()
@@ -205,7 +205,7 @@ class BatchAdmin(ReadOnlyAdmin):
         """Return the whole tree of the batch with the progress of each; this batch in bold."""
         if not batch.parent_bid and not batch.children:
             return format_html("{}", "neither parent nor children")
-        found = batch_tree.tree_of(batch, most=MOST_SHOWN)
+        found = batch_tree.tree_of(batch, max_count=MOST_SHOWN)
         lines = [
             (
                 min(one.depth, 6),

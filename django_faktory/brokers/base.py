@@ -33,8 +33,8 @@ from ..core.payloads import (
 )
 from ..errors import FaktoryError
 
-Told = TypeVar("Told")
-Told_co = TypeVar("Told_co", covariant=True)
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
 
 
 class ExchangeReply(NamedTuple):
@@ -59,7 +59,7 @@ class Transaction:
     """Return, called inside the transaction, whether nothing has been done in it; False if that is unknown."""
 
 
-class InFlightExchange(Protocol[Told_co]):
+class InFlightExchange(Protocol[Result_co]):
     """An exchange that was sent on a lent connection, see `Broker.lend`."""
 
     @property
@@ -76,7 +76,7 @@ class InFlightExchange(Protocol[Told_co]):
     def send(self) -> None:
         """Send the next part; never blocks or raises."""
 
-    def read(self) -> Told_co | Callable[[], Told_co] | None:
+    def read(self) -> Result_co | Callable[[], Result_co] | None:
         """Return the result, or a callable that completes the exchange, or None until the answer is complete.
 
         The callable must run in the thread that owns the connection: it may block, and raises the same errors as
@@ -99,10 +99,10 @@ class LoopConnection(Protocol):
         jobs: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
-        then: Callable[[ExchangeReply], Told],
+        on_result: Callable[[ExchangeReply], Result],
         /,
-    ) -> InFlightExchange[Told] | None:
-        """Send an exchange; `then` converts its answer into the result of `InFlightExchange.read`.
+    ) -> InFlightExchange[Result] | None:
+        """Send an exchange; `on_result` converts its answer into the result of `InFlightExchange.read`.
 
         Returns None, with nothing done, if the exchange must run in the thread by `Broker.exchange`.
         """
@@ -337,8 +337,8 @@ class Broker(ABC):
         """Return the state and progress of jobs, with or without `track` (W27)."""
 
     @abstractmethod
-    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:
-        """Create a batch; return its bid. `by` is the caller's wid: a child batch is added to its parent (W26).
+    def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:
+        """Create a batch; return its bid. `caller_wid` is the caller's wid: a child batch is added to its parent (W26).
 
         A batch that already has a bid is stored only once, however often it is sent. Raises UnknownBatch, BatchClosed.
         """
@@ -347,11 +347,11 @@ class Broker(ABC):
         """Delete those of these batches that are stored, empty and uncommitted: their creators received an error."""
 
     @abstractmethod
-    def check_batch(self, bid: str, *, by: str = "") -> None:
-        """Raise UnknownBatch or BatchClosed if it is known that `by` cannot add to this batch now."""
+    def check_batch(self, bid: str, *, caller_wid: str = "") -> None:
+        """Raise UnknownBatch or BatchClosed if it is known that `caller_wid` cannot add to this batch now."""
 
     @abstractmethod
-    def open_batch(self, bid: str, *, by: str = "") -> str:
+    def open_batch(self, bid: str, *, caller_wid: str = "") -> str:
         """Reopen a committed batch and return its bid: no callback runs until it is committed again (W26).
 
         An uncommitted batch stays unchanged. Raises UnknownBatch, BatchClosed.

@@ -56,7 +56,7 @@ from ..store.locks import locks
 from ..store.notifier.postgresql import ANY_QUEUE
 from ..store.statistics import counts
 from ..store.transactions import first_line, is_collision, limited_lock_wait
-from .base import Broker, ExchangeReply, InFlightExchange, LoopConnection, Told, Transaction
+from .base import Broker, ExchangeReply, InFlightExchange, LoopConnection, Result, Transaction
 from .instrumentation import MetricsHook
 from .transactions import atomic
 
@@ -152,7 +152,7 @@ class OrmBroker(Broker):
         """
         stored, refused = self._with_lock_keys(jobs_)
         pushed = pushes.push(stored, using=self.alias, now=self.clock())
-        self._tell(stored)
+        self._notify_after_commit(stored)
         return _merged(refused, pushed)
 
     def _with_lock_keys(self, jobs_: Sequence[JobPayload]) -> tuple[Sequence[JobPayload], list[FaktoryError | None]]:
@@ -188,7 +188,7 @@ class OrmBroker(Broker):
         pushed, acked, fetched = exchanges.execute(
             self._exchange(connections[self.alias], stored, acks, requests, self._notes.ended)
         )
-        self._tell(stored)
+        self._notify_after_commit(stored)
         self._notes.started(_handed_out(fetched))
         return ExchangeReply(_merged(refused, pushed), acked, fetched)
 
@@ -226,8 +226,8 @@ class OrmBroker(Broker):
         jobs_: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
-        then: Callable[[ExchangeReply], Told],
-    ) -> InFlightExchange[Told] | None:
+        on_result: Callable[[ExchangeReply], Result],
+    ) -> InFlightExchange[Result] | None:
         queues_ = {job.queue for job in jobs_}
         # The event loop must not block: computing lock keys, releasing lost claims and inserting queue rows are left to
         # the thread. Nothing has been sent yet, so it may still run the whole exchange.
@@ -238,12 +238,12 @@ class OrmBroker(Broker):
         ):
             return None
 
-        def build_result(found: exchanges.ExchangeOutcome) -> Told:
+        def build_result(found: exchanges.ExchangeOutcome) -> Result:
             # The exchange was one message and one transaction: with its answer it is committed, so notify now.
             if queues_:
                 self._announce(self.alias, queues_)
             self._notes.started(_handed_out(found.fetched))
-            return then(ExchangeReply([*found.pushed], found.acked, found.fetched))
+            return on_result(ExchangeReply([*found.pushed], found.acked, found.fetched))
 
         return async_exchange.begin(
             connection,
@@ -256,7 +256,7 @@ class OrmBroker(Broker):
         now = time.monotonic()
         return not queues_ or (self._announces_apart and all(self._known_queues.get(q, 0.0) > now for q in queues_))
 
-    def _tell(self, jobs_: Sequence[JobPayload]) -> None:
+    def _notify_after_commit(self, jobs_: Sequence[JobPayload]) -> None:
         queues = {job.queue for job in jobs_}
         if queues:
             # Before the commit a worker that is woken would not find the jobs yet.
@@ -441,19 +441,19 @@ class OrmBroker(Broker):
         """Return the state and progress of jobs."""
         return tracking.track_get(jids, using=self.alias)
 
-    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:
+    def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:
         """Create a batch that must be committed within `commit_within_s`."""
         within_s = self.commit_within_s
-        return batches.new(batch, using=self.alias, by=by, commit_within_s=within_s, now=self.clock())
+        return batches.new(batch, using=self.alias, caller_wid=caller_wid, commit_within_s=within_s, now=self.clock())
 
-    def open_batch(self, bid: str, *, by: str = "") -> str:
+    def open_batch(self, bid: str, *, caller_wid: str = "") -> str:
         """Reopen a batch; it must be committed again within `commit_within_s`."""
         within_s = self.commit_within_s
-        return batches.reopen(bid, using=self.alias, by=by, commit_within_s=within_s, now=self.clock())
+        return batches.reopen(bid, using=self.alias, caller_wid=caller_wid, commit_within_s=within_s, now=self.clock())
 
-    def check_batch(self, bid: str, *, by: str = "") -> None:
+    def check_batch(self, bid: str, *, caller_wid: str = "") -> None:
         """Raise UnknownBatch or BatchClosed if the batch cannot be added to."""
-        batches.check_open(bid, using=self.alias, by=by, now=self.clock())
+        batches.check_open(bid, using=self.alias, caller_wid=caller_wid, now=self.clock())
 
     def withdraw_batches(self, bids: Collection[str]) -> None:
         """Delete empty batches after their creation returned an error, and notify workers of callbacks."""

@@ -228,11 +228,11 @@ class RemoteBroker(Broker):
         by_jid = {jid: parse_tracked(parse_object_reply(reply)) for jid, reply in zip(askable, replies, strict=True)}
         return [by_jid.get(jid) or Tracked(jid=jid) for jid in jids]
 
-    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:  # noqa: ARG002  (the server knows us by HELLO)
+    def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:  # noqa: ARG002  (the server knows us by HELLO)
         """Create a batch. An original server knows BATCH only in its paid edition."""
         return self._bid(BatchNew(batch).line(), batch.parent_bid)
 
-    def check_batch(self, bid: str, *, by: str = "") -> None:  # noqa: ARG002
+    def check_batch(self, bid: str, *, caller_wid: str = "") -> None:  # noqa: ARG002
         """Raise BatchClosed if a callback of the batch was enqueued.
 
         The server itself checks pushes from inside the batch.
@@ -241,7 +241,7 @@ class RemoteBroker(Broker):
         if status.complete_st == "1" or status.success_st:
             raise BatchClosed(bid, "a callback of it was enqueued already, nothing can be added any more")
 
-    def open_batch(self, bid: str, *, by: str = "") -> str:  # noqa: ARG002
+    def open_batch(self, bid: str, *, caller_wid: str = "") -> str:  # noqa: ARG002
         """Reopen a batch; return its bid."""
         return self._bid(BatchOpen(bid).line(), bid)
 

@@ -176,6 +176,8 @@ def _unknown_keys(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
         if key not in conf.DEFAULTS:
             near = get_close_matches(str(key).upper(), conf.DEFAULTS, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(conf.DEFAULTS))}."
+            if key in conf.RENAMED:
+                hint = f"It is called {conf.RENAMED[key]!r} now."
             yield Error(f"FAKTORY: unknown key {key!r}", hint=hint, id="django_faktory.E001")
 
 
@@ -484,7 +486,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "TLS_KEY": (lambda value: isinstance(value, str | os.PathLike), "the path of a PEM file"),
     "MAX_COMMAND_BYTES": _whole(4096),
     "MAX_CONNECTIONS": _whole(1),
-    "READ_AHEAD": _whole(0, 500),
+    "PREFETCH": _whole(0, 500),
     "HELLO_TIMEOUT": _seconds(0.1),
     "COMMAND_TIMEOUT": _seconds(0.1),
     "ALLOW_FLUSH": _or_none((lambda value: isinstance(value, bool), "True or False")),

@@ -56,7 +56,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Batch that the job joins."""
     about: str | None = None
     """Object that the job is about, as `app.model/pk`."""
-    by: str = ""
+    caller_wid: str = ""
     """Wid of the pushing worker: once a batch is committed, only its own running jobs may add to it."""
 
     @property

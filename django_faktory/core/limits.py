@@ -164,8 +164,8 @@ class LimiterState(msgspec.Struct, kw_only=True):
         came_s = max(0.0, (now - self.filled_at).total_seconds())
         # A release that is late has a larger capacity, up to FORGIVEN_S, so that the average rate is kept.
         late_s = min((now - self.opens_at).total_seconds(), FORGIVEN_S) if self.opens_at else 0.0
-        most = max(self.allows.capacity + late_s * self.allows.per_second, self.tokens)
-        self.tokens = min(self.tokens + came_s * self.allows.per_second, most)
+        capacity = max(self.allows.capacity + late_s * self.allows.per_second, self.tokens)
+        self.tokens = min(self.tokens + came_s * self.allows.per_second, capacity)
         # The database's clock may step back; the same time must not add tokens twice.
         self.filled_at = max(now, self.filled_at)
         self.opens_at = None

@@ -260,13 +260,13 @@ class Lease(StrEnum):
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Claim up to `count` jobs from `queues`, tried in that order, for `wid` ("": a connection without a wid).
 
-    `ahead` is the number of jobs of the first queue to prefetch for later requests; `count` may then be 0 (ADR 0022).
+    `prefetch` is the number of jobs of the first queue to claim for later requests; `count` may then be 0 (ADR 0022).
     """
 
     queues: tuple[str, ...]
     wid: str = ""
     count: int = 1
-    ahead: int = 0
+    prefetch: int = 0
     candidate_wids: tuple[str, ...] = ()
     """Wids that may receive the prefetched jobs. If one of them must not get jobs, nothing is prefetched."""
     lease: Lease = Lease.RESERVE_FOR

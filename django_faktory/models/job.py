@@ -192,10 +192,10 @@ class JobQuerySet(models.QuerySet["Job"]):
         found = self.matching(asked)
         return found if asked.has_index else found.recent()
 
-    def count_up_to(self, most: int) -> int:
-        """Return the number of rows, capped at `most`, so that no large table is counted to its end."""
+    def count_up_to(self, max_count: int) -> int:
+        """Return the number of rows, capped at `max_count`, so that no large table is counted to its end."""
         # order_by() removes the order, which would force a sort of the whole set before the cut.
-        return self.order_by()[:most].count()
+        return self.order_by()[:max_count].count()
 
     def retry(self) -> int:
         """Enqueue failed jobs, dead or waiting for a retry, now; return how many."""
@@ -369,7 +369,7 @@ class Job(models.Model):
         default=False, db_default=False, help_text="Whether its batch counts it as failed."
     )
 
-    claim = models.BigIntegerField(null=True, help_text="The claim that took it last; negative: read ahead (ADR 0022).")
+    claim = models.BigIntegerField(null=True, help_text="The claim that took it last; negative: prefetched (ADR 0022).")
 
     about = ExactCharField(max_length=255, null=True, help_text="The object it is about, as app.model/pk.")
 

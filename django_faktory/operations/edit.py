@@ -52,7 +52,7 @@ def edit(jid: str, changes: Changes, *, using: str) -> Job:
     job = edits.edit(jid, partial(_edited, changes), using=using)
     # Other states wait for a time, so no worker could take the job yet and a wakeup is useless.
     if job.state in (State.ENQUEUED, State.BLOCKED):
-        transaction.on_commit(partial(_tell, job.queue, using), using=using)
+        transaction.on_commit(partial(_notify_workers, job.queue, using), using=using)
     return job
 
 
@@ -131,6 +131,6 @@ def check_call(jobtype: str, args: list[Any], kwargs: Mapping[str, Any]) -> None
         raise InvalidPayload(f"args: {jobtype} cannot be called with them: {error}") from error
 
 
-def _tell(queue: str, using: str) -> None:
+def _notify_workers(queue: str, using: str) -> None:
     queues.add({queue}, using=using)
     notifier.announce(using, {queue})

@@ -40,22 +40,22 @@ class ExportedStatistics:
     series: dict[tuple[str, str], Series] = field(default_factory=dict)
 
 
-def read(*, using: str, most: int = MAX_EXPORTED) -> ExportedStatistics:
+def read(*, using: str, limit: int = MAX_EXPORTED) -> ExportedStatistics:
     """Return the figures. They may be one second old, or ten times the duration of the query if that is more."""
     counts = statistics.shared_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
-    series = shared((histograms.ever, most), partial(histograms.ever, using=using, most=most), using=using)
-    return _exported(counts, series, most)
+    series = shared((histograms.ever, limit), partial(histograms.ever, using=using, limit=limit), using=using)
+    return _exported(counts, series, limit)
 
 
-def _exported(counts: statistics.AllCounts, series: dict[tuple[str, str], Series], most: int) -> ExportedStatistics:
+def _exported(counts: statistics.AllCounts, series: dict[tuple[str, str], Series], limit: int) -> ExportedStatistics:
     sizes, latencies = counts.queues, counts.latencies
-    if len(sizes) <= most:
+    if len(sizes) <= limit:
         chosen = list(sizes)
     else:  # both halves matter: a long queue, and a short one where jobs wait long
         by_size = sorted(sizes, key=sizes.__getitem__, reverse=True)  # stable: equal sizes remain in the order of names
         by_age = sorted(latencies, key=lambda name: (-latencies[name], name))
         # The halves may overlap; the largest queues fill the places that remain.
-        chosen = list(dict.fromkeys([*by_size[: most // 2], *by_age[: most // 2], *by_size]))[:most]
+        chosen = list(dict.fromkeys([*by_size[: limit // 2], *by_age[: limit // 2], *by_size]))[:limit]
     numbers = ExportedStatistics(
         queues={name: sizes[name] for name in chosen},
         latencies={name: latencies.get(name, 0.0) for name in chosen},

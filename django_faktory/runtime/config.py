@@ -109,8 +109,8 @@ def make_run_config(options: dict[str, Any], *, gearmonkey: str = "") -> RunConf
         concurrency=_number("--concurrency", options["concurrency"]) or conf.get("CONCURRENCY"),
         drain=options["drain"],
         health=_address(options["health"], "--health") if options["health"] else None,
-        max_jobs=_number("--max-jobs", options["max_jobs"], most=MOST_JOBS) or conf.get("MAX_JOBS"),
-        max_rss=_number("--max-rss", options["max_rss"], most=MOST_MB) or conf.get("MAX_RSS"),
+        max_jobs=_number("--max-jobs", options["max_jobs"], limit=MOST_JOBS) or conf.get("MAX_JOBS"),
+        max_rss=_number("--max-rss", options["max_rss"], limit=MOST_MB) or conf.get("MAX_RSS"),
         gearmonkey=gearmonkey,
     )
 
@@ -223,12 +223,12 @@ def _queues(text: str | None) -> tuple[str, ...]:
     return tuple(specs)
 
 
-def _number(option: str, text: str | None, *, most: int = MOST) -> int | None:
+def _number(option: str, text: str | None, *, limit: int = MOST) -> int | None:
     if text is None:
         return None
     # The length is checked before `int`, which raises for more than 4,300 digits.
-    if not (text.isascii() and text.isdigit()) or len(text) > len(str(most)) or not 1 <= int(text) <= most:
-        raise CommandError(f"{option}: expected a whole number from 1 to {most}, got {text!r:.80}")
+    if not (text.isascii() and text.isdigit()) or len(text) > len(str(limit)) or not 1 <= int(text) <= limit:
+        raise CommandError(f"{option}: expected a whole number from 1 to {limit}, got {text!r:.80}")
     return int(text)
 
 

@@ -340,7 +340,7 @@ class Maintenance:
 
     def _open_limiters(self) -> bool:
         """Unblock the next jobs that wait for a rate. The next query finds later ones."""
-        self._tell(limiters.unblock_due(using=self.alias))
+        self._notify_workers(limiters.unblock_due(using=self.alias))
         return False
 
     def _check_limiters(self) -> bool:
@@ -353,10 +353,10 @@ class Maintenance:
         stranded = limiters.stranded(VANISHED_S, using=self.alias)
         if stranded and releases.release(stranded, using=self.alias):
             logger.warning("jobs were claimed and got no permits, released jobs=%d", len(stranded))
-            self._tell({job.queue for job in stranded})
+            self._notify_workers({job.queue for job in stranded})
         return len(stranded) == limiters.CHUNK
 
-    def _tell(self, queues: set[str]) -> None:
+    def _notify_workers(self, queues: set[str]) -> None:
         if queues:
             notifier.announce(self.alias, queues)
             self._on_work(queues)

@@ -60,22 +60,24 @@ def supervise(
 
     With `may_replace_process` it need not return, because no code runs after it in this process.
     """
-    neighbours = None
+    local_pipes = None
     if run_config.alias and not notifier.has_hints(run_config.alias):
         # Where the database sends no notifications, as MariaDB, the processes signal each other over pipes.
-        neighbours = notifier.LocalPipes(run_config.processes + 1)
-        notifier.add_local_receiver(neighbours.ring)
-    roles = _roles(run_config, neighbours, extra)
+        local_pipes = notifier.LocalPipes(run_config.processes + 1)
+        notifier.add_local_receiver(local_pipes.ring)
+    roles = _roles(run_config, local_pipes, extra)
     grace_s = conf.get("SHUTDOWN_TIMEOUT") + EXIT_MARGIN_S
     silence_s = longest_silence_s(conf.get("WORKER_TIMEOUT"), conf.get("BEAT_INTERVAL"))
-    then = None
-    # A drain is short. Pipes between neighbours are known only to forked processes, so replacements must be forked.
-    if may_replace_process and not run_config.drain and neighbours is None and reexec.can_rerun_command():
+    on_started = None
+    # A drain is short. Only forked processes know the pipes between them, so replacements must be forked.
+    if may_replace_process and not run_config.drain and local_pipes is None and reexec.can_rerun_command():
         bounds = {"grace_s": grace_s, "silence_s": silence_s, "parent": parent}
-        then = partial(reexec.replace_process, common={"plan": asdict(run_config)}, **bounds)
+        on_started = partial(reexec.replace_process, common={"plan": asdict(run_config)}, **bounds)
     launcher = ForkLauncher(roles, unregister=lambda wids: broker_of(run_config).bye(wids))
     children = [Child(name=role.name, ends=role.ends) for role in roles]
-    return Supervisor(children, launcher, grace_s=grace_s, silence_s=silence_s, parent=parent).run(then=then)
+    return Supervisor(children, launcher, grace_s=grace_s, silence_s=silence_s, parent=parent).run(
+        on_started=on_started
+    )
 
 
 def longest_silence_s(worker_timeout_s: float, beat_interval_s: float) -> float:
@@ -100,11 +102,11 @@ def run_role(orders: dict[str, Any], extra: ExtraRoles) -> NoReturn:
     run_child(next(role for role in _roles(run_config, None, extra) if role.name == orders["role"]), child_spec)
 
 
-def _roles(run_config: RunConfig, neighbours: notifier.LocalPipes | None, extra: ExtraRoles) -> list[Role]:
-    roles = [Role(name="server", main=partial(_serve, run_config, neighbours))] if run_config.serves else []
+def _roles(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, extra: ExtraRoles) -> list[Role]:
+    roles = [Role(name="server", main=partial(_serve, run_config, local_pipes))] if run_config.serves else []
     if run_config.works:
         roles += [
-            Role(name=f"worker {number}", main=partial(_work, run_config, number, neighbours), ends=run_config.drain)
+            Role(name=f"worker {number}", main=partial(_work, run_config, number, local_pipes), ends=run_config.drain)
             for number in range(run_config.processes)
         ]
     return [*roles, *extra(run_config)]
@@ -115,7 +117,7 @@ def broker_of(run_config: RunConfig) -> Broker:
     return brokers.get_broker() if run_config.alias else brokers.remote_broker(run_config.url)
 
 
-def _serve(run_config: RunConfig, neighbours: notifier.LocalPipes | None, child_spec: ChildSpec) -> int:
+def _serve(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, child_spec: ChildSpec) -> int:
     """Run server and maintenance in one process; return its exit code."""
     assert run_config.alias is not None  # noqa: S101  (a plan that serves has its own database)
     # glibc would keep freed blocks of large commands in the heap (`server.allocator` has the measurements).
@@ -126,11 +128,11 @@ def _serve(run_config: RunConfig, neighbours: notifier.LocalPipes | None, child_
     db_watchdog.disable_pools()
     set_up_own_connections()
     db_watchdog.enforce(run_config.alias, conf.get("DATABASE_TIMEOUT"))
-    crier = notifier.Publisher(run_config.alias)
-    listen = partial(_listen, run_config.alias, None, neighbours, run_config.processes, is_own=crier.is_own)
+    publisher = notifier.Publisher(run_config.alias)
+    listen = partial(_listen, run_config.alias, None, local_pipes, run_config.processes, is_own=publisher.is_own)
     context = tls.server_context(*run_config.tls) if run_config.tls else None
     recorder = Recorder()
-    broker = brokers.serving_broker(crier.announce, recorder)
+    broker = brokers.serving_broker(publisher.announce, recorder)
     server = Server(broker, host=host, port=port, password=conf.password(), tls=context, listen=listen)
     maintenance = Maintenance(run_config.alias, on_lost=server.drop, on_work=server.wake)
     server.on_scheduled = maintenance.wake_by
@@ -156,11 +158,11 @@ def _serve(run_config: RunConfig, neighbours: notifier.LocalPipes | None, child_
         except FaktoryError as error:
             logger.error("server cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
             return CANNOT_START
-        crier.stop()
+        publisher.stop()
     return CLEAN
 
 
-def _work(run_config: RunConfig, number: int, neighbours: notifier.LocalPipes | None, child_spec: ChildSpec) -> int:
+def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes | None, child_spec: ChildSpec) -> int:
     """Run one worker; return its exit code.
 
     The first worker also runs maintenance, outbox and probes if no server of this plan does.
@@ -179,7 +181,7 @@ def _work(run_config: RunConfig, number: int, neighbours: notifier.LocalPipes | 
         queues=run_config.queues,
         concurrency=run_config.concurrency,
         listen=partial(
-            _listen, run_config.alias, _names(run_config), neighbours, number, logs_problems=runs_maintenance
+            _listen, run_config.alias, _names(run_config), local_pipes, number, logs_problems=runs_maintenance
         )
         if run_config.alias
         else None,
@@ -235,16 +237,16 @@ def _loop_watch(server: Server) -> LoopWatch:
 def _listen(
     alias: str,
     queues: Sequence[str] | None,
-    neighbours: notifier.LocalPipes | None,
+    local_pipes: notifier.LocalPipes | None,
     place: int,
     *,
     is_own: Callable[[int], bool] = lambda _: False,
     logs_problems: bool = True,
 ) -> notifier.Listener:
     """Return a listener for the database's notifications, or for the pipes of neighbour processes."""
-    if neighbours is None:
+    if local_pipes is None:
         return notifier.listen(alias, queues, is_own=is_own, logs_problems=logs_problems)
-    return notifier.listen(alias, queues, otherwise=partial(neighbours.listener, place))
+    return notifier.listen(alias, queues, otherwise=partial(local_pipes.listener, place))
 
 
 def _names(run_config: RunConfig) -> list[str]:

@@ -25,7 +25,7 @@ from .tcp_keepalive import keep_alive
 
 logger = get_logger(__name__)
 
-READ_AHEAD_BYTES = 64 * 1024
+BUFFERED_BYTES = 64 * 1024
 """Bytes buffered behind the current command before reading from the socket pauses."""
 
 WRITE_BUFFER_BYTES = 4 * 1024 * 1024
@@ -285,7 +285,7 @@ class Connection(asyncio.Protocol):
     def _update_reading(self) -> None:
         """Pause or resume reading so that bytes that cannot be executed yet stay bounded (W6, W7)."""
         must_wait = self._is_busy or self._is_paused or self._is_resting
-        is_enough = self._is_in_intake or (must_wait and self._protocol.buffered_bytes > READ_AHEAD_BYTES)
+        is_enough = self._is_in_intake or (must_wait and self._protocol.buffered_bytes > BUFFERED_BYTES)
         is_settled = is_enough is self._is_reading_paused or self.is_ending or self._is_closed
         if is_settled or self._transport is None or self._transport.is_closing():
             return

@@ -66,7 +66,7 @@ def execute_exchange(broker: Broker, items: Sequence[Item]) -> list[Any]:
     batch = ExchangeBatch(items)
     is_mixed = bool(batch.jobs) + bool(batch.acks) + bool(batch.requests) > 1
     # Only `exchange` can mix verbs and prefetch jobs.
-    if is_mixed or any(request.ahead for request in batch.requests):
+    if is_mixed or any(request.prefetch for request in batch.requests):
         return batch.answers(broker.exchange(batch.jobs, batch.acks, batch.requests))
     pushed: Sequence[Any] = broker.push(batch.jobs) if batch.jobs else []
     acked: Sequence[Any] = broker.ack(batch.acks) if batch.acks else []

@@ -14,7 +14,7 @@ MAX_ADDRESSES = 10_000
 
 
 class LoginThrottle:
-    """Leaky bucket of wrong passwords per address; leaks `limit` per minute. `most=0` disables the throttle."""
+    """Leaky bucket of wrong passwords per address; leaks `limit` per minute. `limit=0` disables the throttle."""
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit

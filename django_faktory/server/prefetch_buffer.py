@@ -1,4 +1,4 @@
-"""Prefetch buffer: jobs claimed ahead of demand answer the next FETCHes without a query (ADR 0022).
+"""Prefetch buffer: jobs claimed in advance answer the next FETCHes without a query (ADR 0022).
 
 `PrefetchBuffer` keeps them per queue for at most `HOLD_S`, and only while at least `MIN_CLIENTS` clients fetch. The
 database stores prefetched jobs as `working` with a negative claim number and a lease of 60 s, so a killed server loses
@@ -160,7 +160,7 @@ class PrefetchBuffer:
         if not self._limit or not request.queues:
             return request
         now, queue = self._loop.time(), request.queues[0]
-        is_alongside = any(sent.ahead and sent.count and sent.queues[0] == queue for sent in earlier_claims)
+        is_alongside = any(sent.prefetch and sent.count and sent.queues[0] == queue for sent in earlier_claims)
         if self._is_moving(queue) and not is_alongside:
             return None
         more = 0 if is_alongside else self._prefetch_count(now, queue)
@@ -168,7 +168,7 @@ class PrefetchBuffer:
         # (count=0): a job from the database would overtake the buffered ones.
         if queue in self._jobs:
             return self._mark_sent(
-                FetchRequest(queues=(queue,), wid=request.wid, count=0, ahead=max(more, 1), lease=Lease.DELIVERY)
+                FetchRequest(queues=(queue,), wid=request.wid, count=0, prefetch=max(more, 1), lease=Lease.DELIVERY)
             )
         if more and queue in self._claiming:
             return None  # a claim of the queue is running: this one could return jobs that come after its jobs
@@ -180,7 +180,7 @@ class PrefetchBuffer:
             if place and (self._is_moving(other) or self._has_job_for(now, other, request.wid))
         )
         return self._mark_sent(
-            msgspec.structs.replace(request, queues=request.queues[: next(behind, None)], ahead=more)
+            msgspec.structs.replace(request, queues=request.queues[: next(behind, None)], prefetch=more)
         )
 
     def prepare_plain_claim(self, request: FetchRequest) -> FetchRequest:
@@ -194,29 +194,31 @@ class PrefetchBuffer:
         now = self._loop.time()
         low, self._low = self._low, set()
         return [
-            self._mark_sent(FetchRequest(queues=(queue,), count=0, ahead=more, lease=Lease.DELIVERY))
+            self._mark_sent(FetchRequest(queues=(queue,), count=0, prefetch=more, lease=Lease.DELIVERY))
             for queue in low
             if not self._is_moving(queue) and queue not in self._claiming and (more := self._prefetch_count(now, queue))
         ]
 
-    def store_result(self, sent: FetchRequest, claimed: Sequence[Reservation], ahead: Sequence[Reservation]) -> None:
-        """Store the result of a claim: `claimed` for its client, `ahead` for the buffer."""
+    def store_result(
+        self, sent: FetchRequest, claimed: Sequence[Reservation], prefetched: Sequence[Reservation]
+    ) -> None:
+        """Store the result of a claim: `claimed` for its client, `prefetched` for the buffer."""
         _take_from(self._claiming, sent.queues)
         # All prefetched jobs are plain, so one of them suffices.
-        for job in (*claimed, *ahead[:1]):
+        for job in (*claimed, *prefetched[:1]):
             self._count_unproductive(job)
-        if not sent.ahead:
+        if not sent.prefetch:
             return
         epoch = self._prefetching.pop(sent.queues[0])
-        if not ahead:
+        if not prefetched:
             return
         # `clear` or `close` ran while the prefetch was in flight: its jobs may be out of order or of a paused queue.
         if epoch != self._epoch or not self._limit:
-            self._release_jobs(ahead)
+            self._release_jobs(prefetched)
             return
         now = self._loop.time()
         self._trust(now, sent.candidate_wids)
-        for job in ahead:
+        for job in prefetched:
             self._jobs.setdefault(job.queue, deque()).append((now, job))
         if self._timer is None:
             self._timer = self._loop.call_later(HOLD_S, self._release_old)
@@ -246,7 +248,7 @@ class PrefetchBuffer:
 
     def _mark_sent(self, request: FetchRequest) -> FetchRequest:
         _add_to(self._claiming, request.queues)
-        if not request.ahead:
+        if not request.prefetch:
             return request
         self._prefetching[request.queues[0]] = self._epoch
         return msgspec.structs.replace(request, candidate_wids=tuple(self._fetch_rate.wids() | {request.wid}))

@@ -309,7 +309,7 @@ class Server:
     def _open_fetch_queue(self) -> None:
         self.deliveries = DeliveryTracker(confirm=self._confirm, loop=self.loop)
         self.prefetch_buffer = PrefetchBuffer(
-            limit=conf.get("READ_AHEAD") if self.broker.supports_prefetch else 0,
+            limit=conf.get("PREFETCH") if self.broker.supports_prefetch else 0,
             assign_prefetched=self._hand_out,
             release=lambda jobs: self.release(jobs, self.fetch_queue.mark_returned),
             loop=self.loop,
@@ -402,16 +402,16 @@ class Server:
         self.deliveries.add(delivered)
         return delivered
 
-    def _withdraw(self, bids: Collection[str], then: Callable[[FaktoryError | None], None]) -> None:
-        self.may_block(lambda: self.broker.withdraw_batches(bids), then)
+    def _withdraw(self, bids: Collection[str], on_result: Callable[[FaktoryError | None], None]) -> None:
+        self.may_block(lambda: self.broker.withdraw_batches(bids), on_result)
 
     def _confirm(self, delivered: Sequence[Delivery], on_confirmed: Callable[[set[str] | FaktoryError], None]) -> None:
         self._confirm_queue.submit(lambda: self.broker.confirm(delivered), on_confirmed)
 
-    def release(self, jobs: Sequence[Reservation], then: Callable[[set[str]], None] = lambda _: None) -> None:
+    def release(self, jobs: Sequence[Reservation], on_result: Callable[[set[str]], None] = lambda _: None) -> None:
         """Release jobs that were claimed for disconnected clients (W14); retry while the database is unavailable.
 
-        `then` is called with the queues of the jobs once they are released, or cannot be.
+        `on_result` is called with the queues of the jobs once they are released, or cannot be.
         """
         # Before the release: a confirmation would reserve the job for the disconnected client.
         for job in jobs:
@@ -419,10 +419,10 @@ class Server:
 
         def answer(result: int | FaktoryError) -> None:
             if isinstance(result, BrokerUnavailable) and not self._is_stopping:
-                self.loop.call_later(RELEASE_AGAIN_S, self.release, jobs, then)
+                self.loop.call_later(RELEASE_AGAIN_S, self.release, jobs, on_result)
                 return
             queues = {job.queue for job in jobs}
-            then(queues)
+            on_result(queues)
             if isinstance(result, FaktoryError):
                 logger.error("jobs not released, their reservations must end jids=%s", [job.jid for job in jobs])
             else:

@@ -119,13 +119,13 @@ class FetchQueue:
     def _buffer_prefetched(self, sent: FetchRequest, result: list[Reservation] | FaktoryError) -> list[Reservation]:
         """Store prefetched jobs in the buffer and return the other claimed jobs."""
         found = [] if isinstance(result, FaktoryError) else result
-        ahead = [job for job in found if job.is_prefetched]
-        if ahead:
-            found = found[: -len(ahead)]  # the broker lists prefetched jobs last
-        self._prefetch_buffer.store_result(sent, found, ahead)
+        prefetched = [job for job in found if job.is_prefetched]
+        if prefetched:
+            found = found[: -len(prefetched)]  # the broker lists prefetched jobs last
+        self._prefetch_buffer.store_result(sent, found, prefetched)
         self._try_delayed(sent.queues)
-        if ahead:
-            self.wake({job.queue for job in ahead})
+        if prefetched:
+            self.wake({job.queue for job in prefetched})
         return found
 
     def claim_with_ack(self, jid: str) -> None:

@@ -188,7 +188,7 @@ def shared_latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
     return shared((latency, *queues), partial(latency, queues, using=using), using=using, exact=True)
 
 
-def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[str, Waiting]:
+def waiting(names: Sequence[str], *, using: str, max_count: int = COUNTED) -> dict[str, Waiting]:
     """Return the size and latency of each of these queues, with one statement per state.
 
     No queue is read to its end. Allows at most 100 names, since each is a term of the statement.
@@ -201,11 +201,11 @@ def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[st
         with connection.cursor() as cursor:
             for state in _WAITING:
                 heads, ages = _heads(connection, [state])
-                sizes, values = _sizes(names, state, using, most)
+                sizes, values = _sizes(names, state, using, max_count)
                 cursor.execute(f"{heads} {ages} UNION ALL {sizes}", [jsontext.encode(list(names)), *values])
                 for name, size, age in cursor.fetchall():
                     had = found[name]
-                    found[name] = Waiting(min(had.size + size, most), max(had.latency_s, age))
+                    found[name] = Waiting(min(had.size + size, max_count), max(had.latency_s, age))
         return found
 
     return run(using, verb, atomic=False)
@@ -242,13 +242,13 @@ def _heads(connection: BaseDatabaseWrapper, states: Sequence[State] = _WAITING) 
     )
 
 
-def _sizes(names: Sequence[str], state: State, using: str, most: int) -> tuple[str, list[Any]]:
+def _sizes(names: Sequence[str], state: State, using: str, max_count: int) -> tuple[str, list[Any]]:
     """Build a SELECT with a term per queue. Django compiles one term, since they differ only by name."""
     any_name = "\n"  # placeholder: no queue and no state has this name
     jobs = Job.objects.using(using).in_state(state).filter(queue=any_name)
     some = jobs.order_by("sort_priority", "enqueued_at", "pk").values("pk")[
-        :most
-    ]  # index order, so the scan stops at `most`
+        :max_count
+    ]  # index order, so the scan stops at `max_count`
     sql, params = some.query.get_compiler(using).as_sql()
     parts = [f"SELECT %s, COUNT(*), 0 FROM ({sql}) AS some_{place}" for place in range(len(names))]
     values = [name if value == any_name else value for name in names for value in (name, *params)]

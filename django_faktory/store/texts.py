@@ -65,8 +65,8 @@ def whole(row: Model, field: str) -> str:
     return _rows(row).values_list(field, flat=True).first() or ""
 
 
-def format_json(text: str, most: int = SHOWN_BYTES) -> str:
-    """Return JSON indented, cut at about `most` characters; other text is returned unchanged.
+def format_json(text: str, limit: int = SHOWN_BYTES) -> str:
+    """Return JSON indented, cut at about `limit` characters; other text is returned unchanged.
 
     The encoder is stopped early, because indentation can make a text a hundred times longer.
     """
@@ -78,22 +78,22 @@ def format_json(text: str, most: int = SHOWN_BYTES) -> str:
         for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
             parts.append(_spelled(part))
             length += len(parts[-1])
-            if length > most:
+            if length > limit:
                 break
         return "".join(parts)
     except (FaktoryError, ValueError):
         return text
 
 
-def cut(text: str, most: int = SHOWN_BYTES) -> str:
-    """Return the beginning of a text that takes at most `most` bytes of HTML."""
-    left = most
-    for place, char in enumerate(text[:most]):
+def cut(text: str, limit: int = SHOWN_BYTES) -> str:
+    """Return the beginning of a text that takes at most `limit` bytes of HTML."""
+    left = limit
+    for place, char in enumerate(text[:limit]):
         # Control characters are shown as symbols of 3 bytes in UTF-8, see `admin.sanitize`.
         left -= _HTML_BYTES.get(char, 3 if char < " " else 1 if char < "\x80" else len(char.encode("utf-8", "replace")))
         if left < 0:
             return text[:place]
-    return text[:most]
+    return text[:limit]
 
 
 def _rows(row: Model) -> Any:

@@ -193,7 +193,7 @@ def _read(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper],
     return found
 
 
-def is_at_hand(connection: BaseDatabaseWrapper) -> bool:
+def is_ready(connection: BaseDatabaseWrapper) -> bool:
     """Return True if the connection can be used at once, without blocking.
 
     It must be open, outside a transaction, and usable.

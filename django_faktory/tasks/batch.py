@@ -36,11 +36,11 @@ class BatchStore(Protocol):
     def atomic(self) -> AbstractContextManager[object]:
         """Return a context manager that applies the changes inside together or not at all."""
 
-    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:
-        """Store a new batch and return its bid; `by` is the wid of the worker that adds it."""
+    def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:
+        """Store a new batch and return its bid; `caller_wid` is the wid of the worker that adds it."""
 
-    def check_batch(self, bid: str, *, by: str = "") -> None:
-        """Raise UnknownBatch or BatchClosed if it is known that `by` cannot add jobs now."""
+    def check_batch(self, bid: str, *, caller_wid: str = "") -> None:
+        """Raise UnknownBatch or BatchClosed if it is known that `caller_wid` cannot add jobs now."""
 
     def commit_batch(self, bid: str) -> None:
         """End the batch's definition, so that its callbacks can become due."""
@@ -61,7 +61,7 @@ class _ActiveBatch:
     """Base of the batches that newly enqueued jobs can join."""
 
     bid: str
-    by = ""
+    caller_wid = ""
     """The wid of the worker that adds jobs; set only inside a running member."""
 
     def __init__(self, store: Callable[[], BatchStore]) -> None:
@@ -137,7 +137,7 @@ class Batch(_ActiveBatch):
                 success=self._success,
                 complete=self._complete,
             )
-            self.bid = store.new_batch(made, by=outer.by if outer else "")
+            self.bid = store.new_batch(made, caller_wid=outer.caller_wid if outer else "")
             self._open()
             self._scope = scope.pop_all()
         return self
@@ -163,9 +163,9 @@ class RunningBatch(_ActiveBatch):
     Jobs enqueued inside of `with context.batch:` join it; use `async with` in a coroutine.
     """
 
-    def __init__(self, bid: str, by: str, store: Callable[[], BatchStore]) -> None:
+    def __init__(self, bid: str, caller_wid: str, store: Callable[[], BatchStore]) -> None:
         super().__init__(store)
-        self.bid, self.by = bid, by
+        self.bid, self.caller_wid = bid, caller_wid
 
     @property
     def parent(self) -> RunningBatch | None:
@@ -174,12 +174,12 @@ class RunningBatch(_ActiveBatch):
         Reads the status. Raises UnknownBatch.
         """
         parent_bid = self.status().parent_bid
-        return RunningBatch(parent_bid, self.by, self._get_store) if parent_bid else None
+        return RunningBatch(parent_bid, self.caller_wid, self._get_store) if parent_bid else None
 
     def __enter__(self) -> Self:
         # BATCH OPEN is not needed: while the running member adds jobs, it keeps its batch and each ancestor from firing
         # their callbacks.
-        self._get_store().check_batch(self.bid, by=self.by)
+        self._get_store().check_batch(self.bid, caller_wid=self.caller_wid)
         self._open()
         return self
 
@@ -188,7 +188,7 @@ class RunningBatch(_ActiveBatch):
 
     async def __aenter__(self) -> Self:
         # check_batch() queries the database, which Django permits in threads only.
-        await sync_to_async(self._get_store().check_batch)(self.bid, by=self.by)
+        await sync_to_async(self._get_store().check_batch)(self.bid, caller_wid=self.caller_wid)
         self._open()
         return self
 

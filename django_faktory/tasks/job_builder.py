@@ -40,7 +40,7 @@ class JobBuilder:
             result_ttl=_setting(task.result_ttl, "RESULT_TTL"),
         )
         batch = batches.current()
-        self._by = batch.by if batch is not None else ""
+        self._caller_wid = batch.caller_wid if batch is not None else ""
 
     def job(self, call: Call) -> JobPayload:
         """Build the job of one call. Raises InvalidPayload if no worker could read it, CannotEncrypt without a key."""
@@ -48,8 +48,8 @@ class JobBuilder:
         job = self._form.job(call.result.id, args, kwargs, call.custom)
         jsontext.check_depth(job.text)  # FETCH rejects deeper JSON
         # Only members of a batch need the wid of the pushing job: it proves that the job may add to the batch.
-        if self._by and job.options:
-            return replace(job, options=replace(job.options, by=self._by))
+        if self._caller_wid and job.options:
+            return replace(job, options=replace(job.options, caller_wid=self._caller_wid))
         return job
 
     def _arguments(self, result: TaskResult[..., Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -94,7 +94,7 @@ class MemoryBatchStore:
             self._level -= 1
         self.settle()
 
-    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:  # noqa: ARG002  (one thread: who runs is inside)
+    def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:  # noqa: ARG002  (one thread: who runs is inside)
         """Create a batch and return its id; see Broker."""
         made = MemoryBatch(bid=f"b-{uuid4().hex}", made=batch)
         if batch.parent_bid:
@@ -105,7 +105,7 @@ class MemoryBatchStore:
         self.kept[made.bid] = made
         return made.bid
 
-    def check_batch(self, bid: str, *, by: str = "") -> None:  # noqa: ARG002
+    def check_batch(self, bid: str, *, caller_wid: str = "") -> None:  # noqa: ARG002
         """Raise an error unless jobs may join this batch; see Broker."""
         self._open(bid)
 

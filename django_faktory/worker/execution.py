@@ -398,10 +398,10 @@ def _lines(error: BaseException, wanted: int) -> list[str]:
         type(error), error, _skip_own_frames(error), limit=-payloads.MAX_BACKTRACE_LINES
     )
     lines = "".join(job_transaction).splitlines()
-    most = len(payloads.kept_lines(lines, wanted))
-    if most == len(lines) or most < 3:
-        return lines[len(lines) - most :]
-    return [lines[0], f"  … {len(lines) - most + 1} lines left out", *lines[len(lines) - most + 2 :]]
+    kept = len(payloads.kept_lines(lines, wanted))
+    if kept == len(lines) or kept < 3:
+        return lines[len(lines) - kept :]
+    return [lines[0], f"  … {len(lines) - kept + 1} lines left out", *lines[len(lines) - kept + 2 :]]
 
 
 def _skip_own_frames(error: BaseException) -> TracebackType | None:

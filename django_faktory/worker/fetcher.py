@@ -119,7 +119,7 @@ class Fetcher:
         finally:
             self._fetching.release()
 
-    def _next_request(self, most: int | None) -> FetchRequest | None:
+    def _next_request(self, limit: int | None) -> FetchRequest | None:
         """Build the fetch that goes with the ACKs; None if this worker cannot take a job now.
 
         A single ACK frees one lock, so only the job that waits for that lock is requested: the loop already has, or is
@@ -128,7 +128,7 @@ class Fetcher:
         room = self._buffer.wait_for_room(0)
         if not room or self._broker.blocking or self._stopping.is_set() or not self._may_fetch():
             return None
-        request = self._request(min(room, most or room))
+        request = self._request(min(room, limit or room))
         return request if request.queues else None
 
     def _round(self, listener: Listener) -> None:
@@ -198,7 +198,7 @@ class Fetcher:
         queues = self._order.draw(self._rng)
         if self._queue_limits:
             held = self._buffer.in_queues()
-            left = {queue: most - held[queue] for queue, most in self._queue_limits.items()}
+            left = {queue: limit - held[queue] for queue, limit in self._queue_limits.items()}
             queues = tuple(queue for queue in queues if left.get(queue, 1) > 0)
             count = min([count, *(left[queue] for queue in queues if queue in left)])
         return FetchRequest(queues=queues, wid=self._wid, count=count, lease=Lease.HEARTBEAT)

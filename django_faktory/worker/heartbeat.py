@@ -116,6 +116,6 @@ def rss_kb() -> int:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
     except OSError:  # pragma: no cover  (no /proc on this platform)
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         # ru_maxrss is in bytes on macOS and in KB elsewhere.
-        return most // 1024 if sys.platform == "darwin" else most
+        return peak // 1024 if sys.platform == "darwin" else peak

@@ -58,10 +58,10 @@ class PrefetchWindow:
         not worth its cost.
         """
         # A mean of 0 s is possible, for empty jobs on a coarse clock.
-        ahead = min(self._max_prefetch, int(HORIZON_S * self._concurrency / max(self._mean_s, 1e-6)))
-        most = self._concurrency + ahead
+        prefetch = min(self._max_prefetch, int(HORIZON_S * self._concurrency / max(self._mean_s, 1e-6)))
+        limit = self._concurrency + prefetch
         if self._cautious_until is None or now < self._cautious_until:
-            most = min(most, self._window)
+            limit = min(limit, self._window)
         is_idle = held < self._concurrency
-        room = most - held
-        return room if room >= (1 if is_idle else max(1, ahead // 2)) else 0
+        room = limit - held
+        return room if room >= (1 if is_idle else max(1, prefetch // 2)) else 0

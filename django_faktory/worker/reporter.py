@@ -95,10 +95,10 @@ class Reporter:
         else:
             self._closing.wait(self._pause_s)
 
-    def _gather(self, most: int, *, block: bool) -> list[Report]:
+    def _gather(self, limit: int, *, block: bool) -> list[Report]:
         found: list[Report] = []
         try:
-            while len(found) < most:
+            while len(found) < limit:
                 report = self._finished.get(block and not found)
                 if report is None:
                     break

@@ -60,7 +60,7 @@ def test_jobs_that_died_of_the_same_are_one_line(admin_client):
 
 def test_a_page_of_groups_says_how_many_it_has_looked_at(admin_client, monkeypatch):
     [dead(number) for number in range(3)]
-    found = error_groups.found(Job.objects.dead(), most=2)
+    found = error_groups.found(Job.objects.dead(), limit=2)
     assert (found.looked_at, found.is_more, found.groups[0].count) == (2, True, 2)
 
 

@@ -119,7 +119,7 @@ def test_charts_add_up_minutes_and_days():
 
 def test_a_bar_is_as_high_as_its_share_of_the_highest():
     chart = charts.chart("T", [Point("a", 3, 1), Point("b", 1, 0), Point("c", 0, 0)])
-    assert chart.most == 4
+    assert chart.maximum == 4
     assert [(bar.well_height, bar.badly_height) for bar in chart.bars] == [("75", "25"), ("25", "0"), ("0", "0")]
     assert (chart.bars[0].badly_y, chart.bars[0].well_y) == ("75", "0")
     assert charts.chart("T", []).bars == ()

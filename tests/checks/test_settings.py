@@ -68,6 +68,11 @@ def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
         assert "Known: ALLOW_FLUSH, API_ACTS, API_READS, BATCH_COMMIT_WITHIN, " in said("E001")
 
 
+def test_the_old_name_of_a_setting_is_answered_with_the_new_one():
+    with override_settings(FAKTORY={"READ_AHEAD": 4}):
+        assert said("E001") == "FAKTORY: unknown key 'READ_AHEAD' | It is called 'PREFETCH' now."
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -28,7 +28,7 @@ class BatchContract:
 
     def test_a_batch_goes_from_its_members_to_its_callbacks(self, broker, me):
         bid = broker.new_batch(
-            NewBatch(description="ü", complete=callback("complete"), success=callback("success")), by=me
+            NewBatch(description="ü", complete=callback("complete"), success=callback("success")), caller_wid=me
         )
         assert broker.push([member(bid, 1), member(bid, 2)]) == [None, None]
         broker.commit_batch(bid)
@@ -41,46 +41,46 @@ class BatchContract:
         assert (told.pending, told.complete_st, told.success_st, told.is_broken) == (0, "2", "2", False)
 
     def test_a_child_knows_its_parent_and_the_parent_waits(self, broker, me):
-        parent = broker.new_batch(NewBatch(success=callback("parents")), by=me)
-        child = broker.new_batch(NewBatch(parent_bid=parent, success=callback("childs")), by=me)
+        parent = broker.new_batch(NewBatch(success=callback("parents")), caller_wid=me)
+        child = broker.new_batch(NewBatch(parent_bid=parent, success=callback("childs")), caller_wid=me)
         for bid in (parent, child):
             broker.commit_batch(bid)
         assert broker.batch_status(child).parent_bid == parent
         assert [self.do_next(broker, me, type(self)).jid for _ in range(2)] == ["callback-childs", "callback-parents"]
 
     def test_who_runs_a_member_may_add_and_nobody_else(self, broker, me):
-        bid = broker.new_batch(NewBatch(success=callback("success")), by=me)
+        bid = broker.new_batch(NewBatch(success=callback("success")), caller_wid=me)
         broker.push([member(bid, 1)])
         broker.commit_batch(bid)
         with pytest.raises(FaktoryError, match="it is committed"):
-            broker.open_batch(bid, by=me)
+            broker.open_batch(bid, caller_wid=me)
         [refusal] = broker.push([member(bid, 2)])
         assert bid in str(refusal)
         self.fetch(broker, wid=me)
-        assert broker.open_batch(bid, by=me) == bid
+        assert broker.open_batch(bid, caller_wid=me) == bid
         assert broker.push([member(bid, 3)]) == [None]
         assert broker.batch_status(bid).total == 2
 
     def test_no_callback_comes_between_an_open_and_its_commit(self, broker, me):
-        bid = broker.new_batch(NewBatch(success=callback("success")), by=me)
+        bid = broker.new_batch(NewBatch(success=callback("success")), caller_wid=me)
         broker.push([member(bid, 1)])
         broker.commit_batch(bid)
         [one] = self.fetch(broker, wid=me)
-        assert broker.open_batch(bid, by=me) == bid
+        assert broker.open_batch(bid, caller_wid=me) == bid
         broker.ack([Ack(jid=one.jid, wid=me)])
         assert broker.push([member(bid, 2)]) == [None]
         broker.commit_batch(bid)
         assert [self.do_next(broker, me, type(self)).jid for _ in range(2)] == ["member-0002", "callback-success"]
 
     def test_a_check_says_when_nothing_can_be_added_and_changes_nothing(self, broker, me):
-        bid = broker.new_batch(NewBatch(success=callback("success")), by=me)
+        bid = broker.new_batch(NewBatch(success=callback("success")), caller_wid=me)
         broker.push([member(bid, 1)])
         broker.commit_batch(bid)
         [one] = self.fetch(broker, wid=me)
-        broker.check_batch(bid, by=me)
+        broker.check_batch(bid, caller_wid=me)
         broker.ack([Ack(jid=one.jid, wid=me)])
         with pytest.raises(FaktoryError, match="a callback of it was enqueued already"):
-            broker.check_batch(bid, by=me)
+            broker.check_batch(bid, caller_wid=me)
         assert self.do_next(broker, me, type(self)).jid == "callback-success"
 
     def test_an_unknown_batch_is_named(self, broker, me):
@@ -88,13 +88,13 @@ class BatchContract:
             with pytest.raises(UnknownBatch, match="no such batch b-nowhere"):
                 verb("b-nowhere")
         with pytest.raises(UnknownBatch, match="no such batch b-nowhere"):
-            broker.new_batch(NewBatch(parent_bid="b-nowhere", success=callback("success")), by=me)
+            broker.new_batch(NewBatch(parent_bid="b-nowhere", success=callback("success")), caller_wid=me)
         [refusal] = broker.push([member("b-nowhere", 1)])
         assert "no such batch b-nowhere" in str(refusal)
         assert not Batch.objects.exists()
 
     def test_members_come_with_a_turn_too(self, broker, me):
-        bid = broker.new_batch(NewBatch(success=callback("success")), by=me)
+        bid = broker.new_batch(NewBatch(success=callback("success")), caller_wid=me)
         broker.exchange([member(bid, 1)], [], [])
         broker.commit_batch(bid)
         [one] = self.fetch(broker, wid=me)

@@ -139,7 +139,7 @@ class Recording(OrmBroker):
 
 @pytest.fixture
 def recording(serve, settings):
-    settings.FAKTORY = {"POLL_INTERVAL": 60.0, "READ_AHEAD": 0}
+    settings.FAKTORY = {"POLL_INTERVAL": 60.0, "PREFETCH": 0}
     return serve(Recording())
 
 

@@ -346,8 +346,8 @@ class LosesAnswers(OrmBroker):
 
     losses = 1
 
-    def new_batch(self, batch, *, by=""):
-        bid = super().new_batch(batch, by=by)
+    def new_batch(self, batch, *, caller_wid=""):
+        bid = super().new_batch(batch, caller_wid=caller_wid)
         if self.losses:
             self.losses -= 1
             raise BrokerUnavailable("the connection was lost while it committed")

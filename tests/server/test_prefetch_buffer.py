@@ -154,7 +154,7 @@ class TestTaking:
         assert [fetch(client) for _ in range(5)] == ["d", "e", "f", "g", "h"]
 
     def test_where_it_is_not_wanted_nothing_is_read_ahead(self, slow, settings, serve):
-        settings.FAKTORY = {"READ_AHEAD": 0}
+        settings.FAKTORY = {"PREFETCH": 0}
         server = serve()
         client = RawClient.identified(server.address, **worker())
         store("a", "b")

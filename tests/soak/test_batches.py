@@ -134,7 +134,7 @@ class Torture(Turning):
         """Check B9: a batch accepts no job, no opening and no child after its callback has run."""
         for attempt in (
             lambda: self.history.push(self.broker, bid, 1),
-            lambda: self.broker.open_batch(bid, by=self.wid),
+            lambda: self.broker.open_batch(bid, caller_wid=self.wid),
             lambda: self.broker.new_batch(NewBatch(parent_bid=bid, success=job("callback"))),
         ):
             with pytest.raises(BatchClosed, match=bid):

@@ -49,4 +49,4 @@ def test_a_long_queue_is_not_counted_to_its_end():
     QueueFactory(name="mail")
     for _ in range(5):
         JobFactory(queue="mail")
-    assert queues.waiting(["mail"], using="default", most=3)["mail"].size == 3
+    assert queues.waiting(["mail"], using="default", max_count=3)["mail"].size == 3

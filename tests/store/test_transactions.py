@@ -125,9 +125,9 @@ def test_the_event_loop_does_not_send_on_a_session_that_has_ended():
     if connection.vendor == "sqlite":
         pytest.skip("SQLite has no sessions")
     connection.ensure_connection()
-    assert transactions.is_at_hand(connection)
+    assert transactions.is_ready(connection)
     end_idle(connection)
-    assert not transactions.is_at_hand(connection)
+    assert not transactions.is_ready(connection)
     connection.close()  # the next test opens a new session
 
 

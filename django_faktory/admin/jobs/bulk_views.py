@@ -53,7 +53,7 @@ class BulkViews(ReadOnlyAdmin):
                 verb, scope, total=total, user=request.user.pk, why=why(request), every_s=pace, using=using
             )
             _record(request, begun, f"{act.label}: begun for all that match ({count})")
-            return self._tell(request, begun)
+            return self._render_progress(request, begun)
         return self.page(
             request,
             "all",
@@ -86,9 +86,9 @@ class BulkViews(ReadOnlyAdmin):
         sweep = bulk.run_steps(sweep, using=conf.get("DATABASE"))
         if sweep.is_over:
             _record(request, sweep, f"{act.done} {sweep.changed:,} of all that match")
-        return self._tell(request, sweep)
+        return self._render_progress(request, sweep)
 
-    def _tell(self, request: HttpRequest, sweep: BulkRun) -> HttpResponse:
+    def _render_progress(self, request: HttpRequest, sweep: BulkRun) -> HttpResponse:
         act = actions.ACTS[sweep.verb]
         return self.page(
             request,

@@ -93,19 +93,19 @@ def get_kind(job: Job, failure: str) -> ErrorKind:
     return ErrorKind(job.errtype, job.jobtype, normalize_message(extract_message(failure)))
 
 
-def found(jobs: JobQuerySet, *, most: int = LOOKED_AT) -> ErrorGroups:
-    """Return the groups of these jobs, newest `most` jobs only, in one query."""
+def found(jobs: JobQuerySet, *, limit: int = LOOKED_AT) -> ErrorGroups:
+    """Return the groups of these jobs, newest `limit` jobs only, in one query."""
     fields = ("pk", "errtype", "jobtype", "failure_text", "finished_at", "queue")
-    rows: list[Any] = list(_with_failure_text(jobs).order_by("-pk").values_list(*fields)[: most + 1])
+    rows: list[Any] = list(_with_failure_text(jobs).order_by("-pk").values_list(*fields)[: limit + 1])
     groups: dict[ErrorKind, ErrorGroup] = {}
-    for pk, errtype, jobtype, failure_text, finished_at, queue in rows[:most]:
+    for pk, errtype, jobtype, failure_text, finished_at, queue in rows[:limit]:
         message = extract_message(failure_text)
         kind = ErrorKind(errtype, jobtype, normalize_message(message))
         group = groups.setdefault(kind, ErrorGroup(kind, 0, pk, finished_at, message, set()))
         group.count += 1
         group.queues.add(queue)
     in_order = sorted(groups.values(), key=lambda group: (-group.count, -group.latest_pk))
-    return ErrorGroups(in_order, min(len(rows), most), len(rows) > most)
+    return ErrorGroups(in_order, min(len(rows), limit), len(rows) > limit)
 
 
 def filter_kind(kind: ErrorKind, *, using: str) -> JobQuerySet:

@@ -40,7 +40,7 @@ class Chart(NamedTuple):
     bars: tuple[Bar, ...]
     width: str
     height: str
-    most: int
+    maximum: int
     first: str
     last: str
     points: tuple[Point, ...]
@@ -49,8 +49,8 @@ class Chart(NamedTuple):
 
 def chart(title: str, points: Sequence[Point]) -> Chart:
     """Return a chart with bars scaled to the highest one."""
-    most = max((point.well + point.badly for point in points), default=0)
-    scale = HEIGHT / most if most else 0.0
+    maximum = max((point.well + point.badly for point in points), default=0)
+    scale = HEIGHT / maximum if maximum else 0.0
     bars = tuple(_bar(place, point, scale) for place, point in enumerate(points))
     well, badly = sum(point.well for point in points), sum(point.badly for point in points)
     return Chart(
@@ -59,7 +59,7 @@ def chart(title: str, points: Sequence[Point]) -> Chart:
         bars=bars,
         width=_format_number(len(points) * STEP),
         height=_format_number(HEIGHT),
-        most=most,
+        maximum=maximum,
         first=points[0].label if points else "",
         last=points[-1].label if points else "",
         points=tuple(point for point in points if point.well or point.badly),

@@ -127,7 +127,7 @@ def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> Overvie
         running=[(job, ago(job.started_at or now)) for job in running(using=using)] if sees("running") else None,
         workers=_workers(using) if sees("workers") else None,
         alarms=[*_paused(queues_), *_alarms(_number(counts, State.BLOCKED), using)],
-        groups=found(Job.objects.using(using).dead(), most=GROUPS_LOOKED_AT).groups[:5] if sees("errors") else None,
+        groups=found(Job.objects.using(using).dead(), limit=GROUPS_LOOKED_AT).groups[:5] if sees("errors") else None,
     )
 
 
@@ -192,7 +192,7 @@ def waiting(names: Sequence[str], *, using: str) -> dict[str, queues.Waiting]:
     found: dict[str, queues.Waiting] = {}
     for start in range(0, len(names), QUEUES_LOOKED_AT):
         some = names[start : start + QUEUES_LOOKED_AT]
-        found |= queues.waiting(some, using=using, most=queues.COUNTED)
+        found |= queues.waiting(some, using=using, max_count=queues.COUNTED)
     return found
 
 
@@ -216,7 +216,7 @@ def _alarms(blocked: str, using: str) -> Iterator[Alarm]:
     # No next time, although it is neither paused nor removed: its schedule matches no date.
     never = CronEntry.objects.using(using).filter(next_at=None, paused_at=None, removed_at=None)
     # One statement for three counts.
-    counts = bounded_counts.counts([silent, refused, never], most=COUNTED + 1, using=using)
+    counts = bounded_counts.counts([silent, refused, never], max_count=COUNTED + 1, using=using)
     stale, outbox, cron = (capped(count, COUNTED) if count else "" for count in counts)
     if stale:
         limit = duration(conf.get("WORKER_TIMEOUT"))

@@ -59,8 +59,8 @@ class PasswordThrottle(BaseThrottle):
     def allow_request(self, request: Request, view: APIView) -> bool:  # noqa: ARG002
         """Return whether the credentials of this request may be checked."""
         # A race between the cache reads of parallel requests lets a few more tries through; the cap is not exact.
-        most = conf.get("PASSWORD_TRIES")
-        return not most or "Authorization" not in request.headers or cache.get(self._key(request), 0) < most
+        limit = conf.get("PASSWORD_TRIES")
+        return not limit or "Authorization" not in request.headers or cache.get(self._key(request), 0) < limit
 
     def count(self, request: Request) -> None:
         """Count a wrong password."""

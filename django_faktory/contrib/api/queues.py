@@ -121,13 +121,13 @@ class Queues(Resource):
 
 def _shown(page: Any) -> Any:
     # A large page counts fewer jobs per queue, so that the work per request is bounded.
-    most = min(COUNTED_ALONE, COUNTED // max(1, len(page)))
-    found = rows.waiting([queue.name for queue in page], using=alias(), most=most)
+    max_count = min(COUNTED_ALONE, COUNTED // max(1, len(page)))
+    found = rows.waiting([queue.name for queue in page], using=alias(), max_count=max_count)
     return [
         {
             "name": queue.name,
             "size": found[queue.name].size,
-            "is_more": found[queue.name].size >= most,
+            "is_more": found[queue.name].size >= max_count,
             "latency_s": round(found[queue.name].latency_s, 3),
             "is_paused": queue.paused_at is not None,
             "paused_at": time_of(queue.paused_at),

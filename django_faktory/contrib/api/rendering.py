@@ -37,9 +37,9 @@ class BoundedJson(JSONParser):
     ) -> Any:
         """Return the parsed object. Raises ParseError, or TooLarge for a long body."""
         # The length is checked before the body is read, so that a large request costs no memory.
-        length, most = _length((parser_context or {}).get("request")), conf.get("MAX_COMMAND_BYTES")
-        if length > most:
-            raise TooLarge(f"expected at most {most} bytes, got {length}")
+        length, limit = _length((parser_context or {}).get("request")), conf.get("MAX_COMMAND_BYTES")
+        if length > limit:
+            raise TooLarge(f"expected at most {limit} bytes, got {length}")
         try:
             found = super().parse(stream, media_type, dict(parser_context or {}))
         except RecursionError:

@@ -185,15 +185,15 @@ class GearMonkeyBroker(Broker):
         """Raise FaktoryError: not supported."""
         _refuse("track_get")
 
-    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:  # noqa: ARG002
+    def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:  # noqa: ARG002
         """Raise FaktoryError: not supported."""
         _refuse("new_batch")
 
-    def check_batch(self, bid: str, *, by: str = "") -> None:  # noqa: ARG002
+    def check_batch(self, bid: str, *, caller_wid: str = "") -> None:  # noqa: ARG002
         """Raise FaktoryError: not supported."""
         _refuse("check_batch")
 
-    def open_batch(self, bid: str, *, by: str = "") -> str:  # noqa: ARG002
+    def open_batch(self, bid: str, *, caller_wid: str = "") -> str:  # noqa: ARG002
         """Raise FaktoryError: not supported."""
         _refuse("open_batch")
 

@@ -35,18 +35,18 @@ ONLY_ITS_JOB = "that job is refused"
 
 
 class FieldLimit(NamedTuple):
-    """Maximum of a field of a verb, and the consequence beyond it. `most` 0 means MAX_COMMAND_BYTES."""
+    """Maximum of a field of a verb, and the consequence beyond it. `maximum` 0 means MAX_COMMAND_BYTES."""
 
     verb: str
     field: str
-    most: int
+    maximum: int
     unit: str
     beyond: str = REFUSED
 
     @property
     def text(self) -> str:
         """The limit with its unit for documentation: `1,000 names`."""
-        number = f"{self.most:,}" if self.most else "`MAX_COMMAND_BYTES`"
+        number = f"{self.maximum:,}" if self.maximum else "`MAX_COMMAND_BYTES`"
         return f"{number} {self.unit}"
 
 
@@ -106,16 +106,16 @@ _FIELDS = (
 )
 
 LIMITS = _LINES + _FIELDS
-_MOST = {(limit.verb, limit.field): limit.most for limit in LIMITS}
-_LINE_BYTES = {limit.verb.encode(): limit.most for limit in _LINES}
+_MOST = {(limit.verb, limit.field): limit.maximum for limit in LIMITS}
+_LINE_BYTES = {limit.verb.encode(): limit.maximum for limit in _LINES}
 ANY_LINE_BYTES = 1024
 """Lowest limit of all verbs. A longer line of an unknown verb is refused before it is decoded."""
 
 
 def is_too_long(start: bytes, length: int) -> bool:
     """Return whether a line of this length that begins with `start` is refused for its length."""
-    most = _LINE_BYTES.get(start.partition(b" ")[0])
-    return length > ANY_LINE_BYTES and (most is None or 0 < most < length)
+    maximum = _LINE_BYTES.get(start.partition(b" ")[0])
+    return length > ANY_LINE_BYTES and (maximum is None or 0 < maximum < length)
 
 
 def check_line(start: bytes, length: int) -> None:
@@ -131,9 +131,9 @@ def check_line(start: bytes, length: int) -> None:
 
 def check_length(verb: str, field: str, text: str) -> None:
     """Refuse a text that is longer than its field may be. Raises InvalidPayload."""
-    most = _MOST[verb, field]
-    if len(text) > most:
-        raise InvalidPayload(f"invalid {verb}: {field}: expected at most {most} characters, got {len(text)}")
+    maximum = _MOST[verb, field]
+    if len(text) > maximum:
+        raise InvalidPayload(f"invalid {verb}: {field}: expected at most {maximum} characters, got {len(text)}")
 
 
 def check_name(verb: str, field: str, text: str) -> None:
@@ -145,6 +145,6 @@ def check_name(verb: str, field: str, text: str) -> None:
 
 def check_count(verb: str, field: str, count: int) -> None:
     """Refuse a list with too many items. Raises InvalidPayload."""
-    most = _MOST[verb, field]
-    if count > most:
-        raise InvalidPayload(f"invalid {verb}: {field}: expected at most {most}, got {count}")
+    maximum = _MOST[verb, field]
+    if count > maximum:
+        raise InvalidPayload(f"invalid {verb}: {field}: expected at most {maximum}, got {count}")

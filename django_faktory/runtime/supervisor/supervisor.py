@@ -192,8 +192,8 @@ class Supervisor:
         self._killed: list[str] = []
         self._code = CLEAN
 
-    def run(self, *, then: Callable[[Sequence[Child], Pipes], None] | None = None) -> int:
-        """Supervise until the end; return the exit code of the command. `then` is called after the first starts."""
+    def run(self, *, on_started: Callable[[Sequence[Child], Pipes], None] | None = None) -> int:
+        """Supervise until the end and return the exit code. Calls `on_started` once, after the first starts."""
         self._shared_pipes = self._shared_pipes or Pipes.make()
         wakeup_reader, wakeup_writer = self._shared_pipes.signals
         handled_signals = (*stops(), signal.SIGTSTP, signal.SIGTTIN, signal.SIGCHLD)
@@ -204,10 +204,10 @@ class Supervisor:
         try:
             while self._is_needed():
                 self._start_due(self._shared_pipes)
-                if then:
-                    then(self._children, self._shared_pipes)
+                if on_started:
+                    on_started(self._children, self._shared_pipes)
                     # Once only. It may replace this process by exec, and then does not return.
-                    then = None
+                    on_started = None
                 self._handle_signals(wakeup_reader)
                 self._reap()
                 self._check_beats(self._shared_pipes)

@@ -30,7 +30,7 @@ def new(server: ServerContext, connection: ConnectedClient, command: BatchNew) -
             server.uncertain_batches.add(batch.bid)
         reply(result)
 
-    work = partial(server.broker.new_batch, batch, by=connection.identity.wid)
+    work = partial(server.broker.new_batch, batch, caller_wid=connection.identity.wid)
     # Only a parent can be locked: the row of the new batch is not visible to other transactions yet.
     server.may_block(work, answer, [f"bid:{batch.parent_bid}"] if batch.parent_bid else (), is_repeatable=True)
     return None
@@ -38,7 +38,7 @@ def new(server: ServerContext, connection: ConnectedClient, command: BatchNew) -
 
 def reopen(server: ServerContext, connection: ConnectedClient, command: BatchOpen) -> bytes | None:
     """Reopen a committed batch, so that jobs can be added."""
-    work = partial(server.broker.open_batch, command.bid, by=connection.identity.wid)
+    work = partial(server.broker.open_batch, command.bid, caller_wid=connection.identity.wid)
     server.may_block(work, _with_bulk(connection), [f"bid:{command.bid}"], is_repeatable=True)
     return None
 

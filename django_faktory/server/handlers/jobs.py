@@ -139,7 +139,7 @@ def _with_sender(connection: ConnectedClient, job: JobPayload) -> JobPayload:
     """Add the sender's wid to a job of a batch, which checks it."""
     if job.options is None or not job.options.bid:
         return job
-    return replace(job, options=replace(job.options, by=connection.identity.wid))
+    return replace(job, options=replace(job.options, caller_wid=connection.identity.wid))
 
 
 def fetch(server: ServerContext, connection: ConnectedClient, command: Fetch) -> bytes | None:

@@ -35,7 +35,7 @@ def new(
     batch: NewBatch,
     *,
     using: str,
-    by: str = "",
+    caller_wid: str = "",
     commit_within_s: float = COMMIT_WITHIN_S,
     now: datetime | None = None,
 ) -> str:
@@ -52,7 +52,7 @@ def new(
         clock = _clock(connection, now)
         depth = 0
         if batch.parent_bid:
-            parent = add_to(connection, batch.parent_bid, by=by, now=clock)
+            parent = add_to(connection, batch.parent_bid, caller_wid=caller_wid, now=clock)
             if parent.complete_st:
                 open_again(connection, parent)
             parent.children += 1
@@ -116,13 +116,13 @@ def _withdraw(connection: BaseDatabaseWrapper, *, bid: str) -> bool:
     return True
 
 
-def check_open(bid: str, *, using: str, by: str = "", now: datetime | None = None) -> None:
-    """Raise UnknownBatch or BatchClosed if `by` cannot add to this batch now. Changes nothing."""
-    run(using, lambda connection: add_to(connection, bid, by=by, now=_clock(connection, now)))
+def check_open(bid: str, *, using: str, caller_wid: str = "", now: datetime | None = None) -> None:
+    """Raise UnknownBatch or BatchClosed if `caller_wid` cannot add to this batch now. Changes nothing."""
+    run(using, lambda connection: add_to(connection, bid, caller_wid=caller_wid, now=_clock(connection, now)))
 
 
 def reopen(
-    bid: str, *, using: str, by: str = "", commit_within_s: float = COMMIT_WITHIN_S, now: datetime | None = None
+    bid: str, *, using: str, caller_wid: str = "", commit_within_s: float = COMMIT_WITHIN_S, now: datetime | None = None
 ) -> str:
     """Open a committed batch again and return its bid: no callback fires until its next commit.
 
@@ -131,7 +131,7 @@ def reopen(
 
     def verb(connection: BaseDatabaseWrapper) -> None:
         clock = _clock(connection, now)
-        found = add_to(connection, bid, by=by, now=clock)
+        found = add_to(connection, bid, caller_wid=caller_wid, now=clock)
         if is_open(found):
             return
         if found.complete_st:

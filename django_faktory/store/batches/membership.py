@@ -19,7 +19,7 @@ from ...models import Batch, Job
 
 def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload], now: datetime) -> dict[str, FaktoryError]:
     """Lock the batches these jobs want to join; return the errors of jobs that may not, by jid."""
-    wanted = {job.jid: (job.options.bid, job.options.by) for job in jobs if job.options and job.options.bid}
+    wanted = {job.jid: (job.options.bid, job.options.caller_wid) for job in jobs if job.options and job.options.bid}
     if not wanted:
         return {}
     known = Batch.objects.using(connection.alias).filter(
@@ -28,11 +28,11 @@ def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload], now: date
     depths = dict(known.values_list("bid", "depth"))
     errors: dict[tuple[str, str], FaktoryError] = {}
     # Deepest first, then by bid: the lock order of batches (ADR 0024). Unknown bids have no depth and come last.
-    for bid, by in sorted(set(wanted.values()), key=lambda one: (-depths.get(one[0], 0), *one)):
+    for bid, caller_wid in sorted(set(wanted.values()), key=lambda one: (-depths.get(one[0], 0), *one)):
         try:
-            add_to(connection, bid, by=by, now=now)
+            add_to(connection, bid, caller_wid=caller_wid, now=now)
         except FaktoryError as error:
-            errors[bid, by] = error
+            errors[bid, caller_wid] = error
     return {jid: errors[asked] for jid, asked in wanted.items() if asked in errors}
 
 
@@ -47,14 +47,14 @@ def count_new_members(connection: BaseDatabaseWrapper, bids: Sequence[str]) -> N
             batch.update(**counted)
 
 
-def add_to(connection: BaseDatabaseWrapper, bid: str, *, by: str, now: datetime) -> Batch:
-    """Lock and return a batch to which the worker `by` may add. Raises UnknownBatch, BatchClosed."""
+def add_to(connection: BaseDatabaseWrapper, bid: str, *, caller_wid: str, now: datetime) -> Batch:
+    """Lock and return a batch to which the worker `caller_wid` may add. Raises UnknownBatch, BatchClosed."""
     batch = get_batch(connection, bid)
     refuse_overdue(batch, now)
     if has_fired(batch):
         raise BatchClosed(bid, "a callback of it was enqueued already, nothing can be added any more")
     close_overdue(batch, now)
-    if not is_open(batch) and not _is_inside(connection, bid, by):
+    if not is_open(batch) and not _is_inside(connection, bid, caller_wid):
         raise BatchClosed(bid, "it is committed, so only one of its own jobs, while it runs, can add to it")
     # An addition reopens the ancestors, which is impossible once one of them has enqueued a callback.
     if fired := next(filter(has_fired, _find_notified_ancestors(connection, batch)), None):
@@ -105,14 +105,14 @@ def _find_notified_ancestors(connection: BaseDatabaseWrapper, batch: Batch) -> l
     return ancestors
 
 
-def _is_inside(connection: BaseDatabaseWrapper, bid: str, by: str) -> bool:
-    """Return whether `by` runs a member of this batch or a callback of a descendant; "" matches any worker.
+def _is_inside(connection: BaseDatabaseWrapper, bid: str, caller_wid: str) -> bool:
+    """Return whether `caller_wid` runs a member of this batch or a callback of a descendant; "" matches any worker.
 
     A callback cannot be too late: the ancestors of its batch wait for its end.
     """
     working = Job.objects.using(connection.alias).in_state(State.WORKING)
-    if by:
-        working = working.filter(wid=by)
+    if caller_wid:
+        working = working.filter(wid=caller_wid)
     if working.filter(bid=bid).exists():
         return True
     below = working.filter(callback_of__isnull=False).exclude(callback_of=bid)

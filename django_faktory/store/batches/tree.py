@@ -8,10 +8,10 @@ MAX_BATCHES = 200
 """Batches of a tree that are read at most."""
 
 
-def tree_of(batch: Batch, *, most: int = MAX_BATCHES) -> list[Batch]:
+def tree_of(batch: Batch, *, max_count: int = MAX_BATCHES) -> list[Batch]:
     """Return the tree that contains this batch, from its root, depth first. One statement per level.
 
-    Of a larger tree it returns about `most` batches: whole levels from the root down, and always the path to this
+    Of a larger tree it returns about `max_count` batches: whole levels from the root down, and always the path to this
     batch.
     """
     batches = Batch.objects.using(batch._state.db).order_by("pk").defer("complete", "success")  # noqa: SLF001  (documented)
@@ -20,9 +20,9 @@ def tree_of(batch: Batch, *, most: int = MAX_BATCHES) -> list[Batch]:
         path.insert(0, parent)
     children: dict[str, list[Batch]] = {}
     level, count = path[:1], 1
-    while level and count < most:
+    while level and count < max_count:
         parents = [one.bid for one in level if one.children]
-        level = list(batches.filter(parent_bid__in=parents)[: most - count]) if parents else []
+        level = list(batches.filter(parent_bid__in=parents)[: max_count - count]) if parents else []
         for one in level:
             children.setdefault(one.parent_bid, []).append(one)
         count += len(level)

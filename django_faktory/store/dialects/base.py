@@ -121,11 +121,11 @@ class ClaimPlan(msgspec.Struct, frozen=True, gc=False):
     """Minimum reservation in seconds, for workers with heartbeats that extend it: it must outlast WORKER_TIMEOUT."""
     at_most_s: float | None = None
     """Lease in seconds until the delivery is confirmed; None: the claim needs no confirmation."""
-    ahead: Sequence[ClaimSlot] = ()
+    prefetch_slots: Sequence[ClaimSlot] = ()
     """Slots to prefetch in addition, for later FETCHes; their wids are ignored (ADR 22)."""
     candidate_wids: Collection[str] = ()
     """Wids that may receive prefetched jobs; nothing is prefetched if one of them is quiet or terminating."""
-    then: Sequence[ClaimPlan] = ()
+    next_plans: Sequence[ClaimPlan] = ()
     """Further plans, of which only slots and limits count.
 
     They are claimed in this order after this plan, if the dialect `claims_in_turn`.
@@ -285,10 +285,10 @@ class Dialect(ABC):
     """Whether `begin` is implemented."""
 
     claims_in_turn = False
-    """Whether `exchange` uses `ClaimPlan.then`."""
+    """Whether `exchange` uses `ClaimPlan.next_plans`."""
 
     supports_prefetch = False
-    """Whether `exchange` uses `ClaimPlan.ahead`, so that deliveries need `confirm` (ADR 22)."""
+    """Whether `exchange` uses `ClaimPlan.prefetch_slots`, so that deliveries need `confirm` (ADR 22)."""
 
     stores_keyed = False
     """Whether `insert` accepts jobs with lock keys, and `insert_if_absent` jobs with unique keys."""
@@ -354,11 +354,11 @@ class Dialect(ABC):
         self,
         connection: BaseDatabaseWrapper,
         queues: Sequence[str],
-        most: int,
+        max_count: int,
         wids: Collection[str],
         now: datetime | None,
     ) -> tuple[dict[str, int], set[str]]:
-        """Count the ready jobs of each queue that is not paused, up to `most`.
+        """Count the ready jobs of each queue that is not paused, up to `max_count`.
 
         Returns these counts, and the `wids` that are quiet or terminating.
         """

@@ -281,7 +281,7 @@ class PortableDialect(Dialect):
         self,
         connection: BaseDatabaseWrapper,
         queues: Sequence[str],
-        most: int,
+        max_count: int,
         wids: Collection[str],
         now: datetime | None,
     ) -> tuple[dict[str, int], set[str]]:
@@ -290,16 +290,16 @@ class PortableDialect(Dialect):
             clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
             held = withheld(connection, wids, clock)
             running = [queue for queue in queues if queue not in held.queues]
-            return self._sizes(cursor, running, clock, most), held.wids
+            return self._sizes(cursor, running, clock, max_count), held.wids
 
-    def _sizes(self, cursor: CursorWrapper, queues: Sequence[str], clock: Any, most: int) -> dict[str, int]:
-        """Return how many jobs are ready in each queue, counted up to `most`."""
+    def _sizes(self, cursor: CursorWrapper, queues: Sequence[str], clock: Any, max_count: int) -> dict[str, int]:
+        """Return how many jobs are ready in each queue, counted up to `max_count`."""
         found: dict[str, int] = {}
         for start in range(0, len(queues), MOST_QUEUES):
             some = queues[start : start + MOST_QUEUES]
             cursor.execute(
                 " UNION ALL ".join([self._waiting] * len(some)),
-                [value for queue in some for value in (queue, queue, clock, most)],
+                [value for queue in some for value in (queue, queue, clock, max_count)],
             )
             found.update(cursor.fetchall())
         return found

@@ -57,10 +57,10 @@ class SqliteDialect(PortableDialect):
         """Insert many rows with each statement: `executemany` runs one statement per row, and takes twice as long."""
         width = len(rows[0])
         # Statements of one size have one text each, built once; only the last one of a set is built anew.
-        most = PARAMETERS // width
-        for start in range(0, len(rows), most):
-            some = rows[start : start + most]
-            statement = self._full_inserts[width] if len(some) == most else self._insert(len(some), width)
+        rows_per_statement = PARAMETERS // width
+        for start in range(0, len(rows), rows_per_statement):
+            some = rows[start : start + rows_per_statement]
+            statement = self._full_inserts[width] if len(some) == rows_per_statement else self._insert(len(some), width)
             cursor.execute(statement, [value for row in some for value in row])
 
     @cached_property

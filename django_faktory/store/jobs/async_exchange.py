@@ -30,7 +30,7 @@ def begin(
 
     Return None, with nothing sent, if a thread must run the exchange.
     """
-    if not transactions.is_at_hand(connection) or not work.is_one_transaction() or work.may_hand_off_lock():
+    if not transactions.is_ready(connection) or not work.is_one_transaction() or work.may_hand_off_lock():
         return None
     plan = work.plan(work.claiming.claim_numbers.number())
     if work.wants_jobs() and not plan.slots:

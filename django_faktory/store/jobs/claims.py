@@ -97,7 +97,7 @@ def plan_per_request(requests: Sequence[FetchRequest]) -> ClaimPlan:
         last = request
     if not parts or len(parts) > MAX_REQUEST_CLAIMS:
         return ClaimPlan()
-    return msgspec.structs.replace(parts[0], then=parts[1:])
+    return msgspec.structs.replace(parts[0], next_plans=parts[1:])
 
 
 def are_alike(requests: Sequence[FetchRequest]) -> bool:
@@ -252,7 +252,7 @@ class ClaimContext(NamedTuple):
         """Acquire locks and permits for claimed jobs, and return the jobs that may run.
 
         Jobs that get no lock or permit become blocked; the plan is claimed again in their place, up to `MAX_ROUNDS`
-        times. A plan with `then` is not claimed again: its claims have an order.
+        times. A plan with `next_plans` is not claimed again: its claims have an order.
         """
         found: list[Reservation] = []
         for left in reversed(range(MAX_ROUNDS)):
@@ -262,7 +262,7 @@ class ClaimContext(NamedTuple):
             found += got
             if len(got) == len(claimed):
                 return found
-            claimed = self._claim(_remaining_plan(plan, found)) if left and not plan.then else []
+            claimed = self._claim(_remaining_plan(plan, found)) if left and not plan.next_plans else []
         # Every job seen so far is blocked now, but runnable jobs may be behind these: wake up waiting fetches, so that
         # the next one continues from here.
         locks.notify_ready(connections[self.using], {slot.queue for slot in plan.slots})
@@ -279,7 +279,7 @@ def _remaining_plan(plan: ClaimPlan, found: Sequence[Reservation]) -> ClaimPlan:
     ]
     # The first claim has prefetched already.
     return msgspec.structs.replace(
-        plan, slots=slots, limit=plan.limit - len(found), ahead=(), candidate_wids=(), then=()
+        plan, slots=slots, limit=plan.limit - len(found), prefetch_slots=(), candidate_wids=(), next_plans=()
     )
 
 

@@ -100,7 +100,7 @@ class Exchange:
             return False
         if not all(is_runnable(job) for job in claimed):
             return False
-        if plan.then or are_alike(self.requests):
+        if plan.next_plans or are_alike(self.requests):
             return True
         # Different requests that got too few jobs need a second plan, by the number of waiting jobs.
         return sum(not job.is_prefetched for job in claimed) >= sum(request.count for request in self.requests)
@@ -120,7 +120,7 @@ class Exchange:
         # Prefetched jobs are always plain: they need neither lock nor permit, and belong to no request yet (ADR 0022).
         requested = [job for job in claimed if not job.is_prefetched]
         runnable = claiming.acquire_locks_and_permits(plan, requested)
-        is_all = len(plan.then) > 0 and len(runnable) == len(requested)
+        is_all = len(plan.next_plans) > 0 and len(runnable) == len(requested)
         fetched = distribute(self.requests, runnable, claiming, has_committed_work=True, is_all=is_all)
         if len(requested) < len(claimed):
             fetched = prefetch.append_prefetched(fetched, self.requests, [job for job in claimed if job.is_prefetched])

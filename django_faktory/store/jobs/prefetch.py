@@ -26,27 +26,29 @@ def add_prefetch_slots(plan: ClaimPlan, requests: Sequence[FetchRequest]) -> Cla
     candidate_wids: set[str] = set()
     for request in requests:
         # Only the first queue: a client must get jobs of earlier queues before jobs of later ones (ADR 0022).
-        if request.ahead and request.queues:
+        if request.prefetch and request.queues:
             queue = request.queues[0]
             # The maximum, not the sum: each number is the free room of the same prefetch buffer.
-            wanted[queue] = max(request.ahead, wanted.get(queue, 0))
+            wanted[queue] = max(request.prefetch, wanted.get(queue, 0))
             candidate_wids.update(request.candidate_wids)
     if not wanted:
         return plan
     # Without a wid: a prefetched job gets its worker when it is delivered.
     return msgspec.structs.replace(
-        plan, ahead=[ClaimSlot(queue, "", count) for queue, count in wanted.items()], candidate_wids=candidate_wids
+        plan,
+        prefetch_slots=[ClaimSlot(queue, "", count) for queue, count in wanted.items()],
+        candidate_wids=candidate_wids,
     )
 
 
 def append_prefetched(
-    found: list[list[Reservation]], requests: Sequence[FetchRequest], ahead: Sequence[Reservation]
+    found: list[list[Reservation]], requests: Sequence[FetchRequest], prefetched: Sequence[Reservation]
 ) -> list[list[Reservation]]:
     """Append each prefetched job to the result of a request that allowed prefetching from its queue."""
     place_by_queue = {
-        request.queues[0]: place for place, request in enumerate(requests) if request.ahead and request.queues
+        request.queues[0]: place for place, request in enumerate(requests) if request.prefetch and request.queues
     }
-    for job in ahead:
+    for job in prefetched:
         found[place_by_queue[job.queue]].append(job)
     return found
 

@@ -55,11 +55,13 @@ def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | N
             cursor.execute(sql, values)
             row = cursor.fetchone()
         clock, *times = (value if value is None else _time(connection, value) for value in row[: heads + 3])
-        ahead = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the first column is never NULL
-        due_in_s = min((seconds for seconds in ahead[2:] if seconds is not None), default=None)
+        seconds_left = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the first column is never NULL
+        due_in_s = min((seconds for seconds in seconds_left[2:] if seconds is not None), default=None)
         # The defaults stand for the three checks that were not requested.
         lapsed, over, silent, expired, *_ = (*map(bool, row[heads + 3 :]), False, False, False)
-        return PendingWork(due_in_s, lapsed, over, silent, expired, tick_in_s=ahead[0], opens_in_s=ahead[1])
+        return PendingWork(
+            due_in_s, lapsed, over, silent, expired, tick_in_s=seconds_left[0], opens_in_s=seconds_left[1]
+        )
 
     return run(using, verb, atomic=False)
 

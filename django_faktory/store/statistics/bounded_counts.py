@@ -17,12 +17,12 @@ AT_ONCE = 200
 Part = tuple[str, tuple[Any, ...]]
 
 
-def counts(sets: Sequence[QuerySet[Any]], *, most: int, using: str) -> list[int]:
-    """Return the number of rows of each set, at most `most` each.
+def counts(sets: Sequence[QuerySet[Any]], *, max_count: int, using: str) -> list[int]:
+    """Return the number of rows of each set, at most `max_count` each.
 
     No set is read to its end. Sets in the order of an index are read through it: see `scan.in_index_order`.
     """
-    parts = [_counted(rows.values("pk")[:most], using) for rows in sets]
+    parts = [_counted(rows.values("pk")[:max_count], using) for rows in sets]
     return [int(value) for value in _asked(parts, using)]
 
 

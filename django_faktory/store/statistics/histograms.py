@@ -102,16 +102,16 @@ def fold_idle_series(
     return some[-1] if len(some) == CHUNK else None
 
 
-def ever(*, using: str, most: int = 1000) -> dict[tuple[str, str], Series]:
+def ever(*, using: str, limit: int = 1000) -> dict[tuple[str, str], Series]:
     """Return the all-time sums by queue and jobtype.
 
-    The `most` pairs with the most started jobs; `OTHER` contains the sums of all remaining pairs.
+    The `limit` pairs with the most started jobs; `OTHER` contains the sums of all remaining pairs.
     """
     rows = Measure.objects.using(using).filter(minute=EVER)
     # One row more than needed shows whether the sums of `OTHER` have to be computed.
-    top = list(rows.order_by("-started", "queue", "jobtype").values_list("queue", "jobtype", *_SUMS)[: most + 1])
-    found = {(queue, jobtype): _series(sums) for queue, jobtype, *sums in top[:most]}
-    if len(top) > most:
+    top = list(rows.order_by("-started", "queue", "jobtype").values_list("queue", "jobtype", *_SUMS)[: limit + 1])
+    found = {(queue, jobtype): _series(sums) for queue, jobtype, *sums in top[:limit]}
+    if len(top) > limit:
         # The remaining pairs are the total minus the top ones, so that not every row has to be fetched.
         everything = rows.aggregate(**{f"{name}__sum": Sum(name) for name in _SUMS})
         rest = _series([everything[f"{name}__sum"] or 0 for name in _SUMS])

@@ -97,7 +97,7 @@ class TestPrometheus:
             JobFactory.create_batch(number + 1, queue=f"q{number}", enqueued_at=now - timedelta(seconds=10 * number))
         JobFactory(queue="slow", enqueued_at=now - timedelta(hours=1))
         Queue.objects.create(name="empty", paused_at=now)
-        found = read(using=USING, most=4)
+        found = read(using=USING, limit=4)
         assert found.queues == {"q8": 9, "q7": 8, "q6": 7, "slow": 1, OTHER: 21}
         assert {name: round(age, -1) for name, age in found.latencies.items()} == {
             "q8": 80, "q7": 70, "q6": 60, "slow": 3600, OTHER: 50,
@@ -107,7 +107,7 @@ class TestPrometheus:
     def test_exports_the_most_used_tasks_and_one_for_all_others(self):
         for number in range(5):
             passed(*[JobTiming("mail", f"task{number}", 1.0)] * (number + 1))
-        found = read(using=USING, most=2).series
+        found = read(using=USING, limit=2).series
         assert {names: (one.started, one.ran_s, sum(one.runs)) for names, one in found.items()} == {
             ("mail", "task4"): (5, 5.0, 5),
             ("mail", "task3"): (4, 4.0, 4),

@@ -71,13 +71,13 @@ def test_a_field_over_its_limit_is_refused_in_one_line_that_names_field_and_limi
     text = str(refusal.value)
     assert "\n" not in text
     assert len(text) < 300
-    assert str(limit.most) in text
+    assert str(limit.maximum) in text
     assert limit.field.split()[0].removeprefix("custom.") in text
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "HELLO"])
 def test_each_verb_has_a_longest_line_which_is_checked_before_it_is_read(verb):
-    [most] = [limit.most for limit in LIMITS if (limit.verb, limit.field) == (verb, "line")]
+    [most] = [limit.maximum for limit in LIMITS if (limit.verb, limit.field) == (verb, "line")]
     if not most:
         return
     line = verb.encode() + b" " + b"\xff" * most  # not UTF-8: decoding it would raise another error

@@ -295,7 +295,7 @@ def test_a_large_command_in_small_pieces_takes_time_in_proportion():
 @pytest.mark.parametrize("piece", [4096, 10**9])
 def test_a_long_line_of_a_verb_that_brings_no_job_is_dropped_as_it_comes(verb, piece):
     """W7: the line is refused at its end, with the limit in the error, and the connection stays open."""
-    [most] = [limit.most for limit in LIMITS if (limit.verb, limit.field) == (verb, "line")]
+    [most] = [limit.maximum for limit in LIMITS if (limit.verb, limit.field) == (verb, "line")]
     line = verb.encode() + b" " + b"x" * (2 * most)
     connection, found = identified(), []
     bytes_sent = line + b"\r\nINFO\r\n"

@@ -130,7 +130,7 @@ class TestKilledNode:
         if connection.vendor != "postgresql":
             pytest.skip("elsewhere a claim takes several round trips")
         with wire() as (proxy, environment):
-            first = runfaktory("127.0.0.1:0", "--server-only", "--no-reload", environment=environment, READ_AHEAD=0)
+            first = runfaktory("127.0.0.1:0", "--server-only", "--no-reload", environment=environment, PREFETCH=0)
             node = address(first), first
             one = client(node, **worker("wid-1"))
             for number in range(6):  # afterwards its statements are prepared, and a claim is one message

@@ -28,13 +28,13 @@ def job(jobtype="member", **custom):
     return parse_job(f'{{"jid":"{jid}","jobtype":"{jobtype}","args":[],"custom":{{{told}}}}}')
 
 
-def new(parent="", *, complete=True, success=True, by=""):
+def new(parent="", *, complete=True, success=True, caller_wid=""):
     made = NewBatch(
         parent_bid=parent,
         complete=job("complete", _cb="complete") if complete else None,
         success=job("success", _cb="success") if success else None,
     )
-    return batches.new(made, using="default", by=by)
+    return batches.new(made, using="default", caller_wid=caller_wid)
 
 
 def push(bid, count=1):
@@ -216,15 +216,15 @@ def test_after_commit_only_a_running_member_may_add():
     assert bid in str(refusal)
     assert not Job.objects.filter(jid=outsider.jid).exists()
     [member] = fetch()
-    batches.check_open(bid, using="default", by="w")
+    batches.check_open(bid, using="default", caller_wid="w")
     with pytest.raises(BatchClosed, match="only one of its own jobs"):
-        batches.reopen(bid, using="default", by="stranger")
+        batches.reopen(bid, using="default", caller_wid="stranger")
     push(bid, 2)  # pushed by a connection without a wid, while a member runs
     ack(member)
     assert status(bid) == (3, 2, 0, "", "")
     ack(*fetch())
     with pytest.raises(BatchClosed, match="a callback of it was enqueued"):
-        batches.reopen(bid, using="default", by="w")
+        batches.reopen(bid, using="default", caller_wid="w")
 
 
 def test_an_opened_batch_counts_as_committed_when_its_time_is_over():
@@ -232,13 +232,13 @@ def test_an_opened_batch_counts_as_committed_when_its_time_is_over():
     push(bid)
     commit(bid)
     [member] = fetch()
-    batches.reopen(bid, using="default", by="w", commit_within_s=1800)
+    batches.reopen(bid, using="default", caller_wid="w", commit_within_s=1800)
     ack(member)
     assert waiting() == []
     assert batches.expire(using="default") == 0
     Batch.objects.update(reopened_until=F("reopened_until") - timedelta(minutes=30))
     with pytest.raises(BatchClosed, match="only one of its own jobs"):
-        batches.check_open(bid, using="default", by="w")
+        batches.check_open(bid, using="default", caller_wid="w")
     assert batches.expire(using="default") == 1
     assert waiting() == ["success"]
     assert not Batch.objects.get().is_expired
@@ -249,7 +249,7 @@ def test_a_report_after_that_time_does_not_wait_for_maintenance():
     push(bid)
     commit(bid)
     [member] = fetch()
-    batches.reopen(bid, using="default", by="w")
+    batches.reopen(bid, using="default", caller_wid="w")
     Batch.objects.update(reopened_until="2020-01-01T00:00:00Z")
     ack(member)
     assert waiting() == ["success"]
@@ -261,7 +261,7 @@ def test_a_sweep_leaves_opened_batches_alone():
     push(bid)
     commit(bid)
     [member] = fetch()
-    batches.reopen(bid, using="default", by="w")
+    batches.reopen(bid, using="default", caller_wid="w")
     ack(member)
     assert batches.sweep(using="default") == 0
     assert waiting() == []
@@ -279,7 +279,7 @@ def test_a_parent_waits_again_for_a_child_that_is_opened_again():
     assert Batch.objects.get(bid=parent).open_children == 0
     transitions.requeue([Job.objects.get(jid=first.jid).pk], using="default")
     [again] = fetch()
-    batches.reopen(child, using="default", by="w")
+    batches.reopen(child, using="default", caller_wid="w")
     assert Batch.objects.get(bid=parent).open_children == 1
     ack(second, again)
     assert waiting() == []
@@ -315,11 +315,11 @@ class TestACallbackAddsToItsAncestors:
         [callback] = fetch(wid="w")
         assert callback.jobtype == "success"
         for bid in (middle, root):
-            batches.check_open(bid, using="default", by="w")
-            batches.check_open(bid, using="default", by="")
+            batches.check_open(bid, using="default", caller_wid="w")
+            batches.check_open(bid, using="default", caller_wid="")
             with pytest.raises(BatchClosed, match="only one of its own jobs"):
-                batches.check_open(bid, using="default", by="stranger")
-        step = new(root, by="w")
+                batches.check_open(bid, using="default", caller_wid="stranger")
+        step = new(root, caller_wid="w")
         commit(step)
         ack(callback)
         assert Batch.objects.get(bid=root).unsucceeded_children == 2
@@ -333,9 +333,9 @@ class TestACallbackAddsToItsAncestors:
         assert [one.jobtype for one in fetch(1, wid="another")] == ["member"]
         assert [one.jobtype for one in fetch(1, wid="w")] == ["success"]
         with pytest.raises(BatchClosed, match="only one of its own jobs"):
-            batches.check_open(other, using="default", by="w")
+            batches.check_open(other, using="default", caller_wid="w")
         with pytest.raises(BatchClosed):
-            batches.check_open(child, using="default", by="w")
+            batches.check_open(child, using="default", caller_wid="w")
 
     def test_a_callback_knows_its_batch_s_parent(self):
         parent = new()

@@ -180,7 +180,7 @@ def test_jobs_are_read_ahead_for_different_workers_too():
     push([payload(f"a{n}", queue="a") for n in range(5)], using=USING)
     candidate_wids = ("w1", "w2")
     requests = [
-        FetchRequest(queues=("a", "b"), wid="w1", ahead=2, candidate_wids=candidate_wids),
+        FetchRequest(queues=("a", "b"), wid="w1", prefetch=2, candidate_wids=candidate_wids),
         FetchRequest(queues=("b", "a"), wid="w2"),
     ]
     told = exchange([], [], requests, using=USING).fetched

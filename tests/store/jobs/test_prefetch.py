@@ -35,8 +35,8 @@ def stored(*jids, **fields):
         JobFactory(jid=jid, enqueued_at=T0 + timedelta(microseconds=place - 1000), **fields)
 
 
-def asking(ahead, *, count=1, wid="w1", queue="default"):
-    return FetchRequest(queues=(queue,), wid=wid, count=count, ahead=ahead, candidate_wids=(wid,))
+def asking(prefetch, *, count=1, wid="w1", queue="default"):
+    return FetchRequest(queues=(queue,), wid=wid, count=count, prefetch=prefetch, candidate_wids=(wid,))
 
 
 def read(broker, *requests, acks=()):
@@ -87,7 +87,7 @@ def test_it_is_nobody_s_until_it_is_confirmed(broker, postgresql):
 def test_a_crowd_with_a_worker_that_is_to_get_none_gets_none(broker, postgresql, state):
     stored("a", "b")
     WorkerFactory(wid="w2", state=state)
-    request = FetchRequest(queues=("default",), wid="w1", ahead=1, candidate_wids=("w1", "w2"))
+    request = FetchRequest(queues=("default",), wid="w1", prefetch=1, candidate_wids=("w1", "w2"))
     assert read(broker, request) == ["a"]
     WorkerProcess.objects.update(state="running")
     assert read(broker, request) == ["b"]

@@ -244,7 +244,7 @@ def test_others_who_fetch_in_the_same_turn_get_what_is_left(one):
 
 
 @on_postgresql
-@pytest.mark.parametrize("before", [[], [FetchRequest(queues=("default",), count=0, ahead=3)]])
+@pytest.mark.parametrize("before", [[], [FetchRequest(queues=("default",), count=0, prefetch=3)]])
 def test_others_of_a_turn_in_a_chain_cost_nothing_where_nothing_else_is_ready(node, before):
     one = node()
     job = chain(one)

@@ -264,7 +264,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         callbacks = [_payload(Spec(jid), "") if jid else None for jid in jids]
         told = NewBatch(parent_bid=parent, complete=callbacks[0], success=callbacks[1])
         try:
-            bid, answer = batches.new(told, by=by, commit_within_s=plain.COMMIT_WITHIN_S, **USING), ""
+            bid, answer = batches.new(told, caller_wid=by, commit_within_s=plain.COMMIT_WITHIN_S, **USING), ""
         except FaktoryError as error:
             bid, answer = "refused", _name(error)
         assert answer == self.model.new(bid, parent=parent, complete=jids[0], success=jids[1], by=by)
@@ -287,7 +287,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         """Open a batch again, or compare the refusal (B9)."""
         bid = self._bid(pick)
         try:
-            opened = batches.reopen(bid, by=by, commit_within_s=plain.COMMIT_WITHIN_S, **USING)
+            opened = batches.reopen(bid, caller_wid=by, commit_within_s=plain.COMMIT_WITHIN_S, **USING)
             answer = "" if opened == bid else "another"
         except FaktoryError as error:
             answer = _name(error)
@@ -439,7 +439,7 @@ def _payload(spec, by):
     if spec.is_later:
         told["at"] = rfc3339(timezone.now() + timedelta(seconds=plain.SCHEDULED_S))
     job = parse_job(jsontext.encode(told))
-    options = msgspec.structs.replace(job.options, by=by) if job.options else None
+    options = msgspec.structs.replace(job.options, caller_wid=by) if job.options else None
     return msgspec.structs.replace(job, options=options, result_ttl=plain.KEPT_S if spec.is_kept else None)
 
 

@@ -14,10 +14,10 @@ def test_counts_stop_at_the_cap_and_ask_once(django_assert_num_queries):
     JobFactory(queue="b")
     sets = [Job.objects.filter(queue=name) for name in "abc"] + [Job.objects.none()]
     with django_assert_num_queries(1):
-        assert bounded_counts.counts(sets, most=2, using="default") == [2, 1, 0, 0]
+        assert bounded_counts.counts(sets, max_count=2, using="default") == [2, 1, 0, 0]
 
 
 def test_more_questions_than_a_statement_takes_are_asked_in_turn(monkeypatch, django_assert_num_queries):
     monkeypatch.setattr(bounded_counts, "AT_ONCE", 2)
     with django_assert_num_queries(2):
-        assert bounded_counts.counts([Job.objects.all()] * 3, most=5, using="default") == [0, 0, 0]
+        assert bounded_counts.counts([Job.objects.all()] * 3, max_count=5, using="default") == [0, 0, 0]

@@ -54,7 +54,7 @@ from .pipeline import Rows
 from .prefetch import confirm, extend, prefetch_call
 from .prepared import Call, begin, execute, execute_and_commit, execute_on, joins, keeps_session
 from .push import any_push_call, blocked_keys, unique_call
-from .rows import read_ahead, reservations, with_tokens
+from .rows import prefetched_reservations, reservations, with_tokens
 
 _json = msgspec.json.Encoder()
 
@@ -182,19 +182,19 @@ class PostgresqlDialect(Dialect):
         if is_handed_over:
             calls[ends - 1] = (NEXT_OF_MARKED, [True])
             calls.append((HAND_OVER, [True, plan.lease_s, now]))
-        if plan.ahead:
+        if plan.prefetch_slots:
             calls.append(prefetch_call(plan, now))
 
         def read(found: list[Rows]) -> tuple[AckResult, list[Reservation]]:
             # Rows are popped in reverse order of the statements above.
-            ahead = read_ahead(found.pop()) if plan.ahead else []
+            prefetched = prefetched_reservations(found.pop()) if plan.prefetch_slots else []
             next_holders = found.pop() if is_handed_over else []
             # A job that got its lock this way is likely to be followed by another of its key: try `relay` at its end.
             self._relay.remember(jid for jid, _, _ in next_holders)
             ending = self._ending(found[:ends] if acks else [[]], next_holders)
             if jobs and (keys := blocked_keys(found[ends])):
                 ending = ending._replace(blocked={*ending.blocked, *keys})
-            return ending, with_tokens(reservations(found[claims_from:]), next_holders) + ahead
+            return ending, with_tokens(reservations(found[claims_from:]), next_holders) + prefetched
 
         return calls, read
 
@@ -248,13 +248,13 @@ class PostgresqlDialect(Dialect):
         self,
         connection: BaseDatabaseWrapper,
         queues: Sequence[str],
-        most: int,
+        max_count: int,
         wids: Collection[str],
         now: datetime | None,
     ) -> tuple[dict[str, int], set[str]]:
         """Count ready jobs and read worker states with one statement."""
         with connection.cursor() as cursor:
-            [rows] = execute(cursor, [(WAITING, [list(queues), most, list(wids), now])])
+            [rows] = execute(cursor, [(WAITING, [list(queues), max_count, list(wids), now])])
         return {name: count for name, count, muted in rows if not muted}, {wid for wid, _, muted in rows if muted}
 
     def end(

@@ -339,7 +339,7 @@ def end_last_call(connection: BaseDatabaseWrapper, ack: Ack, now: datetime | Non
 def claim_calls(claim: Statement, plan: ClaimPlan, now: datetime | None) -> list[Call]:
     """Return a claim for each wid of the plan, followed by those of its further plans."""
     calls: list[Call] = []
-    for part in (plan, *plan.then):
+    for part in (plan, *plan.next_plans):
         by_wid: dict[str, list[ClaimSlot]] = {}
         for slot in part.slots:
             by_wid.setdefault(slot.wid, []).append(slot)

@@ -142,8 +142,8 @@ class LockHandoff:
         [rows] = execute_on(connection, [(RELAY, values)])
         if not rows:
             return None
-        [(token, by, attempt, queue, jobtype, ended_at, started_at, is_all, *taken)] = rows
+        [(token, wid, attempt, queue, jobtype, ended_at, started_at, is_all, *taken)] = rows
         [job] = reservations([[tuple(taken)]])
         self.remember([job.jid])
-        held = EndedRun(by, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
+        held = EndedRun(wid, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
         return HandoffResult({ack.jid: held}, msgspec.structs.replace(job, lock_token=token), is_all)

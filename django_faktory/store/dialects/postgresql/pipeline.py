@@ -24,7 +24,7 @@ Rows = list[tuple[Any, ...]]
 Packed = tuple[bytes, list[bytes | None], list[int]]
 """Name of a prepared statement, its encoded values, and for each value the format: 1 is binary, 0 is text."""
 
-Told = TypeVar("Told")
+Result = TypeVar("Result")
 
 _BINARY = 1
 _TEXT_TYPE = 25
@@ -89,7 +89,7 @@ def run_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, S
     After an OperationalError that closed the connection, the outcome of the commit is unknown, as with any commit.
     """
     with connection.wrap_database_errors:
-        found = _exchanged(connection.connection, _packed_all(calls), then=b"COMMIT")
+        found = _exchanged(connection.connection, _packed_all(calls), last=b"COMMIT")
         *rows, _ = _answers(found, len(calls) + 1)
         # COMMIT of a broken transaction succeeds with the status ROLLBACK.
         if found[-1].command_status != b"COMMIT":
@@ -97,10 +97,10 @@ def run_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, S
         return rows
 
 
-class SocketExchange(Generic[Told]):
+class SocketExchange(Generic[Result]):
     """Non-blocking `run_prepared`: sent by the constructor, read as results arrive.
 
-    `then` converts the rows into the result. The connection must not be used until everything was read. Raises the
+    `on_result` converts the rows into the result. The connection must not be used until everything was read. Raises the
     errors of `run_prepared`; after an error that is not a statement's the connection is closed.
     """
 
@@ -108,9 +108,9 @@ class SocketExchange(Generic[Told]):
         self,
         connection: BaseDatabaseWrapper,
         calls: Sequence[tuple[str, Sequence[Any]]],
-        then: Callable[[list[Rows]], Told],
+        on_result: Callable[[list[Rows]], Result],
     ) -> None:
-        self._connection, self._calls, self._then = connection, len(calls), then
+        self._connection, self._calls, self._on_result = connection, len(calls), on_result
         self._found: list[Any] = []
         self.is_last = False
         """Whether more input followed the answer that was read, such as the connection's end."""
@@ -131,7 +131,7 @@ class SocketExchange(Generic[Told]):
         with self._connection.wrap_database_errors, self._close_on_error():
             self.is_sent = not self._pgconn.flush()
 
-    def read(self) -> Told | None:
+    def read(self) -> Result | None:
         """Return the result, or None until all of it has arrived."""
         with self._connection.wrap_database_errors:
             with self._close_on_error():
@@ -139,7 +139,7 @@ class SocketExchange(Generic[Told]):
                 while not (is_whole := self._take()) and is_readable(self._pgconn.socket):
                     self._pgconn.consume_input()  # drain: libuv reports a reset behind the data only once
                 self.is_last = is_whole and is_readable(self._pgconn.socket)
-            return self._then(_answers(self._found, self._calls)) if is_whole else None
+            return self._on_result(_answers(self._found, self._calls)) if is_whole else None
 
     def _take(self) -> bool:
         pgconn, pq = self._pgconn, _driver().pq
@@ -177,9 +177,9 @@ def _packed_all(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Packed]:
     return packed
 
 
-def _exchanged(raw: Any, calls: Sequence[Packed], *, then: bytes = b"") -> list[Any]:
+def _exchanged(raw: Any, calls: Sequence[Packed], *, last: bytes = b"") -> list[Any]:
     try:
-        _send(raw, calls, then=then)
+        _send(raw, calls, last=last)
         _flush(raw.pgconn)
         return _received(raw.pgconn)
     except BaseException:  # late replies must not be read by the connection's next user
@@ -187,7 +187,7 @@ def _exchanged(raw: Any, calls: Sequence[Packed], *, then: bytes = b"") -> list[
         raise
 
 
-def _send(raw: Any, calls: Sequence[Packed], *, then: bytes = b"") -> None:
+def _send(raw: Any, calls: Sequence[Packed], *, last: bytes = b"") -> None:
     """Send all statements and the sync; BEGIN first, if the connection should be in a transaction."""
     pgconn = raw.pgconn
     pgconn.enter_pipeline_mode()
@@ -195,8 +195,8 @@ def _send(raw: Any, calls: Sequence[Packed], *, then: bytes = b"") -> None:
         pgconn.send_query_params(b"BEGIN", None)
     for name, values, formats in calls:
         pgconn.send_query_prepared(name, values, formats, result_format=_BINARY)
-    if then:
-        pgconn.send_query_params(then, None)
+    if last:
+        pgconn.send_query_params(last, None)
     pgconn.pipeline_sync()
 
 

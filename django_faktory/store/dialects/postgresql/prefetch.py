@@ -19,8 +19,8 @@ from .rows import RETURNED
 # Claims jobs as CLAIM does, but stops in each queue at the first job that must not wait in the prefetch buffer: one
 # that would hold a lock, a permit or a key meanwhile, one that expires before its lease ends, and one with a priority
 # except 0, because it changes the order.
-AHEAD = Statement(
-    "ahead",
+PREFETCH = Statement(
+    "prefetch",
     ["text[]", "int[]", "timestamptz", "bigint", "double precision", "text[]"],
     f"""
 UPDATE {JOB} AS j SET state = 'working', wid = '', attempt = attempt + 1, started_at = now, run_at = NULL,
@@ -91,8 +91,8 @@ WHERE j.id = mine.id AND j.jid = r.jid AND mine.wid = r.wid AND mine.attempt = r
 
 def prefetch_call(plan: ClaimPlan, now: datetime | None) -> Call:
     """Return the call that prefetches jobs."""
-    return AHEAD, [
-        [slot.queue for slot in plan.ahead], [slot.count for slot in plan.ahead], now, plan.claim,
+    return PREFETCH, [
+        [slot.queue for slot in plan.prefetch_slots], [slot.count for slot in plan.prefetch_slots], now, plan.claim,
         DELIVERY_LEASE_S if plan.at_most_s is None else plan.at_most_s,
         list(plan.candidate_wids),
     ]  # fmt: skip

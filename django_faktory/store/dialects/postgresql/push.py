@@ -121,7 +121,7 @@ UNION ALL SELECT NULL, NULL, 'now', now FROM {clock(2)}""",
 )
 
 
-class _Told(msgspec.Struct, omit_defaults=True, gc=False):
+class _JobRecord(msgspec.Struct, omit_defaults=True, gc=False):
     """A job as a JSON record; omitted members are NULL."""
 
     jid: str
@@ -172,9 +172,9 @@ def _to_json(jobs: OrderedJobs) -> str:
     return str(_json.encode(records), "utf-8")
 
 
-def _record(nth: int, place: int, job: JobPayload) -> _Told:
+def _record(nth: int, place: int, job: JobPayload) -> _JobRecord:
     options = job.options or _NONE
-    return _Told(
+    return _JobRecord(
         job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace, place, nth,
         job.result_ttl, job.at, options.expires_at, _seconds(options.expires_in), options.unique_key,
         _seconds(options.unique_for) if options.unique_key else None, options.unique_until_start, options.lock_key,

@@ -25,7 +25,7 @@ def reservations(found: Sequence[Rows]) -> list[Reservation]:
     return [_reserved(row) for rows in found for row in sorted(rows, key=_place)]
 
 
-def read_ahead(rows: Rows) -> list[Reservation]:
+def prefetched_reservations(rows: Rows) -> list[Reservation]:
     """Return the reservations of prefetched jobs, marked `is_prefetched`."""
     return [msgspec.structs.replace(job, is_prefetched=True) for job in reservations([rows])]
 
