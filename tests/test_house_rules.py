@@ -60,60 +60,60 @@ def script(file_name):
     return module
 
 
-def test_a_module_is_short_enough_to_hold_one_idea():
+def test_a_module_has_at_most_600_lines():
     lines = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in [*OURS, *TESTS]}
     del lines["scripts/plants.py"]  # a table: one idea, however many rows
     assert {path: count for path, count in lines.items() if count > 600} == {}
 
 
-def test_a_function_fits_on_a_screen():
+def test_a_function_has_at_most_50_lines():
     sizes = {f"{name(path)}:{node.name}": length(node) for path in [*OURS, *TESTS] for node in functions(path)}
     assert {where: size for where, size in sizes.items() if size > 50} == {}
 
 
-def test_a_module_says_what_it_is_for():
+def test_each_module_has_a_docstring():
     silent = [
         name(path) for path in OURS if path.read_text(encoding="utf-8").strip() and not ast.get_docstring(tree(path))
     ]
     assert silent == []
 
 
-def test_an_empty_module_is_the_door_of_a_folder():
+def test_only_init_modules_are_empty():
     assert [
         name(path) for path in OURS if not path.read_text(encoding="utf-8").strip() and path.name != "__init__.py"
     ] == []
 
 
-def test_no_module_is_named_for_what_has_no_other_place():
+def test_no_module_has_a_generic_name():
     nameless = {"utils", "util", "helpers", "common", "constants", "types", "misc"}
     assert [name(path) for path in [*OURS, *TESTS] if path.stem in nameless] == []
 
 
-def test_nothing_is_left_for_later():
+def test_no_comment_contains_todo_or_fixme():
     later = re.compile(r"#\s*(TODO|FIXME|XXX|HACK)\b")
     assert [name(path) for path in [*OURS, *TESTS] if later.search(path.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize("public", django_faktory.__all__)
-def test_a_public_name_is_there_and_says_what_it_is(public):
+def test_each_public_name_exists_and_has_a_docstring(public):
     assert getattr(django_faktory, public).__doc__
 
 
-def test_every_setting_has_a_default_and_a_meaning():
+def test_every_setting_has_a_default_and_a_description():
     assert list(conf.DOCS) == list(conf.DEFAULTS)
 
 
-def test_the_settings_page_is_in_step():
+def test_the_settings_page_is_up_to_date():
     page = script("settings_reference")
     assert page.PAGE.read_text(encoding="utf-8") == page.render(), "run: make docs"
 
 
-def test_the_diagram_of_states_is_in_step():
+def test_the_state_diagram_is_up_to_date():
     page = script("state_diagram")
     assert page.PAGE.read_text(encoding="utf-8") == page.render(), "run: make docs"
 
 
-def test_each_rule_of_the_protocol_is_explained_and_has_tests_that_name_it():
+def test_each_protocol_rule_is_documented_and_named_by_a_test():
     rules = [f"W{number}" for number in range(1, 31)]
     page = (DOCS / "protocol.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| (W\d+) \|", page, flags=re.MULTILINE) == rules
@@ -137,13 +137,13 @@ def rules_named_by_tests():
     return named
 
 
-def test_each_case_of_gearmonkey_has_a_test_that_is_named_for_it():
+def test_each_gearmonkey_case_has_a_test_named_after_it():
     names = {node.name for path in TESTS if path.parent.name == "gearmonkey" for node in functions(path)}
     cases = [f"w{number:02}" for number in range(1, 37)] + [f"h{number:02}" for number in range(1, 17)]
     assert [case for case in cases if not any(found.startswith(f"test_{case}_") for found in names)] == []
 
 
-def test_every_setting_in_use_is_one_of_ours():
+def test_every_setting_in_use_is_defined():
     used = {
         (name(path), node.args[0].value)
         for path in PACKAGE
@@ -156,7 +156,7 @@ def test_every_setting_in_use_is_one_of_ours():
     assert [use for use in used if use[1] not in conf.DEFAULTS] == []
 
 
-def test_the_commands_page_has_every_command_and_option():
+def test_the_commands_page_lists_every_command_and_option():
     page = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
     commands = [path.stem for path in PACKAGE if path.parent.name == "commands" and path.stem != "__init__"]
     missing = []
@@ -176,7 +176,7 @@ def snippets():
             yield page, code
 
 
-def test_the_options_for_sqlite_are_the_same_everywhere():
+def test_the_sqlite_options_are_the_same_everywhere():
     [code] = [code for _, code in snippets() if "transaction_mode" in code]
     found = {"DATABASES": {"default": {}}}
     exec(code, found)
@@ -185,14 +185,14 @@ def test_the_options_for_sqlite_are_the_same_everywhere():
     assert all(f'"{key}": {value!r}'.replace("'", '"') in example for key, value in settings.SQLITE_OPTIONS.items())
 
 
-def test_decisions_fit_on_a_page():
+def test_each_adr_has_at_most_60_lines_and_the_required_sections():
     for path in (DOCS / "adr").glob("*.md"):
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) <= 60, name(path)
         assert re.findall(r"^## (\w+)", text, flags=re.MULTILINE) == ["Context", "Decision", "Consequences"], name(path)
 
 
-def test_a_check_has_a_number_of_its_own():
+def test_each_check_id_occurs_in_one_module_only():
     """A check id such as `E030`, with or without the app's name as prefix, occurs in one module only."""
     owners = {}
     for path in PACKAGE:

@@ -46,14 +46,14 @@ def prose_of(path):
 
 
 @pytest.mark.parametrize("files", [PACKAGE, [*OURS, *TESTS]], ids=["package", "everything"])
-def test_docstrings_and_comments_are_written_in_the_words_of_today(files):
+def test_docstrings_and_comments_contain_few_archaic_words(files):
     prose = {name(path): prose_of(path) for path in files}
     found = {path: words for path, text in prose.items() if (words := OLD_WORDS.findall(text))}
     count = sum(len(text.split()) for text in prose.values())
     assert sum(map(len, found.values())) <= MAX_OLD_WORDS * count, found
 
 
-def test_a_docstring_says_more_than_a_name():
+def test_a_docstring_has_at_least_four_words():
     """Four words or more; a private function with a clear name needs none."""
     short = [
         f"{name(path)}:{line}: {text}"
@@ -64,7 +64,7 @@ def test_a_docstring_says_more_than_a_name():
     assert short == []
 
 
-def test_comments_say_why_often_enough():
+def test_at_least_three_percent_of_lines_have_a_comment():
     lines = sum(bool(line.strip()) for path in PACKAGE for line in path.read_text(encoding="utf-8").splitlines())
     written = sum(len([text for text in comments(path) if not CODE.fullmatch(text)]) for path in PACKAGE)
     assert written >= MIN_COMMENTS * lines

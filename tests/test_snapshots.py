@@ -61,11 +61,11 @@ def described(how):
 
 
 @pytest.mark.skipif(bool(services.DATABASES[KIND]().missing), reason="no server")
-def test_a_copy_has_the_tables_columns_constraints_and_rows_of_the_migrated_database():
+def test_a_snapshot_copy_equals_the_migrated_database():
     assert described("copy") == described("migrated")
 
 
-def test_a_copy_ignores_the_write_ahead_log_of_a_run_that_was_killed(tmp_path, monkeypatch):
+def test_a_snapshot_copy_removes_a_leftover_write_ahead_log(tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, "FOLDER", tmp_path)
     database = tmp_path / "test.sqlite3"
     snapshot = snapshots.SQLite(SimpleNamespace(vendor="sqlite", settings_dict={"NAME": str(database)}), "key")

@@ -229,7 +229,7 @@ def expect(client, name, act, *, may):
         assert is_in or not may
 
 
-def test_every_address_and_action_that_is_registered_is_in_the_matrix(rows, rf, admin_user):
+def test_every_registered_url_and_action_is_in_the_permission_matrix(rows, rf, admin_user):
     asks = rf.get("/")
     asks.user = admin_user
     addresses, actions = set(), set()
@@ -259,7 +259,7 @@ def test_every_address_and_action_that_is_registered_is_in_the_matrix(rows, rf, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nobody_and_staff_without_a_permission_get_nothing(client, rows, name):
+def test_anonymous_users_and_staff_without_permissions_are_refused(client, rows, name):
     ready_for(name)
     expect(client, name, rows[name], may=False)
     client.force_login(who())
@@ -267,14 +267,14 @@ def test_nobody_and_staff_without_a_permission_get_nothing(client, rows, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_may_look_may_only_look(client, rows, name):
+def test_a_user_with_view_permissions_can_only_read(client, rows, name):
     ready_for(name)
     client.force_login(who(*views()))
     expect(client, name, rows[name], may=rows[name].post is None and set(rows[name].needs) <= views())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_may_add_change_and_delete_by_djangos_words_may_do_no_act_of_ours(client, rows, name):
+def test_standard_django_permissions_do_not_permit_our_custom_actions(client, rows, name):
     ready_for(name)
     usual = {one for one in codenames() if one.split("_")[0] in ("view", "add", "change", "delete")}
     client.force_login(who(*usual))
@@ -282,14 +282,14 @@ def test_who_may_add_change_and_delete_by_djangos_words_may_do_no_act_of_ours(cl
 
 
 @pytest.mark.parametrize("name", ACTS)
-def test_who_may_all_but_that_may_not(client, rows, name):
+def test_a_user_with_every_other_permission_is_refused(client, rows, name):
     ready_for(name)
     client.force_login(who(*(codenames() - {rows[name].needs[-1]})))
     expect(client, name, rows[name], may=False)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_may_just_that_may(client, rows, name):
+def test_a_user_with_only_the_required_permissions_is_accepted(client, rows, name):
     ready_for(name)
     needs = set(rows[name].needs) - {NOBODY}
     if "cronentry" in name or name.startswith("limit") or "outboxentry delete" in name:
@@ -299,14 +299,14 @@ def test_who_may_just_that_may(client, rows, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_superuser_may_and_it_is_on_record(admin_client, rows, name):
+def test_a_superuser_can_do_everything_and_actions_are_logged(admin_client, rows, name):
     ready_for(name)
     expect(admin_client, name, rows[name], may=NOBODY not in rows[name].needs)
     is_act = rows[name].post is not None and name not in SAYS_NOTHING
     assert LogEntry.objects.exists() == is_act
 
 
-def test_no_get_changes_anything(admin_client, rows):
+def test_get_and_head_requests_change_nothing(admin_client, rows):
     """The words of an action in the address or query do not perform it."""
     before = stored()
     for name, act in rows.items():
@@ -318,7 +318,7 @@ def test_no_get_changes_anything(admin_client, rows):
 
 
 @pytest.mark.parametrize("verb", list(job_actions.ACTS))
-def test_a_step_of_a_sweep_asks_again_who_may(client, rows, verb):
+def test_each_step_of_a_bulk_action_checks_the_user_and_permission_again(client, rows, verb):
     """Check for a permission that was revoked in between, and for a form that another user received."""
     act, codename = rows[f"job all {verb}"], needs(job_actions.ACTS[verb].needs).partition(".")[2]
     user = who("view_job", codename)

@@ -80,7 +80,7 @@ def test_a_job_is_found_by_jid_jobtype_or_error(admin_client, query):
         ("prune", "enqueued", "enqueued"),
     ],
 )
-def test_an_action_changes_the_jobs_it_may_and_says_how_many(admin_client, action, state, becomes):
+def test_an_action_changes_jobs_in_permitted_states_and_reports_the_number(admin_client, action, state, becomes):
     job = job_in(state)
     page = act(admin_client, JOBS, action, job).content.decode()
     row = Job.objects.filter(pk=job.pk).first()
@@ -89,7 +89,7 @@ def test_an_action_changes_the_jobs_it_may_and_says_how_many(admin_client, actio
     assert LogEntry.objects.get().object_repr == str(job)
 
 
-def test_a_running_job_is_cancelled_and_told_how_far_it_is(admin_client):
+def test_a_running_job_is_marked_as_cancelled_and_its_progress_is_shown(admin_client):
     job = job_in("working")
     page = act(admin_client, JOBS, "cancel", job).content.decode()
     assert "Cancelled 1 jobs." in page
@@ -108,7 +108,7 @@ def test_workers_are_quieted_and_terminated(admin_client, action, state):
     assert WorkerProcess.objects.get().state == state
 
 
-def test_who_may_only_look_is_offered_no_action(client):
+def test_a_user_with_only_view_permission_is_offered_no_action(client):
     client.force_login(staff("view_job"))
     job = job_in("dead")
     page = client.get(reverse(JOBS)).content.decode()
@@ -118,7 +118,7 @@ def test_who_may_only_look_is_offered_no_action(client):
     assert Job.objects.get().state == "dead"
 
 
-def test_who_may_retry_jobs_may_do_that_but_neither_add_nor_delete(client):
+def test_a_user_with_retry_permission_can_neither_add_nor_delete_jobs(client):
     client.force_login(staff("view_job", "change_job", "add_job", "delete_job", "retry_job"))
     job = job_in("dead")
     assert client.get(reverse("admin:django_faktory_job_add")).status_code == 403
@@ -127,21 +127,21 @@ def test_who_may_retry_jobs_may_do_that_but_neither_add_nor_delete(client):
     assert Job.objects.get().state == "enqueued"
 
 
-def test_hostile_texts_stay_texts(admin_client):
+def test_hostile_texts_are_escaped_on_job_pages(admin_client):
     hostile = "<script>alert(1)</script>"
     job = job_in("dead", jobtype=hostile, errtype=hostile, payload=f'{{"args":["{hostile}"]}}')
     for page in (reverse(JOBS), reverse("admin:django_faktory_job_change", args=[job.pk])):
         assert hostile not in admin_client.get(page).content.decode()
 
 
-def test_a_list_costs_the_same_few_queries_however_many_jobs_there_are(admin_client, django_assert_max_num_queries):
+def test_the_job_list_takes_at_most_six_queries_for_60_jobs(admin_client, django_assert_max_num_queries):
     JobFactory.create_batch(60)
     admin_client.get(reverse(JOBS))  # fill the caches that Django fills once per process
     with django_assert_max_num_queries(6):
         admin_client.get(reverse(JOBS))
 
 
-def test_no_list_is_counted_beyond_the_cap(monkeypatch):
+def test_the_paginator_counts_no_further_than_its_cap(monkeypatch):
     JobFactory.create_batch(5)
     monkeypatch.setattr(CappedPaginator, "cap", 3)
     assert CappedPaginator(Job.objects.order_by("pk"), 2).count == 3
@@ -155,7 +155,7 @@ def test_queues_and_workers_are_listed(admin_client):
     assert "wid-of-mine" in admin_client.get(reverse(WORKERS)).content.decode()
 
 
-def test_a_refused_job_in_the_outbox_is_shown_tried_again_and_deleted(admin_client):
+def test_a_rejected_outbox_job_is_shown_retried_and_deleted(admin_client):
     page = "admin:django_faktory_outboxentry_changelist"
     refused = OutboxEntry.objects.create(jid="refused-job", queue="mail", job="{}", error="no room for it")
     waits = OutboxEntry.objects.create(jid="waiting-job", queue="mail", job="{}")

@@ -48,7 +48,7 @@ def page(client, name, *args, **query):
     return client.get(reverse(f"admin:django_faktory_batch_{name}", args=args), query).content.decode()
 
 
-def test_the_list_shows_how_far_each_is(admin_client, tree):
+def test_the_list_shows_the_progress_of_each_batch(admin_client, tree):
     text = page(admin_client, "changelist")
     assert "album 42" in text
     assert "0 of 2 ended" in text
@@ -59,12 +59,12 @@ def test_the_list_shows_how_far_each_is(admin_client, tree):
 @pytest.mark.parametrize(
     ("stage", "count"), [("open", 0), ("running", 2), ("failing", 0), ("broken", 0), ("over", 0), ("", 2)]
 )
-def test_batches_are_found_by_stage(admin_client, tree, stage, count):
+def test_batches_are_filtered_by_stage(admin_client, tree, stage, count):
     text = page(admin_client, "changelist", **({"stage": stage} if stage else {}))
     assert text.count('class="action-select"') == count
 
 
-def test_a_page_shows_tree_members_and_callbacks(admin_client, tree):
+def test_the_page_of_a_batch_shows_its_tree_members_and_callbacks(admin_client, tree):
     text = page(admin_client, "change", tree.pk)
     assert "its &lt;prints&gt;" in text
     assert f"?bid={tree.bid}&amp;state=enqueued" in text or f"?bid={tree.bid}&state=enqueued" in text
@@ -73,14 +73,14 @@ def test_a_page_shows_tree_members_and_callbacks(admin_client, tree):
     assert "album 42" in page(admin_client, "change", child.pk)
 
 
-def test_the_members_link_leads_to_them(admin_client, tree):
+def test_the_members_link_lists_the_members(admin_client, tree):
     text = admin_client.get(
         reverse("admin:django_faktory_job_changelist"), {"bid": tree.bid, "state": "enqueued"}
     ).content.decode()
     assert text.count('class="action-select"') == 2
 
 
-def test_failed_members_are_retried_together(admin_client, tree):
+def test_an_action_retries_all_failed_members_of_a_batch(admin_client, tree):
     Job.objects.filter(bid=tree.bid).update(
         state="dead", finished_at="2026-01-01T00:00:00Z", purge_at="2036-01-01T00:00:00Z"
     )
@@ -116,13 +116,13 @@ def made(count, parent=None):
     return list(Row.objects.filter(bid__in=bids).order_by("pk"))
 
 
-def test_the_list_asks_as_often_for_many_batches_as_for_few(admin_client, tree):
+def test_the_list_takes_as_many_queries_for_many_batches_as_for_few(admin_client, tree):
     few = queries(admin_client, "changelist")
     made(20, tree)
     assert queries(admin_client, "changelist") == few
 
 
-def test_a_page_asks_once_for_each_level_of_the_tree(admin_client, tree):
+def test_the_page_of_a_batch_takes_one_query_per_tree_level(admin_client, tree):
     Row.objects.exclude(pk=tree.pk).delete()
     made(1, tree)
     few = queries(admin_client, "change", tree.pk)
@@ -131,7 +131,7 @@ def test_a_page_asks_once_for_each_level_of_the_tree(admin_client, tree):
     assert queries(admin_client, "change", tree.pk) == few + 1
 
 
-def test_a_tree_too_large_for_a_page_is_cut_and_still_shows_where_one_is(admin_client, tree):
+def test_an_oversized_tree_is_cut_and_still_shows_the_current_batch(admin_client, tree):
     last = made(MOST_SHOWN + 5, tree)[-1]
     text = page(admin_client, "change", last.pk)
     assert f"Only {MOST_SHOWN + 1} of its batches are shown." in text
@@ -139,7 +139,7 @@ def test_a_tree_too_large_for_a_page_is_cut_and_still_shows_where_one_is(admin_c
     assert f"<bdi>{tree.description}</bdi>" in text
 
 
-def test_roots_and_children_are_told_apart(admin_client, tree):
+def test_batches_are_filtered_by_root_or_child(admin_client, tree):
     for place, count in (("root", 1), ("child", 1), ("", 2)):
         text = page(admin_client, "changelist", **({"place": place} if place else {}))
         assert text.count('class="action-select"') == count
@@ -161,14 +161,14 @@ def ended(member, success=step):
         (step, fail, "a callback failed", "1 of 1 ended", "fail: failed"),
     ],
 )
-def test_each_page_says_how_its_batch_ended(admin_client, member, success, stage, bar, callback):
+def test_list_and_page_show_how_a_batch_ended(admin_client, member, success, stage, bar, callback):
     row = ended(member, success)
     for text in (page(admin_client, "change", row.pk), page(admin_client, "changelist")):
         for said in (stage, bar, callback):
             assert said in words(text)
 
 
-def test_an_expired_batch_says_why(admin_client):
+def test_the_page_of_an_expired_batch_shows_the_reason(admin_client):
     [row] = made(1)
     assert "not committed" in words(page(admin_client, "change", row.pk))
     Row.objects.update(expires_at="2020-01-01T00:00:00Z")
@@ -176,7 +176,7 @@ def test_an_expired_batch_says_why(admin_client):
     assert "expired: not committed in time" in words(page(admin_client, "change", row.pk))
 
 
-def test_a_batch_that_was_opened_again_is_shown_as_open(admin_client):
+def test_a_reopened_batch_is_shown_as_open(admin_client):
     [row] = made(1)
     moments = {"committed_at": "2020-01-01T00:00:00Z", "expires_at": None, "reopened_until": "2999-01-01T00:00:00Z"}
     Row.objects.update(**moments)
@@ -185,20 +185,20 @@ def test_a_batch_that_was_opened_again_is_shown_as_open(admin_client):
     assert row.bid not in page(admin_client, "changelist", stage="running")
 
 
-def test_jobs_that_left_no_row_are_counted(admin_client, tree):
+def test_deleted_members_are_counted_on_the_page_of_a_batch(admin_client, tree):
     Job.objects.filter(bid=tree.bid).first().delete()
     assert "1 enqueued" in words(page(admin_client, "change", tree.pk))
     assert "1 left no row" in words(page(admin_client, "change", tree.pk))
 
 
-def test_a_callback_that_was_enqueued_is_a_link_to_its_job(admin_client):
+def test_an_enqueued_callback_links_to_its_job(admin_client):
     row = ended(step)
     assert f"?q={row.success_jid}" in page(admin_client, "change", row.pk)
     text = admin_client.get(reverse("admin:django_faktory_job_changelist"), {"q": row.success_jid}).content.decode()
     assert text.count('class="action-select"') == 1
 
 
-def test_failed_callbacks_are_retried_too_and_it_is_on_record(admin_client):
+def test_failed_callbacks_are_retried_too_and_the_retry_is_logged(admin_client):
     row = ended(step, fail)
     asked = {"action": "retry_failed", "_selected_action": [row.pk]}
     told = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
@@ -207,14 +207,14 @@ def test_failed_callbacks_are_retried_too_and_it_is_on_record(admin_client):
     assert LogEntry.objects.get().get_change_message() == "Retried what failed."
 
 
-def test_where_nothing_failed_nothing_is_retried(admin_client, tree):
+def test_retrying_a_batch_without_failures_changes_nothing(admin_client, tree):
     asked = {"action": "retry_failed", "_selected_action": [tree.pk]}
     told = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
     assert "Nothing to retry: no job has failed." in told
     assert Job.objects.filter(state="enqueued").count() == 3
 
 
-def test_who_may_only_view_is_offered_no_retry(client, tree, django_user_model):
+def test_a_user_with_only_view_permission_is_offered_no_retry(client, tree, django_user_model):
     user = django_user_model.objects.create_user("viewer", password="x", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename="view_batch"))
     client.force_login(user)

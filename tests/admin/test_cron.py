@@ -54,14 +54,14 @@ def add(client, **changes):
     return client.post(address("add"), NEW | changes, follow=True).content.decode()
 
 
-def test_the_list_shows_the_next_time_on_the_clocks_of_the_zone(admin_client, entry):
+def test_the_list_shows_the_next_run_in_the_zone_of_the_entry(admin_client, entry):
     text = page(admin_client, "changelist")
     assert "hourly &lt;b&gt;" in text
     assert ":00:00 CE" in text
     assert "active" in text
 
 
-def test_entries_are_found_by_their_state(admin_client, entry, of_code):
+def test_entries_are_filtered_by_state(admin_client, entry, of_code):
     CronEntry.objects.create(name="broken", schedule="* *", zone="UTC", jobtype="ring", problem="schedule: no")
     CronEntry.objects.create(name="gone", schedule="@daily", zone="UTC", jobtype="ring", removed_at=timezone.now())
     entries.pause([entry.pk], using="default")
@@ -72,7 +72,7 @@ def test_entries_are_found_by_their_state(admin_client, entry, of_code):
     assert page(admin_client, "changelist").count('class="action-select"') == 4
 
 
-def test_the_page_shows_five_next_times_in_the_zone_and_in_utc(admin_client, entry):
+def test_the_page_shows_the_next_five_runs_in_zone_and_utc(admin_client, entry):
     text = page(admin_client, "change", entry.pk)
     assert text.count(" UTC</div>") == 5
     for tick in (entry.next_at + timedelta(hours=number) for number in range(5)):
@@ -80,7 +80,7 @@ def test_the_page_shows_five_next_times_in_the_zone_and_in_utc(admin_client, ent
     assert "At the start of every hour" in text or "Every hour" in text
 
 
-def test_the_history_tells_what_became_of_each_job(admin_client, entry):
+def test_the_run_history_shows_the_outcome_of_each_job(admin_client, entry):
     CronRun.objects.create(entry=entry, tick=datetime(2026, 5, 1, 12, tzinfo=UTC), outcome="overlapped")
     CronRun.objects.create(entry=entry, tick=None, outcome="refused", note="ValueError: <no>")
     admin_client.post(address("act", entry.pk, "run_now"))
@@ -94,7 +94,7 @@ def test_the_history_tells_what_became_of_each_job(admin_client, entry):
     assert "<td>dead</td>" in text
 
 
-def test_an_entry_written_here_is_due(admin_client):
+def test_an_entry_created_in_the_admin_is_scheduled(admin_client):
     text = add(admin_client)
     assert "No task of this project is called ring" in text
     made = CronEntry.objects.get()
@@ -102,14 +102,14 @@ def test_an_entry_written_here_is_due(admin_client):
     assert made.next_at > timezone.now()
 
 
-def test_an_entry_written_here_may_name_a_task_and_references(admin_client):
+def test_an_entry_created_in_the_admin_can_have_typed_arguments(admin_client):
     args = '[{"$type": "decimal", "value": "1.20"}]'
     assert "No task of this project" not in add(admin_client, jobtype=work.tells_types.jobtype, args=args, job="{}")
     admin_client.post(address("act", CronEntry.objects.get().pk, "run_now"))
     assert '"args":[{"$type":"decimal","value":"1.20"}]' in Job.objects.get().payload
 
 
-def test_an_edit_takes_effect_and_a_second_look_at_it_changes_nothing(admin_client):
+def test_editing_the_schedule_updates_the_next_run_and_other_edits_keep_it(admin_client):
     add(admin_client)
     made = CronEntry.objects.get()
     admin_client.post(address("change", made.pk), NEW | {"queue": "bells"})
@@ -135,7 +135,7 @@ def test_an_edit_takes_effect_and_a_second_look_at_it_changes_nothing(admin_clie
         ("name", "", "This field is required"),
     ],
 )
-def test_what_is_wrong_is_said_at_its_field_and_nothing_is_written(admin_client, field, value, said):
+def test_errors_are_shown_at_their_field_and_nothing_is_saved(admin_client, field, value, said):
     job = {"job": "{}"} if field == "jobtype" else {}
     told = admin_client.post(address("add"), NEW | {field: value} | job)
     errors = told.context["adminform"].form.errors
@@ -143,7 +143,7 @@ def test_what_is_wrong_is_said_at_its_field_and_nothing_is_written(admin_client,
     assert not CronEntry.objects.exists()
 
 
-def test_buttons_pause_resume_and_run(admin_client, entry):
+def test_buttons_pause_resume_and_run_an_entry_with_a_reason(admin_client, entry):
     def press(verb):
         why = {"why": f"to {verb} it"}
         return admin_client.post(address("act", entry.pk, verb), why, follow=True).content.decode()
@@ -159,7 +159,7 @@ def test_buttons_pause_resume_and_run(admin_client, entry):
     assert [said.partition(": ")[2] for said in told] == ["to pause it", "to run_now it", "to resume it"]
 
 
-def test_actions_do_so_for_several(admin_client, entry, of_code):
+def test_list_actions_pause_resume_and_run_several_entries(admin_client, entry, of_code):
     def act(action):
         asked = {"action": action, "_selected_action": [entry.pk, of_code.pk]}
         return admin_client.post(address("changelist"), asked, follow=True).content.decode()
@@ -173,14 +173,14 @@ def test_actions_do_so_for_several(admin_client, entry, of_code):
     assert set(Job.objects.values_list("jobtype", flat=True)) == {"ring", work.noop.jobtype}
 
 
-def test_a_job_that_cannot_be_made_is_said(admin_client, entry):
+def test_a_run_that_cannot_be_enqueued_is_reported_and_recorded(admin_client, entry):
     CronEntry.objects.update(jobtype=work.once_a_group.jobtype, args='["a"]')
     for said in ("enqueued as", "NotUnique: Job not unique"):
         assert said in admin_client.post(address("act", entry.pk, "run_now"), follow=True).content.decode()
     assert [run.outcome for run in CronRun.objects.order_by("pk")] == ["enqueued", "refused"]
 
 
-def test_entries_of_code_are_not_written_here(admin_client, of_code):
+def test_entries_defined_in_code_cannot_be_edited_in_the_admin(admin_client, of_code):
     text = page(admin_client, "change", of_code.pk)
     assert 'name="schedule"' not in text
     assert ("Pause</button>" in text, 'name="_save"' in text) == (True, False)
@@ -194,13 +194,13 @@ def test_entries_of_code_are_not_written_here(admin_client, of_code):
     assert admin_client.post(address("delete", of_code.pk), {"post": "yes"}).status_code == 302
 
 
-def test_a_line_that_cannot_be_read_is_shown_and_breaks_no_page(admin_client, entry):
+def test_an_unparsable_schedule_is_reported_and_breaks_no_page(admin_client, entry):
     CronEntry.objects.update(schedule="61 * * * *", problem="schedule: minute: too many", next_at=None)
     for text in (page(admin_client, "changelist"), page(admin_client, "change", entry.pk)):
         assert "minute: too many" in text
 
 
-def test_who_may_only_look_finds_no_button_and_can_press_none(client, django_user_model, entry):
+def test_a_user_with_only_view_permission_gets_no_buttons_and_no_actions(client, django_user_model, entry):
     user = django_user_model.objects.create_user("looker", password="x", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename="view_cronentry"))
     client.force_login(user)
@@ -209,7 +209,7 @@ def test_who_may_only_look_finds_no_button_and_can_press_none(client, django_use
     assert not Job.objects.exists()
 
 
-def test_a_button_is_pressed_by_post_and_named_rightly(admin_client, entry):
+def test_action_urls_require_post_a_known_action_and_an_existing_entry(admin_client, entry):
     assert admin_client.get(address("act", entry.pk, "run_now")).status_code == 405
     assert admin_client.post(address("act", entry.pk, "explode")).status_code == 403
     assert admin_client.post(address("act", 999_999, "pause")).status_code == 404

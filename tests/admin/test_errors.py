@@ -45,7 +45,7 @@ def all_of(client, verb, query, **said):
     return words(answer.content.decode()), pages
 
 
-def test_jobs_that_died_of_the_same_are_one_line(admin_client):
+def test_dead_jobs_with_the_same_error_are_grouped(admin_client):
     for number, fields in ((1, {}), (22, {}), (3, {"jobtype": "shop.other"})):
         dead(number, **fields)
     JobFactory(dead=True)
@@ -58,13 +58,13 @@ def test_jobs_that_died_of_the_same_are_one_line(admin_client):
     assert "no error: killed by hand" in told
 
 
-def test_a_page_of_groups_says_how_many_it_has_looked_at(admin_client, monkeypatch):
+def test_error_groups_report_how_many_jobs_were_examined(admin_client, monkeypatch):
     [dead(number) for number in range(3)]
     found = error_groups.found(Job.objects.dead(), limit=2)
     assert (found.looked_at, found.is_more, found.groups[0].count) == (2, True, 2)
 
 
-def test_groups_cost_the_same_few_queries_however_many_there_are(admin_client, django_assert_max_num_queries):
+def test_error_pages_take_few_queries_for_30_groups(admin_client, django_assert_max_num_queries):
     [dead(number, errtype=f"E{number}") for number in range(30)]
     page(admin_client, "errors")
     with django_assert_max_num_queries(4):
@@ -73,7 +73,7 @@ def test_groups_cost_the_same_few_queries_however_many_there_are(admin_client, d
         page(admin_client, "error", KIND.query)
 
 
-def test_one_is_tried_and_its_end_is_told(admin_client):
+def test_trying_one_dead_job_shows_its_progress_and_outcome(admin_client):
     job, other = dead(1), dead(2)
     answer = admin_client.post(reverse("admin:django_faktory_job_try", args=[job.pk]), {"why": "deployed"}, follow=True)
     assert "it waits for a worker" in words(answer.content.decode())
@@ -92,17 +92,17 @@ def test_one_is_tried_and_its_end_is_told(admin_client):
 
 
 @pytest.mark.parametrize("tried", ["x", "", "9" * 30, "-1"])
-def test_a_bad_address_tells_nothing_of_a_job(admin_client, tried):
+def test_an_invalid_job_id_in_the_url_shows_nothing(admin_client, tried):
     assert words(page(admin_client, "tried", f"{KIND.query}&tried={tried}")) == ""
 
 
-def test_a_job_that_has_left_is_not_tried(admin_client):
+def test_a_job_that_is_no_longer_dead_is_not_tried(admin_client):
     job = JobFactory(succeeded=True)
     answer = admin_client.post(reverse("admin:django_faktory_job_try", args=[job.pk]), follow=True)
     assert "It is succeeded by now: nothing was done." in words(answer.content.decode())
 
 
-def test_the_rest_is_retried_and_others_are_left_alone(admin_client):
+def test_only_jobs_of_the_error_group_are_retried(admin_client):
     mine = [dead(number) for number in range(3)]
     others = [dead(1, failure='{"message":"something else"}'), dead(1, jobtype="shop.other"), JobFactory(dead=True)]
     told, _ = all_of(admin_client, "retry", KIND.query, why="deployed")
@@ -116,7 +116,7 @@ def test_the_rest_is_retried_and_others_are_left_alone(admin_client):
     assert "order N took N s" in LogEntry.objects.first().object_repr
 
 
-def test_at_a_pace_they_wait_for_their_turns(admin_client):
+def test_a_rate_limited_retry_spreads_jobs_over_time(admin_client):
     [dead(number) for number in range(3)]
     told, _ = all_of(admin_client, "retry", KIND.query, per_minute="10")
     assert "They run one after the other" in told
@@ -125,13 +125,13 @@ def test_at_a_pace_they_wait_for_their_turns(admin_client):
 
 
 @pytest.mark.parametrize("pace", ["nan", "-1", "x", "inf", "0"])
-def test_a_pace_that_is_none_means_now(admin_client, pace):
+def test_an_invalid_retry_rate_means_an_immediate_retry(admin_client, pace):
     dead()
     all_of(admin_client, "retry", KIND.query, per_minute=pace)
     assert Job.objects.get().state == "enqueued"
 
 
-def test_many_go_in_steps_and_what_comes_later_is_not_meant(admin_client, monkeypatch):
+def test_a_bulk_retry_runs_in_steps_and_ignores_jobs_that_die_later(admin_client, monkeypatch):
     monkeypatch.setattr(bulk, "CHUNK", 2)
     monkeypatch.setattr(bulk, "run_steps", lambda sweep, using: run_steps(sweep, using=using, lasts_s=0))
     [dead(number) for number in range(5)]
@@ -150,7 +150,7 @@ def test_many_go_in_steps_and_what_comes_later_is_not_meant(admin_client, monkey
 run_steps = bulk.run_steps
 
 
-def test_no_more_is_told_than_was_counted(admin_client, monkeypatch):
+def test_a_capped_count_is_shown_with_a_plus_and_without_a_percentage(admin_client, monkeypatch):
     monkeypatch.setattr(bulk, "COUNTED", 2)
     [dead(number) for number in range(4)]
     assert "2+ job" in words(page(admin_client, "all", f"verb=retry&{KIND.query}"))

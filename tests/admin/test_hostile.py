@@ -87,7 +87,7 @@ def without_harm(client):
 
 
 @TEXT
-def test_no_text_of_a_client_adds_an_element_to_a_page(admin_client, name):
+def test_hostile_texts_of_clients_add_no_element_to_a_page(admin_client, name):
     expected = without_harm(admin_client)
     fill(TEXTS[name])
     found = seen(admin_client, TEXTS[name])
@@ -101,13 +101,13 @@ def test_no_text_of_a_client_adds_an_element_to_a_page(admin_client, name):
 
 
 @TEXT
-def test_what_is_no_name_is_refused_and_the_rest_is_let_in(db, name):
+def test_only_invalid_names_are_rejected_among_hostile_texts(db, name):
     expected = {place for place, refused in REFUSED.items() if name in refused}
     assert fill(TEXTS[name]) - {"cron entry"} == expected
 
 
 @pytest.mark.parametrize("name", ["ANSI", "half of a character", "NUL", "right to left", "zero width", "newlines"])
-def test_an_edit_of_nothing_sends_back_what_was_there(admin_client, name):
+def test_saving_unchanged_arguments_preserves_hostile_texts(admin_client, name):
     """An edit of one argument must not change the other."""
     fill(TEXTS[name])
     job = Job.objects.filter(queue="members").first()

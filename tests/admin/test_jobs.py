@@ -33,7 +33,7 @@ VERBS = {"retry": "dead", "requeue": "dead", "cancel": "working", "kill": "retri
         "the-job-of-mine",
     ],
 )
-def test_the_search_box_takes_the_query_language_and_single_words(admin_client, query):
+def test_the_search_box_accepts_the_query_language_and_single_words(admin_client, query):
     JobFactory(
         dead=True, jid="the-job-of-mine", errtype="net.Timeout", jobtype="shop.send", queue="mail",
         about="shop.order/7", payload='{"args":["needle in it"]}',
@@ -44,21 +44,21 @@ def test_the_search_box_takes_the_query_language_and_single_words(admin_client, 
     assert other.jid not in shown
 
 
-def test_a_query_that_is_none_says_what_is_wrong_and_finds_nothing(admin_client):
+def test_an_invalid_query_shows_an_error_and_finds_nothing(admin_client):
     job = JobFactory()
     shown = page(admin_client, "changelist", "q=stat:dead")
     assert "such key: stat" in shown
     assert job.jid not in shown
 
 
-def test_each_state_has_a_view_that_keeps_the_query(admin_client):
+def test_links_to_the_states_keep_the_query(admin_client):
     JobFactory(queue="mail")
     shown = page(admin_client, "changelist", "state=enqueued&q=queue:mail")
     assert 'href="?state=dead&amp;q=queue%3Amail"' in shown
     assert 'href="?state=enqueued&amp;q=queue%3Amail" aria-current="page"' in shown
 
 
-def test_what_no_index_leads_to_is_looked_for_among_the_recent_ones(admin_client, monkeypatch):
+def test_a_search_without_an_index_covers_only_recent_jobs(admin_client, monkeypatch):
     monkeypatch.setattr("django_faktory.models.job.JobQuerySet.recent.__defaults__", (1,))
     old, new = JobFactory(queue="mail"), JobFactory(queue="mail")
     shown = page(admin_client, "changelist", "q=queue:mail")
@@ -66,7 +66,7 @@ def test_what_no_index_leads_to_is_looked_for_among_the_recent_ones(admin_client
     assert old.jid not in shown
 
 
-def test_all_that_match_are_meant_and_no_others(admin_client):
+def test_a_bulk_action_changes_all_matching_jobs_and_no_others(admin_client):
     mine, queue = JobFactory(dead=True, queue="mail"), JobFactory(dead=True)
     waits = JobFactory(queue="mail")
     shown = page(admin_client, "changelist", "state=dead&q=queue:mail")
@@ -80,7 +80,7 @@ def test_all_that_match_are_meant_and_no_others(admin_client):
 
 
 @pytest.mark.parametrize("query", ["bid=b-1", "about=shop.order/1"])
-def test_filters_of_links_count_for_all_that_match_too(admin_client, query):
+def test_a_bulk_action_respects_batch_and_object_filters(admin_client, query):
     JobFactory(dead=True, bid="b-1", about="shop.order/1")
     JobFactory(dead=True)
     Batch.objects.create(bid="b-1", total=1, pending=1)
@@ -88,7 +88,7 @@ def test_filters_of_links_count_for_all_that_match_too(admin_client, query):
     assert Job.objects.dead().count() == 1
 
 
-def test_a_search_does_not_reach_for_older_ones_as_it_goes(admin_client, monkeypatch):
+def test_a_bulk_action_on_recent_jobs_does_not_extend_to_older_ones(admin_client, monkeypatch):
     monkeypatch.setattr(bulk, "CHUNK", 1)
     old, *new = (JobFactory(dead=True, payload='{"args":["x1"]}') for _ in range(3))
     all_of(admin_client, "retry", "q=dead text:x1 among:2")
@@ -96,7 +96,7 @@ def test_a_search_does_not_reach_for_older_ones_as_it_goes(admin_client, monkeyp
     assert set(Job.objects.enqueued()) == set(new)
 
 
-def test_select_all_leads_to_the_page_that_asks(admin_client):
+def test_select_across_redirects_to_the_confirmation_page(admin_client):
     job = JobFactory(dead=True)
     asked = {"action": "discard", "_selected_action": [job.pk], "select_across": "1"}
     answer = admin_client.post(f"{reverse(JOBS)}?state=dead", asked)
@@ -105,7 +105,7 @@ def test_select_all_leads_to_the_page_that_asks(admin_client):
 
 
 @pytest.mark.parametrize("verb", ["discard", "kill", "prune", "cancel"])
-def test_what_destroys_is_asked_for_once_more(admin_client, verb):
+def test_destructive_actions_require_confirmation(admin_client, verb):
     job = JobFactory(**{VERBS[verb]: True})
     for address, asked in (
         (reverse(JOBS), {"action": verb, "_selected_action": [job.pk], "why": "<why>"}),
@@ -119,7 +119,7 @@ def test_what_destroys_is_asked_for_once_more(admin_client, verb):
     assert not LogEntry.objects.exists()
 
 
-def test_who_and_why_is_on_record(admin_client, admin_user):
+def test_user_and_reason_of_an_action_are_logged(admin_client, admin_user):
     jobs = [JobFactory(dead=True), JobFactory(dead=True)]
     act(admin_client, JOBS, "retry", *jobs, why="deployed 42")
     entries = LogEntry.objects.all()
@@ -130,7 +130,7 @@ def test_who_and_why_is_on_record(admin_client, admin_user):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_each_act_asks_for_its_own_permission_and_no_other(client, verb):
+def test_each_job_action_requires_exactly_its_own_permission(client, verb):
     job = JobFactory(**{VERBS[verb]: True})
     others = [f"{name}_job" for name in VERBS if name != verb]
     user = staff("view_job", "change_job", "delete_job", "clear_queue", *others)
@@ -156,7 +156,7 @@ def staff_with(user, *codenames):
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "clear"])
-def test_a_get_never_changes_anything(admin_client, verb):
+def test_get_requests_to_actions_change_nothing(admin_client, verb):
     job = JobFactory(dead=True)
     for name, args in (("act", [job.pk, verb]), ("try", [job.pk])):
         assert admin_client.get(reverse(f"admin:django_faktory_job_{name}", args=args)).status_code == 405
@@ -165,7 +165,7 @@ def test_a_get_never_changes_anything(admin_client, verb):
     assert Job.objects.get().state == "dead"
 
 
-def test_a_forged_or_foreign_step_does_nothing(admin_client, client):
+def test_a_forged_or_foreign_bulk_step_changes_nothing(admin_client, client):
     JobFactory(dead=True)
     step = reverse("admin:django_faktory_job_all_step")
     begun = bulk.begin("discard", bulk.BulkScope("dead"), total=1, user=0, why="", using="default")
@@ -176,13 +176,13 @@ def test_a_forged_or_foreign_step_does_nothing(admin_client, client):
 
 
 @pytest.mark.parametrize("text", ["no json", "[]", "null", '{"args":', '{"args":[],"custom":7}', ""])
-def test_a_job_whose_text_somebody_broke_is_shown(admin_client, text):
+def test_a_job_with_malformed_texts_is_shown(admin_client, text):
     job = JobFactory(dead=True, payload=text, result=text, history=text, failure=text)
     assert page(admin_client, "change", "", job.pk)
     assert page(admin_client, "edit", "", job.pk)
 
 
-def test_a_job_s_page_leads_to_all_that_belongs_to_it(admin_client):
+def test_the_page_of_a_job_links_to_its_related_objects(admin_client):
     order = Order.objects.create(customer="ada@example.org", item="Engine", price="1.00")
     batch = Batch.objects.create(bid="b-1", description="its batch", total=1, pending=1)
     entry = CronEntry.objects.create(name="nightly", schedule="0 3 * * *", zone="UTC", jobtype="t")
@@ -197,7 +197,7 @@ def test_a_job_s_page_leads_to_all_that_belongs_to_it(admin_client):
     assert "Attempt 2 runs" in shown
 
 
-def test_a_job_s_page_says_when_and_where_it_was_interrupted(admin_client):
+def test_the_page_of_a_job_shows_its_interruptions(admin_client):
     failed = '{"errtype":"E","message":"m","failed_at":"2026-05-01T12:00:00Z"}'
     stopped = (
         '{"kind":"interrupted","wid":"w-7","started_at":"2026-05-01T13:00:00Z","failed_at":"2026-05-01T13:00:05Z",'
@@ -210,7 +210,7 @@ def test_a_job_s_page_says_when_and_where_it_was_interrupted(admin_client):
     assert "2, of at most 26" in shown
 
 
-def test_a_job_s_page_costs_few_queries(admin_client, django_assert_max_num_queries):
+def test_the_page_of_a_job_takes_at_most_ten_queries(admin_client, django_assert_max_num_queries):
     job = JobFactory(
         dead=True, bid="b-1", about="shop.order/1", lock_key="k",
         history="[" + ",".join('{"errtype":"E","message":"m","backtrace":["l"]}' for _ in range(60)) + "]",
@@ -244,7 +244,7 @@ def test_a_queue_is_paused_resumed_and_cleared(admin_client):
 
 
 @pytest.mark.parametrize("action", ["pause", "resume", "clear"])
-def test_each_act_on_queues_asks_for_its_own_permission(client, action):
+def test_each_queue_action_requires_its_own_permission(client, action):
     others = {"pause_queue", "resume_queue", "clear_queue"} - {f"{action}_queue"}
     client.force_login(staff("view_queue", "change_queue", *others))
     queue = QueueFactory(name="mail")
@@ -255,7 +255,7 @@ def test_each_act_on_queues_asks_for_its_own_permission(client, action):
     assert queue.paused_at is None
 
 
-def test_queues_and_workers_cost_the_same_few_queries_however_many(admin_client, django_assert_max_num_queries):
+def test_queue_and_worker_lists_take_at_most_ten_queries_for_30_rows(admin_client, django_assert_max_num_queries):
     for number in range(30):
         JobFactory(queue=QueueFactory().name, working=True, wid=WorkerFactory(wid=f"w{number}").wid)
         JobFactory(queue=f"q{number}")
@@ -266,7 +266,7 @@ def test_queues_and_workers_cost_the_same_few_queries_however_many(admin_client,
             admin_client.get(address)
 
 
-def test_a_worker_s_page_tells_what_it_runs(admin_client):
+def test_the_page_of_a_worker_shows_its_running_jobs(admin_client):
     WorkerFactory(wid="w 1/x", rss_kb=300_000, labels=["<gpu>"])
     job = JobFactory(working=True, wid="w 1/x")
     listed = admin_client.get(reverse("admin:django_faktory_workerprocess_changelist")).content.decode()
@@ -276,7 +276,7 @@ def test_a_worker_s_page_tells_what_it_runs(admin_client):
         assert told in shown
 
 
-def test_to_terminate_is_asked_for_once_more_and_to_quiet_is_not(admin_client):
+def test_terminating_a_worker_requires_confirmation_and_quieting_does_not(admin_client):
     worker = WorkerFactory()
     name = reverse("admin:django_faktory_workerprocess_changelist")
     asked = {"action": "terminate", "_selected_action": [worker.pk]}
@@ -288,7 +288,7 @@ def test_to_terminate_is_asked_for_once_more_and_to_quiet_is_not(admin_client):
     assert worker.state == "quiet"
 
 
-def test_what_no_index_leads_to_is_counted_among_the_recent_jobs_and_said_to_be_more(admin_client, monkeypatch):
+def test_a_count_of_recent_jobs_only_is_shown_with_a_plus(admin_client, monkeypatch):
     JobFactory.create_batch(3, jobtype="shop.tasks.mail")
     monkeypatch.setattr(bulk, "RECENT", 2)
     monkeypatch.setattr(JobQuerySet.recent, "__defaults__", (2,))
@@ -307,7 +307,7 @@ def test_what_no_index_leads_to_is_counted_among_the_recent_jobs_and_said_to_be_
     assert not Job.objects.exists()
 
 
-def test_the_record_tells_as_much_of_a_count_as_the_page_did(admin_client, monkeypatch):
+def test_the_log_entry_of_a_bulk_action_shows_the_capped_count(admin_client, monkeypatch):
     JobFactory.create_batch(3, jobtype="shop.tasks.mail")
     monkeypatch.setattr(bulk, "RECENT", 2)
     monkeypatch.setattr(JobQuerySet.recent, "__defaults__", (2,))

@@ -51,7 +51,7 @@ def whole(answer):
 
 
 @pytest.mark.parametrize("size", [2 * MIB, 15 * MIB, texts.WHOLE // 4])
-def test_the_page_of_a_large_job_is_small_and_asks_as_often_as_that_of_a_small_one(admin_client, size):
+def test_the_page_of_a_large_job_stays_small_without_additional_queries(admin_client, size):
     small, large = JobFactory(dead=True, history="[]", failure="{}"), large_job(size)
     admin_client.get(page("job", small.pk))
     counts = []
@@ -69,7 +69,7 @@ def test_the_page_of_a_large_job_is_small_and_asks_as_often_as_that_of_a_small_o
     ("column", "kind"),
     [("payload", "application/json"), ("result", "application/json"), ("history", "application/json")],
 )
-def test_all_of_a_text_is_a_download(admin_client, column, kind):
+def test_a_full_text_can_be_downloaded(admin_client, column, kind):
     job = large_job(2 * MIB)
     assert page("job", job.pk, column, view="download") in admin_client.get(page("job", job.pk)).content.decode()
     answer = admin_client.get(page("job", job.pk, column, view="download"))
@@ -80,7 +80,7 @@ def test_all_of_a_text_is_a_download(admin_client, column, kind):
 
 
 @pytest.mark.parametrize("size", [500, 2 * MIB])
-def test_a_download_and_a_page_hide_what_redact_hides_however_long_it_is(admin_client, size):
+def test_redacted_arguments_of_any_length_are_hidden_on_pages_and_downloads(admin_client, size):
     job = large_job(size)
     with override_settings(FAKTORY=HIDE_ALL):
         shown = admin_client.get(page("job", job.pk)).content.decode()
@@ -91,7 +91,7 @@ def test_a_download_and_a_page_hide_what_redact_hides_however_long_it_is(admin_c
     assert ("[hidden]" if size > MIB else "2 arguments of noop") in shown
 
 
-def test_a_download_asks_for_the_permission_of_the_page(client):
+def test_a_download_requires_the_permission_of_its_page(client):
     job = large_job(500)
     for codenames in ((), ("change_job", "retry_job"), ("view_batch", "view_queue")):
         client.force_login(who(*codenames))
@@ -105,14 +105,14 @@ def test_a_download_asks_for_the_permission_of_the_page(client):
         assert client.get(page("job", pk, "payload", view="download")).status_code == 404
 
 
-def test_short_texts_are_shown_whole(admin_client):
+def test_short_texts_are_shown_completely(admin_client):
     job = JobFactory(payload='{"jid":"job-short-1","jobtype":"noop","args":[1,{"a":"b"}]}')
     shown = admin_client.get(page("job", job.pk)).content.decode()
     assert "&quot;a&quot;: &quot;b&quot;" in shown
     assert "Only the beginning" not in shown
 
 
-def test_long_arguments_are_not_edited_on_a_page(admin_client):
+def test_long_arguments_cannot_be_edited_in_the_admin(admin_client):
     job = large_job(2 * MIB)
     address = reverse("admin:django_faktory_job_edit", args=[job.pk])
     for answer in (admin_client.get(address), admin_client.post(address, {"args": "[]", "kwargs": "{}"})):
@@ -122,7 +122,7 @@ def test_long_arguments_are_not_edited_on_a_page(admin_client):
 
 
 @pytest.mark.parametrize("model", ["job", "outboxentry", "batch", "cronentry"])
-def test_a_list_reads_no_long_text(admin_client, model):
+def test_a_list_loads_no_long_texts(admin_client, model):
     """The list loads no long text, and no row loads it later."""
     large_job(2 * MIB)
     text = job_text(2 * MIB)
@@ -161,7 +161,7 @@ def cron_entry(size):
 @pytest.mark.parametrize(
     ("make", "columns"), [(outbox_entry, ["job"]), (batch, ["complete", "success"]), (cron_entry, ["args"])]
 )
-def test_pages_of_other_rows_with_long_texts_are_small_too(admin_client, make, columns):
+def test_pages_of_other_models_with_long_texts_are_small_too(admin_client, make, columns):
     row = make(2 * MIB)
     model = row._meta.model_name
     with CaptureQueriesContext(connection) as caught:
@@ -180,14 +180,14 @@ def test_pages_of_other_rows_with_long_texts_are_small_too(admin_client, make, c
 @pytest.mark.parametrize(
     "text", ["", "a", "<" * 99, "é" * 99, "\x1b" * 99, "🙂" * 99, '"&\'' * 33, "a<é🙂" * 30], ids=repr
 )  # fmt: skip
-def test_a_beginning_takes_no_more_bytes_of_html_than_it_may(text):
+def test_a_truncated_text_fits_the_limit_of_html_bytes(text):
     beginning = texts.cut(text, 50)
     assert text.startswith(beginning)
     assert len(escape(beginning).encode()) <= 50
     assert beginning == text or len(escape(text[: len(beginning) + 1]).encode()) > 50 or "\x1b" in text
 
 
-def test_nested_brackets_are_not_laid_out_to_their_end():
+def test_formatting_deeply_nested_json_is_bounded_in_size():
     deep = "[" * 120 + "]" * 120
     text = f"[{','.join([deep] * 4000)}]"
     assert len(texts.format_json(text)) < 2 * texts.SHOWN_BYTES

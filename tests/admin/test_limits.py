@@ -48,7 +48,7 @@ def act(client, one, verb):
     return client.post(reverse("admin:django_faktory_limit_act", args=[one.pk, verb]), follow=True)
 
 
-def test_a_limit_is_listed_with_its_use_and_who_waits(admin_client, node):
+def test_a_limit_is_listed_with_its_use_and_waiting_jobs(admin_client, node):
     limit("task", "noop", 2)
     node.push(*"abcde")
     assert len(node.fetch(4)) == 2
@@ -56,7 +56,7 @@ def test_a_limit_is_listed_with_its_use_and_who_waits(admin_client, node):
     assert re.search(r"noop task 2 at a time 2 3 – Admin", page), page
 
 
-def test_a_limit_is_set_and_holds(admin_client, node):
+def test_a_limit_created_in_the_admin_is_enforced(admin_client, node):
     node.push(*"abc")
     told = {"scope": "task", "name": "noop", "concurrency": "2", "rate": "", "burst": ""}
     assert admin_client.post(reverse(ADD), told).status_code == 302
@@ -64,7 +64,7 @@ def test_a_limit_is_set_and_holds(admin_client, node):
     assert node.fetch(5) == ["a", "b"]
 
 
-def test_an_edit_holds_at_once_and_overrules_code(admin_client, node):
+def test_an_edited_limit_applies_at_once_and_overrides_code(admin_client, node):
     code = [LimitDefinition("task", "noop", definitions.Allowance(concurrency=1))]
     definitions.sync(code, using="default")
     node.push(*"abc")
@@ -95,14 +95,14 @@ def test_an_edit_holds_at_once_and_overrules_code(admin_client, node):
         ({"name": "known", "concurrency": "1"}, "there is a limit of this already"),
     ],
 )
-def test_what_is_wrong_is_said_at_its_field(admin_client, node, told, said):
+def test_an_invalid_limit_is_rejected_with_an_error_message(admin_client, node, told, said):
     limit("task", "known", 1)
     page = words(admin_client.post(reverse(ADD), {"scope": "task", "name": "noop"} | told))
     assert said in page
     assert Limit.objects.count() == 1
 
 
-def test_a_limit_that_is_deleted_lets_all_go(admin_client, node):
+def test_deleting_a_limit_releases_its_waiting_jobs(admin_client, node):
     one = limit("task", "noop", 1)
     node.push(*"ab")
     node.fetch(2)
@@ -123,7 +123,7 @@ def test_a_task_is_paused_and_resumed_by_buttons(admin_client, node):
     assert node.fetch() == ["a"]
 
 
-def test_a_task_without_a_limit_is_forgotten_when_it_is_resumed(admin_client, node):
+def test_resuming_a_task_without_a_limit_deletes_its_row(admin_client, node):
     definitions.pause(["noop"], using="default")
     page = act(admin_client, Limit.objects.get(), "resume")
     assert "Noop: resumed." in words(page)
@@ -131,14 +131,14 @@ def test_a_task_without_a_limit_is_forgotten_when_it_is_resumed(admin_client, no
     assert not Limit.objects.exists()
 
 
-def test_queues_are_not_paused_here(admin_client, node):
+def test_the_pause_action_rejects_limits_of_queues(admin_client, node):
     one = limit("queue", "mail", 1)
     page = admin_client.post(reverse(LIMITS), {"action": "pause", "_selected_action": [one.pk]}, follow=True)
     assert "only tasks are paused here" in words(page)
     assert Limit.objects.get().paused_at is None
 
 
-def test_each_act_asks_for_its_own_permission(on_call, node):
+def test_each_limit_action_requires_its_own_permission(on_call, node):
     one = limit("task", "noop", 1)
     client = on_call("view_limit")
     assert client.get(reverse(LIMITS)).status_code == 200
@@ -151,14 +151,14 @@ def test_each_act_asks_for_its_own_permission(on_call, node):
     assert act(client, one, "resume").status_code == 403
 
 
-def test_a_button_is_pressed_not_visited(admin_client, node):
+def test_action_urls_require_post_and_a_known_action(admin_client, node):
     one = limit("task", "noop", 1)
     where = reverse("admin:django_faktory_limit_act", args=[one.pk, "pause"])
     assert admin_client.get(where).status_code == 405
     assert admin_client.post(where.replace("pause", "burn")).status_code == 403
 
 
-def test_a_job_s_page_tells_what_it_waits_for(admin_client, node):
+def test_the_page_of_a_blocked_job_shows_its_limit(admin_client, node):
     limit("task", "noop", 1)
     node.push(*"ab")
     node.fetch(2)
@@ -167,7 +167,7 @@ def test_a_job_s_page_tells_what_it_waits_for(admin_client, node):
     assert "task noop" in page
 
 
-def test_a_queue_s_page_and_line_tell_its_limit_and_lead_to_it(admin_client, node):
+def test_list_and_page_of_a_queue_show_and_link_its_limit(admin_client, node):
     QueueFactory(name="mail")
     QueueFactory(name="free")
     set_by_hand = definitions.save_limit("queue", "mail", Allowance(concurrency=20), using="default")

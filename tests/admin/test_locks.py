@@ -68,14 +68,14 @@ def test_a_lock_is_found_by_key_jid_or_wid(admin_client, one, query, is_found):
     assert (jid("A") in page) is is_found
 
 
-def test_its_page_tells_the_token_and_how_many_wait(admin_client, one):
+def test_the_page_of_a_lock_shows_its_token_and_waiting_jobs(admin_client, one):
     lock = JobLock.objects.get()
     page = words(admin_client.get(reverse("admin:django_faktory_joblock_change", args=[lock.pk])))
     assert f"Token: {lock.pk}" in page
     assert "Jobs that wait for it: 1" in page
 
 
-def test_a_job_s_page_tells_who_holds_its_key(admin_client, one):
+def test_the_page_of_a_job_shows_the_holder_of_its_lock_key(admin_client, one):
     token = JobLock.objects.get().pk
     assert f"Lock held by this job, {jid('A')}" in job_page(admin_client, "A")
     assert f"Lock token {token} " in job_page(admin_client, "A")
@@ -85,12 +85,12 @@ def test_a_job_s_page_tells_who_holds_its_key(admin_client, one):
     assert f"nobody: that of {jid('A')} was over at" in job_page(admin_client, "A")
 
 
-def test_a_job_without_a_key_says_nothing_of_holders(admin_client, node):  # noqa: F811
+def test_the_page_of_a_job_without_a_lock_key_shows_no_holder(admin_client, node):  # noqa: F811
     node([]).push("A")
     assert "Lock held by" not in job_page(admin_client, "A")
 
 
-def test_a_retry_by_hand_takes_no_running_job_from_its_worker_nor_its_lock(admin_client, one):
+def test_a_manual_retry_leaves_a_running_job_and_its_lock_alone(admin_client, one):
     """L26: the retry leaves a running job alone."""
     running = Job.objects.get(jid=jid("A"))
     admin_client.post(reverse(JOBS), {"action": "retry", "_selected_action": [running.pk]}, follow=True)
@@ -98,7 +98,7 @@ def test_a_retry_by_hand_takes_no_running_job_from_its_worker_nor_its_lock(admin
     assert one.fetch(wid="w2", count=9) == [jid("B")]
 
 
-def test_a_lock_released_by_hand_is_the_next_job_s_and_its_old_holder_can_do_nothing_to_it(admin_client, one):
+def test_the_old_holder_of_a_released_lock_cannot_affect_its_next_holder(admin_client, one):
     """L26: the old worker learns that its lock is gone, and its acknowledgement does not affect the new lock."""
     stale = JobLock.objects.get()
     page = words(release(admin_client, stale, confirmed="yes"))
@@ -113,7 +113,7 @@ def test_a_lock_released_by_hand_is_the_next_job_s_and_its_old_holder_can_do_not
     assert holders() == []
 
 
-def test_a_retry_of_a_job_that_failed_waits_for_who_has_its_key_by_then(admin_client, one):
+def test_a_retried_job_is_blocked_by_the_current_holder_of_its_key(admin_client, one):
     """L26: the retried job is blocked by the job that has acquired its key meanwhile."""
     one.fail("A", wid="old")
     assert one.fetch(wid="w2") == [jid("A1")]
@@ -125,7 +125,7 @@ def test_a_retry_of_a_job_that_failed_waits_for_who_has_its_key_by_then(admin_cl
     assert JobLock.objects.get().pk == token
 
 
-def test_before_it_is_released_it_is_asked(admin_client, one):
+def test_releasing_a_lock_requires_confirmation(admin_client, one):
     lock = JobLock.objects.get()
     page = words(release(admin_client, lock))
     assert f"key of A, held by {jid('A')} of worker old" in page
@@ -134,14 +134,14 @@ def test_before_it_is_released_it_is_asked(admin_client, one):
     assert not LogEntry.objects.exists()
 
 
-def test_it_is_on_record(admin_client, one):
+def test_releasing_a_lock_is_recorded_in_the_admin_log(admin_client, one):
     release(admin_client, JobLock.objects.get(), confirmed="yes")
     entry = LogEntry.objects.get()
     assert (entry.user.username, entry.get_change_message()) == ("admin", "Released by hand.")
     assert "key of A" in entry.object_repr
 
 
-def test_a_lock_that_another_has_taken_since_the_page_was_shown_is_left_alone(admin_client, one):
+def test_a_lock_acquired_by_another_job_meanwhile_is_not_released(admin_client, one):
     stale = JobLock.objects.get()
     one.ack("A", wid="old")
     one.fetch(wid="w2")
@@ -149,7 +149,7 @@ def test_a_lock_that_another_has_taken_since_the_page_was_shown_is_left_alone(ad
     assert holders() == [jid("A1")]
 
 
-def test_who_may_only_look_can_release_nothing(on_call, one):
+def test_a_user_with_only_view_permission_cannot_release_a_lock(on_call, one):
     client = on_call("view_joblock")
     page = client.get(reverse(LOCKS)).content.decode()
     assert jid("A") in page
@@ -158,11 +158,11 @@ def test_who_may_only_look_can_release_nothing(on_call, one):
     assert holders() == [jid("A")]
 
 
-def test_who_has_no_permission_sees_nothing(on_call, one):
+def test_a_user_without_view_permission_cannot_open_the_list(on_call, one):
     assert on_call("view_job").get(reverse(LOCKS)).status_code == 403
 
 
-def test_a_get_releases_nothing(admin_client, one):
+def test_a_get_request_releases_no_lock(admin_client, one):
     lock = JobLock.objects.get()
     admin_client.get(reverse(LOCKS), {"action": "release", "_selected_action": lock.pk, "confirmed": "yes"})
     assert holders() == [jid("A")]

@@ -99,14 +99,14 @@ def foreign(name):
     return [one for one in every if one not in OWN[name]]
 
 
-def test_the_lists_below_are_all_that_are_registered():
+def test_every_registered_list_is_covered_by_these_tests():
     registered = {model._meta.model_name for model in admin.site._registry if model._meta.app_label == APP}
     assert registered == {*LISTS, *PAGES}
     assert set(OWN) == set(LISTS)
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_list_admits_its_own_parameters_and_no_other_look_up(name, rf, admin_user):
+def test_a_list_accepts_its_own_parameters_and_no_other_lookup(name, rf, admin_user):
     asked = rf.get("/")
     asked.user = admin_user
     page = admin.site._registry[model_of(name)]
@@ -116,7 +116,7 @@ def test_a_list_admits_its_own_parameters_and_no_other_look_up(name, rf, admin_u
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_the_lists_own_parameters_are_answered(admin_client, name):
+def test_requests_with_a_lists_own_parameters_succeed(admin_client, name):
     for parameter, value in OWN[name].items():
         assert listed(admin_client, name, {parameter: value})[0] == 200, parameter
 
@@ -133,7 +133,7 @@ def test_the_lists_own_parameters_are_answered(admin_client, name):
         ("limit", "limiters__name"), ("queue", "name__startswith"), ("workerprocess", "labels__0__startswith"),
     ],
 )  # fmt: skip
-def test_a_look_up_that_is_no_filter_of_the_list_is_a_bad_request(admin_client, name, parameter):
+def test_a_lookup_that_is_not_a_filter_returns_400(admin_client, name, parameter):
     answer = admin_client.get(reverse(f"admin:{APP}_{name}_changelist"), {parameter: SECRET})
     assert answer.status_code == 400
     assert SECRET not in answer.content.decode()
@@ -141,7 +141,7 @@ def test_a_look_up_that_is_no_filter_of_the_list_is_a_bad_request(admin_client, 
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_regular_expression_in_an_address_never_reaches_the_database(admin_client, name):
+def test_a_regular_expression_in_a_url_never_reaches_the_database(admin_client, name):
     texts = [
         field.name for field in model_of(name)._meta.fields if isinstance(field, models.CharField | models.TextField)
     ]
@@ -154,7 +154,7 @@ def test_a_regular_expression_in_an_address_never_reaches_the_database(admin_cli
 
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("field", ["payload", "jid", "job", "name", "queue", "id__exact"])
-def test_no_row_is_opened_by_another_field_than_its_key(admin_client, name, field):
+def test_rows_can_only_be_addressed_by_primary_key(admin_client, name, field):
     row = model_of(name).objects.first()
     if row._meta.pk.name == field:
         return
@@ -165,14 +165,14 @@ def test_no_row_is_opened_by_another_field_than_its_key(admin_client, name, fiel
 
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("extra", [{"_facets": "True"}, {"_popup": "1"}, {"_facets": "1", "_popup": "1"}])
-def test_facets_and_popups_change_no_result(admin_client, name, extra):
+def test_facet_and_popup_parameters_do_not_change_a_list(admin_client, name, extra):
     assert listed(admin_client, name, extra) == listed(admin_client, name, {})
     address = reverse(f"admin:{APP}_{name}_changelist")
     assert admin_client.get(address, extra).context["cl"].add_facets is False
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_list_is_sorted_by_the_columns_its_page_offers_and_no_others(admin_client, name):
+def test_a_list_can_only_be_sorted_by_its_sortable_columns(admin_client, name):
     page = admin_client.get(reverse(f"admin:{APP}_{name}_changelist")).context["cl"]
     plain = listed(admin_client, name, {})
     for place, column in enumerate(page.list_display):
@@ -186,13 +186,13 @@ def test_a_list_is_sorted_by_the_columns_its_page_offers_and_no_others(admin_cli
     assert len(shown.queryset.query.order_by) <= 4
 
 
-def test_a_column_that_is_offered_sorts(admin_client):
+def test_a_sortable_column_sorts_the_list(admin_client):
     ascending, descending = (listed(admin_client, "outboxentry", {"o": order})[1] for order in ("2", "-2"))
     assert ascending == descending[::-1] != []
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_random_addresses_are_refused_or_change_nothing(admin_client, name):
+def test_random_parameters_are_rejected_or_do_not_filter(admin_client, name):
     """Combine random foreign lookups with own parameters: none may return a filtered list."""
     chance = random.Random(f"admin lists: {name}")
     others, own = foreign(name), list(OWN[name].items())
@@ -212,7 +212,7 @@ def test_random_addresses_are_refused_or_change_nothing(admin_client, name):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_pages_that_are_no_lists_take_no_parameter(admin_client, name):
+def test_pages_without_a_list_ignore_parameters(admin_client, name):
     address = reverse(f"admin:{APP}_{name}_changelist")
     with CaptureQueriesContext(connection) as caught:
         answer = admin_client.get(

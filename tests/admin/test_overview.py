@@ -30,13 +30,13 @@ def seen(client, name=PAGE):
     return answer.content.decode()
 
 
-def test_an_empty_project_is_told_so(admin_client):
+def test_the_page_of_an_empty_project_says_that_nothing_exists(admin_client):
     page = seen(admin_client)
     for told in ("Nothing.", "Nobody has used a queue yet.", "No worker is there"):
         assert told in page
 
 
-def test_it_tells_what_is_wrong(admin_client):
+def test_the_page_lists_current_problems(admin_client):
     QueueFactory(name="mail", paused_at=timezone.now())
     JobFactory(queue="mail")
     JobFactory(dead=True, errtype="Timeout", jobtype="shop.send", failure='{"message":"order 7 took 30 s"}')
@@ -55,7 +55,7 @@ def test_it_tells_what_is_wrong(admin_client):
         assert told in page
 
 
-def test_it_tells_depth_latency_what_runs_and_who_works(admin_client):
+def test_the_page_shows_latency_running_jobs_and_workers(admin_client):
     QueueFactory(name="mail")
     JobFactory.create_batch(2, queue="mail", enqueued_at=timezone.now() - timedelta(minutes=5, seconds=2))
     JobFactory(working=True, jobtype="shop.slow", wid="w1", started_at=timezone.now() - timedelta(hours=2))
@@ -80,7 +80,7 @@ def test_a_large_set_is_counted_to_the_cap(monkeypatch):
     assert base.capped(3, 2) == "2+"
 
 
-def test_of_many_queues_the_fullest_are_shown():
+def test_the_fullest_of_many_queues_are_shown():
     for number in range(data.QUEUES_SHOWN + 5):
         QueueFactory(name=f"q{number:02}", paused_at=timezone.now())
     JobFactory.create_batch(2, queue="q24")
@@ -92,7 +92,7 @@ def test_of_many_queues_the_fullest_are_shown():
     assert paused[-1] == f"More queues are paused: {data.QUEUES_SHOWN + 5 - data.ROWS}"
 
 
-def test_it_asks_as_often_for_much_as_for_little(admin_client, django_assert_max_num_queries):
+def test_the_page_takes_at_most_18_queries_with_30_of_everything(admin_client, django_assert_max_num_queries):
     for number in range(30):
         QueueFactory(name=f"q{number}")
         JobFactory.create_batch(2, queue=f"q{number}")
@@ -104,7 +104,7 @@ def test_it_asks_as_often_for_much_as_for_little(admin_client, django_assert_max
         seen(admin_client, PART)
 
 
-def test_charts_add_up_minutes_and_days():
+def test_charts_sum_up_minutes_and_days():
     now = timezone.now()
     passed = Series(succeeded=3, failed=1)
     histograms.add({("q", "t"): passed}, using="default", now=now)
@@ -117,7 +117,7 @@ def test_charts_add_up_minutes_and_days():
     assert data.minutes(now, using="default", queue="r").summary == "Last 3 hours: 3 succeeded, 1 failed"
 
 
-def test_a_bar_is_as_high_as_its_share_of_the_highest():
+def test_bar_heights_are_proportional_to_the_highest_bar():
     chart = charts.chart("T", [Point("a", 3, 1), Point("b", 1, 0), Point("c", 0, 0)])
     assert chart.maximum == 4
     assert [(bar.well_height, bar.badly_height) for bar in chart.bars] == [("75", "25"), ("25", "0"), ("0", "0")]
@@ -135,7 +135,7 @@ def test_a_bar_is_as_high_as_its_share_of_the_highest():
         ("", ""),
     ],
 )
-def test_messages_that_differ_in_numbers_have_one_head(message, head):
+def test_error_messages_that_differ_only_in_numbers_are_normalized_equally(message, head):
     assert error_groups.normalize_message(message) == head
 
 
@@ -148,11 +148,11 @@ def test_messages_that_differ_in_numbers_have_one_head(message, head):
         ("", ""),
     ],
 )
-def test_a_message_is_read_from_the_beginning_of_a_failure(failure, message):
+def test_the_message_is_extracted_from_a_possibly_truncated_failure(failure, message):
     assert error_groups.extract_message(failure) == message
 
 
-def test_who_has_not_the_permission_sees_neither_page_nor_part_nor_entry(client, django_user_model):
+def test_page_part_and_index_entry_require_the_statistics_permission(client, django_user_model):
     user = django_user_model.objects.create_user("viewer", password="x", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename="view_job"))
     client.force_login(user)
@@ -164,7 +164,7 @@ def test_who_has_not_the_permission_sees_neither_page_nor_part_nor_entry(client,
     assert client.get(reverse(PAGE)).status_code == 200
 
 
-def test_looking_changes_nothing(admin_client):
+def test_viewing_the_page_changes_no_worker_row(admin_client):
     JobFactory()
     WorkerFactory()
     before = list(WorkerProcess.objects.values())

@@ -33,7 +33,7 @@ def user_client(request, client, admin_user):
 
 @pytest.mark.parametrize("name", ONLY_SHOWN)
 @pytest.mark.parametrize("extra", [{}, {"_save": "1"}, {"_continue": "1"}, {"_saveasnew": "1"}, {"_popup": "1"}])
-def test_a_post_to_a_page_that_only_shows_writes_nothing(user_client, rows, name, extra):
+def test_a_post_to_a_read_only_page_writes_nothing(user_client, rows, name, extra):
     row = ONLY_SHOWN[name].objects.get(pk=MODELS[name])
     before = stored()
     answer = user_client.post(page(name, "change", row.pk), form_of(row) | extra)
@@ -54,7 +54,7 @@ def test_a_job_that_died_while_its_page_was_open_stays_dead(user_client, rows):
 
 @pytest.mark.parametrize("name", ONLY_SHOWN)
 @pytest.mark.parametrize("extra", [{"_save": "1"}, {"_saveasnew": "1"}])
-def test_nothing_is_added_by_a_form_of_such_a_page(user_client, rows, name, extra):
+def test_adding_a_row_of_a_read_only_model_is_refused(user_client, rows, name, extra):
     before = stored()
     answer = user_client.post(page(name, "add"), form_of(ONLY_SHOWN[name].objects.get(pk=MODELS[name])) | extra)
     assert answer.status_code == 403
@@ -62,7 +62,7 @@ def test_nothing_is_added_by_a_form_of_such_a_page(user_client, rows, name, extr
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_list_and_a_history_write_nothing_without_an_act(user_client, rows, name):
+def test_posts_without_a_valid_action_to_list_and_history_write_nothing(user_client, rows, name):
     pk = MODELS[name]
     before = stored()
     posts = [
@@ -80,13 +80,13 @@ def test_a_list_and_a_history_write_nothing_without_an_act(user_client, rows, na
     assert stored() == before
 
 
-def test_no_list_has_fields_to_edit():
+def test_no_list_has_editable_fields():
     assert [
         site for model, site in admin.site._registry.items() if model._meta.app_label == APP and site.list_editable
     ] == []
 
 
-def test_an_entry_that_code_defines_is_only_shown(user_client, rows):
+def test_a_cron_entry_defined_in_code_is_read_only(user_client, rows):
     CronEntry.objects.update(origin="code")
     row, before = CronEntry.objects.get(), stored()
     answer = user_client.post(page("cronentry", "change", row.pk), form_of(row) | {"schedule": "@hourly"})
@@ -95,7 +95,7 @@ def test_an_entry_that_code_defines_is_only_shown(user_client, rows):
 
 
 @pytest.mark.parametrize(("name", "model"), [("cronentry", CronEntry), ("limit", Limit)])
-def test_an_entry_is_not_copied_where_the_page_offers_no_copy(user_client, rows, name, model):
+def test_cron_entries_and_limits_cannot_be_copied_by_save_as_new(user_client, rows, name, model):
     form = form_of(model.objects.get()) | {"name": "a copy", "_saveasnew": "1"}
     before = stored()
     assert user_client.post(page(name, "change", MODELS[name]), form).status_code == 403
@@ -103,7 +103,7 @@ def test_an_entry_is_not_copied_where_the_page_offers_no_copy(user_client, rows,
 
 
 @pytest.mark.parametrize("needed", ["cronentry", "limit"])
-def test_a_form_is_not_shown_to_a_user_who_may_change_and_not_view(client, rows, needed):
+def test_a_user_without_view_permission_cannot_open_forms(client, rows, needed):
     client.force_login(who(f"change_{needed}", f"delete_{needed}"))
     for view in ("change", "delete", "history"):
         assert client.get(page(needed, view, MODELS[needed])).status_code == 403
@@ -112,11 +112,11 @@ def test_a_form_is_not_shown_to_a_user_who_may_change_and_not_view(client, rows,
 
 @pytest.mark.parametrize("name", ["cronentry", "limit"])
 @pytest.mark.parametrize("pk", ["0", "none", "99999999999999999999", "a/b"])
-def test_an_act_on_a_row_that_is_not_there_is_not_found(admin_client, name, pk):
+def test_an_action_on_a_missing_row_returns_404(admin_client, name, pk):
     assert admin_client.post(page(name, "act", pk, "pause")).status_code == 404
 
 
-def test_acts_go_through_addresses_of_their_own_and_are_recorded(user_client, rows):
+def test_actions_have_their_own_urls_and_are_logged(user_client, rows):
     assert user_client.post(page("job", "act", MODELS["job"], "retry"), {"why": "because"}).status_code == 302
     assert Job.objects.get(pk=MODELS["job"]).state == "enqueued"
     assert LogEntry.objects.get().get_change_message() == "Retried: because"

@@ -60,7 +60,7 @@ def addresses():
     return {name: f"/admin/django_faktory/{path.format(**chosen)}" for name, path in PAGES.items()}
 
 
-def test_a_hundred_rows_cost_as_many_statements_as_ten(admin_client):
+def test_pages_with_100_rows_take_as_many_statements_as_with_10(admin_client):
     Batch.objects.create(bid="root", children=100)
     make(0, 10)
     ten = {name: statements(admin_client, path)[1] for name, path in addresses().items()}
@@ -71,7 +71,7 @@ def test_a_hundred_rows_cost_as_many_statements_as_ten(admin_client):
         assert len(hundred) <= 30, (name, hundred)
 
 
-def test_no_page_counts_a_table_of_jobs_to_its_end(admin_client):
+def test_no_page_counts_jobs_without_a_bound(admin_client):
     Batch.objects.create(bid="root", children=10)
     make(0, 3)
     unbounded = [
@@ -89,7 +89,7 @@ def is_bounded(sql):
     return sql.count("LIMIT") >= counts or '"wid" IN' in sql.replace("`", '"')
 
 
-def test_a_list_that_is_longer_than_the_cap_says_so(admin_client, monkeypatch):
+def test_a_list_longer_than_the_cap_shows_a_plus_sign(admin_client, monkeypatch):
     JobFactory.create_batch(5)
     assert "5 jobs" in said(admin_client)
     monkeypatch.setattr(CappedPaginator, "cap", 5)
@@ -104,7 +104,7 @@ def said(client):
     return " ".join(client.get(reverse("admin:django_faktory_job_changelist")).content.decode().split())
 
 
-def test_every_list_of_rows_without_end_is_capped():
+def test_every_list_of_an_unbounded_table_is_capped():
     """People create queues, workers and cron entries; the number of other rows grows without bound."""
     plain = {
         model._meta.model_name

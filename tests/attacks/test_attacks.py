@@ -26,7 +26,7 @@ def target(transactional_db, request):
 
 
 @pytest.mark.parametrize("target", OPTIONS, indirect=True)
-def test_no_input_stops_the_server_or_loses_a_worker(target):
+def test_no_hostile_input_stops_the_server_or_loses_a_worker(target):
     good = GoodClient(target, tls.client_context(str(CERTIFICATE)))
     chosen = [attack for attack in ATTACKS if attack.server == target.kind]
     wrong = {str(attack): dict(attack_while_working(attack, target, good)) for attack in chosen}

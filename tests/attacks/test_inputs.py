@@ -9,9 +9,9 @@ pytestmark = pytest.mark.core
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
-def test_each_verb_has_a_costly_input_that_is_permitted_and_one_that_is_refused(verb):
+def test_each_verb_has_a_permitted_and_a_refused_costly_input(verb):
     assert {attack.is_legal for attack in ATTACKS if attack.verb is verb} == {True, False}
 
 
-def test_each_attack_has_a_name_of_its_own():
+def test_each_attack_has_a_unique_name():
     assert len({str(attack) for attack in ATTACKS}) == len(ATTACKS)

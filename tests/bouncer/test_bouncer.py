@@ -52,7 +52,7 @@ def have_many_sessions():
         wrapper.close()
 
 
-def test_a_node_works_through_it_and_says_once_that_it_polls(bouncer, runfaktory, address):
+def test_a_node_behind_pgbouncer_works_and_logs_once_that_it_polls(bouncer, runfaktory, address):
     node = runfaktory("127.0.0.1:0", "--processes", "2", "--concurrency", "3", environment=bouncer().environment)
     client = RawClient.identified(address(node))
     node.said("worker started", times=2)
@@ -68,7 +68,7 @@ def test_a_node_works_through_it_and_says_once_that_it_polls(bouncer, runfaktory
         assert trouble not in node.text
 
 
-def test_statements_go_unprepared_in_transactions_of_the_project_too(behind, caplog):
+def test_statements_behind_pgbouncer_are_not_prepared(behind, caplog):
     caplog.set_level(logging.INFO, "django_faktory")
     behind()
     have_many_sessions()
@@ -82,7 +82,7 @@ def test_statements_go_unprepared_in_transactions_of_the_project_too(behind, cap
     assert caplog.text.count("going on without prepared statements") == 1
 
 
-def test_a_limit_of_lock_waits_stays_with_its_transaction(behind):
+def test_a_lock_timeout_applies_only_to_its_transaction(behind):
     """The session may serve another client immediately afterwards, so its own setting must stay 0."""
     behind()
     have_many_sessions()
@@ -97,7 +97,7 @@ def test_a_limit_of_lock_waits_stays_with_its_transaction(behind):
     assert set(asked("SELECT current_setting('lock_timeout')")) == {"0"}
 
 
-def test_own_threads_change_no_setting_of_a_session_that_others_use(behind):
+def test_internal_threads_change_no_setting_of_a_shared_session(behind):
     behind()
     have_many_sessions()
     assert sequential_scans_in("faktory-push-0") == "on"
@@ -110,7 +110,7 @@ def asked_once(sql):
         return cursor.fetchone()[0]
 
 
-def test_a_listener_leaves_nothing_in_sessions_that_others_will_have(behind, closing_later, monkeypatch, caplog):
+def test_a_listener_leaves_no_channel_in_shared_sessions(behind, closing_later, monkeypatch, caplog):
     monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 0.3)
     behind()
     have_many_sessions()
@@ -130,14 +130,14 @@ def hears_what_is_announced(listener):
     return listener.wait(LONG_S)
 
 
-def test_what_is_announced_through_it_is_heard_by_who_listens_directly(behind, closing_later):
+def test_notifications_sent_through_pgbouncer_reach_a_direct_listener(behind, closing_later):
     listener = closing_later(notifier.listen("default"))
     wait_until(lambda: listener.hears_all)
     behind()
     assert hears_what_is_announced(listener)
 
 
-def test_in_session_mode_hints_come(behind, closing_later, caplog):
+def test_in_session_mode_notifications_are_received(behind, closing_later, caplog):
     behind("session")
     listener = closing_later(notifier.listen("default"))
     wait_until(lambda: listener.hears_all)
@@ -146,7 +146,7 @@ def test_in_session_mode_hints_come(behind, closing_later, caplog):
 
 
 @pytest.mark.parametrize("mode", ["session", "transaction"])
-def test_it_is_found_out_and_a_direct_connection_is_not_taken_for_one(behind, mode):
+def test_pgbouncer_is_detected_and_a_direct_connection_is_not_mistaken(behind, mode):
     connection.ensure_connection()
     assert not is_pooled(connection.connection)
     behind(mode)

@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_a_listener_takes_no_connection_from_the_pool(change_connection, closing_later):
+def test_a_listener_keeps_no_connection_of_the_pool(change_connection, closing_later):
     change_connection(OPTIONS={"pool": {"min_size": 1, "max_size": 1, "timeout": 2}})
     listener = closing_later(notifier.listen("default"))
     # Through a PgBouncer it receives nothing; it has tried for long enough when its thread ends.
@@ -30,7 +30,7 @@ def test_a_listener_takes_no_connection_from_the_pool(change_connection, closing
     assert connection.pool.get_stats()["pool_size"] == 1
 
 
-def test_a_node_with_more_threads_than_the_pool_has_connections_waits_for_none(runfaktory):
+def test_a_node_with_more_threads_than_pool_connections_does_not_starve(runfaktory):
     node = runfaktory(
         *("127.0.0.1:0", "--processes", "1", "--concurrency", "4"),
         environment={"FAKTORY_TEST_VIA": "pool", "FAKTORY_TEST_POOL": "1"},

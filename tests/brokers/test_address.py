@@ -41,7 +41,7 @@ PUSH = f"PUSH {job().text}\r\n".encode()
         ("tcp://[::1]:7420", "::1:7420", "", False),
     ],
 )
-def test_urls_are_read_like_this(url, where, password, is_tls):
+def test_valid_urls_are_parsed_into_their_parts(url, where, password, is_tls):
     address = connections.parse_url(url)
     assert (str(address), address.password, address.is_tls) == (where, password, is_tls)
 
@@ -61,7 +61,7 @@ def test_urls_are_read_like_this(url, where, password, is_tls):
         ("tcp://:secret@localhost?ca=/a/file", "tcp"),
     ],
 )
-def test_a_bad_url_is_one_line_that_names_the_part_and_not_the_password(url, part):
+def test_an_invalid_url_error_names_the_part_but_not_the_password(url, part):
     with pytest.raises(InvalidPayload, match=f"Faktory URL: expected .*{part}") as told:
         RemoteBroker(url)
     assert "secret" not in str(told.value)
@@ -73,7 +73,7 @@ ASKED = b'+HI {"v":2,"s":"123456789abc","i":1735}\r\n'
 
 
 @pytest.mark.parametrize("user", [":s%C3%A9cret@", "anybody:s%C3%A9cret@"])
-def test_the_password_of_the_url_is_proved(user):
+def test_hello_contains_the_hash_of_the_url_password(user):
     pwdhash = ClientConnection(identity=WorkerIdentity(), password="sécret")
     pwdhash.receive(ASKED)
     with scripted(session((PUSH, OK), greeting=ASKED, hello=pwdhash.hello())) as server:
@@ -82,7 +82,7 @@ def test_the_password_of_the_url_is_proved(user):
         broker.close()
 
 
-def test_a_wrong_password_is_told_as_that_and_not_tried_again():
+def test_a_wrong_password_raises_authentication_failed_without_a_retry():
     """W2: the error names the password, and there is no second attempt."""
     near = ClientConnection(identity=WorkerIdentity(), password="wrong")
     near.receive(ASKED)
@@ -91,7 +91,7 @@ def test_a_wrong_password_is_told_as_that_and_not_tried_again():
         RemoteBroker(server.url(":wrong@")).push([job()])
 
 
-def test_an_address_that_is_turned_away_for_others_failures_tries_again_later():
+def test_a_temporarily_blocked_address_raises_broker_unavailable():
     near = ClientConnection(identity=WorkerIdentity(), password="right")
     near.receive(ASKED)
     told = b"-ERR too many wrong passwords from this address; try again in 3 seconds\r\n"
@@ -100,7 +100,7 @@ def test_an_address_that_is_turned_away_for_others_failures_tries_again_later():
         RemoteBroker(server.url(":right@")).push([job()])
 
 
-def test_a_password_that_was_good_before_and_is_refused_now_is_an_outage():
+def test_a_password_refused_after_a_successful_login_raises_broker_unavailable():
     """A worker keeps its reports and sends them again; a password that was wrong from the start is reported as such."""
     refusing = session(welcome=b"-ERR Invalid password\r\n")
     with scripted(session((PUSH, OK), (PUSH, CLOSE)), refusing, session((PUSH, OK))) as server:
@@ -112,12 +112,12 @@ def test_a_password_that_was_good_before_and_is_refused_now_is_an_outage():
         broker.close()
 
 
-def test_a_password_that_is_asked_for_and_not_given_names_the_place_to_put_it():
+def test_the_error_for_a_missing_password_names_faktory_url():
     with scripted([(b"", ASKED)]) as server, pytest.raises(AuthenticationFailed, match="FAKTORY_URL"):
         RemoteBroker(server.url()).push([job()])
 
 
-def test_the_password_is_in_no_text_about_the_broker():
+def test_reprs_and_errors_of_the_broker_omit_the_password():
     broker = RemoteBroker("tcp://:secret@localhost:1")
     with pytest.raises(BrokerUnavailable) as told:
         broker.push([job()])
@@ -135,7 +135,7 @@ def tls():
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_tls_is_spoken_where_the_url_says_so(tls, host, monkeypatch):
+def test_a_url_with_the_tls_scheme_uses_tls(tls, host, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
     large = bulk(f'{{"jid":"job-0001","args":["{"x" * 200_000}"]}}')
     with scripted(session((PUSH, OK), (b"FETCH default\r\n", large), (b"END\r\n", OK)), tls=tls) as server:
@@ -157,14 +157,14 @@ def test_a_broken_tls_connection_is_replaced_by_a_new_one(tls, monkeypatch):
         broker.close()
 
 
-def test_the_url_may_name_the_authority(tls):
+def test_the_url_may_name_a_ca_file(tls):
     with scripted(session((PUSH, OK)), tls=tls) as server:
         broker = RemoteBroker(f"{server.url()}?ca={quote(str(CERTIFICATE), safe='')}")
         assert broker.push([job()]) == [None]
         broker.close()
 
 
-def test_an_authority_named_in_vain_is_told_by_its_path():
+def test_a_missing_ca_file_is_reported_by_its_path():
     """The error is temporary: the file may be created at any moment."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         broker = RemoteBroker(f"tcp+tls://127.0.0.1:{silent.getsockname()[1]}?ca=/no/such/file")
@@ -172,7 +172,7 @@ def test_an_authority_named_in_vain_is_told_by_its_path():
             broker.push([job()])
 
 
-def test_a_certificate_nobody_vouches_for_is_refused(tls):
+def test_a_certificate_of_an_unknown_ca_is_refused(tls):
     server = Script([[]], tls)
     with pytest.raises(BrokerUnavailable, match=r"(?i)certificate"):
         RemoteBroker(server.url()).push([job()])
@@ -180,7 +180,7 @@ def test_a_certificate_nobody_vouches_for_is_refused(tls):
         server.end()
 
 
-def test_a_server_without_tls_is_told_by_the_handshake():
+def test_a_tls_connection_to_a_plain_server_raises_broker_unavailable():
     server = Script([[(b"", GREETING)]])
     with pytest.raises(BrokerUnavailable, match="SSL"):
         RemoteBroker(server.url().replace("tcp:", "tcp+tls:")).push([job()])

@@ -24,18 +24,18 @@ def dotted(cls):
     return f"{__name__}.{cls.__name__}"
 
 
-def test_the_default_is_this_database(settings):
+def test_the_default_is_an_orm_broker_on_the_configured_database(settings):
     settings.FAKTORY = {"DATABASE": "default", "DEAD_TTL": 60}
     broker = get_broker()
     assert type(broker) is OrmBroker
     assert (broker.alias, broker.dead_for_s) == ("default", 60)
 
 
-def test_a_broker_is_made_once():
+def test_the_broker_is_created_once():
     assert get_broker() is get_broker()
 
 
-def test_remote_is_the_server_of_the_environment(settings, monkeypatch):
+def test_remote_selects_the_server_of_faktory_url(settings, monkeypatch):
     monkeypatch.setenv("FAKTORY_URL", "tcp://:pw@faktory.example:7420")
     settings.FAKTORY = {"BROKER": "remote"}
     broker = get_broker()
@@ -43,25 +43,25 @@ def test_remote_is_the_server_of_the_environment(settings, monkeypatch):
     assert (str(broker.address), broker.address.password) == ("faktory.example:7420", "pw")
 
 
-def test_a_bad_url_is_told_when_the_broker_is_made(settings, monkeypatch):
+def test_an_invalid_url_is_reported_when_the_broker_is_created(settings, monkeypatch):
     monkeypatch.setenv("FAKTORY_URL", "faktory.example")
     settings.FAKTORY = {"BROKER": "remote"}
     with pytest.raises(InvalidPayload, match="Faktory URL: expected"):
         get_broker()
 
 
-def test_a_dotted_path_is_a_broker_of_the_projects_own(settings):
+def test_a_dotted_path_selects_a_broker_class_of_the_project(settings):
     settings.FAKTORY = {"BROKER": dotted(OtherBroker)}
     assert type(get_broker()) is OtherBroker
 
 
-def test_a_dotted_path_to_something_else_is_told(settings):
+def test_a_dotted_path_to_a_class_that_is_no_broker_is_refused(settings):
     settings.FAKTORY = {"BROKER": dotted(NoBroker)}
     with pytest.raises(ImproperlyConfigured, match=r'FAKTORY\["BROKER"\]: expected "orm", "remote" or'):
         get_broker()
 
 
-def test_other_settings_make_another_broker_and_going_back_too(settings):
+def test_changed_settings_create_a_new_broker(settings):
     first = get_broker()
     settings.FAKTORY = {"DEAD_TTL": 1}
     assert get_broker() is not first
@@ -69,11 +69,11 @@ def test_other_settings_make_another_broker_and_going_back_too(settings):
     assert get_broker() is get_broker()
 
 
-def test_a_remote_broker_may_be_given_its_identity():
+def test_remote_broker_accepts_a_worker_identity():
     assert remote_broker("tcp://localhost", identity=WorkerIdentity(wid="w"))._identity.wid == "w"
 
 
-def test_without_the_app_the_error_says_how_to_install_it(settings):
+def test_without_the_app_the_error_explains_how_to_install_it(settings):
     settings.FAKTORY = {}
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_faktory"]
     with pytest.raises(

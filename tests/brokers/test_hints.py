@@ -25,7 +25,7 @@ def test_a_push_is_announced(broker, heard):
 
 
 @pytest.mark.parametrize("verb", ["push", "exchange"])
-def test_a_push_in_a_transaction_is_announced_when_that_has_committed(broker, heard, verb):
+def test_a_push_in_a_transaction_is_announced_after_the_commit(broker, heard, verb):
     with transaction.atomic():
         if verb == "push":
             broker.push([payload(queue="a")])

@@ -71,7 +71,7 @@ def waiting():
     return [jid.removeprefix("job-") for jid in OutboxEntry.objects.order_by("id").values_list("jid", flat=True)]
 
 
-def test_a_job_is_there_after_the_commit_and_not_before(box):
+def test_a_job_is_stored_at_the_target_only_after_the_commit(box):
     with transaction.atomic():
         assert box.push([payload("with-the-data")]) == [None]
         Mark.objects.create(text="data")
@@ -80,14 +80,14 @@ def test_a_job_is_there_after_the_commit_and_not_before(box):
     assert waiting() == []
 
 
-def test_what_is_rolled_back_was_never_there(box):
+def test_a_rolled_back_job_is_never_stored(box):
     with transaction.atomic():
         box.push([payload("phantom-job")])
         transaction.set_rollback(True)
     assert (stored(), waiting()) == ([], [])
 
 
-def test_a_savepoint_that_is_rolled_back_takes_its_jobs_along(box):
+def test_jobs_of_a_rolled_back_savepoint_are_discarded(box):
     with transaction.atomic():
         box.push([payload("real-job")])
         with transaction.atomic():
@@ -96,7 +96,7 @@ def test_a_savepoint_that_is_rolled_back_takes_its_jobs_along(box):
     assert (stored(), waiting()) == (["real-job"], [])
 
 
-def test_everything_known_of_a_job_arrives(box):
+def test_all_options_of_a_job_reach_the_target(box):
     job = payload("with-all-of-it", priority=-13, retry=3, reserve_for=120, result_ttl=77, args=[2**70, "é\x00", 1.0])
     with transaction.atomic():
         box.push([job])
@@ -107,12 +107,12 @@ def test_everything_known_of_a_job_arrives(box):
         assert row.priority == -13
 
 
-def test_outside_of_a_transaction_it_goes_at_once(box):
+def test_a_job_outside_a_transaction_is_pushed_at_once(box):
     assert box.push([payload("at-once-then")]) == [None]
     assert stored() == ["at-once-then"]
 
 
-def test_a_target_that_is_away_loses_nothing_and_keeps_the_order(box, target):
+def test_jobs_survive_an_unavailable_target_and_keep_their_order(box, target):
     target.is_away = True
     names = [f"waits-{number}" for number in range(5)]
     for name in names[:4]:
@@ -126,7 +126,7 @@ def test_a_target_that_is_away_loses_nothing_and_keeps_the_order(box, target):
     assert (stored(), waiting()) == (names, [])
 
 
-def test_after_a_failure_callers_do_not_wait_for_the_target_again(box, target):
+def test_after_a_target_failure_later_jobs_are_left_to_the_relay(box, target):
     target.is_away = True
     with transaction.atomic():
         box.push([payload("notices-it")])
@@ -138,7 +138,7 @@ def test_after_a_failure_callers_do_not_wait_for_the_target_again(box, target):
     assert stored() == ["notices-it", "leaves-it-to-the-relay"]
 
 
-def test_who_dies_after_handing_on_leaves_a_lease_and_no_double(box, monkeypatch):
+def test_a_crash_after_the_push_leaves_a_lease_and_no_duplicate(box, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(outbox.outbox, "settle", lambda **_: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit), transaction.atomic():
@@ -151,7 +151,7 @@ def test_who_dies_after_handing_on_leaves_a_lease_and_no_double(box, monkeypatch
     assert (stored(), waiting()) == (["handed-on"], [])
 
 
-def test_two_relays_at_once_hand_each_job_on_once_and_in_order(box, target):
+def test_concurrent_relays_push_each_job_once_and_in_order(box, target):
     target.is_away = True
     for number in range(30):
         with transaction.atomic():
@@ -173,7 +173,7 @@ def test_two_relays_at_once_hand_each_job_on_once_and_in_order(box, target):
     assert waiting() == []
 
 
-def test_a_row_that_cannot_be_taken_stays_for_a_person_and_holds_up_no_other(box, target, caplog):
+def test_a_refused_entry_keeps_its_error_and_does_not_block_others(box, target, caplog):
     target.is_away = True
     with transaction.atomic():
         box.push([payload("good-one-1"), payload("poison-job"), payload("good-one-2")])
@@ -188,21 +188,21 @@ def test_a_row_that_cannot_be_taken_stays_for_a_person_and_holds_up_no_other(box
     assert OutboxRelay(box).run_once()
 
 
-def test_one_that_is_not_unique_is_dropped_as_the_target_says(box, target, monkeypatch):
+def test_an_entry_that_the_target_reports_as_not_unique_is_deleted(box, target, monkeypatch):
     monkeypatch.setattr(target, "push", lambda jobs: [NotUnique(job.jid) for job in jobs])
     with transaction.atomic():
         box.push([payload("second-of-its-kind")])
     assert waiting() == []
 
 
-def test_a_broken_target_is_refused_with_its_own_words(box, target, monkeypatch):
+def test_a_refused_entry_keeps_the_error_message_of_the_target(box, target, monkeypatch):
     monkeypatch.setattr(target, "push", lambda jobs: [FaktoryError("no room for it") for _ in jobs])
     with transaction.atomic():
         box.push([payload("no-room-for-it")])
     assert OutboxEntry.objects.get().error == "no room for it"
 
 
-def test_the_relay_loop_hands_on_and_ends(box, target):
+def test_the_relay_loop_pushes_entries_and_stops_on_request(box, target):
     target.is_away = True
     with transaction.atomic():
         box.push([payload("for-the-loop")])
@@ -216,7 +216,7 @@ def test_the_relay_loop_hands_on_and_ends(box, target):
     assert not thread.is_alive()
 
 
-def test_in_a_transaction_of_the_jobs_own_database_no_row_is_needed():
+def test_a_transaction_on_the_job_database_needs_no_outbox_entry():
     box = Outbox(OrmBroker("other"), ["default"], own="other")
     with transaction.atomic(using="other"):
         box.push([payload("in-its-own-tx")])
@@ -226,11 +226,11 @@ def test_in_a_transaction_of_the_jobs_own_database_no_row_is_needed():
 
 
 class TestSettings:
-    def test_jobs_in_the_same_database_need_none(self):
+    def test_jobs_in_the_same_database_need_no_outbox(self):
         assert isinstance(get_producer(), OrmBroker)
         assert relay() is None
 
-    def test_jobs_in_another_database_go_by_the_default_ones_outbox(self):
+    def test_jobs_in_another_database_use_the_outbox_of_the_default_database(self):
         with override_settings(FAKTORY={"DATABASE": "other"}):
             with transaction.atomic():
                 result = tasks.add.enqueue(1, 2)
@@ -238,7 +238,7 @@ class TestSettings:
             assert stored() == [result.id]
             assert isinstance(relay(), OutboxRelay)
 
-    def test_transactions_of_several_databases_can_have_one(self):
+    def test_an_outbox_can_be_enabled_for_another_database(self):
         with override_settings(FAKTORY={"OUTBOX": ["other"]}):
             with transaction.atomic(using="other"):
                 result = tasks.add.enqueue(1, 2)
@@ -249,10 +249,10 @@ class TestSettings:
                 transaction.set_rollback(True)
             assert Job.objects.count() == 1
 
-    def test_it_can_be_switched_off(self):
+    def test_the_outbox_can_be_disabled(self):
         with override_settings(FAKTORY={"DATABASE": "other", "OUTBOX": []}):
             assert isinstance(get_producer(), OrmBroker)
 
-    def test_without_the_app_there_is_no_table_for_it(self):
+    def test_without_the_app_a_remote_broker_uses_no_outbox(self):
         with override_settings(INSTALLED_APPS=[], FAKTORY={"BROKER": "remote"}):
             assert isinstance(get_producer(), RemoteBroker)

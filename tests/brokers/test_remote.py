@@ -60,13 +60,13 @@ def fail(jid, errtype="E", message="m", backtrace=""):
 # --- the verbs ---
 
 
-def test_one_job_is_pushed_as_its_own_text():
+def test_a_single_job_is_pushed_verbatim():
     one = job(args=[1.5, "é", None])
     with Talk(session((push(one), OK))) as broker:
         assert broker.push([one]) == [None]
 
 
-def test_several_jobs_go_in_one_command_and_each_has_its_answer():
+def test_several_jobs_are_pushed_in_one_pushb_with_a_result_each():
     """W12: one reply names the refused jobs, and each caller gets its result."""
     jobs = [job(f"job-000{number}") for number in range(3)]
     line = f"PUSHB [{','.join(one.text for one in jobs)}]\r\n".encode()
@@ -78,7 +78,7 @@ def test_several_jobs_go_in_one_command_and_each_has_its_answer():
         assert broker.push(jobs) == [None] * 3
 
 
-def test_no_work_is_no_traffic():
+def test_empty_calls_send_no_commands():
     with Talk() as broker:
         assert broker.push([]) == []
         assert broker.fetch([]) == []
@@ -86,7 +86,7 @@ def test_no_work_is_no_traffic():
         broker.bye(["w"])
 
 
-def test_a_large_set_goes_in_several_bulks():
+def test_a_large_push_is_split_into_several_pushb_commands():
     jobs = [job(f"job-{number:05}") for number in range(BULK_JOBS + 2)]
     chunks = [jobs[:BULK_JOBS], jobs[BULK_JOBS:]]
     lines = [f"PUSHB [{','.join(one.text for one in chunk)}]\r\n".encode() for chunk in chunks]
@@ -94,20 +94,20 @@ def test_a_large_set_goes_in_several_bulks():
         assert broker.push(jobs) == [None] * len(jobs)
 
 
-def test_a_job_larger_than_a_bulk_goes_alone():
+def test_a_job_larger_than_the_bulk_limit_is_pushed_alone():
     large, small = job("job-large", ["é" * (BULK_BYTES // 2)]), job("job-small")
     with Talk(session((push(small), OK), (push(large), OK), (push(small), OK))) as broker:
         assert broker.push([small, large, small]) == [None] * 3
 
 
-def test_a_refused_push_carries_the_servers_code_and_words():
+def test_a_refused_push_carries_the_code_and_message_of_the_server():
     with Talk(session((push(job()), b"-FULL no more today\r\n"))) as broker:
         [refusal] = broker.push([job()])
     assert isinstance(refusal, CommandRefused)
     assert (refusal.code, str(refusal)) == ("FULL", "no more today")
 
 
-def test_a_job_that_is_not_unique_is_told_so_alone_and_among_others():
+def test_notunique_is_reported_for_single_and_bulk_pushes():
     """W27: for both kinds of reply the result is NotUnique."""
     one, other = job(), job("job-0002")
     both = f"PUSHB [{one.text},{other.text}]\r\n".encode()
@@ -152,7 +152,7 @@ def test_a_fetched_job_is_a_reservation_with_its_text_verbatim():
         ',"reserve_for":-1,"created_at":5',
     ],
 )
-def test_a_job_of_odd_shape_is_handed_on_all_the_same(members):
+def test_a_fetched_job_with_invalid_members_is_still_returned(members):
     """The job is reserved already: a member that cannot be parsed must not lose it."""
     text = f'{{"jid":"job-0001","args":[{"9" * 5000}]{members}}}'
     with Talk(session((b"FETCH default\r\n", resp.bulk(text)))) as broker:
@@ -161,31 +161,31 @@ def test_a_job_of_odd_shape_is_handed_on_all_the_same(members):
 
 
 @pytest.mark.parametrize("reply", [resp.bulk("nonsense"), resp.bulk('{"jid":7}'), resp.bulk("{}"), resp.OK])
-def test_what_is_no_job_is_an_error_of_the_protocol(reply):
+def test_a_fetch_reply_that_is_not_a_job_raises_protocol_error(reply):
     with Talk(session((b"FETCH default\r\n", reply))) as broker, pytest.raises(ProtocolError, match="expected a"):
         broker.fetch([ANY])
 
 
-def test_each_request_is_a_fetch_of_its_own():
+def test_each_request_is_sent_as_a_separate_fetch():
     exchanges = [(b"FETCH a\r\n", NULL), (b"FETCH b c\r\n", resp.bulk('{"jid":"job-0001","queue":"c"}'))]
     with Talk(session(*exchanges)) as broker:
         found = broker.fetch([FetchRequest(queues=("a",)), FetchRequest(queues=("b", "c"))])
     assert [[got.jid for got in one] for one in found] == [[], ["job-0001"]]
 
 
-def test_a_fetch_that_is_refused_says_why():
+def test_a_refused_fetch_raises_command_refused_with_the_reason():
     with Talk(session((b"FETCH default\r\n", b"-ERR no\r\n"))) as broker, pytest.raises(CommandRefused, match="no"):
         broker.fetch([ANY])
 
 
-def test_acks_are_sent_in_one_go_and_answered_in_order(caplog):
+def test_acks_are_pipelined_and_answered_in_order(caplog):
     sent = ack("job-0001") + ack("job-0002") + ack("job-0003")
     with Talk(session((sent, OK + b"-ERR odd\r\n" + OK))) as broker:
         assert broker.ack([Ack(jid=f"job-000{number}") for number in (1, 2, 3)]) == [True, False, True]
     assert "ACK refused jid=job-0002" in caplog.text
 
 
-def test_failures_are_sent_in_one_go_and_answered_in_order():
+def test_failures_are_pipelined_and_answered_in_order():
     sent = fail("job-0001", backtrace='"a","b"') + fail("job-0002") + fail("job-0003")
     reports = [failure(jid=f"job-000{number}", errtype="E", message="m") for number in (2, 3)]
     first = failure(jid="job-0001", errtype="E", message="m", backtrace=["a", "b"])
@@ -199,21 +199,21 @@ def test_failures_are_sent_in_one_go_and_answered_in_order():
     assert (refused.code, str(refused)) == ("ODD", "odd")
 
 
-def test_a_thousand_acks_are_sent_in_goes_that_fit_the_sockets_buffers():
+def test_a_thousand_acks_are_pipelined_in_chunks():
     jids = [f"job-{number:05}" for number in range(1000)]
     goes = [jids[start : start + connections.PIPELINE] for start in range(0, 1000, connections.PIPELINE)]
     with Talk(session(*((b"".join(map(ack, go)), OK * len(go)) for go in goes))) as broker:
         assert broker.ack([Ack(jid=jid) for jid in jids]) == [True] * 1000
 
 
-def test_giving_back_is_a_failure_so_that_the_job_runs_again():
+def test_release_sends_a_fail_so_that_the_job_runs_again():
     held = [Reservation(jid=f"job-000{number}", queue="q", text="{}", wid="w", attempt=1) for number in (1, 2)]
     sent = b"".join(fail(one.jid, "WorkerShutdown", "released before it began") for one in held)
     with Talk(session((sent, OK + b"-ERR Job not found job-0002\r\n"))) as broker:
         assert broker.release(held) == 1
 
 
-def test_beats_bring_the_state_to_enter():
+def test_beat_returns_the_state_to_enter():
     """W21: real servers send a bulk string, the specification has a simple string."""
     sent = b"".join(b'BEAT {"wid":"w%d"}\r\n' % number for number in range(6))
     said = OK + resp.bulk('{"state":"quiet"}') + b'+{"state": "terminate"}\r\n' + resp.error("unknown worker w3")
@@ -227,12 +227,12 @@ def test_beats_bring_the_state_to_enter():
 
 
 @pytest.mark.parametrize(("reply", "answer"), [(resp.bulk("[]"), ""), (resp.bulk("{}"), ""), (resp.bulk(None), "")])
-def test_a_reply_to_beat_without_a_state_changes_nothing(reply, answer):
+def test_a_beat_reply_without_a_state_returns_an_empty_state(reply, answer):
     with Talk(session((b'BEAT {"wid":"w","rss_kb":5}\r\n', reply))) as broker:
         assert broker.beat([Beat(wid="w", rss_kb=5)]) == [answer]
 
 
-def test_a_garbled_reply_to_beat_is_an_answer_not_a_crash():
+def test_a_garbled_beat_reply_is_returned_as_a_protocol_error():
     with Talk(session((b'BEAT {"wid":"w"}\r\n', resp.simple("what")))) as broker:
         [answer] = broker.beat([Beat(wid="w")])
     assert isinstance(answer, ProtocolError)
@@ -242,13 +242,13 @@ def test_a_garbled_reply_to_beat_is_an_answer_not_a_crash():
     ("told", "numbers"),
     [({"faktory": {"queues": {"q": 1}}, "now": ""}, {"queues": {"q": 1}}), ({}, {}), ({"faktory": 7}, {})],
 )
-def test_info_gives_the_servers_numbers(told, numbers):
+def test_info_returns_the_faktory_section_of_the_reply(told, numbers):
     with Talk(session((b"INFO\r\n", resp.bulk(json.dumps(told))))) as broker:
         assert broker.info() == numbers
 
 
 @pytest.mark.parametrize("reply", [resp.bulk("[]"), resp.OK])
-def test_info_of_another_shape_is_an_error_of_the_protocol(reply):
+def test_an_info_reply_of_another_shape_raises_protocol_error(reply):
     with Talk(session((b"INFO\r\n", reply))) as broker, pytest.raises(ProtocolError, match="expected a"):
         broker.info()
 
@@ -256,12 +256,12 @@ def test_info_of_another_shape_is_an_error_of_the_protocol(reply):
 # --- identity
 
 
-def test_hello_is_said_at_once_with_the_workers_identity():
+def test_hello_is_sent_at_once_with_the_worker_identity():
     with Talk(session(hello=MY_HELLO)) as broker:
         broker.hello(ME)
 
 
-def test_hello_again_registers_again():
+def test_a_second_hello_registers_the_worker_again():
     """This happens after UnknownWorker: the server has forgotten the worker, though the connection is open."""
     with Talk(session(hello=MY_HELLO), session((b'BEAT {"wid":"wid-me"}\r\n', OK), hello=MY_HELLO)) as broker:
         broker.hello(ME)
@@ -269,7 +269,7 @@ def test_hello_again_registers_again():
         assert broker.beat([Beat(wid="wid-me")]) == [""]
 
 
-def test_each_thread_has_its_own_connection_and_all_say_end_at_the_goodbye():
+def test_each_thread_has_its_own_connection_and_bye_sends_end_on_all():
     """W4: every connection is closed with END."""
     last = (b"END\r\n", OK)
     with Talk(*[session((b"FETCH default\r\n", NULL), last, hello=MY_HELLO)] * 2, identity=ME) as broker:
@@ -289,7 +289,7 @@ def test_each_thread_has_its_own_connection_and_all_say_end_at_the_goodbye():
         thread.join(10)
 
 
-def test_a_goodbye_leaves_the_connections_of_others_alone():
+def test_bye_keeps_the_connections_of_other_workers_open():
     with Talk(
         session((b"FETCH default\r\n", NULL), (b"FETCH default\r\n", NULL), hello=MY_HELLO), identity=ME
     ) as broker:
@@ -298,7 +298,7 @@ def test_a_goodbye_leaves_the_connections_of_others_alone():
         broker.fetch([ANY])
 
 
-def test_a_goodbye_wakes_a_thread_that_still_waits(monkeypatch):
+def test_bye_interrupts_a_thread_that_waits_for_a_reply(monkeypatch):
     monkeypatch.setattr(connections, "GOODBYE_TIMEOUT_S", 0.02)
     ended = []
 
@@ -317,14 +317,14 @@ def test_a_goodbye_wakes_a_thread_that_still_waits(monkeypatch):
     assert ended
 
 
-def test_a_connection_closed_under_its_thread_is_replaced():
+def test_a_locally_closed_connection_is_replaced():
     with Talk(session((push(job()), OK)), session((push(job()), OK))) as broker:
         broker.push([job()])
         broker._local.connection._socket.close()
         assert broker.push([job()]) == [None]
 
 
-def test_a_server_that_closes_without_a_reply_to_end_is_fine():
+def test_bye_accepts_a_server_that_closes_without_replying_to_end():
     """The original server closes that way."""
     with Talk(session((b"FETCH default\r\n", NULL), (b"END\r\n", CLOSE), hello=MY_HELLO), identity=ME) as broker:
         broker.fetch([ANY])
@@ -332,14 +332,14 @@ def test_a_server_that_closes_without_a_reply_to_end_is_fine():
         broker.bye(["wid-me"])
 
 
-def test_after_the_goodbye_the_broker_may_be_used_again():
+def test_the_broker_can_be_used_again_after_bye():
     with Talk(session((b"END\r\n", OK), hello=MY_HELLO), session((push(job()), OK), hello=MY_HELLO)) as broker:
         broker.hello(ME)
         broker.bye(["wid-me"])
         assert broker.push([job()]) == [None]
 
 
-def test_a_thread_that_ends_leaves_no_open_connection_behind():
+def test_the_connection_of_an_ended_thread_is_closed():
     with Talk(session((push(job()), OK))) as broker:
         thread = threading.Thread(target=broker.push, args=[[job()]])
         thread.start()
@@ -366,7 +366,7 @@ def test_a_forked_process_opens_its_own_connection_and_leaves_the_parents_alone(
 
 @pytest.mark.parametrize("verb", ["push", "ack", "fail", "info", "beat"])
 @pytest.mark.parametrize("how", [CLOSE, RESET])
-def test_a_verb_that_is_safe_to_repeat_survives_a_broken_connection(verb, how, caplog):
+def test_an_idempotent_command_is_retried_after_a_lost_connection(verb, how, caplog):
     """W10, W16: the command is sent again over a new connection, without an error for the caller."""
     caplog.set_level(logging.INFO)
     call, line, reply = {
@@ -386,20 +386,20 @@ def test_a_verb_that_is_safe_to_repeat_survives_a_broken_connection(verb, how, c
     assert "connection lost, trying once more" in caplog.text
 
 
-def test_it_is_tried_once_more_and_not_for_ever():
+def test_a_command_is_retried_only_once():
     with Talk(session((push(job()), OK), (push(job()), CLOSE)), session((push(job()), CLOSE))) as broker:
         broker.push([job()])
         with pytest.raises(BrokerUnavailable, match="closed the connection"):
             broker.push([job()])
 
 
-def test_a_new_connection_that_breaks_is_not_tried_again_at_once():
+def test_a_command_is_not_retried_if_a_new_connection_is_lost():
     with Talk(session((push(job()), CLOSE))) as broker, pytest.raises(BrokerUnavailable, match="closed"):
         broker.push([job()])
 
 
 @pytest.mark.parametrize("how", [CLOSE, RESET])
-def test_a_lost_fetch_is_told_and_not_sent_again(how):
+def test_a_fetch_with_a_lost_reply_raises_and_is_not_retried(how):
     """The server may have reserved a job for the lost reply."""
     with Talk(session((b"FETCH default\r\n", NULL), (b"FETCH default\r\n", how))) as broker:
         assert broker.fetch([ANY]) == [[]]
@@ -414,7 +414,7 @@ def test_a_connection_closed_while_idle_is_noticed_before_a_fetch_is_sent():
         assert broker.fetch([ANY]) == [[]]
 
 
-def test_a_job_in_hand_is_not_lost_when_a_later_fetch_breaks():
+def test_a_fetched_job_is_returned_even_if_a_later_fetch_fails():
     found = (b"FETCH a\r\n", resp.bulk('{"jid":"job-0001"}'))
     with Talk(session(found, (b"FETCH b\r\n", CLOSE))) as broker:
         [[got], *others] = broker.fetch([FetchRequest(queues=(name,)) for name in "abc"])
@@ -432,19 +432,19 @@ def test_a_job_in_hand_is_not_lost_when_a_later_fetch_breaks():
     ],
     ids=["push", "ack", "fetch"],
 )
-def test_a_server_that_cannot_just_now_is_unavailable_and_has_refused_nothing(call, line, text):
+def test_temporary_server_errors_raise_broker_unavailable(call, line, text):
     """W8, W28, W30: an ACK that counted as refused would let its job run twice."""
     with Talk(session((line, resp.error(text)))) as broker, pytest.raises(BrokerUnavailable, match=text):
         call(broker)
 
 
-def test_a_server_without_a_place_is_unavailable():
+def test_too_many_connections_as_a_greeting_raises_broker_unavailable():
     """W8: "too many connections" is a temporary error."""
     with Talk([(b"", b"-ERR too many connections\r\n")]) as broker, pytest.raises(BrokerUnavailable, match="too many"):
         broker.push([job()])
 
 
-def test_a_server_that_is_silent_is_unavailable():
+def test_a_silent_server_raises_broker_unavailable_after_the_timeout():
     sessions = [session((push(job()), None)), [(b"", b"")]]
     with Talk(*sessions, reply_timeout_s=1.0) as broker:
         for _ in sessions:
@@ -452,7 +452,7 @@ def test_a_server_that_is_silent_is_unavailable():
                 broker.push([job()])
 
 
-def test_nobody_there_is_unavailable():
+def test_a_port_without_a_server_raises_broker_unavailable():
     with scripted() as server:
         url = server.url()
     with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:\d+ is unavailable"):
@@ -462,12 +462,12 @@ def test_nobody_there_is_unavailable():
 @pytest.mark.parametrize(
     "greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b'+HI {"v":3}\r\n', b"\x15\x03"]
 )
-def test_another_kind_of_server_is_told_by_what_it_said(greeting):
+def test_an_unexpected_greeting_raises_broker_unavailable(greeting):
     with Talk([(b"", greeting)]) as broker, pytest.raises(BrokerUnavailable, match="expected"):
         broker.push([job()])
 
 
-def test_a_command_that_is_too_long_is_refused_in_the_servers_words_though_it_hangs_up_on_us():
+def test_an_overlong_command_is_refused_even_if_the_server_disconnects():
     """W7: otherwise the job would be sent again without end."""
     large = job(args=["x" * 16 * 1024 * 1024])
     refused = b"-ERR command too long: expected at most 100 bytes in a line\r\n"
@@ -476,7 +476,7 @@ def test_a_command_that_is_too_long_is_refused_in_the_servers_words_though_it_ha
     assert isinstance(refusal, CommandRefused)
 
 
-def test_a_set_that_cannot_be_written_to_its_end_is_unavailable():
+def test_a_partly_written_set_raises_broker_unavailable():
     reports = [failure(jid="job-0001", backtrace=["x" * 1000] * 200)] * 80
     with Talk(session((b'FAIL {"jid"', CLOSE))) as broker, pytest.raises(BrokerUnavailable):
         broker.fail(reports)

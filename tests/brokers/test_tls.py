@@ -33,7 +33,7 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("certificate", "key"), [("both", ""), ("certificate", "key"), ("both", "both")])
-def test_a_certificate_and_its_key_make_a_context(files, certificate, key):
+def test_a_certificate_with_its_key_creates_a_server_context(files, certificate, key):
     (files / "both").write_text(CERTIFICATE.read_text())
     context = tls.server_context(str(files / certificate), key and str(files / key))
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
@@ -56,26 +56,26 @@ def test_a_certificate_and_its_key_make_a_context(files, certificate, key):
         ("certificate", "locked", "without a passphrase in {}/locked"),
     ],
 )
-def test_what_cannot_be_used_is_named_in_one_line(files, certificate, key, words):
+def test_an_unusable_file_raises_a_one_line_error_with_its_name(files, certificate, key, words):
     with pytest.raises(tls.UnusableFile) as told:
         tls.server_context(str(files / certificate), key and str(files / key))
     assert words.format(files) in str(told.value)
     assert len(str(told.value).splitlines()) == 1
 
 
-def test_a_file_that_can_be_opened_and_not_read_is_named():
+def test_an_unreadable_file_raises_an_error_with_its_name():
     with pytest.raises(tls.UnusableFile, match="/proc/self/mem"):
         tls.server_context("/proc/self/mem")
 
 
 @pytest.mark.parametrize(("name", "words"), [("missing", "No such file"), ("junk", "expected a CA's certificate")])
-def test_an_authority_that_cannot_be_used_is_named(files, name, words):
+def test_an_unusable_ca_file_raises_an_error_with_its_name(files, name, words):
     with pytest.raises(tls.UnusableFile, match=words) as told:
         tls.client_context(str(files / name))
     assert str(files / name) in str(told.value)
 
 
-def test_a_client_always_checks_certificate_and_name():
+def test_a_client_context_always_verifies_certificate_and_host_name():
     for context in (tls.client_context(), tls.client_context(str(CERTIFICATE))):
         assert context.check_hostname
         assert context.verify_mode == ssl.CERT_REQUIRED

@@ -5,21 +5,23 @@ from django.contrib.admin.models import LogEntry
 
 from django_faktory.models import Job
 from tests.browser.test_journey import (
-    test_what_died_is_found_edited_tried_and_retried_and_all_is_on_record as test_the_journey,  # noqa: F401
+    test_an_operator_finds_edits_and_retries_dead_jobs_and_all_is_logged as test_the_journey,  # noqa: F401
 )
 from tests.browser.test_pages import fill, monkeys, own_server, redis, server  # noqa: F401  (fixtures)
-from tests.browser.test_pages import test_every_page_looks_as_it_should as looks_as_it_should
+from tests.browser.test_pages import (
+    test_every_page_has_labels_and_no_overflow_in_each_theme_and_width as looks_as_it_should,
+)
 
 pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.mark.parametrize(("device", "width", "theme"), [("desk", 1280, "light"), ("phone", 390, "dark")])
-def test_every_page(screen, monkeys, device, width, theme):  # noqa: F811
+def test_every_page_has_labels_and_no_overflow(screen, monkeys, device, width, theme):  # noqa: F811
     looks_as_it_should(screen, monkeys, theme, device, width)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_an_action_of_a_list_is_chosen_and_done(screen, width):
+def test_a_list_action_is_selected_and_executed(screen, width):
     fill()
     seen = screen(width=width)
     page = seen.page
@@ -35,7 +37,7 @@ def test_an_action_of_a_list_is_chosen_and_done(screen, width):
     assert seen.complaints == []
 
 
-def test_what_destroys_is_asked_for_once_more(screen):
+def test_a_destructive_action_requires_confirmation(screen):
     fill()
     seen = screen()
     page = seen.page

@@ -16,7 +16,7 @@ WORST = WORST[: int(os.environ.get("FAKTORY_TEST_TEXTS", "2"))]
 
 
 @pytest.mark.parametrize("name", WORST)
-def test_no_text_breaks_a_page_on_a_phone(screen, name):
+def test_hostile_texts_cause_no_overflow_or_script_on_a_phone(screen, name):
     fill(TEXTS[name])
     seen = screen(width=390)
     seen.page.on("dialog", lambda dialog: seen.complaints.append(f"a script ran: {dialog.message}"))

@@ -30,7 +30,7 @@ def states():
     return sorted(Job.objects.filter(jobtype=call_partner.jobtype).values_list("state", flat=True))
 
 
-def test_what_died_is_found_edited_tried_and_retried_and_all_is_on_record(screen):
+def test_an_operator_finds_edits_and_retries_dead_jobs_and_all_is_logged(screen):
     partner.clear()
     with LiveFaktory(queues=["partners"]) as live:
         call_partner.enqueue(7)

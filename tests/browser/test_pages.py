@@ -118,7 +118,7 @@ def monkeys(server, redis, settings):  # noqa: F811
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(("device", "width"), [("desk", 1280), ("phone", 390)])
-def test_every_page_looks_as_it_should(screen, monkeys, theme, device, width):
+def test_every_page_has_labels_and_no_overflow_in_each_theme_and_width(screen, monkeys, theme, device, width):
     order = fill()
     seen = screen(width=width, theme=theme)
     for name, path in pages(order).items():
@@ -129,7 +129,7 @@ def test_every_page_looks_as_it_should(screen, monkeys, theme, device, width):
         assert seen.page.evaluate(STICKS_OUT) <= 0, name
 
 
-def test_without_a_script_all_can_be_done(screen):
+def test_dead_jobs_can_be_retried_without_javascript(screen):
     fill()
     seen = screen(script=False)
     seen.go("/admin/django_faktory/job/errors/")

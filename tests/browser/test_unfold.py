@@ -10,7 +10,7 @@ from tests.settings import TAG
 
 
 @pytest.mark.timeout(600)
-def test_the_admin_is_whole_in_django_unfold(chromium_path):
+def test_the_browser_tests_pass_in_django_unfold(chromium_path):
     """Run in a separate process, because Django selects templates when it starts."""
     pytest.importorskip("unfold")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV"))}

@@ -28,12 +28,12 @@ def said(*, deploy=True, environment=None, **settings):
     }
 
 
-def test_a_project_that_is_shut_well_hears_nothing():
+def test_a_secure_project_gets_no_warnings():
     assert said(**GOOD) == {}
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0:7419", "[::]:7419", "10.0.0.7:7419", "jobs.example.com:7419"])
-def test_a_server_for_other_machines_without_a_password_is_warned_of_without_deploy_too(bind):
+def test_a_public_bind_without_a_password_is_a_warning_even_without_deploy(bind):
     found = said(deploy=False, BIND=bind)
     assert list(found) == ["W060"]
     assert "no password" in found["W060"]
@@ -41,23 +41,23 @@ def test_a_server_for_other_machines_without_a_password_is_warned_of_without_dep
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:7419", "localhost:7419", "[::1]:7419", "127.8.8.8:1"])
-def test_a_server_for_this_machine_without_a_password_is_a_matter_of_deploy_only(bind):
+def test_a_loopback_bind_without_a_password_is_a_warning_only_with_deploy(bind):
     assert said(deploy=False, BIND=bind) == {}
     assert list(said(BIND=bind)) == ["W061"]
 
 
-def test_a_short_password_is_warned_of_and_not_shown():
+def test_a_short_password_is_a_warning_that_does_not_show_it():
     found = said(PASSWORD="swordfish")
     assert list(found) == ["W062"]
     assert "swordfish" not in found["W062"]
 
 
-def test_a_server_for_other_machines_without_tls_is_warned_of():
+def test_a_public_bind_without_tls_is_a_warning():
     assert list(said(**GOOD, BIND="0.0.0.0:7419")) == ["W063"]
     assert "W063" not in said(**GOOD, BIND="0.0.0.0:7419", TLS_CERT=str(CERTIFICATE))
 
 
-def test_jobs_that_go_elsewhere_without_tls_are_warned_of(monkeypatch):
+def test_a_remote_broker_without_tls_is_a_warning(monkeypatch):
     monkeypatch.setenv("FAKTORY_URL", "tcp://:s3cr3t-word@jobs.example.com:7419")
     found = said(**GOOD, BROKER="remote")
     assert list(found) == ["W064"]
@@ -66,7 +66,7 @@ def test_jobs_that_go_elsewhere_without_tls_are_warned_of(monkeypatch):
     assert said(**GOOD, BROKER="remote") == {}
 
 
-def test_a_file_with_a_secret_that_all_can_read_is_warned_of(tmp_path):
+def test_a_world_readable_password_file_is_a_warning(tmp_path):
     file = tmp_path / "password"
     file.write_text(GOOD["PASSWORD"])
     file.chmod(0o644)
@@ -85,7 +85,7 @@ def open_folder():
         yield Path(folder).resolve()
 
 
-def test_a_database_of_sqlite_that_all_can_read_is_warned_of(open_folder, monkeypatch):
+def test_a_world_readable_sqlite_database_is_a_warning(open_folder, monkeypatch):
     """The database contains the arguments of jobs."""
     file = open_folder / "db.sqlite3"
     file.touch(0o644)
@@ -103,14 +103,14 @@ def test_a_database_of_sqlite_that_all_can_read_is_warned_of(open_folder, monkey
 
 
 @pytest.mark.parametrize("name", [":memory:", "file:jobs?mode=memory&cache=shared", "", "no-such-file"])
-def test_a_database_without_a_file_is_not_warned_of(monkeypatch, name):
+def test_a_database_without_a_file_gives_no_warning(monkeypatch, name):
     settings = connections["default"].settings_dict
     monkeypatch.setitem(settings, "ENGINE", "django.db.backends.sqlite3")
     monkeypatch.setitem(settings, "NAME", name)
     assert said(**GOOD) == {}
 
 
-def test_flush_for_everybody_is_warned_of():
+def test_allowing_the_flush_command_is_a_warning():
     assert list(said(**GOOD, ALLOW_FLUSH=True)) == ["W066"]
 
 
@@ -118,7 +118,7 @@ def test_flush_for_everybody_is_warned_of():
     ("key", "value"),
     [("PASSWORD_TRIES", -1), ("PASSWORD_TRIES", True), ("REFUSED_COMMANDS", ["PUSH"]), ("REFUSED_COMMANDS", "MUTATE")],
 )
-def test_a_wrong_value_is_an_error(key, value):
+def test_an_invalid_security_setting_is_an_error(key, value):
     with override_settings(FAKTORY={key: value}):
         [message] = [message for message in run_checks() if message.id == "django_faktory.E002"]
     assert key in message.msg
@@ -127,11 +127,11 @@ def test_a_wrong_value_is_an_error(key, value):
 @pytest.mark.parametrize(
     ("host", "is_near"), [("", False), ("::1", True), ("::ffff:10.0.0.1", False), ("LOCALHOST", True)]
 )
-def test_which_hosts_are_this_machine(host, is_near):
+def test_loopback_hosts_are_recognized(host, is_near):
     assert is_loopback(host) is is_near
 
 
-def test_an_address_that_is_none_is_told_once_and_not_warned_of():
+def test_an_invalid_bind_address_gives_no_password_warning():
     """E002 already reports the invalid address."""
     assert "W060" not in said(deploy=False, BIND="localhost")
 
@@ -144,7 +144,7 @@ def hides(value): ...
 """
 
 
-def test_a_task_that_encrypts_without_a_key_is_found_whichever_check_runs_first(tmp_path):
+def test_the_encryption_check_finds_a_task_without_a_key_by_itself(tmp_path):
     app = tmp_path / "hiding"
     app.mkdir()
     (app / "__init__.py").touch()

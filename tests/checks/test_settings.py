@@ -46,16 +46,16 @@ def database():
     del connection.vendor  # the instance's attribute, which hides the class's
 
 
-def test_the_settings_of_the_tests_are_right():
+def test_the_test_settings_pass_all_checks():
     assert ids() == []
 
 
-def test_local_times_are_refused():
+def test_use_tz_false_is_an_error():
     with override_settings(USE_TZ=False):
         assert "USE_TZ: expected True" in said("E011")
 
 
-def test_every_setting_has_a_rule_and_its_meaning_and_its_default_passes():
+def test_every_setting_has_a_rule_documentation_and_a_valid_default():
     assert settings_checks.RULES.keys() == conf.DEFAULTS.keys() == conf.DOCS.keys()
     for key, (is_right, _) in settings_checks.RULES.items():
         assert is_right(conf.DEFAULTS[key]), key
@@ -131,7 +131,7 @@ def test_a_wrong_value_is_an_error_that_names_the_rule(key, value):
         assert said("E002").startswith(f"FAKTORY['{key}']: expected ")
 
 
-def test_right_values_pass():
+def test_valid_values_pass_the_check():
     with override_settings(
         FAKTORY={
             "BIND": "[::1]:0",
@@ -147,17 +147,17 @@ def test_right_values_pass():
         assert ids() == []
 
 
-def test_a_broker_may_be_a_class_by_its_dotted_path():
+def test_a_broker_can_be_set_by_its_dotted_class_path():
     with override_settings(FAKTORY={"BROKER": "django_faktory.brokers.orm.OrmBroker"}):
         assert ids() == []
 
 
-def test_a_wrong_password_is_never_shown():
+def test_an_invalid_password_setting_is_never_shown():
     with override_settings(FAKTORY={"PASSWORD": ["hunter2"]}):
         assert "hunter2" not in said("E002")
 
 
-def test_faktory_must_be_a_dict():
+def test_the_faktory_setting_must_be_a_dict():
     with override_settings(FAKTORY=["CONCURRENCY"]):
         assert said("E007").startswith("FAKTORY: expected a dict, got list")
         assert ids() == ["django_faktory.E007"]
@@ -182,7 +182,7 @@ def test_a_password_file_that_cannot_be_read_is_an_error(monkeypatch, tmp_path):
     ("content", "words"),
     [(b"", "an empty one"), (b"\r\n\n", "an empty one"), (b"s\xffcret", "no UTF-8 text"), (None, "Is a directory")],
 )
-def test_a_file_without_a_password_opens_the_server_to_nobody(tmp_path, monkeypatch, content, words):
+def test_an_unusable_password_file_is_an_error(tmp_path, monkeypatch, content, words):
     monkeypatch.delenv("FAKTORY_PASSWORD", raising=False)
     path = tmp_path / "password"
     path.mkdir() if content is None else path.write_bytes(content)
@@ -210,7 +210,7 @@ def test_a_password_file_is_read_without_its_line_end(tmp_path, monkeypatch, con
     assert conf.password() == password
 
 
-def test_the_environments_password_wins_over_the_setting(monkeypatch):
+def test_the_environment_password_overrides_the_setting(monkeypatch):
     with override_settings(FAKTORY={"PASSWORD": "setting"}):
         monkeypatch.setenv("FAKTORY_PASSWORD", "")
         assert conf.password() == "setting"
@@ -235,13 +235,13 @@ def test_faktory_provider_must_name_a_variable_that_holds_a_url(monkeypatch, val
     assert said_so in said("E005")
 
 
-def test_a_provider_that_leads_to_a_url_is_right(monkeypatch):
+def test_a_faktory_provider_that_names_a_url_variable_passes(monkeypatch):
     monkeypatch.setenv("FAKTORY_PROVIDER", "MY_FAKTORY")
     monkeypatch.setenv("MY_FAKTORY", "tcp://localhost:7419")
     assert ids() == []
 
 
-def test_a_beat_too_slow_for_its_timeout_is_a_warning():
+def test_a_heartbeat_interval_too_long_for_worker_timeout_is_a_warning():
     with override_settings(FAKTORY={"BEAT_INTERVAL": 40, "WORKER_TIMEOUT": 60}):
         assert "at least twice BEAT_INTERVAL" in said("W004")
 
@@ -255,7 +255,7 @@ def test_a_beat_too_slow_for_its_timeout_is_a_warning():
         {},
     ],
 )
-def test_tasks_without_our_backend_are_a_warning(entry):
+def test_a_tasks_setting_without_the_faktory_backend_is_a_warning(entry):
     with override_settings(TASKS={"default": entry}):
         assert ids(settings_checks.check_tasks_setting()) == ["django_faktory.W001"]
 
@@ -295,7 +295,7 @@ def test_sqlite_without_the_options_that_workers_need_is_a_warning(database, opt
     ] == missing
 
 
-def test_the_options_to_paste_are_what_passes(database):
+def test_the_suggested_sqlite_options_pass_the_check(database):
     database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS={})
     hint = said("W002").split(" | ")[1]
     pasted = eval(f"{{{hint}}}")
@@ -303,18 +303,18 @@ def test_the_options_to_paste_are_what_passes(database):
     assert ids() == []
 
 
-def test_sqlite_in_memory_is_left_alone(database):
+def test_sqlite_in_memory_gives_no_warning(database):
     database("sqlite", NAME=":memory:", OPTIONS={})
     assert ids() == []
 
 
 @pytest.mark.parametrize("level", [None, "repeatable read"])
-def test_mysql_that_locks_gaps_is_a_warning(database, level):
+def test_mysql_isolation_levels_with_gap_locks_are_a_warning(database, level):
     database("mysql", OPTIONS={"isolation_level": level})
     assert "isolation_level" in said("W003")
 
 
-def test_mysql_with_djangos_own_isolation_level_is_right(database):
+def test_mysql_with_djangos_default_isolation_level_passes(database):
     database("mysql", OPTIONS={})
     assert ids() == []
     database("mysql", OPTIONS={"isolation_level": "READ COMMITTED"})
@@ -341,7 +341,7 @@ def test_isolation_levels_of_postgresql_above_read_committed_are_an_error(databa
 
 @pytest.mark.skipif(KIND == "sqlite", reason="SQLite has no isolation levels")
 @pytest.mark.parametrize("level", ["serializable", "repeatable read"])
-def test_the_isolation_level_of_the_server_or_the_role_is_asked_with_database(level):
+def test_the_server_isolation_level_is_checked_only_if_the_database_is_named(level):
     if connection.vendor == "mysql" and level != "serializable":
         pytest.skip("a warning of its own, W003")
     sql = {
@@ -374,13 +374,13 @@ def test_a_database_without_autocommit_is_an_error(database):
         assert ids() == []
 
 
-def test_jobs_elsewhere_need_nothing_of_this_database(database):
+def test_a_remote_broker_skips_the_database_checks(database):
     database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS={})
     with override_settings(FAKTORY={"BROKER": "remote"}):
         assert ids() == ["django_faktory.W040"]  # the shop's nightly report would never be enqueued
 
 
-def test_the_database_of_the_tests_is_new_enough():
+def test_the_test_database_version_passes_the_check():
     assert ids(run_checks(databases=["default"])) == []
 
 
@@ -393,7 +393,7 @@ def test_a_database_too_old_is_an_error(monkeypatch):
     assert connection.display_name in message.msg
 
 
-def test_no_database_is_asked_unless_django_names_it():
+def test_no_database_is_queried_unless_django_names_it():
     assert settings_checks.check_database_version(databases=None) == []
     assert settings_checks.check_database_version(databases=["other"]) == []
     assert "default" in connections

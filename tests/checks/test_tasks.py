@@ -39,14 +39,14 @@ def broken_app(tmp_path, monkeypatch, settings):
         (5, "expected the dotted path of a backend, got 5", OURS),
     ],
 )
-def test_a_backend_that_is_not_there_is_an_error_with_the_name_that_was_meant(path, said, hint):
+def test_a_missing_backend_is_an_error_that_suggests_the_right_path(path, said, hint):
     with override_settings(TASKS={"default": {"BACKEND": path}}):
         [found] = tasks.check_backends()
     assert (found.id, said in found.msg, hint in found.hint) == ("django_faktory.E014", True, True)
 
 
 @pytest.mark.parametrize("entry", [{"BACKEND": OURS}, {}, {"BACKEND": tasks.FOR_TESTS[0]}])
-def test_backends_that_are_there_are_right(entry):
+def test_existing_backends_pass_the_check(entry):
     with override_settings(TASKS={"default": entry}):
         assert tasks.check_backends() == []
 
@@ -60,7 +60,7 @@ def test_backends_that_are_there_are_right(entry):
         ("def f():\n    raise KeyError('gone\\nand more')\n\nf()\n", 2, "KeyError"),
     ],
 )
-def test_a_tasks_module_that_fails_is_an_error_with_its_line(broken_app, text, line, said):
+def test_a_broken_tasks_module_is_an_error_with_its_line(broken_app, text, line, said):
     file = broken_app(text)
     [found] = [one for one in tasks.check_tasks_modules() if "broken_app" in one.msg]
     assert found.id == "django_faktory.E015"
@@ -70,20 +70,20 @@ def test_a_tasks_module_that_fails_is_an_error_with_its_line(broken_app, text, l
     assert "\n" not in found.msg
 
 
-def test_tasks_modules_are_no_affair_of_ours_with_another_backend(broken_app):
+def test_tasks_modules_are_not_checked_with_another_backend(broken_app):
     broken_app("import no_such_thing\n")
     with override_settings(TASKS={"default": {"BACKEND": "quite.another.one"}}):
         assert tasks.check_tasks_modules() == []
 
 
-def test_a_good_tasks_module_is_imported(broken_app):
+def test_the_check_imports_valid_tasks_modules(broken_app):
     broken_app("loaded = True\n")
     tasks.check_tasks_modules()
     assert sys.modules["broken_app.tasks"].loaded
 
 
 @pytest.mark.parametrize("path", tasks.FOR_TESTS)
-def test_a_backend_for_tests_is_a_warning_where_it_is_to_be_deployed(path):
+def test_a_test_backend_is_a_warning_in_deployment_checks(path):
     with override_settings(TASKS={"default": {"BACKEND": path, "QUEUES": []}}):
         [found] = tasks.check_backends_for_production()
     assert (found.id, found.hint) == ("django_faktory.W006", f'"BACKEND": "{OURS}"')
@@ -92,7 +92,7 @@ def test_a_backend_for_tests_is_a_warning_where_it_is_to_be_deployed(path):
     assert tasks.check_backends_for_production not in registry.registered_checks
 
 
-def test_where_no_backend_is_ours_a_worker_that_cannot_start_says_so(broken_app):
+def test_the_remedy_for_a_broken_module_mentions_a_missing_faktory_backend(broken_app):
     broken_app("import no_such_thing\n")
     [broken] = [one for one in tasks.broken_modules() if one.name == "broken_app.tasks"]
     assert tasks.remedy_for(broken) == "correct it, or take broken_app out of INSTALLED_APPS"

@@ -26,7 +26,7 @@ class BatchContract:
         broker.ack([Ack(jid=job.jid, wid=me)])
         return job
 
-    def test_a_batch_goes_from_its_members_to_its_callbacks(self, broker, me):
+    def test_a_batch_runs_its_members_and_then_its_callbacks(self, broker, me):
         bid = broker.new_batch(
             NewBatch(description="ü", complete=callback("complete"), success=callback("success")), caller_wid=me
         )
@@ -40,7 +40,7 @@ class BatchContract:
         told = broker.batch_status(bid)
         assert (told.pending, told.complete_st, told.success_st, told.is_broken) == (0, "2", "2", False)
 
-    def test_a_child_knows_its_parent_and_the_parent_waits(self, broker, me):
+    def test_a_parent_batch_waits_for_its_child_batch(self, broker, me):
         parent = broker.new_batch(NewBatch(success=callback("parents")), caller_wid=me)
         child = broker.new_batch(NewBatch(parent_bid=parent, success=callback("childs")), caller_wid=me)
         for bid in (parent, child):
@@ -48,7 +48,7 @@ class BatchContract:
         assert broker.batch_status(child).parent_bid == parent
         assert [self.do_next(broker, me, type(self)).jid for _ in range(2)] == ["callback-childs", "callback-parents"]
 
-    def test_who_runs_a_member_may_add_and_nobody_else(self, broker, me):
+    def test_a_committed_batch_accepts_members_only_while_one_runs(self, broker, me):
         bid = broker.new_batch(NewBatch(success=callback("success")), caller_wid=me)
         broker.push([member(bid, 1)])
         broker.commit_batch(bid)
@@ -61,7 +61,7 @@ class BatchContract:
         assert broker.push([member(bid, 3)]) == [None]
         assert broker.batch_status(bid).total == 2
 
-    def test_no_callback_comes_between_an_open_and_its_commit(self, broker, me):
+    def test_no_callback_is_enqueued_between_open_and_commit(self, broker, me):
         bid = broker.new_batch(NewBatch(success=callback("success")), caller_wid=me)
         broker.push([member(bid, 1)])
         broker.commit_batch(bid)
@@ -72,7 +72,7 @@ class BatchContract:
         broker.commit_batch(bid)
         assert [self.do_next(broker, me, type(self)).jid for _ in range(2)] == ["member-0002", "callback-success"]
 
-    def test_a_check_says_when_nothing_can_be_added_and_changes_nothing(self, broker, me):
+    def test_check_batch_fails_after_a_callback_is_enqueued_and_changes_nothing(self, broker, me):
         bid = broker.new_batch(NewBatch(success=callback("success")), caller_wid=me)
         broker.push([member(bid, 1)])
         broker.commit_batch(bid)
@@ -83,7 +83,7 @@ class BatchContract:
             broker.check_batch(bid, caller_wid=me)
         assert self.do_next(broker, me, type(self)).jid == "callback-success"
 
-    def test_an_unknown_batch_is_named(self, broker, me):
+    def test_every_batch_verb_names_an_unknown_batch(self, broker, me):
         for verb in (broker.check_batch, broker.open_batch, broker.commit_batch, broker.batch_status):
             with pytest.raises(UnknownBatch, match="no such batch b-nowhere"):
                 verb("b-nowhere")
@@ -93,7 +93,7 @@ class BatchContract:
         assert "no such batch b-nowhere" in str(refusal)
         assert not Batch.objects.exists()
 
-    def test_members_come_with_a_turn_too(self, broker, me):
+    def test_batch_members_can_be_pushed_and_acknowledged_by_an_exchange(self, broker, me):
         bid = broker.new_batch(NewBatch(success=callback("success")), caller_wid=me)
         broker.exchange([member(bid, 1)], [], [])
         broker.commit_batch(bid)

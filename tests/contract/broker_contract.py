@@ -46,7 +46,7 @@ class BrokerContract:
         assert (got.jid, got.queue, got.wid) == (job.jid, "default", me)
         assert '"args":[1,"two",null]' in got.text
 
-    def test_an_empty_set_is_no_work(self, broker, me):
+    def test_empty_sets_return_empty_results(self, broker, me):
         assert broker.push([]) == []
         assert broker.fetch([]) == []
         assert broker.ack([]) == []
@@ -58,7 +58,7 @@ class BrokerContract:
         broker.push(jobs[3:])
         assert [got.jid for got in self.fetch_all(broker, count=5)] == [job.jid for job in jobs]
 
-    def test_higher_priority_comes_first(self, broker, me):
+    def test_jobs_with_higher_priority_are_fetched_first(self, broker, me):
         low, high, middle = payload(priority=-50), payload(priority=100), payload()
         broker.push([low, high, middle])
         assert [got.jid for got in self.fetch_all(broker, count=3)] == [high.jid, middle.jid, low.jid]
@@ -69,7 +69,7 @@ class BrokerContract:
         broker.push([first, second, third])
         assert [got.queue for got in self.fetch_all(broker, "c", "a", "b", count=3)] == ["c", "a", "b"]
 
-    def test_a_queue_not_asked_for_is_left_alone(self, broker, me):
+    def test_jobs_of_queues_not_requested_are_not_fetched(self, broker, me):
         broker.push([payload(queue="other")])
         assert self.fetch(broker, "default") == []
 
@@ -85,7 +85,7 @@ class BrokerContract:
         )
         assert [[got.jid for got in one] for one in found] == [[b.jid], [c.jid], [a.jid]]
 
-    def test_a_paused_queue_gives_nothing_and_holds_up_no_other(self, broker, me):
+    def test_a_paused_queue_yields_no_job_and_does_not_block_others(self, broker, me):
         QueueFactory(name="paused", paused_at=datetime(2026, 1, 1, tzinfo=UTC))
         broker.push([payload(queue="paused"), payload(queue="open")])
         assert [got.queue for got in self.fetch(broker, "paused", "open", count=1)] == ["open"]
@@ -97,12 +97,12 @@ class BrokerContract:
         assert self.fetch(broker) == []
         assert Job.objects.get(jid=job.jid).state == "scheduled"
 
-    def test_a_time_in_the_past_means_now(self, broker, me):
+    def test_a_job_scheduled_in_the_past_is_fetched_at_once(self, broker, me):
         job = payload(at=datetime.now(UTC) - LATER)
         broker.push([job])
         assert [got.jid for got in self.fetch(broker)] == [job.jid]
 
-    def test_pushing_a_living_jid_again_changes_nothing(self, broker, me):
+    def test_pushing_an_existing_jid_again_changes_nothing(self, broker, me):
         """W10: PUSH of a known jid is answered OK."""
         job = payload("again", args=[1])
         broker.push([job])
@@ -113,11 +113,11 @@ class BrokerContract:
         assert Job.objects.count() == 1
         assert self.fetch(broker) == []
 
-    def test_the_same_jid_twice_in_one_set_is_one_job(self, broker, me):
+    def test_the_same_jid_twice_in_one_push_stores_one_job(self, broker, me):
         broker.push([payload("twin", args=[1]), payload("twin", args=[2])])
         assert '"args":[1]' in Job.objects.get().payload
 
-    def test_an_exchange_is_ack_push_and_fetch_in_this_order(self, broker, me):
+    def test_an_exchange_runs_ack_push_and_fetch_in_this_order(self, broker, me):
         broker.push([payload(), payload()])
         done, running = self.fetch_all(broker, count=2)
         new = payload()
@@ -141,7 +141,7 @@ class BrokerContract:
         told = broker.exchange([payload(queue="c")], [], requests)
         assert [[got.queue for got in one] for one in told.fetched] == [["a"], ["b"], ["c"]]
 
-    def test_an_exchange_of_many_is_as_good_as_one_of_few(self, broker, me):
+    def test_a_large_exchange_processes_all_its_jobs_and_acks(self, broker, me):
         broker.push([payload() for _ in range(600)])
         held = self.fetch_all(broker, count=600)
         told = broker.exchange(
@@ -154,13 +154,13 @@ class BrokerContract:
         assert [len(one) for one in told.fetched] == [1]
         assert Job.objects.count() == 600
 
-    def test_an_acknowledged_job_is_gone(self, broker, me):
+    def test_an_acknowledged_job_is_deleted(self, broker, me):
         broker.push([payload()])
         [got] = self.fetch(broker)
         assert broker.ack([Ack(jid=got.jid, wid=me, attempt=got.attempt)]) == [True]
         assert not Job.objects.exists()
 
-    def test_a_job_with_a_result_ttl_stays_as_succeeded(self, broker, me):
+    def test_a_job_with_a_result_ttl_is_kept_as_succeeded(self, broker, me):
         broker.push([payload(result_ttl=60)])
         [got] = self.fetch(broker)
         broker.ack([Ack(jid=got.jid, wid=me, attempt=got.attempt, result='{"a":1}')])
@@ -169,7 +169,7 @@ class BrokerContract:
         assert (job.purge_at - job.finished_at).total_seconds() == pytest.approx(60, abs=0.01)
         assert job.result == ('{"a":1}' if broker.keeps_results else None)
 
-    def test_a_failed_job_waits_for_its_retry_with_the_failure_noted(self, broker, me):
+    def test_a_failed_job_is_scheduled_for_retry_with_its_failure_recorded(self, broker, me):
         broker.push([payload(retry=3)])
         [got] = self.fetch(broker)
         report = failure(jid=got.jid, wid=me, attempt=got.attempt, errtype="KeyError", message="no", backtrace=["l1"])
@@ -179,7 +179,7 @@ class BrokerContract:
         assert 15 <= (job.run_at - datetime.now(UTC)).total_seconds() + 2 <= 48
         assert '"message":"no"' in job.failure
 
-    def test_a_job_whose_retries_are_used_up_is_dead(self, broker, me):
+    def test_a_job_without_remaining_retries_becomes_dead(self, broker, me):
         broker.push([payload(retry=1)])
         for state in ("retries", "dead"):
             Job.objects.filter(state="retries").update(state="enqueued", enqueued_at=datetime.now(UTC), run_at=None)
@@ -195,7 +195,7 @@ class BrokerContract:
         broker.fail([failure(jid=got.jid, wid=me, attempt=got.attempt)])
         assert [job.state for job in Job.objects.all()] == ([state] if state else [])
 
-    def test_failing_an_unknown_jid_says_so(self, broker, me):
+    def test_failing_an_unknown_jid_returns_job_not_found(self, broker, me):
         """W17: the report is refused with JobNotFound."""
         [answer] = broker.fail([failure(jid="nobody-knows", wid=me)])
         assert isinstance(answer, JobNotFound)
@@ -206,7 +206,7 @@ class BrokerContract:
         broker.ack([Ack(jid="nobody-knows", wid=me)])
         assert Job.objects.count() == 1
 
-    def test_a_late_report_leaves_the_new_holder_alone(self, broker, me):
+    def test_a_late_report_does_not_affect_the_new_worker_of_the_job(self, broker, me):
         """W16, W17: another worker has received the job meanwhile."""
         broker.push([payload()])
         [got] = self.fetch(broker)
@@ -216,33 +216,33 @@ class BrokerContract:
         job = Job.objects.get()
         assert (job.state, job.wid, job.attempt, job.failures) == ("working", "wid-other", 2, 0)
 
-    def test_a_quiet_worker_gets_no_job_and_others_do(self, broker, me):
+    def test_a_quiet_worker_gets_no_job(self, broker, me):
         """W15: the jobs stay enqueued."""
         WorkerProcess.objects.filter(wid=me).update(state="quiet")
         broker.push([payload()])
         assert self.fetch(broker) == []
         assert Job.objects.get().state == "enqueued"
 
-    def test_a_beat_tells_the_worker_what_it_was_asked(self, broker, me):
+    def test_a_beat_returns_the_requested_worker_state(self, broker, me):
         """W21: the reply is the state that was set."""
         assert broker.beat([Beat(wid=me, rss_kb=1234)]) == [""]
         assert WorkerProcess.objects.get(wid=me).rss_kb == 1234
         WorkerProcess.objects.filter(wid=me).update(state="terminate")
         assert broker.beat([Beat(wid=me)]) == ["terminate"]
 
-    def test_the_beat_that_says_quiet_is_answered_with_quiet_and_there_is_no_way_back(self, broker, me):
+    def test_a_worker_state_only_advances_to_quiet_and_terminate(self, broker, me):
         """W21: a state only advances, to quiet and then terminate."""
         assert broker.beat([Beat(wid=me, current_state="quiet")]) == ["quiet"]
         assert broker.beat([Beat(wid=me, current_state="running")]) == ["quiet"]
         assert broker.beat([Beat(wid=me, current_state="terminate")]) == ["terminate"]
         assert broker.beat([Beat(wid=me, current_state="quiet")]) == ["terminate"]
 
-    def test_a_beat_of_an_unknown_worker_says_so(self, broker, me):
+    def test_a_beat_of_an_unknown_worker_returns_unknown_worker(self, broker, me):
         [answer] = broker.beat([Beat(wid="wid-nobody")])
         assert isinstance(answer, UnknownWorker)
         assert str(answer) == "unknown worker wid-nobody"
 
-    def test_info_counts_what_is_there_and_what_was_done(self, broker, me):
+    def test_info_counts_queues_sets_and_totals(self, broker, me):
         """W22: queue sizes, sets and totals."""
         broker.push([payload(queue="a"), payload(queue="a"), payload(queue="b"), payload(retry=0)])
         broker.push([payload(at=datetime.now(UTC) + LATER)])
@@ -259,7 +259,7 @@ class BrokerContract:
 
     # --- job options: W27
 
-    def test_a_second_job_of_its_kind_is_refused_while_the_first_lives(self, broker, me):
+    def test_a_second_unique_job_is_refused_while_the_first_exists(self, broker, me):
         first, second = (payload(args=[1], custom={"unique_for": 60}) for _ in range(2))
         assert broker.push([first]) == [None]
         [refusal] = broker.push([second])
@@ -267,26 +267,26 @@ class BrokerContract:
         assert (refusal.code, str(refusal)) == ("NOTUNIQUE", "Job not unique")
         assert [job.jid for job in Job.objects.all()] == [first.jid]
 
-    def test_of_two_of_a_kind_in_one_set_the_first_wins_and_others_are_stored(self, broker, me):
+    def test_one_push_stores_only_the_first_of_two_equal_unique_jobs(self, broker, me):
         lock = {"unique_for": 60}
         jobs = [payload(args=[1], custom=lock), payload(args=[1], custom=lock), payload(args=[1]), payload(args=[1])]
         answers = broker.push(jobs)
         assert [type(answer) for answer in answers] == [type(None), NotUnique, type(None), type(None)]
         assert [got.jid for got in self.fetch_all(broker, count=3)] == [jobs[0].jid, jobs[2].jid, jobs[3].jid]
 
-    def test_a_set_of_unique_jobs_keeps_its_order(self, broker, me):
+    def test_unique_jobs_of_one_push_keep_their_order(self, broker, me):
         jobs = [payload(args=[number], custom={"unique_for": 60}) for number in range(20)]
         assert broker.push(jobs) == [None] * 20
         assert [got.jid for got in self.fetch_all(broker, count=20)] == [job.jid for job in jobs]
 
-    def test_a_unique_job_may_be_sent_again_by_its_jid(self, broker, me):
+    def test_a_unique_job_may_be_pushed_again_with_its_jid(self, broker, me):
         """W10 is checked before uniqueness."""
         job = payload(args=[1], custom={"unique_for": 60})
         assert broker.push([job]) == [None]
         assert broker.push([job]) == [None]
         assert Job.objects.count() == 1
 
-    def test_the_lock_is_free_when_the_job_has_succeeded_and_not_before(self, broker, me):
+    def test_the_unique_lock_is_released_only_when_the_job_succeeds(self, broker, me):
         def another():
             return payload(args=[1], custom={"unique_for": 60})
 
@@ -300,7 +300,7 @@ class BrokerContract:
         broker.ack([Ack(jid=got.jid, wid=me, attempt=got.attempt)])
         assert broker.push([another()]) == [None]
 
-    def test_a_lock_until_the_start_is_free_when_a_worker_takes_the_job(self, broker, me):
+    def test_a_unique_lock_until_start_is_released_when_the_job_is_fetched(self, broker, me):
         def another():
             return payload(args=[1], custom={"unique_for": 60, "unique_until": "start"})
 
@@ -309,7 +309,7 @@ class BrokerContract:
         assert len(self.fetch(broker)) == 1
         assert broker.push([another()]) == [None]
 
-    def test_a_unique_job_comes_with_a_turn_too(self, broker, me):
+    def test_uniqueness_applies_to_pushes_of_an_exchange(self, broker, me):
         lock = {"unique_for": 60}
         told = broker.exchange(
             [payload(args=[1], custom=lock), payload(args=[1], custom=lock)],
@@ -319,21 +319,21 @@ class BrokerContract:
         assert [type(answer) for answer in told.pushed] == [type(None), NotUnique]
         assert [len(got) for got in told.fetched] == [1]
 
-    def test_an_expired_job_is_not_fetched_and_holds_up_none_behind_it(self, broker, me):
+    def test_an_expired_job_is_not_fetched_and_does_not_block_later_jobs(self, broker, me):
         ago = datetime.now(UTC) - LATER
         late, good = payload(custom={"expires_at": rfc3339(ago)}), payload(custom={"expires_in": 3600})
         assert broker.push([late, good]) == [None, None]
         assert [got.jid for got in self.fetch(broker, count=1)] == [good.jid]
         assert self.fetch(broker) == []
 
-    def test_requests_with_different_queues_get_no_expired_job_either(self, broker, me):
+    def test_requests_with_different_queues_get_no_expired_job(self, broker, me):
         ago = rfc3339(datetime.now(UTC) - LATER)
         jobs = [payload(queue=queue, custom={"expires_at": ago}) for queue in "ab"] + [payload(queue="b")]
         broker.push(jobs)
         requests = [FetchRequest(queues=("a", "b"), wid=me), FetchRequest(queues=("b", "a"), wid=me)]
         assert [got.jid for one in broker.fetch(requests) for got in one] == [jobs[2].jid]
 
-    def test_a_tracked_job_tells_its_state_and_what_was_said_of_it(self, broker, me):
+    def test_a_tracked_job_reports_its_state_and_progress(self, broker, me):
         job = payload(custom={"track": 1})
         broker.push([job])
         assert self.state(broker, job) == ("enqueued", None, None)
@@ -347,7 +347,7 @@ class BrokerContract:
         broker.track_set([TrackUpdate(jid=job.jid, percent=100)])
         assert self.state(broker, job) == ("success", 100, "halfway, nearly")
 
-    def test_a_stored_job_tells_its_state_although_nobody_tracks_it(self, broker, me):
+    def test_track_get_returns_the_state_of_an_untracked_job(self, broker, me):
         scheduled, failing, dying, done = payload(at=datetime.now(UTC) + LATER), payload(), payload(retry=-1), payload()
         broker.push([failing, dying, done, scheduled])
         for job in (failing, dying):
@@ -358,18 +358,18 @@ class BrokerContract:
         states = [one.state for one in broker.track_get([job.jid for job in (scheduled, failing, dying, done)])]
         assert states == ["enqueued", "failed", "dead", "unknown"]
 
-    def test_an_unknown_job_is_unknown_and_nothing_is_kept_of_it(self, broker, me):
+    def test_tracking_an_unknown_job_stores_nothing(self, broker, me):
         broker.track_set([TrackUpdate(jid="nobody-knows", percent=1)])
         assert broker.track_get(["nobody-knows"]) == [Tracked(jid="nobody-knows", state="unknown", updated_at=None)]
         assert not Tracking.objects.exists()
 
     @pytest.mark.parametrize("jid", ["", " ", "two words", "line\r\nFLUSH", "\x00", "\ud800", "é" * 300])
-    def test_what_is_no_jid_is_unknown_and_harmless(self, broker, me, jid):
+    def test_track_get_of_an_invalid_jid_returns_unknown(self, broker, me, jid):
         job = payload()
         broker.push([job])
         assert [one.state for one in broker.track_get([jid, job.jid, jid])] == ["unknown", "enqueued", "unknown"]
 
-    def test_who_is_told_of_is_tracked_from_then_on(self, broker, me):
+    def test_a_job_is_tracked_from_its_first_progress_report(self, broker, me):
         job = payload()
         broker.push([job])
         [got] = self.fetch(broker)
@@ -377,7 +377,7 @@ class BrokerContract:
         broker.ack([Ack(jid=job.jid, wid=me, attempt=got.attempt)])
         assert self.state(broker, job) == ("success", 10, None)
 
-    def test_a_reservation_is_lengthened_and_never_shortened(self, broker, me):
+    def test_a_reservation_is_extended_but_never_shortened(self, broker, me):
         job = payload(reserve_for=600)
         broker.push([job])
         self.fetch(broker)
@@ -403,14 +403,14 @@ class BrokerContract:
     @pytest.mark.parametrize(
         "value", [2**63, -(2**70), 1.0, 1e22, "\u0000", "é😀", {"b": 1, "a": [None, True]}, [[[]]], ""]
     )
-    def test_arguments_come_back_as_they_were(self, broker, me, value):
+    def test_arguments_are_returned_verbatim(self, broker, me, value):
         """W11: numbers, strings and objects keep their text."""
         job = payload(args=[value])
         broker.push([job])
         [got] = self.fetch(broker)
         assert got.text.startswith(job.text[:-1])
 
-    def test_a_large_set_is_pushed_whole(self, broker, me):
+    def test_a_large_push_stores_all_jobs(self, broker, me):
         jobs = [payload() for _ in range(1234)]
         assert broker.push(jobs) == [None] * 1234
         assert Job.objects.count() == 1234

@@ -42,7 +42,7 @@ class ManagementContract:
         assert {job.jid: found.get(job.jid) for job in meant} == {job.jid: becomes for job in meant}
         assert {job.jid: found.get(job.jid) for job in others} == {job.jid: job.state for job in others}
 
-    def test_a_requeued_job_is_fetched_and_tells_of_its_failure(self, broker):
+    def test_a_requeued_job_is_fetched_with_its_failure(self, broker):
         """W23: the job keeps its failure."""
         before = timezone.now() - timedelta(minutes=1)
         job = JobFactory(dead=True, failure='{"retry_count":26}', errtype="KeyError")
@@ -67,14 +67,14 @@ class ManagementContract:
         assert (told["total_processed"], told["total_failures"]) == (0, 0)
 
     @pytest.mark.parametrize("command", ["clear", "discard"])
-    def test_a_dropped_job_stays_as_discarded_where_somebody_may_ask_for_its_result(self, broker, command):
+    def test_a_dropped_job_with_a_result_ttl_is_kept_as_discarded(self, broker, command):
         """W23: a job with a `result_ttl` is kept."""
         job = JobFactory(scheduled=True, result_ttl=60)
         JobFactory(scheduled=True)
         self.mutate(broker, command, "scheduled")
         assert states() == {job.jid: "discarded"}
 
-    def test_jids_name_jobs_and_an_empty_list_names_none(self, broker):
+    def test_a_jids_filter_selects_the_listed_jobs_and_an_empty_list_none(self, broker):
         """W23: jids outside the target are ignored."""
         one, two, elsewhere = JobFactory(dead=True), JobFactory(dead=True), JobFactory(retries=True)
         self.mutate(broker, "discard", jids=())
@@ -82,7 +82,7 @@ class ManagementContract:
         self.mutate(broker, "discard", jids=(one.jid, elsewhere.jid, "nobody-knows", "not\x00storable"))
         assert states() == {two.jid: "dead", elsewhere.jid: "retries"}
 
-    def test_with_jids_the_other_filters_do_not_count(self, broker):
+    def test_a_jids_filter_overrides_all_other_filters(self, broker):
         """Reference, §5: jids take precedence over other filters."""
         job = JobFactory(dead=True)
         JobFactory(dead=True)
@@ -90,13 +90,13 @@ class ManagementContract:
         assert states()[job.jid] == "enqueued"
         assert sorted(states().values()) == ["dead", "enqueued"]
 
-    def test_clear_never_looks_at_a_filter(self, broker):
+    def test_clear_ignores_all_filters(self, broker):
         """Reference, §5: clear ignores filters."""
         JobFactory(dead=True)
         self.mutate(broker, "clear", jids=(), jobtype="another")
         assert states() == {}
 
-    def test_a_jobtype_is_compared_whole_and_with_its_case(self, broker):
+    def test_a_jobtype_filter_is_exact_and_case_sensitive(self, broker):
         """W23: the comparison is exact, trailing spaces included."""
         for jobtype in ("report", "Report", "report2", "report "):
             JobFactory(dead=True, jobtype=jobtype)
@@ -128,7 +128,7 @@ class ManagementContract:
             ("*not\x00storable*", False),
         ],
     )
-    def test_a_glob_is_compared_with_the_compact_job_as_fetch_gives_it(self, broker, regexp, is_match):
+    def test_a_regexp_filter_is_a_glob_on_the_compact_job_json(self, broker, regexp, is_match):
         """W23: the glob matches the stored text without white space, plus the members that the server adds."""
         text = (
             '{ "jid": "glob-job" , "jobtype": "report", "args": [1, "50%_\\\\", {"a": "two  words"}],\n'
@@ -147,7 +147,7 @@ class ManagementContract:
         assert states()["glob-job"] == ("dead" if is_match else "retries")
         assert sorted(states().values()).count("retries") == (1 if is_match else 2)
 
-    def test_jobtype_and_glob_must_both_be_met(self, broker):
+    def test_jobtype_and_regexp_filters_must_both_match(self, broker):
         """W23: filters are combined with AND."""
         meant = JobFactory(dead=True, jobtype="a", payload='{"args":["x"]}')
         JobFactory(dead=True, jobtype="b", payload='{"args":["x"]}')
@@ -164,7 +164,7 @@ class ManagementContract:
         [[got]] = broker.fetch([FetchRequest(queues=("q",))])
         assert got.queue == "q"
 
-    def test_a_pause_of_a_name_that_was_never_used_makes_it_a_queue(self, broker):
+    def test_pausing_an_unknown_name_creates_the_queue(self, broker):
         """W24: INFO lists the queue with size 0."""
         broker.pause(["new"])
         assert broker.info()["queues"] == {"new": 0}
@@ -176,7 +176,7 @@ class ManagementContract:
         broker.pause(["q"])
         assert Queue.objects.get().paused_at == since
 
-    def test_pause_and_resume_of_all_are_of_all_that_is_known(self, broker):
+    def test_pause_and_resume_of_all_affect_every_known_queue(self, broker):
         """W24: including queues known only from their jobs."""
         QueueFactory(name="a")
         JobFactory(queue="b")
@@ -186,12 +186,12 @@ class ManagementContract:
         broker.resume(None)
         assert not Queue.objects.filter(paused_at__isnull=False).exists()
 
-    def test_resuming_what_is_not_paused_or_not_there_changes_nothing(self, broker):
+    def test_resuming_unpaused_or_unknown_queues_changes_nothing(self, broker):
         QueueFactory(name="a")
         broker.resume(["a", "b"])
         assert [(queue.name, queue.paused_at) for queue in Queue.objects.all()] == [("a", None)]
 
-    def test_remove_drops_what_is_enqueued_and_forgets_queue_and_pause(self, broker):
+    def test_remove_deletes_enqueued_jobs_the_queue_and_its_pause(self, broker):
         """W24: jobs in other states stay."""
         broker.pause(["q"])
         gone, kept = JobFactory(queue="q"), JobFactory(queue="q", result_ttl=60)
@@ -215,7 +215,7 @@ class ManagementContract:
         broker.remove(None)
         assert broker.info()["queues"] == {}
 
-    def test_latency_is_the_age_of_the_oldest_whatever_its_priority(self, broker):
+    def test_latency_is_the_age_of_the_oldest_enqueued_job_of_any_priority(self, broker):
         """W24: other states and future times do not count."""
         now = timezone.now()
         for sort_priority, age in ((-100, 10), (0, 30), (0, 20), (100, 5)):
@@ -226,7 +226,7 @@ class ManagementContract:
         assert told == {"q": pytest.approx(30, abs=10), "unknown": 0, "ahead": 0}
         assert all(isinstance(seconds, float) for seconds in told.values())
 
-    def test_no_queue_is_no_work(self, broker):
+    def test_empty_queue_lists_change_nothing(self, broker):
         QueueFactory(name="a")
         broker.pause([])
         broker.resume([])
@@ -234,7 +234,7 @@ class ManagementContract:
         assert broker.latency([]) == {}
         assert [(queue.name, queue.paused_at) for queue in Queue.objects.all()] == [("a", None)]
 
-    def test_flush_forgets_jobs_queues_and_totals_and_keeps_the_workers(self, broker):
+    def test_flush_deletes_jobs_queues_and_totals_but_keeps_workers(self, broker):
         """W25: workers and their rows stay."""
         for trait in ("scheduled", "working", "retries", "dead", "succeeded", "discarded", "expired"):
             JobFactory(**{trait: True})
@@ -249,7 +249,7 @@ class ManagementContract:
         assert (told["queues"], told["total_processed"], told["total_failures"]) == ({}, 0, 0)
         assert WorkerProcess.objects.filter(wid="wid-stays").exists()
 
-    def test_info_counts_the_workers_of_the_cluster_that_live(self, broker):
+    def test_info_counts_live_workers_of_the_whole_cluster(self, broker):
         """W22: a worker counts if it was seen lately or holds a job, on any node."""
         long_ago = timezone.now() - timedelta(hours=2)
         WorkerFactory(wid="wid-fresh")

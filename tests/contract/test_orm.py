@@ -21,7 +21,7 @@ class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
     def broker(self):
         return OrmBroker("default")
 
-    def test_what_was_given_back_is_fetched_again_from_its_old_place(self, broker, me):
+    def test_a_released_job_is_fetched_again_from_its_old_position(self, broker, me):
         """W14: released jobs keep their `enqueued_at`."""
         jobs = [payload(), payload(), payload()]
         broker.push(jobs)
@@ -29,7 +29,7 @@ class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
         assert broker.release([second, first]) == 2
         assert [got.jid for got in self.fetch(broker, count=3)] == [job.jid for job in jobs]
 
-    def test_giving_back_twice_or_by_a_stranger_changes_nothing(self, broker, me):
+    def test_releasing_an_outdated_reservation_changes_nothing(self, broker, me):
         broker.push([payload()])
         [got] = self.fetch(broker)
         assert broker.release([got]) == 1
@@ -37,19 +37,19 @@ class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
         assert broker.release([got]) == 0
         assert Job.objects.get().attempt == again.attempt
 
-    def test_one_fetch_takes_as_many_as_it_asks_for(self, broker, me):
+    def test_a_fetch_returns_up_to_the_requested_number_of_jobs(self, broker, me):
         broker.push([payload() for _ in range(5)])
         assert len(self.fetch(broker, count=3)) == 3
         assert len(self.fetch(broker, count=3)) == 2
 
-    def test_a_worker_that_says_goodbye_leaves_its_jobs_to_others(self, broker, me):
+    def test_bye_requeues_the_jobs_of_the_worker(self, broker, me):
         broker.push([payload()])
         self.fetch(broker)
         broker.bye([me])
         job = Job.objects.get()
         assert (job.state, job.wid, job.failures) == ("enqueued", "", 0)
 
-    def test_a_lost_worker_costs_its_jobs_no_retry_until_the_third_time(self, broker):
+    def test_a_job_becomes_dead_at_its_third_lost_worker(self, broker):
         """W20: the third loss makes the job dead."""
         broker.push([payload(result_ttl=60)])
         for loss in (1, 2, 3):
@@ -59,7 +59,7 @@ class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
             assert (job.losses, job.failures) == (loss, 0)
         assert (job.state, job.errtype) == ("dead", "WorkerLost")
 
-    def test_answers_of_ack_tell_what_had_effect(self, broker, me):
+    def test_ack_returns_whether_each_report_had_an_effect(self, broker, me):
         broker.push([payload(), payload()])
         first, second = self.fetch(broker, count=2)
         acks = [
@@ -71,7 +71,7 @@ class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
         ]
         assert broker.ack(acks) == [True, False, False, False, True]
 
-    def test_a_queue_that_another_node_removed_is_listed_again_when_it_is_used(self, broker, monkeypatch):
+    def test_a_queue_removed_by_another_node_is_stored_again_by_a_push(self, broker, monkeypatch):
         """W24: a broker caches the names of known queues for a limited time."""
         monkeypatch.setattr(orm, "REMEMBER_QUEUE_S", 0.0)
         broker.push([payload(queue="q")])
@@ -95,7 +95,7 @@ class TestSharingBroker(ManagementContract):
         monkeypatch.setattr(shared_reads, "CHEAP_S", 60.0)
         monkeypatch.setattr(shared_reads, "COST", 0)
 
-    def test_callers_share_a_read(self, broker, monkeypatch):
+    def test_info_and_latency_are_shared_between_callers(self, broker, monkeypatch):
         monkeypatch.setattr(shared_reads, "CHEAP_S", 0.0)
         monkeypatch.setattr(shared_reads, "KEPT_S", 60.0)
         assert (broker.info()["queues"], broker.latency(["q"])) == ({}, {"q": 0.0})
@@ -104,5 +104,5 @@ class TestSharingBroker(ManagementContract):
             assert (broker.info()["queues"], broker.latency(["q"])) == ({}, {"q": 0.0})
         assert len(caught) == 0
 
-    def test_a_server_has_such_a_broker(self):
+    def test_a_server_uses_a_sharing_broker(self):
         assert serving_broker(lambda *_: None, Recorder())._shares_numbers

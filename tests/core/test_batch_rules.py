@@ -20,24 +20,24 @@ def batch(**changes):
     return SimpleNamespace(**plain | changes)
 
 
-def test_nothing_happens_before_commit():
+def test_an_uncommitted_batch_takes_no_step():
     assert advance(batch(is_committed=False)) == []
 
 
-def test_nothing_happens_while_a_committed_batch_is_open_again():
+def test_a_reopened_batch_takes_no_step_until_it_is_closed():
     one = batch(is_reopened=True)
     assert advance(one) == []
     one.is_reopened = False
     assert advance(one) == [BatchStep.FIRE_COMPLETE]
 
 
-def test_complete_waits_for_the_last_run_and_for_open_children():
+def test_complete_fires_once_every_member_has_run_and_no_child_is_open():
     assert advance(batch(unrun=1, pending=1)) == []
     assert advance(batch(open_children=1, unsucceeded_children=1)) == []
     assert advance(batch(pending=1)) == [BatchStep.FIRE_COMPLETE]
 
 
-def test_success_waits_for_completes_end():
+def test_success_fires_only_after_the_complete_callback_has_finished():
     one = batch()
     assert advance(one) == [BatchStep.FIRE_COMPLETE]
     assert advance(one) == []
@@ -47,30 +47,30 @@ def test_success_waits_for_completes_end():
     assert advance(one) == [BatchStep.CLOSE_IN_PARENT, BatchStep.SUCCEED_IN_PARENT, BatchStep.END]
 
 
-def test_what_has_no_callbacks_of_a_kind_goes_on_at_once():
+def test_a_batch_without_a_callback_of_a_kind_skips_that_step():
     assert advance(batch(has_complete=False)) == [BatchStep.FIRE_SUCCESS]
     one = batch(has_success=False, complete_st=CallbackProgress.FINISHED)
     assert advance(one) == [BatchStep.CLOSE_IN_PARENT, BatchStep.SUCCEED_IN_PARENT, BatchStep.END]
 
 
 @pytest.mark.parametrize("reason", [{"pending": 1}, {"unsucceeded_children": 1}])
-def test_a_parent_goes_on_while_success_is_still_open(reason):
+def test_a_batch_closes_in_its_parent_while_its_success_is_pending(reason):
     assert advance(batch(complete_st=CallbackProgress.FINISHED, **reason)) == [BatchStep.CLOSE_IN_PARENT]
 
 
-def test_a_broken_batch_tells_its_parent_and_ends():
+def test_a_broken_batch_marks_its_parent_broken_and_ends():
     one = batch(complete_st=CallbackProgress.FINISHED, is_broken=True)
     assert advance(one) == [BatchStep.MARK_PARENT_BROKEN, BatchStep.CLOSE_IN_PARENT, BatchStep.END]
 
 
-def test_a_callback_that_is_given_up_holds_up_no_parent():
+def test_a_failed_complete_callback_does_not_block_the_parent():
     one = batch(complete_st=CallbackProgress.ENQUEUED, complete_failed=True)
     assert advance(one) == [BatchStep.CLOSE_IN_PARENT]
     one.complete_st = CallbackProgress.FINISHED
     assert advance(one) == [BatchStep.FIRE_SUCCESS], "retried by hand, it goes on"
 
 
-def test_an_expired_batch_lets_its_parent_go_on_and_fires_nothing():
+def test_an_expired_batch_closes_in_its_parent_and_fires_no_callback():
     one = batch(is_committed=False, is_expired=True)
     assert advance(one) == [BatchStep.MARK_PARENT_BROKEN, BatchStep.CLOSE_IN_PARENT, BatchStep.END]
 
@@ -90,13 +90,13 @@ def test_an_expired_batch_lets_its_parent_go_on_and_fires_nothing():
         (State.SCHEDULED, False, (0, 0, 0, False)),
     ],
 )
-def test_each_end_counts_once(to, succeeded, added):
+def test_each_new_state_of_a_member_changes_the_counters_once(to, succeeded, added):
     counted = count(to, has_run=False, counts_failed=False, succeeded=succeeded)
     assert counted[:4] == added
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_whatever_happens_to_members_the_counters_stay_true(seed):
+def test_counters_stay_correct_for_any_order_of_member_events(seed):
     chance = random.Random(seed)
     size = chance.randint(1, 6)
     one = batch(pending=size, unrun=size, failed=0, total=size)

@@ -48,7 +48,7 @@ def wall(zone, direction):
 
 
 @cases
-def test_hourly_runs_each_hour_that_passes(zone, direction):
+def test_an_hourly_schedule_ticks_every_elapsed_hour_across_clock_changes(zone, direction):
     hours = wall(zone, direction)
     assert len(hours) == (23 if direction == "forward" else 25)
     assert times("0 * * * *", zone, DAYS[zone, direction][0], len(hours)) == [
@@ -57,7 +57,7 @@ def test_hourly_runs_each_hour_that_passes(zone, direction):
 
 
 @cases
-def test_every_fifteen_minutes_runs_each_quarter_that_passes(zone, direction):
+def test_a_15_minute_schedule_ticks_every_quarter_across_clock_changes(zone, direction):
     hours = wall(zone, direction)
     assert times("*/15 * * * *", zone, DAYS[zone, direction][0], len(hours)) == [
         f"{hour:02}:{minute:02}{offset}" for hour, offset in hours for minute in (0, 15, 30, 45)
@@ -89,7 +89,7 @@ ODD_DAYS = [
 
 @pytest.mark.parametrize(("zone", "day"), [*ODD_DAYS, *((zone, DAYS[zone, way][0]) for zone, way in DAYS)])
 @pytest.mark.parametrize("line", LINES)
-def test_a_line_of_passing_hours_is_due_whenever_clocks_show_it(line, zone, day):
+def test_interval_schedules_tick_whenever_the_clock_shows_a_matching_time(line, zone, day):
     minutes, hours = LINES[line]
     first = datetime.fromisoformat(day).replace(tzinfo=UTC) - timedelta(days=1)
     passing = [first + timedelta(minutes=5 * number) for number in range(3 * 24 * 12)]
@@ -99,17 +99,17 @@ def test_a_line_of_passing_hours_is_due_whenever_clocks_show_it(line, zone, day)
     assert list(takewhile(lambda tick: tick <= passing[-1], ticks)) == expected
 
 
-def test_a_line_of_passing_hours_finds_a_day_that_is_years_away():
+def test_an_interval_schedule_finds_a_day_years_ahead():
     following = Schedule.of("*/59 2 29 2 *", "Australia/Lord_Howe").after(datetime(2024, 3, 1, tzinfo=UTC))
     assert following == datetime(2028, 2, 29, 2, 0, tzinfo=ZoneInfo("Australia/Lord_Howe"))
 
 
-def test_daily_in_the_gap_runs_once_at_its_end():
+def test_a_daily_time_in_a_clock_change_gap_runs_at_its_end():
     assert times("30 2 * * *", BERLIN, "2026-03-29", 23) == ["03:00+0200"]
     assert times("30 2 * * *", NEW_YORK, "2026-03-08", 23) == ["03:00-0400"]
 
 
-def test_daily_in_the_hour_that_comes_twice_runs_once_in_the_first():
+def test_a_daily_time_in_a_repeated_hour_runs_once_in_the_first():
     assert times("30 2 * * *", BERLIN, "2026-10-25", 25) == ["02:30+0200"]
     assert times("30 1 * * *", NEW_YORK, "2026-11-01", 25) == ["01:30-0400"]
     assert times("30 2 * * *", NEW_YORK, "2026-11-01", 25) == ["02:30-0500"]
@@ -129,11 +129,11 @@ def between(schedule, begin, end):
         yield tick
 
 
-def test_two_ticks_that_the_gap_swallowed_are_one():
+def test_two_ticks_inside_the_clock_change_gap_become_one():
     assert times("0,30 2 * * *", BERLIN, "2026-03-29", 23) == ["03:00+0200"]
 
 
-def test_a_look_in_the_hour_that_comes_again_does_not_go_back():
+def test_a_daily_time_is_not_due_again_in_the_repeated_hour():
     at = datetime(2026, 10, 25, 2, 10, fold=1, tzinfo=ZoneInfo(BERLIN))
     following = Schedule.of("30 2 * * *", BERLIN).after(at)
     assert following == datetime(2026, 10, 26, 2, 30, tzinfo=ZoneInfo(BERLIN))
@@ -148,7 +148,7 @@ def test_a_look_in_the_hour_that_comes_again_does_not_go_back():
         lambda seconds: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
     ),
 )
-def test_ticks_grow_and_do_not_depend_on_when_one_looks(line, zone, moment):
+def test_ticks_ascend_and_do_not_depend_on_the_start_time(line, zone, moment):
     schedule = Schedule.of(line, zone)
     ticks = schedule.ticks(moment)
     first, second, third = next(ticks), next(ticks), next(ticks)
@@ -178,7 +178,7 @@ def test_ticks_grow_and_do_not_depend_on_when_one_looks(line, zone, moment):
         ("0 " * 200, "expected a cron line"),
     ],
 )
-def test_a_bad_line_names_the_field_and_what_it_takes(line, said):
+def test_an_invalid_cron_line_is_refused_with_its_field_and_valid_values(line, said):
     with pytest.raises(InvalidCron) as raised:
         Schedule.of(line, "UTC")
     assert str(raised.value).startswith("schedule: ")
@@ -186,19 +186,19 @@ def test_a_bad_line_names_the_field_and_what_it_takes(line, said):
 
 
 @given(st.text("0123456789*/,-#LW@ MONSU", max_size=20))
-def test_any_text_is_a_schedule_or_an_error_of_ours(line):
+def test_any_text_is_a_schedule_or_raises_invalid_cron(line):
     with suppress(InvalidCron):
         assert Schedule.of(line, "UTC").after(NOON) > NOON
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlni", "", "../etc/passwd", "Europe", "\x00", 5])
-def test_a_bad_zone_is_named(zone):
+def test_an_invalid_time_zone_is_refused(zone):
     with pytest.raises(InvalidCron) as raised:
         Schedule.of("0 * * * *", zone)
     assert str(raised.value).startswith("zone: expected the name of a time zone")
 
 
-def test_a_schedule_can_be_read_out():
+def test_a_schedule_has_a_readable_description():
     assert str(Schedule.of("30 2 * * *", BERLIN)) == "At 02:30 every day"
     assert str(Schedule.of("@hourly", "UTC")) == str(Schedule.of("0 * * * *", "UTC"))
 
@@ -214,13 +214,13 @@ def test_a_schedule_can_be_read_out():
         ({"zone": "Mars/Olympus"}, "zone"),
     ],
 )
-def test_a_bad_option_of_an_entry_is_named(options, field):
+def test_an_invalid_cron_option_is_refused_with_its_field(options, field):
     with pytest.raises(InvalidCron) as raised:
         Cron("0 * * * *", **options)
     assert raised.value.field == field
 
 
-def test_an_entry_is_a_line_or_a_cron_or_several():
+def test_an_entry_is_a_cron_line_one_cron_object_or_several():
     one = Cron("0 * * * *")
     assert parse_crons("0 * * * *") == parse_crons(one) == parse_crons([one]) == (one,)
     assert parse_crons(()) == ()
@@ -244,34 +244,34 @@ def test_a_tick_that_is_a_minute_late_is_not_missed(missed):
     assert judged(at(12), at(12, 1), missed) == Due([at(12)], None, at(13))
 
 
-def test_skip_leaves_out_what_was_missed():
+def test_skip_drops_all_missed_ticks():
     assert judged(at(9), at(12, 30), "skip") == Due([], at(9), at(13))
     assert judged(at(9), at(12, 0, 5), "skip") == Due([at(12)], at(9), at(13))
 
 
-def test_once_runs_for_the_latest_that_was_missed():
+def test_once_runs_only_the_latest_missed_tick():
     assert judged(at(9), at(12, 30), "once") == Due([at(12)], at(9), at(13))
     assert judged(at(12), at(12, 30), "once") == Due([at(12)], None, at(13))
 
 
-def test_once_runs_for_none_that_was_missed_where_one_is_on_time():
+def test_once_runs_no_missed_tick_if_one_is_on_time():
     assert judged(at(9), at(12, 0, 5), "once") == Due([at(12)], at(9), at(13))
 
 
-def test_all_runs_for_each():
+def test_all_runs_every_missed_tick():
     assert judged(at(9), at(12, 30), "all") == Due([at(9), at(10), at(11), at(12)], None, at(13))
 
 
-def test_the_window_bounds_what_is_made_up_for():
+def test_missed_ticks_older_than_the_window_are_dropped():
     assert judged(at(9), at(12, 30), "all", window_s=2 * 3600) == Due([at(11), at(12)], at(9), at(13))
     assert judged(at(9), at(12, 30), "once", window_s=600) == Due([], at(9), at(13))
 
 
-def test_no_window_is_too_short_for_what_is_on_time():
+def test_a_tick_on_time_runs_even_with_a_short_window():
     assert judged(at(12), at(12, 0, 50), "all", window_s=1) == Due([at(12)], None, at(13))
 
 
-def test_very_many_are_made_up_for_in_several_goes():
+def test_many_missed_ticks_are_caught_up_in_several_rounds():
     plan = judged(at(1), at(12), "all", line="* * * * *")
     assert len(plan.ticks) == MAX_TICKS
     assert plan.next_at == at(1) + timedelta(minutes=MAX_TICKS)
@@ -279,7 +279,7 @@ def test_very_many_are_made_up_for_in_several_goes():
     assert rest.ticks[0] == plan.next_at
 
 
-def test_a_year_of_seconds_is_skipped_at_once():
+def test_a_year_of_missed_second_ticks_is_skipped_in_one_call():
     first = datetime(2025, 5, 1, tzinfo=UTC)
     for missed, count in [("skip", 61), ("once", 61)]:
         plan = judged(first, at(12), missed, line="* * * * * *")
@@ -288,7 +288,7 @@ def test_a_year_of_seconds_is_skipped_at_once():
 
 
 @pytest.mark.parametrize("line", ["* * * * *", "0 3 * * *", "0 0 1 1 *", "*/7 * * * * *", "59 23 31 12 *"])
-def test_the_latest_tick_is_found_wherever_it_is(line):
+def test_latest_returns_the_last_tick_in_a_time_range(line):
     schedule = Schedule.of(line, "UTC")
     first, until = datetime(2025, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, 12, tzinfo=UTC)
     latest = schedule.latest(first, until)

@@ -12,7 +12,7 @@ def every(cls):
 
 
 @pytest.mark.parametrize("cls", every(errors.FaktoryError), ids=lambda cls: cls.__name__)
-def test_every_error_is_of_one_tree_with_a_docstring_and_a_code(cls):
+def test_every_faktory_error_has_a_docstring_and_a_wire_code(cls):
     assert cls.__doc__
     assert cls.code == ("NOTUNIQUE" if cls is errors.NotUnique else "ERR")
 
@@ -29,11 +29,11 @@ def test_every_error_is_of_one_tree_with_a_docstring_and_a_code(cls):
         (errors.Retry("later", in_s=0), "later", {"in_s": 0}),
     ],
 )
-def test_errors_say_what_they_are_about(error, text, attributes):
+def test_errors_have_the_expected_message_and_attributes(error, text, attributes):
     assert str(error) == text
     assert {name: getattr(error, name) for name in attributes} == attributes
 
 
-def test_a_retry_cannot_be_in_the_past():
+def test_retry_refuses_a_negative_delay():
     with pytest.raises(ValueError, match="in_s must be 0 or more seconds, got -1"):
         errors.Retry(in_s=-1)

@@ -69,25 +69,25 @@ def test_a_pattern_matches_whole_texts_as_redis_does(pattern, text, is_match):
 
 
 @given(st.text("ab*?[]^-\\", max_size=12), st.text("ab]^-*", max_size=12))
-def test_stars_and_classes_agree_with_a_matcher_that_tries_everything(pattern, text):
+def test_matching_agrees_with_a_brute_force_matcher(pattern, text):
     assert Glob(pattern).matches(text) is _tried(pattern, text)
 
 
 @given(st.text("ab*?[]^-\\", max_size=12), st.text("ab]^-*", max_size=12))
-def test_each_literal_is_in_whatever_matches(pattern, text):
+def test_every_matching_text_contains_all_literals_of_the_pattern(pattern, text):
     glob = Glob(pattern)
     if glob.matches(text):
         assert all(literal in text for literal in glob.literals)
 
 
-def test_any_character_may_stand_in_a_class():
+def test_any_escaped_character_can_be_a_class_member():
     for char in map(chr, range(1, 256)):
         escaped = f"\\{char}"
         assert Glob(f"[{escaped}]").matches(char)
         assert not Glob(f"[^{escaped}]").matches(char)
 
 
-def test_a_pattern_made_to_be_slow_is_not():
+def test_patterns_designed_for_backtracking_match_in_bounded_time():
     """A regular expression of this shape would take exponential time."""
     text = "a" * 20_000
     began = time.monotonic()
@@ -136,14 +136,14 @@ def monkeypatch_at_once():
     st.text("ab*?[]", max_size=8),
     st.text("ab", max_size=30),
 )
-def test_a_text_that_is_searched_in_windows_matches_as_a_whole_one(monkeypatch_at_once, at_once, pattern, text):
+def test_searching_in_windows_gives_the_same_match_as_on_the_whole_text(monkeypatch_at_once, at_once, pattern, text):
     whole = Glob(pattern).matches(text)
     with monkeypatch_at_once(at_once):
         assert Glob(pattern).matches(text) is whole
 
 
 @pytest.mark.parametrize("pattern", ["*" + "a?" * 50 + "b*", "*" + "a" * 998 + "b*", "*a*a*a*a*b*"])
-def test_no_search_of_a_long_text_compares_more_than_a_bounded_number_of_places(monkeypatch, pattern):
+def test_each_search_of_a_long_text_makes_a_bounded_number_of_comparisons(monkeypatch, pattern):
     windows = []
     find_in = globs._Segment._find_in
 

@@ -34,14 +34,14 @@ def test_an_ordinary_job_has_no_options(custom):
 
 
 @pytest.mark.parametrize(("raw", "seconds"), [("60", 60), ("0.5", 0.5), ("1e2", 100), ("1e400", 100 * 365 * 86_400)])
-def test_durations_are_numbers_above_zero_and_at_most_a_century(raw, seconds):
+def test_durations_above_zero_are_accepted_and_capped_at_a_century(raw, seconds):
     options = parsed(f'{{"unique_for":{raw},"expires_in":{raw}}}').options
     assert (options.unique_for, options.expires_in) == (seconds, seconds)
 
 
 @pytest.mark.parametrize("field", ["unique_for", "expires_in"])
 @pytest.mark.parametrize("raw", ["0", "0.0", "-1", "true", '"60"', "[60]", "{}", "1e-400"])
-def test_any_other_duration_is_refused_in_one_clear_line(field, raw):
+def test_an_invalid_duration_is_refused_with_its_field_and_value(field, raw):
     with pytest.raises(InvalidPayload) as caught:
         parsed(f'{{"{field}":{raw}}}')
     shown = raw if len(raw) < 60 else "…"
@@ -50,17 +50,17 @@ def test_any_other_duration_is_refused_in_one_clear_line(field, raw):
 
 
 @pytest.mark.parametrize(("until", "is_start"), [("success", False), ("start", True), (None, False)])
-def test_a_lock_ends_with_success_unless_it_says_start(until, is_start):
+def test_unique_until_is_success_unless_start_is_given(until, is_start):
     assert parsed({"unique_for": 60, "unique_until": until}).options.unique_until_start is is_start
 
 
 @pytest.mark.parametrize("until", ["end", "", 5, ["start"]])
-def test_another_end_is_refused(until):
+def test_an_unknown_unique_until_value_is_refused(until):
     with pytest.raises(InvalidPayload, match=r'^custom\.unique_until: expected "success" or "start", got '):
         parsed({"unique_for": 60, "unique_until": until})
 
 
-def test_of_an_option_given_twice_the_last_counts_whatever_stands_beside_it():
+def test_the_last_value_of_a_duplicate_option_counts():
     """W7: a duplicate key is refused only at the top level of a job."""
     beside = '"x":{"\\ud800":1e400}'
     assert parsed(f'{{"expires_in":1,{beside},"expires_in":2}}').options.expires_in == 2
@@ -69,21 +69,21 @@ def test_of_an_option_given_twice_the_last_counts_whatever_stands_beside_it():
 
 
 @pytest.mark.parametrize("value", ["tomorrow", "", 5, "2026-05-01"])
-def test_an_expiry_that_is_no_time_is_refused(value):
+def test_an_expires_at_that_is_not_a_timestamp_is_refused(value):
     with pytest.raises(InvalidPayload, match=r"^invalid timestamp for 'custom\.expires_at': "):
         parsed({"expires_at": value})
 
 
-def test_times_are_read_with_their_offset():
+def test_expires_at_is_parsed_with_its_utc_offset():
     assert parsed({"expires_at": "2026-05-01T14:00:00+02:00"}).options == JobOptions(expires_at=T0)
 
 
-def test_without_a_limit_there_is_no_end():
+def test_options_without_expiry_or_unique_key_set_no_deadline():
     assert JobOptions().expiry(T0) is None
     assert JobOptions(unique_for=60).lock_ends(T0) is None
 
 
-def test_ends_count_from_the_given_moment_to_the_end_of_the_calendar():
+def test_deadlines_count_from_the_given_time_and_are_capped_at_year_9999():
     options = JobOptions(unique_key="k", unique_for=60, expires_in=90)
     assert (options.lock_ends(T0), options.expiry(T0)) == (T0 + timedelta(seconds=60), T0 + timedelta(seconds=90))
     late = datetime(9999, 12, 30, 23, 59, 59, tzinfo=UTC)
@@ -91,31 +91,31 @@ def test_ends_count_from_the_given_moment_to_the_end_of_the_calendar():
 
 
 @pytest.mark.parametrize("track", ["1", "true", '"yes"', "{}"])
-def test_a_tracked_job_is_kept_for_half_an_hour_after_its_end(track):
+def test_a_tracked_job_keeps_its_result_for_at_least_1800_seconds(track):
     assert parsed(f'{{"track":{track}}}').result_ttl == 1800
     assert parsed(f'{{"track":{track},"result_ttl":60}}').result_ttl == 1800
     assert parsed(f'{{"track":{track},"result_ttl":3600}}').result_ttl == 3600
 
 
 @pytest.mark.parametrize("track", ["0", "false", "null", '""'])
-def test_a_job_that_says_it_is_not_tracked_is_not(track):
+def test_a_false_track_option_sets_no_result_ttl(track):
     assert parsed(f'{{"track":{track}}}').result_ttl is None
 
 
 # --- which jobs are duplicates
 
 
-def test_kinds_differ_by_jobtype_queue_and_arguments():
+def test_the_unique_key_depends_on_jobtype_queue_and_arguments():
     keys = [key(), key(jobtype="u"), key(queue="q"), key(args=[2]), key(args=[1, 1]), key(args=["1"]), key(args=[[1]])]
     assert len(set(keys)) == len(keys)
     assert all(len(one) == 64 and int(one, 16) for one in keys)
 
 
-def test_nothing_but_these_makes_a_kind():
+def test_the_unique_key_ignores_all_other_fields():
     assert key() == key(jid="job-0002", priority=9, retry=1, at="2099-01-01T00:00:00Z", queue="default")
 
 
-def test_keyword_arguments_are_arguments():
+def test_keyword_arguments_change_the_unique_key():
     with_a, with_b, without = ({"unique_for": 1, "kwargs": kwargs} for kwargs in ({"a": 1}, {"b": 1}, {}))
     keys = [parsed(custom).options.unique_key for custom in (with_a, with_b, without)]
     assert len(set(keys)) == 3
@@ -133,7 +133,7 @@ def test_keyword_arguments_are_arguments():
         ('["\\ud800"]', '[ "\\uD800"]'),
     ],
 )
-def test_the_same_values_are_one_kind_however_they_are_written(one, other):
+def test_equal_arguments_have_one_unique_key_in_any_json_spelling(one, other):
     assert unique_key("t", "q", one) == unique_key("t", "q", other)
 
 
@@ -150,11 +150,11 @@ def test_the_same_values_are_one_kind_however_they_are_written(one, other):
         ('[["a"]]', '["[\\"a\\"]"]'),
     ],
 )
-def test_other_values_are_another_kind(one, other):
+def test_different_arguments_have_different_unique_keys(one, other):
     assert unique_key("t", "q", one) != unique_key("t", "q", other)
 
 
-def test_what_belongs_to_the_jobtype_cannot_slip_into_the_queue():
+def test_jobtype_and_queue_cannot_be_confused_in_the_unique_key():
     assert unique_key('t","q', "r", "[]") != unique_key("t", 'q","r', "[]")
 
 
@@ -166,6 +166,6 @@ json_values = st.recursive(
 
 
 @given(st.lists(json_values, max_size=4))
-def test_any_arguments_have_one_key_compact_or_spread_out(args):
+def test_compact_and_indented_arguments_have_the_same_unique_key(args):
     spread = json.dumps(args, indent=3, ensure_ascii=False)
     assert unique_key("t", "q", json.dumps(args, separators=(",", ":"))) == unique_key("t", "q", spread)

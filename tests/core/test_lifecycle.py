@@ -82,7 +82,7 @@ LEGAL = {
 
 @pytest.mark.parametrize("event", Event, ids=str)
 @pytest.mark.parametrize("state", [GONE, *State], ids=str)
-def test_every_pair_of_state_and_event(state, event):
+def test_each_state_and_event_pair_is_allowed_or_refused_as_listed(state, event):
     if (state, event) in LEGAL:
         assert targets(state, event) == LEGAL[state, event]
         assert state is GONE or state in sources(event)
@@ -92,7 +92,7 @@ def test_every_pair_of_state_and_event(state, event):
             targets(state, event)
 
 
-def test_states_are_spelled_as_the_protocol_does():
+def test_state_names_match_the_protocol():
     assert [str(state) for state in State] == [
         "scheduled", "enqueued", "blocked", "working", "retries", "dead", "succeeded", "discarded", "expired",
     ]  # fmt: skip
@@ -111,7 +111,7 @@ def test_every_state_can_be_reached_and_left():
     assert all(TRANSITIONS.values())
 
 
-def test_a_live_job_is_never_pushed_over():
+def test_push_never_replaces_a_live_job():
     """W10: PUSH replaces finished jobs only."""
     assert sources(Event.PUSH) == FINISHED
 
@@ -139,7 +139,7 @@ def test_a_live_job_is_never_pushed_over():
         (25, 25, True, "", State.DEAD),
     ],
 )
-def test_a_failure_leads_here(retry, failures, keep, verdict, state):
+def test_a_failure_leads_to_the_state_set_by_retry_count_and_verdict(retry, failures, keep, verdict, state):
     """W18: state after a failure, and whether a retry is scheduled."""
     outcome = outcome_of_failure(retry=retry, failures=failures, keep=keep, verdict=verdict, rng=Random(1))
     assert outcome.state == state
@@ -156,7 +156,7 @@ def test_a_job_runs_once_more_than_its_retries(retry):
 
 
 @pytest.mark.parametrize("wish_s", [0.0, 0.25, 86_400.0])
-def test_a_task_may_choose_the_delay_but_not_a_retry_more(wish_s):
+def test_a_task_can_choose_the_retry_delay_but_not_an_extra_retry(wish_s):
     assert outcome_of_failure(retry=1, failures=0, keep=True, wish_s=wish_s, rng=Random(1)) == (State.RETRIES, wish_s)
     assert outcome_of_failure(retry=1, failures=1, keep=True, wish_s=wish_s, rng=Random(1)) == (State.DEAD, None)
 
@@ -183,7 +183,7 @@ class Chance(Random):
         (24, 331_791, 331_791 + 29 * 25),
     ],
 )
-def test_the_backoff_is_the_originals(failures, soonest, latest):
+def test_the_backoff_matches_the_original_server(failures, soonest, latest):
     """W18: bounds as measured on the original server."""
     assert backoff(failures, Chance(is_high=False)) == soonest
     assert backoff(failures, Chance(is_high=True)) == latest
@@ -200,7 +200,7 @@ def test_the_backoff_never_shrinks_and_is_capped_at_30_days(failures):
 
 
 @pytest.mark.parametrize(("losses", "state"), [(1, "enqueued"), (2, "enqueued"), (3, "dead"), (4, "dead")])
-def test_the_third_loss_is_a_poison_pill(losses, state):
+def test_a_job_is_dead_after_losing_its_worker_three_times(losses, state):
     """W20: a job that loses its worker a third time is dead."""
     assert outcome_of_loss(losses) == state
     assert state in targets(State.WORKING, Event.LOSE)

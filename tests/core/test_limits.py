@@ -39,7 +39,7 @@ def after(seconds):
         ({"concurrency": 2, "rate": "1/h", "burst": 4}, Allowance(concurrency=2, rate=1, per=3600, burst=4)),
     ],
 )
-def test_a_limit_is_read(value, allowed):
+def test_every_form_of_limit_is_parsed(value, allowed):
     assert Allowance.of(value) == allowed
 
 
@@ -48,42 +48,42 @@ def test_a_limit_is_read(value, allowed):
     [0, -1, True, 1.5, None, [], "", "5", "5/", "0/s", "-1/s", "5/x", "5/0s", "1/400d", "9999999999/s", {}, {"rate": 5},
      {"concurrency": "x"}, {"burst": 3, "concurrency": 1}, {"rate": "5/s", "burst": 0}, {"speed": 1}],
 )  # fmt: skip
-def test_a_wrong_limit_says_what_was_expected(value):
+def test_an_invalid_limit_is_refused_with_the_expected_form(value):
     with pytest.raises(InvalidLimit, match=r"expected|no such key"):
         Allowance.of(value)
 
 
 @pytest.mark.parametrize("text", ["100/s", "10/m", "5/30s", "1/h", "2/7d"])
-def test_a_rate_is_told_as_it_is_read(text):
+def test_a_rate_is_formatted_as_it_was_written(text):
     allowed = Allowance.of(text)
     assert rate_text(allowed.rate, allowed.per) == text == str(allowed)
 
 
-def test_places_are_counted():
+def test_concurrency_permits_are_counted():
     one = limiter(2)
     refusals = allocate_permits([[one], [one], [one]], T0)
     assert refusals == [None, None, one]
     assert (one.in_use, one.opens_at) == (2, None)
 
 
-def test_none_is_taken_of_any_gate_where_one_is_shut():
+def test_no_permit_is_acquired_if_one_limiter_refuses():
     wide, narrow = limiter(5), limiter(1, 2, in_use=1)
     assert allocate_permits([[wide, narrow]], T0) == [narrow]
     assert wide.in_use == 0
 
 
-def test_a_refusal_by_a_queue_comes_last():
+def test_a_task_limiter_is_reported_before_a_queue_limiter():
     queue, task = limiter(1, 1, scope=Scope.QUEUE, in_use=1), limiter(1, 2, in_use=1)
     assert allocate_permits([[queue, task], [queue]], T0) == [task, queue]
 
 
-def test_a_pause_lets_nobody_pass():
+def test_a_paused_limiter_admits_no_job():
     one = limiter(5, is_paused=True)
     assert allocate_permits([[one]], T0) == [one]
     assert one.opens_at is None
 
 
-def test_tokens_come_with_time_and_are_saved_up_no_further_than_the_bucket_holds():
+def test_tokens_accrue_over_time_up_to_the_bucket_capacity():
     one = limiter("100/s", tokens=0.0)
     one.fill(after(0.1))
     assert one.room == 10
@@ -91,25 +91,25 @@ def test_tokens_come_with_time_and_are_saved_up_no_further_than_the_bucket_holds
     assert one.room == 40
 
 
-def test_a_burst_is_what_may_start_at_once():
+def test_burst_sets_how_many_jobs_can_start_at_once():
     one = limiter({"rate": "10/m", "burst": 10}, tokens=0.0)
     one.fill(after(1000))
     assert one.room == 10
 
 
-def test_a_slow_rate_lets_one_pass_at_a_time():
+def test_a_slow_rate_admits_one_job_at_a_time():
     one = limiter("10/m", tokens=1.0)
     assert allocate_permits([[one], [one]], T0) == [None, one]
     assert one.opens_at == after(6)
 
 
-def test_what_waits_is_let_go_in_sets():
+def test_a_rate_limiter_without_tokens_opens_again_after_100_ms():
     one = limiter("100/s", tokens=0.0)
     assert allocate_permits([[one]], T0) == [one]
     assert one.opens_at == after(0.1)
 
 
-def test_nobody_overtakes_who_waits_for_the_next_set():
+def test_new_jobs_do_not_overtake_jobs_waiting_for_tokens():
     one = limiter("100/s", tokens=0.0)
     allocate_permits([[one]], T0)
     assert allocate_permits([[one]], after(0.09)) == [one]
@@ -118,13 +118,13 @@ def test_nobody_overtakes_who_waits_for_the_next_set():
     assert one.room == 10
 
 
-def test_a_set_that_is_late_is_as_much_larger():
+def test_a_late_refill_adds_tokens_for_the_delay():
     one = limiter("100/s", tokens=0.0, opens_at=after(0.1))
     one.fill(after(1.1))
     assert one.room == 110
 
 
-def test_a_rate_alone_gives_no_pass_to_be_given_back():
+def test_a_rate_limiter_issues_no_permit_to_release():
     rate, places = limiter("5/s", 3), limiter(5, 7)
     assert format_permits([rate]) is None
     assert format_permits([rate, places]) == ",7,"
@@ -132,12 +132,12 @@ def test_a_rate_alone_gives_no_pass_to_be_given_back():
     assert parse_permits("") == parse_permits(None) == []
 
 
-def test_the_kind_of_a_key_is_before_its_colon():
+def test_the_family_of_a_limit_key_is_the_part_before_its_colon():
     assert [family_of("customer:42:x"), family_of("stripe")] == ["customer", "stripe"]
 
 
 @pytest.mark.parametrize(("text", "seed"), [(text, seed) for text in ("20/s", "100/s", "10/m") for seed in range(5)])
-def test_however_late_sets_are_no_window_has_more_starts_than_is_promised(text, seed):
+def test_starts_in_any_window_stay_within_the_documented_rate_bound(text, seed):
     """docs/limits.md: at most the rate, the saved tokens, and 2 s of the rate after a late set."""
     chance = Random(seed)
     allows = Allowance.of(text)

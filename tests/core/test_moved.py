@@ -16,14 +16,14 @@ OLD = sorted(MOVED)
 
 
 @pytest.mark.parametrize("old", OLD)
-def test_an_old_place_is_answered_with_the_new_one(old):
+def test_importing_an_old_module_path_raises_an_error_with_the_new_path(old):
     with pytest.raises(ImportError) as caught:
         importlib.import_module(old)
     assert str(caught.value) == f"{old} has moved: import {MOVED[old]}"
 
 
 @pytest.mark.parametrize("old", OLD)
-def test_the_new_place_exists(old):
+def test_every_new_module_path_can_be_imported(old):
     importlib.import_module(MOVED[old])
 
 
@@ -35,7 +35,7 @@ def test_the_new_place_exists(old):
         "import django_faktory.limiting",
     ],
 )
-def test_every_form_of_import_is_answered(line):
+def test_every_form_of_import_reports_the_new_path(line):
     program = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=False)
     assert (
         program.stderr.splitlines()[-1]
@@ -43,23 +43,23 @@ def test_every_form_of_import_is_answered(line):
     )
 
 
-def test_a_module_of_a_package_that_has_moved_is_answered_with_the_package():
+def test_importing_from_a_moved_package_reports_the_new_package():
     line = r"^django_faktory\.metrics has moved: import django_faktory\.contrib\.metrics$"
     with pytest.raises(ImportError, match=line):
         import_string("django_faktory.metrics.opentelemetry.Spans")
 
 
-def test_an_unknown_module_is_not_found_if_it_never_was():
+def test_a_module_that_never_existed_raises_module_not_found():
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'django_faktory\.nothing'"):
         importlib.import_module("django_faktory.nothing")
 
 
-def test_urls_at_the_old_place_are_answered():
+def test_including_urls_from_the_old_path_reports_the_new_path():
     with pytest.raises(ImportError, match=r"import django_faktory\.contrib\.api"):
         include("django_faktory.api.urls")
 
 
-def test_the_check_of_middleware_names_the_new_place():
+def test_the_middleware_check_reports_the_new_module_path():
     with override_settings(FAKTORY={"MIDDLEWARE": ["django_faktory.middleware.Language"]}):
         [found] = [one for one in run_checks() if "MIDDLEWARE" in one.msg]
     assert found.hint.startswith("django_faktory.middleware has moved: import django_faktory.tasks.middleware. ")

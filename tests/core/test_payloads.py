@@ -33,7 +33,7 @@ def held(text, **fields):
 # --- what PUSH checks: W9 ---
 
 
-def test_what_is_left_out_has_the_defaults_of_the_protocol():
+def test_omitted_fields_get_the_protocol_defaults():
     assert job_of() == JobPayload(
         jid="12345678",
         jobtype="mail",
@@ -48,7 +48,7 @@ def test_what_is_left_out_has_the_defaults_of_the_protocol():
     )
 
 
-def test_null_counts_as_left_out():
+def test_null_fields_count_as_omitted():
     names = ("queue", "priority", "retry", "reserve_for", "backtrace", "at", "created_at", "custom")
     job, plain = job_of(**dict.fromkeys(names)), job_of()
     for attribute in ("queue", "priority", "retry", "reserve_for", "backtrace", "at", "result_ttl"):
@@ -85,7 +85,7 @@ def test_null_counts_as_left_out():
         ({"custom": {}}, "result_ttl", None),
     ],
 )
-def test_these_values_are_accepted(fields, attribute, value):
+def test_valid_field_values_are_accepted_or_clamped(fields, attribute, value):
     """W9: some values are replaced by a default or clamped to a range."""
     assert getattr(job_of(**fields), attribute) == value
 
@@ -138,7 +138,7 @@ def test_these_values_are_accepted(fields, attribute, value):
         ({"custom": {"result_ttl": 2**31}}, "custom.result_ttl: expected an integer", str(2**31)),
     ],
 )
-def test_these_values_are_refused_in_one_short_line_that_names_the_field(fields, start, names):
+def test_invalid_field_values_are_refused_in_one_line_that_names_the_field(fields, start, names):
     """W9: the message begins like the original server's, if that has one."""
     with pytest.raises(InvalidPayload) as told:
         job_of(**fields)
@@ -166,14 +166,14 @@ def test_a_job_far_in_the_future_is_checked_like_any_other():
         ("nonsense", ""),
     ],
 )
-def test_a_refusal_knows_the_jid_where_there_is_one(text, jid):
+def test_a_refusal_carries_the_jid_if_the_job_has_one(text, jid):
     """W12: the jid of the refused job is reported if it is known."""
     with pytest.raises(InvalidPayload) as told:
         parse_job(text)
     assert told.value.jid == jid
 
 
-def test_a_key_twice_is_refused_at_the_top_and_left_alone_below():
+def test_duplicate_keys_are_refused_at_the_top_level_and_kept_below_it():
     """W7: a duplicate key is an error only at the top level of a job."""
     with pytest.raises(InvalidPayload, match="given twice"):
         parse_job('{"jid":"12345678","jobtype":"t","args":[],"jid":"87654321"}')
@@ -197,25 +197,25 @@ VERBATIM = [
 
 
 @pytest.mark.parametrize("text", VERBATIM)
-def test_a_complete_job_is_stored_as_it_was_sent(text):
+def test_a_complete_job_is_stored_verbatim(text):
     """W11: only the surrounding white space is removed."""
     assert parse_job(text).text == text
     assert parse_job(f" {text}\t").text == text
 
 
-def test_what_is_missing_is_added_at_the_end():
+def test_missing_queue_and_retry_are_added_at_the_end():
     assert parse_job('{"jid":"12345678","jobtype":"t","args":[1.0] }').text == (
         '{"jid":"12345678","jobtype":"t","args":[1.0],"queue":"default","retry":25}'
     )
 
 
 @pytest.mark.parametrize("field", ["enqueued_at", "failure"])
-def test_a_client_cannot_preset_what_is_the_servers_to_say(field):
+def test_server_only_fields_sent_by_a_client_are_dropped(field):
     """W11: only the server sets these fields."""
     assert field not in json.loads(job_of(**{field: {"retry_count": 9}}).text)
 
 
-def test_empty_members_are_filled_in():
+def test_empty_members_are_replaced_by_defaults():
     job = job_of(queue="", retry=None, created_at="")
     assert job.text == '{"jid":"12345678","jobtype":"mail","args":[],"queue":"default","retry":25}'
 
@@ -226,7 +226,7 @@ def test_empty_members_are_filled_in():
     ),
     st.dictionaries(st.text(min_size=1).filter(lambda key: key not in {"enqueued_at", "failure"}), st.text()),
 )
-def test_every_member_of_a_job_comes_back_out_of_its_text(args, others):
+def test_a_stored_job_keeps_every_member_in_order(args, others):
     """W11: unknown members included, in their order."""
     sent = others | JOB | {"args": args, "queue": "q", "retry": 3}
     for name in ("at", "created_at", "custom", "priority", "reserve_for", "backtrace"):
@@ -238,7 +238,7 @@ def test_every_member_of_a_job_comes_back_out_of_its_text(args, others):
 # --- what FETCH gives ---
 
 
-def test_a_fetched_job_is_the_stored_text_with_the_servers_part_at_the_end():
+def test_a_fetched_job_is_the_stored_text_followed_by_server_fields():
     text = '{"jid":"12345678","jobtype":"t","args":[1.0]}'
     failed = '{"retry_count":0}'
     got = held(text, created_at=T0, enqueued_at=T0 + timedelta(milliseconds=1500), failure=failed).wire()
@@ -275,7 +275,7 @@ def test_a_clients_own_created_at_is_kept(text, is_added):
 # --- jobs of our own ---
 
 
-def test_a_new_job_is_what_parsing_its_text_gives():
+def test_a_new_job_equals_its_parsed_text():
     job = payloads.new_job(
         jid="12345678",
         jobtype="mail.send",
@@ -296,7 +296,7 @@ def test_a_new_job_is_what_parsing_its_text_gives():
     assert json.loads(job.text)["custom"] == {"track": 1, "kwargs": {"to": "x"}, "result_ttl": 60}
 
 
-def test_a_plain_new_job_says_no_more_than_it_must():
+def test_a_plain_new_job_has_only_the_minimal_fields():
     job = payloads.new_job(jid="12345678", jobtype="t", args=[])
     assert job.text == '{"jid":"12345678","jobtype":"t","queue":"default","args":[],"retry":25}'
     assert parse_job(job.text) == job
@@ -305,7 +305,7 @@ def test_a_plain_new_job_says_no_more_than_it_must():
 # --- reports of failure: W17 ---
 
 
-def test_a_failures_texts_are_cut_to_the_limits():
+def test_failure_texts_are_truncated_to_byte_limits():
     """W17: the limits are in bytes; texts are cut at a character boundary."""
     report = payloads.failure(jid="12345678", errtype="é" * 80, message="😀" * 300, backtrace=["é" * 600] * 250)
     assert report.errtype == "é" * 50
@@ -313,7 +313,7 @@ def test_a_failures_texts_are_cut_to_the_limits():
     assert report.backtrace == ("é" * 500,) * 200
 
 
-def test_a_failure_that_says_nothing_is_unknown():
+def test_a_failure_report_without_details_is_recorded_as_unknown():
     report = payloads.failure(jid="12345678")
     assert (report.errtype, report.message, report.backtrace) == ("unknown", "unknown", ())
 
@@ -330,17 +330,17 @@ def test_a_failure_that_says_nothing_is_unknown():
         ("", 0, ""),
     ],
 )
-def test_texts_are_cut_like_this(text, size, shorter):
+def test_texts_are_truncated_at_character_boundaries(text, size, shorter):
     assert payloads.cut(text, size) == shorter
 
 
 @given(st.text(alphabet=st.characters(codec=None, categories=None)), st.integers(0, 50))
-def test_a_cut_text_always_fits(text, size):
+def test_a_truncated_text_always_fits_the_byte_limit(text, size):
     assert len(payloads.cut(text, size).encode()) <= size
 
 
 @pytest.mark.parametrize(("wanted", "kept"), [(-1, 0), (0, 30), (1, 1), (12, 12), (200, 200), (201, 200)])
-def test_a_job_keeps_as_many_lines_as_it_asks_for(wanted, kept):
+def test_a_job_keeps_as_many_backtrace_lines_as_it_requests(wanted, kept):
     """W17: the first lines are kept, 30 by default."""
     lines = [f"line {number}" for number in range(300)]
     assert list(payloads.kept_lines(lines, wanted)) == lines[:kept]
@@ -353,11 +353,11 @@ def test_a_job_keeps_as_many_lines_as_it_asks_for(wanted, kept):
     ("priority", "wire"),
     [(-100, 1), (-88, 1), (-87, 2), (-13, 4), (-12, 5), (0, 5), (12, 5), (13, 6), (87, 8), (88, 9), (100, 9)],
 )
-def test_a_priority_goes_out_as_the_nearest_of_nine(priority, wire):
+def test_a_priority_is_sent_as_the_nearest_of_nine_wire_priorities(priority, wire):
     assert payloads.priority_to_wire(priority) == wire
 
 
-def test_every_priority_of_the_wire_survives_both_ways():
+def test_every_wire_priority_round_trips():
     for wire in range(1, 10):
         assert payloads.priority_to_wire(payloads.priority_from_wire(wire)) == wire
 
@@ -371,7 +371,7 @@ def test_every_priority_of_the_wire_survives_both_ways():
         (T0.astimezone(timezone(timedelta(hours=5, minutes=30))), "2026-05-01T12:00:00Z"),
     ],
 )
-def test_times_are_written_in_utc_without_idle_zeros(moment, text):
+def test_times_are_written_in_utc_without_trailing_zeros(moment, text):
     assert payloads.rfc3339(moment) == text
     assert payloads.parse_instant("at", text) == moment
 
@@ -388,10 +388,10 @@ def test_times_are_written_in_utc_without_idle_zeros(moment, text):
         ("1969-12-31T23:59:59Z", datetime(1970, 1, 1, tzinfo=UTC)),
     ],
 )
-def test_times_are_read_in_every_spelling_of_the_standard(text, moment):
+def test_times_are_parsed_in_every_rfc_3339_spelling(text, moment):
     assert payloads.parse_instant("at", text) == moment
 
 
 @given(st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC)))  # noqa: DTZ001  (the zone is given beside it)
-def test_every_time_survives_both_ways(moment):
+def test_every_timestamp_round_trips_through_text(moment):
     assert payloads.parse_instant("at", payloads.rfc3339(moment)) == moment

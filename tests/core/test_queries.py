@@ -38,7 +38,7 @@ queries = st.builds(
 )
 
 
-def test_every_key_is_read():
+def test_every_query_key_is_parsed():
     query = parse_query(
         "state:dead,retries queue:mail task:shop.* error:Timeout about:shop.order/42 batch:b-1 jid:12345678 older:2d "
         'newer:1w2h args:[42, "x y"] text:"a b",c among:500'
@@ -61,12 +61,12 @@ def test_every_key_is_read():
 
 
 @given(queries)
-def test_what_is_written_is_read_back(query):
+def test_a_query_written_as_text_parses_to_the_same_query(query):
     assert parse_query(str(query)) == query
 
 
 @given(st.lists(json_values, max_size=4))
-def test_arguments_are_read_back(args):
+def test_an_args_filter_written_as_text_parses_to_the_same_query(args):
     query = Query(args=parse_query(f"args:{json.dumps(args)}").args)
     assert parse_query(str(query)) == query
 
@@ -81,11 +81,11 @@ def test_a_word_without_a_key_is_a_state_or_a_jid():
     assert parse_query("dead 0199a5b2c3d4") == Query(states=(State.DEAD,), jids=("0199a5b2c3d4",))
 
 
-def test_a_key_said_twice_means_either():
+def test_values_of_a_repeated_key_are_alternatives():
     assert parse_query("state:dead state:retries,dead").states == (State.DEAD, State.RETRIES)
 
 
-def test_a_star_in_quotes_is_a_star():
+def test_a_quoted_star_is_matched_literally():
     assert parse_query('task:"a*"').tasks == (Pattern("a*"),)
 
 
@@ -119,7 +119,7 @@ def test_a_star_in_quotes_is_a_star():
         ("queue:" + ",".join(["q"] * (MAX_VALUES + 1)), f"queue: expected at most {MAX_VALUES} values"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_line(text, said):
+def test_an_invalid_query_is_refused_with_a_one_line_error(text, said):
     with pytest.raises(InvalidQuery) as refused:
         parse_query(text)
     assert str(refused.value).startswith(said)
@@ -128,7 +128,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(text, said):
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_read_or_refused(text):
+def test_any_text_is_parsed_or_refused_with_invalid_query(text):
     try:
         query = parse_query(text)
     except InvalidQuery as error:
@@ -140,11 +140,11 @@ def test_any_text_is_read_or_refused(text):
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1h30m", 5400), ("0s", 0), ("1w1d", 691_200)])
-def test_durations_add_up(text, seconds):
+def test_the_parts_of_a_duration_are_added_up(text, seconds):
     assert parse_seconds(text) == seconds
 
 
-def test_no_duration_is_longer_than_a_century():
+def test_durations_are_capped_at_a_century():
     assert parse_seconds("999999999w") == 100 * 365 * 86_400
 
 
@@ -162,7 +162,7 @@ def test_no_duration_is_longer_than_a_century():
         ("x" * 4001, 4000),
     ],
 )
-def test_an_error_says_where_it_is(text, at):
+def test_a_query_error_reports_its_position(text, at):
     with pytest.raises(InvalidQuery) as caught:
         parse_query(text)
     assert caught.value.at == at

@@ -138,30 +138,30 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pushes_of_the_same_new_jids_in_different_orders(race, kind):
+def test_pushes_of_the_same_jids_in_different_orders_do_not_deadlock(race, kind):
     push, mixed = partial(push_some, **KINDS[kind]), partial(push_mixed, **KINDS[kind])
     race(("push", push), ("push", push), ("turn", mixed), prepare=delete_all)
 
 
 @pytest.mark.parametrize("kept_s", [None, 60])
-def test_turns_that_push_jids_which_other_turns_end(race, kept_s):
+def test_exchanges_that_push_jids_acked_by_others_do_not_deadlock(race, kept_s):
     race(("turn", turn), ("turn", turn), ("turn", turn), prepare=partial(store, working=True, result_ttl=kept_s))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pushes_over_dead_jobs_beside_changes_of_these(race, kind):
+def test_pushes_over_dead_jobs_do_not_deadlock_with_changes_of_them(race, kind):
     push = partial(push_some, **KINDS[kind])
     race(("push", push), ("turn", turn), ("requeue", requeue), ("discard", discard), prepare=partial(store, dead=True))
 
 
 @pytest.mark.parametrize("push", [push_some, push_unique_and_plain])
-def test_pushes_of_sets_that_need_several_statements(race, monkeypatch, push):
+def test_pushes_that_need_several_statements_do_not_deadlock(race, monkeypatch, push):
     monkeypatch.setattr(pushes, "CHUNK", SIZE // 8)
     monkeypatch.setattr(unique_push, "CHUNK", SIZE // 8)
     race(("push", push), ("push", push), ("requeue", requeue), ("discard", discard), prepare=partial(store, dead=True))
 
 
-def test_pushes_of_the_same_unique_jobs_in_different_orders(race):
+def test_unique_pushes_in_different_orders_do_not_deadlock(race):
     race(
         ("push unique", push_unique),
         ("push unique and plain", push_unique_and_plain),
@@ -170,7 +170,7 @@ def test_pushes_of_the_same_unique_jobs_in_different_orders(race):
     )
 
 
-def test_pushes_that_free_overdue_keys_beside_changes_of_these_jobs(race):
+def test_pushes_that_free_expired_unique_keys_do_not_deadlock_with_changes(race):
     bid = OrmBroker(USING).new_batch(NewBatch(complete=payload(jobtype="done")))
     members = partial(push_members, bid)
     race(

@@ -21,7 +21,7 @@ def unmigrated(transactional_db):
     call_command("migrate", verbosity=0)
 
 
-def test_it_starts_when_the_migrations_are_applied(unmigrated, runfaktory, address):
+def test_runfaktory_starts_when_the_migrations_are_applied(unmigrated, runfaktory, address):
     program = runfaktory(*ARGUMENTS)
     [line] = program.said("waiting up to 300 s for manage.py migrate")
     assert f"'default' lacks {len(MIGRATIONS)} migrations: django_faktory.{MIGRATIONS[0]}" in line
@@ -34,20 +34,20 @@ def test_it_starts_when_the_migrations_are_applied(unmigrated, runfaktory, addre
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_at_once_when_it_is_told_to_while_it_waits(unmigrated, runfaktory, number):
+def test_runfaktory_ends_on_a_signal_while_it_waits_for_migrations(unmigrated, runfaktory, number):
     program = runfaktory(*ARGUMENTS)
     program.said("waiting up to")
     program.signal(number)
     assert program.code() == 0
 
 
-def test_when_the_time_is_over_it_says_what_is_missing(unmigrated, runfaktory):
+def test_runfaktory_reports_missing_migrations_after_the_wait(unmigrated, runfaktory):
     program = runfaktory(*ARGUMENTS, "--migrations-wait", "1")
     assert program.code() == 1
     program.said(f"lacks {len(MIGRATIONS)} migrations of django_faktory; run manage.py migrate")
 
 
-def test_migrations_of_others_are_waited_for_and_do_not_stop_it(transactional_db, monkeypatch):
+def test_missing_migrations_of_other_apps_delay_but_do_not_prevent_the_start(transactional_db, monkeypatch):
     call_command("migrate", "shop", "zero", verbosity=0)
     said = []
     try:
@@ -59,11 +59,11 @@ def test_migrations_of_others_are_waited_for_and_do_not_stop_it(transactional_db
     assert "shop." in said[0]
 
 
-def test_what_is_whole_is_not_waited_for(transactional_db):
+def test_a_fully_migrated_database_causes_no_wait(transactional_db):
     await_migrations("default", wait_s=300, say=pytest.fail)
 
 
 @pytest.mark.parametrize("value", ["-1", "soon", "1.5"])
-def test_a_time_that_is_none_is_refused(transactional_db, value):
+def test_an_invalid_migrations_wait_is_rejected(transactional_db, value):
     with pytest.raises(CommandError, match="--migrations-wait: expected whole seconds"):
         call_command("runfaktory", "--no-reload", "--migrations-wait", value)

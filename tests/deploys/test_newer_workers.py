@@ -50,12 +50,12 @@ def ago(age_s):
         (held(created_at=None), None, None),
     ],
 )
-def test_the_wait_grows_with_the_time_waited_and_ends_with_the_grace(job, at, wait_s):
+def test_the_retry_delay_grows_with_the_wait_until_the_grace_ends(job, at, wait_s):
     assert seconds_until_retry(job, at, grace_s=600) == wait_s
 
 
 @pytest.mark.core
-def test_without_a_grace_a_job_is_not_put_off():
+def test_without_a_grace_period_a_job_is_not_postponed():
     assert seconds_until_retry(held(), None, grace_s=0) is None
 
 
@@ -72,7 +72,7 @@ def fetch(wid="w", now=T0):
 
 @pytest.mark.django_db(transaction=True)
 class TestInTheStore:
-    def test_a_job_that_is_put_off_waits_for_its_time_and_has_not_failed(self):
+    def test_a_postponed_job_is_scheduled_and_counts_no_failure(self):
         pushes.push([payload("a")], using="default", now=T0)
         job = fetch()
         assert failures.fail([later(job)], using="default", now=T0) == [True]
@@ -83,14 +83,14 @@ class TestInTheStore:
         due.enqueue_due(using="default", now=T0 + timedelta(seconds=6))
         assert fetch(now=T0 + timedelta(seconds=6)).jid == job.jid
 
-    def test_a_stranger_puts_nothing_off(self):
+    def test_a_postponement_by_another_worker_is_ignored(self):
         pushes.push([payload("a")], using="default", now=T0)
         job = fetch()
         stranger = later(Reservation(jid=job.jid, queue="default", text="", wid="other", attempt=job.attempt))
         assert failures.fail([stranger], using="default", now=T0) == [False]
         assert Job.objects.get().state == "working"
 
-    def test_who_is_late_changes_nothing_in_a_job_that_was_put_off(self):
+    def test_a_late_report_does_not_change_a_postponed_job(self):
         pushes.push([payload("a")], using="default", now=T0)
         job = fetch()
         failures.fail([later(job)], using="default", now=T0)
@@ -98,21 +98,21 @@ class TestInTheStore:
         assert failures.fail([later(job)], using="default", now=T0) == [False]
         assert Job.objects.get().state == "scheduled"
 
-    def test_reports_of_both_kinds_in_one_set_do_not_mix(self):
+    def test_postponements_and_failures_in_one_call_are_kept_apart(self):
         pushes.push([payload("a"), payload("b")], using="default", now=T0)
         first, second = fetch(), fetch()
         failed = failure(jid=second.jid, wid=second.wid, attempt=second.attempt, errtype="ValueError")
         assert failures.fail([later(first), failed], using="default", now=T0) == [True, True]
         assert dict(Job.objects.values_list("jid", "state")) == {first.jid: "scheduled", second.jid: "retries"}
 
-    def test_its_lock_is_free_for_the_next_of_its_key(self):
+    def test_a_postponed_job_releases_its_lock(self):
         pushes.push([payload(name, custom={"lock": "k"}) for name in "ab"], using="default", now=T0)
         job = fetch()
         failures.fail([later(job)], using="default", now=T0)
         assert not JobLock.objects.filter(jid=job.jid).exists()
         assert fetch(now=T0 + timedelta(seconds=1)).jid != job.jid
 
-    def test_a_job_that_was_cancelled_is_dropped_and_not_put_off(self):
+    def test_a_cancelled_job_is_discarded_instead_of_postponed(self):
         pushes.push([payload("a", result_ttl=60)], using="default", now=T0)
         job = fetch()
         Job.objects.update(cancel_requested_at=F("enqueued_at"))
@@ -135,9 +135,7 @@ def put_off(jid):
     return Job.objects.filter(jid=jid, state="scheduled", wid="").first()
 
 
-def test_jobs_of_a_newer_version_are_done_by_the_newer_worker_and_no_retry_is_used(
-    work, state, forgotten, keeps_house, caplog
-):
+def test_jobs_of_a_newer_version_wait_for_a_newer_worker_without_a_retry(work, state, forgotten, keeps_house, caplog):
     keeps_house()
     learn = forgotten(add)
     results = [add.enqueue(number, 1) for number in range(3)]
@@ -156,7 +154,7 @@ def test_jobs_of_a_newer_version_are_done_by_the_newer_worker_and_no_retry_is_us
     assert len(told) <= 1
 
 
-def test_other_jobs_are_done_meanwhile_and_nothing_spins(work, state, forgotten):
+def test_other_jobs_run_while_a_postponed_job_waits(work, state, forgotten):
     forgotten(add)
     late = add.enqueue(1, 1)
     work()
@@ -165,7 +163,7 @@ def test_other_jobs_are_done_meanwhile_and_nothing_spins(work, state, forgotten)
     assert Job.objects.get(jid=late.id).attempt <= 2
 
 
-def test_after_the_grace_it_fails_as_ever_and_says_what_to_do(work, state, forgotten):
+def test_a_job_of_unknown_type_fails_after_the_grace_period(work, state, forgotten):
     forgotten(add)
     with override_settings(FAKTORY={"UNKNOWN_JOBTYPE_GRACE": 60}):
         old = JobFactory(jobtype=add.jobtype)  # created long ago

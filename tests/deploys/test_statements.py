@@ -67,7 +67,7 @@ def test_each_statement_names_its_columns():
         "COPY {JOB} FROM STDIN",
     ],
 )
-def test_one_that_does_not_is_found(statement):
+def test_a_statement_without_column_names_is_detected(statement):
     assert complaints(statement)
 
 
@@ -80,5 +80,5 @@ def test_one_that_does_not_is_found(statement):
         "COPY {JOB} (jid, queue) FROM STDIN",
     ],
 )
-def test_one_that_does_is_not(statement):
+def test_a_statement_with_column_names_is_accepted(statement):
     assert complaints(statement) == []

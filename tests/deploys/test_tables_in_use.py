@@ -36,14 +36,14 @@ def apply(operation, **options):
 
 @pytest.mark.skipif(KIND == "sqlite", reason="left out: there all of a migration is one transaction that writes")
 @pytest.mark.django_db(transaction=True)
-def test_after_its_time_it_gives_up_and_has_changed_nothing(monkeypatch):
+def test_a_migration_that_cannot_lock_in_time_fails_without_changes(monkeypatch):
     monkeypatch.setattr(_in_use, "WAIT_S", 0)
     with busy_transaction(connection.settings_dict["NAME"]), pytest.raises(OperationalError):
         apply(TablesInUse([added()]))
     assert "added" not in columns()
 
 
-def test_tokens_of_locks_go_on_where_they_were(rollout, next_version):
+def test_lock_tokens_continue_across_migrations(rollout, next_version):
     this, following = next_version
     rollout.migrate(this)
     before = [rollout.store.next_token() for _ in range(3)][-1]
@@ -54,7 +54,7 @@ def test_tokens_of_locks_go_on_where_they_were(rollout, next_version):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_who_only_wants_to_read_the_statements_waits_for_nobody():
+def test_sqlmigrate_does_not_wait_for_table_locks():
     with busy_transaction(connection.settings_dict["NAME"]):
         told = "\n".join(apply(TablesInUse([added("Queue")]), collect_sql=True))
     assert "django_faktory_queue" in told
@@ -62,7 +62,7 @@ def test_who_only_wants_to_read_the_statements_waits_for_nobody():
 
 
 @pytest.mark.core
-def test_it_can_be_written_and_made_again():
+def test_tables_in_use_can_be_deconstructed_and_recreated():
     _, args, kwargs = TablesInUse([added()]).deconstruct()
     [found] = TablesInUse(*args, **kwargs).database_operations
     assert (found.model_name, found.name) == ("Job", "added")
@@ -82,7 +82,7 @@ def is_considerate(operations):
 
 
 @pytest.mark.core
-def test_each_migration_of_ours_but_the_first_takes_tables_in_use_with_care():
+def test_each_later_migration_protects_tables_in_use():
     found = MigrationLoader(None).disk_migrations
     ours = [migration for (app, _), migration in found.items() if app == "django_faktory" and not migration.initial]
     assert [migration for migration in ours if not is_considerate(migration.operations)] == []
@@ -106,7 +106,7 @@ def replace(index, *, atomic=False):
 
 @pytest.mark.skipif(KIND != "postgresql", reason="others build an index in place, or have no condition in it")
 @pytest.mark.django_db(transaction=True)
-def test_an_index_is_replaced_by_one_built_beside_it_and_a_broken_attempt_is_repaired():
+def test_an_index_is_replaced_concurrently_even_after_a_failed_attempt():
     current = next(index for index in Job._meta.indexes if index.name == "faktory_expiring")
     [before] = definition("faktory_expiring")
     try:
@@ -133,7 +133,7 @@ def test_an_index_is_not_replaced_in_a_transaction():
 
 
 @pytest.mark.core
-def test_one_that_does_not_is_found():
+def test_a_migration_that_does_not_protect_tables_is_detected():
     new = migrations.CreateModel("New", [])
     assert is_considerate([TablesInUse([added()]), new, new])
     assert is_considerate([new])

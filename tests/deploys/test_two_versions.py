@@ -56,7 +56,7 @@ def migrate_under_load(rollout, version):
     return gaps
 
 
-def test_a_rollout_beside_a_long_transaction_and_a_step_back_cost_no_job_and_hold_nobody_up(rollout, two_versions):
+def test_a_rollout_and_a_rollback_lose_no_job_and_block_no_client(rollout, two_versions):
     old, new = two_versions
     rollout.migrate(old)
     first = rollout.start(old)

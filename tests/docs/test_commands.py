@@ -23,7 +23,7 @@ def known_options():
     return {option for action in parser._actions for option in action.option_strings}
 
 
-def test_options_of_runfaktory_are_there():
+def test_options_of_runfaktory_in_the_docs_exist():
     known, unknown = known_options(), []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -44,12 +44,12 @@ def command_lines():
                 yield page, line
 
 
-def test_there_are_command_lines_to_look_at():
+def test_the_docs_contain_command_lines():
     assert len(list(command_lines())) > 20
 
 
 @pytest.mark.parametrize(("page", "line"), [pytest.param(*one, id=one[1]) for one in command_lines()])
-def test_a_command_line_is_understood(page, line):
+def test_a_documented_command_line_is_accepted_by_the_parser(page, line):
     words = shlex.split(line, comments=True)
     assert words[0] in subcommands(), name(page)
     parser = load_command_class("django_faktory", "faktory").create_parser("manage.py", "faktory")
@@ -62,12 +62,12 @@ def test_a_command_line_is_understood(page, line):
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "howto").glob("*.md")), ids=name)
-def test_yaml_in_the_guides_can_be_read(page):
+def test_yaml_in_the_guides_can_be_parsed(page):
     for code in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
         assert list(yaml.safe_load_all(code))
 
 
-def test_alerts_ask_for_metrics_that_are_there():
+def test_alerts_use_only_existing_metrics():
     known = set(re.findall(r"`(django_faktory_\w+)`", section(text_of("metrics.md"), "## Prometheus")))
     asked = set(
         re.findall(r"\bdjango_faktory_\w+", "".join(page.read_text() for page in (DOCS / "howto").glob("*.md")))
@@ -76,7 +76,7 @@ def test_alerts_ask_for_metrics_that_are_there():
     assert asked <= known
 
 
-def test_targets_of_make_are_there():
+def test_documented_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
     told = {

@@ -47,7 +47,7 @@ def port_of(address):
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed (apt: systemd)")
-def test_systemd_takes_the_units(tmp_path):
+def test_systemd_accepts_the_documented_units(tmp_path):
     for name, code in units():
         (tmp_path / name).write_text(code.replace("/srv/shop/.venv/bin/python", sys.executable))
     names = sorted(path.name.replace("@.", "@mail.") for path in tmp_path.iterdir())
@@ -60,14 +60,14 @@ def test_systemd_takes_the_units(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "code"), [pytest.param(*one, id=one[0]) for one in units()])
-def test_a_unit_starts_what_there_is_and_gives_it_time_to_end(name, code):
+def test_a_unit_has_valid_options_and_a_sufficient_stop_timeout(name, code):
     given = dict(line.split("=", 1) for line in code.splitlines() if re.match(r"[A-Z]\w+=", line))
     assert runfaktory(given["ExecStart"]).worker_only is ("@" in name)
     assert int(given["TimeoutStopSec"]) > GRACE_S
     assert given["KillMode"] == "mixed"
 
 
-def test_the_deployment_is_probed_and_reached_where_it_listens():
+def test_probes_and_service_of_the_deployment_match_its_ports():
     spec = manifests()["Deployment"]["spec"]
     pod = spec["template"]
     (container,) = pod["spec"]["containers"]
@@ -84,18 +84,18 @@ def test_the_deployment_is_probed_and_reached_where_it_listens():
     assert [one["targetPort"] for one in service["ports"]] == ["faktory"]
 
 
-def test_the_startup_probe_of_the_guide_outlives_the_wait_for_migrations():
+def test_the_startup_probe_allows_longer_than_the_migrations_wait():
     threshold = int(re.search(r"`failureThreshold: (\d+)`", text_of("howto", "kubernetes.md"))[1])
     period = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["periodSeconds"]
     assert threshold * period > conf.DEFAULTS["MIGRATIONS_WAIT"]
 
 
-def test_what_scales_names_the_deployment():
+def test_the_scaled_object_refers_to_the_deployment():
     target = manifests()["ScaledObject"]["spec"]["scaleTargetRef"]["name"]
     assert target == manifests()["Deployment"]["metadata"]["name"]
 
 
-def test_the_compose_file_holds_together():
+def test_the_compose_file_is_consistent():
     (code,) = blocks("yaml", "containers.md")
     told = yaml.safe_load(code)
     services = told["services"]
@@ -111,7 +111,7 @@ def test_the_compose_file_holds_together():
     compile(ours["healthcheck"]["test"][-1], "healthcheck", "exec")
 
 
-def test_the_images_command_is_a_list_so_that_signals_reach_it():
+def test_the_image_command_is_in_exec_form():
     (code,) = blocks("dockerfile", "containers.md")
     command = yaml.safe_load(re.search(r"^CMD (.*)$", code, flags=re.MULTILINE)[1])
     assert runfaktory(command).worker_only is True

@@ -110,7 +110,7 @@ def errors_of_checks():
 
 @pytest.mark.core
 @pytest.mark.parametrize("example", list(examples()), ids=str)
-def test_an_example_is_python(example):
+def test_each_example_is_valid_python(example):
     compile(example.code, str(example), "exec", flags=AWAITS)
 
 
@@ -134,14 +134,14 @@ def test_the_examples_of_a_page_run(page, monkeypatch, settings):
 
 
 @pytest.mark.core
-def test_each_excuse_is_needed():
+def test_each_listed_exception_refers_to_an_existing_example():
     firsts = {first_line(one) for one in examples()}
     assert [line for line in NOT_RUN if line not in firsts] == []
     assert [path for path in ELSEWHERE.values() if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.django_db
-def test_a_tenant_travels_as_the_page_of_middleware_says(monkeypatch, settings):
+def test_the_documented_middleware_passes_the_tenant_to_the_job(monkeypatch, settings):
     """Run the first example of the page; tests/tasks/test_docs_middleware.py runs the others."""
     current = ContextVar("current_tenant", default=None)
     names = {"current_tenant": current}

@@ -19,11 +19,11 @@ def links():
                 yield page, target, (page.parent / path).resolve() if path else page, anchor
 
 
-def test_each_link_leads_to_a_file():
+def test_each_relative_link_points_to_an_existing_file():
     assert [f"{name(page)}: {target}" for page, target, path, _ in links() if not path.exists()] == []
 
 
-def test_each_link_into_a_page_leads_to_a_heading_of_it():
+def test_each_link_anchor_points_to_an_existing_heading():
     known = {path: anchors(path) for _, _, path, anchor in links() if anchor and path.suffix == ".md"}
     lost = [f"{name(page)}: {target}" for page, target, path, anchor in links() if anchor and anchor not in known[path]]
     assert lost == []

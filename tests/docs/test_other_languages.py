@@ -80,7 +80,7 @@ def pushes(process, queue="mail"):
     assert '"args":[42]' in job.payload
 
 
-def test_a_worker_in_node_runs_what_django_enqueued(node, guides_task):
+def test_a_node_worker_runs_a_job_enqueued_by_django(node, guides_task):
     task = guides_task()
     works(node(WORKER), task)
 
@@ -90,7 +90,7 @@ def test_a_worker_in_node_runs_what_django_enqueued(node, guides_task):
     [(PRODUCER, "mail"), (f"(async () => {{{FROM_QUICKSTART}\nawait client.close();}})()", "default")],
     ids=["guide", "quickstart"],
 )
-def test_a_producer_in_node_pushes_what_a_task_takes(node, code, queue):
+def test_a_node_producer_pushes_a_job_for_a_django_task(node, code, queue):
     pushes(node(code), queue)
 
 
@@ -105,12 +105,12 @@ def built(go_folder, tmp_path):
     return tmp_path / "built"
 
 
-def test_a_worker_in_go_runs_what_django_enqueued(start, built, guides_task):
+def test_a_go_worker_runs_a_job_enqueued_by_django(start, built, guides_task):
     task = guides_task()
     works(start(str(built / "worker")), task)
 
 
-def test_a_producer_in_go_pushes_what_a_task_takes(start, built):
+def test_a_go_producer_pushes_a_job_for_a_django_task(start, built):
     pushes(start(str(built / "producer")))
 
 
@@ -123,10 +123,10 @@ def in_ruby(ruby_folder, tmp_path):
     return paths
 
 
-def test_a_worker_in_ruby_runs_what_django_enqueued(start, in_ruby, guides_task):
+def test_a_ruby_worker_runs_a_job_enqueued_by_django(start, in_ruby, guides_task):
     task = guides_task("Thumbnail")
     works(start("faktory-worker", "-q", "thumbnails", "-r", str(in_ruby[0])), task)
 
 
-def test_a_producer_in_ruby_pushes_what_a_task_takes(start, in_ruby):
+def test_a_ruby_producer_pushes_a_job_for_a_django_task(start, in_ruby):
     pushes(start("ruby", str(in_ruby[1])))

@@ -20,12 +20,12 @@ def codes(cell):
     return set(re.findall(r"`(\w+)`", cell))
 
 
-def test_the_table_has_each_resource():
+def test_the_permission_table_has_each_resource():
     assert set(rows()) == {act.partition(".")[0] for act in permissions.ACTS}
 
 
 @pytest.mark.parametrize("resource", sorted({act.partition(".")[0] for act in permissions.ACTS}))
-def test_a_row_has_each_act_and_each_field_with_its_permission(resource):
+def test_a_table_row_lists_each_act_and_field_with_its_permission(resource):
     view, acts, fields = rows()[resource]
     mine = {
         act.partition(".")[2]: codename for act, codename in permissions.ACTS.items() if act.startswith(f"{resource}.")
@@ -45,6 +45,6 @@ def test_django_has_each_permission_of_the_policy():
     assert set(permissions.ACTS.values()) <= known
 
 
-def test_an_act_that_the_policy_has_not_is_refused():
+def test_an_act_missing_from_the_policy_is_rejected():
     with pytest.raises(KeyError):
         permissions.needs("job.nonsense")

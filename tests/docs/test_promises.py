@@ -25,7 +25,7 @@ def names_in(path):
     return {one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def test_there_are_promises():
+def test_the_promises_table_has_unique_rows():
     assert len(promises()) > 20
     assert len(set(promises())) == len(promises())
 

@@ -18,7 +18,7 @@ def rows(text):
         yield [re.sub(r" \([\d.]+\)|\*\*", "", cell).strip() for cell in line.split("|")]
 
 
-def test_figures_are_those_that_were_measured():
+def test_benchmark_figures_equal_the_measured_ones():
     head, _, *told = rows(section(README, "## How fast"))
     table = section(text_of("performance.md"), "## Compared with its peers").partition("| django_faktory beside")[0]
     columns, _, *measured = rows(table)
@@ -28,7 +28,7 @@ def test_figures_are_those_that_were_measured():
     assert told == [known[row[0]] for row in told]
 
 
-def test_versions_are_those_of_the_package():
+def test_supported_versions_equal_the_package_metadata():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = " ".join(project["classifiers"])
     told = section(README, "## Supported")
@@ -37,5 +37,5 @@ def test_versions_are_those_of_the_package():
     assert project["requires-python"] == ">=" + re.search(r"Python ([\d.]+) to", told)[1]
 
 
-def test_it_names_the_command_that_runs_the_tests():
+def test_the_readme_names_the_command_that_runs_the_tests():
     assert "$ make test\n" in section(README, "## Tests")

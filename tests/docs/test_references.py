@@ -37,42 +37,42 @@ def calls(tree):
 # Options of a task
 
 
-def test_the_page_of_options_has_those_that_task_takes():
+def test_the_options_page_lists_the_options_of_task():
     page = text_of("reference", "task-options.md").partition("## For one job")[0]
     taken = {*TaskOptions.__annotations__, "takes_context"}
     assert sorted(first_cells(page)) == sorted(taken)
 
 
-def test_the_page_of_options_has_the_arguments_of_using():
+def test_the_options_page_lists_the_arguments_of_using():
     told = first_cells(section(text_of("reference", "task-options.md"), "## For one job"))
     assert set(told) == set(inspect.signature(FaktoryTask.using).parameters) - {"self"}
 
 
-def test_the_page_of_options_has_what_a_context_has():
+def test_the_options_page_lists_the_members_of_the_context():
     told = first_cells(section(text_of("reference", "task-options.md"), "## The context"))
     own = {name for name in vars(JobContext) if not name.startswith("_")} - {"control"}
     assert {name.partition("(")[0] for name in told} == {*own, "attempt", "task_result"}
 
 
-def test_the_page_of_options_has_the_fields_of_cron():
+def test_the_options_page_lists_the_fields_of_cron():
     told = section(text_of("reference", "task-options.md"), "## Entries of cron")
     assert {field for field in Cron.__dataclass_fields__ if f"`{field}`" not in told and field != "schedule"} == set()
 
 
-def test_an_option_that_the_page_has_not_is_refused():
+def test_an_undocumented_task_option_is_rejected():
     with pytest.raises(TypeError, match="unexpected option 'nonsense'"):
-        task(nonsense=1)(test_an_option_that_the_page_has_not_is_refused)
+        task(nonsense=1)(test_an_undocumented_task_option_is_rejected)
 
 
 # Settings
 
 
 @pytest.mark.parametrize("key", locket.DEFAULTS)
-def test_the_page_of_locks_has_each_key_of_locket(key):
+def test_the_locks_page_lists_each_key_of_locket(key):
     assert f"`{key}`" in text_of("locks.md")
 
 
-def test_settings_that_pages_name_are_there():
+def test_settings_named_in_the_docs_exist():
     known = {*conf.DEFAULTS}
     for path in (ROOT / "docs").rglob("*.md"):
         named = re.findall(r'FAKTORY\["(\w+)"\]', path.read_text(encoding="utf-8"))
@@ -86,23 +86,23 @@ def names_of(heading):
     return first_cells(section(text_of("reference", "python.md"), heading))
 
 
-def test_public_names_are_those_of_the_page():
+def test_the_python_page_lists_exactly_the_public_names():
     told = names_of("## The package")
     assert told == sorted(told, key=str.lower)
     assert set(told) == set(django_faktory.__all__)
 
 
-def test_names_for_tests_are_those_of_the_page():
+def test_the_python_page_lists_exactly_the_names_of_testing():
     assert sorted(names_of("## For tests")) == sorted(testing.__all__)
 
 
-def test_names_of_gearmonkey_are_those_of_the_page():
+def test_the_python_page_lists_exactly_the_names_of_gearmonkey():
     from django_faktory.contrib import gearmonkey
 
     assert sorted(names_of("## GearMonkey")) == sorted(gearmonkey.__all__)
 
 
-def test_other_names_of_the_page_can_be_imported():
+def test_names_in_other_modules_on_the_python_page_can_be_imported():
     told = re.findall(
         r"^\| (`.*?) \| (.*?) \|", section(text_of("reference", "python.md"), "## Other modules"), re.MULTILINE
     )
@@ -139,7 +139,7 @@ def error_classes():
     return found
 
 
-def test_the_page_of_errors_has_each_class():
+def test_the_errors_page_lists_exactly_the_error_classes():
     page = section(text_of("reference", "errors.md"), "## Classes")
     assert {cell for cell in first_cells(page) if cell[0].isupper()} == error_classes()
 
@@ -162,7 +162,7 @@ FORWARDED = {"…"}
 """Events without a text of their own: the message of ReservationLost."""
 
 
-def test_the_page_of_errors_has_each_line_of_the_log():
+def test_the_errors_page_lists_each_log_event():
     page = section(text_of("reference", "errors.md"), "## Lines of the log")
     told, said = set(first_cells(page)), {event for _, event in lines_of_the_log()} - FORWARDED
     assert len(said) > 80
@@ -188,14 +188,14 @@ def reasons_not_to_start():
                 yield told(call.args[0])
 
 
-def test_the_page_of_errors_has_each_reason_not_to_start():
+def test_the_errors_page_lists_each_startup_error():
     page = set(first_cells(section(text_of("reference", "errors.md"), "## runfaktory does not start")))
     said = set(reasons_not_to_start()) - {"…"}
     assert len(said) > 18
     assert said - page == set()
 
 
-def test_problems_of_the_api_are_those_of_its_page():
+def test_the_api_page_lists_exactly_the_problem_types():
     from django_faktory.contrib.api import problems
 
     kinds = {kind for _, _, kind, _ in problems._OURS} | {kind for kind, _ in problems._KINDS.values()}
@@ -218,12 +218,12 @@ def ids_of_checks():
     return found
 
 
-def test_the_page_of_checks_has_each_id_and_no_other():
+def test_the_checks_page_lists_exactly_the_check_ids():
     told = [cell for cell in first_cells(text_of("reference", "checks.md")) if re.fullmatch(r"[EWI]\d{3}", cell)]
     assert sorted(told) == sorted(ids_of_checks())
 
 
-def test_ids_that_other_pages_name_are_there():
+def test_check_ids_named_in_the_docs_exist():
     known = ids_of_checks()
     for path in (ROOT / "docs").rglob("*.md"):
         assert set(re.findall(r"`([EWI]\d{3})`", path.read_text(encoding="utf-8"))) <= known, path
@@ -232,7 +232,7 @@ def test_ids_that_other_pages_name_are_there():
 # Metrics
 
 
-def test_numbers_for_statsd_are_those_of_their_page():
+def test_the_metrics_page_lists_exactly_the_statsd_metrics():
     """tests/contrib/metrics tests the Prometheus metrics."""
     from django_faktory.core.histograms import Series
     from django_faktory.operations.statistics import ExportedStatistics
@@ -252,7 +252,7 @@ def test_numbers_for_statsd_are_those_of_their_page():
 # Signals
 
 
-def test_signals_are_those_of_their_page():
+def test_the_signals_page_lists_exactly_the_django_signals():
     own = {
         target.id
         for _, tree in trees()
@@ -265,7 +265,7 @@ def test_signals_are_those_of_their_page():
     assert {cell.rpartition(".")[2] for cell in told} == own | django
 
 
-def test_signals_of_processes_are_those_they_obey():
+def test_the_signals_page_lists_exactly_the_handled_process_signals():
     from django_faktory.runtime.supervisor.contract import SIGNALS
 
     told = first_cells(section(text_of("reference", "signals.md"), "## Of processes"))
@@ -276,7 +276,7 @@ def test_signals_of_processes_are_those_they_obey():
 # REST
 
 
-def test_the_page_of_the_api_has_each_resource_and_act():
+def test_the_api_page_lists_each_resource_and_act():
     from django_faktory.contrib.api.urls import router
 
     page = section(text_of("api.md"), "## Resources") + section(text_of("api.md"), "## Jobs")

@@ -34,7 +34,7 @@ def typed(monkeypatch, settings):
     assert left == [], "every example is typed in"
 
 
-def test_the_tutorial_goes_as_it_says(typed):
+def test_the_tutorial_examples_have_the_described_results(typed):
     order = typed("place_order(customer")["order"]
     assert {job.state for job in Job.objects.about(order)} == {"enqueued", "scheduled"}
     assert Job.objects.about(order).count() == 4
@@ -63,7 +63,7 @@ def test_the_tutorial_goes_as_it_says(typed):
     assert thanks.status.name == "SUCCESSFUL"
 
 
-def test_the_tutorial_names_tasks_of_the_shop():
+def test_the_tutorial_names_existing_tasks_of_the_shop():
     table = text_of("tutorial.md").partition("## An order")[0]
     named = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
     assert len(named) == 6

@@ -68,14 +68,14 @@ def demo(tmp_path):
         process.stdout.close()
 
 
-def test_the_demo_ends_by_itself_with_every_job_as_expected(demo):
+def test_the_demo_with_once_ends_with_every_job_as_expected(demo):
     told, _ = demo("--once").communicate(timeout=150)
     assert "7 of 7 jobs ended as expected" in told
     assert re.search(r"7 of 7 batches ended as expected, delivery \d+ left", told)
     assert "/admin/   login: admin   password: " in told
 
 
-def test_the_demo_says_no_where_a_job_does_not_come_to_its_end(demo):
+def test_the_demo_exits_with_1_if_a_job_does_not_end_in_time(demo):
     process = demo("--once", "--within=0")
     told, _ = process.communicate(timeout=100)
     assert process.returncode == 1
@@ -91,7 +91,7 @@ def until_it_runs(process):
     return {word: [child for child in children if word in child.cmdline()] for word in ("runserver", "runfaktory")}
 
 
-def test_ctrl_c_ends_the_demo_and_all_it_started(demo):
+def test_ctrl_c_ends_the_demo_and_all_its_processes(demo):
     process = demo()
     children = [child for found in until_it_runs(process).values() for child in found]
     assert len(children) == 4, "web, supervisor, server, worker"
@@ -102,7 +102,7 @@ def test_ctrl_c_ends_the_demo_and_all_it_started(demo):
     wait_until(lambda: not [child for child in children if child.is_running()], what="all have ended")
 
 
-def test_the_demo_ends_when_what_it_started_does(demo):
+def test_the_demo_ends_when_one_of_its_processes_dies(demo):
     process = demo()
     [web] = until_it_runs(process)["runserver"]
     web.kill()

@@ -27,7 +27,7 @@ def order():
     return Order.objects.create(**ENGINE)
 
 
-def test_an_order_brings_its_jobs(client):
+def test_an_order_enqueues_its_jobs(client):
     answer = client.post("/", ENGINE, follow=True)
     assert "the invoice is on its way" in answer.content.decode()
     states = {job.jobtype.rpartition(".")[2]: job.state for job in Job.objects.all()}
@@ -39,7 +39,7 @@ def test_an_order_brings_its_jobs(client):
     }
 
 
-def test_an_order_that_is_rolled_back_takes_its_jobs_along():
+def test_a_rolled_back_order_leaves_no_jobs():
     with transaction.atomic():
         place_order(**ENGINE)
         assert Job.objects.exists()
@@ -48,7 +48,7 @@ def test_an_order_that_is_rolled_back_takes_its_jobs_along():
     assert not Job.objects.exists()
 
 
-def test_a_wrong_order_is_shown_again_and_brings_nothing(client):
+def test_an_invalid_order_is_shown_again_and_enqueues_nothing(client):
     answer = client.post("/", ENGINE | {"customer": "nobody"})
     assert "valid email" in answer.content.decode()
     assert not Job.objects.exists()
@@ -60,13 +60,13 @@ def test_an_invoice_is_mailed_once(order):
     assert [message.to for message in mail.outbox] == [["ada@example.org"]]
 
 
-def test_an_invoice_for_an_order_that_is_gone_is_dropped():
+def test_an_invoice_for_a_missing_order_is_discarded():
     with pytest.raises(Discard, match="order 404 is gone"):
         tasks.send_invoice.func(404)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_partner_refuses_once_and_then_takes_the_order(order, live_server, settings):
+def test_the_partner_rejects_an_order_once_and_then_accepts_it(order, live_server, settings):
     settings.SHOP_URL = live_server.url
     with pytest.raises(HTTPError, match="503") as refused:
         tasks.call_webhook.func(order.pk)
@@ -76,13 +76,13 @@ def test_the_partner_refuses_once_and_then_takes_the_order(order, live_server, s
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{}", '{"order": 404}', '{"order": "x"}', '{"order": null}'])
-def test_the_partner_says_what_it_expects(client, body):
+def test_the_partner_rejects_an_invalid_body_with_a_reason(client, body):
     answer = client.post("/partner/orders/", body, content_type="application/json")
     assert answer.status_code == 400
     assert "expected" in answer.content.decode()
 
 
-def test_the_warehouse_is_asked(order):
+def test_check_stock_marks_the_order_as_in_stock(order):
     async_to_sync(tasks.check_stock.func)(order.pk)
     order.refresh_from_db()
     assert order.in_stock is True
@@ -95,14 +95,14 @@ def test_a_card_is_charged_once(order):
     assert Order.objects.get().paid_at == first is not None
 
 
-def test_a_declined_card_is_named_by_its_last_digits_only(order):
+def test_a_declined_card_error_shows_only_the_last_digits(order):
     with pytest.raises(tasks.CardDeclined) as declined:
         tasks.charge_card.func(order.pk, "4000000000000002")
     assert "…0002" in str(declined.value)
     assert "40000" not in str(declined.value)
 
 
-def test_a_report_is_written_anew_not_twice(order):
+def test_a_repeated_daily_report_replaces_the_earlier_one(order):
     day = timezone.localdate(order.placed_at).isoformat()
     assert tasks.daily_report.func(day) == 1
     Order.objects.create(**ENGINE)
@@ -111,7 +111,7 @@ def test_a_report_is_written_anew_not_twice(order):
     assert (report.day, report.total) == (date.fromisoformat(day), Decimal("3686.00"))
 
 
-def test_a_day_without_orders_has_a_report_too():
+def test_a_day_without_orders_also_has_a_report():
     assert tasks.daily_report.func("2026-05-01") == 0
     assert DailyReport.objects.get().total == 0
 
@@ -123,12 +123,12 @@ def test_the_page_shows_orders_and_the_report(client, order):
     assert "1 orders" in page
 
 
-def test_a_review_is_asked_for(order):
+def test_ask_for_review_mails_the_customer(order):
     tasks.ask_for_review.func(order)
     assert "Analytical Engine" in mail.outbox[0].body
 
 
-def test_a_delivery_is_three_batches_deep_and_its_steps_come_in_order(client):
+def test_a_delivery_has_three_batch_levels_and_runs_its_steps_in_order(client):
     orders = [Order.objects.create(**ENGINE) for _ in range(3)]
     delivery = deliver(orders)
     assert list(Batch.objects.order_by("pk").values_list("depth", flat=True)) == [0, 1, 2, 1, 2, 1, 2]
@@ -145,7 +145,7 @@ def test_a_delivery_is_three_batches_deep_and_its_steps_come_in_order(client):
     assert "delivery" in client.get("/").content.decode()
 
 
-def test_a_delivery_that_cannot_be_leaves_no_row_batch_or_job(order):
+def test_a_failed_delivery_leaves_no_row_batch_or_job(order):
     deliver([order])
     counts = [model.objects.count() for model in (Delivery, Parcel, Batch, Job)]
     with pytest.raises(IntegrityError):
@@ -162,7 +162,7 @@ def test_the_shop_delivers_every_order_once(client, order):
     assert "left at" in client.get("/").content.decode()
 
 
-def test_the_shop_says_where_a_delivery_cannot_leave(client, order):
+def test_the_shop_page_reports_a_delivery_that_cannot_leave(client, order):
     deliver([order])
     Batch.objects.update(is_broken=True)
     assert "a job was given up, it cannot leave" in client.get("/").content.decode()

@@ -80,7 +80,7 @@ def three_nodes(run, clock):
     return nodes
 
 
-def test_clocks_that_are_hours_off_lose_and_double_nothing(arena, database, clock):
+def test_wrong_clocks_cause_no_lost_or_duplicate_jobs(arena, database, clock):
     """FI-7: a node that used its own clock would treat every worker as lost, or none."""
     run = arena(database)
     three_nodes(run, clock)
@@ -96,7 +96,7 @@ def test_clocks_that_are_hours_off_lose_and_double_nothing(arena, database, cloc
     assert run.all_alive()
 
 
-def test_clocks_that_jump_lose_and_double_nothing(arena, database, clock):
+def test_jumping_clocks_cause_no_lost_or_duplicate_jobs(arena, database, clock):
     """FI-7: the clocks of a server and of workers jump forward and back at once, while jobs run."""
     run = arena(database)
     environments = [clock(timedelta(0)) for _ in range(2)]
@@ -119,7 +119,7 @@ def test_clocks_that_jump_lose_and_double_nothing(arena, database, clock):
     assert run.all_alive()
 
 
-def test_scheduled_jobs_come_when_the_database_says_so(arena, database, clock):
+def test_scheduled_jobs_run_by_the_clock_of_the_database(arena, database, clock):
     """FI-7: jobs are pushed to any node, and become due on any node."""
     run = arena(database)
     nodes = three_nodes(run, clock)
@@ -143,7 +143,7 @@ def test_scheduled_jobs_come_when_the_database_says_so(arena, database, clock):
     assert max(late) < LATE_S
 
 
-def test_no_lock_ends_early_for_a_node_that_is_hours_ahead(arena, database, clock):
+def test_a_node_with_a_fast_clock_does_not_expire_locks_early(arena, database, clock):
     """FI-7: the holder is alive and sends BEAT; each node, and its maintenance, compares with the database's clock."""
     lease = {"ENABLED": True, "HEARTBEAT_FREQUENCY": 1, "JOB_LOCK_DURATION": LEASE_S}
     run = arena(database, LOCKET=lease, WORKER_TIMEOUT=30)  # a FETCH on each of two nodes comes between two BEATs

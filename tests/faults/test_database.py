@@ -30,7 +30,7 @@ def run(arena, cluster):
     return run
 
 
-def test_a_database_that_is_killed_again_and_again_costs_no_job(run, cluster):
+def test_repeated_database_kills_lose_no_job(run, cluster):
     """Covers FI-3: each killed server restarts after 0.5 to 3 s."""
     slowest_s, stops = 0.0, scaled(4)
     for _ in range(stops):
@@ -55,7 +55,7 @@ def longest_answer_s(history):
     return max((note.at - sent[note.rest[0]] for note in history["refused"]), default=0.0)
 
 
-def test_sessions_that_are_ended_all_the_time_cost_no_job(run, cluster):
+def test_continuously_terminated_database_sessions_lose_no_job(run, cluster):
     """Covers FI-4: one random session is ended every 0.2 s."""
     ended, until = 0, time.monotonic() + max(5, 30 * JOBS / 5000)
     while time.monotonic() < until:
@@ -76,7 +76,7 @@ def test_sessions_that_are_ended_all_the_time_cost_no_job(run, cluster):
     assert run.logs().count("Traceback") == run.logs().count("ValueError: as it was told")
 
 
-def test_a_database_that_takes_no_writes_refuses_and_recovers(run, cluster):
+def test_a_read_only_database_rejects_pushes_and_recovers(run, cluster):
     """FI-8: the server becomes read-only, as a primary that has become a standby."""
     for _ in range(scaled(3)):
         run.goes_on("ok", 20)
@@ -91,7 +91,7 @@ def test_a_database_that_takes_no_writes_refuses_and_recovers(run, cluster):
     assert run.all_alive()
 
 
-def test_a_job_there_is_no_room_for_is_refused_and_the_others_go_on(run, cluster):
+def test_a_job_beyond_the_disk_space_is_rejected_and_others_run(run, cluster):
     """FI-8: no file of the server may grow beyond 17 MiB."""
     run.goes_on("ok", 20)
     cluster.stop()

@@ -78,7 +78,7 @@ def goes_on_with_what_is_due(run):
     run.store.primary.execute("DELETE FROM django_faktory_job WHERE queue = 'due'")
 
 
-def test_a_primary_that_takes_no_writes_while_its_connections_stand_is_left_for_the_new_one(run, pair):
+def test_connections_move_from_a_read_only_primary_to_the_new_one(run, pair):
     """FI-8: the old primary breaks no connection, it only refuses writes; code that only reads would not notice."""
     run.goes_on("ok", JOBS // 4)
     pair.take_no_writes()
@@ -97,7 +97,7 @@ def test_a_primary_that_takes_no_writes_while_its_connections_stand_is_left_for_
     assert asked == [], "nobody asks the old primary any more"
 
 
-def test_a_primary_that_comes_back_as_a_standby_refuses_until_the_address_leads_to_the_new_one(run, pair):
+def test_repeated_failovers_lose_no_job_and_service_resumes_in_time(run, pair):
     """FI-8: the two servers exchange their roles several times."""
     took = []
     for _ in range(scaled(3)):

@@ -37,7 +37,7 @@ def modes(at_5000=2, least=2):
     return random.sample(Proxy.MODES * often, len(Proxy.MODES) * often)
 
 
-def test_a_bad_wire_between_clients_and_server_costs_no_job(arena, database, proxies):
+def test_faulty_connections_of_clients_lose_no_job(arena, database, proxies):
     """FI-5: the faulty connections are those of the clients."""
     run, wires = arena(database), []
 
@@ -63,7 +63,7 @@ def test_a_bad_wire_between_clients_and_server_costs_no_job(arena, database, pro
     assert run.all_alive()
 
 
-def test_a_bad_wire_to_the_database_costs_no_job(arena, cluster, proxies):
+def test_faulty_connections_to_the_database_lose_no_job(arena, cluster, proxies):
     """FI-5: the faulty connections are those of the node and the workers."""
     run = arena(cluster)
     wire = proxies(("127.0.0.1", cluster.port))
@@ -84,7 +84,7 @@ def test_a_bad_wire_to_the_database_costs_no_job(arena, cluster, proxies):
     assert run.all_alive()
 
 
-def test_while_the_database_says_nothing_clients_are_told_and_all_can_be_stopped(arena, cluster, proxies):
+def test_a_silent_database_causes_errors_and_does_not_prevent_shutdown(arena, cluster, proxies):
     """FI-5, D2: connections stay open without data. Workers try to report ended jobs for all of SHUTDOWN_TIMEOUT."""
     run = arena(cluster, SHUTDOWN_TIMEOUT=SHUTDOWN_S)
     wire = proxies(("127.0.0.1", cluster.port))

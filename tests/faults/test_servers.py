@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300 +
 MAKERS, TAKERS = 4, 6
 
 
-def test_killed_again_and_again_a_server_loses_nothing_it_accepted(arena, database):
+def test_a_repeatedly_killed_server_loses_no_accepted_job(arena, database):
     """Covers FI-1, and on SQLite FI-10."""
     run = arena(database)
     run.start_node()
@@ -33,7 +33,7 @@ def test_killed_again_and_again_a_server_loses_nothing_it_accepted(arena, databa
     assert "locked" not in str(run.history()["told"] + run.history()["refused"])
 
 
-def test_servers_that_are_replaced_one_by_one_lose_and_double_nothing(arena, database):
+def test_a_rolling_restart_of_servers_neither_loses_nor_duplicates_jobs(arena, database):
     """Covers FI-9: a rolling restart."""
     run = arena(database)
     run.start_node(), run.start_node()
@@ -52,7 +52,7 @@ def test_servers_that_are_replaced_one_by_one_lose_and_double_nothing(arena, dat
     assert max(took for _, took in ends) <= 30
 
 
-def test_of_three_servers_two_may_die_at_once(arena, database):
+def test_two_of_three_servers_can_be_killed_without_losing_jobs(arena, database):
     run = arena(database)
     for _ in range(3):
         run.start_node()

@@ -20,7 +20,7 @@ CONCURRENCY = 4
 STEP = "tests.faults.tasks.step"
 
 
-def test_workers_of_tasks_that_are_killed_lose_nothing_and_run_twice_what_they_held(arena, database):
+def test_killed_workers_lose_no_job_and_repeat_only_the_jobs_they_held(arena, database):
     """FI-2: kill the whole pool, one of its processes, or only the parent."""
     run = arena(database)
     run.start_node()
@@ -49,7 +49,7 @@ def one_of(children):
     return random.choice([child for child in children if child.status() != psutil.STATUS_ZOMBIE] or [None])
 
 
-def test_takers_that_stand_still_too_long_are_followed_and_change_nothing_when_they_go_on(arena, database):
+def test_late_reports_of_suspended_clients_change_nothing(arena, database):
     """FI-6: each job ends once, even if a suspended taker reports it later."""
     run = arena(database)
     node = run.start_node()

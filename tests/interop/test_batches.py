@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_npms_client_runs_bar_before_foo_and_adds_from_inside_only(url, node_folder):
+def test_npms_client_runs_the_child_batch_first_and_adds_only_from_inside(url, node_folder):
     """Run the example of the original server: a parent, a child, and a callback of each (W26)."""
     command = ["node", str(HERE / "node" / "batch.js"), url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -29,7 +29,7 @@ def test_npms_client_runs_bar_before_foo_and_adds_from_inside_only(url, node_fol
     assert told == {"opened": True, "callback": "success", "child": [True, 0, "2"]}
 
 
-def test_pyfaktory_makes_a_batch_and_another_clients_worker_leads_to_its_callback(url, start_worker):
+def test_a_batch_of_pyfaktory_enqueues_its_callback_and_then_rejects_open(url, start_worker):
     """Check the callback, and that BATCH OPEN is refused after it (W26)."""
     with Client(faktory_url=url, role="producer") as client:
         producer = Producer(client=client)

@@ -73,7 +73,7 @@ def push(request):
 
 
 @pytest.mark.parametrize("password", ["secretword"])
-def test_a_client_that_hashes_a_password_too_weakly_is_told_that_it_is_wrong(url):
+def test_a_client_with_too_few_hash_iterations_gets_wrong_password(url):
     """Check that PyPI's faktory gets "wrong password" (W2)."""
     client = FaktoryClient(faktory=url)
     with pytest.raises(FaktoryAuthenticationError, match="wrong password"):
@@ -88,7 +88,7 @@ def test_a_client_that_hashes_a_password_too_weakly_is_told_that_it_is_wrong(url
 @pytest.mark.parametrize(
     "job", [{"args": [4, 5]}, {"args": [], "queue": "mail", "retry": 3, "custom": {"a": {"b": 1}}}]
 )
-def test_a_job_pushed_by_another_client_is_stored_as_it_was_sent(url, push, job):
+def test_a_job_pushed_by_another_client_is_stored_unchanged(url, push, job):
     jid = push(url, {"jobtype": "add"} | job)
     row = JobRow.objects.get()
     assert (row.jid, row.jobtype, row.queue) == (jid, "add", job.get("queue", "default"))
@@ -97,7 +97,7 @@ def test_a_job_pushed_by_another_client_is_stored_as_it_was_sent(url, push, job)
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_another_clients_worker_succeeds_retries_and_gives_up_as_it_should(url, start_worker, kind):
+def test_another_clients_worker_acknowledges_retries_and_exhausts_a_job(url, start_worker, kind):
     broker = OrmBroker("default")
     add, fails = JOBTYPES.get(kind, ("add", "fails"))
     good = payload("good", add, [4, 5])
@@ -117,7 +117,7 @@ def test_another_clients_worker_succeeds_retries_and_gives_up_as_it_should(url, 
     assert processed() == 3
 
 
-def test_a_client_that_manages_jobs_gets_what_it_asks_for(serve, node_folder):  # noqa: F811
+def test_pushb_info_mutate_and_flush_work_with_npms_client(serve, node_folder):  # noqa: F811
     """Check PUSHB, INFO, MUTATE and FLUSH (W12, W22, W23, W25)."""
     with override_settings(FAKTORY={"ALLOW_FLUSH": True}):
         address = "tcp://{}:{}".format(*serve().address)
@@ -128,7 +128,7 @@ def test_a_client_that_manages_jobs_gets_what_it_asks_for(serve, node_folder):  
     assert not JobRow.objects.exists()
 
 
-def test_another_clients_worker_leaves_no_job_behind_when_a_person_ends_it(url, start_worker):
+def test_npms_worker_leaves_no_working_job_after_sigterm(url, start_worker):
     """npm's worker reports its jobs first. PyPI's faktory may leave one, which waits for W20 or its reservation."""
     job = payload("last", "add", [4, 5])
     process = start_worker("node")
@@ -142,7 +142,7 @@ def test_another_clients_worker_leaves_no_job_behind_when_a_person_ends_it(url, 
 
 
 @pytest.mark.parametrize("kind", ["pyfaktory", "faktory", "node"])
-def test_another_clients_worker_obeys_when_it_is_told_to_end(url, start_worker, kind):
+def test_another_clients_worker_obeys_a_terminate_order(url, start_worker, kind):
     """Check that it reads the reply to BEAT (W21). Workers that beat seldom are tested in `test_stopping`."""
     process = start_worker(kind)
     wid = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30).wid

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.parametrize("kind", ["go", "ruby"])
-def test_a_quieted_worker_takes_no_more_and_ends_when_it_is_terminated(start_worker, kind):
+def test_a_quiet_worker_fetches_no_job_and_ends_when_terminated(start_worker, kind):
     add, _ = JOBTYPES.get(kind, ("add", "fails"))
     process = start_worker(kind)
     wid = wait_until(WorkerProcess.objects.first, 30, what="it has said HELLO").wid

@@ -39,23 +39,23 @@ def test_jobs_are_found_by_the_object_they_are_about(mark):
     assert f'"custom":{{"about":"project.mark/{mark.pk}"' in job.payload
 
 
-def test_an_object_is_one_however_it_is_reached(mark):
+def test_a_model_its_proxy_and_its_name_refer_to_the_same_object(mark):
     assert about_of(ProxyMark.objects.get(pk=mark.pk)) == about_of(mark) == about_of(f"project.mark/{mark.pk}")
 
 
-def test_enqueue_many_and_later_calls_keep_what_they_are_about(mark):
+def test_enqueue_many_and_further_using_calls_keep_the_about_option(mark):
     about_it = add.using(about=mark)
     about_it.enqueue_many([(1, 2), (3, 4)])
     about_it.using(priority=5).enqueue(1, 2)
     assert Job.objects.about(mark).count() == 3
 
 
-def test_a_result_tells_what_its_job_is_about(mark):
+def test_a_result_exposes_the_object_of_its_job(mark):
     result = add.using(about=mark).enqueue(1, 2)
     assert add.get_result(result.id).task.about == about_of(mark)
 
 
-def test_an_object_without_a_key_is_refused_before_anything_is_written():
+def test_an_unsaved_object_is_rejected_before_a_job_is_written():
     with pytest.raises(ValueError, match=r"about: an unsaved project\.mark: save it first"):
         add.using(about=Mark(text="x"))
     with pytest.raises(ValueError, match="an unsaved"):
@@ -63,17 +63,17 @@ def test_an_object_without_a_key_is_refused_before_anything_is_written():
 
 
 @pytest.mark.parametrize("name", ["mark/7", "project.mark", "project.mark/", "", "project.mark/" + "x" * 255])
-def test_a_name_that_is_none_is_refused(name):
+def test_an_invalid_object_name_is_rejected(name):
     with pytest.raises(InvalidQuery, match=r"about: expected app\.model/pk"):
         add.using(about=name)
 
 
-def test_something_else_is_refused():
+def test_about_rejects_a_value_of_another_type():
     with pytest.raises(TypeError, match="about: expected a model's instance"):
         add.using(about=7)
 
 
-def test_any_client_can_say_what_its_job_is_about():
+def test_any_client_can_set_custom_about():
     job = parse_job('{"jid":"12345678","jobtype":"x","args":[],"custom":{"about":"shop.order/é 7"}}')
     pushes.push([job], using="default")
     assert Job.objects.about("shop.order/é 7").get().jid == "12345678"
@@ -82,7 +82,7 @@ def test_any_client_can_say_what_its_job_is_about():
 @pytest.mark.parametrize(
     "about", ['"the moon"', "7", "null", '{"a":1}', '["shop.order/7"]', '"a.b/\\u0000"', '"a.b/\\ud800"']
 )
-def test_another_meaning_of_the_key_is_left_to_its_client(about):
+def test_a_custom_about_that_names_no_object_is_left_unchanged(about):
     text = f'{{"jid":"12345678","jobtype":"x","args":[],"custom":{{"about":{about}}}}}'
     assert pushes.push([parse_job(text)], using="default") == [None]
     job = Job.objects.get()
@@ -90,7 +90,7 @@ def test_another_meaning_of_the_key_is_left_to_its_client(about):
     assert about in job.payload
 
 
-def test_a_finished_job_that_is_pushed_anew_is_about_nothing_any_more():
+def test_pushing_a_finished_job_again_without_about_clears_its_object():
     old = JobFactory(succeeded=True, about="shop.order/7", jid="12345678")
     pushes.push(
         [payload().__class__(jid=old.jid, jobtype="x", text='{"jid":"12345678","jobtype":"x","args":[]}')],
@@ -100,14 +100,14 @@ def test_a_finished_job_that_is_pushed_anew_is_about_nothing_any_more():
     assert (job.state, job.about) == ("enqueued", None)
 
 
-def test_a_job_about_something_runs_as_any_other(mark):
+def test_a_job_about_an_object_runs_like_any_other(mark):
     noop.using(about=mark).enqueue()
     [[job]] = claims.fetch([FetchRequest(queues=("default",), wid="w1")], using="default")
     assert acknowledgements.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt)], using="default") == [True]
     assert Job.objects.about(mark).succeeded().count() == 1
 
 
-def test_plain_jobs_pay_nothing_for_it():
+def test_a_plain_push_does_not_insert_the_about_column():
     """The INSERT does not name the column, except where it replaces a row."""
     with CaptureQueriesContext(
         connection,
@@ -129,7 +129,7 @@ def page_of(client, order):
     return client.get(f"/admin/shop/order/{order.pk}/change/")
 
 
-def test_the_objects_page_shows_its_latest_jobs_with_links(admin_client, order):
+def test_the_admin_page_of_an_object_shows_its_latest_jobs_with_links(admin_client, order):
     about = about_of(order)
     made = [JobFactory(about=about, dead=True, errtype=f"Error{n}", jobtype="shop.<b>") for n in range(21)]
     JobFactory(jobtype="of.another", about="shop.order/0")
@@ -143,12 +143,12 @@ def test_the_objects_page_shows_its_latest_jobs_with_links(admin_client, order):
     assert made[0].jid in listed
 
 
-def test_an_object_without_jobs_and_a_new_one_have_their_pages(admin_client, order):
+def test_admin_pages_render_for_an_object_without_jobs_and_a_new_one(admin_client, order):
     assert "latest jobs" in page_of(admin_client, order).content.decode().lower()
     assert "latest jobs" not in admin_client.get("/admin/shop/order/add/").content.decode().lower()
 
 
-def test_who_may_not_view_jobs_sees_none(client, order, django_user_model):
+def test_a_user_without_view_permission_sees_no_jobs(client, order, django_user_model):
     from django.contrib.auth.models import Permission
 
     user = django_user_model.objects.create_user("clerk", password="x", is_staff=True)
@@ -160,7 +160,7 @@ def test_who_may_not_view_jobs_sees_none(client, order, django_user_model):
     assert "secret.work" not in page.content.decode()
 
 
-def test_the_objects_page_can_still_be_saved(admin_client, order):
+def test_the_admin_page_of_an_object_with_jobs_can_be_saved(admin_client, order):
     JobFactory(about=about_of(order))
     page = page_of(admin_client, order)
     fields = {name: value for name, value in page.context["adminform"].form.initial.items() if value is not None}
@@ -170,7 +170,7 @@ def test_the_objects_page_can_still_be_saved(admin_client, order):
     assert order.item == "coffee"
 
 
-def test_the_jobs_cost_the_page_one_query(admin_client, order):
+def test_the_number_of_jobs_adds_no_queries_to_the_admin_page(admin_client, order):
     page_of(admin_client, order)  # Django caches some of these queries
     with CaptureQueriesContext(connection) as without:
         page_of(admin_client, order)

@@ -31,7 +31,7 @@ def jids(found):
     return sorted(found.values_list("jid", flat=True))
 
 
-def test_each_state_has_its_word():
+def test_each_state_has_a_queryset_method_and_a_query_value():
     made = {str(state): job_in(str(state)).jid for state in State}
     assert {state: jids(getattr(Job.objects, state)()) for state in made} == {k: [v] for k, v in made.items()}
     assert {state: jids(Job.objects.matching(f"state:{state}")) for state in made} == {k: [v] for k, v in made.items()}
@@ -84,14 +84,14 @@ def test_each_state_has_its_word():
     ],
     ids=["queue", "queues", "prefix", "task", "error", "class", "about", "batch", "jid", "args", "text"],
 )
-def test_words_and_text_mean_the_same_jobs(by_words, by_text, meant, others):
+def test_queryset_methods_and_query_text_select_the_same_jobs(by_words, by_text, meant, others):
     wanted = JobFactory(**meant)
     for other in others:
         JobFactory(**other)
     assert jids(by_words(Job.objects)) == jids(Job.objects.matching(by_text)) == [wanted.jid]
 
 
-def test_arguments_are_found_as_other_libraries_write_them():
+def test_arguments_are_found_in_the_json_style_of_other_libraries():
     for text in ('{"args": [1, "\\u00e9"]}', '{"args": [1, "é"]}', '{"args":[1,"\\u00e9"]}', '{"args":[1,"é"]}'):
         JobFactory(payload=text)
     assert Job.objects.with_args(1, "é").count() == 4
@@ -105,7 +105,7 @@ def test_age_counts_from_push():
     assert jids(Job.objects.newer_than(hour)) == jids(Job.objects.matching("newer:1h")) == [new.jid]
 
 
-def test_words_are_joined_by_and():
+def test_several_conditions_are_combined_with_and():
     meant = job_in("dead", queue="mail", errtype="x.Timeout")
     job_in("dead", queue="mail", errtype="x.Other")
     job_in("retries", queue="mail", errtype="x.Timeout")
@@ -118,7 +118,7 @@ def test_a_bare_star_means_any_name():
     assert Job.objects.task("*").count() == 1
 
 
-def test_a_search_looks_into_the_newest_only_and_into_more_when_asked():
+def test_a_text_search_reads_only_the_newest_jobs_unless_more_are_requested():
     made = [job_in("dead", payload='{"args":["needle"]}') for _ in range(3)]
     JobFactory(payload='{"args":["needle"]}')  # not dead, so it does not count
     assert jids(Job.objects.dead().containing("needle", among=2)) == sorted(job.jid for job in made[1:])
@@ -126,7 +126,7 @@ def test_a_search_looks_into_the_newest_only_and_into_more_when_asked():
     assert Job.objects.matching("state:dead text:needle among:9").count() == 3
 
 
-def test_recent_looks_at_the_last_rows_whatever_else_is_asked():
+def test_recent_selects_from_the_last_rows_before_other_filters():
     job_in("dead")
     last = [JobFactory() for _ in range(3)]
     assert jids(Job.objects.recent(2)) == sorted(job.jid for job in last[1:])
@@ -150,18 +150,18 @@ def test_recent_looks_at_the_last_rows_whatever_else_is_asked():
         ("jid-00000", False),
     ],
 )
-def test_a_page_of_what_no_index_leads_to_looks_at_the_latest_rows_only(query, is_bounded):
+def test_a_page_without_a_matching_index_reads_only_the_latest_rows(query, is_bounded):
     told = str(Job.objects.shown(query).query)
     assert (f"- {RECENT})" in told) == is_bounded
 
 
-def test_a_count_has_an_end():
+def test_a_count_stops_at_its_maximum():
     for _ in range(4):
         JobFactory()
     assert (Job.objects.count_up_to(3), Job.objects.count_up_to(9)) == (3, 4)
 
 
-def test_a_text_that_is_no_query_is_refused():
+def test_an_invalid_query_text_is_rejected():
     with pytest.raises(InvalidQuery, match="no such key"):
         Job.objects.matching("colour:red")
 
@@ -178,7 +178,7 @@ BECOMES = {
 
 
 @pytest.mark.parametrize("verb", BECOMES)
-def test_a_verb_changes_those_it_can_and_counts_them(verb):
+def test_a_bulk_verb_changes_and_counts_only_eligible_jobs(verb):
     made = {str(state): job_in(str(state), queue="mail") for state in State}
     other = [job_in(str(state)) for state in State]
     becomes = BECOMES[verb]
@@ -191,11 +191,11 @@ def test_a_verb_changes_those_it_can_and_counts_them(verb):
 
 
 @pytest.mark.parametrize("verb", BECOMES)
-def test_a_verb_is_not_said_of_all_jobs_by_mistake(verb):
+def test_bulk_verbs_are_not_available_on_the_manager(verb):
     assert not hasattr(Job.objects, verb)
 
 
-def test_a_verb_works_in_bounded_steps(monkeypatch, django_assert_max_num_queries):
+def test_a_bulk_verb_works_in_bounded_steps(monkeypatch, django_assert_max_num_queries):
     monkeypatch.setattr(bulk, "CHUNK", 3)
     for _ in range(7):
         job_in("dead")
@@ -206,7 +206,7 @@ def test_a_verb_works_in_bounded_steps(monkeypatch, django_assert_max_num_querie
     assert sizes == [3, 3, 1]
 
 
-def test_a_slice_is_that_many_and_no_more():
+def test_a_bulk_verb_on_a_slice_changes_only_that_slice():
     for _ in range(5):
         job_in("dead")
     newest = Job.objects.dead().order_by("-pk")[:2]
@@ -215,7 +215,7 @@ def test_a_slice_is_that_many_and_no_more():
     assert jids(Job.objects.enqueued()) == expected
 
 
-def test_a_verb_inside_a_search_changes_what_was_found():
+def test_a_bulk_verb_on_a_search_changes_only_the_found_jobs():
     meant = job_in("dead", payload='{"args":["needle"]}')
     job_in("dead")
     assert Job.objects.dead().containing("needle").kill() == 1
@@ -223,7 +223,7 @@ def test_a_verb_inside_a_search_changes_what_was_found():
     assert jids(Job.objects.enqueued()) == [meant.jid]
 
 
-def test_a_killed_job_stays_for_the_time_of_the_settings(settings):
+def test_a_killed_job_is_kept_for_the_dead_ttl_setting(settings):
     settings.FAKTORY = {"DEAD_TTL": 60}
     job_in("retries")
     assert Job.objects.retries().kill() == 1
@@ -232,7 +232,7 @@ def test_a_killed_job_stays_for_the_time_of_the_settings(settings):
 
 
 @pytest.mark.parametrize("verb", ["discard", "prune"])
-def test_batches_hear_of_what_is_done_to_their_members(verb):
+def test_batches_are_updated_by_bulk_verbs_on_their_members(verb):
     callback = payload(jobtype="after")
     bid = batches.new(NewBatch(complete=callback), using="default")
     pushes.push([payload(custom={"bid": bid}) for _ in range(2)], using="default")
@@ -246,7 +246,7 @@ def test_batches_hear_of_what_is_done_to_their_members(verb):
 
 @pytest.mark.parametrize("verb", ["retry", "requeue"])
 @pytest.mark.django_db(transaction=True)
-def test_workers_hear_of_jobs_that_run_again(verb, monkeypatch):
+def test_workers_are_notified_of_retried_and_requeued_jobs(verb, monkeypatch):
     told = []
     monkeypatch.setattr(notifier, "announce", lambda alias, names: told.append(alias))
     job_in("dead")
@@ -281,7 +281,7 @@ def test_queues_are_paused_and_resumed_and_counted():
     ],
 )
 @pytest.mark.django_db(transaction=True)  # MariaDB commits when it analyzes
-def test_what_people_look_for_is_found_by_an_index(find, index):
+def test_common_queries_use_an_index(find, index):
     """On MariaDB the state leads every index: failed jobs are found by faktory_purge, and a state alone by any."""
     like = model_to_dict(JobFactory.build(succeeded=True), exclude=["id", "jid", "created_at"])
     rows = [Job(**like, jid=f"jid-{n:06d}", created_at=T0) for n in range(1000)]

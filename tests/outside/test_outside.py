@@ -23,7 +23,7 @@ def scaled(small, at_3000):
     return max(small, at_3000 * JOBS // 3000)
 
 
-def test_nothing_is_lost_doubled_or_over_its_limit_whatever_dies(begin):
+def test_no_job_is_lost_duplicated_or_over_its_limit_while_programs_die(begin):
     """Covers W14, W19, W20, W26, W29."""
     run = begin("mix", SEED)
     run.play(scaled(200, 3000), scaled(4, 60))
@@ -31,21 +31,21 @@ def test_nothing_is_lost_doubled_or_over_its_limit_whatever_dies(begin):
 
 
 @pytest.mark.skipif(JOBS == 0 or connection.vendor == "sqlite", reason="FAKTORY_OUTSIDE runs it; SQLite has one node")
-def test_the_same_holds_on_three_nodes(begin):
+def test_no_job_is_lost_duplicated_or_over_its_limit_on_three_nodes(begin):
     run = begin("mix_on_three_nodes", SEED + 1)
     run.play(scaled(200, 3000), scaled(4, 60))
     assert run.finish(scaled(60, 240)) == {}
 
 
 @in_large_or_on_postgresql
-def test_limits_that_change_under_running_jobs_are_kept_and_cost_no_job(begin):
+def test_changing_limits_under_running_jobs_are_enforced_without_job_loss(begin):
     run = begin("limits_change", SEED)
     run.play(scaled(120, 3000), seconds=8)
     assert run.finish(scaled(30, 120)) == {}
 
 
 @in_large_or_on_postgresql
-def test_a_limit_is_kept_while_locks_turn_jobs_back_and_its_count_is_checked(begin):
+def test_a_limit_is_enforced_while_locks_reject_jobs(begin):
     run = begin("limits_and_locks", SEED)
     run.play(scaled(120, 1500), seconds=12)
     assert run.finish(scaled(30, 120)) == {}
@@ -53,14 +53,14 @@ def test_a_limit_is_kept_while_locks_turn_jobs_back_and_its_count_is_checked(beg
 
 @in_large_or_on_postgresql
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="a transaction that writes holds the whole file there")
-def test_a_command_is_answered_for_itself_while_a_transaction_holds_a_unique_key(begin):
+def test_a_transaction_that_holds_a_unique_key_blocks_only_its_own_command(begin):
     run = begin("key_is_held", SEED)
     run.play(scaled(60, 2000), seconds=8)
     assert run.finish(scaled(30, 120)) == {}
 
 
 @in_large_or_on_postgresql
-def test_a_job_that_outlives_its_reservation_runs_once_where_its_worker_lives(begin):
+def test_a_job_longer_than_its_reservation_runs_once_on_a_living_worker(begin):
     run = begin("long_jobs", SEED)
     run.play(scaled(8, 100))
     assert run.finish(scaled(30, 120)) == {}

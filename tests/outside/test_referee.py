@@ -47,20 +47,20 @@ def told(tmp_path):
     return Told(tmp_path)
 
 
-def test_an_accepted_job_that_is_nowhere_is_lost(told):
+def test_an_accepted_job_without_a_row_or_an_attempt_is_lost(told):
     told.job("a")
     assert told.found(referee.lost)
     told.attempt("a", 2, 3)
     assert told.found(referee.lost, {"a": GOOD}) == []
 
 
-def test_a_job_that_is_dead_against_its_script_is_lost(told):
+def test_a_job_that_is_unexpectedly_dead_is_lost(told):
     told.job("a")
     told.attempt("a", 2, 3)
     assert told.found(referee.lost, {"a": GOOD._replace(state="dead", errtype="ReservationExpired")})
 
 
-def test_a_job_of_a_transaction_that_was_rolled_back_must_not_run(told):
+def test_a_job_of_a_rolled_back_transaction_that_runs_is_reported(told):
     told.note(1, "sent", "a", json.dumps(PLAIN, separators=(",", ":")))
     told.note(1, "undone", "a")
     assert told.found(referee.made_up) == []
@@ -68,7 +68,7 @@ def test_a_job_of_a_transaction_that_was_rolled_back_must_not_run(told):
     assert told.found(referee.made_up)
 
 
-def test_two_attempts_at_once_are_noticed_unless_the_first_stood_still(told):
+def test_overlapping_attempts_are_reported_unless_the_first_was_suspended(told):
     told.job("a")
     told.attempt("a", 2, 9)
     told.attempt("a", 5, 6, pid="8", executor="8")
@@ -86,7 +86,7 @@ def test_a_second_attempt_needs_a_failure_or_a_killed_process(told):
     assert told.found(referee.run_twice) == []
 
 
-def test_an_attempt_may_begin_between_the_note_of_a_kill_and_the_signal(told):
+def test_an_attempt_may_begin_between_a_kill_record_and_its_signal(told):
     told.job("a")
     told.note(1.999, "kill", "7")
     told.attempt("a", 2, 3)
@@ -94,7 +94,7 @@ def test_an_attempt_may_begin_between_the_note_of_a_kill_and_the_signal(told):
     assert told.found(referee.run_twice) == []
 
 
-def test_a_second_attempt_is_right_if_the_process_stood_still_before_its_report(told):
+def test_a_second_attempt_is_accepted_if_the_process_was_suspended(told):
     told.job("a")
     told.attempt("a", 2, 3)
     told.attempt("a", 9, 10, pid="8", executor="8")
@@ -103,7 +103,7 @@ def test_a_second_attempt_is_right_if_the_process_stood_still_before_its_report(
     assert told.found(referee.run_twice, {"a": GOOD}) == []
 
 
-def test_a_second_attempt_after_an_answered_ack_is_wrong_though_its_client_was_killed(told):
+def test_a_second_attempt_after_an_acknowledgement_is_reported(told):
     told.job("a")
     told.attempt("a", 2, 3, executor="t.1")
     told.attempt("a", 5, 6, pid="8", executor="t.2")
@@ -113,7 +113,7 @@ def test_a_second_attempt_after_an_answered_ack_is_wrong_though_its_client_was_k
     assert told.found(referee.run_twice)
 
 
-def test_an_atomic_task_that_the_database_rolled_back_runs_again(told):
+def test_a_rolled_back_atomic_task_may_run_again(told):
     told.job("a", effect=1)
     told.attempt("a", 2, 3)
     told.attempt("a", 3.1, 4, number="1")
@@ -121,7 +121,7 @@ def test_an_atomic_task_that_the_database_rolled_back_runs_again(told):
     assert told.found(referee.run_twice, {"a": GOOD._replace(interruptions=1)}) == []
 
 
-def test_a_second_attempt_is_right_if_the_first_client_had_no_answers_before_its_ack(told):
+def test_a_second_attempt_is_accepted_if_the_client_got_no_replies(told):
     told.job("a")
     told.attempt("a", 2, 3, executor="t.1")
     told.attempt("a", 9, 9.5, pid="8", executor="t.2")
@@ -140,7 +140,7 @@ def test_a_reservation_may_expire_while_the_database_is_slow(told):
     assert told.found(referee.lost, expired) == []
 
 
-def test_a_third_loss_may_happen_before_the_first_note_and_needs_a_kill(told):
+def test_a_third_loss_without_a_begin_record_needs_a_kill(told):
     told.job("a")
     told.attempt("a", 2, 3, "", pid="7")
     told.attempt("a", 5, 6, "", pid="8")
@@ -152,26 +152,26 @@ def test_a_third_loss_may_happen_before_the_first_note_and_needs_a_kill(told):
     assert told.found(referee.lost, dead) == []
 
 
-def test_a_failure_that_no_script_wanted_is_noticed(told):
+def test_an_unexpected_failure_is_reported(told):
     told.job("a")
     told.attempt("a", 2, 3)
     assert told.found(referee.failures, {"a": GOOD._replace(failures=1, errors=["WorkerShutdown"])})
 
 
-def test_an_effect_of_an_atomic_task_is_there_once(told):
+def test_a_duplicate_effect_of_an_atomic_task_is_reported(told):
     told.job("a", effect=1)
     assert told.found(referee.effects, {"a": GOOD}, effects=Counter(a=2))
     assert told.found(referee.effects, {"a": GOOD}, effects=Counter(a=1)) == []
 
 
-def test_two_jobs_of_one_key_at_once_are_noticed(told):
+def test_two_concurrent_jobs_of_one_lock_key_are_reported(told):
     for jid, begin in (("a", 2), ("b", 2.5)):
         told.job(jid, lock="k")
         told.attempt(jid, begin, begin + 1)
     assert told.found(referee.locks)
 
 
-def test_a_limit_counts_from_its_acknowledgement_on(told):
+def test_a_limit_applies_to_jobs_claimed_after_its_acknowledgement(told):
     told.note(3, "limit", "key", "k", "1")
     told.note(4, "limited", "key", "k", "1")
     for jid, begin in (("a", 5), ("b", 5.5)):
@@ -183,7 +183,7 @@ def test_a_limit_counts_from_its_acknowledgement_on(told):
     assert told.found(referee.limits)
 
 
-def test_two_living_jobs_of_one_unique_key_are_noticed(told):
+def test_two_unfinished_jobs_of_one_unique_key_are_reported(told):
     told.job("a", at=1, unique=3)
     told.job("b", at=5, unique=3)
     told.attempt("a", 2, 3)
@@ -194,7 +194,7 @@ def test_two_living_jobs_of_one_unique_key_are_noticed(told):
     assert told.found(referee.unique)
 
 
-def test_a_scheduled_job_is_never_early(told):
+def test_a_scheduled_job_that_runs_early_is_reported(told):
     told.note(1, "sent", "b", json.dumps(PLAIN | {"at": 5.0}, separators=(",", ":")))
     told.attempt("b", 4, 4.5)
     assert told.found(referee.early)
@@ -209,7 +209,7 @@ def batch(told, *, member_ends):
     told.attempt("m", 1.5, member_ends)
 
 
-def test_a_callback_comes_once_and_after_its_members(told):
+def test_a_missing_or_repeated_callback_is_reported(told):
     batch(told, member_ends=3)
     assert len(told.found(referee.callbacks, {"m": GOOD})) == 2, "neither came"
     told.note(4, "called", "c", "t", "complete")
@@ -219,7 +219,7 @@ def test_a_callback_comes_once_and_after_its_members(told):
     assert told.found(referee.callbacks, {"m": GOOD})
 
 
-def test_a_callback_before_its_member_or_while_the_batch_is_open_again_is_early(told):
+def test_a_callback_before_a_member_ends_or_after_a_reopen_is_reported(told):
     batch(told, member_ends=9)
     told.note(4, "called", "c", "t", "complete")
     told.note(10, "called", "s", "t", "success")
@@ -229,7 +229,7 @@ def test_a_callback_before_its_member_or_while_the_batch_is_open_again_is_early(
     assert len(told.found(referee.callbacks, {"m": GOOD})) == 2
 
 
-def test_a_member_that_failed_with_its_session_has_run_though_it_noted_nothing(told):
+def test_a_member_that_failed_with_its_database_session_counts_as_run(told):
     batch(told, member_ends=9)
     told.note(4, "called", "c", "t", "complete")
     told.note(10, "called", "s", "t", "success")
@@ -239,7 +239,7 @@ def test_a_member_that_failed_with_its_session_has_run_though_it_noted_nothing(t
     assert told.found(referee.callbacks, {"m": failed}) == []
 
 
-def test_a_refusal_needs_a_fault_of_the_database(told):
+def test_a_refusal_without_a_database_fault_is_reported(told):
     told.note(1, "sent", "a", json.dumps(PLAIN, separators=(",", ":")))
     told.note(4, "refused", "a", "-ERR_database_unavailable")
     assert told.found(referee.answers)
@@ -247,7 +247,7 @@ def test_a_refusal_needs_a_fault_of_the_database(told):
     assert told.found(referee.answers) == []
 
 
-def test_a_command_that_waits_while_plain_ones_are_answered_is_held_up(told):
+def test_a_command_that_waits_while_others_are_answered_is_reported(told):
     told.note(1, "sent", "u", json.dumps(PLAIN | {"lane": "apart"}, separators=(",", ":")))
     told.note(6, "ok", "u")
     assert told.found(referee.neighbours) == []
@@ -256,7 +256,7 @@ def test_a_command_that_waits_while_plain_ones_are_answered_is_held_up(told):
     assert told.found(referee.neighbours)
 
 
-def test_counters_are_what_is_stored(told):
+def test_counters_that_differ_from_the_stored_jobs_are_reported(told):
     rows = {"a": GOOD, "b": GOOD._replace(failures=2)}
     assert told.found(referee.counters, rows, processed=4, failed=2) == []
     assert told.found(referee.counters, rows, processed=5, failed=2)

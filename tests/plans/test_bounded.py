@@ -112,7 +112,7 @@ def too_much(statements):
     return [str(one) for one in statements if not is_within(one)]
 
 
-def test_no_statement_that_nodes_repeat_reads_more_than_its_share_of_a_large_table(recorder):
+def test_repeated_statements_read_a_bounded_part_of_a_large_table(recorder):
     run("SET synchronous_commit = off")
     table.fill(1, 1000, total=JOBS)
     run("ANALYZE")  # while the table is small: the planner may keep these statistics for hours
@@ -149,7 +149,7 @@ COMMANDS = {
 }
 
 
-def test_ids_of_jobs_that_a_command_changes_are_read_a_portion_at_a_time(recorder):
+def test_bulk_commands_read_job_ids_in_portions(recorder):
     table.fill(1, JOBS // 2, total=JOBS // 2)
     table.fill_around()
     vacuum("ANALYZE")
@@ -164,7 +164,7 @@ def test_ids_of_jobs_that_a_command_changes_are_read_a_portion_at_a_time(recorde
     assert large == [], "\n".join(large)
 
 
-def test_a_statement_that_reads_the_whole_table_is_noticed(recorder):
+def test_the_recorder_detects_a_full_table_scan(recorder):
     table.fill(1, 2000, total=2000)
     with recorder.during("test"), connection.cursor() as cursor:
         cursor.execute(f"SELECT COUNT(*) FROM {JOB} WHERE payload = ''")
@@ -174,7 +174,7 @@ def test_a_statement_that_reads_the_whole_table_is_noticed(recorder):
     assert len(too_much([statement])) == 1
 
 
-def test_rows_that_a_statement_locks_and_changes_are_counted(recorder):
+def test_the_recorder_counts_rows_that_a_statement_changes(recorder):
     table.fill(1, 2000, total=2000)
     with recorder.during("test"), connection.cursor() as cursor:
         cursor.execute(f"UPDATE {JOB} SET sort_priority = 1 WHERE id IN (SELECT id FROM {JOB} ORDER BY id LIMIT 7)")

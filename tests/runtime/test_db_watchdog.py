@@ -40,7 +40,7 @@ def sleep(seconds):
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_verb_whose_time_is_over_is_told_and_the_next_has_a_new_connection(limits, atomic):
+def test_a_call_past_the_deadline_fails_and_the_next_call_reconnects(limits, atomic):
     limits(0.2)
     began_at = time.monotonic()
     with pytest.raises(BrokerUnavailable):
@@ -49,7 +49,7 @@ def test_a_verb_whose_time_is_over_is_told_and_the_next_has_a_new_connection(lim
     assert run("default", sleep(0), atomic=atomic) == "done"
 
 
-def test_verbs_in_time_are_left_alone_however_many_there_are(limits):
+def test_calls_within_the_deadline_are_not_interrupted(limits):
     limits(30)
     assert [run("default", sleep(0.06)) for _ in range(5)] == ["done"] * 5
 
@@ -70,7 +70,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(("durations", "is_cut"), [([1, 60, 1, 1], False), ([1] * 12, True)])
-def test_time_in_which_the_process_stood_still_is_not_counted(monkeypatch, durations, is_cut):
+def test_time_while_the_process_is_suspended_is_not_counted(monkeypatch, durations, is_cut):
     cuts = []
     monkeypatch.setattr(db_watchdog, "_cut", cuts.append)
     monkeypatch.setattr(db_watchdog, "time", Clock(*durations))
@@ -81,7 +81,7 @@ def test_time_in_which_the_process_stood_still_is_not_counted(monkeypatch, durat
     assert bool(cuts) == is_cut
 
 
-def test_a_thread_may_be_allowed_more(limits, monkeypatch):
+def test_a_thread_can_have_a_longer_deadline(limits, monkeypatch):
     limits(0.1)
     monkeypatch.setattr(db_watchdog._of_thread, "within_s", 60, raising=False)
     assert run("default", sleep(0.5)) == "done"
@@ -90,7 +90,7 @@ def test_a_thread_may_be_allowed_more(limits, monkeypatch):
 @pytest.mark.parametrize(("vendor", "wanted"), [
     ("postgresql", {"connect_timeout": 5, "tcp_user_timeout": 30_000}), ("mysql", {"read_timeout": 60}),
 ])  # fmt: skip
-def test_a_driver_s_own_limits_are_set_where_the_project_has_not(monkeypatch, vendor, wanted):
+def test_driver_timeouts_are_set_unless_the_project_sets_them(monkeypatch, vendor, wanted):
     if connection.vendor != vendor:
         pytest.skip("of another driver")
     monkeypatch.setattr(transactions, "around", transactions.around)

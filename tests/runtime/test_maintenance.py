@@ -30,7 +30,7 @@ def ago(**time):
     return timezone.now() - timedelta(**time)
 
 
-def test_every_step_does_its_part():
+def test_one_run_executes_every_maintenance_step():
     due = JobFactory(scheduled=True, run_at=ago(seconds=1))
     later = JobFactory(scheduled=True, run_at=timezone.now() + timedelta(hours=1))
     overdue = JobFactory(working=True, reserved_until=ago(seconds=1), wid="")
@@ -41,7 +41,7 @@ def test_every_step_does_its_part():
     assert old.pk not in states
 
 
-def test_expired_jobs_are_dropped_by_chunks_and_told_once(caplog):
+def test_expired_jobs_are_deleted_in_chunks_and_logged_once(caplog):
     Job.objects.bulk_create(JobFactory.many(due_work.CHUNK + 1, expires_at=ago(seconds=1)))
     kept = JobFactory(expires_at=timezone.now() + timedelta(hours=1))
     with caplog.at_level("INFO", logger="django_faktory.runtime.maintenance"):
@@ -50,14 +50,14 @@ def test_expired_jobs_are_dropped_by_chunks_and_told_once(caplog):
     assert Job.objects.get() == kept
 
 
-def test_what_was_said_of_jobs_is_forgotten_in_time():
+def test_tracking_records_are_deleted_after_30_minutes():
     Tracking.objects.create(jid="job-long-gone", percent=1, updated_at=ago(minutes=31))
     Tracking.objects.create(jid="job-just-gone", percent=1, updated_at=ago(minutes=29))
     Maintenance("default").run_once()
     assert Tracking.objects.get().jid == "job-just-gone"
 
 
-def test_a_job_is_enqueued_when_it_is_due_and_its_queue_is_told(keeps_house):
+def test_a_due_job_is_enqueued_and_its_queue_is_notified(keeps_house):
     told, heard = [], threading.Event()
     keeps_house(on_work=lambda queues: (told.append(queues), heard.set()))
     at = timezone.now() + timedelta(seconds=0.4)
@@ -68,7 +68,7 @@ def test_a_job_is_enqueued_when_it_is_due_and_its_queue_is_told(keeps_house):
     assert timedelta(0) <= row.enqueued_at - at < timedelta(seconds=10)
 
 
-def test_a_job_of_this_node_due_sooner_than_the_sleep_ends_it(keeps_house, monkeypatch):
+def test_an_earlier_due_job_of_this_node_interrupts_the_sleep(keeps_house, monkeypatch):
     """W13: the sleep is one hour here, so only the alarm can end it."""
     monkeypatch.setattr(maintenance, "LONGEST_SLEEP_S", 3600.0)
     heard = threading.Event()
@@ -83,7 +83,7 @@ def test_a_job_of_this_node_due_sooner_than_the_sleep_ends_it(keeps_house, monke
     assert Job.objects.get().enqueued_at >= at
 
 
-def test_a_job_that_is_due_later_than_the_sleep_ends_disturbs_nobody(keeps_house):
+def test_a_job_due_after_the_sleep_does_not_interrupt_it(keeps_house):
     upkeeper = Maintenance("default")
     upkeeper._awake_at = time.monotonic() + 1
     upkeeper.wake_by(timezone.now() + timedelta(seconds=60))
@@ -107,7 +107,7 @@ def test_fetchers_are_woken_for_a_due_job_that_another_node_enqueued(monkeypatch
     assert told == [None]
 
 
-def test_while_another_node_enqueues_what_is_due_this_one_looks_again_soon():
+def test_a_node_looks_again_soon_while_another_enqueues_due_jobs():
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("one writer at a time: it waits for its turn")
     told = []
@@ -129,7 +129,7 @@ def test_while_another_node_enqueues_what_is_due_this_one_looks_again_soon():
     assert told == [None]
 
 
-def test_a_worker_that_fell_silent_is_given_up_and_named():
+def test_a_worker_without_heartbeats_is_declared_lost_and_reported():
     """W20: its jobs return to the queue, and the callback gets its wid."""
     named = []
     workers.register([WorkerIdentity(wid="silent")], using="default")
@@ -149,7 +149,7 @@ def test_a_worker_that_fell_silent_is_given_up_and_named():
     assert set(WorkerProcess.objects.values_list("wid", flat=True)) == {"lively", "never-beat"}
 
 
-def test_a_dead_worker_s_job_counts_as_lost_though_its_reservation_has_expired_too():
+def test_a_lost_workers_job_with_an_expired_reservation_counts_as_lost():
     ago = timezone.now() - timedelta(seconds=300)
     WorkerFactory(wid="w1", beat_at=ago)
     job = JobFactory(state="working", wid="w1", attempt=1, started_at=ago, reserved_until=ago, retry=0)
@@ -158,7 +158,7 @@ def test_a_dead_worker_s_job_counts_as_lost_though_its_reservation_has_expired_t
     assert (job.state, job.losses, job.failures) == ("enqueued", 1, 0)
 
 
-def test_a_node_that_stood_still_listens_again_before_it_counts_workers_as_lost(monkeypatch):
+def test_a_resumed_node_waits_for_heartbeats_before_it_declares_workers_lost(monkeypatch):
     times = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
     now = [1000.0]
     monkeypatch.setattr(maintenance, "time", times)
@@ -176,7 +176,7 @@ def test_a_node_that_stood_still_listens_again_before_it_counts_workers_as_lost(
     assert not WorkerProcess.objects.exists()
 
 
-def test_after_an_outage_workers_have_time_to_be_heard_before_they_count_as_lost(monkeypatch):
+def test_after_an_outage_workers_have_time_for_a_heartbeat_before_being_lost(monkeypatch):
     """W20: while no node ran, or the database was unavailable, no heartbeat could be recorded."""
     WorkerFactory(wid="not heard", beat_at=ago(seconds=300))
     upkeeper = Maintenance("default")
@@ -202,7 +202,7 @@ def fail_with(error):
     return fail
 
 
-def test_a_job_claimed_for_a_worker_that_was_given_up_meanwhile_returns_too():
+def test_a_job_claimed_by_an_already_lost_worker_is_requeued():
     """W20: the claim was in progress when the worker was killed and declared lost."""
     orphan = JobFactory(working=True, wid="given-up", started_at=ago(seconds=11))
     on_its_way = JobFactory(working=True, wid="given-up", started_at=ago(seconds=1))
@@ -213,7 +213,7 @@ def test_a_job_claimed_for_a_worker_that_was_given_up_meanwhile_returns_too():
     assert states == {orphan.pk: "enqueued", on_its_way.pk: "enqueued", nameless.pk: "working"}
 
 
-def test_the_time_until_a_worker_is_lost_is_a_setting():
+def test_worker_timeout_sets_when_a_worker_is_declared_lost():
     WorkerFactory(wid="slow", beat_at=ago(seconds=90))
     with override_settings(FAKTORY={"WORKER_TIMEOUT": 120}):
         Maintenance("default").run_once()
@@ -222,7 +222,7 @@ def test_the_time_until_a_worker_is_lost_is_a_setting():
     assert not WorkerProcess.objects.exists()
 
 
-def test_a_worker_that_never_beat_is_not_forgotten_while_it_holds_a_job():
+def test_a_worker_that_never_sent_a_heartbeat_keeps_the_job_it_holds():
     """W20: its jobs are held until their reservations end."""
     WorkerFactory(wid="old-style", seen_at=ago(hours=2))
     job = JobFactory(working=True, wid="old-style", started_at=ago(hours=2))
@@ -232,14 +232,14 @@ def test_a_worker_that_never_beat_is_not_forgotten_while_it_holds_a_job():
     assert Job.objects.get(pk=job.pk).state == "working"
 
 
-def test_a_worker_that_never_beat_is_forgotten_in_the_end():
+def test_an_idle_worker_without_any_heartbeat_is_eventually_removed():
     WorkerFactory(seen_at=ago(hours=2))
     WorkerFactory(wid="recent", seen_at=ago(minutes=30))
     Maintenance("default").run_once()
     assert [worker.wid for worker in WorkerProcess.objects.all()] == ["recent"]
 
 
-def test_more_than_one_chunk_is_done_in_one_go():
+def test_one_run_processes_more_than_one_chunk():
     many = due_work.CHUNK + 5
     Job.objects.bulk_create(JobFactory.many(many, scheduled=True, run_at=ago(seconds=5)))
     Job.objects.bulk_create(JobFactory.many(many, dead=True, purge_at=ago(seconds=5)))
@@ -248,7 +248,7 @@ def test_more_than_one_chunk_is_done_in_one_go():
     assert not Job.objects.filter(state="dead").exists()
 
 
-def test_two_nodes_at_once_enqueue_each_job_once(keeps_house):
+def test_two_concurrent_nodes_enqueue_each_due_job_once(keeps_house):
     JobFactory.create_batch(40, scheduled=True, run_at=ago(seconds=5))
     keeps_house()
     keeps_house()
@@ -257,7 +257,7 @@ def test_two_nodes_at_once_enqueue_each_job_once(keeps_house):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), BrokerUnavailable("database unavailable: gone")])
-def test_a_step_that_fails_stops_neither_the_loop_nor_the_others(keeps_house, monkeypatch, error, caplog):
+def test_a_failing_step_stops_neither_the_loop_nor_the_other_steps(keeps_house, monkeypatch, error, caplog):
     failed = threading.Event()
 
     def broken(**_):
@@ -297,7 +297,7 @@ def minute(monkeypatch):
     return live
 
 
-def test_a_minute_in_which_nothing_is_to_be_done_takes_little_more_than_a_statement_a_second(minute):
+def test_an_idle_minute_takes_at_most_86_sql_statements(minute):
     JobFactory(scheduled=True, run_at=timezone.now() + timedelta(hours=1))
     JobFactory(working=True, reserved_until=timezone.now() + timedelta(hours=1), wid="")
     upkeeper = Maintenance("default")
@@ -305,7 +305,7 @@ def test_a_minute_in_which_nothing_is_to_be_done_takes_little_more_than_a_statem
     assert len(minute(upkeeper)) <= 86
 
 
-def test_what_a_look_sees_is_done_in_the_same_round():
+def test_overdue_work_found_by_a_look_is_handled_in_the_same_round():
     """W19, W20: expired reservations, workers and jobs are found within the interval between two looks."""
     upkeeper = Maintenance("default")
     upkeeper._round()
@@ -321,7 +321,7 @@ def test_what_a_look_sees_is_done_in_the_same_round():
     assert maintenance.LOOK_AROUND_S + maintenance.LONGEST_SLEEP_S < 5
 
 
-def test_jobs_that_lost_workers_give_back_are_announced(monkeypatch):
+def test_jobs_requeued_from_lost_workers_are_announced(monkeypatch):
     told, queues = [], []
     monkeypatch.setattr(maintenance.notifier, "announce", lambda alias, names: told.append(set(names)))
     WorkerFactory(wid="silent", beat_at=ago(seconds=61))

@@ -88,7 +88,7 @@ def fetched():
     return held
 
 
-def test_what_is_stored_is_an_envelope_and_the_task_gets_its_arguments(encrypting, work, state):
+def test_arguments_and_result_are_stored_encrypted_and_the_task_gets_them_decrypted(encrypting, work, state):
     result = echo.enqueue(MARKER, 7, also={"deep": [MARKER]})
     [sent] = Job.objects.values_list("payload", flat=True)
     assert json.loads(sent)["args"][0].keys() == {"$encrypted"}
@@ -104,14 +104,14 @@ def test_what_is_stored_is_an_envelope_and_the_task_gets_its_arguments(encryptin
 
 
 @pytest.mark.parametrize("value", ["", "ü\ud800", 10**40, 1.5, None, [], {"$encrypted": "x"}, {"$type": "date"}])
-def test_any_argument_arrives_as_it_was(encrypting, value):
+def test_every_argument_value_is_decrypted_unchanged(encrypting, value):
     echo.enqueue(value)
     execution = prepare(fetched())
     args, kwargs = execution.result.args, execution.result.kwargs
     assert (args, kwargs) == ([value if not isinstance(value, dict) else {"$type": "dict", "value": value}], {})
 
 
-def test_async_and_atomic_tasks_and_many_at_once_are_encrypted_too(encrypting, work, state):
+def test_async_atomic_and_bulk_enqueued_tasks_are_encrypted(encrypting, work, state):
     marked = marks.enqueue(MARKER)
     many = echo.enqueue_many([(MARKER,), {"also": MARKER}])
     added = async_add.enqueue(20, 22)
@@ -123,7 +123,7 @@ def test_async_and_atomic_tasks_and_many_at_once_are_encrypted_too(encrypting, w
     assert async_add.get_result(added.id).return_value == 42
 
 
-def test_a_retry_is_as_encrypted_as_the_first_attempt(encrypting, work, state, keeps_house):
+def test_arguments_stay_encrypted_across_retries(encrypting, work, state, keeps_house):
     result = flaky.enqueue(2)
     keeps_house()
     work()
@@ -132,7 +132,7 @@ def test_a_retry_is_as_encrypted_as_the_first_attempt(encrypting, work, state, k
     assert json.loads(job.payload)["args"][0].keys() == {"$encrypted"}
 
 
-def test_callbacks_of_batches_are_encrypted(encrypting, work, state):
+def test_arguments_of_batch_callbacks_are_encrypted(encrypting, work, state):
     with Batch(success=echo.callback(MARKER)) as batch:
         inside = echo.enqueue(MARKER)
     assert MARKER not in stored()
@@ -143,7 +143,7 @@ def test_callbacks_of_batches_are_encrypted(encrypting, work, state):
     assert echo.get_result(callback.jid).return_value["args"] == [MARKER]
 
 
-def test_a_task_says_for_itself_whether_it_is_encrypted(transactional_db):
+def test_a_task_option_overrides_the_encryption_setting(transactional_db):
     with keys(NEW):
         never.enqueue(MARKER)
     with override_settings(FAKTORY={"ENCRYPTION_KEYS": [NEW]}):
@@ -154,7 +154,7 @@ def test_a_task_says_for_itself_whether_it_is_encrypted(transactional_db):
     assert "hidden-word" not in stored()
 
 
-def test_keys_rotate_the_first_encrypts_and_each_decrypts(transactional_db):
+def test_the_first_key_encrypts_and_every_key_decrypts(transactional_db):
     with keys(OLD):
         always.enqueue(MARKER)
     with keys(NEW, OLD):
@@ -166,7 +166,7 @@ def test_keys_rotate_the_first_encrypts_and_each_decrypts(transactional_db):
 
 
 @pytest.mark.parametrize("names", [[], [OTHER], ["no key"]])
-def test_without_the_key_a_job_fails_for_now_and_runs_when_the_key_is_there(transactional_db, work, state, names):
+def test_a_job_without_its_key_is_retried_until_the_key_is_available(transactional_db, work, state, names):
     with keys(NEW):
         result = always.enqueue(MARKER)
     with override_settings(FAKTORY={"ENCRYPTION_KEYS": names}):
@@ -182,7 +182,7 @@ def test_without_the_key_a_job_fails_for_now_and_runs_when_the_key_is_there(tran
         state(result, "succeeded")
 
 
-def test_a_job_without_retries_is_kept_where_the_key_is_missing(transactional_db, work, state):
+def test_a_job_without_retries_becomes_dead_if_its_key_is_missing(transactional_db, work, state):
     with keys(NEW):
         result = once.enqueue(MARKER)
         raw = payload(
@@ -197,7 +197,7 @@ def test_a_job_without_retries_is_kept_where_the_key_is_missing(transactional_db
         wait_until(lambda: Job.objects.filter(jid=raw.jid, state="dead").exists(), 20)
 
 
-def test_arguments_of_one_jobtype_cannot_be_given_to_another(encrypting):
+def test_encrypted_arguments_of_one_jobtype_are_rejected_by_another(encrypting):
     args = encryption.encrypt_arguments("tests.project.tasks.noop", [MARKER], {}, with_fingerprint=False)
     pushes.push([payload(jobtype=echo.jobtype, args=args)], using="default")
     failure = prepare(fetched())
@@ -205,7 +205,7 @@ def test_arguments_of_one_jobtype_cannot_be_given_to_another(encrypting):
     assert "another jobtype" in failure.message
 
 
-def test_a_token_that_was_changed_opens_nothing(encrypting):
+def test_a_tampered_token_cannot_be_decrypted(encrypting):
     [envelope] = encryption.encrypt_arguments("noop", [MARKER], {}, with_fingerprint=False)
     token = envelope["$encrypted"]
     spoilt = f"{token[:-20]}{'A' if token[-20] != 'A' else 'B'}{token[-19:]}"
@@ -213,7 +213,7 @@ def test_a_token_that_was_changed_opens_nothing(encrypting):
         encryption.decrypt_arguments("noop", [{"$encrypted": spoilt}])
 
 
-def test_uniqueness_and_locks_see_that_arguments_are_the_same_and_not_what_they_are(encrypting):
+def test_uniqueness_and_locks_compare_encrypted_arguments_without_revealing_them(encrypting):
     only_one.enqueue(MARKER)
     with pytest.raises(NotUnique):
         only_one.enqueue(MARKER)
@@ -224,12 +224,12 @@ def test_uniqueness_and_locks_see_that_arguments_are_the_same_and_not_what_they_
     assert MARKER not in stored() + str(found)
 
 
-def test_other_jobs_do_not_show_that_their_arguments_are_the_same(encrypting):
+def test_ordinary_jobs_store_no_fingerprint_of_their_arguments(encrypting):
     echo.enqueue_many([(MARKER,), (MARKER,)])
     assert "same" not in stored()
 
 
-def test_a_protocol_client_is_given_the_envelope_and_can_push_it_on(encrypting):
+def test_protocol_clients_receive_the_envelope_and_can_push_it_again(encrypting):
     only_one.enqueue(MARKER)
     wire = fetched().wire()
     assert MARKER not in wire
@@ -237,7 +237,7 @@ def test_a_protocol_client_is_given_the_envelope_and_can_push_it_on(encrypting):
     assert again.options.unique_key == Job.objects.get().unique_key
 
 
-def test_encrypted_arguments_cannot_be_edited_and_the_rest_can(encrypting, admin_client):
+def test_encrypted_arguments_cannot_be_edited_and_other_fields_can(encrypting, admin_client):
     result = echo.enqueue(MARKER)
     before = Job.objects.get(jid=result.id)
     for changes in (Changes(args=[1]), Changes(kwargs={"a": 1})):
@@ -250,7 +250,7 @@ def test_encrypted_arguments_cannot_be_edited_and_the_rest_can(encrypting, admin
     assert (after.queue, json.loads(after.payload)["args"]) == ("mail", json.loads(before.payload)["args"])
 
 
-def test_people_see_the_envelope_only(encrypting, admin_client):
+def test_admin_and_api_show_only_the_envelope(encrypting, admin_client):
     job = Job.objects.get(jid=echo.enqueue(MARKER).id)
     page = admin_client.get(reverse("admin:django_faktory_job_change", args=[job.pk])).content.decode()
     answer = admin_client.get(f"/api/jobs/{job.jid}/").content.decode()
@@ -259,13 +259,13 @@ def test_people_see_the_envelope_only(encrypting, admin_client):
     assert MARKER not in page + answer
 
 
-def test_an_enqueue_without_a_key_stores_nothing(transactional_db):
+def test_enqueueing_without_a_key_fails_and_stores_nothing(transactional_db):
     with override_settings(FAKTORY={"ENCRYPT_ARGUMENTS": True}), pytest.raises(CannotEncrypt, match="got none"):
         echo.enqueue(MARKER)
     assert not Job.objects.exists()
 
 
-def test_jobs_that_are_not_encrypted_do_not_touch_the_library(transactional_db, monkeypatch):
+def test_unencrypted_jobs_do_not_require_the_cryptography_library(transactional_db, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
     add.enqueue(20, 22)
     assert prepare(fetched()).result.args == [20, 22]
@@ -277,7 +277,7 @@ def said(**settings):
 
 
 @pytest.mark.django_db(databases=["default", "other"])
-def test_a_bad_key_and_a_missing_library_are_found_before_a_job_meets_them(monkeypatch):
+def test_system_checks_report_invalid_keys_and_a_missing_library(monkeypatch):
     bad = "s3cr3t-but-no-k3y"
     [message] = said(ENCRYPTION_KEYS=[NEW, bad])
     assert "32 bytes" in message.msg
@@ -292,14 +292,14 @@ def test_a_bad_key_and_a_missing_library_are_found_before_a_job_meets_them(monke
 
 
 @pytest.mark.django_db(databases=["default", "other"])
-def test_a_wrong_setting_of_keys_is_told_without_them():
+def test_an_invalid_keys_setting_is_reported_without_the_keys():
     with override_settings(FAKTORY={"ENCRYPTION_KEYS": MARKER}):
         found = [message for message in run_checks() if message.id == "django_faktory.E002"]
     assert len(found) == 1
     assert MARKER not in str(found)
 
 
-def test_tools_for_tests_read_what_is_encrypted(encrypting):
+def test_testing_helpers_decrypt_arguments(encrypting):
     echo.enqueue(MARKER, also=7)
     assert_enqueued(echo, args=[MARKER], kwargs={"also": 7})
     [ran] = drain()
@@ -307,7 +307,7 @@ def test_tools_for_tests_read_what_is_encrypted(encrypting):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_immediate_backend_runs_what_is_encrypted():
+def test_the_immediate_backend_runs_encrypted_jobs():
     immediate = {"default": {"BACKEND": "django_faktory.testing.backends.ImmediateBackend", "QUEUES": []}}
     with keys(NEW), override_settings(TASKS=immediate):
         result = echo.enqueue(MARKER)

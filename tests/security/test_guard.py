@@ -15,33 +15,33 @@ def failing(times, *, limit=5, address="192.0.2.1", now=0.0):
     return found
 
 
-def test_who_failed_less_often_than_allowed_may_try():
+def test_an_address_with_fewer_failures_than_the_limit_may_try():
     assert failing(4).wait_s("192.0.2.1", now=0.0) == 0.0
 
 
-def test_who_failed_as_often_as_allowed_waits_for_the_time_of_one_try():
+def test_an_address_that_reaches_the_limit_waits_for_one_try():
     assert failing(5).wait_s("192.0.2.1", now=0.0) == pytest.approx(12.0)
     assert failing(5).wait_s("192.0.2.1", now=12.0) == 0.0
 
 
-def test_after_the_wait_one_failure_more_bars_again():
+def test_one_more_failure_after_the_wait_blocks_the_address_again():
     found = failing(5)
     found.record_failure("192.0.2.1", now=12.0)
     assert found.wait_s("192.0.2.1", now=12.0) == pytest.approx(12.0)
 
 
-def test_after_a_minute_without_a_failure_nothing_is_held_against_anybody():
+def test_failures_expire_after_a_minute_without_a_failure():
     found = failing(5)
     for _ in range(4):
         found.record_failure("192.0.2.1", now=60.0)
     assert found.wait_s("192.0.2.1", now=60.0) == 0.0
 
 
-def test_another_address_is_not_barred():
+def test_another_address_is_not_blocked():
     assert failing(50).wait_s("192.0.2.2", now=0.0) == 0.0
 
 
-def test_none_is_turned_away_where_any_number_is_allowed():
+def test_a_limit_of_zero_blocks_no_address():
     assert failing(500, limit=0).wait_s("192.0.2.1", now=0.0) == 0.0
 
 
@@ -56,11 +56,11 @@ def test_none_is_turned_away_where_any_number_is_allowed():
         ("", "", True),
     ],
 )
-def test_addresses_that_one_client_has_at_will_count_as_one(one, other, are_one):
+def test_addresses_of_one_ipv6_network_count_as_one(one, other, are_one):
     assert (network_of(one) == network_of(other)) is are_one
 
 
-def test_a_flood_of_addresses_costs_bounded_memory_and_forgets_the_oldest(monkeypatch):
+def test_memory_is_bounded_and_the_oldest_addresses_are_dropped(monkeypatch):
     monkeypatch.setattr(login_throttle, "MAX_ADDRESSES", 3)
     found = LoginThrottle(limit=1)
     for number in range(10):

@@ -47,7 +47,7 @@ def log():
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("kind", [str, ValueError, lambda text: [text]], ids=["text", "error", "list"])
 @pytest.mark.parametrize("form", ["%s", "%r", "%.300r"])
-def test_an_argument_stays_in_its_line(log, text, kind, form):
+def test_a_log_argument_stays_on_its_line(log, text, kind, form):
     log.error(f"event key={form}", kind(text))
     assert log.written().isascii()
     assert re.fullmatch(r"ERROR event key=[ -~]*was here[ -~]*\n", log.written())
@@ -55,7 +55,7 @@ def test_an_argument_stays_in_its_line(log, text, kind, form):
 
 @pytest.mark.core
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_traceback_begins_no_line_like_a_record(log, text):
+def test_traceback_lines_cannot_be_mistaken_for_log_records(log, text):
     try:
         fails(text)
     except ValueError:
@@ -68,7 +68,7 @@ def test_a_traceback_begins_no_line_like_a_record(log, text):
 
 
 @pytest.mark.core
-def test_who_reads_the_exception_itself_still_can(caplog):
+def test_handlers_still_receive_the_original_exception(caplog):
     with caplog.at_level(logging.ERROR):
         try:
             fails("x\ny")
@@ -78,23 +78,23 @@ def test_who_reads_the_exception_itself_still_can(caplog):
 
 
 @pytest.mark.core
-def test_lines_that_are_meant_stand_behind_the_margin(log):
+def test_intended_multi_line_texts_are_indented(log):
     log.warning("stacks pid=%d%s", 7, Lines("one\n\ttwo"))
     assert log.written() == f"WARNING stacks pid=7\n{MARGIN}one\n{MARGIN}    two\n"
 
 
 @pytest.mark.core
-def test_plain_words_of_any_language_are_left_alone():
+def test_printable_text_of_any_language_is_unchanged():
     assert one_line("Grüße, 世界") == "Grüße, 世界"
 
 
 @pytest.mark.core
-def test_every_logger_of_ours_is_such_a_one():
+def test_every_module_of_the_package_uses_the_safe_logger():
     own = [path for path in PACKAGE if "getLogger(__name__)" in path.read_text(encoding="utf-8") and tree(path)]
     assert [name(path) for path in own] == []
 
 
-def test_hostile_names_and_messages_forge_nothing_in_the_log_of_runfaktory(runfaktory, address):
+def test_hostile_names_and_messages_forge_no_log_lines_of_runfaktory(runfaktory, address):
     program = runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", UNKNOWN_JOBTYPE_GRACE=0)
     server = address(program)
     client = RawClient.identified(server, hostname=f"h\n{FORGED}", labels=[f"l\n{FORGED}"])

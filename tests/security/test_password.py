@@ -52,7 +52,7 @@ def hello(greeting, password=PASSWORD, **other):
         "",
     ],
 )
-def test_a_server_with_a_password_takes_nothing_without_it(serve, knock, said):
+def test_a_server_with_a_password_rejects_clients_without_it(serve, knock, said):
     server = serve(password=PASSWORD)
     client, _ = knock(server)
     client.send("\r\n".join([said, push(jid="uninvited")]))
@@ -62,21 +62,21 @@ def test_a_server_with_a_password_takes_nothing_without_it(serve, knock, said):
 
 
 @over_both
-def test_a_hash_heard_from_another_connection_opens_nothing(serve, knock):
+def test_a_password_hash_of_another_connection_is_rejected(serve, knock):
     server = serve(password=PASSWORD)
     _, first = knock(server)
     client, _ = knock(server)
     assert client.ask(hello(first)) == b"-ERR Invalid password"
 
 
-def test_a_server_cannot_be_made_that_asks_for_a_weak_hash():
+def test_a_server_with_weak_hash_parameters_cannot_be_created():
     for salt, iterations in (("5a17", 0), ("5a17", MIN_ITERATIONS - 1), ("", 5000)):
         with pytest.raises(ValueError, match="needs a salt"):
             ServerConnection(password=PASSWORD, salt=salt, iterations=iterations, max_command_bytes=4096)
 
 
 @pytest.mark.parametrize("iterations", ["", ',"i":1', f',"i":{MIN_ITERATIONS - 1}'])
-def test_a_client_gives_no_server_a_hash_that_is_guessed_quickly(iterations):
+def test_a_client_refuses_to_send_a_hash_with_too_few_iterations(iterations):
     client = ClientConnection(identity=WorkerIdentity(), password=PASSWORD)
     client.receive(f'+HI {{"v":2,"s":"123456789abc"{iterations}}}\r\n'.encode())
     with pytest.raises(ProtocolError, match=f"expected {MIN_ITERATIONS} to"):
@@ -84,7 +84,7 @@ def test_a_client_gives_no_server_a_hash_that_is_guessed_quickly(iterations):
 
 
 @over_both
-def test_who_sends_too_many_wrong_passwords_is_turned_away_and_told_when_to_come_again(serve, knock, caplog):
+def test_too_many_wrong_passwords_block_the_address_with_a_retry_time(serve, knock, caplog):
     with override_settings(FAKTORY={"PASSWORD_TRIES": 2}):
         server = serve(password=PASSWORD)
     with caplog.at_level(logging.WARNING, "django_faktory.server"):
@@ -98,7 +98,7 @@ def test_who_sends_too_many_wrong_passwords_is_turned_away_and_told_when_to_come
 
 
 @over_both
-def test_connections_opened_beforehand_give_no_further_tries(serve, knock):
+def test_connections_opened_before_the_block_get_no_further_tries(serve, knock):
     with override_settings(FAKTORY={"PASSWORD_TRIES": 1}):
         server = serve(password=PASSWORD)
     waiting, greeting = knock(server)
@@ -109,7 +109,7 @@ def test_connections_opened_beforehand_give_no_further_tries(serve, knock):
 
 
 @over_both
-def test_who_is_in_stays_in_while_others_of_its_address_guess(serve, knock):
+def test_an_authenticated_client_stays_connected_while_its_address_is_blocked(serve, knock):
     with override_settings(FAKTORY={"PASSWORD_TRIES": 1}):
         server = serve(password=PASSWORD)
     good, greeting = knock(server)
@@ -120,7 +120,7 @@ def test_who_is_in_stays_in_while_others_of_its_address_guess(serve, knock):
 
 
 @over_both
-def test_a_client_with_the_right_password_tries_again_later_where_its_neighbours_guessed(serve, knock, transport):
+def test_our_client_reports_a_blocked_address_as_broker_unavailable(serve, knock, transport):
     with override_settings(FAKTORY={"PASSWORD_TRIES": 1}):
         server = serve(password=PASSWORD)
     bad, other = knock(server)
@@ -133,7 +133,7 @@ def test_a_client_with_the_right_password_tries_again_later_where_its_neighbours
     broker.close()
 
 
-def test_without_a_password_nobody_is_turned_away(serve, knock):
+def test_a_server_without_a_password_blocks_no_client(serve, knock):
     with override_settings(FAKTORY={"PASSWORD_TRIES": 1}):
         server = serve()
     for _ in range(3):
@@ -151,7 +151,7 @@ def test_without_a_password_nobody_is_turned_away(serve, knock):
         ("QUEUE REMOVE", "QUEUE REMOVE *"),
     ],
 )
-def test_a_command_that_the_project_refuses_is_refused_and_others_are_not(serve, command, line):
+def test_only_disabled_commands_are_refused(serve, command, line):
     with override_settings(FAKTORY={"REFUSED_COMMANDS": [command]}):
         client = RawClient.identified(serve().address)
         assert client.ask(line).startswith(f"-ERR {command} is disabled; ".encode())

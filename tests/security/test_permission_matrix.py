@@ -129,16 +129,16 @@ def not_seen(asker, requests, everything):
 
 
 @pytest.mark.parametrize("resource", RESOURCES)
-def test_the_api_shows_and_changes_what_permissions_say(asker, everything, resource):
+def test_the_api_shows_and_changes_only_what_permissions_allow(asker, everything, resource):
     check(asker, api_requests_of(resource), everything)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_admin_shows_and_changes_what_permissions_say(asker, everything, model):
+def test_the_admin_shows_and_changes_only_what_permissions_allow(asker, everything, model):
     check(asker, admin_requests_of(model), everything)
 
 
-def test_pages_that_list_others_show_what_permissions_say(asker, everything):
+def test_index_pages_show_only_what_permissions_allow(asker, everything):
     assert {"api root", "api schema", "admin index"} <= {one.name for one in others()}
     check(asker, others(), everything)
 
@@ -149,7 +149,7 @@ def others():
     return [one for one in [*api_requests(), *admin_requests()] if one.name not in names]
 
 
-def test_each_marker_is_seen_with_its_permissions(asker, everything):
+def test_each_marker_is_shown_to_users_with_its_permissions(asker, everything):
     """Prove that the checks for markers can fail."""
     assert not_seen(asker, admin_requests(), everything) == []
     only_in_the_admin = {"seen-job-progress", "seen-job-lock", "seen-callback-args", "seen-callback-task"}
@@ -157,13 +157,13 @@ def test_each_marker_is_seen_with_its_permissions(asker, everything):
     assert {marker for marker, _ in not_seen(asker, api_requests(), everything)} == only_in_the_admin
 
 
-def test_filters_of_the_admin_show_what_permissions_say(asker, everything):
+def test_admin_filters_show_only_what_permissions_allow(asker, everything):
     requests = [one for model in lists() for one in filters_of(asker.ask(list_of(model), everything).context, model)]
     assert len(requests) > 5
     check(asker, requests, everything)
 
 
-def test_no_list_of_the_admin_is_filtered_by_a_text_that_it_does_not_offer(asker, everything):
+def test_admin_lists_cannot_be_filtered_by_prefixes_of_text_fields(asker, everything):
     tried = 0
     for model, site in lists().items():
         for field in site.model._meta.concrete_fields:
@@ -175,7 +175,7 @@ def test_no_list_of_the_admin_is_filtered_by_a_text_that_it_does_not_offer(asker
     assert tried > 20
 
 
-def test_a_permission_that_a_request_does_not_ask_for_changes_no_answer(asker, everything):
+def test_permissions_that_a_request_does_not_check_do_not_change_its_answer(asker, everything):
     """Check an assumption of `sets_for`."""
     request = Request("jobs", "GET", "/api/jobs/", frozenset({"view_job"}))
     asker.ask(request)

@@ -92,7 +92,7 @@ def _reversed(name, args):
         yield reverse(name, args=args)
 
 
-def test_no_page_of_the_admin_shows_what_is_hidden(marked, admin_client):
+def test_no_admin_page_shows_hidden_arguments(marked, admin_client):
     addresses = sorted(set(pages_of_the_admin()))
     assert sum("/job/" in address for address in addresses) > 20
     with hidden:
@@ -116,7 +116,7 @@ def text_of(answer):
     return (b"".join(answer.streaming_content) if answer.streaming else answer.content).decode(errors="replace")
 
 
-def test_the_same_pages_show_it_where_nothing_is_hidden(marked, admin_client):
+def test_admin_pages_show_arguments_without_redaction(marked, admin_client):
     """Prove that the test above can fail."""
     shown = {address: text_of(admin_client.get(address, follow=True)) for address in pages_of_the_admin()}
     assert sum(MARKER in page for page in shown.values()) > 10
@@ -145,7 +145,7 @@ def addresses_of_the_api(client):
                     found.append(f"{address.partition('?')[0]}{row[key]}/")
 
 
-def test_no_answer_of_the_api_shows_what_is_hidden(marked, admin_client):
+def test_no_api_response_shows_hidden_arguments(marked, admin_client):
     with hidden, override_settings(FAKTORY=HIDE_ALL | {"API_READS": "", "API_ACTS": ""}):
         told = dict(addresses_of_the_api(admin_client))
         job = f"/api/jobs/{marked[1].jid}/"
@@ -157,7 +157,7 @@ def test_no_answer_of_the_api_shows_what_is_hidden(marked, admin_client):
     assert any("cron" in address and "1 arguments of" in text for address, text in told.items())
 
 
-def test_the_same_answers_show_it_where_nothing_is_hidden(marked, admin_client):
+def test_api_responses_show_arguments_without_redaction(marked, admin_client):
     """Prove that the test above can fail."""
     with override_settings(FAKTORY={"API_READS": ""}):
         told = dict(addresses_of_the_api(admin_client))
@@ -171,7 +171,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("extra", [[], ["--json"]])
-def test_no_command_shows_what_is_hidden(marked, faktory, extra):
+def test_no_command_output_shows_hidden_arguments(marked, faktory, extra):
     with hidden:
         told = [faktory(*words, *extra) for words in COMMANDS]
         told += [faktory("job", job.jid, *extra) for job in Job.objects.all()]
@@ -182,7 +182,7 @@ def test_no_command_shows_what_is_hidden(marked, faktory, extra):
 
 
 @pytest.mark.parametrize("query", [f"text:{MARKER}", f'args:["{MARKER}"]', "dead text:m4"])
-def test_what_is_hidden_cannot_be_found_out_by_asking_for_it(marked, admin_client, faktory, query):
+def test_hidden_arguments_cannot_be_searched_for(marked, admin_client, faktory, query):
     with hidden:
         page = admin_client.get(reverse("admin:django_faktory_job_changelist"), {"q": query}).content.decode()
         answer = admin_client.get("/api/jobs/", {"query": query})
@@ -195,7 +195,7 @@ def test_what_is_hidden_cannot_be_found_out_by_asking_for_it(marked, admin_clien
         redaction.query_of(query)
 
 
-def test_what_is_hidden_cannot_be_edited_on_a_page_and_stays(marked, admin_client):
+def test_hidden_arguments_cannot_be_edited_in_the_admin(marked, admin_client):
     job = marked[1]
     address = reverse("admin:django_faktory_job_edit", args=[job.pk])
     with hidden:
@@ -204,7 +204,7 @@ def test_what_is_hidden_cannot_be_edited_on_a_page_and_stays(marked, admin_clien
     assert Job.objects.get(pk=job.pk).payload == job.payload
 
 
-def test_a_cron_entry_whose_arguments_are_hidden_keeps_them_when_it_is_saved(marked, admin_client):
+def test_saving_a_cron_entry_keeps_its_hidden_arguments(marked, admin_client):
     entry = CronEntry.objects.get(name="marked")
     address = reverse("admin:django_faktory_cronentry_change", args=[entry.pk])
     fields = {
@@ -223,7 +223,7 @@ def cron_form(entry, **changes):
     return {name: getattr(entry, name) for name in names} | changes
 
 
-def test_another_jobtype_does_not_show_what_a_cron_entry_hides(marked, admin_client):
+def test_changing_the_jobtype_of_a_cron_entry_reveals_no_hidden_arguments(marked, admin_client):
     """`REDACT` may depend on the jobtype: changing only the jobtype would reveal the hidden arguments."""
     entry = CronEntry.objects.get(name="marked")
     address = reverse("admin:django_faktory_cronentry_change", args=[entry.pk])
@@ -236,7 +236,7 @@ def test_another_jobtype_does_not_show_what_a_cron_entry_hides(marked, admin_cli
 
 
 @pytest.mark.parametrize("field", ["schedule", "missed", "name"])
-def test_a_form_that_is_refused_shows_nothing_that_is_hidden(marked, admin_client, field):
+def test_an_invalid_form_shows_no_hidden_arguments(marked, admin_client, field):
     entry = CronEntry.objects.get(name="marked")
     address = reverse("admin:django_faktory_cronentry_change", args=[entry.pk])
     with hidden:
@@ -246,7 +246,7 @@ def test_a_form_that_is_refused_shows_nothing_that_is_hidden(marked, admin_clien
     assert MARKER not in text_of(answer)
 
 
-def test_the_log_of_the_admin_and_its_confirmations_show_nothing_that_is_hidden(marked, admin_client):
+def test_admin_log_and_confirmation_pages_show_no_hidden_arguments(marked, admin_client):
     entry, outgoing = CronEntry.objects.get(name="marked"), OutboxEntry.objects.first()
     told = []
     with hidden:
@@ -267,7 +267,7 @@ def test_the_log_of_the_admin_and_its_confirmations_show_nothing_that_is_hidden(
     assert MARKER not in said
 
 
-def test_an_entry_that_is_refused_quotes_nothing_that_is_hidden(marked, admin_client):
+def test_an_error_message_of_a_cron_entry_quotes_no_hidden_arguments(marked, admin_client):
     """The task takes none of the entry's options, so the message names them."""
     entry = CronEntry.objects.get(name="of another language")
     CronEntry.objects.filter(pk=entry.pk).update(jobtype="tests.project.tasks.echo")
@@ -280,7 +280,7 @@ def test_an_entry_that_is_refused_quotes_nothing_that_is_hidden(marked, admin_cl
     assert MARKER not in text_of(answer)
 
 
-def test_the_overview_shows_numbers_only_to_a_user_who_may_see_numbers_only(client, transactional_db):
+def test_the_overview_shows_only_numbers_to_users_with_statistics_permission(client, transactional_db):
     failure = f'{{"message":"quoted {MARKER}"}}'
     JobFactory(dead=True, errtype="shop.Declined", failure=failure, jobtype="shop.pay")
     JobFactory(working=True, jobtype="shop.runs", wid="worker-7")
@@ -296,7 +296,7 @@ def test_the_overview_shows_numbers_only_to_a_user_who_may_see_numbers_only(clie
     assert [word for word in words if word not in text_of(client.get(addresses[1]))] == []
 
 
-def test_a_canary_shows_no_error_to_a_user_who_may_retry_and_not_view(client, transactional_db):
+def test_trying_a_job_shows_no_error_to_a_user_without_view_permission(client, transactional_db):
     job = JobFactory(dead=True, errtype="shop.Declined", failure=f'{{"message":"quoted {MARKER}"}}')
     address = reverse("admin:django_faktory_job_try", args=[job.pk])
     client.force_login(who("retry_job", "change_job", "view_statistics"))
@@ -311,7 +311,7 @@ def test_a_canary_shows_no_error_to_a_user_who_may_retry_and_not_view(client, tr
 
 
 @pytest.mark.parametrize("model", ["outboxentry", "cronentry", "batch", "workerprocess"])
-def test_a_page_shows_no_arguments_and_no_running_job_to_a_user_who_may_not_view_jobs(marked, client, model):
+def test_other_pages_show_no_job_data_without_permission_to_view_jobs(marked, client, model):
     WorkerFactory(wid="w1", hostname="host")
     rows = apps.get_model("django_faktory", model).objects.all()
     pages = [reverse(f"admin:django_faktory_{model}_changelist")]
@@ -324,7 +324,7 @@ def test_a_page_shows_no_arguments_and_no_running_job_to_a_user_who_may_not_view
     assert any(MARKER in text or marked[2].jid in text for text in texts)
 
 
-def test_no_log_line_and_no_recorded_failure_shows_what_is_hidden(work, state, caplog):
+def test_logs_and_recorded_failures_show_no_hidden_arguments(work, state, caplog):
     bad = {"$type": "decimal", "value": MARKER}
     gone = {"$model": "shop.order", "pk": MARKER}
     all_fail = override_settings(FAKTORY=HIDE_ALL | {"UNKNOWN_JOBTYPE_GRACE": 0})
@@ -341,7 +341,7 @@ def test_no_log_line_and_no_recorded_failure_shows_what_is_hidden(work, state, c
     assert MARKER not in "".join(told)
 
 
-def test_reprs_show_nothing_that_is_hidden(transactional_db):
+def test_reprs_show_no_hidden_arguments(transactional_db):
     with hidden:
         result = echo.enqueue(MARKER, also=MARKER)
         again = echo.get_result(result.id)
@@ -354,7 +354,7 @@ def test_reprs_show_nothing_that_is_hidden(transactional_db):
     assert MARKER in repr(echo.get_result(result.id))
 
 
-def test_sentry_without_local_variables_gets_nothing_that_is_hidden(transactional_db, work, state):
+def test_sentry_without_local_variables_receives_no_hidden_arguments(transactional_db, work, state):
     """Test the configuration that docs/security.md recommends."""
     events = []
     client = sentry_sdk.Client(
@@ -379,21 +379,21 @@ def test_sentry_without_local_variables_gets_nothing_that_is_hidden(transactiona
     assert MARKER not in events[0]
 
 
-def test_workers_and_clients_get_arguments_as_they_are(transactional_db):
+def test_workers_receive_arguments_without_redaction(transactional_db):
     with hidden:
         echo.enqueue(MARKER)
         [[held]] = claims.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
     assert MARKER in held.wire()
 
 
-def test_positional_arguments_and_those_by_keyword_are_asked_for_each_by_themselves():
+def test_the_function_is_called_separately_for_args_and_kwargs():
     redacting.SEEN.clear()
     with hidden:
         redaction.shown_job("noop", text_with([1, 2], {"card": 3}))
     assert redacting.SEEN == [("noop", [1, 2]), ("noop", {"card": 3})]
 
 
-def test_what_the_function_lets_through_is_shown_and_the_rest_of_the_job_stays_digit_by_digit():
+def test_redacted_arguments_are_shown_and_other_job_fields_stay_verbatim():
     text = '{"jid":"jid-jid-1","big":1.0e5,"args":[12345678901234567890],"custom":{"kwargs":{"card":"1","n":1.0}}}'
     with override_settings(FAKTORY={"REDACT": "tests.project.redacting.hides_cards"}):
         shown = redaction.shown_job("noop", text)
@@ -403,7 +403,7 @@ def test_what_the_function_lets_through_is_shown_and_the_rest_of_the_job_stays_d
 
 
 @pytest.mark.parametrize("name", ["fails", "returns_no_json", "no_such_function"])
-def test_a_function_that_fails_hides_all_and_is_logged_once_without_arguments(name, caplog):
+def test_a_failing_function_hides_all_arguments_and_is_logged_once(name, caplog):
     redaction._failed.clear()
     with override_settings(FAKTORY={"REDACT": f"tests.project.redacting.{name}"}):
         told = [redaction.shown("noop", [MARKER]) for _ in range(3)]
@@ -416,19 +416,19 @@ def test_a_function_that_fails_hides_all_and_is_logged_once_without_arguments(na
 
 
 @pytest.mark.parametrize("text", ["no job", '{"args":[', "[]"])
-def test_text_that_is_no_job_is_hidden_whole(text):
+def test_text_that_is_not_a_job_is_hidden_completely(text):
     with hidden:
         assert redaction.shown_job("noop", text) == f'"{redaction.HIDDEN}"'
 
 
-def test_a_function_cannot_change_the_job(transactional_db):
+def test_the_function_cannot_change_the_arguments_of_the_job(transactional_db):
     with override_settings(FAKTORY={"REDACT": "tests.project.redacting.empties"}):
         result = echo.enqueue(MARKER)
         assert redaction.shown(echo.jobtype, result.args) == []
     assert result.args == [MARKER]
 
 
-def test_without_the_setting_all_is_shown_and_messages_quote():
+def test_without_the_setting_arguments_are_shown_and_quoted_in_errors():
     assert redaction.shown("noop", [MARKER]) == [MARKER]
     with pytest.raises(InvalidArgument, match=MARKER):
         decode_call([{"$type": "decimal", "value": MARKER}], {})
@@ -436,12 +436,12 @@ def test_without_the_setting_all_is_shown_and_messages_quote():
 
 @pytest.mark.django_db(databases=["default", "other"])
 @pytest.mark.parametrize("value", ["no.such.function", "tests.project.redacting.SEEN", 5])
-def test_a_setting_that_is_no_function_is_an_error(value):
+def test_a_setting_that_is_not_a_function_is_an_error(value):
     with override_settings(FAKTORY={"REDACT": value}):
         assert "django_faktory.E002" in [message.id for message in run_checks()]
 
 
-def test_a_cron_entry_takes_no_other_jobtype_for_arguments_that_are_hidden(marked, admin_client):
+def test_the_api_refuses_a_jobtype_change_that_keeps_hidden_arguments(marked, admin_client):
     """`REDACT` may hide nothing for the new jobtype, which would reveal the arguments."""
     with hidden:
         ask = {"path": "/api/cron/marked/", "content_type": "application/json"}

@@ -27,7 +27,7 @@ def repository(tmp_path, monkeypatch):
     return scan
 
 
-def test_a_committed_key_is_found_until_it_is_accepted(repository, capsys):
+def test_a_committed_key_is_reported_until_it_is_in_the_baseline(repository, capsys):
     repository.add("keys.py", f'TOKEN = "{secrets.token_hex(32)}"\n')
     assert repository.secrets(accept=False) == 1
     assert "keys.py:1: " in capsys.readouterr().out
@@ -35,6 +35,6 @@ def test_a_committed_key_is_found_until_it_is_accepted(repository, capsys):
     assert repository.secrets(accept=False) == 0
 
 
-def test_plain_code_is_no_secret(repository):
+def test_plain_code_is_not_reported_as_a_secret(repository):
     repository.add("plain.py", 'PASSWORD = ""\nNAME = "a plain sentence of words"\n')
     assert repository.secrets(accept=False) == 0

@@ -27,7 +27,7 @@ def family(pid):
     return [process, *process.children(recursive=True)]
 
 
-def test_a_running_server_and_its_workers_show_no_secret(runfaktory, address):
+def test_logs_info_and_command_lines_of_a_running_server_show_no_secret(runfaktory, address):
     program = runfaktory(
         "127.0.0.1:0", "--processes", "1", "--no-reload",
         environment={"FAKTORY_PASSWORD": SECRET}, METRICS_TOKEN=SECRET + "-token", PASSWORD="another-" + SECRET,
@@ -54,19 +54,19 @@ def test_a_running_server_and_its_workers_show_no_secret(runfaktory, address):
     assert pwdhash not in told
 
 
-def test_a_url_with_a_password_is_warned_of_where_ps_shows_it(runfaktory):
+def test_a_password_in_a_command_line_url_causes_a_warning(runfaktory):
     program = runfaktory("--worker-only", "--drain", "--url", URL.replace("7419", "1"), "--no-reload")
     program.said("`ps` shows its password")
     assert SECRET not in program.text
 
 
-def test_a_server_for_everybody_says_so_when_it_starts(runfaktory):
+def test_a_public_server_without_a_password_warns_when_it_starts(runfaktory):
     program = runfaktory("0.0.0.0:0", "--server-only", "--no-reload")
     program.said("can be reached from other machines, and there is no password")
     program.said("server listens")
 
 
-def test_a_plan_and_an_address_have_no_password_in_their_repr():
+def test_the_repr_of_run_config_address_and_broker_shows_no_password():
     options = {
         "worker_only": True, "server_only": False, "address": None, "url": URL, "tls_cert": None, "tls_key": None,
         "queues": "default", "processes": "1", "concurrency": "1", "drain": False, "reload": False, "gearmonkey": None,
@@ -78,7 +78,7 @@ def test_a_plan_and_an_address_have_no_password_in_their_repr():
 
 
 @pytest.mark.parametrize("is_debug", [True, False])
-def test_an_error_page_hides_the_settings_that_are_secret(is_debug):
+def test_an_error_page_hides_secret_settings(is_debug):
     override = override_settings(FAKTORY={"PASSWORD": SECRET, "METRICS_TOKEN": SECRET, "BIND": "x"}, DEBUG=is_debug)
     with override:
         try:
@@ -90,7 +90,7 @@ def test_an_error_page_hides_the_settings_that_are_secret(is_debug):
     assert SECRET not in page
 
 
-def test_the_report_of_an_error_mailed_to_admins_does_not_show_a_url():
+def test_an_error_report_to_admins_shows_no_url_password():
     with override_settings(DEBUG=False):
         try:
             parse_url(f"nonsense://:{SECRET}@localhost")
@@ -102,13 +102,13 @@ def test_the_report_of_an_error_mailed_to_admins_does_not_show_a_url():
 
 
 @pytest.mark.parametrize("value", [f"/no/such/{'x' * 5}", 5, "/"])
-def test_a_wrong_password_setting_is_told_of_without_it(value):
+def test_system_checks_of_invalid_password_settings_show_no_secret(value):
     with override_settings(FAKTORY={"PASSWORD": value, "METRICS_TOKEN": SECRET + " with blanks"}):
         assert SECRET not in " ".join(str(message) for message in run_checks())
 
 
 @pytest.mark.parametrize("name", ["overview", "job_changelist", "queue_changelist", "workerprocess_changelist"])
-def test_no_page_of_the_admin_shows_a_secret(client, db, name):
+def test_admin_pages_show_no_secret(client, db, name):
     client.force_login(User.objects.create_superuser("root", password="pw"))
     with override_settings(FAKTORY={"PASSWORD": SECRET, "METRICS_TOKEN": SECRET}):
         address = reverse("admin:app_list", args=["django_faktory"]) if name == "overview" else None

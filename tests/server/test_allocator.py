@@ -33,7 +33,7 @@ wait_until(lambda: resident_bytes() < high - 80_000_000, what="the freed blocks 
 """
 
 
-def test_memory_that_was_in_use_at_the_first_looks_is_returned_when_it_is_freed():
+def test_freed_memory_is_returned_to_the_operating_system():
     done = subprocess.run(
         [sys.executable, "-c", GROWS_AND_SHRINKS], cwd=ROOT, capture_output=True, text=True, check=False
     )

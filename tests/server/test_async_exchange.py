@@ -126,7 +126,7 @@ def test_an_exchange_on_the_event_loop_creates_no_connection_object(client, give
     assert (given, created) == ([], [])
 
 
-def test_a_job_s_whole_way_needs_no_thread(client, given):
+def test_push_fetch_and_ack_run_on_the_event_loop_without_a_thread(client, given):
     """W29: a job's PUSH, FETCH and ACK all run on the event loop."""
     job = one_job(client)
     assert given == []
@@ -134,7 +134,7 @@ def test_a_job_s_whole_way_needs_no_thread(client, given):
     assert not Job.objects.exists()
 
 
-def test_an_answer_means_that_it_is_committed(client, given):
+def test_a_reply_is_sent_only_after_the_commit(client, given):
     """W29: the reply follows the commit."""
     assert client.ask(push(jid="the-job-one")) == b"+OK"
     assert Job.objects.get().jid == "the-job-one"
@@ -145,7 +145,7 @@ def test_an_answer_means_that_it_is_committed(client, given):
     assert given == []
 
 
-def test_a_plan_that_is_old_is_made_anew_by_the_thread(client, given, monkeypatch):
+def test_an_outdated_query_plan_is_renewed_by_a_thread(client, given, monkeypatch):
     """ADR 0006: only a thread makes a new plan."""
     monkeypatch.setattr(prepared, "REPLAN_S", 0.0)
     client.ask(push(jid="the-job-one"))
@@ -168,7 +168,7 @@ def pushed_together(server, *jids):
     return answers
 
 
-def test_what_one_job_spoils_is_done_again_for_the_others(client, given):
+def test_a_failing_job_is_refused_alone_and_its_set_is_retried(client, given):
     """W29: a statement that fails rolls back the whole set."""
     for number in range(ENOUGH):
         pushed_together(client.server, f"warming-{number}-1", f"warming-{number}-2")
@@ -194,7 +194,7 @@ def test_what_one_job_spoils_is_done_again_for_the_others(client, given):
 
 
 @pytest.mark.parametrize("line", [push(jid="the-job-two"), "FETCH default", 'ACK {"jid":"the-job-one"}'])
-def test_a_connection_that_is_lost_on_the_way_is_told_and_the_next_command_has_another(client, broker, given, line):
+def test_a_database_connection_lost_during_a_command_is_reported_and_replaced(client, broker, given, line):
     """W30: the client gets an error, and the thread replaces its connection."""
     client.ask(push(jid="the-job-one"))
     with transaction.atomic():
@@ -209,7 +209,7 @@ def test_a_connection_that_is_lost_on_the_way_is_told_and_the_next_command_has_a
     assert json.loads(client.ask("FETCH default"))["jid"] == "the-job-one"
 
 
-def test_a_connection_that_ends_while_nobody_uses_it_is_left_to_its_thread(client, given):
+def test_a_database_connection_lost_while_idle_is_returned_to_its_thread(client, given):
     """W30: otherwise the event loop would report the closed socket again and again."""
     lent = raw_connections(client.server)
     hands = [commit_thread for commit_thread in client.server.exchanges._commit_threads if commit_thread.fd is not None]
@@ -221,7 +221,7 @@ def test_a_connection_that_ends_while_nobody_uses_it_is_left_to_its_thread(clien
     assert client.ask(push(jid="the-job-two")) == b"+OK"
 
 
-def test_a_database_that_says_nothing_is_not_waited_for_longer_than_set(serve, broker, given, monkeypatch):
+def test_database_timeout_applies_to_commands_on_the_event_loop(serve, broker, given, monkeypatch):
     """Reliability class D2: DATABASE_TIMEOUT applies on the event loop too."""
     monkeypatch.setattr(db_watchdog, "LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(transactions, "around", transactions.around)
@@ -239,7 +239,7 @@ def test_a_database_that_says_nothing_is_not_waited_for_longer_than_set(serve, b
         assert client.ask(push(jid="the-job-two")) == b"+OK"
 
 
-def test_what_the_socket_does_not_take_at_once_is_sent_when_there_is_room(client, given, monkeypatch):
+def test_a_request_larger_than_the_socket_buffer_is_sent_in_parts(client, given, monkeypatch):
     sendings, real = [], CommitQueue._send
 
     def spy(commit_queue, commit_thread):
@@ -264,7 +264,7 @@ def test_what_the_socket_does_not_take_at_once_is_sent_when_there_is_room(client
     assert given == []
 
 
-def test_a_job_that_needs_a_lock_gets_it_by_the_thread(client, given):
+def test_a_claim_that_acquires_a_lock_runs_on_a_thread(client, given):
     """ADR 0015: a claim that acquires a lock runs on a thread."""
     client.ask(push(jid="job-locked", custom={"lock": "one at a time"}))
     given.clear()
@@ -273,7 +273,7 @@ def test_a_job_that_needs_a_lock_gets_it_by_the_thread(client, given):
     assert JobLock.objects.get().jid == "job-locked"
 
 
-def test_wrong_settings_of_locks_refuse_a_fetch_here_too(client, broker):
+def test_invalid_locket_settings_refuse_a_fetch_on_the_event_loop(client, broker):
     """ADR 0015: a FETCH on the event loop checks the LOCKET settings too."""
     client.ask(push(jid="the-job-one"))
     broker.locket = Locket({"ENABLED": False, "HEARTBEAT_FREQUENCY": 0})
@@ -281,7 +281,7 @@ def test_wrong_settings_of_locks_refuse_a_fetch_here_too(client, broker):
     assert Job.objects.get().state == "enqueued"
 
 
-def test_a_turn_does_not_wait_for_another_that_counts_too(client, given):
+def test_an_ack_does_not_wait_for_counters_of_a_blocked_set(client, given):
     """Both sets add to the counters of the day."""
     server = client.server
     for jid in ("the-job-one", "the-job-two"):
@@ -307,13 +307,13 @@ def test_a_turn_does_not_wait_for_another_that_counts_too(client, given):
     wait_until(lambda: answers == [True, [None]])
 
 
-def test_a_queue_that_is_new_is_listed_before_the_answer(client, given):
+def test_a_new_queue_is_stored_before_its_push_is_answered(client, given):
     assert client.ask(push(jid="in-a-new-queue", queue="unheard-of")) == b"+OK"
     assert Queue.objects.filter(name="unheard-of").exists()
     assert len(given) == 1
 
 
-def test_a_queue_that_is_forgotten_meanwhile_is_listed_by_the_next_push(client, broker, given):
+def test_a_queue_dropped_from_the_cache_is_stored_by_the_next_push(client, broker, given):
     """W29: the event loop must not query the database for it, nor fail the push."""
     Queue.objects.all().delete()
     broker._announce = lambda *_: broker._known_queues.clear()  # as when the cached names expire or are cleared
@@ -323,7 +323,7 @@ def test_a_queue_that_is_forgotten_meanwhile_is_listed_by_the_next_push(client, 
     assert Queue.objects.get().name == "default"
 
 
-def test_a_broker_with_verbs_of_its_own_is_not_gone_round(serve, given):
+def test_a_broker_subclass_that_overrides_push_is_not_bypassed(serve, given):
     class Counting(OrmBroker):
         pushed = 0
 
@@ -339,7 +339,7 @@ def test_a_broker_with_verbs_of_its_own_is_not_gone_round(serve, given):
     assert broker.pushed == ENOUGH
 
 
-def test_a_stopping_server_leaves_no_connection_open(serve, broker, given):
+def test_a_stopping_server_closes_all_lent_database_connections(serve, broker, given):
     """W28: the threads close the connections that they lent."""
     server = serve(broker)
     with closing(RawClient.identified(server.address, **worker())) as client:

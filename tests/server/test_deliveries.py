@@ -54,7 +54,7 @@ def lasts(row, seconds):
 
 
 @pytest.mark.parametrize("hello", [worker(), {}], ids=["a worker", "a client without wid"])
-def test_a_job_that_runs_a_while_is_confirmed_and_has_its_reservation(soon, connect, hello):
+def test_a_long_job_is_confirmed_and_gets_its_full_reservation(soon, connect, hello):
     client = connect(**hello)
     client.ask(push(jid="runs-long", reserve_for=600))
     assert fetched(client) == "runs-long"
@@ -68,7 +68,7 @@ def test_a_job_that_runs_a_while_is_confirmed_and_has_its_reservation(soon, conn
     assert not Job.objects.exists()
 
 
-def test_jobs_that_are_done_soon_cost_no_confirmation(serve):
+def test_short_jobs_are_acknowledged_without_a_confirmation(serve):
     broker = Confirming("default")
     client = RawClient.identified(serve(broker).address, **worker())
     try:
@@ -80,7 +80,7 @@ def test_jobs_that_are_done_soon_cost_no_confirmation(serve):
     assert broker.confirmed == []
 
 
-def test_jobs_are_confirmed_together(soon, serve):
+def test_many_deliveries_are_confirmed_in_few_calls(soon, serve):
     broker = Confirming("default")
     client = RawClient.identified(serve(broker).address, **worker())
     try:
@@ -93,7 +93,7 @@ def test_jobs_are_confirmed_together(soon, serve):
     assert len(broker.confirmed) < 10
 
 
-def test_a_server_that_stops_confirms_what_it_delivered(late, serve):
+def test_a_stopping_server_confirms_its_deliveries(late, serve):
     server = serve()
     client = RawClient.identified(server.address, **worker())
     try:
@@ -105,7 +105,7 @@ def test_a_server_that_stops_confirms_what_it_delivered(late, serve):
         client.close()
 
 
-def test_a_report_of_another_worker_is_judged_by_the_row(late, connect, server):
+def test_the_row_decides_which_worker_may_acknowledge_a_job(late, connect, server):
     """The row decides, because the delivering node may not know that another node has given the job
     to another worker.
     """
@@ -118,7 +118,7 @@ def test_a_report_of_another_worker_is_judged_by_the_row(late, connect, server):
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_beat_extends_the_jobs_of_its_wid_where_that_is_set(soon, connect, keeps):
+def test_a_beat_extends_reservations_only_if_beat_keeps_jobs_is_set(soon, connect, keeps):
     client = connect(**worker())
     client.ask(push(jid="runs-long", reserve_for=600))
     fetched(client)
@@ -132,7 +132,7 @@ def test_a_beat_extends_the_jobs_of_its_wid_where_that_is_set(soon, connect, kee
     assert (row.reserved_until > almost_over) is keeps
 
 
-def test_a_lock_lasts_from_one_beat_of_a_slow_client_to_the_next(connect):
+def test_a_lock_lasts_at_least_as_long_as_the_worker_timeout(connect):
     """A client may be silent for WORKER_TIMEOUT, so the lock has to last at least that long."""
     client = connect(**worker())
     client.ask(push(jid="has-a-lock", custom={"lock": "key"}))

@@ -68,7 +68,7 @@ def test_connections_of_a_wid_may_give_different_hosts(connect):
 
 
 @pytest.mark.parametrize(("spelled", "answer"), [(str.lower, b"+OK"), (str.upper, b"-ERR Invalid password")])
-def test_a_password_hash_is_lower_case(serve, spelled, answer):
+def test_a_password_hash_must_be_lower_case(serve, spelled, answer):
     client = RawClient(serve(password="s3cret").address)
     asked = json.loads(client.reply()[4:])
     digest = f"s3cret{asked['s']}".encode()
@@ -78,7 +78,7 @@ def test_a_password_hash_is_lower_case(serve, spelled, answer):
     client.close()
 
 
-def test_an_idle_connection_is_closed_at_a_stop_without_a_word(serve):
+def test_a_stopping_server_closes_idle_connections_without_a_message(serve):
     server = serve()
     client = RawClient.identified(server.address, **worker())
     server.stop()
@@ -115,7 +115,7 @@ def test_backtrace_0_keeps_thirty_lines(connect, sent, kept):
 
 
 @pytest.mark.parametrize("version", [0, 1, 3, "2", True])
-def test_another_version_than_2_is_refused(server, version):
+def test_a_hello_version_other_than_2_is_refused(server, version):
     client = RawClient(server.address)
     client.reply()
     assert client.ask(f"HELLO {json.dumps({'v': version})}").startswith(b"-ERR invalid HELLO: v: expected 2")
@@ -123,14 +123,14 @@ def test_another_version_than_2_is_refused(server, version):
     client.close()
 
 
-def test_the_state_of_an_untracked_job_is_known_and_of_no_job_unknown(connect):
+def test_track_get_reports_untracked_jobs_and_unknown_for_missing_ones(connect):
     client = connect()
     client.ask(push(jid="abcdefgh"))
     assert json.loads(client.ask("TRACK GET abcdefgh"))["state"] == "enqueued"
     assert json.loads(client.ask("TRACK GET nobody-s"))["state"] == "unknown"
 
 
-def test_a_unique_job_that_is_sent_twice_is_ok_and_another_of_its_key_is_not(connect):
+def test_only_the_same_unique_job_may_be_pushed_twice(connect):
     client = connect()
     unique = {"custom": {"unique_for": 60}}
     assert client.ask(push(jid="abcdefgh", **unique)) == b"+OK"
@@ -139,7 +139,7 @@ def test_a_unique_job_that_is_sent_twice_is_ok_and_another_of_its_key_is_not(con
     assert Job.objects.count() == 1
 
 
-def test_a_committed_batch_is_opened_only_by_a_worker_of_it(connect):
+def test_a_committed_batch_is_opened_only_by_a_worker_of_a_member(connect):
     outside = connect(**worker("outside"))
     bid = outside.ask('BATCH NEW {"success":{"jobtype":"after","args":[]}}').decode()
     outside.ask(push(jid="abcdefgh", custom={"bid": bid}))
@@ -153,5 +153,5 @@ def test_a_committed_batch_is_opened_only_by_a_worker_of_it(connect):
 @pytest.mark.parametrize(
     ("line", "text"), [('BEAT {"wid":"nobody"}', "-ERR unknown worker nobody"), ("PUSH {", "-ERR invalid JSON: ")]
 )
-def test_errors_go_on_with_the_reason_behind_the_words_that_clients_compare(connect, line, text):
+def test_errors_append_the_reason_to_the_standard_wording(connect, line, text):
     assert connect(**worker()).ask(line).decode().startswith(text)

@@ -48,7 +48,7 @@ def push_to(index, queue):
     return [index.mark_tried(waiting_fetch) for waiting_fetch in index.with_longest_waiting(index.next_batch())]
 
 
-def test_a_push_costs_as_much_however_many_wait_for_other_queues():
+def test_push_cost_does_not_depend_on_fetches_waiting_for_other_queues():
     index = FetchIndex()
     waiting(index, "wanted")
     few = calls(lambda: push_to(index, "wanted"))
@@ -57,7 +57,7 @@ def test_a_push_costs_as_much_however_many_wait_for_other_queues():
     assert calls(lambda: push_to(index, "wanted")) == few
 
 
-def test_a_push_asks_for_its_queue_only_where_a_fetch_names_many():
+def test_a_push_retries_a_large_fetch_for_the_pushed_queues_only():
     index = FetchIndex()
     waiting(index, *MANY)
     waiting(index, "a", MANY[7], "b")
@@ -71,7 +71,7 @@ def test_a_push_asks_for_its_queue_only_where_a_fetch_names_many():
     ]
 
 
-def test_a_claim_has_a_bounded_number_of_names_and_one_fetch_with_many():
+def test_a_claim_has_bounded_queue_names_and_at_most_one_large_fetch():
     index = FetchIndex()
     for number in range(50):
         waiting(index, *MANY)
@@ -86,7 +86,7 @@ def test_a_claim_has_a_bounded_number_of_names_and_one_fetch_with_many():
     assert sum(len(claim) > 1 for claim in sizes) == 5, "those with few are tried in the first claims"
 
 
-def test_who_waits_longest_for_a_queue_of_newcomers_is_asked_for_those_queues():
+def test_a_new_fetch_is_preceded_by_the_longest_waiting_fetch():
     index = FetchIndex()
     elder, other = waiting(index, *MANY), waiting(index, "elsewhere")
     newcomer = WaitingFetch(FetchRequest(queues=("new", MANY[3], MANY[1])), lambda told: None)
@@ -96,7 +96,7 @@ def test_who_waits_longest_for_a_queue_of_newcomers_is_asked_for_those_queues():
     assert index.mark_tried(elder).queues == (MANY[1], MANY[3])
 
 
-def test_nothing_is_kept_of_those_that_have_left():
+def test_the_index_keeps_nothing_of_removed_fetches():
     index = FetchIndex()
     gone = [waiting(index, *MANY) for _ in range(80)] + [waiting(index, "few")]
     assert sum(map(len, index._by_queue.values())) == fetch_index.MOST_NAMES + 1
@@ -106,7 +106,7 @@ def test_nothing_is_kept_of_those_that_have_left():
     assert not any((len(index), index._by_queue, index._untried, index._without_room, index._names))
 
 
-def test_a_fetch_with_many_names_beyond_the_room_for_them_is_tried_when_another_has_ended():
+def test_a_large_fetch_over_the_name_limit_is_tried_when_another_ends():
     index = FetchIndex()
     inside = [waiting(index, *MANY) for _ in range(50)]
     late = WaitingFetch(FetchRequest(queues=MANY), lambda told: None)
@@ -143,7 +143,7 @@ def recording(serve, settings):
     return serve(Recording())
 
 
-def test_fetches_with_many_names_delay_no_other_client(recording):
+def test_fetches_with_many_queue_names_do_not_delay_other_clients(recording):
     """Fifty such fetches once delayed every round trip of other clients by 8 s: each push claimed for all of them
     together.
     """
@@ -161,7 +161,7 @@ def test_fetches_with_many_names_delay_no_other_client(recording):
             assert sum(map(len, turn)) <= 4 * (len(MANY) + 1), "two claims, each with one and its elder"
 
 
-def test_a_fetch_with_many_names_gets_what_is_pushed_to_one_of_them(recording, monkeypatch):
+def test_a_push_to_one_queue_of_a_large_fetch_is_delivered(recording, monkeypatch):
     monkeypatch.setattr(waiting_fetches, "WAIT_S", 60.0)
     clients = [RawClient.identified(recording.address, **worker(f"w{number}")) for number in range(3)]
     first, second, good = clients
@@ -178,7 +178,7 @@ def test_a_fetch_with_many_names_gets_what_is_pushed_to_one_of_them(recording, m
         client.close()
 
 
-def test_a_fetch_of_names_that_no_queue_can_have_waits_and_reaches_no_claim(recording):
+def test_invalid_queue_names_of_a_waiting_fetch_never_reach_a_claim(recording):
     """Names of 15 MiB once blocked claims for 18 s and stayed in memory."""
     clients = [RawClient.identified(recording.address, **worker(f"w{number}")) for number in range(3)]
     for client in clients:
@@ -208,7 +208,7 @@ def test_a_fetch_of_names_that_no_queue_can_have_waits_and_reaches_no_claim(reco
     )
 
 
-def test_used_priorities_of_many_queues_are_remembered_in_bounded_memory(serve, monkeypatch):
+def test_pausing_prefetch_for_many_queues_uses_bounded_memory(serve, monkeypatch):
     prefetch_buffer = serve().prefetch_buffer
     monkeypatch.setattr(prefetch_buffer, "_limit", 10)
     prefetch_buffer.release_for_priority(f"q-{number}" for number in range(5000))

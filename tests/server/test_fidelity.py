@@ -90,20 +90,20 @@ def same(text, there_and_back):
 
 @given(args=arrays())
 @real
-def test_args_come_back_as_they_were_written(there_and_back, args):
+def test_args_are_returned_verbatim(there_and_back, args):
     same(f'{{"jid":"verbatim1","jobtype":"t","args":{args}}}', there_and_back)
 
 
 @given(pairs=st.lists(st.tuples(st.from_regex("x[a-z]{0,5}", fullmatch=True), values()), max_size=5))
 @real
-def test_custom_comes_back_as_it_was_written_a_key_given_twice_too(there_and_back, pairs):
+def test_custom_is_returned_verbatim_including_duplicate_keys(there_and_back, pairs):
     custom = ",".join(f'"{key}":{value}' for key, value in pairs)
     same(f'{{"jid":"verbatim1","jobtype":"t","args":[],"custom":{{{custom}}}}}', there_and_back)
 
 
 @given(data=st.data())
 @real
-def test_unknown_members_come_back_in_their_order_wherever_they_stand(there_and_back, data):
+def test_unknown_members_are_returned_verbatim_in_their_original_order(there_and_back, data):
     known = ['"jid":"verbatim1"', '"jobtype":"t"', '"args":[1]']
     keys = data.draw(st.lists(strings().filter(is_unknown), max_size=4, unique_by=json.loads))
     parts = known + [f"{key}:{data.draw(values())}" for key in keys]
@@ -116,7 +116,7 @@ def is_unknown(key):
 
 @pytest.mark.parametrize("depth", [1, 2, 127, 128])
 @pytest.mark.parametrize("place", ["args", "custom", "unknown"])
-def test_what_is_nested_deeply_comes_back_up_to_128_levels(there_and_back, connect, place, depth):
+def test_values_nested_up_to_128_levels_are_returned_verbatim(there_and_back, connect, place, depth):
     """W7: the job's own object is the first level."""
     inner = depth - 2  # below the job's object and the member's own value
     nested = "[" * inner + "]" * inner if inner > 0 else "1"
@@ -138,11 +138,11 @@ def test_what_is_nested_deeply_comes_back_up_to_128_levels(there_and_back, conne
         "[ ]",
     ],
 )
-def test_these_have_bitten_others(there_and_back, args):
+def test_edge_case_numbers_and_strings_are_returned_verbatim(there_and_back, args):
     same(f'{{"jid":"verbatim1","jobtype":"t","args":{args}}}', there_and_back)
 
 
-def test_a_bulk_push_rewrites_nothing_either(connect):
+def test_pushb_keeps_the_text_of_each_job(connect):
     """W12: PUSHB keeps the text of each job too."""
     client = connect(**worker())
     texts = [
@@ -154,7 +154,7 @@ def test_a_bulk_push_rewrites_nothing_either(connect):
         assert client.ask("FETCH default").decode().startswith(text[:-1])
 
 
-def test_a_job_that_failed_comes_back_as_it_was_sent_with_its_failure(connect):
+def test_a_requeued_failed_job_is_returned_verbatim_with_its_failure(connect):
     client = connect(**worker())
     text = r'{"jid":"failed-1","zz":1.0,"jobtype":"t","args":[1.0,"\ud800"],"custom":{"b":1e2,"a":-0}}'
     client.ask(f"PUSH {text}")
@@ -166,7 +166,7 @@ def test_a_job_that_failed_comes_back_as_it_was_sent_with_its_failure(connect):
     assert json.loads(got)["failure"]["errtype"] == "E"
 
 
-def test_other_jobs_do_not_mix_in(connect):
+def test_another_connection_fetches_a_job_with_unchanged_args(connect):
     """Another connection fetches the same job unchanged."""
     producer, consumer = connect(), connect(**worker())
     args = ["x" * 100_000, {"deep": [1.5, None]}]

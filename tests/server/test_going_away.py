@@ -63,7 +63,7 @@ def is_back():
 
 @over_both
 @pytest.mark.parametrize("leave", [RawClient.close, reset, lambda client: client.socket.shutdown(socket.SHUT_WR)])
-def test_a_job_claimed_for_who_left_meanwhile_goes_back_and_to_who_waits(slow, broker, leave):
+def test_a_job_claimed_for_a_disconnected_client_is_delivered_to_another(slow, broker, leave):
     leaver, producer, stays = (RawClient.identified(slow.address, **worker(wid)) for wid in ("gone", "p", "stays"))
     producer.ask(push(jid="abcdefgh"))
     leaver.send("FETCH default")
@@ -78,7 +78,7 @@ def test_a_job_claimed_for_who_left_meanwhile_goes_back_and_to_who_waits(slow, b
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_job_is_given_back_though_the_database_was_away(slow, broker, times, monkeypatch):
+def test_a_release_is_retried_after_a_database_outage(slow, broker, times, monkeypatch):
     monkeypatch.setattr("django_faktory.server.server.RELEASE_AGAIN_S", 0.01)
     broker.release_errors = [BrokerUnavailable("no route to host")] * times
     leaver, producer = (RawClient.identified(slow.address, **worker(wid)) for wid in ("gone", "p"))
@@ -92,7 +92,7 @@ def test_a_job_is_given_back_though_the_database_was_away(slow, broker, times, m
     producer.close()
 
 
-def test_a_job_that_cannot_be_given_back_is_logged_and_not_tried_for_ever(slow, broker, caplog):
+def test_a_release_that_raises_is_logged_and_the_server_continues(slow, broker, caplog):
     broker.release_errors = [RuntimeError("this job chokes the broker")]
     leaver, producer = (RawClient.identified(slow.address, **worker(wid)) for wid in ("gone", "p"))
     producer.ask(push(jid="abcdefgh"))
@@ -106,7 +106,7 @@ def test_a_job_that_cannot_be_given_back_is_logged_and_not_tried_for_ever(slow, 
     producer.close()
 
 
-def test_a_fetch_whose_turn_comes_after_the_end_of_file_takes_no_job(connect, server):
+def test_a_fetch_that_starts_after_a_half_close_takes_no_job(connect, server):
     """A client that has ended its half cannot be distinguished from one that has disconnected."""
     connect().ask(push(jid="abcdefgh"))
     gone = connect(**worker("gone"))
@@ -117,7 +117,7 @@ def test_a_fetch_whose_turn_comes_after_the_end_of_file_takes_no_job(connect, se
     assert Job.objects.get().state == "enqueued"
 
 
-def test_commands_behind_a_fetch_that_waits_are_answered_at_the_end_of_file(connect, server):
+def test_commands_queued_after_a_waiting_fetch_are_answered_after_a_half_close(connect, server):
     client = connect(**worker())
     client.send("FETCH default\r\n" + push(jid="abcdefgh"))
     wait_until(lambda: len(server.fetch_queue._waiting) == 1)
@@ -128,7 +128,7 @@ def test_commands_behind_a_fetch_that_waits_are_answered_at_the_end_of_file(conn
 
 
 @over_both
-def test_a_job_whose_reply_could_not_be_written_goes_back(connect, server):
+def test_a_job_is_released_if_its_reply_cannot_be_written(connect, server):
     """The bytes behind the FETCH stop the server from reading, so that only a write detects the reset."""
     gone, producer = connect(**worker("gone")), connect()
     gone.send("FETCH default\r\n" + "x" * 300_000)
@@ -153,7 +153,7 @@ def fetch_without_reading(server, wid="deaf"):
 
 @over_both
 @pytest.mark.parametrize("limit", [10**9, 10_000])
-def test_a_job_of_which_only_a_part_was_sent_goes_back(connect, server, monkeypatch, limit):
+def test_a_job_is_released_if_only_part_of_its_reply_was_sent(connect, server, monkeypatch, limit):
     """The job is released if the client resets the connection, and if the server closes it because it does not read."""
     connect().ask(push(jid="abcdefgh", args=["x" * 12_000_000]))
     monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", limit)
@@ -166,7 +166,7 @@ def test_a_job_of_which_only_a_part_was_sent_goes_back(connect, server, monkeypa
 
 
 @over_both
-def test_a_job_that_was_sent_late_stays_with_its_worker(connect, server):
+def test_a_fully_sent_job_is_not_released_when_its_client_resets(connect, server):
     connect().ask(push(jid="abcdefgh", args=["x" * 12_000_000]))
     late = fetch_without_reading(server)
     assert json.loads(late.reply())["jid"] == "abcdefgh"
@@ -179,7 +179,7 @@ def test_a_job_that_was_sent_late_stays_with_its_worker(connect, server):
 
 
 @over_both
-def test_a_stop_gives_back_what_a_deaf_client_did_not_read(serve, monkeypatch):
+def test_a_stopping_server_releases_a_job_that_its_client_did_not_read(serve, monkeypatch):
     """W28: a stopping server releases a job if the client did not read its reply."""
     monkeypatch.setattr("django_faktory.server.server.LAST_REPLIES_S", 0.2)
     server = serve()
@@ -194,7 +194,7 @@ def test_a_stop_gives_back_what_a_deaf_client_did_not_read(serve, monkeypatch):
 
 @over_both
 @pytest.mark.parametrize("is_job_there", [True, False])
-def test_a_claim_on_its_way_when_the_server_stops_is_answered(slow, broker, is_job_there):
+def test_a_claim_running_when_the_server_stops_is_answered(slow, broker, is_job_there):
     """W28: a claim that runs during the stop still gets its reply."""
     waits = RawClient.identified(slow.address, **worker())
     if is_job_there:
@@ -211,7 +211,7 @@ def test_a_claim_on_its_way_when_the_server_stops_is_answered(slow, broker, is_j
     waits.close()
 
 
-def test_a_row_that_somebody_spoilt_is_given_to_nobody_and_goes_to_dead(connect):
+def test_a_job_with_a_corrupt_payload_is_not_delivered_and_becomes_dead(connect):
     client = connect(**worker())
     client.ask(push(jid="spoilt-1", priority=9))
     client.ask(push(jid="abcdefgh"))
@@ -222,7 +222,7 @@ def test_a_row_that_somebody_spoilt_is_given_to_nobody_and_goes_to_dead(connect)
     assert json.loads(Job.objects.get(jid="spoilt-1").failure)["errtype"] == "InvalidPayload"
 
 
-def test_a_queue_no_database_can_know_fails_nobodys_fetch(connect, server):
+def test_a_queue_name_with_a_null_byte_does_not_fail_any_fetch(connect, server):
     odd, good = connect(**worker("odd")), connect(**worker("good"))
     odd.send("FETCH a\x00b default")
     good.send("FETCH default")

@@ -57,14 +57,14 @@ def carry_out(items, counter, *, at_once=True, answer=None, **options):
     return asyncio.run(run())
 
 
-def test_what_is_submitted_together_is_carried_out_together_and_answered_in_order():
+def test_items_submitted_together_run_in_one_set_and_are_answered_in_order():
     """W29: commands submitted together run in one set."""
     counter = Counter()
     assert carry_out([1, 2, 3], counter) == [2, 4, 6]
     assert counter.sets == [3]
 
 
-def test_what_comes_while_a_transaction_runs_shares_the_next():
+def test_items_submitted_during_a_transaction_share_the_next_one():
     """W29: commands submitted during a transaction share the next one."""
     counter = Counter()
     assert carry_out([1, 2, 3, 4], counter, at_once=False) == [2, 4, 6, 8]
@@ -89,14 +89,14 @@ def test_a_second_thread_does_not_wait_for_the_first():
     assert counter.sets == [1, 1]
 
 
-def test_a_set_has_a_limit_to_its_number_and_to_its_weight():
+def test_a_set_is_limited_in_number_and_total_weight():
     counter = Counter()
     carry_out([1] * (MAX_BATCH + 1), counter)
     carry_out([300, 100, 100, 1, 900, 1], counter, weigh=lambda item: item)
     assert counter.sets == [MAX_BATCH, 1, 3, 1, 1, 1]
 
 
-def test_a_poisoned_command_fails_alone(caplog):
+def test_a_command_that_raises_is_logged_and_fails_alone(caplog):
     counter = Counter()
     told = carry_out([1, RuntimeError("poison"), 3], counter)
     assert (told[0], str(told[1]), told[2]) == (2, "internal error", 6)
@@ -104,12 +104,12 @@ def test_a_poisoned_command_fails_alone(caplog):
     assert "command failed" in caplog.text
 
 
-def test_an_error_that_is_ours_is_the_answer():
+def test_a_known_error_is_returned_to_its_own_command():
     told = carry_out([JobNotFound("abcdefgh"), 1], Counter())
     assert [str(told[0]), told[1]] == ["Job not found abcdefgh", 2]
 
 
-def test_without_a_database_all_are_told_so_once_and_the_connection_is_let_go():
+def test_an_unavailable_database_fails_the_whole_set_and_closes_the_connection():
     """W30: a lost database fails all commands of the set, and closes the connection."""
     counter = Counter()
     told = carry_out([1, BrokerUnavailable("no route to host"), 3], counter)
@@ -118,7 +118,7 @@ def test_without_a_database_all_are_told_so_once_and_the_connection_is_let_go():
     assert counter.resets == 2, "after the error, and at the end"
 
 
-def test_an_answer_that_cannot_be_given_keeps_no_other_from_its_own(caplog):
+def test_a_reply_callback_that_raises_does_not_block_other_replies(caplog):
     told = []
 
     def answer(one):
@@ -137,12 +137,12 @@ def test_an_idle_lane_is_drained_and_closes_at_once():
     assert (counter.sets, counter.resets) == ([], 1)
 
 
-def test_what_was_submitted_is_answered_before_the_lane_ends():
+def test_all_submitted_items_are_answered_before_the_lane_closes():
     """W28: the lane drains before it closes."""
     assert carry_out(list(range(1200)), Counter()) == [n * 2 for n in range(1200)]
 
 
-def test_internal_error_does_not_tell_what_happened():
+def test_an_internal_error_does_not_reveal_its_cause():
     assert [type(one) for one in carry_out([RuntimeError("secret")], Counter())] == [FaktoryError]
 
 
@@ -177,7 +177,7 @@ class Lent:
         self.far.close()
 
 
-def test_an_answer_of_which_the_event_loop_does_not_tell_is_found_all_the_same(monkeypatch):
+def test_an_answer_that_the_event_loop_does_not_report_is_found(monkeypatch):
     """A lane that never sees its answer would block every client of the server."""
     monkeypatch.setattr(group_commit, "LOOK_S", 0.02)
     lent, counter = Lent(), Counter()
@@ -206,7 +206,7 @@ def test_an_answer_of_which_the_event_loop_does_not_tell_is_found_all_the_same(m
     ({"read": RuntimeError("a mistake of ours")}, [2, "database unavailable", "database unavailable"], 2),
     ({"is_last": True}, [2, 200, 300], 1),
 ], ids=["well", "sending", "reading", "last"])  # fmt: skip
-def test_a_mistake_on_the_event_loop_s_way_loses_no_set_and_stops_no_lane(trouble, told, resets):
+def test_an_exception_on_the_event_loop_does_not_stop_the_lane(trouble, told, resets):
     """ADR 0021: an error of ours while sending or reading loses no set. The last reset is the end of each thread."""
     lent, counter = Lent(**trouble), Counter()
 

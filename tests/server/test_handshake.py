@@ -32,7 +32,7 @@ def test_the_greeting_has_no_space_in_its_json(raw):
 
 
 @over_both
-def test_with_a_password_the_greeting_asks_for_its_hash(serve, raw):
+def test_the_greeting_contains_salt_and_iterations_if_a_password_is_set(serve, raw):
     """W1: salt and iterations are random for each connection."""
     address = serve(password="secret").address
     asked = [json.loads(raw(address).reply().removeprefix(b"+HI ")) for _ in range(3)]
@@ -42,7 +42,7 @@ def test_with_a_password_the_greeting_asks_for_its_hash(serve, raw):
 
 
 @over_both
-def test_the_right_hash_is_welcome(serve, raw):
+def test_the_correct_password_hash_is_accepted(serve, raw):
     client = raw(serve(password="secret").address)
     asked = json.loads(client.reply().removeprefix(b"+HI "))
     pwdhash = hash_password("secret", asked["s"], asked["i"])
@@ -78,7 +78,7 @@ def test_a_wrong_or_weaker_hash_is_refused_and_the_connection_closed(serve, raw,
         b"x" * 5000,
     ],
 )
-def test_anything_but_a_good_hello_gets_one_error_line_and_is_closed(raw, line):
+def test_an_invalid_first_command_gets_one_error_line_and_closes_the_connection(raw, line):
     """W2, W7: one error line, then the connection is closed."""
     client = raw()
     client.reply()
@@ -90,7 +90,7 @@ def test_anything_but_a_good_hello_gets_one_error_line_and_is_closed(raw, line):
 
 
 @pytest.mark.parametrize("hello", ["HELLO {}", 'HELLO {"v":2}', 'HELLO {"v":2,"unknown":[1]}'])
-def test_a_missing_version_counts_as_two(raw, hello):
+def test_a_hello_without_a_version_is_accepted_as_version_2(raw, hello):
     """W2: version 2 is the default."""
     client = raw()
     client.reply()
@@ -98,7 +98,7 @@ def test_a_missing_version_counts_as_two(raw, hello):
 
 
 @over_both
-def test_who_says_nothing_is_closed_after_the_deadline(serve, raw):
+def test_a_client_without_hello_is_closed_after_the_deadline(serve, raw):
     """W3: HELLO_TIMEOUT limits the wait for HELLO."""
     with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.1}):
         client = raw(serve().address)
@@ -108,7 +108,7 @@ def test_who_says_nothing_is_closed_after_the_deadline(serve, raw):
 
 
 @over_both
-def test_who_said_hello_in_time_may_idle(serve, raw):
+def test_a_client_may_idle_after_a_timely_hello(serve, raw):
     """W3: the deadline ends with HELLO."""
     with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.1}):
         server = serve()
@@ -120,7 +120,7 @@ def test_who_said_hello_in_time_may_idle(serve, raw):
     assert idle.ask("INFO")
 
 
-def test_a_consumer_is_registered_once_with_what_it_tells(connect):
+def test_a_worker_is_registered_once_with_the_details_of_its_first_hello(connect):
     connect(**worker("wid-a", hostname="h", pid=7, labels=["x", "y"]))
     connect(**worker("wid-a", hostname="other"))
     row = WorkerProcess.objects.get()
@@ -128,7 +128,7 @@ def test_a_consumer_is_registered_once_with_what_it_tells(connect):
 
 
 @over_both
-def test_one_connection_too_many_is_told_so_in_place_of_the_greeting(serve, raw):
+def test_a_connection_over_the_limit_gets_an_error_and_no_greeting(serve, raw):
     """W8: the error line replaces the greeting."""
     with override_settings(FAKTORY={"MAX_CONNECTIONS": 1}):
         server = serve()
@@ -141,7 +141,7 @@ def test_one_connection_too_many_is_told_so_in_place_of_the_greeting(serve, raw)
 
 
 @over_both
-def test_end_is_answered_and_what_follows_is_not_read(connect):
+def test_end_is_answered_and_later_input_is_ignored(connect):
     """W4: END is the last command of a connection."""
     client = connect()
     client.send("END\r\n" + push(jid="after-the-end"))
@@ -160,7 +160,7 @@ def test_end_is_answered_and_what_follows_is_not_read(connect):
         (b"N\x00\x1bPE", b"-ERR unknown command N\\x00\\x1bPE"),
     ],
 )
-def test_an_unknown_verb_is_named_and_the_connection_stays(connect, line, answer):
+def test_an_unknown_verb_is_reported_and_the_connection_stays_open(connect, line, answer):
     """W5: an unknown verb does not close the connection."""
     client = connect()
     assert client.ask(line) == answer

@@ -14,7 +14,7 @@ ROUNDS = 20_000
 
 
 @pytest.mark.core
-def test_between_two_checks_others_are_served():
+def test_other_work_is_served_between_two_password_checks():
     async def scene():
         loop, happened, done = asyncio.get_running_loop(), [], asyncio.Event()
         handshake_queue = HandshakeQueue(loop)
@@ -45,7 +45,7 @@ def test_between_two_checks_others_are_served():
 
 
 @pytest.mark.core
-def test_a_check_that_breaks_keeps_nobody_else_from_theirs():
+def test_a_check_that_raises_does_not_block_later_checks():
     async def scene():
         loop, done = asyncio.get_running_loop(), asyncio.Event()
         loop.set_exception_handler(lambda *_: None)
@@ -65,7 +65,7 @@ def hello(client, password):
     return f'HELLO {{"v":2,"pwdhash":"{digest.hex()}"}}\r\nINFO\r\n'
 
 
-def test_who_comes_in_a_crowd_and_knows_the_password_is_let_in_with_what_was_sent_behind_it(serve):
+def test_clients_that_log_in_together_are_accepted_with_their_next_commands(serve):
     """The HELLO arrives in two pieces, because each piece may wait in the queue separately."""
     server = serve(password="s3cret")
     clients = [RawClient(server.address) for _ in range(30)]
@@ -80,7 +80,7 @@ def test_who_comes_in_a_crowd_and_knows_the_password_is_let_in_with_what_was_sen
         client.close()
 
 
-def test_those_who_left_while_they_waited_keep_nobody_out(serve):
+def test_clients_that_disconnect_in_the_queue_do_not_block_new_ones(serve):
     server = serve(password="s3cret")
     gone = [RawClient(server.address) for _ in range(30)]
     for client in gone:

@@ -14,7 +14,7 @@ PIECE = 1024 * 1024
 
 
 @pytest.mark.core
-def test_a_few_connections_are_read_in_each_step_of_the_loop_in_the_order_they_came():
+def test_each_loop_step_reads_a_limited_number_of_connections_in_order():
     read, steps = [], []
 
     async def run():
@@ -31,7 +31,7 @@ def test_a_few_connections_are_read_in_each_step_of_the_loop_in_the_order_they_c
 
 
 @pytest.mark.core
-def test_no_connection_is_read_while_it_is_full_and_memory_is_freed_all_the_same():
+def test_a_full_intake_reads_no_connection_but_still_frees_memory():
     done, is_full = [], [True]
 
     async def run():
@@ -49,7 +49,7 @@ def test_no_connection_is_read_while_it_is_full_and_memory_is_freed_all_the_same
 
 
 @pytest.mark.core
-def test_lines_that_wait_to_be_carried_out_are_counted_until_it_is_their_turn_or_their_client_has_gone():
+def test_waiting_lines_are_counted_until_they_run_or_their_client_disconnects():
     """Sixty clients with a complete line of 16 MiB each once took 1 GB of memory."""
     freed = []
 
@@ -72,7 +72,7 @@ def test_lines_that_wait_to_be_carried_out_are_counted_until_it_is_their_turn_or
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("line", [push(jid="abcdefgh", args=["x" * LONG]), "INFO " + "x" * LONG], ids=["PUSH", "INFO"])
-def test_no_more_of_a_long_line_is_read_before_its_turn(server, connect, monkeypatch, line):
+def test_a_long_line_is_not_read_further_before_its_turn(server, connect, monkeypatch, line):
     client, waiting = connect(), []
     monkeypatch.setattr(server.intake, "wait", waiting.append)
     [connection] = server._connections

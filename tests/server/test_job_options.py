@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 UNIQUE = {"unique_for": 60}
 
 
-def test_a_second_job_of_its_kind_is_answered_with_a_code_of_its_own(connect):
+def test_a_second_job_with_the_same_unique_key_is_answered_notunique(connect):
     client = connect()
     assert client.ask(push(jid="first-0001", custom=UNIQUE)) == b"+OK"
     assert client.ask(push(jid="second-001", custom=UNIQUE)) == b"-NOTUNIQUE Job not unique"
@@ -27,7 +27,7 @@ def test_a_second_job_of_its_kind_is_answered_with_a_code_of_its_own(connect):
     assert client.ask(push(jid="third-0001")) == b"+OK"
 
 
-def test_in_a_bulk_it_is_the_error_of_its_jid(connect):
+def test_pushb_reports_notunique_under_the_jid_of_the_job(connect):
     """W12: PUSHB reports the refusal under the job's jid."""
     client = connect()
     jobs = [{"jid": jid, "jobtype": "t", "args": [1], "custom": UNIQUE} for jid in ("first-0001", "second-001")]
@@ -37,7 +37,7 @@ def test_in_a_bulk_it_is_the_error_of_its_jid(connect):
     assert Job.objects.count() == 1
 
 
-def test_commands_of_many_clients_that_come_at_once_have_one_winner(connect):
+def test_only_one_of_several_concurrent_unique_pushes_is_accepted(connect):
     clients = [connect() for _ in range(8)]
     for number, client in enumerate(clients):
         client.send(push(jid=f"number-{number:04}", custom=UNIQUE))
@@ -47,7 +47,7 @@ def test_commands_of_many_clients_that_come_at_once_have_one_winner(connect):
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
 @pytest.mark.parametrize("asks", ["key", "batch"])
-def test_nobody_waits_for_those_who_wait_for_a_transaction_that_is_open(connect, asks):
+def test_other_clients_proceed_while_pushes_wait_for_an_open_transaction(connect, asks):
     bid = batches.new(NewBatch(description="all", success=payload()), using="default")
     custom, told = {"key": (UNIQUE, b"-NOTUNIQUE Job not unique"), "batch": ({"bid": bid}, b"+OK")}[asks]
     # InnoDB blocks an insert in front of a key that has a waiter, and all jobs without a key would be inserted there.
@@ -64,7 +64,7 @@ def test_nobody_waits_for_those_who_wait_for_a_transaction_that_is_open(connect,
     assert {producer.reply() for producer in producers} == {told}
 
 
-def test_a_wrong_option_is_refused_in_one_line(connect):
+def test_an_invalid_job_option_is_refused_with_a_one_line_error(connect):
     client = connect()
     told = client.ask(push(jid="job-00001", custom={"unique_for": "60"}))
     assert told == b'-ERR custom.unique_for: expected a number of seconds above 0, got "60"'
@@ -72,7 +72,7 @@ def test_a_wrong_option_is_refused_in_one_line(connect):
     assert told == b"-ERR custom.expires_in: expected a number of seconds above 0, got 0"
 
 
-def test_the_lock_is_free_after_the_ack(connect):
+def test_a_unique_lock_is_released_by_the_ack(connect):
     producer, consumer = connect(), connect(**worker())
     producer.ask(push(jid="first-0001", custom=UNIQUE))
     assert json.loads(consumer.ask("FETCH default"))["custom"] == UNIQUE
@@ -81,7 +81,7 @@ def test_the_lock_is_free_after_the_ack(connect):
     assert producer.ask(push(jid="second-001", custom=UNIQUE)) == b"+OK"
 
 
-def test_a_limit_holds_for_clients_that_know_nothing_of_it(connect):
+def test_a_concurrency_limit_applies_to_plain_faktory_clients(connect):
     definitions.save_limit("key", "mail", Allowance(concurrency=1), using="default")
     producer, first, second = connect(), connect(**worker()), connect(**worker("w-second"))
     for jid in ("first-0001", "second-001"):
@@ -93,12 +93,12 @@ def test_a_limit_holds_for_clients_that_know_nothing_of_it(connect):
     assert json.loads(told)["jid"] == "second-001"
 
 
-def test_a_limit_that_is_no_key_is_refused(connect):
+def test_a_limit_that_is_not_a_string_is_refused(connect):
     told = connect().ask(push(jid="job-00001", custom={"limit": 5}))
     assert told == b"-ERR custom.limit: expected a key, got 5"
 
 
-def test_an_expired_job_is_passed_over(connect):
+def test_an_expired_job_is_not_fetched(connect):
     producer, consumer = connect(), connect(**worker())
     ago = rfc3339(datetime.now(UTC) - timedelta(seconds=1))
     assert producer.ask(push(jid="late-00001", custom={"expires_at": ago})) == b"+OK"
@@ -120,7 +120,7 @@ def test_a_job_is_tracked_from_push_to_ack(connect):
     assert json.loads(producer.ask("TRACK GET job-00001"))["state"] == "success"
 
 
-def test_a_stranger_cannot_lengthen_a_reservation(connect):
+def test_another_worker_cannot_extend_a_reservation(connect):
     connect().ask(push(jid="job-00001"))
     holder, stranger = connect(**worker("wid-1")), connect(**worker("wid-2"))
     holder.ask("FETCH default")
@@ -133,7 +133,7 @@ def test_a_stranger_cannot_lengthen_a_reservation(connect):
     assert Job.objects.get().reserved_until > start
 
 
-def test_a_wrong_track_leaves_the_connection_open(connect):
+def test_an_invalid_track_command_leaves_the_connection_open(connect):
     client = connect()
     assert client.ask('TRACK SET {"jid":"job-00001","percent":101}').startswith(b"-ERR invalid TRACK SET: percent: ")
     assert client.ask("TRACK").startswith(b"-ERR invalid TRACK: ")

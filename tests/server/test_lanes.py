@@ -138,7 +138,7 @@ def make_silent(wid):
 
 
 class TestNothingHoldsUpABeat:
-    def test_beat_hello_and_end_are_answered_while_every_other_lane_is_held(self, serve, clients):
+    def test_beat_hello_and_end_are_answered_while_every_other_lane_is_blocked(self, serve, clients):
         broker = HeldBroker()
         server = serve(broker)
         living = RawClient.identified(server.address, **worker("living"))
@@ -159,7 +159,7 @@ class TestNothingHoldsUpABeat:
             assert WorkerProcess.objects.filter(wid="newcomer").exists()
         assert living.ask(about("ACK", jid="held-0001")) == b"+OK"
 
-    def test_a_slow_read_holds_up_no_change_and_a_slow_change_no_read(self, serve, clients):
+    def test_slow_reads_and_slow_changes_do_not_block_each_other(self, serve, clients):
         broker = HeldBroker()
         server = serve(broker)
         good = RawClient.identified(server.address)
@@ -179,7 +179,7 @@ class TestNothingHoldsUpABeat:
             assert json.loads(good.ask("INFO"))["faktory"]["total_queues"] >= 1
             assert good.ask("QUEUE LATENCY other") == b'{"other":0}'
 
-    def test_nothing_is_read_for_clients_that_have_gone(self, serve, clients):
+    def test_queued_reads_of_disconnected_clients_are_skipped(self, serve, clients):
         broker = HeldBroker()
         server = serve(broker)
         with held(broker):
@@ -194,7 +194,7 @@ class TestNothingHoldsUpABeat:
         assert clients[5].reply() == b'{"q4":0}'
         assert broker.calls.count("latency") == 1
 
-    def test_beats_and_hellos_that_wait_are_one_set_each(self, serve, clients):
+    def test_waiting_beats_and_hellos_are_each_run_as_one_set(self, serve, clients):
         """Sixty clients that repeat BEAT cost one statement of each kind, and not sixty."""
         broker = SetsBroker()
         server = serve(broker)
@@ -220,7 +220,7 @@ class TestNothingHoldsUpABeat:
 class TestRowsThatAreLocked:
     """A transaction of the project locks rows and stays open."""
 
-    def test_a_worker_keeps_its_job_while_its_job_lock_queue_and_batch_are_locked(self, server, connect):
+    def test_a_beat_is_answered_while_all_rows_of_its_job_are_locked(self, server, connect):
         living, others = connect(**worker("living")), [connect() for _ in range(4)]
         bid = others[0].ask("BATCH NEW " + json.dumps({"success": {"jobtype": "S", "args": []}})).decode()
         assert others[0].ask(push(jid="locked-0001", custom={"lock": "a"})) == b"+OK"
@@ -241,7 +241,7 @@ class TestRowsThatAreLocked:
             assert client.reply() == b"+OK"
         assert workers.silent(60, using="default") == []
 
-    def test_a_worker_whose_row_is_locked_holds_up_no_beat_of_others(self, server, connect):
+    def test_a_locked_worker_row_does_not_block_beats_of_other_workers(self, server, connect):
         locked, free = connect(**worker("locked")), connect(**worker("free"))
         with transaction.atomic():
             assert WorkerProcess.objects.select_for_update().get(wid="locked")
@@ -254,7 +254,7 @@ class TestRowsThatAreLocked:
 
 
 class TestASetOfBeats:
-    def test_the_furthest_state_of_a_worker_counts(self):
+    def test_the_most_advanced_state_of_a_worker_is_kept(self):
         broker = OrmBroker("default")
         WorkerProcess.objects.create(wid="wid-1")
         told = broker.beat([Beat(wid="wid-1", current_state="quiet"), Beat(wid="wid-1", rss_kb=7)])
@@ -262,7 +262,7 @@ class TestASetOfBeats:
         found = WorkerProcess.objects.get()
         assert (found.state, found.rss_kb) == ("quiet", 7)
 
-    def test_workers_are_registered_together(self, django_assert_max_num_queries):
+    def test_fifty_workers_are_registered_with_few_queries(self, django_assert_max_num_queries):
         broker = OrmBroker("default")
         identities = [identity(f"wid-{number}") for number in range(50)]
         with django_assert_max_num_queries(8):
@@ -284,7 +284,7 @@ def test_a_second_pause_writes_nothing(django_assert_num_queries):
         assert queues.pause(names, using="default") == []
 
 
-def test_a_client_whose_lines_are_refused_pauses_after_each_turn(connect, server, monkeypatch):
+def test_the_server_pauses_a_client_after_each_run_of_refused_lines(connect, server, monkeypatch):
     """Without the pause, sixty such clients delayed a command of another client by 0.1 s."""
     monkeypatch.setattr(connections, "REST_S", 60)
     client = connect()

@@ -78,7 +78,7 @@ def client(moody):
 
 
 @over_both
-def test_push_on_one_node_fetch_on_another_ack_on_a_third(serve):
+def test_a_job_is_pushed_fetched_and_acknowledged_on_different_nodes(serve):
     nodes = [RawClient.identified(serve().address, **worker()) for _ in range(3)]
     assert nodes[0].ask(push(jid="abcdefgh")) == b"+OK"
     assert json.loads(nodes[1].ask("FETCH default"))["jid"] == "abcdefgh"
@@ -89,7 +89,7 @@ def test_push_on_one_node_fetch_on_another_ack_on_a_third(serve):
         node.close()
 
 
-def test_who_enqueues_due_jobs_hears_of_the_first_of_a_push(serve):
+def test_on_scheduled_receives_the_earliest_time_of_each_push(serve):
     """W13: otherwise a job due within a second would be late by up to a second."""
     server, times = serve(), []
     server.on_scheduled = times.append
@@ -113,7 +113,7 @@ def test_who_enqueues_due_jobs_hears_of_the_first_of_a_push(serve):
         'FAIL {"jid":"abcdefgh"}',
     ],
 )
-def test_while_the_database_is_away_commands_are_told_so_and_then_served_again(client, broker, line):
+def test_commands_fail_while_the_database_is_unavailable_and_work_afterwards(client, broker, line):
     """W30: each command gets the error, and the next one is served."""
     broker.is_away = True
     assert client.ask(line) == b"-ERR database unavailable"
@@ -122,7 +122,7 @@ def test_while_the_database_is_away_commands_are_told_so_and_then_served_again(c
     assert json.loads(client.ask("FETCH default"))["jid"] == "afterwards"
 
 
-def test_a_command_that_chokes_the_broker_fails_alone(moody, broker):
+def test_a_command_that_raises_in_the_broker_fails_alone(moody, broker):
     broker.may_push.clear()
     clients = [RawClient.identified(moody.address) for _ in range(3)]
     for number, jid in enumerate(("first-good", "poisoned", "second-good")):
@@ -135,7 +135,7 @@ def test_a_command_that_chokes_the_broker_fails_alone(moody, broker):
         one.close()
 
 
-def test_commands_that_come_while_a_transaction_runs_share_the_next(moody, broker, monkeypatch):
+def test_commands_received_during_a_transaction_share_the_next_one(moody, broker, monkeypatch):
     """W29: each command is answered after that transaction."""
     sizes = []
     monkeypatch.setattr(broker, "push", lambda jobs: (sizes.append(len(jobs)), Moody.push(broker, jobs))[1])
@@ -154,7 +154,7 @@ def test_commands_that_come_while_a_transaction_runs_share_the_next(moody, broke
 
 
 @over_both
-def test_a_stopping_server_answers_what_it_accepted_and_sends_the_rest_away(moody, broker):
+def test_a_stopping_server_answers_accepted_commands_and_refuses_later_ones(moody, broker):
     """W28: accepted commands and waiting FETCHes are answered; later commands are refused."""
     waits, pushes, late = (RawClient.identified(moody.address) for _ in range(3))
     waits.send("FETCH default")
@@ -174,7 +174,7 @@ def test_a_stopping_server_answers_what_it_accepted_and_sends_the_rest_away(mood
         one.close()
 
 
-def test_a_server_told_to_stop_before_it_began_ends_at_once(transactional_db):
+def test_a_server_stopped_before_it_runs_ends_at_once(transactional_db):
     server = Server(OrmBroker("default"), port=0)
     server.stop()
     thread = threading.Thread(target=server.run)
@@ -183,7 +183,7 @@ def test_a_server_told_to_stop_before_it_began_ends_at_once(transactional_db):
     assert not thread.is_alive()
 
 
-def test_an_address_in_use_is_one_clear_error(transactional_db):
+def test_an_address_in_use_raises_a_clear_error(transactional_db):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = Server(OrmBroker("default"), port=taken.getsockname()[1])
         told = r"^cannot listen on 127\.0\.0\.1:\d+: address already in use; end what uses it, or choose another port$"
@@ -198,14 +198,14 @@ def test_an_address_in_use_is_one_clear_error(transactional_db):
         ("no-such-host.invalid", "choose another address"),
     ],
 )
-def test_an_address_that_is_not_here_is_one_clear_error(transactional_db, host, told):
+def test_an_unusable_listen_address_raises_a_clear_error(transactional_db, host, told):
     server = Server(OrmBroker("default"), host=host, port=0)
     with pytest.raises(FaktoryError, match=f"^cannot listen on {host}:0: .*{told}"):
         server.run()
 
 
 @over_both
-def test_connections_of_a_lost_worker_are_dropped_from_outside(serve):
+def test_drop_closes_only_the_connections_of_the_given_wids(serve):
     """W20: the server closes the connections of the given wids."""
     server = serve()
     lost, stays = (RawClient.identified(server.address, **worker(wid)) for wid in ("lost", "stays"))
@@ -216,7 +216,7 @@ def test_connections_of_a_lost_worker_are_dropped_from_outside(serve):
     stays.close()
 
 
-def test_a_hint_from_outside_wakes_who_waits(serve):
+def test_a_hint_wakes_a_waiting_fetch(serve):
     """W13: a hint ends the wait of a FETCH."""
     hints = threading.Semaphore(0)
 
@@ -259,7 +259,7 @@ def flood(client, line, times):
     return thread
 
 
-def test_who_never_reads_is_closed_and_costs_others_nothing(serve, unread):
+def test_a_client_that_never_reads_is_closed_without_affecting_others(serve, unread):
     server = serve()
     deaf, other = (RawClient.identified(server.address) for _ in range(2))
     thread = flood(deaf, unread, 12)
@@ -270,7 +270,7 @@ def test_who_never_reads_is_closed_and_costs_others_nothing(serve, unread):
         one.close()
 
 
-def test_who_reads_late_misses_nothing(serve, unread, monkeypatch):
+def test_a_client_that_reads_late_receives_all_replies(serve, unread, monkeypatch):
     monkeypatch.setattr(connection, "SLOW_READER_S", 30)
     client = RawClient.identified(serve().address, timeout_s=60)
     thread = flood(client, unread, 6)

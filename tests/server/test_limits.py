@@ -32,7 +32,7 @@ def send_until_refused(client, data, most_bytes):
 
 
 @over_both
-def test_who_does_not_read_its_replies_is_not_read_either(connect, server, monkeypatch):
+def test_the_server_stops_reading_from_a_client_that_does_not_read_replies(connect, server, monkeypatch):
     """W6, W7: error replies need no database, so only the full write buffer can stop the reading."""
     monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", 50_000)
     deaf = connect()
@@ -42,7 +42,7 @@ def test_who_does_not_read_its_replies_is_not_read_either(connect, server, monke
 
 
 @over_both
-def test_what_was_sent_ahead_of_its_turn_is_read_no_further(connect, server):
+def test_the_server_stops_reading_while_a_fetch_waits(connect, server):
     """W6: the server does not read on while a FETCH waits."""
     client = connect(**worker())
     client.send("FETCH default")
@@ -52,7 +52,7 @@ def test_what_was_sent_ahead_of_its_turn_is_read_no_further(connect, server):
 
 
 @over_both
-def test_bad_lines_are_answered_each(connect):
+def test_each_invalid_line_gets_its_own_reply(connect):
     """W6: each bad line gets its own reply."""
     client = connect()
     client.send("\n" * 10_000, end="")
@@ -60,7 +60,7 @@ def test_bad_lines_are_answered_each(connect):
     assert client.ask("NOPE") == b"-ERR unknown command NOPE"
 
 
-def test_a_flood_that_does_not_end_leaves_others_their_turn(connect):
+def test_an_endless_flood_does_not_starve_other_clients(connect):
     """W6: the server alternates between connections."""
     flooder, good = connect(), connect()
 
@@ -86,7 +86,7 @@ def test_a_flood_that_does_not_end_leaves_others_their_turn(connect):
 
 @over_both
 @pytest.mark.parametrize("ending", ["NOPE\r\nEND", "x" * 20_000])
-def test_the_last_replies_arrive_though_more_was_sent(serve, ending):
+def test_the_last_replies_arrive_despite_unread_input(serve, ending):
     """W4, W7: bytes that the server did not read must not reset the connection before the client
     has read its replies.
     """
@@ -122,7 +122,7 @@ def only_is_closed(server):
 
 @over_both
 @pytest.mark.parametrize("greets", [True, False])
-def test_a_line_that_trickles_in_has_a_deadline(serve, greets):
+def test_a_line_sent_byte_by_byte_has_a_deadline(serve, greets):
     """W3 and COMMAND_TIMEOUT: further bytes do not extend the deadline."""
     with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.3 if not greets else 5, "COMMAND_TIMEOUT": 0.3}):
         server = serve()
@@ -138,7 +138,7 @@ def test_a_line_that_trickles_in_has_a_deadline(serve, greets):
     client.close()
 
 
-def test_a_whole_command_before_the_deadline_begins_the_next_ones_time(serve):
+def test_a_complete_command_restarts_the_command_timeout(serve):
     with override_settings(FAKTORY={"COMMAND_TIMEOUT": 0.5}):
         server = serve()
     client = RawClient.identified(server.address)
@@ -157,7 +157,7 @@ def test_a_whole_command_before_the_deadline_begins_the_next_ones_time(serve):
     client.close()
 
 
-def test_who_idles_between_commands_has_no_deadline(serve):
+def test_an_idle_client_between_commands_has_no_deadline(serve):
     with override_settings(FAKTORY={"COMMAND_TIMEOUT": 0.1, "HELLO_TIMEOUT": 0.1}):
         server = serve()
     idle, late = RawClient.identified(server.address), RawClient.identified(server.address)
@@ -168,7 +168,7 @@ def test_who_idles_between_commands_has_no_deadline(serve):
         one.close()
 
 
-def test_the_rest_of_a_line_that_waits_behind_a_fetch_is_not_late(serve):
+def test_the_command_timeout_does_not_run_while_a_fetch_waits(serve):
     """The deadline does not run while the server itself does not read."""
     with override_settings(FAKTORY={"COMMAND_TIMEOUT": 0.2}):
         server = serve()
@@ -187,7 +187,7 @@ def test_the_rest_of_a_line_that_waits_behind_a_fetch_is_not_late(serve):
 
 
 @over_both
-def test_who_reads_slowly_but_reads_gets_it_all(serve, monkeypatch):
+def test_a_slow_reader_receives_a_large_job_completely(serve, monkeypatch):
     """A job of several megabytes on a slow line takes longer than SLOW_READER_S, and must still arrive."""
     monkeypatch.setattr(connection, "SLOW_READER_S", 0.5)
     server = serve()
@@ -206,7 +206,7 @@ def test_who_reads_slowly_but_reads_gets_it_all(serve, monkeypatch):
 
 
 @over_both
-def test_a_half_closed_connection_is_closed_though_its_client_stays(serve, monkeypatch):
+def test_a_half_closed_connection_is_closed_even_if_its_client_stays(serve, monkeypatch):
     monkeypatch.setattr(connection, "HALF_CLOSED_S", 0.05)
     server = serve()
     client = RawClient(server.address)
@@ -218,7 +218,7 @@ def test_a_half_closed_connection_is_closed_though_its_client_stays(serve, monke
 
 
 @over_both
-def test_who_does_not_read_the_last_reply_is_closed_all_the_same(serve, monkeypatch):
+def test_a_client_that_does_not_read_the_last_reply_is_closed(serve, monkeypatch):
     monkeypatch.setattr(connection, "SLOW_READER_S", 0.1)
     server = serve()
     client = RawClient.identified(server.address, **worker())
@@ -239,7 +239,7 @@ class NoPlaceForWorkers(OrmBroker):
 
 
 @over_both
-def test_a_worker_that_could_not_be_registered_is_no_worker(serve):
+def test_hello_fails_if_the_worker_cannot_be_registered(serve):
     """W2, W30: HELLO fails if the worker cannot be stored."""
     client = RawClient(serve(NoPlaceForWorkers("default")).address)
     client.reply()
@@ -249,7 +249,7 @@ def test_a_worker_that_could_not_be_registered_is_no_worker(serve):
 
 
 @over_both
-def test_a_vanished_peer_is_noticed_by_the_system(connect, server):
+def test_connections_use_tcp_keepalive_and_nodelay(connect, server):
     connect()
     raw = only_connection(server)._transport.get_extra_info("socket")
     assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -271,7 +271,7 @@ class Gated(OrmBroker):
         return super().push(jobs)
 
 
-def test_a_transaction_has_a_limit_to_its_jobs_and_to_their_bytes(serve):
+def test_a_transaction_is_limited_in_jobs_and_bytes(serve):
     broker = Gated()
     server = serve(broker)
     bulk = [{"jobtype": "noop", "args": []}] * 300
@@ -290,7 +290,7 @@ def test_a_transaction_has_a_limit_to_its_jobs_and_to_their_bytes(serve):
 
 
 @over_both
-def test_a_stopping_server_lets_a_slow_client_read_what_it_was_answered(serve):
+def test_a_stopping_server_waits_until_a_slow_client_has_read_its_reply(serve):
     """W28: the stop waits until the client has read its replies."""
     server = serve()
     client = RawClient.identified(server.address, **worker())
@@ -307,7 +307,7 @@ def test_a_stopping_server_lets_a_slow_client_read_what_it_was_answered(serve):
     client.close()
 
 
-def test_a_call_from_outside_after_the_end_is_nothing(serve):
+def test_calls_after_the_server_stopped_are_ignored(serve):
     """W20: maintenance may run slightly longer than the server."""
     server = serve()
     server.stop()

@@ -92,7 +92,7 @@ def waits(server, many):
 class TestOthersGoOn:
     """Other commands are answered before the transaction of the project ends."""
 
-    def test_pushes_and_batches_go_on_while_commands_wait_for_a_unique_key(self, server, connect):
+    def test_pushes_and_batches_proceed_while_commands_wait_for_a_unique_key(self, server, connect):
         client, member_bid = connect(), new_batch(connect())
         [one] = open_workers(connect, client, member_bid, 1)
         blocked = [connect() for _ in range(8)]
@@ -110,7 +110,7 @@ class TestOthersGoOn:
             assert len(server.lock_waits) == len(blocked)
         assert {other.reply() for other in blocked} == {b"-NOTUNIQUE Job not unique"}
 
-    def test_other_batches_go_on_while_commands_wait_for_one(self, server, connect):
+    def test_other_batches_proceed_while_commands_wait_for_a_locked_batch(self, server, connect):
         client = connect()
         taken, free = new_batch(client), new_batch(client)
         blocked = {line: connect() for line in (f"BATCH COMMIT {taken}", push_line("blocked-0001", bid=taken))}
@@ -123,7 +123,7 @@ class TestOthersGoOn:
             assert client.ask(f"BATCH COMMIT {free}") == b"+OK"
         assert [other.reply()[:3] for other in blocked.values()] in ([b"+OK", b"+OK"], [b"+OK", b"-ER"])
 
-    def test_more_keys_than_attempts_at_once_hold_up_no_free_one(self, server, connect):
+    def test_many_locked_keys_do_not_block_pushes_with_free_keys(self, server, connect):
         client = connect()
         blocked = [connect() for _ in range(12)]
         with transaction.atomic():
@@ -138,7 +138,7 @@ class TestOthersGoOn:
         assert {other.reply() for other in blocked} == {b"+OK"}
         assert Job.objects.count() == 17
 
-    def test_a_beat_and_a_plain_track_set_do_not_wait_for_a_locked_job(self, server, connect):
+    def test_beat_and_info_are_answered_while_track_set_waits_for_a_lock(self, server, connect):
         beats, tracks = connect(**worker("wid-1")), connect()
         assert beats.ask(push_line("locked-0001")) == b"+OK"
         with transaction.atomic():
@@ -165,7 +165,7 @@ class TestTheDeadline:
         settings.FAKTORY = {"DATABASE_TIMEOUT": 1}
         return serve()
 
-    def test_each_verb_of_a_batch_is_refused_and_changes_nothing(self, connect):
+    def test_every_blocked_batch_command_is_refused_and_changes_nothing(self, connect):
         client = connect()
         bid = new_batch(client)
         first, second = open_workers(connect, client, bid, 2)
@@ -193,7 +193,7 @@ class TestTheDeadline:
         assert Counter.objects.get().late == 0
 
     @pytest.mark.parametrize("free", [3, 60])
-    def test_of_a_bulk_only_the_jobs_that_need_the_lock_are_refused(self, connect, free):
+    def test_pushb_refuses_only_the_jobs_that_need_the_lock(self, connect, free):
         """W12; a bulk of more than fifty jobs takes another code path."""
         client = connect()
         jobs = [job(f"free-{number:04d}") for number in range(free)] + [job("blocked-0001", key="k")]
@@ -208,7 +208,7 @@ class TestTheDeadline:
 
 
 @with_locks
-def test_a_server_that_stops_answers_commands_that_wait(serve):
+def test_a_stopping_server_answers_commands_that_wait_for_a_lock(serve):
     server = serve()
     client = RawClient.identified(server.address)
     with key_taken("k"):
@@ -221,7 +221,7 @@ def test_a_server_that_stops_answers_commands_that_wait(serve):
 
 
 @with_locks
-def test_a_connection_waits_without_limit_again_after_it_waited_with_one():
+def test_the_lock_timeout_of_a_session_is_reset_after_a_limited_wait():
     """The limit is set on the session, and must not apply to later statements of the same thread."""
     broker, bid = OrmBroker("default"), ""
     try:
@@ -239,7 +239,7 @@ def test_a_connection_waits_without_limit_again_after_it_waited_with_one():
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="about PostgreSQL")
-def test_where_sessions_are_shared_the_limit_is_the_transaction_s(monkeypatch):
+def test_the_lock_timeout_is_set_per_transaction_behind_a_pooler(monkeypatch):
     """Without prepared statements, as behind a pooler that assigns each transaction another session."""
     monkeypatch.setattr(Statement, "works", False)
     broker = OrmBroker("default")
@@ -267,7 +267,7 @@ def default_limit():
 class TestASet:
     """Commands that run in one set each get their own reply."""
 
-    def test_a_lost_connection_is_answered_to_its_own_command_only(self):
+    def test_a_lost_connection_fails_only_its_own_command(self):
         broker = OrmBroker("default")
         made = NewBatch(success=parse_job('{"jid":"callback","jobtype":"S","args":[]}'))
 
@@ -290,7 +290,7 @@ class TestASet:
         assert (acked, tracked) == (False, None)
         assert Job.objects.count() == 1
 
-    def test_a_mistake_in_one_push_refuses_no_other(self, caplog):
+    def test_an_exception_in_one_push_does_not_refuse_the_others(self, caplog):
         broker = OrmBroker("default")
         good, bad = parse_job(json.dumps(job("unique-0001"))), parse_job(json.dumps(job("unique-0002")))
 
@@ -306,7 +306,7 @@ class TestASet:
         assert "command failed" in caplog.text
         broker.close()
 
-    def test_a_database_that_is_gone_is_tried_twice_and_not_for_each_command(self):
+    def test_an_unavailable_database_is_tried_only_twice_for_a_set(self):
         tried = []
 
         def lose_the_connection(number):
@@ -319,7 +319,7 @@ class TestASet:
         assert tried == [0, 1]
 
     @with_locks
-    def test_those_that_meet_no_lock_are_carried_out(self):
+    def test_commands_that_need_no_locked_key_are_executed(self):
         broker, taken = OrmBroker("default"), []
 
         def in_a_thread_of_the_server():
@@ -356,7 +356,7 @@ class LosesAnswers(OrmBroker):
 
 class TestABatchOfWhichTheAnswerIsLost:
     @pytest.mark.parametrize("has_parent", [False, True])
-    def test_it_is_stored_once(self, serve, has_parent):
+    def test_the_batch_is_stored_once_after_a_retry(self, serve, has_parent):
         broker = LosesAnswers("default")
         client = RawClient.identified(serve(broker).address)
         broker.losses = 0
@@ -368,7 +368,7 @@ class TestABatchOfWhichTheAnswerIsLost:
         assert not parent or Batch.objects.get(bid=parent).children == 1
         client.close()
 
-    def test_it_is_removed_when_its_maker_got_an_error(self, serve):
+    def test_the_batch_is_removed_if_its_client_got_an_error(self, serve):
         broker = LosesAnswers("default")
         client = RawClient.identified(serve(broker).address)
         broker.losses = 0
@@ -382,7 +382,7 @@ class TestABatchOfWhichTheAnswerIsLost:
         client.close()
 
 
-def test_errors_of_locks_are_errors_of_an_unavailable_database():
+def test_lock_timeout_is_a_subclass_of_broker_unavailable():
     """Code that retries one error must retry the other too."""
     assert issubclass(LockTimeout, BrokerUnavailable)
     assert issubclass(LockTimeout, FaktoryError)

@@ -43,7 +43,7 @@ def has_answer(client):
     ],
     ids=["PUSHB", "PUSH", "unique PUSH", "FAIL", "MUTATE"],
 )
-def test_others_are_answered_while_a_line_that_takes_long_is_read(connect, line):
+def test_other_clients_are_answered_while_a_long_line_is_parsed(connect, line):
     """Each of these lines once blocked the event loop, and with it all other clients, for seconds."""
     big, good = connect(), connect()
     big.send(line)
@@ -56,7 +56,7 @@ def test_others_are_answered_while_a_line_that_takes_long_is_read(connect, line)
 
 
 @pytest.mark.parametrize(("others", "rests"), [(0, False), (1, True)])
-def test_who_reads_a_long_line_rests_for_others_and_not_where_there_are_none(others, rests):
+def test_parsing_a_long_line_pauses_only_if_other_commands_arrive(others, rests):
     class Loop:
         now, calls = 0.0, ()
 
@@ -86,7 +86,7 @@ def test_who_reads_a_long_line_rests_for_others_and_not_where_there_are_none(oth
     assert sum(delays) < loop.now / 2 + 0.01
 
 
-def test_many_jobs_are_stored_and_their_client_s_next_command_waits(connect):
+def test_commands_after_a_large_pushb_wait_until_it_is_stored(connect):
     client = connect()
     client.send(pushb(5000))
     client.send("NOPE")
@@ -95,7 +95,7 @@ def test_many_jobs_are_stored_and_their_client_s_next_command_waits(connect):
     assert Job.objects.count() == 5001
 
 
-def test_what_is_refused_of_many_is_told_and_the_others_are_stored(connect):
+def test_a_large_pushb_reports_refused_jobs_and_stores_the_others(connect):
     client = connect()
     line = pushb(3000)[:-1] + ',{"jid":"badbadba"},7,{"jid":"badbadba","jobtype":"t","args":{}}]'
     refused = json.loads(client.ask(line))
@@ -104,7 +104,7 @@ def test_what_is_refused_of_many_is_told_and_the_others_are_stored(connect):
     assert Job.objects.count() == 3000
 
 
-def test_a_long_line_that_is_no_json_stores_nothing_and_leaves_the_connection_open(connect):
+def test_a_long_invalid_line_stores_nothing_and_keeps_the_connection_open(connect):
     client = connect()
     assert client.ask(pushb(3000)[:-1] + ",{]").startswith(b"-ERR invalid JSON")
     assert client.ask(pushb(3000).encode()[:-1] + b',"\xff"]').startswith(b"-ERR invalid JSON: the line is not UTF-8")
@@ -112,7 +112,7 @@ def test_a_long_line_that_is_no_json_stores_nothing_and_leaves_the_connection_op
     assert client.ask(push(jid="after-it")) == b"+OK"
 
 
-def test_a_line_whose_client_is_gone_is_read_no_further(connect, server):
+def test_parsing_stops_when_the_client_of_a_long_line_disconnects(connect, server):
     client, other = connect(), connect()
     client.send(f"PUSHB [{'0,' * 8_000_000}0]")  # half a minute of parsing
     wait_until(lambda: server.command_scheduler._huge._inside)
@@ -123,7 +123,7 @@ def test_a_line_whose_client_is_gone_is_read_no_further(connect, server):
     assert other.ask("NOPE") == b"-ERR unknown command NOPE"
 
 
-def test_huge_lines_wait_for_each_other_and_no_small_one_for_them(serve, monkeypatch):
+def test_huge_lines_run_one_at_a_time_without_blocking_small_ones(serve, monkeypatch):
     """The parsed jobs take ten times the memory of their line."""
     monkeypatch.setattr(long_commands, "ROOM_BYTES", 2_000_000)
     broker = Gated()
@@ -144,7 +144,7 @@ def test_huge_lines_wait_for_each_other_and_no_small_one_for_them(serve, monkeyp
         client.close()
 
 
-def test_a_stopping_server_answers_for_the_many_jobs_it_has_stored(serve):
+def test_a_stopping_server_answers_a_large_pushb_that_it_is_storing(serve):
     """W28: the reply reports the jobs as stored."""
     broker = Gated()
     server = serve(broker)
@@ -158,7 +158,7 @@ def test_a_stopping_server_answers_for_the_many_jobs_it_has_stored(serve):
     client.close()
 
 
-def test_a_stopping_server_waits_for_no_line_that_is_being_read(serve):
+def test_a_stopping_server_does_not_wait_for_a_line_being_parsed(serve):
     """W28: parsing is abandoned at the stop."""
     server = serve()
     client = RawClient.identified(server.address)
@@ -178,7 +178,7 @@ def narrow():
         yield
 
 
-def test_the_line_that_began_first_goes_where_all_together_hold_too_much(narrow, connect, server):
+def test_the_oldest_incomplete_lines_are_refused_when_the_memory_cap_is_exceeded(narrow, connect, server):
     holders = [connect() for _ in range(30)]
     for held, client in enumerate(holders):
         client.send(b"PUSH " + b"x" * 89_995, end="")
@@ -195,9 +195,7 @@ def test_the_line_that_began_first_goes_where_all_together_hold_too_much(narrow,
     wait_until(lambda: len(server.line_buffer_limit._held) < 17)
 
 
-def test_nothing_is_kept_of_a_line_whose_client_may_still_read_why_it_was_turned_away(
-    narrow, connect, server, monkeypatch
-):
+def test_memory_of_a_refused_line_is_freed_before_its_client_disconnects(narrow, connect, server, monkeypatch):
     monkeypatch.setattr(connection, "HALF_CLOSED_S", 60)
     holders = [connect() for _ in range(30)]
     for client in holders:
@@ -206,7 +204,7 @@ def test_nothing_is_kept_of_a_line_whose_client_may_still_read_why_it_was_turned
     assert sum(one._protocol.buffered_bytes for one in server._connections) <= 1_600_000
 
 
-def test_small_lines_need_no_room(narrow, connect, server):
+def test_small_incomplete_lines_do_not_count_towards_the_memory_cap(narrow, connect, server):
     holders = [connect() for _ in range(40)]
     for client in holders:
         client.send(b"PUSH " + b"x" * 60_000, end="")
@@ -216,7 +214,7 @@ def test_small_lines_need_no_room(narrow, connect, server):
     assert not server.line_buffer_limit._held
 
 
-def test_room_is_given_back_by_whoever_goes(narrow, connect, server):
+def test_a_complete_refused_or_abandoned_line_frees_its_memory(narrow, connect, server):
     clients = [connect() for _ in range(3)]
     for client in clients:
         client.send(b"PUSH " + b"x" * 89_995, end="")

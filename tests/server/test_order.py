@@ -50,7 +50,7 @@ def many(*jids, **fields):
     return f"PUSHB [{','.join(push(jid=jid, **fields).removeprefix('PUSH ') for jid in jids)}]"
 
 
-def test_who_waits_longest_is_served_first(quiet_server, clients):
+def test_the_longest_waiting_fetch_is_served_first(quiet_server, clients):
     *waiting, pusher = clients(6)
     for client in waiting:
         park(quiet_server, client, "default")
@@ -59,7 +59,7 @@ def test_who_waits_longest_is_served_first(quiet_server, clients):
         assert jid(client.reply()) == f"in-turn-{number}"
 
 
-def test_jobs_of_one_push_go_to_those_that_wait_in_their_order(quiet_server, clients):
+def test_jobs_of_one_pushb_are_delivered_to_waiting_fetches_in_order(quiet_server, clients):
     *waiting, pusher = clients(5)
     for client in waiting:
         park(quiet_server, client, "default")
@@ -67,7 +67,7 @@ def test_jobs_of_one_push_go_to_those_that_wait_in_their_order(quiet_server, cli
     assert [jid(client.reply()) for client in waiting] == ["first-job", "second-job", "third-job", None]
 
 
-def test_each_gets_the_first_of_its_own_order(quiet_server, clients):
+def test_each_fetch_gets_a_job_from_its_first_nonempty_queue(quiet_server, clients):
     orders = ["a b c", "b c a", "c a b", "b a c"]
     pusher, *others = clients(5)
     for queue in "abc":
@@ -76,7 +76,7 @@ def test_each_gets_the_first_of_its_own_order(quiet_server, clients):
     assert [name[0] for name in got] == ["a", "b", "c", "b"]
 
 
-def test_who_waits_for_other_queues_keeps_nobody_waiting(quiet_server, clients):
+def test_a_fetch_waiting_for_other_queues_does_not_block_later_fetches(quiet_server, clients):
     first, second, pusher = clients(3)
     park(quiet_server, first, "rare", "rarer")
     park(quiet_server, second, "busy", "rare")
@@ -87,7 +87,7 @@ def test_who_waits_for_other_queues_keeps_nobody_waiting(quiet_server, clients):
     assert jid(first.reply()) == "rare-job"
 
 
-def test_a_paused_queue_does_not_hold_up_those_behind_it(quiet_server, clients):
+def test_a_paused_queue_does_not_block_the_queues_after_it(quiet_server, clients):
     QueueFactory(name="first", paused_at="2026-01-01T00:00:00Z")
     waiting, pusher = clients(2)
     pusher.ask(many("held-back", "held-too", queue="first"))
@@ -97,7 +97,7 @@ def test_a_paused_queue_does_not_hold_up_those_behind_it(quiet_server, clients):
     assert Job.objects.filter(state="enqueued").count() == 2
 
 
-def test_who_pushes_and_fetches_at_once_does_not_take_the_job_from_one_that_waits(quiet_server, clients):
+def test_a_pusher_that_fetches_at_once_does_not_overtake_a_waiting_fetch(quiet_server, clients):
     """Otherwise clients that repeat FETCH could starve waiting ones."""
     patient, hasty = clients(2)
     for number in range(2):
@@ -108,7 +108,7 @@ def test_who_pushes_and_fetches_at_once_does_not_take_the_job_from_one_that_wait
         assert hasty.reply() is None
 
 
-def test_a_newcomer_s_fetch_lets_the_one_that_waits_longest_try_first(quiet_server, clients):
+def test_a_new_fetch_is_tried_after_the_longest_waiting_one(quiet_server, clients):
     """A job that another process stored without a hint goes to the client that has waited longest."""
     patient, hasty = clients(2)
     park(quiet_server, patient, "default")

@@ -79,19 +79,19 @@ class TestCrowd:
     def for_20_ms(self, monkeypatch):
         monkeypatch.setattr(prefetch_buffer, "HOLD_S", 0.02)
 
-    def test_four_clients_that_fetch_at_once_are_one(self):
+    def test_four_clients_that_fetch_concurrently_trigger_prefetch(self):
         fetch_rate = FetchRate()
         for at in range(16):
             fetch_rate.record_fetch(1.0 + at / 1000, "default", at % 4, "w")
         assert fetch_rate.expected_fetches(1.016, "default") == 10
 
-    def test_three_are_none_however_fast_they_are(self):
+    def test_three_clients_trigger_no_prefetch_at_any_rate(self):
         fetch_rate = FetchRate()
         for at in range(60):
             fetch_rate.record_fetch(1.0 + at / 10_000, "default", at % 3, "w")
         assert fetch_rate.expected_fetches(1.006, "default") == 0
 
-    def test_of_a_queue_it_takes_what_it_took_lately(self):
+    def test_expected_fetches_follow_the_recent_rate_of_each_queue(self):
         fetch_rate = FetchRate()
         for at in range(16):
             fetch_rate.record_fetch(1.0 + at / 1000, "slow" if at % 8 == 0 else "quick", at % 4, "w")
@@ -101,7 +101,7 @@ class TestCrowd:
             fetch_rate.expected_fetches(1.016, "other"),
         ) == (1, 9, 0)
 
-    def test_who_was_there_a_while_ago_does_not_count(self):
+    def test_clients_that_fetched_before_the_hold_time_do_not_count(self):
         fetch_rate = FetchRate()
         for client in range(4):
             fetch_rate.record_fetch(1.0, "default", client, "w")
@@ -109,7 +109,7 @@ class TestCrowd:
 
 
 class TestTaking:
-    def test_the_next_ones_come_in_order_and_ask_nothing_of_the_database(self, client):
+    def test_prefetched_jobs_are_delivered_in_order_without_the_database(self, client):
         store("a", "b", "c", "d", "e", "f")
         assert fetch(client) == "a"
         assert on_the_shelf() == "b c d e"
@@ -121,14 +121,14 @@ class TestTaking:
                 cursor.execute("ROLLBACK")
         assert fetch(client) == "f"
 
-    def test_few_clients_get_their_jobs_from_the_database_only(self, connect):
+    def test_three_clients_get_their_jobs_without_prefetch(self, connect):
         store(*map(str, range(60)))
         clients = [connect(**worker(f"w{n}")) for n in range(3)]
         for turn in range(45):
             assert fetch(clients[turn % 3]) == str(turn)
             assert on_the_shelf() == ""
 
-    def test_a_crowd_gets_each_job_once_and_in_order(self, slow, monkeypatch, connect):
+    def test_many_clients_get_each_job_once_and_nearly_in_order(self, slow, monkeypatch, connect):
         monkeypatch.undo()
         from_shelf, add = [], DeliveryTracker.add
         monkeypatch.setattr(DeliveryTracker, "add", lambda self, one: from_shelf.append(one.jid) or add(self, one))
@@ -144,7 +144,7 @@ class TestTaking:
         places = [int(one.removeprefix("job-").rstrip(".")) for one in taken]
         assert all(abs(place - n) <= 8 for n, place in enumerate(places)), "8 asked at a time"
 
-    def test_what_is_low_is_filled_up_beside_the_next_ack(self, client, monkeypatch):
+    def test_a_low_buffer_is_refilled_with_the_next_ack(self, client, monkeypatch):
         monkeypatch.setattr(prefetch_buffer, "LOW_WATERMARK", 2)
         store(*"abcdefgh")
         assert [fetch(client) for _ in range(3)] == ["a", "b", "c"]
@@ -153,7 +153,7 @@ class TestTaking:
         wait_until(lambda: on_the_shelf() == "b c d e f g")
         assert [fetch(client) for _ in range(5)] == ["d", "e", "f", "g", "h"]
 
-    def test_where_it_is_not_wanted_nothing_is_read_ahead(self, slow, settings, serve):
+    def test_read_ahead_0_disables_prefetch(self, slow, settings, serve):
         settings.FAKTORY = {"PREFETCH": 0}
         server = serve()
         client = RawClient.identified(server.address, **worker())
@@ -162,14 +162,14 @@ class TestTaking:
         assert on_the_shelf() == ""
         client.close()
 
-    def test_a_worker_that_was_told_to_be_quiet_gets_none(self, client):
+    def test_a_quiet_worker_gets_no_prefetched_job(self, client):
         store("a", "b")
         assert fetch(client) == "a"
         WorkerProcess.objects.update(state="quiet")
         assert b"quiet" in client.ask('BEAT {"wid":"wid-1"}')
         assert fetch(client) is None
 
-    def test_started_are_those_that_were_handed_out(self, slow, serve):
+    def test_only_delivered_jobs_are_recorded_as_started(self, slow, serve):
         told = []
 
         class Recorder:
@@ -185,14 +185,14 @@ class TestTaking:
 
 
 class TestOrder:
-    def test_a_job_of_priority_that_is_pushed_here_comes_first(self, client):
+    def test_a_pushed_priority_job_is_delivered_before_prefetched_jobs(self, client):
         store("a", "b", "c")
         assert fetch(client) == "a"
         assert client.ask(push(jid=jid("first"), priority=9)) == b"+OK"
         assert [fetch(client) for _ in range(3)] == ["first", "b", "c"]
         assert on_the_shelf() == "", "this queue is left alone for a while"
 
-    def test_so_does_one_of_many(self, client):
+    def test_a_priority_job_of_a_pushb_is_delivered_before_prefetched_jobs(self, client):
         store("a", "b", "c")
         assert fetch(client) == "a"
         jobs = [{"jid": jid(name), "jobtype": "noop", "args": [], "priority": p} for name, p in (("d", 5), ("up", 6))]
@@ -202,7 +202,7 @@ class TestOrder:
     @pytest.mark.parametrize(
         "custom", [{"expires_in": 30}, {"unique_for": 600, "unique_until": "start"}, {"lock": "key"}, {"limit": "key"}]
     )
-    def test_what_must_not_wait_here_ends_what_is_read_ahead(self, client, custom):
+    def test_prefetch_stops_before_a_job_with_an_expiry_lock_or_limit(self, client, custom):
         store("a", "b")
         store("special", custom=custom)
         store("c")
@@ -210,13 +210,13 @@ class TestOrder:
         assert on_the_shelf() == "b"
         assert [fetch(client) for _ in range(3)] == ["b", "special", "c"]
 
-    def test_so_does_a_queue_with_a_limit(self, client):
+    def test_a_queue_with_a_limit_is_not_prefetched(self, client):
         Limit.objects.create(scope="queue", name="default", concurrency=10)
         store("a", "b")
         assert fetch(client) == "a"
         assert on_the_shelf() == ""
 
-    def test_nothing_is_read_ahead_where_one_after_the_other_has_a_lock(self, client):
+    def test_prefetch_pauses_after_many_consecutive_jobs_with_locks(self, client):
         """A prefetch that finds no eligible job delays concurrent FETCHes, so the server stops prefetching."""
         locked = [f"locked{number}" for number in range(prefetch_buffer.MAX_UNPRODUCTIVE + 1)]
         for name in locked:
@@ -229,7 +229,7 @@ class TestOrder:
         assert fetch(client) == "b"
         assert on_the_shelf() == "c"
 
-    def test_it_is_where_only_some_have_one(self, client):
+    def test_prefetch_continues_if_only_some_jobs_have_locks(self, client):
         for number in range(prefetch_buffer.MAX_UNPRODUCTIVE + 2):
             store(f"locked{number}", custom={"lock": str(number)})
             store(f"plain{number}")
@@ -239,24 +239,24 @@ class TestOrder:
             assert fetch(client) == f"plain{number}"
             assert ack(client, f"plain{number}") == b"+OK"
 
-    def test_jobs_of_a_lower_priority_are_left_where_they_are(self, client):
+    def test_jobs_of_lower_priority_are_not_prefetched(self, client):
         store("a", "b")
         store("low", priority=-50)
         assert fetch(client) == "a"
         assert on_the_shelf() == "b"
 
-    def test_earlier_queues_come_before_the_shelf(self, client):
+    def test_earlier_queues_of_a_fetch_precede_prefetched_jobs(self, client):
         store("a", "b", "c", queue="second")
         assert fetch(client, "second") == "a"
         store("urgent", queue="first")
         assert fetch(client, "first", "second") == "urgent"
 
-    def test_where_they_are_empty_the_shelf_comes_before_the_database(self, client):
+    def test_prefetched_jobs_precede_the_database_if_earlier_queues_are_empty(self, client):
         store("a", "b", "c", "d", "e", "f", queue="second")
         assert fetch(client, "second") == "a"
         assert [fetch(client, "first", "second") for _ in range(5)] == ["b", "c", "d", "e", "f"]
 
-    def test_all_that_wait_are_tried_at_once_so_that_the_longest_is_served_first(self, slow, serve, monkeypatch):
+    def test_waiting_fetches_share_one_claim_so_that_the_longest_is_served_first(self, slow, serve, monkeypatch):
         """If they were tried one by one, a job pushed meanwhile would go to an arbitrary client."""
         sets, real = [], CommitQueue._pop_batch
 
@@ -281,7 +281,7 @@ class TestOrder:
 
 
 class TestWaiting:
-    def test_a_fetch_waits_for_jobs_on_their_way_but_not_for_ever(self, slow, settings, serve, monkeypatch):
+    def test_a_fetch_waits_for_a_running_prefetch_for_a_limited_time(self, slow, settings, serve, monkeypatch):
         """The prefetched jobs come with an ACK that waits for another transaction."""
         settings.FAKTORY = {"POLL_INTERVAL": 60}
         monkeypatch.setattr(prefetch_buffer, "LOW_WATERMARK", 2)
@@ -303,7 +303,7 @@ class TestWaiting:
 
 
 class TestGoingBack:
-    def test_what_nobody_takes_goes_back_to_its_place(self, client, monkeypatch):
+    def test_unused_prefetched_jobs_are_released_to_their_old_position(self, client, monkeypatch):
         monkeypatch.setattr(prefetch_buffer, "HOLD_S", 0.01)
         store("a", "b", "c")
         places = {name: job(name).enqueued_at for name in "bc"}
@@ -313,7 +313,7 @@ class TestGoingBack:
         assert (job("b").wid, job("b").reserved_until) == ("", None)
         assert fetch(client) == "b"
 
-    def test_a_server_that_stops_gives_all_back_and_confirms_what_it_handed_out(self, slow, serve):
+    def test_a_stopping_server_releases_prefetched_jobs_and_confirms_delivered_ones(self, slow, serve):
         server = serve()
         client = RawClient.identified(server.address, **worker())
         store("a", "b", "c")
@@ -323,7 +323,7 @@ class TestGoingBack:
         wait_until(lambda: job("b").wid == "wid-1")
         client.close()
 
-    def test_a_job_whose_client_was_gone_before_it_was_sent_goes_back(self, client, connect, monkeypatch):
+    def test_a_job_is_released_if_its_client_disconnects_before_delivery(self, client, connect, monkeypatch):
         store("a", "b")
         assert fetch(client) == "a"
         other = connect(**worker())
@@ -333,7 +333,7 @@ class TestGoingBack:
         wait_until(lambda: job("b").state == "enqueued")
 
     @pytest.mark.parametrize("command", ["QUEUE PAUSE default", "QUEUE PAUSE *"])
-    def test_a_paused_queue_hands_out_nothing_more(self, client, command):
+    def test_a_paused_queue_delivers_no_prefetched_jobs(self, client, command):
         store("a", "b", "c")
         assert fetch(client) == "a"
         assert client.ask(command) == b"+OK"
@@ -342,7 +342,7 @@ class TestGoingBack:
         assert client.ask("QUEUE RESUME *") == b"+OK"
         assert [fetch(client), fetch(client)] == ["b", "c"]
 
-    def test_a_flush_takes_what_lies_here_along(self, client, settings):
+    def test_flush_removes_prefetched_jobs(self, client, settings):
         settings.FAKTORY = {"ALLOW_FLUSH": True}
         store("a", "b", "c")
         assert fetch(client) == "a"
@@ -352,7 +352,7 @@ class TestGoingBack:
 
 
 class TestHandedOut:
-    def test_one_that_went_back_and_was_fetched_by_another_is_the_other_s(self, client, server, connect):
+    def test_a_delivered_job_with_an_expired_lease_belongs_to_its_next_worker(self, client, server, connect):
         store("a", "b")
         assert [fetch(client), fetch(client)] == ["a", "b"]
         Job.objects.filter(jid=jid("b")).update(state="enqueued", reserved_until=None)  # as if its lease had expired
@@ -361,7 +361,7 @@ class TestHandedOut:
         assert ack(other, "b") == b"+OK"
         assert not Job.objects.filter(jid=jid("b")).exists()
 
-    def test_one_that_runs_a_while_is_confirmed(self, client, monkeypatch):
+    def test_a_delivered_job_that_keeps_running_is_confirmed(self, client, monkeypatch):
         monkeypatch.setattr(deliveries, "CONFIRM_S", 0.01)
         store("a", "b", reserve_for=600)
         assert [fetch(client), fetch(client)] == ["a", "b"]
@@ -370,7 +370,7 @@ class TestHandedOut:
         assert (one.wid, one.state, one.attempt) == ("wid-1", "working", 1)
         assert one.reserved_until == one.started_at + timedelta(seconds=600)
 
-    def test_one_that_ended_before_is_not_brought_back(self, client, server):
+    def test_a_late_confirmation_does_not_restore_an_acknowledged_job(self, client, server):
         store("a", "b")
         assert [fetch(client), fetch(client)] == ["a", "b"]
         _, handed = server.deliveries._unconfirmed[jid("b")]
@@ -379,7 +379,7 @@ class TestHandedOut:
         assert not Job.objects.filter(jid=jid("b")).exists()
         assert jid("b") not in server.deliveries._unconfirmed
 
-    def test_an_early_end_is_nobody_else_s(self, client, connect):
+    def test_another_worker_cannot_end_an_unconfirmed_job(self, client, connect):
         store("a", "b")
         assert [fetch(client), fetch(client)] == ["a", "b"]
         stranger = connect(**worker("wid-2"))
@@ -389,7 +389,7 @@ class TestHandedOut:
         assert ack(client, "b") == b"+OK"
         assert not Job.objects.filter(jid=jid("b")).exists()
 
-    def test_a_slow_database_is_not_asked_again_while_it_confirms(self):
+    def test_a_confirmation_is_not_repeated_while_one_is_running(self):
         asked, loop = [], asyncio.new_event_loop()
         handed = DeliveryTracker(confirm=lambda jobs, told: asked.append((len(jobs), told)), loop=loop)
         handed.add(Reservation(jid="job-a...", queue="default", text="{}", wid="w1", attempt=1))
@@ -405,7 +405,7 @@ class TestHandedOut:
         assert not asked
         loop.close()
 
-    def test_it_may_fail_before_it_is_confirmed(self, client):
+    def test_a_job_may_fail_before_its_delivery_is_confirmed(self, client):
         store("a", "b")
         assert [fetch(client), fetch(client)] == ["a", "b"]
         assert client.ask(f'FAIL {{"jid":"{jid("b")}","errtype":"E","message":"m"}}') == b"+OK"

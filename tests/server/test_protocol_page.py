@@ -35,7 +35,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("line", "beginning"), ANSWERS, ids=[line for line, _ in ANSWERS])
-def test_an_error_is_the_one_the_page_quotes_and_leaves_the_connection_open(connect, line, beginning):
+def test_an_error_matches_the_page_and_leaves_the_connection_open(connect, line, beginning):
     """Each error line is in the page. Rules: W5, W9, W16, W17, W21, W23 to W25, W27."""
     assert f"`{beginning.strip()}" in PAGE
     client = connect(**worker())
@@ -51,7 +51,7 @@ def test_an_error_is_the_one_the_page_quotes_and_leaves_the_connection_open(conn
         ('HELLO {"v":2,"pwdhash":"00"}', "-ERR Invalid password"),
     ],
 )
-def test_a_bad_hello_is_told_as_the_page_says_and_closed(serve, line, beginning):
+def test_a_bad_hello_gets_the_documented_error_and_closes_the_connection(serve, line, beginning):
     """W2: the server closes after the error."""
     assert f"`{beginning.strip()}" in PAGE
     client = RawClient(serve(password="s3cret").address)
@@ -61,7 +61,7 @@ def test_a_bad_hello_is_told_as_the_page_says_and_closed(serve, line, beginning)
     client.close()
 
 
-def test_the_page_has_every_command():
+def test_the_page_lists_every_command():
     [verbs] = re.findall(r"^verb +=(.*)$", PAGE, flags=re.MULTILINE)
     assert {verb.strip() for verb in verbs.split("|")} == set(VERBS)
     section = PAGE.partition("## The commands")[2].partition("\n## ")[0]

@@ -28,7 +28,7 @@ def holder(connect):
 
 
 @pytest.mark.parametrize("line", ['ACK {"jid":"abcdefgh"}', 'FAIL {"jid":"abcdefgh"}'])
-def test_a_connection_without_wid_may_end_no_job(connect, holder, line):
+def test_a_connection_without_wid_may_not_end_a_job(connect, holder, line):
     with strict:
         assert connect().ask(line).decode() == REFUSAL.format(line.split()[0])
         assert Job.objects.get().state == "working"
@@ -37,13 +37,13 @@ def test_a_connection_without_wid_may_end_no_job(connect, holder, line):
 
 
 @pytest.mark.parametrize("line", ['ACK {"jid":"abcdefgh"}', 'FAIL {"jid":"abcdefgh"}'])
-def test_without_the_setting_it_may(connect, holder, line):
+def test_a_connection_without_wid_may_end_a_job_without_the_setting(connect, holder, line):
     """W16, W17: without the setting, a connection without wid may end any job."""
     assert connect().ask(line) == b"+OK"
     assert not Job.objects.filter(state="working").exists()
 
 
-def test_a_connection_without_wid_gets_no_job_that_it_could_not_end(connect):
+def test_fetch_on_a_connection_without_wid_is_refused(connect):
     client = connect()
     client.ask(push(jid="abcdefgh"))
     with strict:
@@ -51,7 +51,7 @@ def test_a_connection_without_wid_gets_no_job_that_it_could_not_end(connect):
         assert Job.objects.get().state == "enqueued"
 
 
-def test_a_connection_without_wid_may_not_lengthen_a_reservation_and_may_still_tell_progress(connect, holder):
+def test_a_connection_without_wid_may_report_progress_but_not_extend_a_reservation(connect, holder):
     client = connect()
     before = Job.objects.get().reserved_until
     with strict:
@@ -64,7 +64,7 @@ def test_a_connection_without_wid_may_not_lengthen_a_reservation_and_may_still_t
 
 
 @pytest.mark.parametrize("state", ["", ',"current_state":"terminate"'])
-def test_a_wid_may_not_beat_for_another(connect, holder, state):
+def test_a_worker_may_not_beat_for_another_wid(connect, holder, state):
     other = connect(**worker("other"))
     line = f'BEAT {{"wid":"holder"{state}}}'
     with strict:
@@ -75,7 +75,7 @@ def test_a_wid_may_not_beat_for_another(connect, holder, state):
     assert other.ask('BEAT {"wid":"holder","current_state":"terminate"}') == b'{"state":"terminate"}'
 
 
-def test_another_connection_of_the_holder_may_do_all_of_it(connect, holder):
+def test_another_connection_of_the_same_wid_may_beat_and_ack(connect, holder):
     second = connect(**worker("holder"))
     with strict:
         assert second.ask('BEAT {"wid":"holder"}') == b"+OK"
@@ -83,7 +83,7 @@ def test_another_connection_of_the_holder_may_do_all_of_it(connect, holder):
     assert not Job.objects.exists()
 
 
-def test_our_own_workers_and_producers_work_over_the_wire(server):
+def test_our_own_worker_runs_a_job_through_the_remote_broker(server):
     host, port = server.address
     url = f"tcp://{host}:{port}"
     with strict:

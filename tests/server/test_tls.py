@@ -101,14 +101,14 @@ def still_serves(server, context):
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_tls_1_2_and_1_3_are_spoken(secure, dial, context, version):
+def test_tls_1_2_and_1_3_are_accepted(secure, dial, context, version):
     context.minimum_version = context.maximum_version = version
     with context.wrap_socket(dial(secure), server_hostname="localhost") as client:
         assert client.recv(100) == GREETING
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
-def test_older_versions_are_refused_and_break_nothing(secure, dial, context):
+def test_older_tls_versions_are_refused_without_affecting_the_server(secure, dial, context):
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     old.load_verify_locations(CERTIFICATE)
     old.set_ciphers("ALL:@SECLEVEL=0")
@@ -120,7 +120,7 @@ def test_older_versions_are_refused_and_break_nothing(secure, dial, context):
 
 
 @pytest.mark.parametrize("words", [b'HELLO {"v":2}\r\n', b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 100])
-def test_plain_text_on_the_tls_port_is_sent_away_and_breaks_nothing(secure, dial, context, words):
+def test_plain_text_on_the_tls_port_is_rejected_without_affecting_the_server(secure, dial, context, words):
     plain = dial(secure)
     plain.sendall(words)
     assert b"HI" not in plain.recv(1000)
@@ -128,7 +128,7 @@ def test_plain_text_on_the_tls_port_is_sent_away_and_breaks_nothing(secure, dial
     assert still_serves(secure, context)
 
 
-def test_tls_on_the_plain_port_is_told_at_once_and_breaks_nothing(server, dial, context):
+def test_tls_on_the_plain_port_fails_without_affecting_the_server(server, dial, context):
     with pytest.raises(ssl.SSLError, match=r"(?i)wrong.version|record"):
         context.wrap_socket(dial(server), server_hostname="localhost")
     wait_until(lambda: nobody_is_left(server))
@@ -138,7 +138,7 @@ def test_tls_on_the_plain_port_is_told_at_once_and_breaks_nothing(server, dial, 
 
 
 @pytest.mark.parametrize("sent", [0, 1, 100])
-def test_a_handshake_that_never_ends_is_closed_after_the_deadline(serve, dial, context, sent):
+def test_an_unfinished_tls_handshake_is_closed_after_the_deadline(serve, dial, context, sent):
     """W3: with no bytes of the ClientHello, and with a part of it."""
     with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.1}):
         server = serve(tls=tls.server_context(str(CERTIFICATE)))
@@ -151,7 +151,7 @@ def test_a_handshake_that_never_ends_is_closed_after_the_deadline(serve, dial, c
     assert nobody_is_left(server)
 
 
-def test_who_shakes_hands_and_says_no_hello_is_closed_after_the_deadline(serve, dial, context):
+def test_a_client_without_hello_after_the_handshake_is_closed_after_the_deadline(serve, dial, context):
     """W3: HELLO_TIMEOUT also applies after the handshake."""
     with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.2}):
         server = serve(tls=tls.server_context(str(CERTIFICATE)))
@@ -163,7 +163,7 @@ def test_who_shakes_hands_and_says_no_hello_is_closed_after_the_deadline(serve, 
         stream.close()
 
 
-def test_handshakes_that_do_not_end_are_bounded_and_take_nobodys_place(serve, dial, context, monkeypatch):
+def test_unfinished_handshakes_are_limited_and_use_no_connection_slot(serve, dial, context, monkeypatch):
     """W8: unfinished handshakes have a limit of their own, beyond MAX_CONNECTIONS."""
     monkeypatch.setattr("django_faktory.server.tls_transport.SPARE_PLACES", 3)
     with override_settings(FAKTORY={"MAX_CONNECTIONS": 2}):
@@ -177,7 +177,7 @@ def test_handshakes_that_do_not_end_are_bounded_and_take_nobodys_place(serve, di
     assert len(server._connection_factory._handshakes) == 5
 
 
-def test_a_stop_waits_for_no_handshake(secure, dial):
+def test_a_stop_does_not_wait_for_unfinished_handshakes(secure, dial):
     silent = dial(secure)
     wait_until(lambda: secure._connection_factory._handshakes)
     secure.stop()
@@ -185,7 +185,7 @@ def test_a_stop_waits_for_no_handshake(secure, dial):
     assert silent.recv(100) == b""
 
 
-def test_a_hello_that_comes_with_the_handshakes_end_is_not_lost(secure, dial, context):
+def test_a_hello_sent_with_the_last_handshake_record_is_answered(secure, dial, context):
     eager = InMemory(context, dial(secure))
     eager.until(eager.tls.do_handshake)  # the last handshake record is not sent yet
     eager.say(b'HELLO {"v":2}\r\nNOPE\r\n')
@@ -195,7 +195,7 @@ def test_a_hello_that_comes_with_the_handshakes_end_is_not_lost(secure, dial, co
     assert said == GREETING + b"+OK\r\n-ERR unknown command NOPE\r\n"
 
 
-def test_records_may_come_byte_by_byte(secure, dial, context, client):
+def test_a_tls_record_sent_byte_by_byte_is_accepted(secure, dial, context, client):
     client.tls.write(f"{push(jid='abcdefgh')}\r\n".encode())
     for byte in client.outgoing.read():
         client.plain.sendall(bytes([byte]))
@@ -203,7 +203,7 @@ def test_records_may_come_byte_by_byte(secure, dial, context, client):
     assert Job.objects.get().jid == "abcdefgh"
 
 
-def test_a_large_job_goes_there_and_back(client):
+def test_a_large_job_is_pushed_and_fetched_over_tls(client):
     job = push(jid="abcdefgh", args=["x" * 3_000_000])
     client.say(f"{job}\r\nFETCH default\r\n".encode())
     said = b""
@@ -214,7 +214,7 @@ def test_a_large_job_goes_there_and_back(client):
     assert len(json.loads(rest.partition(b"\r\n")[2])["args"][0]) == 3_000_000
 
 
-def test_who_says_goodbye_and_reads_on_gets_its_answers(client):
+def test_a_client_that_sends_close_notify_still_gets_its_replies(client):
     """W14: a half-closed connection works as without TLS."""
     client.tls.write(f"{push(jid='abcdefgh')}\r\nNOPE\r\n".encode())
     with pytest.raises(ssl.SSLWantReadError):
@@ -227,7 +227,7 @@ def test_who_says_goodbye_and_reads_on_gets_its_answers(client):
     assert client.plain.recv(65536) == b""
 
 
-def test_a_fetch_that_waits_when_its_client_says_goodbye_takes_no_job(client, secure):
+def test_close_notify_ends_a_waiting_fetch_without_a_job(client, secure):
     """W14: close_notify ends a waiting FETCH."""
     client.say(b"FETCH default\r\n")
     wait_until(lambda: len(secure.fetch_queue._waiting) == 1)
@@ -238,14 +238,14 @@ def test_a_fetch_that_waits_when_its_client_says_goodbye_takes_no_job(client, se
     wait_until(lambda: nobody_is_left(secure))
 
 
-def test_the_server_says_goodbye_so_that_its_end_is_no_cut(client):
+def test_the_server_sends_close_notify_before_it_closes(client):
     client.say(b"END\r\n")
     assert client.hears() == b"+OK\r\n"
     assert client.hears() == b""
     assert client.plain.recv(100) == b""
 
 
-def test_a_refused_hello_is_told_before_the_goodbye_though_more_was_sent(secure, dial, context):
+def test_the_error_of_a_refused_hello_arrives_despite_unread_bytes(secure, dial, context):
     """W2: bytes that the server did not read must not discard the error line."""
     rude = InMemory(context, dial(secure))
     rude.until(rude.tls.do_handshake)
@@ -256,7 +256,7 @@ def test_a_refused_hello_is_told_before_the_goodbye_though_more_was_sent(secure,
     assert said.startswith(GREETING + b"-ERR expected HELLO")
 
 
-def test_a_spoilt_record_ends_the_connection_and_breaks_nothing(client, secure, context):
+def test_a_corrupt_tls_record_closes_only_its_own_connection(client, secure, context):
     client.say(f"{push(jid='abcdefgh')}\r\nFETCH default\r\n".encode())
     said = b""
     while b"enqueued_at" not in said:
@@ -272,7 +272,7 @@ def test_a_spoilt_record_ends_the_connection_and_breaks_nothing(client, secure, 
     assert still_serves(secure, context)
 
 
-def test_our_own_client_works_over_it(secure):
+def test_remote_broker_pushes_and_fetches_over_tls(secure):
     _, port = secure.address
     broker = RemoteBroker(f"tcp+tls://localhost:{port}?ca={CERTIFICATE}", identity=WorkerIdentity(wid="w1"))
     assert broker.push([payload("secured")]) == [None]
@@ -282,7 +282,7 @@ def test_our_own_client_works_over_it(secure):
     wait_until(lambda: nobody_is_left(secure))
 
 
-def test_our_own_client_trusts_no_unknown_authority_and_no_other_name(secure):
+def test_remote_broker_rejects_an_unknown_ca_and_a_wrong_host_name(secure):
     _, port = secure.address
     for url in (f"tcp+tls://localhost:{port}", f"tcp+tls://127.0.0.2:{port}?ca={CERTIFICATE}"):
         broker = RemoteBroker(url)
@@ -291,7 +291,7 @@ def test_our_own_client_trusts_no_unknown_authority_and_no_other_name(secure):
     assert not Job.objects.exists()
 
 
-def test_many_clients_at_once_are_served(secure, context):
+def test_many_concurrent_tls_clients_are_served(secure, context):
     clients = []
     for number in range(200):
         one = context.wrap_socket(socket.create_connection(secure.address, timeout=10), server_hostname="localhost")

@@ -143,7 +143,7 @@ def is_all_done():
     return not Job.objects.exclude(state="succeeded").exists()
 
 
-def test_killed_at_any_moment_they_call_back_once_and_lose_no_member(runfaktory, address):
+def test_batches_call_back_once_and_lose_no_member_while_programs_are_killed(runfaktory, address):
     fleet = Fleet(runfaktory, address)
     producers = [WireProducer(fleet.addresses, number) for number in range(2)]
     consumers = [Consumer(fleet.addresses, number) for number in range(2)]

@@ -186,20 +186,20 @@ def tortured(*others):
     return history
 
 
-def test_batches_keep_their_invariants_whatever_comes_together():
+def test_batches_keep_their_invariants_under_concurrent_load():
     history = tortured(Upkeep)
     assert history.violations() == []
     assert not Batch.objects.filter(expired_at=None, is_broken=True).exists()
 
 
-def test_batches_keep_their_invariants_while_people_drop_and_kill_their_members():
+def test_batches_keep_their_invariants_while_members_are_discarded_and_killed():
     history = tortured(Upkeep, Hands)
     assert history.violations() == []
     assert Batch.objects.filter(expired_at=None, is_broken=True).exists()
     assert Batch.objects.filter(is_broken=False).exists()
 
 
-def test_a_commit_that_races_the_last_ack_fires_once():
+def test_a_commit_that_races_the_last_ack_runs_the_callback_once():
     broker = OrmBroker("default")
     ran = []
     for _ in range(RACES):

@@ -20,7 +20,7 @@ SECONDS = min(60, max(8, int(os.environ.get("FAKTORY_SOAK_KILLS", "2"))))
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180 + 4 * SECONDS)]
 
 
-def test_each_tick_gets_one_job_while_nodes_are_killed(runfaktory):
+def test_each_cron_tick_enqueues_one_job_while_nodes_are_killed(runfaktory):
     def start():
         return None, runfaktory("127.0.0.1:0", "--server-only", "--no-reload")
 

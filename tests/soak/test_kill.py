@@ -96,13 +96,13 @@ def expected():
     return {f"{kill}-{number}" for kill in range(KILLS) for number in range(JOBS_A_KILL)}
 
 
-def test_killed_at_any_moment_an_atomic_task_has_written_each_row_once():
+def test_an_atomic_task_writes_each_row_once_while_workers_are_killed():
     found = marks_after_kills(tasks.writes_mark_atomically)
     assert found.keys() == expected()
     assert {text: times for text, times in found.items() if times != 1} == {}
 
 
-def test_without_atomic_some_are_written_twice_and_none_is_missing():
+def test_non_atomic_tasks_write_some_rows_twice_and_miss_none():
     """Show that the test above can fail."""
     found = marks_after_kills(tasks.writes_mark)
     assert found.keys() == expected()
@@ -111,7 +111,7 @@ def test_without_atomic_some_are_written_twice_and_none_is_missing():
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 @pytest.mark.parametrize("faktory", [{}, {"DATABASE": "other"}], ids=["jobs beside the data", "jobs elsewhere"])
-def test_killed_at_any_moment_a_producer_leaves_no_job_without_its_data_and_no_data_without_its_job(faktory):
+def test_a_killed_producer_leaves_jobs_and_data_consistent(faktory):
     rng = random.Random()
     with override_settings(FAKTORY=faktory):
         for _ in range(KILLS):

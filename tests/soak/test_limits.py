@@ -63,7 +63,7 @@ def started():
     return Job.objects.filter(queue="limited", started_at__isnull=False, state="succeeded")
 
 
-def test_a_rate_is_kept_and_costs_others_nothing(nodes):
+def test_a_rate_limit_is_enforced_without_delaying_other_jobs(nodes):
     definitions.save_limit("task", "throttled", Allowance(rate=RATE), using="default")
     wanted = int(RATE * SECONDS)
     many = [payload(jobtype="throttled", queue="limited", result_ttl=1000) for _ in range(wanted * 2)]

@@ -156,7 +156,7 @@ def left(fleet, *, gives_up=False):
     return Job.objects.count()
 
 
-def test_clients_and_nodes_that_are_killed_let_no_two_jobs_of_a_key_run_at_once(runfaktory, address, tmp_path):
+def test_no_two_jobs_of_a_lock_key_overlap_while_clients_and_nodes_die(runfaktory, address, tmp_path):
     """Check that no two jobs of a key run at once although clients and nodes are killed (L24)."""
     fleet = Fleet(tmp_path, runfaktory, address)
     try:

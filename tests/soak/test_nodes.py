@@ -98,7 +98,7 @@ def is_all_done():
     return not Job.objects.exists()
 
 
-def test_killed_again_and_again_nodes_lose_no_job_they_accepted(runfaktory, address):
+def test_repeatedly_killed_nodes_lose_no_accepted_job(runfaktory, address):
     """Check that killed nodes lose no accepted job (W14, W29)."""
 
     def start():

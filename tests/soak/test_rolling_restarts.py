@@ -58,7 +58,7 @@ def report(interruptions, restarted_s, ended_s):
     )
 
 
-def test_rolling_restarts_cost_no_job_an_attempt_and_run_none_twice_at_once(runfaktory, tmp_path):  # noqa: F811
+def test_rolling_restarts_count_no_attempt_and_cause_no_overlapping_runs(runfaktory, tmp_path):  # noqa: F811
     restarts = tmp_path / "restarts"
     restarts.touch()
     results = {}

@@ -13,7 +13,7 @@ from tests.factories import JobFactory, QueueFactory
 pytestmark = pytest.mark.django_db
 
 
-def test_size_and_latency_count_what_is_ready_and_what_is_blocked():
+def test_size_and_latency_include_enqueued_and_blocked_jobs():
     now = timezone.now()
     for name in ("mail", "low", "empty"):
         QueueFactory(name=name)
@@ -45,7 +45,7 @@ def test_a_hundred_queues_cost_as_many_statements_as_one():
     assert statements(["q00"]) == statements([f"q{number:02}" for number in range(100)])
 
 
-def test_a_long_queue_is_not_counted_to_its_end():
+def test_the_size_of_a_queue_is_counted_up_to_a_maximum():
     QueueFactory(name="mail")
     for _ in range(5):
         JobFactory(queue="mail")

@@ -49,7 +49,7 @@ def test_a_result_is_reused_for_ten_times_as_long_as_its_read_takes(clock):
     assert one.get(reads) == 2
 
 
-def test_polling_takes_a_tenth_of_the_time_however_it_is_done(clock):
+def test_frequent_polling_spends_about_a_tenth_of_the_time_reading(clock):
     for takes_s in (0.001, 0.3, 2.0):
         one, reads, began_at = SharedRead(), Reads(clock, takes_s), clock.now
         while clock.now < began_at + 1000 * takes_s:
@@ -58,7 +58,7 @@ def test_polling_takes_a_tenth_of_the_time_however_it_is_done(clock):
         assert reads.count * takes_s < 0.12 * (clock.now - began_at)
 
 
-def test_an_exact_result_is_of_a_read_that_began_after_the_question():
+def test_an_exact_result_uses_a_read_started_after_the_request():
     one, seen = SharedRead(), []
 
     def read():
@@ -74,12 +74,12 @@ def test_an_exact_result_is_of_a_read_that_began_after_the_question():
             assert found == len(seen)
 
 
-def test_an_exact_result_of_a_read_that_takes_long_is_as_old_as_others(clock):
+def test_an_exact_result_of_a_slow_read_is_reused_like_others(clock):
     one, reads = SharedRead(), Reads(clock, 2 * CHEAP_S)
     assert [one.get(reads, exact=True) for _ in range(3)] == [1, 1, 1]
 
 
-def test_an_exact_result_follows_the_one_before_in_ten_times_the_time_of_a_read(clock):
+def test_exact_reads_are_spaced_by_ten_times_their_duration(clock):
     one, reads = SharedRead(), Reads(clock, CHEAP_S / 2)
     waits = []
     one._condition.wait = lambda pause_s: (waits.append(pause_s), setattr(clock, "now", clock.now + pause_s))
@@ -88,7 +88,7 @@ def test_an_exact_result_follows_the_one_before_in_ten_times_the_time_of_a_read(
     assert all(0.8 * 10 * CHEAP_S / 2 < pause_s <= 10 * CHEAP_S / 2 for pause_s in waits)
 
 
-def test_callers_at_the_same_time_wait_for_one_read():
+def test_concurrent_callers_share_one_read():
     one, count, may_end = SharedRead(), [], threading.Event()
 
     def read():
@@ -106,7 +106,7 @@ def test_callers_at_the_same_time_wait_for_one_read():
     assert len(count) == 1
 
 
-def test_an_error_is_raised_to_all_that_waited_and_is_not_kept():
+def test_an_error_is_raised_to_all_waiting_callers_and_not_cached():
     one, count, may_end = SharedRead(), [], threading.Event()
 
     def read():
@@ -133,7 +133,7 @@ def test_an_error_is_raised_to_all_that_waited_and_is_not_kept():
     assert one.get(read) == "read"
 
 
-def test_an_interrupted_read_blocks_no_later_one():
+def test_an_interrupted_read_does_not_block_later_reads():
     one = SharedRead()
 
     def read():
@@ -144,7 +144,7 @@ def test_an_interrupted_read_blocks_no_later_one():
     assert one.get(lambda: "read") == "read"
 
 
-def test_results_of_many_different_questions_are_not_all_kept():
+def test_the_number_of_cached_results_is_bounded():
     for number in range(3 * shared_reads.MAX_READS):
         assert shared_reads.shared(number, lambda number=number: number, using="default") == number
     assert len(shared_reads._reads) <= shared_reads.MAX_READS

@@ -43,11 +43,11 @@ def failing(times, error):
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_collision_is_tried_again(atomic):
+def test_a_collision_is_retried(atomic):
     assert run("default", failing(2, collision()), atomic=atomic) == 3
 
 
-def test_a_collision_that_does_not_end_is_told_in_the_end():
+def test_repeated_collisions_raise_broker_unavailable_after_the_last_attempt():
     with pytest.raises(BrokerUnavailable, match="database unavailable: "):
         run("default", failing(ATTEMPTS, collision()))
     assert run("default", failing(ATTEMPTS - 1, collision())) == ATTEMPTS
@@ -56,7 +56,7 @@ def test_a_collision_that_does_not_end_is_told_in_the_end():
 @pytest.mark.parametrize(
     "error", [OperationalError("server closed the connection\nunexpectedly"), InterfaceError("gone")]
 )
-def test_a_database_that_is_away_is_told_in_one_line_and_not_tried_again(error):
+def test_an_unavailable_database_is_reported_in_one_line_without_a_retry(error):
     verb = failing(1, error)
     with pytest.raises(BrokerUnavailable) as told:
         run("default", verb)
@@ -65,12 +65,12 @@ def test_a_database_that_is_away_is_told_in_one_line_and_not_tried_again(error):
     assert verb(None) == 2
 
 
-def test_an_error_of_the_verb_itself_comes_through_as_it_is():
+def test_an_error_of_the_verb_is_raised_unchanged():
     with pytest.raises(ZeroDivisionError):
         run("default", lambda _: 1 / 0)
 
 
-def test_inside_the_callers_transaction_the_verb_joins_it_and_errors_are_his():
+def test_a_verb_joins_the_transaction_of_its_caller_and_passes_errors_on():
     error = collision()
     with pytest.raises(OperationalError), transaction.atomic():
         run("default", failing(1, error))
@@ -80,7 +80,7 @@ def test_inside_the_callers_transaction_the_verb_joins_it_and_errors_are_his():
     assert not Job.objects.exists()
 
 
-def test_what_a_verb_wrote_before_it_failed_is_undone():
+def test_writes_of_a_failed_verb_are_rolled_back():
     def verb(_):
         JobFactory()
         raise ZeroDivisionError
@@ -90,13 +90,13 @@ def test_what_a_verb_wrote_before_it_failed_is_undone():
     assert not Job.objects.exists()
 
 
-def test_other_errors_are_no_collisions():
+def test_other_errors_are_not_collisions():
     assert not is_collision(OperationalError("no such table"))
     assert not is_collision(OperationalError())
     assert first_line(OperationalError()) == "OperationalError"
 
 
-def test_a_real_lost_connection_is_told_and_the_next_verb_has_a_new_one():
+def test_a_lost_connection_is_reported_and_the_next_verb_reconnects():
     if connection.vendor != "postgresql":
         pytest.skip("ends its own session by SQL: PostgreSQL")
 
@@ -112,7 +112,7 @@ def test_a_real_lost_connection_is_told_and_the_next_verb_has_a_new_one():
 
 @needs_session("a pooler hides the session of a connection")
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_session_that_ended_while_it_was_idle_is_replaced_before_it_is_used(atomic):
+def test_a_session_ended_while_idle_is_replaced_before_use(atomic):
     if connection.vendor == "sqlite":
         pytest.skip("SQLite has no sessions")
     end_idle(connection)
@@ -167,7 +167,7 @@ TAKE_NO_WRITES = {
 
 @needs_session("SET is a session's, and whoever has it next would be the read-only one")
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_database_that_takes_no_writes_is_told_and_the_next_verb_has_a_new_connection(atomic, refusals):
+def test_a_read_only_database_is_reported_and_the_next_verb_reconnects(atomic, refusals):
     """A primary has become a standby; the next connection may find the new primary."""
     with connection.cursor() as cursor:
         cursor.execute(TAKE_NO_WRITES[connection.vendor])
@@ -178,7 +178,7 @@ def test_a_database_that_takes_no_writes_is_told_and_the_next_verb_has_a_new_con
 
 
 @needs_session("SET, and the number of a session")
-def test_once_one_was_refused_a_thread_that_only_reads_looks_for_the_new_primary_too(refusals):
+def test_a_refused_write_makes_other_threads_reconnect_once(refusals):
     """A look at waiting jobs is not a write: on the old primary's connection it would read stale data indefinitely."""
     if connection.vendor == "sqlite":
         pytest.skip("one file, and no other to find")

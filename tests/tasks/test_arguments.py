@@ -46,13 +46,13 @@ VALUES = [
 
 @pytest.mark.core
 @pytest.mark.parametrize("value", VALUES, ids=str)
-def test_a_value_arrives_as_the_type_it_was(value):
+def test_a_value_keeps_its_type_through_encoding(value):
     found = travelled(value)
     assert (type(found), found, str(found)) == (type(value), value, str(value))
 
 
 @pytest.mark.core
-def test_others_can_read_what_travels():
+def test_typed_values_are_encoded_as_readable_json_objects():
     args, kwargs = encode_call([Decimal("1.20"), date(2026, 5, 1)], {"every": timedelta(hours=1)})
     assert args == [{"$type": "decimal", "value": "1.20"}, {"$type": "date", "value": "2026-05-01"}]
     assert kwargs == {"every": {"$type": "timedelta", "value": "P0DT01H00M00S"}}
@@ -72,13 +72,13 @@ plain = st.recursive(
 
 @pytest.mark.core
 @given(plain)
-def test_nothing_a_user_passes_is_taken_for_a_reference(value):
+def test_user_data_is_never_mistaken_for_a_reference(value):
     assert travelled(value) == value
 
 
 @pytest.mark.core
 @given(plain)
-def test_the_quick_look_misses_no_reference(value):
+def test_the_quick_reference_scan_has_no_false_negatives(value):
     args, _ = encode_call([value], {})
     text = jsontext.encode(args)
     assert may_have_references(text) or args == [value]
@@ -86,7 +86,7 @@ def test_the_quick_look_misses_no_reference(value):
 
 @pytest.mark.core
 @pytest.mark.parametrize("value", [object(), {1, 2}, 1j, bytearray(b"x"), print, lambda: None, float("nan")])
-def test_what_cannot_travel_is_refused_by_its_place(value):
+def test_an_unsupported_argument_is_refused_with_its_position(value):
     error = ValueError if isinstance(value, float) else TypeError
     with pytest.raises(error, match=r"^args\[1\]: Unsupported "):
         encode_call(["a", {"deep": [value]}], {})
@@ -95,7 +95,7 @@ def test_what_cannot_travel_is_refused_by_its_place(value):
 
 
 @pytest.mark.core
-def test_a_task_with_plain_json_takes_json_only_and_as_it_is():
+def test_plain_json_accepts_only_json_and_keeps_it_unchanged():
     with pytest.raises(TypeError, match=r"^args\[0\]: Unsupported type"):
         encode_call([date(2026, 5, 1)], {}, plain_json=True)
     like_ours = {"$type": "date", "value": "2026-05-01"}
@@ -118,7 +118,7 @@ def test_a_task_with_plain_json_takes_json_only_and_as_it_is():
         ({"$model": "auth.user", "pk": 1, "using": "elsewhere"}, "no database has the alias 'elsewhere'"),
     ],
 )
-def test_a_reference_nobody_can_read_is_refused_by_its_place(value, told):
+def test_an_invalid_reference_is_refused_with_its_position(value, told):
     with pytest.raises(InvalidArgument, match=rf"^args\[1\]: .*{told}"):
         decode_call([1, [value]], {})
 
@@ -127,7 +127,7 @@ def test_a_reference_nobody_can_read_is_refused_by_its_place(value, told):
 
 
 @pytest.mark.django_db
-def test_a_model_instance_travels_as_a_reference_and_is_fetched():
+def test_a_model_instance_is_sent_as_a_reference_and_fetched_again():
     user = User.objects.create(username="ada")
     args, _ = encode_call([user], {})
     assert args == [{"$model": "auth.user", "pk": user.pk}]
@@ -146,13 +146,13 @@ def test_an_unsaved_instance_is_refused():
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("pk", ["no number", [1, 2], {"a": 1}, None])
-def test_a_key_that_is_none_is_no_missing_row(pk):
+def test_an_invalid_primary_key_in_a_reference_is_refused(pk):
     with pytest.raises((InvalidArgument, MissingObject)):
         decode_call([{"$model": "auth.user", "pk": pk}], {})
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_task_gets_what_was_passed():
+def test_a_task_receives_arguments_with_their_original_types():
     user, when = User.objects.create(username="ada"), django_timezone.now()
     result = tasks.tells_types.enqueue(user, when, price=Decimal("1.2"))
     assert work().result == jsontext.encode({"args": ["User", "datetime"], "kwargs": {"price": "Decimal"}})
@@ -161,7 +161,7 @@ def test_a_task_gets_what_was_passed():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_results_show_arguments_as_they_travel():
+def test_results_show_arguments_in_their_encoded_form():
     user = User.objects.create(username="ada")
     result = tasks.tells_its_arguments.enqueue(user)
     as_told = [{"$model": "auth.user", "pk": user.pk}]
@@ -171,7 +171,7 @@ def test_results_show_arguments_as_they_travel():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_row_that_is_gone_fails_the_job_by_name():
+def test_a_deleted_row_fails_the_job_with_a_message_naming_it():
     user = User.objects.create(username="ada")
     tasks.tells_types.enqueue(user)
     pk = user.pk
@@ -183,7 +183,7 @@ def test_a_row_that_is_gone_fails_the_job_by_name():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_task_may_have_its_job_dropped_where_a_row_is_gone():
+def test_a_task_can_discard_its_job_if_a_row_was_deleted():
     group = Group.objects.create(name="a")
     tasks.drops_what_is_gone.enqueue(group)
     group.delete()
@@ -194,7 +194,7 @@ def test_a_task_may_have_its_job_dropped_where_a_row_is_gone():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_reference_nobody_can_read_kills_the_job():
+def test_an_invalid_reference_kills_the_job():
     tasks.tells_types.enqueue(1)
     Job.objects.update(payload=Job.objects.get().payload.replace('"args":[1]', '"args":[{"$type":"date","value":"x"}]'))
     report = work()
@@ -203,7 +203,7 @@ def test_a_reference_nobody_can_read_kills_the_job():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_async_task_gets_its_rows_too():
+def test_an_async_task_receives_its_model_instances():
     tasks.async_tells_types.enqueue(Group.objects.create(name="a"))
     assert isinstance(work(), Ack)
 
@@ -227,26 +227,26 @@ def test_a_client_in_another_language_may_write_references():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_calls_with_the_same_row_are_the_same_to_unique_for():
+def test_unique_for_treats_calls_with_the_same_row_as_duplicates():
     group = Group.objects.create(name="a")
     tasks.once_a_group.enqueue(group)
     with pytest.raises(NotUnique):
         tasks.once_a_group.enqueue(Group.objects.get())
 
 
-def test_where_json_is_plain_nothing_is_fetched(transactional_db):
+def test_plain_json_arguments_are_never_fetched_as_rows(transactional_db):
     tasks.takes_plain_json.enqueue({"$model": "auth.user", "pk": 1})
     assert work().result == '{"$model":"auth.user","pk":1}'
     assert not Job.objects.filter(state="enqueued").exists()
 
 
 @pytest.mark.parametrize("value", ["x", "", 5, None, {"a": 1}, "gAAAA", "not a token " * 20])
-def test_plain_json_may_look_like_the_envelope_of_encrypted_arguments(transactional_db, value):
+def test_plain_json_that_looks_like_an_encryption_envelope_is_accepted(transactional_db, value):
     tasks.takes_plain_json.enqueue({"$encrypted": value, "same": 1})
     assert jsontext.decode(work().result) == {"$encrypted": value, "same": 1}
 
 
-def test_a_token_as_plain_json_is_refused_at_enqueue(transactional_db):
+def test_a_fernet_token_as_plain_json_is_refused_at_enqueue(transactional_db):
     """A worker could not distinguish the token from an encrypted argument."""
     token = base64.urlsafe_b64encode(b"\x80" + bytes(72)).decode()
     with pytest.raises(InvalidPayload, match=r"args\[0\]: expected no Fernet token"):

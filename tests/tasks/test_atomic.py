@@ -38,7 +38,7 @@ def state():
     return Job.objects.exclude(jobtype__endswith="noop").get().state, list(Mark.objects.values_list("text", flat=True))
 
 
-def test_what_it_wrote_and_its_end_are_there_together():
+def test_an_atomic_task_commits_its_writes_and_its_job_end_together():
     result = tasks.writes_mark_atomically.enqueue("a")
     assert work() is None, "nothing is left to report"
     assert state() == ("succeeded", ["a"])
@@ -46,7 +46,7 @@ def test_what_it_wrote_and_its_end_are_there_together():
     assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, "a")
 
 
-def test_a_job_without_a_result_ttl_is_gone_with_the_commit():
+def test_a_job_without_a_result_ttl_is_deleted_by_the_commit():
     Job.objects.filter(jid=tasks.writes_mark_atomically.enqueue("a").id).update(result_ttl=None)
     work()
     assert not Job.objects.exists()
@@ -62,13 +62,13 @@ def test_a_job_without_a_result_ttl_is_gone_with_the_commit():
         ("gives its transaction up", "retries"),
     ],
 )
-def test_a_failure_leaves_nothing_it_wrote(then, ends):
+def test_a_failed_atomic_task_leaves_no_writes(then, ends):
     tasks.writes_mark_atomically_and.enqueue("a", then)
     assert isinstance(work(), Failure)
     assert state() == (ends, [])
 
 
-def test_a_transaction_the_task_broke_does_not_pass_for_success():
+def test_a_transaction_aborted_by_a_failed_statement_is_not_a_success():
     tasks.writes_mark_atomically_and.enqueue("a", "breaks the transaction and goes on")
     report = work()
     if connection.vendor == "postgresql":
@@ -78,13 +78,13 @@ def test_a_transaction_the_task_broke_does_not_pass_for_success():
         assert state() == ("succeeded", ["a"])
 
 
-def test_a_savepoint_that_was_rolled_back_is_the_tasks_own_affair():
+def test_a_rolled_back_savepoint_does_not_fail_the_task():
     tasks.writes_mark_atomically_and.enqueue("a", "breaks a savepoint and goes on")
     assert work() is None
     assert state() == ("succeeded", ["a"])
 
 
-def test_jobs_it_enqueues_appear_only_if_it_commits():
+def test_jobs_enqueued_by_an_atomic_task_appear_only_if_it_commits():
     tasks.writes_mark_atomically_and.enqueue("a", "enqueues and fails")
     work()
     assert not Job.objects.filter(jobtype=tasks.noop.jobtype).exists()
@@ -94,7 +94,7 @@ def test_jobs_it_enqueues_appear_only_if_it_commits():
     assert Job.objects.filter(jobtype=tasks.noop.jobtype, state="enqueued").count() == 1
 
 
-def test_who_lost_the_job_meanwhile_writes_nothing(caplog):
+def test_a_worker_that_lost_the_job_commits_no_writes(caplog):
     finished = []
 
     def note(sender, task_result, **_):
@@ -114,7 +114,7 @@ def test_who_lost_the_job_meanwhile_writes_nothing(caplog):
     assert len(finished) == 1
 
 
-def test_a_hook_that_fails_after_the_commit_does_not_undo_it(caplog):
+def test_a_failing_on_commit_hook_does_not_undo_the_commit(caplog):
     result = tasks.writes_mark_atomically_and.enqueue("a", "hooks that fail")
     assert work() is None
     assert state() == ("succeeded", ["a"])
@@ -123,7 +123,7 @@ def test_a_hook_that_fails_after_the_commit_does_not_undo_it(caplog):
     assert "a hook that ran after its commit failed" in caplog.text
 
 
-def test_one_that_does_nothing_in_the_database_is_acknowledged_with_others():
+def test_an_atomic_task_without_queries_returns_an_ack_on_postgresql():
     tasks.does_atomically.enqueue("nothing")
     execution = prepare(fetched())
     with CaptureQueriesContext(connection) as asked:
@@ -138,13 +138,13 @@ def test_one_that_does_nothing_in_the_database_is_acknowledged_with_others():
 
 
 @pytest.mark.parametrize("what", ["a hook", "a look"])
-def test_one_that_has_a_hook_or_looked_at_rows_ends_in_its_transaction(what):
+def test_an_atomic_task_with_hook_or_read_ends_in_its_transaction(what):
     tasks.does_atomically.enqueue(what)
     assert work() is None
     assert state() == ("succeeded", [])
 
 
-def test_a_retry_that_succeeds_writes_once():
+def test_a_successful_retry_writes_only_once():
     tasks.writes_mark_atomically_and.enqueue("a", "fails")
     work()
     Job.objects.update(
@@ -191,7 +191,7 @@ def writes_while_another_transaction_locks_its_job():
 holders = []
 
 
-def test_an_end_that_another_transaction_blocks_costs_no_attempt():
+def test_a_job_end_blocked_by_another_transaction_costs_no_attempt():
     if connection.vendor == "sqlite":
         pytest.skip("SQLite has one writer, so no end meets another transaction")
     holders[:] = [Holder()]
@@ -205,7 +205,7 @@ def test_an_end_that_another_transaction_blocks_costs_no_attempt():
     assert not Mark.objects.exists()
 
 
-def test_coroutines_are_refused_where_they_are_defined():
+def test_atomic_coroutines_are_refused_at_definition():
     async def asynchronous():
         """A coroutine function that is never awaited."""
 
@@ -215,7 +215,7 @@ def test_coroutines_are_refused_where_they_are_defined():
 
 
 @pytest.mark.parametrize("value", [1, "yes", None])
-def test_it_is_true_or_false(value):
+def test_the_atomic_option_must_be_true_or_false(value):
     def plain():
         """A plain function that is never called."""
 
@@ -224,7 +224,7 @@ def test_it_is_true_or_false(value):
         task(atomic=value)(plain)
 
 
-def test_jobs_elsewhere_cannot_be_part_of_it():
+def test_an_atomic_task_fails_with_a_remote_broker():
     tasks.writes_mark_atomically.enqueue("a")
     report = prepare(fetched()).run(RemoteBroker("tcp://127.0.0.1:1"))
     assert isinstance(report, Failure)

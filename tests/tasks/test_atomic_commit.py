@@ -109,7 +109,7 @@ def assert_django_is_well():
     assert connection.connection.pgconn.transaction_status == 0
 
 
-def test_the_end_and_the_commit_are_one_message(sent):
+def test_the_job_end_and_the_commit_are_sent_in_one_message(sent):
     result = writes_and.enqueue("a")
     assert work() is None
     assert (sent, state(), marks()) == (["committed"], "succeeded", ["a"])
@@ -119,13 +119,13 @@ def test_the_end_and_the_commit_are_one_message(sent):
     assert Counter.objects.get().processed == 1
 
 
-def test_a_job_without_a_result_ttl_is_gone_with_it(sent):
+def test_a_job_without_a_result_ttl_is_deleted_by_the_commit(sent):
     Job.objects.filter(jid=writes_and.enqueue("a").id).update(result_ttl=None)
     work()
     assert (sent, Job.objects.count(), marks()) == (["committed"], 0, ["a"])
 
 
-def test_one_that_somebody_wanted_kept_while_it_ran_is_kept(sent):
+def test_a_result_ttl_set_while_the_job_runs_keeps_its_result(sent):
     job = Job.objects.filter(jid=writes_and.enqueue("a").id)
     job.update(result_ttl=None)
     execution = prepare(fetched())
@@ -134,7 +134,7 @@ def test_one_that_somebody_wanted_kept_while_it_ran_is_kept(sent):
     assert (sent, state()) == (["committed"], "succeeded")
 
 
-def test_a_unique_job_leaves_its_key_to_the_next(sent):
+def test_a_unique_job_releases_its_key_on_commit(sent):
     writes_once.enqueue("a")
     with pytest.raises(NotUnique):
         writes_once.enqueue("a")
@@ -143,7 +143,7 @@ def test_a_unique_job_leaves_its_key_to_the_next(sent):
     writes_once.enqueue("a")
 
 
-def test_hooks_run_after_it_in_their_order_outside_of_the_transaction(sent):
+def test_on_commit_hooks_run_in_order_after_the_commit(sent):
     heard = []
 
     def hook(name):
@@ -162,7 +162,7 @@ def test_hooks_run_after_it_in_their_order_outside_of_the_transaction(sent):
     assert_django_is_well()
 
 
-def test_blocks_inside_of_it_and_other_databases_are_as_ever(sent):
+def test_nested_blocks_and_other_databases_work_as_usual(sent):
     def works_elsewhere():
         with transaction.atomic(using="other", durable=True):
             Mark.objects.using("other").create(text="there")
@@ -180,7 +180,7 @@ def test_blocks_inside_of_it_and_other_databases_are_as_ever(sent):
     assert not connections["other"].in_atomic_block
 
 
-def test_who_lost_the_job_meanwhile_commits_nothing(sent, caplog):
+def test_a_worker_that_lost_the_job_commits_nothing(sent, caplog):
     writes_and.enqueue("a")
     execution = prepare(fetched("w1"))
     heard = []
@@ -205,7 +205,7 @@ def test_an_earlier_attempt_by_the_same_worker_commits_nothing(sent):
     assert (sent, state(), marks()) == (["nothing"], "working", [])
 
 
-def test_a_constraint_that_waits_for_the_commit_fails_the_attempt(sent):
+def test_a_violated_deferred_constraint_fails_the_attempt(sent):
     sql("CREATE TABLE IF NOT EXISTS told (id int PRIMARY KEY, of int REFERENCES told DEFERRABLE INITIALLY DEFERRED)")
     steps.append(lambda: sql("INSERT INTO told VALUES (1, 2)"))
     writes_and.enqueue("a")
@@ -217,7 +217,7 @@ def test_a_constraint_that_waits_for_the_commit_fails_the_attempt(sent):
     assert_django_is_well()
 
 
-def test_a_serialization_failure_of_the_end_costs_no_attempt(sent):
+def test_a_serialization_failure_of_the_job_end_costs_no_attempt(sent):
     only_steps.enqueue()
     execution = prepare(fetched())
 
@@ -246,7 +246,7 @@ def test_a_connection_lost_before_the_commit_fails_the_attempt(sent):
     assert_django_is_well()
 
 
-def test_a_commit_whose_answer_is_lost_stands_and_the_failure_told_of_it_changes_nothing(monkeypatch):
+def test_a_commit_with_a_lost_reply_stands_and_later_fails_are_ignored(monkeypatch):
     writes_and.enqueue("a")
     execution = prepare(fetched())
     real = pipeline._received
@@ -285,7 +285,7 @@ def another_connection():
     return psycopg.connect(autocommit=True, **address)
 
 
-def test_a_transaction_its_task_gave_up_does_not_pass_for_success(sent):
+def test_a_transaction_marked_for_rollback_fails_the_attempt(sent):
     steps.append(lambda: transaction.set_rollback(True))
     writes_and.enqueue("a")
     assert isinstance(work(), Failure)
@@ -293,14 +293,14 @@ def test_a_transaction_its_task_gave_up_does_not_pass_for_success(sent):
     assert_django_is_well()
 
 
-def test_a_block_left_open_is_not_committed(sent):
+def test_a_task_that_leaves_a_transaction_open_commits_nothing(sent):
     steps.append(lambda: transaction.atomic().__enter__())
     writes_and.enqueue("a")
     assert isinstance(work(), Failure)
     assert (sent, state(), marks()) == ([], "retries", [])
 
 
-def test_members_and_callbacks_of_batches_end_with_their_batches(sent):
+def test_batch_members_and_callbacks_do_not_use_the_one_message_commit(sent):
     with Batch(success=writes_and.callback("callback")) as batch:
         writes_and.enqueue("member")
     assert work() is None
@@ -310,14 +310,14 @@ def test_members_and_callbacks_of_batches_end_with_their_batches(sent):
 
 
 @pytest.mark.parametrize("held", [{"lock_token": 1}, {"permits": ""}, {"permits": ",1,"}, {"is_batchless": False}])
-def test_whose_end_concerns_others_does_not_end_alone(held):
+def test_a_reservation_with_a_lock_permit_or_batch_does_not_end_alone(held):
     fields = {"jid": "a" * 8, "queue": "q", "text": "{}", "wid": "w", "attempt": 1, "is_batchless": True}
     assert Reservation(**fields).ends_alone
     assert not Reservation(**(fields | held)).ends_alone
 
 
 @pytest.mark.parametrize("scope", ["task", "queue"])
-def test_a_limit_set_while_it_runs_takes_nothing_from_it_and_gets_its_place_back(sent, scope):
+def test_a_limit_set_while_a_job_runs_counts_it_until_it_ends(sent, scope):
     writes_and.enqueue("a")
     execution = prepare(fetched())
     name = writes_and.jobtype if scope == "task" else "default"
@@ -333,7 +333,7 @@ def test_a_limit_set_while_it_runs_takes_nothing_from_it_and_gets_its_place_back
 
 
 @pytest.mark.parametrize("of", [{"bid": "b-1"}, {"callback_of": "b-1"}, {"lock_token": 7}])
-def test_one_whose_end_turns_out_to_concern_others_commits_nothing(sent, of):
+def test_a_job_that_gained_a_batch_or_lock_while_running_commits_nothing(sent, of):
     jid = writes_and.enqueue("a").id
     execution = prepare(fetched())
     Job.objects.filter(jid=jid).update(**of)
@@ -341,7 +341,7 @@ def test_one_whose_end_turns_out_to_concern_others_commits_nothing(sent, of):
     assert (sent, state(), marks()) == (["nothing"], "working", [])
 
 
-def test_where_somebody_listens_in_every_statement_is_seen(sent):
+def test_captured_queries_include_begin_and_commit(sent):
     writes_and.enqueue("a")
     execution = prepare(fetched())
     with CaptureQueriesContext(connection) as asked:
@@ -351,7 +351,7 @@ def test_where_somebody_listens_in_every_statement_is_seen(sent):
     assert (state(), marks()) == ("succeeded", ["a"])
 
 
-def test_inside_a_transaction_of_the_callers_nothing_is_committed(sent):
+def test_a_job_run_inside_the_callers_transaction_commits_nothing(sent):
     writes_and.enqueue("a")
     execution = prepare(fetched())
     with transaction.atomic():
@@ -360,7 +360,7 @@ def test_inside_a_transaction_of_the_callers_nothing_is_committed(sent):
     assert (sent, state(), marks()) == ([], "working", [])
 
 
-def test_a_broker_with_an_ack_of_its_own_is_asked(sent):
+def test_a_broker_that_overrides_ack_is_called(sent):
     heard = []
 
     class Own(OrmBroker):
@@ -373,7 +373,7 @@ def test_a_broker_with_an_ack_of_its_own_is_asked(sent):
     assert (sent, heard, state()) == ([], [1], "succeeded")
 
 
-def test_the_recorder_hears_of_the_end_once_it_is_committed():
+def test_the_recorder_counts_a_job_only_after_its_commit():
     recorder = Recorder()
     writes_and.enqueue("a")
     execution = prepare(fetched())
@@ -385,7 +385,7 @@ def test_the_recorder_hears_of_the_end_once_it_is_committed():
     assert heard == [{}]
 
 
-def test_hooks_without_a_statement_go_along_too(sent):
+def test_a_task_with_hooks_but_no_queries_commits_in_one_message(sent):
     heard = []
     steps.append(lambda: transaction.on_commit(lambda: heard.append(sent[-1])))
     only_steps.enqueue()

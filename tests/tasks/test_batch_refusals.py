@@ -72,47 +72,47 @@ ENQUEUED = "batch BID: a callback of it was enqueued already, nothing can be add
 COMMITTED = "batch BID: it is committed, so only one of its own jobs, while it runs, can add to it"
 
 
-def test_without_a_callback_it_is_refused_and_told_what_is_expected():
+def test_a_batch_without_callbacks_is_refused():
     with pytest.raises(TypeError, match=r"Batch: expected success=… or complete=…, or both: a task, or task\.callback"):
         Batch(description="nothing to do")
     assert not Row.objects.exists()
 
 
 @pytest.mark.parametrize("wrong", ["shop.tasks.publish", 5, lambda: None])
-def test_a_callback_that_is_no_task_is_refused(wrong):
+def test_a_callback_that_is_not_a_task_is_refused(wrong):
     with pytest.raises(TypeError, match=r"Batch: expected a task, or task\.callback\(…\), as callback, got "):
         Batch(success=wrong)
 
 
-def test_a_callback_that_might_not_be_enqueued_in_its_time_is_refused():
+def test_a_unique_task_is_refused_as_a_callback():
     with pytest.raises(InvalidTask, match="alone: unique_for: expected none in a batch's callback"):
         Batch(success=alone)
 
 
-def test_a_callback_for_later_is_refused():
+def test_a_callback_with_run_after_is_refused():
     with pytest.raises(InvalidTask, match="note: run_after: expected none in a batch's callback"):
         Batch(complete=note.using(run_after=timedelta(minutes=1)).callback())
 
 
-def test_a_callback_with_arguments_that_json_cannot_hold_is_refused_before_anything_is_made():
+def test_a_callback_with_unsupported_arguments_is_refused():
     with pytest.raises(TypeError, match="object"):
         Batch(success=note.callback(object()))
     assert not Row.objects.exists()
 
 
-def test_an_unknown_batch_is_named():
+def test_finding_an_unknown_batch_raises_an_error_with_its_id():
     with pytest.raises(UnknownBatch, match="no such batch b-nowhere"):
         Batch.find("b-nowhere")
 
 
-def test_an_unknown_parent_is_named_and_no_child_is_made():
+def test_an_unknown_parent_batch_is_refused_and_no_child_is_stored():
     callback = note.get_backend().callback_job(note, [], {})
     with pytest.raises(UnknownBatch, match="no such batch b-nowhere"):
         get_broker().new_batch(NewBatch(success=callback, parent_bid="b-nowhere"))
     assert not Row.objects.exists()
 
 
-def test_a_batch_that_was_removed_while_its_block_is_open_is_named_and_takes_no_job():
+def test_enqueueing_into_a_batch_deleted_in_its_block_is_refused():
     batch = Batch(success=note)
 
     def half_way():
@@ -126,7 +126,7 @@ def test_a_batch_that_was_removed_while_its_block_is_open_is_named_and_takes_no_
     assert not Job.objects.exists()
 
 
-def test_nobody_adds_from_outside_after_commit():
+def test_a_committed_batch_refuses_jobs_from_outside():
     with Batch(success=note) as batch:
         note.enqueue()
     for add in (note.enqueue, lambda: Batch(success=note).__enter__()):
@@ -135,7 +135,7 @@ def test_nobody_adds_from_outside_after_commit():
     assert batch.status().total == 1
 
 
-def test_a_block_is_entered_once():
+def test_a_batch_block_can_be_entered_only_once():
     with Batch(success=note) as batch:
         note.enqueue()
     refused(batch, note.enqueue)
@@ -153,14 +153,14 @@ def test_a_batch_cannot_be_its_own_child():
 
 
 @pytest.mark.parametrize("late", [add_a_job, add_a_child])
-def test_a_callback_adds_nothing_to_its_batch(late):
+def test_a_callback_cannot_add_to_its_batch(late):
     with Batch(success=late):
         pass
     drain()
     assert said == [ENQUEUED]
 
 
-def test_a_second_attempt_may_come_too_late_to_add():
+def test_a_retry_after_the_complete_callback_cannot_add_to_the_batch():
     with Batch(complete=note, success=note) as batch:
         add_a_job_again.enqueue()
     drain(until=timedelta(hours=1))
@@ -168,7 +168,7 @@ def test_a_second_attempt_may_come_too_late_to_add():
     assert batch.status().total == 1
 
 
-def test_a_finished_batch_is_no_parent():
+def test_a_finished_batch_cannot_become_a_parent():
     batch = finished()
     refused(Batch.find(batch.bid), lambda: Batch(success=note).__enter__())
     assert said == [ENQUEUED]
@@ -178,13 +178,13 @@ def test_a_finished_batch_is_no_parent():
     assert Row.objects.count() == 1
 
 
-def test_each_refusal_is_one_that_a_project_can_catch_together():
+def test_all_batch_refusals_share_the_faktory_error_base_class():
     assert issubclass(UnknownBatch, FaktoryError)
     assert issubclass(BatchClosed, FaktoryError)
     assert not issubclass(BatchClosed, InvalidPayload)
 
 
-def test_a_block_within_the_same_running_batch_leaves_nothing_behind():
+def test_nested_blocks_of_one_batch_do_not_capture_later_jobs():
     with Batch(success=note) as batch:
         found = Batch.find(batch.bid)
         with found, found:
@@ -194,13 +194,13 @@ def test_a_block_within_the_same_running_batch_leaves_nothing_behind():
     assert batch.status().total == 2
 
 
-def test_a_coroutine_adds_to_its_batch():
+def test_a_coroutine_task_can_add_to_its_batch():
     with Batch(success=note) as batch:
         add_as_a_coroutine.enqueue()
     assert [one.state for one in drain()] == ["succeeded"] * 3
     assert batch.status().total == 2
 
 
-def test_a_batch_that_was_made_elsewhere_is_found_and_told():
+def test_an_existing_batch_is_found_by_its_id_with_its_status():
     batch = finished()
     assert Batch.find(batch.bid).status() == batch.status()

@@ -32,7 +32,7 @@ def let_pass(**how_long):
 
 
 @pytest.mark.parametrize(("own", "minutes"), [({}, 30), ({"BATCH_COMMIT_WITHIN": 300}, 5)])
-def test_a_batch_that_is_not_committed_expires_when_the_setting_says(settings, own, minutes):
+def test_an_uncommitted_batch_expires_after_batch_commit_within(settings, own, minutes):
     settings.FAKTORY = own
     bid = uncommitted()
     let_pass(minutes=minutes - 1)
@@ -43,7 +43,7 @@ def test_a_batch_that_is_not_committed_expires_when_the_setting_says(settings, o
 
 
 @pytest.mark.parametrize(("own", "days"), [({}, 7), ({"BATCH_TTL": 2 * 86_400}, 2)])
-def test_an_ended_batch_stays_readable_as_long_as_the_setting_says(settings, own, days):
+def test_an_ended_batch_stays_readable_for_batch_ttl(settings, own, days):
     settings.FAKTORY = own
     with Batch(success=over) as batch:
         pass
@@ -55,7 +55,7 @@ def test_an_ended_batch_stays_readable_as_long_as_the_setting_says(settings, own
         batch.status()
 
 
-def test_a_batch_that_has_not_ended_stays_however_old_it_is():
+def test_an_unfinished_batch_is_never_purged():
     with Batch(success=over) as batch:
         over.enqueue()
     let_pass(days=400)

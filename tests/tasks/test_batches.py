@@ -57,7 +57,7 @@ def test_a_callback_adds_the_next_step_to_the_parent_of_its_batch():
     assert ran == ["first", *steps, "done"]
 
 
-def test_a_batch_that_was_added_to_needs_no_second_commit():
+def test_a_batch_extended_by_its_own_job_needs_no_second_commit():
     with Batch(success=note.callback("success")):
         grow.enqueue("a", 1)
     drain()
@@ -76,7 +76,7 @@ def test_a_batch_of_tasks_ends_with_its_callbacks_in_order():
     assert batch.status().success_st == "2"
 
 
-def test_nested_batches_are_children_and_their_callbacks_come_first():
+def test_nested_batches_are_children_and_their_callbacks_run_first():
     with Batch(success=note.callback("foo")):
         note.enqueue("parent's")
         with Batch(success=note.callback("bar")):
@@ -96,7 +96,7 @@ def test_a_running_task_adds_jobs_and_children_to_its_own_batch():
     )
 
 
-def test_an_exception_leaves_neither_batch_nor_jobs():
+def test_an_exception_in_the_block_stores_neither_batch_nor_jobs():
     def half_way():
         with Batch(success=note):
             note.enqueue(1)
@@ -108,7 +108,7 @@ def test_an_exception_leaves_neither_batch_nor_jobs():
     assert not Job.objects.exists()
 
 
-def test_a_batch_goes_with_the_callers_transaction():
+def test_a_batch_is_rolled_back_with_the_callers_transaction():
     with transaction.atomic():
         with Batch(complete=note.callback("c")):
             note.enqueue(1)
@@ -118,7 +118,7 @@ def test_a_batch_goes_with_the_callers_transaction():
     assert ran == []
 
 
-def test_a_callback_can_read_its_batch_and_not_add_to_it():
+def test_a_callback_that_adds_to_its_own_batch_fails():
     with Batch(success=too_late.using(queue_name="default").callback()):
         pass
     drain()
@@ -126,12 +126,12 @@ def test_a_callback_can_read_its_batch_and_not_add_to_it():
     assert Job.objects.get().errtype.endswith(BatchClosed.__name__)
 
 
-def test_a_batch_without_callbacks_is_refused_before_anything_is_made():
+def test_a_batch_without_callbacks_is_refused():
     with pytest.raises(TypeError, match="expected success=… or complete=…"):
         Batch(description="nothing to do")
 
 
-def test_outside_of_the_block_nothing_joins():
+def test_a_job_enqueued_after_the_block_does_not_join_the_batch():
     with Batch(success=note.callback("s")):
         note.enqueue("in")
     result = note.enqueue("out")

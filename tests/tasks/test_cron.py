@@ -69,7 +69,7 @@ def begin(now=NOON - timedelta(hours=1)):
     rows.sync(cron_entries.definitions(), using="default", now=now)
 
 
-def test_a_task_s_line_makes_an_entry_with_the_task_s_own_job(task):
+def test_a_task_with_a_cron_line_gets_an_entry_with_its_options(task):
     task(cron=Cron("0 12 * * *", zone="UTC"), queue_name="mail", name="greet", max_attempts=3)(idle)
     begin()
     entry = CronEntry.objects.get()
@@ -79,7 +79,7 @@ def test_a_task_s_line_makes_an_entry_with_the_task_s_own_job(task):
     assert (job.jobtype, job.queue, job.retry) == ("greet", "mail", 2)
 
 
-def test_a_line_without_a_zone_is_read_in_the_project_s(task, settings):
+def test_a_cron_line_without_a_zone_uses_the_project_time_zone(task, settings):
     settings.TIME_ZONE = "Asia/Tokyo"
     task(cron="0 12 * * *", name="greet")(idle)
     begin()
@@ -100,7 +100,7 @@ def test_a_task_may_have_several_entries_each_with_its_arguments(task):
     assert told[0]["custom"]["kwargs"] == {"name": "Bob", "loud": True}
 
 
-def test_arguments_travel_as_in_any_enqueue(in_settings):
+def test_cron_arguments_are_encoded_as_in_any_enqueue(in_settings):
     mark = Mark.objects.create(text="here")
     args = [Decimal("1.20"), mark, {"$type": "mine"}]
     in_settings(types={"zone": "UTC", "schedule": "0 12 * * *", "task": work.tells_types.jobtype, "args": args})
@@ -113,7 +113,7 @@ def test_arguments_travel_as_in_any_enqueue(in_settings):
     ]
 
 
-def test_an_argument_that_is_gone_is_said_in_the_history(in_settings):
+def test_a_deleted_argument_is_recorded_in_the_run_history(in_settings):
     mark = Mark.objects.create(text="here")
     in_settings(types={"zone": "UTC", "schedule": "0 12 * * *", "task": work.tells_types.jobtype, "args": [mark]})
     begin()
@@ -123,7 +123,7 @@ def test_an_argument_that_is_gone_is_said_in_the_history(in_settings):
     assert (run.outcome, run.note.split(":")[0]) == ("refused", MissingObject.__name__)
 
 
-def test_a_job_of_another_language_is_what_a_client_would_push(in_settings):
+def test_a_foreign_jobtype_entry_enqueues_the_job_a_client_would_push(in_settings):
     in_settings(ring=RING | {"queue": "bells", "job": {"retry": 3, "priority": 9, "custom": {"x": 1.50}}})
     begin()
     assert take() == {"bells"}
@@ -133,7 +133,7 @@ def test_a_job_of_another_language_is_what_a_client_would_push(in_settings):
     assert (job.retry, job.priority, told["custom"]) == (3, 100, {"x": 1.5})
 
 
-def test_options_in_custom_hold_for_jobs_of_other_languages(in_settings):
+def test_custom_options_apply_to_jobs_of_other_languages(in_settings):
     in_settings(ring=RING | {"schedule": "0 * * * *", "job": {"custom": {"unique_for": 86_400, "expires_in": 60}}})
     begin()
     take()
@@ -142,7 +142,7 @@ def test_options_in_custom_hold_for_jobs_of_other_languages(in_settings):
     assert Job.objects.get().expires_at is not None
 
 
-def test_a_unique_task_s_second_job_is_noted_as_refused(in_settings):
+def test_the_second_job_of_a_unique_task_is_recorded_as_refused(in_settings):
     in_settings(once={"zone": "UTC", "schedule": "0 * * * *", "task": work.once_a_group.jobtype, "args": ["a"]})
     begin()
     take()
@@ -195,14 +195,14 @@ def test_a_wrong_entry_is_an_error_that_names_the_field_and_the_remedy(change, n
     assert (found, said in message, hint in remedy) == (number, True, True), (found, message, remedy)
 
 
-def test_what_is_no_entry_is_said():
+def test_a_malformed_cron_entry_is_an_error():
     assert [number for number, _, _ in problems(ring="0 * * * *")] == ["E044"]
     with override_settings(FAKTORY={"CRON": {7: RING}}):
         [error] = cron.check_cron()
     assert "name: expected 1 to 255 printable characters" in error.msg
 
 
-def test_right_entries_are_no_errors():
+def test_valid_cron_entries_pass_the_check():
     assert problems(ring=RING, task={"schedule": "@daily", "task": work.add.jobtype, "kwargs": {"a": 1, "b": 2}}) == []
 
 
@@ -213,7 +213,7 @@ def test_a_name_taken_twice_is_an_error_that_names_both(task):
     assert 'name: "ring" is the name of task ' in message
 
 
-def test_a_task_called_wrongly_by_its_own_entry_is_an_error(task):
+def test_a_cron_entry_with_missing_task_arguments_is_an_error(task):
     task(cron="0 * * * *", name="greet")(greet)
     [(number, message, _)] = problems()
     assert number == "E043"
@@ -221,18 +221,18 @@ def test_a_task_called_wrongly_by_its_own_entry_is_an_error(task):
 
 
 @pytest.mark.parametrize("value", ["61 * * * *", 5, ["0 * * * *"], None])
-def test_a_task_with_a_wrong_line_is_refused_where_it_is_defined(value):
+def test_a_task_with_an_invalid_cron_line_is_refused_at_definition(value):
     with pytest.raises(InvalidTask, match="cron: schedule: "):
         base.task(cron=value)(greet)
 
 
-def test_entries_are_looked_at_by_nobody_where_jobs_live_elsewhere():
+def test_cron_entries_with_a_remote_broker_are_a_warning():
     with override_settings(FAKTORY={"BROKER": "remote", "CRON": {"ring": RING}}):
         [error] = cron.check_cron()
     assert error.id == "django_faktory.W040"
 
 
-def test_what_is_wrong_stops_the_reading_too(in_settings):
+def test_an_invalid_entry_aborts_reading_the_definitions(in_settings):
     in_settings(ring=RING | {"schedule": "* *"})
     with pytest.raises(InvalidCron, match=r"FAKTORY\['CRON'\]\['ring'\]: schedule: "):
         list(cron_entries.definitions())
@@ -244,7 +244,7 @@ def test_what_is_wrong_stops_the_reading_too(in_settings):
 EACH_SECOND = RING | {"schedule": "* * * * * *"}
 
 
-def test_a_node_reads_the_entries_and_tells_fetchers_of_the_jobs(keeps_house, in_settings):
+def test_a_node_enqueues_due_entries_and_notifies_fetchers(keeps_house, in_settings):
     in_settings(ring=EACH_SECOND | {"queue": "bells"})
     told, heard = [], threading.Event()
     keeps_house(on_work=lambda queues: (told.append(queues), heard.set()))
@@ -272,7 +272,7 @@ def test_edits_pauses_and_new_entries_take_effect_without_a_restart(keeps_house)
     wait_until(lambda: CronRun.objects.filter(tick__gt=paused_at).exists(), 20)
 
 
-def test_the_sleep_ends_at_the_tick_and_no_node_looks_more_often_for_it(in_settings):
+def test_maintenance_wakes_at_the_next_tick_and_otherwise_every_second(in_settings):
     in_settings(ring=RING | {"schedule": "* * * * *"})
     upkeeper = Maintenance("default")
     upkeeper.run_once()
@@ -285,7 +285,7 @@ def test_the_sleep_ends_at_the_tick_and_no_node_looks_more_often_for_it(in_setti
     assert upkeeper._round() == 1.0
 
 
-def test_an_idle_node_sends_a_statement_a_look_with_entries_or_without(in_settings, django_assert_max_num_queries):
+def test_an_idle_node_with_cron_entries_sends_one_query_per_round(in_settings, django_assert_max_num_queries):
     in_settings(ring=RING)
     upkeeper = Maintenance("default")
     upkeeper._round()
@@ -294,7 +294,7 @@ def test_an_idle_node_sends_a_statement_a_look_with_entries_or_without(in_settin
             upkeeper._round()
 
 
-def test_a_node_that_could_not_read_the_entries_tries_again(in_settings, monkeypatch, caplog):
+def test_a_node_retries_after_failing_to_read_the_entries(in_settings, monkeypatch, caplog):
     monkeypatch.setattr("django_faktory.runtime.maintenance.AFTER_FAILURE_S", 0.0)
     in_settings(ring=RING | {"schedule": "* *"})
     upkeeper = Maintenance("default")
@@ -305,7 +305,7 @@ def test_a_node_that_could_not_read_the_entries_tries_again(in_settings, monkeyp
     assert CronEntry.objects.get().name == "ring"
 
 
-def test_a_worker_in_any_language_gets_the_job(in_settings):
+def test_a_cron_job_can_be_fetched_by_a_worker_in_another_language(in_settings):
     in_settings(ring=RING)
     begin()
     take()

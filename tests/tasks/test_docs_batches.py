@@ -23,14 +23,14 @@ def names(ran):
     return [one.jobtype.rpartition(".")[2] for one in ran]
 
 
-def test_every_snippet_is_run_here():
+def test_every_function_of_the_docs_page_is_listed():
     defined = set(re.findall(r"^def (\w+)", "\n".join(SNIPPETS), re.MULTILINE))
     tasks = {"resize", "publish", "weigh", "pick", "write_label", "close_parcel", "send_off", "crawl"}
     tasks |= {"reserve", "wrap", "ship", "pack"}
     assert defined == tasks | {"make_album", "deliver", "progress", "fulfil"}
 
 
-def test_an_album_is_published_when_its_images_are_resized():
+def test_the_album_example_publishes_after_all_images_are_resized():
     bid = page["make_album"](42, [1, 2, 3])
     assert page["progress"](bid) == "0 of 3"
     assert names(drain(raise_errors=True)) == ["resize"] * 3 + ["publish"]
@@ -38,7 +38,7 @@ def test_an_album_is_published_when_its_images_are_resized():
     assert page["progress"]("b-nowhere") == "long done"
 
 
-def test_a_delivery_is_sent_off_last():
+def test_the_delivery_example_runs_send_off_last():
     page["deliver"](1, [1, 2])
     ran = names(drain(raise_errors=True))
     assert sorted(ran[:4]) == ["pick", "pick", "write_label", "write_label"]
@@ -47,7 +47,7 @@ def test_a_delivery_is_sent_off_last():
     assert ran[-1] == "send_off"
 
 
-def test_a_crawl_adds_to_its_own_batch():
+def test_the_crawl_example_adds_jobs_to_its_own_batch():
     with Batch(success=page["publish"].callback(1)) as batch:
         page["crawl"].enqueue("https://example.org")
     assert names(drain(raise_errors=True)) == ["crawl"] * 4 + ["publish"]
@@ -55,11 +55,11 @@ def test_a_crawl_adds_to_its_own_batch():
     assert Row.objects.count() == 1
 
 
-def test_a_callback_adds_the_next_step_to_the_order():
+def test_the_fulfil_example_runs_its_steps_in_order():
     page["fulfil"](1)
     assert names(drain(raise_errors=True)) == ["reserve", "pack", "wrap", "ship", "send_off"]
 
 
-def test_the_settings_it_names_are_there_with_the_times_it_tells():
+def test_the_documented_batch_settings_have_the_documented_defaults():
     assert (conf.DEFAULTS["BATCH_TTL"], conf.DEFAULTS["BATCH_COMMIT_WITHIN"]) == (7 * 86_400, 30 * 60)
     assert set(re.findall(r'FAKTORY\["(\w+)"\]', TEXT)) == {"BATCH_TTL", "BATCH_COMMIT_WITHIN"}

@@ -35,7 +35,7 @@ def use(settings, monkeypatch):
     return switch_on
 
 
-def test_structlog_knows_the_job_while_it_runs(use, monkeypatch):
+def test_structlog_has_the_job_context_only_while_the_job_runs(use, monkeypatch):
     use(example("structlog", "LogContext"))
     seen = []
     monkeypatch.setattr(tasks, "noticing", lambda: seen.append(structlog.contextvars.get_contextvars()))
@@ -56,7 +56,7 @@ class Kept(Transport):
         self.events += [item.payload.json for item in envelope.items if item.payload.json]
 
 
-def test_sentry_hears_of_failures_with_their_job_and_trace_and_of_no_retry(use):
+def test_sentry_gets_failures_with_job_and_trace_but_no_requested_retries(use):
     transport = Kept({})
     with sentry_sdk.isolation_scope():
         sentry_sdk.init(

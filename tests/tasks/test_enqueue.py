@@ -35,7 +35,7 @@ def stored(result):
     return job, jsontext.decode(job.payload)
 
 
-def test_an_enqueued_job_is_ready_and_says_so():
+def test_an_enqueued_job_is_stored_and_its_result_is_ready():
     result = tasks.echo.enqueue(1, "two", key=[3])
     job, payload = stored(result)
     assert (job.state, job.jobtype, job.queue, job.priority) == ("enqueued", "tests.project.tasks.echo", "default", 0)
@@ -45,36 +45,36 @@ def test_an_enqueued_job_is_ready_and_says_so():
     assert (result.backend, result.errors, result.worker_ids, result.attempts) == ("default", [], [], 0)
 
 
-def test_options_travel_with_the_job():
+def test_task_options_are_stored_with_the_job():
     job, payload = stored(tasks.charge.enqueue(5))
     assert (job.retry, job.reserve_for, job.result_ttl, job.backtrace) == (2, 120, 60, 5)
     assert (payload["retry"], payload["reserve_for"], payload["custom"]["result_ttl"]) == (2, 120, 60)
 
 
-def test_settings_hold_where_the_task_says_nothing():
+def test_settings_apply_if_the_task_has_no_such_option():
     with override_settings(FAKTORY={"MAX_ATTEMPTS": 3, "RESERVE_FOR": 90, "RESULT_TTL": 7}):
         job, _ = stored(tasks.noop.enqueue())
     assert (job.retry, job.reserve_for, job.result_ttl) == (2, 90, 7)
 
 
 @pytest.mark.parametrize(("timeout", "reserve_for"), [(10, 90), (60, 90), (60.5, 91), (3600, 3630)])
-def test_a_reservation_outlasts_the_timeout(timeout, reserve_for):
+def test_reserve_for_is_longer_than_the_task_timeout(timeout, reserve_for):
     limited = task(name=f"limited to {timeout}", timeout=timeout)(plain)
     with override_settings(FAKTORY={"RESERVE_FOR": 90}):
         job, _ = stored(limited.enqueue())
     assert job.reserve_for == reserve_for
 
 
-def test_the_default_is_the_protocols_25_retries():
+def test_a_job_has_25_retries_by_default():
     assert stored(tasks.noop.enqueue())[0].retry == 25
 
 
-def test_queue_and_priority_travel_with_the_job():
+def test_queue_and_priority_are_stored_with_the_job():
     job, payload = stored(tasks.send_invoice.using(priority=-60).enqueue(1))
     assert (job.queue, job.priority, payload["priority"]) == ("mail", -60, 3)
 
 
-def test_a_job_rolled_back_was_never_there():
+def test_a_rollback_removes_the_enqueued_job():
     with transaction.atomic():
         result = tasks.noop.enqueue()
         assert Job.objects.filter(jid=result.id).exists()
@@ -83,7 +83,7 @@ def test_a_job_rolled_back_was_never_there():
 
 
 @pytest.mark.parametrize("wait", [timedelta(hours=1), "aware"])
-def test_run_after_schedules(wait):
+def test_run_after_schedules_the_job(wait):
     before = timezone.now()
     result = tasks.noop.using(run_after=before + timedelta(hours=1) if wait == "aware" else wait).enqueue()
     job, _ = stored(result)
@@ -92,7 +92,7 @@ def test_run_after_schedules(wait):
     assert result.task.run_after == job.run_at
 
 
-def test_run_after_in_the_past_is_now():
+def test_run_after_in_the_past_enqueues_at_once():
     assert stored(tasks.noop.using(run_after=timedelta(hours=-1)).enqueue())[0].state == "enqueued"
 
 
@@ -107,7 +107,7 @@ def test_async_run_after_counts_from_the_enqueue():
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, {None: 1}, {(1,): 2}])
-def test_an_argument_json_cannot_hold_is_refused_before_anything_is_written(value):
+def test_an_unsupported_argument_is_refused_before_any_job_is_stored(value):
     with pytest.raises(TypeError):
         tasks.returns.enqueue(value)
     with pytest.raises(TypeError):
@@ -115,13 +115,13 @@ def test_an_argument_json_cannot_hold_is_refused_before_anything_is_written(valu
     assert not Job.objects.exists()
 
 
-def test_not_a_number_is_refused_before_anything_is_written():
+def test_nan_is_refused_before_any_job_is_stored():
     with pytest.raises(ValueError, match="no NaN"):
         tasks.returns.enqueue(float("nan"))
     assert not Job.objects.exists()
 
 
-def test_arguments_too_deep_to_be_read_again_are_refused():
+def test_arguments_nested_too_deeply_to_be_parsed_are_refused():
     deep = []
     for _ in range(126):
         deep = [deep]
@@ -131,12 +131,12 @@ def test_arguments_too_deep_to_be_read_again_are_refused():
 
 
 @pytest.mark.parametrize("value", ["\x00", "\ud800", "😀", 10**30, "a\r\nb", "<script>"])
-def test_odd_arguments_survive_the_database(value):
+def test_unusual_argument_values_survive_the_database(value):
     tasks.returns.enqueue(value)
     assert jsontext.decode(work().result) == value
 
 
-def test_task_enqueued_is_sent_by_the_class_after_the_job_is_written():
+def test_the_task_enqueued_signal_is_sent_after_the_job_is_stored():
     seen = []
 
     def receiver(sender, task_result, **_):
@@ -150,14 +150,14 @@ def test_task_enqueued_is_sent_by_the_class_after_the_job_is_written():
     assert seen == [(FaktoryBackend, result.id, True)]
 
 
-def test_a_task_is_checked_again_at_enqueue():
+def test_enqueue_validates_the_task_again():
     only_other = {"default": {"BACKEND": BACKEND, "QUEUES": ["other"]}}
     with override_settings(TASKS=only_other), pytest.raises(InvalidTask, match="Queue 'default' is not valid"):
         tasks.noop.enqueue()
     assert not Job.objects.exists()
 
 
-def test_a_task_made_for_another_backend_is_refused_since_no_worker_would_know_it():
+def test_a_task_made_for_another_backend_is_refused():
     foreign = {"BACKEND": f"{OTHERS}.backends.dummy.DummyBackend", "QUEUES": []}
     with override_settings(TASKS={"default": {"BACKEND": BACKEND, "QUEUES": []}, "other": foreign}):
         made = Task(func=plain, priority=0, backend="other", queue_name="default", run_after=None)
@@ -176,13 +176,13 @@ def test_enqueue_many_makes_a_job_for_each_call():
     assert [result.task.queue_name for result in results] == ["mail"] * 3
 
 
-def test_enqueue_many_writes_its_jobs_together(django_assert_max_num_queries):
+def test_enqueue_many_stores_100_jobs_in_at_most_10_queries(django_assert_max_num_queries):
     with django_assert_max_num_queries(10):  # includes BEGIN, COMMIT and storing the queue's name
         tasks.noop.enqueue_many([()] * 100)
     assert Job.objects.count() == 100
 
 
-def test_enqueue_many_of_nothing_is_nothing():
+def test_enqueue_many_without_calls_returns_an_empty_list():
     assert tasks.noop.enqueue_many([]) == []
 
 
@@ -198,7 +198,7 @@ def test_enqueue_many_with_a_delay_schedules_them_all():
     assert set(Job.objects.values_list("state", flat=True)) == {"scheduled"}
 
 
-def test_enqueue_many_suits_backends_that_take_one_at_a_time():
+def test_enqueue_many_works_with_backends_without_bulk_support():
     with override_settings(TASKS={"default": {"BACKEND": f"{OTHERS}.backends.dummy.DummyBackend", "QUEUES": []}}):
         results = tasks.send_invoice.enqueue_many([(42,), {"invoice_id": 44}])
         assert [(result.args, result.kwargs) for result in results] == [([42], {}), ([], {"invoice_id": 44})]
@@ -246,7 +246,7 @@ class RefusingBroker(OrmBroker):
         return [*super().push(jobs_[:1]), *(CommandRefused("no more today", code="FULL") for _ in jobs_[1:])]
 
 
-def test_a_broker_that_refuses_a_job_is_heard():
+def test_a_refusal_by_the_broker_raises_command_refused():
     with override_settings(FAKTORY={"BROKER": f"{__name__}.RefusingBroker"}):
         tasks.noop.enqueue()
         with pytest.raises(CommandRefused, match="no more today"):

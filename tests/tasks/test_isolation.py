@@ -33,7 +33,7 @@ def begin(level):
         cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
 
 
-def test_jobs_of_all_kinds_are_stored_with_the_transaction(level):
+def test_plain_unique_and_locked_jobs_are_stored_at_each_isolation_level(level):
     for turn in range(5):  # statements are prepared only after some uses
         with transaction.atomic():
             begin(level)
@@ -46,7 +46,7 @@ def test_jobs_of_all_kinds_are_stored_with_the_transaction(level):
     assert {ran.state for ran in drain()} == {"succeeded"}
 
 
-def test_a_job_is_gone_with_a_transaction_that_the_database_aborts_and_comes_with_its_repetition(level):
+def test_a_serialization_failure_rolls_the_job_back_and_a_rerun_stores_it(level):
     mark = Mark.objects.create(text="a")
 
     def change(*, meets_another):

@@ -38,13 +38,13 @@ def custom_of(result):
     return jsontext.decode(Job.objects.get(jid=result.id).payload)["custom"]
 
 
-def test_the_options_travel_as_every_client_says_them():
+def test_job_options_are_stored_in_the_custom_fields_of_the_protocol():
     assert custom_of(alone.enqueue()).items() >= {"unique_for": 600, "unique_until": "success"}.items()
     assert custom_of(alone_until_start.enqueue()).items() >= {"unique_until": "start", "track": 1}.items()
     assert custom_of(soon.enqueue()).items() >= {"expires_in": 60, "track": 1}.items()
 
 
-def test_enqueue_raises_where_another_such_job_waits():
+def test_enqueue_raises_not_unique_while_a_duplicate_is_waiting():
     first = alone.enqueue(1)
     with pytest.raises(NotUnique, match="Job not unique"):
         alone.enqueue(1)
@@ -56,14 +56,14 @@ def test_enqueue_raises_where_another_such_job_waits():
     assert Job.objects.filter(jid=first.id).exists()
 
 
-def test_keyword_arguments_are_arguments():
+def test_keyword_arguments_count_for_uniqueness():
     alone.enqueue(number=1)
     alone.enqueue(number=2)
     with pytest.raises(NotUnique):
         alone.enqueue(number=2)
 
 
-def test_a_refusal_leaves_the_callers_transaction_usable():
+def test_not_unique_leaves_the_callers_transaction_usable():
     alone.enqueue(1)
     with transaction.atomic():
         with pytest.raises(NotUnique):
@@ -72,7 +72,7 @@ def test_a_refusal_leaves_the_callers_transaction_usable():
     assert Job.objects.count() == 2
 
 
-def test_after_a_rollback_the_lock_is_free():
+def test_a_rollback_releases_the_unique_lock():
     with transaction.atomic():
         alone.enqueue(1)
         transaction.set_rollback(True)
@@ -80,7 +80,7 @@ def test_after_a_rollback_the_lock_is_free():
     assert Job.objects.count() == 1
 
 
-def test_enqueue_many_makes_those_that_are_unique_and_tells_which():
+def test_enqueue_many_stores_the_unique_jobs_and_reports_their_results():
     signalled = []
 
     def hear(task_result, **_):
@@ -99,7 +99,7 @@ def test_enqueue_many_makes_those_that_are_unique_and_tells_which():
     assert Job.objects.count() == 3
 
 
-def test_when_it_has_succeeded_the_next_may_come():
+def test_a_succeeded_job_releases_its_unique_lock():
     first = alone.enqueue(1)
     work()
     first.refresh()
@@ -107,7 +107,7 @@ def test_when_it_has_succeeded_the_next_may_come():
     alone.enqueue(1)
 
 
-def test_an_expired_task_has_failed_and_says_why():
+def test_an_expired_job_has_a_failed_result_with_the_reason():
     result = soon.enqueue()
     due.expire(using="default", now=timezone.now() + timedelta(minutes=2))
     result.refresh()
@@ -124,7 +124,7 @@ def test_expires_in_counts_from_run_after():
     assert Job.objects.get(jid=result.id).expires_at == at + timedelta(seconds=60)
 
 
-def test_a_tracked_task_tells_how_it_is_doing():
+def test_track_get_reports_the_state_of_a_tracked_task():
     result = soon.enqueue()
     [before] = get_broker().track_get([result.id])
     work()

@@ -48,7 +48,7 @@ class Celsius(float):
         ({mark_safe("key"): True}, {"key": True}),
     ],
 )
-def test_what_django_takes_is_taken_and_comes_out_plain(value, plain):
+def test_values_that_django_accepts_are_normalized_to_plain_json_types(value, plain):
     found = normalize(value)
     assert found == plain
     assert type(found) is type(plain)
@@ -58,19 +58,19 @@ def test_what_django_takes_is_taken_and_comes_out_plain(value, plain):
 @pytest.mark.parametrize(
     "value", [object(), date(2026, 5, 1), Decimal(1), UUID(int=1), {1, 2}, 1j, bytearray(b"x"), print]
 )
-def test_what_json_cannot_hold_is_refused_wherever_it_hides(value):
+def test_values_without_a_json_type_are_refused_at_any_depth(value):
     for hidden in (value, [value], {"key": (value,)}):
         with pytest.raises(TypeError, match="Unsupported type: <class"):
             normalize(hidden)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), Celsius("-inf"), b"\xff"])
-def test_what_json_would_change_is_refused(value):
+def test_values_that_json_would_alter_are_refused(value):
     with pytest.raises(ValueError, match="Unsupported value: "):
         normalize([value])
 
 
-def test_nesting_deeper_than_readers_take_is_refused():
+def test_nesting_deeper_than_128_levels_is_refused():
     value = []
     for _ in range(200):
         value = [value]
@@ -86,11 +86,11 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_json_values_arrive_as_they_were(value):
+def test_json_values_round_trip_unchanged(value):
     assert normalize(value) == value
     assert jsontext.decode(encode_json(normalize(value))) == value
 
 
 @pytest.mark.parametrize("value", [2**53 + 1, 2**64, -(2**63) - 1, 10**4000, 0.1, 1e308, -0.0, "\x00", "\ud800", "😀"])
-def test_the_odd_ones_arrive_exactly(value):
+def test_extreme_json_values_round_trip_exactly(value):
     assert repr(jsontext.decode(encode_json(value))) == repr(value)

@@ -39,12 +39,12 @@ def custom():
     return jsontext.decode(Job.objects.get().payload).get("custom", {})
 
 
-def test_without_any_a_job_carries_nothing():
+def test_a_job_carries_no_context_without_middleware():
     tasks.noop.enqueue()
     assert custom() == {"result_ttl": 86_400}
 
 
-def test_the_first_is_outermost_and_what_it_writes_travels(use):
+def test_the_first_middleware_is_outermost_and_its_data_is_stored(use):
     use("Outer", "Inner")
     tasks.add.enqueue(1, 2)
     assert work().result == "3"
@@ -61,27 +61,27 @@ def test_the_first_is_outermost_and_what_it_writes_travels(use):
     assert custom()["outer"] == "add"
 
 
-def test_enqueue_many_is_one_enqueue(use):
+def test_enqueue_many_calls_the_middleware_once(use):
     use("Outer")
     tasks.add.enqueue_many([(1, 2), (3, 4)])
     assert middleware.seen == ["outer enqueues 2", "outer enqueued"]
 
 
-def test_it_sees_the_tasks_error_and_passes_it_on(use):
+def test_middleware_sees_the_task_error_and_propagates_it(use):
     use("Outer", "Inner")
     tasks.fails.enqueue()
     assert work().errtype == "builtins.ValueError"
     assert middleware.seen[-2:] == ["inner sees no luck", "outer sees no luck"]
 
 
-def test_an_async_task_is_wrapped_by_the_same(use):
+def test_middleware_also_wraps_async_tasks(use):
     use("Outer", "Async")
     tasks.async_add.enqueue(1, 2)
     assert work().result == "3"
     assert middleware.seen[-4:] == ["outer runs async_add [1, 2]", "async begins", "async ends", "outer ran"]
 
 
-def test_an_atomic_task_is_wrapped_in_its_transaction(use):
+def test_middleware_runs_inside_the_transaction_of_an_atomic_task(use):
     use("Refuses")
     Job.objects.all().delete()
     use()
@@ -91,33 +91,33 @@ def test_an_atomic_task_is_wrapped_in_its_transaction(use):
     assert not Mark.objects.exists()
 
 
-def test_its_error_is_that_of_the_enqueue(use):
+def test_a_middleware_error_fails_the_enqueue(use):
     use("Refuses")
     with pytest.raises(PermissionError, match="not now"):
         tasks.noop.enqueue()
     assert not Job.objects.exists()
 
 
-def test_its_error_is_that_of_the_attempt(use):
+def test_a_middleware_error_fails_the_attempt(use):
     tasks.noop.enqueue()
     use("Refuses")
     assert work().message == "not here"
     assert Job.objects.get().state == "retries"
 
 
-def test_an_enqueue_that_failed_cannot_be_made_to_look_well(use):
+def test_middleware_cannot_swallow_an_enqueue_error(use):
     use("Swallows", "Refuses")
     with pytest.raises(FaktoryError, match="swallowed the error of an enqueue"):
         tasks.noop.enqueue()
 
 
-def test_a_middleware_may_take_an_error_for_a_success(use):
+def test_middleware_can_turn_a_task_error_into_success(use):
     use("Swallows")
     tasks.fails.enqueue()
     assert work().result == "null"
 
 
-def test_what_it_writes_must_be_json(use):
+def test_data_written_by_middleware_must_be_json(use):
     use("WritesNonsense")
     with pytest.raises(TypeError):
         tasks.noop.enqueue()
@@ -125,7 +125,7 @@ def test_what_it_writes_must_be_json(use):
 
 
 @pytest.mark.parametrize("paths", [["no.such.Module"], [OURS + "NoMiddleware"], "Outer", [5]])
-def test_what_is_no_middleware_is_found_by_check(settings, paths):
+def test_an_invalid_middleware_setting_is_a_check_error(settings, paths):
     settings.FAKTORY = {"MIDDLEWARE": paths}
     [found] = check_settings()
     assert found.id == "django_faktory.E002"
@@ -147,7 +147,7 @@ def test_a_task_runs_in_the_context_it_was_enqueued_in(use, task):
     assert custom() | {"locale": "de", "timezone": "Asia/Tokyo", **told} == custom()
 
 
-def test_a_job_that_a_job_enqueues_is_of_the_same_request(use):
+def test_a_job_enqueued_by_a_job_inherits_the_request_id(use):
     use(*CONTEXT)
     with tracing.known_as({"request_id": "r-1"}):
         tasks.enqueues_another.enqueue()
@@ -159,7 +159,7 @@ def test_a_job_that_a_job_enqueues_is_of_the_same_request(use):
     "told",
     [{"locale": 5, "timezone": 5, "request_id": 5}, {"timezone": "No/Where", "traceparent": "x"}, {"timezone": "../x"}],
 )
-def test_a_context_nobody_understands_is_left_out(use, told):
+def test_an_invalid_context_is_ignored(use, told):
     tasks.tells_its_context.enqueue()
     job = Job.objects.get()
     known = jsontext.decode(job.payload)
@@ -172,7 +172,7 @@ def test_a_context_nobody_understands_is_left_out(use, told):
     ]  # fmt: skip
 
 
-def test_a_job_whose_custom_is_no_object_runs(use):
+def test_a_job_with_a_null_custom_field_runs(use):
     tasks.tells_its_context.enqueue()
     job = Job.objects.get()
     Job.objects.update(payload=jsontext.encode({**jsontext.decode(job.payload), "custom": None}))
@@ -188,7 +188,7 @@ def test_a_job_whose_custom_is_no_object_runs(use):
         ({}, {"request_id": "made"}),
     ],
 )
-def test_the_http_middleware_knows_the_request(headers, known):
+def test_the_http_middleware_records_request_id_and_traceparent(headers, known):
     def view(request):
         found = tracing.known()
         made = found["request_id"] != "r-1" and len(found["request_id"]) == 32

@@ -28,18 +28,18 @@ def test_a_bare_task_has_djangos_defaults_and_its_dotted_path_as_jobtype():
     assert (tasks.noop.name, tasks.noop.priority, tasks.noop.queue_name) == ("noop", 0, "default")
 
 
-def test_the_option_name_is_the_jobtype_and_leaves_djangos_name_alone():
+def test_the_name_option_sets_the_jobtype_and_not_djangos_name():
     assert tasks.charge.jobtype == "billing.charge"
     assert tasks.charge.name == "charge"
 
 
-def test_our_options_are_kept_and_djangos_too():
+def test_faktory_and_django_options_are_both_kept():
     assert (tasks.charge.max_attempts, tasks.charge.reserve_for) == (3, 120)
     assert (tasks.charge.result_ttl, tasks.charge.backtrace) == (60, 5)
     assert (tasks.send_invoice.queue_name, tasks.send_invoice.priority) == ("mail", 10)
 
 
-def test_djangos_own_decorator_makes_our_task_with_our_options():
+def test_the_backend_task_class_creates_a_faktory_task_with_its_options():
     made = task_backends["default"].task_class(
         func=plain, name="by django", max_attempts=2, priority=0, queue_name="default", backend="default",
         takes_context=False, run_after=None,
@@ -48,7 +48,7 @@ def test_djangos_own_decorator_makes_our_task_with_our_options():
 
 
 @pytest.mark.skipif(django.VERSION < (6, 1), reason="before 6.1 Django's own decorator takes no further options")
-def test_from_django_tasks_import_task_does_the_same():
+def test_djangos_task_decorator_creates_a_faktory_task():
     from django.tasks import task as djangos
 
     made = djangos(name="through django", max_attempts=7)(plain)
@@ -56,12 +56,12 @@ def test_from_django_tasks_import_task_does_the_same():
 
 
 @pytest.mark.parametrize("option", ["locked", "x"])
-def test_an_option_that_does_nothing_is_refused_by_name(option):
+def test_an_unknown_option_is_refused_by_name(option):
     with pytest.raises(TypeError, match=f"unexpected option '{option}'.*; known: .*max_attempts"):
         task(**{option: 1})(plain)
 
 
-def test_run_after_is_no_option_of_the_decorator():
+def test_the_decorator_refuses_run_after():
     with pytest.raises(TypeError, match=r"\.using\(run_after="):
         task(run_after=datetime.now(UTC))(plain)
 
@@ -105,14 +105,14 @@ def test_run_after_is_no_option_of_the_decorator():
         ("plain_json", 1),
     ],
 )
-def test_a_wrong_value_is_refused_with_task_option_rule_and_what_came(option, value):
+def test_an_invalid_option_value_is_refused_with_task_option_and_rule(option, value):
     shown = "jobtype" if option == "name" else option
     with pytest.raises(InvalidTask, match=rf"task tests\.tasks\.test_options\.plain: {shown}: expected .+, got "):
         task(**{option: value})(plain)
 
 
 @pytest.mark.parametrize("given", [ValueError, [ValueError], (ValueError,), {ValueError}])
-def test_exception_classes_may_come_one_by_one_or_in_any_collection(given):
+def test_exception_options_accept_one_class_or_any_collection(given):
     made = new_task(func=plain, name=f"exceptions {type(given).__name__}", retry_on=given, discard_on=given)
     assert made.retry_on == made.discard_on == (ValueError,)
 
@@ -131,13 +131,13 @@ def test_a_function_that_is_not_at_module_level_is_refused():
         task(local)
 
 
-def test_takes_context_wants_an_argument_for_it():
+def test_takes_context_requires_a_context_argument():
     assert task(takes_context=True, name="wants context")(with_context).takes_context
     with pytest.raises(InvalidTask, match="context"):
         task(takes_context=True, name="wants context too")(plain)
 
 
-def test_using_changes_a_copy_and_keeps_our_options():
+def test_using_returns_a_copy_that_keeps_the_other_options():
     changed = tasks.charge.using(priority=-20, queue_name="low", backend="default")
     assert (changed.priority, changed.queue_name, changed.max_attempts, changed.jobtype) == (
         -20,
@@ -156,7 +156,7 @@ def test_using_with_a_timedelta_counts_from_each_enqueue():
     assert later.due(now + timedelta(days=1)).run_after == now + timedelta(days=1, hours=1)
 
 
-def test_a_later_using_wins_over_an_earlier_one():
+def test_a_later_using_overrides_an_earlier_one():
     moment = datetime(2026, 5, 1, tzinfo=UTC)
     later = tasks.noop.using(run_after=timedelta(hours=1))
     assert later.using(run_after=moment).due(moment - timedelta(days=1)).run_after == moment
@@ -170,7 +170,7 @@ def test_a_naive_run_after_is_refused():
 
 
 @pytest.mark.skipif(django.VERSION < (6, 1), reason="Django's tasks are pickled from 6.1 on")
-def test_a_pickled_task_comes_back_with_its_options():
+def test_a_pickled_task_keeps_its_options():
     sent = tasks.charge.using(priority=7, run_after=timedelta(minutes=5))
     assert pickle.loads(pickle.dumps(sent)) == sent
 
@@ -179,11 +179,11 @@ def test_the_class_takes_type_parameters_at_run_time():
     assert FaktoryTask[[int], str].__origin__ is FaktoryTask
 
 
-def test_call_runs_the_function_here_and_now():
+def test_call_runs_the_function_immediately():
     assert tasks.add.call(1, 2) == 3
 
 
-def test_a_timeout_must_be_shorter_than_the_reservation_the_task_asks_for():
+def test_a_timeout_must_be_shorter_than_reserve_for():
     with pytest.raises(
         InvalidTask, match=r"timeout: expected less than reserve_for \(60 s\), got 60; leave reserve_for out"
     ):
@@ -194,7 +194,7 @@ def test_a_timeout_must_be_shorter_than_the_reservation_the_task_asks_for():
     ("option", "meant"),
     [("max_retries", "max_attempts"), ("queue", "queue_name"), ("bind", "takes_context"), ("priorty", "priority")],
 )
-def test_an_option_of_another_library_or_misspelt_is_answered_with_ours(option, meant):
+def test_a_misspelt_or_foreign_option_is_refused_with_a_suggestion(option, meant):
     with pytest.raises(TypeError, match=f"unexpected option '{option}'; did you mean '{meant}'"):
         task(**{option: 1})(plain)
 
@@ -203,13 +203,13 @@ def test_an_option_of_another_library_or_misspelt_is_answered_with_ours(option, 
     ("name", "here"),
     [("delay", r"enqueue\(…\)"), ("apply_async", r"using\(…\)\.enqueue"), ("delay_on_commit", "commits with")],
 )
-def test_a_call_of_another_library_is_answered_with_ours(name, here):
+def test_a_method_of_another_library_is_refused_with_the_equivalent(name, here):
     with pytest.raises(AttributeError, match=f"no attribute '{name}': here it is .*{here}"):
         getattr(tasks.noop, name)
     assert not hasattr(tasks.noop, "no_such_thing")
 
 
 @pytest.mark.parametrize("run_after", [60, 1.5, "tomorrow"])
-def test_run_after_that_is_no_time_is_refused_in_words(run_after):
+def test_using_refuses_a_run_after_that_is_not_a_time(run_after):
     with pytest.raises(TypeError, match="run_after: expected a timedelta or an aware datetime, got"):
         tasks.noop.using(run_after=run_after)

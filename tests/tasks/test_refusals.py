@@ -44,7 +44,7 @@ def refused(pattern):
     return pytest.raises(InvalidTask, match=pattern)
 
 
-def test_a_task_of_the_program_itself_is_refused():
+def test_a_task_defined_in_the_main_program_is_refused():
     code = (
         "import django; django.setup()\n"
         "from django_faktory import task\n"
@@ -57,7 +57,7 @@ def test_a_task_of_the_program_itself_is_refused():
     assert "move it to a module" in done.stdout
 
 
-def test_a_function_inside_another_is_refused():
+def test_a_nested_function_is_refused():
     def inner():
         pass
 
@@ -66,7 +66,7 @@ def test_a_function_inside_another_is_refused():
 
 
 @pytest.mark.parametrize("what", [functools.partial(plain), Shop().order, print, Shop])
-def test_what_is_no_function_is_refused(what):
+def test_an_object_that_is_not_a_function_is_refused(what):
     with refused("module level"):
         task(what)
 
@@ -76,12 +76,12 @@ def test_a_method_is_refused():
         task(Shop.order)
 
 
-def test_a_static_method_is_a_function():
+def test_a_static_method_is_accepted():
     assert task(Shop.stands_alone).jobtype.endswith("Shop.stands_alone")
 
 
 @pytest.mark.parametrize("func", [yields, yields_async])
-def test_a_generator_is_refused_since_its_body_would_never_run(func):
+def test_a_generator_function_is_refused(func):
     with refused("expected a function that returns, got a generator"):
         task(func)
 
@@ -96,12 +96,12 @@ def test_a_coroutine_that_is_atomic_is_refused():
         task(atomic=True)(waits)
 
 
-def test_a_naive_time_is_refused_with_what_to_write_instead():
+def test_a_naive_run_after_is_refused_with_the_remedy():
     with refused(r"tests\.project\.tasks\.noop: run_after must be an aware datetime\. Give it a timedelta"):
         tasks.noop.using(run_after=datetime.now() + timedelta(hours=1))  # noqa: DTZ005  (it is what is refused)
 
 
-def test_an_unknown_queue_is_refused_at_enqueue_with_the_known_ones():
+def test_an_unknown_queue_is_refused_at_enqueue_with_the_known_queues():
     strict = {"default": {"BACKEND": BACKEND, "QUEUES": ["mail", "low"]}}
     with (
         override_settings(TASKS=strict),
@@ -111,11 +111,11 @@ def test_an_unknown_queue_is_refused_at_enqueue_with_the_known_ones():
 
 
 @pytest.mark.parametrize("priority", ["high", None, [1]])
-def test_a_priority_that_is_no_number_is_refused(priority):
+def test_a_non_integer_priority_is_refused(priority):
     with refused("priority: expected a whole number from -100 to 100"):
         task(priority=priority)(plain)
 
 
-def test_a_missing_context_is_refused_with_how_to_write_it():
+def test_a_missing_context_argument_is_refused_with_the_remedy():
     with refused(r"'context'\. Begin its arguments with it: def task\(context, …\)"):
         task(takes_context=True)(plain)

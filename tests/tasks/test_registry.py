@@ -35,7 +35,7 @@ def test_a_task_is_found_by_its_jobtype():
 
 
 @pytest.mark.parametrize("jobtype", ["os.system", "tests.project.tasks.charge", "nobody.knows.this", "", "\ud800"])
-def test_a_jobtype_nobody_registered_is_refused_and_nothing_imported(jobtype):
+def test_an_unregistered_jobtype_is_refused(jobtype):
     with pytest.raises(UnknownJobType, match="no task is registered as"):
         lookup(jobtype)
 
@@ -46,7 +46,7 @@ def test_looking_a_jobtype_up_never_imports_the_module_it_names():
     assert "tests.tasks.trap" not in sys.modules
 
 
-def test_a_copy_made_by_using_does_not_take_the_place_of_its_task():
+def test_a_copy_made_by_using_does_not_replace_the_registered_task():
     tasks.add.using(priority=9)
     assert lookup("tests.project.tasks.add") is tasks.add
 
@@ -63,20 +63,20 @@ def test_one_function_may_be_two_tasks_under_two_names():
     assert lookup("two of two") is two
 
 
-def test_one_name_with_two_ways_to_fail_is_refused_since_a_worker_could_not_tell_which():
+def test_one_name_with_different_failure_options_is_refused():
     task(name="ways to fail")(first)
     with pytest.raises(InvalidTask, match="already defined with other options"):
         task(name="ways to fail", retry_on=OSError)(first)
 
 
-def test_a_module_imported_again_replaces_its_tasks():
+def test_a_reloaded_module_replaces_its_tasks():
     before = reloaded.changing
     importlib.reload(reloaded)
     assert lookup("tests.tasks.reloaded.changing") is reloaded.changing
     assert reloaded.changing.func is not before.func
 
 
-def test_lambdas_are_told_apart_by_name_only():
+def test_two_lambdas_need_distinct_task_names():
     new_task(func=one_lambda, name="a lambda")
     new_task(func=one_lambda)
     with pytest.raises(InvalidTask, match="already taken"):
@@ -89,13 +89,13 @@ def test_registered_queues_are_those_of_the_tasks_and_default():
     assert list(found) == sorted(found)
 
 
-def test_registered_queues_include_what_our_backends_allow():
+def test_registered_queues_include_those_of_faktory_backends():
     ours = {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": ["reports"]}
     with override_settings(TASKS={"default": {**ours, "QUEUES": []}, "second": ours}):
         assert {"default", "mail", "reports"} <= set(registered_queues())
 
 
-def test_registered_queues_leave_out_what_other_backends_serve():
+def test_registered_queues_exclude_those_of_other_backends():
     module = "django_tasks" if tasks.noop.__class__.__mro__[1].__module__.startswith("django_tasks") else "django.tasks"
     with override_settings(TASKS={"default": {"BACKEND": f"{module}.backends.dummy.DummyBackend", "QUEUES": []}}):
         assert registered_queues() == ("default",)
@@ -126,7 +126,7 @@ def test_backend_and_decorator_can_be_imported_while_apps_still_load():
     assert _python(code) == "FaktoryTask"
 
 
-def test_the_package_has_no_other_attributes():
+def test_an_unknown_package_attribute_raises_attribute_error():
     import django_faktory
 
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

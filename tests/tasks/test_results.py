@@ -22,7 +22,7 @@ from tests.tasks.work import fetched, work
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_job_that_waits_is_ready():
+def test_a_waiting_job_has_status_ready():
     sent = tasks.add.enqueue(1, 2)
     result = tasks.add.get_result(sent.id)
     assert result == sent
@@ -33,7 +33,7 @@ def test_a_job_that_waits_is_ready():
         _ = result.return_value
 
 
-def test_a_job_that_runs_is_running():
+def test_a_working_job_has_status_running():
     sent = tasks.noop.enqueue()
     fetched("w7")
     sent.refresh()
@@ -42,7 +42,7 @@ def test_a_job_that_runs_is_running():
     assert sent.finished_at is None
 
 
-def test_a_job_that_succeeded_tells_its_value():
+def test_a_succeeded_job_has_its_return_value():
     sent = tasks.add.enqueue(1, 2)
     work("w7")
     sent.refresh()
@@ -52,7 +52,7 @@ def test_a_job_that_succeeded_tells_its_value():
     assert sent.enqueued_at <= sent.started_at <= sent.finished_at
 
 
-def test_a_failed_job_that_is_tried_again_is_ready_and_tells_its_errors():
+def test_a_job_waiting_for_a_retry_is_ready_and_lists_its_errors():
     sent = tasks.fails.enqueue("out of paper")
     work("w7")
     sent.refresh()
@@ -62,7 +62,7 @@ def test_a_failed_job_that_is_tried_again_is_ready_and_tells_its_errors():
     assert error.traceback.endswith("ValueError: out of paper\n")
 
 
-def test_a_job_that_failed_for_good_is_failed_and_kept():
+def test_a_dead_job_has_status_failed_and_is_kept():
     sent = tasks.fails_for_good.enqueue()
     work()
     sent.refresh()
@@ -72,7 +72,7 @@ def test_a_job_that_failed_for_good_is_failed_and_kept():
         _ = sent.return_value
 
 
-def test_each_attempt_has_its_worker_and_its_error():
+def test_a_result_lists_the_worker_and_error_of_each_attempt():
     sent = tasks.flaky.enqueue(2)
     for wid in ("w1", "w2", "w3"):
         Job.objects.filter(state="retries").update(state="enqueued", run_at=None)
@@ -84,14 +84,14 @@ def test_each_attempt_has_its_worker_and_its_error():
 
 
 @pytest.mark.parametrize("task", [tasks.asks_for_discard, tasks.asks_for_kill, tasks.returns_unserializable])
-def test_jobs_ended_by_a_verdict_are_failed(task):
+def test_discarded_and_killed_jobs_have_status_failed(task):
     sent = task.enqueue()
     work()
     sent.refresh()
     assert (sent.status, len(sent.errors)) == (TaskResultStatus.FAILED, 1)
 
 
-def test_a_task_may_write_and_its_result_be_read_async():
+def test_a_result_can_be_read_from_async_code():
     sent = tasks.writes_mark.enqueue("written")
     work()
     async_to_sync(sent.arefresh)()
@@ -101,7 +101,7 @@ def test_a_task_may_write_and_its_result_be_read_async():
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_every_state_has_a_status(state):
+def test_every_job_state_maps_to_a_result_status(state):
     trait = {} if state == State.ENQUEUED else {str(state): True}
     job = JobFactory(jobtype=tasks.noop.jobtype, **trait)
     wanted = {
@@ -114,14 +114,14 @@ def test_every_state_has_a_status(state):
     assert tasks.noop.get_result(job.jid).status == wanted.get(str(state), TaskResultStatus.READY)
 
 
-def test_a_task_comes_back_as_it_was_enqueued():
+def test_a_result_restores_the_task_with_its_enqueue_options():
     sent = tasks.charge.using(priority=50, queue_name="low", run_after=timedelta(hours=1)).enqueue(1)
     found = task_backends["default"].get_result(sent.id)
     assert found.task == sent.task
     assert (found.task.priority, found.task.queue_name) == (50, "low")
 
 
-def test_a_queue_the_backend_no_longer_knows_does_not_hide_the_result():
+def test_a_result_is_found_even_if_its_queue_left_the_backend_settings():
     sent = tasks.noop.using(queue_name="gone").enqueue()
     with override_settings(
         TASKS={"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": ["default"]}}
@@ -132,35 +132,35 @@ def test_a_queue_the_backend_no_longer_knows_does_not_hide_the_result():
 @pytest.mark.parametrize(
     "jid", ["0" * 32, "", "short", "x" * 300, "nul\x00nul\x00nul", "\ud800" * 8, 5, None, "' OR 1=1 --"]
 )
-def test_an_id_nobody_has_is_said_so(jid):
+def test_an_unknown_id_raises_task_result_does_not_exist(jid):
     with pytest.raises(TaskResultDoesNotExist):
         tasks.noop.get_result(jid)
 
 
-def test_a_job_that_is_no_task_of_ours_has_no_result():
+def test_a_job_with_an_unregistered_jobtype_has_no_result():
     job = JobFactory(jobtype="SomeRubyJob")
     with pytest.raises(TaskResultDoesNotExist, match="SomeRubyJob"):
         task_backends["default"].get_result(job.jid)
 
 
-def test_a_job_whose_json_was_damaged_has_no_result():
+def test_a_job_with_damaged_json_has_no_result():
     job = JobFactory(jobtype=tasks.noop.jobtype, payload='{"jobtype":')
     with pytest.raises(TaskResultDoesNotExist, match="invalid JSON"):
         tasks.noop.get_result(job.jid)
 
 
-def test_a_result_of_another_task_is_a_mismatch():
+def test_get_result_refuses_a_job_of_another_task():
     sent = tasks.noop.enqueue()
     with pytest.raises(Exception, match="Task does not match"):
         tasks.add.get_result(sent.id)
 
 
-def test_a_broker_that_keeps_no_results_says_where_they_are():
+def test_get_result_with_a_remote_broker_refers_to_the_faktory_server():
     with override_settings(FAKTORY={"BROKER": "remote"}), pytest.raises(NotImplementedError, match="Faktory server"):
         task_backends["default"].get_result("0" * 32)
 
 
-def test_what_another_client_acknowledged_has_no_value():
+def test_a_job_acknowledged_over_the_wire_has_no_return_value():
     """An ACK over the wire carries no result."""
     sent = tasks.add.enqueue(1, 2)
     reservation = fetched()
@@ -169,7 +169,7 @@ def test_what_another_client_acknowledged_has_no_value():
     assert (sent.status, sent.return_value) == (TaskResultStatus.SUCCESSFUL, None)
 
 
-def test_what_a_worker_in_another_language_reports_is_told_whole():
+def test_a_failure_from_another_language_keeps_its_error_and_backtrace():
     sent = tasks.add.enqueue(1, 2)
     job = fetched()
     get_broker().fail([failure(jid=job.jid, wid="w1", errtype="Net::Timeout", message="slow", backtrace=["a.rb:1"])])
@@ -179,11 +179,11 @@ def test_what_a_worker_in_another_language_reports_is_told_whole():
 
 
 @pytest.mark.parametrize("name", ["UnknownJobType", "ReservationExpired", "WorkerLost", "InvalidPayload"])
-def test_what_is_no_exception_of_a_task_is_told_by_a_class_that_can_be_imported(name):
+def test_protocol_error_types_map_to_importable_exception_classes(name):
     assert task_error(Attempt(errtype=name, message="x")).exception_class is getattr(errors, name)
 
 
-def test_a_damaged_history_hides_no_result():
+def test_a_damaged_history_does_not_hide_the_result():
     job = JobFactory(
         jobtype=tasks.noop.jobtype, history='[{"wid":"w1","errtype":"E","message":"m","failed_at":"never"}]'
     )
@@ -193,7 +193,7 @@ def test_a_damaged_history_hides_no_result():
     assert tasks.noop.get_result(job.jid).errors == []
 
 
-def test_a_retried_job_started_when_its_first_attempt_did():
+def test_started_at_of_a_retried_job_is_its_first_attempt():
     first = "2026-05-01T11:00:00Z"
     job = JobFactory(
         working=True, jobtype="tests.project.tasks.noop", attempt=2, history=f'[{{"wid":"w0","started_at":"{first}"}}]'
@@ -203,7 +203,7 @@ def test_a_retried_job_started_when_its_first_attempt_did():
     assert result.last_attempted_at == job.started_at
 
 
-def test_a_result_goes_when_its_time_is_over():
+def test_a_result_is_purged_after_its_result_ttl():
     sent = tasks.charge.enqueue(5)  # result_ttl=60
     work()
     ended_at = Job.objects.get().finished_at
@@ -214,7 +214,7 @@ def test_a_result_goes_when_its_time_is_over():
         tasks.charge.get_result(sent.id)
 
 
-def test_progress_is_told_of_a_job_that_never_spoke_too():
+def test_progress_is_available_before_and_after_the_first_update():
     sent = tasks.add.enqueue(1, 2)
     assert (sent.progress.percent, sent.progress.state) == (None, "enqueued")
     get_broker().track_set([TrackUpdate(jid=sent.id, percent=30, desc="soon")])

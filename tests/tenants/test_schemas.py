@@ -52,14 +52,14 @@ def jids_of_words(project, table):
 
 
 @pytest.mark.parametrize("around", ["nullcontext()", "transaction.atomic()"])
-def test_jobs_of_two_tenants_enqueued_by_turns_are_in_their_own_schemas(own_queues, around):
+def test_jobs_of_two_tenants_enqueued_alternately_are_in_their_schemas(own_queues, around):
     own_queues.python(ALTERNATE.format(times=20, around=around))
     for place, schema in enumerate(TENANTS):
         words = jids_of_words(own_queues, f"{schema}.django_faktory_job")
         assert words == [f"{schema}-{number}" for number in range(place, 20, 2)]
 
 
-def test_jobs_of_two_tenants_in_one_transaction_are_in_their_own_schemas(own_queues):
+def test_jobs_of_two_tenants_in_one_transaction_are_in_their_schemas(own_queues):
     loop = ALTERNATE.format(times=20, around="nullcontext()").strip().splitlines()
     body = [*loop[:3], "with transaction.atomic():", *("    " + line for line in loop[3:])]
     own_queues.python("\n".join(body))
@@ -67,14 +67,14 @@ def test_jobs_of_two_tenants_in_one_transaction_are_in_their_own_schemas(own_que
         assert own_queues.count(f"{schema}.django_faktory_job", f"payload LIKE '%{schema}%'") == 10
 
 
-def test_requests_by_turns_store_their_jobs_in_the_schema_of_their_host(own_queues):
+def test_alternating_requests_store_jobs_in_the_schema_of_their_host(own_queues):
     assert own_queues.python(REQUESTS) == [*TENANTS] * 10
     for schema in TENANTS:
         words = jids_of_words(own_queues, f"{schema}.django_faktory_job")
         assert words == [f"{schema}-autocommit", f"{schema}-atomic"] * 10
 
 
-def test_a_worker_for_each_schema_runs_the_jobs_of_its_tenant_only(own_queues, runfaktory):
+def test_a_worker_of_a_schema_runs_only_jobs_of_its_tenant(own_queues, runfaktory):
     acme = runfaktory(own_queues, "--processes", "1", "127.0.0.1:0", TENANT_SCHEMA="acme")
     acme.said("server listens")
     own_queues.python(ALTERNATE.format(times=20, around="nullcontext()"))
@@ -92,7 +92,7 @@ def test_a_worker_for_each_schema_runs_the_jobs_of_its_tenant_only(own_queues, r
     assert "Traceback" not in acme.text
 
 
-def test_a_worker_of_one_schema_runs_atomic_tasks_unique_ones_and_locked_ones(own_queues, runfaktory):
+def test_a_worker_of_a_schema_runs_atomic_unique_and_locked_tasks(own_queues, runfaktory):
     own_queues.python(
         "from django_tenants.utils import schema_context\n"
         "from tests.tenants.notes import tasks\n"
@@ -110,7 +110,7 @@ def test_a_worker_of_one_schema_runs_atomic_tasks_unique_ones_and_locked_ones(ow
     assert "Traceback" not in program.text
 
 
-def test_a_schema_that_is_set_on_one_connection_only_is_refused(own_queues):
+def test_a_schema_set_on_only_one_connection_is_rejected(own_queues):
     program = Program(
         "-W", "ignore", "-m", "django", "tenant_command", "runfaktory", "--schema=acme", "127.0.0.1:0",
         **own_queues.environment,
@@ -122,7 +122,7 @@ def test_a_schema_that_is_set_on_one_connection_only_is_refused(own_queues):
         program.clean_up()
 
 
-def test_a_client_of_the_protocol_reaches_the_schema_of_its_server(own_queues, runfaktory):
+def test_a_protocol_client_uses_the_schema_of_its_server(own_queues, runfaktory):
     program = runfaktory(own_queues, "--server-only", "127.0.0.1:0", TENANT_SCHEMA="acme")
     [line] = program.said("server listens")
     host, port = re.search(r"address=(\S+):(\d+)", line).groups()
@@ -138,20 +138,20 @@ def test_a_client_of_the_protocol_reaches_the_schema_of_its_server(own_queues, r
     assert own_queues.count("acme.django_faktory_job", "state = 'working'") == 0
 
 
-def test_the_admin_of_each_tenant_shows_its_jobs_only(own_queues):
+def test_the_admin_of_each_tenant_shows_only_its_jobs(own_queues):
     found = own_queues.python(ADMIN)
     for schema, other in (TENANTS, TENANTS[::-1]):
         status, jid, text = found[schema]
         assert (status, jid in text, found[other][1] in text) == (200, True, False)
 
 
-def test_the_command_line_shows_the_jobs_of_the_schema_that_is_named(own_queues):
+def test_a_process_with_a_tenant_schema_counts_only_jobs_of_that_schema(own_queues):
     own_queues.python(ALTERNATE.format(times=3, around="nullcontext()"))
     listed = "from django_faktory.models import Job\nprint(json.dumps(Job.objects.count()))"
     assert [own_queues.python(listed, TENANT_SCHEMA=schema) for schema in TENANTS] == [2, 1]
 
 
-def test_a_shared_queue_carries_the_schema_to_the_task(shared_queue, runfaktory):
+def test_a_shared_queue_passes_the_schema_to_the_task(shared_queue, runfaktory):
     shared_queue.python(ALTERNATE.format(times=20, around="nullcontext()"))
     shared_queue.python(
         ALTERNATE.format(times=4, around="transaction.atomic()").replace("note.", "note_in_transaction.")
@@ -165,7 +165,7 @@ def test_a_shared_queue_carries_the_schema_to_the_task(shared_queue, runfaktory)
     assert "Traceback" not in program.text
 
 
-def test_the_check_says_that_the_slower_path_is_used(own_queues):
+def test_the_system_check_reports_the_slower_path(own_queues):
     found = own_queues.python(
         "from django.core.checks import run_checks\nprint(json.dumps([one.id for one in run_checks()]))"
     )

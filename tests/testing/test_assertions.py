@@ -11,7 +11,7 @@ from tests.project import tasks
 
 
 @pytest.mark.django_db
-def test_enqueued_jobs_are_all_that_wait_oldest_first():
+def test_enqueued_jobs_returns_all_waiting_jobs_oldest_first():
     tasks.add.enqueue(1, b=2)
     tasks.noop.using(run_after=timedelta(hours=1), priority=9).enqueue()
     tasks.fails.enqueue()
@@ -25,7 +25,7 @@ def test_enqueued_jobs_are_all_that_wait_oldest_first():
 
 
 @pytest.mark.django_db
-def test_enqueued_jobs_can_be_those_of_a_task_or_a_queue():
+def test_enqueued_jobs_filters_by_task_and_queue():
     tasks.noop.enqueue()
     tasks.noop.using(queue_name="low").enqueue()
     tasks.charge.enqueue(5)
@@ -36,7 +36,7 @@ def test_enqueued_jobs_can_be_those_of_a_task_or_a_queue():
 
 
 @pytest.mark.django_db
-def test_assert_enqueued_finds_by_arguments_as_json_has_them():
+def test_assert_enqueued_compares_arguments_after_json_conversion():
     tasks.echo.enqueue((1, 2), key={"a": (3,)})
     [job] = assert_enqueued(tasks.echo, args=[(1, 2)], kwargs={"key": {"a": [3]}})
     assert job.args == [[1, 2]]
@@ -50,20 +50,20 @@ def test_assert_enqueued_finds_by_arguments_as_json_has_them():
     "wanted",
     [{"args": []}, {"kwargs": {"key": 1}}, {"count": 2}, {"count": 0}, {"queue": "mail"}, {"args": (1,), "count": 2}],
 )
-def test_assert_enqueued_fails_and_says_what_waits(wanted):
+def test_assert_enqueued_failure_lists_the_waiting_jobs(wanted):
     tasks.returns.enqueue(1)
     with pytest.raises(AssertionError, match=r"of tests\.project\.tasks\.returns.*\n.*args=\[1\]"):
         assert_enqueued(tasks.returns, **wanted)
 
 
 @pytest.mark.django_db
-def test_assert_enqueued_says_that_nothing_waits():
+def test_assert_enqueued_failure_reports_that_no_job_waits():
     with pytest.raises(AssertionError, match=r"at least one job of billing\.charge, got 0; waiting jobs: nothing"):
         assert_enqueued(tasks.charge)
 
 
 @pytest.mark.django_db
-def test_assert_enqueues_counts_what_the_block_enqueues_only():
+def test_assert_enqueues_counts_only_jobs_enqueued_in_its_block():
     tasks.noop.enqueue()
     with assert_enqueues(tasks.noop, count=1) as jobs:
         result = tasks.noop.enqueue()
@@ -73,12 +73,12 @@ def test_assert_enqueues_counts_what_the_block_enqueues_only():
 
 
 @pytest.mark.django_db
-def test_assert_enqueues_lets_the_blocks_own_error_through():
+def test_assert_enqueues_propagates_an_exception_of_its_block():
     with pytest.raises(ZeroDivisionError), assert_enqueues(tasks.noop):
         _ = 1 / 0
 
 
-def test_they_work_with_the_dummy_backend_and_no_database(tasks_setting):
+def test_assertions_work_with_the_dummy_backend_without_a_database(tasks_setting):
     tasks_setting("DummyBackend")
     with assert_enqueues(tasks.add, args=(1, 2)):
         tasks.add.enqueue(1, 2)
@@ -86,18 +86,18 @@ def test_they_work_with_the_dummy_backend_and_no_database(tasks_setting):
     assert [job.queue for job in enqueued_jobs()] == ["default", "mail"]
 
 
-def test_nothing_waits_with_the_immediate_backend(tasks_setting):
+def test_enqueued_jobs_is_empty_with_the_immediate_backend(tasks_setting):
     tasks_setting("ImmediateBackend")
     tasks.add.enqueue(1, 2)
     assert enqueued_jobs() == []
 
 
 @pytest.mark.django_db
-def test_the_function_itself_is_no_task():
+def test_assert_enqueued_rejects_the_undecorated_function():
     with pytest.raises(TypeError, match="expected a task, the function with @task"):
         assert_enqueued(tasks.add.func)
 
 
-def test_jobs_elsewhere_are_not_looked_for():
+def test_enqueued_jobs_rejects_a_remote_broker():
     with override_settings(FAKTORY={"BROKER": "remote"}), pytest.raises(FaktoryError, match="BROKER"):
         enqueued_jobs()

@@ -78,7 +78,7 @@ def signals():
 
 
 @BOTH
-def test_a_task_with_every_option_is_taken_without_a_database(tasks_setting, name):
+def test_a_task_with_every_option_is_accepted_without_a_database(tasks_setting, name):
     backend = tasks_setting(name)
     result = all_options.enqueue(1)
     assert isinstance(backend, FaktoryBackend)
@@ -86,7 +86,7 @@ def test_a_task_with_every_option_is_taken_without_a_database(tasks_setting, nam
 
 
 @BOTH
-def test_what_faktory_backend_refuses_is_refused(tasks_setting, name):
+def test_both_test_backends_reject_what_faktory_backend_rejects(tasks_setting, name):
     tasks_setting(name)
     with pytest.raises(InvalidTask, match="queue_name"):
         tasks.noop.using(queue_name="no such name!")
@@ -101,14 +101,14 @@ def test_what_faktory_backend_refuses_is_refused(tasks_setting, name):
         tasks.returns.enqueue(deep)
 
 
-def test_arguments_reach_the_task_through_json(tasks_setting):
+def test_arguments_are_passed_to_the_task_as_json(tasks_setting):
     tasks_setting(IMMEDIATE)
     result = tasks.echo.enqueue((1, 2), key={1: "one"})
     assert result.return_value == {"args": [[1, 2]], "kwargs": {"key": {"1": "one"}}}
 
 
 @BOTH
-def test_the_app_need_not_be_installed(tasks_setting, name):
+def test_both_test_backends_work_without_the_installed_app(tasks_setting, name):
     backend = tasks_setting(name, QUEUES=["no such name!"])
     with override_settings(INSTALLED_APPS=["django.contrib.contenttypes"]):
         assert [message.id for message in backend.check()] == ["django_faktory.E008"]
@@ -117,7 +117,7 @@ def test_the_app_need_not_be_installed(tasks_setting, name):
 # --- DummyBackend
 
 
-def test_the_dummy_runs_nothing_and_holds_what_was_enqueued(tasks_setting, signals):
+def test_the_dummy_backend_records_enqueued_jobs_without_running_them(tasks_setting, signals):
     backend = tasks_setting(DUMMY)
     result = tasks.fails.enqueue("x")
     assert backend.results == [result]
@@ -126,7 +126,7 @@ def test_the_dummy_runs_nothing_and_holds_what_was_enqueued(tasks_setting, signa
     assert signals == [("enqueued", DUMMY, result.id, "READY")]
 
 
-def test_the_dummy_finds_results_until_it_is_cleared(tasks_setting):
+def test_the_dummy_backend_finds_results_until_it_is_cleared(tasks_setting):
     backend = tasks_setting(DUMMY)
     result = tasks.noop.enqueue()
     assert tasks.noop.get_result(result.id) == result
@@ -137,7 +137,7 @@ def test_the_dummy_finds_results_until_it_is_cleared(tasks_setting):
     assert backend.results == []
 
 
-def test_the_dummy_holds_the_locks_of_unique_tasks_until_it_is_cleared(tasks_setting):
+def test_the_dummy_backend_holds_unique_locks_until_it_is_cleared(tasks_setting):
     backend = tasks_setting(DUMMY)
     alone.enqueue(1)
     alone.enqueue(2)
@@ -154,7 +154,7 @@ def test_the_dummy_holds_the_locks_of_unique_tasks_until_it_is_cleared(tasks_set
 # --- ImmediateBackend
 
 
-def test_the_immediate_runs_a_job_as_it_is_enqueued(tasks_setting, signals):
+def test_the_immediate_backend_runs_a_job_when_it_is_enqueued(tasks_setting, signals):
     tasks_setting(IMMEDIATE)
     result = tasks.add.enqueue(2, 3)
     assert (result.status, result.return_value, result.attempts) == (TaskResultStatus.SUCCESSFUL, 5, 1)
@@ -162,21 +162,21 @@ def test_the_immediate_runs_a_job_as_it_is_enqueued(tasks_setting, signals):
     assert signals == [("enqueued", IMMEDIATE, result.id, "READY"), ("finished", IMMEDIATE, result.id, "SUCCESSFUL")]
 
 
-def test_the_immediate_runs_async_tasks_from_both_worlds(tasks_setting):
+def test_the_immediate_backend_runs_async_tasks_from_sync_and_async_code(tasks_setting):
     tasks_setting(IMMEDIATE)
     assert tasks.async_add.enqueue(2, 3).return_value == 5
     assert async_to_sync(tasks.async_add.aenqueue)(2, 3).return_value == 5
     assert async_to_sync(tasks.add.aenqueue)(2, 3).return_value == 5
 
 
-def test_the_immediate_retries_without_waiting(tasks_setting):
+def test_the_immediate_backend_retries_without_a_delay(tasks_setting):
     tasks_setting(IMMEDIATE)
     result = tasks.flaky.enqueue(2)
     assert (result.return_value, result.attempts, len(result.errors)) == (3, 3, 2)
     assert result.errors[1].exception_class_path == "django_faktory.errors.Retry"
 
 
-def test_the_immediate_stops_where_the_attempts_end(tasks_setting, signals):
+def test_the_immediate_backend_stops_after_the_last_attempt(tasks_setting, signals):
     tasks_setting(IMMEDIATE)
     result = tasks.fails_with_backoff.enqueue()
     assert (result.status, len(result.errors), result.attempts) == (TaskResultStatus.FAILED, 3, 3)
@@ -196,33 +196,33 @@ def test_the_immediate_stops_where_the_attempts_end(tasks_setting, signals):
         (lambda: tasks.retries_only_connection_errors.enqueue("connection"), 26),
     ],
 )
-def test_the_immediate_knows_which_failures_are_final(tasks_setting, make, attempts):
+def test_the_immediate_backend_does_not_retry_final_failures(tasks_setting, make, attempts):
     tasks_setting(IMMEDIATE)
     result = make()
     assert (result.status, result.attempts) == (TaskResultStatus.FAILED, attempts)
 
 
-def test_the_immediate_leaves_a_job_for_later_alone(tasks_setting):
+def test_the_immediate_backend_does_not_run_scheduled_jobs(tasks_setting):
     tasks_setting(IMMEDIATE)
     result = tasks.fails.using(run_after=timedelta(hours=1)).enqueue()
     assert (result.status, result.attempts) == (TaskResultStatus.READY, 0)
 
 
-def test_the_immediate_gives_up_on_what_never_ends(tasks_setting):
+def test_the_immediate_backend_stops_after_100_attempts(tasks_setting):
     tasks_setting(IMMEDIATE)
     with override_settings(FAKTORY={"MAX_ATTEMPTS": 2**31 - 1}):
         result = tasks.fails.enqueue()
     assert (result.status, result.attempts) == (TaskResultStatus.READY, 100)
 
 
-def test_the_immediate_lets_ctrl_c_through(tasks_setting):
+def test_the_immediate_backend_propagates_keyboard_interrupt(tasks_setting):
     tasks_setting(IMMEDIATE)
     with pytest.raises(KeyboardInterrupt):
         tasks.interrupts.enqueue()
     assert tasks.exits.using().enqueue().status == TaskResultStatus.FAILED
 
 
-def test_the_immediate_holds_the_lock_of_a_unique_task_while_it_runs(tasks_setting):
+def test_the_immediate_backend_holds_a_unique_lock_while_the_task_runs(tasks_setting):
     tasks_setting(IMMEDIATE)
     assert alone.enqueue("once").return_value == "once"
     assert alone.enqueue("once").return_value == "once"
@@ -232,7 +232,7 @@ def test_the_immediate_holds_the_lock_of_a_unique_task_while_it_runs(tasks_setti
     assert alone_and_fails.enqueue().status == TaskResultStatus.FAILED
 
 
-def test_the_immediate_runs_those_of_a_batch_that_were_taken(tasks_setting):
+def test_enqueue_many_with_the_immediate_backend_runs_the_accepted_jobs(tasks_setting):
     tasks_setting(IMMEDIATE)
     with pytest.raises(NotUnique) as refused:
         alone.enqueue_many([(1,), (1,), (2,)])
@@ -240,7 +240,7 @@ def test_the_immediate_runs_those_of_a_batch_that_were_taken(tasks_setting):
     assert (first.return_value, second, third.return_value) == (1, None, 2)
 
 
-def test_the_immediate_has_no_results_to_read(tasks_setting):
+def test_the_immediate_backend_does_not_support_get_result(tasks_setting):
     backend = tasks_setting(IMMEDIATE)
     with pytest.raises(NotImplementedError):
         backend.get_result("no such job")
@@ -248,14 +248,14 @@ def test_the_immediate_has_no_results_to_read(tasks_setting):
         async_to_sync(backend.aget_result)("no such job")
 
 
-def test_the_immediate_gives_tasks_their_context(tasks_setting):
+def test_the_immediate_backend_passes_the_task_context(tasks_setting):
     tasks_setting(IMMEDIATE)
     result = tasks.takes_context.enqueue(7)
     assert result.return_value == {"attempt": 1, "id": result.id, "value": 7}
 
 
 @pytest.mark.django_db
-def test_the_immediate_gives_an_atomic_task_its_transaction(tasks_setting):
+def test_the_immediate_backend_runs_atomic_tasks_in_a_transaction(tasks_setting):
     tasks_setting(IMMEDIATE)
     assert tasks.writes_mark_atomically.enqueue("written").return_value == "written"
     result = tasks.writes_mark_atomically_and.enqueue("not written", "fails")

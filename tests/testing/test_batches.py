@@ -90,7 +90,7 @@ IN_ORDER = [1, 2, 3, "C", "B", "all executed", "A"]
 
 
 @pytest.mark.django_db
-def test_draining_runs_members_and_callbacks_the_innermost_first():
+def test_drain_runs_members_and_then_callbacks_of_the_innermost_batch_first():
     batch = workflow()
     assert [one.state for one in drain()] == ["succeeded"] * 7
     assert ran == IN_ORDER
@@ -98,7 +98,7 @@ def test_draining_runs_members_and_callbacks_the_innermost_first():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_inlined_it_runs_when_its_block_commits():
+def test_inline_runs_a_batch_when_its_block_commits():
     with inline():
         with Batch(success=note.callback("success")):
             note.enqueue(1)
@@ -107,19 +107,19 @@ def test_inlined_it_runs_when_its_block_commits():
 
 
 class InlineTest(TestCase):
-    def test_inlined_in_a_testcase_it_runs_when_inline_ends(self):
+    def test_in_a_testcase_a_batch_runs_when_inline_ends(self):
         with inline():
             workflow()
         assert ran == IN_ORDER
 
-    def test_inlined_an_empty_batch_runs_its_callback_too(self):
+    def test_in_a_testcase_inline_runs_the_callback_of_an_empty_batch(self):
         with inline(), Batch(success=note.callback("success")):
             pass
         assert ran == ["success"]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_inlined_an_empty_batch_runs_its_callback_when_it_commits():
+def test_inline_runs_the_callback_of_an_empty_batch_at_commit():
     with inline():
         with Batch(success=note.callback("success")):
             pass
@@ -127,7 +127,7 @@ def test_inlined_an_empty_batch_runs_its_callback_when_it_commits():
 
 
 @pytest.mark.django_db
-def test_a_batch_that_nobody_commits_expires_as_time_is_drained():
+def test_an_uncommitted_batch_expires_while_time_is_drained():
     callback = note.get_backend().callback_job(note, ["parent's"], {})
     parent = get_broker().new_batch(NewBatch(complete=callback))
     child = get_broker().new_batch(NewBatch(complete=callback, parent_bid=parent))
@@ -141,7 +141,7 @@ def test_a_batch_that_nobody_commits_expires_as_time_is_drained():
 
 
 @pytest.mark.django_db
-def test_what_a_drained_job_enqueues_joins_no_batch_that_is_being_filled_around_it():
+def test_jobs_enqueued_by_a_drained_job_do_not_join_the_open_batch():
     enqueue_another.enqueue()
     with Batch(success=note.callback("success")) as batch:
         drain()
@@ -151,7 +151,7 @@ def test_what_a_drained_job_enqueues_joins_no_batch_that_is_being_filled_around_
 # --- ImmediateBackend
 
 
-def test_at_once_members_run_in_the_block_and_callbacks_after_it(tasks_setting):
+def test_immediate_members_run_in_the_block_and_callbacks_after_it(tasks_setting):
     tasks_setting(IMMEDIATE)
     with Batch(success=note.callback("success"), complete=note.callback("complete")) as batch:
         note.enqueue_many([(1,), (2,)])
@@ -161,20 +161,20 @@ def test_at_once_members_run_in_the_block_and_callbacks_after_it(tasks_setting):
     assert (status.total, status.pending, status.complete_st, status.success_st) == (2, 0, "2", "2")
 
 
-def test_at_once_callbacks_of_the_innermost_come_first(tasks_setting):
+def test_immediate_callbacks_of_the_innermost_batch_run_first(tasks_setting):
     tasks_setting(IMMEDIATE)
     workflow()
     assert ran == IN_ORDER
 
 
-def test_at_once_an_empty_batch_runs_its_callback(tasks_setting):
+def test_immediate_empty_batch_runs_its_callback(tasks_setting):
     tasks_setting(IMMEDIATE)
     with Batch(success=note.callback("success")):
         pass
     assert ran == ["success"]
 
 
-def test_at_once_a_running_job_adds_to_its_own_batch(tasks_setting):
+def test_immediate_running_job_can_add_to_its_own_batch(tasks_setting):
     tasks_setting(IMMEDIATE)
     with Batch(success=note.callback("success")) as batch:
         grow.enqueue("a")
@@ -182,7 +182,7 @@ def test_at_once_a_running_job_adds_to_its_own_batch(tasks_setting):
     assert batch.status().total == 2
 
 
-def test_at_once_a_callback_adds_the_next_step_to_the_parent_of_its_batch(tasks_setting):
+def test_immediate_callback_can_add_the_next_step_to_the_parent_batch(tasks_setting):
     tasks_setting(IMMEDIATE)
     with Batch(success=note.callback("done")), Batch(success=next_step.callback(1)) as first:
         note.enqueue("first")
@@ -190,21 +190,21 @@ def test_at_once_a_callback_adds_the_next_step_to_the_parent_of_its_batch(tasks_
     assert Batch.find(first.bid).parent.parent is None
 
 
-def test_at_once_what_a_member_enqueues_on_its_own_does_not_join(tasks_setting):
+def test_immediate_jobs_enqueued_by_a_member_do_not_join_its_batch(tasks_setting):
     tasks_setting(IMMEDIATE)
     with Batch(success=note.callback("success")) as batch:
         enqueue_another.enqueue()
     assert batch.status().total == 1
 
 
-def test_at_once_a_callback_reads_its_batch_and_cannot_add_to_it(tasks_setting):
+def test_immediate_callback_can_read_its_batch_but_not_add_to_it(tasks_setting):
     tasks_setting(IMMEDIATE)
     with Batch(complete=tell, success=add_too_late) as batch:
         note.enqueue(1)
     assert ran == [1, 1, f"batch {batch.bid}: a callback of it was enqueued already, nothing can be added any more"]
 
 
-def test_at_once_a_dead_member_completes_and_never_succeeds(tasks_setting):
+def test_immediate_batch_with_a_dead_member_completes_but_never_succeeds(tasks_setting):
     tasks_setting(IMMEDIATE)
     with Batch(success=note.callback("success"), complete=note.callback("complete")) as batch:
         fail_for_good.enqueue()
@@ -213,7 +213,7 @@ def test_at_once_a_dead_member_completes_and_never_succeeds(tasks_setting):
     assert (status.pending, status.failed, status.is_broken) == (1, 1, False)
 
 
-def test_at_once_a_dropped_member_breaks_its_batch_and_the_parent(tasks_setting):
+def test_immediate_discarded_member_breaks_its_batch_and_the_parent(tasks_setting):
     tasks_setting(IMMEDIATE)
     with (
         Batch(success=note.callback("success"), complete=note.callback("complete")) as parent,
@@ -225,7 +225,7 @@ def test_at_once_a_dropped_member_breaks_its_batch_and_the_parent(tasks_setting)
 
 
 @pytest.mark.parametrize(("callback", "is_broken"), [(fail_for_good, False), (drop, True)])
-def test_at_once_a_callback_that_fails_for_good_holds_back_what_waits_for_it(tasks_setting, callback, is_broken):
+def test_immediate_dead_callback_blocks_the_success_of_its_batch_and_parent(tasks_setting, callback, is_broken):
     tasks_setting(IMMEDIATE)
     with (
         Batch(success=note.callback("success"), complete=note.callback("parent's")) as parent,
@@ -237,7 +237,7 @@ def test_at_once_a_callback_that_fails_for_good_holds_back_what_waits_for_it(tas
     assert (parent.status().success_st, parent.status().is_broken) == ("", is_broken)
 
 
-def test_at_once_a_member_for_later_keeps_the_callbacks_waiting(tasks_setting):
+def test_immediate_scheduled_member_delays_the_callbacks(tasks_setting):
     tasks_setting(IMMEDIATE)
     with Batch(complete=note.callback("complete")) as batch:
         note.using(run_after=timedelta(hours=1)).enqueue(1)
@@ -246,7 +246,7 @@ def test_at_once_a_member_for_later_keeps_the_callbacks_waiting(tasks_setting):
 
 
 @pytest.mark.django_db
-def test_at_once_an_exception_takes_back_batch_and_rows_and_no_callback_comes(tasks_setting):
+def test_immediate_exception_rolls_back_batch_and_rows_without_callbacks(tasks_setting):
     tasks_setting(IMMEDIATE)
     batch = Batch(success=note.callback("success"))
 
@@ -266,7 +266,7 @@ def test_at_once_an_exception_takes_back_batch_and_rows_and_no_callback_comes(ta
 
 
 @pytest.mark.django_db
-def test_at_once_callbacks_see_the_rows_of_the_block_committed(tasks_setting):
+def test_immediate_callbacks_run_after_the_transaction_of_the_block(tasks_setting):
     tasks_setting(IMMEDIATE)
     with Batch(success=in_transaction_told):
         pass
@@ -283,7 +283,7 @@ def in_transaction_told():
 # --- DummyBackend
 
 
-def test_recorded_its_jobs_are_results_and_nothing_runs(tasks_setting):
+def test_dummy_batch_records_its_jobs_as_results_and_runs_nothing(tasks_setting):
     backend = tasks_setting(DUMMY)
     batch = workflow()
     assert ran == []
@@ -293,7 +293,7 @@ def test_recorded_its_jobs_are_results_and_nothing_runs(tasks_setting):
     assert (status.total, status.pending, status.complete_st) == (1, 1, "")
 
 
-def test_recorded_an_empty_batch_enqueues_its_callback(tasks_setting):
+def test_dummy_empty_batch_enqueues_its_callback(tasks_setting):
     backend = tasks_setting(DUMMY)
     with Batch(success=note.using(queue_name="mail").callback("success")):
         pass
@@ -301,7 +301,7 @@ def test_recorded_an_empty_batch_enqueues_its_callback(tasks_setting):
     assert (result.task.jobtype, result.args, result.task.queue_name) == (note.jobtype, ["success"], "mail")
 
 
-def test_recorded_an_exception_takes_back_what_joined_and_nothing_else(tasks_setting):
+def test_dummy_exception_removes_only_the_batch_and_its_jobs(tasks_setting):
     backend = tasks_setting(DUMMY)
     note.enqueue("before")
 
@@ -316,7 +316,7 @@ def test_recorded_an_exception_takes_back_what_joined_and_nothing_else(tasks_set
     assert made_batches() == []
 
 
-def test_clearing_forgets_batches_too(tasks_setting):
+def test_clearing_the_dummy_backend_also_removes_batches(tasks_setting):
     backend = tasks_setting(DUMMY)
     batch = workflow()
     backend.clear()
@@ -328,7 +328,7 @@ def test_clearing_forgets_batches_too(tasks_setting):
 
 
 @BOTH
-def test_without_a_table_nobody_adds_from_outside_after_commit(tasks_setting, name):
+def test_both_test_backends_reject_outside_additions_after_commit(tasks_setting, name):
     tasks_setting(name)
     with Batch(success=note) as batch:
         note.using(run_after=timedelta(hours=1)).enqueue(1)
@@ -337,7 +337,7 @@ def test_without_a_table_nobody_adds_from_outside_after_commit(tasks_setting, na
 
 
 @BOTH
-def test_without_a_table_a_job_cannot_join_a_batch_that_is_not_there(tasks_setting, name):
+def test_both_test_backends_reject_a_job_of_an_unknown_batch(tasks_setting, name):
     backend = tasks_setting(name)
     with Batch(success=note.callback("success")) as batch:
         gone = backend.batches.kept.pop(batch.bid)
@@ -349,7 +349,7 @@ def test_without_a_table_a_job_cannot_join_a_batch_that_is_not_there(tasks_setti
 
 
 class WithoutDatabaseTest(SimpleTestCase):
-    def test_the_backends_need_no_database(self):
+    def test_batches_of_the_test_backends_need_no_database(self):
         for name in (DUMMY, IMMEDIATE):
             path = f"django_faktory.testing.backends.{name}"
             with self.settings(TASKS={"default": {"BACKEND": path, "QUEUES": []}}):
@@ -370,7 +370,7 @@ def told(batches):
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", [DUMMY, None])
-def test_made_batches_are_told_with_their_jobs_and_callbacks(tasks_setting, name):
+def test_made_batches_lists_batches_with_their_jobs_and_callbacks(tasks_setting, name):
     if name:
         tasks_setting(name)
     batch = workflow()
@@ -381,7 +381,7 @@ def test_made_batches_are_told_with_their_jobs_and_callbacks(tasks_setting, name
     assert {job.bid for job in enqueued_jobs()} == {one.bid for one in made}
 
 
-def test_made_batches_ran_at_once_have_no_jobs_left(tasks_setting):
+def test_made_batches_have_no_jobs_left_with_the_immediate_backend(tasks_setting):
     tasks_setting(IMMEDIATE)
     workflow()
     assert [one.jobs for one in made_batches()] == [[], [], []]

@@ -27,21 +27,21 @@ def held_to(variant):
     return {(name.partition(".")[0], name.rpartition(".")[2]) for name in variant.exceptions}
 
 
-def test_every_exception_is_listed_with_its_reason():
+def test_the_page_lists_every_exception_of_the_script():
     for_tests, real = SUITE["VARIANTS"]
     first, second = PAGE.split("**With `FaktoryBackend` itself**")
     assert listed(first) == held_to(for_tests)
     assert listed(first) | listed(second) == held_to(real)
 
 
-def test_the_numbers_are_those_of_the_script():
+def test_numbers_on_the_page_equal_those_of_the_script():
     total = SUITE["TESTS"][6, 1]
     for variant in SUITE["VARIANTS"]:
         assert f"{total - len(variant.exceptions)} of {total} pass" in PAGE
     assert total - len(SUITE["VARIANTS"][0].exceptions) >= 81
 
 
-def test_the_names_of_djangos_backends_are_replaced_in_every_way_they_are_written():
+def test_all_spellings_of_djangos_backend_names_are_replaced():
     variant = SUITE["VARIANTS"][0]
     text = 'from django.tasks.backends.dummy import DummyBackend\n"django.tasks.backends.immediate.ImmediateBackend"\n'
     assert variant.rewritten(text) == (

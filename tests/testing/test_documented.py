@@ -26,7 +26,7 @@ exec(compile(_examples(), str(DOCUMENT), "exec"))
 pytestmark = pytest.mark.django_db
 
 
-def test_every_test_of_the_document_is_here():
+def test_every_test_in_the_document_is_collected():
     names = re.findall(r"^(?:class|def) (\w*Test|test_\w+)\b", TEXT, re.MULTILINE)
     assert len(names) == 8
     assert all(name in globals() for name in names)

@@ -80,7 +80,7 @@ def attempts(ran):
     return [(one.jobtype.rpartition(".")[2], one.attempt, one.state) for one in ran]
 
 
-def test_what_is_ready_runs_in_order_and_is_told():
+def test_ready_jobs_run_in_order_and_are_returned():
     tasks.add.enqueue(1, 2)
     tasks.fails_for_good.enqueue()
     first, second = drain()
@@ -89,19 +89,19 @@ def test_what_is_ready_runs_in_order_and_is_told():
     assert drain() == []
 
 
-def test_results_are_read_back_as_ever():
+def test_results_of_drained_jobs_can_be_refreshed():
     result = tasks.add.enqueue(1, 2)
     drain()
     result.refresh()
     assert (result.return_value, result.attempts) == (3, 1)
 
 
-def test_jobs_that_jobs_enqueue_run_too():
+def test_jobs_enqueued_by_drained_jobs_also_run():
     tasks.writes_mark_atomically_and.enqueue("text", "enqueues")
     assert attempts(drain()) == [("writes_mark_atomically_and", 1, "succeeded"), ("noop", 1, "succeeded")]
 
 
-def test_only_one_queue_is_drained_where_it_is_named():
+def test_only_the_named_queue_is_drained():
     tasks.noop.enqueue()
     tasks.send_invoice.enqueue(1)
     assert attempts(drain(queue="mail")) == [("send_invoice", 1, "succeeded")]
@@ -115,7 +115,7 @@ def test_queues_are_drained_in_the_order_of_the_settings():
         assert [one.queue for one in drain()] == ["mail", "default"]
 
 
-def test_a_paused_queue_gives_nothing():
+def test_a_paused_queue_is_not_drained():
     tasks.noop.enqueue()
     get_broker().pause(["default"])
     assert drain() == []
@@ -123,7 +123,7 @@ def test_a_paused_queue_gives_nothing():
     assert attempts(drain()) == [("noop", 1, "succeeded")]
 
 
-def test_async_tasks_see_what_the_test_wrote():
+def test_async_tasks_see_rows_written_by_the_test():
     mark = Mark.objects.create(text="here")
     async_reads_a_mark.enqueue(mark.pk)
     [ran] = drain()
@@ -131,20 +131,20 @@ def test_async_tasks_see_what_the_test_wrote():
 
 
 @pytest.mark.parametrize("made", [tells_progress, async_tells_progress])
-def test_what_a_task_tells_of_its_progress_can_be_read(made):
+def test_progress_of_a_drained_task_can_be_read(made):
     result = made.enqueue()
     drain()
     [tracked] = get_broker().track_get([result.id])
     assert (tracked.percent, tracked.desc, tracked.state) == (50, "half", "success")
 
 
-def test_an_unknown_jobtype_fails_as_with_a_worker():
+def test_an_unknown_jobtype_fails_and_is_retried():
     get_broker().push([payload(jobtype="nobody.knows")])
     [ran] = drain()
     assert (ran.state, ran.result, type(ran.error)) == ("retries", None, FaktoryError)
 
 
-def test_errors_are_raised_where_wanted():
+def test_raise_errors_raises_the_error_of_a_job():
     tasks.fails.enqueue("oh no")
     with pytest.raises(JobFailed, match="ValueError: oh no") as failed:
         drain(raise_errors=True)
@@ -155,14 +155,14 @@ def test_errors_are_raised_where_wanted():
 # --- time
 
 
-def test_without_time_what_is_scheduled_stays():
+def test_scheduled_jobs_stay_if_no_time_is_given():
     tasks.noop.using(run_after=HOUR).enqueue()
     tasks.fails.enqueue()
     assert attempts(drain()) == [("fails", 1, "retries")]
     assert drain() == []
 
 
-def test_until_lets_scheduled_jobs_become_due_in_their_order():
+def test_until_runs_scheduled_jobs_in_order_of_their_time():
     begun = timezone.now()
     for hours in (3, 1, 2):
         notes_the_time.using(run_after=hours * HOUR).enqueue()
@@ -171,7 +171,7 @@ def test_until_lets_scheduled_jobs_become_due_in_their_order():
     assert len(drain(until=4 * HOUR)) == 1
 
 
-def test_until_runs_all_retries_with_the_backoff_they_have():
+def test_until_runs_retries_after_their_backoff():
     tasks.fails_with_backoff.enqueue()
     assert attempts(drain(until=timedelta(seconds=10))) == [
         ("fails_with_backoff", 1, "retries"),
@@ -181,20 +181,20 @@ def test_until_runs_all_retries_with_the_backoff_they_have():
     assert (last.attempt, last.state) == (3, "dead")
 
 
-def test_until_is_enough_for_every_attempt_there_is():
+def test_until_60_days_runs_all_26_attempts():
     tasks.fails.enqueue()
     ran = drain(until=timedelta(days=60))
     assert (len(ran), ran[-1].state) == (26, "dead")
 
 
-def test_a_job_that_plans_the_next_one_does_so_by_the_tests_time():
+def test_a_job_schedules_the_next_one_by_the_simulated_time():
     begun = timezone.now()
     runs_every_hour.enqueue()
     drain(until=3.5 * HOUR)
     assert [round((moment - begun) / HOUR) for moment in moments] == [0, 1, 2, 3]
 
 
-def test_now_is_the_time_all_the_while():
+def test_now_sets_the_time_for_all_jobs_of_a_drain():
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     notes_the_time.using(run_after=moment - HOUR).enqueue()
     notes_the_time.using(run_after=moment + HOUR).enqueue()
@@ -203,7 +203,7 @@ def test_now_is_the_time_all_the_while():
     assert Job.objects.get(state="succeeded").finished_at.year == 2030
 
 
-def test_jobs_that_nobody_took_in_time_expire():
+def test_jobs_not_run_before_expires_at_expire():
     task = tasks.noop
     task.enqueue()
     Job.objects.update(expires_at=timezone.now() + HOUR)
@@ -211,7 +211,7 @@ def test_jobs_that_nobody_took_in_time_expire():
     assert Job.objects.get().state == "expired"
 
 
-def test_time_is_as_it_was_afterwards():
+def test_the_clock_is_restored_after_a_drain():
     drain(now=datetime(2030, 1, 1, tzinfo=UTC))
     assert timezone.now().year != 2030
     assert get_broker().clock() is None
@@ -220,14 +220,14 @@ def test_time_is_as_it_was_afterwards():
 # --- bad calls
 
 
-def test_what_never_ends_is_stopped():
+def test_an_endless_chain_of_jobs_stops_at_the_limit():
     enqueues_itself.enqueue()
     with pytest.raises(AssertionError, match="does a task enqueue itself"):
         drain(limit=5)
     assert Job.objects.filter(state="enqueued").count() == 1
 
 
-def test_bad_arguments_are_refused():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(TypeError, match="got both"):
         drain(now=timezone.now(), until=HOUR)
     with pytest.raises(ValueError, match="aware datetime"):
@@ -242,7 +242,7 @@ def test_bad_arguments_are_refused():
 class InATestCase(TestCase):
     """Each test runs in one transaction, which is never committed."""
 
-    def test_an_error_of_the_database_ends_the_job_and_not_the_test(self):
+    def test_a_database_error_fails_the_job_but_not_the_test(self):
         mark = Mark.objects.create(text="mine")
         breaks_a_constraint.enqueue(mark.pk)
         fails_in_the_database.enqueue()
@@ -252,30 +252,30 @@ class InATestCase(TestCase):
         assert [one.state for one in (first, second, third)] == ["dead", "dead", "succeeded"]
         assert {mark.text for mark in Mark.objects.all()} == {"mine", "after"}
 
-    def test_an_atomic_task_is_undone_when_it_fails(self):
+    def test_an_atomic_task_is_rolled_back_when_it_fails(self):
         tasks.writes_mark_atomically_and.enqueue("text", "fails")
         tasks.writes_mark_atomically.enqueue("kept")
         drain()
         assert [mark.text for mark in Mark.objects.all()] == ["kept"]
 
-    def test_hooks_of_tasks_run_as_if_they_had_committed(self):
+    def test_on_commit_hooks_of_tasks_run(self):
         enqueues_when_committed.enqueue()
         assert [one.state for one in drain()] == ["succeeded", "succeeded"]
         assert {mark.text for mark in Mark.objects.all()} == {"first", "second"}
 
-    def test_hooks_of_the_test_are_left_alone(self):
+    def test_on_commit_hooks_of_the_test_do_not_run(self):
         ran = []
         transaction.on_commit(lambda: ran.append("too early"))
         enqueues_when_committed.enqueue()
         drain()
         assert ran == []
 
-    def test_a_transaction_left_open_is_told(self):
+    def test_a_task_that_leaves_a_transaction_open_raises_an_assertion_error(self):
         tasks.leaves_transaction_open.enqueue("text")
         with pytest.raises(AssertionError, match="left a transaction open"):
             drain()
 
-    def test_what_a_block_rolled_back_is_not_run(self):
+    def test_a_job_enqueued_in_a_rolled_back_block_is_not_run(self):
         with transaction.atomic():
             tasks.noop.enqueue()
             transaction.set_rollback(True)
@@ -283,7 +283,7 @@ class InATestCase(TestCase):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_it_works_without_a_transaction_too():
+def test_drain_works_outside_of_a_transaction():
     tasks.writes_mark.enqueue("text")
     breaks_a_constraint.enqueue(None)
     tasks.leaves_transaction_open.enqueue("lost")

@@ -22,7 +22,7 @@ def marks():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_outside_of_transactions_a_job_runs_at_enqueue():
+def test_outside_a_transaction_a_job_runs_when_it_is_enqueued():
     with inline() as ran:
         tasks.writes_mark.enqueue("one")
         assert marks() == ["one"]
@@ -43,7 +43,7 @@ def test_in_a_transaction_a_job_runs_when_it_commits():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_is_rolled_back_is_never_run():
+def test_a_job_that_is_rolled_back_is_never_run():
     with inline() as ran:
         with transaction.atomic():
             tasks.writes_mark.enqueue("one")
@@ -53,7 +53,7 @@ def test_what_is_rolled_back_is_never_run():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_job_of_a_job_runs_after_it():
+def test_a_job_enqueued_by_a_job_runs_after_it():
     with inline() as ran:
         enqueues_another.enqueue()
     assert [one.state for one in ran] == ["succeeded", "succeeded"]
@@ -61,7 +61,7 @@ def test_a_job_of_a_job_runs_after_it():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_errors_are_the_jobs_own_unless_they_are_wanted():
+def test_errors_are_raised_only_with_raise_errors():
     with inline() as ran:
         tasks.fails.enqueue()
     assert [one.state for one in ran] == ["retries"]
@@ -70,12 +70,12 @@ def test_errors_are_the_jobs_own_unless_they_are_wanted():
 
 
 class InATestCase(TestCase):
-    def test_the_tests_own_transaction_counts_as_none(self):
+    def test_the_transaction_of_the_test_case_does_not_delay_jobs(self):
         with inline():
             tasks.writes_mark.enqueue("one")
             assert marks() == ["one"]
 
-    def test_a_block_counts_as_committed_at_the_end(self):
+    def test_jobs_of_a_committed_block_run_when_inline_ends(self):
         with inline():
             with transaction.atomic():
                 tasks.writes_mark.enqueue("one")

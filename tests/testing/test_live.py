@@ -17,7 +17,7 @@ from tests.project import tasks
 from tests.project.models import Mark
 
 
-def test_a_worker_runs_what_is_committed(live_faktory):
+def test_the_live_worker_runs_committed_jobs(live_faktory):
     with transaction.atomic():
         result = tasks.writes_mark.enqueue("live")
     failing = tasks.fails_for_good.enqueue()
@@ -26,7 +26,7 @@ def test_a_worker_runs_what_is_committed(live_faktory):
     assert Mark.objects.get().text == "live"
 
 
-def test_a_client_can_push_to_it(live_faktory):
+def test_a_client_can_push_to_the_live_server(live_faktory):
     client = remote_broker(live_faktory.url)
     try:
         assert client.push([payload(jobtype=tasks.writes_mark.jobtype, args=["pushed"])]) == [None]
@@ -36,7 +36,7 @@ def test_a_client_can_push_to_it(live_faktory):
     assert Mark.objects.get().text == "pushed"
 
 
-def test_without_a_worker_others_can_fetch(transactional_db):
+def test_without_a_worker_other_clients_can_fetch(transactional_db):
     result = tasks.add.enqueue(1, 2)
     with LiveFaktory(concurrency=0) as live:
         client = remote_broker(live.url)
@@ -53,33 +53,33 @@ def test_without_a_worker_others_can_fetch(transactional_db):
 
 
 @pytest.mark.django_db
-def test_inside_a_transaction_it_does_not_start():
+def test_live_faktory_does_not_start_inside_a_transaction():
     with pytest.raises(FaktoryError, match="TransactionTestCase"), LiveFaktory():
         pass
 
 
-def test_with_jobs_elsewhere_it_does_not_start():
+def test_live_faktory_does_not_start_with_a_remote_broker():
     with override_settings(FAKTORY={"BROKER": "remote"}), pytest.raises(FaktoryError, match="BROKER"):
         LiveFaktory()
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="only SQLite has databases in memory")
 @pytest.mark.django_db(transaction=True)
-def test_on_sqlite_in_memory_it_does_not_start(monkeypatch):
+def test_live_faktory_does_not_start_with_in_memory_sqlite(monkeypatch):
     monkeypatch.setitem(connection.settings_dict, "NAME", "file:memorydb_default?mode=memory&cache=shared")
     with pytest.raises(FaktoryError, match="in memory is none"), LiveFaktory():
         pass
 
 
 class WithMixin(LiveFaktoryMixin, TransactionTestCase):
-    def test_unittest_has_it_by_a_mixin(self):
+    def test_the_mixin_provides_live_faktory_to_unittest(self):
         result = tasks.add.enqueue(1, 2)
         self.live_faktory.wait(result)
         assert result.return_value == 3
         assert not Job.objects.exclude(state="succeeded").exists()
 
 
-def test_it_is_stopped_whatever_the_test_does(transactional_db):
+def test_live_faktory_stops_after_an_exception_in_its_block(transactional_db):
     live = LiveFaktory()
     with pytest.raises(ZeroDivisionError), live:
         _ = 1 / 0

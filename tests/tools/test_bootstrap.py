@@ -10,7 +10,7 @@ from tests.docs.pages import ROOT
 pytestmark = pytest.mark.core
 
 
-def test_a_virtual_environment_of_another_checkout_is_not_emptied_through_a_link(tmp_path):
+def test_bootstrap_does_not_empty_a_linked_virtual_environment(tmp_path):
     """`venv --clear` follows the link and would empty the other environment."""
     here, theirs = tmp_path / "here", tmp_path / "theirs"
     (here / "scripts").mkdir(parents=True)

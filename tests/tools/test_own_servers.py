@@ -48,7 +48,7 @@ def wait_for_end(*processes):
         wait_until(lambda one=process: not one.is_running(), 60, what=f"{process} has ended")
 
 
-def test_servers_and_their_folder_are_gone_after_the_run_was_killed(run):
+def test_servers_and_their_folder_are_removed_after_the_run_is_killed(run):
     program, guard, server = run
     folder = Path(server.cwd()).parent
     program.signal(signal.SIGKILL)
@@ -56,7 +56,7 @@ def test_servers_and_their_folder_are_gone_after_the_run_was_killed(run):
     assert not folder.exists()
 
 
-def test_servers_survive_a_signal_to_the_terminals_processes(run):
+def test_servers_survive_signals_to_the_foreground_process_group(run):
     _, guard, server = run
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         guard.send_signal(number)
@@ -65,13 +65,13 @@ def test_servers_survive_a_signal_to_the_terminals_processes(run):
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("setpriv"), reason="Linux ends it")
-def test_servers_end_after_the_guard_was_killed(run):
+def test_servers_end_after_the_guard_is_killed(run):
     _, guard, server = run
     guard.kill()
     wait_for_end(server)
 
 
-def test_an_address_in_the_environment_wins():
+def test_a_server_address_in_the_environment_takes_precedence():
     command = [
         sys.executable,
         "-m",
@@ -86,7 +86,7 @@ def test_an_address_in_the_environment_wins():
 
 
 @pytest.mark.parametrize("name", own_servers.SERVERS)
-def test_each_installed_server_starts_and_tells_its_address(name):
+def test_each_installed_server_starts_and_exports_its_address(name):
     if not own_servers.SERVERS[name].is_installed():
         pytest.skip("not installed")
     code = (

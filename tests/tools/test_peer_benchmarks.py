@@ -54,7 +54,7 @@ def row(page, title):
 @pytest.mark.parametrize(
     ("values", "expected"), [([3, 1, 2], 2), ([4, 1, 2, 3], 2.5), ([7], 7), ([], None), ([None, 5, None], 5)]
 )
-def test_a_median_is_of_the_figures_that_are_there(values, expected):
+def test_a_median_ignores_missing_figures(values, expected):
     assert arithmetic.median(values) == expected
 
 
@@ -62,11 +62,11 @@ def test_a_median_is_of_the_figures_that_are_there(values, expected):
     ("values", "percent", "expected"),
     [(range(1, 101), 99, 99), (range(1, 101), 50, 50), ([5], 99, 5), ([3, 1, 2], 99, 3), (range(1, 201), 99, 198)],
 )
-def test_a_percentile_is_a_figure_that_was_measured(values, percent, expected):
+def test_a_percentile_is_one_of_the_measured_figures(values, percent, expected):
     assert arithmetic.percentile(values, percent) == expected
 
 
-def test_the_best_peer_has_most_of_a_rate_and_least_of_a_cost_and_is_never_ours(found):
+def test_the_best_peer_has_the_highest_rate_or_lowest_cost_of_others(found):
     best = figures.best_peers(found)
     assert (best["noop_per_s"], best["cpu_ms"], best["pss_mb"]) == (5000, 0.4, None)
 
@@ -78,21 +78,21 @@ def test_ratios_are_medians_over_the_best_peers_median(found):
     assert ratios["away"]["noop_per_s"] is None
 
 
-def test_what_is_on_sqlite_is_compared_with_what_is_on_sqlite(found):
+def test_sqlite_systems_are_compared_only_with_sqlite_systems(found):
     found["systems"]["file"] = system("File", noop_per_s=[50_000]) | {"store": "SQLite"}
     found["systems"]["our file"] = system("Our file", ours=True, noop_per_s=[25_000]) | {"store": "SQLite"}
     ratios = figures.ratios(found)
     assert (ratios["our file"]["noop_per_s"], ratios["ours"]["noop_per_s"]) == (0.5, 4.0)
 
 
-def test_the_table_has_a_line_for_each_system_with_its_ratio_beside_the_figure(found):
+def test_the_table_has_a_row_per_system_with_figures_and_ratios(found):
     page = report.table(found)
     assert row(page, "Ours & co")[:3] == ["**Ours & co**", "20,000 (4.00)", "–"]
     assert row(page, "Slow")[1] == "800 (0.16)"
     assert {len(line.strip("|").split("|")) for line in page.splitlines()} == {len(figures.FIGURES) + 1}
 
 
-def test_our_figure_stands_beside_the_best_of_all_and_the_best_on_postgresql(found):
+def test_our_figure_is_compared_with_the_best_overall_and_on_postgresql(found):
     found["systems"]["fast"]["store"] = "Redis"
     lines = report.beside_the_best(found).splitlines()
     [rate] = [line for line in lines if line.startswith("| no-op jobs/s")]
@@ -101,7 +101,7 @@ def test_our_figure_stands_beside_the_best_of_all_and_the_best_on_postgresql(fou
     assert cost.endswith("| 0.10 | 0.40 (0.25) | 2.50 (0.04) |")
 
 
-def test_a_run_without_ours_has_nothing_to_put_beside_the_peers(found):
+def test_a_run_without_our_system_has_no_comparison_table(found):
     del found["systems"]["ours"]
     assert report.beside_the_best(found) == ""
     assert row(report.page(found), "Slow")[1] == "800 (0.16)"
@@ -113,7 +113,7 @@ def test_a_system_that_could_not_be_measured_stays_in_the_report(found):
     assert "- Away: not measured: away cannot be installed: no such package" in page
 
 
-def test_a_round_that_failed_is_told_beside_the_median_of_the_others(found):
+def test_a_failed_round_is_reported_and_excluded_from_the_median(found):
     found["systems"]["slow"]["problems"] = ["noop, round 2: stuck"]
     found["systems"]["slow"]["samples"]["noop_per_s"] = [700, 900]
     page = report.page(found)
@@ -133,11 +133,11 @@ def test_a_round_that_failed_is_told_beside_the_median_of_the_others(found):
         (0, "0.00"),
     ],
 )
-def test_a_figure_is_shown_with_the_digits_that_count(value, expected):
+def test_a_figure_is_shown_with_three_significant_digits(value, expected):
     assert figures.FIGURES[0].shown(value) == expected
 
 
-def test_the_chart_is_svg_with_a_bar_for_each_measured_system_as_long_as_its_figure(found):
+def test_the_svg_chart_has_a_proportional_bar_per_measured_system(found):
     picture = ET.fromstring(chart.chart(found))
     bars = [bar for bar in picture.iter(f"{SVG}rect") if bar.get("rx")]
     assert len(bars) == 3 * 2  # no-op jobs and CPU; the other panels are empty
@@ -148,7 +148,7 @@ def test_the_chart_is_svg_with_a_bar_for_each_measured_system_as_long_as_its_fig
     assert {"Ours & co", "20,000", "0.10"} <= set(texts)
 
 
-def test_a_panel_has_the_best_on_top_whichever_way_is_better(found):
+def test_a_chart_panel_lists_the_best_system_first(found):
     by_key = {figure.key: figure for figure in figures.FIGURES}
     values = figures.medians(found)
     assert [name for name, _ in chart.bars(by_key["noop_per_s"], found, values)] == ["ours", "fast", "slow"]
@@ -156,7 +156,7 @@ def test_a_panel_has_the_best_on_top_whichever_way_is_better(found):
     assert [value for _, value in chart.bars(by_key["cpu_ms"], found, values)] == [0.1, 0.4, 2.5]
 
 
-def test_writing_replaces_what_is_between_the_markers_and_nothing_else(tmp_path, found):
+def test_write_replaces_only_the_text_between_the_markers(tmp_path, found):
     page = tmp_path / "performance.md"
     page.write_text(f"before\n{report.BEGIN}\nold figures\n{report.END}\nafter\n", encoding="utf-8")
     report.write(found, tmp_path)
@@ -169,7 +169,7 @@ def test_writing_replaces_what_is_between_the_markers_and_nothing_else(tmp_path,
     assert ET.parse(tmp_path / "img" / "peers.svg").getroot().tag == f"{SVG}svg"
 
 
-def test_a_page_without_markers_is_left_alone(tmp_path, found):
+def test_a_page_without_markers_is_left_unchanged(tmp_path, found):
     (tmp_path / "performance.md").write_text("no place for it\n", encoding="utf-8")
     with pytest.raises(ValueError, match="expected the lines <!-- peers: begin"):
         report.write(found, tmp_path)
@@ -180,13 +180,13 @@ def test_a_page_without_markers_is_left_alone(tmp_path, found):
 @pytest.mark.parametrize(
     ("option", "value"), [("rounds", 2), ("jobs", 300), ("only", ["huey"]), ("measures", ["noop", "insert"])]
 )
-def test_part_of_a_run_is_not_for_the_docs(found, option, value):
+def test_a_partial_run_is_not_written_to_the_docs(found, option, value):
     assert report.is_whole(found, SYSTEMS, MEASURES)
     found["options"][option] = value
     assert not report.is_whole(found, SYSTEMS, MEASURES)
 
 
-def test_marks_of_many_threads_are_all_read_with_their_numbers(tmp_path, monkeypatch):
+def test_marks_written_by_many_threads_are_all_read(tmp_path, monkeypatch):
     monkeypatch.setenv(marks.FOLDER, str(tmp_path))
     marks._forget()
     reader = marks.Marks(tmp_path)
@@ -213,11 +213,11 @@ def test_a_job_lost_or_run_twice_fails_the_measure(numbers):
         _require_each_once([(number, 1.0) for number in numbers], 3)
 
 
-def test_the_cpu_of_a_process_that_is_new_or_gone_is_counted_once():
+def test_cpu_time_of_new_and_ended_processes_is_handled():
     assert readings.cpu_between({1: 5.0, 2: 1.0}, {1: 6.5, 3: 0.25}) == 1.75
 
 
-def test_every_system_says_what_a_reader_must_know():
+def test_every_system_has_a_title_layout_promise_and_commands():
     assert {
         name for name, system in SYSTEMS.items() if not (system.title and system.layout and system.promise)
     } == set()
@@ -225,6 +225,6 @@ def test_every_system_says_what_a_reader_must_know():
     assert all(system.commands() for system in SYSTEMS.values())
 
 
-def test_the_docs_have_the_place_for_a_run():
+def test_the_performance_page_has_the_markers_for_a_run():
     page = Path(report.__file__).parents[2] / "docs" / "performance.md"
     report.with_block(page.read_text(encoding="utf-8"), "figures")

@@ -28,7 +28,7 @@ child.wait()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends it")
-def test_a_process_that_asks_for_it_ends_when_its_parent_is_killed():
+def test_a_process_with_end_with_parent_ends_when_its_parent_is_killed():
     parent = Program("-c", ENDS_WITH_PARENT)
     try:
         pid = int(parent.said("started")[0].split()[1])
@@ -40,7 +40,7 @@ def test_a_process_that_asks_for_it_ends_when_its_parent_is_killed():
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("setpriv"), reason="the kernel of Linux ends it")
-def test_a_program_ends_when_the_run_of_tests_that_started_it_is_killed():
+def test_a_program_ends_when_the_test_run_that_started_it_is_killed():
     run = Program("-c", STARTS_ANOTHER)
     try:
         pid = int(run.said("started")[0].split()[1])

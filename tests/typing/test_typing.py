@@ -46,10 +46,10 @@ def wanted():
     return {number: set(codes.split(", ")) for number, codes in marks.items()}
 
 
-def test_wrong_calls_are_errors_and_right_ones_are_not(found):
+def test_mypy_reports_exactly_the_wrong_calls(found):
     assert wanted()
     assert found == wanted()
 
 
-def test_the_package_says_that_it_is_typed():
+def test_the_package_contains_a_py_typed_marker():
     assert (Path(django_faktory.__file__).parent / "py.typed").exists()

@@ -46,7 +46,7 @@ def in_thread():
     return call
 
 
-def test_a_healthy_connection_lives_on_whatever_conn_max_age_says(in_thread):
+def test_a_healthy_connection_is_reused_regardless_of_conn_max_age(in_thread):
     def identity():
         connection.ensure_connection()
         return connection.connection
@@ -76,7 +76,7 @@ def test_the_next_job_works_after_one_that_left_a_transaction_open(in_thread):
     assert Mark.objects.get().text == "written"
 
 
-def test_a_failure_inside_an_open_transaction_is_told_as_it_is(in_thread):
+def test_a_failure_inside_an_open_transaction_keeps_its_error_type(in_thread):
     [report, clean] = in_thread(lambda: ran(tasks.opens_transaction_and_fails), lambda: not connection.in_atomic_block)
     assert report.errtype == "builtins.ValueError"
     assert clean
@@ -88,14 +88,14 @@ def autocommit():
 
 
 @pytest.mark.parametrize(("then", "rows"), [("commits", 1), ("rolls back", 0)])
-def test_autocommit_switched_off_is_on_again_for_the_next_job(in_thread, then, rows):
+def test_autocommit_is_restored_for_the_next_job(in_thread, then, rows):
     report, is_on = in_thread(lambda: ran(tasks.switches_autocommit_off, "by hand", then), autocommit)
     assert isinstance(report, Ack)
     assert is_on
     assert Mark.objects.count() == rows
 
 
-def test_a_task_that_turns_autocommit_off_and_does_not_commit_fails(in_thread):
+def test_a_task_that_disables_autocommit_and_does_not_commit_fails(in_thread):
     report, is_on, following = in_thread(
         lambda: ran(tasks.switches_autocommit_off, "never seen"), autocommit, lambda: ran(tasks.writes_mark, "next")
     )
@@ -106,14 +106,14 @@ def test_a_task_that_turns_autocommit_off_and_does_not_commit_fails(in_thread):
     assert [mark.text for mark in Mark.objects.all()] == ["next"]
 
 
-def test_a_failure_after_autocommit_was_turned_off_is_reported_as_it_is(in_thread):
+def test_a_failure_after_disabling_autocommit_keeps_its_error_type(in_thread):
     report, is_on = in_thread(lambda: ran(tasks.switches_autocommit_off, "never seen", "fails"), autocommit)
     assert report.errtype == "builtins.ValueError"
     assert is_on
     assert not Mark.objects.exists()
 
 
-def test_a_connection_the_database_complained_about_is_opened_anew(in_thread):
+def test_a_connection_with_a_database_error_is_replaced(in_thread):
     def identity():
         connection.ensure_connection()
         return connection.connection
@@ -123,7 +123,7 @@ def test_a_connection_the_database_complained_about_is_opened_anew(in_thread):
     assert first is not last
 
 
-def test_a_connection_already_dead_does_not_stop_the_worker(in_thread):
+def test_a_lost_connection_fails_one_job_and_the_next_succeeds(in_thread):
     def lose():
         connection.ensure_connection()
         connection.connection.close()
@@ -135,7 +135,7 @@ def test_a_connection_already_dead_does_not_stop_the_worker(in_thread):
     assert Mark.objects.get().text == "written"
 
 
-def test_a_job_run_inside_somebodys_transaction_leaves_it_alone():
+def test_a_job_run_inside_the_callers_transaction_leaves_it_open():
     with transaction.atomic():
         ran(tasks.writes_mark, "with the caller's")
         ran(tasks.fails)
@@ -143,21 +143,21 @@ def test_a_job_run_inside_somebodys_transaction_leaves_it_alone():
     assert Mark.objects.count() == 1
 
 
-def test_running_a_job_asks_the_database_nothing(django_assert_num_queries):
+def test_a_job_without_queries_executes_no_sql(django_assert_num_queries):
     connection.ensure_connection()
     with django_assert_num_queries(0):
         ran(tasks.noop)
         ran(tasks.add, 1, 2)
 
 
-def test_connection_health_checks_look_once_a_job():
+def test_connection_health_checks_run_once_per_job():
     connection.ensure_connection()
     connection.health_check_done = True
     reset_connections()
     assert connection.health_check_done is False
 
 
-def test_queries_logged_in_debug_do_not_pile_up():
+def test_queries_logged_in_debug_mode_are_cleared_after_each_job():
     with override_settings(DEBUG=True):
         ran(tasks.writes_mark, "logged")
         assert not connection.queries_log
@@ -190,7 +190,7 @@ def sequential_scans_in(name):
     ("thread", "scans"),
     [("faktory-push-0", "off"), ("faktory-fetch", "off"), ("faktory-job-0", "on"), ("faktory-async", "on")],
 )
-def test_only_own_threads_plan_without_sequential_scans(thread, scans):
+def test_only_internal_threads_disable_sequential_scans(thread, scans):
     if connection.vendor != "postgresql":
         pytest.skip("only PostgreSQL keeps plans of a small table")
 
@@ -199,7 +199,7 @@ def test_only_own_threads_plan_without_sequential_scans(thread, scans):
     assert sequential_scans_in(thread) == scans
 
 
-def test_an_async_failure_mends_the_thread_its_orm_calls_run_in():
+def test_an_async_failure_resets_the_connections_of_its_orm_thread():
     job = new_job(jid="0123456789", jobtype=tasks.async_breaks_the_connection.jobtype, args=[], result_ttl=60)
 
     async def both():
@@ -211,7 +211,7 @@ def test_an_async_failure_mends_the_thread_its_orm_calls_run_in():
     assert not sees_trouble
 
 
-def test_closing_what_is_broken_may_fail_and_does_no_harm():
+def test_errors_while_closing_a_broken_connection_are_ignored():
     """Check that errors are ignored: a driver may raise when it closes a lost connection, and so may its pool."""
 
     class Broken:
@@ -232,7 +232,7 @@ def test_closing_what_is_broken_may_fail_and_does_no_harm():
         connection.close()
 
 
-def test_an_async_task_that_turns_autocommit_off_and_does_not_commit_fails_and_spoils_no_other():
+def test_only_the_async_task_that_disables_autocommit_without_a_commit_fails():
     def job_of(task, *args):
         job = new_job(jid="0123456789", jobtype=task.jobtype, args=args, result_ttl=60)
         return prepare(Reservation(jid=job.jid, queue="default", text=job.text, wid="w1", attempt=1))

@@ -64,19 +64,19 @@ FAILURE = ("finished", BACKEND, TaskResultStatus.FAILED)
 # --- success
 
 
-def test_a_job_that_ends_well_is_acked_under_its_own_reservation():
+def test_a_successful_job_is_acknowledged_with_its_wid_and_attempt():
     assert ran(tasks.add, 1, 2, attempt=4) == Ack(jid="0123456789", wid="w1", attempt=4, result="3")
 
 
-def test_nothing_returned_is_null():
+def test_a_result_of_none_is_stored_as_null():
     assert ran(tasks.noop).result == "null"
 
 
-def test_keyword_arguments_travel_in_custom():
+def test_keyword_arguments_are_read_from_custom():
     assert ran(tasks.add, 1, kwargs={"b": 2}).result == "3"
 
 
-def test_a_result_is_made_plain_json():
+def test_a_result_is_converted_to_plain_json():
     report = ran(tasks.echo, 1, kwargs={"key": (2, 3)})
     assert jsontext.decode(report.result) == {"args": [1], "kwargs": {"key": [2, 3]}}
 
@@ -91,21 +91,21 @@ def test_arguments_arrive_exactly_as_sent(text):
     assert repr(jsontext.decode(report.result)) == repr(jsontext.decode(text))
 
 
-def test_the_context_tells_the_attempt_and_the_job():
+def test_the_task_context_contains_the_attempt_and_the_job_id():
     report = ran(tasks.takes_context, "v", attempt=9, **failed_before(2))
     assert jsontext.decode(report.result) == {"attempt": 3, "id": "0123456789", "value": "v"}
 
 
-def test_the_attempt_is_counted_where_a_server_elsewhere_tells_no_history():
+def test_the_attempt_follows_retry_count_if_a_remote_server_sends_no_history():
     report = ran(tasks.takes_context, "v", failure='{"retry_count":4,"errtype":"E"}')
     assert jsontext.decode(report.result)["attempt"] == 6
 
 
-def test_damaged_memories_of_earlier_attempts_do_not_stop_a_job():
+def test_malformed_records_of_earlier_attempts_do_not_fail_a_job():
     assert jsontext.decode(ran(tasks.takes_context, "v", failure="{", history='[{"wid":5}]').result)["attempt"] == 1
 
 
-def test_a_jobs_context_variables_end_with_it():
+def test_context_variables_set_by_a_job_are_discarded_when_it_ends():
     assert ran(tasks.sets_context_variable).result == ran(tasks.sets_context_variable).result == '"none"'
 
 
@@ -125,11 +125,11 @@ def test_an_async_task_fails_like_any_other(seen):
     assert seen == [STARTED, FAILURE]
 
 
-def test_an_async_task_takes_its_context():
+def test_an_async_task_receives_its_context():
     assert jsontext.decode(ran(tasks.async_takes_context, "v").result)["attempt"] == 1
 
 
-def test_an_async_job_cancelled_from_outside_passes_that_on():
+def test_an_async_job_cancelled_from_outside_raises_cancelled_error():
     async def cancelled():
         tasks.waiting.append(asyncio.Event())
         running = asyncio.create_task(prepare(reserved(tasks.waits_for_ever)).arun())
@@ -141,14 +141,14 @@ def test_an_async_job_cancelled_from_outside_passes_that_on():
     asyncio.run(cancelled())
 
 
-def test_an_async_task_that_cancels_itself_has_failed():
+def test_an_async_task_that_cancels_itself_fails():
     assert ran(tasks.async_cancels_itself).errtype == "asyncio.exceptions.CancelledError"
 
 
 # --- failure
 
 
-def test_a_failure_says_what_where_and_whose_attempt():
+def test_a_failure_contains_the_error_the_worker_and_the_attempt():
     report = ran(tasks.fails, "out of paper", attempt=2)
     assert isinstance(report, Failure)
     assert (report.jid, report.wid, report.attempt) == ("0123456789", "w1", 2)
@@ -164,7 +164,7 @@ def test_a_traceback_begins_at_the_task():
     assert not any("django_faktory/worker" in line for line in lines)
 
 
-def test_a_long_traceback_keeps_its_end_within_what_the_job_asks_for():
+def test_a_long_traceback_is_shortened_to_its_end_within_the_backtrace_limit():
     lines = ran(tasks.fails_deep_down, 50).backtrace
     assert len(lines) == 30
     assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "ValueError: bottom")
@@ -173,7 +173,7 @@ def test_a_long_traceback_keeps_its_end_within_what_the_job_asks_for():
     assert ran(tasks.fails_deep_down, 50, backtrace=-1).backtrace == ()
 
 
-def test_wrong_arguments_are_a_failure_of_the_job():
+def test_wrong_arguments_fail_the_job_with_a_type_error():
     report = ran(tasks.add, 1)
     assert report.errtype == "builtins.TypeError"
     assert "missing 1 required positional argument" in report.message
@@ -185,13 +185,13 @@ def test_a_task_cannot_end_the_worker(task):
     assert report.errtype in ("builtins.SystemExit", "builtins.KeyboardInterrupt")
 
 
-def test_an_exception_that_cannot_be_printed_is_still_a_failure():
+def test_an_exception_with_a_broken_str_is_still_reported_as_a_failure():
     report = ran(tasks.fails_unprintably)
     assert report.errtype == "tests.project.tasks.UnprintableError"
     assert report.message == "<its str() failed>"
 
 
-def test_a_result_that_json_cannot_hold_is_final_since_no_second_run_mends_it(seen):
+def test_an_unserializable_result_kills_the_job_without_a_retry(seen):
     report = ran(tasks.returns_unserializable)
     assert (report.errtype, report.verdict) == ("builtins.TypeError", "kill")
     assert "Unsupported type: <class 'object'>" in report.message
@@ -205,7 +205,7 @@ def test_a_result_that_json_cannot_hold_is_final_since_no_second_run_mends_it(se
         ('{"jid":"0123456789","jobtype":"tests.project.tasks.nothing","args":[]}', "tests.project.tasks.nothing"),
     ],
 )
-def test_an_unknown_jobtype_fails_by_name_and_is_tried_again_later(text, said):
+def test_an_unknown_jobtype_fails_with_its_name_and_is_retried(text, said):
     report = prepare(given(text, attempt=3))
     assert (report.errtype, report.verdict, report.wid, report.attempt) == ("UnknownJobType", "", "w1", 3)
     assert said in report.message
@@ -219,7 +219,7 @@ def test_an_unknown_jobtype_fails_by_name_and_is_tried_again_later(text, said):
      '{"jobtype":"tests.project.tasks.noop","args":[NaN]}',
      '{"jobtype":"tests.project.tasks.noop","args":[1' + "0" * 5000 + "]}"],
 )  # fmt: skip
-def test_a_job_that_cannot_be_read_is_dead_with_the_reason(text):
+def test_an_unreadable_job_is_killed_as_invalid_payload(text):
     report = prepare(given(text))
     assert (report.errtype, report.verdict) == ("InvalidPayload", "kill")
     assert report.message.startswith("invalid J") or report.message.startswith("invalid job")
@@ -228,7 +228,7 @@ def test_a_job_that_cannot_be_read_is_dead_with_the_reason(text):
 # --- consequences of a failure
 
 
-def test_retry_says_when():
+def test_a_retry_request_sets_the_delay_of_the_next_attempt():
     assert ran(tasks.asks_for_retry, 90).retry_in_s == 90.0
     assert ran(tasks.asks_for_retry, 0).retry_in_s == 0.0
     assert ran(tasks.asks_for_retry).retry_in_s is None
@@ -237,7 +237,7 @@ def test_retry_says_when():
 @pytest.mark.parametrize(
     ("wish", "becomes"), [(1e300, LONGEST_WAIT_S), (float("nan"), None), (float("inf"), LONGEST_WAIT_S)]
 )
-def test_a_wish_beyond_any_calendar_does_no_harm(wish, becomes):
+def test_an_out_of_range_retry_delay_is_clamped_or_ignored(wish, becomes):
     tasks.wishes.append(wish)
     assert ran(tasks.asks_for_odd_retry).retry_in_s == becomes
 
@@ -246,7 +246,7 @@ def test_a_wish_beyond_any_calendar_does_no_harm(wish, becomes):
     ("task", "verdict", "message"),
     [(tasks.asks_for_kill, "kill", "somebody must look"), (tasks.asks_for_discard, "discard", "nobody needs it")],
 )
-def test_kill_and_discard_are_final(task, verdict, message, seen):
+def test_kill_and_discard_requests_end_the_job(task, verdict, message, seen):
     report = ran(task)
     assert (report.verdict, report.message) == (verdict, message)
     assert seen == [STARTED, FAILURE]
@@ -257,44 +257,44 @@ def test_retry_on_makes_other_failures_final():
     assert ran(tasks.retries_only_connection_errors, "value").verdict == "kill"
 
 
-def test_discard_on_drops_the_job():
+def test_discard_on_discards_the_job():
     assert ran(tasks.discards_lookup_errors).verdict == "discard"
 
 
-def test_backoff_decides_the_wait_and_knows_exception_and_result():
+def test_backoff_computes_the_retry_delay_from_exception_and_result():
     assert ran(tasks.fails_with_backoff, retry=2).retry_in_s == 7
     assert ran(tasks.fails_with_backoff, retry=2, **failed_before(1)).retry_in_s == 14
 
 
-def test_backoff_is_not_asked_when_no_attempt_is_left():
+def test_backoff_is_not_called_when_no_attempt_is_left():
     report = ran(tasks.fails_with_backoff, retry=2, **failed_before(2))
     assert (report.retry_in_s, report.verdict) == (None, "")
 
 
-def test_a_broken_backoff_leaves_the_usual_one(caplog):
+def test_a_failing_backoff_is_logged_and_the_default_backoff_applies(caplog):
     assert ran(tasks.fails_with_broken_backoff).retry_in_s is None
     assert "backoff of a task failed" in caplog.text
 
 
-def test_a_backoff_may_leave_it_to_the_usual_one():
+def test_a_backoff_without_a_value_selects_the_default_backoff():
     assert ran(tasks.fails_with_modest_backoff).retry_in_s is None
 
 
 # --- signals
 
 
-def test_signals_are_sent_by_the_backends_class(seen):
+def test_task_signals_have_the_backend_class_as_sender(seen):
     ran(tasks.noop)
     assert seen == [STARTED, SUCCESS]
 
 
-def test_a_failure_that_is_retried_is_no_end(seen):
+def test_a_failure_that_is_retried_sends_no_task_finished(seen):
     ran(tasks.fails, retry=2, **failed_before(1))
     assert seen == [STARTED]
 
 
 @pytest.mark.parametrize("job", [{"retry": 0}, {"retry": -1}, {"retry": 1, **failed_before(1)}])
-def test_a_failure_with_no_attempt_left_is_the_end(seen, job):
+def test_a_failure_with_no_attempt_left_sends_task_finished(seen, job):
     ran(tasks.fails, **job)
     assert seen == [STARTED, FAILURE]
 
@@ -304,7 +304,7 @@ def test_an_async_job_sends_the_same_signals(seen):
     assert seen == [STARTED, SUCCESS]
 
 
-def test_the_end_of_a_failed_task_is_logged_with_its_traceback(caplog):
+def test_a_final_failure_is_logged_by_django_with_its_traceback(caplog):
     """Check that the signal is sent inside the except block: Django's own receiver reads sys.exc_info()."""
     ran(tasks.fails, retry=0)
     record = [record for record in caplog.records if record.name in ("django.tasks", "django_tasks")][-1]
@@ -312,7 +312,7 @@ def test_the_end_of_a_failed_task_is_logged_with_its_traceback(caplog):
     assert "no luck" in caplog.text
 
 
-def test_a_retried_failure_is_logged_with_its_traceback_and_one_asked_for_without(caplog):
+def test_a_failure_is_logged_with_a_traceback_and_a_requested_retry_without(caplog):
     with caplog.at_level("INFO", logger="django_faktory"):
         ran(tasks.fails)
         ran(tasks.asks_for_retry)
@@ -320,7 +320,7 @@ def test_a_retried_failure_is_logged_with_its_traceback_and_one_asked_for_withou
     assert [(record.levelname, record.exc_info is not None) for record in mine] == [("WARNING", True), ("INFO", False)]
 
 
-def test_the_end_of_a_job_is_one_line_that_tells_the_job_the_attempt_and_the_error(caplog):
+def test_a_dead_job_is_logged_in_one_line_with_id_attempt_and_error(caplog):
     with caplog.at_level("INFO", logger="django_faktory"):
         ran(tasks.fails, retry=0)
         ran(tasks.asks_for_kill)
@@ -340,7 +340,7 @@ def test_a_logged_traceback_begins_with_the_task(caplog):
     assert record.exc_info[2].tb_frame.f_code.co_filename == tasks.__file__
 
 
-def test_a_receiver_that_fails_does_not_fail_the_job():
+def test_a_failing_signal_receiver_does_not_fail_the_job():
     def broken(**_):
         raise RuntimeError("not the job's fault")
 
@@ -351,7 +351,7 @@ def test_a_receiver_that_fails_does_not_fail_the_job():
         task_started.disconnect(broken)
 
 
-def test_the_finished_result_carries_value_errors_and_workers():
+def test_the_finished_result_contains_value_errors_and_worker_ids():
     good = prepare(reserved(tasks.add, 1, 2, **failed_before(1)))
     good.run(NO_BROKER)
     assert (good.result.return_value, good.result.worker_ids) == (3, ["w0", "w1"])

@@ -43,7 +43,7 @@ def heartbeat(broker, known):
     return Heartbeat(broker, wid="w1", interval_s=15.0, on_order=lambda _: None, known=lambda: frozenset(known))
 
 
-def test_a_beat_names_the_jobs_that_the_worker_had_at_the_beat_before(broker, heartbeat, known):
+def test_a_heartbeat_lists_the_jobs_held_since_the_previous_heartbeat(broker, heartbeat, known):
     """Check that short jobs are never named, and cost no statement."""
     known |= {("long-job", 1), ("short-job", 1)}
     heartbeat.beat()
@@ -54,7 +54,7 @@ def test_a_beat_names_the_jobs_that_the_worker_had_at_the_beat_before(broker, he
     assert broker.held == [(), (("long-job", 1),), (("later-job", 2), ("long-job", 1))]
 
 
-def test_the_first_beat_after_an_outage_names_the_jobs_that_the_worker_has(broker, heartbeat, known):
+def test_the_first_heartbeat_after_an_outage_lists_all_held_jobs(broker, heartbeat, known):
     broker.is_down = True
     known.add(("long-job", 1))
     heartbeat.beat()

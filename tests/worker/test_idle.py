@@ -44,14 +44,14 @@ class Noted(PollingListener):
 
 
 @pytest.mark.parametrize(("hears_all", "wait_s"), [(True, 5 * POLL_S), (False, POLL_S)])
-def test_a_worker_that_found_nothing_waits_for_a_hint_longer_where_none_gets_lost(work, hears_all, wait_s):
+def test_an_idle_worker_polls_less_often_if_notifications_are_reliable(work, hears_all, wait_s):
     listener = Noted(hears_all=hears_all)
     work(listen=lambda: listener, poll_interval=POLL_S)
     assert listener.is_waiting.wait(15)
     assert listener.waits == [wait_s]
 
 
-def test_a_beat_is_three_statements_one_of_them_for_locks(django_assert_num_queries):
+def test_a_heartbeat_takes_three_sql_statements(django_assert_num_queries):
     broker = get_broker()
     broker.hello(WorkerIdentity(wid="wid-idle"))
     with django_assert_num_queries(3):
@@ -59,11 +59,11 @@ def test_a_beat_is_three_statements_one_of_them_for_locks(django_assert_num_quer
     assert WorkerProcess.objects.get().rss_kb == 7
 
 
-def test_where_no_job_runs_nobody_looks_after_jobs():
+def test_the_job_monitor_sleeps_while_no_job_runs():
     assert JobMonitor(get_broker(), give_up=lambda *_: None)._pause_s() is None
 
 
-def test_short_jobs_do_not_wake_who_looks_after_them_each_time():
+def test_short_jobs_do_not_wake_the_job_monitor_each_time():
     watch = JobMonitor(get_broker(), give_up=lambda *_: None)
     execution = type("Short", (), {"task": type("Task", (), {"timeout": None})})()
     watch.began(execution)
@@ -79,7 +79,7 @@ def test_short_jobs_do_not_wake_who_looks_after_them_each_time():
     assert watch._due.is_set()
 
 
-def test_a_job_that_comes_after_a_rest_is_cancelled_as_any_other(work, state):
+def test_a_job_after_an_idle_period_wakes_the_job_monitor(work, state):
     running = work()
     wait_until(lambda: running.worker._thread_pool._monitor._is_asleep)
     result = passes.enqueue("rested")

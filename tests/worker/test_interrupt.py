@@ -25,7 +25,7 @@ def nervous():
 
 
 @pytest.mark.usefixtures("nervous")
-def test_an_interruption_never_leaves_the_task_it_was_meant_for():
+def test_an_interruption_is_never_raised_outside_its_task():
     chance, ended = random.Random(7), {"returned": 0, "stopped": 0}
     is_hit = True
     for _ in range(1500):
@@ -74,20 +74,20 @@ print(sum(map(lambda number: number, range(10))))
 """
 
 
-def test_afterwards_the_process_is_as_it_was():
+def test_a_withdrawn_interruption_leaves_the_interpreter_unaffected():
     """Python 3.11 kept looking for an exception that was withdrawn: slower for good, and stuck under a tracer."""
     ended = subprocess.run([sys.executable, "-c", AFTERWARDS], capture_output=True, text=True, timeout=30, check=False)
     assert (ended.stdout, ended.returncode) == ("45\n", 0), ended.stderr
 
 
-def test_who_has_ended_is_not_stopped():
+def test_a_task_that_has_ended_is_not_interrupted():
     one = InterruptibleControl()
     assert one.call(lambda: 5) == 5
     one.stop(TaskTimeout("late"))
     assert one.reason is None
 
 
-def test_a_task_is_stopped_once():
+def test_a_task_is_interrupted_only_once():
     one = InterruptibleControl()
     seen = []
 
@@ -107,7 +107,7 @@ def test_a_task_is_stopped_once():
     assert str(one.reason) == "first"
 
 
-def test_a_timeout_error_of_the_task_itself_is_its_own():
+def test_a_timeout_error_raised_by_the_task_is_passed_through():
     async def fails():
         raise TimeoutError("of a socket")
 
@@ -115,7 +115,7 @@ def test_a_timeout_error_of_the_task_itself_is_its_own():
         asyncio.run(InterruptibleControl().acall(fails, timeout_s=5))
 
 
-def test_a_coroutine_goes_on_after_being_stopped_as_if_never_cancelled():
+def test_an_interrupted_coroutine_leaves_its_asyncio_task_uncancelled():
     async def both():
         one = InterruptibleControl()
 
@@ -133,7 +133,7 @@ def test_a_coroutine_goes_on_after_being_stopped_as_if_never_cancelled():
 @pytest.mark.parametrize(
     ("done", "total", "percent"), [(0, 3, 0), (1, 3, 33), (2.5, 5, 50), (3, 3, 100), (9, 3, 100), (1e300, 1e-300, 100)]
 )
-def test_progress_is_told_in_percent(done, total, percent):
+def test_progress_is_reported_as_a_percentage(done, total, percent):
     control, told = Control(), []
     control.report_progress = lambda *words: told.append(words)
     control.progress(done, total, "note")
@@ -141,6 +141,6 @@ def test_progress_is_told_in_percent(done, total, percent):
 
 
 @pytest.mark.parametrize(("done", "total"), [(-1, 3), (1, 0), (1, -1), (float("nan"), 1), (1, float("inf"))])
-def test_progress_that_is_none_is_refused(done, total):
+def test_invalid_progress_values_are_rejected(done, total):
     with pytest.raises(ValueError, match="progress: expected done from 0 and total above 0"):
         Control().progress(done, total, "")

@@ -37,7 +37,7 @@ def run_one(held):
     held.finish(job, ack(job), ran_s=1.0)
 
 
-def test_room_is_for_the_threads_that_are_free(held):
+def test_the_buffer_has_room_for_each_idle_thread(held):
     assert held.wait_for_room(0) == 2
     held.add([reserved(1)])
     assert held.wait_for_room(0) == 1
@@ -45,7 +45,7 @@ def test_room_is_for_the_threads_that_are_free(held):
     assert held.wait_for_room(0) == 0
 
 
-def test_the_end_of_a_job_makes_room(held):
+def test_the_end_of_a_job_frees_a_place_in_the_buffer(held):
     job = reserved()
     held.add([job, reserved(2)])
     room = []
@@ -64,7 +64,7 @@ def test_a_job_is_reported_once(held):
     assert held.finished.qsize() == 1
 
 
-def test_what_was_abandoned_is_not_reported_by_its_thread(held):
+def test_an_abandoned_job_is_not_reported_by_its_thread(held):
     job = reserved()
     held.add([job])
     assert held.abandon() == [job]
@@ -72,21 +72,21 @@ def test_what_was_abandoned_is_not_reported_by_its_thread(held):
     assert held.finished.empty()
 
 
-def test_after_giving_up_nothing_is_taken_in(held):
+def test_an_abandoned_buffer_accepts_no_jobs(held):
     held.abandon()
     assert held.add([reserved()]) is False
     assert held.wait_for_room(0) == 0
     assert held.is_empty()
 
 
-def test_the_same_job_twice_is_two_attempts(held):
+def test_two_attempts_of_one_job_are_tracked_separately(held):
     first, second = reserved(), reserved()
     held.add([first, second])
     held.finish(first, ack(first), ran_s=1.0)
     assert not held.is_empty()
 
 
-def test_what_no_thread_has_begun_can_be_taken_out(held):
+def test_jobs_that_have_not_started_can_be_removed_from_the_buffer(held):
     begun, waiting = reserved(1), reserved(2)
     held.add([begun, waiting])
     held.next()
@@ -105,7 +105,7 @@ def test_waiting_jobs_are_stuck_only_when_no_thread_takes_one(held, monkeypatch)
     assert held.take_stuck() == []
 
 
-def test_empty_is_waited_for(held):
+def test_wait_empty_returns_whether_the_buffer_became_empty(held):
     assert held.wait_empty(0) is True
     job = reserved()
     held.add([job])
@@ -114,13 +114,13 @@ def test_empty_is_waited_for(held):
     assert held.wait_empty(30) is True
 
 
-def test_while_too_much_is_unreported_nothing_is_begun(held):
+def test_the_buffer_has_no_room_while_too_many_jobs_are_unreported(held):
     for _ in range(MAX_UNREPORTED + 1):
         held.finished.put(ack(reserved()))
     assert held.wait_for_room(0) == 0
 
 
-def test_only_who_is_acknowledged_with_a_lock_is_remembered_until_it_is_told(held):
+def test_a_held_lock_is_remembered_only_for_an_acknowledged_job(held):
     """Check that no lock is remembered for a failure: it takes another path, and the entry would never be read."""
     jobs = [Reservation(jid=f"job-{n}", queue="q", text="{}", wid="w1", attempt=1, lock_token=n) for n in (1, 2)]
     held.add(jobs)
@@ -147,7 +147,7 @@ def test_a_job_is_known_until_its_end_is_reported(held):
     assert held.known() == set()
 
 
-def test_a_job_that_is_taken_out_is_not_known(held):
+def test_a_removed_job_is_no_longer_known(held):
     held.add([reserved(1)])
     held.take_waiting()
     assert held.known() == set()

@@ -42,7 +42,7 @@ def told(task, result):
 
 
 class TestTimeout:
-    def test_a_function_is_stopped_and_its_retries_are_kept(self, work, state):
+    def test_a_function_is_stopped_at_its_timeout_and_then_retried(self, work, state):
         work()
         result = limited.spins.enqueue("a")
         job = state(result, "retries")
@@ -53,28 +53,28 @@ class TestTimeout:
         assert state(result, "dead").failures == 2
         assert told(limited.spins, result) == (TaskResultStatus.FAILED, ["TaskTimeout"] * 2)
 
-    def test_a_coroutine_is_cancelled(self, work, state):
+    def test_a_coroutine_is_cancelled_at_its_timeout(self, work, state):
         work()
         assert state(limited.waits_async.enqueue("a"), "retries").errtype == "TaskTimeout"
 
     @pytest.mark.parametrize("task", [limited.spins_and_catches, limited.cleans_up_badly])
-    def test_what_a_function_catches_or_raises_meanwhile_does_not_hide_it(self, work, state, task):
+    def test_exceptions_caught_or_raised_by_the_task_do_not_hide_its_timeout(self, work, state, task):
         work()
         assert state(task.enqueue("a"), "retries").errtype == "TaskTimeout"
 
-    def test_an_atomic_function_leaves_nothing(self, work, state):
+    def test_an_atomic_function_is_rolled_back_at_its_timeout(self, work, state):
         work()
         assert state(limited.spins_atomically.enqueue("a"), "retries").errtype == "TaskTimeout"
         assert not Mark.objects.exists()
 
-    def test_the_thread_works_on_with_a_new_connection(self, work, state):
+    def test_the_thread_continues_with_working_connections_after_a_timeout(self, work, state):
         work(concurrency=1)
         state(limited.spins_in_the_database.enqueue("a"), "retries")
         state(noop.enqueue(), "succeeded")
         gates["b"].opened.set()
         state(limited.spins_in_the_database.enqueue("b"), "succeeded")
 
-    def test_who_ends_in_time_is_left_alone(self, work, state):
+    def test_a_task_that_ends_before_its_timeout_succeeds(self, work, state):
         work()
         state(limited.is_quick.enqueue(), "succeeded")
         state(limited.is_quick_async.enqueue(), "succeeded")
@@ -84,9 +84,7 @@ class TestTimeout:
         reason="Python 3.11 under a tracer stands still while an interruption waits for its thread",
     )
     @pytest.mark.parametrize("task", [limited.sits_in_c, limited.ignores_its_timeout])
-    def test_what_cannot_be_stopped_is_failed_and_the_process_ends_when_the_others_have(
-        self, work, state, task, caplog
-    ):
+    def test_an_unstoppable_task_fails_and_the_process_ends_after_its_other_jobs(self, work, state, task, caplog):
         running = work(limits=MonitorLimits(stop_grace_s=0.2))
         passing = passes.enqueue("other")
         assert gates["other"].begun.acquire(timeout=10)
@@ -111,26 +109,26 @@ class TestCancelling:
         return result
 
     @pytest.mark.parametrize("task", [limited.runs_for_ever, limited.runs_for_ever_async, limited.looks_at_its_context])
-    def test_a_running_job_ends_as_discarded(self, work, state, task):
+    def test_a_cancelled_running_job_is_discarded(self, work, state, task):
         result = self.cancelled(task, work)
         job = state(result, "discarded")
         assert job.errtype == "Cancelled"
         assert told(task, result) == (TaskResultStatus.FAILED, ["Cancelled"])
 
-    def test_who_takes_the_context_and_does_not_look_is_stopped_after_a_grace(self, work, state):
+    def test_a_task_that_ignores_its_context_is_stopped_after_the_grace_period(self, work, state):
         result = self.cancelled(limited.never_looks, work, limits=MonitorLimits(ask_every_s=0.2, cancel_grace_s=0.2))
         assert state(result, "discarded").errtype == "Cancelled"
 
-    def test_who_does_its_work_and_never_looks_has_done_it(self, work, state):
+    def test_a_cancelled_task_that_completes_within_the_grace_period_succeeds(self, work, state):
         result = self.cancelled(limited.never_looks, work)
         gates["a"].opened.set()
         state(result, "succeeded")
 
-    def test_a_failure_meanwhile_is_not_retried(self, work, state):
+    def test_a_failure_after_cancellation_is_not_retried(self, work, state):
         result = self.cancelled(limited.fails_when_cancelled, work)
         assert state(result, "discarded").errtype == "builtins.ValueError"
 
-    def test_short_jobs_ask_nobody(self, work, state):
+    def test_short_jobs_never_query_the_broker_for_cancellation(self, work, state):
         asked = []
 
         class Asked(type(get_broker())):
@@ -145,7 +143,7 @@ class TestCancelling:
 
 
 class TestProgress:
-    def test_the_latest_is_written_now_and_then_and_the_last_always(self, work, state):
+    def test_progress_is_throttled_and_the_last_update_is_always_written(self, work, state):
         work()
         result = limited.tells_progress.enqueue("a")
         first = wait_until(lambda: Tracking.objects.filter(jid=result.id).first())
@@ -161,7 +159,7 @@ class TestProgress:
     @pytest.mark.parametrize(
         "task", [limited.tells_progress, limited.tells_progress_async, limited.tells_progress_atomically]
     )
-    def test_a_job_that_succeeded_shows_no_earlier_progress(self, work, state, task):
+    def test_a_succeeded_job_shows_its_last_progress(self, work, state, task):
         """Check the progress when the job ends, although updates in quick succession are written a second apart."""
         work()
         result = task.enqueue("a")
@@ -172,7 +170,7 @@ class TestProgress:
         state(result, "succeeded")
         assert task.get_result(result.id).progress.desc == "2000 of 2000"
 
-    def test_an_earlier_word_that_is_being_written_does_not_come_last(self, work, state):
+    def test_a_delayed_write_of_earlier_progress_does_not_replace_the_last(self, work, state):
         """The task's transaction writes the last progress. An earlier write that waited must not replace it."""
         broker = WritesLate("default")
         running = work(broker)
@@ -187,7 +185,7 @@ class TestProgress:
         assert running.ended()
         assert limited.tells_progress_atomically.get_result(result.id).progress.percent == 100
 
-    def test_the_last_is_written_when_the_worker_stops(self, work, state):
+    def test_the_last_progress_is_written_when_the_worker_stops(self, work, state):
         running = work()
         result = limited.tells_progress.enqueue("a")
         assert gates["a"].begun.acquire(timeout=10)
@@ -197,12 +195,12 @@ class TestProgress:
         assert running.ended()
         assert Tracking.objects.get(jid=result.id).percent == 100
 
-    def test_a_coroutine_tells_it_too(self, work):
+    def test_a_coroutine_can_report_progress(self, work):
         work()
         result = limited.tells_progress_async.enqueue("a")
         wait_until(lambda: Tracking.objects.filter(jid=result.id, percent=100).exists())
 
-    def test_it_is_seen_before_an_atomic_task_commits(self, work):
+    def test_progress_of_an_atomic_task_is_visible_before_its_commit(self, work):
         work()
         result = limited.tells_progress_atomically.enqueue("a")
         if connection.vendor == "sqlite":  # one writer at a time: others wait for the transaction

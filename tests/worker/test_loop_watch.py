@@ -45,7 +45,7 @@ def logged(caplog, words, jid):
     return [text for text in found if words in text and jid in text]
 
 
-def test_what_blocks_the_loop_is_named_with_its_stack(loop, opened, caplog):
+def test_a_job_that_blocks_the_event_loop_is_logged_with_its_stack(loop, opened, caplog):
     async def blocks_it():
         opened.wait(60)
 
@@ -65,7 +65,7 @@ def test_what_blocks_the_loop_is_named_with_its_stack(loop, opened, caplog):
     assert other.wait(10)
 
 
-def test_the_warning_is_repeated_with_longer_pauses(loop, opened, caplog):
+def test_the_blocked_loop_warning_is_repeated_at_growing_intervals(loop, opened, caplog):
     async def blocks_it():
         opened.wait(60)
 
@@ -77,7 +77,7 @@ def test_the_warning_is_repeated_with_longer_pauses(loop, opened, caplog):
     assert float(second.partition("blocked=")[2].partition(" s")[0]) >= 3.0
 
 
-def test_an_asyncio_task_that_a_job_has_started_is_found_by_the_jobs_that_run(loop, opened, caplog):
+def test_a_blocking_asyncio_task_is_attributed_to_the_running_jobs(loop, opened, caplog):
     async def blocks_it():
         opened.wait(60)
 
@@ -90,7 +90,7 @@ def test_an_asyncio_task_that_a_job_has_started_is_found_by_the_jobs_that_run(lo
     assert "in blocks_it" in text
 
 
-def test_coroutines_that_wait_are_not_logged(loop, caplog):
+def test_coroutines_that_await_are_not_logged_as_blocking(loop, caplog):
     async def waits():
         for _ in range(150):
             await asyncio.sleep(0.01)

@@ -24,44 +24,44 @@ def room_after(*durations, held=0, now=T0, **options):
     return pace_after(*durations, **options).room(held, now=now)
 
 
-def test_the_first_job_comes_alone():
+def test_the_first_fetch_requests_a_single_job():
     """Only then is a job that kills its process the only suspect (W20)."""
     assert PrefetchWindow(concurrency=4, max_prefetch=20).room(0, now=T0) == 1
     assert room_after(held=1, now=T0 + CAUTIOUS_S / 2) == 0
 
 
-def test_it_doubles_from_job_to_job():
+def test_the_window_doubles_with_each_completed_job():
     assert [room_after(*[9.0] * ended) for ended in (1, 2, 3)] == [2, 4, 4]
 
 
-def test_a_first_job_that_takes_long_does_not_keep_the_other_threads_idle():
+def test_a_long_first_job_does_not_keep_the_other_threads_idle():
     assert room_after(held=1, now=T0 + CAUTIOUS_S) == 3
 
 
-def test_slow_jobs_are_not_read_ahead():
+def test_slow_jobs_are_not_prefetched():
     assert room_after(*[0.5] * 200) == 4
 
 
-def test_fast_jobs_are_read_ahead_as_many_as_end_in_a_moment():
+def test_fast_jobs_are_prefetched_in_proportion_to_their_speed():
     assert room_after(*[0.019] * 200) == 4 + 10
     assert room_after(*[0.0] * 200) == 4 + 20
 
 
-def test_nothing_is_read_ahead_where_that_is_not_wanted():
+def test_nothing_is_prefetched_if_max_prefetch_is_zero():
     assert room_after(*[0.0] * 200, max_prefetch=0) == 4
 
 
-def test_a_few_more_are_not_worth_a_fetch_unless_a_thread_is_idle():
+def test_a_small_refill_is_fetched_only_if_a_thread_is_idle():
     assert [room_after(*[0.0] * 200, held=held) for held in (3, 14, 15, 24, 30)] == [21, 10, 0, 0, 0]
 
 
-def test_jobs_that_got_stuck_end_the_reading_ahead():
+def test_a_stuck_job_stops_prefetching():
     pace = pace_after(*[0.0] * 200)
     pace.record_stuck()
     assert pace.room(0, now=T0) == 4
 
 
-def test_pauses_grow_up_to_a_bound_and_begin_anew():
+def test_retry_delays_grow_to_a_maximum_and_reset_after_success():
     retry_delay = RetryDelay("test")
     pauses = [retry_delay.record_failure(OSError("away")) for _ in range(20)]
     assert FIRST_PAUSE_S / 2 <= pauses[0] <= FIRST_PAUSE_S
@@ -70,7 +70,7 @@ def test_pauses_grow_up_to_a_bound_and_begin_anew():
     assert retry_delay.record_failure(OSError("away")) <= FIRST_PAUSE_S
 
 
-def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(caplog):
+def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(caplog):
     caplog.set_level("INFO", "django_faktory")
     retry_delay = RetryDelay("fetch")
     for _ in range(3):

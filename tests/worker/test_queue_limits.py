@@ -13,7 +13,7 @@ def working(queue):
     return Job.objects.filter(state="working", queue=queue).count()
 
 
-def test_a_worker_asks_for_no_more_jobs_of_a_queue_than_it_may_hold(work):
+def test_a_worker_holds_no_more_jobs_of_a_queue_than_its_queue_limit(work):
     for name in "abcd":
         passes.using(queue_name="few").enqueue(name)
     for name in "xyz":

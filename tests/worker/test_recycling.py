@@ -19,24 +19,24 @@ def jobs_until_done(one):
     return next(jobs for jobs in range(1, 10_000) if one.count_job())
 
 
-def test_the_jobs_of_a_process_are_as_many_as_was_said_or_up_to_a_quarter_more():
+def test_a_process_runs_max_jobs_or_up_to_a_quarter_more():
     found = [jobs_until_done(share(max_jobs=100, seed=seed)) for seed in range(200)]
     assert min(found) >= 100
     assert max(found) <= 125
     assert len(set(found)) > 20
 
 
-def test_a_share_of_one_job_is_one_job():
+def test_max_jobs_of_one_allows_exactly_one_job():
     assert {jobs_until_done(share(max_jobs=1, seed=seed)) for seed in range(20)} == {1}
 
 
-def test_it_is_said_once_and_why():
+def test_the_reason_for_recycling_is_returned_only_once():
     one = share(max_jobs=1)
     assert one.count_job() == "it ran 1 job"
     assert [one.count_job() for _ in range(3)] == ["", "", ""]
 
 
-def test_jobs_that_end_at_the_same_time_are_counted_each():
+def test_jobs_that_end_concurrently_are_all_counted():
     one, said, barrier = share(max_jobs=8000), [], threading.Barrier(8)
 
     def end_many():
@@ -51,7 +51,7 @@ def test_jobs_that_end_at_the_same_time_are_counted_each():
     assert len(said) == 1
 
 
-def test_memory_counts_after_a_job():
+def test_memory_above_max_rss_after_a_job_triggers_recycling():
     bound = rss_kb() // 1024 + 30
     one = share(max_rss=bound)
     one.begin()
@@ -61,13 +61,13 @@ def test_memory_counts_after_a_job():
     assert len(kept)
 
 
-def test_without_a_bound_nothing_is_ever_enough():
+def test_without_limits_a_process_is_never_recycled():
     one = share()
     one.begin()
     assert not any(one.count_job() for _ in range(10_000))
 
 
-def test_a_bound_that_is_passed_before_the_first_job_is_an_error_and_not_kept(caplog):
+def test_max_rss_exceeded_before_the_first_job_is_logged_and_ignored(caplog):
     one = share(max_rss=1)
     one.begin()
     [record] = caplog.records
@@ -76,7 +76,7 @@ def test_a_bound_that_is_passed_before_the_first_job_is_an_error_and_not_kept(ca
     assert one.count_job() == ""
 
 
-def test_jobs_go_on_to_be_counted_where_memory_is_not_bounded_any_more(caplog):
+def test_max_jobs_still_applies_after_max_rss_is_ignored(caplog):
     one = share(max_jobs=1, max_rss=1)
     one.begin()
     assert one.count_job() == "it ran 1 job"

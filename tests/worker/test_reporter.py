@@ -47,12 +47,12 @@ def ack(job, **changes):
     return Ack(**{"jid": job.jid, "wid": "w1", "attempt": job.attempt} | changes)
 
 
-def test_acks_and_failures_go_together(report, held):
+def test_acknowledgements_and_failures_are_reported_in_one_run(report, held):
     report(OrmBroker("default"), ack(held[0]), failure(jid=held[1].jid, wid="w1", attempt=1), ack(held[2]))
     assert list(Job.objects.values_list("jid", "state")) == [(held[1].jid, "retries")]
 
 
-def test_a_set_is_one_call(report, held):
+def test_several_acknowledgements_are_sent_in_one_call(report, held):
     class Counting(OrmBroker):
         calls = 0
 
@@ -65,7 +65,7 @@ def test_a_set_is_one_call(report, held):
     assert broker.calls == 1
 
 
-def test_a_busy_workers_report_waits_for_the_next_ones(held):
+def test_a_report_waits_for_others_if_more_are_expected_soon(held):
     sets = []
     reporter = None
 
@@ -91,7 +91,7 @@ def test_a_busy_workers_report_waits_for_the_next_ones(held):
     assert sets == [3]
 
 
-def test_one_report_the_broker_chokes_on_holds_up_no_other(report, held, caplog):
+def test_a_report_that_breaks_the_broker_does_not_block_the_others(report, held, caplog):
     class Choking(OrmBroker):
         def ack(self, acks):
             if any(ack.jid == held[1].jid for ack in acks):
@@ -104,14 +104,14 @@ def test_one_report_the_broker_chokes_on_holds_up_no_other(report, held, caplog)
 
 
 @pytest.mark.parametrize("late", [Ack, failure])
-def test_a_report_that_comes_too_late_is_told(report, held, caplog, late):
+def test_a_late_report_is_logged_and_changes_no_job(report, held, caplog, late):
     """Check that a late report is logged and changes no job (W16, W17)."""
     report(OrmBroker("default"), late(jid=held[0].jid, wid="another", attempt=1), late(jid="never-was-there"))
     assert caplog.text.count("came too late") == 2
     assert Job.objects.get(jid=held[0].jid).state == "working"
 
 
-def test_a_report_that_is_refused_is_told(report, held, caplog):
+def test_a_rejected_report_is_logged(report, held, caplog):
     class Refusing(OrmBroker):
         def fail(self, failures):
             return [CommandRefused("not today")] * len(failures)

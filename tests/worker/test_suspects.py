@@ -47,7 +47,7 @@ def reservation(number=1, *, losses=0, **fields):
 
 @pytest.mark.django_db(transaction=True)
 class TestWorker:
-    def test_a_suspect_waits_for_the_other_job_and_nothing_is_fetched_meanwhile(self, work, state):
+    def test_a_suspect_waits_for_running_jobs_and_blocks_further_fetches(self, work, state):
         first = passes.enqueue("first")
         work(concurrency=3)
         assert begun("first")
@@ -64,7 +64,7 @@ class TestWorker:
         state(suspect, "succeeded")
         state(later, "succeeded")
 
-    def test_jobs_fetched_with_a_suspect_go_back(self, work, state):
+    def test_jobs_fetched_together_with_a_suspect_are_released(self, work, state):
         gate = passes.enqueue("gate")
         work(concurrency=4)
         assert begun("gate")
@@ -80,7 +80,7 @@ class TestWorker:
         for result in (suspect, *others):
             state(result, "succeeded")
 
-    def test_a_suspect_that_waits_too_long_is_put_off_and_the_worker_goes_on(self, work, state, monkeypatch):
+    def test_a_suspect_that_waits_too_long_is_postponed(self, work, state, monkeypatch):
         monkeypatch.setattr(suspects, "WAIT_S", 0.1)
         monkeypatch.setattr(suspects, "SHARE", 0.0)
         long = passes.enqueue("long")
@@ -92,7 +92,7 @@ class TestWorker:
         gates["long"].opened.set()
         state(long, "succeeded")
 
-    def test_another_worker_runs_it_meanwhile(self, work, state, monkeypatch):
+    def test_a_postponed_suspect_is_run_by_another_worker(self, work, state, monkeypatch):
         monkeypatch.setattr(suspects, "WAIT_S", 0.1)
         monkeypatch.setattr(suspects, "SHARE", 0.0)
         monkeypatch.setattr(suspects, "PAUSE_S", 0.0)
@@ -111,7 +111,7 @@ class TestWorker:
 
         wait_until(has_succeeded, 30)
 
-    def test_a_worker_that_stops_gives_a_suspect_back_that_has_not_begun(self, work):
+    def test_a_stopping_worker_releases_a_suspect_that_has_not_started(self, work):
         passes.enqueue("long")
         running = work(concurrency=2)
         assert begun("long")
@@ -122,7 +122,7 @@ class TestWorker:
         gates["long"].opened.set()
         assert running.ended()
 
-    def test_one_loss_makes_no_suspect(self, work, state):
+    def test_a_job_with_one_loss_is_not_a_suspect(self, work, state):
         passes.enqueue("other")
         work(concurrency=3)
         assert begun("other")
@@ -135,7 +135,7 @@ class TestHeld:
     def held(self):
         return JobBuffer(concurrency=2, max_prefetch=0)
 
-    def test_it_does_not_begin_before_the_end_of_the_others_is_reported(self, held):
+    def test_a_suspect_starts_only_after_the_other_jobs_are_reported(self, held):
         """Otherwise a loss would be counted for work that is done."""
         other, suspect = reservation(1), reservation(2, losses=2)
         held.add([other])
@@ -147,7 +147,7 @@ class TestHeld:
         held.settle_alone(is_reported=True)
         assert held.next() is suspect
 
-    def test_no_other_begins_before_its_own_end_is_reported(self, held):
+    def test_other_jobs_start_only_after_the_suspect_is_reported(self, held):
         suspect = reservation(losses=2)
         held.add_alone(suspect, wait_s=30)
         held.settle_alone(is_reported=True)
@@ -159,11 +159,11 @@ class TestHeld:
         held.settle_alone(is_reported=True)
         assert held.wait_for_room(0) > 0
 
-    def test_a_second_one_is_not_taken_in(self, held):
+    def test_a_second_suspect_is_not_accepted(self, held):
         assert held.add_alone(reservation(1, losses=2), wait_s=30)
         assert not held.add_alone(reservation(2, losses=2), wait_s=30)
 
-    def test_it_is_overdue_when_its_time_is_over(self, held):
+    def test_a_suspect_is_overdue_when_its_wait_has_expired(self, held):
         other, suspect = reservation(1), reservation(2, losses=2)
         held.add([other])
         held.add_alone(suspect, wait_s=0.05)
@@ -172,10 +172,10 @@ class TestHeld:
         assert held.is_empty()
 
     @pytest.mark.parametrize(("losses", "is_suspect"), [(0, False), (1, False), (2, True), (3, True)])
-    def test_the_second_loss_makes_a_suspect(self, losses, is_suspect):
+    def test_a_job_with_two_or_more_losses_is_a_suspect(self, losses, is_suspect):
         assert suspects.is_suspect(reservation(losses=losses)) is is_suspect
 
-    def test_it_waits_longer_the_longer_ago_its_latest_loss_is(self):
+    def test_the_wait_of_a_suspect_grows_with_the_age_of_its_latest_loss(self):
         def waits(minutes):
             return suspects.wait_s(reservation(losses=2, started_at=T0 + timedelta(minutes=minutes)))
 

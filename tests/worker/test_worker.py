@@ -67,14 +67,14 @@ class TestWork:
         assert "no luck at all" in state(dying, "retries").failure
 
     @override_settings(FAKTORY={"UNKNOWN_JOBTYPE_GRACE": 0})
-    def test_a_job_nobody_knows_fails_and_the_next_runs(self, work, state):
+    def test_a_job_of_unknown_type_fails_and_the_next_job_runs(self, work, state):
         JobFactory(jid="unknown-1", jobtype="nobody.knows")
         result = tasks.add.enqueue(1, 1)
         work()
         state(result, "succeeded")
         wait_until(lambda: Job.objects.get(jid="unknown-1").errtype == "UnknownJobType")
 
-    def test_a_job_that_breaks_our_own_code_fails_and_the_next_runs(self, work, state, caplog):
+    def test_a_job_that_breaks_the_worker_code_fails_and_the_next_job_runs(self, work, state, caplog):
         class Garbled(OrmBroker):
             def fetch(self, requests):
                 return [
@@ -88,17 +88,17 @@ class TestWork:
         state(garbled, "retries")
         assert "ended outside its task" in caplog.text
 
-    def test_an_async_task_that_cancels_itself_has_failed(self, work, state):
+    def test_an_async_task_that_cancels_itself_fails(self, work, state):
         result = cancels_itself.enqueue()
         work()
         assert "Cancelled" in state(result, "retries").errtype
 
-    def test_a_job_pushed_while_the_worker_waits_is_picked_up_at_once(self, work, state):
+    def test_a_job_pushed_while_the_worker_is_idle_is_executed(self, work, state):
         running = work(poll_interval=0.5)
         wait_until(lambda: listed(running))
         state(tasks.noop.enqueue(), "succeeded")
 
-    def test_threads_and_the_event_loop_share_the_places(self, work, state):
+    def test_threads_and_the_event_loop_share_the_concurrency_limit(self, work, state):
         for _ in range(2):
             tasks.noop.enqueue()
         results = [passes_async.enqueue("gate"), passes_async.enqueue("gate"), passes.enqueue("gate")]
@@ -109,7 +109,7 @@ class TestWork:
         for result in results:
             state(result, "succeeded")
 
-    def test_a_first_job_that_takes_long_does_not_keep_the_other_threads_idle(self, work, state):
+    def test_a_long_first_job_does_not_keep_the_other_threads_idle(self, work, state):
         first = passes.enqueue("long")
         work(concurrency=2)
         begun("long")
@@ -130,13 +130,13 @@ class TestWork:
         for result in (first, low, high):
             state(result, "succeeded")
 
-    def test_many_fast_jobs_are_all_run_once(self, work):
+    def test_all_of_many_fast_jobs_are_executed(self, work):
         results = tasks.add.enqueue_many([(number, 0) for number in range(300)])
         work(concurrency=3)
         wait_until(lambda: Job.objects.filter(state="succeeded").count() == len(results), 30)
         assert set(Job.objects.values_list("attempt", flat=True)) <= {1, 2}  # 2: read ahead, released, fetched again
 
-    def test_jobs_read_ahead_go_back_when_no_thread_begins_them(self, work):
+    def test_prefetched_jobs_are_released_if_no_thread_starts_them(self, work):
         """Another worker may be idle, so it must get them."""
         tasks.noop.enqueue_many([()] * 200)
         running = work(concurrency=1)
@@ -158,7 +158,7 @@ class TestWork:
 
 
 class TestOrders:
-    def test_it_says_hello_beats_and_says_goodbye(self, work):
+    def test_a_worker_registers_sends_heartbeats_and_unregisters(self, work):
         running = work()
         process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first())
         assert (process.wid, process.labels) == (running.worker.wid, ["python", "django"])
@@ -167,7 +167,7 @@ class TestOrders:
         assert running.ended()
         assert listed(running) is None
 
-    def test_quiet_by_signal_is_for_good_and_told_to_the_broker(self, work):
+    def test_quiet_by_signal_is_permanent_and_reported_to_the_broker(self, work):
         running = work()
         wait_until(lambda: listed(running))
         running.worker.quiet()
@@ -178,7 +178,7 @@ class TestOrders:
         assert running.ended()
         assert Job.objects.get(jid=result.id).state == "enqueued"
 
-    def test_quiet_from_outside_lets_running_jobs_end(self, work, state):
+    def test_an_external_quiet_order_allows_running_jobs_to_finish(self, work, state):
         """Check the order "quiet" (W15)."""
         result = passes.enqueue("quiet")
         running = work()
@@ -189,7 +189,7 @@ class TestOrders:
         state(result, "succeeded")
         assert listed(running).state == "quiet"
 
-    def test_terminate_from_outside_ends_it(self, work):
+    def test_an_external_terminate_order_ends_the_worker(self, work):
         """Check the order "terminate" (W21)."""
         running = work()
         wait_until(lambda: listed(running))
@@ -197,7 +197,7 @@ class TestOrders:
         assert running.ended()
         assert listed(running) is None
 
-    def test_a_worker_given_up_as_lost_finishes_and_ends(self, work, state, caplog):
+    def test_a_worker_declared_lost_finishes_its_job_and_ends(self, work, state, caplog):
         """Check W20: other workers have its jobs, so it neither fetches nor registers its wid again."""
         caplog.set_level(logging.INFO, "django_faktory")
         passes.enqueue("lost")
@@ -213,7 +213,7 @@ class TestOrders:
 
 
 class TestStopping:
-    def test_running_jobs_may_end(self, work):
+    def test_running_jobs_finish_during_shutdown(self, work):
         result = passes.enqueue("running")
         running = work()
         begun("running")
@@ -227,7 +227,7 @@ class TestStopping:
     @pytest.mark.parametrize(
         ("task", "ends"), [(passes, False), (sleeps, True), (passes_async, True), (ignores_cancellation, False)]
     )
-    def test_a_job_that_does_not_end_in_time_goes_back_with_nothing_counted(self, work, caplog, task, ends):
+    def test_a_job_past_the_shutdown_timeout_is_requeued_without_a_failure(self, work, caplog, task, ends):
         """Check this for tasks that can be interrupted and for others."""
         result = task.enqueue("stuck")
         running = work(shutdown_timeout=0.2)
@@ -245,7 +245,7 @@ class TestStopping:
         found = task.get_result(result.id)
         assert (found.attempts, found.errors) == (1, [])
 
-    def test_an_interrupted_task_is_left_before_its_job_is_given_back(self, work):
+    def test_an_interrupted_task_ends_before_its_job_is_released(self, work):
         """Otherwise both runs would overlap for a moment."""
         result = sleeps.enqueue("left")
         running = work(shutdown_timeout=0.1)
@@ -255,7 +255,7 @@ class TestStopping:
         assert left == ["left"]
         assert running.ended()
 
-    def test_an_interrupted_atomic_task_rolls_back_and_goes_back(self, work):
+    def test_an_interrupted_atomic_task_is_rolled_back_and_requeued(self, work):
         result = writes_and_sleeps.enqueue("rolled back")
         running = work(shutdown_timeout=0.1)
         begun("rolled back")
@@ -268,7 +268,7 @@ class TestStopping:
         wait_until(lambda: Job.objects.get(jid=result.id).state == "succeeded")
         assert Mark.objects.count() == 1
 
-    def test_an_interruption_is_reported_until_the_deadline_when_the_broker_is_unavailable(self, work):
+    def test_an_interruption_report_is_retried_while_the_broker_is_unavailable(self, work):
         broker = Unreliable()
         result = sleeps.enqueue("later")
         running = work(broker, shutdown_timeout=0.1)
@@ -280,7 +280,7 @@ class TestStopping:
         assert running.ended()
         assert (Job.objects.get(jid=result.id).state, Job.objects.get(jid=result.id).interruptions) == ("enqueued", 1)
 
-    def test_a_broker_that_cannot_take_jobs_back_is_sent_failures(self, work, caplog):
+    def test_interrupted_jobs_are_failed_if_the_broker_cannot_requeue_them(self, work, caplog):
         result = sleeps.enqueue("failed")
         running = work(BrokerWithoutInterrupt("default"), shutdown_timeout=0.1)
         begun("failed")
@@ -290,7 +290,7 @@ class TestStopping:
         assert (job.state, job.errtype, job.failures) == ("retries", "WorkerShutdown", 1)
         assert "it is reported as failed" in caplog.text
 
-    def test_jobs_read_ahead_go_back_to_their_place(self, work):
+    def test_prefetched_jobs_are_requeued_at_shutdown(self, work):
         tasks.noop.enqueue_many([()] * 100)
         running = work(concurrency=1)
         wait_until(lambda: not Job.objects.exclude(state="succeeded").exists())
@@ -302,7 +302,7 @@ class TestStopping:
         left = Job.objects.exclude(state="succeeded")
         assert set(left.values_list("state", "wid")) <= {("enqueued", "")}
 
-    def test_what_cannot_be_given_back_at_once_goes_back_with_the_goodbye(self, work, caplog):
+    def test_jobs_that_could_not_be_released_are_requeued_at_unregistration(self, work, caplog):
         broker = Unreliable()
         tasks.noop.enqueue_many([()] * 100)
         running = work(broker, concurrency=1)
@@ -317,7 +317,7 @@ class TestStopping:
         assert "could not be released yet" in caplog.text
         assert set(Job.objects.exclude(state="succeeded").values_list("state", "wid")) <= {("enqueued", "")}
 
-    def test_a_signal_that_does_not_wake_the_main_thread_is_noticed_all_the_same(self):
+    def test_a_signal_that_does_not_wake_the_main_thread_is_still_handled(self):
         """Python handles the signal later, like one that arrives just before the thread goes to sleep."""
         worker = Worker(OrmBroker("default"), queues=["default"], concurrency=1)
         rescue = threading.Timer(15, worker.stop)
@@ -341,13 +341,13 @@ class TestStopping:
 
 
 class TestDraining:
-    def test_it_ends_when_nothing_is_ready(self, work):
+    def test_a_draining_worker_ends_when_no_job_is_ready(self, work):
         tasks.noop.enqueue_many([()] * 20)
         running = work(drain=True)
         assert running.ended()
         assert set(Job.objects.values_list("state", flat=True)) == {"succeeded"}
 
-    def test_jobs_that_make_jobs_are_waited_for(self, work):
+    def test_draining_includes_jobs_enqueued_by_other_jobs(self, work):
         enqueues.enqueue("chain", 3)
         running = work(drain=True)
         begun("chain")
@@ -355,7 +355,7 @@ class TestDraining:
         assert running.ended()
         assert list(Job.objects.values_list("state", flat=True)) == ["succeeded"] * 4
 
-    def test_one_look_that_finds_nothing_is_not_the_end(self, work):
+    def test_one_empty_fetch_does_not_end_draining(self, work):
         """A FETCH skips a job if another transaction has just locked its row."""
 
         class PassesOver(OrmBroker):
@@ -395,7 +395,7 @@ class TestReports:
         monkeypatch.setattr(runner, "FLUSH_S", 0.01)
 
     @pytest.mark.parametrize("drain", [True, False], ids=["drained", "stopped"])
-    def test_of_ended_jobs_have_all_the_time_there_is_to_stop(self, work, drain):
+    def test_reports_of_ended_jobs_are_sent_before_the_worker_unregisters(self, work, drain):
         broker = SlowToTake()
         passes.enqueue("gate")
         running = work(broker, drain=drain)
@@ -407,7 +407,7 @@ class TestReports:
         assert broker.came_after == []
         assert Job.objects.get().state == "succeeded"
 
-    def test_that_come_too_late_are_told_of(self, work, caplog):
+    def test_reports_that_miss_the_shutdown_timeout_are_logged(self, work, caplog):
         broker = SlowToTake()
         passes.enqueue("gate")
         running = work(broker, shutdown_timeout=0.0)
@@ -439,7 +439,7 @@ class LosesAnswers(OrmBroker):
 
 
 class TestOutages:
-    def test_what_was_reserved_in_an_answer_that_was_lost_is_given_back_and_run(self, work, state):
+    def test_jobs_reserved_by_a_lost_fetch_reply_are_released_and_run(self, work, state):
         """Check W14: while its wid is alive, only the worker itself can release the jobs before they expire."""
         broker = LosesAnswers()
         first = passes.enqueue("first")
@@ -453,7 +453,7 @@ class TestOutages:
             state(result, "succeeded")
         assert set(broker.lost) <= {first.id, second.id}
 
-    def test_reports_wait_for_the_broker_and_none_is_lost(self, work, state):
+    def test_reports_are_kept_until_the_broker_is_available(self, work, state):
         broker = Unreliable()
         broker.away = {"ack", "fail"}
         results = [tasks.noop.enqueue(), tasks.fails.enqueue()]
@@ -463,7 +463,7 @@ class TestOutages:
         state(results[0], "succeeded")
         state(results[1], "retries")
 
-    def test_fetching_goes_on_when_the_broker_is_back(self, work, state):
+    def test_fetching_resumes_when_the_broker_is_available_again(self, work, state):
         broker = Unreliable()
         broker.away = {"fetch"}
         result = tasks.noop.enqueue()
@@ -472,7 +472,7 @@ class TestOutages:
         broker.away = set()
         state(result, "succeeded")
 
-    def test_who_got_no_answer_to_its_beats_fetches_nothing(self, work, state):
+    def test_a_worker_without_acknowledged_heartbeats_does_not_fetch(self, work, state):
         """Its wid may have been given up (W20), and the heartbeat of an unknown wid is not missed."""
         broker = Unreliable()
         broker.away = {"beat"}
@@ -483,7 +483,7 @@ class TestOutages:
         broker.away = set()
         state(result, "succeeded")
 
-    def test_a_broker_that_is_away_at_the_start_is_waited_for(self, work, state):
+    def test_a_worker_waits_for_a_broker_that_is_unavailable_at_startup(self, work, state):
         broker = Unreliable()
         broker.away = {"hello"}
         result = tasks.noop.enqueue()
@@ -492,7 +492,7 @@ class TestOutages:
         broker.away = set()
         state(result, "succeeded")
 
-    def test_quiet_while_the_broker_is_away_at_the_start_is_not_forgotten(self, work):
+    def test_quiet_is_kept_while_the_broker_is_unavailable_at_startup(self, work):
         broker = Unreliable()
         broker.away = {"hello"}
         running = work(broker)
@@ -502,7 +502,7 @@ class TestOutages:
         broker.away = set()
         wait_until(lambda: (process := listed(running)) and process.state == "quiet")
 
-    def test_it_can_be_stopped_while_the_broker_is_away_at_the_start(self, work):
+    def test_a_worker_can_stop_while_the_broker_is_unavailable_at_startup(self, work):
         broker = Unreliable()
         broker.away = {"hello"}
         running = work(broker)
@@ -511,7 +511,7 @@ class TestOutages:
         assert running.ended(5)
         assert running.has_ended_well is True
 
-    def test_a_broker_that_does_not_want_it_is_an_error(self, work):
+    def test_an_authentication_failure_ends_the_worker_with_its_error(self, work):
         class Locked(OrmBroker):
             def hello(self, worker):
                 raise AuthenticationFailed("the server refused HELLO: Invalid password")
@@ -520,7 +520,7 @@ class TestOutages:
         assert running.ended()
         assert isinstance(running.error, AuthenticationFailed)
 
-    def test_what_cannot_be_reported_before_the_end_is_told_by_jid(self, work, caplog):
+    def test_jobs_that_cannot_be_reported_at_shutdown_are_logged_by_jid(self, work, caplog):
         broker = Unreliable()
         broker.away = {"ack", "bye"}
         result = tasks.noop.enqueue()
@@ -531,7 +531,7 @@ class TestOutages:
         assert any(result.id in record.getMessage() for record in caplog.records if record.levelno == logging.ERROR)
         assert "could not unregister the worker" in caplog.text
 
-    def test_unexpected_errors_stop_no_loop(self, work, state, caplog):
+    def test_unexpected_errors_do_not_stop_the_worker_loops(self, work, state, caplog):
         class Buggy(OrmBroker):
             fetched = threading.Event()
             beaten = threading.Event()
@@ -555,7 +555,7 @@ class TestOutages:
         assert "a bug in fetch" in caplog.text
         assert "a bug in beat" in caplog.text
 
-    def test_a_refused_beat_is_told_and_the_worker_works_on(self, work, state, caplog):
+    def test_a_rejected_heartbeat_is_logged_and_the_worker_continues(self, work, state, caplog):
         class Refusing(OrmBroker):
             def beat(self, beats):
                 return [CommandRefused("not today") for _ in beats]
@@ -564,7 +564,7 @@ class TestOutages:
         wait_until(lambda: "not today" in caplog.text)
         state(tasks.noop.enqueue(), "succeeded")
 
-    def test_a_loop_that_breaks_ends_the_worker(self, work, caplog):
+    def test_a_worker_ends_if_one_of_its_loops_breaks(self, work, caplog):
         def listen():
             raise RuntimeError("cannot listen")
 

@@ -118,7 +118,7 @@ def stored():
     return json.loads(serializers.serialize("json", [row for table in tables for row in table.objects.order_by("pk")]))
 
 
-def test_every_endpoint_is_in_the_matrix(as_root):
+def test_every_endpoint_is_in_the_permission_matrix(as_root):
     """ENDPOINTS lists each operation of the OpenAPI document; a new action without a line there fails this test."""
     paths = as_root("GET", "schema/", format="json").said["paths"]
     described = {
@@ -129,7 +129,7 @@ def test_every_endpoint_is_in_the_matrix(as_root):
 
 
 @pytest.mark.parametrize(("method", "path", "body", "_"), ENDPOINTS, ids=IDS)
-def test_nobody_gets_anything(api, rows, method, path, body, _):
+def test_anonymous_requests_are_refused_and_change_nothing(api, rows, method, path, body, _):
     before = stored()
     answer = api(method, path, body)
     assert (answer.status, answer.headers["Content-Type"]) == (403, "application/problem+json")
@@ -138,12 +138,12 @@ def test_nobody_gets_anything(api, rows, method, path, body, _):
 
 
 @pytest.mark.parametrize("path", ["", "schema/", "no-such-thing/"])
-def test_nobody_learns_what_there_is(api, path):
+def test_anonymous_requests_cannot_list_resources(api, path):
     assert api("GET", path).status in (403, 404)
 
 
 @pytest.mark.parametrize(("method", "path", "body", "permission"), ENDPOINTS, ids=IDS)
-def test_who_has_every_other_permission_may_not(api, rows, user, method, path, body, permission):
+def test_a_user_with_every_other_permission_is_refused(api, rows, user, method, path, body, permission):
     others = {one for _, _, _, one in ENDPOINTS} - {permission}
     before = stored()
     answer = api(method, path, body, by=user(*others, is_staff=True))
@@ -152,21 +152,21 @@ def test_who_has_every_other_permission_may_not(api, rows, user, method, path, b
 
 
 @pytest.mark.parametrize(("method", "path", "body", "permission"), ENDPOINTS, ids=IDS)
-def test_who_has_just_that_permission_may(api, rows, user, method, path, body, permission):
+def test_a_user_with_only_the_required_permission_is_accepted(api, rows, user, method, path, body, permission):
     answer = api(method, path, body, by=user(permission))
     assert answer.status in (200, 201, 204), answer.said
     assert LogEntry.objects.count() == (method != "GET"), "every change leaves one"
 
 
 @pytest.mark.parametrize(("method", "path", "body", "permission"), ENDPOINTS, ids=IDS)
-def test_who_may_look_may_only_look(api, rows, user, method, path, body, permission):
+def test_a_user_with_view_permissions_can_only_read(api, rows, user, method, path, body, permission):
     before = stored()
     answer = api(method, path, body, by=user(*VIEWS))
     assert answer.status == (200 if method == "GET" else 403)
     assert stored() == before
 
 
-def test_the_superuser_may_all_and_looking_changes_nothing(as_root, rows):
+def test_a_superuser_can_read_everything_and_reading_changes_nothing(as_root, rows):
     before = stored()
     for method, path, _, _ in ENDPOINTS:
         for asked in {"GET", "HEAD", "OPTIONS"} if method == "GET" else {"OPTIONS"}:
@@ -177,12 +177,12 @@ def test_the_superuser_may_all_and_looking_changes_nothing(as_root, rows):
 
 
 @pytest.mark.parametrize("path", ["jobs/", "queues/default/", "statistics/"])
-def test_what_there_is_no_method_for_says_so(as_root, rows, path):
+def test_an_unsupported_method_returns_405(as_root, rows, path):
     answer = as_root("PUT", path, {})
     assert (answer.status, answer.said["title"]) == (405, "Not to be used with this method")
 
 
-def test_a_session_without_a_token_changes_nothing(rows, root):
+def test_a_session_without_a_csrf_token_changes_nothing(rows, root):
     """A cross-site request carries the session cookie, but not the CSRF token."""
     client = Client(enforce_csrf_checks=True)
     client.force_login(root)
@@ -191,12 +191,12 @@ def test_a_session_without_a_token_changes_nothing(rows, root):
     assert not models.Queue.objects.paused().exists()
 
 
-def test_a_user_who_was_locked_out_gets_nothing(api, user):
+def test_an_inactive_user_is_refused(api, user):
     locked_out = user("view_job", is_active=False)
     assert api("GET", "jobs/", by=locked_out).status == 403
 
 
-def test_looking_and_acting_are_counted_apart(api, rows, user, settings):
+def test_reads_and_writes_have_separate_rate_limits(api, rows, user, settings):
     settings.FAKTORY = {"API_READS": "2/minute", "API_ACTS": "1/minute"}
     somebody = user("view_queue", "pause_queue")
     assert [api("GET", "queues/", by=somebody).status for _ in range(3)] == [200, 200, 429]
@@ -209,19 +209,19 @@ def test_looking_and_acting_are_counted_apart(api, rows, user, settings):
     assert api("GET", "queues/", by=user("view_queue")).status == 200
 
 
-def test_no_rate_is_no_limit(api, rows, user, settings):
+def test_an_empty_rate_setting_means_no_rate_limit(api, rows, user, settings):
     settings.FAKTORY = {"API_READS": ""}
     somebody = user("view_queue")
     assert {api("GET", "queues/", by=somebody).status for _ in range(5)} == {200}
 
 
-def test_jobs_that_are_elsewhere_are_said_to_be(as_root, settings):
+def test_the_api_returns_501_if_jobs_are_stored_on_a_remote_server(as_root, settings):
     settings.FAKTORY = {"BROKER": "remote"}
     answer = as_root("GET", "jobs/")
     assert (answer.status, answer.said["type"]) == (501, "urn:django-faktory:problem:jobs-elsewhere")
 
 
-def test_what_a_driver_says_of_itself_is_not_told(as_root, monkeypatch):
+def test_a_database_error_returns_503_without_the_driver_message(as_root, monkeypatch):
     def away(*_, **__):
         raise OperationalError('connection to "10.0.0.7" failed: password authentication failed for user "secret"')
 

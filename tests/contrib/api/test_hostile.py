@@ -43,7 +43,7 @@ def addresses(text):
 
 @pytest.mark.each_database
 @TEXT
-def test_each_answer_is_json_in_ascii_that_means_what_was_sent(client, settings, name):
+def test_responses_are_ascii_json_that_preserves_hostile_texts(client, settings, name):
     settings.FAKTORY = {"API_READS": ""}
     text = TEXTS[name]
     fill(text)
@@ -76,7 +76,7 @@ def pages(client, text):
 
 
 @TEXT
-def test_no_text_adds_an_element_to_a_page_for_browsers(client, settings, name):
+def test_hostile_texts_add_no_element_to_browsable_pages(client, settings, name):
     settings.FAKTORY = {"API_READS": ""}
     client.force_login(User.objects.create_superuser("root"))
     if not _seen:

@@ -24,7 +24,7 @@ def found(answer):
     return [job["jid"] for job in answer.said["results"]]
 
 
-def test_jobs_are_listed_newest_first_and_page_by_page(as_root):
+def test_jobs_are_listed_newest_first_and_paginated(as_root):
     jids = [job_in("dead").jid for _ in range(5)]
     first = as_root("GET", "jobs/", page_size=2)
     assert found(first) == jids[:2:-1]
@@ -46,7 +46,7 @@ def test_jobs_are_listed_newest_first_and_page_by_page(as_root):
     ],
     ids=str,
 )
-def test_parameters_are_words_of_the_query_language(as_root, params):
+def test_jobs_are_filtered_by_query_and_by_single_parameters(as_root, params):
     wanted = job_in(
         "dead", queue="mail", jobtype="shop.send", errtype="requests.Timeout", about="shop.order/42", bid="b-1"
     )
@@ -67,7 +67,7 @@ def test_parameters_are_words_of_the_query_language(as_root, params):
     ],
     ids=str,
 )
-def test_a_query_that_cannot_be_read_is_a_problem_with_its_place(as_root, params, field, position):
+def test_an_invalid_query_is_rejected_with_the_field_and_position(as_root, params, field, position):
     answer = as_root("GET", "jobs/", **params)
     assert answer.status == 400
     assert answer.headers["Content-Type"] == "application/problem+json"
@@ -77,14 +77,14 @@ def test_a_query_that_cannot_be_read_is_a_problem_with_its_place(as_root, params
 
 
 @pytest.mark.parametrize("params", [{"query": "a\x00b"}, {"queue": "\x00"}, {"cursor": "x"}, {"query": "a" * 5000}])
-def test_a_parameter_that_no_database_takes_is_a_problem(as_root, params):
+def test_an_invalid_parameter_value_is_rejected_with_its_field(as_root, params):
     answer = as_root("GET", "jobs/", **params)
     assert (answer.status, answer.said["type"]) == (400, "urn:django-faktory:problem:invalid")
     assert [one["field"] for one in answer.said["errors"]] == list(params)
 
 
 @pytest.mark.parametrize("position", ["x", "-1", "9" * 30, "1.5", "\x00", "\ud800", "²"])
-def test_a_cursor_of_somebody_else_is_refused(as_root, position):
+def test_a_forged_cursor_is_rejected(as_root, position):
     job_in("dead")
     told = urlencode({"p": position}, errors="surrogatepass")
     answer = as_root("GET", "jobs/", cursor=b64encode(told.encode()).decode())
@@ -92,7 +92,7 @@ def test_a_cursor_of_somebody_else_is_refused(as_root, position):
     assert answer.said["errors"][0]["field"] == "cursor"
 
 
-def test_a_job_says_when_and_where_it_was_interrupted(as_root):
+def test_interruptions_of_a_job_are_reported_with_worker_and_time(as_root):
     stopped = '[{"kind":"interrupted","wid":"w7","message":"x","started_at":"","failed_at":"2026-05-01T13:00:05Z"}]'
     job = JobFactory(interruptions=1, history=stopped)
     told = as_root("GET", f"jobs/{job.jid}/").said
@@ -102,7 +102,7 @@ def test_a_job_says_when_and_where_it_was_interrupted(as_root):
     ]
 
 
-def test_a_job_is_shown_whole(as_root):
+def test_a_job_is_returned_with_its_complete_payload(as_root):
     job = job_in("dead", jid="a job+ü.1", payload='{"jid":"x","args":[12345678901234567890123,"\\ud800",1e999]}')
     answer = as_root("GET", "jobs/a%20job+%C3%BC.1/")
     assert answer.said["jid"] == job.jid
@@ -110,13 +110,13 @@ def test_a_job_is_shown_whole(as_root):
 
 
 @pytest.mark.parametrize("jid", ["no-such-job", "x" * 300, "a%00b", "%F0%9F", "%0A"])
-def test_a_job_that_is_not_there_is_not_found(as_root, jid):
+def test_an_unknown_job_is_not_found(as_root, jid):
     answer = as_root("GET", f"jobs/{jid}/")
     assert (answer.status, answer.headers["Content-Type"]) == (404, "application/problem+json")
     assert answer.said["instance"].startswith("/api/jobs/")
 
 
-def test_a_job_is_shown_however_long_ago_it_was_pushed(as_root, monkeypatch):
+def test_a_single_job_is_returned_regardless_of_its_age(as_root, monkeypatch):
     """Lists without an index show recent jobs only; this must not apply to a single job."""
     monkeypatch.setattr(JobQuerySet, "recent", lambda self: self.none())
     job = job_in("succeeded")
@@ -124,7 +124,7 @@ def test_a_job_is_shown_however_long_ago_it_was_pushed(as_root, monkeypatch):
     assert as_root("GET", "jobs/", queue="default").said["results"] == []
 
 
-def test_a_list_has_what_the_command_line_has():
+def test_api_and_command_line_report_the_same_job_fields():
     assert list(answers.JobSummarySerializer().fields) == list(serializers.job_of(job_in("dead")))
     assert list(answers.JobDetailSerializer().fields) == list(serializers.whole_job_of(job_in("dead")))
 
@@ -176,7 +176,7 @@ def test_a_registered_task_is_enqueued_with_its_arguments_and_options(as_root, r
     ],
     ids=lambda value: str(value).encode("unicode_escape").decode() if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_enqueued_is_refused_and_nothing_is_written(as_root, body, field):
+def test_an_invalid_enqueue_request_is_rejected_and_stores_nothing(as_root, body, field):
     answer = as_root("POST", "jobs/", body)
     assert answer.status == 400, answer.said
     assert [one["field"] for one in answer.said.get("errors", [{"field": None}])] == [field]
@@ -197,18 +197,18 @@ def test_a_second_unique_job_is_a_conflict(as_root):
     ["[" * 100_000, '{"task":NaN}', "[]", "1" * 5000, '{"a', "\x00", '"x"', '{"args":[' + "[" * 500],
     ids=range(8),
 )
-def test_a_body_that_is_no_json_object_is_refused(as_root, body):
+def test_a_body_that_is_not_a_json_object_is_rejected(as_root, body):
     assert as_root("POST", "jobs/", body).status == 400
 
 
-def test_arguments_deeper_than_any_reader_goes_are_refused(as_root):
+def test_too_deeply_nested_arguments_are_rejected(as_root):
     deep = "[" * 200 + "]" * 200
     answer = as_root("POST", "jobs/", f'{{"task":"{add.jobtype}","args":[1,{deep}]}}')
     assert answer.status == 400
     assert "nested deeper" in answer.said["detail"]
 
 
-def test_a_body_longer_than_a_command_may_be_is_refused_unread(as_root, settings):
+def test_a_body_longer_than_the_maximum_command_is_rejected(as_root, settings):
     settings.FAKTORY = {"MAX_COMMAND_BYTES": 100}
     answer = as_root("POST", "jobs/", {"task": add.jobtype, "args": ["x" * 100, 1]})
     assert (answer.status, answer.said["title"]) == (413, "Too large")
@@ -235,7 +235,7 @@ def test_a_body_longer_than_a_command_may_be_is_refused_unread(as_root, settings
         ("cancel", "dead", 409),
     ],
 )
-def test_an_act_changes_a_job_in_its_state_and_is_a_conflict_in_others(as_root, root, verb, state, becomes):
+def test_an_action_changes_a_job_or_conflicts_depending_on_its_state(as_root, root, verb, state, becomes):
     job = job_in(state)
     answer = as_root("POST", f"jobs/{job.jid}/{verb}/", {"reason": "on call"})
     if becomes == 409:
@@ -252,17 +252,17 @@ def test_an_act_changes_a_job_in_its_state_and_is_a_conflict_in_others(as_root, 
     assert entry.change_message.endswith(", through the API: on call")
 
 
-def test_a_cancelled_job_that_runs_is_marked(as_root):
+def test_cancelling_a_running_job_marks_it_as_cancelled(as_root):
     job = job_in("working")
     as_root("POST", f"jobs/{job.jid}/cancel/")
     assert Job.objects.get().is_cancelled
 
 
-def test_an_act_needs_no_body(as_root):
+def test_an_action_requires_no_request_body(as_root):
     assert as_root("POST", f"jobs/{job_in('dead').jid}/retry/").status == 200
 
 
-def test_many_are_acted_on_in_bounded_parts_until_there_is_no_next(as_root):
+def test_a_bulk_action_processes_matching_jobs_in_bounded_portions(as_root):
     dead = [job_in("dead", queue="mail").pk for _ in range(5)]
     other = job_in("dead")
     body = {"query": "state:dead queue:mail", "limit": 2, "reason": "the relay is back"}
@@ -284,7 +284,7 @@ def test_many_are_acted_on_in_bounded_parts_until_there_is_no_next(as_root):
     assert {entry.object_repr for entry in LogEntry.objects.all()} == {"state:dead queue:mail"}
 
 
-def test_an_act_that_leaves_jobs_in_its_own_states_still_comes_to_an_end(as_root):
+def test_a_bulk_action_terminates_if_changed_jobs_still_match(as_root):
     for _ in range(3):
         job_in("dead")
     seen, after = 0, None
@@ -297,7 +297,7 @@ def test_an_act_that_leaves_jobs_in_its_own_states_still_comes_to_an_end(as_root
 
 
 @pytest.mark.parametrize("verb", ["retry", "requeue", "kill", "discard", "prune"])
-def test_a_dry_run_only_counts(as_root, verb):
+def test_a_dry_run_counts_matching_jobs_and_changes_none(as_root, verb):
     job_in("dead")
     answer = as_root("POST", f"jobs/bulk/{verb}/", {"query": "dead", "dry_run": True})
     assert answer.said == {"query": "state:dead", "found": 1, "changed": 0, "next": None}
@@ -322,7 +322,7 @@ def test_a_dry_run_only_counts(as_root, verb):
     ],
     ids=str,
 )
-def test_a_bulk_act_that_is_not_said_well_changes_nothing(as_root, body):
+def test_an_invalid_bulk_action_is_rejected_and_changes_nothing(as_root, body):
     job_in("dead")
     assert as_root("POST", "jobs/bulk/kill/", body).status == 400
     assert Job.objects.get().state == "dead"
@@ -331,7 +331,7 @@ def test_a_bulk_act_that_is_not_said_well_changes_nothing(as_root, body):
 # --- editing
 
 
-def test_a_dead_job_is_edited_and_says_by_whom(as_root, root):
+def test_editing_a_dead_job_is_recorded_in_the_admin_log(as_root, root):
     job = job_in("dead", jobtype=add.jobtype)
     answer = as_root(
         "PATCH", f"jobs/{job.jid}/", {"args": [1, 2], "queue": "low", "priority": -10, "reason": "wrong sum"}
@@ -344,7 +344,7 @@ def test_a_dead_job_is_edited_and_says_by_whom(as_root, root):
 
 
 @pytest.mark.parametrize("state", ["working", "succeeded", "discarded", "expired"])
-def test_a_job_that_runs_or_has_ended_cannot_be_edited(as_root, state):
+def test_a_running_or_finished_job_cannot_be_edited(as_root, state):
     job = job_in(state)
     answer = as_root("PATCH", f"jobs/{job.jid}/", {"queue": "low"})
     assert answer.status == 409
@@ -368,7 +368,7 @@ def test_a_job_that_runs_or_has_ended_cannot_be_edited(as_root, state):
     ],
     ids=str,
 )
-def test_an_edit_that_makes_no_job_is_refused(as_root, state, body, status):
+def test_an_invalid_edit_is_rejected(as_root, state, body, status):
     job = job_in(state, jobtype=add.jobtype)
     answer = as_root("PATCH", f"jobs/{job.jid}/", body)
     assert answer.status == status, answer.said

@@ -33,7 +33,7 @@ def ask(client, password="wrong", name="operator", **more):
     return client.get(PATH, headers={"authorization": f"Basic {word}"}, **more)
 
 
-def test_after_so_many_wrong_passwords_the_right_one_is_not_checked_either(client):
+def test_too_many_wrong_passwords_block_the_right_password_too(client):
     statuses = [ask(client).status_code for _ in range(TRIES + 1)]
     assert statuses == [403] * TRIES + [429]
     answer = ask(client, "right")
@@ -42,11 +42,11 @@ def test_after_so_many_wrong_passwords_the_right_one_is_not_checked_either(clien
     assert 0 < int(answer["Retry-After"]) <= 60
 
 
-def test_names_that_nobody_has_count_too(client):
+def test_attempts_with_unknown_user_names_are_counted(client):
     assert [ask(client, name=f"nobody{one}").status_code for one in range(TRIES + 1)] == [403] * TRIES + [429]
 
 
-def test_the_next_minute_is_another_count(client):
+def test_the_count_restarts_in_the_next_minute(client):
     for _ in range(TRIES + 1):
         ask(client)
     clock[0] += 60
@@ -57,7 +57,7 @@ def test_right_passwords_are_not_counted(client):
     assert {ask(client, "right").status_code for _ in range(TRIES * 2)} == {200}
 
 
-def test_another_address_is_not_turned_away(client):
+def test_another_address_is_not_blocked(client):
     for _ in range(TRIES + 1):
         ask(client)
     assert ask(client, "right", REMOTE_ADDR="192.0.2.7").status_code == 200
@@ -70,13 +70,13 @@ def test_an_ipv6_network_counts_as_one_address(client):
     assert ask(client, "right", REMOTE_ADDR="2001:db8:0:1::1").status_code == 200
 
 
-def test_a_header_that_a_client_writes_makes_no_other_address(client):
+def test_a_forged_forwarded_header_does_not_change_the_counted_address(client):
     for one in range(TRIES):
         ask(client, HTTP_X_FORWARDED_FOR=f"192.0.2.{one}")
     assert ask(client, "right", HTTP_X_FORWARDED_FOR="192.0.2.99").status_code == 429
 
 
-def test_behind_known_proxies_the_address_is_what_they_say(client, monkeypatch):
+def test_the_address_is_read_from_the_header_of_known_proxies(client, monkeypatch):
     monkeypatch.setattr(api_settings, "NUM_PROXIES", 1, raising=False)
     for _ in range(TRIES):
         ask(client, HTTP_X_FORWARDED_FOR="10.9.9.9, 192.0.2.1")
@@ -85,7 +85,7 @@ def test_behind_known_proxies_the_address_is_what_they_say(client, monkeypatch):
     assert ask(client, "right", HTTP_X_FORWARDED_FOR="\x7f not an address " * 40).status_code == 200
 
 
-def test_sessions_go_on(client):
+def test_existing_sessions_keep_working_while_logins_are_blocked(client):
     client.force_login(User.objects.get())
     for _ in range(TRIES + 1):
         ask(client.__class__())
@@ -93,7 +93,7 @@ def test_sessions_go_on(client):
     assert client.__class__().get(PATH).status_code == 403
 
 
-def test_the_page_of_the_browsable_api_checks_no_password_either(client):
+def test_a_blocked_address_is_refused_by_the_browsable_api_too(client):
     for _ in range(TRIES):
         ask(client)
     word = base64.b64encode(b"operator:right").decode()
@@ -102,6 +102,6 @@ def test_the_page_of_the_browsable_api_checks_no_password_either(client):
     assert "operator" not in page.content.decode()
 
 
-def test_zero_is_no_limit(client):
+def test_zero_tries_means_no_limit(client):
     with override_settings(FAKTORY={"PASSWORD_TRIES": 0}):
         assert {ask(client).status_code for _ in range(TRIES * 3)} == {403}

@@ -37,7 +37,7 @@ def document(as_root):
     return as_root("GET", "schema/", format="json").said
 
 
-def test_the_document_is_openapi_and_nothing_in_it_was_guessed(document):
+def test_the_document_is_valid_openapi_and_is_generated_without_warnings(document):
     GENERATOR_STATS.reset()
     validate_schema(document)
     assert not GENERATOR_STATS
@@ -55,7 +55,7 @@ def schemas_in(value):
             yield from schemas_in(one)
 
 
-def test_schemas_are_those_of_openapi_3_1_which_has_no_nullable(document):
+def test_schemas_are_valid_openapi_3_1_without_nullable(document):
     assert document["openapi"].startswith("3.1")
     found = [*document["components"]["schemas"].values(), *schemas_in(document["paths"])]
     for schema in found:
@@ -70,7 +70,7 @@ def url_of(document, template):
     return server["url"].rstrip("/") + template
 
 
-def test_each_path_below_the_server_of_the_document_leads_to_a_view(document):
+def test_each_documented_path_resolves_to_a_view(document):
     for template, operations in document["paths"].items():
         match = resolve(re.sub(r"\{\w+\}", "7", url_of(document, template)))
         assert match.app_name == "faktory-api", template
@@ -81,7 +81,7 @@ def test_each_path_below_the_server_of_the_document_leads_to_a_view(document):
 urlpatterns = [re_path(r"^deep/(?P<tenant>\w+)/jobs/", include("django_faktory.contrib.api.urls"))]
 
 
-def test_the_server_is_where_the_project_has_mounted_the_api(as_root, client):
+def test_the_server_url_is_the_path_at_which_the_api_is_mounted(as_root, client):
     with override_settings(ROOT_URLCONF=__name__):
         document = client.get("/deep/one/jobs/schema/?format=json", SCRIPT_NAME="/site").json()
     assert document["servers"] == [{"url": "/site/deep/one/jobs"}]
@@ -121,7 +121,7 @@ def check_answer(document, method, address, answer):
 
 @pytest.mark.parametrize(("method", "address", "body", "_"), ENDPOINTS, ids=[f"{one[0]} {one[1]}" for one in ENDPOINTS])
 @pytest.mark.usefixtures("rows")
-def test_an_answer_is_what_the_document_says(as_root, user, document, method, address, body, _):
+def test_responses_match_the_document(as_root, user, document, method, address, body, _):
     """Check the answers to a user with all permissions, and to one without any."""
     answer = as_root(method, address, body)
     assert answer.status < 300
@@ -131,7 +131,7 @@ def test_an_answer_is_what_the_document_says(as_root, user, document, method, ad
 
 @pytest.mark.parametrize(("method", "address", "body", "needed"), [one for one in ENDPOINTS if one[0] != "GET"])
 @pytest.mark.usefixtures("rows")
-def test_an_answer_to_a_user_who_may_only_act_is_what_the_document_says(
+def test_responses_to_a_user_with_only_the_action_permission_match_the_document(
     api, user, document, method, address, body, needed
 ):
     answer = api(method, address, body, by=user(needed))
@@ -140,7 +140,7 @@ def test_an_answer_to_a_user_who_may_only_act_is_what_the_document_says(
 
 
 @pytest.mark.usefixtures("rows")
-def test_answers_with_every_kind_of_value_are_what_the_document_says(as_root, document):
+def test_responses_with_every_kind_of_value_match_the_document(as_root, document):
     for text in ("null", '"text"', "1.5", '{"a": [null]}'):
         jid = JobFactory(succeeded=True, result=text).jid
         check_answer(document, "GET", f"/api/jobs/{jid}/", as_root("GET", f"jobs/{jid}/"))
@@ -245,5 +245,5 @@ def asked(operation, mode, cookies):
     return seen
 
 
-def test_the_matrix_names_each_of_them(document):
+def test_the_permission_matrix_has_as_many_operations_as_the_document(document):
     assert sum(map(len, document["paths"].values())) == len(ENDPOINTS)

@@ -32,7 +32,7 @@ def last_words():
 # --- queues
 
 
-def test_queues_say_how_much_waits_and_for_how_long(as_root):
+def test_queues_report_size_latency_and_pause_state(as_root):
     QueueFactory(name="empty", paused_at=T0)
     QueueFactory(name="mail")
     JobFactory(queue="mail", enqueued_at=timezone.now() - timedelta(seconds=100))
@@ -75,7 +75,7 @@ def test_a_queue_is_paused_and_resumed(as_root):
     assert last_words() == "Resumed, through the API"
 
 
-def test_a_queue_is_cleared_of_what_is_enqueued(as_root):
+def test_clearing_a_queue_deletes_its_enqueued_and_blocked_jobs_only(as_root):
     QueueFactory(name="mail")
     for state in ({}, {"blocked": True}, {"scheduled": True}):
         JobFactory(queue="mail", **state)
@@ -100,7 +100,7 @@ def test_a_long_queue_is_cleared_by_several_requests(as_root, monkeypatch):
 
 
 @pytest.mark.parametrize("verb", ["", "pause/", "resume/", "clear/"])
-def test_a_queue_that_nobody_used_is_not_found(as_root, verb):
+def test_an_unknown_queue_is_not_found(as_root, verb):
     answer = as_root("POST" if verb else "GET", f"queues/typo/{verb}")
     assert answer.status == 404
     assert not Queue.objects.exists()
@@ -109,7 +109,7 @@ def test_a_queue_that_nobody_used_is_not_found(as_root, verb):
 # --- workers
 
 
-def test_workers_that_live_are_listed_with_what_they_have(as_root):
+def test_live_workers_are_listed_with_their_job_counts_and_labels(as_root):
     WorkerFactory(wid="w1", labels=["golang"])
     WorkerFactory(wid="w2")
     WorkerFactory(wid="gone", seen_at=T0 - timedelta(days=1))
@@ -123,7 +123,7 @@ def test_workers_that_live_are_listed_with_what_they_have(as_root):
     assert list(answers.WorkerSerializer().fields) == list(first)
 
 
-def test_a_worker_is_told_to_be_quiet_and_to_end_and_never_back(as_root):
+def test_a_worker_is_quieted_then_terminated_and_cannot_return_to_quiet(as_root):
     worker = WorkerFactory(wid="w1")
     assert as_root("POST", "workers/w1/quiet/").said == {"changed": 1}
     assert as_root("POST", "workers/w1/terminate/", {"reason": "too fat"}).said == {"changed": 1}
@@ -142,7 +142,7 @@ def family():
     return root, children, grandchild
 
 
-def test_a_tree_is_shown_whole_from_any_of_its_batches(as_root):
+def test_the_whole_batch_tree_is_returned_for_any_of_its_batches(as_root):
     root, (first, second), grandchild = family()
     for bid in (root, second, grandchild):
         answer = as_root("GET", f"batches/{bid}/tree/")
@@ -156,7 +156,7 @@ def test_a_tree_is_shown_whole_from_any_of_its_batches(as_root):
     assert list(answers.BatchTreeItemSerializer().fields) == list(answer.said["batches"][0])
 
 
-def test_a_batch_has_children_and_members(as_root):
+def test_a_batch_lists_its_children_and_members(as_root):
     root, children, _ = family()
     member = JobFactory(dead=True, bid=root)
     JobFactory()
@@ -166,7 +166,7 @@ def test_a_batch_has_children_and_members(as_root):
     assert list(answers.BatchSerializer().fields) == list(serializers.batch_of(Batch.objects.get(bid=root)))
 
 
-def test_batches_are_filtered_by_how_far_they_are(as_root):
+def test_batches_are_filtered_by_stage(as_root):
     family()
     running = Batch.objects.create(bid="running", committed_at=T0)
     failing = Batch.objects.create(bid="failing", committed_at=T0, total=1, pending=1, failed=1)
@@ -177,7 +177,7 @@ def test_batches_are_filtered_by_how_far_they_are(as_root):
     assert as_root("GET", "batches/", stage="nonsense").status == 400
 
 
-def test_what_failed_of_a_batch_is_retried_and_nothing_else(as_root):
+def test_only_failed_jobs_and_callbacks_of_a_batch_are_retried(as_root):
     batch = Batch.objects.create(bid="b-1", committed_at=T0)
     failed = [
         JobFactory(dead=True, bid="b-1"),
@@ -194,7 +194,7 @@ def test_what_failed_of_a_batch_is_retried_and_nothing_else(as_root):
 # --- cron
 
 
-def test_a_cron_entry_is_written_edited_and_deleted(as_root):
+def test_a_cron_entry_is_created_edited_and_deleted(as_root):
     made = as_root("POST", "cron/", CRON | {"reason": "new"})
     assert made.status == 201
     assert (made.said["origin"], made.said["state"], made.said["window"]) == ("admin", "active", 86_400)
@@ -234,19 +234,19 @@ def test_a_cron_entry_is_written_edited_and_deleted(as_root):
     ],
     ids=str,
 )
-def test_a_cron_entry_that_no_node_could_take_is_refused_at_its_field(as_root, wrong, field):
+def test_an_invalid_cron_entry_is_rejected_with_its_field(as_root, wrong, field):
     answer = as_root("POST", "cron/", CRON | wrong)
     assert (answer.status, [one["field"] for one in answer.said["errors"]]) == (400, [field])
     assert not CronEntry.objects.exists()
 
 
-def test_a_name_is_taken_once(as_root):
+def test_a_duplicate_cron_entry_name_is_a_conflict(as_root):
     assert as_root("POST", "cron/", CRON).status == 201
     assert as_root("POST", "cron/", CRON).status == 409
     assert CronEntry.objects.count() == 1
 
 
-def test_what_code_defines_is_changed_in_code(as_root):
+def test_a_cron_entry_defined_in_code_cannot_be_changed(as_root):
     CronEntry.objects.create(name="code", origin="code", schedule="* * * * *", zone="UTC", jobtype=add.jobtype)
     assert as_root("PATCH", "cron/code/", {"schedule": "5 2 * * *"}).status == 409
     assert as_root("DELETE", "cron/code/").status == 409
@@ -279,7 +279,7 @@ def test_a_cron_entry_may_have_a_slash_in_its_name(as_root):
 # --- locks
 
 
-def test_locks_are_shown_and_released(as_root):
+def test_locks_are_listed_and_released(as_root):
     times = {"lease": timedelta(seconds=35), "acquired_at": T0, "expires_at": T0}
     held = JobLock.objects.create(key="order/42", jid="job-1", attempt=1, wid="w1", **times)
     JobLock.objects.create(key="order/43", jid="job-2", attempt=1, wid="w2", **times)
@@ -293,14 +293,14 @@ def test_locks_are_shown_and_released(as_root):
 
 
 @pytest.mark.parametrize("token", ["9" * 18, "9" * 30, "0", "x", "-1"])
-def test_a_lock_that_is_not_there_is_not_found(as_root, token):
+def test_an_unknown_lock_is_not_found(as_root, token):
     assert as_root("GET", f"locks/{token}/").status == 404
 
 
 # --- limits
 
 
-def test_limits_are_set_changed_and_taken_away(as_root):
+def test_limits_are_created_changed_and_deleted(as_root):
     made = as_root("POST", "limits/", {"scope": "task", "name": "noop", "rate": "10/m", "burst": 3, "reason": "API"})
     assert made.status == 201
     assert last_words() == "Written, through the API: API"
@@ -319,13 +319,13 @@ def test_limits_are_set_changed_and_taken_away(as_root):
 @pytest.mark.parametrize(
     "body", [{}, {"rate": "fast"}, {"burst": 2}, {"concurrency": 0}, {"concurrency": "x"}, {"rate": "5/s", "burst": -1}]
 )
-def test_a_limit_that_is_none_is_refused(as_root, body):
+def test_an_invalid_limit_is_rejected(as_root, body):
     assert as_root("POST", "limits/", {"scope": "task", "name": "noop"} | body).status == 400
     assert names(as_root("GET", "limits/")) == []
 
 
 @pytest.mark.parametrize(("scope", "name"), [("worker", "w"), ("queue", "a b"), ("task", "")])
-def test_a_limit_of_nothing_is_refused(as_root, scope, name):
+def test_a_limit_with_an_invalid_scope_or_name_is_rejected(as_root, scope, name):
     assert as_root("POST", "limits/", {"scope": scope, "name": name, "concurrency": 1}).status == 400
 
 
@@ -342,7 +342,7 @@ def test_tasks_are_paused_and_resumed(as_root):
 # --- statistics
 
 
-def test_numbers_are_those_of_info(as_root):
+def test_statistics_report_sets_workers_and_batches(as_root):
     JobFactory(dead=True)
     JobFactory()
     WorkerFactory()
@@ -352,7 +352,7 @@ def test_numbers_are_those_of_info(as_root):
     assert list(answers.StatisticsSerializer().fields) == list(said)
 
 
-def test_the_numbers_are_counted_no_further_than_they_say(as_root, monkeypatch):
+def test_statistics_are_counted_up_to_the_reported_cap(as_root, monkeypatch):
     for _ in range(5):
         JobFactory()
     monkeypatch.setattr(statistics, "COUNTED", 3)

@@ -44,7 +44,7 @@ LISTS = [
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_thirty_rows_cost_as_many_statements_as_one(as_root, path):
+def test_thirty_rows_take_as_many_statements_as_one(as_root, path):
     Batch.objects.create(bid="root", children=1)
     make(1)
     first, one = statements(as_root, path)
@@ -68,7 +68,7 @@ def statements(ask, path):
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_a_list_counts_no_table(as_root, path):
+def test_a_list_runs_no_unbounded_count(as_root, path):
     Batch.objects.create(bid="root", children=1)
     make(2)
     _, told = statements(as_root, path)
@@ -94,7 +94,7 @@ PLANS = [
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="its plans are PostgreSQL's")
 @pytest.mark.parametrize(("path", "table", "index"), PLANS, ids=[path for path, _, _ in PLANS])
-def test_a_list_is_led_by_an_index(as_root, path, table, index):
+def test_a_list_query_uses_an_index(as_root, path, table, index):
     """PostgreSQL would scan a small table, so sequential scans are switched off."""
     make(3)
     _, told = statements(as_root, path)
@@ -107,7 +107,7 @@ def test_a_list_is_led_by_an_index(as_root, path, table, index):
     assert index in plan or "pkey" in plan, plan
 
 
-def test_workers_that_live_are_found_with_their_jobs(as_root):
+def test_live_workers_are_listed_with_their_jobs(as_root):
     """Runs on each database, because sizes, latencies and holders are our own SQL."""
     make(2)
     WorkerProcess.objects.filter(wid="wid000").update(seen_at=T0)

@@ -49,13 +49,13 @@ def run(code):
     )
 
 
-def test_the_app_works_without_it():
+def test_the_app_works_without_the_packages_of_the_api_extra():
     done = run(WORKS)
     assert done.returncode == 0, done.stderr
     assert '"jobs": []' in done.stdout
 
 
-def test_the_api_says_what_to_install():
+def test_importing_the_api_without_its_extra_names_the_package_to_install():
     done = run("import django_faktory.contrib.api.urls")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (

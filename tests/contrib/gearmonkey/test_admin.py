@@ -46,7 +46,7 @@ def test_the_page_shows_functions_workers_and_queues(admin_client, here, redis_w
     assert "Nothing is wrong." in text
 
 
-def test_functions_that_only_others_serve_or_ask_for_are_shown(admin_client, here, redis, redis_worker, naive):
+def test_functions_used_only_by_other_clients_or_workers_are_shown(admin_client, here, redis, redis_worker, naive):
     naive.run("theirs", "x", "high")
     NaiveWorker(redis, "idle", str).start()
     redis.set("uid", 1)
@@ -65,7 +65,9 @@ def test_functions_that_only_others_serve_or_ask_for_are_shown(admin_client, her
     assert "There is too much" not in text
 
 
-def test_a_look_ends_in_a_redis_with_millions_of_keys_and_says_so(admin_client, here, redis, redis_worker, monkeypatch):
+def test_the_scan_of_a_huge_redis_is_bounded_and_reported_as_incomplete(
+    admin_client, here, redis, redis_worker, monkeypatch
+):
     redis.mset({f"other:{number}": 1 for number in range(3000)})
     monkeypatch.setattr(inspection, "SCANS", 2)
     assert not health(redis).is_whole
@@ -74,7 +76,7 @@ def test_a_look_ends_in_a_redis_with_millions_of_keys_and_says_so(admin_client, 
     assert "There is too much in this Redis to look at all of it" in text
 
 
-def test_what_is_wrong_is_said_in_sentences(redis, redis_worker, client):
+def test_problems_are_reported_in_sentences(redis, redis_worker, client):
     client.run("f", "x")
     client.run("f", "x", "low")
     assert health(redis).problems == ["f: 2 jobs wait, and no worker is there."]
@@ -90,7 +92,7 @@ def test_what_is_wrong_is_said_in_sentences(redis, redis_worker, client):
     assert health(redis).functions[0].queues["high"] == -1
 
 
-def test_lost_jobs_are_looked_for_by_a_button(admin_client, here, redis, redis_worker, client):
+def test_a_button_queues_lost_jobs_again(admin_client, here, redis, redis_worker, client):
     client.run("f", "x")
     redis.lpop("queue:f:normal")
     answer = admin_client.post(reverse(PAGE), follow=True).content.decode()
@@ -101,20 +103,20 @@ def test_lost_jobs_are_looked_for_by_a_button(admin_client, here, redis, redis_w
     assert redis.lrange("queue:f:normal", 0, -1) == [b"1"]
 
 
-def test_a_server_that_is_away_is_said_so(admin_client):
+def test_an_unavailable_server_is_reported_without_its_password(admin_client):
     with override_settings(FAKTORY={"GEARMONKEY_URL": "redis://:s3cret@127.0.0.1:1"}):
         text = page(admin_client)
     assert "Redis unavailable" in text
     assert "s3cret" not in text
 
 
-def test_the_page_is_listed_where_a_server_is_set(admin_client, here):
+def test_the_page_is_listed_only_if_a_server_is_configured(admin_client, here):
     assert reverse(PAGE) in admin_client.get(reverse("admin:index")).content.decode()
     with override_settings(FAKTORY={}):
         assert reverse(PAGE) not in admin_client.get(reverse("admin:index")).content.decode()
 
 
-def test_strangers_see_nothing(client, here, django_user_model):
+def test_staff_without_permission_is_refused(client, here, django_user_model):
     from django.test import Client
 
     user = django_user_model.objects.create_user("somebody", is_staff=True)
@@ -133,19 +135,19 @@ def test_strangers_see_nothing(client, here, django_user_model):
         ({"GEARMONKEY_FUNCTIONS": {"a": "no.such"}}, "E021", "no task is registered as 'no.such'"),
     ],
 )
-def test_wrong_settings_are_told_by_check(settings, identity, words):
+def test_system_checks_report_invalid_settings(settings, identity, words):
     with override_settings(FAKTORY=settings):
         found = [message for message in run_checks() if message.id == f"django_faktory.{identity}"]
     assert [message for message in found if words in message.msg] != []
 
 
-def test_right_settings_pass():
+def test_valid_settings_pass_the_system_checks():
     right = {"GEARMONKEY_URL": "redis://localhost", "GEARMONKEY_FUNCTIONS": {"sum": tasks.add.jobtype}}
     with override_settings(FAKTORY=right):
         assert [message.id for message in run_checks() if "GEARMONKEY" in message.msg] == []
 
 
-def test_a_sweep_takes_what_the_health_check_tells(redis, redis_worker, client):
+def test_a_sweep_requeues_jobs_that_the_health_check_reports_overdue(redis, redis_worker, client):
     client.run("f", "x")
     redis_worker.take(1)
     redis.zadd("gm:lease:f", {"1": 1})
@@ -168,7 +170,7 @@ def write(redis, text):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_no_text_of_a_peer_changes_what_the_page_is_made_of(admin_client, here, redis, redis_worker, name):
+def test_hostile_texts_of_peers_do_not_change_the_elements_of_the_page(admin_client, here, redis, redis_worker, name):
     write(redis, HARMLESS)
     harmless = elements(page(admin_client))
     redis.flushdb()
@@ -179,7 +181,7 @@ def test_no_text_of_a_peer_changes_what_the_page_is_made_of(admin_client, here, 
     assert unwelcome(hostile) == []
 
 
-def test_keys_of_other_kinds_hide_no_other_function(admin_client, here, redis, redis_worker):
+def test_keys_of_a_wrong_type_do_not_hide_other_functions(admin_client, here, redis, redis_worker):
     redis.set("uid:strange", 1)
     redis.hset("count:strange", "no", "counter")
     [strange] = [one for one in health(redis).functions if one.fn == "strange"]
@@ -190,7 +192,7 @@ def test_keys_of_other_kinds_hide_no_other_function(admin_client, here, redis, r
 
 
 @pytest.mark.parametrize("count", ["²", "9" * 5000, "00", "-1", "many"])
-def test_a_count_that_is_none_is_no_error(redis, redis_worker, client, count):
+def test_an_invalid_worker_count_raises_no_error(redis, redis_worker, client, count):
     client.run("f", "x")
     redis.set("count:f", count)
     problems = ["f: 1 jobs wait, and no worker is there."]

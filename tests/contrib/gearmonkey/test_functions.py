@@ -31,7 +31,7 @@ MANY = 1024 * 1024
         (b'[""]', [""], {}),
     ],
 )
-def test_an_input_is_read_as_arguments(raw, args, kwargs):
+def test_an_input_is_parsed_as_arguments(raw, args, kwargs):
     assert call_of(raw, max_bytes=MANY) == (args, kwargs)
 
 
@@ -39,7 +39,7 @@ def test_an_input_is_read_as_arguments(raw, args, kwargs):
     ("raw", "words"),
     [(b"\xff\xfe", "expected UTF-8, got byte 0xff at 0"), (b"x" * 11, "at most 10 bytes"), (b"[" * 10, None)],
 )
-def test_an_input_that_cannot_be_read_says_why(raw, words):
+def test_an_invalid_input_is_rejected_with_a_reason(raw, words):
     if words is None:
         assert call_of(raw, max_bytes=10) == ([raw.decode()], {})
         with pytest.raises(InvalidPayload, match="deep"):
@@ -64,11 +64,11 @@ def test_an_input_that_cannot_be_read_says_why(raw, words):
         ([{"a": 1}], {}),
     ],
 )
-def test_arguments_come_back_as_they_went(args, kwargs):
+def test_arguments_survive_a_round_trip_through_an_input(args, kwargs):
     assert call_of(input_of(args, kwargs), max_bytes=MANY) == (args, kwargs)
 
 
-def test_both_kinds_of_arguments_have_no_place_in_an_input():
+def test_an_input_of_positional_and_keyword_arguments_is_rejected():
     with pytest.raises(TypeError, match="positional or keyword arguments, got both"):
         input_of([1], {"a": 2})
 
@@ -77,11 +77,11 @@ def test_both_kinds_of_arguments_have_no_place_in_an_input():
     ("result", "output"),
     [(None, b""), ("null", b""), ('"text"', b"text"), ("42", b"42"), ('{"a":1}', b'{"a":1}'), ('""', b"")],
 )
-def test_a_result_is_an_output(result, output):
+def test_a_result_is_converted_to_an_output(result, output):
     assert output_of(result) == output
 
 
-def test_the_settings_name_tasks_of_functions():
+def test_a_setting_maps_a_function_to_a_task():
     with override_settings(FAKTORY={"GEARMONKEY_FUNCTIONS": {"sum": tasks.add.jobtype}}):
         assert registry.served()["sum"] == tasks.add
 
@@ -94,12 +94,12 @@ def test_the_settings_name_tasks_of_functions():
         ({"GEARMONKEY_FUNCTIONS": {"all": "tests.contrib.gearmonkey.test_functions.whole"}}, "is atomic"),
     ],
 )
-def test_a_function_that_cannot_be_served_is_refused(settings, words):
+def test_an_invalid_mapping_of_functions_is_rejected(settings, words):
     with override_settings(FAKTORY=settings), pytest.raises(ImproperlyConfigured, match=words):
         registry.served()
 
 
-def test_a_functions_name_is_checked_where_it_is_written():
+def test_an_invalid_function_name_is_rejected_when_the_task_is_defined():
     with pytest.raises(InvalidTask, match="gearmonkey: expected the name of a function"):
         task(gearmonkey="a:b")(tasks.add.func)
 
@@ -122,7 +122,7 @@ except Exception as error:
 """
 
 
-def test_without_redis_py_only_gearmonkey_is_missing():
+def test_without_redis_py_only_gearmonkey_is_unavailable():
     told = subprocess.run(
         [sys.executable, "-c", WITHOUT_REDIS], capture_output=True, text=True, check=False, timeout=60
     )

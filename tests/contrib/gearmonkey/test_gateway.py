@@ -79,7 +79,7 @@ def test_a_job_becomes_a_row_and_its_result_is_written_back(make_gateway, client
     assert [key for key in redis.keys("gm:*") if b":meta:" in key or b":held:" in key or b":lease:" in key] == []
 
 
-def test_a_row_has_the_retries_that_the_text_has_not(make_gateway, client):
+def test_a_gateway_job_is_retried_like_any_other_job(make_gateway, client):
     here = make_gateway()
     id = client.run("flaky", "")
     idle(here)
@@ -88,7 +88,7 @@ def test_a_row_has_the_retries_that_the_text_has_not(make_gateway, client):
     assert outcome(client, "flaky", id) == (Status.SUCCESS, "3")
 
 
-def test_a_dead_row_is_an_error(make_gateway, client):
+def test_a_dead_job_is_reported_to_the_client_as_an_error(make_gateway, client):
     here = make_gateway()
     id = client.run("fails", "no luck")
     idle(here)
@@ -97,7 +97,7 @@ def test_a_dead_row_is_an_error(make_gateway, client):
     assert outcome(client, "fails", id) == (Status.ERROR, "ValueError: no luck")
 
 
-def test_a_row_that_somebody_removed_is_an_error(make_gateway, client):
+def test_a_removed_row_is_reported_to_the_client_as_an_error(make_gateway, client):
     here = make_gateway()
     id = client.run("shout", "x")
     idle(here)
@@ -106,7 +106,7 @@ def test_a_row_that_somebody_removed_is_an_error(make_gateway, client):
     assert outcome(client, "shout", id) == (Status.ERROR, "JobRemoved: somebody removed its row")
 
 
-def test_bad_input_makes_no_row(make_gateway, client):
+def test_invalid_input_creates_no_row(make_gateway, client):
     here = make_gateway()
     id = client.run("shout", b"\xff")
     idle(here)
@@ -114,7 +114,7 @@ def test_bad_input_makes_no_row(make_gateway, client):
     assert not Job.objects.exists()
 
 
-def test_a_gateway_that_dies_before_it_handed_over_leaves_one_row(make_gateway, client, monkeypatch):
+def test_a_gateway_that_dies_before_the_handover_leaves_one_row(make_gateway, client, monkeypatch):
     """The row is committed, its lease is not handed over: the next gateway finds the row and creates no second one."""
     dead, heir = make_gateway("dead", lease_s=0.05), make_gateway("heir")
     id = client.run("shout", "x")
@@ -131,7 +131,7 @@ def test_a_gateway_that_dies_before_it_handed_over_leaves_one_row(make_gateway, 
     assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
 
 
-def test_a_row_that_has_ended_is_not_run_again_by_the_next_gateway(make_gateway, client):
+def test_a_finished_row_is_not_rerun_by_the_next_gateway(make_gateway, client):
     dead, heir = make_gateway("dead", lease_s=0.05), make_gateway("heir")
     id = client.run("shout", "x")
     idle(dead)
@@ -150,7 +150,7 @@ def test_a_row_that_has_ended_is_not_run_again_by_the_next_gateway(make_gateway,
     assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
 
 
-def test_a_job_with_a_row_is_put_into_no_queue_when_its_gateway_dies(make_gateway, client, redis):
+def test_a_job_with_a_row_is_not_requeued_when_its_gateway_dies(make_gateway, client, redis):
     dead, other = make_gateway("dead", lease_s=0.01), make_gateway("other")
     client.run("shout", "x")
     idle(dead)
@@ -159,7 +159,7 @@ def test_a_job_with_a_row_is_put_into_no_queue_when_its_gateway_dies(make_gatewa
     assert redis.llen("queue:shout:normal") == 0
 
 
-def test_a_gateway_that_unregisters_is_followed_at_once(make_gateway, client):
+def test_another_gateway_takes_over_at_once_when_one_unregisters(make_gateway, client):
     first, second = make_gateway("first"), make_gateway("second")
     id = client.run("shout", "x")
     idle(first)
@@ -170,7 +170,7 @@ def test_a_gateway_that_unregisters_is_followed_at_once(make_gateway, client):
 
 
 @pytest.mark.timeout(600)
-def test_the_command_runs_a_gateway_and_a_killed_gateway_loses_nothing(runfaktory, server, client, redis):  # noqa: F811
+def test_runfaktory_runs_a_gateway_and_kills_lose_no_job(runfaktory, server, client, redis):  # noqa: F811
     program = runfaktory(
         *("--worker-only", "--processes", "1", "--concurrency", "2", "--gearmonkey", server.url),
         environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"},

@@ -95,20 +95,20 @@ def unfinished(redis):
 
 
 class TestWithNaivePeers:
-    def test_h01_a_naive_worker_does_our_clients_job(self, client, server):
+    def test_h01_a_naive_worker_executes_a_job_of_our_client(self, client, server):
         with NaiveWorker(server.client(), "f", shout):
             id = client.run("f", "hello", options=[OPT_BLOCKING], timeout=10)
         job = client.get("f", id)
         assert (job.status, job.output) == (Status.SUCCESS, b"HELLO")
 
     @pytest.mark.parametrize("prio", ["high", "normal", "low", "scheduled"])
-    def test_h02_our_worker_does_a_naive_clients_job(self, naive, work, prio):
+    def test_h02_our_worker_executes_a_job_of_a_naive_client(self, naive, work, prio):
         work(f=shout)
         id = naive.run("f", "hello", prio, blocking=True, timeout=5, scheduled=int(time.time()))
         assert naive.answer == (f"lock:f:{id}".encode(), b"OK")
         assert naive.get("f", id) == {b"status": b"success", b"input": b"hello", b"output": b"HELLO"}
 
-    def test_h13_a_job_leaves_the_same_traces_as_a_naive_peers(self, client, naive, work, server):
+    def test_h13_our_jobs_leave_the_same_events_and_keys_as_naive_ones(self, client, naive, work, server):
         work(f=shout)
         with NaiveWorker(server.client(), "g", shout):
             ours, theirs = traces(server, "f", client.run), traces(server, "g", naive.run)
@@ -140,7 +140,7 @@ def traces(server, fn, run):
 
 
 class TestDeaths:
-    def test_h03_a_killed_workers_job_runs_again_after_its_lease(self, spawn, client, redis, tmp_path, naive):
+    def test_h03_a_job_of_a_killed_worker_is_rerun_after_its_lease(self, spawn, client, redis, tmp_path, naive):
         first = spawn()
         id = client.run("f", "hold")
         wait_until((tmp_path / "pid").exists)
@@ -154,7 +154,7 @@ class TestDeaths:
         assert set(naive.get("f", id)) == FIELDS
         assert unfinished(redis) == []
 
-    def test_h04_a_worker_that_stood_still_changes_nothing_when_it_wakes(self, spawn, client, redis, tmp_path, events):
+    def test_h04_a_suspended_worker_changes_nothing_when_it_resumes(self, spawn, client, redis, tmp_path, events):
         first = spawn()
         id = client.run("f", "hold")
         wait_until((tmp_path / "pid").exists)
@@ -170,7 +170,7 @@ class TestDeaths:
         assert client.get("f", id).output == before
         assert events(4) == ["create:1", "start:1", "start:1", "finish:1"]
 
-    def test_h05_a_poisonous_job_is_given_up_after_five_deaths(self, redis, client, events):
+    def test_h05_a_job_fails_after_five_of_its_workers_have_died(self, redis, client, events):
         id = client.run("f", "x")
         for death in range(5):
             redis_worker = RedisWorker(redis, ["f"], wid=f"w{death}", lease_s=0.01)
@@ -183,7 +183,7 @@ class TestDeaths:
         assert redis.llen("queue:f:normal") == 0
         assert unfinished(redis) == []
 
-    def test_h07_the_count_is_true_after_all_of_ours_were_killed(self, spawn, redis, server):
+    def test_h07_the_worker_count_is_corrected_after_all_our_workers_are_killed(self, spawn, redis, server):
         NaiveWorker(redis, "f", shout).start()
         programs = [spawn() for _ in range(3)]
         wait_until(lambda: redis.get("count:f") == b"4")
@@ -192,7 +192,7 @@ class TestDeaths:
         survivor = RedisWorker(server.client(), ["f"], wid="survivor")
         wait_until(lambda: survivor.sweep() and redis.get("count:f") == b"1", 5)
 
-    def test_h12_a_roll_call_is_not_answered_by_the_dead(self, redis, client):
+    def test_h12_dead_workers_do_not_answer_a_roll_call(self, redis, client):
         RedisWorker(redis, ["f"], wid="dead", lease_s=0.05).register()
         assert redis.get("count:f") == b"1"
 
@@ -205,7 +205,7 @@ class TestDeaths:
         wait_until(refused, 5)
         assert redis.get("count:f") == b"0"
 
-    def test_600_jobs_survive_random_kills_and_the_count_is_true_again(self, spawn, client, redis, tmp_path):
+    def test_random_worker_kills_lose_none_of_600_jobs_and_the_count_recovers(self, spawn, client, redis, tmp_path):
         programs = [spawn(waits=False) for _ in range(10)]
         wait_until(lambda: redis.get("count:f") == b"10", 60)
         ids = [client.run("f", f"nap {random.uniform(0, 0.1):.3f}") for _ in range(600)]
@@ -223,7 +223,7 @@ class TestDeaths:
 
 
 class TestFlushesAndCuts:
-    def test_h06_a_flush_of_everything_heals_with_the_next_beats(self, work, redis):
+    def test_h06_the_next_heartbeats_restore_the_worker_count_after_a_flush(self, work, redis):
         for _ in range(3):
             work(f=shout)
         wait_until(lambda: redis.get("count:f") == b"3")
@@ -251,7 +251,7 @@ class TestFlushesAndCuts:
         every(0.1, cut)
         wait_until(lambda: _quietly(statuses, redis, "f", ids).count(b"success") == 500, 60, every_s=0.1)
 
-    def test_a_server_started_anew_is_found_again(self, own):
+    def test_workers_and_blocking_clients_reconnect_to_a_restarted_server(self, own):
         server = own("--appendonly", "yes", "--appendfsync", "always")
         worker = Worker(server.url, lease_s=1.0, sweep_every_s=0.1)
         worker.accept("f", shout)
@@ -278,7 +278,7 @@ class TestFlushesAndCuts:
         worker.stop()
         thread.join(10)
 
-    def test_h15_a_crash_of_the_server_leaves_no_half_made_job(self, own):
+    def test_h15_a_crash_of_the_server_leaves_no_partly_created_job(self, own):
         server = own("--appendonly", "yes", "--appendfsync", "everysec")
         made, stopping = [], threading.Event()
 
@@ -318,7 +318,7 @@ class TestWaiting:
         thread.join(5)
         assert returned[0] - ended_at < 2
 
-    def test_h11_a_blocking_run_ends_in_time_and_the_job_goes_on(self, client, work):
+    def test_h11_a_blocking_run_times_out_and_its_job_continues(self, client, work):
         release = threading.Event()
         work(f=lambda _: release.wait(20) and "late")
         begun = time.monotonic()
@@ -328,7 +328,7 @@ class TestWaiting:
         release.set()
         wait_until(lambda: client.get("f", caught.value.id).text == "late")
 
-    def test_a_message_of_an_earlier_end_wakes_nobody_for_good(self, redis, client):
+    def test_a_stale_finish_message_does_not_end_a_blocking_run(self, redis, client):
         begun = time.monotonic()
         waiting = threading.Thread(
             target=lambda: _quietly(client.run, "f", "x", options=[OPT_BLOCKING], timeout=2), daemon=True
@@ -341,7 +341,7 @@ class TestWaiting:
         assert time.monotonic() - begun >= 2
         assert redis.info("stats")["total_commands_processed"] - before < 200
 
-    def test_an_event_loop_waits_beside_others(self, server, work):
+    def test_async_clients_wait_for_many_jobs_concurrently(self, server, work):
         import asyncio
 
         work(f=shout)
@@ -363,7 +363,7 @@ class TestWaiting:
 
 
 class TestTheServer:
-    def test_h14_a_job_that_somebody_lost_is_queued_again_once(self, naive, redis, station_of, client):
+    def test_h14_a_job_lost_by_another_worker_is_queued_again_once(self, naive, redis, station_of, client):
         lost, kept = naive.run("f", "lost"), client.run("f", "kept", "low")
         redis.brpop("queue:f:normal", 1)
         redis_worker = station_of("f")
@@ -375,7 +375,7 @@ class TestTheServer:
         assert [job.id for job in redis_worker.take(5)] == [str(lost), str(kept)]
         assert redis_worker.audit(after_s=0) == []
 
-    def test_without_memory_jobs_are_refused_and_those_at_hand_are_ended(self, redis, client, work):
+    def test_without_redis_memory_new_jobs_are_rejected_and_running_ones_finish(self, redis, client, work):
         may_go_on = threading.Event()
         work(f=lambda input: may_go_on.wait(30) and shout(input))
         ids = [client.run("f", "x") for _ in range(20)]

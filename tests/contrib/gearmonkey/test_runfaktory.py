@@ -39,7 +39,7 @@ def ran(client, fn, input, **more):
     return client.get(fn, client.run(fn, input, options=[OPT_BLOCKING, OPT_ROLLCALL], timeout=30, **more))
 
 
-def test_a_cluster_that_is_away_is_asked_for_again_and_again(runfaktory, transactional_db):  # noqa: F811
+def test_workers_keep_retrying_an_unreachable_cluster_without_a_traceback(runfaktory, transactional_db):  # noqa: F811
     program = runfaktory(
         *(*WORKER, "--gearmonkey", "redis+cluster://127.0.0.1:9"),
         environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"},
@@ -58,21 +58,21 @@ class TestDirect:
         assert ran(client, "add", {"first": 2, "second": 5}).json() == 7
         assert not Job.objects.exists()
 
-    def test_what_a_task_raises_is_the_outcome_at_once(self, serve, client):
+    def test_an_exception_of_a_task_is_the_outcome_without_a_retry(self, serve, client):
         serve()
         job = ran(client, "fails", "x")
         assert (job.status, job.output) == (Status.ERROR, b"ValueError: x")
         job = ran(client, "flaky", "")
         assert (job.status, job.output) == (Status.ERROR, b"ValueError: attempt 1")
 
-    def test_bad_input_ends_its_own_job_only(self, serve, client):
+    def test_invalid_input_fails_only_its_own_job(self, serve, client):
         serve(GEARMONKEY_MAX_INPUT_BYTES=100)
         assert ran(client, "shout", b"\xff").text.startswith("InvalidInput: input: expected UTF-8")
         assert ran(client, "shout", "x" * 101).text == "InvalidInput: input: expected at most 100 bytes, got 101"
         assert ran(client, "add", "").text.startswith("TypeError: ")
         assert ran(client, "shout", "fine").text == "FINE"
 
-    def test_progress_is_told_while_a_task_runs(self, serve, client, meeting):  # noqa: F811
+    def test_progress_is_reported_while_a_task_runs(self, serve, client, meeting):  # noqa: F811
         serve()
         id = client.run("slowly", str(meeting))
         wait_until(lambda: client.get("slowly", id).divisor is not None)
@@ -81,14 +81,14 @@ class TestDirect:
         meeting.go_on()
         wait_until(lambda: client.get("slowly", id).text == "done")
 
-    def test_a_naive_client_is_served_and_sees_no_other_field(self, serve, naive, redis):
+    def test_a_naive_client_is_served_and_sees_no_additional_field(self, serve, naive, redis):
         """GearMonkey H02, with a task."""
         serve()
         id = naive.run("shout", "x", blocking=True, timeout=20)
         assert naive.answer == (f"lock:shout:{id}".encode(), b"OK")
         assert naive.get("shout", id) == {b"status": b"success", b"input": b"x", b"output": b"X"}
 
-    def test_a_killed_workers_job_is_run_again_at_once(self, serve, client, meeting, naive):  # noqa: F811
+    def test_a_job_of_a_killed_worker_is_rerun_before_its_lease_ends(self, serve, client, meeting, naive):  # noqa: F811
         """GearMonkey H03: the supervisor reports the death, so the job does not wait for the lease to end."""
         serve(GEARMONKEY_LEASE=60)
         id = client.run("slowly", str(meeting))
@@ -105,7 +105,7 @@ class TestDirect:
             *(b"status", b"input", b"output", b"status:dividend", b"status:divisor"),
         }
 
-    def test_a_job_that_kills_its_workers_is_given_up(self, serve, client, tmp_path):
+    def test_a_job_fails_after_it_has_killed_five_workers(self, serve, client, tmp_path):
         """GearMonkey H05: the job is given up after its fifth lost worker."""
         serve()
         id = client.run("poison", str(tmp_path))
@@ -113,7 +113,7 @@ class TestDirect:
         assert client.get("poison", id).output == b"worker died"
         assert (tmp_path / "deaths").read_text() == "x" * 5
 
-    def test_a_worker_that_stops_is_counted_no_longer_and_gives_its_job_back(
+    def test_a_stopping_worker_is_uncounted_and_releases_its_job(
         self,
         serve,
         client,
@@ -131,7 +131,7 @@ class TestDirect:
         with pytest.raises(NoWorkers):
             client.run("shout", "x", options=[OPT_ROLLCALL])
 
-    def test_the_first_line_tells_what_is_served_and_no_password(self, serve, redis, server):
+    def test_the_first_output_line_names_the_server_and_functions_without_a_password(self, serve, redis, server):
         program = serve()
         [line] = program.said("runfaktory:")
         assert f"GearMonkey direct at redis://127.0.0.1:{server.port}/0, functions " in line
@@ -139,14 +139,14 @@ class TestDirect:
 
 
 class TestElsewhere:
-    def test_a_task_is_carried_out_by_a_naive_worker(self, serve, server):
+    def test_a_task_is_executed_by_a_naive_worker(self, serve, server):
         serve(GEARMONKEY_URL=server.url)
         with NaiveWorker(server.client(), "elsewhere", lambda input: f"<{input.decode()}>"):
             result = elsewhere.enqueue("hello")
             wait_until(lambda: Job.objects.get(jid=result.id).state == "succeeded", 30)
         assert json.loads(Job.objects.get(jid=result.id).result) == "<hello>"
 
-    def test_its_error_is_the_tasks_and_its_output_is_converted(self, serve, server):
+    def test_a_remote_error_fails_the_task_and_remote_output_is_converted(self, serve, server):
         serve(GEARMONKEY_URL=server.url)
 
         def add(input):
@@ -159,7 +159,7 @@ class TestElsewhere:
         assert Job.objects.get(jid=good.id).result == "3"
         assert "RemoteFailure" in Job.objects.get(jid=bad.id).errtype
 
-    def test_without_a_worker_a_roll_call_fails_the_task(self, serve, server):
+    def test_a_task_with_a_roll_call_fails_if_no_worker_serves_it(self, serve, server):
         serve(GEARMONKEY_URL=server.url)
         result = nobody.enqueue()
         wait_until(lambda: Job.objects.get(jid=result.id).state == "dead", 30)
@@ -175,19 +175,19 @@ class TestStarting:
             (["--gearmonkey", "redis://localhost", "--drain"], 1, "expected --drain or --gearmonkey, got both"),
         ],
     )
-    def test_what_cannot_be_is_said_in_one_line(self, runfaktory, args, code, words):  # noqa: F811
+    def test_invalid_arguments_are_reported_with_an_error(self, runfaktory, args, code, words):  # noqa: F811
         program = runfaktory(*WORKER, *args, environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"})
         assert program.code() == code
         assert words in program.text
 
-    def test_without_a_function_there_is_nothing_to_serve(self, runfaktory, server):  # noqa: F811
+    def test_the_command_fails_if_no_task_serves_a_function(self, runfaktory, server):  # noqa: F811
         program = runfaktory(*WORKER, "--gearmonkey", server.url)
         assert program.code() == 1
         assert "no task serves a function" in program.text
 
 
 @pytest.mark.parametrize("mode", ["direct", "gateway"])
-def test_workers_start_once_redis_has_memory_again(runfaktory, server, redis, client, mode):  # noqa: F811
+def test_workers_start_as_soon_as_redis_has_memory_again(runfaktory, server, redis, client, mode):  # noqa: F811
     redis.config_set("maxmemory", 1)
     try:
         program = runfaktory(
@@ -204,7 +204,7 @@ def test_workers_start_once_redis_has_memory_again(runfaktory, server, redis, cl
     assert ran(client, "shout", "hello").output == b"HELLO"
 
 
-def test_many_clients_are_served_at_once(serve, client):
+def test_twenty_clients_are_served_concurrently(serve, client):
     serve()
     outputs = []
     threads = [

@@ -88,7 +88,7 @@ def node(own):
 
 
 class TestCluster:
-    def test_h16_on_a_cluster_functions_need_a_hash_tag(self, node):
+    def test_h16_functions_on_a_cluster_require_a_hash_tag(self, node):
         server = node()
         url = become_cluster(server)
         refused = Worker(url)
@@ -98,7 +98,7 @@ class TestCluster:
         with pytest.raises(UnusableServer, match=r"write redis\+cluster://"):
             examine(connect(server.url), ["{t}"])
 
-    def test_h16_with_a_hash_tag_functions_are_served_and_looked_at(self, node):
+    def test_h16_functions_with_a_hash_tag_are_served_and_inspected(self, node):
         url = become_cluster(node(), node())
         with working(url, "{t}", "{u}"), Client(url) as client:
             for fn in ("{t}", "{u}"):
@@ -109,7 +109,7 @@ class TestCluster:
         assert [(one.fn, one.count) for one in seen.functions] == [("{nobody}", "0"), ("{t}", "1"), ("{u}", "1")]
         assert seen.problems == ["{nobody}: 1 jobs wait, and no worker is there."]
 
-    def test_a_cluster_that_goes_and_comes_back_is_found_again(self, node):
+    def test_clients_and_workers_reconnect_to_a_restarted_cluster(self, node):
         server = node()
         url = become_cluster(server)
         with working(url, "{t}"), Client(url) as client:
@@ -122,7 +122,7 @@ class TestCluster:
             server.start()
             wait_until(lambda: works(client), 30)
 
-    def test_an_event_loop_asks_a_cluster(self, node):
+    def test_the_async_client_runs_jobs_on_a_cluster(self, node):
         url = become_cluster(node(), node())
         redis = connect(url)
         with working(url, "{t}", "{u}"):
@@ -133,7 +133,7 @@ class TestCluster:
 
 
 class TestSentinel:
-    def test_behind_sentinels_the_master_is_found(self, own, tmp_path):
+    def test_clients_find_the_master_through_sentinels(self, own, tmp_path):
         server = own()
         with ending(Sentinel(tmp_path, server)) as [sentinel]:
             with pytest.raises(UnusableServer, match=r"write redis\+sentinel://"):
@@ -146,7 +146,7 @@ class TestSentinel:
                 wait_until(lambda: server.client().get("count:f") == b"1")
                 assert asked_on_a_loop(url, "f") == [b"X"]
 
-    def test_a_client_that_is_closed_leaves_no_connection_to_a_sentinel(self, own, tmp_path):
+    def test_a_closed_client_leaves_no_connection_to_a_sentinel(self, own, tmp_path):
         with ending(Sentinel(tmp_path, own())) as [sentinel]:
             observer = sentinel.client()
             url = f"redis+sentinel://127.0.0.1:{sentinel.port}/jobs"
@@ -165,7 +165,7 @@ class TestSentinel:
             wait_until(lambda: len(observer.client_list()) == before)
 
     @pytest.mark.timeout(240)
-    def test_a_failover_is_followed_by_workers_clients_and_who_waits(self, own, tmp_path):
+    def test_workers_and_blocking_clients_follow_a_failover(self, own, tmp_path):
         master, replica = own(), own()
         replica.client().replicaof("127.0.0.1", master.port)
         wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up", 60)
@@ -194,7 +194,7 @@ class TestSentinel:
 
 
 class TestAccess:
-    def test_the_documented_access_list_is_enough_and_opens_nothing_else(self, own):
+    def test_the_documented_access_list_is_sufficient_and_permits_nothing_else(self, own):
         [rules] = re.findall(r"^ACL SETUSER (.*)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
         server = own()
         root = server.client()
@@ -237,11 +237,11 @@ class TestWhatCannotBe:
     @pytest.mark.parametrize(
         "url", ["http://localhost", "", "redis+sentinel://localhost", "redis+sentinel://localhost:x/jobs", "localhost"]
     )
-    def test_an_address_that_cannot_be_is_refused(self, url):
+    def test_an_invalid_server_address_is_rejected(self, url):
         with pytest.raises(UnusableServer, match=r"expected|no server is known"):
             Client(url or "none")
 
-    def test_a_server_that_evicts_is_warned_of(self, redis, server, caplog):
+    def test_a_server_that_evicts_keys_causes_a_warning(self, redis, server, caplog):
         redis.config_set("maxmemory-policy", "allkeys-lru")
         try:
             examine(connect(server.url), ["f"])
@@ -249,7 +249,7 @@ class TestWhatCannotBe:
             redis.config_set("maxmemory-policy", "noeviction")
         assert "may evict jobs: maxmemory-policy is allkeys-lru" in caplog.text
 
-    def test_a_worker_of_its_own_says_that_there_is_no_memory(self, redis, server):
+    def test_a_standalone_worker_fails_with_an_error_if_redis_has_no_memory(self, redis, server):
         redis.config_set("maxmemory", 1)
         worker = Worker(server.url)
         worker.accept("f", shout)

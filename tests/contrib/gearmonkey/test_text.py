@@ -53,7 +53,7 @@ class TestMaking:
     """Cases W01, W20, W25, W27, W29, W30, and those close to W10."""
 
     @pytest.mark.parametrize("by", ["naive", "client"])
-    def test_w01_a_new_job_is_a_hash_without_an_end_an_event_and_an_id_in_its_list(self, request, redis, events, by):
+    def test_w01_a_new_job_creates_a_hash_a_queue_entry_and_an_event(self, request, redis, events, by):
         assert request.getfixturevalue(by).run("f", "hello") == 1
         assert redis.hgetall("job:f:1") == {b"status": b"idle", b"input": b"hello"}
         assert redis.lrange("queue:f:normal", 0, -1) == [b"1"]
@@ -72,16 +72,16 @@ class TestMaking:
         NaiveWorker(redis, "f", shout).start()
         assert client.run("f", "x", options=[OPT_ROLLCALL]) == 1
 
-    def test_w25_an_unknown_job_is_not_an_empty_success(self, client, naive):
+    def test_w25_getting_an_unknown_job_raises_job_not_found(self, client, naive):
         assert naive.get("f", 9) == {}
         with pytest.raises(JobNotFound, match="f:9"):
             client.get("f", 9)
 
-    def test_w26_the_texts_misprint_is_no_command(self, redis):
+    def test_w26_the_misprinted_command_hgetalll_does_not_exist(self, redis):
         with pytest.raises(ResponseError, match="unknown command"):
             redis.execute_command("HGETALLL", "job:f:1")
 
-    def test_w27_a_lost_counter_does_not_write_over_old_jobs_of_ours(self, redis, naive, client):
+    def test_w27_a_lost_id_counter_does_not_overwrite_our_old_jobs(self, redis, naive, client):
         redis.hset("job:f:1", mapping={"status": "success", "output": "OLD"})
         redis.expire("job:f:1", 90000)
         naive.run("f", "new")
@@ -93,24 +93,24 @@ class TestMaking:
         assert redis.ttl("job:f:2") == -1
 
     @pytest.mark.parametrize("input", [b"", b"\x00\xff\r\n", "grün".encode()])
-    def test_w29_input_and_output_are_bytes_and_empty_is_not_absent(self, client, work, input):
+    def test_w29_input_and_output_are_bytes_and_may_be_empty(self, client, work, input):
         work(f=lambda found: found)
         made = client.run("f", input, options=[OPT_BLOCKING], timeout=10)
         job = client.get("f", made)
         assert (job.input, job.output) == (input, input)
 
-    def test_w30_an_overflowing_counter_fails_the_creation_and_queues_nothing(self, client, redis):
+    def test_w30_an_overflowing_id_counter_fails_the_creation_and_stores_nothing(self, client, redis):
         redis.set("uid:f", 2**63 - 1)
         with pytest.raises(JobCreationFailed, match="overflow"):
             client.run("f", "x")
         assert redis.keys("*") == [b"uid:f"]
 
-    def test_w30_ids_beyond_the_numbers_of_lua_are_exact(self, client, redis):
+    def test_w30_ids_beyond_the_integers_of_lua_are_exact(self, client, redis):
         redis.set("uid:f", 2**53 + 1)
         assert client.run("f", "x") == 2**53 + 2
         assert redis.exists(f"job:f:{2**53 + 2}")
 
-    def test_w31_a_queue_of_another_type_fails_the_creation_and_makes_no_half_a_job(self, client, redis):
+    def test_w31_a_queue_key_of_a_wrong_type_fails_the_creation_completely(self, client, redis):
         redis.set("queue:f:normal", "x")
         with pytest.raises(JobCreationFailed, match="WRONGTYPE"):
             client.run("f", "x")
@@ -120,13 +120,13 @@ class TestMaking:
 class TestTaking:
     """Cases W02 to W11, W23, W24, W31, W33 to W35."""
 
-    def test_w02_jobs_of_a_list_come_in_the_order_they_were_made(self, naive, redis, redis_worker):
+    def test_w02_jobs_of_a_queue_are_taken_in_the_order_of_creation(self, naive, redis, redis_worker):
         made = [naive.run("f", "x") for _ in range(6)]
         popped = [redis.brpop(QUEUES, 1) for _ in range(3)]
         assert popped == [(b"queue:f:normal", str(id).encode()) for id in made[:3]]
         assert [job.id for job in redis_worker.take(2) + redis_worker.take(2)] == [str(id) for id in made[3:]]
 
-    def test_w03_high_comes_before_normal_before_low(self, naive, redis, redis_worker):
+    def test_w03_high_priority_is_taken_before_normal_and_normal_before_low(self, naive, redis, redis_worker):
         for _ in range(2):
             for prio in ("low", "normal", "high"):
                 naive.run("f", prio, prio)
@@ -134,40 +134,40 @@ class TestTaking:
         assert taken == [b"high", b"high"]
         assert [redis.brpop(QUEUES, 1)[0] for _ in range(4)] == [b"queue:f:normal"] * 2 + [b"queue:f:low"] * 2
 
-    def test_w04_a_pop_of_nothing_waits_and_answers_nothing(self, redis, redis_worker):
+    def test_w04_a_blocking_pop_of_empty_queues_times_out_with_no_job(self, redis, redis_worker):
         begun = time.monotonic()
         assert redis.brpop(QUEUES, 1) is None
         assert 1.0 <= time.monotonic() - begun < 1.4
         assert redis_worker.take(1) == []
 
-    def test_w05_the_script_has_two_spaces_and_the_digest_of_the_text(self, redis):
+    def test_w05_the_script_and_its_digest_match_the_specification(self, redis):
         assert lua.DUE == text.DUE
         assert len(lua.DUE) == 169
         assert redis.script_load(lua.DUE) == lua.DUE_SHA1 == hashlib.sha1(lua.DUE.encode()).hexdigest()
         assert redis.script_load(ONE_SPACE) == "14eede1cd25f7ebc1c5c3dc8db79813a62abacba"
 
-    def test_w05_a_worker_of_ours_loads_the_texts_script_for_peers_that_lost_it(self, redis, redis_worker):
+    def test_w05_our_worker_reloads_the_specified_script_for_naive_peers(self, redis, redis_worker):
         redis.script_flush()
         with pytest.raises(NoScriptError):
             redis.evalsha(lua.DUE_SHA1, 1, "queue:f:scheduled", 0)
         redis_worker.open()
         assert redis.evalsha(lua.DUE_SHA1, 1, "queue:f:scheduled", 0) is None
 
-    def test_w06_a_flushed_script_is_sent_again_and_the_job_served(self, redis, client, work):
+    def test_w06_a_flushed_script_is_loaded_again_and_the_job_is_served(self, redis, client, work):
         work(f=shout)
         client.run("f", "one", options=[OPT_BLOCKING], timeout=10)
         redis.script_flush()
         made = client.run("f", "two", options=[OPT_BLOCKING], timeout=10)
         assert client.get("f", made).output == b"TWO"
 
-    def test_w06_ends_of_many_jobs_survive_a_flushed_script(self, redis, naive, redis_worker):
+    def test_w06_finishing_many_jobs_survives_a_flushed_script(self, redis, naive, redis_worker):
         made = [naive.run("f", "x") for _ in range(3)]
         jobs = redis_worker.take(3)
         redis.script_flush()
         assert redis_worker.finish_many([(job, Status.SUCCESS, b"y") for job in jobs]) == [True] * 3
         assert {redis.hget(f"job:f:{id}", "output") for id in made} == {b"y"}
 
-    def test_w07_a_scheduled_job_comes_when_it_is_due(self, redis, naive, redis_worker):
+    def test_w07_a_scheduled_job_is_taken_when_it_is_due(self, redis, naive, redis_worker):
         redis.zadd("queue:f:scheduled", {1: 100})
         assert due(redis, 99) is None
         assert due(redis, 100) == [b"queue:f:scheduled", b"1"]
@@ -176,13 +176,13 @@ class TestTaking:
         naive.run("f", "future", "scheduled", scheduled=int(time.time()) + 100)
         assert [job.input for job in redis_worker.take(5)] == [b"past"]
 
-    def test_w08_equal_times_come_in_the_order_of_letters(self, redis, redis_worker):
+    def test_w08_jobs_with_equal_times_are_taken_in_lexical_order_of_ids(self, redis, redis_worker):
         for id in (9, 10, 2):
             redis.hset(f"job:f:{id}", mapping={"status": "idle", "input": "x"})
             redis.zadd("queue:f:scheduled", {id: 5})
         assert [redis_worker.take(1)[0].id for _ in range(3)] == ["10", "2", "9"]
 
-    def test_w09_a_negative_time_never_comes_and_is_refused_by_ours(self, redis, redis_worker, client):
+    def test_w09_a_negative_time_is_never_due_and_our_client_rejects_it(self, redis, redis_worker, client):
         redis.zadd("queue:f:scheduled", {1: -1})
         assert due(redis, 10**10) is None
         assert redis_worker.take(1) == []
@@ -191,24 +191,24 @@ class TestTaking:
             client.run("f", "x", "scheduled", scheduled=-1)
         assert not redis.exists("uid:f")
 
-    def test_w10_a_time_that_is_none_is_an_error_and_the_clock_of_ours_is_the_servers(self, redis, redis_worker, naive):
+    def test_w10_an_invalid_time_is_rejected_and_our_worker_uses_server_time(self, redis, redis_worker, naive):
         with pytest.raises(ResponseError, match="not a float"):
             due(redis, "now")
         naive.run("f", "x", "scheduled", scheduled=0)
         assert len(redis_worker.take(1)) == 1
 
-    def test_w11_a_due_scheduled_job_comes_before_high(self, naive, redis_worker):
+    def test_w11_a_due_scheduled_job_is_taken_before_high_priority(self, naive, redis_worker):
         naive.run("f", "high", "high")
         naive.run("f", "due", "scheduled", scheduled=1)
         assert [job.input for _ in range(2) for job in redis_worker.take(1)] == [b"due", b"high"]
 
-    def test_w12_a_job_that_is_taken_is_busy_and_started(self, naive, redis_worker, redis, events):
+    def test_w12_a_taken_job_is_busy_and_publishes_a_start_event(self, naive, redis_worker, redis, events):
         naive.run("f", "x")
         redis_worker.take(1)
         assert redis.hgetall("job:f:1") == {b"status": b"busy", b"input": b"x"}
         assert events(2) == ["create:1", "start:1"]
 
-    def test_w23_a_popped_job_is_lost_with_a_naive_worker_and_comes_back_with_ours(self, redis, naive, server, client):
+    def test_w23_a_dead_naive_worker_loses_its_job_and_ours_requeues_it(self, redis, naive, server, client):
         naive.run("f", "lost")
         other = server.client()
         other.brpop(QUEUES, 1)
@@ -222,7 +222,7 @@ class TestTaking:
         assert redis.lrange("queue:f:normal", 0, -1) == [str(kept).encode()]
         assert client.get("f", kept).status == Status.IDLE
 
-    def test_w24_a_job_without_data_ends_as_an_error_and_is_not_run(self, redis, client, work, events):
+    def test_w24_a_job_without_data_fails_and_is_not_run(self, redis, client, work, events):
         ran = []
         redis.lpush("queue:f:normal", 7)
         work(f=ran.append)
@@ -232,7 +232,7 @@ class TestTaking:
         assert 89_990 < redis.ttl("job:f:7") <= 90_000
         assert redis.lrange("lock:f:7", 0, -1) == [b"OK"]
 
-    def test_w31_a_wrong_queue_keeps_no_other_from_being_served(self, redis, naive, redis_worker):
+    def test_w31_a_queue_key_of_wrong_type_does_not_block_other_queues(self, redis, naive, redis_worker):
         naive.run("f", "high", "high")
         naive.run("f", "low", "low")
         naive.run("f", "due", "scheduled", scheduled=1)
@@ -241,7 +241,7 @@ class TestTaking:
         with pytest.raises(ResponseError, match="WRONGTYPE"):
             redis.brpop(QUEUES, 1)
 
-    def test_w31_a_wrong_schedule_and_a_wrong_hash_stop_nothing(self, redis, naive, redis_worker):
+    def test_w31_schedule_and_job_keys_of_wrong_type_block_no_other_job(self, redis, naive, redis_worker):
         redis.set("queue:f:scheduled", "x")
         redis.set("job:f:9", "no hash")
         redis.lpush("queue:f:high", 9)
@@ -249,12 +249,12 @@ class TestTaking:
         assert [job.input for job in redis_worker.take(5)] == [b"fine"]
         assert redis.lrange("lock:f:9", 0, -1) == [b"OK"]
 
-    def test_w31_a_hash_of_another_type_is_told_by_get(self, redis, client):
+    def test_w31_getting_a_job_key_of_a_wrong_type_raises_an_error(self, redis, client):
         redis.set("job:f:9", "no hash")
         with pytest.raises(GearMonkeyError, match="cannot be read"):
             client.get("f", 9)
 
-    def test_w33_each_due_job_comes_once_however_many_ask(self, redis, server):
+    def test_w33_concurrent_workers_take_each_due_job_once(self, redis, server):
         pipeline = redis.pipeline()
         for id in range(500):
             pipeline.hset(f"job:f:{id}", mapping={"status": "idle", "input": "x"})
@@ -274,20 +274,20 @@ class TestTaking:
             thread.join()
         assert len(found) == len(set(ids(found))) == 500
 
-    def test_w34_priority_comes_before_function(self, redis, naive):
+    def test_w34_priority_takes_precedence_over_the_order_of_functions(self, redis, naive):
         naive.run("a", "x", "low")
         naive.run("b", "x", "high")
         redis_worker = RedisWorker(redis, ["a", "b"], wid="w1")
         assert ids(redis_worker.take(5)) == [("b", "1"), ("a", "1")]
 
-    def test_w34_functions_take_turns(self, redis, naive):
+    def test_w34_functions_are_served_in_turn(self, redis, naive):
         for _ in range(10):
             naive.run("a", "x")
             naive.run("b", "x")
         redis_worker = RedisWorker(redis, ["a", "b"], wid="w1")
         assert {job.fn for _ in range(2) for job in redis_worker.take(1)} == {"a", "b"}
 
-    def test_w35_fractions_come_in_time_and_the_infinite_never(self, redis):
+    def test_w35_fractional_times_become_due_and_infinite_ones_never(self, redis):
         redis.zadd("queue:f:scheduled", {1: 1.5, 2: float("inf")})
         assert [due(redis, now) for now in (1, 2, 9e18)] == [None, [b"queue:f:scheduled", b"1"], None]
 
@@ -295,7 +295,7 @@ class TestTaking:
 class TestEnding:
     """Cases W13 to W19, W21, W22, W28, W32, W36."""
 
-    def test_w13_progress_is_two_fields_and_no_event(self, naive, redis_worker, redis, client, events):
+    def test_w13_progress_is_stored_in_two_fields_without_an_event(self, naive, redis_worker, redis, client, events):
         naive.run("f", "x")
         [job] = redis_worker.take(1)
         assert redis_worker.update(job, 3, 10)
@@ -304,7 +304,7 @@ class TestEnding:
         assert (client.get("f", 1).dividend, client.get("f", 1).divisor) == (3, 10)
         assert events(2) == ["create:1", "start:1"]
 
-    def test_w14_an_ended_job_has_its_output_when_the_event_comes(self, naive, work, redis, server):
+    def test_w14_the_output_is_stored_before_the_finish_event(self, naive, work, redis, server):
         pubsub = server.client().pubsub(ignore_subscribe_messages=True)
         pubsub.subscribe("channel:f")
         work(f=lambda _: "OUT")
@@ -316,13 +316,13 @@ class TestEnding:
         assert 8 < redis.ttl("lock:f:1") <= 10
         pubsub.close()
 
-    def test_w15_a_naive_client_that_waits_gets_the_message(self, naive, work, redis):
+    def test_w15_a_blocking_naive_client_receives_the_finish_message(self, naive, work, redis):
         work(f=shout)
         naive.run("f", "x", blocking=True, timeout=5)
         assert naive.answer == (b"lock:f:1", b"OK")
         assert not redis.exists("lock:f:1")
 
-    def test_w16_who_waits_too_late_hangs_if_naive_and_returns_if_ours(self, naive, redis, redis_worker, client):
+    def test_w16_a_late_waiter_hangs_if_naive_and_returns_if_ours(self, naive, redis, redis_worker, client):
         naive.run("f", "x")
         redis_worker.finish(redis_worker.take(1)[0], Status.SUCCESS, b"y")
         assert redis.brpop("lock:f:1", 1) == (b"lock:f:1", b"OK")
@@ -344,7 +344,7 @@ class TestEnding:
             thread.join()
         assert answers.count(None) == 1
 
-    def test_w18_one_end_releases_every_waiter_of_ours_at_once(self, redis, naive, redis_worker, client):
+    def test_w18_finishing_a_job_releases_all_our_waiters_at_once(self, redis, naive, redis_worker, client):
         naive.run("f", "x")
         [job] = redis_worker.take(1)
         returned = []
@@ -366,7 +366,7 @@ class TestEnding:
         assert 0 < redis.ttl("lock:f:1") <= 10
 
     @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "5", True])
-    def test_w19_a_wrong_timeout_is_refused_before_anything_is_sent(self, redis, client, timeout):
+    def test_w19_an_invalid_timeout_is_rejected_before_anything_is_sent(self, redis, client, timeout):
         with pytest.raises(ResponseError, match="timeout is negative"):
             redis.brpop("lock:f:1", -1)
         with pytest.raises(ValueError, match="timeout: expected"):
@@ -374,23 +374,23 @@ class TestEnding:
         assert redis.keys("*") == []
 
     @pytest.mark.parametrize("prio", ["urgent", "HIGH", "", None, 5, b"high", ["high"]])
-    def test_an_unknown_priority_is_refused_before_anything_is_sent(self, redis, client, prio):
+    def test_an_unknown_priority_is_rejected_before_anything_is_sent(self, redis, client, prio):
         with pytest.raises(ValueError, match=r"prio: expected one of .*high.*, got"):
             client.run("f", "x", prio)
         assert redis.keys("*") == []
 
-    def test_an_unknown_option_is_refused_before_anything_is_sent(self, redis, client):
+    def test_an_unknown_option_is_rejected_before_anything_is_sent(self, redis, client):
         with pytest.raises(ValueError, match="options: expected OPT_BLOCKING or OPT_ROLLCALL, got 'OPT_HURRY'"):
             client.run("f", "x", "normal", ["OPT_HURRY"])
         assert redis.keys("*") == []
 
-    def test_w21_workers_are_counted_while_they_are_there(self, redis, work):
+    def test_w21_workers_are_counted_while_they_run(self, redis, work):
         first, _ = work(f=shout), work(f=shout)
         wait_until(lambda: redis.get("count:f") == b"2")
         first.stop()
         wait_until(lambda: redis.get("count:f") == b"1")
 
-    def test_w22_a_count_that_somebody_deleted_never_falls_below_nothing(self, redis):
+    def test_w22_our_worker_never_makes_a_deleted_worker_count_negative(self, redis):
         naive = NaiveWorker(redis, "f", shout)
         naive.start()
         redis.delete("count:f")
@@ -403,17 +403,17 @@ class TestEnding:
         redis_worker.unregister()
         assert int(redis.get("count:f") or 0) == 0
 
-    def test_w28_events_cross_databases_so_the_hash_is_what_counts(self, server, client, redis):
+    def test_w28_an_event_from_another_database_does_not_change_a_job(self, server, client, redis):
         client.run("f", "x")
         server.client(db=1).publish("channel:f", "finish:1")
         assert client.get("f", 1).status == Status.IDLE
 
-    def test_w32_a_run_is_told_by_three_events_in_order(self, events, client, work):
+    def test_w32_a_run_publishes_create_start_and_finish_events_in_order(self, events, client, work):
         work(f=shout)
         client.run("f", "x", options=[OPT_BLOCKING], timeout=10)
         assert events(3) == ["create:1", "start:1", "finish:1"]
 
-    def test_w36_what_is_raised_is_the_output(self, work, client, redis, events):
+    def test_w36_a_raised_exception_is_the_output_of_the_job(self, work, client, redis, events):
         def fail(_):
             raise ValueError("x")
 

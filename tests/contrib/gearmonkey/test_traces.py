@@ -109,14 +109,14 @@ def theirs(server):
     return lambda: NaiveWorker(server.client(), "f", shout)
 
 
-def test_h13_a_naive_client_says_and_hears_the_same_beside_our_worker_as_beside_a_naive_one(server, ours, theirs):
+def test_h13_a_naive_client_sends_and_receives_the_same_with_our_worker(server, ours, theirs):
     with_ours, with_theirs = Session(server, ours), Session(server, theirs)
     assert with_ours.said == with_theirs.said != []
     assert with_ours.answers == with_theirs.answers
     assert [status[b"status"] for _, _, status, _ in with_ours.answers] == [b"success"] * 3
 
 
-def test_h13_our_worker_changes_the_texts_keys_as_a_naive_one_does_and_otherwise_its_own_only(server, ours, theirs):
+def test_h13_beyond_specified_keys_our_worker_changes_only_gm_keys(server, ours, theirs):
     with_ours, with_theirs = Session(server, ours), Session(server, theirs)
     assert with_ours.became == with_theirs.became
     assert {key.split(":")[0] for key in with_ours.became} == {"uid", "count", "job", "queue", "lock"}

@@ -33,7 +33,7 @@ def series(**sums):
 
 @pytest.mark.core
 class TestRecorder:
-    def test_sums_by_queue_and_task_and_forgets_what_was_taken(self):
+    def test_sums_by_queue_and_task_and_resets_after_take(self):
         recorder = Recorder()
         recorder.started(
             [JobTiming("mail", "send", 0.5), JobTiming("mail", "send", 1.5), JobTiming("low", "send", 0.0)]
@@ -47,13 +47,13 @@ class TestRecorder:
         assert recorder.take() == {}
 
     @pytest.mark.parametrize(("seconds", "place"), [(0.0, 0), (0.005, 0), (0.0051, 1), (7200.0, 10), (1e9, 11)])
-    def test_a_bucket_holds_what_is_up_to_its_bound(self, seconds, place):
+    def test_a_bucket_includes_durations_equal_to_its_upper_bound(self, seconds, place):
         recorder = Recorder()
         recorder.ended([JobTiming(*MAIL, seconds)], succeeded=True)
         assert recorder.take()[MAIL].runs.index(1) == place
         assert len(BOUNDS_S) == 11
 
-    def test_more_names_than_it_tells_apart_go_together(self, monkeypatch):
+    def test_series_beyond_the_maximum_are_merged_into_one(self, monkeypatch):
         monkeypatch.setattr(histograms, "MAX_SERIES", 3)
         recorder = Recorder()
         recorder.started(JobTiming("q", f"task{number}", 0.0) for number in range(10))
@@ -63,7 +63,7 @@ class TestRecorder:
             ("q", "task0"): 2, ("q", "task1"): 1, ("q", "task2"): 1, (OTHER, OTHER): 7,
         }  # fmt: skip
 
-    def test_loses_nothing_between_threads(self):
+    def test_concurrent_threads_lose_no_measurements(self):
         recorder, taken = Recorder(), []
 
         def note():
@@ -78,7 +78,7 @@ class TestRecorder:
         taken.append(recorder.take())
         assert sum(found[MAIL].started for found in taken if found) == 2000
 
-    def test_what_could_not_be_kept_is_taken_again_with_what_came_since(self):
+    def test_restored_series_are_merged_with_newer_ones(self):
         recorder = Recorder()
         recorder.started([JobTiming(*MAIL, 1.0)])
         taken = recorder.take()
@@ -89,7 +89,7 @@ class TestRecorder:
 
 @pytest.mark.django_db
 class TestSums:
-    def test_of_two_processes_are_added_up_by_minute_and_for_ever(self):
+    def test_sums_of_two_processes_are_added_per_minute_and_in_total(self):
         histogram_rows.add(series(started=2, succeeded=1), using=USING, now=T0)
         histogram_rows.add(series(started=1, failed=3, run=2.0), using=USING, now=T0)
         histogram_rows.add(series(started=5), using=USING, now=T0 + timedelta(minutes=1))
@@ -101,13 +101,13 @@ class TestSums:
         assert [one.started for one in minutes.values()] == [3, 5]
         assert list(minutes) == sorted(minutes)
 
-    def test_of_a_minute_can_be_asked_for_one_queue_or_task(self):
+    def test_minute_sums_can_be_filtered_by_queue_and_task(self):
         histogram_rows.add({("a", "x"): Series(started=1), ("b", "x"): Series(started=10)}, using=USING, now=T0)
         asked = [{"queue": "a"}, {"jobtype": "x"}, {"queue": "b", "jobtype": "y"}]
         found = [histogram_rows.by_minute(using=USING, since=T0 - timedelta(hours=1), **one) for one in asked]
         assert [[one.started for one in minutes.values()] for minutes in found] == [[1], [11], []]
 
-    def test_are_kept_for_ever_and_their_minutes_a_while(self):
+    def test_purge_deletes_old_minutes_and_keeps_totals(self):
         histogram_rows.add(series(started=1), using=USING)  # a current minute
         histogram_rows.add(series(started=1), using=USING, now=T0 - timedelta(days=400))
         assert histogram_rows.purge(using=USING, kept_for_s=86_400) == 1
@@ -115,14 +115,14 @@ class TestSums:
         assert Measure.objects.count() == 2
         assert histogram_rows.ever(using=USING)[MAIL].started == 2
 
-    def test_of_nothing_is_no_statement(self, django_assert_num_queries):
+    def test_adding_no_series_runs_no_sql_statement(self, django_assert_num_queries):
         with django_assert_num_queries(0):
             histogram_rows.add({}, using=USING)
 
 
 @pytest.mark.django_db(transaction=True)
 class TestBroker:
-    def test_notes_how_long_jobs_waited_and_ran_and_how_they_ended(self):
+    def test_records_wait_times_run_times_and_outcomes_of_jobs(self):
         recorder = Recorder()
         broker = OrmBroker(USING, recorder=recorder)
         broker.push([payload("1", "mailing"), payload("2", "mailing"), payload("3", "mailing", result_ttl=60)])
@@ -138,7 +138,7 @@ class TestBroker:
         assert sums.waits[-1] == 3, "since T0, which is years ago"
         assert 0 <= sums.ran_s < 60
 
-    def test_notes_what_an_exchange_does(self):
+    def test_records_starts_and_ends_of_an_exchange(self):
         recorder = Recorder()
         broker = OrmBroker(USING, recorder=recorder)
         job = JobFactory(working=True, wid="w")
@@ -149,7 +149,7 @@ class TestBroker:
         assert sum(sums.started for sums in taken.values()) == 1
         assert sum(sums.succeeded for sums in taken.values()) == 1
 
-    def test_notes_no_failure_that_a_second_attempt_found_too_late(self, monkeypatch):
+    def test_a_retried_failure_of_an_already_acknowledged_job_is_not_recorded(self, monkeypatch):
         recorder = Recorder()
         broker = OrmBroker(USING, recorder=recorder)
         job = JobFactory(working=True, wid="w")
@@ -169,7 +169,7 @@ class TestBroker:
         assert attempts == [1]
         assert recorder.take() == {}
 
-    def test_notes_no_end_that_is_rolled_back(self):
+    def test_an_acknowledgement_that_is_rolled_back_is_not_recorded(self):
         recorder = Recorder()
         broker = OrmBroker(USING, recorder=recorder)
         job = JobFactory(working=True, wid="w")
@@ -181,7 +181,7 @@ class TestBroker:
 
 @pytest.mark.django_db(transaction=True)
 class TestBookkeeper:
-    def test_writes_what_is_left_when_it_is_stopped(self):
+    def test_the_flusher_writes_remaining_metrics_when_it_is_stopped(self):
         recorder = Recorder()
         keeper = MetricsFlusher(USING, recorder, every_s=3600)
         thread = threading.Thread(target=keeper.run)
@@ -191,7 +191,7 @@ class TestBookkeeper:
         thread.join(10)
         assert histogram_rows.ever(using=USING)[MAIL].started == 1
 
-    def test_keeps_what_a_database_that_is_away_cannot_take(self, monkeypatch, caplog):
+    def test_the_flusher_keeps_metrics_while_the_database_is_unavailable(self, monkeypatch, caplog):
         recorder = Recorder()
         keeper = MetricsFlusher(USING, recorder)
         recorder.started([JobTiming(*MAIL, 0.1)])

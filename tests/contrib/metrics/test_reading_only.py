@@ -91,7 +91,7 @@ def test_pages_are_read_while_another_connection_writes(page, root, is_written):
     assert root.get(page).status_code == 200
 
 
-def test_writes_commit_while_portions_are_read(stored, monkeypatch):
+def test_writes_commit_while_counts_are_read_in_portions(stored, monkeypatch):
     written = []
     further = counts._further
 

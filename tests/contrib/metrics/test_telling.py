@@ -50,7 +50,7 @@ def passed(*jobs, succeeded=True):
 
 
 class TestPrometheus:
-    def test_tells_sizes_latencies_and_pauses_of_queues(self):
+    def test_exports_sizes_latencies_and_pause_states_of_queues(self):
         JobFactory.create_batch(2, queue="mail", enqueued_at=timezone.now() - timedelta(seconds=90))
         Queue.objects.create(name="quiet", paused_at=timezone.now())
         told = scraped()
@@ -58,7 +58,7 @@ class TestPrometheus:
         assert 89 < told["django_faktory_queue_latency_seconds", "mail"] < 150
         assert (told["django_faktory_queue_paused", "mail"], told["django_faktory_queue_paused", "quiet"]) == (0, 1)
 
-    def test_tells_jobs_by_state_workers_and_batches(self):
+    def test_exports_jobs_workers_and_batches_by_state(self):
         JobFactory(dead=True)
         JobFactory(working=True)
         WorkerProcess.objects.create(wid="w1", hostname="h", pid=1)
@@ -68,7 +68,7 @@ class TestPrometheus:
         assert (told["django_faktory_workers", "running"], told["django_faktory_workers", "quiet"]) == (1, 0)
         assert (told["django_faktory_batches", "committed"], told["django_faktory_batches", "open"]) == (1, 0)
 
-    def test_tells_counts_and_times_by_queue_and_task(self):
+    def test_exports_counts_and_run_times_by_queue_and_task(self):
         passed(JobTiming("mail", "send", 0.05), JobTiming("mail", "send", 3.0))
         passed(JobTiming("mail", "send", 9000.0), succeeded=False)
         told = scraped()
@@ -81,17 +81,17 @@ class TestPrometheus:
         assert told["django_faktory_run_seconds_sum", "mail", "send"] == pytest.approx(9003.05)
         assert told["django_faktory_run_seconds_count", "mail", "send"] == 3
 
-    def test_is_not_led_astray_by_names_that_clients_chose(self):
+    def test_hostile_queue_names_are_escaped(self):
         hostile = 'x"} 1\ndjango_faktory_up 1 \\ {'
         passed(JobTiming(hostile, "send", 0.1))
         assert scraped()["django_faktory_started_total", *sorted([hostile, "send"])] == 1
 
-    def test_asks_no_more_of_the_database_for_more_tasks(self, django_assert_max_num_queries):
+    def test_the_number_of_queries_does_not_grow_with_tasks(self, django_assert_max_num_queries):
         passed(*(JobTiming("mail", f"task{number}", 0.1) for number in range(50)))
         with django_assert_max_num_queries(2):
             get(views.metrics)
 
-    def test_exports_the_largest_queues_the_oldest_and_one_for_all_others(self):
+    def test_exports_the_largest_and_slowest_queues_and_sums_the_others(self):
         now = timezone.now()
         for number in range(9):
             JobFactory.create_batch(number + 1, queue=f"q{number}", enqueued_at=now - timedelta(seconds=10 * number))
@@ -104,7 +104,7 @@ class TestPrometheus:
         }  # fmt: skip
         assert found.paused == {"q8": 0, "q7": 0, "q6": 0, "slow": 0, OTHER: 1}
 
-    def test_exports_the_most_used_tasks_and_one_for_all_others(self):
+    def test_exports_the_most_used_tasks_and_sums_the_others(self):
         for number in range(5):
             passed(*[JobTiming("mail", f"task{number}", 1.0)] * (number + 1))
         found = read(using=USING, limit=2).series
@@ -114,14 +114,14 @@ class TestPrometheus:
             (OTHER, OTHER): (6, 6.0, 6),
         }
 
-    def test_has_a_bounded_number_of_lines_for_twenty_thousand_queues(self):
+    def test_exports_a_bounded_number_of_lines_for_20_000_queues(self):
         Queue.objects.bulk_create([Queue(name=f"q{number}") for number in range(20_000)], batch_size=1000)
         assert get(views.metrics).content.count(b"django_faktory_queue_size{") == MAX_EXPORTED + 1
 
 
 class TestAccess:
     @pytest.mark.parametrize("view", [views.metrics, views.healthz, views.readyz])
-    def test_needs_the_token_where_there_is_one(self, view):
+    def test_views_require_the_token_if_one_is_configured(self, view):
         with override_settings(FAKTORY={"METRICS_TOKEN": "s3cret"}):
             assert get(view).status_code == 401
             assert get(view, authorization="Bearer wrong").status_code == 401
@@ -130,15 +130,15 @@ class TestAccess:
 
     @pytest.mark.parametrize("view", [views.metrics, views.healthz, views.readyz])
     @pytest.mark.parametrize("method", ["post", "put", "delete"])
-    def test_is_for_reading_only(self, view, method):
+    def test_views_reject_methods_that_write(self, view, method):
         assert getattr(RequestFactory(), method)("/") is not None
         assert view(getattr(RequestFactory(), method)("/")).status_code == 405
 
     @pytest.mark.parametrize("view", [views.metrics, views.healthz, views.readyz])
-    def test_is_wrapped_in_no_transaction(self, view, settings):
+    def test_views_run_outside_atomic_requests_on_every_database(self, view, settings):
         assert view._non_atomic_requests == set(settings.DATABASES)
 
-    def test_is_never_cached(self):
+    def test_responses_have_a_no_store_header(self):
         assert "no-store" in get(views.healthz)["Cache-Control"]
 
 
@@ -147,10 +147,10 @@ class TestProbes:
         response = get(view)
         return response.status_code, json.loads(response.content)["checks"]
 
-    def test_alive_is_a_database_that_answers(self):
+    def test_the_liveness_probe_checks_the_database(self):
         assert self.told(views.healthz) == (200, {"database": "ok"})
 
-    def test_ready_needs_a_worker_that_takes_jobs(self):
+    def test_the_readiness_probe_requires_a_running_worker(self):
         code, checks = self.told(views.readyz)
         assert code == 503
         assert checks["workers"] == "no worker process lives that takes jobs: start manage.py runfaktory"
@@ -162,7 +162,7 @@ class TestProbes:
             dict.fromkeys(("database", "migrations", "workers", "maintenance"), "ok"),
         )
 
-    def test_ready_needs_a_loop_that_enqueues_what_is_due(self):
+    def test_the_readiness_probe_fails_if_due_jobs_are_not_enqueued(self):
         WorkerProcess.objects.create(wid="w1", hostname="h", pid=1)
         JobFactory(scheduled=True, run_at=timezone.now() - timedelta(minutes=2))
         code, checks = self.told(views.readyz)
@@ -186,25 +186,25 @@ class TestStatsd:
     def lines(self):
         return self.server.recv(65536).decode().split("\n")
 
-    def test_is_sent_faktorys_names_with_tags(self, client):
+    def test_metrics_use_the_names_of_faktory_with_tags(self, client):
         client.send(statsd.passed({("mail", "send"): Series(succeeded=3, failed=1, ran_s=0.5)}))
         tags = "|#queue:mail,jobtype:send"
         assert self.lines() == [
             f"faktory.jobs.count:4|c{tags}", f"faktory.jobs.perform:125.000|ms{tags}", f"faktory.jobs.failed:1|c{tags}",
         ]  # fmt: skip
 
-    def test_is_sent_sizes(self, client):
+    def test_sizes_of_queues_and_sets_are_sent(self, client):
         JobFactory.create_batch(2, queue="mail", enqueued_at=timezone.now())
         JobFactory(dead=True)
         client.send(statsd.sizes(read(using=USING)))
         lines = self.lines()
         assert {"faktory.dead:1|g", "faktory.queue.size:2|g|#queue:mail", "faktory.workers:0|g"} <= set(lines)
 
-    def test_gets_no_line_that_a_name_made_up(self, client):
+    def test_hostile_queue_names_cannot_add_lines(self, client):
         client.send(statsd.passed({("a\nfaktory.x:1|g", "b|#c:d"): Series(succeeded=1)}))
         assert self.lines()[0] == "faktory.jobs.count:1|c|#queue:a_faktory.x_1_g,jobtype:b__c_d"
 
-    def test_gets_much_in_several_packets(self, client):
+    def test_many_lines_are_split_into_several_packets(self, client):
         client.send(f"faktory.line{number}:1|c" for number in range(200))
         found = []
         while len(found) < 200:
@@ -214,7 +214,7 @@ class TestStatsd:
         assert found == [f"faktory.line{number}:1|c" for number in range(200)]
 
     @pytest.mark.parametrize("host", ["no.such.host.invalid", "empty..label", "x" * 64])
-    def test_an_address_that_cannot_be_reached_is_logged_once_and_costs_nothing(self, caplog, host):
+    def test_an_unreachable_address_is_logged_once_and_raises_no_error(self, caplog, host):
         client = statsd.Statsd(f"{host}:8125")
         client.send(["a:1|c"])
         client.send(["a:1|c"])
@@ -236,7 +236,7 @@ class TestSpans:
         exporter.clear()
         return lambda: {span.name: span for span in exporter.get_finished_spans()}
 
-    def test_join_the_request_that_enqueued_to_the_run(self, spans):
+    def test_the_request_the_enqueue_and_the_run_share_one_trace(self, spans):
         from django_faktory.testing import drain
         from tests.project.tasks import add
 
@@ -251,7 +251,7 @@ class TestSpans:
         assert ran.attributes["messaging.message.id"] == result.id
         assert ran.attributes["messaging.message.delivery_attempt"] == 1
 
-    def test_tell_of_an_error(self, spans):
+    def test_a_failed_run_marks_its_span_as_an_error(self, spans):
         from django_faktory.testing import drain
         from tests.project.tasks import fails
 
@@ -263,7 +263,7 @@ class TestSpans:
 
 
 @pytest.mark.core
-def test_the_page_and_the_dashboard_name_every_metric_and_no_other():
+def test_the_docs_list_every_metric_and_the_dashboard_uses_only_these():
     from django_faktory.contrib.metrics.prometheus import exposition
     from django_faktory.operations.statistics import ExportedStatistics
 

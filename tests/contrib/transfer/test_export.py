@@ -55,7 +55,7 @@ def contents(redis, *keys):
 
 
 @EVERY
-def test_what_came_from_a_real_one_goes_back_as_it_was(release, redis, asked, server, give):
+def test_jobs_imported_from_real_faktory_data_are_exported_unchanged(release, redis, asked, server, give):
     there = recorded(release)
     load(redis, there)
     asked("import-faktory", server.url, "--yes")
@@ -75,27 +75,27 @@ def test_what_came_from_a_real_one_goes_back_as_it_was(release, redis, asked, se
 
 
 @pytest.mark.parametrize(("layout", "key"), [(None, "q:mail"), ("1.9", "mail"), ("1.10", "q:mail")])
-def test_an_empty_redis_gets_the_layout_that_was_asked_for(layout, key, redis, give):
+def test_an_empty_redis_receives_the_requested_layout(layout, key, redis, give):
     pushes.push([payload(1, queue="mail")], using="default")
     assert give(*(["--layout", layout] if layout else []))["layout"] == (layout or "1.10")
     assert jids(redis, key) == ["job-1..."]
 
 
-def test_what_is_to_be_given_out_first_is_at_the_end_that_is_taken_first(redis, give):
+def test_exported_queues_keep_the_fetch_order_of_jobs(redis, give):
     for jid, priority in (("a", 0), ("b", 0), ("urgent", 50)):
         pushes.push([payload(jid, priority=priority)], using="default")
     give()
     assert jids(redis, "q:default") == ["job-b...", "job-a...", "job-urgent"]
 
 
-def test_a_time_that_was_changed_here_is_the_time_there(redis, give):
+def test_a_rescheduled_job_is_exported_with_its_current_time(redis, give):
     job = JobFactory(scheduled=True)
     give()
     [[raw, score]] = contents(redis, "scheduled")["scheduled"][1]
     assert (json.loads(raw)["at"], score) == ("2026-05-01T13:00:00Z", job.run_at.timestamp())
 
 
-def test_what_stays_is_named_and_counted(give):
+def test_jobs_that_are_not_exported_are_reported_with_reason_and_count(give):
     JobFactory(working=True)
     JobFactory(bid="b-1", queue="mail")
     told = give(code=4)
@@ -103,7 +103,7 @@ def test_what_stays_is_named_and_counted(give):
     assert Job.objects.count() == 2
 
 
-def test_a_queue_that_would_hide_a_set_stays_in_the_old_layout(redis, give):
+def test_the_1_9_layout_refuses_a_queue_named_like_a_set(redis, give):
     JobFactory(queue="dead")
     [problem] = give("--layout", "1.9", code=4)["problems"]
     assert ("dead" in problem["reason"], problem["count"]) == (True, 1)
@@ -119,7 +119,7 @@ def test_a_dry_run_changes_nothing(redis, give):
     redis.close()
 
 
-def test_workers_that_run_here_are_in_the_way(faktory, server):
+def test_export_refuses_while_workers_are_connected(faktory, server):
     WorkerFactory(wid="w1")
     JobFactory()
     answer = faktory("export-faktory", server.url, "--yes")
@@ -135,14 +135,14 @@ def test_the_answer_has_the_documented_shape(give):
     assert shape(told | {"problems": documented("export-faktory")["problems"]}) == shape(documented("export-faktory"))
 
 
-def test_nothing_to_hand_over(give):
+def test_exporting_no_jobs_exits_with_code_2(give):
     assert give(code=2)["found"] == 0
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("times", range(3))
-def test_broken_off_anywhere_no_job_is_lost_and_none_is_doubled(when, times, redis, server, give, monkeypatch):
+def test_an_interrupted_export_neither_loses_nor_duplicates_jobs(when, times, redis, server, give, monkeypatch):
     monkeypatch.setattr(store, "CHUNK", 2)
     for n in range(7):
         pushes.push([payload(f"n{n}")], using="default")
@@ -171,7 +171,7 @@ def test_broken_off_anywhere_no_job_is_lost_and_none_is_doubled(when, times, red
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_job_that_ran_here_after_it_was_written_there_is_named(redis, give, server):
+def test_a_job_started_here_after_its_export_is_reported(redis, give, server):
     job = JobFactory(working=True)
     load(redis, {EXPORTED: ["set", [job.jid]]})
     told = give(code=4)

@@ -59,12 +59,12 @@ def fetched(*queues, count=10):
     return [job.jid for job in found]
 
 
-def test_there_is_a_record_of_each_layout():
+def test_recorded_data_exists_for_each_layout():
     assert set(RECORDED) == {"1.9.4", "1.10.0"}
 
 
 @EVERY
-def test_all_that_a_real_one_had_is_here_in_its_state(release, redis, take):
+def test_all_jobs_of_real_faktory_data_are_imported_in_their_states(release, redis, take):
     load(redis, recorded(release))
     told = take()
     assert states() == STATES
@@ -83,7 +83,7 @@ def test_all_that_a_real_one_had_is_here_in_its_state(release, redis, take):
 
 
 @EVERY
-def test_nothing_is_left_there(release, redis, take):
+def test_import_removes_all_jobs_from_redis(release, redis, take):
     load(redis, recorded(release))
     take()
     left = {key for key in redis.scan_iter() if redis.type(key) in (b"list", b"zset")}
@@ -92,14 +92,14 @@ def test_nothing_is_left_there(release, redis, take):
 
 
 @EVERY
-def test_a_queue_is_given_out_in_its_order(release, redis, take):
+def test_an_imported_queue_keeps_its_order(release, redis, take):
     load(redis, recorded(release))
     take()
     assert fetched("mail") == [f"jid-mail{n}" for n in range(5)]
 
 
 @EVERY
-def test_a_paused_queue_is_paused_and_every_name_is_known(release, redis, take):
+def test_paused_queues_stay_paused_and_all_queue_names_are_imported(release, redis, take):
     load(redis, recorded(release))
     assert take()["paused"] == ["halted"]
     assert fetched("halted") == []
@@ -107,7 +107,7 @@ def test_a_paused_queue_is_paused_and_every_name_is_known(release, redis, take):
 
 
 @EVERY
-def test_times_and_failures_come_along(release, redis, take):
+def test_times_and_failures_are_imported(release, redis, take):
     found = recorded(release)
     load(redis, found)
     take()
@@ -165,7 +165,7 @@ def test_a_failure_with_odd_members_is_imported_and_shown(failure, redis, take):
     assert timeline_of(job)
 
 
-def test_a_job_that_failed_before_and_is_worked_on_comes_back_as_a_retry(redis, take):
+def test_a_running_job_with_earlier_failures_is_imported_as_a_retry(redis, take):
     failure = {"failed_at": "2026-01-01T00:00:00Z", "errtype": "E", "retry_count": 2, "remaining": 23}
     reservation = {"job": json.loads(raw("a", failure=failure)), "expires_at": "2090-01-01T00:00:00Z", "wid": "w"}
     load(redis, {"working": ["zset", [[json.dumps(reservation), 3_786_912_000]]]})
@@ -174,7 +174,7 @@ def test_a_job_that_failed_before_and_is_worked_on_comes_back_as_a_retry(redis, 
     assert (job.state, job.failures, job.run_at) == ("retries", 3, datetime(2090, 1, 1, tzinfo=UTC))
 
 
-def test_what_is_due_is_ready_at_once(redis, take):
+def test_due_retries_and_scheduled_jobs_are_imported_as_enqueued(redis, take):
     failure = {"failed_at": "2026-01-01T00:00:00Z", "errtype": "E", "retry_count": 0, "remaining": 25}
     load(redis, {"retries": ["zset", [[raw("a", failure=failure), 1000]]], "scheduled": ["zset", [[raw("b"), 1000]]]})
     take()
@@ -183,13 +183,13 @@ def test_what_is_due_is_ready_at_once(redis, take):
 
 
 @pytest.mark.parametrize("name", ["paused", "queues"])
-def test_a_queue_of_1_9_whose_name_is_that_of_a_key_is_a_queue(name, redis, take):
+def test_a_queue_of_1_9_named_like_a_key_is_imported(name, redis, take):
     load(redis, {name: ["list", [raw("a", name)]]})
     assert take()["moved"] == 1
     assert fetched(name) == ["jid-a---"]
 
 
-def test_a_list_that_1_10_forgot_is_taken_too(redis, take):
+def test_a_1_9_list_left_behind_by_1_10_is_imported_too(redis, take):
     load(redis, {"q:mail": ["list", [raw("new", "mail")]], "mail": ["list", [raw("old", "mail")]]})
     assert take()["layout"] == "1.9 and 1.10"
     assert fetched("mail") == ["jid-old-", "jid-new-"]
@@ -201,25 +201,25 @@ def test_the_answer_has_the_documented_shape(redis, take):
     assert shape(take(code=4)) == shape(documented("import-faktory"))
 
 
-def test_a_second_run_finds_nothing(redis, take):
+def test_a_second_import_finds_no_jobs(redis, take):
     load(redis, recorded("1.10.0"))
     take()
     assert take("--dry-run")["found"] == 0
     assert states() == STATES
 
 
-def test_an_empty_redis_is_nothing_to_change(redis, take):
+def test_importing_from_an_empty_redis_exits_with_code_2(redis, take):
     assert take(code=2)["found"] == 0
 
 
-def test_more_than_a_window_is_taken_in_order(redis, take, monkeypatch):
+def test_a_queue_longer_than_one_chunk_is_imported_in_order(redis, take, monkeypatch):
     monkeypatch.setattr(store, "CHUNK", 7)
     load(redis, {"queues": ["set", ["mail"]], "mail": ["list", [raw(f"{n:04}", "mail") for n in reversed(range(50))]]})
     assert take()["moved"] == 50
     assert fetched("mail", count=50) == [f"jid-{n:04}" for n in range(50)]
 
 
-def test_a_dry_run_tells_the_same_and_changes_nothing(redis, take):
+def test_a_dry_run_reports_the_same_and_changes_nothing(redis, take):
     found = recorded("1.10.0")
     load(redis, found)
     dry = take("--dry-run")
@@ -253,7 +253,7 @@ def broken_off(redis_server, monkeypatch, *, method, times=0):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("method", ["window", "drop"])
 @pytest.mark.parametrize("times", range(6))
-def test_broken_off_anywhere_no_job_is_lost_and_none_is_doubled(method, times, server, redis, take, monkeypatch):
+def test_an_interrupted_import_neither_loses_nor_duplicates_jobs(method, times, server, redis, take, monkeypatch):
     monkeypatch.setattr(store, "CHUNK", 3)
     load(redis, recorded("1.10.0"))
     broken_off(server, monkeypatch, method=method, times=times)
@@ -264,7 +264,7 @@ def test_broken_off_anywhere_no_job_is_lost_and_none_is_doubled(method, times, s
 
 
 @pytest.mark.django_db(transaction=True)
-def test_jobs_that_ran_before_they_were_taken_out_do_not_come_again(server, redis, take, monkeypatch):
+def test_jobs_finished_before_their_removal_from_redis_are_not_imported_again(server, redis, take, monkeypatch):
     load(redis, {"q:mail": ["list", [raw("b", "mail"), raw("a", "mail")]]})
     broken_off(server, monkeypatch, method="drop")
     assert fetched("mail") == ["jid-a---", "jid-b---"]
@@ -287,7 +287,7 @@ def test_jobs_that_ran_before_they_were_taken_out_do_not_come_again(server, redi
         (b'{"jid":"jid-\xff"}', "expected UTF-8"),
     ],
 )
-def test_what_cannot_be_stored_is_named_counted_and_left(job, reason, redis, take):
+def test_invalid_jobs_are_reported_and_left_in_redis(job, reason, redis, take):
     load(redis, {"q:mail": ["list", [job, raw("good", "mail")]]})
     told = take(code=4)
     [problem] = told["problems"]
@@ -297,7 +297,7 @@ def test_what_cannot_be_stored_is_named_counted_and_left(job, reason, redis, tak
     redis.close()
 
 
-def test_a_jid_that_lives_here_is_left_alone(redis, take):
+def test_a_job_with_an_existing_jid_is_not_imported(redis, take):
     load(redis, {"q:mail": ["list", [raw("a", "mail")]]})
     take()
     load(redis, {"q:mail": ["list", [raw("a", "mail", retry=3)]]})
@@ -306,14 +306,14 @@ def test_a_jid_that_lives_here_is_left_alone(redis, take):
     assert Job.objects.get().retry == 25
 
 
-def test_of_two_with_one_jid_the_first_is_taken(redis, take):
+def test_only_the_first_of_two_jobs_with_one_jid_is_imported(redis, take):
     load(redis, {"q:mail": ["list", [raw("a", "mail", retry=3), raw("a", "mail")]]})
     [problem] = take(code=4)["problems"]
     assert problem["reason"].startswith("came twice")
     assert Job.objects.get().retry == 25
 
 
-def test_only_one_of_two_unique_jobs_is_taken(redis, take):
+def test_only_one_of_two_equal_unique_jobs_is_imported(redis, take):
     unique = {"unique_for": 600}
     load(redis, {"q:mail": ["list", [raw("b", "mail", custom=unique), raw("a", "mail", custom=unique)]]})
     told = take(code=4)
@@ -321,7 +321,7 @@ def test_only_one_of_two_unique_jobs_is_taken(redis, take):
     assert states() == {"jid-a---": "enqueued"}
 
 
-def test_what_is_no_job_is_noted(redis, take):
+def test_keys_that_are_not_jobs_are_noted(redis, take):
     load(redis, {"processed": ["string", "7"], "failures:2026-01-01": ["string", "1"], "b-1:x": ["string", "?"],
                  "q:mail": ["list", [raw("a", "mail")]]})  # fmt: skip
     numbers, others = take()["notes"]
@@ -329,7 +329,7 @@ def test_what_is_no_job_is_noted(redis, take):
     assert "b-1:x (string)" in others
 
 
-def test_a_faktory_that_runs_is_not_robbed(redis, faktory, server):
+def test_import_refuses_a_running_faktory_server(redis, faktory, server):
     load(redis, {"q:mail": ["list", [raw("a", "mail")]]})
     redis.ping()
     answer = faktory("import-faktory", server.url, "--yes")
@@ -337,7 +337,7 @@ def test_a_faktory_that_runs_is_not_robbed(redis, faktory, server):
     assert faktory("import-faktory", server.url, "--yes", "--while-connected").code == 0
 
 
-def test_a_job_another_client_takes_meanwhile_is_named(redis, take, monkeypatch):
+def test_a_job_fetched_by_another_client_during_the_import_is_reported(redis, take, monkeypatch):
     load(redis, {"q:mail": ["list", [raw("b", "mail"), raw("a", "mail")]]})
     real = FaktoryRedis.drop
 
@@ -350,7 +350,7 @@ def test_a_job_another_client_takes_meanwhile_is_named(redis, take, monkeypatch)
     assert problem == {"reason": import_jobs.ELSEWHERE, "count": 1, "jids": []}
 
 
-def test_nobody_said_yes(redis, faktory, server):
+def test_import_requires_the_yes_option(redis, faktory, server):
     load(redis, {"q:mail": ["list", [raw("a", "mail")]]})
     answer = faktory("import-faktory", server.url)
     assert (answer.code, "--yes" in answer.err, Job.objects.count()) == (1, True, 0)
@@ -364,19 +364,19 @@ def test_nobody_said_yes(redis, faktory, server):
         ("redis+cluster://127.0.0.1:1", 1, "one server"),
     ],
 )
-def test_an_address_that_is_none_is_said_in_one_line(url, code, told, faktory):
+def test_an_invalid_or_unreachable_address_is_reported_in_one_line(url, code, told, faktory):
     answer = faktory("import-faktory", url, "--yes")
     assert (answer.code, told in answer.err, answer.err.strip().count("\n")) == (code, True, 0)
 
 
-def test_a_redis_that_does_not_tell_who_is_connected_is_said_in_one_line(redis, faktory, server):
+def test_import_refuses_a_redis_that_does_not_list_its_clients(redis, faktory, server):
     redis.acl_setuser("ann", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all", "-client|list"])
     redis.close()
     answer = faktory("import-faktory", server.url.replace("//", "//ann:secret@"), "--yes")
     assert (answer.code, "--while-connected" in answer.err, "secret" in answer.err) == (1, True, False)
 
 
-def test_a_redis_that_goes_away_leaves_what_is_done(redis, take, monkeypatch, faktory, server):
+def test_an_import_continues_after_redis_was_unavailable(redis, take, monkeypatch, faktory, server):
     load(redis, {"q:mail": ["list", [raw("a", "mail")]]})
 
     def away(self, *arguments):

@@ -39,20 +39,20 @@ def items(text):
 
 
 @given(texts_of_objects())
-def test_members_are_those_found_in_one_go(given_):
+def test_members_match_the_direct_parser(given_):
     _, text = given_
     assert in_steps(incremental.members, text, max_count=1000) == answer(jsontext.members, text)
 
 
 @given(st.lists(values, max_size=5), writers)
-def test_items_are_those_found_in_one_go(array, write):
+def test_items_match_the_direct_parser(array, write):
     assert in_steps(items, write(array)) == answer(jsontext.items, write(array))
 
 
 @given(
     texts_of_objects(), st.integers(0, 200), st.sampled_from(["", "]", "}", "{", "[", ",", ":", '"', "\\", "x", "1"])
 )
-def test_what_is_no_json_is_refused_by_both(given_, at, sign):
+def test_damaged_arrays_give_the_same_result_in_both_parsers(given_, at, sign):
     text = f"[{given_[1]}]"
     harmed = text[:at] + sign + text[at + 1 :]
     assert in_steps(items, harmed) == answer(jsontext.items, harmed)
@@ -61,13 +61,13 @@ def test_what_is_no_json_is_refused_by_both(given_, at, sign):
 @pytest.mark.parametrize(
     "text", ["", " ", "[", "]", "[1", "[1,", "[,]", "[1,]", "[]]", "[}", '["', '["\\', "[1 2]", "[[}]", "{}"]
 )
-def test_what_is_no_array_is_refused(text):
+def test_text_that_is_not_an_array_is_refused(text):
     assert in_steps(items, text) is InvalidPayload
     assert answer(jsontext.items, text) is InvalidPayload
 
 
 @given(st.integers(1, 300), st.booleans())
-def test_depth_is_judged_as_in_one_go(depth, is_wide):
+def test_depth_check_matches_the_direct_parser(depth, is_wide):
     text = "[" + '"[",{},' * 200 * is_wide + "[" * depth + "]" * depth + "]"
     assert in_steps(incremental.check_depth, text) == answer(jsontext.check_depth, text)
 
@@ -86,12 +86,12 @@ def test_the_parser_pauses_at_least_every_million_characters_of_a_string(piece):
     assert sum(part is None for part in incremental.cut(text, "{}")) >= 4
 
 
-def test_lone_surrogates_are_let_in_as_in_one_go():
+def test_lone_surrogates_are_accepted_as_by_the_direct_parser():
     text = json.dumps([["\ud800"] * 5, {"\udfff": ["\ud800"]}])
     assert in_steps(items, text) == answer(jsontext.items, text) != InvalidPayload
 
 
-def test_there_is_a_rest_at_every_few_values(monkeypatch):
+def test_the_parser_pauses_after_a_bounded_number_of_tokens(monkeypatch):
     monkeypatch.setattr(incremental, "TOKENS_A_STEP", 100)
     text = f"[{','.join(['[]'] * 10_000)}]"
     assert len(list(incremental.check_depth(text))) == 20_002 // 100
@@ -141,12 +141,12 @@ def meaning(command):
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_long_line_means_what_it_would_mean_were_it_short(line):
+def test_a_long_command_line_parses_the_same_as_a_short_one(line):
     verb, _, rest = line.partition(" ")
     assert meaning(in_steps(commands._LONG[verb.encode()], rest)) == meaning(answer(commands.parse, line))
 
 
-def test_the_same_refusals_are_kept_once_and_too_many_refuse_the_whole():
+def test_equal_refusals_are_kept_once_and_too_many_refuse_the_whole_pushb():
     """Each refused number used to be stored: 2 MB from a client took 2 GB of the server's memory."""
     same = incremental.run(commands.parse_long(b"PUSHB [" + b"0," * 20_000 + JOB.encode() + b"]"))
     assert [job.jid for job in same.jobs] == ["12345678", ""]
@@ -155,7 +155,7 @@ def test_the_same_refusals_are_kept_once_and_too_many_refuse_the_whole():
         incremental.run(commands.parse_long(f"PUSHB [{JOB},{others}]".encode()))
 
 
-def test_lines_that_are_read_quickly_are_not_read_in_steps():
+def test_lines_that_are_cheap_to_parse_are_not_parsed_incrementally():
     for line in (
         f"PUSHB [{JOB}]",
         f"PUSH {JOB}",

@@ -57,7 +57,7 @@ def answer(function, *args):
 
 
 @given(texts_of_objects())
-def test_members_come_back_verbatim_and_in_order(given_):
+def test_members_keep_their_text_and_order(given_):
     """W11: members keep their order, and values their spelling."""
     parts, text = given_
     assert list(jsontext.members(text).items()) == [(json.loads(key), value) for key, value in parts]
@@ -76,7 +76,7 @@ def test_both_paths_refuse_the_same_damaged_texts(text):
 
 
 @given(objects, writers)
-def test_join_undoes_members(found, write):
+def test_joined_members_parse_back_to_the_same_members(found, write):
     parts = {key: write(value) for key, value in found.items()}
     joined = jsontext.join(parts.items())
     assert jsontext.members(joined) == parts
@@ -84,7 +84,7 @@ def test_join_undoes_members(found, write):
 
 
 @given(texts_of_objects(), st.dictionaries(st.sampled_from(["enqueued_at", "failure", "zz"]), values))
-def test_append_adds_at_the_end_and_leaves_the_rest_as_it_was(given_, added):
+def test_append_adds_members_at_the_end_and_keeps_the_rest_verbatim(given_, added):
     parts, text = given_
     extra = [(key, json.dumps(value)) for key, value in added.items() if json.dumps(key) not in dict(parts)]
     longer = jsontext.append(text, extra)
@@ -99,7 +99,7 @@ def test_appending_nothing_changes_nothing():
 
 
 @given(st.lists(values, max_size=6), writers)
-def test_items_come_back_verbatim(found, write):
+def test_array_items_are_returned_verbatim(found, write):
     texts = [write(value) for value in found]
     assert jsontext.items(f" [ {' , '.join(texts)} ] ") == texts
     assert list(jsontext._items_by_scanner(f"[{','.join(texts)}]")) == texts
@@ -123,7 +123,7 @@ def test_items_come_back_verbatim(found, write):
         '{"b":1, "a":2, "b":3}',
     ],
 )
-def test_no_value_is_rewritten(text):
+def test_numbers_and_strings_keep_their_original_spelling(text):
     """W11: numbers and strings keep their spelling."""
     for around in (f'{{"args":{text}}}', f'{{ "args" : {text} }}'):
         assert jsontext.members(around) == {"args": text}
@@ -170,7 +170,7 @@ def test_no_value_is_rewritten(text):
         "{\xa0}",
     ],
 )
-def test_what_is_no_object_is_refused_by_both_paths(text):
+def test_text_that_is_not_an_object_is_refused_by_both_parsers(text):
     """W7: the fast path and the scanner raise the same error."""
     for refuse in (jsontext.members, jsontext._members_by_scanner):
         with pytest.raises(InvalidPayload, match=r"^invalid JSON: "):
@@ -191,14 +191,14 @@ def test_nan_and_infinity_are_refused(around, constant):
     "text",
     ['{"jid":1,"jid":2}', '{"jid":1,"jid":1}', '{"a":1,"\\u0061":2}', '{"é":1,"x":0, "\\u00e9":1}', '{"":1,"":1}'],
 )
-def test_a_key_twice_at_the_top_is_refused(text):
+def test_duplicate_top_level_keys_are_refused(text):
     """W7: also if the key is spelled differently."""
     with pytest.raises(InvalidPayload, match="given twice"):
         jsontext.members(text)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[", "[1", "[1,", "[1,]", "[1 2]", "[]]", "[NaN]", "[1] 2", "x", '["\n"]'])
-def test_what_is_no_array_is_refused(text):
+def test_text_that_is_not_an_array_is_refused(text):
     with pytest.raises(InvalidPayload, match=r"^invalid JSON: "):
         jsontext.items(text)
     with pytest.raises(InvalidPayload, match=r"^invalid JSON: "):
@@ -206,7 +206,7 @@ def test_what_is_no_array_is_refused(text):
 
 
 @pytest.mark.parametrize(("open_", "close"), ["[]", ('{"a":', "}")])
-def test_128_levels_are_enough_for_everybody_and_129_are_refused(open_, close):
+def test_nesting_of_128_levels_is_accepted_and_129_is_refused(open_, close):
     """W7: the object itself is the first level."""
 
     def nested(levels):
@@ -219,7 +219,7 @@ def test_128_levels_are_enough_for_everybody_and_129_are_refused(open_, close):
         jsontext.members(nested(100_000))
 
 
-def test_brackets_in_texts_and_side_by_side_are_no_depth():
+def test_brackets_in_strings_and_sibling_arrays_do_not_count_as_depth():
     text = '{"a":"' + "[{" * 500 + '\\"[[","b":[' + ",".join(["[[]]"] * 200) + "]}"
     assert list(jsontext.members(text)) == ["a", "b"]
     deep_after = text[:-1] + ',"c":' + "[" * 128 + "]" * 128 + "}"
@@ -228,7 +228,7 @@ def test_brackets_in_texts_and_side_by_side_are_no_depth():
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000])
-def test_depth_without_end_is_an_error_and_not_a_crash(text):
+def test_extreme_nesting_raises_an_error_instead_of_crashing(text):
     """W12: the depth of an array's elements is checked separately, when they are parsed."""
     with suppress(InvalidPayload):
         for item in jsontext.items(f"[{text}]"):
@@ -238,7 +238,7 @@ def test_depth_without_end_is_an_error_and_not_a_crash(text):
         jsontext.decode(text)
 
 
-def test_depth_without_end_is_noticed_at_its_beginning():
+def test_extreme_nesting_is_refused_without_using_much_memory():
     """Refusing a megabyte of brackets used to take a third of a second of server time, and 16 MB."""
     text = "[" * 1_000_000 + "]" * 1_000_000
     tracemalloc.start()
@@ -251,14 +251,14 @@ def test_depth_without_end_is_noticed_at_its_beginning():
     assert most < 4 * len(text)
 
 
-def test_a_damaged_value_of_megabytes_makes_a_short_error():
+def test_an_error_about_megabytes_of_text_is_short():
     with pytest.raises(InvalidPayload) as told:
         jsontext.members('{"' + "k" * 1_000_000 + '":1,"' + "k" * 1_000_000 + '":2}')
     assert len(str(told.value)) < 200
 
 
 @given(values)
-def test_encode_is_compact_and_decode_gives_the_value_back(value):
+def test_encoded_values_are_on_one_line_and_decode_to_the_same_value(value):
     text = jsontext.encode(value)
     assert jsontext.decode(text) == value
     assert "\n" not in text
@@ -275,11 +275,11 @@ def test_encode_is_compact_and_decode_gives_the_value_back(value):
         (float("nan"), "null"),
     ],
 )
-def test_values_are_encoded_like_this(value, text):
+def test_values_encode_to_the_expected_json_text(value, text):
     assert jsontext.encode(value) == text
 
 
 @pytest.mark.parametrize("value", [object(), {1: object()}, 1j])
-def test_what_json_cannot_hold_is_a_type_error(value):
+def test_encoding_a_value_without_a_json_type_raises_type_error(value):
     with pytest.raises(TypeError):
         jsontext.encode(value)

@@ -70,7 +70,7 @@ def calls_of_each_step(begin_command):
 
 
 @pytest.mark.parametrize("args", ARGS.values(), ids=ARGS)
-def test_no_step_of_a_unique_push_with_long_arguments_takes_many_calls(args):
+def test_each_step_of_parsing_a_long_unique_push_is_bounded(args):
     """Such a PUSH of 15 MiB used to block the event loop for 20 to 33 s."""
     command, counts = calls_of_each_step(steps_of("PUSH " + JOB.format(args=args, more="")))
     assert command.job.options.unique_key == job_options.unique_key("t", "default", args)
@@ -79,7 +79,7 @@ def test_no_step_of_a_unique_push_with_long_arguments_takes_many_calls(args):
 
 
 @pytest.mark.parametrize("args", ['["' + "é" * 1_000_000 + '"]', "[" + ('"' + "x" * 50 + '",') * 20_000 + "1]"])
-def test_a_step_of_a_key_reads_a_bounded_number_of_characters(args):
+def test_each_step_of_a_unique_key_reads_a_bounded_number_of_characters(args):
     """The number of characters is bounded even if they are few tokens."""
     written = bytearray()
     sizes = [0]
@@ -91,32 +91,32 @@ def test_a_step_of_a_key_reads_a_bounded_number_of_characters(args):
 
 @pytest.mark.parametrize("size", [500, 5_000, 50_000])
 @pytest.mark.parametrize("verb", ["PUSH {}", "PUSHB [{}]", 'BATCH NEW {{"success":{}}}'])
-def test_no_step_of_a_shorter_one_does_either(verb, size):
+def test_each_step_of_parsing_a_shorter_job_is_bounded(verb, size):
     job = JOB if "NEW" not in verb else JOB.replace('"unique_for":60,', "")
     line = verb.format(job.format(args="[" + "[]," * (size // 3) + "1]", more=""))
     _, counts = calls_of_each_step(steps_of(line))
     assert max(counts) < MOST_CALLS
 
 
-def test_no_step_of_many_unique_jobs_takes_many_calls():
+def test_each_step_of_parsing_many_unique_jobs_is_bounded():
     jobs = ",".join(JOB.format(args="[" + "[]," * 2000 + "1]", more="") for _ in range(20))
     _, counts = calls_of_each_step(steps_of(f"PUSHB [{jobs}]"))
     assert max(counts) < 2 * MOST_CALLS
 
 
-def test_many_members_of_a_job_are_read_in_steps():
+def test_a_job_with_more_than_10000_members_is_refused():
     line = "PUSH {" + ",".join(f'"{number}" :1' for number in range(30_000)) + "}"
     with pytest.raises(InvalidPayload, match="at most 10000 members"):
         calls_of_each_step(steps_of(line))
 
 
-def test_short_arguments_are_compared_at_once():
+def test_short_unique_jobs_are_parsed_in_one_step():
     assert isinstance(begin("PUSH " + JOB.format(args='[1,{"a":"b"}]', more="")), Push)
     assert isinstance(begin("PUSH " + JOB.format(args=f'[1,"{"x" * 5000}"]', more="")), Push)
 
 
 @pytest.mark.parametrize("args", ARGS.values(), ids=ARGS)
-def test_a_key_takes_memory_in_proportion_to_its_arguments(args):
+def test_a_unique_key_takes_memory_proportional_to_its_arguments(args):
     """Arguments of 15 MiB used to take 1.7 GB."""
     tracemalloc.start()
     try:
@@ -128,7 +128,7 @@ def test_a_key_takes_memory_in_proportion_to_its_arguments(args):
 
 
 @pytest.mark.parametrize("custom", ['"unique_for":60', '"lock":true'])
-def test_arguments_with_too_many_members_are_not_compared(custom):
+def test_unique_arguments_with_more_than_10000_nested_members_are_refused(custom):
     members = ",".join(f'"{number}":0' for number in range(5_001))
     inner = f"{{{members}}}"
     line = f'PUSH {{"jid":"12345678","jobtype":"t","args":[{{{members},"a":{inner}}}],"custom":{{{custom}}}}}'
@@ -140,7 +140,7 @@ def test_arguments_with_too_many_members_are_not_compared(custom):
     assert isinstance(parse(beside), Push)
 
 
-def test_arguments_with_a_key_that_is_too_long_are_not_compared():
+def test_unique_arguments_with_an_overlong_object_key_are_refused():
     key = "k" * (incremental.SHORT + 1)
     with pytest.raises(InvalidPayload, match=r"^args: expected keys of at most 16384 characters"):
         parse("PUSH " + JOB.format(args=f'[{{"{key}":1}}]', more=""))
@@ -171,7 +171,7 @@ json_values = st.recursive(
 
 
 @given(st.lists(json_values, max_size=3), st.booleans(), st.sampled_from([None, 1]), st.sampled_from([",", " ,\n"]))
-def test_what_is_written_in_steps_is_what_the_values_give(value, is_ascii, indent, comma):
+def test_incremental_canonical_json_equals_the_canonical_json_of_the_values(value, is_ascii, indent, comma):
     """Keys of jobs stored by other versions must not change."""
     text = json.dumps(value, ensure_ascii=is_ascii, indent=indent, separators=(comma, ": "))
     expected = plainly(json.loads(text, parse_int=Digits, parse_float=Digits))
@@ -187,5 +187,5 @@ def test_what_is_written_in_steps_is_what_the_values_give(value, is_ascii, inden
         (" [ { } , [ ] , 1.0 , -0 ] ", "[{},[],1.0,-0]"),
     ],
 )
-def test_odd_spellings_are_one(text, expected):
+def test_unusual_json_spellings_have_one_canonical_form(text, expected):
     assert job_options.canonical(text) == expected

@@ -54,7 +54,7 @@ ELSEWHERE = {
 }
 
 
-def test_each_limit_is_tested():
+def test_every_limit_has_a_test_case():
     refused = {
         (limit.verb, limit.field) for limit in LIMITS if limit.field != "line" and limit.beyond not in (CUT, DROPPED)
     }
@@ -76,7 +76,7 @@ def test_a_field_over_its_limit_is_refused_in_one_line_that_names_field_and_limi
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "HELLO"])
-def test_each_verb_has_a_longest_line_which_is_checked_before_it_is_read(verb):
+def test_the_line_limit_of_each_verb_is_checked_before_decoding(verb):
     [most] = [limit.maximum for limit in LIMITS if (limit.verb, limit.field) == (verb, "line")]
     if not most:
         return
@@ -98,25 +98,25 @@ def connection_that_got(line):
     return connection
 
 
-def test_a_fetch_never_names_what_no_queue_can_be_called():
+def test_fetch_drops_invalid_queue_names():
     names = ["q" * 256, "a/b", "*", "a\x00b", "é", "a\x01"]
     assert parse(f"FETCH {' '.join(names)}") == Fetch(())
     assert parse(f"FETCH {names[0]} good {names[1]}") == Fetch(("good",))
 
 
-def test_texts_of_a_failure_may_be_of_any_length():
+def test_failure_texts_of_any_length_are_accepted():
     """The texts are cut when the report is made."""
     assert parse(f'FAIL {{"jid":"12345678","errtype":"{"e" * 5000}","message":"{"m" * 5000}"}}') == FailJob(
         "12345678", "e" * 5000, "m" * 5000
     )
 
 
-def test_the_page_on_security_has_this_table():
+def test_the_security_page_contains_the_limits_table():
     page = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
     assert limits_table.render() in page, "run `make docs`"
 
 
-def test_the_page_on_security_says_what_the_costliest_command_of_each_verb_costs():
+def test_the_security_page_lists_the_highest_cost_of_each_verb():
     page = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
     section = page.partition("### What a command costs at most")[2].partition("\n### ")[0]
     named = set(

@@ -62,13 +62,13 @@ HELLOS = [
 
 
 @pytest.mark.parametrize(("line", "command"), BOTH_WAYS)
-def test_a_line_means_this_command_and_the_command_is_written_as_this_line(line, command):
+def test_each_line_parses_to_its_command_and_back(line, command):
     assert parse(line) == command
     assert command.line() == f"{line}\r\n".encode()
 
 
 @pytest.mark.parametrize(("text", "hello"), HELLOS)
-def test_a_hello_is_read_as_it_is_written(text, hello):
+def test_a_hello_round_trips_through_its_line(text, hello):
     assert parse_hello(text) == hello
     assert hello.line() == f"HELLO {text}\r\n".encode()
 
@@ -95,7 +95,7 @@ def test_a_hello_is_read_as_it_is_written(text, hello):
         ('BEAT {"wid":"w","current_state":null,"rss_kb":null,"x":1}', BeatWorker(Beat(wid="w"))),
     ],
 )
-def test_what_clients_vary_is_understood(line, command):
+def test_variations_between_clients_are_accepted(line, command):
     assert parse(line) == command
 
 
@@ -108,7 +108,7 @@ def test_what_clients_vary_is_understood(line, command):
         (json.dumps({"v": 2, "wid": "w" * 255}), WorkerIdentity(wid="w" * 255)),
     ],
 )
-def test_a_hello_may_leave_out_or_add_fields(text, identity):
+def test_a_hello_can_omit_fields_or_add_unknown_ones(text, identity):
     """W2: unknown fields are ignored, missing ones are optional."""
     assert parse_hello(text) == Hello(identity=identity)
 
@@ -138,14 +138,14 @@ def test_a_hello_may_leave_out_or_add_fields(text, identity):
         ("[" * 2000, "nested deeper"),
     ],
 )
-def test_a_hello_of_another_shape_is_refused_with_the_field(text, said):
+def test_an_invalid_hello_is_refused_with_the_wrong_field(text, said):
     """W2: the error names the wrong field."""
     with pytest.raises(InvalidPayload, match=said):
         parse_hello(text)
 
 
 @pytest.mark.parametrize("verb", ["", "push", "Fetch", "PING", "CRON", "CONFIG", "HELLO", "PUSH\t{}", "\x00", "FETCHX"])
-def test_a_verb_nobody_knows_is_named(verb):
+def test_an_unknown_verb_is_refused_by_name(verb):
     """W5: the error repeats the unknown verb."""
     with pytest.raises(UnknownCommand) as told:
         parse(f"{verb} {{}}" if verb else "")
@@ -193,26 +193,26 @@ def test_a_verb_nobody_knows_is_named(verb):
         ("PUSHB [] []", "invalid JSON: "),
     ],
 )
-def test_what_has_the_wrong_shape_is_refused_in_the_words_of_the_original(line, start):
+def test_malformed_commands_are_refused_with_the_original_servers_message(line, start):
     with pytest.raises(InvalidPayload) as told:
         parse(line)
     assert str(told.value).startswith(start)
 
 
-def test_an_unknown_verb_of_megabytes_is_cut():
+def test_the_error_about_an_overlong_verb_is_truncated():
     with pytest.raises(UnknownCommand) as told:
         parse("X" * 1_000_000)
     assert str(told.value) == f"unknown command {'X' * 100}"
 
 
 @pytest.mark.parametrize("verb", ["ACK", "FAIL", "BEAT"])
-def test_a_refusal_does_not_repeat_megabytes(verb):
+def test_the_error_about_a_huge_command_is_short(verb):
     with pytest.raises(InvalidPayload) as told:
         parse(f'{verb} {{"x":"{"y" * 1_000_000}","jid":7,"wid":7}}')
     assert len(str(told.value)) < 500
 
 
-def test_in_a_bulk_one_bad_element_spoils_only_itself():
+def test_an_invalid_job_in_pushb_does_not_affect_the_others():
     """W12: each refused job is reported by its jid, or by "" if it has none."""
     deep = f'{{"jid":"deepdeep","jobtype":"t","args":{"[" * 200}{"]" * 200}}}'
     bad = ['{"jid":"badbadba"}', "7", "null", '{"jid":"short"}', '{"jobtype":"t"}', deep, '{"jid":"twice123","jid":""}']
@@ -223,7 +223,7 @@ def test_in_a_bulk_one_bad_element_spoils_only_itself():
     assert all(str(refusal) for refusal in refused)
 
 
-def test_refused_elements_are_not_sent_on():
+def test_pushb_does_not_send_refused_jobs():
     assert PushBulk([InvalidPayload("no"), parse_job(JOB)]).line() == f"PUSHB [{JOB}]\r\n".encode()
 
 
@@ -236,7 +236,7 @@ def test_refused_elements_are_not_sent_on():
         Hello(identity=WorkerIdentity(wid="w", hostname="a\r\nEND", labels=("\n",))),
     ],
 )
-def test_no_content_breaks_a_line_in_two(command):
+def test_no_content_adds_a_line_break_to_a_command(command):
     sent = command.line()
     assert sent.endswith(b"\r\n")
     assert not {*b"\r\n\0"} & {*sent[:-2]}
@@ -258,7 +258,7 @@ def test_no_content_breaks_a_line_in_two(command):
         ).map(json.dumps),
     ),
 )
-def test_no_line_ends_in_anything_but_a_command_or_a_refusal(verb, rest):
+def test_any_line_parses_to_a_command_or_is_refused(verb, rest):
     try:
         sent = parse(f"{verb} {rest}").line()
     except (InvalidPayload, UnknownCommand) as refusal:

@@ -57,7 +57,7 @@ def drain(connection):
 # --- the password's hash ---
 
 
-def test_the_password_is_hashed_as_often_as_asked():
+def test_the_password_is_hashed_for_the_requested_number_of_rounds():
     """Source: the test vector of the original server's clients."""
     expected = "6d877f8e5544b1f2598768f817413ab8a357afffa924dedae99eb91472d4ec30"
     assert hash_password("foobar", "55104dc76695721d", 1545) == expected
@@ -77,7 +77,7 @@ def test_the_greeting_has_no_space_in_its_json():
     assert greeting == b'+HI {"v":2,"i":5000,"s":"123456789abc"}\r\n'
 
 
-def test_a_producer_is_known_after_its_hello():
+def test_a_producer_is_identified_after_its_hello():
     connection = server(HELLO)
     assert not connection.is_identified
     assert connection.identity is None
@@ -87,7 +87,7 @@ def test_a_producer_is_known_after_its_hello():
     assert connection.next_command() is None
 
 
-def test_a_worker_is_known_by_its_identity():
+def test_a_worker_is_identified_by_its_hello():
     connection = server(Hello(identity=WORKER).line())
     assert connection.next_command().identity == WORKER
     assert connection.identity == WORKER
@@ -114,7 +114,7 @@ def test_a_worker_is_known_by_its_identity():
         b"\x16\x03\x01\x02",
     ],
 )
-def test_anything_but_a_good_hello_first_ends_the_connection_with_the_reason(line):
+def test_a_first_line_other_than_a_valid_hello_closes_the_connection(line):
     """W2: the error has a message, and later input is dropped."""
     connection = server(line + b"\r\n" + HELLO + b"INFO\r\n")
     with pytest.raises(ProtocolError) as told:
@@ -133,7 +133,7 @@ def test_a_second_hello_is_an_unknown_command_and_changes_nothing():
     assert connection.identity == WorkerIdentity()
 
 
-def test_the_right_password_is_let_in():
+def test_the_correct_password_hash_is_accepted():
     right = hash_password("pässword", "5a17", 4000)
     connection = server(Hello(pwdhash=right).line(), password="pässword", salt="5a17", iterations=4000)
     assert connection.next_command() == Hello(pwdhash=right)
@@ -154,7 +154,7 @@ def test_the_right_password_is_let_in():
         hash_password("pw", "5a17", 4000) + " ",
     ],
 )
-def test_no_other_hash_is_let_in(pwdhash):
+def test_any_other_password_hash_is_refused(pwdhash):
     """W2: a hash that is correct but of fewer rounds is refused too."""
     sent = f"HELLO {json.dumps({'v': 2, 'pwdhash': pwdhash})}\r\n".encode()
     connection = server(sent, password="pw", salt="5a17", iterations=4000)
@@ -172,7 +172,7 @@ def test_a_version_1_hello_does_not_lower_the_number_of_rounds():
             connection.next_command()
 
 
-def test_a_hash_where_none_is_asked_does_no_harm():
+def test_an_unrequested_password_hash_is_ignored():
     assert server(Hello(pwdhash="1e44").line()).next_command() == Hello(pwdhash="1e44")
 
 
@@ -200,7 +200,7 @@ MEANT = [
 ]
 
 
-def test_commands_come_out_in_order_at_every_split():
+def test_pipelined_commands_are_parsed_in_order_at_every_split():
     """W6: commands are pipelined, with CRLF or bare LF; a refused line leaves the connection usable."""
     for pieces in every_split(STREAM):
         connection, found = server(), []
@@ -211,7 +211,7 @@ def test_commands_come_out_in_order_at_every_split():
         assert connection.buffered_bytes == 0
 
 
-def test_what_was_read_is_let_go_of_by_who_asks_for_no_more_than_came():
+def test_the_buffer_is_freed_without_an_extra_next_command_call():
     """Such a client calls `next_command` once for each command, and never for the following one."""
     connection = identified()
     for size in (10, 20_000, 10):
@@ -222,7 +222,7 @@ def test_what_was_read_is_let_go_of_by_who_asks_for_no_more_than_came():
     assert sys.getsizeof(connection._buffer) < 100_000
 
 
-def test_commands_may_be_taken_one_at_a_time_while_more_come():
+def test_commands_can_be_taken_one_by_one_while_more_bytes_arrive():
     connection = identified(b"INFO\r\nFETCH a\r\nEN")
     assert connection.next_command() == Info()
     assert connection.buffered_bytes == len("FETCH a\r\nEN")
@@ -232,7 +232,7 @@ def test_commands_may_be_taken_one_at_a_time_while_more_come():
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("is_split", [False, True])
-def test_the_limit_is_the_longest_line_without_its_end(end, is_split):
+def test_the_line_length_limit_excludes_the_line_end(end, is_split):
     """W7: 100 bytes pass and 101 do not, however they are split."""
 
     def commands(length):
@@ -246,7 +246,7 @@ def test_the_limit_is_the_longest_line_without_its_end(end, is_split):
     assert list(commands(101)) == [(ProtocolError, "command too long: expected at most 100 bytes in a line")]
 
 
-def test_a_line_that_is_too_long_is_refused_before_it_ends_and_all_that_follows_is_dropped():
+def test_an_overlong_line_is_refused_early_and_all_later_input_is_dropped():
     """W7: the memory used stays bounded."""
     connection = identified(b"INFO\r\n", b"PUSH " + b"x" * 2000, max_command_bytes=1000)
     assert connection.next_command() == Info()
@@ -258,7 +258,7 @@ def test_a_line_that_is_too_long_is_refused_before_it_ends_and_all_that_follows_
         assert connection.buffered_bytes == 0
 
 
-def test_before_hello_the_limit_is_4_kib():
+def test_the_line_limit_before_hello_is_4_kib():
     """W7: 4096 bytes pass and one more does not."""
     fits = b'HELLO {"v":2,"x":"' + b"x" * (MAX_HELLO_BYTES - 20) + b'"}'
     assert len(fits) == MAX_HELLO_BYTES == 4096
@@ -273,14 +273,14 @@ def test_a_long_command_may_follow_hello_in_the_same_piece():
     assert drain(connection) == [Hello(), Fetch(("q",))]
 
 
-def test_a_hundred_thousand_commands_in_one_piece_take_time_in_proportion():
+def test_a_hundred_thousand_pipelined_commands_are_parsed_in_linear_time():
     connection = identified(b"INFO\r\n" * 100_000)
     began = time.process_time()
     assert len(drain(connection)) == 100_000
     assert time.process_time() - began < 5
 
 
-def test_a_large_command_in_small_pieces_takes_time_in_proportion():
+def test_a_large_command_in_small_pieces_is_parsed_in_linear_time():
     line = b'FAIL {"jid":"12345678","message":"' + b"m" * (16 * 1024 * 1024 - 40) + b'"}\r\n'
     connection, found = identified(), []
     began = time.process_time()
@@ -293,7 +293,7 @@ def test_a_large_command_in_small_pieces_takes_time_in_proportion():
 
 @pytest.mark.parametrize("verb", ["ACK", "BATCH", "BEAT", "END", "FETCH", "FLUSH", "HELLO", "INFO", "QUEUE", "TRACK"])
 @pytest.mark.parametrize("piece", [4096, 10**9])
-def test_a_long_line_of_a_verb_that_brings_no_job_is_dropped_as_it_comes(verb, piece):
+def test_an_overlong_command_that_carries_no_job_is_dropped_as_it_arrives(verb, piece):
     """W7: the line is refused at its end, with the limit in the error, and the connection stays open."""
     [most] = [limit.maximum for limit in LIMITS if (limit.verb, limit.field) == (verb, "line")]
     line = verb.encode() + b" " + b"x" * (2 * most)
@@ -306,7 +306,7 @@ def test_a_long_line_of_a_verb_that_brings_no_job_is_dropped_as_it_comes(verb, p
     assert found == [(InvalidPayload, f"{verb}: line: expected at most {most} bytes, got {len(line)}"), Info()]
 
 
-def test_a_long_line_of_an_unknown_verb_is_dropped_and_one_over_the_limit_ends_the_connection():
+def test_a_long_unknown_command_is_dropped_and_an_overlong_line_disconnects():
     """W5, W7: below the connection's limit, such a line is an ordinary error."""
     long = b"x" * 2_000_000
     connection = identified(b"NOPE " + long, b"\r\nINFO\r\n")
@@ -316,7 +316,7 @@ def test_a_long_line_of_an_unknown_verb_is_dropped_and_one_over_the_limit_ends_t
 
 
 @given(st.lists(st.binary(max_size=60)), st.booleans())
-def test_no_bytes_break_the_server_side(pieces, is_known):
+def test_arbitrary_bytes_never_break_the_server_side(pieces, is_known):
     connection = identified(max_command_bytes=100) if is_known else server(max_command_bytes=100)
     for piece in pieces:
         connection.receive(piece)
@@ -334,7 +334,7 @@ def client(*sent, password=""):
     return connection
 
 
-def test_a_client_says_hello_when_the_greeting_has_come_at_every_split():
+def test_a_client_sends_hello_after_the_full_greeting_at_every_split():
     stream = b'+HI {"v":2}\r\n+OK\r\n$-1\r\n-ERR no\r\n$2\r\n{}\r\n'
     for pieces in every_split(stream):
         connection, said, replies = client(), None, []
@@ -348,16 +348,16 @@ def test_a_client_says_hello_when_the_greeting_has_come_at_every_split():
         assert replies == [Simple("OK"), BulkString(None), Error("ERR", "no"), BulkString("{}")]
 
 
-def test_a_client_proves_its_password():
+def test_a_client_sends_the_password_hash_if_requested():
     said = client(b'+HI {"v":2,"s":"123456789abc","i":1735}\r\n', password="secret").hello()
     assert said == Hello(identity=WORKER, pwdhash=hash_password("secret", "123456789abc", 1735)).line()
 
 
-def test_a_client_keeps_its_password_to_itself_where_none_is_asked():
+def test_a_client_sends_no_password_hash_unless_requested():
     assert client(b'+HI {"v":2}\r\n', password="secret").hello() == Hello(identity=WORKER).line()
 
 
-def test_a_client_without_the_password_asked_for_says_where_to_put_it():
+def test_a_client_without_a_required_password_refers_to_faktory_url():
     with pytest.raises(AuthenticationFailed, match="FAKTORY_URL"):
         client(b'+HI {"v":2,"s":"123456789abc","i":1735}\r\n').hello()
 
@@ -387,19 +387,19 @@ def test_a_client_without_the_password_asked_for_says_where_to_put_it():
         b'+HI {"v":2,"s":7,"i":5000}\r\n',
     ],
 )
-def test_another_greeting_is_refused(greeting):
+def test_an_invalid_greeting_is_refused(greeting):
     with pytest.raises(ProtocolError, match="expected"):
         client(greeting, password="secret").hello()
 
 
-def test_a_server_that_turns_us_away_is_quoted():
+def test_the_client_error_quotes_the_error_of_the_server():
     """W8: the client's error repeats the server's message."""
     with pytest.raises(ProtocolError, match="too many connections"):
         client(b"-ERR too many connections\r\n").hello()
 
 
 @pytest.mark.parametrize("password", ["", "secret"])
-def test_both_sides_understand_each_other(password):
+def test_client_and_server_complete_the_handshake(password):
     far = server(password=password, salt="0123456789abcdef", iterations=4000 if password else 0)
     near = client(far.greeting(), password=password)
     far.receive(near.hello())

@@ -46,19 +46,19 @@ def cut(draw, whole):
 
 
 @given(cut(stream), st.sampled_from(["", "secret"]))
-def test_any_lines_of_a_stranger_are_answered_or_end_the_connection(pieces, password):
+def test_lines_of_an_unidentified_client_are_answered_or_close_the_connection(pieces, password):
     check(pieces, password=password)
 
 
 @given(cut(stream), st.sampled_from([100, 16 * 1024 * 1024]))
 @settings(max_examples=examples(300))
-def test_any_lines_of_a_client_are_answered_one_by_one_and_alike_at_every_cut(pieces, limit):
+def test_each_line_of_a_client_is_answered_the_same_at_every_split(pieces, limit):
     found = check([HELLO, *pieces], limit=limit)
     assert repr(found) == repr(check([HELLO + b"".join(pieces)], limit=limit))
 
 
 @given(cut(st.binary(max_size=300)), st.booleans())
-def test_any_bytes_are_answered_or_end_the_connection(pieces, is_known):
+def test_arbitrary_bytes_are_answered_or_close_the_connection(pieces, is_known):
     check([HELLO, *pieces] if is_known else pieces, limit=64)
 
 
@@ -80,7 +80,7 @@ def test_any_bytes_are_answered_or_end_the_connection(pieces, is_known):
         b'BEAT {"wid":"\\n"}',
     ],
 )
-def test_what_a_client_sends_moves_no_cursor_and_ends_no_line(hostile):
+def test_error_replies_contain_no_control_characters_of_the_client(hostile):
     [_, outcome] = check([HELLO + hostile + b"\r\n"])
     assert isinstance(outcome, tuple), "refused"
     assert outcome[0] == "refused"

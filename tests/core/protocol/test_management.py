@@ -26,11 +26,11 @@ pytestmark = pytest.mark.core
         Flush(),
     ],
 )
-def test_a_command_read_back_is_the_same(command):
+def test_a_management_command_round_trips_through_its_line(command):
     assert parse(command.line().decode().removesuffix("\r\n")) == command
 
 
-def test_a_mutation_is_sent_without_a_space_as_the_original_server_wants_it():
+def test_mutate_json_is_sent_without_spaces():
     """W23: the only space is the one after the verb."""
     sent = Mutate(Mutation(command="kill", target="dead", jobtype="a b", regexp="* c *")).line().decode()
     assert sent.count(" ") == 1
@@ -52,7 +52,7 @@ def test_a_mutation_is_sent_without_a_space_as_the_original_server_wants_it():
         ),
     ],
 )
-def test_what_counts_as_no_filter(text, mutation):
+def test_empty_and_null_filters_select_every_job(text, mutation):
     """W23: empty and null filters select every job."""
     assert parse(f"MUTATE {text}") == Mutate(mutation)
 
@@ -93,7 +93,7 @@ def test_what_counts_as_no_filter(text, mutation):
         ("QUEUE LATENCY a/b", 'cannot get "a/b" queue'),
     ],
 )
-def test_what_breaks_a_rule_is_told_which(line, message):
+def test_an_invalid_command_is_refused_with_the_broken_rule(line, message):
     """W5, W23, W24: the message names the broken rule."""
     with pytest.raises(InvalidPayload) as refusal:
         parse(line)
@@ -101,7 +101,7 @@ def test_what_breaks_a_rule_is_told_which(line, message):
 
 
 @pytest.mark.parametrize("verb", ["PAUSE", "pause", "Pause"])
-def test_sub_verbs_take_any_case(verb):
+def test_queue_subcommands_are_case_insensitive(verb):
     """W5: repeated names and spaces are dropped too."""
     assert parse(f"QUEUE {verb} a  b a") == PauseQueues(("a", "b"))
 
@@ -115,6 +115,6 @@ def test_sub_verbs_take_any_case(verb):
         ('{"a": "\\\\", "b": " "}', '{"a":"\\\\","b":" "}'),
     ],
 )
-def test_white_space_between_tokens_goes_and_strings_stay(text, told):
+def test_compact_removes_white_space_between_tokens_but_not_in_strings(text, told):
     """W23: globs are matched against the compact text."""
     assert compact(text) == told

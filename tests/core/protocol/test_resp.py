@@ -52,12 +52,12 @@ def read(pieces):
         (resp.bulk("a\ud800"), b"$2\r\na?\r\n"),
     ],
 )
-def test_replies_are_these_bytes(written, sent):
+def test_replies_are_written_as_the_expected_bytes(written, sent):
     assert written == sent
 
 
 @pytest.mark.parametrize(("stream", "reply"), TABLE)
-def test_a_reply_is_read_back_at_every_split(stream, reply):
+def test_a_reply_is_parsed_back_at_every_split(stream, reply):
     for pieces in every_split(stream):
         assert read(pieces) == [reply]
 
@@ -68,7 +68,7 @@ def test_many_replies_are_read_in_order_at_every_split():
         assert read(pieces) == [reply for _, reply in TABLE]
 
 
-def test_half_a_reply_is_no_reply_yet():
+def test_an_incomplete_reply_is_not_returned():
     reader = ReplyReader()
     for piece in (b"", b"$", b"5\r\nhal", b"lo", b"\r"):
         reader.feed(piece)
@@ -79,7 +79,7 @@ def test_half_a_reply_is_no_reply_yet():
 
 
 @given(st.text(alphabet=st.characters(codec=None, categories=None)))
-def test_an_error_is_one_line_whatever_is_in_it(text):
+def test_an_error_reply_is_one_line_for_any_message(text):
     sent = resp.error(text)
     assert sent.endswith(b"\r\n")
     line = sent[:-2].decode()
@@ -98,19 +98,19 @@ def test_an_error_is_one_line_whatever_is_in_it(text):
         ("déjà 😀", "déjà 😀"),
     ],
 )
-def test_what_would_break_the_line_is_shown_escaped(text, line):
+def test_control_characters_in_reply_lines_are_escaped(text, line):
     assert resp.error(text) == f"-ERR {line}\r\n".encode()
     assert resp.simple(text) == f"+{line}\r\n".encode()
 
 
-def test_a_long_message_is_cut():
+def test_a_long_error_message_is_truncated():
     assert len(resp.error("\x00" * 10_000)) <= len("-ERR …\r\n") + resp.MAX_LINE + 2
     assert resp.error("x" * 10_000_000) == b"-ERR " + b"x" * (resp.MAX_LINE - 1) + "…\r\n".encode()
     assert resp.error("x" * resp.MAX_LINE) == b"-ERR " + b"x" * resp.MAX_LINE + b"\r\n"
 
 
 @given(st.lists(st.one_of(st.none(), st.text())))
-def test_bulk_texts_survive(texts):
+def test_all_bulk_strings_round_trip(texts):
     assert read([b"".join(resp.bulk(text) for text in texts)]) == [BulkString(text) for text in texts]
 
 
@@ -140,7 +140,7 @@ def test_bulk_texts_survive(texts):
         b"+" + b"x" * 1_100_000,
     ],
 )
-def test_what_is_no_reply_is_refused_and_stays_refused(garbage):
+def test_invalid_reply_bytes_are_refused_and_the_reader_stays_failed(garbage):
     reader = ReplyReader()
     reader.feed(garbage)
     for _ in range(2):
@@ -149,7 +149,7 @@ def test_what_is_no_reply_is_refused_and_stays_refused(garbage):
         reader.feed(resp.OK)
 
 
-def test_a_large_reply_in_small_pieces_takes_time_in_proportion():
+def test_a_large_reply_in_small_pieces_is_parsed_in_linear_time():
     """16 MiB in pieces of 1 KiB: quadratic copying would take minutes."""
     text = "x" * (16 * 1024 * 1024)
     stream = resp.bulk(text) + resp.OK * 100_000

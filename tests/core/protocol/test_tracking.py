@@ -23,12 +23,12 @@ T0 = datetime(2026, 5, 1, 12, tzinfo=UTC)
         TrackSet(TrackUpdate(jid="job-0001", percent=100, desc="é", reserve_until=T0)),
     ],
 )
-def test_a_command_is_read_as_it_was_written(command):
+def test_a_track_command_round_trips_through_its_line(command):
     assert parse(command.line().decode().removesuffix("\r\n")) == command
 
 
 @pytest.mark.parametrize(("get", "set_"), [("get", "set"), ("GET", "SET"), ("Get", "sEt"), ("  get", "  set")])
-def test_the_sub_verb_takes_any_case(get, set_):
+def test_the_track_subcommand_is_case_insensitive(get, set_):
     """W5: for the server, "get" and "GET" are the same."""
     assert parse(f"TRACK {get} job-0001 ") == TrackGet("job-0001")
     assert parse(f'TRACK {set_} {{"jid":"job-0001"}}') == TrackSet(TrackUpdate(jid="job-0001"))
@@ -52,26 +52,26 @@ def test_the_sub_verb_takes_any_case(get, set_):
         ('TRACK SET {"jid":"j","reserve_until":"soon"}', "invalid timestamp for 'reserve_until': "),
     ],
 )
-def test_what_has_another_shape_is_refused_in_one_line_that_says_why(line, told):
+def test_a_malformed_track_command_is_refused_with_a_one_line_reason(line, told):
     with pytest.raises(InvalidPayload) as caught:
         parse(line)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_description_is_cut_and_is_storable():
+def test_a_description_is_truncated_and_nul_characters_are_replaced():
     command = parse('TRACK SET {"jid":"j","desc":"a\\u0000' + "é" * 1000 + '"}')
     assert command.update.desc.startswith("a\ufffdé")
     assert 995 < len(command.update.desc.encode()) <= 1000
 
 
-def test_unknown_jobs_are_told_as_the_original_does():
+def test_an_unknown_job_is_reported_as_by_the_original_server():
     text = format_tracked(Tracked(jid="job-0001"))
     assert text == '{"jid":"job-0001","state":"unknown","updated_at":""}'
     assert parse_tracked({"jid": "job-0001", "state": "unknown", "updated_at": ""}) == Tracked(jid="job-0001")
 
 
-def test_all_that_is_known_is_told():
+def test_all_known_fields_of_a_tracked_job_are_reported():
     told = Tracked(jid="job-0001", percent=5, desc="d", state="working", updated_at=T0)
     assert format_tracked(told) == (
         '{"jid":"job-0001","percent":5,"desc":"d","state":"working","updated_at":"2026-05-01T12:00:00Z"}'

@@ -29,14 +29,14 @@ SEMANTIC = re.compile(
         ("1.0.0.post2.dev3+local", "1.0.0-dev.3+post.2.local"),
     ],
 )
-def test_a_version_of_python_is_sent_as_a_semantic_one(version, expected):
+def test_a_python_version_is_converted_to_a_semantic_version(version, expected):
     assert semantic(version) == expected
     assert SEMANTIC.fullmatch(expected)
 
 
-def test_the_version_of_this_package_is_semantic():
+def test_the_package_version_converts_to_a_semantic_version():
     assert SEMANTIC.fullmatch(semantic(__version__))
 
 
-def test_what_is_no_version_is_left_as_it_is():
+def test_an_invalid_version_is_left_unchanged():
     assert semantic("unknown") == "unknown"

@@ -96,26 +96,26 @@ def understood(pieces):
     return found
 
 
-def test_the_tables_leave_no_verb_and_no_command_out():
+def test_the_tables_cover_every_verb_and_command_class():
     assert {line.split()[0].decode() for line, _ in SENT} == set(commands.VERBS)
     assert {type(command) for _, command in SENT} == set(typing.get_args(commands.Command))
 
 
 @pytest.mark.parametrize(("line", "command"), SENT)
-def test_a_client_writes_these_bytes(line, command):
+def test_each_command_is_written_as_the_expected_bytes(line, command):
     assert command.line() == line + b"\r\n"
 
 
 @pytest.mark.parametrize("end", [b"\r\n", b"\n"])
 @pytest.mark.parametrize(("line", "command"), SENT)
-def test_a_server_reads_them_at_every_split(line, command, end):
+def test_a_server_parses_each_command_at_every_split(line, command, end):
     """W6: the result does not depend on the split."""
     hello = [] if isinstance(command, commands.Hello) else [b'HELLO {"v":2}\r\n']
     for pieces in every_split(line + end):
         assert understood(hello + pieces)[len(hello) :] == [command]
 
 
-def test_a_server_reads_all_of_them_in_one_stream_at_every_split():
+def test_a_server_parses_pipelined_commands_at_every_split():
     """W6: the same for pipelined commands."""
     sent = [SENT[0], *SENT[2:]]  # one HELLO
     for pieces in every_split(b"\r\n".join(line for line, _ in sent) + b"\r\n"):
@@ -123,7 +123,7 @@ def test_a_server_reads_all_of_them_in_one_stream_at_every_split():
 
 
 @pytest.mark.parametrize(("line", "written", "reply"), ANSWERED)
-def test_a_server_writes_these_bytes_and_a_client_reads_them_at_every_split(line, written, reply):
+def test_each_reply_is_written_as_expected_and_parsed_at_every_split(line, written, reply):
     assert written == line + b"\r\n"
     for pieces in every_split(written):
         client, found = ClientConnection(identity=WorkerIdentity()), []

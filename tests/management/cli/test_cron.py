@@ -24,7 +24,7 @@ def names():
     return set(CronEntry.objects.filter(paused_at=None).values_list("name", flat=True))
 
 
-def test_entries_tell_what_is_due_and_why_not(asked, faktory):
+def test_list_shows_the_state_and_problem_of_each_entry(asked, faktory):
     entry("daily", queue="bells")
     entries.pause([entry("paused").pk], using="default")
     entry("gone", origin="code", schedule="0 1 * * *")
@@ -46,7 +46,7 @@ def test_entries_tell_what_is_due_and_why_not(asked, faktory):
     assert "zone: unknown" in lines[1]
 
 
-def test_the_latest_run_tells_what_became_of_its_job(asked, faktory):
+def test_the_latest_run_shows_the_outcome_of_its_job(asked, faktory):
     entry("daily")
     for day in (2, 3):
         runs.enqueue_due_runs(enqueue, using="default", now=NOON.replace(day=day))
@@ -56,7 +56,7 @@ def test_the_latest_run_tells_what_became_of_its_job(asked, faktory):
     assert asked("cron")["entries"][0]["latest"]["outcome"] == "dead"
 
 
-def test_pause_and_resume_change_those_that_are_named(asked):
+def test_pause_and_resume_change_only_the_named_entries(asked):
     for name in ("one", "two", "three"):
         entry(name)
     assert asked("cron", "pause", "one", "two", "one") == {"entries": ["one", "two"]}
@@ -68,7 +68,7 @@ def test_pause_and_resume_change_those_that_are_named(asked):
     assert names() == {"one", "two", "three"}
 
 
-def test_run_enqueues_its_job_at_once_though_it_is_paused(asked, faktory):
+def test_run_enqueues_the_job_of_a_paused_entry(asked, faktory):
     entries.pause([entry("sum", jobtype=add.jobtype, args="[1, 2]").pk], using="default")
     job = Job.objects.get(jid=asked("cron", "run", "sum")["jid"])
     assert (job.jobtype, job.state) == (add.jobtype, "enqueued")
@@ -76,7 +76,7 @@ def test_run_enqueues_its_job_at_once_though_it_is_paused(asked, faktory):
     assert faktory("cron", "run", "sum").out.strip() == Job.objects.latest("pk").jid
 
 
-def test_a_job_that_cannot_be_made_is_refused_in_a_line(faktory):
+def test_run_rejects_an_entry_with_an_invalid_job(faktory):
     entry("daily", job='{"retry": "often"}')
     answer = faktory("cron", "run", "daily")
     assert (answer.code, answer.out) == (1, "")
@@ -96,14 +96,14 @@ def test_an_unknown_name_exits_with_2_and_changes_nothing(faktory, verb, name):
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])
-def test_one_unknown_name_keeps_the_others_as_they_are(faktory, verb):
+def test_one_unknown_name_leaves_the_other_entries_unchanged(faktory, verb):
     entry("daily")
     assert faktory("cron", verb, "daily", "nobody").code == 2
     assert names() == {"daily"}
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "run"])
-def test_what_code_defines_no_more_is_not_touched(faktory, verb):
+def test_entries_removed_from_code_cannot_be_changed_or_run(faktory, verb):
     entry("gone", origin="code")
     entries.sync([], using="default")
     assert faktory("cron", verb, "gone").code == 2
@@ -123,7 +123,7 @@ def test_what_code_defines_no_more_is_not_touched(faktory, verb):
         ("run", "--all"),
     ],
 )
-def test_half_a_command_is_refused(faktory, words):
+def test_incomplete_or_contradictory_arguments_are_rejected(faktory, words):
     entry("daily")
     entry("second")
     answer = faktory("cron", *words)
@@ -132,7 +132,7 @@ def test_half_a_command_is_refused(faktory, words):
     assert names() == {"daily", "second"}
 
 
-def test_entries_are_only_in_this_database(faktory, settings):
+def test_cron_is_rejected_with_a_remote_broker(faktory, settings):
     settings.FAKTORY = {"BROKER": "remote", "URL": "tcp://127.0.0.1:1"}
     answer = faktory("cron")
     assert answer.code == 1

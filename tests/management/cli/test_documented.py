@@ -32,19 +32,19 @@ def options_of(subcommand):
 
 
 @pytest.mark.core
-def test_the_page_has_every_subcommand_and_no_other():
+def test_the_page_lists_exactly_the_existing_subcommands():
     assert sorted(SECTIONS) == sorted(subcommands())
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("word", subcommands())
-def test_the_page_has_every_option(word):
+def test_the_page_lists_every_option_of_a_subcommand(word):
     told = chapter_of(word)
     assert [option for option in options_of(subcommands()[word]) if f"`{option}" not in told] == []
 
 
 @pytest.mark.core
-def test_every_option_on_the_page_is_one():
+def test_every_option_on_the_page_exists():
     known = {option for one in subcommands().values() for option in options_of(one)} | {"--json", "--"}
     assert set(re.findall(r"`(--[a-z-]*)", PAGE)) <= known
 
@@ -102,13 +102,13 @@ ELSEWHERE = {"import-faktory", "export-faktory"}
 
 
 @pytest.mark.core
-def test_each_has_an_example():
+def test_each_subcommand_has_an_example():
     assert EXAMPLES.keys() | ELSEWHERE == subcommands().keys()
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("word", EXAMPLES)
-def test_what_comes_has_the_documented_shape(asked, word):
+def test_json_output_has_the_documented_shape(asked, word):
     batches.new(payloads_of_a_batch(), using="default")
     JobFactory(dead=True, jid="jid-of-one", history='[{"errtype":"E"}]')
     pushes.push([payload()], using="default")

@@ -23,7 +23,7 @@ def elsewhere(serve, settings, monkeypatch):  # noqa: F811
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_numbers_queues_and_top_come_over_the_wire(asked):
+def test_info_queues_and_top_work_with_a_remote_server(asked):
     QueueFactory(name="mail")
     JobFactory(queue="mail")
     assert asked("info")["queues"] == {"mail": 1}
@@ -35,7 +35,7 @@ def test_numbers_queues_and_top_come_over_the_wire(asked):
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_jobs_are_pushed_and_tell_their_state(asked):
+def test_push_and_job_state_work_with_a_remote_server(asked):
     jid = asked("push", add.jobtype, "1", "2")["jid"]
     assert Job.objects.get(jid=jid).state == "enqueued"
     assert asked("job", jid)["state"] == "enqueued"
@@ -53,7 +53,7 @@ def test_jobs_are_pushed_and_tell_their_state(asked):
         (("discard", "jid-of-one", "--yes"), None),
     ],
 )
-def test_sets_are_changed_as_far_as_mutate_can_say_them(asked, words, becomes):
+def test_job_sets_are_changed_as_far_as_mutate_supports_the_query(asked, words, becomes):
     JobFactory(dead=True, jid="jid-of-one", jobtype="noop")
     other = JobFactory(working=True, jobtype="noop")
     assert asked(*words) == {"query": asked(*words)["query"], "found": None, "changed": None, "dry_run": False}
@@ -78,7 +78,7 @@ def test_sets_are_changed_as_far_as_mutate_can_say_them(asked, words, becomes):
         ("quiet", "--all", "--yes"),
     ],
 )
-def test_what_the_protocol_cannot_say_is_refused_and_changes_nothing(faktory, words):
+def test_commands_the_protocol_cannot_express_are_rejected_without_changes(faktory, words):
     JobFactory(dead=True, jobtype="a")
     answer = faktory(*words)
     assert (answer.code, answer.out, len(answer.err.splitlines())) == (1, "", 1)
@@ -86,7 +86,7 @@ def test_what_the_protocol_cannot_say_is_refused_and_changes_nothing(faktory, wo
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_queues_are_paused_and_resumed(asked):
+def test_queues_of_a_remote_server_are_paused_and_resumed(asked):
     QueueFactory(name="mail")
     assert asked("pause", "mail") == {"queues": ["mail"]}
     assert Queue.objects.paused().count() == 1
@@ -94,7 +94,7 @@ def test_queues_are_paused_and_resumed(asked):
     assert Queue.objects.paused().count() == 0
 
 
-def test_a_server_that_is_away_exits_with_3(faktory, settings, monkeypatch):
+def test_an_unreachable_server_exits_with_3(faktory, settings, monkeypatch):
     monkeypatch.setenv("FAKTORY_URL", "tcp://127.0.0.1:1")
     settings.FAKTORY = {"BROKER": "remote", "OUTBOX": []}
     answer = faktory("info")

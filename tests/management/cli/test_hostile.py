@@ -21,7 +21,7 @@ def words():
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_no_terminal_is_told_what_it_would_obey(faktory, asked, name):
+def test_output_contains_no_control_characters_from_job_data(faktory, asked, name):
     fill(TEXTS[name])
     for call in words():
         for is_terminal in (False, True):

@@ -15,7 +15,7 @@ from tests.programs import ROOT, WITH_US
 
 
 @pytest.mark.django_db(transaction=True)
-def test_top_draws_what_goes_on_and_ends_after_its_looks():
+def test_top_draws_the_current_state_and_ends_after_count_refreshes():
     QueueFactory(name="mail")
     JobFactory(working=True, jobtype="shop.slow", wid="\x1b[31mw")
     name = str(connection.settings_dict["NAME"])

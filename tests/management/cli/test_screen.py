@@ -30,14 +30,14 @@ COMMANDING = {chr(code) for code in (*range(32), *range(127, 160), *range(0x202A
 
 @pytest.mark.core
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_text_is_one_line_that_commands_nothing(text):
+def test_a_cleaned_text_is_one_printable_line(text):
     told = clean(text)
     assert told.isprintable()
     assert len(clean(text, longest=80)) <= 80
 
 
 @pytest.mark.core
-def test_a_spelled_out_text_tells_what_it_was():
+def test_control_characters_are_shown_as_escape_sequences():
     assert clean("a\x1b[31m\u202eb") == "a\\x1b[31m\\u202eb"
 
 
@@ -47,7 +47,7 @@ def test_columns_are_aligned():
 
 
 @pytest.mark.core
-def test_a_drawn_cell_is_no_markup():
+def test_markup_in_a_table_cell_is_shown_literally():
     out = Terminal()
     screen = Screen(out, Terminal(), is_json=False)
     assert screen.is_drawn
@@ -58,7 +58,7 @@ def test_a_drawn_cell_is_no_markup():
 @pytest.mark.django_db
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("is_terminal", [False, True], ids=["piped", "terminal"])
-def test_no_page_passes_on_what_a_client_wrote(faktory, text, is_terminal):
+def test_no_command_outputs_control_characters_from_clients(faktory, text, is_terminal):
     """Colours that rich writes are removed first; no cell contains any."""
     short = text[:50]
     job = JobFactory(

@@ -30,7 +30,7 @@ def states():
 # --- reading
 
 
-def test_info_is_the_brokers(asked, faktory):
+def test_info_shows_the_numbers_of_the_broker(asked, faktory):
     JobFactory(queue="mail")
     dead()
     told = asked("info")
@@ -38,7 +38,7 @@ def test_info_is_the_brokers(asked, faktory):
     assert "mail   1" in faktory("info").out
 
 
-def test_queues_tell_size_latency_and_pause(asked, faktory):
+def test_queues_shows_size_latency_and_pause(asked, faktory):
     JobFactory(queue="mail", enqueued_at=timezone.now() - timedelta(seconds=60))
     QueueFactory(name="idle", paused_at=T0)
     idle, mail = asked("queues")["queues"]
@@ -48,7 +48,7 @@ def test_queues_tell_size_latency_and_pause(asked, faktory):
     assert "paused" in faktory("queues").out
 
 
-def test_jobs_are_those_the_query_means_the_latest_first(asked, faktory):
+def test_jobs_lists_jobs_that_match_the_query_newest_first(asked, faktory):
     made = [dead(queue="mail", errtype="x.Timeout") for _ in range(3)]
     dead()
     told = asked("jobs", "dead", "queue:mail", "--limit", 2)
@@ -64,11 +64,11 @@ def test_jobs_are_those_the_query_means_the_latest_first(asked, faktory):
     assert len(lines) == 4
 
 
-def test_no_jobs_are_an_answer(asked):
+def test_jobs_returns_an_empty_list_if_none_match(asked):
     assert asked("jobs", "dead")["jobs"] == []
 
 
-def test_a_job_is_shown_with_all_that_is_known(asked, faktory):
+def test_job_shows_the_payload_and_all_attempts(asked, faktory):
     attempt = {"wid": "w1", "errtype": "x.Timeout", "message": "too late", "backtrace": ["line 1", "line 2"]}
     job = dead(payload='{"jid":"1","args":[42,1.50]}', history=json.dumps([attempt]), errtype="x.Timeout")
     told = asked("job", job.jid)
@@ -95,7 +95,7 @@ STOPPED = {
 }
 
 
-def test_a_job_says_when_and_where_it_was_interrupted(asked, faktory):
+def test_job_shows_when_and_where_it_was_interrupted(asked, faktory):
     job = JobFactory(interruptions=1, history=json.dumps([STOPPED]))
     told = asked("job", job.jid)
     assert (told["attempt"], told["attempts"], told["interruptions"]) == (0, [], 1)
@@ -110,11 +110,11 @@ def test_a_job_says_when_and_where_it_was_interrupted(asked, faktory):
     assert "interrupted by shutdown: 2026-05-01T13:00:05Z worker w7" in faktory("job", job.jid).out
 
 
-def test_a_row_that_is_no_json_any_more_is_shown_as_it_is(asked):
+def test_a_job_with_invalid_json_is_shown_unchanged(asked):
     assert asked("job", JobFactory(payload="{broken").jid)["job"] == "{broken"
 
 
-def test_workers_tell_what_they_hold(asked, faktory):
+def test_workers_shows_the_number_of_held_jobs(asked, faktory):
     WorkerFactory(wid="w1", rss_kb=2048)
     WorkerFactory(wid="gone", seen_at=T0)
     JobFactory(working=True, wid="w1")
@@ -123,7 +123,7 @@ def test_workers_tell_what_they_hold(asked, faktory):
     assert "2 MB" in faktory("workers").out
 
 
-def test_batches_tell_how_far_they_are(asked, faktory):
+def test_batches_shows_the_progress_of_each_batch(asked, faktory):
     bid = batches.new(NewBatch(description="import", success=payload()), using="default")
     child = batches.new(NewBatch(parent_bid=bid), using="default")
     pushes.push([payload(custom={"bid": bid}) for _ in range(2)], using="default")
@@ -135,13 +135,13 @@ def test_batches_tell_how_far_they_are(asked, faktory):
 
 
 @pytest.mark.parametrize("words", [("job", "nosuchjob"), ("batches", "b-nosuch"), ("job", "a\x1b[31m\x00")])
-def test_what_is_not_there_exits_with_2(faktory, words):
+def test_an_unknown_id_exits_with_2(faktory, words):
     answer = faktory(*words)
     assert (answer.code, answer.out) == (2, "")
     assert "has the id" in answer.err
 
 
-def test_top_looks_once_or_so_often(faktory, asked):
+def test_top_refreshes_once_or_count_times(faktory, asked):
     JobFactory(working=True, jobtype="shop.slow")
     QueueFactory(name="mail")
     WorkerFactory(wid="w1")
@@ -153,7 +153,7 @@ def test_top_looks_once_or_so_often(faktory, asked):
     assert [json.loads(look)["processed_per_s"] for look in looks] == [None, 0.0]
 
 
-def test_top_for_ever_asks_for_a_terminal(faktory):
+def test_top_without_a_terminal_requires_once_or_count(faktory):
     answer = faktory("top")
     assert (answer.code, answer.out) == (1, "")
     assert "--once" in answer.err
@@ -162,7 +162,7 @@ def test_top_for_ever_asks_for_a_terminal(faktory):
 # --- push
 
 
-def test_push_enqueues_a_task_with_its_own_options(faktory, asked):
+def test_push_enqueues_a_task_with_its_options(faktory, asked):
     jid = faktory("push", add.jobtype, "1", "2", "--queue", "mail", "--about", "shop.order/7").out.strip()
     job = Job.objects.get(jid=jid)
     assert (job.jobtype, job.queue, job.about, job.result_ttl) == (add.jobtype, "mail", "shop.order/7", 86_400)
@@ -174,7 +174,7 @@ def test_push_enqueues_a_task_with_its_own_options(faktory, asked):
     assert '"kwargs":{"b":[1]}' in job.payload
 
 
-def test_push_of_another_programs_task_must_be_meant(faktory):
+def test_push_of_an_unregistered_task_requires_unregistered(faktory):
     refused = faktory("push", "GoJob", "1")
     assert refused.code == 1
     assert "--unregistered" in refused.err
@@ -196,7 +196,7 @@ def test_push_of_another_programs_task_must_be_meant(faktory):
         ("push", "GoJob", "--unregistered", "--queue", "no such queue"),
     ],
 )
-def test_what_cannot_be_pushed_is_refused_in_one_line(faktory, words):
+def test_an_invalid_push_is_rejected_with_a_one_line_message(faktory, words):
     answer = faktory(*words)
     assert (answer.code, answer.out, len(answer.err.splitlines())) == (1, "", 1)
     assert not Job.objects.exists()
@@ -208,7 +208,7 @@ BECOMES = {"retry": "enqueued", "requeue": "enqueued", "kill": "dead", "discard"
 
 
 @pytest.mark.parametrize("verb", BECOMES)
-def test_a_verb_changes_what_the_query_means(asked, verb):
+def test_a_verb_changes_only_jobs_that_match_the_query(asked, verb):
     meant, other = dead(queue="mail"), dead()
     sure = [] if verb in ("retry", "requeue") else ["--yes"]
     told = asked(verb, "dead", "queue:mail", *sure)
@@ -217,7 +217,7 @@ def test_a_verb_changes_what_the_query_means(asked, verb):
 
 
 @pytest.mark.parametrize("verb", BECOMES)
-def test_a_dry_run_changes_nothing_and_asks_nothing(faktory, verb):
+def test_a_dry_run_changes_nothing_and_needs_no_confirmation(faktory, verb):
     dead()
     answer = faktory(verb, "dead", "--dry-run")
     assert (answer.code, answer.out) == (0, f"{verb}: it would be 1 jobs\n")
@@ -225,14 +225,14 @@ def test_a_dry_run_changes_nothing_and_asks_nothing(faktory, verb):
 
 
 @pytest.mark.parametrize("verb", BECOMES)
-def test_nothing_to_change_exits_with_2(faktory, verb):
+def test_a_verb_with_no_job_to_change_exits_with_2(faktory, verb):
     JobFactory(working=True)
     assert faktory(verb, "working").code == 2
     assert set(states().values()) == {"working"}
 
 
 @pytest.mark.parametrize("verb", ["kill", "discard", "prune"])
-def test_what_destroys_is_not_done_where_nobody_can_say_yes(faktory, verb, monkeypatch):
+def test_destructive_verbs_require_yes_without_a_terminal(faktory, verb, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO())
     job = dead()
     answer = faktory(verb, "dead")
@@ -242,7 +242,7 @@ def test_what_destroys_is_not_done_where_nobody_can_say_yes(faktory, verb, monke
 
 
 @pytest.mark.parametrize(("said", "left"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
-def test_who_is_asked_decides(faktory, monkeypatch, said, left):
+def test_the_answer_to_the_confirmation_prompt_decides(faktory, monkeypatch, said, left):
     from tests.management.cli.conftest import Terminal
 
     monkeypatch.setattr("sys.stdin", Terminal(said))
@@ -252,7 +252,7 @@ def test_who_is_asked_decides(faktory, monkeypatch, said, left):
     assert Job.objects.count() == left
 
 
-def test_a_limit_takes_the_newest_of_those_it_can_change(faktory):
+def test_a_limit_selects_the_newest_jobs_that_can_be_changed(faktory):
     old, new = dead(), dead()
     JobFactory(queue="default")
     assert faktory("retry", "queue:default", "--limit", 1).out == "retry: 1 jobs\n"
@@ -260,20 +260,20 @@ def test_a_limit_takes_the_newest_of_those_it_can_change(faktory):
 
 
 @pytest.mark.parametrize("verb", ["retry", "requeue", "kill", "discard"])
-def test_a_verb_without_a_query_is_a_wrong_usage(verb, capsys):
+def test_a_verb_without_a_query_is_a_usage_error(verb, capsys):
     with pytest.raises(SystemExit) as stop:
         Command().run_from_argv(["manage.py", "faktory", verb])
     assert stop.value.code == 1
     assert "query" in capsys.readouterr().err
 
 
-def test_an_empty_query_is_not_all_jobs(faktory):
+def test_an_empty_query_does_not_match_all_jobs(faktory):
     dead()
     assert faktory("retry", " ").code == 1
     assert set(states().values()) == {"dead"}
 
 
-def test_prune_without_a_query_deletes_what_is_over(asked):
+def test_prune_without_a_query_deletes_jobs_past_purge_at(asked):
     old = JobFactory(succeeded=True)
     kept = JobFactory(succeeded=True, purge_at=timezone.now() + timedelta(hours=1))
     assert asked("prune")["changed"] == 1
@@ -293,12 +293,12 @@ def test_queues_are_paused_and_resumed(asked, faktory):
 
 
 @pytest.mark.parametrize("words", [("pause",), ("resume", "a", "--all"), ("pause", "a\x00")])
-def test_queues_must_be_named(faktory, words):
+def test_pause_and_resume_require_valid_queue_names(faktory, words):
     assert faktory(*words).code == 1
 
 
 @pytest.mark.parametrize("verb", ["quiet", "terminate"])
-def test_workers_are_told(asked, faktory, verb, monkeypatch):
+def test_quiet_and_terminate_set_the_state_of_named_workers(asked, faktory, verb, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO())
     WorkerFactory(wid="w1")
     WorkerFactory(wid="w2")
@@ -316,7 +316,7 @@ def test_workers_are_told(asked, faktory, verb, monkeypatch):
 @pytest.mark.parametrize(
     "words", [(), ("nosuch",), ("jobs", "--limit", "0"), ("jobs", "--nosuch"), ("top", "--interval", "soon")]
 )
-def test_a_wrong_usage_exits_with_1(words, capsys):
+def test_a_usage_error_exits_with_1(words, capsys):
     with pytest.raises(SystemExit) as stop:
         Command().run_from_argv(["manage.py", "faktory", *words])
     assert stop.value.code == 1
@@ -324,23 +324,23 @@ def test_a_wrong_usage_exits_with_1(words, capsys):
 
 
 @pytest.mark.parametrize("verb", ["jobs", "retry", "kill", "prune"])
-def test_a_query_that_cannot_be_read_exits_with_1(faktory, verb):
+def test_an_invalid_query_exits_with_1(faktory, verb):
     answer = faktory(verb, "colour:red")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.startswith("no such key: colour; known: state,")
 
 
-def test_each_state_can_be_asked_for_by_its_word(asked):
+def test_each_state_name_is_a_valid_query(asked):
     for state in State:
         assert asked("jobs", state)["query"] == f"state:{state}"
 
 
-def test_batches_are_none_at_first(asked):
+def test_batches_is_empty_without_any_batch(asked):
     assert not Batch.objects.exists()
     assert asked("batches") == {"batches": [], "is_more": False}
 
 
-def test_djangos_options_may_stand_after_the_subcommand_too(faktory):
+def test_djangos_options_are_accepted_after_the_subcommand(faktory):
     parser = Command().create_parser("manage.py", "faktory")
     before = parser.parse_args(["--settings", "a.b", "--traceback", "info"])
     after = parser.parse_args(["info", "--settings", "a.b", "--traceback"])
@@ -349,7 +349,7 @@ def test_djangos_options_may_stand_after_the_subcommand_too(faktory):
     assert parser.parse_args(["info"]).settings is None
 
 
-def test_people_read_the_time_of_a_job_to_the_second_and_programs_to_the_last_digit(asked, faktory):
+def test_job_times_have_seconds_in_text_and_microseconds_in_json(asked, faktory):
     JobFactory(enqueued_at=datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC))
     assert " 2026-01-02T03:04:05Z " in faktory("jobs").out
     assert asked("jobs")["jobs"][0]["enqueued_at"] == "2026-01-02T03:04:05.678901Z"

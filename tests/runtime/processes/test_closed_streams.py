@@ -38,7 +38,7 @@ def test_runfaktory_works_without_standard_streams(closing):
     assert Job.objects.get(jid=result.id).state == "succeeded"
 
 
-def test_what_goes_wrong_is_still_reported_where_only_the_output_is_closed():
+def test_errors_are_reported_on_stderr_if_only_stdout_is_closed():
     done = run("runfaktory --worker-only --processes none --no-reload", ">&-")
     assert done.returncode == 1
     assert "--processes" in done.stderr

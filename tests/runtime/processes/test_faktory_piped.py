@@ -11,7 +11,7 @@ from django.db import connection
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
-def test_a_reader_who_has_enough_ends_the_command_without_a_traceback():
+def test_a_closed_output_pipe_ends_the_command_without_a_traceback():
     environment = {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.runtime.processes.settings",

@@ -14,7 +14,7 @@ pytestmark = [
 ]
 
 
-def test_a_database_that_is_serializable_by_default_exits_with_1_and_says_what_to_set(runfaktory):
+def test_a_database_with_serializable_as_default_is_refused_with_exit_code_1(runfaktory):
     name = connection.ops.quote_name(connection.settings_dict["NAME"])
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")

@@ -85,7 +85,7 @@ def test_a_job_that_runs_much_longer_than_its_reservation_runs_once(runfaktory, 
     end_well(meetings)
 
 
-def test_an_outage_that_is_longer_than_the_reservation_takes_no_job_from_a_living_worker(runfaktory, tmp_path):
+def test_a_living_worker_keeps_its_jobs_through_a_long_database_outage(runfaktory, tmp_path):
     """A worker keeps its running job, and a job that ended while its end could not be reported (ADR 0017)."""
     if connection.vendor not in PORT:
         pytest.skip("a database server has a wire")
@@ -109,7 +109,7 @@ def test_an_outage_that_is_longer_than_the_reservation_takes_no_job_from_a_livin
     assert begun(meetings[tasks.runs_long]) == 1
 
 
-def test_a_worker_that_stands_still_too_long_loses_its_jobs(runfaktory, tmp_path):
+def test_a_worker_suspended_beyond_its_timeout_loses_its_jobs(runfaktory, tmp_path):
     meetings = long_jobs(tmp_path, tasks.runs_long)
     runfaktory("127.0.0.1:0", "--server-only", "--no-reload", WORKER_TIMEOUT=TIMEOUT_S)
     pool = runfaktory(*WORKERS, WORKER_TIMEOUT=TIMEOUT_S)
@@ -126,7 +126,7 @@ class TestKilledNode:
     """A job that a node claimed and did not deliver is released within the lease, and uses no retry."""
 
     @needs_session("prepared statements")
-    def test_a_job_that_was_claimed_and_not_delivered_is_there_again(self, nodes, client, runfaktory, address):  # noqa: F811
+    def test_a_claimed_but_undelivered_job_becomes_available_again(self, nodes, client, runfaktory, address):  # noqa: F811
         if connection.vendor != "postgresql":
             pytest.skip("elsewhere a claim takes several round trips")
         with wire() as (proxy, environment):
@@ -152,7 +152,7 @@ class TestKilledNode:
         again = Job.objects.get()
         assert (again.attempt, again.failures, again.losses) == (2, 0, 0)
 
-    def test_a_job_that_was_delivered_stays_with_its_worker(self, nodes, client):  # noqa: F811
+    def test_a_delivered_job_stays_with_its_worker(self, nodes, client):  # noqa: F811
         """Check that a delivered job stays with its worker after the delivering node was killed."""
         first, second = nodes(2)
         one = client(first, **worker("wid-1"))

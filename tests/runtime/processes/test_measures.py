@@ -20,7 +20,7 @@ def ended(task):
     return (sums.started, sums.succeeded, sums.failed) if sums else None
 
 
-def test_a_worker_leaves_its_sums_when_it_stops(runfaktory):
+def test_a_worker_writes_its_statistics_when_it_stops(runfaktory):
     results = [add.enqueue(2, 3), fails_for_good.enqueue()]
     program = runfaktory(*WORKER)
     reaches(results[0], "succeeded")
@@ -30,7 +30,7 @@ def test_a_worker_leaves_its_sums_when_it_stops(runfaktory):
     assert (ended(add), ended(fails_for_good)) == ((1, 1, 0), (1, 0, 1))
 
 
-def test_a_server_notes_what_workers_of_any_language_do(runfaktory, address):
+def test_a_server_records_statistics_of_workers_in_any_language(runfaktory, address):
     add.enqueue(2, 3)
     program = runfaktory(ANY_PORT, "--server-only")
     client = RawClient.identified(address(program), wid="somebody-else")
@@ -42,7 +42,7 @@ def test_a_server_notes_what_workers_of_any_language_do(runfaktory, address):
     assert ended(add) == (1, 1, 0)
 
 
-def test_statsd_is_sent_what_passed_and_how_much_waits(runfaktory):
+def test_statsd_receives_job_counts_and_queue_sizes(runfaktory):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
         statsd.bind(("127.0.0.1", 0))
         statsd.settimeout(30)

@@ -73,7 +73,7 @@ def jid_of(reply):
     return json.loads(reply)["jid"]
 
 
-def test_pushed_on_one_node_fetched_on_the_next_acknowledged_on_the_third(nodes, client):
+def test_a_job_can_be_pushed_fetched_and_acknowledged_on_different_nodes(nodes, client):
     """Check that push, fetch and acknowledgement may use different nodes (W13, W16)."""
     first, second, third = (client(node, **worker("wid-1")) for node in nodes(3))
     assert first.ask(push(jid="goes-around", queue="mail")) == b"+OK"
@@ -83,7 +83,7 @@ def test_pushed_on_one_node_fetched_on_the_next_acknowledged_on_the_third(nodes,
     assert second.ask('FAIL {"jid":"goes-around"}') == b"-ERR Job not found goes-around"
 
 
-def test_info_is_true_on_each_node(nodes, client):
+def test_info_on_each_node_describes_the_whole_cluster(nodes, client):
     """Check that sizes, totals and workers are those of the whole cluster (W22)."""
     first, second = nodes(2)
     one, other = client(first, **worker("wid-1")), client(second, **worker("wid-2"))
@@ -104,7 +104,7 @@ def test_info_is_true_on_each_node(nodes, client):
     assert held == "counted-2"
 
 
-def test_a_fetch_that_waits_on_one_node_gets_what_is_pushed_on_another(nodes, client):
+def test_a_waiting_fetch_receives_a_job_pushed_on_another_node(nodes, client):
     """Check that a waiting FETCH is woken (W13). On PostgreSQL and SQLite a notification does it: no poll is due."""
     first, second = nodes(2)
     pusher, waiter = client(first), client(second, **worker())
@@ -115,7 +115,7 @@ def test_a_fetch_that_waits_on_one_node_gets_what_is_pushed_on_another(nodes, cl
         waiter.ask(f'ACK {{"jid":"from-afar-{number}"}}')
 
 
-def test_a_pause_on_one_node_holds_on_all_and_so_does_its_end(nodes, client):
+def test_queue_pause_and_resume_apply_to_all_nodes(nodes, client):
     """Check that QUEUE PAUSE and RESUME apply to all nodes (W24)."""
     first, second = nodes(2)
     chief, waiter = client(first), client(second, **worker())
@@ -128,7 +128,7 @@ def test_a_pause_on_one_node_holds_on_all_and_so_does_its_end(nodes, client):
     assert jid_of(waiter.reply()) == "paused-here"
 
 
-def test_a_node_that_is_killed_takes_no_job_with_it(nodes, client):
+def test_a_killed_node_loses_no_jobs(nodes, client):
     """Check W16 and W29: accepted jobs are stored, and jobs that clients hold can be acknowledged on another node."""
     first, second = nodes(2)
     doomed, parked = client(first, **worker("wid-1")), client(first, **worker("wid-2"))
@@ -145,7 +145,7 @@ def test_a_node_that_is_killed_takes_no_job_with_it(nodes, client):
     assert info(again)["total_processed"] == 1
 
 
-def test_the_nodes_that_are_left_do_the_upkeep(nodes, client):
+def test_the_remaining_nodes_do_the_maintenance(nodes, client):
     """Check W13 and W20: any node enqueues due jobs and reclaims those of lost workers."""
     first, second = nodes(2, WORKER_TIMEOUT=1)
     doomed = client(first, **worker("wid-lost"))
@@ -158,7 +158,7 @@ def test_the_nodes_that_are_left_do_the_upkeep(nodes, client):
 
 
 @needs_session("hints of the database are a session's")
-def test_on_one_node_no_process_waits_for_a_poll(runfaktory, address, client):
+def test_processes_of_one_node_do_not_rely_on_polling(runfaktory, address, client):
     """Check W13: notifications of the database, or of other processes of the node, report pushed and due jobs."""
     program = runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", POLL_INTERVAL=60)
     pusher = client((address(program), program))

@@ -64,7 +64,7 @@ def has_succeeded(result):
     return Job.objects.get(jid=result.id).state == "succeeded"
 
 
-def test_process_1_ends_on_sigterm_with_all_that_it_started(container):
+def test_process_1_ends_on_sigterm_with_all_its_children(container):
     """Check S1: the system has no default action for process 1, so a signal without a handler has no effect."""
     program, first = container("127.0.0.1:0", "--processes", "2", "--concurrency", "2", "--no-reload")
     results = [noop.enqueue() for _ in range(20)]
@@ -78,7 +78,7 @@ def test_process_1_ends_on_sigterm_with_all_that_it_started(container):
     assert [process for process in family if process.is_running()] == []
 
 
-def test_process_1_buries_what_a_task_left_behind(container):
+def test_process_1_reaps_orphans_of_tasks(container):
     """Check that orphans are reaped. They used to stay as zombies until the container had no process numbers left."""
     program, first = container("--worker-only", "--processes", "1", "--concurrency", "2", "--no-reload")
     results = [tasks.leaves_a_process_behind.enqueue() for _ in range(3)]

@@ -46,13 +46,13 @@ def plan(settings, monkeypatch):
     return made
 
 
-def test_without_options_everything_runs_with_the_settings(plan):
+def test_without_options_server_and_workers_use_the_settings(plan):
     found = plan(FAKTORY={"BIND": "127.0.0.1:7777", "CONCURRENCY": 7, "QUEUES": ["a", "b:2"]})
     assert (found.serves, found.works, found.address) == (True, True, ("127.0.0.1", 7777))
     assert (found.concurrency, found.queues, found.alias) == (7, ("a", "b:2"), "default")
 
 
-def test_options_win_over_settings(plan):
+def test_options_take_precedence_over_settings(plan):
     found = plan(
         FAKTORY={"BIND": "127.0.0.1:7777", "CONCURRENCY": 7, "PROCESSES": 7, "QUEUES": ["a"]},
         address="[::1]:7778",
@@ -63,24 +63,24 @@ def test_options_win_over_settings(plan):
     assert (found.address, found.concurrency, found.processes, found.queues) == (("::1", 7778), 8, 9, ("c", "d:3"))
 
 
-def test_a_process_is_bounded_by_the_options_or_the_settings_or_not_at_all(plan):
+def test_process_limits_are_read_from_options_then_settings(plan):
     ours = {"MAX_JOBS": 100, "MAX_RSS": 512}
     assert [(found.max_jobs, found.max_rss) for found in (plan(), plan(FAKTORY=ours))] == [(None, None), (100, 512)]
     found = plan(FAKTORY=ours, max_jobs="7", max_rss="300")
     assert (found.max_jobs, found.max_rss) == (7, 300)
 
 
-def test_without_a_setting_the_queues_are_those_the_tasks_use(plan):
+def test_without_a_setting_the_queues_default_to_those_of_the_tasks(plan):
     import_module("tests.project.tasks")
     assert {"default", "mail"} <= set(plan().queues)
 
 
-def test_processes_are_as_many_as_cpus_four_at_most_and_one_on_sqlite(plan):
+def test_processes_default_to_the_cpu_count_up_to_four_and_one_on_sqlite(plan):
     assert plan().processes == (1 if KIND == "sqlite" else min(4, len(os.sched_getaffinity(0))))
     assert plan(worker_only=True, url="tcp://there:7419").processes == min(4, len(os.sched_getaffinity(0)))
 
 
-def test_the_url_given_wins_over_the_environment(plan, monkeypatch):
+def test_the_url_option_takes_precedence_over_the_environment(plan, monkeypatch):
     monkeypatch.setenv("FAKTORY_URL", "tcp://elsewhere:7419")
     found = plan(worker_only=True, url="tcp://:s3cret@there:7420")
     assert (found.alias, found.url) == (None, "tcp://:s3cret@there:7420")
@@ -88,7 +88,7 @@ def test_the_url_given_wins_over_the_environment(plan, monkeypatch):
     assert "s3cret" not in str(found)
 
 
-def test_the_server_speaks_tls_with_the_options_files_or_the_settings(plan):
+def test_tls_files_are_read_from_options_or_settings(plan):
     ours = {"TLS_CERT": CERTIFICATE, "TLS_KEY": CERTIFICATE}
     assert plan().tls is None
     assert plan(FAKTORY=ours).tls == (str(CERTIFICATE), str(CERTIFICATE))
@@ -97,13 +97,13 @@ def test_the_server_speaks_tls_with_the_options_files_or_the_settings(plan):
     assert plan(FAKTORY=ours, worker_only=True).tls is None
 
 
-def test_a_remote_broker_takes_the_url_of_the_environment(plan, monkeypatch):
+def test_a_remote_broker_uses_the_url_from_the_environment(plan, monkeypatch):
     monkeypatch.setenv("FAKTORY_PROVIDER", "OUR_FAKTORY")
     monkeypatch.setenv("OUR_FAKTORY", "tcp://elsewhere:7419")
     assert plan(FAKTORY={"BROKER": "remote"}, worker_only=True).url == "tcp://elsewhere:7419"
 
 
-def test_a_database_is_not_left_for_an_environment_variable_alone(plan, monkeypatch):
+def test_faktory_url_alone_does_not_replace_the_database(plan, monkeypatch):
     monkeypatch.setenv("FAKTORY_URL", "tcp://elsewhere:7419")
     assert plan(worker_only=True).alias == "default"
 
@@ -141,7 +141,7 @@ def test_a_database_is_not_left_for_an_environment_variable_alone(plan, monkeypa
         ({"drain": True, "reload": True}, ["--drain", "--reload"]),
     ],
 )
-def test_a_wrong_option_is_one_line_that_says_what_was_expected(plan, options, words):
+def test_an_invalid_option_is_rejected_with_a_one_line_message(plan, options, words):
     with pytest.raises(CommandError) as caught:
         plan(**options)
     text = str(caught.value)
@@ -151,21 +151,21 @@ def test_a_wrong_option_is_one_line_that_says_what_was_expected(plan, options, w
     assert caught.value.returncode == 1
 
 
-def test_a_queue_that_looks_misspelt_is_doubted_and_another_is_not(plan):
+def test_only_a_queue_name_similar_to_a_known_one_causes_a_warning(plan):
     assert "mail" in registered_queues()
     [doubt] = config_warnings(plan(queues="mial:3,mail,elsewhere"))
     assert doubt == "queue 'mial': no task of this project uses it; did you mean 'mail'?"
     assert list(config_warnings(plan(queues="mial", server_only=True))) == []
 
 
-def test_workers_of_no_task_at_all_are_doubted(plan, monkeypatch):
+def test_workers_without_any_task_cause_a_warning(plan, monkeypatch):
     monkeypatch.setattr(base, "_registry", {})
     [doubt] = config_warnings(plan(queues="mail"))
     assert "no task is known" in doubt
     assert "INSTALLED_APPS" in doubt
 
 
-def test_a_database_in_memory_is_refused_since_processes_cannot_share_it(plan, settings, monkeypatch):
+def test_an_in_memory_database_is_rejected(plan, settings, monkeypatch):
     memory = ConnectionHandler({"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
     monkeypatch.setattr("django_faktory.runtime.config.connections", memory)
     with pytest.raises(CommandError, match=r"DATABASES\['default'\]: expected a file, got one in memory"):

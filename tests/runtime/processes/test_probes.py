@@ -62,7 +62,7 @@ def answering():
         assert not thread.is_alive()
 
 
-def test_a_node_with_a_server_tells_of_its_loops(runfaktory):
+def test_probes_of_a_node_with_a_server_list_its_checks(runfaktory):
     program = runfaktory("127.0.0.1:0", "--health", "127.0.0.1:0", "--processes", "1")
     address = place(program)
     assert asked(address, "/healthz") == good("processes", "server", "maintenance")
@@ -73,14 +73,14 @@ def test_a_node_with_a_server_tells_of_its_loops(runfaktory):
     assert asked(address, "/metrics")[0] == 404
 
 
-def test_a_node_with_workers_alone_tells_of_the_first(runfaktory):
+def test_probes_of_a_node_without_a_server_list_a_worker_check(runfaktory):
     program = runfaktory("--worker-only", "--health", "127.0.0.1:0", "--processes", "2")
     address = place(program)
     assert asked(address, "/healthz") == good("processes", "worker", "maintenance")
     wait_until(lambda: asked(address, "/readyz") == good("processes", "worker", "maintenance", "database"), 60)
 
 
-def test_a_port_that_is_taken_is_one_line_and_no_start(runfaktory):
+def test_a_health_port_in_use_exits_with_3_and_a_one_line_error(runfaktory):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         program = runfaktory("127.0.0.1:0", "--server-only", "--health", f"127.0.0.1:{taken.getsockname()[1]}")
         assert program.code(60) == 3
@@ -88,7 +88,7 @@ def test_a_port_that_is_taken_is_one_line_and_no_start(runfaktory):
     assert "Traceback" not in program.text
 
 
-def test_a_loop_that_stands_still_is_told(answering):
+def test_a_stalled_maintenance_loop_fails_the_liveness_probe(answering):
     maintenance = Maintenance("default")
     address = answering(health_server.check_maintenance(maintenance))
     assert asked(address, "/healthz") == good("maintenance")
@@ -100,7 +100,7 @@ def test_a_loop_that_stands_still_is_told(answering):
     assert asked(address, "/healthz") == good("maintenance")
 
 
-def test_a_loop_that_goes_round_without_success_lives_and_is_not_ready(answering, monkeypatch):
+def test_a_loop_with_failing_rounds_is_live_but_not_ready(answering, monkeypatch):
     maintenance = Maintenance("default")
     address = answering(health_server.check_maintenance(maintenance))
     monkeypatch.setattr(maintenance, "_enqueue_due", fail)
@@ -133,7 +133,7 @@ def test_a_process_of_the_node_that_does_not_respond_is_reported(answering):
         os.close(ring)
 
 
-def test_an_event_loop_that_hangs_is_told(answering, monkeypatch):
+def test_a_blocked_server_event_loop_fails_the_liveness_probe(answering, monkeypatch):
     monkeypatch.setattr(health_server, "SERVER_S", 1.0)
     server = Server(OrmBroker("default"), port=0)
     thread = threading.Thread(target=server.run)
@@ -152,7 +152,7 @@ def test_an_event_loop_that_hangs_is_told(answering, monkeypatch):
     assert not thread.is_alive()
 
 
-def test_a_worker_that_has_lost_a_loop_or_is_not_heard_is_told(answering):
+def test_a_worker_with_an_ended_loop_or_unanswered_heartbeats_is_reported(answering):
     worker = Worker(OrmBroker("default"), queues=["default"], beat_interval=0.5)
     address = answering(health_server.check_worker(worker))
     assert asked(address, "/healthz")[0] == 200
@@ -169,7 +169,7 @@ def test_a_worker_that_has_lost_a_loop_or_is_not_heard_is_told(answering):
     assert not thread.is_alive()
 
 
-def test_a_node_whose_database_has_no_worker_is_not_ready_where_it_should_have_some(answering):
+def test_a_node_that_should_have_workers_is_not_ready_without_any(answering):
     works = answering(health_server.check_database("default", works=True))
     assert asked(works, "/readyz")[0] == 503
     assert asked(answering(health_server.check_database("default", works=False)), "/readyz") == good("database")
@@ -177,7 +177,7 @@ def test_a_node_whose_database_has_no_worker_is_not_ready_where_it_should_have_s
     assert asked(works, "/readyz") == good("database", "workers")
 
 
-def test_the_token_is_asked_for_where_there_is_one(answering, settings):
+def test_probes_require_the_metrics_token_if_one_is_set(answering, settings):
     settings.FAKTORY = {"METRICS_TOKEN": "sesame"}
     address = answering(health_server.Checks({"x": lambda: ""}, {}))
     assert asked(address, "/healthz")[0] == 401

@@ -28,7 +28,7 @@ def written(wanted):
 
 
 @pytest.mark.parametrize("slim", [False, True], ids=["forked", "without Django"])
-def test_a_process_that_has_run_its_jobs_is_replaced_and_none_is_lost_or_run_twice(runfaktory, slim):
+def test_a_process_at_max_jobs_is_replaced_and_each_job_runs_once(runfaktory, slim):
     # a process also runs the jobs that it has fetched by its 20th: sometimes 100
     wanted = {f"job {number}" for number in range(500)}
     writes_mark.enqueue_many([(text,) for text in sorted(wanted)])
@@ -42,7 +42,7 @@ def test_a_process_that_has_run_its_jobs_is_replaced_and_none_is_lost_or_run_twi
     assert "ERROR" not in program.text
 
 
-def test_who_is_replaced_takes_leave(runfaktory):
+def test_a_replaced_worker_unregisters_itself(runfaktory):
     """Check that a replaced worker unregisters, so that the maintenance does not have to detect its loss."""
     noop.enqueue()
     program = runfaktory(*WORKER, "--max-jobs", "1")
@@ -50,7 +50,7 @@ def test_who_is_replaced_takes_leave(runfaktory):
     wait_until(lambda: WorkerProcess.objects.count() == 1, 30)
 
 
-def test_jobs_that_run_are_waited_for_however_long_they_take(runfaktory, meeting):
+def test_a_process_to_be_replaced_waits_for_its_running_jobs(runfaktory, meeting):
     """SHUTDOWN_TIMEOUT applies only to a worker that has been asked to stop."""
     long = tasks.waits.enqueue(str(meeting))
     program = runfaktory(*WORKER, "--max-jobs", "1", SHUTDOWN_TIMEOUT=0)
@@ -67,7 +67,7 @@ def test_jobs_that_run_are_waited_for_however_long_they_take(runfaktory, meeting
     assert Job.objects.get(jid=long.id).failures == 0
 
 
-def test_a_process_that_takes_too_much_memory_is_replaced_after_the_job(runfaktory, tmp_path):
+def test_a_process_above_max_rss_is_replaced_after_the_job(runfaktory, tmp_path):
     program = runfaktory(*WORKER, "--max-rss", "350")
     fat = tasks.keeps_memory.enqueue(400)
     reaches(fat, "succeeded")
@@ -77,7 +77,7 @@ def test_a_process_that_takes_too_much_memory_is_replaced_after_the_job(runfakto
     wait_until(lambda: not psutil.pid_exists(pid), 30)
 
 
-def test_a_drain_goes_on_with_fresh_processes_until_nothing_is_ready(runfaktory):
+def test_a_drain_continues_with_new_processes_until_no_job_is_ready(runfaktory):
     results = noop.enqueue_many([()] * 60)
     program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2", "--drain", "--max-jobs", "5")
     assert program.code(90) == 0
@@ -85,6 +85,6 @@ def test_a_drain_goes_on_with_fresh_processes_until_nothing_is_ready(runfaktory)
     program.said(REPLACED, times=2)
 
 
-def test_the_settings_count_too(runfaktory):
+def test_the_max_jobs_setting_triggers_replacement(runfaktory):
     noop.enqueue()
     runfaktory(*WORKER, MAX_JOBS=1).said(REPLACED, "it ran 1 job")

@@ -43,7 +43,7 @@ def empty_pool(transactional_db):
 
 
 class TestWorking:
-    def test_everything_runs_with_one_command(self, runfaktory, address):
+    def test_one_command_runs_the_server_and_the_workers(self, runfaktory, address):
         program = runfaktory(ANY_PORT, "--processes", "1")
         results = [add.enqueue(2, 3), async_add.enqueue(2, 3)]
         for result in results:
@@ -54,26 +54,26 @@ class TestWorking:
         assert program.code() == 0
         assert WorkerProcess.objects.filter(pid__in=[process.pid for process in program._family]).count() == 0
 
-    def test_the_first_line_tells_what_runs(self, runfaktory):
+    def test_the_first_log_line_describes_the_configuration(self, runfaktory):
         program = runfaktory(ANY_PORT, "--processes", "2", "--concurrency", "3", "--queues", "mail,default:2")
         [line] = program.said("runfaktory:")
         for words in ("127.0.0.1:0", f"database default ({wire_name()})", "2 × 3 threads", "mail,default:2"):
             assert words in line
 
-    def test_a_server_only_serves(self, runfaktory, address):
+    def test_server_only_starts_no_workers(self, runfaktory, address):
         program = runfaktory(ANY_PORT, "--server-only")
         address(program)
         assert "worker started" not in program.text
         assert len(program.children()) == 1
 
-    def test_workers_alone_also_do_the_upkeep(self, runfaktory):
+    def test_workers_without_a_server_also_do_the_maintenance(self, runfaktory):
         """Check that a retry comes due: a worker without a server must enqueue it."""
         result = flaky.enqueue(2)
         program = runfaktory(*WORKER)
         reaches(result, "succeeded")
         assert "server listens" not in program.text
 
-    def test_workers_serve_a_faktory_server_by_its_url(self, runfaktory, address):
+    def test_workers_connect_to_a_faktory_server_by_its_url(self, runfaktory, address):
         server = runfaktory(ANY_PORT, "--server-only", PASSWORD="s3cret")
         host, port = address(server)
         worker = runfaktory(*WORKER, "--url", f"tcp://:s3cret@{host}:{port}")
@@ -83,7 +83,7 @@ class TestWorking:
         worker.signal(signal.SIGTERM)
         assert worker.code() == 0
 
-    def test_the_server_speaks_tls_and_takes_its_password_from_a_file(self, runfaktory, address, tmp_path):
+    def test_the_server_supports_tls_and_a_password_file(self, runfaktory, address, tmp_path):
         (tmp_path / "password").write_text("s3cret\n")
         from_file = {"FAKTORY_PASSWORD": str(tmp_path / "password")}
         files = ("--tls-cert", str(CERTIFICATE), "--tls-key", str(CERTIFICATE))
@@ -103,20 +103,20 @@ class TestWorking:
         result = noop.enqueue()
         reaches(result, "succeeded")
 
-    def test_with_debug_only_jobs_log_their_statements(self, runfaktory):
+    def test_with_debug_only_job_threads_log_queries(self, runfaktory):
         """Other threads log none: they live as long as the process, and nothing reads their `connection.queries`."""
         results = [tasks.counts_logged_queries.enqueue() for _ in range(3)]
         program = runfaktory(*WORKER, "--drain", "--no-reload", environment={"FAKTORY_TEST_DEBUG": "1"})
         assert program.code() == 0
         assert [Job.objects.get(jid=result.id).result for result in results] == ["[1,0]"] * 3
 
-    def test_draining_ends_by_itself(self, runfaktory):
+    def test_draining_exits_when_all_jobs_are_done(self, runfaktory):
         results = [*noop.enqueue_many([()] * 20), fails_for_good.enqueue(), flaky.enqueue(0)]
         program = runfaktory(*WORKER, "--drain")
         assert program.code() == 0
         assert [state_of(result) for result in results] == ["succeeded"] * 20 + ["dead", "succeeded"]
 
-    def test_draining_with_a_server_ends_the_server_too(self, runfaktory):
+    def test_draining_also_ends_the_server(self, runfaktory):
         result = noop.enqueue()
         program = runfaktory(ANY_PORT, "--drain", "--processes", "2")
         assert program.code() == 0
@@ -125,7 +125,7 @@ class TestWorking:
 
 class TestStopping:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_running_jobs_may_end(self, runfaktory, meeting, number):
+    def test_running_jobs_finish_during_shutdown(self, runfaktory, meeting, number):
         result = tasks.waits.enqueue(str(meeting))
         program = runfaktory(*WORKER)
         meeting.pid()
@@ -137,7 +137,7 @@ class TestStopping:
         assert state_of(result) == "succeeded"
         assert not WorkerProcess.objects.exists()
 
-    def test_a_job_that_does_not_end_in_time_goes_back(self, runfaktory, meeting):
+    def test_a_job_past_the_shutdown_timeout_is_requeued(self, runfaktory, meeting):
         result = tasks.never_ends.enqueue(str(meeting))
         program = runfaktory(*WORKER, SHUTDOWN_TIMEOUT=0.5)
         meeting.pid()
@@ -147,7 +147,7 @@ class TestStopping:
         assert (job.state, job.errtype, job.failures, job.losses) == ("enqueued", "", 0, 0)
         assert job.interruptions == 1
 
-    def test_a_second_signal_ends_at_once_and_the_job_goes_back(self, runfaktory, meeting):
+    def test_a_second_signal_ends_the_program_and_requeues_the_job(self, runfaktory, meeting):
         result = tasks.never_ends.enqueue(str(meeting))
         program = runfaktory(*WORKER)
         meeting.pid()
@@ -158,7 +158,7 @@ class TestStopping:
         job = Job.objects.get(jid=result.id)
         assert (job.state, job.losses, job.failures) == ("enqueued", 0, 0)
 
-    def test_jobs_survive_the_death_of_all_processes(self, runfaktory, meeting):
+    def test_a_running_job_completes_after_its_supervisor_is_killed(self, runfaktory, meeting):
         result = tasks.waits.enqueue(str(meeting))
         program = runfaktory(*WORKER)
         worker_pid = meeting.pid()
@@ -181,7 +181,7 @@ class TestCrashes:
         reaches(result, "succeeded")
         assert Job.objects.get(jid=result.id).losses == 1
 
-    def test_a_process_whose_task_cannot_be_stopped_is_replaced(self, runfaktory, meeting, tmp_path):
+    def test_a_process_with_an_unstoppable_task_is_replaced(self, runfaktory, meeting, tmp_path):
         stuck = tasks.never_ends_although_stopped.enqueue(str(meeting))
         # Under a tracer, Python 3.11 hangs while an interruption waits for its thread.
         program = runfaktory(*WORKER, environment={"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""})
@@ -195,7 +195,7 @@ class TestCrashes:
         program.signal(signal.SIGTERM)
         assert program.code() == 0
 
-    def test_a_poison_pill_is_dead_after_three_processes_and_takes_nobody_along(self, runfaktory, meeting):
+    def test_a_poison_pill_is_dead_after_three_losses_and_other_jobs_succeed(self, runfaktory, meeting):
         """Check that a poison pill does not affect other jobs (W20)."""
         pill = tasks.poison.enqueue(str(meeting))
         others = noop.enqueue_many([()] * 10)
@@ -208,7 +208,9 @@ class TestCrashes:
 
     @pytest.mark.skipif(KIND != "postgresql", reason="SQLite has no connections to break")
     @needs_session("the test would end the sessions it has itself")
-    def test_broken_connections_lose_nothing_and_are_made_again(self, runfaktory, address, meeting, empty_pool):
+    def test_terminated_database_connections_are_reopened_without_losing_jobs(
+        self, runfaktory, address, meeting, empty_pool
+    ):
         """Check that workers and server reconnect (W30)."""
         running = tasks.waits.enqueue(str(meeting))
         program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2")
@@ -227,7 +229,7 @@ class TestCrashes:
 
 
 class TestOrders:
-    def test_quiet_from_the_database(self, runfaktory):
+    def test_a_quiet_order_in_the_database_quiets_the_worker(self, runfaktory):
         """Check that a worker obeys a state set in the database (W15)."""
         program = runfaktory(*WORKER)
         process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30)
@@ -238,13 +240,13 @@ class TestOrders:
         assert program.code() == 0
         assert state_of(result) == "enqueued"
 
-    def test_quiet_by_signal(self, runfaktory):
+    def test_sigtstp_makes_the_worker_quiet(self, runfaktory):
         program = runfaktory(*WORKER)
         program.said("worker started")
         program.signal(signal.SIGTSTP)
         wait_until(lambda: WorkerProcess.objects.filter(state="quiet").exists())
 
-    def test_terminate_from_the_database_starts_a_fresh_worker(self, runfaktory):
+    def test_a_terminate_order_in_the_database_replaces_the_worker(self, runfaktory):
         """Check W21: the process ends, and its supervisor keeps the number of processes."""
         program = runfaktory(*WORKER)
         process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30)
@@ -252,7 +254,7 @@ class TestOrders:
         program.said("worker stopped", process.wid)
         wait_until(lambda: WorkerProcess.objects.exclude(wid=process.wid).exists(), 30)
 
-    def test_stacks_of_server_and_workers(self, runfaktory, address, meeting):
+    def test_sigttin_logs_the_stacks_of_server_and_workers(self, runfaktory, address, meeting):
         tasks.waits.enqueue(str(meeting))
         program = runfaktory(ANY_PORT, "--processes", "1")
         address(program)
@@ -262,7 +264,7 @@ class TestOrders:
         program.said("in waits")
         meeting.go_on()
 
-    def test_a_worker_that_stood_still_too_long_makes_way_for_a_fresh_one(self, runfaktory, meeting):
+    def test_a_worker_suspended_beyond_worker_timeout_is_replaced(self, runfaktory, meeting):
         """Check that a worker that was paused beyond WORKER_TIMEOUT is replaced (W20)."""
         result = tasks.waits.enqueue(str(meeting))
         program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2", WORKER_TIMEOUT=2)

@@ -52,7 +52,7 @@ def app(tmp_path):
 
 
 @pytest.mark.core
-def test_what_the_supervisor_imports_has_no_django_and_nothing_large():
+def test_the_supervisor_imports_neither_django_nor_large_modules():
     code = (
         "import sys, django_faktory.runtime.supervisor.standalone\n"
         "print(sorted({name.split('.')[0] for name in sys.modules}))"
@@ -62,7 +62,7 @@ def test_what_the_supervisor_imports_has_no_django_and_nothing_large():
     assert not (large | {"django", "asyncio", "psycopg", "msgspec"}) & set(json.loads(done.stdout.replace("'", '"')))
 
 
-def test_the_supervisor_needs_a_third_of_what_a_worker_needs(runfaktory):
+def test_the_supervisor_needs_less_than_a_third_of_a_workers_memory(runfaktory):
     program = runfaktory(ANY_PORT, "--processes", "1", environment=UNTRACED)
     program.said("worker started")
     program.said("server listens")
@@ -70,14 +70,14 @@ def test_the_supervisor_needs_a_third_of_what_a_worker_needs(runfaktory):
     wait_until(lambda: memory_mb(program.pid) < min(memory_mb(server.pid), memory_mb(worker.pid)) / 3)
 
 
-def test_it_is_still_found_by_its_command(runfaktory):
+def test_the_supervisor_keeps_its_command_line(runfaktory):
     program = runfaktory(*WORKER)
     program.said("worker started")
     # The process may be replacing its program: then it has no command line for a moment.
     wait_until(lambda: psutil.Process(program.pid).cmdline()[-len(WORKER) - 1 :] == ["runfaktory", *WORKER])
 
 
-def test_what_it_says_goes_where_the_project_logs(runfaktory):
+def test_supervisor_messages_use_the_logging_of_the_project(runfaktory):
     program = runfaktory(*WORKER, environment=THEIRS)
     program.said("worker started")
     [child] = program.children()
@@ -92,7 +92,7 @@ def test_what_it_says_goes_where_the_project_logs(runfaktory):
     assert program.text.count("theirs: stopping") == 1
 
 
-def test_what_it_says_has_its_own_process_id(runfaktory):
+def test_supervisor_messages_contain_its_own_process_id(runfaktory):
     program = runfaktory(*WORKER)
     program.said("worker started")
     program.signal(signal.SIGTERM)
@@ -101,7 +101,7 @@ def test_what_it_says_has_its_own_process_id(runfaktory):
     assert line.split()[3] == str(program.pid)
 
 
-def test_every_process_can_be_replaced_again_and_again(runfaktory):
+def test_every_process_can_be_replaced_repeatedly(runfaktory):
     program = runfaktory(ANY_PORT, "--processes", "1")
     program.said("server listens")
     program.said("worker started")
@@ -115,7 +115,7 @@ def test_every_process_can_be_replaced_again_and_again(runfaktory):
     assert program.code() == 0
 
 
-def test_a_replacement_that_cannot_be_loaded_is_tried_again_until_it_can(runfaktory, app):
+def test_a_replacement_that_cannot_be_loaded_is_retried(runfaktory, app):
     """Change code under a running node: other processes continue, and the reason for the failure is logged."""
     environment, broken = app
     program = runfaktory(ANY_PORT, "--processes", "1", environment=environment)
@@ -130,7 +130,7 @@ def test_a_replacement_that_cannot_be_loaded_is_tried_again_until_it_can(runfakt
     assert program.text.count("server listens") == 1
 
 
-def test_with_nobody_left_to_log_it_is_said_on_stderr(runfaktory, app):
+def test_without_a_logging_process_messages_are_written_to_stderr(runfaktory, app):
     environment, broken = app
     program = runfaktory(*WORKER, environment=environment)
     program.said("worker started")
@@ -144,7 +144,7 @@ def test_with_nobody_left_to_log_it_is_said_on_stderr(runfaktory, app):
     program.said(f"INFO    {program.pid} stopping")
 
 
-def test_a_replacement_that_is_told_to_stop_while_it_loads_stops(runfaktory):
+def test_a_replacement_stops_on_sigterm_while_it_loads(runfaktory):
     program = runfaktory(*WORKER)
     program.said("worker started")
     [child] = program.children()
@@ -167,7 +167,7 @@ def test_a_replacement_ends_with_its_supervisor(runfaktory):
     wait_until(lambda: not replacement.is_running() or replacement.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_who_is_killed_after_long_stopping_gives_its_jobs_back(runfaktory, meeting):
+def test_jobs_of_a_worker_killed_during_shutdown_are_requeued(runfaktory, meeting):
     """By then the report of the loss has been prepared."""
     result = tasks.never_ends.enqueue(str(meeting))
     program = runfaktory(*WORKER)
@@ -180,7 +180,7 @@ def test_who_is_killed_after_long_stopping_gives_its_jobs_back(runfaktory, meeti
     assert (job.state, job.losses, job.failures) == ("enqueued", 0, 0)
 
 
-def test_a_farewell_that_is_not_needed_goes_with_the_rest(runfaktory, meeting):
+def test_an_unneeded_farewell_process_ends_with_the_program(runfaktory, meeting):
     result = tasks.waits.enqueue(str(meeting))
     program = runfaktory(*WORKER)
     meeting.pid()

@@ -24,13 +24,13 @@ def only_line(program):
     return line
 
 
-def test_a_wrong_option_exits_with_1(runfaktory):
+def test_an_invalid_option_exits_with_1(runfaktory):
     program = runfaktory("--processes", "many")
     assert program.code() == 1
     assert only_line(program) == "CommandError: --processes: expected a whole number from 1 to 1024, got 'many'"
 
 
-def test_a_wrong_setting_exits_with_1(runfaktory):
+def test_an_invalid_setting_exits_with_1(runfaktory):
     program = runfaktory(ANY_PORT, CONCURRENCY="many")
     assert program.code() == 1
     program.said("FAKTORY['CONCURRENCY']", "expected", "'many'")
@@ -45,7 +45,7 @@ def test_a_port_in_use_exits_with_3(runfaktory):
     assert "Traceback" not in program.text
 
 
-def test_a_wrong_password_for_the_server_elsewhere_exits_with_3(runfaktory, address):
+def test_a_wrong_password_for_a_remote_server_exits_with_3(runfaktory, address):
     server = runfaktory(ANY_PORT, "--server-only", PASSWORD="s3cret")
     program = runfaktory(*WORKER, "--url", "tcp://:wr0ng@{}:{}".format(*address(server)))
     assert program.code() == 3
@@ -53,7 +53,7 @@ def test_a_wrong_password_for_the_server_elsewhere_exits_with_3(runfaktory, addr
     assert "wr0ng" not in program.text
 
 
-def test_missing_migrations_are_told_and_exit_with_1(runfaktory):
+def test_missing_migrations_are_reported_and_exit_with_1(runfaktory):
     call_command("migrate", "django_faktory", "zero", verbosity=0)
     try:
         program = runfaktory(ANY_PORT, "--migrations-wait", "0")
@@ -70,7 +70,7 @@ def test_a_database_that_cannot_be_reached_exits_with_3(runfaktory):
     assert "the database 'default' cannot be used" in only_line(program)
 
 
-def test_logging_set_up_by_the_project_is_left_alone(runfaktory):
+def test_logging_configured_by_the_project_is_kept(runfaktory):
     quiet = {"FAKTORY_TEST_LOGGING": "1"}
     program = runfaktory(*WORKER, environment=quiet)
     program.said("theirs: worker started")
@@ -95,7 +95,7 @@ class TestReloading:
 
         return start
 
-    def test_changed_code_starts_everything_anew(self, start, app):
+    def test_changed_code_restarts_server_and_workers(self, start, app):
         program = start("--reload")
         program.said("server listens")
         program.said("worker started")
@@ -114,24 +114,24 @@ class TestReloading:
         program.said("version 2")
         self.ends(program)
 
-    def test_it_is_the_default_while_debug_is_on(self, start):
+    def test_reloading_is_the_default_in_debug_mode(self, start):
         program = start(FAKTORY_TEST_DEBUG="1")
         program.said("server listens")
         assert len(psutil.Process(program.pid).children(recursive=True)) == 4
         self.ends(program)
 
-    def test_it_can_be_switched_off(self, start):
+    def test_no_reload_disables_reloading_in_debug_mode(self, start):
         program = start("--no-reload", FAKTORY_TEST_DEBUG="1")
         program.said("server listens")
         program.said("worker started")
         assert len(psutil.Process(program.pid).children(recursive=True)) == 2
 
-    def test_what_cannot_start_ends_it(self, start):
+    def test_an_invalid_option_ends_the_reloader_with_1(self, start):
         program = start("--reload", "--concurrency", "many")
         assert program.code() == 1
         program.said("--concurrency: expected")
 
-    def test_the_death_of_the_reloader_ends_all(self, start):
+    def test_the_death_of_the_reloader_ends_all_processes(self, start):
         program = start("--reload")
         program.said("worker started")
         program.said("server listens")
@@ -153,7 +153,7 @@ def is_alive(process):
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-def test_a_tasks_module_that_fails_is_told_by_its_line_and_exits_with_1(runfaktory, tmp_path):
+def test_a_tasks_module_with_an_import_error_exits_with_1_and_its_line(runfaktory, tmp_path):
     folder = tmp_path / "broken_app"
     folder.mkdir()
     (folder / "__init__.py").touch()
@@ -165,7 +165,7 @@ def test_a_tasks_module_that_fails_is_told_by_its_line_and_exits_with_1(runfakto
 
 
 @pytest.mark.skipif(KIND != "sqlite", reason="others name the missing table in errors of their own")
-def test_a_table_that_is_not_there_yet_says_migrate(transactional_db):
+def test_a_missing_table_error_mentions_migrate(transactional_db):
     call_command("migrate", "django_faktory", "zero", verbosity=0)
     try:
         with pytest.raises(CommandError, match=r"no such table: django_faktory_\w+; run manage\.py migrate$"):

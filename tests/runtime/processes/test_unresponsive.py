@@ -51,7 +51,7 @@ def stuck(runfaktory, meeting):
     return start
 
 
-def test_a_task_that_holds_the_gil_has_its_process_replaced_three_times_and_then_is_dead(stuck, meeting):
+def test_a_job_that_holds_the_gil_is_dead_after_three_killed_processes(stuck, meeting):
     """Check W20: the job's `timeout` cannot stop it. Other jobs run in the other process."""
     timeout_s = 20
     program, result, pid = stuck(
@@ -94,7 +94,7 @@ def test_a_server_whose_event_loop_is_blocked_is_replaced(runfaktory, address):
     program.said("probes are answered", times=2)
 
 
-def test_the_loss_says_how_the_process_died():
+def test_the_loss_message_describes_how_the_process_died():
     silent, crashed = (JobFactory(state="working", wid=wid, attempt=1, **HELD) for wid in ("wid-silent", "wid-crashed"))
     child_spec = ChildSpec(
         wid=new_wid(), lost=("wid-silent", "wid-crashed"), unresponsive={"wid-silent": 41}, lifeline=-1, news=-1
@@ -112,7 +112,7 @@ def test_the_loss_says_how_the_process_died():
 
 @pytest.mark.core
 @pytest.mark.parametrize("more", [{}, {"unresponsive": {"w": 41}, "beats": 7}, {"of a later release": 1}])
-def test_a_child_understands_the_orders_of_a_supervisor_of_another_release(more):
+def test_a_child_accepts_a_spec_of_another_releases_supervisor(more):
     """A replacement runs the code on disk, which may be newer or older than the supervisor's."""
     told = {"wid": "w", "lost": ["v"], "lifeline": 3, "news": 4, "not_before": 1.0} | more
     child_spec = child_spec_of(told)
@@ -120,7 +120,7 @@ def test_a_child_understands_the_orders_of_a_supervisor_of_another_release(more)
     assert child_spec.pipes() == ((3, 4, 7) if "beats" in more else (3, 4))
 
 
-def test_sigterm_ends_a_worker_that_holds_the_gil_and_its_job_goes_back(stuck):
+def test_sigterm_ends_a_worker_that_holds_the_gil_and_requeues_its_job(stuck):
     program, result, pid = stuck(*WORKER, WORKER_TIMEOUT=60, SHUTDOWN_TIMEOUT=1)
     began_at = time.monotonic()
     program.signal(signal.SIGTERM)
@@ -158,7 +158,7 @@ def test_a_coroutine_that_blocks_the_event_loop_is_logged_with_its_task_and_its_
     reaches(result, "succeeded")
 
 
-def test_a_job_that_kills_its_process_is_dead_alone(runfaktory, meeting):
+def test_a_job_that_kills_its_process_is_dead_and_its_neighbor_succeeds(runfaktory, meeting):
     """Check W20: the other job was lost with it twice; the third time each runs alone."""
     innocent = tasks.runs_beside_it.enqueue(str(meeting))
     pill = tasks.dies_beside_another.enqueue(str(meeting))

@@ -73,7 +73,7 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(play, number):
     assert "stopped" not in program.text
 
 
-def test_a_signal_that_does_not_wake_the_main_thread_is_noticed_all_the_same(play):
+def test_a_signal_that_does_not_wake_the_main_thread_is_still_handled(play):
     """Python handles the signal later, like one that arrives just before the thread goes to sleep."""
     program = play("sleeps")
     program.said("started")
@@ -82,7 +82,7 @@ def test_a_signal_that_does_not_wake_the_main_thread_is_noticed_all_the_same(pla
     assert program.code() == 0
 
 
-def test_a_signal_that_is_passed_on_twice_is_one_order(play):
+def test_a_signal_forwarded_twice_counts_as_one(play):
     """`timeout` passes signals on twice, and so do tools that run several programs at once."""
     program = play("lingers")
     program.said("started")
@@ -93,7 +93,7 @@ def test_a_signal_that_is_passed_on_twice_is_one_order(play):
     assert program.said("stopped")
 
 
-def test_a_second_signal_ends_everything_at_once(play):
+def test_a_second_signal_ends_all_processes_immediately(play):
     program = play("deaf")
     [line] = program.said("started")
     program.signal(signal.SIGTERM)
@@ -104,7 +104,7 @@ def test_a_second_signal_ends_everything_at_once(play):
 
 
 @pytest.mark.parametrize("scene", ["impatient", "never-ready"])
-def test_who_does_not_stop_in_time_is_killed_and_its_jobs_are_given_back(play, scene):
+def test_a_child_that_misses_the_stop_deadline_is_killed_and_reported(play, scene):
     program = play(scene)
     [line] = program.said("started")
     program.signal(signal.SIGTERM)
@@ -112,7 +112,7 @@ def test_who_does_not_stop_in_time_is_killed_and_its_jobs_are_given_back(play, s
     assert f"farewell {line.split()[2]}" in program.lines
 
 
-def test_a_farewell_that_hangs_is_cut_short(play):
+def test_a_hanging_farewell_is_ended_by_a_timeout(play):
     program = play("hanging-farewell")
     program.said("started")
     program.signal(signal.SIGTERM)
@@ -120,7 +120,7 @@ def test_a_farewell_that_hangs_is_cut_short(play):
     assert program.code(10) == 0
 
 
-def test_a_child_that_is_killed_is_replaced_and_its_wid_handed_on(play):
+def test_a_killed_child_is_replaced_and_its_wid_is_passed_on(play):
     program = play("steady")
     _, pid, wid, *_ = program.said("started", times=2)[0].split()
     os.kill(int(pid), signal.SIGKILL)
@@ -130,14 +130,14 @@ def test_a_child_that_is_killed_is_replaced_and_its_wid_handed_on(play):
     assert "exit=SIGKILL" in program.text
 
 
-def test_a_child_that_keeps_crashing_is_started_again_and_hands_on_all_its_wids(play):
+def test_a_crashing_child_is_restarted_and_all_its_wids_are_passed_on(play):
     program = play("crashes")
     program.said("a bug in the child", times=3)
     first, second, third = (line.split() for line in program.said("crashing", times=3)[:3])
     assert third[3] == f"{first[2]},{second[2]}"
 
 
-def test_a_child_that_ends_well_unasked_is_started_again_and_nobody_was_lost(play):
+def test_a_child_that_exits_normally_is_restarted_without_a_loss(play):
     program = play("leaves")
     lines = program.said("started", times=3)
     assert {len(line.split()) for line in lines} == {3}
@@ -153,7 +153,7 @@ def test_a_child_that_holds_the_gil_is_killed_and_replaced(play):
     assert is_gone(int(pid))
 
 
-def test_while_a_child_does_not_respond_the_others_can_see_it(play):
+def test_an_unresponsive_child_raises_an_alarm_visible_to_the_others(play):
     program = play("holds-the-gil")
     program.said("alarm")
     program.said("calm")
@@ -161,14 +161,14 @@ def test_while_a_child_does_not_respond_the_others_can_see_it(play):
     assert lines.index("alarm") < lines.index("ERROR") < lines.index("calm")
 
 
-def test_a_child_whose_threads_run_and_that_does_not_do_its_work_is_replaced(play):
+def test_a_child_that_runs_but_makes_no_progress_is_replaced(play):
     program = play("does-nothing")
     wid = program.said("started", "does-nothing")[0].split()[2]
     program.said("process does not respond, killed it role=one")
     program.said("started", f" {wid}")
 
 
-def test_a_child_that_a_signal_suspends_is_not_killed(play):
+def test_a_child_suspended_by_a_signal_is_not_killed(play):
     """A suspended child cannot respond, but has no defect. The others are watched meanwhile."""
     program = play("holds-the-gil")
     suspended = next(int(line.split()[1]) for line in program.said("started", times=3) if "{}" not in line)
@@ -180,7 +180,7 @@ def test_a_child_that_a_signal_suspends_is_not_killed(play):
     assert program.text.count("process does not respond") == 3
 
 
-def test_heartbeats_of_the_time_in_which_the_supervisor_did_not_run_are_not_missed(play):
+def test_time_while_the_supervisor_is_suspended_counts_no_missed_heartbeats(play):
     """A machine that was suspended is such a case: no child could send a heartbeat."""
     program = play("does-nothing")
     program.said("alarm")  # six of the nine heartbeats are missed
@@ -193,7 +193,7 @@ def test_heartbeats_of_the_time_in_which_the_supervisor_did_not_run_are_not_miss
     assert time.monotonic() - went_on_at >= 1.8, "two heartbeats or three, one a second, were still to be missed"
 
 
-def test_a_child_that_holds_the_gil_ends_with_the_others_within_the_grace(play):
+def test_a_child_that_holds_the_gil_is_killed_after_the_stop_grace(play):
     program = play("holds-the-gil-for-ever")
     [line] = program.said("started")
     began = time.monotonic()
@@ -203,7 +203,7 @@ def test_a_child_that_holds_the_gil_ends_with_the_others_within_the_grace(play):
     assert f"farewell {line.split()[2]}" in program.lines
 
 
-def test_a_child_that_does_not_respond_is_killed_before_the_grace_is_over(play):
+def test_an_unresponsive_child_is_killed_before_the_grace_period_ends(play):
     """Its jobs are released after the kill, and all that must happen within 30 s."""
     program = play("holds-the-gil-while-stopping")
     [line] = program.said("started")
@@ -214,19 +214,19 @@ def test_a_child_that_does_not_respond_is_killed_before_the_grace_is_over(play):
     assert "stopping at once" not in program.text
 
 
-def test_when_all_that_end_have_ended_the_rest_is_stopped(play):
+def test_the_remaining_children_stop_when_all_finite_ones_have_ended(play):
     program = play("ends")
     assert program.code() == 0
     assert len(program.said("started")) == 2
 
 
-def test_a_child_that_cannot_start_ends_the_whole(play):
+def test_a_child_that_cannot_start_ends_the_supervisor_with_3(play):
     program = play("cannot-start")
     assert program.code() == 3
     assert program.said("stopped")
 
 
-def test_tstp_makes_the_children_quiet(play):
+def test_sigtstp_makes_the_children_quiet(play):
     program = play("steady")
     started = program.said("started", times=2)
     program.signal(signal.SIGTSTP)
@@ -234,7 +234,7 @@ def test_tstp_makes_the_children_quiet(play):
     assert len(program.children()) == 2
 
 
-def test_ttin_tells_the_stacks_of_all_threads(play):
+def test_sigttin_logs_the_stacks_of_all_threads(play):
     program = play("steady")
     program.said("started", times=2)
     program.signal(signal.SIGTTIN)
@@ -251,5 +251,5 @@ def test_children_end_when_the_parent_is_killed(play):
     wait_until(lambda: all(is_gone(pid) for pid in started))
 
 
-def test_a_supervisor_ends_with_the_process_it_belongs_to(play):
+def test_a_supervisor_ends_with_its_parent_process(play):
     assert play("orphan").code() == 0

@@ -60,7 +60,7 @@ def status(client, bid):
     return json.loads(ask(client, f"BATCH STATUS {bid}"))
 
 
-def test_a_batch_from_new_to_its_callback(client, worker):
+def test_a_batch_runs_its_callback_after_its_member_succeeds(client, worker):
     bid = new(client, description="d", success={"jobtype": "Done", "args": [1], "queue": "default"})
     assert bid.startswith("b-")
     assert push(client, "Member", bid, 1) == "OK"
@@ -78,7 +78,7 @@ def test_a_batch_from_new_to_its_callback(client, worker):
     assert status(client, bid)["success_st"] == "2"
 
 
-def test_the_seeds_example_bar_always_runs_before_foo(client, worker):
+def test_a_child_batch_callback_runs_before_the_parent_callback(client, worker):
     parent = new(client, success={"jobtype": "FooJob"})
     push(client, "BatchJob", parent, 1)
     child = new(client, parent_bid=parent, success={"jobtype": "BarJob"})
@@ -89,7 +89,7 @@ def test_the_seeds_example_bar_always_runs_before_foo(client, worker):
     assert status(client, child)["parent_bid"] == parent
 
 
-def test_who_waits_for_a_callbacks_queue_gets_it_at_once(client, worker, connect):
+def test_a_waiting_fetch_gets_a_callback_as_soon_as_it_is_enqueued(client, worker, connect):
     bid = new(client, success={"jobtype": "Done", "queue": "rare"})
     push(client, "Member", bid, 1)
     ask(client, f"BATCH COMMIT {bid}")
@@ -99,7 +99,7 @@ def test_who_waits_for_a_callbacks_queue_gets_it_at_once(client, worker, connect
     assert json.loads(waiting.reply())["jobtype"] == "Done"
 
 
-def test_only_who_runs_a_member_may_add_after_commit(client, worker, connect):
+def test_a_committed_batch_accepts_jobs_only_from_the_worker_of_a_member(client, worker, connect):
     bid = new(client)
     push(client, "Member", bid, 1)
     ask(client, f"BATCH COMMIT {bid}")
@@ -114,7 +114,7 @@ def test_only_who_runs_a_member_may_add_after_commit(client, worker, connect):
     assert Batch.objects.get().total == 3
 
 
-def test_no_callback_comes_between_an_open_and_its_commit(client, worker):
+def test_no_callback_is_enqueued_between_batch_open_and_commit(client, worker):
     bid = new(client)
     push(client, "Member", bid, 1)
     ask(client, f"BATCH COMMIT {bid}")
@@ -130,14 +130,14 @@ def test_no_callback_comes_between_an_open_and_its_commit(client, worker):
     assert [work(worker)["jobtype"] for _ in range(2)] == ["Third", "Success"]
 
 
-def test_an_open_of_a_batch_that_is_not_committed_changes_nothing(client):
+def test_opening_an_uncommitted_batch_changes_nothing(client):
     bid = new(client)
     before = Batch.objects.values().get()
     assert ask(client, f"BATCH OPEN {bid}") == bid
     assert Batch.objects.values().get() == before
 
 
-def test_a_commit_after_the_deadline_is_refused_before_maintenance_has_looked(client):
+def test_a_commit_after_the_deadline_is_refused_before_maintenance_runs(client):
     bid = new(client)
     Batch.objects.update(expires_at="2020-01-01T00:00:00Z")
     expected = f"ERR batch {bid}: it was not committed in time, and expired"
@@ -145,7 +145,7 @@ def test_a_commit_after_the_deadline_is_refused_before_maintenance_has_looked(cl
     assert push(client, "Late", bid, 1) == expected
 
 
-def test_a_childs_callback_opens_the_parent_and_adds_the_next_step(client, worker):
+def test_a_child_callback_can_reopen_the_parent_and_add_the_next_step(client, worker):
     """Add steps to a parent batch, as in faktory_worker_ruby's complex batch example, over the worker's connection."""
 
     def add_a_step(parent, success, *members):
@@ -180,7 +180,7 @@ def test_a_childs_callback_opens_the_parent_and_adds_the_next_step(client, worke
     assert not Job.objects.exists()
 
 
-def test_a_refused_member_refuses_no_other_of_its_bulk(client):
+def test_pushb_refuses_only_the_member_of_an_unknown_batch(client):
     good, bad = new(client), "b-unknown"
     jobs = [
         {"jid": f"member-{number:04d}", "jobtype": "M", "args": [], "custom": {"bid": bid}}
@@ -211,7 +211,7 @@ def test_a_refused_member_refuses_no_other_of_its_bulk(client):
         ("BATCH STATUS a b", "expected the id of a batch"),
     ],
 )
-def test_what_is_wrong_is_told_and_nothing_is_made(client, line, told):
+def test_an_invalid_batch_command_is_refused_and_creates_nothing(client, line, told):
     reply = ask(client, line)
     assert reply.startswith("ERR ")
     assert told in reply
@@ -220,7 +220,7 @@ def test_what_is_wrong_is_told_and_nothing_is_made(client, line, told):
     assert ask(client, "batch new {}".replace("batch", "BATCH")).startswith("ERR"), "the connection goes on"
 
 
-def test_sub_verbs_take_any_case(client):
+def test_batch_subcommands_are_case_insensitive(client):
     bid = ask(client, "BATCH new " + json.dumps(NEW))
     assert ask(client, f"BATCH commit {bid}") == "OK"
     assert json.loads(ask(client, f"BATCH Status {bid}"))["success_st"] == "1"
@@ -241,7 +241,7 @@ LATER = "2999-01-01T00:00:00Z"
         ({"custom": {"expires_at": "2020-01-01T00:00:00Z"}}, "nobody takes it in time"),
     ],
 )
-def test_a_member_that_goes_without_success_settles_its_batch(client, worker, fields, line):
+def test_a_member_removed_without_success_completes_its_batch(client, worker, fields, line):
     """A batch always settles: the complete callback runs, the success callback does not, and BATCH STATUS says so."""
     bid = new(client, **BOTH)
     assert push(client, "Member", bid, 1, **fields) == "OK"
@@ -259,7 +259,7 @@ def test_a_member_that_goes_without_success_settles_its_batch(client, worker, fi
 
 
 @pytest.mark.parametrize("way", ["killed", "died"])
-def test_a_member_that_is_dead_keeps_success_open_until_it_is_sent_back_to_work(client, worker, way):
+def test_a_dead_member_delays_the_success_callback_until_it_is_requeued(client, worker, way):
     bid = new(client, **BOTH)
     if way == "killed":
         push(client, "Member", bid, 1, at=LATER)
@@ -275,7 +275,7 @@ def test_a_member_that_is_dead_keeps_success_open_until_it_is_sent_back_to_work(
     assert progress(client, bid) == (0, 0, "2", "2", False)
 
 
-def test_what_is_flushed_leaves_no_batch_and_no_callback(client, worker, settings):
+def test_flush_removes_batches_and_their_callbacks(client, worker, settings):
     settings.FAKTORY = {"ALLOW_FLUSH": True}
     bid = new(client, **BOTH)
     push(client, "Member", bid, 1)
@@ -287,7 +287,7 @@ def test_what_is_flushed_leaves_no_batch_and_no_callback(client, worker, setting
     assert not Job.objects.exists()
 
 
-def test_once_a_callback_is_enqueued_not_even_its_own_jobs_may_add(client, worker):
+def test_a_batch_refuses_new_members_once_a_callback_is_enqueued(client, worker):
     bid = new(client, **BOTH)
     for number in (1, 2):
         push(client, "Member", bid, number)
@@ -305,7 +305,7 @@ def test_once_a_callback_is_enqueued_not_even_its_own_jobs_may_add(client, worke
     assert (Batch.objects.count(), Job.objects.count()) == (1, 1)
 
 
-def test_a_batch_that_is_finished_takes_no_child_and_a_second_commit(client, worker):
+def test_a_finished_batch_refuses_a_child_and_accepts_a_second_commit(client, worker):
     bid = new(client)
     ask(client, f"BATCH COMMIT {bid}")
     work(worker)
@@ -319,7 +319,7 @@ def test_a_batch_that_is_finished_takes_no_child_and_a_second_commit(client, wor
 class TestBesideATransactionOfTheProject:
     """A transaction of the project locks a batch and stays open."""
 
-    def test_nobody_else_waits_for_who_waits_for_the_batch(self, client, connect):
+    def test_other_clients_are_answered_while_a_commit_waits_for_the_batch_lock(self, client, connect):
         committer, other = connect(), connect(wid="worker-2", hostname="h", pid=1, labels=[])
         bid = new(client)
         with taken(bid):
@@ -328,7 +328,7 @@ class TestBesideATransactionOfTheProject:
             assert json.loads(ask(other, "INFO"))["faktory"]
         assert committer.reply() == b"+OK"
 
-    def test_nobody_else_waits_for_the_ends_of_its_members(self, client, connect):
+    def test_other_jobs_proceed_while_member_reports_wait_for_the_batch_lock(self, client, connect):
         bid = new(client)
         workers = [connect(wid=f"worker-{n}", hostname="h", pid=1, labels=[]) for n in range(3)]
         for number, worker in enumerate(workers):
@@ -345,7 +345,7 @@ class TestBesideATransactionOfTheProject:
         told = status(client, bid)
         assert (told["pending"], told["failed"]) == (1, 1)
 
-    def test_who_is_refused_has_nobody_s_batch_made_twice(self, client, connect):
+    def test_a_refused_commit_does_not_repeat_batch_new_of_the_same_set(self, client, connect):
         """The commands wait in the same queue, so the server runs them in one set."""
         first, wrong, maker = connect(), connect(), connect()
         bid = new(client)
@@ -361,7 +361,7 @@ class TestBesideATransactionOfTheProject:
         assert Batch.objects.count() == 2
 
 
-def test_the_server_knows_members_that_it_handed_out_until_they_have_ended(server, client, connect):
+def test_the_server_tracks_delivered_batch_members_until_they_end(server, client, connect):
     bid = new(client)
     workers = [connect(wid=f"worker-{n}", hostname="h", pid=1, labels=[]) for n in range(3)]
     for number, worker in enumerate(workers):

@@ -39,7 +39,7 @@ def fetched(client, *queues):
         ({"custom": {"expires_at": "soon"}}, "invalid timestamp for 'custom.expires_at': "),
     ],
 )
-def test_a_push_that_breaks_a_rule_is_told_which_and_nothing_is_stored(connect, fields, message):
+def test_an_invalid_push_is_refused_with_the_reason_and_stores_nothing(connect, fields, message):
     """W9: the error names the broken rule."""
     client = connect()
     answer = client.ask(push(**{"jid": "abcdefgh"} | fields)).decode()
@@ -60,7 +60,7 @@ def test_a_push_that_breaks_a_rule_is_told_which_and_nothing_is_stored(connect, 
         {"priority": None},
     ],
 )
-def test_what_counts_as_not_given_is_accepted(connect, fields):
+def test_null_and_empty_members_are_accepted_as_defaults(connect, fields):
     """W9: null and empty values select the default; a shorter `reserve_for` is raised to 60 s."""
     client = connect()
     assert client.ask(push(jid="abcdefgh", **fields)) == b"+OK"
@@ -70,7 +70,7 @@ def test_what_counts_as_not_given_is_accepted(connect, fields):
 
 
 @over_both
-def test_a_job_comes_back_as_it_was_sent(connect):
+def test_a_fetched_job_keeps_the_text_that_was_pushed(connect):
     """W11: the server only appends members."""
     args = '[9007199254740993,1.0,"\\u0000é",1e400]'
     sent = f'{{"jid":"verbatim1","zz":1.0,"jobtype":"t","args":{args},"custom":{{"b":1,"a":2}}}}'
@@ -81,7 +81,7 @@ def test_a_job_comes_back_as_it_was_sent(connect):
     assert '"enqueued_at":"' in told
 
 
-def test_a_clients_created_at_is_kept_and_what_is_ours_is_not(connect):
+def test_created_at_is_kept_but_enqueued_at_and_failure_are_replaced(connect):
     """W11: `created_at` is the client's, `enqueued_at` and `failure` are the server's."""
     client = connect(**worker())
     client.ask(push(jid="abcdefgh", created_at="2020-02-02T02:02:02Z", enqueued_at="never", failure={"retry_count": 9}))
@@ -92,7 +92,7 @@ def test_a_clients_created_at_is_kept_and_what_is_ours_is_not(connect):
 
 
 @over_both
-def test_a_bulk_push_tells_of_the_refused_and_stores_the_others(connect):
+def test_pushb_reports_refused_jobs_and_stores_the_others(connect):
     """W12: errors by jid, "" for jobs without one."""
     client = connect()
     jobs = [
@@ -109,25 +109,25 @@ def test_a_bulk_push_tells_of_the_refused_and_stores_the_others(connect):
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "[ ]"])
-def test_an_empty_bulk_push_is_nothing(connect, text):
+def test_an_empty_pushb_is_accepted(connect, text):
     """W12: an empty list and null are accepted."""
     assert connect().ask(f"PUSHB {text}") == b"{}"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[", '[{"jid":]', "5"])
-def test_only_broken_json_fails_a_bulk_push(connect, text):
+def test_pushb_of_anything_but_a_json_list_is_refused_as_a_whole(connect, text):
     """W12: other errors are reported per job."""
     assert connect().ask(f"PUSHB {text}").startswith(b"-ERR invalid JSON: ")
 
 
-def test_fetch_without_a_queue_looks_into_default(connect):
+def test_fetch_without_a_queue_uses_the_default_queue(connect):
     """W13: the default queue is "default"."""
     client = connect(**worker())
     client.ask(push(jid="abcdefgh"))
     assert json.loads(client.ask("FETCH"))["jid"] == "abcdefgh"
 
 
-def test_fetch_waits_two_seconds_on_all_its_queues_and_then_has_nothing(connect):
+def test_fetch_waits_two_seconds_for_all_its_queues_and_then_returns_null(connect):
     """W13: an empty FETCH returns null after 2 s."""
     client, other = connect(**worker()), connect()
     start = timezone.now()
@@ -139,7 +139,7 @@ def test_fetch_waits_two_seconds_on_all_its_queues_and_then_has_nothing(connect)
 
 
 @over_both
-def test_waiting_fetchers_are_served_in_the_order_they_came(connect, server):
+def test_waiting_fetches_are_served_in_order_of_arrival(connect, server):
     clients = [connect(**worker(f"wid-{n}")) for n in range(3)]
     for number, client in enumerate(clients, 1):
         client.send("FETCH default")
@@ -156,7 +156,7 @@ def test_waiting_fetchers_are_served_in_the_order_they_came(connect, server):
 
 
 @pytest.mark.parametrize("way", ["close", "half-close"])
-def test_a_fetcher_that_goes_away_while_it_waits_swallows_no_job(connect, server, way):
+def test_a_client_that_disconnects_while_it_waits_takes_no_job(connect, server, way):
     """W14: after a close and after a half-close."""
     gone, producer, stays = connect(**worker("gone")), connect(), connect(**worker("stays"))
     gone.send("FETCH default")
@@ -173,7 +173,7 @@ def test_a_fetcher_that_goes_away_while_it_waits_swallows_no_job(connect, server
 
 
 @over_both
-def test_clients_that_go_away_at_any_moment_leave_no_job_behind(connect, server):
+def test_clients_that_disconnect_during_a_fetch_lose_no_job(connect, server):
     """W14: closing races with the claim."""
     producer = connect()
     for number in range(60):
@@ -193,7 +193,7 @@ def test_clients_that_go_away_at_any_moment_leave_no_job_behind(connect, server)
     assert len(left) < 60
 
 
-def test_commands_before_the_end_of_file_are_answered(connect):
+def test_commands_sent_before_a_half_close_are_answered(connect):
     """W14: a half-close does not cancel commands."""
     client = connect()
     client.send(push(jid="abcdefgh"))
@@ -202,7 +202,7 @@ def test_commands_before_the_end_of_file_are_answered(connect):
     assert client.is_closed()
 
 
-def test_a_quiet_workers_connections_all_get_nothing_for_two_seconds(connect, server):
+def test_fetches_on_all_connections_of_a_quiet_worker_return_null(connect, server):
     """W15: also a FETCH that already waited."""
     first, second = connect(**worker()), connect(**worker())
     first.send("FETCH default")
@@ -216,18 +216,18 @@ def test_a_quiet_workers_connections_all_get_nothing_for_two_seconds(connect, se
 
 
 @pytest.mark.parametrize("line", ['ACK {"jid":"never-heard-of"}', 'ACK {"jid":""}'])
-def test_every_well_formed_ack_is_ok(connect, line):
+def test_a_well_formed_ack_of_an_unknown_jid_is_answered_ok(connect, line):
     """W16: unknown jids are accepted too."""
     assert connect().ask(line) == b"+OK"
 
 
 @pytest.mark.parametrize("line", ["ACK", "ACK {}", "ACK []", 'ACK {"jid":5}', "ACK {"])
-def test_a_malformed_ack_is_told_so(connect, line):
+def test_a_malformed_ack_is_refused(connect, line):
     assert connect().ask(line).startswith(b"-ERR invalid ACK")
 
 
 @over_both
-def test_a_strangers_ack_and_fail_are_ok_and_change_nothing(connect):
+def test_ack_and_fail_of_another_worker_are_ok_and_change_nothing(connect):
     """W16, W17: only the job's worker, or a connection without wid, may end the job."""
     holder, stranger = connect(**worker("holder")), connect(**worker("stranger"))
     holder.ask(push(jid="abcdefgh"))
@@ -248,12 +248,12 @@ def test_a_strangers_ack_and_fail_are_ok_and_change_nothing(connect):
         ('FAIL {"jid":"abcdefgh","message":5}', b"-ERR invalid FAIL"),
     ],
 )
-def test_a_fail_that_cannot_be_is_told_why(connect, line, answer):
+def test_an_invalid_fail_is_refused_with_the_reason(connect, line, answer):
     """W17: the error line gives the reason."""
     assert connect().ask(line).startswith(answer)
 
 
-def test_a_failure_is_cut_to_its_limits_on_character_boundaries(connect):
+def test_a_failure_report_is_truncated_at_character_boundaries(connect):
     """W17: errtype and message are limited in bytes, the backtrace in lines."""
     client = connect(**worker())
     client.ask(push(jid="abcdefgh"))
@@ -264,7 +264,7 @@ def test_a_failure_is_cut_to_its_limits_on_character_boundaries(connect):
     assert (told["errtype"], told["message"], len(told["backtrace"])) == ("é" * 50, "é" * 500, 30)
 
 
-def test_a_retried_job_comes_with_its_failure(connect):
+def test_a_retried_job_is_fetched_with_its_failure(connect):
     client = connect(**worker())
     client.ask(push(jid="abcdefgh", retry=1))
     fetched(client)
@@ -292,14 +292,14 @@ def test_a_beat_is_answered_with_the_state_to_enter(connect, line, answer):
     assert client.ask(line).startswith(answer)
 
 
-def test_a_beat_needs_a_wid_and_may_be_for_another_of_the_fleet(connect):
+def test_beat_needs_a_connection_with_a_wid_but_may_name_another(connect):
     """W21: a worker may beat for another wid."""
     connect(**worker("wid-2"))
     assert connect().ask('BEAT {"wid":"wid-2"}').startswith(b"-ERR BEAT: expected a connection that gave its wid")
     assert connect(**worker("wid-1")).ask('BEAT {"wid":"wid-2"}') == b"+OK"
 
 
-def test_a_beat_of_a_lost_worker_is_told_so_and_its_connections_are_closed(connect):
+def test_a_beat_of_a_lost_worker_is_refused_and_closes_its_connections(connect):
     """W20, W21: the server closes every connection of that wid."""
     first, second, other = connect(**worker()), connect(**worker()), connect(**worker("other"))
     WorkerProcess.objects.filter(wid="wid-1").delete()
@@ -309,7 +309,7 @@ def test_a_beat_of_a_lost_worker_is_told_so_and_its_connections_are_closed(conne
     assert other.ask('BEAT {"wid":"other"}') == b"+OK"
 
 
-def test_info_has_the_original_servers_shape(connect):
+def test_info_has_the_same_members_as_the_original_server(connect):
     """W22: the same members as the original server."""
     client = connect(**worker())
     client.ask(push(jid="abcdefgh", queue="mail"))

@@ -45,7 +45,7 @@ def waits(server, client, *queues):
     wait_until(lambda: any(fetcher.timer for fetcher in list(server.fetch_queue._waiting)), what="a fetcher that waits")
 
 
-def test_a_mutation_is_carried_out_and_answered(connect):
+def test_mutate_requeues_the_matching_jobs_and_is_answered_ok(connect):
     """W23: JSON with spaces is accepted too."""
     jobs = [JobFactory(dead=True, jobtype="a b"), JobFactory(dead=True)]
     client = connect()
@@ -66,7 +66,7 @@ def test_a_mutation_is_carried_out_and_answered(connect):
         ("queue PAUSE a", b"-ERR unknown command queue"),
     ],
 )
-def test_what_cannot_be_done_is_told_nothing_is_changed_and_the_connection_stays(connect, line, message):
+def test_an_invalid_command_changes_nothing_and_keeps_the_connection_open(connect, line, message):
     """W5, W23, W24: the error line leaves the connection open."""
     JobFactory(dead=True)
     client = connect()
@@ -75,7 +75,7 @@ def test_what_cannot_be_done_is_told_nothing_is_changed_and_the_connection_stays
     assert client.ask(push(jid="abcdefgh")) == b"+OK"
 
 
-def test_a_mutation_that_requeues_wakes_the_fetchers_that_wait(polls_seldom, server, connect):
+def test_a_requeue_mutation_wakes_waiting_fetches(polls_seldom, server, connect):
     """W23, W13: the fetcher gets the job before the next poll."""
     job = JobFactory(dead=True)
     fetcher, person = connect(**worker()), connect()
@@ -84,7 +84,7 @@ def test_a_mutation_that_requeues_wakes_the_fetchers_that_wait(polls_seldom, ser
     assert json.loads(fetcher.reply())["jid"] == job.jid
 
 
-def test_a_pause_stops_a_fetch_that_already_waits(server, connect):
+def test_a_waiting_fetch_gets_no_job_from_a_queue_paused_meanwhile(server, connect):
     """W24: on the original server such a fetch still gets the job."""
     fetcher, person = connect(**worker()), connect()
     waits(server, fetcher, "q")
@@ -95,7 +95,7 @@ def test_a_pause_stops_a_fetch_that_already_waits(server, connect):
 
 
 @pytest.mark.parametrize("names", ["q", "*"])
-def test_a_resume_wakes_the_fetchers_that_wait(polls_seldom, server, connect, names):
+def test_a_resume_wakes_waiting_fetches(polls_seldom, server, connect, names):
     """W24: the fetcher gets the job before the next poll."""
     fetcher, person = connect(**worker()), connect()
     person.ask("QUEUE PAUSE q")
@@ -105,7 +105,7 @@ def test_a_resume_wakes_the_fetchers_that_wait(polls_seldom, server, connect, na
     assert json.loads(fetcher.reply())["jid"] == "abcdefgh"
 
 
-def test_a_resume_is_heard_on_other_nodes(serve, open_client):
+def test_a_resume_wakes_waiting_fetches_on_other_nodes(serve, open_client):
     """W24: a hint reaches the other nodes."""
     here, there = serve(), serve(listen=lambda: notifier.listen("default"))
     JobFactory(queue="q")
@@ -116,7 +116,7 @@ def test_a_resume_is_heard_on_other_nodes(serve, open_client):
     assert json.loads(fetcher.reply())["queue"] == "q"
 
 
-def test_latency_is_told_in_seconds(connect):
+def test_queue_latency_is_reported_in_seconds(connect):
     """W24: queue age in seconds, 0 for an unknown queue."""
     JobFactory(queue="q", enqueued_at=timezone.now() - timedelta(seconds=100))
     answer = connect().ask("QUEUE latency q unknown")
@@ -126,7 +126,7 @@ def test_latency_is_told_in_seconds(connect):
     assert json.loads(connect().ask("QUEUE LATENCY")) == {}
 
 
-def test_remove_of_all_drops_what_is_enqueued(connect):
+def test_queue_remove_of_all_deletes_only_enqueued_jobs(connect):
     """W24: only jobs in other states remain."""
     JobFactory(queue="a")
     JobFactory(queue="b")
@@ -141,7 +141,9 @@ def test_remove_of_all_drops_what_is_enqueued(connect):
     ("debug", "setting", "is_allowed"),
     [(False, {}, False), (True, {}, True), (True, {"ALLOW_FLUSH": False}, False), (False, {"ALLOW_FLUSH": True}, True)],
 )
-def test_flush_needs_leave(settings, serve, open_client, debug, setting, is_allowed):
+def test_flush_is_refused_unless_allow_flush_or_debug_permits_it(
+    settings, serve, open_client, debug, setting, is_allowed
+):
     """W25: the project's DEBUG decides if ALLOW_FLUSH is not set."""
     settings.FAKTORY, settings.DEBUG = setting, debug
     JobFactory()
@@ -153,7 +155,7 @@ def test_flush_needs_leave(settings, serve, open_client, debug, setting, is_allo
     assert Job.objects.exists() is not is_allowed
 
 
-def test_a_job_in_hand_when_all_is_flushed_is_forgotten(settings, serve, open_client):
+def test_a_running_job_is_unknown_after_a_flush(settings, serve, open_client):
     """W25, W16, W17: ACK succeeds, FAIL reports an unknown job."""
     settings.FAKTORY = {"ALLOW_FLUSH": True}
     client = open_client(serve(), **worker())
@@ -179,7 +181,7 @@ class _SlowBroker(OrmBroker):
         super().mutate(mutation, should_continue=should_continue)
 
 
-def test_a_long_mutation_holds_up_nobody_else(serve, open_client):
+def test_a_long_mutation_does_not_block_other_clients(serve, open_client):
     """W23: MUTATE runs apart from short commands."""
     broker = _SlowBroker()
     server = serve(broker)
@@ -200,7 +202,7 @@ def test_a_long_mutation_holds_up_nobody_else(serve, open_client):
     assert person.reply() == b"+OK"
 
 
-def test_a_server_that_stops_ends_a_long_mutation_between_two_steps(serve, open_client):
+def test_a_stopping_server_ends_a_long_mutation_between_two_steps(serve, open_client):
     """W28: completed steps stay, and the error asks the client to send the command again."""
     JobFactory.create_batch(2)
     Job.objects.bulk_create(JobFactory.many(bulk.CHUNK * 2, dead=True))
@@ -214,7 +216,7 @@ def test_a_server_that_stops_ends_a_long_mutation_between_two_steps(serve, open_
     assert Job.objects.filter(state="dead").count() == bulk.CHUNK
 
 
-def test_a_fetch_that_waits_when_its_worker_is_quieted_takes_no_job_any_more(server, connect):
+def test_a_waiting_fetch_takes_no_job_after_its_worker_is_quieted(server, connect):
     """W15: on each connection of the wid; other workers continue."""
     first, second, other = connect(**worker("wid-q")), connect(**worker("wid-q")), connect(**worker("wid-other"))
     waits(server, first, "default")
@@ -226,7 +228,7 @@ def test_a_fetch_that_waits_when_its_worker_is_quieted_takes_no_job_any_more(ser
 
 
 @pytest.mark.parametrize("state", ["quiet", "terminate"])
-def test_every_node_tells_a_worker_what_it_was_asked(serve, open_client, state):
+def test_every_node_answers_beats_with_the_requested_worker_state(serve, open_client, state):
     """W21: on every connection and node; the state cannot be reset."""
     clients = [open_client(serve(), **worker("wid-q")) for _ in range(2)]
     workers.advance(None, state, using="default")

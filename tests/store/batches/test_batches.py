@@ -74,7 +74,7 @@ def status(bid):
     return one.total, one.pending, one.failed, one.complete_st, one.success_st
 
 
-def test_callbacks_come_one_after_the_other_when_all_members_have_succeeded():
+def test_complete_and_success_callbacks_run_in_turn_after_all_members_succeed():
     bid = new()
     push(bid, 3)
     commit(bid)
@@ -93,7 +93,7 @@ def test_callbacks_come_one_after_the_other_when_all_members_have_succeeded():
     assert Batch.objects.get().is_over
 
 
-def test_a_second_ack_counts_nothing():
+def test_a_second_ack_of_a_member_is_not_counted():
     bid = new()
     push(bid, 2)
     commit(bid)
@@ -105,7 +105,7 @@ def test_a_second_ack_counts_nothing():
     assert waiting() == ["complete"]
 
 
-def test_no_callback_comes_before_commit_and_an_empty_batch_fires_at_commit():
+def test_callbacks_of_an_empty_or_finished_batch_are_enqueued_at_commit():
     bid = new(complete=False)
     push(bid)
     ack(*fetch())
@@ -118,7 +118,7 @@ def test_no_callback_comes_before_commit_and_an_empty_batch_fires_at_commit():
     assert waiting() == ["success", "complete"]
 
 
-def test_complete_comes_when_all_were_executed_once_and_success_when_the_last_retry_succeeded():
+def test_complete_fires_after_all_first_attempts_and_success_after_the_last_retry():
     bid = new()
     push(bid, 2)
     commit(bid)
@@ -135,7 +135,7 @@ def test_complete_comes_when_all_were_executed_once_and_success_when_the_last_re
     assert waiting() == ["success"]
 
 
-def test_a_dead_member_keeps_success_open_until_it_is_retried_by_hand():
+def test_a_dead_member_delays_success_until_a_manual_retry_succeeds():
     bid = new(complete=False)
     push(bid)
     commit(bid)
@@ -147,7 +147,7 @@ def test_a_dead_member_keeps_success_open_until_it_is_retried_by_hand():
 
 
 @pytest.mark.parametrize("way", ["discard", "kill then discard", "flushed queue", "expired", "dropped"])
-def test_a_member_that_goes_without_success_settles_its_batch_and_success_never_comes(way):
+def test_a_dropped_member_settles_its_batch_but_success_never_fires(way):
     bid = new()
     [member] = push(bid)
     commit(bid)
@@ -193,7 +193,7 @@ def test_a_parents_success_waits_for_the_childs_success_callback():
     assert [status(bid)[4] for bid in (parent, child)] == ["2", "2"]
 
 
-def test_a_deep_tree_settles_from_its_leaves_in_one_ack():
+def test_success_callbacks_of_nested_batches_run_from_leaf_to_root():
     bids = [new(complete=False)]
     for _ in range(5):
         bids.append(new(bids[-1], complete=False))
@@ -206,7 +206,7 @@ def test_a_deep_tree_settles_from_its_leaves_in_one_ack():
     assert [status(bid)[4] for bid in bids] == ["2"] * 6
 
 
-def test_after_commit_only_a_running_member_may_add():
+def test_after_commit_only_a_running_member_may_add_jobs():
     bid = new()
     push(bid)
     commit(bid)
@@ -227,7 +227,7 @@ def test_after_commit_only_a_running_member_may_add():
         batches.reopen(bid, using="default", caller_wid="w")
 
 
-def test_an_opened_batch_counts_as_committed_when_its_time_is_over():
+def test_a_reopened_batch_counts_as_committed_after_its_reopen_deadline():
     bid = new(complete=False)
     push(bid)
     commit(bid)
@@ -244,7 +244,7 @@ def test_an_opened_batch_counts_as_committed_when_its_time_is_over():
     assert not Batch.objects.get().is_expired
 
 
-def test_a_report_after_that_time_does_not_wait_for_maintenance():
+def test_an_ack_after_the_reopen_deadline_settles_the_batch_without_maintenance():
     bid = new(complete=False)
     push(bid)
     commit(bid)
@@ -256,7 +256,7 @@ def test_a_report_after_that_time_does_not_wait_for_maintenance():
     assert Batch.objects.get().reopened_until is None
 
 
-def test_a_sweep_leaves_opened_batches_alone():
+def test_a_sweep_ignores_reopened_batches():
     bid = new()
     push(bid)
     commit(bid)
@@ -267,7 +267,7 @@ def test_a_sweep_leaves_opened_batches_alone():
     assert waiting() == []
 
 
-def test_a_parent_waits_again_for_a_child_that_is_opened_again():
+def test_a_parent_waits_again_for_a_reopened_child():
     parent = new(success=False)
     child = new(parent, complete=False)
     push(child)
@@ -290,7 +290,7 @@ def test_a_parent_waits_again_for_a_child_that_is_opened_again():
 
 
 @pytest.mark.parametrize("verb", ["commit", "push", "open", "child"])
-def test_a_batch_is_closed_from_its_deadline_on_whenever_maintenance_looks(verb):
+def test_a_batch_is_closed_at_its_deadline_even_before_maintenance_runs(verb):
     bid = new()
     push(bid)
     Batch.objects.update(expires_at="2020-01-01T00:00:00Z")
@@ -306,7 +306,7 @@ def test_a_batch_is_closed_from_its_deadline_on_whenever_maintenance_looks(verb)
 
 
 class TestACallbackAddsToItsAncestors:
-    def test_it_adds_to_each_of_them_while_it_runs(self):
+    def test_a_running_callback_may_add_to_every_ancestor_batch(self):
         root = new()
         middle = new(root)
         leaf = new(middle, complete=False)
@@ -324,7 +324,7 @@ class TestACallbackAddsToItsAncestors:
         ack(callback)
         assert Batch.objects.get(bid=root).unsucceeded_children == 2
 
-    def test_it_is_not_inside_of_other_batches(self):
+    def test_a_callback_may_not_add_to_its_own_or_unrelated_batches(self):
         parent, other = new(), new()
         child = new(parent, complete=False)
         push(other)
@@ -337,7 +337,7 @@ class TestACallbackAddsToItsAncestors:
         with pytest.raises(BatchClosed):
             batches.check_open(child, using="default", caller_wid="w")
 
-    def test_a_callback_knows_its_batch_s_parent(self):
+    def test_a_callback_payload_contains_the_parent_batch_id(self):
         parent = new()
         child = new(parent, complete=False)
         commit(child)
@@ -372,7 +372,7 @@ def test_a_batch_with_a_member_or_a_child_is_not_withdrawn():
         assert not batches.withdraw([bid], using="default")
 
 
-def test_unknown_batches_are_named():
+def test_an_unknown_batch_id_is_named_in_the_error():
     [refusal] = pushes.push([job(bid="b-nothere")], using="default")
     assert isinstance(refusal, UnknownBatch)
     for verb in (batches.commit, batches.status, batches.reopen):
@@ -382,7 +382,7 @@ def test_unknown_batches_are_named():
         new("b-nothere")
 
 
-def test_a_batch_that_is_not_committed_in_time_expires_and_its_parent_goes_on():
+def test_an_uncommitted_batch_expires_and_no_longer_blocks_its_parent():
     parent = new()
     child = new(parent)
     push(child)
@@ -396,7 +396,7 @@ def test_a_batch_that_is_not_committed_in_time_expires_and_its_parent_goes_on():
         commit(child)
 
 
-def test_the_sweep_finds_nothing_and_heals_what_was_changed_by_hand():
+def test_the_sweep_repairs_only_batches_that_were_changed_manually():
     bid = new()
     push(bid)
     commit(bid)
@@ -407,7 +407,7 @@ def test_the_sweep_finds_nothing_and_heals_what_was_changed_by_hand():
     assert waiting() == ["complete"]
 
 
-def test_a_push_of_a_dead_members_jid_leaves_it_alone():
+def test_a_push_of_the_jid_of_a_dead_member_changes_nothing():
     bid = new()
     [member] = push(bid)
     commit(bid)
@@ -417,7 +417,7 @@ def test_a_push_of_a_dead_members_jid_leaves_it_alone():
     assert connection.vendor
 
 
-def test_callbacks_that_share_a_jid_are_told_apart():
+def test_callbacks_that_share_a_jid_are_tracked_separately():
     shared = job("callback")
     bid = batches.new(NewBatch(complete=shared, success=shared), using="default")
     commit(bid)
@@ -428,7 +428,7 @@ def test_callbacks_that_share_a_jid_are_told_apart():
     assert Batch.objects.get().is_over
 
 
-def test_a_callback_whose_jid_a_dead_member_holds_gets_another():
+def test_a_callback_gets_a_new_jid_if_a_dead_member_has_it():
     other = new(success=False)
     [dead] = push(other)
     fail(fetch()[0], verdict="kill")
@@ -442,7 +442,7 @@ def test_a_callback_whose_jid_a_dead_member_holds_gets_another():
     assert Job.objects.get(jid=dead.jid).state == State.DEAD
 
 
-def test_without_a_complete_callback_a_member_may_add_on_its_second_attempt_too():
+def test_a_retried_member_may_add_jobs_if_there_is_no_complete_callback():
     bid = new(complete=False)
     push(bid)
     commit(bid)
@@ -456,7 +456,7 @@ def test_without_a_complete_callback_a_member_may_add_on_its_second_attempt_too(
     assert waiting() == ["success"]
 
 
-def test_who_adds_late_makes_the_parents_wait_again_as_long_as_none_was_told():
+def test_a_late_member_reopens_its_parents_unless_they_were_notified():
     bids = [new(complete=False)]
     bids += [new(bids[-1], complete=False)]
     bids += [new(bids[-1], complete=False)]
@@ -476,7 +476,7 @@ def test_who_adds_late_makes_the_parents_wait_again_as_long_as_none_was_told():
     assert batches.sweep(using="default") == 0
 
 
-def test_once_a_parents_callback_was_enqueued_its_childrens_jobs_may_not_add():
+def test_a_child_batch_is_closed_once_a_parent_callback_was_enqueued():
     parent = new(success=False)
     child = new(parent, complete=False)
     push(child)
@@ -492,7 +492,7 @@ def test_once_a_parents_callback_was_enqueued_its_childrens_jobs_may_not_add():
     assert status(child)[3] == "2"
 
 
-def test_a_cancelled_member_whose_worker_is_lost_counts_once_however_often_it_was_lost():
+def test_a_cancelled_member_of_a_lost_worker_is_counted_once():
     bid = new()
     push(bid, 2)
     commit(bid)
@@ -504,7 +504,7 @@ def test_a_cancelled_member_whose_worker_is_lost_counts_once_however_often_it_wa
     assert Batch.objects.get().unrun == 1
 
 
-def test_a_batch_that_is_made_while_all_is_flushed_keeps_its_members():
+def test_a_batch_created_during_a_flush_keeps_its_members():
     push(new(), 2)
     steps = bulk.flush(using="default")
     next(steps)()
@@ -517,7 +517,7 @@ def test_a_batch_that_is_made_while_all_is_flushed_keeps_its_members():
     assert Batch.objects.count() == 1
 
 
-def test_members_that_fail_while_they_are_dropped_are_not_dropped_unseen():
+def test_members_that_fail_during_a_concurrent_discard_settle_their_batch():
     """A job that changed since the look is left alone: dropped then, it would never settle its batch."""
     bid = new(complete=False)
     push(bid, 120)

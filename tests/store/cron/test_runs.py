@@ -45,7 +45,7 @@ def history(one=None):
     return [(f"{run.tick:%H:%M}" if run.tick else "by hand", run.outcome) for run in runs]
 
 
-def test_a_tick_enqueues_a_job_and_the_next_one_is_an_hour_away():
+def test_a_tick_enqueues_one_job_and_schedules_the_next_tick():
     one = entry(queue="mail")
     assert take(NOON - timedelta(seconds=1)) == set()
     assert take(NOON) == {"mail"}
@@ -56,7 +56,7 @@ def test_a_tick_enqueues_a_job_and_the_next_one_is_an_hour_away():
     assert Job.objects.get().jid == run.jid
 
 
-def test_a_look_tells_when_the_next_tick_is_in_its_one_statement(django_assert_num_queries):
+def test_the_time_to_the_next_tick_is_read_in_one_statement(django_assert_num_queries):
     assert look(using=USING, now=NOON).tick_in_s is None
     entry(since=NOON)
     entry("daily", "0 0 * * *", since=NOON)
@@ -65,7 +65,7 @@ def test_a_look_tells_when_the_next_tick_is_in_its_one_statement(django_assert_n
     assert (found.tick_in_s, found.due_in_s) == (3600, None)
 
 
-def test_two_nodes_at_one_tick_make_one_job():
+def test_two_nodes_enqueue_one_job_for_the_same_tick():
     """Both nodes see that it is due before either takes it."""
     entry()
     both_saw, told = threading.Barrier(2), []
@@ -86,7 +86,7 @@ def test_two_nodes_at_one_tick_make_one_job():
     assert Job.objects.count() == CronRun.objects.count() == 1
 
 
-def test_a_node_does_not_wait_for_one_that_is_at_the_entry():
+def test_a_node_skips_an_entry_locked_by_another_node():
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("one writer at a time: the second waits for the first")
     entry()
@@ -114,7 +114,7 @@ def test_the_database_refuses_a_second_run_of_a_tick():
         CronRun.objects.create(entry=one, tick=NOON, outcome="enqueued")
 
 
-def test_a_tick_that_was_taken_stays_taken_when_the_clock_is_put_back():
+def test_a_tick_is_not_repeated_when_the_clock_is_set_back():
     one = entry()
     take(NOON)
     CronEntry.objects.update(next_at=NOON)
@@ -124,7 +124,7 @@ def test_a_tick_that_was_taken_stays_taken_when_the_clock_is_put_back():
 
 
 @pytest.mark.parametrize("trouble", [OperationalError("gone"), BrokerUnavailable("gone")])
-def test_a_tick_whose_transaction_breaks_is_taken_by_the_next_try(trouble):
+def test_a_tick_is_retried_after_its_transaction_failed(trouble):
     entry()
 
     def breaks(one):
@@ -137,7 +137,7 @@ def test_a_tick_whose_transaction_breaks_is_taken_by_the_next_try(trouble):
     assert take(NOON) == {"default"}
 
 
-def test_a_job_that_cannot_be_made_is_noted_and_stops_no_other_entry(caplog):
+def test_a_refused_job_is_recorded_and_does_not_stop_other_entries(caplog):
     first, second = entry("first"), entry("second", queue="mail")
 
     def refuses(one):
@@ -164,7 +164,7 @@ def test_a_job_that_cannot_be_made_is_noted_and_stops_no_other_entry(caplog):
         ("all", [(f"{hour}:00", "enqueued") for hour in (12, 13, 14, 15)]),
     ],
 )
-def test_ticks_while_no_node_was_there_are_made_up_for_as_the_entry_says(missed, runs):
+def test_ticks_missed_without_a_node_follow_the_policy_of_the_entry(missed, runs):
     one = entry(missed=missed)
     take(NOON + timedelta(hours=3, minutes=20))
     assert history() == runs
@@ -173,7 +173,7 @@ def test_ticks_while_no_node_was_there_are_made_up_for_as_the_entry_says(missed,
     assert one.next_at == NOON + timedelta(hours=4)
 
 
-def test_very_many_missed_ticks_are_made_up_for_in_several_goes():
+def test_many_missed_ticks_are_enqueued_in_portions_of_100():
     entry(schedule="* * * * *", missed="all")
     now = NOON + timedelta(minutes=249)
     counts = []
@@ -182,7 +182,7 @@ def test_very_many_missed_ticks_are_made_up_for_in_several_goes():
     assert counts == [100, 200, 250]
 
 
-def test_only_the_window_is_made_up_for():
+def test_only_missed_ticks_within_the_window_are_enqueued():
     entry(missed="all", window_s=5400)
     take(NOON + timedelta(hours=3, minutes=20))
     assert history() == [("12:00", "missed"), ("14:00", "enqueued"), ("15:00", "enqueued")]
@@ -204,7 +204,7 @@ def test_a_tick_is_skipped_while_an_earlier_job_waits_or_runs():
     assert [outcome for _, outcome in history()] == ["enqueued", "overlapped", "overlapped", "enqueued"]
 
 
-def test_a_dead_job_holds_up_no_tick_until_somebody_retries_it():
+def test_a_dead_job_blocks_no_tick_until_it_is_retried():
     entry(overlap="skip")
     take(NOON)
     end("dead")
@@ -219,13 +219,13 @@ def test_a_dead_job_holds_up_no_tick_until_somebody_retries_it():
     assert [outcome for _, outcome in history()] == ["dead", "dead", "overlapped"]
 
 
-def test_of_several_missed_ticks_one_runs_where_they_may_not_overlap():
+def test_only_one_of_several_missed_ticks_runs_without_overlap():
     entry(overlap="skip", missed="all")
     take(NOON + timedelta(hours=2))
     assert [outcome for _, outcome in history()] == ["enqueued", "overlapped", "overlapped"]
 
 
-def test_jobs_overlap_where_they_may():
+def test_jobs_overlap_by_default():
     entry()
     take(NOON)
     take(NOON + timedelta(hours=1))
@@ -235,7 +235,7 @@ def test_jobs_overlap_where_they_may():
 # --- manual operations
 
 
-def test_a_paused_entry_has_no_ticks_and_makes_up_for_none_of_them():
+def test_a_paused_entry_has_no_ticks_and_catches_up_on_none():
     one = entry(missed="all")
     assert entries.pause([one.pk], using=USING) == 1
     assert entries.pause([one.pk], using=USING) == 0
@@ -246,13 +246,13 @@ def test_a_paused_entry_has_no_ticks_and_makes_up_for_none_of_them():
     assert history() == [("18:00", "enqueued")]
 
 
-def test_the_database_keeps_a_paused_entry_from_being_due():
+def test_the_database_refuses_a_paused_entry_that_is_due():
     one = entry()
     with pytest.raises(IntegrityError), transaction.atomic():
         CronEntry.objects.filter(pk=one.pk).update(paused_at=NOON)
 
 
-def test_run_now_enqueues_a_job_beside_the_ticks_paused_or_busy():
+def test_run_now_enqueues_a_job_of_a_paused_or_busy_entry():
     one = entry(overlap="skip", queue="mail")
     take(NOON)
     entries.pause([one.pk], using=USING)
@@ -264,7 +264,7 @@ def test_run_now_enqueues_a_job_beside_the_ticks_paused_or_busy():
     assert Job.objects.count() == 3
 
 
-def test_run_now_says_why_it_could_not():
+def test_run_now_reports_why_it_failed():
     one = entry()
 
     def refuses(_):
@@ -275,7 +275,7 @@ def test_run_now_says_why_it_could_not():
     assert history() == [("by hand", "refused")]
 
 
-def test_another_schedule_counts_from_now_on():
+def test_a_changed_schedule_applies_from_the_time_of_the_edit():
     one = entry(missed="all")
     one.schedule = "30 * * * *"
     entries.save(one, using=USING, now=NOON + timedelta(hours=2))
@@ -283,7 +283,7 @@ def test_another_schedule_counts_from_now_on():
     assert history() == [("14:30", "enqueued")]
 
 
-def test_an_edit_of_anything_else_loses_and_repeats_no_tick():
+def test_an_edit_of_another_field_neither_loses_nor_repeats_a_tick():
     one = entry()
     take(NOON)
     one.queue = "mail"  # as read before the tick
@@ -294,7 +294,7 @@ def test_an_edit_of_anything_else_loses_and_repeats_no_tick():
     assert [tick for tick, _ in history()] == ["12:00", "13:00"]
 
 
-def test_an_entry_whose_line_cannot_be_read_says_so_and_is_due_no_more(caplog):
+def test_an_invalid_entry_records_its_problem_and_is_no_longer_due(caplog):
     one = entry()
     CronEntry.objects.filter(pk=one.pk).update(zone="Mars/Olympus")
     assert take(NOON) == set()
@@ -312,7 +312,7 @@ def test_an_entry_whose_line_cannot_be_read_says_so_and_is_due_no_more(caplog):
 
 
 @pytest.mark.parametrize("state", ["succeeded", "dead", "discarded", "expired"])
-def test_how_the_job_ended_is_noted(state):
+def test_the_outcome_of_the_job_is_recorded(state):
     entry()
     take(NOON)
     cron_runs.record_run_outcomes(using=USING)
@@ -326,7 +326,7 @@ def test_how_the_job_ended_is_noted(state):
     assert (run.outcome, run.ended_at) == (state, NOON)
 
 
-def test_a_dead_job_that_is_retried_has_another_end():
+def test_the_outcome_of_a_retried_dead_job_is_updated():
     entry()
     take(NOON)
     for state in ("dead", "enqueued", "succeeded"):
@@ -335,7 +335,7 @@ def test_a_dead_job_that_is_retried_has_another_end():
         assert history() == [("12:00", state)]
 
 
-def test_a_job_that_went_unseen_is_gone():
+def test_a_job_deleted_before_its_outcome_is_recorded_counts_as_gone():
     entry()
     take(NOON)
     Job.objects.all().delete()
@@ -343,13 +343,13 @@ def test_a_job_that_went_unseen_is_gone():
     assert history() == [("12:00", "gone")]
 
 
-def test_an_entry_s_job_stays_long_enough_to_be_seen():
+def test_a_cron_job_is_kept_long_enough_to_record_its_outcome():
     entry()
     take(NOON)
     assert Job.objects.get().result_ttl == cron_runs.KEPT_FOR_S
 
 
-def test_the_latest_runs_are_kept_and_those_that_have_not_ended(monkeypatch):
+def test_the_latest_and_the_unfinished_runs_are_kept(monkeypatch):
     monkeypatch.setattr(cron_runs, "KEPT_RUNS", 3)
     one, other = entry(), entry("other")
     for hour in range(8):
@@ -373,7 +373,7 @@ def sync(*definitions, now=NOON):
     entries.sync(definitions, using=USING, now=now)
 
 
-def test_code_s_entries_begin_change_vanish_and_come_back_with_their_history():
+def test_entries_defined_in_code_keep_their_history_when_removed_and_restored():
     sync(definition())
     take(NOON + timedelta(hours=14, minutes=30))
     sync(definition(schedule="0 4 * * *"), now=NOON + timedelta(hours=15))
@@ -388,14 +388,14 @@ def test_code_s_entries_begin_change_vanish_and_come_back_with_their_history():
     assert len(history(one)) == 1
 
 
-def test_a_start_of_another_node_changes_nothing():
+def test_a_repeated_sync_of_the_same_entries_changes_nothing():
     sync(definition())
     before = CronEntry.objects.values().get()
     sync(definition(), now=NOON + timedelta(days=3))
     assert CronEntry.objects.values().get() == before
 
 
-def test_a_pause_outlives_a_deployment():
+def test_a_paused_entry_stays_paused_after_a_deployment():
     sync(definition())
     one = CronEntry.objects.get()
     entries.pause([one.pk], using=USING)
@@ -405,7 +405,7 @@ def test_a_pause_outlives_a_deployment():
     assert one.paused_at is not None
 
 
-def test_people_s_entries_are_left_alone_and_keep_their_names(caplog):
+def test_sync_does_not_change_an_admin_entry_with_the_same_name(caplog):
     mine = entry("nightly", "0 1 * * *")
     sync(definition())
     mine.refresh_from_db()
@@ -413,7 +413,7 @@ def test_people_s_entries_are_left_alone_and_keep_their_names(caplog):
     assert "a name taken in the admin" in caplog.text
 
 
-def test_nodes_that_start_at_once_make_each_entry_once():
+def test_nodes_that_start_together_create_each_entry_once():
     wanted = [definition(f"entry {number}") for number in range(20)]
     barrier, errors = threading.Barrier(4), []
 

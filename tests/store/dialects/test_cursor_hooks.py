@@ -59,7 +59,7 @@ def sets_tenant(name):
 
 
 @pytest.mark.parametrize("name", ["cursor", "_cursor", "create_cursor"])
-def test_each_statement_sees_the_session_as_the_cursor_has_prepared_it(with_backend, name):
+def test_each_statement_sees_the_session_state_set_by_the_cursor_hook(with_backend, name):
     asks = Statement("asks", ["text"], "SELECT current_setting('app.tenant'), $1")
     rows = with_backend(**{name: sets_tenant(name)})
     assert cursor_hooks.own_methods(rows) == [name]
@@ -71,7 +71,7 @@ def test_each_statement_sees_the_session_as_the_cursor_has_prepared_it(with_back
 
 
 @pytest.mark.parametrize("name", ["cursor", "_cursor", "create_cursor"])
-def test_nothing_is_prepared_where_the_search_path_may_change(with_backend, name):
+def test_no_statement_is_prepared_for_a_backend_with_cursor_hooks(with_backend, name):
     rows = with_backend(**{name: sets_tenant(name)})
     rows.tenant = "a"
     asks = Statement("asks", ["int"], "SELECT $1")
@@ -82,7 +82,7 @@ def test_nothing_is_prepared_where_the_search_path_may_change(with_backend, name
         assert cursor.fetchall() == []
 
 
-def test_a_backend_that_prepares_new_connections_only_keeps_the_direct_path(with_backend):
+def test_a_backend_that_only_overrides_get_new_connection_keeps_the_direct_path(with_backend):
     seen = []
 
     def get_new_connection(self, params):
@@ -100,7 +100,7 @@ def test_a_backend_that_prepares_new_connections_only_keeps_the_direct_path(with
         assert cursor.fetchall() == [(1,)]
 
 
-def test_a_cursor_method_that_is_patched_on_a_connection_is_called_from_then_on(with_backend):
+def test_a_cursor_method_patched_on_a_connection_is_called(with_backend):
     rows, calls = with_backend(), []
     asks = Statement("asks", ["int"], "SELECT $1")
     for _ in range(USES):  # prepared after these uses
@@ -118,12 +118,12 @@ def test_a_cursor_method_that_is_patched_on_a_connection_is_called_from_then_on(
 
 
 @pytest.mark.parametrize("path", ["django.db.backends.postgresql", "django.db.backends.sqlite3"])
-def test_djangos_own_backends_need_no_cursor(path):
+def test_django_backends_have_no_cursor_hooks(path):
     assert cursor_hooks._overridden(load_backend(path).DatabaseWrapper) == ()
     assert not cursor_hooks.has_own_cursor(connections["default"])
 
 
-def test_the_check_names_the_methods_and_says_that_it_is_slower(with_backend):
+def test_the_system_check_names_the_overridden_cursor_methods(with_backend):
     with_backend(_cursor=sets_tenant("_cursor"))
     [message] = settings.check_connections()
     assert message.id == "django_faktory.I001"
@@ -131,7 +131,7 @@ def test_the_check_names_the_methods_and_says_that_it_is_slower(with_backend):
     assert not message.is_serious()
 
 
-def test_a_method_that_a_test_case_has_patched_and_restored_keeps_the_direct_path(with_backend):
+def test_a_cursor_method_restored_by_a_test_case_keeps_the_direct_path(with_backend):
     rows = with_backend()
     rows.cursor = rows.cursor  # as Django's TestCase does for aliases that it blocked
     assert not cursor_hooks.has_own_cursor(rows)

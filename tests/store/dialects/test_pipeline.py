@@ -90,7 +90,7 @@ def assert_next_connection_echoes(echo):
         ),
     ],
 )
-def test_values_come_back_as_they_went(type_, values, sent):
+def test_parameter_values_round_trip_unchanged(type_, values, sent):
     echo = Statement("echo", [type_], "SELECT $1 AS value")
     make_ready(echo)
     for value in values:
@@ -98,7 +98,7 @@ def test_values_come_back_as_they_went(type_, values, sent):
     assert sent == [["echo"]] * len(values)
 
 
-def test_lists_go_as_arrays(sent):
+def test_lists_are_sent_as_arrays(sent):
     texts = Statement("texts", ["text[]", "int[]"], "SELECT * FROM unnest($1, $2)")
     make_ready(texts)
     assert rows_of(texts, ODD, list(range(10))) == list(zip(ODD, range(10), strict=True))
@@ -107,7 +107,7 @@ def test_lists_go_as_arrays(sent):
     assert len(sent) == 3
 
 
-def test_a_list_with_nul_in_it_is_refused_and_the_connection_goes_on(sent):
+def test_a_list_with_a_nul_is_rejected_and_the_connection_stays_usable(sent):
     texts = Statement("texts", ["text[]"], "SELECT * FROM unnest($1)")
     make_ready(texts)
     with pytest.raises(DataError):
@@ -116,7 +116,7 @@ def test_a_list_with_nul_in_it_is_refused_and_the_connection_goes_on(sent):
     assert len(sent) == 2
 
 
-def test_text_with_nul_is_refused_and_the_connection_goes_on(sent):
+def test_text_with_a_nul_is_rejected_and_the_connection_stays_usable(sent):
     echo = Statement("echo", ["text"], "SELECT $1 AS value")
     make_ready(echo)
     with pytest.raises(DataError, match="NUL"):
@@ -124,7 +124,7 @@ def test_text_with_nul_is_refused_and_the_connection_goes_on(sent):
     assert rows_of(echo, "good") == [("good",)]
 
 
-def test_several_are_one_transaction(sent):
+def test_several_statements_form_one_transaction(sent):
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE noted (what int UNIQUE)")
     note = Statement("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
@@ -139,7 +139,7 @@ def test_several_are_one_transaction(sent):
     assert sent[0] == ["note", "note", "count"]
 
 
-def test_inside_of_a_transaction_they_are_part_of_it(sent):
+def test_statements_inside_atomic_join_its_transaction(sent):
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE noted (what int UNIQUE)")
     note = Statement("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
@@ -167,7 +167,7 @@ def test_inside_of_a_transaction_they_are_part_of_it(sent):
         ("deferrable", True, {"transaction_deferrable": "on"}),
     ],
 )
-def test_a_transaction_that_a_statement_of_ours_begins_is_of_the_kind_that_was_asked_for(option, value, shown):
+def test_a_transaction_begun_by_a_statement_has_the_requested_options(option, value, shown):
     """Django's option `isolation_level` sets the same attribute of the driver."""
     echo = Statement("echo", ["text"], "SELECT $1")
     make_ready(echo)
@@ -182,7 +182,7 @@ def test_a_transaction_that_a_statement_of_ours_begins_is_of_the_kind_that_was_a
         setattr(connection.connection, option, None)  # otherwise a pool would hand on the connection with this option
 
 
-def test_an_error_spoils_the_transaction_and_a_savepoint_saves_it(sent):
+def test_a_savepoint_preserves_the_transaction_after_an_error(sent):
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE noted (what int UNIQUE)")
     note = Statement("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
@@ -198,7 +198,7 @@ def test_an_error_spoils_the_transaction_and_a_savepoint_saves_it(sent):
     assert len(sent) == 3
 
 
-def test_a_connection_that_breaks_is_an_operational_error_and_the_next_one_works(sent):
+def test_a_broken_connection_raises_an_error_and_the_next_one_works(sent):
     end_self = Statement("end", ["boolean"], "SELECT pg_terminate_backend(pg_backend_pid()) WHERE $1")
     echo = Statement("echo", ["text"], "SELECT $1 AS value")
     make_ready(end_self)
@@ -209,7 +209,7 @@ def test_a_connection_that_breaks_is_an_operational_error_and_the_next_one_works
     assert_next_connection_echoes(echo)
 
 
-def test_an_interruption_half_way_leaves_no_reply_for_somebody_else(monkeypatch):
+def test_an_interrupted_query_leaves_no_reply_for_the_next_query(monkeypatch):
     echo = Statement("echo", ["text"], "SELECT $1 AS value")
     make_ready(echo)
 
@@ -242,25 +242,25 @@ class TestWithoutACursor:
         monkeypatch.setattr(CursorWrapper, "__init__", lambda self, *args: made.append(1) or real(self, *args))
         return made
 
-    def test_what_is_prepared_needs_none(self, echo, cursors, sent):
+    def test_a_prepared_statement_needs_no_cursor(self, echo, cursors, sent):
         assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
         assert (cursors, sent) == ([], [["echo"]])
 
-    def test_what_is_not_gets_one(self, cursors, sent):
+    def test_an_unprepared_statement_uses_a_cursor(self, cursors, sent):
         echo = Statement("echo", ["text"], "SELECT $1 AS value")
         for _ in range(prepared.USES_BEFORE):
             assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
         assert sent == []
         assert len(cursors) == prepared.USES_BEFORE
 
-    def test_a_connection_that_was_closed_by_somebody_is_told_as_django_does(self, echo):
+    def test_a_closed_driver_connection_raises_a_django_error(self, echo):
         connection.connection.close()
         with pytest.raises((OperationalError, InterfaceError)):
             prepared.execute_on(connection, [(echo, ["a"])])
         connection.close()
         assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
 
-    def test_a_connection_is_looked_at_first_where_the_project_wants_that(self, echo):
+    def test_a_health_check_replaces_a_dead_connection_before_use(self, echo):
         if connection.pool:
             pytest.skip("a pool looks by itself")
         other = connection.copy()
@@ -270,7 +270,7 @@ class TestWithoutACursor:
         connection.health_check_enabled, connection.health_check_done = True, False  # as CONN_HEALTH_CHECKS does
         assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
 
-    def test_where_somebody_takes_prepared_statements_away_it_goes_on_without(self, echo, sent):
+    def test_execution_continues_unprepared_after_deallocate_all(self, echo, sent):
         with connection.cursor() as cursor:
             cursor.execute("DEALLOCATE ALL")
         assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
@@ -279,7 +279,7 @@ class TestWithoutACursor:
         assert len(sent) == 1
 
 
-def test_who_listens_in_sees_every_statement(sent):
+def test_execute_wrappers_see_every_statement(sent):
     echo = Statement("echo", ["text"], "SELECT $1 AS value")
     make_ready(echo)
     seen = []
@@ -296,7 +296,7 @@ def test_who_listens_in_sees_every_statement(sent):
     assert sent == []
 
 
-def test_in_another_encoding_the_driver_does_it(sent):
+def test_another_client_encoding_uses_the_driver(sent):
     echo = Statement("echo", ["text"], "SELECT $1 AS value")
     make_ready(echo)
     with connection.cursor() as cursor:
@@ -309,7 +309,7 @@ def test_in_another_encoding_the_driver_does_it(sent):
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_flight_that_is_reset_behind_a_part_of_its_answer_is_told_at_once(new_loop):
+def test_a_reset_after_a_partial_answer_is_reported_at_once(new_loop):
     """libuv reports a reset once, and never again: the part read before it must not count as the whole answer."""
     echo = Statement("echo", ["text"], "SELECT $1")
     connection.close()
@@ -344,7 +344,7 @@ def test_a_flight_that_is_reset_behind_a_part_of_its_answer_is_told_at_once(new_
 
 
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_a_flight_tells_of_an_end_behind_its_whole_answer(is_reset):
+def test_a_reset_after_a_complete_answer_is_reported_with_it(is_reset):
     """libuv reports the end once, with the answer: the next query on this connection would wait without end."""
     echo = Statement("echo", ["text"], "SELECT $1")
     connection.close()
@@ -377,7 +377,7 @@ def connected():
 
 
 @pytest.mark.parametrize("some", [[None, 'quo"te, }'], ['quo"te, }', None], [None, None], ["", None, "a"]], ids=repr)
-def test_texts_in_a_list_may_be_missing(sent, some):
+def test_a_list_of_texts_may_contain_null(sent, some):
     """The list holds results of jobs, and NULL for jobs without one."""
     texts = Statement("texts", ["text[]"], "SELECT * FROM unnest($1)")
     make_ready(texts)
@@ -385,7 +385,7 @@ def test_texts_in_a_list_may_be_missing(sent, some):
     assert len(sent) == 1
 
 
-def test_what_a_project_has_the_driver_make_of_values_is_not_what_we_read(sent):
+def test_custom_loaders_of_the_project_do_not_affect_results(sent):
     class Shouting(psycopg.adapt.Loader):
         format = psycopg.pq.Format.BINARY
 
@@ -403,7 +403,7 @@ def test_what_a_project_has_the_driver_make_of_values_is_not_what_we_read(sent):
     assert sent == [["echo"]]
 
 
-def test_times_come_in_utc_whatever_the_sessions_zone(sent):
+def test_times_are_returned_in_utc_in_any_session_time_zone(sent):
     tell = Statement("tell", ["timestamptz"], "SELECT $1")
     make_ready(tell)
     with connection.cursor() as cursor:

@@ -44,7 +44,7 @@ def test_a_statement_is_prepared_at_its_third_use_on_a_connection(statement):
     assert sent == ["SELECT", "SELECT", "PREPARE", "EXECUTE", "EXECUTE", "EXECUTE"]
 
 
-def test_several_go_as_one_message_and_each_gives_its_rows(statement):
+def test_several_statements_are_one_message_and_each_returns_its_rows(statement):
     with connection.cursor() as cursor:
         cursor.execute("CREATE TEMPORARY TABLE noted (what text)")
         note = Statement("note", ["text"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
@@ -60,7 +60,7 @@ def test_several_go_as_one_message_and_each_gives_its_rows(statement):
         cursor.execute("DROP TABLE noted")
 
 
-def test_where_the_server_binds_the_values_they_go_one_by_one(statement):
+def test_server_side_binding_sends_statements_one_by_one(statement):
     connection.close()
     options = connection.settings_dict["OPTIONS"]
     connection.settings_dict["OPTIONS"] = {**options, "server_side_binding": True}
@@ -75,7 +75,7 @@ def test_where_the_server_binds_the_values_they_go_one_by_one(statement):
         connection.close()
 
 
-def test_a_new_connection_begins_anew(statement):
+def test_a_new_connection_has_no_prepared_statements(statement):
     answers(statement, 3)
     connection.close()
     connection.close_pool()  # Django's pool would return the same session
@@ -89,7 +89,7 @@ def clock(monkeypatch):
     return made
 
 
-def test_a_plan_is_made_anew_after_its_time(statement, clock):
+def test_a_plan_is_renewed_after_its_maximum_age(statement, clock):
     answers(statement, 4)
     clock.now += prepared.REPLAN_S * 0.6
     assert answers(statement)[1] == ["EXECUTE"]
@@ -97,7 +97,7 @@ def test_a_plan_is_made_anew_after_its_time(statement, clock):
     assert answers(statement)[1] == ["DEALLOCATE", "EXECUTE"]
 
 
-def test_a_statement_that_is_seldom_used_goes_as_it_is_instead_of_being_prepared_each_time(statement, clock):
+def test_a_rarely_used_statement_is_sent_unprepared(statement, clock):
     answers(statement, 4)
     for _ in range(3):
         clock.now += prepared.REPLAN_S * 2
@@ -112,7 +112,7 @@ def test_a_plan_that_does_not_depend_on_the_tables_is_kept(statement, clock):
     assert answers(statement)[1] == ["EXECUTE"]
 
 
-def test_behind_a_pooler_that_forgets_them_statements_go_as_they_are(statement, caplog):
+def test_statements_are_sent_unprepared_behind_a_pooler_that_loses_them(statement, caplog):
     answers(statement, 3)
     with connection.cursor() as cursor:
         cursor.execute("DEALLOCATE ALL")  # as if the next transaction had another session
@@ -123,7 +123,7 @@ def test_behind_a_pooler_that_forgets_them_statements_go_as_they_are(statement, 
     assert answers(statement)[1] == ["SELECT"]
 
 
-def test_inside_a_transaction_the_error_is_the_callers_and_the_next_one_works(statement):
+def test_a_lost_prepared_statement_in_a_transaction_raises_to_the_caller(statement):
     answers(statement, 3)
     with connection.cursor() as cursor:
         cursor.execute("DEALLOCATE ALL")
@@ -132,7 +132,7 @@ def test_inside_a_transaction_the_error_is_the_callers_and_the_next_one_works(st
     assert answers(statement)[0] == [(2, "aa")]
 
 
-def test_other_errors_are_told_as_they_are(statement):
+def test_other_errors_are_raised_unchanged(statement):
     wrong = Statement("wrong", ["int"], "SELECT 1 / $1")
     with connection.cursor() as cursor:
         for _ in range(4):
@@ -141,7 +141,7 @@ def test_other_errors_are_told_as_they_are(statement):
     assert Statement.works is True
 
 
-def test_a_database_we_do_not_speak_is_told_so(monkeypatch):
+def test_an_unsupported_database_raises_an_error_naming_it(monkeypatch):
     monkeypatch.setattr(connection, "vendor", "oracle")
     with pytest.raises(FaktoryError, match="expected PostgreSQL, MariaDB or SQLite, got oracle"):
         dialect_of(connection)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.skipif(KIND != "sqlite", reason="about SQLite"), pytes
 
 
 @pytest.mark.parametrize(("custom", "columns"), [({}, COLUMNS), ({"expires_in": 60}, COLUMNS + OPTIONS)])
-def test_many_jobs_are_a_statement_for_each_full_row_of_parameters(custom, columns):
+def test_a_large_push_is_split_at_the_parameter_limit(custom, columns):
     most = PARAMETERS // columns
     many = [payload(custom=custom) for _ in range(2 * most)] + [payload()]
     with CaptureQueriesContext(connection) as queries:

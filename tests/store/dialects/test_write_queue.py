@@ -43,7 +43,7 @@ def test_threads_get_the_queue_in_the_order_in_which_they_ask():
     assert order == list(range(10))
 
 
-def test_an_error_of_a_writer_lets_the_next_one_in():
+def test_a_failed_writer_releases_the_queue_to_the_next():
     queue, order = WriteQueue(), []
 
     def write():
@@ -66,7 +66,7 @@ def test_an_error_of_a_writer_lets_the_next_one_in():
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="about SQLite")
-def test_a_hook_after_a_commit_writes_in_the_turn_of_its_transaction(queue):
+def test_an_on_commit_hook_writes_in_the_turn_of_its_transaction(queue):
     order = []
 
     def write(_):
@@ -80,7 +80,7 @@ def test_a_hook_after_a_commit_writes_in_the_turn_of_its_transaction(queue):
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="about SQLite")
-def test_a_thread_with_one_transaction_after_another_keeps_no_other_writer_waiting(queue):
+def test_consecutive_transactions_of_a_thread_do_not_starve_other_writers(queue):
     order, is_writing = [], threading.Event()
 
     def write(_):
@@ -115,7 +115,7 @@ WRITES = {
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="about SQLite")
 @pytest.mark.parametrize("name", WRITES)
-def test_a_statement_that_writes_has_the_queue_also_without_a_transaction(name, queue):
+def test_a_write_outside_a_transaction_holds_the_queue(name, queue):
     QueueFactory(name="old", used_at=T0)
     WorkerFactory(wid="w1")
     histograms.add({("mail", "task"): Series()}, using="default", now=T0)
@@ -133,5 +133,5 @@ def test_a_statement_that_writes_has_the_queue_also_without_a_transaction(name, 
     assert set(owners) == {threading.get_ident()}
 
 
-def test_processes_that_are_no_server_have_no_queue():
+def test_processes_other_than_servers_have_no_queue():
     assert write_queue("any") is module.NO_QUEUE

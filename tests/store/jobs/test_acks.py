@@ -46,7 +46,7 @@ def counters():
     return sum(row.processed for row in rows), sum(row.late for row in rows)
 
 
-def test_only_the_members_are_answered_with_an_error_when_their_batch_is_locked(locked_batch):
+def test_only_acks_of_batch_members_fail_when_the_batch_row_is_locked(locked_batch):
     ended = []
     acks = working(9)
     answers = acknowledgements.ack(acks, using="default", on_finished=ended.extend)
@@ -60,7 +60,7 @@ def test_only_the_members_are_answered_with_an_error_when_their_batch_is_locked(
     assert counters() == (12, 0)
 
 
-def test_the_sets_that_ended_are_answered_when_a_later_one_fails(locked_batch, monkeypatch):
+def test_committed_chunks_of_acks_are_answered_when_a_later_chunk_fails(locked_batch, monkeypatch):
     monkeypatch.setattr(acknowledgements, "CHUNK", 4)
     acks = sorted(working(9), key=lambda one: one.jid)
     plain = [one for one in acks if Job.objects.get(jid=one.jid).bid is None]

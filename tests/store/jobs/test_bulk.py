@@ -37,24 +37,24 @@ def dead(count, **fields):
 
 
 @pytest.mark.parametrize("command", ["kill", "requeue", "discard", "clear"])
-def test_no_step_changes_more_than_its_share_and_all_together_change_all(chunks_of_three, command):
+def test_a_bulk_command_changes_all_jobs_in_steps_of_limited_size(chunks_of_three, command):
     """W23: eight jobs take steps of 3, 3 and 2."""
     dead(8)
     assert [step() for step in steps(command)] == [3, 3, 2]
 
 
-def test_jids_and_globs_are_steps_too(chunks_of_three):
+def test_bulk_commands_by_jids_or_glob_run_in_steps_too(chunks_of_three):
     jobs = dead(5)
     assert [step() for step in steps("kill", jids=tuple(job.jid for job in jobs))] == [3, 2]
     assert [step() for step in steps("kill", regexp="*noop*")] == [2, 2, 1]
 
 
-def test_a_set_without_jobs_takes_no_step():
+def test_a_bulk_command_on_an_empty_set_takes_no_step():
     JobFactory()
     assert list(steps("kill")) == []
 
 
-def test_what_arrives_meanwhile_is_not_run_after(chunks_of_three):
+def test_a_bulk_command_ignores_jobs_that_arrive_while_it_runs(chunks_of_three):
     """W23: the operation ends although jobs keep arriving."""
     dead(4)
     changed = 0
@@ -65,7 +65,7 @@ def test_what_arrives_meanwhile_is_not_run_after(chunks_of_three):
     assert Job.objects.filter(state="dead").count() == 4
 
 
-def test_a_job_that_left_the_set_meanwhile_is_left_alone(chunks_of_three):
+def test_a_bulk_command_skips_a_job_that_left_the_set_meanwhile(chunks_of_three):
     jobs = dead(4)
     under_way = steps("discard")
     next(under_way)()
@@ -74,7 +74,7 @@ def test_a_job_that_left_the_set_meanwhile_is_left_alone(chunks_of_three):
     assert Job.objects.filter(pk=jobs[-1].pk).exists()
 
 
-def test_what_was_left_when_it_broke_off_is_done_by_the_next(chunks_of_three):
+def test_a_new_bulk_command_finishes_an_aborted_one(chunks_of_three):
     dead(7)
     next(steps("discard"))()
     assert sum(step() for step in steps("discard")) == 4
@@ -91,7 +91,7 @@ def test_a_removed_queue_keeps_its_pause_until_it_is_empty(chunks_of_three):
     assert not Queue.objects.exists()
 
 
-def test_a_flush_takes_jobs_step_by_step_and_totals_at_the_end(chunks_of_three):
+def test_a_flush_deletes_jobs_in_steps_and_totals_at_the_end(chunks_of_three):
     """W25: the steps delete batches, jobs, progress records, and totals at the end."""
     dead(2)
     working = JobFactory(working=True)
@@ -107,7 +107,7 @@ def test_a_flush_takes_jobs_step_by_step_and_totals_at_the_end(chunks_of_three):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
 @pytest.mark.parametrize("command", ["kill", "requeue", "discard"])
-def test_a_step_waits_for_no_job_that_others_hold_and_that_is_not_meant(command):
+def test_a_bulk_step_does_not_wait_for_locked_jobs_outside_its_set(command):
     """W23: uncommitted claims are spread over the whole range."""
     waiting, dead = JobFactory.many(1500), JobFactory.many(500, dead=True)
     Job.objects.bulk_create(row for four in zip(dead, *[iter(waiting)] * 3, strict=True) for row in four)
@@ -130,7 +130,7 @@ def test_a_step_waits_for_no_job_that_others_hold_and_that_is_not_meant(command)
     assert (waited, sum(changed)) == (False, 500)
 
 
-def test_names_are_of_queues_remembered_and_of_queues_in_use():
+def test_known_queue_names_include_stored_queues_and_queues_with_ready_jobs():
     for queue in ("b", "a", "b", "c"):
         JobFactory(queue=queue)
     JobFactory(queue="not-yet", scheduled=True)
@@ -138,7 +138,7 @@ def test_names_are_of_queues_remembered_and_of_queues_in_use():
     assert queues.known_names(using="default") == ["a", "b", "c", "z"]
 
 
-def test_latency_costs_a_look_for_each_priority_and_not_for_each_job(django_assert_max_num_queries):
+def test_queue_latency_takes_at_most_7_statements_for_any_number_of_jobs(django_assert_max_num_queries):
     """W24: at most 7 statements, whatever the number of jobs."""
     JobFactory.create_batch(20, queue="q")
     JobFactory(queue="q", sort_priority=-25)
@@ -146,7 +146,7 @@ def test_latency_costs_a_look_for_each_priority_and_not_for_each_job(django_asse
         queues.latency(["q"], using="default")
 
 
-def test_all_workers_can_be_told_at_once_and_none_goes_back():
+def test_advancing_all_workers_at_once_never_reverts_a_worker_state():
     """W21: a worker's state advances and never goes back."""
     for state in ("running", "quiet", "terminate"):
         WorkerFactory(wid=state, state=state)

@@ -28,14 +28,14 @@ def asked(*results):
     return get_broker().cancelled([result.id for result in results])
 
 
-def test_jobs_that_wait_are_dropped():
+def test_cancelled_waiting_jobs_are_discarded():
     waits, other = noop.enqueue(), noop.enqueue()
     later = noop.using(run_after=timedelta(hours=1)).enqueue()
     assert cancel(waits, later) == 2
     assert [state(one) for one in (waits, later, other)] == ["discarded", "discarded", "enqueued"]
 
 
-def test_a_running_job_is_marked_and_its_worker_is_told():
+def test_a_running_job_is_marked_as_cancelled_and_reported_to_its_worker():
     result, other = noop.enqueue(), send_invoice.enqueue(1)
     fetched()
     fetched()
@@ -44,7 +44,7 @@ def test_a_running_job_is_marked_and_its_worker_is_told():
     assert asked(result, other) == [result.id]
 
 
-def test_what_has_ended_and_what_is_not_there_stays_as_it_is():
+def test_cancelling_finished_or_unknown_jobs_changes_nothing():
     done = noop.enqueue()
     job = fetched()
     get_broker().ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)])
@@ -52,7 +52,7 @@ def test_what_has_ended_and_what_is_not_there_stays_as_it_is():
     assert state(done) == "succeeded"
 
 
-def test_many_are_cancelled_in_steps(monkeypatch):
+def test_many_jobs_are_cancelled_in_chunks(monkeypatch):
     monkeypatch.setattr(cancellations, "CHUNK", 3)
     results = noop.enqueue_many([()] * 7)
     assert cancel(*results) == 7
@@ -66,7 +66,7 @@ def test_a_cancelled_job_that_fails_is_not_retried():
     assert state(result) == "discarded"
 
 
-def test_a_cancelled_job_whose_worker_is_lost_is_dropped():
+def test_a_cancelled_job_of_a_lost_worker_is_discarded():
     result, other = noop.enqueue(), noop.enqueue()
     fetched("gone")
     fetched("gone")
@@ -76,7 +76,7 @@ def test_a_cancelled_job_whose_worker_is_lost_is_dropped():
     assert Job.objects.get(jid=result.id).errtype == "Cancelled"
 
 
-def test_a_cancelled_job_that_no_result_is_kept_of_is_gone_with_its_worker():
+def test_a_cancelled_job_without_result_ttl_is_deleted_with_its_lost_worker():
     result = noop.enqueue()
     Job.objects.update(result_ttl=None)
     fetched("gone")
@@ -85,7 +85,7 @@ def test_a_cancelled_job_that_no_result_is_kept_of_is_gone_with_its_worker():
     assert not Job.objects.exists()
 
 
-def test_a_mark_outlasts_a_job_given_back():
+def test_a_cancellation_mark_survives_the_release_of_the_job():
     result = noop.enqueue()
     job = fetched()
     cancel(result)
@@ -94,7 +94,7 @@ def test_a_mark_outlasts_a_job_given_back():
     assert asked(result) == [result.id]
 
 
-def test_a_mark_does_not_outlast_being_enqueued_anew():
+def test_a_requeue_clears_the_cancellation_mark():
     result = noop.enqueue()
     job = fetched()
     cancel(result)
@@ -105,7 +105,7 @@ def test_a_mark_does_not_outlast_being_enqueued_anew():
     assert asked(result) == []
 
 
-def test_a_faktory_server_elsewhere_cannot_and_says_so():
+def test_a_remote_broker_rejects_cancellation_with_a_hint():
     remote = RemoteBroker("tcp://127.0.0.1:1")
     assert not remote.cancels
     assert remote.cancelled(["0123456789"]) == []
@@ -113,7 +113,7 @@ def test_a_faktory_server_elsewhere_cannot_and_says_so():
         remote.cancel(["0123456789"])
 
 
-def test_the_worker_asks_with_one_statement(django_assert_num_queries):
+def test_the_query_for_cancelled_jobs_takes_one_statement(django_assert_num_queries):
     result = noop.enqueue()
     fetched()
     with django_assert_num_queries(1):

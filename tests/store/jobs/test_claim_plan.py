@@ -37,7 +37,7 @@ def plan(statement, values):
     return (json.loads(told) if isinstance(told, str) else told)[0]["Plan"]
 
 
-def test_a_claim_beside_a_large_backlog_looks_up_only_what_it_takes():
+def test_a_claim_reads_only_its_own_rows_despite_a_large_backlog():
     Job.objects.bulk_create(JobFactory.many(3000, queue="other"), batch_size=1000)
     assert set(scans(plan(CLAIM, "'{default}', '{1}', 'w', 1, NULL, 1, NULL, 60"))) == {
         ("ModifyTable", None),
@@ -51,7 +51,7 @@ def test_a_claim_beside_a_large_backlog_looks_up_only_what_it_takes():
     [(FAILING, "'{some,others}'"), (SAVE, f"'{{1,2}}'{', NULL' * (len(SAVE.types) - 1)}")],
     ids=["read", "write"],
 )
-def test_a_failure_looks_up_only_its_own_jobs(statement, values):
+def test_failure_statements_do_not_scan_the_job_table(statement, values):
     Job.objects.bulk_create(JobFactory.many(3000), batch_size=1000)
     kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
     assert kinds <= {"Index Scan", "Bitmap Heap Scan"}
@@ -71,7 +71,7 @@ def test_a_failure_looks_up_only_its_own_jobs(statement, values):
     ids=["take", "end", "next of freed", "next", "ready", "push", "push unique ones"],
 )
 @pytest.mark.parametrize("state", ["blocked", "enqueued"])
-def test_what_is_done_for_a_key_looks_up_only_its_own_jobs(statement, values, state):
+def test_lock_key_statements_do_not_scan_the_job_table(statement, values, state):
     Job.objects.bulk_create(JobFactory.many(3000, state=state, lock_key="other"), batch_size=1000)
     kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
     assert kinds <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "LockRows"}
@@ -89,7 +89,7 @@ def test_what_is_done_for_a_key_looks_up_only_its_own_jobs(statement, values, st
     ids=["push", "push jobs that are alike", "push with options", "lock before a push", "end before a push"],
 )
 @pytest.mark.parametrize("state", ["enqueued", "dead"])
-def test_a_set_that_is_pushed_looks_up_only_rows_with_its_own_jids(statement, values, state):
+def test_push_statements_look_up_only_rows_with_the_pushed_jids(statement, values, state):
     fields = {"finished_at": T0, "purge_at": T0} if state == "dead" else {}
     Job.objects.bulk_create(JobFactory.many(3000, state=state, **fields), batch_size=1000)
     kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
@@ -104,7 +104,7 @@ def test_a_set_that_is_pushed_looks_up_only_rows_with_its_own_jids(statement, va
     ],
     ids=["extend", "confirm"],
 )
-def test_what_keeps_running_jobs_looks_up_only_its_own(statement, values):
+def test_extend_and_confirm_statements_do_not_scan_all_running_jobs(statement, values):
     """The planner must not walk the partial index of running jobs, of which there are many."""
     Job.objects.bulk_create(JobFactory.many(3000, working=True, claim=-7), batch_size=1000)
     found = scans(plan(statement, values))

@@ -50,7 +50,7 @@ def in_threads(count, work):
         raise errors[0]
 
 
-def test_six_workers_share_two_hundred_jobs_without_doubling_or_losing_one():
+def test_six_concurrent_workers_claim_each_of_200_jobs_exactly_once():
     push([payload(result_ttl=60) for _ in range(200)], using=USING)
     taken = [[] for _ in range(6)]
 
@@ -66,7 +66,7 @@ def test_six_workers_share_two_hundred_jobs_without_doubling_or_losing_one():
     assert Job.objects.filter(state="succeeded", attempt=1).count() == 200
 
 
-def test_requests_with_different_queues_compete_without_doubling():
+def test_concurrent_requests_with_different_queue_orders_claim_each_job_once():
     push([payload(queue=queue) for queue in "abc" for _ in range(30)], using=USING)
     taken = [[] for _ in range(4)]
 
@@ -80,14 +80,14 @@ def test_requests_with_different_queues_compete_without_doubling():
     assert len(everything) == len(set(everything)) == 90
 
 
-def test_a_push_repeated_by_four_senders_at_once_is_one_job():
+def test_jobs_pushed_by_four_clients_concurrently_are_stored_once():
     """W10: each job is stored once, whichever sender comes first."""
     same = [payload(f"same-{n}") for n in range(20)]
     in_threads(4, lambda number: push(same, using=USING))
     assert Job.objects.count() == 20
 
 
-def test_one_fetch_for_many_workers_serves_each_in_its_turn():
+def test_one_fetch_for_several_workers_serves_them_in_request_order():
     WorkerFactory(wid="quiet", state="quiet")
     first, second, third = payload(queue="a"), payload(queue="a"), payload(queue="b")
     push([first, second, third], using=USING)
@@ -130,20 +130,20 @@ def fetched(request):
     return ask
 
 
-def test_who_comes_first_is_served_first_whichever_of_his_queues_has_something(fetched):
+def test_requests_are_served_in_order_regardless_of_which_queue_has_jobs(fetched):
     push([payload("a1", queue="a"), payload("c1", queue="c"), payload("c2", queue="c")], using=USING)
     asked = ["w1:b a", "w2:a b", "w1:c a", "w3:c", "w2:c a"]
     assert fetched(*asked) == ["job-a1", "-", "job-c1", "job-c2", "-"]
 
 
-def test_a_quiet_worker_among_them_leaves_its_share_to_the_others(fetched):
+def test_a_quiet_worker_gets_no_job_and_other_requests_are_served(fetched):
     WorkerFactory(wid="quiet", state="quiet")
     push([payload("a1", queue="a"), payload("a2", queue="a")], using=USING)
     assert fetched("quiet:a b", "w1:b a", "quiet:a", "w2:a") == ["-", "job-a1", "-", "job-a2"]
 
 
 @pytest.mark.parametrize("held_back_by", ["lock", "limit"])
-def test_in_the_place_of_a_job_that_may_not_run_yet_comes_the_next(fetched, held_back_by):
+def test_a_fetch_skips_a_job_held_back_by_a_lock_or_limit(fetched, held_back_by):
     if held_back_by == "lock":
         push([payload(f"k{n}", queue="a", custom={"lock": "key"}) for n in range(3)], using=USING)
     else:
@@ -155,7 +155,7 @@ def test_in_the_place_of_a_job_that_may_not_run_yet_comes_the_next(fetched, held
     assert fetched("w1:a b", "w2:b a", "w3:b") == ["job-free", "job-other", "-"]
 
 
-def test_different_workers_are_claimed_for_in_one_message_on_postgresql(monkeypatch):
+def test_claims_for_different_workers_are_one_message_on_postgresql(monkeypatch):
     if connection.vendor != "postgresql":
         pytest.skip("a promise of the PostgreSQL dialect")
     looks = []
@@ -174,7 +174,7 @@ def test_different_workers_are_claimed_for_in_one_message_on_postgresql(monkeypa
     assert looks, "for so many it is less to look first"
 
 
-def test_jobs_are_read_ahead_for_different_workers_too():
+def test_jobs_are_prefetched_for_several_workers_in_one_exchange():
     if not prefetch.supports(connection):
         pytest.skip("this database reads nothing ahead")
     push([payload(f"a{n}", queue="a") for n in range(5)], using=USING)
@@ -188,14 +188,14 @@ def test_jobs_are_read_ahead_for_different_workers_too():
     assert [job.is_prefetched for job in told[0]] == [False, True, True]
 
 
-def test_a_paused_queue_is_planned_around():
+def test_a_fetch_skips_a_paused_queue():
     QueueFactory(name="a", paused_at="2026-01-01T00:00:00Z")
     push([payload(queue="a"), payload(queue="b")], using=USING)
     found = fetch([FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("a",), wid="w2")], using=USING)
     assert [[job.queue for job in one] for one in found] == [["b"], []]
 
 
-def test_two_workers_with_very_many_queues_each_are_served():
+def test_two_workers_with_600_queues_each_are_served():
     """SQLite refuses a statement of more than 500 parts; the error would reach all requests of the exchange."""
     job = payload(queue="last")
     push([job], using=USING)
@@ -204,7 +204,7 @@ def test_two_workers_with_very_many_queues_each_are_served():
     assert [[one.jid for one in some] for some in found] == [[job.jid], []]
 
 
-def test_one_database_statement_claims_a_set_on_postgresql():
+def test_a_set_is_claimed_acked_or_pushed_by_one_statement_on_postgresql():
     if connection.vendor != "postgresql" or not has_psycopg3():
         pytest.skip("a promise of the PostgreSQL dialect, with psycopg 3")
 
@@ -222,7 +222,7 @@ def test_one_database_statement_claims_a_set_on_postgresql():
     assert (claims, reports, pushes) == (1, 1, 1)
 
 
-def test_trouble_half_way_swallows_no_job_and_no_answer(monkeypatch):
+def test_an_error_between_two_claims_loses_no_job_and_no_answer(monkeypatch):
     """W14: the first of two claims has committed when the second one fails."""
     push([payload(queue="a"), payload(queue="c")], using=USING)
     requests = [FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("b", "c"), wid="w1")]
@@ -241,7 +241,7 @@ def test_trouble_half_way_swallows_no_job_and_no_answer(monkeypatch):
         fetch(requests, using=USING)
 
 
-def test_a_claim_locks_no_row_that_it_does_not_hand_out():
+def test_a_claim_locks_only_the_rows_that_it_returns():
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("this database locks no rows")
     push([payload() for _ in range(4)] + [payload(queue="b")], using=USING)
@@ -256,7 +256,7 @@ def test_a_claim_locks_no_row_that_it_does_not_hand_out():
     assert (len(mine), len(other)) == (2, 3)
 
 
-def test_a_lost_worker_is_remembered_while_a_transaction_still_holds_its_job():
+def test_a_lost_worker_row_is_kept_while_a_transaction_locks_its_job():
     """W20: a job locked by the worker's dying transaction is skipped, and the next look must find it."""
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("this database locks no rows")
@@ -271,7 +271,7 @@ def test_a_lost_worker_is_remembered_while_a_transaction_still_holds_its_job():
     assert not WorkerProcess.objects.exists()
 
 
-def test_the_claim_walks_the_ready_index():
+def test_the_claim_query_uses_the_ready_index_without_a_sort():
     if connection.vendor != "postgresql":
         pytest.skip("the plan is PostgreSQL's")
     JobFactory.create_batch(3)
@@ -298,7 +298,7 @@ def together(wid, *wishes):
     return [FetchRequest(queues=tuple(wish), wid=wid) for wish in wishes]
 
 
-def test_what_came_between_two_claims_of_a_turn_does_not_leave_the_first_one_s_job_to_nobody():
+def test_a_job_pushed_between_two_claims_does_not_displace_the_first_claim():
     """Each statement of PostgreSQL sees all commits before it: queue b was empty for the first claim."""
     for name in "ab":
         JobFactory(jid=f"job-in-{name}", queue=name, working=True)
@@ -309,7 +309,7 @@ def test_what_came_between_two_claims_of_a_turn_does_not_leave_the_first_one_s_j
     assert [[job.queue for job in jobs] for jobs in dealt] == [["a"], ["b"]]
 
 
-def test_what_is_claimed_and_left_to_nobody_goes_back_to_its_place():
+def test_a_claimed_job_that_matches_no_request_is_released():
     row = JobFactory(jid="job-in-c", queue="c", working=True)
     claiming = ClaimContext(USING, None, 35.0, ClaimNumbers())
     claimed = [Reservation(jid=row.jid, queue="c", text="", wid="w1", attempt=1)]
@@ -318,7 +318,7 @@ def test_what_is_claimed_and_left_to_nobody_goes_back_to_its_place():
     assert (row.state, row.wid) == ("enqueued", "")
 
 
-def test_no_job_is_lost_that_is_pushed_while_others_are_claimed_in_turn():
+def test_jobs_pushed_during_concurrent_exchanges_are_all_claimed():
     pushed, got, is_over = [], [], threading.Event()
 
     def work(number):
@@ -338,7 +338,7 @@ def test_no_job_is_lost_that_is_pushed_while_others_are_claimed_in_turn():
     assert sorted(got) == sorted(pushed)
 
 
-def test_a_fetch_of_many_queues_takes_few_statements():
+def test_a_fetch_of_1000_queues_takes_at_most_20_statements():
     """On SQLite and MariaDB it used to take one for each queue, in the transaction that writes."""
     queues = tuple(f"queue-{number:04d}" for number in range(1000))
     JobFactory(queue=queues[700])

@@ -12,7 +12,7 @@ from tests.factories import T0, JobFactory
 pytestmark = pytest.mark.django_db
 
 
-def test_jobs_are_spread_over_time_in_their_order(monkeypatch):
+def test_failed_jobs_are_rescheduled_at_intervals_in_their_order(monkeypatch):
     monkeypatch.setattr(bulk.bulk, "CHUNK", 2)
     ids = [JobFactory(dead=True).pk for _ in range(3)] + [JobFactory(working=True).pk]
     assert bulk.spread(ids, first_at=T0, every_s=10, using="default") == 3
@@ -22,7 +22,7 @@ def test_jobs_are_spread_over_time_in_their_order(monkeypatch):
 
 
 @pytest.mark.parametrize(("kept", "becomes"), [(None, bulk.TRIED_FOR_S), (60, 60)])
-def test_a_job_that_is_tried_leaves_a_row(kept, becomes):
+def test_a_trial_run_requeues_a_dead_job_with_a_result_ttl(kept, becomes):
     job = JobFactory(dead=True, result_ttl=kept)
     assert bulk.try_one(job)
     row = Job.objects.get()

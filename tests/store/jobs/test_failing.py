@@ -67,7 +67,7 @@ def processed():
 @of_a_session
 @pytest.mark.usefixtures("straight")
 @pytest.mark.parametrize("count", [1, 7])
-def test_however_many_they_are_it_takes_two_messages(messages, count):
+def test_any_number_of_failed_jobs_is_recorded_with_two_messages(messages, count):
     used_to_it()
     before, _ = processed()
     jobs = [JobFactory(working=True) for _ in range(count)]
@@ -83,7 +83,7 @@ def test_however_many_they_are_it_takes_two_messages(messages, count):
 @pytest.mark.parametrize(
     "traits", [{"bid": "b1"}, {"callback_of": "b1"}, {"lock_key": "k", "lock_token": 7}, {"permits": ""}, {"retry": 0}]
 )
-def test_what_concerns_others_too_is_committed_when_they_know(messages, traits):
+def test_a_failure_with_effects_on_other_rows_is_committed_after_them(messages, traits):
     """This concerns a batch, and jobs that wait for a lock or a limiter. Includes a job that leaves no row behind."""
     used_to_it()
     job = JobFactory(working=True, **traits)
@@ -94,7 +94,7 @@ def test_what_concerns_others_too_is_committed_when_they_know(messages, traits):
     assert messages[-1] == ["count"]
 
 
-def test_in_a_transaction_of_the_callers_it_is_undone_with_it():
+def test_a_rollback_of_the_caller_undoes_the_failure():
     used_to_it()
     before, job = processed(), JobFactory(working=True)
     with transaction.atomic():
@@ -106,7 +106,7 @@ def test_in_a_transaction_of_the_callers_it_is_undone_with_it():
 
 
 @pytest.mark.parametrize("ways", ["first", "used to it"])
-def test_each_is_written_as_it_was_told(ways):
+def test_each_failure_is_stored_exactly_as_reported(ways):
     if ways == "used to it":
         used_to_it()
     hostile = ['"quotes", {braces} and \\backslashes', "NULL", "", "naïve ☃ 𝄞", "two\nlines\x00", ",,", "'; --"]
@@ -127,7 +127,7 @@ def test_each_is_written_as_it_was_told(ways):
 
 
 @pytest.mark.parametrize("ways", ["first", "used to it"])
-def test_each_report_is_answered_by_itself(ways):
+def test_each_failure_report_gets_its_own_answer(ways):
     if ways == "used to it":
         used_to_it()
     ours, theirs, done = JobFactory(working=True), JobFactory(working=True, wid="w2"), JobFactory(succeeded=True)
@@ -143,7 +143,7 @@ def test_each_report_is_answered_by_itself(ways):
 
 @of_a_session
 @pytest.mark.usefixtures("straight")
-def test_where_a_pooler_takes_statements_away_none_is_lost():
+def test_a_failure_is_recorded_even_if_a_pooler_drops_prepared_statements():
     used_to_it()
     with connection.cursor() as cursor:
         cursor.execute("DEALLOCATE ALL")
@@ -156,7 +156,7 @@ def test_where_a_pooler_takes_statements_away_none_is_lost():
     assert Job.objects.get(pk=job.pk).failures == 1
 
 
-def test_columns_are_read_in_the_models_order():
+def test_columns_are_read_in_the_order_of_the_model_fields():
     """Django assigns the values of a row in that order, whatever the column names are."""
     names = [field.attname for field in Job._meta.concrete_fields]
     assert [name for name in names if name in READ] == list(READ)

@@ -24,7 +24,7 @@ def fail_once(job, **report):
     return Job.objects.get(pk=job.pk)
 
 
-def test_the_failure_tells_what_the_original_server_tells():
+def test_a_failure_record_has_the_fields_of_the_original_server():
     row = fail_once(JobFactory(working=True, retry=5), errtype="KeyError", message="'x'", backtrace=["a", "b"])
     told = json.loads(row.failure)
     assert told.pop("next_at") > "2026-05-01T12:00:14Z"
@@ -38,7 +38,7 @@ def test_the_failure_tells_what_the_original_server_tells():
     }
 
 
-def test_a_second_failure_keeps_the_time_of_the_first():
+def test_a_second_failure_keeps_the_failed_at_time_of_the_first():
     row = fail_once(JobFactory(working=True, retry=5))
     Job.objects.filter(pk=row.pk).update(state="working", run_at=None, reserved_until=T0)
     [_] = failures.fail([failure(jid=row.jid, wid="w1")], using=USING, now=T0 + timedelta(hours=1))
@@ -54,7 +54,7 @@ def test_a_job_keeps_as_many_backtrace_lines_as_it_asks_for(wanted, kept):
     assert json.loads(row.failure).get("backtrace", []) == LINES[:kept]
 
 
-def test_every_failed_attempt_is_remembered_with_who_tried():
+def test_the_history_records_every_failed_attempt_with_its_worker():
     job = JobFactory(working=True)
     row = fail_once(job, errtype="A", message="first")
     Job.objects.filter(pk=job.pk).update(state="working", wid="w2", attempt=2, run_at=None, reserved_until=T0)
@@ -66,25 +66,25 @@ def test_every_failed_attempt_is_remembered_with_who_tried():
     ]
 
 
-def test_the_memory_of_attempts_is_bounded():
+def test_the_attempt_history_is_bounded():
     job = JobFactory(working=True, retry=1000, history=json.dumps([{"attempt": n} for n in range(60)]))
     row = fail_once(job)
     assert len(json.loads(row.history)) == failures.HISTORY_LIMIT
 
 
 @pytest.mark.parametrize("text", ["nul \x00 in it", "\ud800 alone", "x" * 5000, "line\nbreak \u2028"])
-def test_hostile_error_texts_are_stored_or_mended_never_refused(text):
+def test_hostile_error_texts_are_sanitized_or_truncated_and_never_rejected(text):
     row = fail_once(JobFactory(working=True), errtype=text, message=text, backtrace=[text])
     assert row.state == "retries"
     assert len(json.loads(row.failure)["message"].encode()) <= 1000
 
 
-def test_a_wished_delay_is_taken_as_it_is():
+def test_a_requested_retry_delay_is_used_unchanged():
     row = fail_once(JobFactory(working=True), retry_in_s=7.5)
     assert row.run_at == T0 + timedelta(seconds=7.5)
 
 
-def test_verdicts_end_a_job_whatever_retries_are_left():
+def test_a_kill_or_discard_verdict_ends_a_job_with_retries_left():
     killed = fail_once(JobFactory(working=True), verdict="kill")
     assert killed.state == "dead"
     kept = fail_once(JobFactory(working=True, result_ttl=60), verdict="discard")
@@ -94,7 +94,7 @@ def test_verdicts_end_a_job_whatever_retries_are_left():
     assert not Job.objects.filter(pk=gone.pk).exists()
 
 
-def test_a_set_of_reports_is_answered_one_by_one():
+def test_each_failure_report_of_a_set_gets_its_own_answer():
     good, held = JobFactory(working=True), JobFactory(working=True, wid="other")
     answers = failures.fail(
         [
@@ -115,7 +115,7 @@ def test_a_set_of_reports_is_answered_one_by_one():
     ]
 
 
-def test_a_reservation_that_ran_out_counts_as_a_failure():
+def test_an_expired_reservation_counts_as_a_failure():
     """W19: the failure is recorded as ReservationExpired."""
     fresh = JobFactory(working=True, reserved_until=T0 + timedelta(seconds=10))
     overdue = JobFactory(working=True, reserved_until=T0 - timedelta(seconds=1))
@@ -125,7 +125,7 @@ def test_a_reservation_that_ran_out_counts_as_a_failure():
     assert (row.state, row.errtype, row.failures) == ("retries", "ReservationExpired", 1)
 
 
-def test_a_lost_job_returns_to_its_old_place():
+def test_a_job_of_a_lost_worker_returns_to_its_old_queue_position():
     """W20: the loss is recorded in the job's history."""
     old = JobFactory(working=True, enqueued_at=T0 - timedelta(hours=1))
     JobFactory(enqueued_at=T0)

@@ -64,7 +64,7 @@ def row(job):
     return Job.objects.get(jid=job.jid)
 
 
-def test_an_interrupted_job_is_enqueued_with_nothing_counted(node):
+def test_an_interrupted_job_is_requeued_without_a_counted_failure_or_attempt(node):
     node.push("a")
     before = Job.objects.get()
     job = node.fetch_one()
@@ -87,7 +87,7 @@ def test_interrupted_jobs_return_to_their_places_by_priority_and_age(node):
     assert names(node.fetch(10, "w2")) == ["urgent", "first", "second", "third", "low"]
 
 
-def test_only_the_worker_that_holds_a_job_can_give_it_back(node):
+def test_only_the_worker_that_holds_a_job_can_interrupt_it(node):
     node.push("a", "b", "c")
     taken, ended, stolen = node.fetch(3)
     node.broker.ack([Ack(jid=ended.jid, wid="w1", attempt=ended.attempt)])
@@ -100,7 +100,7 @@ def test_only_the_worker_that_holds_a_job_can_give_it_back(node):
     assert row(stolen).wid == "w1"
 
 
-def test_a_report_of_the_interrupted_run_changes_nothing(node):
+def test_a_late_report_of_an_interrupted_run_is_ignored(node):
     node.push("a")
     job = node.fetch_one()
     node.interrupt(job)
@@ -124,7 +124,7 @@ def test_an_attempt_is_counted_when_the_job_ends_not_when_it_is_interrupted(node
     assert row(running).attempts == 1
 
 
-def test_the_timeline_says_when_and_where_a_job_was_interrupted(node):
+def test_the_history_records_when_and_where_a_job_was_interrupted(node):
     node.push("a")
     node.interrupt(node.fetch_one("w7"))
     job = Job.objects.get()
@@ -138,7 +138,7 @@ def test_the_timeline_says_when_and_where_a_job_was_interrupted(node):
     assert one["interrupted_at"] == run.failed_at
 
 
-def test_many_interruptions_leave_the_errors_readable(node):
+def test_many_interruptions_do_not_displace_errors_from_the_history(node):
     node.push("a")
     job = node.fetch_one()
     node.broker.fail([failure(jid=job.jid, errtype="E", message="the first error", retry_in_s=0)])
@@ -151,7 +151,7 @@ def test_many_interruptions_leave_the_errors_readable(node):
     assert (found.interruptions, found.failures) == (60, 1)
 
 
-def test_its_lock_goes_back_in_the_same_transaction_and_to_the_oldest_job_of_the_key(node):
+def test_an_interruption_releases_the_lock_to_the_oldest_job_of_the_key(node):
     node.push("a", "b", custom={"lock": "key"})
     job = node.fetch_one()
     assert node.fetch() == []
@@ -163,7 +163,7 @@ def test_its_lock_goes_back_in_the_same_transaction_and_to_the_oldest_job_of_the
     assert row(again).lock_token == again.lock_token
 
 
-def test_a_job_whose_lock_was_lost_waits_for_the_holder(node):
+def test_an_interrupted_job_with_a_lost_lock_waits_for_the_holder(node):
     node.push("a", "b", custom={"lock": "key"})
     job = node.fetch_one()
     JobLock.objects.all().delete()
@@ -177,7 +177,7 @@ def test_a_job_whose_lock_was_lost_waits_for_the_holder(node):
 
 
 @pytest.mark.parametrize(("scope", "name"), [("task", "noop"), ("queue", "default"), ("key", "mail")])
-def test_its_permits_go_back_in_the_same_transaction(node, scope, name):
+def test_an_interruption_releases_the_limiter_permits_of_the_job(node, scope, name):
     definitions.save_limit(scope, name, Allowance.of(1), using="default")
     node.push("a", "b", custom={"limit": "mail"})
     job = node.fetch_one()
@@ -189,7 +189,7 @@ def test_its_permits_go_back_in_the_same_transaction(node, scope, name):
     assert not limiters.sweep(using="default")
 
 
-def test_a_member_of_a_batch_carries_no_failure(node):
+def test_an_interrupted_batch_member_is_not_counted_as_failed(node):
     bid = node.broker.new_batch(NewBatch(complete=payload(jid="done", jobtype="done")))
     node.push("a", custom={"bid": bid})
     node.broker.commit_batch(bid)
@@ -202,7 +202,7 @@ def test_a_member_of_a_batch_carries_no_failure(node):
     assert node.fetch_one("w2").jobtype == "done"
 
 
-def test_an_interrupted_callback_runs_again_once(node):
+def test_an_interrupted_batch_callback_runs_again_exactly_once(node):
     bid = node.broker.new_batch(NewBatch(success=payload(jid="done", jobtype="done")))
     node.broker.commit_batch(bid)
     node.interrupt(node.fetch_one())
@@ -213,7 +213,7 @@ def test_an_interrupted_callback_runs_again_once(node):
     assert node.fetch() == []
 
 
-def test_its_unique_key_is_held_until_it_succeeds(node):
+def test_an_interrupted_job_keeps_its_unique_key(node):
     unique = {"unique_for": 600}
     node.push("a", custom=unique)
     node.interrupt(node.fetch_one())
@@ -221,7 +221,7 @@ def test_its_unique_key_is_held_until_it_succeeds(node):
     assert refusal is not None
 
 
-def test_a_key_that_counts_until_the_start_stays_with_the_job_that_took_it_meanwhile(node):
+def test_an_interrupted_job_does_not_reclaim_a_unique_until_start_key(node):
     unique = {"unique_for": 600, "unique_until": "start"}
     node.push("a", custom=unique)
     job = node.fetch_one()
@@ -232,7 +232,7 @@ def test_a_key_that_counts_until_the_start_stays_with_the_job_that_took_it_meanw
     assert names(node.fetch(5, "w2")) == ["a", "b"]
 
 
-def test_a_job_that_was_taken_in_time_does_not_expire_after_an_interruption(node):
+def test_an_interrupted_job_that_was_claimed_in_time_does_not_expire(node):
     node.push("a", custom={"expires_in": 60}, result_ttl=600)
     node.interrupt(node.fetch_one())
     later = timezone.now() + timedelta(seconds=120)
@@ -240,7 +240,7 @@ def test_a_job_that_was_taken_in_time_does_not_expire_after_an_interruption(node
     assert names(node.fetch(1, "w2")) == ["a"]
 
 
-def test_a_cancelled_job_is_not_given_back_but_ends(node):
+def test_an_interrupted_job_that_was_cancelled_is_discarded(node):
     node.push("a", result_ttl=600)
     job = node.fetch_one()
     cancellations.cancel([job.jid], using="default")
@@ -248,7 +248,7 @@ def test_a_cancelled_job_is_not_given_back_but_ends(node):
     assert (row(job).state, row(job).errtype) == ("discarded", "Cancelled")
 
 
-def test_goodbye_of_a_worker_that_holds_jobs_interrupts_them(node):
+def test_bye_of_a_worker_interrupts_the_jobs_that_it_holds(node):
     node.broker.hello(WorkerIdentity(wid="w1"))
     node.push("a")
     job = node.fetch_one()
@@ -257,7 +257,7 @@ def test_goodbye_of_a_worker_that_holds_jobs_interrupts_them(node):
     assert not WorkerProcess.objects.exists()
 
 
-def test_interruptions_beyond_the_bound_are_failures():
+def test_interruptions_beyond_max_interruptions_count_as_failures():
     node = Node(max_interruptions=2)
     node.push("a")
     for _ in range(2):
@@ -268,7 +268,7 @@ def test_interruptions_beyond_the_bound_are_failures():
     assert (found.state, found.errtype, found.failures, found.interruptions) == ("retries", "WorkerShutdown", 1, 2)
 
 
-def test_a_jid_that_is_pushed_anew_starts_without_interruptions(node):
+def test_a_finished_job_that_is_pushed_again_starts_without_interruptions(node):
     node.push("a", result_ttl=600)
     node.interrupt(node.fetch_one())
     job = node.fetch_one()
@@ -277,7 +277,7 @@ def test_a_jid_that_is_pushed_anew_starts_without_interruptions(node):
     assert (row(job).state, row(job).interruptions, row(job).history) == ("enqueued", 0, "")
 
 
-def test_an_end_that_is_being_committed_wins_over_the_interruption(node):
+def test_an_ack_that_is_being_committed_wins_over_an_interruption(node):
     """An atomic task commits its end just as its worker releases it."""
     node.push("a", result_ttl=600)
     job = node.fetch_one()
@@ -302,7 +302,7 @@ def test_an_end_that_is_being_committed_wins_over_the_interruption(node):
     assert (row(job).state, row(job).interruptions) == ("succeeded", 0)
 
 
-def test_what_ends_after_its_interruption_must_roll_back(node):
+def test_a_transactional_ack_after_an_interruption_is_rejected(node):
     node.push("a", result_ttl=600)
     job = node.fetch_one()
     node.interrupt(job)

@@ -56,12 +56,12 @@ def reserved(**fields):
 
 
 class TestHeartbeat:
-    def test_a_claim_of_a_worker_outlives_its_silence(self, broker):
+    def test_a_claim_lasts_at_least_twice_the_worker_timeout(self, broker):
         claimed(broker, Lease.HEARTBEAT, payload("a", reserve_for=1), payload("b", reserve_for=600), count=2)
         ends = Job.objects.order_by("reserve_for").values_list("reserved_until", flat=True)
         assert list(ends) == [at(2 * TIMEOUT_S), at(600)]
 
-    def test_a_beat_extends_what_is_half_over(self, broker, clock):
+    def test_a_beat_extends_a_reservation_that_is_half_over(self, broker, clock):
         WorkerFactory(wid="w1")
         [job] = claimed(broker, Lease.HEARTBEAT, payload("a", reserve_for=600))
         clock.moves(299)
@@ -90,7 +90,7 @@ class TestHeartbeat:
         broker.beat([Beat(wid="w2", held=((job.jid, 1),))])
         assert reserved() == at(1800)
 
-    def test_a_worker_that_was_given_up_extends_nothing(self, broker, clock):
+    def test_a_beat_of_an_unregistered_worker_extends_no_reservation(self, broker, clock):
         [job] = claimed(broker, Lease.HEARTBEAT)
         clock.moves(1700)
         broker.beat([Beat(wid="w1", held=((job.jid, 1),))])
@@ -104,14 +104,14 @@ class TestHeartbeat:
         broker.beat([Beat(wid="w1", held=held)])
         assert set(Job.objects.values_list("reserved_until", flat=True)) == {at(2800)}
 
-    def test_more_jobs_than_a_statement_takes_are_extended(self, broker, clock):
+    def test_a_beat_extends_more_jobs_than_fit_into_one_statement(self, broker, clock):
         WorkerFactory(wid="w1")
         Job.objects.bulk_create(JobFactory.many(1200, working=True), batch_size=1000)
         clock.moves(1000)
         broker.beat([Beat(wid="w1", held=tuple((jid, 1) for jid in Job.objects.values_list("jid", flat=True)))])
         assert set(Job.objects.values_list("reserved_until", flat=True)) == {at(2800)}
 
-    def test_a_beat_waits_for_no_transaction_that_has_a_job(self, broker, clock):
+    def test_a_beat_skips_a_job_locked_by_a_transaction_without_waiting(self, broker, clock):
         """A task may change its own job in a long transaction."""
         if connection.vendor == "sqlite":
             pytest.skip("one writer at a time")
@@ -137,7 +137,7 @@ class TestHeartbeat:
 class TestReaping:
     """After an outage no lease could be extended: a node listens for beats before it reaps (ADR 0017)."""
 
-    def test_a_node_that_just_began_to_listen_leaves_what_a_heartbeat_may_extend(self):
+    def test_a_new_node_does_not_reap_jobs_that_a_heartbeat_may_extend(self):
         WorkerFactory(wid="beats", beat_at=T0)
         WorkerFactory(wid="never-beat", beat_at=None)
         over = {"working": True, "reserved_until": T0}
@@ -149,7 +149,7 @@ class TestReaping:
         assert set(left) == {"of-beats", "not-delivered"}
         assert failures.reap(using="default", now=at(1)) == 2
 
-    def test_maintenance_judges_when_it_has_listened(self):
+    def test_maintenance_listens_for_beats_before_it_reaps(self):
         JobFactory(working=True, reserved_until=T0)
         WorkerProcess.objects.update_or_create(wid="w1", defaults={"beat_at": T0})
         upkeeper = Maintenance("default")
@@ -171,12 +171,12 @@ class TestDelivery:
         assert (row.state, row.wid, row.attempt) == ("working", "w1", 1)
         assert abs(row.reserved_until - at(600)) <= timedelta(seconds=3)
 
-    def test_a_reservation_that_is_shorter_than_the_lease_stays_as_short(self, broker):
+    def test_a_reservation_shorter_than_the_delivery_lease_is_not_extended(self, broker):
         claimed(broker, Lease.DELIVERY, payload("a", reserve_for=5))
         assert reserved() == at(5)
 
     @pytest.mark.parametrize("wid", ["w1", ""])
-    def test_what_was_never_delivered_is_released_and_uses_no_retry(self, broker, clock, wid):
+    def test_an_undelivered_job_is_released_without_using_a_retry(self, broker, clock, wid):
         assert not any(broker.push([payload("a", retry=0)]))
         age = Job.objects.get().enqueued_at
         [job] = claimed(broker, Lease.DELIVERY, payload("b"), wid=wid)
@@ -187,7 +187,7 @@ class TestDelivery:
         assert row.enqueued_at == age
         assert broker.ack([Ack(jid=job.jid, wid=wid)]) == [False]
 
-    def test_it_gives_back_its_lock_and_its_place(self, broker, clock):
+    def test_an_undelivered_job_releases_its_lock_and_its_permits(self, broker, clock):
         limit("queue", "default", 1)
         claimed(broker, Lease.DELIVERY, payload("a", custom={"lock": "key"}))
         assert Job.objects.get().permits
@@ -196,14 +196,14 @@ class TestDelivery:
         assert not Limiter.objects.exclude(in_use=0).exists()
         assert Job.objects.get().state == "enqueued"
 
-    def test_a_late_confirmation_wins_where_nobody_took_the_job(self, broker, clock):
+    def test_a_late_confirmation_is_accepted_if_no_other_worker_has_the_job(self, broker, clock):
         [job] = claimed(broker, Lease.DELIVERY)
         clock.moves(DELIVERY_S + 5)
         broker.confirm([Delivery(job, DELIVERY_S + 5.0)])
         assert failures.reap(using="default", now=clock.now) == 0
         assert broker.ack([Ack(jid=job.jid, wid="w1")]) == [True]
 
-    def test_a_late_confirmation_changes_nothing_where_another_has_the_job(self, broker, clock):
+    def test_a_late_confirmation_is_ignored_if_another_worker_has_the_job(self, broker, clock):
         [job] = claimed(broker, Lease.DELIVERY)
         clock.moves(DELIVERY_S + 5)
         failures.reap(using="default", now=clock.now)
@@ -213,13 +213,13 @@ class TestDelivery:
         assert (row.wid, row.attempt, row.reserved_until) == ("w2", 2, at(2 * DELIVERY_S + 5))
         assert row.claim < 0
 
-    def test_one_that_has_ended_is_not_brought_back(self, broker):
+    def test_confirming_a_finished_job_does_not_revive_it(self, broker):
         jobs = claimed(broker, Lease.DELIVERY, payload("a"), payload("b", result_ttl=60), count=2)
         broker.ack([Ack(jid=job.jid, wid="w1") for job in jobs])
         assert broker.confirm([Delivery(job, 1.0) for job in jobs]) == set()
         assert list(Job.objects.values_list("state", "reserved_until")) == [("succeeded", None)]
 
-    def test_one_that_another_transaction_holds_is_confirmed_the_next_time(self, broker):
+    def test_a_job_locked_by_another_transaction_is_confirmed_the_next_time(self, broker):
         if connection.vendor == "sqlite":
             pytest.skip("one writer at a time")
         jobs = claimed(broker, Lease.DELIVERY, payload("a"), payload("b"), count=2)
@@ -238,7 +238,7 @@ class TestDelivery:
         assert broker.confirm([Delivery(job, 1.0) for job in jobs]) == set()
         assert not Job.objects.filter(claim__lt=0).exists()
 
-    def test_a_job_whose_lock_is_handed_over_has_the_same_lease(self, broker):
+    def test_a_job_that_receives_its_lock_by_handoff_has_the_delivery_lease(self, broker):
         jobs = [payload(name, custom={"lock": "key"}) for name in "abc"]
         [first] = claimed(broker, Lease.DELIVERY, *jobs)
         request = FetchRequest(queues=("default",), wid="w1", lease=Lease.DELIVERY)
@@ -248,7 +248,7 @@ class TestDelivery:
             row = Job.objects.get(jid=first.jid)
             assert (row.claim < 0, row.reserved_until) == (True, at(DELIVERY_S))
 
-    def test_more_than_a_statement_takes_are_confirmed(self, broker):
+    def test_more_jobs_than_fit_into_one_statement_are_confirmed(self, broker):
         Job.objects.bulk_create(JobFactory.many(1200, working=True, claim=-5), batch_size=1000)
         delivered = [
             Delivery(Reservation(jid=jid, queue="default", text="{}", wid="w1", attempt=1), 1.0)
@@ -259,7 +259,7 @@ class TestDelivery:
 
 
 class TestBeatsOfClients:
-    def test_a_beat_extends_only_what_is_known_to_be_delivered(self, broker, clock):
+    def test_a_beat_extends_only_jobs_with_a_confirmed_delivery(self, broker, clock):
         WorkerFactory(wid="w1"), WorkerFactory(wid="w2")
         jobs = claimed(broker, Lease.DELIVERY, payload("a"), payload("b"), count=2)
         broker.confirm([Delivery(jobs[0], 0.0)])
@@ -274,10 +274,10 @@ class TestLocks:
     def leases(self):
         return set(JobLock.objects.values_list("lease", flat=True))
 
-    def test_the_lock_of_a_client_s_job_lasts_as_long_as_its_worker_may_be_silent(self, broker):
+    def test_the_lock_lease_of_a_client_job_equals_the_worker_timeout(self, broker):
         claimed(broker, Lease.DELIVERY, payload("a", custom={"lock": "key"}))
         assert self.leases() == {timedelta(seconds=TIMEOUT_S)}
 
-    def test_a_worker_that_extends_its_locks_itself_has_the_short_lease(self, broker):
+    def test_a_worker_that_extends_its_own_locks_has_the_35_second_lease(self, broker):
         claimed(broker, Lease.HEARTBEAT, payload("a", custom={"lock": "key"}))
         assert self.leases() == {timedelta(seconds=35)}

@@ -53,13 +53,13 @@ def cut(monkeypatch):
     return cut_one
 
 
-def test_no_number_is_drawn_twice():
+def test_claim_numbers_are_never_drawn_twice():
     numbers = [ClaimNumbers().number() for _ in range(10 * NUMBERS_PER_DRAW)]
     assert len(set(numbers)) == len(numbers)
     assert all(0 <= number < 2**63 for number in numbers)
 
 
-def test_who_was_forked_draws_other_numbers():
+def test_a_forked_process_draws_different_claim_numbers():
     ClaimNumbers().number()  # also draws a batch of further numbers
     ours, theirs = os.pipe()
     child = os.fork()
@@ -78,7 +78,7 @@ def states():
     return sorted(Job.objects.values_list("state", flat=True))
 
 
-def test_jobs_of_a_fetch_whose_answer_was_lost_are_ready_for_the_next(broker, cut):
+def test_the_next_fetch_returns_jobs_of_a_fetch_with_lost_response(broker, cut):
     broker.push([payload(jid="first"), payload(jid="second")])
     ages = dict(Job.objects.values_list("jid", "enqueued_at"))
     cut(claiming, "run")
@@ -90,7 +90,7 @@ def test_jobs_of_a_fetch_whose_answer_was_lost_are_ready_for_the_next(broker, cu
     assert {job.jid: job.enqueued_at for job in found} == ages
 
 
-def test_others_of_the_same_worker_are_left_alone(broker, cut):
+def test_releasing_a_lost_claim_keeps_other_jobs_of_the_worker(broker, cut):
     broker.push([payload(jid="held")])
     [[held]] = broker.fetch([DEFAULT])
     broker.push([payload(jid="lost")])
@@ -102,7 +102,7 @@ def test_others_of_the_same_worker_are_left_alone(broker, cut):
     assert broker.ack([Ack(jid=held.jid, wid="w1", attempt=held.attempt)]) == [True]
 
 
-def test_an_exchange_that_was_carried_out_loses_nothing(broker, cut):
+def test_an_exchange_with_a_lost_response_loses_no_job(broker, cut):
     broker.push([payload(jid="first"), payload(jid="second")])
     [[first]] = broker.fetch([FetchRequest(queues=("default",), wid="w1")])
     cut(exchanges, "run")
@@ -115,7 +115,7 @@ def test_an_exchange_that_was_carried_out_loses_nothing(broker, cut):
     assert [job.jid for job in told.fetched[0]] == ["job-second", "job-third"]
 
 
-def test_a_lock_whose_taking_was_not_answered_is_free_again(broker, cut):
+def test_a_lock_acquired_by_a_fetch_with_a_lost_response_is_released(broker, cut):
     broker.push([payload(jid="first", custom={"lock": "one"}), payload(jid="second", custom={"lock": "one"})])
     cut(locks, "acquire_locks")
     with pytest.raises(BrokerUnavailable):
@@ -125,7 +125,7 @@ def test_a_lock_whose_taking_was_not_answered_is_free_again(broker, cut):
     assert (found.jid, JobLock.objects.get().jid) == ("job-first", "job-first")
 
 
-def test_a_beat_looks_too(broker, cut):
+def test_a_heartbeat_also_releases_lost_claims(broker, cut):
     broker.push([payload(jid="first")])
     cut(claiming, "run")
     with pytest.raises(BrokerUnavailable):
@@ -134,7 +134,7 @@ def test_a_beat_looks_too(broker, cut):
     assert states() == ["enqueued"]
 
 
-def test_what_the_database_does_late_is_found_by_a_later_look(broker, clock, monkeypatch):
+def test_a_claim_executed_late_is_released_by_a_later_check(broker, clock, monkeypatch):
     numbers = []
     real = claiming.ClaimContext._claim
 
@@ -155,7 +155,7 @@ def test_what_the_database_does_late_is_found_by_a_later_look(broker, clock, mon
     assert states() == ["enqueued"]
 
 
-def test_a_number_is_looked_for_three_times_and_then_forgotten(clock):
+def test_a_claim_number_is_checked_three_times_and_then_dropped(clock):
     claims = ClaimNumbers()
     with pytest.raises(RuntimeError), claims.numbered() as number:
         raise RuntimeError
@@ -167,7 +167,7 @@ def test_a_number_is_looked_for_three_times_and_then_forgotten(clock):
     assert claims.take_due() == []
 
 
-def test_each_number_is_one_thread_s_to_look_for():
+def test_each_claim_number_is_checked_by_one_thread_only():
     claims = ClaimNumbers()
     for _ in range(2000):
         with pytest.raises(RuntimeError), claims.numbered():
@@ -187,7 +187,7 @@ def test_each_number_is_one_thread_s_to_look_for():
     assert len({number for numbers in taken for number in numbers}) == sum(map(len, taken)) == 2000
 
 
-def test_a_number_whose_look_failed_is_looked_for_once_more_and_loses_none_of_its_times(clock):
+def test_a_failed_check_of_a_claim_number_is_repeated_and_not_counted(clock):
     claims = ClaimNumbers()
     with pytest.raises(RuntimeError), claims.numbered():
         raise RuntimeError
@@ -200,7 +200,7 @@ def test_a_number_whose_look_failed_is_looked_for_once_more_and_loses_none_of_it
     assert claims.take_due() == []
 
 
-def test_a_claim_that_was_answered_is_not_looked_for(broker):
+def test_a_claim_with_a_received_response_is_not_checked(broker):
     broker.push([payload(jid="first")])
     [[found]] = broker.fetch([DEFAULT])
     assert broker._claim_numbers.take_due() == []
@@ -208,7 +208,7 @@ def test_a_claim_that_was_answered_is_not_looked_for(broker):
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("database unavailable"), IntegrityError("a\nb")])
-def test_a_look_that_fails_fails_no_fetch_and_is_made_again(broker, clock, cut, monkeypatch, caplog, error):
+def test_a_failed_lost_claim_check_is_retried_without_failing_the_fetch(broker, clock, cut, monkeypatch, caplog, error):
     broker.push([payload(jid="first")])
     cut(claiming, "run")
     with pytest.raises(BrokerUnavailable):
@@ -227,7 +227,7 @@ def test_a_look_that_fails_fails_no_fetch_and_is_made_again(broker, clock, cut, 
     assert found.jid == "job-first"
 
 
-def test_jobs_that_have_ended_or_were_taken_anew_are_no_claim_s(broker):
+def test_finished_or_reclaimed_jobs_are_not_released_by_their_old_claim_number(broker):
     broker.push([payload(jid="ended", result_ttl=60), payload(jid="other")])
     [[ended, other]] = broker.fetch([DEFAULT])
     [number] = set(Job.objects.values_list("claim", flat=True))

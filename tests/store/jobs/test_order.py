@@ -93,7 +93,7 @@ class Real:
 
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(plan=st.lists(steps, max_size=12))
-def test_each_request_gets_what_the_model_says(plan):
+def test_claim_order_matches_a_reference_model(plan):
     """Strict order of queues, then priority, then age; a paused queue is skipped, a released job keeps its place."""
     real = Real()
     for step, value in plan:
@@ -103,13 +103,13 @@ def test_each_request_gets_what_the_model_says(plan):
     real.fetch([(tuple(NAMES), "last", 100)])
 
 
-def test_a_job_goes_to_whose_first_queue_it_is_in_where_another_would_take_it_last():
+def test_a_request_claims_from_its_first_nonempty_queue_before_later_queues():
     real = Real()
     real.push([("a", 1), ("b", 1)])
     real.fetch([(("c", "b", "a"), "w", 1), (("a",), "w", 1)])
 
 
-def test_the_model_would_notice_a_wrong_order():
+def test_the_reference_model_detects_a_wrong_order():
     real = Real()
     real.push([("a", 5), ("a", 9)])
     real.model.waiting = [(-priority, age, *rest) for (priority, age, *rest) in real.model.waiting]

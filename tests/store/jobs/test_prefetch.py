@@ -45,7 +45,7 @@ def read(broker, *requests, acks=()):
     return [" ".join(job.jid + "*" * job.is_prefetched for job in jobs) for jobs in fetched]
 
 
-def test_only_what_can_be_handed_out_later_is_read_ahead(broker):
+def test_jobs_are_prefetched_only_if_the_database_supports_it(broker):
     """Other databases ignore the request to prefetch, and nothing else changes."""
     stored("a", "b", "c", "d")
     reads = broker.supports_prefetch
@@ -54,18 +54,18 @@ def test_only_what_can_be_handed_out_later_is_read_ahead(broker):
     assert Job.objects.filter(state="working").count() == (3 if reads else 1)
 
 
-def test_nobody_need_wait_for_it_to_be_read(broker, postgresql):
+def test_jobs_are_prefetched_for_a_request_with_count_zero(broker, postgresql):
     stored("a", "b", "c")
     assert read(broker, asking(2, count=0)) == ["a* b*"]
 
 
-def test_a_job_that_expires_is_read_ahead_where_that_is_further_off_than_its_lease(broker, postgresql):
+def test_a_job_is_prefetched_only_if_it_expires_after_the_lease(broker, postgresql):
     stored("a", expires_at=T0 + timedelta(seconds=61))
     stored("b", expires_at=T0 + timedelta(seconds=59), queue="other")
     assert read(broker, asking(2, count=0), asking(2, queue="other", count=0)) == ["a*", ""]
 
 
-def test_it_goes_along_with_what_else_is_asked_and_ended(broker, postgresql):
+def test_an_exchange_combines_prefetches_with_fetches_and_acks(broker, postgresql):
     stored("a", "b", "c")
     stored("d", "e", queue="other")
     JobFactory(jid="done-now", working=True)
@@ -74,7 +74,7 @@ def test_it_goes_along_with_what_else_is_asked_and_ended(broker, postgresql):
     assert not Job.objects.filter(jid="done-now").exists()
 
 
-def test_it_is_nobody_s_until_it_is_confirmed(broker, postgresql):
+def test_a_prefetched_job_has_no_worker_until_it_is_confirmed(broker, postgresql):
     stored("a")
     read(broker, asking(1, count=0))
     one = Job.objects.get()
@@ -84,7 +84,7 @@ def test_it_is_nobody_s_until_it_is_confirmed(broker, postgresql):
 
 
 @pytest.mark.parametrize("state", ["quiet", "terminate"])
-def test_a_crowd_with_a_worker_that_is_to_get_none_gets_none(broker, postgresql, state):
+def test_nothing_is_prefetched_if_a_candidate_worker_is_quiet_or_terminating(broker, postgresql, state):
     stored("a", "b")
     WorkerFactory(wid="w2", state=state)
     request = FetchRequest(queues=("default",), wid="w1", prefetch=1, candidate_wids=("w1", "w2"))
@@ -93,7 +93,7 @@ def test_a_crowd_with_a_worker_that_is_to_get_none_gets_none(broker, postgresql,
     assert read(broker, request) == ["b"]
 
 
-def test_what_a_crashed_server_had_read_goes_back_with_no_retry_used(broker, postgresql):
+def test_prefetched_jobs_of_a_crashed_server_are_released_without_using_a_retry(broker, postgresql):
     stored("a", "b", retry=0)
     read(broker, asking(1))
     later = T0 + timedelta(seconds=61)
@@ -104,14 +104,14 @@ def test_what_a_crashed_server_had_read_goes_back_with_no_retry_used(broker, pos
     assert Job.objects.get(jid="a").state == "working"
 
 
-def test_beside_it_reservations_end_as_ever(broker, postgresql):
+def test_reaping_retries_an_expired_reservation_and_requeues_a_prefetched_job(broker, postgresql):
     stored("a", "b", reserve_for=60)
     read(broker, asking(1))
     assert failures.reap(using="default", now=T0 + timedelta(seconds=61)) == 2
     assert dict(Job.objects.values_list("jid", "state")) == {"a": "retries", "b": "enqueued"}
 
 
-def test_a_job_that_went_back_and_was_claimed_again_is_its_worker_s(broker, postgresql):
+def test_a_released_prefetched_job_can_be_claimed_by_a_worker(broker, postgresql):
     stored("a")
     read(broker, asking(1, count=0))
     failures.reap(using="default", now=T0 + timedelta(seconds=61))
@@ -119,7 +119,7 @@ def test_a_job_that_went_back_and_was_claimed_again_is_its_worker_s(broker, post
     assert Job.objects.get().claim > 0
 
 
-def test_an_answer_that_was_lost_takes_what_was_read_ahead_along(broker, postgresql):
+def test_releasing_a_lost_claim_also_releases_its_prefetched_jobs(broker, postgresql):
     stored("a", "b")
     read(broker, asking(1))
     number = Job.objects.get(jid="a").claim
@@ -128,7 +128,7 @@ def test_an_answer_that_was_lost_takes_what_was_read_ahead_along(broker, postgre
 
 
 @pytest.mark.parametrize("is_confirmed", [False, True])
-def test_it_can_be_given_back_before_and_after_it_is_confirmed(broker, postgresql, is_confirmed):
+def test_a_prefetched_job_can_be_released_before_and_after_confirmation(broker, postgresql, is_confirmed):
     stored("a", "b")
     [[a, b]] = broker.exchange([], [], [asking(2, count=0)]).fetched
     handed = broker.assign_prefetched(b, "w1")
@@ -141,7 +141,7 @@ def test_it_can_be_given_back_before_and_after_it_is_confirmed(broker, postgresq
     assert set(Job.objects.values_list("state", "wid")) == {("enqueued", "")}
 
 
-def test_an_ack_beside_a_confirmation_ends_the_job(broker, postgresql):
+def test_an_ack_concurrent_with_the_confirmation_ends_the_job(broker, postgresql):
     """W16: the ack first saw an empty wid, and finds its own after the wait."""
     stored("a")
     [[a]] = broker.exchange([], [], [asking(1, count=0)]).fetched
@@ -163,7 +163,7 @@ def test_an_ack_beside_a_confirmation_ends_the_job(broker, postgresql):
     assert not Job.objects.exists()
 
 
-def test_a_job_that_another_transaction_holds_is_left_for_later_and_nobody_waits_for_it(broker, postgresql):
+def test_confirmation_skips_a_locked_job_without_waiting_and_confirms_it_later(broker, postgresql):
     stored("a", "b", "c")
     [found] = broker.exchange([], [], [asking(3, count=0)]).fetched
     handed = [Delivery(broker.assign_prefetched(job, "w1"), 0.0) for job in found]

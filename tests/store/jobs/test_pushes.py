@@ -61,7 +61,7 @@ def stored(sets, now=T0):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("last", [{}, *UNLIKE], ids=str)
-def test_a_set_is_stored_in_its_order_as_each_would_be_alone(size, last):
+def test_jobs_of_a_set_are_stored_in_order_as_if_pushed_singly(size, last):
     some = made(size, **last)
     found = stored([some])
     ready = [row for row in found.values() if row["enqueued_at"]]
@@ -72,7 +72,7 @@ def test_a_set_is_stored_in_its_order_as_each_would_be_alone(size, last):
         assert (found[job.jid]["enqueued_at"] or T0) - T0 < timedelta(milliseconds=1)
 
 
-def test_a_set_that_waits_for_one_time_is_scheduled():
+def test_a_set_of_jobs_with_one_run_time_is_scheduled():
     later = T0 + timedelta(hours=1)
     some = [new_job(jid=f"job-{number:05d}", jobtype="t", args=[], at=later) for number in range(20)]
     told = {(row["state"], row["run_at"], row["enqueued_at"]) for row in stored([some]).values()}
@@ -80,7 +80,7 @@ def test_a_set_that_waits_for_one_time_is_scheduled():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_set_leaves_alone_what_lives_and_replaces_what_is_finished(size):
+def test_a_pushed_set_keeps_live_jobs_and_replaces_finished_ones(size):
     some = made(size)
     stored([some])
     Job.objects.filter(jid=some[0].jid).update(state="dead", finished_at=T0, purge_at=T0, failures=3)
@@ -96,7 +96,7 @@ def test_a_set_leaves_alone_what_lives_and_replaces_what_is_finished(size):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="about statements of PostgreSQL")
 @pytest.mark.parametrize("in_transaction", [False, True])
-def test_prepared_or_not_a_set_is_the_same(in_transaction):
+def test_a_set_is_stored_identically_with_and_without_a_prepared_statement(in_transaction):
     """The third use of a statement prepares it."""
     some, expected = made(40), None
     for _ in range(5):

@@ -25,7 +25,7 @@ def make(state, count, **fields):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 @pytest.mark.parametrize("state", [*LIVE, *KEPT])
-def test_a_walk_visits_each_job_of_a_state_once(state, size):
+def test_a_scan_visits_each_job_of_a_state_exactly_once(state, size):
     ids = [
         pk
         for queue in ("a", "b")
@@ -39,7 +39,7 @@ def test_a_walk_visits_each_job_of_a_state_once(state, size):
     assert sorted(seen) == sorted(ids)
 
 
-def test_a_walk_keeps_to_the_order_in_which_jobs_wait():
+def test_a_scan_returns_enqueued_jobs_by_queue_priority_and_age():
     later = make("enqueued", 1, queue="a", enqueued_at=T0 + timedelta(seconds=1))
     first, urgent, other = (
         make("enqueued", 2, queue="a"),
@@ -50,20 +50,20 @@ def test_a_walk_keeps_to_the_order_in_which_jobs_wait():
     assert [pk for (pk,) in rows] == [*urgent, *first, *later, *other]
 
 
-def test_a_walk_over_a_queue_leaves_the_others_out():
+def test_a_scan_of_one_queue_excludes_other_queues():
     wanted, _ = make("enqueued", 5, queue="a"), make("enqueued", 5, queue="b")
     ids = scan.ids_of(Job.objects.using(USING), State.ENQUEUED, queue="a")
     assert sorted(pk for some in ids for pk in some) == wanted
 
 
-def test_filters_that_no_index_serves_are_applied_to_what_the_index_gives(monkeypatch):
+def test_filters_without_an_index_apply_to_the_rows_of_the_index_scan(monkeypatch):
     monkeypatch.setattr(scan, "PORTION", 2)
     wanted, _ = make("dead", 3, jobtype="a"), make("dead", 3, jobtype="b")
     found = [pk for some in scan.ids_of(Job.objects.filter(jobtype="a"), State.DEAD) for pk in some]
     assert sorted(found) == wanted
 
 
-def test_jobs_that_come_while_a_walk_goes_on_are_left_out(monkeypatch):
+def test_jobs_pushed_during_a_scan_are_excluded(monkeypatch):
     monkeypatch.setattr(scan, "PORTION", 2)
     wanted = make("enqueued", 5)
     walk = scan.ids_of(Job.objects.using(USING), State.ENQUEUED)
@@ -72,7 +72,7 @@ def test_jobs_that_come_while_a_walk_goes_on_are_left_out(monkeypatch):
     assert sorted([*found, *(pk for some in walk for pk in some)]) == wanted
 
 
-def test_the_ids_of_a_set_of_any_kind_are_read_a_portion_at_a_time(monkeypatch, django_assert_num_queries):
+def test_a_bulk_change_reads_job_ids_in_portions(monkeypatch, django_assert_num_queries):
     monkeypatch.setattr(bulk, "PORTION", 2)
     wanted, _ = make("dead", 5, jobtype="a"), make("dead", 2, jobtype="b")
     with django_assert_num_queries(3):
@@ -80,7 +80,7 @@ def test_the_ids_of_a_set_of_any_kind_are_read_a_portion_at_a_time(monkeypatch, 
     assert count == len(wanted)
 
 
-def test_a_sweep_of_locks_looks_at_a_bounded_number_of_jobs_and_goes_on_there_the_next_time(monkeypatch):
+def test_a_lock_sweep_checks_a_bounded_number_of_jobs_and_then_resumes(monkeypatch):
     monkeypatch.setattr(locks, "SWEEP_PORTION", 2)
     for key in ("a", "b", "c"):
         make("blocked", 1, lock_key=key, queue=key)

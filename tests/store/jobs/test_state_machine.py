@@ -92,7 +92,7 @@ def state_of(job):
 
 @pytest.mark.parametrize(("state", "event"), PAIRS, ids=str)
 @pytest.mark.parametrize("kept", [False, True], ids=["plain", "kept"])
-def test_an_event_leads_where_the_table_says_and_nowhere_else(state, event, kept):
+def test_each_event_causes_only_the_transitions_in_the_table(state, event, kept):
     job = JobFactory(**{str(state): True} if state is not State.ENQUEUED else {})
     Job.objects.filter(pk=job.pk).update(result_ttl=60 if kept else None)
     HAPPEN[event](job)
@@ -105,7 +105,7 @@ def test_an_event_leads_where_the_table_says_and_nowhere_else(state, event, kept
 
 
 @pytest.mark.parametrize(("kept", "end"), [(False, GONE), (True, State.SUCCEEDED)])
-def test_an_acknowledged_job_is_kept_only_for_its_result(kept, end):
+def test_an_acked_job_is_kept_only_if_it_has_a_result_ttl(kept, end):
     job = JobFactory(working=True, result_ttl=60 if kept else None)
     HAPPEN[Event.ACK](job)
     assert state_of(job) is end
@@ -122,7 +122,7 @@ def test_an_acknowledged_job_is_kept_only_for_its_result(kept, end):
     ],
 )
 @pytest.mark.parametrize("event", [Event.FAIL, Event.REAP])
-def test_a_failure_leads_where_its_retries_say(event, retry, failed_before, kept, end):
+def test_the_state_after_a_failure_depends_on_the_retries_left(event, retry, failed_before, kept, end):
     """W18, W19: a failure and an expired reservation have the same result."""
     job = JobFactory(working=True, retry=retry, failures=failed_before, result_ttl=60 if kept else None)
     HAPPEN[event](job)
@@ -130,7 +130,7 @@ def test_a_failure_leads_where_its_retries_say(event, retry, failed_before, kept
 
 
 @pytest.mark.parametrize(("losses", "end"), [(0, State.ENQUEUED), (1, State.ENQUEUED), (2, State.DEAD)])
-def test_the_third_loss_of_a_worker_is_a_poison_pill(losses, end):
+def test_a_job_is_dead_after_its_third_lost_worker(losses, end):
     """W20: the third loss ends it, and no failure is counted."""
     job = JobFactory(working=True, losses=losses)
     HAPPEN[Event.LOSE](job)
@@ -138,7 +138,7 @@ def test_the_third_loss_of_a_worker_is_a_poison_pill(losses, end):
     assert Job.objects.get().failures == 0
 
 
-def test_a_replaced_job_starts_its_life_anew():
+def test_a_replaced_job_resets_everything_but_its_attempt_number():
     """W10: everything but the number of the attempt is reset."""
     job = JobFactory(dead=True, history="[]", failure="{}", errtype="E", losses=2)
     push(job)

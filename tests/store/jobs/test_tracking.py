@@ -28,24 +28,24 @@ def told(jid):
 
 
 @pytest.mark.parametrize("state", State, ids=str)
-def test_every_state_has_a_word_of_the_protocol(state):
+def test_every_job_state_maps_to_a_protocol_state(state):
     job = JobFactory(**{str(state): True} if state is not State.ENQUEUED else {})
     assert told(job.jid).state == PROTOCOL_STATES[state]
     assert PROTOCOL_STATES[state] in ("enqueued", "working", "success", "failed", "dead")
 
 
-def test_jobs_are_told_in_the_order_asked_known_or_not():
+def test_track_get_returns_known_and_unknown_jobs_in_request_order():
     first, second = JobFactory(), JobFactory(working=True)
     found = track_get([second.jid, "nobody-knows", first.jid, "not\x00storable"], using=USING)
     assert [one.state for one in found] == ["working", "unknown", "enqueued", "unknown"]
 
 
-def test_a_jid_that_no_database_can_hold_is_let_be():
+def test_a_tracking_update_for_a_jid_with_a_nul_byte_is_ignored():
     say("not\x00storable", percent=1)
     assert not Tracking.objects.exists()
 
 
-def test_only_the_holder_or_one_without_a_wid_lengthens_a_reservation():
+def test_only_the_holder_or_an_update_without_a_wid_extends_the_reservation():
     job = JobFactory(working=True, wid="holder")
     start = job.reserved_until
     say(job.jid, wid="stranger", percent=1, reserve_until=start + MINUTE)
@@ -57,20 +57,20 @@ def test_only_the_holder_or_one_without_a_wid_lengthens_a_reservation():
     assert Job.objects.get().reserved_until == start + 2 * MINUTE
 
 
-def test_a_job_that_nobody_holds_has_no_reservation_to_lengthen():
+def test_a_tracking_update_does_not_reserve_an_enqueued_job():
     job = JobFactory()
     say(job.jid, reserve_until=T0 + MINUTE)
     assert Job.objects.get().reserved_until is None
 
 
-def test_a_longer_reservation_is_not_reaped_before_its_end():
+def test_an_extended_reservation_is_not_reaped_before_its_end():
     job = JobFactory(working=True, wid="holder")
     say(job.jid, wid="holder", reserve_until=job.reserved_until + 10 * MINUTE)
     assert failures.reap(using=USING, now=job.reserved_until + 9 * MINUTE) == 0
     assert failures.reap(using=USING, now=job.reserved_until + 11 * MINUTE) == 1
 
 
-def test_the_last_word_is_kept_for_half_an_hour_after_the_end():
+def test_tracking_data_is_kept_for_30_minutes_after_the_last_change():
     job = payload(custom={"track": 1})
     pushes.push([job], using=USING, now=T0)
     Job.objects.update(created_at=T0)
@@ -87,14 +87,14 @@ def test_the_last_word_is_kept_for_half_an_hour_after_the_end():
     assert told(job.jid) == Tracked(jid=job.jid)
 
 
-def test_a_result_that_is_kept_longer_is_not_shortened():
+def test_a_tracking_update_does_not_shorten_the_result_ttl():
     job = JobFactory(succeeded=True)
     say(job.jid, percent=100)
     row = Job.objects.get()
     assert (row.result_ttl, row.purge_at) == (job.result_ttl, job.purge_at)
 
 
-def test_a_word_on_a_job_that_still_lives_is_never_forgotten():
+def test_tracking_data_of_a_live_job_is_never_purged():
     lives, dead = JobFactory(working=True), JobFactory(dead=True)
     for job in (lives, dead):
         say(job.jid, percent=1)
@@ -103,7 +103,7 @@ def test_a_word_on_a_job_that_still_lives_is_never_forgotten():
     assert set(Tracking.objects.values_list("jid", flat=True)) == {lives.jid}
 
 
-def test_what_was_said_of_an_earlier_job_of_that_jid_is_not_told_of_the_next():
+def test_tracking_data_of_a_replaced_job_is_not_reported_for_its_successor():
     job = JobFactory(dead=True)
     say(job.jid, percent=80)
     pushes.push([payload(job.jid)], using=USING)
@@ -111,7 +111,7 @@ def test_what_was_said_of_an_earlier_job_of_that_jid_is_not_told_of_the_next():
     assert told(job.jid).percent is None
 
 
-def test_a_row_tells_when_it_last_changed():
+def test_updated_at_reports_the_last_change_of_the_job_row():
     job = JobFactory(working=True, started_at=T0 + MINUTE)
     assert told(job.jid).updated_at == T0 + MINUTE
     failures.fail([failure(jid=job.jid)], using=USING, now=T0 + 2 * MINUTE)
@@ -121,12 +121,12 @@ def test_a_row_tells_when_it_last_changed():
 
 
 @pytest.mark.parametrize("history", ["spoilt", "[]", "[{}]", '[{"failed_at":5}]', '[{"failed_at":"late"}]'])
-def test_a_history_that_somebody_spoilt_hides_no_state(history):
+def test_a_corrupt_history_does_not_hide_the_job_state(history):
     job = JobFactory(retries=True, history=history, started_at=T0 + MINUTE)
     assert told(job.jid) == Tracked(jid=job.jid, state="failed", updated_at=T0 + MINUTE)
 
 
-def test_a_tracked_job_that_is_dropped_tells_it():
+def test_a_discarded_tracked_job_is_reported_as_dead():
     job = payload(custom={"track": 1})
     pushes.push([job], using=USING)
     transitions.discard([Job.objects.get().pk], using=USING)

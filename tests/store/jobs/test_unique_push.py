@@ -47,17 +47,17 @@ def fetch(*, now=None, count=1, wid="w1"):
     [unique(args=[2]), unique(jobtype="other"), unique(queue="other"), unique(custom={"kwargs": {"a": 1}})],
     ids=["args", "jobtype", "queue", "kwargs"],
 )
-def test_jobs_of_another_kind_are_free(other):
+def test_jobs_with_a_different_unique_key_are_accepted(other):
     assert push(unique()) == [True]
     assert push(other) == [True]
 
 
-def test_a_job_without_unique_for_goes_past_the_lock():
+def test_a_job_without_unique_for_is_accepted_despite_a_unique_lock():
     assert push(unique()) == [True]
     assert push(payload(args=[1])) == [True]
 
 
-def test_the_lock_ends_at_its_time_whatever_its_job_does():
+def test_the_unique_lock_expires_on_time_even_while_its_job_runs():
     assert push(unique(), now=T0) == [True]
     assert fetch(now=T0)
     assert push(unique(), now=T0 + 10 * MINUTE - timedelta(seconds=1)) == [False]
@@ -65,21 +65,21 @@ def test_the_lock_ends_at_its_time_whatever_its_job_does():
     assert Job.objects.filter(unique_key__isnull=False).count() == 1
 
 
-def test_a_later_start_adds_its_delay_to_the_lock():
+def test_the_delay_of_a_scheduled_job_extends_its_unique_lock():
     assert push(unique(at=T0 + 60 * MINUTE), now=T0) == [True]
     assert push(unique(), now=T0 + 69 * MINUTE) == [False]
     assert push(unique(), now=T0 + 70 * MINUTE) == [True]
 
 
 @pytest.mark.parametrize("kept", [None, 600], ids=["plain", "kept"])
-def test_the_lock_is_free_when_its_job_is_discarded_by_hand(kept):
+def test_the_unique_lock_is_released_when_its_job_is_discarded_manually(kept):
     push(unique(result_ttl=kept))
     transitions.discard([Job.objects.get().pk], using=USING)
     assert push(unique()) == [True]
 
 
 @pytest.mark.parametrize("kept", [None, 600], ids=["plain", "kept"])
-def test_the_lock_is_free_when_its_job_succeeded_was_discarded_or_expired(kept):
+def test_success_discard_or_expiry_of_a_job_releases_its_unique_lock(kept):
     def report(job):
         return [failure(jid=job.jid, verdict="discard")]
 
@@ -94,13 +94,13 @@ def test_the_lock_is_free_when_its_job_succeeded_was_discarded_or_expired(kept):
     assert push(unique()) == [True]
 
 
-def test_the_lock_is_free_when_its_row_is_deleted():
+def test_deleting_the_job_row_releases_its_unique_lock():
     push(unique())
     Job.objects.all().delete()
     assert push(unique()) == [True]
 
 
-def test_a_dead_job_keeps_its_lock_until_its_time():
+def test_a_dead_job_keeps_its_unique_lock_until_the_lock_expires():
     push(unique(retry=-1), now=T0)
     [job] = fetch(now=T0)
     failures.fail([failure(jid=job.jid)], using=USING, now=T0)
@@ -109,7 +109,7 @@ def test_a_dead_job_keeps_its_lock_until_its_time():
     assert push(unique(), now=T0 + 10 * MINUTE) == [True]
 
 
-def test_a_dead_job_that_is_sent_again_takes_its_own_lock_over():
+def test_a_dead_job_that_is_pushed_again_keeps_its_unique_lock():
     """W10: PUSH replaces the dead job, and the lock stays with its jid."""
     job = unique(retry=-1)
     push(job)
@@ -121,7 +121,7 @@ def test_a_dead_job_that_is_sent_again_takes_its_own_lock_over():
     assert push(unique()) == [False]
 
 
-def test_a_plain_job_that_takes_the_place_of_a_dead_one_frees_its_lock():
+def test_a_plain_job_that_replaces_a_dead_unique_job_releases_the_lock():
     push(unique(jid="again", retry=-1))
     [held] = fetch()
     failures.fail([failure(jid=held.jid)], using=USING)
@@ -130,25 +130,25 @@ def test_a_plain_job_that_takes_the_place_of_a_dead_one_frees_its_lock():
     assert (row.state, row.unique_key, row.unique_expires_at, row.expires_at) == ("enqueued", None, None, None)
 
 
-def test_a_living_jid_neither_takes_a_lock_nor_is_refused():
+def test_pushing_a_live_jid_neither_acquires_a_unique_lock_nor_is_rejected():
     """W10: PUSH of a live jid changes nothing."""
     push(payload("lives", args=[1]))
     assert push(unique(jid="lives"), unique()) == [True, True]
     assert push(unique(jid="lives"), unique()) == [True, False]
 
 
-def test_a_refused_jid_that_comes_twice_in_a_set_is_refused_twice():
+def test_a_rejected_jid_that_occurs_twice_in_a_set_is_rejected_twice():
     push(unique())
     assert push(unique(jid="twin"), unique(jid="twin")) == [False, False]
 
 
-def test_the_first_of_a_set_wins_though_a_finished_job_has_its_jid():
+def test_the_first_duplicate_in_a_set_wins_even_with_a_finished_jid():
     again, later = unique(), unique()
     JobFactory(succeeded=True, jid=again.jid)
     assert push(again, later) == [True, False]
 
 
-def test_of_a_set_those_are_refused_whose_lock_is_held_and_no_others():
+def test_only_jobs_of_a_set_with_a_held_unique_lock_are_rejected():
     push(unique(args=[2]), now=T0)
     push(unique(args=[3]), now=T0 - 10 * MINUTE)
     assert push(*(unique(args=[number]) for number in (1, 2, 3, 1)), payload(), now=T0) == [
@@ -156,11 +156,11 @@ def test_of_a_set_those_are_refused_whose_lock_is_held_and_no_others():
     ]  # fmt: skip
 
 
-def test_a_large_set_with_many_kinds_is_pushed_whole():
+def test_a_large_set_accepts_one_job_for_each_of_700_unique_keys():
     assert push(*(unique(args=[number % 700]) for number in range(1400))) == [True] * 700 + [False] * 700
 
 
-def test_a_lock_until_the_start_comes_not_back_with_a_failure():
+def test_a_unique_until_start_lock_is_not_reacquired_after_a_failure():
     push(unique(custom={"unique_until": "start"}))
     [job] = fetch()
     failures.fail([failure(jid=job.jid)], using=USING)
@@ -171,7 +171,7 @@ def test_a_lock_until_the_start_comes_not_back_with_a_failure():
 # --- races
 
 
-def test_of_many_nodes_that_push_one_kind_at_once_exactly_one_wins():
+def test_exactly_one_of_six_concurrent_pushes_of_a_unique_job_is_accepted():
     taken = []
 
     def work(number):
@@ -184,7 +184,7 @@ def test_of_many_nodes_that_push_one_kind_at_once_exactly_one_wins():
     assert Job.objects.count() == 5
 
 
-def test_sets_with_the_same_kinds_in_other_orders_do_not_block_each_other():
+def test_concurrent_sets_with_unique_keys_in_reverse_order_do_not_deadlock():
     taken = []
 
     def work(number):
@@ -196,7 +196,7 @@ def test_sets_with_the_same_kinds_in_other_orders_do_not_block_each_other():
     assert Job.objects.count() == 40
 
 
-def test_one_jid_pushed_by_many_at_once_is_one_job_and_refused_to_none():
+def test_concurrent_pushes_of_one_unique_jid_store_one_job_and_all_succeed():
     job = unique()
     answers = []
     in_threads(6, lambda _: answers.extend(push(job)))
@@ -205,7 +205,7 @@ def test_one_jid_pushed_by_many_at_once_is_one_job_and_refused_to_none():
 
 
 @pytest.mark.skipif("not connection.features.has_select_for_update", reason="SQLite has one writer at a time")
-def test_a_lock_taken_after_the_look_is_seen_in_the_second_one(monkeypatch):
+def test_a_unique_lock_acquired_after_the_first_check_is_detected(monkeypatch):
     """Another node commits between the look and the insert; the job's jid has a finished row."""
     looks, look = [], unique_push._holders
 
@@ -224,7 +224,7 @@ def test_a_lock_taken_after_the_look_is_seen_in_the_second_one(monkeypatch):
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="a snapshot that does not see the other's row")
-def test_in_a_transaction_that_sees_only_its_start_a_refusal_is_no_error():
+def test_a_duplicate_is_rejected_without_error_in_a_repeatable_read_transaction():
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -234,7 +234,7 @@ def test_in_a_transaction_that_sees_only_its_start_a_refusal_is_no_error():
     assert Job.objects.count() == 2
 
 
-def test_a_rollback_takes_job_and_lock_along():
+def test_a_rollback_undoes_the_job_and_its_unique_lock():
     with transaction.atomic():
         push(unique())
         transaction.set_rollback(True)
@@ -272,7 +272,7 @@ def row(jid):
 
 @pytest.mark.parametrize("fields", FIELDS)
 @pytest.mark.parametrize("wish", WISHES)
-def test_a_job_is_stored_the_same_whichever_way_it_took(wish, fields):
+def test_the_fast_and_slow_push_paths_store_a_job_identically(wish, fields):
     job = payload(args=["é\u2028", {"a": 1}], custom=WISHES[wish], **FIELDS[fields])
     push(job, now=T0)
     told = row(job.jid)
@@ -293,7 +293,7 @@ def test_a_job_with_options_is_pushed_by_one_statement(wish, is_within):
 
 
 @on_postgresql
-def test_a_unique_job_that_is_refused_costs_one_statement():
+def test_rejecting_a_duplicate_unique_job_takes_one_statement():
     assert push(unique()) == [True]
     with CaptureQueriesContext(connection) as captured:
         assert push(unique()) == [False]
@@ -301,7 +301,7 @@ def test_a_unique_job_that_is_refused_costs_one_statement():
 
 
 @on_postgresql
-def test_a_set_with_unique_keys_is_one_statement_in_one_transaction():
+def test_a_set_with_unique_keys_takes_one_statement_in_one_transaction():
     with CaptureQueriesContext(connection) as captured:
         push(*(unique(args=[number]) for number in range(100)), payload())
     told = [query["sql"].split()[0] for query in captured if "PREPARE" not in query["sql"]]
@@ -311,7 +311,7 @@ def test_a_set_with_unique_keys_is_one_statement_in_one_transaction():
 
 
 @pytest.mark.parametrize("wish", ["expires in", "lock", "unique"])
-def test_they_are_handed_out_in_the_order_in_which_they_were_pushed(wish):
+def test_jobs_with_options_are_fetched_in_push_order(wish):
     sent = [payload(jid=f"{9 - n}", args=[n], custom=WISHES[wish] if n % 3 else {}) for n in range(9)]
     answers = push(*sent)
     want = [job.jid for job, was_taken in zip(sent, answers, strict=True) if was_taken]
@@ -328,7 +328,7 @@ def test_they_are_handed_out_in_the_order_in_which_they_were_pushed(wish):
 
 
 @pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
-def test_the_place_of_a_finished_job_is_taken_and_its_attempts_go_on(wish):
+def test_a_pushed_job_replaces_a_finished_one_and_keeps_its_attempt_number(wish):
     """W10: the number of the attempt is kept, and the old result is dropped."""
     job = payload(custom=WISHES[wish])
     old = JobFactory(succeeded=True, jid=job.jid, attempt=7, result="1")
@@ -339,7 +339,7 @@ def test_the_place_of_a_finished_job_is_taken_and_its_attempts_go_on(wish):
 
 @pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
 @pytest.mark.parametrize("state", ["enqueued", "blocked", "scheduled", "retries", "working"])
-def test_a_job_that_lives_is_left_alone(wish, state):
+def test_a_push_of_a_live_job_with_options_changes_nothing(wish, state):
     """W10: PUSH of a live jid changes nothing."""
     job = payload(custom=WISHES[wish])
     JobFactory(jid=job.jid, **({} if state == "enqueued" else {state: True}))
@@ -349,7 +349,7 @@ def test_a_job_that_lives_is_left_alone(wish, state):
 
 
 @pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
-def test_a_dead_job_for_which_a_batch_waits_is_left_alone(wish):
+def test_a_push_does_not_replace_a_dead_batch_member(wish):
     job = payload(custom=WISHES[wish])
     JobFactory(dead=True, jid=job.jid, bid="b-of-somebody")
     push(job)
@@ -367,18 +367,18 @@ def locked(key="key", **fields):
     return payload(custom={"lock": key}, **fields)
 
 
-def test_of_several_of_a_key_that_come_at_once_the_first_of_each_queue_and_priority_is_ready():
+def test_the_first_job_of_a_key_per_queue_and_priority_is_ready():
     push(locked(), locked(), locked(queue="other"), locked(priority=1), locked(priority=1), locked("free"))
     assert states() == ["enqueued", "blocked", "enqueued", "enqueued", "blocked", "enqueued"]
 
 
-def test_who_comes_behind_one_that_is_ready_is_blocked():
+def test_a_job_pushed_behind_a_ready_job_of_its_key_is_blocked():
     push(locked())
     push(locked(), locked(queue="other"), payload())
     assert states() == ["enqueued", "blocked", "enqueued", "enqueued"]
 
 
-def test_who_comes_while_the_lock_is_held_is_blocked_and_when_it_is_over_is_not():
+def test_a_pushed_job_is_blocked_only_until_the_held_lock_expires():
     push(locked())
     assert fetch()
     push(locked())
@@ -388,19 +388,19 @@ def test_who_comes_while_the_lock_is_held_is_blocked_and_when_it_is_over_is_not(
     assert states() == ["working", "blocked", "enqueued"]
 
 
-def test_one_that_is_scheduled_is_nobody_s_turn():
+def test_a_scheduled_job_does_not_block_another_job_of_its_lock_key():
     push(locked(at=T0 + 60 * MINUTE), locked(), now=T0)
     assert dict(Job.objects.values_list("state", "run_at")) == {"scheduled": T0 + 60 * MINUTE, "enqueued": None}
 
 
-def test_where_the_first_of_a_set_was_there_already_the_second_is_ready():
+def test_a_job_is_ready_if_the_first_of_its_set_already_exists():
     job = locked()
     JobFactory(scheduled=True, jid=job.jid)
     push(job, locked())
     assert sorted(states()) == ["enqueued", "scheduled"]
 
 
-def test_of_many_that_push_one_key_at_once_one_is_ready_in_the_end():
+def test_all_40_concurrently_pushed_jobs_of_one_lock_key_are_fetched():
     in_threads(4, lambda _: [push(locked()) for _ in range(10)])
     got = []
     while found := fetch(count=9):
@@ -413,7 +413,7 @@ def test_of_many_that_push_one_key_at_once_one_is_ready_in_the_end():
 
 
 @pytest.mark.parametrize("wish", [wish for wish in WISHES if "expires_at" not in WISHES[wish]])
-def test_what_is_pushed_may_be_fetched_in_the_same_turn(wish):
+def test_jobs_pushed_in_an_exchange_can_be_fetched_in_the_same_exchange(wish):
     push(payload())
     [held] = fetch()
     sent = [payload(custom=WISHES[wish]), payload()]
@@ -423,7 +423,7 @@ def test_what_is_pushed_may_be_fetched_in_the_same_turn(wish):
     assert [job.jid for job in told.fetched[0]] == [job.jid for job in sent]
 
 
-def test_a_turn_that_brings_a_job_for_a_lock_that_is_freed_in_it_leaves_nobody_waiting():
+def test_pushing_jobs_in_the_exchange_that_releases_their_lock_strands_none():
     push(locked())
     [held] = fetch()
     request = FetchRequest(queues=("default",), wid="w2", count=5)
@@ -438,7 +438,7 @@ def test_a_turn_that_brings_a_job_for_a_lock_that_is_freed_in_it_leaves_nobody_w
 # --- cost for jobs without options
 
 
-def test_plain_jobs_are_pushed_by_one_statement_as_ever():
+def test_plain_jobs_are_pushed_by_one_statement():
     push(payload())
     with CaptureQueriesContext(
         connection,
@@ -453,31 +453,31 @@ def test_plain_jobs_are_pushed_by_one_statement_as_ever():
 # --- expiry
 
 
-def test_a_job_is_handed_out_until_it_expires_and_not_after():
+def test_a_job_can_be_fetched_until_it_expires_and_not_after():
     push(payload(custom={"expires_in": 60}), payload(custom={"expires_in": 60}), now=T0)
     assert len(fetch(now=T0 + timedelta(seconds=59))) == 1
     assert fetch(now=T0 + timedelta(seconds=60)) == []
 
 
-def test_expires_in_counts_from_a_later_start():
+def test_expires_in_counts_from_the_scheduled_time():
     push(payload(at=T0 + 60 * MINUTE, custom={"expires_in": 60}), now=T0)
     assert Job.objects.get().expires_at == T0 + 61 * MINUTE
 
 
-def test_of_two_ends_the_earlier_holds():
+def test_the_earlier_of_expires_in_and_expires_at_applies():
     push(payload(custom={"expires_in": 60, "expires_at": rfc3339(T0 + 60 * MINUTE)}), now=T0)
     push(payload(custom={"expires_in": 600, "expires_at": rfc3339(T0 + MINUTE)}), now=T0)
     assert set(Job.objects.values_list("expires_at", flat=True)) == {T0 + MINUTE}
 
 
 @pytest.mark.parametrize("state", ["scheduled", "retries"])
-def test_a_job_that_falls_due_after_it_expired_is_not_handed_out(state):
+def test_a_job_that_expires_before_it_is_due_is_not_fetched(state):
     JobFactory(**{state: True}, expires_at=T0 + 30 * MINUTE, run_at=T0 + 60 * MINUTE)
     assert due.enqueue_due(using=USING, now=T0 + 60 * MINUTE) == {"default"}
     assert fetch(now=T0 + 60 * MINUTE) == []
 
 
-def test_a_job_that_a_worker_holds_does_not_expire():
+def test_a_running_job_does_not_expire():
     push(payload(custom={"expires_in": 60}), now=T0)
     [job] = fetch(now=T0)
     assert due.expire(using=USING, now=T0 + 2 * MINUTE) == 0
@@ -485,7 +485,7 @@ def test_a_job_that_a_worker_holds_does_not_expire():
 
 
 @pytest.mark.parametrize("state", ["enqueued", "scheduled", "retries"])
-def test_the_sweep_drops_plain_jobs_and_keeps_tasks_as_expired(state):
+def test_the_expiry_sweep_deletes_only_jobs_without_a_result_ttl(state):
     trait = {} if state == "enqueued" else {state: True}
     plain = JobFactory(**trait, expires_at=T0)
     kept = JobFactory(**trait, expires_at=T0, result_ttl=60)
@@ -500,7 +500,7 @@ def test_the_sweep_drops_plain_jobs_and_keeps_tasks_as_expired(state):
     assert (row.finished_at, row.purge_at, row.run_at) == (now, now + MINUTE, None)
 
 
-def test_the_sweep_goes_in_chunks():
+def test_the_expiry_sweep_processes_jobs_in_chunks():
     Job.objects.bulk_create(
         Job(jid=f"row-{n:08d}", jobtype="t", queue="q", state="enqueued", payload="{}", enqueued_at=T0, expires_at=T0)
         for n in range(5)
@@ -508,7 +508,7 @@ def test_the_sweep_goes_in_chunks():
     assert [due.expire(using=USING, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def test_a_thousand_expired_jobs_hold_up_none_behind_them():
+def test_a_thousand_expired_jobs_do_not_delay_the_job_behind_them():
     Job.objects.bulk_create(
         Job(jid=f"row-{n:08d}", jobtype="t", queue="default", state="enqueued", payload="{}", sort_priority=-100,
             enqueued_at=T0, expires_at=T0)
@@ -519,7 +519,7 @@ def test_a_thousand_expired_jobs_hold_up_none_behind_them():
     assert [got.jid for got in fetch()] == [job.jid]
 
 
-def test_the_sweep_that_runs_every_second_looks_into_its_index_alone():
+def test_the_expiry_sweep_uses_the_expiring_index():
     over = due.find_expired_jobs(using="default", now=T0)
     with connection.cursor() as cursor, transaction.atomic():
         if connection.vendor == "postgresql":
@@ -527,7 +527,7 @@ def test_the_sweep_that_runs_every_second_looks_into_its_index_alone():
         assert "faktory_expiring" in over.explain()
 
 
-def test_the_ends_of_the_calendar_are_no_error():
+def test_a_unique_lock_beyond_the_calendar_is_capped_at_year_9999():
     custom = '{"unique_for":1e300,"expires_in":1e18}'
     text = f'{{"jid":"far-away","jobtype":"t","args":[],"at":"9999-12-30T00:00:00Z","custom":{custom}}}'
     assert push(parse_job(text)) == [True]

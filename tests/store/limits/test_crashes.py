@@ -16,7 +16,7 @@ from django_faktory.store.limits import limiters
 from tests.store.limits.conftest import blocked, counts_are_true, in_use, jid, limit, states
 
 
-def test_a_lost_worker_s_places_come_back(node):
+def test_permits_of_a_lost_worker_are_released(node):
     limit("task", "noop", 2)
     node.push(*"abc")
     node.fetch(2)
@@ -26,7 +26,7 @@ def test_a_lost_worker_s_places_come_back(node):
     assert node.fetch(5, wid="w2") == ["a", "b"]
 
 
-def test_a_worker_that_takes_leave_gives_its_places_back(node):
+def test_permits_are_released_when_a_worker_shuts_down(node):
     limit("task", "noop", 1)
     node.push(*"ab")
     node.broker.hello(WorkerIdentity(wid="w1"))
@@ -36,7 +36,7 @@ def test_a_worker_that_takes_leave_gives_its_places_back(node):
     assert node.fetch(2, wid="w2") == ["a"]
 
 
-def test_a_reservation_that_is_over_gives_its_place_back(node):
+def test_an_expired_reservation_releases_its_permit(node):
     limit("task", "noop", 1)
     node.push(*"ab")
     node.fetch(2)
@@ -47,7 +47,7 @@ def test_a_reservation_that_is_over_gives_its_place_back(node):
     counts_are_true()
 
 
-def test_a_third_loss_gives_the_place_back_too(node):
+def test_a_job_killed_by_its_third_loss_releases_its_permit(node):
     limit("task", "noop", 1)
     node.push(*"ab")
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_a_third_loss_gives_the_place_back_too(node):
     assert node.fetch(1) == ["b"]
 
 
-def test_a_crash_between_the_claim_and_the_gate_is_mended(node, caplog):
+def test_maintenance_requeues_a_claimed_job_that_acquired_no_permits(node, caplog):
     limit("task", "noop", 1)
     node.push(*"ab")
     dialect_of(connection).claim(connection, ClaimPlan([ClaimSlot("default", "w1", 1)], 1), None)
@@ -72,7 +72,7 @@ def test_a_crash_between_the_claim_and_the_gate_is_mended(node, caplog):
 
 
 @pytest.mark.parametrize("wrong", [0, 5])
-def test_a_wrong_count_is_mended_and_told(node, caplog, wrong):
+def test_sweep_corrects_and_logs_a_wrong_permit_count(node, caplog, wrong):
     limit("task", "noop", 2)
     node.push(*"abc")
     node.fetch(3)
@@ -85,7 +85,7 @@ def test_a_wrong_count_is_mended_and_told(node, caplog, wrong):
     counts_are_true()
 
 
-def test_jobs_at_a_gate_that_is_gone_are_let_go(node):
+def test_sweep_unblocks_jobs_of_a_deleted_limiter(node):
     limit("task", "noop", 1)
     node.push(*"abc")
     node.fetch(3)
@@ -94,7 +94,7 @@ def test_jobs_at_a_gate_that_is_gone_are_let_go(node):
     assert blocked() == 0
 
 
-def test_jobs_a_gate_forgot_are_let_go(node):
+def test_sweep_unblocks_jobs_that_a_limiter_no_longer_awaits(node):
     limit("task", "noop", 1)
     node.push(*"abc")
     node.fetch(3)
@@ -104,7 +104,7 @@ def test_jobs_a_gate_forgot_are_let_go(node):
     assert states("b") == ["enqueued"]
 
 
-def test_gates_of_keys_that_nobody_uses_are_forgotten(node):
+def test_idle_limiters_of_keys_are_deleted(node):
     limit("key", "customer", 1)
     node.push("a", custom={"limit": "customer:1"})
     node.push("b", custom={"limit": "customer:2"})
@@ -118,7 +118,7 @@ def test_gates_of_keys_that_nobody_uses_are_forgotten(node):
     assert node.fetch() == ["c"]
 
 
-def test_a_fetch_that_is_rolled_back_leaves_no_place_taken(node):
+def test_a_rolled_back_fetch_holds_no_permit(node):
     from django.db import transaction
 
     limit("task", "noop", 1)

@@ -14,7 +14,7 @@ page = {"__name__": __name__}
 exec(TASKS, page)
 
 
-def test_the_tasks_have_their_limits(transactional_db):
+def test_example_tasks_have_their_documented_limits(transactional_db):
     limits.sync(using="default")
     told = {one.name.rpartition(".")[2]: (one.scope, one.allowance_text) for one in Limit.objects.all()}
     assert told["render"] == ("task", "5 at a time")
@@ -24,14 +24,14 @@ def test_the_tasks_have_their_limits(transactional_db):
     assert Job.objects.get().limit_key == f"{__name__}.sync:42"
 
 
-def test_the_settings_are_right(settings):
+def test_example_settings_contain_no_invalid_limit(settings):
     found = {}
     exec(SETTINGS, found)
     settings.FAKTORY = settings.FAKTORY | found["FAKTORY"]
     assert [one for one in limits.read() if isinstance(one, limits.InvalidDefinition)] == []
 
 
-def test_a_task_is_paused_limited_and_let_go(transactional_db):
+def test_example_code_pauses_limits_and_resumes_a_task(transactional_db):
     exec(PYTHON, {})
     assert not Limit.objects.exists()
     limit("task", "shop.tasks.charge", 5)

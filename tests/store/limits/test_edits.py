@@ -17,7 +17,7 @@ def sync(*definitions):
     )
 
 
-def test_a_limit_counts_what_runs_already(node):
+def test_a_new_limit_counts_jobs_that_already_run(node):
     node.push("a", "b", "c", "d")
     assert node.fetch(2) == ["a", "b"]
     limit("task", "noop", 3)
@@ -29,7 +29,7 @@ def test_a_limit_counts_what_runs_already(node):
 
 
 @pytest.mark.parametrize("scope", ["task", "queue"])
-def test_a_lower_limit_holds_at_once_and_stops_nobody(node, scope):
+def test_a_lowered_limit_applies_at_once_without_stopping_running_jobs(node, scope):
     name = "noop" if scope == "task" else "default"
     limit(scope, name, 4)
     node.push(*"abcdef")
@@ -41,7 +41,7 @@ def test_a_lower_limit_holds_at_once_and_stops_nobody(node, scope):
     assert node.fetch(5) == ["e"]
 
 
-def test_a_higher_limit_lets_those_go_that_wait(node):
+def test_a_raised_limit_unblocks_waiting_jobs(node):
     limit("task", "noop", 1)
     node.push(*"abcdef")
     assert node.fetch(5) == ["a"]
@@ -49,7 +49,7 @@ def test_a_higher_limit_lets_those_go_that_wait(node):
     assert node.fetch(5) == ["b", "c"]
 
 
-def test_a_limit_taken_away_lets_all_go(node):
+def test_removing_a_limit_unblocks_all_waiting_jobs(node):
     one = limit("task", "noop", 1)
     node.push(*"abc")
     node.fetch(5)
@@ -59,7 +59,7 @@ def test_a_limit_taken_away_lets_all_go(node):
     assert not Limiter.objects.exists()
 
 
-def test_a_limit_of_a_kind_of_keys_reaches_all_keys_in_use(node):
+def test_a_limit_on_a_key_prefix_applies_to_all_keys_in_use(node):
     limit("key", "customer", 1)
     node.push("a", "b", "c", custom={"limit": "customer:1"})
     node.push("x", "y", custom={"limit": "customer:2"})
@@ -68,7 +68,7 @@ def test_a_limit_of_a_kind_of_keys_reaches_all_keys_in_use(node):
     assert node.fetch(9) == ["b", "y"]
 
 
-def test_a_key_without_its_own_limit_is_one_of_its_kind_again(node):
+def test_a_key_uses_its_prefix_limit_after_its_own_is_removed(node):
     limit("key", "customer", 2)
     own = limit("key", "customer:1", 1)
     node.push(*"abcd", custom={"limit": "customer:1"})
@@ -80,7 +80,7 @@ def test_a_key_without_its_own_limit_is_one_of_its_kind_again(node):
     counts_are_true()
 
 
-def test_a_paused_task_starts_nowhere_and_others_go_on(node):
+def test_a_paused_task_starts_no_jobs_while_other_tasks_continue(node):
     node.push("a", "b")
     node.push("x", jobtype="other")
     assert node.fetch() == ["a"]
@@ -96,7 +96,7 @@ def test_a_paused_task_starts_nowhere_and_others_go_on(node):
     assert not Limit.objects.exists(), "there is nothing left to limit"
 
 
-def test_a_pause_keeps_the_limit_that_there_is(node):
+def test_pausing_and_resuming_a_task_keeps_its_limit(node):
     limit("task", "noop", 1)
     limit_definitions.pause(["noop"], using="default")
     node.push("a", "b")
@@ -105,7 +105,7 @@ def test_a_pause_keeps_the_limit_that_there_is(node):
     assert node.fetch(5) == ["a"]
 
 
-def test_code_s_limits_are_written_changed_and_taken_away(transactional_db):
+def test_sync_creates_updates_and_deletes_limits_defined_in_code(transactional_db):
     sync(("task", "noop", 5), ("queue", "mail", "10/s"))
     assert {limit.name: limit.allowance_text for limit in Limit.objects.all()} == {
         "noop": "5 at a time",
@@ -117,7 +117,7 @@ def test_code_s_limits_are_written_changed_and_taken_away(transactional_db):
     assert not Limit.objects.exists()
 
 
-def test_an_edit_overrules_code_until_it_is_taken_back(transactional_db):
+def test_an_edited_limit_overrides_code_until_the_edit_is_reverted(transactional_db):
     sync(("task", "noop", 5))
     edited = limit("task", "noop", 2)
     assert edited.origin == "edited"
@@ -128,7 +128,7 @@ def test_an_edit_overrules_code_until_it_is_taken_back(transactional_db):
     assert (Limit.objects.get().concurrency, Limit.objects.get().origin) == (7, "code")
 
 
-def test_an_edit_is_taken_back_at_once_where_code_is_known(transactional_db):
+def test_reverting_an_edit_restores_the_limit_defined_in_code(transactional_db):
     task_limits.sync(using="default")
     edited = limit("task", tasks.at_most_two.jobtype, 9)
     assert task_limits.as_in_code(edited, using="default") is True
@@ -137,7 +137,7 @@ def test_an_edit_is_taken_back_at_once_where_code_is_known(transactional_db):
     assert task_limits.as_in_code(edited, using="default") is False
 
 
-def test_what_a_person_wrote_outlives_code(transactional_db):
+def test_manual_limits_and_pauses_survive_removal_from_code(transactional_db):
     sync(("task", "edited", 5), ("task", "paused", 5))
     limit("task", "edited", 2)
     limit("task", "theirs", 2)
@@ -150,14 +150,14 @@ def test_what_a_person_wrote_outlives_code(transactional_db):
     }
 
 
-def test_a_task_paused_before_code_limits_it_stays_paused(node):
+def test_a_paused_task_stays_paused_when_code_adds_a_limit(node):
     limit_definitions.pause(["noop"], using="default")
     sync(("task", "noop", 5))
     sync(("task", "noop", 5))
     assert (Limit.objects.get().allowance_text, Limit.objects.get().origin) == ("paused, else 5 at a time", "code")
 
 
-def test_a_rate_can_become_a_number_of_places_while_jobs_run(node):
+def test_a_rate_limit_can_become_a_concurrency_limit_while_jobs_run(node):
     limit("task", "noop", {"rate": "1/s", "burst": 5})
     node.push(*"abcdef")
     assert len(node.fetch(3)) == 3
@@ -170,7 +170,7 @@ def test_a_rate_can_become_a_number_of_places_while_jobs_run(node):
     counts_are_true()
 
 
-def test_how_a_limit_is_used_is_told(node):
+def test_usage_and_waiting_jobs_of_a_limit_are_reported(node):
     one = limit("task", "noop", 1)
     node.push(*"abc")
     node.fetch(2)

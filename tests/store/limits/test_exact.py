@@ -44,7 +44,7 @@ def acquire(claimed):
 
 @pytest.mark.parametrize("scope", ["task", "queue", "key"])
 @pytest.mark.parametrize("end", ["ack", "fail", "release", "lost", "exchange"])
-def test_a_job_that_ran_when_its_limit_was_set_gives_its_place_back(node, scope, end):
+def test_a_job_started_before_its_limit_was_set_releases_a_permit(node, scope, end):
     name = {"task": "noop", "queue": "default", "key": "mail"}[scope]
     node.push(*"abc", custom={"limit": "mail"})
     held = node.reserve(2)
@@ -67,7 +67,7 @@ def test_a_job_that_ran_when_its_limit_was_set_gives_its_place_back(node, scope,
     counts_are_true()
 
 
-def test_plain_jobs_of_a_set_are_given_back_with_one_that_got_a_limit_meanwhile(node):
+def test_release_requeues_plain_jobs_together_with_newly_limited_ones(node):
     node.push("a", "b")
     node.push("x", jobtype="other")
     held = node.reserve(3)
@@ -78,7 +78,7 @@ def test_plain_jobs_of_a_set_are_given_back_with_one_that_got_a_limit_meanwhile(
     counts_are_true()
 
 
-def test_more_than_thirty_changes_of_limits_fit_into_a_running_job(node):
+def test_permits_of_a_running_job_follow_thirty_rounds_of_limit_changes(node):
     node.push("a", "b", custom={"limit": "mail"})
     assert node.fetch() == ["a"]
     for _ in range(30):
@@ -92,7 +92,7 @@ def test_more_than_thirty_changes_of_limits_fit_into_a_running_job(node):
     assert node.fetch() == ["b"]
 
 
-def test_a_crash_before_running_jobs_are_counted_leaves_a_gate_that_the_sweep_opens(node, monkeypatch):
+def test_sweep_opens_a_limiter_left_shut_by_a_crash_before_counting(node, monkeypatch):
     node.push(*"abc")
     node.fetch(2)
 
@@ -111,7 +111,7 @@ def test_a_crash_before_running_jobs_are_counted_leaves_a_gate_that_the_sweep_op
 
 
 @needs_row_locks
-def test_a_claim_that_did_not_see_the_limit_yet_is_counted(node):
+def test_a_claim_concurrent_with_a_new_limit_is_counted(node):
     node.push(*"ab")
     claimed, go_on = threading.Event(), threading.Event()
 
@@ -130,7 +130,7 @@ def test_a_claim_that_did_not_see_the_limit_yet_is_counted(node):
     assert node.fetch() == []
 
 
-def test_a_limit_set_in_a_transaction_counts_what_runs_by_its_commit(node):
+def test_a_limit_set_in_a_transaction_counts_running_jobs_at_commit(node):
     node.push(*"abc")
     node.fetch(2)
     with transaction.atomic():
@@ -140,7 +140,7 @@ def test_a_limit_set_in_a_transaction_counts_what_runs_by_its_commit(node):
     counts_are_true()
 
 
-def test_the_sweep_counts_a_job_whose_claim_was_slower_than_its_limit(node):
+def test_sweep_counts_a_job_claimed_while_its_limit_was_being_set(node):
     limit("task", "noop", 2)
     node.push(*"abc")
     node.fetch(1)
@@ -152,7 +152,7 @@ def test_the_sweep_counts_a_job_whose_claim_was_slower_than_its_limit(node):
     counts_are_true()
 
 
-def test_a_job_that_loses_its_lock_holds_no_permit_at_any_commit(node):
+def test_a_job_that_fails_to_acquire_its_lock_holds_no_permit(node):
     limit("task", "noop", 5)
     node.push("a", custom={"lock": "same"})
     assert node.fetch() == ["a"]
@@ -167,7 +167,7 @@ def test_a_job_that_loses_its_lock_holds_no_permit_at_any_commit(node):
     counts_are_true()
 
 
-def test_a_job_that_its_gate_refuses_frees_its_lock_in_the_same_transaction(node):
+def test_a_job_blocked_by_its_limiter_frees_its_lock_at_once(node):
     limit("task", "noop", 1)
     node.push("a", jobtype="noop")
     assert node.fetch() == ["a"]
@@ -180,7 +180,7 @@ def test_a_job_that_its_gate_refuses_frees_its_lock_in_the_same_transaction(node
     assert node.fetch(queues=("other",)) == ["x"], "a job at a limiter holds no key"
 
 
-def test_a_worker_given_up_between_claim_and_permits_gives_nothing_back_twice(node):
+def test_reclaiming_a_lost_worker_before_it_acquires_releases_permits_once(node):
     limit("task", "noop", 2)
     node.push("a", "b", custom={"lock": "same"})
     node.push("c")
@@ -194,7 +194,7 @@ def test_a_worker_given_up_between_claim_and_permits_gives_nothing_back_twice(no
 
 
 @pytest.mark.parametrize("change", ["kill", "discard"])
-def test_a_job_parked_at_its_gate_that_goes_leaves_its_key_to_the_next_at_once(node, change):
+def test_killing_or_discarding_a_blocked_job_frees_its_lock_for_the_next(node, change):
     limit("task", "narrow", 1)
     node.push("z", jobtype="narrow")
     assert node.fetch() == ["z"]
@@ -207,7 +207,7 @@ def test_a_job_parked_at_its_gate_that_goes_leaves_its_key_to_the_next_at_once(n
     assert node.fetch(5) == ["b"]
 
 
-def test_flushing_takes_no_place_from_a_job_that_was_claimed_meanwhile(node):
+def test_flush_keeps_the_permit_of_a_job_claimed_meanwhile(node):
     from django_faktory.store.jobs import bulk
 
     limit("task", "noop", 2)
@@ -244,7 +244,7 @@ class Watched:
 
 
 @pytest.mark.skipif(VIA == "pool", reason="more threads than connections")
-def test_with_locks_and_sweeps_and_two_nodes_no_limit_is_passed_and_nothing_is_repaired(node, caplog):
+def test_two_nodes_with_locks_and_sweeps_keep_the_limit_without_repairs(node, caplog):
     """FAKTORY_TEST_LIMITS_S=60 python -m pytest tests/store/limits/test_exact.py -k sweeps"""
     limit("task", "noop", PLACES)
     nodes, until, watched = [OrmBroker("default") for _ in range(NODES)], time.monotonic() + SECONDS, Watched()
@@ -293,7 +293,7 @@ def test_with_locks_and_sweeps_and_two_nodes_no_limit_is_passed_and_nothing_is_r
     counts_are_true()
 
 
-def test_permits_are_not_counted_down_below_what_running_jobs_hold(node):
+def test_a_duplicate_ack_does_not_release_a_second_permit(node):
     limit("task", "noop", 3)
     node.push(*"abc")
     node.fetch(3)

@@ -17,7 +17,7 @@ from tests.store.limits.conftest import at_once, blocked, counts_are_true, in_us
 
 
 @pytest.mark.parametrize(("scope", "name"), [("task", "noop"), ("queue", "default"), ("key", "mail")])
-def test_no_more_than_the_limit_are_handed_out(node, scope, name):
+def test_a_fetch_claims_no_more_jobs_than_the_limit(node, scope, name):
     limit(scope, name, 2)
     node.push("a", "b", "c", custom={"limit": "mail"})
     assert node.fetch(5) == ["a", "b"]
@@ -27,7 +27,7 @@ def test_no_more_than_the_limit_are_handed_out(node, scope, name):
 
 @pytest.mark.parametrize(("scope", "name"), [("task", "noop"), ("queue", "default"), ("key", "mail")])
 @pytest.mark.parametrize("end", ["ack", "fail"])
-def test_who_ends_makes_room_for_the_next(node, scope, name, end):
+def test_a_finished_job_releases_its_permit_to_the_next(node, scope, name, end):
     limit(scope, name, 2)
     node.push("a", "b", "c", "d", custom={"limit": "mail"})
     node.fetch(2)
@@ -42,7 +42,7 @@ def test_who_ends_makes_room_for_the_next(node, scope, name, end):
     counts_are_true()
 
 
-def test_what_is_held_back_holds_up_nobody_behind_it(node):
+def test_blocked_jobs_do_not_delay_jobs_behind_them(node):
     limit("task", "noop", 1)
     node.push("a", "b", "c")
     node.push("x", "y", jobtype="other")
@@ -50,7 +50,7 @@ def test_what_is_held_back_holds_up_nobody_behind_it(node):
     assert states("b", "c") == ["blocked", "blocked"]
 
 
-def test_a_long_row_of_held_back_jobs_is_passed_in_few_fetches(node):
+def test_the_second_fetch_gets_past_2999_blocked_jobs(node):
     limit("task", "noop", 1)
     node.push(*map(str, range(1, 3001)))
     node.push("x", jobtype="other")
@@ -59,7 +59,7 @@ def test_a_long_row_of_held_back_jobs_is_passed_in_few_fetches(node):
     assert blocked() == 2999
 
 
-def test_order_is_kept_by_priority_and_age(node):
+def test_limited_jobs_start_in_order_of_priority_and_age(node):
     limit("task", "noop", 1)
     node.push("a")
     node.push("b", "c")
@@ -74,7 +74,7 @@ def test_order_is_kept_by_priority_and_age(node):
     assert order == ["a", "b", "c"]
 
 
-def test_one_that_comes_later_with_a_higher_priority_is_the_next(node):
+def test_a_later_job_with_a_higher_priority_starts_next(node):
     limit("task", "noop", 1)
     node.push("a", "b", "c")
     node.fetch()
@@ -95,7 +95,7 @@ def test_jobs_of_one_task_in_two_queues_share_its_limit(node):
     assert node.fetch(2, queues=("other",)) == ["b"]
 
 
-def test_a_queue_nobody_serves_keeps_no_other_from_going_on(node):
+def test_an_unserved_queue_does_not_block_other_queues_of_a_limiter(node):
     limit("task", "noop", 1)
     node.push("a", queue="served")
     node.push("u", "v", queue="unserved")
@@ -107,7 +107,7 @@ def test_a_queue_nobody_serves_keeps_no_other_from_going_on(node):
         assert node.fetch(queues=("served",)) == [after]
 
 
-def test_a_job_takes_a_place_of_all_its_limits_or_of_none(node):
+def test_a_job_acquires_permits_of_all_its_limits_or_none(node):
     limit("task", "noop", 1)
     limit("queue", "default", 2)
     limit("key", "mail", 5)
@@ -121,7 +121,7 @@ def test_a_job_takes_a_place_of_all_its_limits_or_of_none(node):
     assert [in_use("noop"), in_use("default"), in_use("mail")] == [0, 0, 0]
 
 
-def test_each_key_of_a_kind_has_its_own_places(node):
+def test_each_key_with_a_limited_prefix_has_its_own_permits(node):
     limit("key", "customer", 1)
     node.push("a", "b", custom={"limit": "customer:1"})
     node.push("c", custom={"limit": "customer:2"})
@@ -130,14 +130,14 @@ def test_each_key_of_a_kind_has_its_own_places(node):
     assert in_use("customer:1") == 1
 
 
-def test_a_key_s_own_limit_comes_before_that_of_its_kind(node):
+def test_the_own_limit_of_a_key_overrides_its_prefix_limit(node):
     limit("key", "customer", 1)
     limit("key", "customer:1", 2)
     node.push("a", "b", "c", custom={"limit": "customer:1"})
     assert node.fetch(5) == ["a", "b"]
 
 
-def test_jobs_of_a_queue_are_left_where_they_are(node):
+def test_jobs_over_a_queue_limit_stay_enqueued(node):
     limit("queue", "default", 1)
     node.push("a", "b")
     assert node.fetch(5) == ["a"]
@@ -145,7 +145,7 @@ def test_jobs_of_a_queue_are_left_where_they_are(node):
     assert Job.objects.get(jid=jid("b")).attempt == 0
 
 
-def test_a_refusal_counts_as_no_attempt_and_begins_nothing(node):
+def test_blocking_a_job_counts_no_attempt_and_keeps_its_unique_key(node):
     limit("task", "noop", 1)
     node.push("a")
     node.broker.push([payload(jid="b", custom={"unique_for": 100, "unique_until": "start"})])
@@ -158,7 +158,7 @@ def test_a_refusal_counts_as_no_attempt_and_begins_nothing(node):
     assert Job.objects.get(jid=jid("b")).unique_key is None
 
 
-def test_a_plain_job_is_claimed_by_as_many_statements_with_limits_of_others_as_without(node):
+def test_limits_of_other_jobs_add_no_statements_to_a_claim(node):
     node.push("a", "b")
 
     def statements():
@@ -174,7 +174,7 @@ def test_a_plain_job_is_claimed_by_as_many_statements_with_limits_of_others_as_w
     assert statements() == without
 
 
-def test_a_set_is_passed_by_as_many_statements_as_one_job(node):
+def test_fetch_and_ack_of_40_limited_jobs_cost_the_statements_of_one(node):
     limit("task", "noop", 100)
 
     def statements(count):
@@ -190,7 +190,7 @@ def test_a_set_is_passed_by_as_many_statements_as_one_job(node):
     assert statements(1) == statements(40)
 
 
-def test_parked_jobs_are_not_looked_at_by_claims(node):
+def test_a_fetch_does_not_update_blocked_jobs(node):
     limit("task", "noop", 1)
     node.push(*map(str, range(300)))
     node.fetch(2)
@@ -200,7 +200,7 @@ def test_parked_jobs_are_not_looked_at_by_claims(node):
     assert not any("UPDATE" in one["sql"] and "blocked" in one["sql"] for one in told)
 
 
-def test_fifty_workers_never_make_it_six(node):
+def test_fifty_workers_never_exceed_a_limit_of_five(node):
     limit("task", "noop", 5)
     total = 50 if connection.vendor == "sqlite" else 150
     node.push(*map(str, range(total)))
@@ -234,14 +234,14 @@ def test_fifty_workers_never_make_it_six(node):
     counts_are_true()
 
 
-def test_requests_of_many_workers_together_keep_the_limit(node):
+def test_one_fetch_for_many_workers_respects_the_limit(node):
     limit("task", "noop", 3)
     node.push(*map(str, range(10)))
     found = node.broker.fetch([FetchRequest(queues=("default",), wid=f"w{number}", count=2) for number in range(5)])
     assert sum(map(len, found)) == 3
 
 
-def test_what_is_left_for_newer_workers_gives_its_place_back(node):
+def test_a_job_postponed_for_newer_workers_releases_its_permit(node):
     limit("queue", "default", 1)
     node.push("a", "b")
     assert node.fetch() == ["a"]
@@ -252,7 +252,7 @@ def test_what_is_left_for_newer_workers_gives_its_place_back(node):
     counts_are_true()
 
 
-def test_what_is_given_back_gives_its_place_back(node):
+def test_a_released_job_releases_its_permit(node):
     limit("task", "noop", 1)
     node.push("a", "b")
     [job] = node.reserve()
@@ -262,7 +262,7 @@ def test_what_is_given_back_gives_its_place_back(node):
 
 
 @pytest.mark.parametrize("change", ["kill", "discard", "expire"])
-def test_one_that_was_let_go_and_is_taken_away_makes_room_for_the_next(node, change):
+def test_removing_an_unblocked_job_unblocks_the_next(node, change):
     limit("task", "noop", 1)
     node.push("a")
     node.push("b", custom={"expires_in": 1e-6} if change == "expire" else {})
@@ -282,7 +282,7 @@ def test_one_that_was_let_go_and_is_taken_away_makes_room_for_the_next(node, cha
     assert node.fetch() == ["c"]
 
 
-def test_parked_jobs_can_be_killed_and_requeued(node):
+def test_blocked_jobs_can_be_killed_and_requeued(node):
     limit("task", "noop", 1)
     node.push("a", "b")
     node.fetch(2)
@@ -294,7 +294,7 @@ def test_parked_jobs_can_be_killed_and_requeued(node):
     assert node.fetch() == ["b"]
 
 
-def test_removing_the_queue_and_flushing_forget_who_waits(node):
+def test_removing_a_queue_and_flushing_delete_blocked_jobs_and_permits(node):
     limit("task", "noop", 1)
     node.push("a", "b")
     node.fetch(2)
@@ -307,7 +307,7 @@ def test_removing_the_queue_and_flushing_forget_who_waits(node):
     assert node.fetch() == ["d"]
 
 
-def test_a_lock_and_a_limit_hold_together(node):
+def test_a_lock_and_a_limit_apply_together(node):
     limit("task", "noop", 1)
     for name in ("a", "b"):
         node.push(name, custom={"lock": "same"})
@@ -324,7 +324,7 @@ def test_a_lock_and_a_limit_hold_together(node):
     counts_are_true()
 
 
-def test_who_loses_the_lock_gives_the_pass_back(node):
+def test_a_job_that_loses_its_lock_releases_its_permit(node):
     limit("task", "limited", 5)
     node.push("a", jobtype="limited", custom={"lock": "same"}, queue="one")
     node.push("b", jobtype="limited", custom={"lock": "same"}, queue="two")
@@ -337,7 +337,7 @@ def test_who_loses_the_lock_gives_the_pass_back(node):
     counts_are_true()
 
 
-def test_a_job_that_is_edited_goes_by_the_limit_of_its_new_key(node):
+def test_an_edited_job_follows_the_limit_of_its_new_key(node):
     from django_faktory.core.job_parser import parse_job
     from django_faktory.store.jobs import edits
 
@@ -349,7 +349,7 @@ def test_a_job_that_is_edited_goes_by_the_limit_of_its_new_key(node):
     assert node.fetch() == ["b"]
 
 
-def test_members_of_batches_keep_limits_too(node):
+def test_batch_members_respect_the_limit(node):
     from django_faktory.core.payloads import NewBatch
 
     limit("task", "noop", 1)
@@ -364,7 +364,7 @@ def test_members_of_batches_keep_limits_too(node):
     assert in_use("noop") == 0
 
 
-def test_claiming_in_an_exchange_keeps_the_limit(node):
+def test_claiming_in_an_exchange_respects_the_limit(node):
     limit("task", "noop", 1)
     node.push("a", "b")
     [first] = node.reserve()

@@ -33,7 +33,7 @@ def read(node):
     return (own if is_scan else 0) + sum(read(part) for part in node.get("Plans", ()))
 
 
-def test_a_claim_reads_no_parked_job():
+def test_a_claim_reads_no_blocked_jobs():
     Job.objects.bulk_create(JobFactory.many(3000, state="blocked", limiter=1), batch_size=1000)
     free = JobFactory()
     assert ("Index Scan", "faktory_ready") in scans(plan(CLAIM, "'{default}', '{1}', 'w', 1, NULL, 1, NULL, 60"))
@@ -59,7 +59,7 @@ def test_a_claim_reads_no_parked_job():
     ("statement", "values"), [(PASS, "'[]', NULL"), (END_PASSED, "NULL, '[]', 0")], ids=["pass", "end"]
 )
 @pytest.mark.parametrize("state", ["blocked", "working"])
-def test_what_is_done_at_a_gate_looks_up_only_its_own_jobs(statement, values, state):
+def test_limiter_statements_find_their_jobs_by_index(statement, values, state):
     Job.objects.bulk_create(JobFactory.many(3000, **TRAITS[state]), batch_size=1000)
     kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
     assert kinds <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "LockRows"}
@@ -77,7 +77,7 @@ IN_ORDER = "ORDER BY sort_priority, enqueued_at, id"
     ],
     ids=["let go", "next queue", "next limiter"],
 )  # fmt: skip
-def test_a_release_reads_only_whom_it_lets_go(sql, values):
+def test_unblocking_reads_only_the_jobs_it_unblocks(sql, values):
     for limiter in (7, 8):
         Job.objects.bulk_create(JobFactory.many(2000, state="blocked", limiter=limiter), batch_size=1000)
     told = explained(sql.format(Job._meta.db_table), values)

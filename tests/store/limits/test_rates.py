@@ -31,7 +31,7 @@ def full(name):
 
 
 @pytest.mark.parametrize(("scope", "name"), [("task", "noop"), ("queue", "default"), ("key", "mail")])
-def test_so_many_start_and_more_when_tokens_have_come(node, at, scope, name):
+def test_a_burst_starts_at_once_and_more_jobs_after_a_refill(node, at, scope, name):
     limit(scope, name, "10/s")
     node.push("0", custom={"limit": "mail"})
     at(0)
@@ -45,7 +45,7 @@ def test_so_many_start_and_more_when_tokens_have_come(node, at, scope, name):
     assert node.fetch(20) == []
 
 
-def test_ten_seconds_let_a_hundred_a_second_start(node, at):
+def test_a_rate_of_100_per_second_starts_1000_jobs_in_10_seconds(node, at):
     limit("task", "noop", "100/s")
     full("noop")
     node.push(*map(str, range(1300)))
@@ -58,7 +58,7 @@ def test_ten_seconds_let_a_hundred_a_second_start(node, at):
     assert 950 <= started <= 1050
 
 
-def test_order_is_kept_by_those_that_come_while_others_wait(node, at):
+def test_later_jobs_do_not_overtake_jobs_waiting_for_a_rate_limit(node, at):
     limit("task", "noop", "1/s")
     full("noop")
     at(0)
@@ -76,7 +76,7 @@ def test_order_is_kept_by_those_that_come_while_others_wait(node, at):
     assert order == ["a", "b", "c", "d"]
 
 
-def test_a_node_sleeps_until_the_next_set_and_no_longer(node, at):
+def test_maintenance_sleeps_until_the_next_token_and_no_longer(node, at):
     limit("task", "noop", "1/s")
     full("noop")
     node.push("a", "b")
@@ -89,7 +89,7 @@ def test_a_node_sleeps_until_the_next_set_and_no_longer(node, at):
     assert pending_work.look(using="default", now=T0).opens_in_s == 1.0
 
 
-def test_a_queue_is_left_out_until_its_next_token(node, at):
+def test_a_rate_limited_queue_is_skipped_until_its_next_token(node, at):
     limit("queue", "default", "1/s")
     full("default")
     node.push("a", "b")
@@ -107,7 +107,7 @@ def test_a_queue_is_left_out_until_its_next_token(node, at):
     assert node.fetch(5) == ["b"]
 
 
-def test_a_rate_alone_makes_the_end_of_a_job_as_cheap_as_any(node):
+def test_acking_a_rate_limited_job_costs_no_more_than_a_plain_one(node):
     limit("task", "noop", "1000/s")
     node.push("a", "b", "c")
     node.push("x", "y", "z", jobtype="plain")
@@ -122,7 +122,7 @@ def test_a_rate_alone_makes_the_end_of_a_job_as_cheap_as_any(node):
     assert statements("b") == statements("y")
 
 
-def test_what_nobody_takes_is_not_let_go_without_end(node, at):
+def test_maintenance_does_not_unblock_without_bound_when_no_worker_fetches(node, at):
     limit("task", "noop", "100/s")
     full("noop")
     node.push(*map(str, range(200)))
@@ -135,7 +135,7 @@ def test_what_nobody_takes_is_not_let_go_without_end(node, at):
     assert blocked() >= 90
 
 
-def test_a_limit_of_both_kinds_holds_both(node, at):
+def test_a_limit_of_concurrency_and_rate_enforces_both(node, at):
     limit("task", "noop", {"concurrency": 2, "rate": "1/s", "burst": 5})
     full("noop")
     node.push(*"abcdefg")

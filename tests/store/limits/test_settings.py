@@ -32,7 +32,7 @@ def test_limits_of_tasks_and_settings_are_read(settings, transactional_db):
     assert told[("key", tasks.by_customer.jobtype)] == "1 at a time and 100/s"
 
 
-def test_settings_come_before_the_task(settings, transactional_db):
+def test_limits_in_settings_override_limits_of_tasks(settings, transactional_db):
     settings.FAKTORY = settings.FAKTORY | {"LIMITS": {"tasks": {tasks.at_most_two.jobtype: 9}}}
     limits.sync(using="default")
     assert Limit.objects.get(name=tasks.at_most_two.jobtype).concurrency == 9
@@ -51,7 +51,7 @@ def test_settings_come_before_the_task(settings, transactional_db):
         ({"keys": {"k": {"speed": 1}}}, "E051", "LIMITS['keys']['k']: no such key: 'speed'"),
     ],
 )
-def test_a_wrong_setting_is_an_error_with_its_place(settings, wrong, number, said):
+def test_an_invalid_limit_setting_is_reported_with_its_path(settings, wrong, number, said):
     settings.FAKTORY = settings.FAKTORY | {"LIMITS": wrong}
     found = problems()
     assert [one for one, message in found if said in message] == [number]
@@ -59,14 +59,14 @@ def test_a_wrong_setting_is_an_error_with_its_place(settings, wrong, number, sai
         list(limits.definitions())
 
 
-def test_right_settings_say_nothing(settings):
+def test_valid_limit_settings_report_no_problems(settings):
     settings.FAKTORY = settings.FAKTORY | {
         "LIMITS": {"queues": {"mail": {"concurrency": 1, "rate": "5/s"}}, "workers": {"mail": 2}}
     }
     assert problems() == set()
 
 
-def test_limits_where_jobs_live_elsewhere_are_a_warning(settings):
+def test_limits_set_with_a_remote_broker_raise_a_warning(settings):
     settings.FAKTORY = settings.FAKTORY | {"BROKER": "remote", "LIMITS": {"queues": {"mail": 1}}}
     assert "W050" in {number for number, _ in problems()}
 
@@ -74,18 +74,18 @@ def test_limits_where_jobs_live_elsewhere_are_a_warning(settings):
 @pytest.mark.parametrize(
     "options", [{"limit": 0}, {"limit": "fast"}, {"limit": {}}, {"limit_key": 5}, {"limit_key": ""}]
 )
-def test_a_wrong_option_is_an_error_of_the_task(options):
+def test_an_invalid_limit_option_of_a_task_is_rejected(options):
     with pytest.raises(InvalidTask, match=rf"{next(iter(options))}: expected"):
         task(**options)(tasks.body)
 
 
-def test_a_name_with_a_colon_takes_no_limit_for_each_key():
+def test_a_task_name_with_a_colon_rejects_a_per_key_limit():
     with pytest.raises(InvalidTask, match="whose name has no colon"):
         task(name="a:b", limit=1, limit_key=str)(tasks.body)
     assert "a:b" not in _registry
 
 
-def test_a_task_s_jobs_carry_their_key(transactional_db):
+def test_jobs_of_a_task_store_their_limit_key(transactional_db):
     tasks.by_customer.enqueue(42)
     tasks.by_customer.enqueue(0)
     tasks.shared.enqueue()
@@ -93,7 +93,7 @@ def test_a_task_s_jobs_carry_their_key(transactional_db):
     assert keys == [f"{tasks.by_customer.jobtype}:42", None, "printer"]
 
 
-def test_what_the_function_raises_enqueue_raises(transactional_db):
+def test_enqueue_raises_errors_of_the_limit_key_function(transactional_db):
     with pytest.raises(ZeroDivisionError):
         tasks.raising.enqueue(0)
     with pytest.raises(InvalidPayload, match=r"custom\.limit: expected a key"):
@@ -102,17 +102,17 @@ def test_what_the_function_raises_enqueue_raises(transactional_db):
 
 
 @pytest.mark.parametrize("value", [5, "", True, [], {}])
-def test_a_client_s_key_that_is_none_is_refused(value):
+def test_an_invalid_limit_key_of_a_client_is_rejected(value):
     with pytest.raises(InvalidPayload, match=r"custom\.limit: expected a key, got"):
         payload(custom={"limit": value})
 
 
 @pytest.mark.parametrize("value", [None, False])
-def test_a_client_may_say_that_there_is_no_key(value):
+def test_a_client_may_pass_null_or_false_as_limit_key(value):
     assert payload(custom={"limit": value}).options is None
 
 
-def test_a_long_key_is_kept_by_its_hash_with_its_kind():
+def test_a_long_limit_key_is_hashed_after_its_prefix():
     long = "customer:" + "x" * 400
     kept = limit_key(long)
     assert kept.startswith("customer:sha256:")
@@ -120,7 +120,7 @@ def test_a_long_key_is_kept_by_its_hash_with_its_kind():
     assert limit_key("k" * 400).startswith("sha256:")
 
 
-def test_tasks_are_paused_in_python(transactional_db):
+def test_the_python_api_pauses_tasks_and_sets_and_removes_limits(transactional_db):
     assert limits.pause(tasks.at_most_two, "go.worker") == ["go.worker", tasks.at_most_two.jobtype]
     assert limits.paused() == ["go.worker", tasks.at_most_two.jobtype]
     assert limits.resume("go.worker", "another") == ["go.worker"]
@@ -132,7 +132,7 @@ def test_tasks_are_paused_in_python(transactional_db):
         limits.set_limit("worker", "x", 1)
 
 
-def test_limits_on_the_command_line(transactional_db, capsys):
+def test_the_command_line_sets_pauses_lists_and_removes_limits(transactional_db, capsys):
     def run(*words):
         call_command("faktory", "limits", *words)
         return capsys.readouterr().out

@@ -24,7 +24,7 @@ def give_keys(queues=None, *, key=None, limit=backfill.CHUNK):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 500])
-def test_jobs_that_wait_exclude_each_other_from_then_on(plain, node, limit):
+def test_waiting_jobs_exclude_each_other_after_the_backfill(plain, node, limit):
     plain.push("A", "A1", "B", "A2")
     give_keys(limit=limit)
     one = node()
@@ -33,7 +33,7 @@ def test_jobs_that_wait_exclude_each_other_from_then_on(plain, node, limit):
     assert one.fetch(count=9) == [jid("A1")]
 
 
-def test_they_exclude_those_that_come_after(plain, node):
+def test_backfilled_jobs_exclude_jobs_that_are_pushed_later(plain, node):
     plain.push("A")
     give_keys()
     one = node()
@@ -41,7 +41,7 @@ def test_they_exclude_those_that_come_after(plain, node):
     assert one.fetch(count=9) == [jid("A")]
 
 
-def test_those_behind_a_job_that_came_after_wait_for_it(plain, node):
+def test_backfilled_jobs_are_blocked_by_a_running_job_of_their_key(plain, node):
     plain.push("A")
     one = node()
     one.push("A1")
@@ -53,7 +53,7 @@ def test_those_behind_a_job_that_came_after_wait_for_it(plain, node):
     assert one.fetch() == [jid("A")]
 
 
-def test_scheduled_ones_get_theirs_and_those_that_run_are_left_alone(plain):
+def test_scheduled_jobs_get_lock_keys_and_running_jobs_do_not(plain):
     plain.push("A", "B")
     plain.push("C", at=datetime.now(UTC) + timedelta(hours=1))
     plain.fetch()
@@ -68,7 +68,7 @@ def test_scheduled_ones_get_theirs_and_those_that_run_are_left_alone(plain):
     assert Job.objects.get(jid=jid("A")).lock_key
 
 
-def test_other_queues_and_jobs_that_take_no_part_are_left_alone(plain):
+def test_other_queues_and_jobs_with_lock_false_get_no_lock_key(plain):
     plain.push("A", queue="q1")
     plain.push("B", queue="q2")
     plain.push("C", queue="q1", custom={"lock": False})
@@ -80,14 +80,14 @@ def no_key(job):
     raise KeyError(job.jid)
 
 
-def test_a_key_that_cannot_be_told_leaves_the_job_without(plain, caplog):
+def test_a_job_gets_no_lock_key_if_the_key_function_raises(plain, caplog):
     plain.push("A")
     give_keys(key=no_key)
     assert "gets no key" in caplog.text
     assert plain.fetch() == [jid("A")]
 
 
-def test_maintenance_does_it_where_queues_are_locketed(plain):
+def test_maintenance_backfills_lock_keys_only_if_queues_are_locketed(plain):
     plain.push("A", "A1")
     Maintenance("default").run_once()
     assert not Job.objects.filter(lock_key__isnull=False).exists()

@@ -19,14 +19,14 @@ from tests.store.locks.conftest import holders, jid, state_of
 SECOND = timedelta(seconds=1)
 
 
-def test_without_the_setting_twins_run_beside_each_other(plain):
+def test_jobs_of_one_key_run_concurrently_without_the_locket_setting(plain):
     """Check that no lock is used unless LOCKET is set (L01)."""
     plain.push("A", "A1")
     assert plain.fetch(count=2) == [jid("A"), jid("A1")]
     assert holders() == []
 
 
-def test_a_job_taken_holds_its_key_for_35_seconds(node):
+def test_a_claimed_job_holds_its_lock_for_35_seconds(node):
     """Check the row of the lock: key, lease, holder and token (L02)."""
     one = node()
     one.push("A")
@@ -37,7 +37,7 @@ def test_a_job_taken_holds_its_key_for_35_seconds(node):
     assert (lock.jid, lock.wid, lock.pk) == (jid("A"), "w1", job.lock_token)
 
 
-def test_a_twin_waits_at_its_place_and_nothing_is_counted(node):
+def test_a_blocked_job_keeps_its_place_and_counts_no_attempt_or_failure(node):
     """Check that a blocked twin keeps its place, and that no attempt or failure is counted (L03)."""
     one = node()
     one.push("A", "A1")
@@ -52,7 +52,7 @@ def test_a_twin_waits_at_its_place_and_nothing_is_counted(node):
     assert info["queues"]["default"] == 1, "it counts as enqueued"
 
 
-def test_the_twin_is_ready_once_the_job_is_acknowledged(node):
+def test_an_ack_unblocks_the_next_job_of_the_key(node):
     """Check that an ACK releases the lock to any worker (L04)."""
     one = node()
     one.push("A", "A1")
@@ -63,7 +63,7 @@ def test_the_twin_is_ready_once_the_job_is_acknowledged(node):
     assert holders() == [jid("A1")]
 
 
-def test_the_twin_is_ready_once_the_job_has_failed(node):
+def test_a_failure_unblocks_the_next_job_of_the_key(node):
     """Check that a FAIL releases the lock before the retry is due (L05)."""
     one = node()
     one.push("A", "A1")
@@ -74,20 +74,20 @@ def test_the_twin_is_ready_once_the_job_has_failed(node):
     assert holders() == [jid("A1")]
 
 
-def test_others_overtake_what_is_locked(node):
+def test_jobs_of_other_keys_overtake_a_blocked_job(node):
     """Check that a blocked job does not delay jobs of other keys (L06)."""
     one = node()
     one.push("A", "A1", "B")
     assert [one.fetch(), one.fetch()] == [[jid("A")], [jid("B")]]
 
 
-def test_one_claim_of_many_gets_one_of_each_key(node):
+def test_one_fetch_of_several_jobs_gets_one_job_per_key(node):
     one = node()
     one.push("A", "A1", "B", "B1", "C")
     assert one.fetch(count=5) == [jid("A"), jid("B"), jid("C")]
 
 
-def test_the_next_queue_is_served_where_all_of_the_first_is_locked(node):
+def test_a_fetch_skips_a_queue_with_blocked_jobs_only(node):
     """Check that FETCH skips a queue that has blocked jobs only (L07)."""
     one = node()
     one.push("A", "A1", queue="q1")
@@ -96,7 +96,7 @@ def test_the_next_queue_is_served_where_all_of_the_first_is_locked(node):
     assert one.fetch("q1", "q2") == [jid("C")]
 
 
-def test_a_thousand_locked_jobs_hide_no_free_one(node):
+def test_a_free_job_behind_a_thousand_blocked_ones_is_fetched_once(node):
     """Check that 20 concurrent FETCHes find the free job once, behind 1000 blocked ones (L08)."""
     one = node()
     one.push("A", *(f"A{number}" for number in range(1000)), queue="q1")
@@ -140,7 +140,7 @@ def cost(verb):
         return sum(int(count) for _, count in cursor.fetchall()) - before
 
 
-def test_a_fetch_of_a_free_job_costs_the_same_behind_ten_locked_ones_and_a_thousand(node):
+def test_a_fetch_costs_the_same_behind_ten_or_a_thousand_blocked_jobs(node):
     """Check that a FETCH does not read the blocked jobs (L08)."""
     one = node()
     one.push("A", *(f"A{number}" for number in range(10)), queue="q1")
@@ -154,7 +154,7 @@ def test_a_fetch_of_a_free_job_costs_the_same_behind_ten_locked_ones_and_a_thous
     assert [state_of(name) for name in "ABCD"] == ["working"] * 4
 
 
-def test_a_key_is_one_in_all_locketed_queues(node):
+def test_a_lock_key_excludes_jobs_across_all_locketed_queues(node):
     """Check that a key excludes twins in other queues (L09)."""
     one = node()
     one.push("A", queue="q1")
@@ -165,7 +165,7 @@ def test_a_key_is_one_in_all_locketed_queues(node):
     assert one.fetch("q2") == [jid("A1")]
 
 
-def test_a_queue_that_is_not_locketed_takes_no_part(node):
+def test_jobs_of_a_queue_without_locket_are_not_locked(node):
     """Check that a twin runs at the same time if its queue is not locketed (L10)."""
     one = node(["q1"])
     one.push("A", queue="q1")
@@ -175,7 +175,7 @@ def test_a_queue_that_is_not_locketed_takes_no_part(node):
     assert holders() == [jid("A")]
 
 
-def test_without_queues_nothing_is_locked(node):
+def test_an_empty_list_of_queues_locks_no_job(node):
     """Check that an empty list of queues locks no job (L11)."""
     one = node([])
     one.push("A", "A1")
@@ -183,7 +183,7 @@ def test_without_queues_nothing_is_locked(node):
     assert holders() == []
 
 
-def test_a_removed_queue_takes_its_waiting_jobs_and_leaves_the_lock_to_its_holder(node):
+def test_removing_a_queue_keeps_a_lock_held_by_a_job_elsewhere(node):
     """Check that the removal of a queue keeps a lock that a job of another queue holds (L25)."""
     one = node()
     one.push("A", queue="q1")
@@ -196,7 +196,7 @@ def test_a_removed_queue_takes_its_waiting_jobs_and_leaves_the_lock_to_its_holde
     assert holders() == []
 
 
-def test_a_job_taken_from_its_worker_frees_its_lock_for_the_next_holder(node):
+def test_a_late_ack_of_a_lost_worker_keeps_the_new_lock(node):
     """Check that a late ACK of the lost worker does not touch the new lock (L26)."""
     one = node()
     one.push("A", "A1")
@@ -208,7 +208,7 @@ def test_a_job_taken_from_its_worker_frees_its_lock_for_the_next_holder(node):
     assert JobLock.objects.get().pk == token
 
 
-def test_a_twin_that_falls_due_waits_and_runs_after(node):
+def test_a_scheduled_job_is_blocked_when_due_while_its_key_is_locked(node):
     """Check that a scheduled twin is blocked when it is due (L27)."""
     one = node()
     one.push("A")
@@ -221,7 +221,7 @@ def test_a_twin_that_falls_due_waits_and_runs_after(node):
     assert one.fetch() == [jid("A1")]
 
 
-def test_a_retry_whose_twin_runs_waits_and_burns_no_attempt(node):
+def test_a_due_retry_of_a_locked_key_is_blocked_without_an_attempt(node):
     one = node()
     one.push("A", "A1")
     one.fetch()
@@ -234,7 +234,7 @@ def test_a_retry_whose_twin_runs_waits_and_burns_no_attempt(node):
 
 
 @pytest.mark.parametrize(("names", "taken", "told"), [(("A", "A1", "A2"), 1, (2, 2)), (("A", "A1", "B"), 1, (2, 1))])
-def test_a_queue_is_locked_when_all_that_wait_are(node, names, taken, told):
+def test_a_queue_counts_as_locked_when_all_its_waiting_jobs_are(node, names, taken, told):
     """Check the counts of waiting and locked jobs (L29)."""
     one = node()
     one.push(*names)
@@ -253,7 +253,7 @@ def test_an_empty_queue_is_not_locked(node):
 # --- order
 
 
-def test_priority_and_age_decide_among_those_of_one_key(node):
+def test_jobs_of_one_key_run_by_priority_and_then_by_age(node):
     one = node()
     one.push("A")
     one.push("A1", priority=-50)
@@ -266,7 +266,7 @@ def test_priority_and_age_decide_among_those_of_one_key(node):
     assert order == [jid("A2"), jid("A"), jid("A3"), jid("A1")]
 
 
-def test_a_paused_queue_does_not_hold_up_the_key_elsewhere(node):
+def test_a_paused_queue_does_not_block_its_key_in_other_queues(node):
     one = node()
     one.push("A", queue="q1")
     one.push("A1", "A2", queue="q2")
@@ -280,14 +280,14 @@ def test_a_paused_queue_does_not_hold_up_the_key_elsewhere(node):
 
 
 @pytest.mark.parametrize("change", [transitions.kill, transitions.discard], ids=["kill", "discard"])
-def test_the_next_is_ready_when_the_first_is_taken_away(node, change):
+def test_a_kill_or_discard_of_the_first_job_unblocks_the_next(node, change):
     one = node()
     one.push("A", "A1", "A2")
     assert change([Job.objects.get(jid=jid("A")).pk], using="default") == 1
     assert one.fetch() == [jid("A1")]
 
 
-def test_the_next_is_ready_when_the_first_expires(node):
+def test_expiry_of_the_first_job_unblocks_the_next(node):
     one = node()
     one.push("A", custom={"expires_in": 1})
     one.push("A1")
@@ -296,7 +296,7 @@ def test_the_next_is_ready_when_the_first_expires(node):
     assert one.fetch() == [jid("A1")]
 
 
-def test_dead_twins_run_again_by_hand_one_after_the_other(node):
+def test_requeued_dead_jobs_of_one_key_run_one_after_another(node):
     one = node()
     one.push("A", "A1", "A2")
     ids = list(Job.objects.values_list("pk", flat=True))
@@ -307,7 +307,7 @@ def test_dead_twins_run_again_by_hand_one_after_the_other(node):
     assert one.fetch(count=3) == [jid("A1")]
 
 
-def test_a_flush_forgets_locks(node):
+def test_a_flush_deletes_all_locks(node):
     one = node()
     one.push("A", "A1")
     one.fetch()
@@ -317,7 +317,7 @@ def test_a_flush_forgets_locks(node):
     assert one.fetch() == [jid("A2")]
 
 
-def test_a_job_given_back_is_first_again(node):
+def test_a_released_job_is_the_first_of_its_key_again(node):
     one = node()
     one.push("A", "A1")
     job = one.reserve()
@@ -329,7 +329,7 @@ def test_a_job_given_back_is_first_again(node):
 # --- locks requested by the job
 
 
-def test_a_client_asks_for_a_lock_by_custom(plain):
+def test_a_client_requests_a_lock_by_the_custom_field(plain):
     plain.push("A", "B", custom={"lock": "shared"})
     plain.push("C", custom={"lock": True})
     plain.push("C1", custom={"lock": True})
@@ -337,18 +337,18 @@ def test_a_client_asks_for_a_lock_by_custom(plain):
 
 
 @pytest.mark.parametrize("wrong", ["", 7, [], {}, "a\0b"])
-def test_a_wish_that_is_no_key_is_refused(plain, wrong):
+def test_a_custom_lock_that_is_not_a_valid_key_is_rejected(plain, wrong):
     with pytest.raises(Exception, match=r"custom\.lock: expected a key"):
         payload(jid="A", custom={"lock": wrong})
 
 
-def test_a_job_can_say_that_it_takes_no_part(node):
+def test_a_job_with_lock_false_is_never_locked(node):
     one = node()
     one.push("A", "A1", custom={"lock": False})
     assert one.fetch(count=2) == [jid("A"), jid("A1")]
 
 
-def test_the_readme_s_name_is_the_same():
+def test_unique_queues_is_an_alias_of_locket():
     from django_faktory.core.locket import unique_queues
 
     assert unique_queues(["a"]) == locket(["a"])

@@ -61,7 +61,7 @@ def chain(one):
     return job
 
 
-def test_the_next_of_the_key_holds_the_lock_with_a_token_and_a_lease_of_its_own(one):
+def test_a_handoff_acquires_the_lock_with_a_new_token_and_lease(one):
     one.push("A", "A1", "A2")
     first = one.reserve()
     [second] = hand_over(one, first, wid="w2")
@@ -75,7 +75,7 @@ def test_the_next_of_the_key_holds_the_lock_with_a_token_and_a_lease_of_its_own(
     assert state_of("A2") == "blocked"
 
 
-def test_a_key_nobody_waits_for_is_free(one):
+def test_a_lock_without_waiting_jobs_is_released(one):
     one.push("A", "B")
     first = one.reserve()
     [other] = hand_over(one, first)
@@ -85,7 +85,7 @@ def test_a_key_nobody_waits_for_is_free(one):
     assert holders() == []
 
 
-def test_twins_that_were_ready_in_other_queues_wait_again(one):
+def test_jobs_of_the_key_in_other_queues_stay_blocked_after_a_handoff(one):
     one.push("A")
     one.push("A1")
     one.push("A2", queue="other")
@@ -100,7 +100,7 @@ def test_twins_that_were_ready_in_other_queues_wait_again(one):
     assert holders() == [jid("A2")]
 
 
-def test_of_two_that_are_claimed_in_different_queues_the_first_of_the_request_gets_it(one):
+def test_the_first_queue_of_the_request_decides_which_job_gets_the_lock(one):
     one.push("A")
     one.push("A1", queue="late")
     one.push("A2", queue="urgent")
@@ -112,7 +112,7 @@ def test_of_two_that_are_claimed_in_different_queues_the_first_of_the_request_ge
     assert [job.jid for job in hand_over(one, second, "urgent", "late", count=2)] == [jid("A1")]
 
 
-def test_who_has_no_room_at_a_limit_does_not_get_the_lock_either(one):
+def test_a_job_without_a_limiter_permit_does_not_acquire_the_lock(one):
     one.push("A")
     one.push("A1", jobtype="narrow", custom={"lock": "A"})
     one.push("B1", jobtype="narrow", custom={"lock": "A"})
@@ -128,7 +128,7 @@ def test_who_has_no_room_at_a_limit_does_not_get_the_lock_either(one):
     assert holders() == [jid("A1")]
 
 
-def test_a_job_that_is_unique_until_its_start_frees_its_place(one):
+def test_a_handoff_releases_the_unique_until_start_key_of_the_next_job(one):
     options = {"unique_for": 600, "unique_until": "start"}
     one.push("A")
     first = one.reserve()
@@ -139,7 +139,7 @@ def test_a_job_that_is_unique_until_its_start_frees_its_place(one):
     assert Job.objects.get(jid=jid("A1")).unique_key is None
 
 
-def test_a_report_that_comes_too_late_hands_nothing_over(one):
+def test_a_late_ack_does_not_hand_the_lock_over(one):
     one.push("A", "A1")
     stale = one.reserve()
     one.broker.release([stale])
@@ -151,7 +151,7 @@ def test_a_report_that_comes_too_late_hands_nothing_over(one):
 
 
 @pytest.mark.parametrize("better", [{"queue": "first"}, {"priority": 9}])
-def test_whatever_comes_before_the_next_of_the_key_is_handed_out_instead(one, better):
+def test_a_job_of_higher_priority_or_an_earlier_queue_is_fetched_first(one, better):
     one.push("A", "A1")
     holder = one.reserve()
     one.push("B", **better)
@@ -161,7 +161,7 @@ def test_whatever_comes_before_the_next_of_the_key_is_handed_out_instead(one, be
     assert one.fetch("first", "default") == [jid("A1")]
 
 
-def test_one_that_is_better_and_in_a_paused_queue_is_in_nobody_s_way(one):
+def test_a_preferred_job_in_a_paused_queue_does_not_prevent_the_handoff(one):
     one.push("A", "A1")
     holder = one.reserve()
     one.push("B", queue="first")
@@ -170,7 +170,7 @@ def test_one_that_is_better_and_in_a_paused_queue_is_in_nobody_s_way(one):
     assert job.jid == jid("A1")
 
 
-def test_a_paused_queue_gives_out_nothing_with_an_end_either(one):
+def test_a_paused_queue_returns_no_job_in_an_exchange_with_an_ack(one):
     one.push("A", "A1")
     holder = one.reserve()
     one.broker.pause(["default"])
@@ -178,7 +178,7 @@ def test_a_paused_queue_gives_out_nothing_with_an_end_either(one):
     assert holders() == []
 
 
-def test_a_quiet_worker_is_not_given_the_next_of_the_key(one):
+def test_a_quiet_worker_does_not_get_the_next_job_of_the_key(one):
     one.broker.hello(WorkerIdentity(wid="tired", hostname="h", pid=1))
     WorkerProcess.objects.filter(wid="tired").update(state="quiet")
     one.push("A", "A1")
@@ -186,7 +186,7 @@ def test_a_quiet_worker_is_not_given_the_next_of_the_key(one):
     assert one.fetch(wid="another") == [jid("A1")]
 
 
-def test_a_result_is_kept_and_counted(one):
+def test_the_result_of_an_ack_with_a_handoff_is_kept_and_counted(one):
     before = sum(Counter.objects.values_list("processed", flat=True))
     one.push("A", result_ttl=600)
     one.push("A1")
@@ -199,7 +199,7 @@ def test_a_result_is_kept_and_counted(one):
     assert sum(Counter.objects.values_list("processed", flat=True)) == before + 1
 
 
-def test_one_that_has_expired_is_not_handed_out(one):
+def test_an_expired_job_is_not_fetched_by_a_handoff(one):
     one.push("A", "A1")
     holder = one.reserve()
     Job.objects.filter(jid=jid("A1")).update(expires_at=datetime(2020, 1, 1, tzinfo=UTC))
@@ -207,7 +207,7 @@ def test_one_that_has_expired_is_not_handed_out(one):
     assert holders() == []
 
 
-def test_what_is_handed_over_is_a_claim_like_any_other(one):
+def test_a_job_claimed_by_a_handoff_is_stored_like_any_other_claim(one):
     one.push("A", "A1")
     holder = one.reserve()
     [job] = hand_over(one, holder, wid="w2")
@@ -219,7 +219,7 @@ def test_what_is_handed_over_is_a_claim_like_any_other(one):
 
 
 @on_postgresql
-def test_a_long_chain_is_one_statement_a_job(node):
+def test_a_chain_of_handoffs_takes_one_statement_per_job(node):
     one = node()
     job = chain(one)
     with CaptureQueriesContext(connection) as sent:
@@ -232,7 +232,7 @@ def test_a_long_chain_is_one_statement_a_job(node):
     assert holders() == [jid("A4")]
 
 
-def test_others_who_fetch_in_the_same_turn_get_what_is_left(one):
+def test_other_requests_of_the_exchange_get_the_remaining_jobs(one):
     one.push("A", "A1", "A2")
     holder = one.reserve()
     one.push("B", "C")
@@ -245,7 +245,7 @@ def test_others_who_fetch_in_the_same_turn_get_what_is_left(one):
 
 @on_postgresql
 @pytest.mark.parametrize("before", [[], [FetchRequest(queues=("default",), count=0, prefetch=3)]])
-def test_others_of_a_turn_in_a_chain_cost_nothing_where_nothing_else_is_ready(node, before):
+def test_other_requests_in_a_handoff_chain_cost_nothing_without_ready_jobs(node, before):
     one = node()
     job = chain(one)
     requests = [*before, *(FetchRequest(queues=("default",), wid=wid) for wid in ("w1", "w2", "w3"))]
@@ -258,7 +258,7 @@ def test_others_of_a_turn_in_a_chain_cost_nothing_where_nothing_else_is_ready(no
 
 @on_postgresql
 @pytest.mark.parametrize(("queue", "queues"), [("default", ("default",)), ("other", ("other", "default"))])
-def test_others_of_a_turn_in_a_chain_get_what_is_ready(node, queue, queues):
+def test_other_requests_in_a_handoff_chain_get_the_ready_jobs(node, queue, queues):
     one = node()
     job = chain(one)
     one.push("B", queue=queue, priority=-9)
@@ -268,7 +268,7 @@ def test_others_of_a_turn_in_a_chain_get_what_is_ready(node, queue, queues):
 
 
 @on_postgresql
-def test_one_who_asks_for_several_gets_the_next_of_the_key_and_others(one):
+def test_a_fetch_of_several_jobs_gets_one_of_the_key_and_others(one):
     one.push("A", "A1", "A2")
     holder = one.reserve()
     one.push("B", "C")
@@ -277,7 +277,7 @@ def test_one_who_asks_for_several_gets_the_next_of_the_key_and_others(one):
 
 
 @on_postgresql
-def test_on_postgresql_it_is_one_message(one):
+def test_a_handoff_is_one_message_on_postgresql(one):
     one.push("A", "A1")
     first = one.reserve()
     sent = []
@@ -292,7 +292,7 @@ def test_on_postgresql_it_is_one_message(one):
     assert len([sql for sql in sent if "PREPARE" not in sql.split("EXECUTE")[0]]) == 1, sent
 
 
-def test_two_that_hand_over_each_other_s_keys_do_not_wait_for_each_other(node, caplog):
+def test_two_nodes_that_hand_off_the_same_keys_do_not_deadlock(node, caplog):
     rounds, nodes = 40, [node(), node()]
     both = threading.Barrier(2)
     lost, errors = [], []
@@ -334,7 +334,7 @@ def test_two_that_hand_over_each_other_s_keys_do_not_wait_for_each_other(node, c
 
 
 @on_postgresql
-def test_a_worker_fetches_the_next_of_a_key_with_the_report_of_the_last(work, state, monkeypatch):  # noqa: F811
+def test_a_worker_fetches_the_next_job_of_a_key_with_its_ack(work, state, monkeypatch):  # noqa: F811
     handed, woken = [], []
 
     class Watched(OrmBroker):
@@ -353,7 +353,7 @@ def test_a_worker_fetches_the_next_of_a_key_with_the_report_of_the_last(work, st
 
 
 @on_postgresql
-def test_jobs_whose_hand_over_was_carried_out_and_not_answered_run_all_the_same(work, state, monkeypatch):  # noqa: F811
+def test_jobs_of_a_handoff_with_a_lost_response_still_run(work, state, monkeypatch):  # noqa: F811
     lost = []
     real = exchanges.run
 

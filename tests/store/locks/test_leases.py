@@ -34,7 +34,7 @@ def test_a_beat_extends_the_locks_of_its_worker_and_of_no_other(node):
     assert list(JobLock.objects.filter(is_lapsed=False).values_list("jid", flat=True)) == [jid("A")]
 
 
-def test_the_twin_is_ready_once_the_lease_is_over(node):
+def test_the_next_job_of_the_key_is_ready_when_the_lease_expires(node):
     """Check that a lock expires after 35 s and not after 34 s (L20, L23)."""
     one = node()
     one.push("A", "A1")
@@ -48,7 +48,7 @@ def test_the_twin_is_ready_once_the_lease_is_over(node):
     assert holders() == [jid("A1")]
 
 
-def test_a_stale_holder_neither_extends_nor_releases_what_is_another_s(node):
+def test_a_stale_holder_neither_extends_nor_releases_the_new_lock(node):
     """Check that the token of the stale holder is reported as lost, and its late ACK keeps the new lock (L22)."""
     one = node()
     one.push("A", "A1")
@@ -63,7 +63,7 @@ def test_a_stale_holder_neither_extends_nor_releases_what_is_another_s(node):
     assert JobLock.objects.get().pk == held.lock_token
 
 
-def test_a_lock_that_nobody_took_meanwhile_revives(node):
+def test_an_expired_lock_that_was_not_reacquired_can_be_extended(node):
     one = node()
     one.push("A", "A1")
     job = one.reserve()
@@ -76,7 +76,7 @@ def test_a_lock_that_nobody_took_meanwhile_revives(node):
     assert one.fetch(wid="w2") == [jid("A1")]
 
 
-def test_a_dead_worker_s_job_goes_to_retries_and_waits_for_its_twin(node):
+def test_a_reaped_job_is_retried_and_leaves_the_lock_to_its_holder(node):
     """Check that no key has two locks after the loss (L23)."""
     one = node()
     one.push("A", "A1")
@@ -90,7 +90,7 @@ def test_a_dead_worker_s_job_goes_to_retries_and_waits_for_its_twin(node):
     assert holders() == [jid("A1")]
 
 
-def test_a_lost_worker_s_locks_go_with_it(node):
+def test_the_locks_of_a_lost_worker_are_released(node):
     one = node()
     one.push("A", "A1")
     one.fetch(wid="lost")
@@ -99,7 +99,7 @@ def test_a_lost_worker_s_locks_go_with_it(node):
     assert one.fetch(wid="w2") == [jid("A")]
 
 
-def test_a_lost_worker_s_job_waits_where_another_has_its_lock_by_then(node):
+def test_a_lost_worker_job_is_blocked_if_another_job_holds_its_lock(node):
     one = node()
     one.push("A", "A1")
     one.fetch(wid="lost")
@@ -115,7 +115,7 @@ def test_a_lost_worker_s_job_waits_where_another_has_its_lock_by_then(node):
 # --- crashes
 
 
-def test_a_claim_that_died_before_its_lock_is_given_back(node):
+def test_a_claim_that_crashed_before_acquiring_its_lock_is_released(node):
     one = node()
     one.push("A", "A1")
     one.fetch()
@@ -127,7 +127,7 @@ def test_a_claim_that_died_before_its_lock_is_given_back(node):
     assert one.fetch() == [jid("A")]
 
 
-def test_a_sweep_finds_keys_for_which_nobody_is_ready(node):
+def test_a_sweep_repairs_keys_without_a_ready_job(node):
     one = node()
     one.push("A", "A1", "B", "B1")
     Job.objects.filter(jid__in=[jid("A"), jid("B")]).delete()  # the state that a crash between commit and hook leaves
@@ -138,7 +138,7 @@ def test_a_sweep_finds_keys_for_which_nobody_is_ready(node):
     assert locks.sweep(using="default").repaired == 0
 
 
-def test_a_sweep_leaves_alone_what_is_being_settled(node):
+def test_a_sweep_does_not_repair_a_key_that_another_process_settles(node):
     """Another process may commit between the end of a job and the release of the next one."""
     one = node()
     one.push("A", "A1")
@@ -157,7 +157,7 @@ def test_a_sweep_leaves_alone_what_is_being_settled(node):
     [(lambda job: job.jobtype, False), (lambda job: str(job.created_at), True), (lambda _: None, True)],
     ids=["jobtype", "created_at", "None"],
 )
-def test_the_callable_says_who_excludes_whom(node, key, both):
+def test_the_job_lock_key_callable_decides_which_jobs_exclude_each_other(node, key, both):
     """Check JOB_LOCK_KEY with a shared key, a key for each job, and None (L16, L17, L18)."""
     one = node(key=key)
     one.push("A")
@@ -165,7 +165,7 @@ def test_the_callable_says_who_excludes_whom(node, key, both):
     assert len(one.fetch(count=2)) == 1 + both
 
 
-def test_a_long_key_is_kept_by_its_hash(node):
+def test_a_long_lock_key_is_stored_as_its_hash(node):
     """Check that two jobs of one long key exclude each other (L18)."""
     one = node(key=lambda job: "x" * 300)
     one.push("A", "B")
@@ -178,7 +178,7 @@ def _raises(job):
 
 
 @pytest.mark.parametrize("key", [_raises, lambda _: "", lambda _: 7], ids=["raises", "empty", "no string"])
-def test_a_job_whose_key_cannot_be_told_is_refused_and_the_others_are_not(node, key):
+def test_a_push_rejects_only_the_job_with_an_invalid_lock_key(node, key):
     """Check that an error in JOB_LOCK_KEY refuses only the job concerned (L18)."""
     from django_faktory.errors import InvalidPayload
     from tests.factories import payload
@@ -190,7 +190,7 @@ def test_a_job_whose_key_cannot_be_told_is_refused_and_the_others_are_not(node, 
     assert sorted(Job.objects.values_list("jid", flat=True)) == [jid("A"), jid("C")]
 
 
-def test_wrong_settings_refuse_a_fetch_before_anything_is_claimed(node):
+def test_invalid_lock_settings_fail_a_fetch_before_any_job_is_claimed(node):
     """Check that a lease shorter than the heartbeat interval is an error (L14)."""
     one = node(heartbeat_frequency=60, job_lock_duration=40)
     one.push("A")
@@ -203,7 +203,7 @@ def test_wrong_settings_refuse_a_fetch_before_anything_is_claimed(node):
 # --- several at once
 
 
-def test_of_those_who_claim_a_key_at_the_same_time_one_gets_it(node):
+def test_one_of_eight_concurrent_claims_of_a_key_acquires_the_lock(node):
     one = node()
     queues = [f"q{number}" for number in range(8)]
     for queue in queues:
@@ -226,7 +226,7 @@ def test_of_those_who_claim_a_key_at_the_same_time_one_gets_it(node):
     assert holders() == found
 
 
-def test_an_error_costs_one_extension_and_not_the_lock(node):
+def test_lock_renewal_continues_after_broker_and_database_errors(node):
     """Check that errors of the broker and of the database are survived (L21)."""
     from queue import SimpleQueue
 

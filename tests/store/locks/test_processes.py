@@ -48,7 +48,7 @@ class Other:
         return self.broker.ack([Ack(jid=job.jid, wid=job.wid)])
 
 
-def test_a_worker_that_stood_still_for_longer_than_its_lease_cannot_touch_the_next_one_s_lock(nodes, meeting):  # noqa: F811
+def test_a_worker_suspended_beyond_its_lease_cannot_release_the_next_lock(nodes, meeting):  # noqa: F811
     """Check that the task sees the loss, and that its late end keeps the new lock (L22)."""
     first, second = meets.enqueue(str(meeting)), meets.enqueue(str(meeting))
     worker = nodes(1)
@@ -72,7 +72,7 @@ def test_a_worker_that_stood_still_for_longer_than_its_lease_cannot_touch_the_ne
     assert not JobLock.objects.exists()
 
 
-def test_a_killed_node_s_lock_ends_with_its_lease_and_its_job_comes_again_after_its_twin(nodes, meeting):  # noqa: F811
+def test_the_lock_of_a_killed_node_passes_to_the_next_at_expiry(nodes, meeting):  # noqa: F811
     """Check that the twin runs after the lease is over, and the lost job after its twin (L23)."""
     first, second = meets.enqueue(str(meeting)), meets.enqueue(str(meeting))
     worker = nodes(2, WORKER_TIMEOUT=6)
@@ -89,7 +89,7 @@ def test_a_killed_node_s_lock_ends_with_its_lease_and_its_job_comes_again_after_
     assert [job.jid for job in wait_until(Other().gets)] == [first.id]
 
 
-def test_a_killed_worker_s_lock_is_not_waited_for_where_its_node_lives(nodes, meeting):  # noqa: F811
+def test_the_lock_of_a_killed_worker_is_released_early_by_its_node(nodes, meeting):  # noqa: F811
     """Check that the supervisor reports the loss, which releases the lock long before its lease is over."""
     first = meets.enqueue(str(meeting))
     nodes(600)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 # --- our worker
 
 
-def test_the_timer_extends_a_lock_as_long_as_its_job_runs(work, state):  # noqa: F811
+def test_the_worker_timer_extends_a_lock_while_its_job_runs(work, state):  # noqa: F811
     """Check this without BEATs, over at least 2.5 s with a lease of 1 s (L19)."""
     broker = OrmBroker("default", locket=Locket(locket(heartbeat_frequency=0.1, job_lock_duration=1)))
     extensions = []
@@ -50,7 +50,7 @@ def test_the_timer_extends_a_lock_as_long_as_its_job_runs(work, state):  # noqa:
     assert holders() == []
 
 
-def test_who_ends_a_job_takes_the_next_of_its_key_without_waiting_for_a_hint_or_a_poll(work, state, monkeypatch):  # noqa: F811
+def test_a_worker_fetches_the_next_job_of_a_key_without_polling(work, state, monkeypatch):  # noqa: F811
     jobs = [tasks.by_shop.enqueue(1, page) for page in range(5)]
     woken = []
     monkeypatch.setattr(locks, "on_ready", [lambda *_: [one.wake() for one in woken]])
@@ -59,7 +59,7 @@ def test_who_ends_a_job_takes_the_next_of_its_key_without_waiting_for_a_hint_or_
         state(job, "succeeded")
 
 
-def test_a_task_is_told_its_token_and_that_its_lock_is_lost(work, state):  # noqa: F811
+def test_the_task_context_exposes_the_lock_token_and_lock_loss(work, state):  # noqa: F811
     """Check `lock_token` and `lock_lost` of the task's context (L22)."""
     broker = OrmBroker("default", locket=Locket(locket(heartbeat_frequency=0.05, job_lock_duration=1)))
     stale = tasks.watching.enqueue()
@@ -73,7 +73,7 @@ def test_a_task_is_told_its_token_and_that_its_lock_is_lost(work, state):  # noq
     assert state(stale, "succeeded").jid == stale.id
 
 
-def test_a_key_may_be_a_function_of_the_arguments():
+def test_a_lock_key_may_be_computed_from_the_task_arguments():
     tasks.by_shop.enqueue(1, page=1)
     tasks.by_shop.enqueue(1, page=2)
     tasks.by_shop.enqueue(2, page=1)
@@ -87,7 +87,7 @@ def test_a_key_may_be_a_function_of_the_arguments():
 # --- over the wire
 
 
-def test_a_fetch_that_waits_gets_the_twin_when_the_job_is_acknowledged(server, connect, monkeypatch):  # noqa: F811
+def test_an_ack_wakes_a_fetch_waiting_for_the_same_key(server, connect, monkeypatch):  # noqa: F811
     """Check that a waiting FETCH is woken, instead of waiting for its next poll (L04, L28)."""
     monkeypatch.setattr(locks, "on_ready", [lambda _, queues: server.wake(queues)])  # as runfaktory does
     holder, waiting = connect(wid="w1"), connect(wid="w2")
@@ -102,7 +102,7 @@ def test_a_fetch_that_waits_gets_the_twin_when_the_job_is_acknowledged(server, c
     assert time.monotonic() - began < 0.9, "it did not wait for the next poll"
 
 
-def test_a_beat_over_the_wire_keeps_the_lock(connect):  # noqa: F811
+def test_a_beat_command_extends_the_locks_of_its_worker(connect):  # noqa: F811
     """Check that BEAT extends the locks of its worker (L20)."""
     client = connect(wid="w1")
     client.ask(f'PUSH {{"jid":"{jid("A")}","jobtype":"noop","args":[],"custom":{{"lock":"key"}}}}')
@@ -160,7 +160,7 @@ class Node:
         return True
 
 
-def test_many_clients_with_few_keys_never_overlap_and_lose_nothing(node, tmp_path):
+def test_eight_clients_with_ten_keys_never_overlap_and_lose_no_job(node, tmp_path):
     """Check exclusion and completeness with 8 clients, 10 keys and 300 jobs (L24)."""
     total, names = 300, "ABCDEFGHIJ"
     one = node()

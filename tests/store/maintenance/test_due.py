@@ -22,7 +22,7 @@ def waiting(count, run_at, state="scheduled"):
     return Job.objects.bulk_create(JobFactory.many(count, **{state: True}, run_at=run_at))
 
 
-def test_the_next_due_time_is_that_of_the_soonest_of_both_states():
+def test_the_next_due_time_is_the_earliest_of_scheduled_and_retries():
     assert look(using=USING, now=T0).due_in_s is None
     waiting(1, T0 + timedelta(seconds=90))
     assert look(using=USING, now=T0).due_in_s == 90
@@ -32,26 +32,26 @@ def test_the_next_due_time_is_that_of_the_soonest_of_both_states():
     assert look(using=USING, now=T0).due_in_s == -5
 
 
-def test_the_database_s_clock_says_what_is_due():
+def test_the_database_clock_decides_which_jobs_are_due():
     waiting(1, timezone.now() + timedelta(minutes=1))
     assert 50 < look(using=USING).due_in_s <= 61
     assert due.enqueue_due(using=USING) == set()
 
 
-def test_a_look_at_what_is_next_is_one_statement_whatever_waits(django_assert_num_queries):
+def test_reading_the_next_due_time_is_one_statement(django_assert_num_queries):
     waiting(20, T0 + timedelta(hours=1))
     waiting(20, T0 + timedelta(hours=1), "retries")
     with django_assert_num_queries(1):
         look(using=USING)
 
 
-def test_the_soonest_are_enqueued_first_and_no_more_than_asked():
+def test_the_earliest_due_jobs_are_enqueued_first_up_to_the_limit():
     last, first = waiting(1, T0 + timedelta(seconds=9)) + waiting(1, T0 + timedelta(seconds=1))
     due.enqueue_due(using=USING, now=T0 + timedelta(minutes=1), limit=1)
     assert dict(Job.objects.values_list("jid", "state")) == {last.jid: "scheduled", first.jid: "enqueued"}
 
 
-def test_the_limit_holds_for_both_states_together():
+def test_the_enqueue_limit_covers_scheduled_and_retries_together():
     waiting(3, T0)
     waiting(3, T0, "retries")
     due.enqueue_due(using=USING, now=T0, limit=4)
@@ -60,7 +60,7 @@ def test_the_limit_holds_for_both_states_together():
     assert Job.objects.filter(state="enqueued").count() == 6
 
 
-def test_a_second_node_enqueues_those_that_the_first_is_not_at_and_waits_for_nobody():
+def test_a_second_node_enqueues_due_jobs_not_locked_by_the_first():
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("one writer at a time: the second waits for the first")
     waiting(30, T0)
@@ -90,7 +90,7 @@ def test_a_second_node_enqueues_those_that_the_first_is_not_at_and_waits_for_nob
     ],
     ids=["due", "finished", "overdue"],
 )
-def test_what_is_polled_is_read_off_its_index(jobs, index):
+def test_polled_jobs_are_read_in_index_order(jobs, index):
     if not connection.features.supports_partial_indexes:
         pytest.skip("the index is led by the state there, and read state by state")
     waiting(5, T0 + timedelta(hours=1))
@@ -120,7 +120,7 @@ def expiring(count, **fields):
     return Job.objects.bulk_create(JobFactory.many(count, expires_at=T0 - timedelta(seconds=1), **fields))
 
 
-def test_a_finished_job_is_not_among_those_that_expire_and_a_waiting_one_is():
+def test_waiting_jobs_expire_but_finished_jobs_do_not():
     expiring(3, succeeded=True)
     assert look(using=USING, now=T0, worker_timeout_s=60).expired is not connection.features.supports_partial_indexes
     assert due.expire(using=USING, now=T0) == 0
@@ -132,7 +132,7 @@ def test_a_finished_job_is_not_among_those_that_expire_and_a_waiting_one_is():
     assert look(using=USING, now=T0, worker_timeout_s=60).expired is False
 
 
-def test_a_running_job_whose_expiry_passes_is_left_alone_and_expires_when_it_waits_again():
+def test_a_running_job_past_its_expiry_expires_only_when_it_waits_again():
     [job] = expiring(1, working=True, reserved_until=timezone.now() + timedelta(hours=1))
     assert look(using=USING, now=T0, worker_timeout_s=60).expired is False
     assert due.expire(using=USING, now=T0) == 0
@@ -151,7 +151,7 @@ def test_expiries_of_finished_jobs_are_cleared_a_bounded_number_at_a_time(monkey
 
 
 @pytest.mark.skipif(connection.vendor != "mysql", reason="the plan is MariaDB's")
-def test_a_purge_follows_the_index_and_sorts_nothing_that_is_due():
+def test_a_purge_follows_the_index_without_sorting():
     for state in ("dead", "succeeded"):
         rows = JobFactory.many(2000, **{state: True}, purge_at=T0 - timedelta(seconds=1))
         Job.objects.bulk_create(rows, batch_size=1000)

@@ -30,7 +30,7 @@ def unused(name, **fields):
     return QueueFactory(name=name, used_at=timezone.now() - timedelta(seconds=queues.UNUSED_S + 60), **fields)
 
 
-def test_only_a_queue_that_is_empty_unused_and_not_set_is_forgotten():
+def test_only_an_empty_unused_queue_without_settings_is_deleted():
     unused("gone")
     unused("paused", paused_at=timezone.now())
     unused("limited")
@@ -44,7 +44,7 @@ def test_only_a_queue_that_is_empty_unused_and_not_set_is_forgotten():
     assert names() == ["blocked", "enqueued", "fresh", "limited", "paused"]
 
 
-def test_queues_are_looked_at_a_portion_at_a_time(monkeypatch):
+def test_unused_queues_are_deleted_in_portions(monkeypatch):
     monkeypatch.setattr(queues, "NAMES_AT_ONCE", 2)
     for number in range(5):
         unused(f"q{number}")
@@ -62,7 +62,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_queue_that_is_used_again_while_it_is_looked_at_stays(monkeypatch, use):
+def test_a_queue_used_again_before_its_deletion_is_kept(monkeypatch, use):
     """The use happens between the look and the delete."""
     unused("mail")
     run = queues.run
@@ -79,7 +79,7 @@ def test_a_queue_that_is_used_again_while_it_is_looked_at_stays(monkeypatch, use
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="it has one writer at a time")
-def test_a_pause_is_not_lost_to_a_delete_at_the_same_time(monkeypatch):
+def test_a_pause_is_not_lost_to_a_concurrent_deletion(monkeypatch):
     """The delete happens after the pause has found the row."""
     unused("mail")
     create = QueueQuerySet.bulk_create
@@ -103,7 +103,7 @@ def test_a_pause_is_not_lost_to_a_delete_at_the_same_time(monkeypatch):
     assert queues.paused(using=USING) == {"mail"}
 
 
-def test_a_push_lists_a_queue_that_was_forgotten():
+def test_a_push_creates_a_deleted_queue_again():
     unused("mail")
     broker = OrmBroker(USING)
     queues.forget_unused(using=USING)
@@ -111,7 +111,7 @@ def test_a_push_lists_a_queue_that_was_forgotten():
     assert names() == ["mail"]
 
 
-def test_a_use_is_written_once_an_hour():
+def test_use_of_a_queue_is_recorded_at_most_once_an_hour():
     before = unused("mail").used_at
     queues.add(["mail"], using=USING)
     first = Queue.objects.get().used_at
@@ -120,7 +120,7 @@ def test_a_use_is_written_once_an_hour():
     assert Queue.objects.get().used_at == first
 
 
-def test_maintenance_lists_queues_that_jobs_wait_in_and_forgets_unused_ones():
+def test_maintenance_adds_queues_of_waiting_jobs_and_deletes_unused_ones():
     unused("gone")
     JobFactory(queue="callbacks")
     JobFactory(queue="locked", blocked=True)
@@ -128,7 +128,7 @@ def test_maintenance_lists_queues_that_jobs_wait_in_and_forgets_unused_ones():
     assert names() == ["callbacks", "locked"]
 
 
-def test_names_of_many_queues_are_found_with_a_statement_for_each_two_hundred():
+def test_names_of_450_queues_are_found_in_at_most_five_statements():
     rows = JobFactory.many(450)
     for number, row in enumerate(rows):
         row.queue = f"q{number:03}"
@@ -152,7 +152,7 @@ def sums():
             for names, one in histograms.ever(using=USING).items()}  # fmt: skip
 
 
-def test_unused_totals_are_added_to_those_of_all_others(monkeypatch):
+def test_totals_of_unused_tasks_are_folded_into_the_total_of_others(monkeypatch):
     monkeypatch.setattr(histograms, "CHUNK", 2)
     for number in range(5):
         passed("mail", f"task{number}", number + 1)
@@ -168,7 +168,7 @@ def test_unused_totals_are_added_to_those_of_all_others(monkeypatch):
     assert sums() == {(OTHER, OTHER): (22, 22, 44.0, 22)}
 
 
-def test_totals_that_grow_are_kept():
+def test_totals_of_a_task_in_use_are_kept():
     passed("mail", "task")
     Measure.objects.update(used_at=timezone.now() - timedelta(seconds=histograms.UNUSED_S + 60))
     passed("mail", "task")

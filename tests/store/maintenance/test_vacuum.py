@@ -72,7 +72,7 @@ def clean(monkeypatch):
 
 
 @on_postgresql
-def test_autovacuum_of_the_hot_table_does_not_wait_for_a_share_of_a_large_backlog():
+def test_the_job_table_has_storage_parameters_for_early_autovacuum():
     assert parameters() >= {
         "autovacuum_vacuum_scale_factor=0.01",
         "autovacuum_vacuum_threshold=10000",
@@ -81,7 +81,7 @@ def test_autovacuum_of_the_hot_table_does_not_wait_for_a_share_of_a_large_backlo
     }
 
 
-def test_the_migration_says_what_it_does_and_can_be_taken_back(capsys):
+def test_the_migration_sets_and_resets_storage_parameters_on_postgresql_only(capsys):
     call_command("sqlmigrate", "django_faktory", "0001")
     forwards = capsys.readouterr().out
     call_command("sqlmigrate", "django_faktory", "0001", backwards=True)
@@ -91,13 +91,13 @@ def test_the_migration_says_what_it_does_and_can_be_taken_back(capsys):
     assert ("RESET (autovacuum_vacuum_scale_factor, " in backwards) is is_told
 
 
-def test_a_few_dead_rows_are_left_to_the_database(clean):
+def test_a_few_dead_rows_start_no_vacuum(clean):
     leave_dead_rows(20)
     assert vacuum.Vacuumer(USING).look() is False
 
 
 @on_postgresql
-def test_many_dead_rows_are_cleaned_up_in_a_thread(clean, monkeypatch):
+def test_many_dead_rows_are_vacuumed_in_a_thread(clean, monkeypatch):
     monkeypatch.setattr(vacuum, "DEAD_ROWS", 50)
     leave_dead_rows(60)
     wait_until(lambda: vacuum.dead_rows(using=USING) >= 60)
@@ -108,7 +108,7 @@ def test_many_dead_rows_are_cleaned_up_in_a_thread(clean, monkeypatch):
 
 
 @on_postgresql
-def test_what_an_open_snapshot_may_see_is_not_tried_for_again_and_again(clean, monkeypatch):
+def test_rows_visible_to_an_open_snapshot_are_not_vacuumed_repeatedly(clean, monkeypatch):
     monkeypatch.setattr(vacuum, "DEAD_ROWS", 50)
     other = connections[USING].copy()
     try:
@@ -128,7 +128,7 @@ def test_what_an_open_snapshot_may_see_is_not_tried_for_again_and_again(clean, m
 
 
 @on_postgresql
-def test_nodes_share_one_rest_after_a_vacuum_whichever_of_them_ran_it(clean, monkeypatch):
+def test_all_nodes_pause_after_a_vacuum_by_any_node(clean, monkeypatch):
     monkeypatch.setattr(vacuum, "DEAD_ROWS", 0)
     first, second = vacuum.Vacuumer(USING), vacuum.Vacuumer(USING)
     assert first.look() is True
@@ -139,14 +139,14 @@ def test_nodes_share_one_rest_after_a_vacuum_whichever_of_them_ran_it(clean, mon
 
 
 @on_postgresql
-def test_the_rest_grows_with_the_indexes_that_a_vacuum_has_to_read():
+def test_the_pause_after_a_vacuum_grows_with_the_index_size():
     assert vacuum.DeadRows(vacuumed_s_ago=19, index_bytes=100_000_000).is_resting
     assert not vacuum.DeadRows(vacuumed_s_ago=21, index_bytes=100_000_000).is_resting
     assert not vacuum.DeadRows().is_resting, "it was never vacuumed"
 
 
 @on_postgresql
-def test_a_vacuum_gives_way_to_other_work_and_leaves_the_session_as_it_was(clean):
+def test_a_vacuum_restores_the_cost_delay_of_its_session(clean):
     with connection.execute_wrapper(remember := Remembered()):
         vacuum.vacuum(using=USING)
     assert [sql.partition(" ")[0] for sql in remember.told][-1] in ("RESET", "VACUUM")
@@ -167,7 +167,7 @@ class Remembered:
 
 
 @on_postgresql
-def test_a_vacuum_that_is_refused_is_told_and_nothing_else(clean, monkeypatch, caplog):
+def test_a_failed_vacuum_is_only_logged(clean, monkeypatch, caplog):
     monkeypatch.setattr(vacuum, "DEAD_ROWS", 0)
     monkeypatch.setattr(vacuum, "_VACUUM", "VACUUM no_such_table")
     tidier = vacuum.Vacuumer(USING)

@@ -21,7 +21,7 @@ PARTS, WALK = 5, 50
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_the_store_does_what_its_model_does(part):
+def test_the_store_behaves_like_its_model(part):
     """Run in parts, so that test processes can share them. Each walk begins with an empty store."""
 
     class Part(StoreBesideItsModel):

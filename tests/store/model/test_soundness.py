@@ -40,7 +40,7 @@ def row(state, **fields):
     return Job(jid="job-0001", jobtype="t", queue="default", payload="{}", state=state, **fields)
 
 
-def test_there_is_a_sound_row_of_each_state():
+def test_the_sound_example_rows_cover_every_state():
     assert set(SOUND) == set(State)
 
 
@@ -53,7 +53,7 @@ def test_a_sound_row_is_stored(state, more):
 @pytest.mark.parametrize(
     ("state", "more"), [("enqueued", {"limiter": 1}), ("blocked", {"limiter": 1}), ("working", {"permits": "1"})]
 )
-def test_a_row_at_a_gate_or_behind_it_is_stored(state, more):
+def test_a_row_with_a_limiter_or_permits_is_stored(state, more):
     row(state, **SOUND[state] | more).save()
 
 
@@ -70,7 +70,7 @@ def test_a_change_that_would_make_a_row_unsound_is_refused():
     assert Job.objects.get().state == "enqueued"
 
 
-def test_forms_find_out_before():
+def test_form_validation_detects_an_unsound_row():
     row("retries", run_at=T).validate_constraints()
     with pytest.raises(ValidationError, match="faktory_job_sound"):
         row("retries").validate_constraints()

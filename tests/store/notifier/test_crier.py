@@ -49,12 +49,12 @@ def sent(monkeypatch):
     return statements
 
 
-def test_what_is_announced_is_heard(crier, heard):
+def test_announced_queues_are_received_by_another_client(crier, heard):
     crier.announce("default", {"a", "b"})
     wait_until(lambda: sorted(heard()) == ["a", "b"])
 
 
-def test_nothing_of_a_burst_is_left_out_and_it_takes_few_statements(crier, heard, sent):
+def test_a_burst_of_announcements_is_sent_complete_in_few_statements(crier, heard, sent):
     names = {f"queue{number}" for number in range(40)}
     for name in sorted(names):
         crier.announce("default", {name})
@@ -63,7 +63,7 @@ def test_nothing_of_a_burst_is_left_out_and_it_takes_few_statements(crier, heard
     assert len(sent) <= 10, "80 announcements within some milliseconds"
 
 
-def test_inside_a_transaction_nothing_is_announced(crier, heard):
+def test_an_announcement_inside_a_transaction_is_not_sent(crier, heard):
     with transaction.atomic():
         crier.announce("default", {"too-early"})
     crier.announce("default", {"later"})
@@ -71,7 +71,7 @@ def test_inside_a_transaction_nothing_is_announced(crier, heard):
     assert heard() == ["later"]
 
 
-def test_what_is_pending_is_sent_at_the_stop(heard):
+def test_pending_announcements_are_sent_on_stop(heard):
     crier = notifier.Publisher("default")
     crier.announce("default", {"a"})
     crier.announce("default", {"b"})
@@ -79,7 +79,7 @@ def test_what_is_pending_is_sent_at_the_stop(heard):
     assert sorted(heard()) == ["a", "b"]
 
 
-def test_a_listener_of_the_same_server_hears_others_only(crier, closing_later):
+def test_a_listener_ignores_announcements_of_its_own_server(crier, closing_later):
     listener = closing_later(notifier.listen("default", is_own=crier.is_own))
     crier.announce("default", {"own"})
     wait_until(lambda: crier._senders)

@@ -31,7 +31,7 @@ def is_readable(watch):
 
 
 @on_linux
-def test_a_write_is_told_until_it_is_cleared(file, closing_later):
+def test_a_write_makes_the_watch_readable_until_it_is_cleared(file, closing_later):
     watch = closing_later(FileWatch([str(file), f"{file}-missing"]))
     assert not is_readable(watch)
     file.write_text("news")
@@ -42,7 +42,7 @@ def test_a_write_is_told_until_it_is_cleared(file, closing_later):
 
 
 @on_linux
-def test_it_leaves_no_descriptor_open(file):
+def test_a_closed_or_failed_watch_leaves_no_descriptor_open(file):
     before = len(list(Path("/proc/self/fd").iterdir()))
     FileWatch([str(file)]).close()
     with pytest.raises(OSError, match="no file to watch"):
@@ -50,7 +50,7 @@ def test_it_leaves_no_descriptor_open(file):
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_other_systems_tell_nothing(file, monkeypatch):
+def test_a_file_watch_is_refused_on_systems_other_than_linux(file, monkeypatch):
     monkeypatch.setattr(sys, "platform", "plan9")
     with pytest.raises(OSError, match="only Linux"):
         FileWatch([str(file)])
@@ -59,7 +59,7 @@ def test_other_systems_tell_nothing(file, monkeypatch):
 @on_sqlite
 @pytest.mark.parametrize("mode", ["WAL", "DELETE"])
 @pytest.mark.parametrize("is_told", [True, False])
-def test_a_commit_is_heard_whether_writes_are_told_or_not(
+def test_a_commit_is_detected_with_and_without_a_file_watch(
     is_told, mode, tmp_path, database, closing_later, monkeypatch
 ):
     if is_told:

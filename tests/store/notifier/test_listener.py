@@ -33,18 +33,18 @@ def bell():
     return Bell()
 
 
-def test_nothing_heard_is_false(bell):
+def test_a_wait_without_a_hint_returns_false(bell):
     assert bell.wait(0.01) is False
 
 
-def test_after_a_hint_comes_one_second_look(bell):
+def test_a_hint_is_followed_by_one_second_look(bell):
     bell.rung.set()
     assert bell.wait(LONG_S) is True
     assert bell.wait(LONG_S) is True
     assert bell.wait(0.01) is False
 
 
-def test_the_second_look_is_later_than_any_hint_left_out(bell):
+def test_the_second_look_is_later_than_the_debounce_time(bell):
     began_at = time.monotonic()
     bell.rung.set()
     bell.wait(LONG_S)
@@ -52,7 +52,7 @@ def test_the_second_look_is_later_than_any_hint_left_out(bell):
     assert time.monotonic() - began_at >= SECOND_LOOK_S * 0.9 > DEBOUNCE_S
 
 
-def test_a_shorter_wait_does_not_use_the_second_look_up(bell):
+def test_a_shorter_wait_does_not_consume_the_second_look(bell):
     bell.rung.set()
     bell.wait(LONG_S)
     assert bell.wait(0) is False
@@ -66,13 +66,13 @@ def test_a_hint_during_the_second_look_has_its_own_second_look(bell):
     assert [bell.wait(LONG_S), bell.wait(LONG_S), bell.wait(0.01)] == [True, True, False]
 
 
-def test_polls_are_seldom_where_every_hint_comes_and_as_often_as_set_where_none_may(bell):
+def test_polls_are_less_frequent_when_every_hint_is_received(bell):
     assert (bell.poll_s(1.0), PollingListener().poll_s(1.0)) == (1.0, 1.0)
     bell.hears_all = True
     assert bell.poll_s(1.0) == 5.0
 
 
-def test_polling_waits_the_whole_time():
+def test_a_polling_listener_waits_the_whole_timeout():
     began_at = time.monotonic()
     assert PollingListener().wait(0.02) is False
     assert time.monotonic() - began_at >= 0.018

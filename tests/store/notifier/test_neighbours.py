@@ -17,7 +17,7 @@ def neighbours():
     found.close()
 
 
-def test_a_ring_is_heard_by_each_once(neighbours):
+def test_a_ring_wakes_each_listener_once(neighbours):
     ears = [neighbours.listener(place) for place in range(2)]
     neighbours.ring({"default"})
     neighbours.ring({"default"})
@@ -25,7 +25,7 @@ def test_a_ring_is_heard_by_each_once(neighbours):
     assert [ear.wait(0) for ear in ears] == [False, False]
 
 
-def test_a_child_process_is_heard_and_so_is_one_that_takes_its_place(neighbours):
+def test_rings_of_a_child_process_and_its_replacement_are_received(neighbours):
     for _ in range(2):
         child = os.fork()
         if child == 0:
@@ -35,13 +35,13 @@ def test_a_child_process_is_heard_and_so_is_one_that_takes_its_place(neighbours)
         assert neighbours.listener(1).wait(5)
 
 
-def test_nobody_who_listens_does_not_hold_up_who_rings(neighbours):
+def test_ringing_does_not_block_when_no_listener_reads(neighbours):
     for _ in range(100_000):
         neighbours.ring()
     assert neighbours.listener(0).wait(5)
 
 
-def test_a_closed_listener_hears_nothing_and_waits_for_nothing(neighbours):
+def test_a_closed_listener_receives_no_ring_and_does_not_wait(neighbours):
     listener, heard = neighbours.listener(0), []
     waiter = threading.Thread(target=lambda: heard.append(listener.wait(60)))
     waiter.start()
@@ -55,7 +55,7 @@ def test_a_closed_listener_hears_nothing_and_waits_for_nothing(neighbours):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_announcement_rings_after_the_commit_on_every_database(neighbours, monkeypatch):
+def test_an_announcement_rings_local_listeners_on_every_database(neighbours, monkeypatch):
     monkeypatch.setattr(publisher, "_also", [])
     notifier.add_local_receiver(neighbours.ring)
     listener = neighbours.listener(0)

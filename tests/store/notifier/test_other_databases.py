@@ -14,5 +14,5 @@ def test_announcing_is_safe_on_every_database(queues):
 
 
 @pytest.mark.skipif(KIND == "sqlite" or not needs_hints.args[0], reason="about databases without hints")
-def test_other_databases_are_polled(closing_later):
+def test_databases_without_hints_are_polled(closing_later):
     assert isinstance(closing_later(notifier.listen("default")), notifier.PollingListener)

@@ -71,41 +71,41 @@ def say(*queues):
 
 
 class TestAnnouncing:
-    def test_each_queue_is_named(self, heard):
+    def test_an_announcement_names_each_queue(self, heard):
         notifier.announce("default", {"mail", "default"})
         assert sorted(heard()) == ["default", "mail"]
 
-    def test_a_burst_is_one_hint(self, heard):
+    def test_a_burst_of_announcements_is_one_hint(self, heard):
         said = [publisher._news("default", ["mail"], now=100 + number / 10_000) for number in range(100)]
         assert [news for news in said if news] == [["mail"]]
 
-    def test_a_queue_is_named_again_after_a_while(self):
+    def test_a_queue_is_announced_again_after_the_debounce_time(self):
         assert publisher._news("default", ["mail"], now=100.0) == ["mail"]
         assert publisher._news("default", ["mail", "other"], now=100.005) == ["other"]
         assert publisher._news("default", ["mail"], now=100.011) == ["mail"]
 
-    def test_what_was_said_is_not_remembered_without_bound(self):
+    def test_the_memory_of_announced_queues_is_bounded(self):
         for number in range(publisher.MAX_REMEMBERED * 2):
             publisher._news("default", [f"queue-{number}"], now=100.0)
         assert len(publisher._announced_at) <= publisher.MAX_REMEMBERED + 1
 
-    def test_inside_a_transaction_nothing_is_said(self, heard):
+    def test_nothing_is_announced_inside_a_transaction(self, heard):
         with transaction.atomic():
             notifier.announce("default", ["mail"])
         assert heard() == []
 
-    def test_with_autocommit_off_nothing_is_said(self, heard):
+    def test_nothing_is_announced_with_autocommit_off(self, heard):
         transaction.set_autocommit(False)
         notifier.announce("default", ["mail"])
         transaction.rollback()
         transaction.set_autocommit(True)
         assert heard() == []
 
-    def test_many_queues_are_one_hint_for_any(self, heard):
+    def test_many_queues_are_announced_as_any_queue(self, heard):
         notifier.announce("default", [f"queue-{number}" for number in range(postgresql.MAX_NAMED + 1)])
         assert heard() == [postgresql.ANY_QUEUE]
 
-    def test_a_broken_connection_is_nobodys_trouble(self, heard):
+    def test_announcing_survives_a_broken_connection(self, heard):
         connection.ensure_connection()
         connection.connection.close()
         notifier.announce("default", ["mail"])
@@ -114,12 +114,12 @@ class TestAnnouncing:
 
 
 class TestListening:
-    def test_what_was_announced_is_heard(self, listen):
+    def test_a_listener_receives_an_earlier_announcement(self, listen):
         listener = listen()
         say("mail")
         assert listener.wait(LONG_S) is True
 
-    def test_it_hears_while_it_waits(self, listen):
+    def test_an_announcement_wakes_a_waiting_listener(self, listen):
         listener, heard = listen(), []
         waiting = threading.Thread(target=lambda: heard.append(listener.wait(LONG_S)))
         waiting.start()
@@ -127,27 +127,27 @@ class TestListening:
         waiting.join(5)
         assert heard == [True]
 
-    def test_nothing_announced_is_nothing_heard(self, listen):
+    def test_a_wait_without_an_announcement_returns_false(self, listen):
         assert listen().wait(0.05) is False
 
-    def test_it_passes_on_what_its_queues_need_only(self, listen):
+    def test_a_listener_ignores_announcements_of_other_queues(self, listen):
         listener = listen(queues=["mail"])
         say("other")
         assert listener.wait(0.1) is False
         say("other", "mail")
         assert listener.wait(LONG_S) is True
 
-    def test_a_hint_for_any_queue_is_for_everybody(self, listen):
+    def test_a_hint_for_any_queue_wakes_every_listener(self, listen):
         listener = listen(queues=["mail"])
         say(*(f"queue-{number}" for number in range(postgresql.MAX_NAMED + 1)))
         assert listener.wait(LONG_S) is True
 
-    def test_the_tests_of_other_listeners_are_no_hints(self, listen):
+    def test_self_tests_of_other_listeners_are_not_hints(self, listen):
         listener = listen()
         listen()
         assert listener.wait(0.1) is False
 
-    def test_closing_twice_at_once_is_fine(self, listen):
+    def test_a_listener_can_be_closed_by_several_threads_at_once(self, listen):
         listener = listen()
         closers = [threading.Thread(target=listener.close) for _ in range(4)]
         for closer in closers:
@@ -167,7 +167,7 @@ class TestListening:
 
 
 class TestTrouble:
-    def test_a_lost_connection_is_made_again_and_told_once(self, listen, behind, pooler, caplog):
+    def test_a_lost_connection_is_restored_and_logged_once(self, listen, behind, pooler, caplog):
         caplog.set_level(logging.INFO, "django_faktory")
         listener = listen(behind)
         wait_until(lambda: listener.hears_all)
@@ -185,14 +185,16 @@ class TestTrouble:
         assert listener.wait(LONG_S) is True
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
-    def test_a_database_that_is_away_at_the_start_is_waited_for(self, behind, pooler, closing_later):
+    def test_a_listener_waits_for_a_database_unavailable_at_start(self, behind, pooler, closing_later):
         pooler.is_open = False
         listener = closing_later(notifier.listen(behind))
         assert listener.wait(0.05) is False
         pooler.is_open = True
         assert listener.wait(LONG_S) is True
 
-    def test_behind_a_pooler_that_swallows_notifications_it_polls(self, listen, behind, pooler, caplog, monkeypatch):
+    def test_a_listener_polls_behind_a_pooler_that_drops_notifications(
+        self, listen, behind, pooler, caplog, monkeypatch
+    ):
         caplog.set_level(logging.INFO, "django_faktory")
         monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 0.2)
         pooler.swallows = True
@@ -205,7 +207,7 @@ class TestTrouble:
         assert listener.wait(0.05) is False
         listener.close()
 
-    def test_a_connection_that_tells_nothing_any_more_is_made_anew(self, listen, behind, pooler, monkeypatch):
+    def test_a_connection_that_stops_delivering_hints_is_replaced(self, listen, behind, pooler, monkeypatch):
         """A connection to a former primary stays open, while announcements go to the new one."""
         monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 1.0)
         monkeypatch.setattr(postgresql, "TEST_EVERY_S", 0.2)
@@ -219,7 +221,7 @@ class TestTrouble:
         say("mail")
         assert listener.wait(LONG_S) is True
 
-    def test_a_pooler_that_lets_notifications_through_is_no_trouble(self, listen, behind, monkeypatch):
+    def test_a_pooler_that_forwards_notifications_is_supported(self, listen, behind, monkeypatch):
         monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 0.5)
         listener = listen(behind)
         assert listener.wait(0.7) is False

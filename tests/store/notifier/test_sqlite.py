@@ -37,7 +37,7 @@ def commit(path, sql="INSERT INTO job VALUES (1)"):
     connection.close()
 
 
-def test_a_file_is_watched(listener):
+def test_a_database_file_is_watched(listener):
     assert isinstance(listener, SqliteListener)
 
 
@@ -46,13 +46,13 @@ def test_a_database_in_memory_is_polled(database, closing_later):
     assert isinstance(listener, notifier.PollingListener)
 
 
-def test_a_commit_is_a_hint_once(listener, path):
+def test_a_commit_gives_exactly_one_hint(listener, path):
     commit(path)
     assert listener.wait(LONG_S) is True
     assert listener.wait(0.05) is False
 
 
-def test_a_commit_wakes_who_waits(listener, path):
+def test_a_commit_wakes_a_waiting_listener(listener, path):
     heard = []
     waiting = threading.Thread(target=lambda: heard.append(listener.wait(LONG_S)))
     waiting.start()
@@ -61,12 +61,12 @@ def test_a_commit_wakes_who_waits(listener, path):
     assert heard == [True]
 
 
-def test_it_misses_nothing_while_it_can_read(listener):
+def test_a_listener_hears_all_commits_while_the_file_is_readable(listener):
     listener.wait(0.05)
     assert listener.hears_all
 
 
-def test_it_looks_less_often_when_nothing_happens(listener, path):
+def test_a_listener_detects_a_commit_after_an_idle_period(listener, path):
     listener._changed_at = time.monotonic() - EAGER_FOR_S
     assert listener.wait(0.05) is False
     commit(path)
@@ -90,7 +90,7 @@ def test_closing_ends_a_wait_in_another_thread(listener):
     assert listener.wait(LONG_S) is False
 
 
-def test_a_database_that_is_away_is_waited_for_and_told_once(tmp_path, database, closing_later, caplog):
+def test_a_missing_database_is_awaited_and_logged_once(tmp_path, database, closing_later, caplog):
     folder = tmp_path / "unmounted"
     listener = closing_later(notifier.listen(database("away", NAME=str(folder / "jobs.sqlite3"))))
     with caplog.at_level(logging.WARNING, "django_faktory"):

@@ -9,7 +9,7 @@ from tests.factories import JobFactory
 pytestmark = pytest.mark.django_db
 
 
-def test_counts_stop_at_the_cap_and_ask_once(django_assert_num_queries):
+def test_counts_stop_at_the_cap_in_one_statement(django_assert_num_queries):
     JobFactory.create_batch(3, queue="a")
     JobFactory(queue="b")
     sets = [Job.objects.filter(queue=name) for name in "abc"] + [Job.objects.none()]
@@ -17,7 +17,7 @@ def test_counts_stop_at_the_cap_and_ask_once(django_assert_num_queries):
         assert bounded_counts.counts(sets, max_count=2, using="default") == [2, 1, 0, 0]
 
 
-def test_more_questions_than_a_statement_takes_are_asked_in_turn(monkeypatch, django_assert_num_queries):
+def test_more_sets_than_fit_in_a_statement_are_counted_by_several(monkeypatch, django_assert_num_queries):
     monkeypatch.setattr(bounded_counts, "AT_ONCE", 2)
     with django_assert_num_queries(2):
         assert bounded_counts.counts([Job.objects.all()] * 3, max_count=5, using="default") == [0, 0, 0]

@@ -61,7 +61,7 @@ def test_folding_leaves_one_row_for_each_day_and_the_same_sum():
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="one writer at a time")
-def test_folding_skips_a_row_that_is_being_counted_in():
+def test_folding_skips_a_row_locked_by_a_counting_transaction():
     with transaction.atomic():
         count(3)
         in_thread(lambda: count(4))

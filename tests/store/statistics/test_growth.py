@@ -38,7 +38,7 @@ def backlog():
         cursor.execute("ANALYZE django_faktory_job")
 
 
-def test_each_set_is_counted():
+def test_a_snapshot_counts_the_jobs_of_each_set():
     for state, count in {"scheduled": 1, "retries": 2, "working": 3, "dead": 4}.items():
         JobFactory.create_batch(count, **{state: True})
     JobFactory.create_batch(5)
@@ -48,14 +48,14 @@ def test_each_set_is_counted():
 
 
 @on_postgresql
-def test_counting_the_sets_does_not_read_what_waits(backlog):
+def test_counting_the_sets_uses_indexes_despite_a_large_backlog(backlog):
     told = plans(lambda: counts.snapshot(using=USING))
     assert told.count("Seq Scan on django_faktory_job ") <= 1  # for the queues: all stored jobs are waiting
     assert all(index in told for index in ("faktory_due", "faktory_reserved"))
     assert "faktory_purge" in told or "faktory_failed" in told  # either index finds the dead jobs
 
 
-def test_a_purge_deletes_no_more_than_asked_and_the_oldest_first():
+def test_a_purge_deletes_the_oldest_jobs_up_to_its_limit():
     rows = [JobFactory.build(dead=True, purge_at=T0 - timedelta(hours=age)) for age in range(7)]
     Job.objects.bulk_create(rows)
     assert due.purge(using=USING, now=T0, limit=4) == 4
@@ -70,7 +70,7 @@ def test_a_purge_is_two_statements_in_one_transaction(django_assert_max_num_quer
 
 
 @on_postgresql
-def test_a_purge_finds_what_is_old_by_its_index(backlog):
+def test_a_purge_finds_its_jobs_by_index_without_a_table_scan(backlog):
     Job.objects.bulk_create(JobFactory.build_batch(20, dead=True, purge_at=T0 - timedelta(seconds=5)))
     told = plans(lambda: due.purge(using=USING, now=T0))
     assert "faktory_purge" in told
