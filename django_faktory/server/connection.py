@@ -35,10 +35,7 @@ SLOW_READER_S = 30.0
 """Seconds without progress of the client in reading its replies before the connection is aborted."""
 
 MAX_IN_A_ROW = 10
-"""Commands answered in a row before the connection pauses for `REST_S`: mostly rejected lines."""
-
-REST_S = 0.001
-"""Length of that pause. Without it a flood keeps the event loop busy, and the worker threads wait for the GIL."""
+"""Commands answered in a row before the connection rests (`RestQueue`): mostly rejected lines."""
 
 HALF_CLOSED_S = 1.0
 """Seconds a connection stays half open so that its client can read the last reply."""
@@ -240,7 +237,7 @@ class Connection(asyncio.Protocol):
             answered += 1
             if answered == MAX_IN_A_ROW:
                 self._is_resting = True
-                self.server.loop.call_later(REST_S, self._end_rest)
+                self.server.rest_queue.wait(self._end_rest)
 
     def _execute(self, command: Command) -> None:
         if isinstance(command, Hello) and self._timer:

@@ -1,6 +1,7 @@
-"""Read connections that send long lines in turn, a few in each iteration of the event loop.
+"""Serve demanding connections in turn, a few in each iteration of the event loop.
 
-Otherwise 60 such connections are read between two commands of another client: 256 KiB each, about 15 ms together.
+`Intake` reads connections that send long lines, `RestQueue` resumes those that sent many commands in a row. Otherwise
+60 such connections are served between two commands of another client: 256 KiB each, about 15 ms together.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Callable
 
 READS_A_STEP = 3
 """Connections that are read in one iteration of the event loop."""
+
+REST_S = 0.001
+"""Minimum rest of a connection. Without it a flood keeps the event loop busy, and other threads wait for the GIL."""
 
 FULL_S = 0.01
 """Seconds between checks whether there is memory for more lines."""
@@ -56,4 +60,32 @@ class Intake:
         elif not self._is_full():
             for _ in range(min(READS_A_STEP, len(self._waiting))):
                 self._waiting.popleft()()
+        self._call()
+
+
+class RestQueue:
+    """Queue of connections that rest after many commands in a row; every `REST_S` the next few go on.
+
+    Timers would resume all of them in one iteration, and a command of another client takes several iterations.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._resting: deque[Callable[[], None]] = deque()
+        self._is_called = False
+
+    def wait(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once, after `REST_S` and when it is the turn of this connection."""
+        self._resting.append(resume)
+        self._call()
+
+    def _call(self) -> None:
+        if self._resting and not self._is_called:
+            self._is_called = True
+            self._loop.call_later(REST_S, self._next)
+
+    def _next(self) -> None:
+        self._is_called = False
+        for _ in range(min(READS_A_STEP, len(self._resting))):
+            self._resting.popleft()()
         self._call()

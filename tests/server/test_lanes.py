@@ -14,7 +14,6 @@ from django.utils import timezone
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Beat, WorkerIdentity
 from django_faktory.models import Batch, Job, JobLock, Queue, WorkerProcess
-from django_faktory.server import connection as connections
 from django_faktory.server.connection import MAX_IN_A_ROW
 from django_faktory.store import queues, workers
 from tests.server.raw import RawClient, push, worker
@@ -286,12 +285,13 @@ def test_a_second_pause_writes_nothing(django_assert_num_queries):
 
 def test_the_server_pauses_a_client_after_each_run_of_refused_lines(connect, server, monkeypatch):
     """Without the pause, sixty such clients delayed a command of another client by 0.1 s."""
-    monkeypatch.setattr(connections, "REST_S", 60)
+    resting = []
+    monkeypatch.setattr(server.rest_queue, "wait", resting.append)
     client = connect()
-    [one] = server._connections
+    [connection] = server._connections
     client.send("NOPE\n" * (2 * MAX_IN_A_ROW + 5), end="")
     for left in (MAX_IN_A_ROW + 5, 5, 0):
-        state = (len("NOPE\n") * left, left > 0)
-        wait_until(lambda state=state: (one._protocol.buffered_bytes, one._is_resting) == state)
-        server.loop.call_soon_threadsafe(one._end_rest)
+        wait_until(lambda left=left: (connection._protocol.buffered_bytes, bool(resting)) == (5 * left, left > 0))
+        if resting:
+            server.loop.call_soon_threadsafe(resting.pop())
     assert {client.reply() for _ in range(2 * MAX_IN_A_ROW + 5)} == {b"-ERR unknown command NOPE"}
