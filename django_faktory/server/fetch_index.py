@@ -152,13 +152,13 @@ class FetchIndex:
             queues=tuple(queue for queue in waiting_fetch.request.queues if queue in changed_queues),
         )
 
-    def next_batch(self) -> list[WaitingFetch]:
+    def next_batch(self, *, with_many: bool = True) -> list[WaitingFetch]:
         """Return the FETCHes to try next, in order of arrival.
 
-        At most one has many names; the others have at most `NAMES_A_CLAIM` names together.
+        At most one has many names, none without `with_many`; the others have at most `NAMES_A_CLAIM` names together.
         """
         batch: list[WaitingFetch] = []
-        names, has_many = 0, False
+        names, has_many = 0, not with_many
         for waiting_fetch in sorted(self._untried, key=_arrival):
             if not _is_idle(waiting_fetch):
                 continue

@@ -35,10 +35,10 @@ FetchCommitQueue = CommitQueue[Item, "list[Reservation]"]
 class _Claim:
     """FETCHes that are tried with one claim; `left` counts those without an answer."""
 
-    __slots__ = ("left", "unwanted")
+    __slots__ = ("has_many", "left", "unwanted")
 
-    def __init__(self, left: int) -> None:
-        self.left = left
+    def __init__(self, left: int, *, has_many: bool) -> None:
+        self.left, self.has_many = left, has_many
         self.unwanted: list[Reservation] = []
         """Jobs claimed for clients that have disconnected since; released when the claim is complete."""
 
@@ -70,6 +70,7 @@ class FetchQueue:
         self._has_lock_handoff = supports_lock_handoff
         self._waiting = FetchIndex()
         self._claims_free = width
+        self._is_many_in_claim = False
         self._poll: asyncio.TimerHandle | None = None
         self._delay_timer: asyncio.TimerHandle | None = None
         self._notified_queues: set[str] | None = set()  # None: all queues
@@ -144,7 +145,7 @@ class FetchQueue:
     def _claim(self) -> None:
         if not self._claims_free or self._is_stopping:
             return
-        batch = self._waiting.next_batch()
+        batch = self._waiting.next_batch(with_many=not self._is_many_in_claim)
         if not batch:
             return
         served: list[tuple[WaitingFetch, Reservation]] = []
@@ -162,7 +163,10 @@ class FetchQueue:
                 self._delay(waiting_fetch, request)
         if asked:
             self._claims_free -= 1
-            claim = _Claim(left=len(asked))
+            # One claim of many names at a time: with two, other commands would find no free thread until one has ended.
+            has_many = any(waiting_fetch.has_many for waiting_fetch, _, _ in asked)
+            self._is_many_in_claim |= has_many
+            claim = _Claim(left=len(asked), has_many=has_many)
             for waiting_fetch, request, sent in asked:
                 # Otherwise an empty answer proves nothing about the queues that were left out: the FETCH is retried.
                 is_complete = sent.count > 0 and sent.queues == request.queues
@@ -227,6 +231,8 @@ class FetchQueue:
             claim.left -= 1
             if not claim.left:
                 self._claims_free += 1
+                if claim.has_many:
+                    self._is_many_in_claim = False
                 if claim.unwanted:
                     self._release(claim.unwanted)
                 self._claim()

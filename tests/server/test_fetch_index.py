@@ -1,5 +1,6 @@
 """Cost of waiting FETCHes for pushes and for each other. Rule: W13."""
 
+import asyncio
 import gc
 import json
 import sys
@@ -11,6 +12,8 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import FetchRequest
 from django_faktory.server import fetch_index, waiting_fetches
 from django_faktory.server.fetch_index import FetchIndex, WaitingFetch
+from django_faktory.server.prefetch_buffer import PrefetchBuffer
+from django_faktory.server.waiting_fetches import FetchQueue
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
@@ -84,6 +87,36 @@ def test_a_claim_has_bounded_queue_names_and_at_most_one_large_fetch():
     assert all(claim.count(len(MANY)) <= 1 for claim in sizes)
     assert sum(map(len, sizes)) == 100
     assert sum(len(claim) > 1 for claim in sizes) == 5, "those with few are tried in the first claims"
+
+
+class CommitQueueSpy:
+    """Collects what is submitted; `answer` answers the oldest item."""
+
+    def __init__(self):
+        self.submitted = []
+
+    def submit(self, request, answer):
+        self.submitted.append((request, answer))
+
+    def answer(self, result):
+        self.submitted.pop(0)[1](result)
+
+
+def test_one_claim_of_many_names_runs_at_a_time_beside_claims_of_few_names():
+    """With two, both threads of the commit queue would be busy, and a PUSH would wait for them."""
+
+    async def run():
+        spy, loop = CommitQueueSpy(), asyncio.get_running_loop()
+        prefetch_buffer = PrefetchBuffer(limit=0, assign_prefetched=None, release=None, loop=loop)
+        fetch_queue = FetchQueue(spy, prefetch_buffer, width=2, release=None, poll_s=60.0, loop=loop)
+        for queues in (MANY, [f"other-{name}" for name in MANY], ["few"]):
+            fetch_queue.add(WaitingFetch(FetchRequest(queues=tuple(queues)), lambda _: None))
+        assert [len(request.queues) for request, _ in spy.submitted] == [len(MANY), 1]
+        spy.answer([])
+        assert [len(request.queues) for request, _ in spy.submitted] == [1, len(MANY)]
+        fetch_queue.stop()
+
+    asyncio.run(run())
 
 
 def test_a_new_fetch_is_preceded_by_the_longest_waiting_fetch():
