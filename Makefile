@@ -18,7 +18,7 @@ help:
 	@echo "make bouncer  the tests that have a database, through a PgBouncer; then with Django's own pool"
 	@echo "make fuzz     let a fuzzer attack the protocol for a minute (FUZZ_S=600: ten); Linux on x86-64"
 	@echo "make planted  insert one defect after the other; a test must detect each (ARGS='--sample 3': some)"
-	@echo "make lint     formatting, ruff, mypy, import contracts, missing migrations, secrets, known holes"
+	@echo "make lint     formatting, ruff, mypy, import contracts, house rules, migrations, secrets, known holes"
 	@echo "make format   format the code"
 	@echo "make wheel    build wheel and sdist, and use the wheel in an empty environment and a new project"
 	@echo "make setup    make .venv and install what the other targets need"

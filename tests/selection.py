@@ -9,8 +9,10 @@ import pytest
 from tests.examples import examples
 
 SLOW = (
+    "admin/test_access.py",
     "admin/test_hostile.py::test_hostile_texts_of_clients_add_no_element_to_a_page",
     "browser",
+    "admin/test_lookups.py::test_random_parameters_are_rejected_or_do_not_filter",
     "contrib/api/test_hostile.py",
     "contrib/api/test_openapi.py::test_no_request_is_answered_with_a_5xx",
     "contrib/gearmonkey/test_admin.py::test_hostile_texts_of_peers_do_not_change_the_elements_of_the_page",
@@ -44,13 +46,21 @@ SLOW = (
     "store/locks/test_running.py::test_eight_clients_with_ten_keys_never_overlap_and_lose_no_job",
     "tasks/test_cron.py::test_edits_pauses_and_new_entries_take_effect_without_a_restart",
     "tenants",
+    "test_house_rules.py",
+    "test_prose.py",
     "test_snapshots.py",
     "typing",
     "worker/test_worker.py::test_jobs_that_cannot_be_reported_at_shutdown_are_logged_by_jid",
 )
-"""Tests that kill or roll out processes, run or race for seconds, or drive a browser or another client."""
+"""Tests that kill or roll out processes, run or race for seconds, or drive a browser or another client.
+
+Also tests whose claims others in `make test` check: `security/test_permission_matrix.py` sends the requests of
+`admin/test_access.py`, and `make lint` runs the house rules.
+"""
 
 QUICK = (
+    "admin/test_access.py::test_each_step_of_a_bulk_action_checks_the_user_and_permission_again",
+    "admin/test_access.py::test_every_registered_url_and_action_is_in_the_permission_matrix",
     "browser/test_pages.py::test_dead_jobs_can_be_retried_without_javascript",
     "contrib/gearmonkey/test_hardened.py::test_h01_a_naive_worker_executes_a_job_of_our_client",
     "contrib/gearmonkey/test_hardened.py::test_h02_our_worker_executes_a_job_of_a_naive_client",
