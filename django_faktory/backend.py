@@ -59,6 +59,7 @@ class FaktoryBackend(BaseTaskBackend):
         try:
             super().validate_task(task)
         except InvalidTask as error:
+            # Django's messages name neither the task nor what to do.
             remedy = remedy_for(str(error), alias=self.alias, queues=self.queues)
             raise InvalidTask(f"task {name_of(task)}: {error}{remedy}") from None
         if not isinstance(task, FaktoryTask):
@@ -88,30 +89,31 @@ class FaktoryBackend(BaseTaskBackend):
         """
         self.validate_task(task)
         assert isinstance(task, FaktoryTask)  # noqa: S101  (checked by validate_task)
+        # A list, because a generator could be read only once.
         now, calls = timezone.now(), list(calls)
         # One moment for all calls, so that a delay means the same time for each job of the push.
-        due = task.due(now)
+        due_task = task.due(now)
         results: list[TaskResult[P, R]] = [
-            self._ready(due, args, kwargs, jid=jid, now=now)
+            self._new_result(due_task, args, kwargs, jid=jid, now=now)
             for (args, kwargs), jid in zip(calls, new_jids(len(calls)), strict=True)
         ]
         wrapped = [
-            Call(result=result, custom=_custom(due, args, kwargs))
+            Call(result=result, custom=_custom(due_task, args, kwargs))
             for result, (args, kwargs) in zip(results, calls, strict=True)
         ]
-        middleware.enqueue(wrapped, lambda: self._push(JobBuilder(due, now), wrapped))
+        middleware.enqueue(wrapped, lambda: self._push(JobBuilder(due_task, now), wrapped))
         return results
 
     def _push(self, job_builder: JobBuilder, calls: Sequence[Call]) -> None:
         jobs = [job_builder.job(call) for call in calls]
         refusals = self._hand_over(jobs, [call.result for call in calls]) if jobs else []
-        taken = [None if refusal else call.result for call, refusal in zip(calls, refusals, strict=True)]
+        results = [None if refusal else call.result for call, refusal in zip(calls, refusals, strict=True)]
         # Signals first: receivers must learn of the accepted jobs even if the loop below raises.
-        for result in filter(None, taken):
+        for result in filter(None, results):
             task_enqueued.send(type(self), task_result=result)
         for refusal in filter(None, refusals):
             if isinstance(refusal, NotUnique):
-                refusal.results = taken
+                refusal.results = results
             raise refusal
 
     def _hand_over(
@@ -144,7 +146,7 @@ class FaktoryBackend(BaseTaskBackend):
                 )
         # A callback is not a member: with a bid it would count in the batch that is open while it is built.
         custom = {key: value for key, value in _custom(task, args, kwargs).items() if key != "bid"}
-        result: TaskResult[..., Any] = self._ready(task, args, kwargs, jid=new_jid(), now=now)
+        result: TaskResult[..., Any] = self._new_result(task, args, kwargs, jid=new_jid(), now=now)
         return JobBuilder(task, now).job(Call(result=result, custom=custom))
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
@@ -166,24 +168,25 @@ class FaktoryBackend(BaseTaskBackend):
 
     def check(self, **_: Any) -> list[CheckMessage]:
         """Check this entry of TASKS; `checks` covers the settings themselves."""
-        found: list[CheckMessage] = []
-        where = f"TASKS[{self.alias!r}]"
+        messages: list[CheckMessage] = []
+        place = f"TASKS[{self.alias!r}]"
+        # `key=str`: a value that is no text is reported below, and must not raise here.
         for name in sorted(self.queues, key=str):
             problem = _problem_with_queue(name)
             if problem:
-                found.append(Error(f"{where}: QUEUES: {problem}", id="django_faktory.E008"))
+                messages.append(Error(f"{place}: QUEUES: {problem}", id="django_faktory.E008"))
         if self.options:
             names = ", ".join(sorted(map(repr, self.options)))
             hint = "Settings of this package go into FAKTORY; options of a task into @task(…)."
-            found.append(Error(f"{where}: OPTIONS: expected none, got {names}", hint=hint, id="django_faktory.E009"))
+            messages.append(Error(f"{place}: OPTIONS: expected none, got {names}", hint=hint, id="django_faktory.E009"))
         if not apps.is_installed("django_faktory") and conf.get("BROKER") == "orm":
             hint = 'INSTALLED_APPS += ["django_faktory"], then migrate.'
-            found.append(
-                Error(f"{where}: its jobs have no table: the app is not installed", hint=hint, id="django_faktory.E010")
+            messages.append(
+                Error(f"{place}: its jobs have no table: the app is not installed", hint=hint, id="django_faktory.E010")
             )
-        return found
+        return messages
 
-    def _ready(
+    def _new_result(
         self, task: FaktoryTask[P, R], args: Sequence[Any], kwargs: Mapping[str, Any], *, jid: str, now: datetime
     ) -> TaskResult[P, R]:
         args, kwargs = encode_call(args, kwargs, plain_json=task.plain_json)
@@ -205,9 +208,10 @@ class FaktoryBackend(BaseTaskBackend):
 
 def registered_queues() -> tuple[str, ...]:
     """Return the sorted names of all queues of the project: of its tasks, of its backends, and `default`."""
-    ours = {backend.alias: backend for backend in task_backends.all() if isinstance(backend, FaktoryBackend)}
-    used = {found.queue_name for found in registered() if found.backend in ours}
-    return tuple(sorted(used.union({DEFAULT_QUEUE}, *(backend.queues for backend in ours.values()))))
+    # A project may have tasks of other backends, with queues that no worker of this package serves.
+    backends = {backend.alias: backend for backend in task_backends.all() if isinstance(backend, FaktoryBackend)}
+    task_queues = {task.queue_name for task in registered() if task.backend in backends}
+    return tuple(sorted(task_queues.union({DEFAULT_QUEUE}, *(backend.queues for backend in backends.values()))))
 
 
 def _custom(task: FaktoryTask[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,11 +222,12 @@ def _custom(task: FaktoryTask[..., Any], args: Sequence[Any], kwargs: Mapping[st
     if task.expires_in is not None:
         custom["expires_in"] = task.expires_in
     if task.track:
-        custom["track"] = 1
+        custom["track"] = 1  # a number, as the protocol has it (W27)
     if task.about:
         custom["about"] = task.about
     if task.lock is not None:
         lock = task.lock(*args, **kwargs) if callable(task.lock) else task.lock
+        # A lock of None opts out of LOCKET as well, which only `false` does (docs/locks.md).
         custom["lock"] = False if lock is None else lock
     if task.limit_key is not None:
         key = task.limit_key(*args, **kwargs) if callable(task.limit_key) else task.limit_key
@@ -252,6 +257,7 @@ def _row(jid: object) -> Job:
     """
     from .models import Job  # not at module level: apps are still loading then
 
+    # PostgreSQL raises for a NUL, which is not printable.
     if isinstance(jid, str) and MIN_JID <= len(jid) <= MAX_NAME and jid.isprintable():
         row = Job.objects.using(conf.get("DATABASE")).filter(jid=jid).first()
         if row is not None:

@@ -176,19 +176,20 @@ def get(name: str) -> Any:
 
 def configured() -> Mapping[str, Any]:
     """Return the project's FAKTORY setting, unchanged. Raises ImproperlyConfigured unless it is a mapping."""
-    found = getattr(settings, "FAKTORY", {})
-    if not isinstance(found, Mapping):
-        raise ImproperlyConfigured(f"FAKTORY: expected a dict, got {type(found).__name__}")
-    return found
+    configured_value = getattr(settings, "FAKTORY", {})
+    if not isinstance(configured_value, Mapping):
+        raise ImproperlyConfigured(f"FAKTORY: expected a dict, got {type(configured_value).__name__}")
+    return configured_value
 
 
 def outbox() -> list[str]:
     """Return the aliases of databases that enqueue through an outbox row; never the alias that stores the jobs."""
     if not apps.is_installed("django_faktory"):
         return []  # no table
-    own = get("DATABASE") if get("BROKER") == "orm" else None
-    wanted = get("OUTBOX")
-    return [alias for alias in (["default"] if wanted is None else wanted) if alias != own]
+    # Jobs of that database are part of its transactions already (ADR 8).
+    own_alias = get("DATABASE") if get("BROKER") == "orm" else None
+    aliases = get("OUTBOX")
+    return [alias for alias in (["default"] if aliases is None else aliases) if alias != own_alias]
 
 
 def allows_flush() -> bool:
@@ -197,6 +198,7 @@ def allows_flush() -> bool:
     return bool(settings.DEBUG if allowed is None else allowed)
 
 
+# Django's reports of errors must not show the local variables of these two functions.
 @sensitive_variables()
 def password() -> str:
     """Return the server's password: `FAKTORY_PASSWORD`, else the setting; "" means none.
@@ -211,12 +213,12 @@ def password() -> str:
         return str(value)
     try:
         with open(value, encoding="utf-8") as file:
-            found = file.read().rstrip("\r\n")
+            content = file.read().rstrip("\r\n")
     except (OSError, ValueError) as error:  # ValueError: invalid UTF-8, or a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else "what is no UTF-8 text"
     else:
-        if found:
-            return found
+        if content:
+            return content
         reason = "an empty one"  # as a password it would disable authentication
     raise ImproperlyConfigured(
         f"{name}: expected a readable file with the password at {value}, got: {reason}; "
@@ -230,6 +232,7 @@ def url() -> str:
 
     Read from `FAKTORY_PROVIDER`, then `FAKTORY_URL`, then the local default.
     """
+    # Both variables are those that clients of the original server read.
     provider = os.environ.get("FAKTORY_PROVIDER")
     if not provider:
         return os.environ.get("FAKTORY_URL") or "tcp://localhost:7419"
@@ -238,9 +241,9 @@ def url() -> str:
             "FAKTORY_PROVIDER: expected the name of an environment variable that holds the URL, got a URL; "
             "set FAKTORY_URL instead"
         )
-    found = os.environ.get(provider)
-    if not found:
+    address = os.environ.get(provider)
+    if not address:
         raise ImproperlyConfigured(
             f"FAKTORY_PROVIDER: expected a Faktory URL in the environment variable {provider}, it is not set"
         )
-    return found
+    return address

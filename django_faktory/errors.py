@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class FaktoryError(Exception):
     """Base of every error this package raises on purpose."""
 
-    code = "ERR"
+    code = "ERR"  # of every refusal, except that of a job that is not unique
 
 
 class InvalidPayload(FaktoryError):
@@ -33,6 +33,7 @@ class UnknownCommand(FaktoryError):
     """The server does not know this command; the connection stays usable (W5)."""
 
 
+# A protocol error, because the server closes the connection after it (W2).
 class AuthenticationFailed(ProtocolError):
     """The password is wrong or missing."""
 
@@ -41,6 +42,7 @@ class JobNotFound(FaktoryError):
     """No stored job has this jid."""
 
     def __init__(self, jid: str) -> None:
+        # The text of the original server, by which clients recognize it (W17).
         super().__init__(f"Job not found {jid}")
         self.jid = jid
 
@@ -63,6 +65,7 @@ class NotUnique(FaktoryError):
     code = "NOTUNIQUE"
 
     def __init__(self, jid: str = "") -> None:
+        # As above, the original's text.
         super().__init__("Job not unique")
         self.jid = jid
         self.results: list[Any] = []
@@ -86,7 +89,7 @@ class UnknownBatch(FaktoryError):
 
 
 class BatchClosed(FaktoryError):
-    """The caller cannot add jobs to this batch; the message says why."""
+    """The caller cannot add jobs to this batch; the message gives the reason."""
 
     def __init__(self, bid: str, reason: str) -> None:
         super().__init__(f"batch {bid}: {reason}")
@@ -97,6 +100,7 @@ class BrokerUnavailable(FaktoryError):
     """The database or the Faktory server is unreachable at the moment; nothing was changed."""
 
 
+# A subclass, so that callers that repeat a command after an outage repeat this one too (ADR 28).
 class LockTimeout(BrokerUnavailable):
     """Another transaction held a required lock for longer than the caller waits; nothing was changed."""
 
@@ -138,6 +142,7 @@ class ReservationLost(FaktoryError):
     """An atomic task ended after its job was given to another worker; its writes were rolled back."""
 
 
+# Not a failure: the task has done nothing wrong, so its job is released without using an attempt.
 class EndRolledBack(FaktoryError):
     """The database rolled back an atomic task because of another transaction (a deadlock or a lock timeout)."""
 
@@ -195,5 +200,6 @@ class InvalidArgument(Kill):
     """An argument's reference cannot be decoded (`docs/arguments.md`). A retry would fail the same way."""
 
 
+# A kind of discard: a job that a person cancelled is neither retried nor kept among the dead.
 class Cancelled(Discard):
     """The job was cancelled while it ran."""

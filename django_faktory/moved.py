@@ -35,8 +35,9 @@ MOVED = {
 
 def new_place(path: str) -> str:
     """Return "… has moved: import …" for the dotted path of a module that has moved, or of a name in it; else ""."""
-    old = ".".join(path.split(".")[:2])
-    return f"{old} has moved: import {MOVED[old]}" if old in MOVED else ""
+    # Two parts name the module of the package root that has moved; its submodules and names have moved with it.
+    old_place = ".".join(path.split(".")[:2])
+    return f"{old_place} has moved: import {MOVED[old_place]}" if old_place in MOVED else ""
 
 
 class MovedFinder:
@@ -49,4 +50,5 @@ class MovedFinder:
             raise ImportError(message, name=name)
 
 
+# At the end: a module that exists is found before, so only a failing import takes longer.
 sys.meta_path.append(MovedFinder())

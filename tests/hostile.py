@@ -201,13 +201,13 @@ def _others(sent, names):
     """Store a cron entry, if the text is allowed in one, and the error of a remote server that refused a job."""
     text = sent.text
     try:
-        one = cron.defined(
+        one = cron.build_definition(
             name=text, schedule="0 3 * * *", zone="UTC", jobtype=names["jobtype"], queue="", args=[text], kwargs={},
             job={"custom": {text: text}}, policies=POLICIES, is_json=True,
         )  # fmt: skip
     except FaktoryError:
         sent.refused.add("cron entry")
-        one = cron.defined(
+        one = cron.build_definition(
             name="harmless", schedule="0 3 * * *", zone="UTC", jobtype="harmless", queue="", args=[], kwargs={}, job={},
             policies=POLICIES, is_json=True,
         )  # fmt: skip

@@ -20,7 +20,7 @@ from ..models.proxies import Overview
 from ..tasks import redaction
 from . import batches, cron, gearmonkey, limits, locks  # noqa: F401  (importing them registers their pages)
 from .base import CappedPaginator as CappedPaginator  # (documented import location)
-from .base import FaktoryModelAdmin, LongText, ReadOnlyAdmin, as_html, log_action, requires_permission
+from .base import FaktoryModelAdmin, LongText, ReadOnlyAdmin, log_action, render_long_text, requires_permission
 from .jobs.changelist import JobAdmin
 from .mixins import JobsOfObjectMixin as JobsOfObjectMixin
 from .overview.view import OverviewAdmin
@@ -33,11 +33,11 @@ admin.site.register(Queue, QueueAdmin)
 admin.site.register(WorkerProcess, WorkerProcessAdmin)
 
 
-def _job_of(_: OutboxEntry, text: str) -> str:
+def _redact_job(_: OutboxEntry, text: str) -> str:
     """Return the job in an outbox entry's text, with redaction applied."""
     try:
-        found = jsontext.last_members(text)
-        jobtype, job = (jsontext.decode(found[name]) for name in ("jobtype", "text"))
+        members = jsontext.last_members(text)
+        jobtype, job = (jsontext.decode(members[name]) for name in ("jobtype", "text"))
     except (FaktoryError, KeyError):
         # What cannot be parsed cannot be redacted, so with redaction on none of it is shown.
         return jsontext.encode(redaction.HIDDEN) if redaction.is_on() else text
@@ -51,32 +51,33 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
     An entry with an error stays until a user retries or deletes it.
     """
 
-    list_display = ("id", "jid", "queue", "created_at", "trouble")
+    list_display = ("id", "jid", "queue", "created_at", "short_error")
     list_filter = (("error", admin.EmptyFieldListFilter), "queue")
     search_fields = ("jid", "error")
     ordering = ("id",)
     paginator = CappedPaginator
     actions = ("try_again",)
-    long_texts: ClassVar = {"job": LongText("job", _job_of), "error": LongText("error", is_json=False)}
+    # `REDACT` gets arguments only, so it does not apply to an error; `view_job` does (ADR 0034).
+    long_texts: ClassVar = {"job": LongText("job", _redact_job), "error": LongText("error", is_json=False)}
     beginnings: ClassVar = {"error": 400}
-    seen_with: ClassVar = {"trouble": "error", "shown_error": "error", "shown_job": "job"}
+    restricted_fields: ClassVar = {"short_error": "error", "shown_error": "error", "shown_job": "job"}
     extra_fields = ("shown_job", "shown_error")
     fieldsets = ((None, {"fields": ("jid", "queue", "created_at", "leased_until", "shown_error", "shown_job")}),)
 
     @admin.display(description="error", ordering="error")
-    def trouble(self, entry: OutboxEntry) -> str:
+    def short_error(self, entry: OutboxEntry) -> str:
         """Return the beginning of the error; the entry's page shows the full text."""
         return Truncator(entry.error).chars(300)
 
     @admin.display(description="error")
     def shown_error(self, entry: OutboxEntry) -> SafeString:
         """Return the reason the remote server gave for rejecting the job."""
-        return as_html(self.shown(entry, "error")["error"])
+        return render_long_text(self.read_shown_texts(entry, "error")["error"])
 
     @admin.display(description="job")
     def shown_job(self, entry: OutboxEntry) -> SafeString:
         """Return the job as its client sent it, with redaction applied."""
-        return as_html(self.shown(entry, "job")["job"])
+        return render_long_text(self.read_shown_texts(entry, "job")["job"])
 
     has_try_permission = requires_permission("outboxentry.retry")
 
@@ -85,7 +86,7 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
 
         A search would otherwise reveal text that the list hides.
         """
-        return self.search_fields if self.sees(request, "trouble") else ("jid",)
+        return self.search_fields if self.may_see_field(request, "short_error") else ("jid",)
 
     def has_delete_permission(self, request: HttpRequest, obj: OutboxEntry | None = None) -> bool:
         """Return whether the user may delete the entry.
@@ -97,6 +98,7 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
     @admin.action(description="Try again", permissions=["try"])
     def try_again(self, request: HttpRequest, queryset: QuerySet[OutboxEntry]) -> None:
         """Clear the error so that the outbox relay sends the entry again."""
+        # Without the job, which may be long: the log needs the names only.
         rows = list(queryset.exclude(error="").only("jid"))
         count = OutboxEntry.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows]).update(error="")
         log_action(request, rows, "Tried again")

@@ -58,16 +58,16 @@ class LowerBound(int):
         return f"{int(self):,}+"
 
 
-def capped(count: int, limit: int) -> str:
+def format_capped(count: int, limit: int) -> str:
     """Format a count that ends at `limit`: "5,000+" for any larger number, and for `LowerBound` its own text."""
     if isinstance(count, LowerBound):
         return str(count)
     return f"{limit:,}+" if count > limit else f"{count:,}"
 
 
-def jobs_link(**wanted: str) -> str:
+def jobs_link(**filters: str) -> str:
     """Return the URL of the job list with these filters."""
-    return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(wanted)}"
+    return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(filters)}"
 
 
 class CappedPaginator(CappedBase):
@@ -79,50 +79,51 @@ class CappedPaginator(CappedBase):
     def count(self) -> int:
         """The number of rows, at most `cap`."""
         rows: Any = self.object_list
+        # One row more than the cap shows whether there are more.
         # order_by() without arguments removes the order, which the count does not need.
-        some = rows[: self.cap + 1] if isinstance(rows, list) else rows.order_by()[: self.cap + 1]
-        count = len(some) if isinstance(some, list) else some.count()
+        bounded = rows[: self.cap + 1] if isinstance(rows, list) else rows.order_by()[: self.cap + 1]
+        count = len(bounded) if isinstance(bounded, list) else bounded.count()
         return LowerBound(self.cap) if count > self.cap else count
 
 
-def requires_permission(act: str) -> Callable[..., bool]:
+def requires_permission(action: str) -> Callable[..., bool]:
     """Return a method `has_…_permission` of an admin for this action, `resource.verb`."""
-    permissions.needs(act)  # an action without an entry fails at import
+    permissions.needs(action)  # an action without an entry fails at import
 
     def has_permission(_: Any, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG001  (Django's signature)
-        return permissions.may(request.user, act)
+        return permissions.may(request.user, action)
 
     return has_permission
 
 
-def why(request: HttpRequest) -> str:
+def get_reason(request: HttpRequest) -> str:
     """Return the reason that the user entered, at most 500 characters."""
     # The form has the same maximum, but a client may post any text.
     return request.POST.get("why", "").strip()[:500]
 
 
-def log_action(request: HttpRequest, rows: Iterable[Model], done: str) -> None:
+def log_action(request: HttpRequest, rows: Iterable[Model], summary: str) -> None:
     """Write a log entry for each row: the user, the action and the reason."""
-    action_text = describe_action(request, done)
-    found = list(rows)
-    if not found:
+    action_text = describe_action(request, summary)
+    logged_rows = list(rows)
+    if not logged_rows:
         return
-    kind = ContentType.objects.get_for_model(found[0], for_concrete_model=False)
+    content_type = ContentType.objects.get_for_model(logged_rows[0], for_concrete_model=False)
     user_id: Any = request.user.pk
-    # One INSERT for all rows.
+    # One INSERT for all rows. Django's column for the name of a row has 200 characters.
     LogEntry.objects.bulk_create(
         LogEntry(
-            user_id=user_id, content_type=kind, object_id=row.pk, object_repr=str(row)[:200], action_flag=CHANGE,
-            change_message=action_text,
+            user_id=user_id, content_type=content_type, object_id=row.pk, object_repr=str(row)[:200],
+            action_flag=CHANGE, change_message=action_text,
         )
-        for row in found
+        for row in logged_rows
     )  # fmt: skip
 
 
-def describe_action(request: HttpRequest, done: str) -> str:
+def describe_action(request: HttpRequest, summary: str) -> str:
     """Return a description of the action, with the reason if the user gave one."""
-    reason = why(request)
-    return f"{done}: {reason}" if reason else f"{done}."
+    reason = get_reason(request)
+    return f"{summary}: {reason}" if reason else f"{summary}."
 
 
 def is_in_unfold() -> bool:
@@ -136,6 +137,7 @@ def is_in_unfold() -> bool:
 def get_media() -> forms.Media:
     """Return the style sheet, with corrections if django-unfold renders the admin."""
     files = ["django_faktory/admin.css"]
+    # Unfold has none of the CSS variables of Django's admin that admin.css uses: unfold.css defines them.
     if is_in_unfold():
         files.insert(0, "django_faktory/unfold.css")
     return forms.Media(css={"all": files})
@@ -160,16 +162,16 @@ class ShownText(NamedTuple):
     url: str
 
 
-def shown_text(stored: texts.StoredText, url: str, text: str | None = None) -> ShownText:
+def build_shown_text(stored: texts.StoredText, url: str, text: str | None = None) -> ShownText:
     """Return the beginning of a stored text, or of `text` if that is given instead."""
-    made = texts.format_json(stored.text) if text is None else text
-    beginning = texts.cut(made)
-    return ShownText(beginning, stored.size, not stored.is_whole or len(beginning) < len(made), url)
+    full_text = texts.format_json(stored.text) if text is None else text
+    beginning = texts.cut(full_text)
+    return ShownText(beginning, stored.size, not stored.is_whole or len(beginning) < len(full_text), url)
 
 
-def as_html(shown: ShownText) -> SafeString:
+def render_long_text(shown_text: ShownText) -> SafeString:
     """Return the text and the link to its download."""
-    return render_to_string("admin/django_faktory/long_text.html", {"text": shown})
+    return render_to_string("admin/django_faktory/long_text.html", {"text": shown_text})
 
 
 class SafeChangeList(ChangeList):
@@ -177,10 +179,10 @@ class SafeChangeList(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         """Read the columns of `beginnings` up to their length. These rows are for display: nothing saves them."""
-        page: Any = self.model_admin
-        lengths: Mapping[str, int] = page.beginnings
-        parts = {f"{column}_beginning": Substr(column, 1, length) for column, length in lengths.items()}
-        self.queryset = self.queryset.annotate(**parts)
+        model_admin: Any = self.model_admin
+        lengths: Mapping[str, int] = model_admin.beginnings
+        annotations = {f"{column}_beginning": Substr(column, 1, length) for column, length in lengths.items()}
+        self.queryset = self.queryset.annotate(**annotations)
         super().get_results(request)
         if lengths:
             rows = list(self.result_list)
@@ -191,25 +193,27 @@ class SafeChangeList(ChangeList):
 
     def get_filters(self, request: HttpRequest) -> Any:
         """Reject values with NUL, which PostgreSQL refuses to compare."""
-        found = super().get_filters(request)
+        filters = super().get_filters(request)
+        # Django answers this exception with a redirect to the list without filters; the driver's would be a 500.
         if any("\x00" in value for values in self.get_filters_params().values() for value in values):
             raise IncorrectLookupParameters
-        return found
+        return filters
 
     def get_ordering(self, request: HttpRequest, queryset: AnyQuerySet) -> Any:
         """Ignore columns that are not in `sortable_by`: Django only omits their links, and still sorts by them."""
-        asked: dict[str, str] = {}
-        for part in self.params.pop(ORDER_VAR, "").split("."):
-            asked.setdefault(self._column(part), part)  # once each: databases limit the terms of ORDER BY
-        offered = [part for column, part in asked.items() if column in (self.sortable_by or ())]
-        if offered:
-            self.params[ORDER_VAR] = ".".join(offered)
+        requested: dict[str, str] = {}
+        for term in self.params.pop(ORDER_VAR, "").split("."):
+            requested.setdefault(self._column(term), term)  # once each: databases limit the terms of ORDER BY
+        allowed = [term for column, term in requested.items() if column in (self.sortable_by or ())]
+        if allowed:
+            self.params[ORDER_VAR] = ".".join(allowed)
         return super().get_ordering(request, queryset)
 
-    def _column(self, part: str) -> str:
+    def _column(self, term: str) -> str:
         """Return the column that a part of the parameter `o` names, "" for none."""
         try:
-            return str(self.list_display[int(part.rpartition("-")[2])])
+            # Django numbers the columns; a minus before the number sorts in descending order.
+            return str(self.list_display[int(term.rpartition("-")[2])])
         except (IndexError, ValueError):
             return ""
 
@@ -223,6 +227,7 @@ class ReasonForm(ActionForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # Binds the choice to the variable `action` of Unfold's script.
         if is_in_unfold():
             self.fields["action"].widget.attrs["x-model"] = "action"
 
@@ -239,9 +244,10 @@ class FaktoryModelAdmin(AnyAdmin):
     beginnings: ClassVar[Mapping[str, int]] = {}
     """Columns of `long_texts` that the list shows, and the number of characters it reads of each."""
 
-    seen_with: ClassVar[Mapping[str, str]] = {}
+    restricted_fields: ClassVar[Mapping[str, str]] = {}
     """Columns and fields of pages that show a field of `permissions.FIELDS`, and its name there."""
 
+    # By resource, never by object: with millions of jobs lists cannot check each row (ADR 0034).
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
         """Return whether the policy shows this resource to the user."""
         return permissions.may_see(request.user, str(self.opts.model_name))
@@ -254,22 +260,24 @@ class FaktoryModelAdmin(AnyAdmin):
         """Return whether the user may delete. The confirmation page also shows the data."""
         return self.has_view_permission(request, obj) and super().has_delete_permission(request, obj)
 
-    def sees(self, request: HttpRequest, name: str) -> bool:
+    def may_see_field(self, request: HttpRequest, name: str) -> bool:
         """Return whether the policy shows this column or field of the page to the user."""
-        field = self.seen_with.get(name)
+        field = self.restricted_fields.get(name)
         return field is None or permissions.may_see(request.user, str(self.opts.model_name), field)
 
     def get_list_display(self, request: HttpRequest) -> Any:
         """Omit columns that the policy hides from the user."""
-        return [one for one in super().get_list_display(request) if self.sees(request, str(one))]
+        return [column for column in super().get_list_display(request) if self.may_see_field(request, str(column))]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Omit fields that the policy hides from the user."""
-        found = [
-            (title, {**options, "fields": [one for one in options["fields"] if self.sees(request, str(one))]})
-            for title, options in super().get_fieldsets(request, obj)
-        ]
-        return [(title, options) for title, options in found if options["fields"]]
+        fieldsets = []
+        for title, options in super().get_fieldsets(request, obj):
+            fields = [name for name in options["fields"] if self.may_see_field(request, str(name))]
+            # A title without fields would reveal what is hidden from the user.
+            if fields:
+                fieldsets.append((title, {**options, "fields": fields}))
+        return fieldsets
 
     def get_queryset(self, request: HttpRequest) -> AnyQuerySet:
         """Defer the columns with long texts, so that they are not read."""
@@ -279,55 +287,58 @@ class FaktoryModelAdmin(AnyAdmin):
         """Add the downloads of long texts."""
         if not self.long_texts:
             return super().get_urls()
-        view, name = (
-            self.admin_site.admin_view(self._download),
-            f"{self.opts.app_label}_{self.opts.model_name}_download",
-        )
+        view = self.admin_site.admin_view(self._download)
+        name = f"{self.opts.app_label}_{self.opts.model_name}_download"
+        # Before Django's patterns: the last of them, `<path:object_id>/`, matches this address too.
         return [path("<path:object_id>/download/<slug:column>/", view, name=name), *super().get_urls()]
 
-    def url_of_download(self, row: Model, column: str) -> str:
+    def download_url(self, row: Model, column: str) -> str:
         """Return the download address of the whole text."""
         name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_download"
         return reverse(name, args=[quote(row.pk), column])
 
-    def shown(self, row: Model, *columns: str) -> dict[str, ShownText]:
+    def read_shown_texts(self, row: Model, *columns: str) -> dict[str, ShownText]:
         """Read these long texts of a row, in one query, as far as a page shows them."""
         return {
-            column: shown_text(self.seen_of(row, column, stored), self.url_of_download(row, column))
+            column: build_shown_text(self.redact_stored(row, column, stored), self.download_url(row, column))
             for column, stored in texts.read(row, *columns).items()
         }
 
-    def seen_of(self, row: Model, column: str, stored: texts.StoredText) -> texts.StoredText:
+    def redact_stored(self, row: Model, column: str, stored: texts.StoredText) -> texts.StoredText:
         """Apply `REDACT` to a text. A text that was not read whole is hidden."""
         redact = self.long_texts[column].redact
         if redact is None or not stored.size:
             return stored
         if stored.is_whole:
             text = redact(row, stored.text)
+            # With its own length: the stored one would make a shorter text count as cut off.
             return texts.StoredText(text, len(text))
+        # The beginning of a JSON text cannot be parsed, so the project's function cannot be applied to it.
         return texts.StoredText(redaction.HIDDEN, stored.size) if redaction.is_on() else stored
 
     def _download(self, request: HttpRequest, object_id: str, column: str) -> HttpResponseBase:
         """Send a text as a file: all of it, redacted as on the page."""
         if request.method not in SAFE_METHODS:
             return HttpResponseNotAllowed(SAFE_METHODS)
-        one = self.long_texts.get(column)
+        long_text = self.long_texts.get(column)
         model = str(self.opts.model_name)
-        if not permissions.may_see(request.user, model, one.field if one else None):
+        # Before the row is read: an answer of 404 would reveal to other users which rows and columns exist.
+        if not permissions.may_see(request.user, model, long_text.field if long_text else None):
             raise PermissionDenied
         row = self.get_object(request, unquote(object_id))
-        if row is None or one is None:
+        if row is None or long_text is None:
             raise Http404
-        text = texts.whole(row, column)
-        if one.redact is not None and text:
-            text = one.redact(row, text)
-        kind, end = ("application/json", "json") if one.is_json else ("text/plain; charset=utf-8", "txt")
+        text = texts.read_whole(row, column)
+        if long_text.redact is not None and text:
+            text = long_text.redact(row, text)
+        is_json = long_text.is_json
+        content_type, extension = ("application/json", "json") if is_json else ("text/plain; charset=utf-8", "txt")
         return FileResponse(
             # Lone surrogates, which JSON allows, cannot be encoded.
             BytesIO(text.encode("utf-8", "replace")),
             as_attachment=True,
-            filename=f"{model}-{row.pk}-{column}.{end}",
-            content_type=kind,
+            filename=f"{model}-{row.pk}-{column}.{extension}",
+            content_type=content_type,
         )
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:  # noqa: ARG002
@@ -339,19 +350,21 @@ class FaktoryModelAdmin(AnyAdmin):
         return lookup in self._parameters(request)
 
     def _parameters(self, request: HttpRequest | None) -> set[str]:
-        found = set(self.link_parameters)
+        names = set(self.link_parameters)
         if self.date_hierarchy:
-            found |= {f"{self.date_hierarchy}__{part}" for part in ("year", "month", "day")}
-        chosen: Any = self.list_filter if request is None else self.get_list_filter(request)
+            names |= {f"{self.date_hierarchy}__{part}" for part in ("year", "month", "day")}
+        list_filters: Any = self.list_filter if request is None else self.get_list_filter(request)
         # A filter's own expected_parameters() is the source: a second list of names could differ from it.
-        for one in chosen:
-            if callable(one):
-                found.add(one.parameter_name)
+        for list_filter in list_filters:
+            if callable(list_filter):
+                names.add(list_filter.parameter_name)
                 continue
-            path, create = one if isinstance(one, tuple | list) else (one, FieldListFilter.create)
+            # Django's three forms of an entry: a class of a filter, a field, or a field with the class for it.
+            pair: Any = list_filter if isinstance(list_filter, tuple | list) else (list_filter, FieldListFilter.create)
+            path, create = pair
             field = get_fields_from_path(self.model, path)[-1]
-            found.update(create(field, request, {}, self.model, self, field_path=path).expected_parameters())
-        return found
+            names.update(create(field, request, {}, self.model, self, field_path=path).expected_parameters())
+        return names
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
         """Return the class of the list."""
@@ -385,29 +398,29 @@ class FaktoryModelAdmin(AnyAdmin):
     @property
     def urls(self) -> list[URLPattern]:
         """Return the addresses of `get_urls`; their pages show control characters as symbols."""
-        found = self.get_urls()
-        for one in found:
-            one.callback = with_readable_text(one.callback)
-        return found
+        patterns = self.get_urls()
+        for pattern in patterns:
+            pattern.callback = with_readable_text(pattern.callback)
+        return patterns
 
-    def confirmed(
-        self, request: HttpRequest, question: str, *, what: Iterable[object], note: str, button: str
+    def confirmation_page(
+        self, request: HttpRequest, question: str, *, objects: Iterable[object], note: str, button: str
     ) -> HttpResponse | None:
         """Return a confirmation page, or None if the user has confirmed."""
         if "confirmed" in request.POST:
             return None
-        chosen = [(ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)]
+        selection = [(ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)]
         return self.page(
             request,
             "confirm",
             title=question,
-            what=[str(one) for one in what],
+            objects=[str(item) for item in objects],
             note=note,
             button=button,
             # Hidden fields repeat the action and the selection, so that the confirmation posts the same request again.
-            kept=[("action", request.POST.get("action", "")), ("confirmed", "yes"), *chosen],
-            why=why(request),
-            back=request.get_full_path(),
+            hidden_fields=[("action", request.POST.get("action", "")), ("confirmed", "yes"), *selection],
+            reason=get_reason(request),
+            back_url=request.get_full_path(),
         )
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -417,14 +430,14 @@ class FaktoryModelAdmin(AnyAdmin):
 
     def page(self, request: HttpRequest, name: str, **context: Any) -> HttpResponse:
         """Return a page of the package inside the admin's frame."""
-        whole = {
+        page_context = {
             **self.admin_site.each_context(request),
             "opts": self.opts,
             "media": self.media,
             "shows_title": is_in_unfold(),
             **context,
         }
-        return TemplateResponse(request, f"admin/django_faktory/{name}.html", whole)
+        return TemplateResponse(request, f"admin/django_faktory/{name}.html", page_context)
 
 
 class ReadOnlyAdmin(FaktoryModelAdmin):
@@ -446,7 +459,7 @@ class ReadOnlyAdmin(FaktoryModelAdmin):
         """Read a row with the beginnings of its long texts: it is shown, and never saved."""
         row = super().get_object(request, object_id, from_field)
         if row is not None and self.beginnings:
-            row.__dict__.update(texts.beginnings(row, self.beginnings))
+            row.__dict__.update(texts.read_beginnings(row, self.beginnings))
         return row
 
     def change_view(

@@ -23,18 +23,28 @@ from ..operations.bulk import Verb
 from ..store.batches import tree as batch_tree
 from ..store.statistics import bounded_counts
 from ..tasks import redaction
-from .base import CappedPaginator, LongText, ReadOnlyAdmin, as_html, capped, jobs_link, log_action, requires_permission
+from .base import (
+    CappedPaginator,
+    LongText,
+    ReadOnlyAdmin,
+    format_capped,
+    jobs_link,
+    log_action,
+    render_long_text,
+    requires_permission,
+)
 
-LONGEST_NAME = 200
+MAX_NAME_LENGTH = 200
 """Characters of a description that are shown; the protocol sets no limit on its length."""
 
 MAX_COUNTED = 10_000
 """Members counted in each state; larger counts are shown as "10,000+"."""
 
-CALLBACK = 4096
+# A callback is a job and may be as long as one, and a page lists 50 batches with two callbacks each.
+CALLBACK_CHARACTERS = 4096
 """Characters of a callback's job that the list reads. They include the jobtype unless the job is long."""
 
-MOST_SHOWN = 200
+MAX_BATCHES_SHOWN = 200
 """Batches of a tree that one page shows."""
 
 _LABELS = {
@@ -84,7 +94,7 @@ class RootFilter(admin.SimpleListFilter):
         )
 
 
-def _callback_of(_: Batch, text: str) -> str:
+def _redact_callback(_: Batch, text: str) -> str:
     """Return the job of a callback, with redaction applied."""
     return redaction.shown_job(_jobtype(text), text)
 
@@ -97,6 +107,7 @@ class BatchAdmin(ReadOnlyAdmin):
     list_filter = (StageFilter, RootFilter)
     search_fields = ("bid__exact", "description__startswith")
     search_help_text = "A whole bid, or the beginning of a description."
+    # By id, not by time of creation, which has no index.
     ordering = ("-id",)
     paginator = CappedPaginator
     list_per_page = 50
@@ -104,12 +115,16 @@ class BatchAdmin(ReadOnlyAdmin):
     has_retry_permission = requires_permission("batch.retry")
     extra_fields = ("name", "stage", "bar", "tree", "members", "complete_", "success_", "complete_job", "success_job")
     long_texts: ClassVar = {
-        "complete": LongText("callbacks", _callback_of),
-        "success": LongText("callbacks", _callback_of),
+        "complete": LongText("callbacks", _redact_callback),
+        "success": LongText("callbacks", _redact_callback),
         "description": LongText(is_json=False),
     }
-    beginnings: ClassVar = {"complete": CALLBACK, "success": CALLBACK, "description": LONGEST_NAME + 1}
-    seen_with: ClassVar = dict.fromkeys(
+    beginnings: ClassVar = {
+        "complete": CALLBACK_CHARACTERS,
+        "success": CALLBACK_CHARACTERS,
+        "description": MAX_NAME_LENGTH + 1,
+    }
+    restricted_fields: ClassVar = dict.fromkeys(
         ("callbacks", "complete_", "success_", "complete_job", "success_job"), "callbacks"
     ) | {"members": "members"}
     fieldsets = (
@@ -134,23 +149,23 @@ class BatchAdmin(ReadOnlyAdmin):
     @admin.display(description="batch", ordering="description")
     def name(self, batch: Batch) -> str:
         """Return the description, or the id if there is none."""
-        return _name(batch)
+        return _format_name(batch)
 
     @admin.display(description="stage")
     def stage(self, batch: Batch) -> SafeString | str:
         """Return the progress in words."""
-        return _stage(batch)
+        return _format_stage(batch)
 
     @admin.display(description="jobs")
     def bar(self, batch: Batch) -> SafeString:
         """Return the settled members as a bar and as numbers; green unless the batch cannot succeed."""
-        return _bar(batch)
+        return _render_bar(batch)
 
     @admin.display(description="callbacks")
     def callbacks(self, batch: Batch) -> SafeString:
         """Return both callbacks, for the list."""
-        found = [(str(kind), _callback(batch, kind)) for kind in Kind if getattr(batch, kind)]
-        return format_html_join("", "<div>{}: {}</div>", found)
+        callbacks = [(str(kind), _render_callback(batch, kind)) for kind in Kind if getattr(batch, kind)]
+        return format_html_join("", "<div>{}: {}</div>", callbacks)
 
     @admin.display(description="created", ordering="created_at")
     def created(self, batch: Batch) -> str:
@@ -160,22 +175,22 @@ class BatchAdmin(ReadOnlyAdmin):
     @admin.display(description="complete")
     def complete_(self, batch: Batch) -> SafeString | str:
         """Return the callback that runs after all members were executed, and its progress."""
-        return _callback(batch, Kind.COMPLETE)
+        return _render_callback(batch, Kind.COMPLETE)
 
     @admin.display(description="success")
     def success_(self, batch: Batch) -> SafeString | str:
         """Return the callback that runs after all members succeeded, and its progress."""
-        return _callback(batch, Kind.SUCCESS)
+        return _render_callback(batch, Kind.SUCCESS)
 
     @admin.display(description="job of complete")
     def complete_job(self, batch: Batch) -> SafeString:
         """Return the job that runs after all members were executed."""
-        return as_html(self.shown(batch, "complete")["complete"])
+        return render_long_text(self.read_shown_texts(batch, "complete")["complete"])
 
     @admin.display(description="job of success")
     def success_job(self, batch: Batch) -> SafeString:
         """Return the job that runs after all members succeeded."""
-        return as_html(self.shown(batch, "success")["success"])
+        return render_long_text(self.read_shown_texts(batch, "success")["success"])
 
     @admin.display(description="jobs by state")
     def members(self, batch: Batch) -> SafeString | str:
@@ -184,92 +199,102 @@ class BatchAdmin(ReadOnlyAdmin):
         Only members with a row: a member that succeeded without a result to keep has none.
         """
         using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
+        # One statement with a bounded count per state (ADR 0031); the index of members serves each of them.
         sets = [Job.objects.using(using).in_state(state).filter(bid=batch.bid) for state in State]
         # One more than is shown, to learn whether there are more.
         counts = dict(zip(State, bounded_counts.counts(sets, max_count=MAX_COUNTED + 1, using=using), strict=True))
         lines = [
-            (jobs_link(bid=batch.bid, state=str(state)), _mark(state), capped(count, MAX_COUNTED), str(state))
+            (
+                jobs_link(bid=batch.bid, state=str(state)),
+                _css_class(state),
+                format_capped(count, MAX_COUNTED),
+                str(state),
+            )
             for state, count in counts.items()
             if count
         ]
         # With a capped count the difference would be wrong, so the number of removed rows is shown only if all were
         # counted.
-        gone = batch.total - sum(counts.values())
+        missing = batch.total - sum(counts.values())
         is_counted = max(counts.values()) <= MAX_COUNTED
-        rest = f"{gone:,} left no row" if is_counted and gone > 0 else ""
-        shown = format_html_join(SafeString(" &nbsp; "), '<a href="{}" class="{}">{} {}</a>', lines)
-        return format_html("{} &nbsp; {}", shown, rest) if shown or rest else "none"
+        missing_text = f"{missing:,} left no row" if is_counted and missing > 0 else ""
+        links = format_html_join(SafeString(" &nbsp; "), '<a href="{}" class="{}">{} {}</a>', lines)
+        return format_html("{} &nbsp; {}", links, missing_text) if links or missing_text else "none"
 
     @admin.display(description="tree")
     def tree(self, batch: Batch) -> SafeString:
         """Return the whole tree of the batch with the progress of each; this batch in bold."""
         if not batch.parent_bid and not batch.children:
             return format_html("{}", "neither parent nor children")
-        found = batch_tree.tree_of(batch, max_count=MOST_SHOWN)
+        # One statement per level; a client can create trees of any size, so their rows are bounded.
+        batches = batch_tree.tree_of(batch, max_count=MAX_BATCHES_SHOWN)
         lines = [
             (
-                min(one.depth, 6),
-                reverse("admin:django_faktory_batch_change", args=[one.pk]),
-                SafeString(' aria-current="page" class="faktory-warn"' if one.pk == batch.pk else ""),
-                _name(one),
-                _stage(one),
-                _bar(one),
+                # The style sheet has indents up to this depth.
+                min(member.depth, 6),
+                reverse("admin:django_faktory_batch_change", args=[member.pk]),
+                SafeString(' aria-current="page" class="faktory-warn"' if member.pk == batch.pk else ""),
+                _format_name(member),
+                _format_stage(member),
+                _render_bar(member),
             )
-            for one in found
+            for member in batches
         ]
         row = (
             '<tr><td><div class="faktory-in-{}"><a href="{}"{}><bdi>{}</bdi></a></div></td><td>{}</td><td>{}</td></tr>'
         )
-        is_cut = len(found) >= MOST_SHOWN
-        more = format_html("<div>Only {} of its batches are shown.</div>", len(found)) if is_cut else ""
+        is_cut = len(batches) >= MAX_BATCHES_SHOWN
+        note = format_html("<div>Only {} of its batches are shown.</div>", len(batches)) if is_cut else ""
         return format_html(
             '<div class="faktory-wide"><table class="faktory-tree">{}</table></div>{}',
             format_html_join("", row, lines),
-            more,
+            note,
         )
 
     @admin.action(description="Retry what failed: jobs and callbacks", permissions=["retry"])
     def retry_failed(self, request: HttpRequest, queryset: QuerySet[Batch]) -> None:
         """Requeue the members and callbacks that are dead or wait for a retry."""
         bids = list(queryset.values_list("bid", flat=True))
+        # A failed callback keeps a batch from its end as a failed member does.
         jobs = Job.objects.using(queryset.db).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
         count = bulk.execute(Verb.RETRY, jobs)
         # The log needs the names only; the texts of callbacks may be long.
         log_action(request, queryset.defer(None).defer("complete", "success"), "Retried what failed")
-        label_text = (
+        message = (
             f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."
         )
-        self.message_user(request, label_text, messages.SUCCESS if count else messages.WARNING)
+        self.message_user(request, message, messages.SUCCESS if count else messages.WARNING)
 
 
-def _name(batch: Batch) -> str:
-    return Truncator(batch.description or batch.bid).chars(LONGEST_NAME)
+def _format_name(batch: Batch) -> str:
+    return Truncator(batch.description or batch.bid).chars(MAX_NAME_LENGTH)
 
 
-def _stage(batch: Batch) -> SafeString | str:
+def _format_stage(batch: Batch) -> SafeString | str:
     if batch.success_st == CallbackProgress.FINISHED:
         return "succeeded"
+    # Before `is_broken`, which an expiry sets too: this text says more.
     if batch.is_expired:
-        return _marked("expired: not committed in time")
+        return _mark_bad("expired: not committed in time")
     if batch.is_broken:
-        return _marked("cannot succeed")
+        return _mark_bad("cannot succeed")
     if is_open(batch):
         return "opened again" if batch.is_committed else "not committed"
     if batch.complete_failed or batch.success_failed:
-        return _marked("a callback failed")
-    return _marked("has failed jobs") if batch.failed else "running"
+        return _mark_bad("a callback failed")
+    return _mark_bad("has failed jobs") if batch.failed else "running"
 
 
-def _marked(words: str) -> SafeString:
-    return format_html('<span class="faktory-bad faktory-together">{}</span>', words)
+def _mark_bad(text: str) -> SafeString:
+    return format_html('<span class="faktory-bad faktory-together">{}</span>', text)
 
 
-def _bar(batch: Batch) -> SafeString:
+def _render_bar(batch: Batch) -> SafeString:
     """Return a bar of settled, failed and waiting members, in this order."""
     settled = batch.total - batch.pending
     if not batch.total:
         return format_html('<span class="faktory-quiet">{}</span>', "no jobs of its own")
-    words = f"{settled:,} of {batch.total:,} ended" + (f", {batch.failed:,} failed" if batch.failed else "")
+    text = f"{settled:,} of {batch.total:,} ended" + (f", {batch.failed:,} failed" if batch.failed else "")
     return format_html(
         '<svg class="faktory-bar" aria-hidden="true" viewBox="0 0 100 10" preserveAspectRatio="none">'
         '<rect class="{}" x="0" y="0" height="10" width="{}"/>'
@@ -279,7 +304,7 @@ def _bar(batch: Batch) -> SafeString:
         _percent(settled, batch.total),
         _percent(settled, batch.total),
         _percent(batch.failed, batch.total),
-        words,
+        text,
     )
 
 
@@ -287,11 +312,11 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}"
 
 
-def _mark(state: str) -> str:
+def _css_class(state: str) -> str:
     return "faktory-bad" if state in (State.DEAD, State.RETRIES) else ""
 
 
-def _callback(batch: Batch, kind: Kind) -> SafeString | str:
+def _render_callback(batch: Batch, kind: Kind) -> SafeString | str:
     text = getattr(batch, kind)
     if not text:
         return "–"
@@ -300,8 +325,8 @@ def _callback(batch: Batch, kind: Kind) -> SafeString | str:
     if progress is CallbackProgress.NOT_YET:
         return format_html('{}: <span class="faktory-quiet">{}</span>', jobtype, _LABELS[progress])
     has_failed = getattr(batch, f"{kind}_failed")
-    label_text = _marked("failed") if has_failed else _LABELS[progress]
-    return format_html('{}: <a href="{}">{}</a>', jobtype, jobs_link(q=getattr(batch, f"{kind}_jid")), label_text)
+    label = _mark_bad("failed") if has_failed else _LABELS[progress]
+    return format_html('{}: <a href="{}">{}</a>', jobtype, jobs_link(q=getattr(batch, f"{kind}_jid")), label)
 
 
 def _jobtype(text: str) -> str:

@@ -22,10 +22,10 @@ from ..errors import InvalidCron
 from ..models.cron import CronEntry, CronRun
 from ..operations.serializers import cron_call_of
 from ..store import texts
-from ..store.cron import entries as rows
+from ..store.cron import entries as cron_entries
 from ..store.cron import runs as cron_runs
 from ..tasks import base, cron, redaction
-from .base import LongText, SafeChangeList, as_html, jobs_link, requires_permission
+from .base import LongText, SafeChangeList, jobs_link, render_long_text, requires_permission
 from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:
@@ -34,10 +34,11 @@ else:  # Django's own classes take no type parameters at run time
     EntryForm = forms.ModelForm
 
 NEXT_TIMES = 5
+# The database keeps the last 100 runs of an entry (ADR 0014).
 RUNS_SHOWN = 50
-DEFINITION = rows.CronDefinition._fields
+DEFINITION = cron_entries.CronDefinition._fields
 _TEXTS = ("args", "kwargs", "job")
-_SHOWN = {field: f"shown_{field}" for field in _TEXTS}
+_SHOWN_FIELDS = {field: f"shown_{field}" for field in _TEXTS}
 _FIELD_OF = {"window": "window_s", "task": "jobtype"}
 
 
@@ -51,35 +52,35 @@ class CronEntryForm(EntryForm):
 
     def clean(self) -> dict[str, Any]:
         """Validate like entries of the settings, so that no node finds an entry that it cannot run."""
-        found: dict[str, Any] = super().clean() or {}
+        cleaned: dict[str, Any] = super().clean() or {}
         base.autodiscover()  # a web process may not have imported all tasks
         try:
-            self._check(found)
+            self._check(cleaned)
         except InvalidCron as error:
             field = error.field.partition(".")[0]
             field = _FIELD_OF.get(field, field)
             self.add_error(field if field in self.fields else None, ValidationError(error.problem))
-        return found
+        return cleaned
 
-    def _check(self, found: dict[str, Any]) -> None:
+    def _check(self, cleaned: dict[str, Any]) -> None:
         if self.errors or self.instance.origin == CronEntry.EntryOrigin.CODE:  # its fields are not in the form
             return
-        policies = {"missed": found["missed"], "window": found["window_s"], "overlap": found["overlap"]}
+        policies = {"missed": cleaned["missed"], "window": cleaned["window_s"], "overlap": cleaned["overlap"]}
         plain = ("name", "schedule", "zone", "jobtype", "queue")
-        one = cron.defined(
-            **{field: found.get(field, getattr(self.instance, field)) for field in plain},
-            **{field: cron.decode_member(field, found.get(field, getattr(self.instance, field))) for field in _TEXTS},
+        definition = cron.build_definition(
+            **{field: cleaned.get(field, getattr(self.instance, field)) for field in plain},
+            **{field: cron.decode_member(field, cleaned.get(field, getattr(self.instance, field))) for field in _TEXTS},
             policies=policies,
             is_json=True,
         )
-        found.update(args=one.args, kwargs=one.kwargs, job=one.job)
+        cleaned.update(args=definition.args, kwargs=definition.kwargs, job=definition.job)
 
 
-def _seen_of(field: str) -> Callable[[CronEntry, str], str]:
-    def seen_of(entry: CronEntry, text: str) -> str:
+def _redactor_of(field: str) -> Callable[[CronEntry, str], str]:
+    def redact(entry: CronEntry, text: str) -> str:
         return jsontext.encode(cron_call_of(CronEntry(jobtype=entry.jobtype, **{field: text}))[field])
 
-    return seen_of
+    return redact
 
 
 class CronList(SafeChangeList):
@@ -88,8 +89,9 @@ class CronList(SafeChangeList):
     def get_results(self, request: HttpRequest) -> None:
         """Attach the latest run to each entry of the page."""
         super().get_results(request)
+        # As a list: the rows that the page iterates must be those with the attribute.
         entries: list[Any] = list(self.result_list)
-        latest = cron_runs.latest([entry.pk for entry in entries], using=_alias(entries[0])) if entries else {}
+        latest = cron_runs.read_latest([entry.pk for entry in entries], using=_alias(entries[0])) if entries else {}
         for entry in entries:
             entry.latest = latest.get(entry.pk)
         self.result_list = entries
@@ -107,6 +109,7 @@ class CronStateFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> QuerySet[CronEntry]:  # noqa: ARG002
         """Return the entries in the chosen state."""
+        # The conditions are those of `CronEntry.state`, as filters of columns.
         match self.value():
             case "active":
                 return queryset.filter(next_at__isnull=False)
@@ -120,11 +123,11 @@ class CronStateFilter(admin.SimpleListFilter):
 
 
 def _pause(entry: CronEntry) -> str:
-    return "paused." if rows.pause([entry.pk], using=_alias(entry)) else "was paused already."
+    return "paused." if cron_entries.pause([entry.pk], using=_alias(entry)) else "was paused already."
 
 
 def _resume(entry: CronEntry) -> str:
-    return "resumed." if rows.resume([entry.pk], using=_alias(entry)) else "was not paused."
+    return "resumed." if cron_entries.resume([entry.pk], using=_alias(entry)) else "was not paused."
 
 
 def _run_now(entry: CronEntry) -> str:
@@ -142,7 +145,7 @@ class CronEntryAdmin(ObjectActionsMixin):
     search_fields = ("name", "jobtype")
     ordering = ("name",)
     actions = ("pause", "resume", "run_now")
-    acts: ClassVar = {
+    object_actions: ClassVar = {
         "pause": ObjectAction(_pause, "Paused", "cronentry.pause"),
         "resume": ObjectAction(_resume, "Resumed", "cronentry.resume"),
         "run_now": ObjectAction(_run_now, "Run by hand", "cronentry.run"),
@@ -150,13 +153,13 @@ class CronEntryAdmin(ObjectActionsMixin):
     has_pause_permission = requires_permission("cronentry.pause")
     has_resume_permission = requires_permission("cronentry.resume")
     has_run_permission = requires_permission("cronentry.run")
-    long_texts: ClassVar = {field: LongText(field, _seen_of(field)) for field in _TEXTS}
-    seen_with: ClassVar = {
+    long_texts: ClassVar = {field: LongText(field, _redactor_of(field)) for field in _TEXTS}
+    restricted_fields: ClassVar = {
         **{name: field for field in _TEXTS for name in (field, f"shown_{field}")},
         "noted_history": "note",
     }
     readonly_fields = (
-        "origin", "state", "in_words", "next_times", "history", "noted_history", "created_at", *_SHOWN.values(),
+        "origin", "state", "in_words", "next_times", "history", "noted_history", "created_at", *_SHOWN_FIELDS.values(),
     )  # fmt: skip
     fieldsets = (
         (None, {"fields": ("name", "schedule", "zone", "in_words", "state", "next_times")}),
@@ -175,49 +178,50 @@ class CronEntryAdmin(ObjectActionsMixin):
         These are all fields of an entry from code, and arguments that the user sees only in part. With the arguments
         the jobtype is fixed too: for another jobtype `REDACT` might show everything.
         """
-        mine = tuple(map(str, self.readonly_fields))
+        read_only = tuple(map(str, self.readonly_fields))
         if obj is None:
-            return mine
+            return read_only
         if obj.origin == CronEntry.EntryOrigin.CODE:
-            return (*mine, *DEFINITION)
-        return (*mine, "jobtype", *_TEXTS) if self._hides(request, obj) else mine
+            # Code wins at the next start of a node, so that an edit would be lost without a notice.
+            return (*read_only, *DEFINITION)
+        return (*read_only, "jobtype", *_TEXTS) if self._hides_arguments(request, obj) else read_only
 
     def get_fieldsets(self, request: HttpRequest, obj: CronEntry | None = None) -> Any:
         """Return the sections; a new entry has no history and no next times."""
         if obj is None:
             return [(None, {"fields": DEFINITION})]
-        found = super().get_fieldsets(request, obj)
-        if self.sees(request, "noted_history"):
-            found = _without("history", found)
-        is_editable = self.has_change_permission(request, obj) and not self._hides(request, obj)
-        return found if is_editable else _shown_only(found)
+        fieldsets = super().get_fieldsets(request, obj)
+        if self.may_see_field(request, "noted_history"):
+            fieldsets = _without("history", fieldsets)
+        is_editable = self.has_change_permission(request, obj) and not self._hides_arguments(request, obj)
+        return fieldsets if is_editable else _replace_with_shown(fieldsets)
 
-    def _hides(self, request: HttpRequest, entry: CronEntry) -> bool:
+    def _hides_arguments(self, request: HttpRequest, entry: CronEntry) -> bool:
         """Return whether the user sees only part of the arguments; then they are not editable either."""
-        if not all(self.sees(request, field) for field in _TEXTS):
+        if not all(self.may_see_field(request, field) for field in _TEXTS):
             return True
         # Compared with the stored text: saving a redacted or truncated text would overwrite the original.
         stored = texts.read(entry, *_TEXTS)
         return any(
             not text.is_whole
-            or (redaction.is_on() and self.seen_of(entry, field, text).text != jsontext.compact(text.text))
+            or (redaction.is_on() and self.redact_stored(entry, field, text).text != jsontext.compact(text.text))
             for field, text in stored.items()
         )
 
     @admin.display(description="args")
     def shown_args(self, entry: CronEntry) -> SafeString:
         """Return the beginning of the visible arguments."""
-        return as_html(self.shown(entry, "args")["args"])
+        return render_long_text(self.read_shown_texts(entry, "args")["args"])
 
     @admin.display(description="kwargs")
     def shown_kwargs(self, entry: CronEntry) -> SafeString:
         """Return the beginning of the visible keyword arguments."""
-        return as_html(self.shown(entry, "kwargs")["kwargs"])
+        return render_long_text(self.read_shown_texts(entry, "kwargs")["kwargs"])
 
     @admin.display(description="job")
     def shown_job(self, entry: CronEntry) -> SafeString:
         """Return the beginning of the visible job members."""
-        return as_html(self.shown(entry, "job")["job"])
+        return render_long_text(self.read_shown_texts(entry, "job")["job"])
 
     def has_change_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
         """Return whether the user may edit the entry; an entry from code is edited in code."""
@@ -236,13 +240,15 @@ class CronEntryAdmin(ObjectActionsMixin):
 
     def save_model(self, request: HttpRequest, obj: CronEntry, form: Any, change: bool) -> None:  # noqa: ARG002
         """Store the definition only, so that ticks taken by nodes since the form was loaded stay taken."""
-        rows.save(obj, using=_alias(obj))
+        cron_entries.save(obj, using=_alias(obj))
+        # A misspelled task looks like one of another language, so this is a warning and no error.
         if cron.task_of(obj.jobtype) is None:
             warning = f"No task of this project is called {obj.jobtype}: a worker in another language must know it."
             self.message_user(request, warning, messages.WARNING)
 
     def buttons(self, row: CronEntry) -> list[tuple[str, str]]:
         """Return the buttons; an entry removed from code has none."""
+        # The row is kept for its history only (ADR 0014).
         if row.removed_at:
             return []
         return [("run_now", "Run now"), ("resume", "Resume") if row.paused_at else ("pause", "Pause")]
@@ -257,7 +263,7 @@ class CronEntryAdmin(ObjectActionsMixin):
     @admin.display(description="next", ordering="next_at")
     def next_time(self, entry: CronEntry) -> str:
         """Return the next tick in the entry's time zone."""
-        return _shown(entry, entry.next_at) if entry.next_at else "–"
+        return _format_time(entry, entry.next_at) if entry.next_at else "–"
 
     @admin.display(description="in words")
     def in_words(self, entry: CronEntry) -> str:
@@ -274,27 +280,27 @@ class CronEntryAdmin(ObjectActionsMixin):
         For a paused entry: the ticks it would have.
         """
         try:
-            found = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
+            ticks = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
         except InvalidCron:
             return "–"
-        times = [(_shown(entry, tick), f"{tick:%Y-%m-%d %H:%M:%S} UTC") for tick in islice(found, NEXT_TIMES)]
+        times = [(_format_time(entry, tick), f"{tick:%Y-%m-%d %H:%M:%S} UTC") for tick in islice(ticks, NEXT_TIMES)]
         return format_html_join("", "<div><b>{}</b> = {}</div>", times)
 
     @admin.display(description="latest run")
     def latest_run(self, entry: Any) -> str:
         """Return the time and the outcome of the latest run."""
         run = entry.latest
-        return "–" if run is None else f"{_shown(entry, run.tick or run.at)} {run.outcome}"
+        return "–" if run is None else f"{_format_time(entry, run.tick or run.at)} {run.outcome}"
 
     @admin.display(description="runs")
     def history(self, entry: CronEntry) -> SafeString | str:
         """Return the latest runs, newest first, with links to their jobs."""
-        return _history(entry)
+        return _render_history(entry)
 
     @admin.display(description="runs")
     def noted_history(self, entry: CronEntry) -> SafeString | str:
         """Return the runs with their notes; the note of a refused run may quote arguments."""
-        return _history(entry, has_notes=True)
+        return _render_history(entry, has_notes=True)
 
     @admin.action(description="Pause", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
@@ -312,29 +318,29 @@ class CronEntryAdmin(ObjectActionsMixin):
         self.execute(request, queryset, "run_now")
 
 
-def _shown(entry: CronEntry, moment: Any) -> str:
+def _format_time(entry: CronEntry, moment: Any) -> str:
     # An entry with an invalid zone must still have a page on which it can be corrected.
     try:
-        there = moment.astimezone(Schedule.of(entry.schedule, entry.zone).zone)
+        local = moment.astimezone(Schedule.of(entry.schedule, entry.zone).zone)
     except InvalidCron:
-        there = moment
-    return f"{there:%Y-%m-%d %H:%M:%S %Z}"
+        local = moment
+    return f"{local:%Y-%m-%d %H:%M:%S %Z}"
 
 
 def _alias(entry: CronEntry) -> str:
     return entry._state.db or CronEntry.objects.db  # noqa: SLF001  (documented)
 
 
-def _history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
+def _render_history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
     using = _alias(entry)
     runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
     # ACK does not update runs (ADR 14), so the current outcomes are read from the jobs.
-    known = cron_runs.outcomes([run.jid for run in runs if run.jid], using=using)
+    outcomes = cron_runs.read_outcomes([run.jid for run in runs if run.jid], using=using)
     lines = [
         (
-            _shown(entry, run.tick) if run.tick else "by hand",
+            _format_time(entry, run.tick) if run.tick else "by hand",
             f"{run.at:%Y-%m-%d %H:%M:%S} UTC",
-            known.get(run.jid, run.outcome),
+            outcomes.get(run.jid, run.outcome),
             format_html('<a href="{}">{}</a>', jobs_link(q=run.jid), run.jid) if run.jid else "–",
             *([run.note] if has_notes else []),
         )
@@ -354,14 +360,14 @@ def _history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
 
 def _without(name: str, fieldsets: Any) -> list[Any]:
     return [
-        (title, {**options, "fields": [one for one in options["fields"] if one != name]})
+        (title, {**options, "fields": [field for field in options["fields"] if field != name]})
         for title, options in fieldsets
     ]
 
 
-def _shown_only(fieldsets: Any) -> list[Any]:
+def _replace_with_shown(fieldsets: Any) -> list[Any]:
     """Replace the argument fields with their read-only visible parts."""
     return [
-        (title, {**options, "fields": [_SHOWN.get(name, name) for name in options["fields"]]})
+        (title, {**options, "fields": [_SHOWN_FIELDS.get(name, name) for name in options["fields"]]})
         for title, options in fieldsets
     ]

@@ -32,22 +32,23 @@ class GearMonkeyAdmin(ReadOnlyAdmin):
             if not self.has_audit_permission(request):
                 raise PermissionDenied
             self._audit(request)
+            # Otherwise a reload of the page would search again.
             return HttpResponseRedirect(request.path)
-        seen, trouble = None, ""
+        report, problem = None, ""
         try:
             from ..contrib.gearmonkey.address import connect  # needs redis-py
             from ..contrib.gearmonkey.inspection import health
 
-            seen = health(connect(url_of()))
+            report = health(connect(url_of()))
         except (FaktoryError, ImportError) as error:
-            trouble = str(error)
+            problem = str(error)
         return self.page(
             request,
             "gearmonkey",
             title="GearMonkey functions",
             server=without_password(_url()),
-            seen=seen,
-            trouble=trouble,
+            report=report,
+            problem=problem,
             may_audit=self.has_audit_permission(request),
             **(extra_context or {}),
         )
@@ -55,17 +56,18 @@ class GearMonkeyAdmin(ReadOnlyAdmin):
     def _audit(self, request: HttpRequest) -> None:
         try:
             from ..contrib.gearmonkey.address import connect  # needs redis-py
-            from ..contrib.gearmonkey.inspection import look
+            from ..contrib.gearmonkey.inspection import read_served_functions
             from ..contrib.gearmonkey.redis_worker import RedisWorker
 
             redis = connect(url_of())
-            again = RedisWorker(redis, [seen.fn for seen in look(redis)], wid="admin").audit()
+            names = [function.fn for function in read_served_functions(redis)]
+            requeued = RedisWorker(redis, names, wid="admin").audit()
         except (FaktoryError, ImportError) as error:
             self.message_user(request, str(error), messages.ERROR)
             return
         self.message_user(
             request,
-            f"{len(again)} lost jobs are queued again. Lost is what two looks, a minute apart, have found so.",
+            f"{len(requeued)} lost jobs are queued again. Lost is what two looks, a minute apart, have found so.",
             messages.SUCCESS,
         )
 

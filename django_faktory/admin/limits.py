@@ -42,49 +42,50 @@ class LimitForm(AnyLimitForm):
         super().__init__(*args, **kwargs)
         if self.instance.rate is not None:
             self.initial["rate"] = rate_text(self.instance.rate, self.instance.per)
+        # Set by `clean`: the parsed numbers, for the store. A limit that is only a pause has none.
         self.allowance = Allowance()
 
     def clean(self) -> dict[str, Any]:
         """Validate with the rules that apply to settings."""
-        found: dict[str, Any] = super().clean() or {}
-        values = {field: found[field] for field in _NUMBERS if found.get(field) not in (None, "")}
+        cleaned: dict[str, Any] = super().clean() or {}
+        values = {field: cleaned[field] for field in _NUMBERS if cleaned.get(field) not in (None, "")}
         try:
             # A paused limit without numbers is valid: the pause itself is a limit of zero.
             if values or self.instance.paused_at is None:
                 self.allowance = Allowance.of(values)
-            if "name" in found:
-                found["name"] = task_limits.checked_name(found.get("scope", ""), found["name"])
+            if "name" in cleaned:
+                cleaned["name"] = task_limits.check_name(cleaned.get("scope", ""), cleaned["name"])
         except InvalidLimit as error:
             # The message begins with the field's name, so it is shown next to that field.
             field = str(error).partition(":")[0]
             self.add_error(field if field in self.fields else None, ValidationError(str(error)))
-        return found
+        return cleaned
 
     def _post_clean(self) -> None:
         """Check uniqueness only. The model instance stays unchanged, because the store writes the row."""
         # Django's own check of uniqueness needs a filled instance, which this form does not have.
         if not self.instance.pk and not self.errors:
-            place = {"scope": self.cleaned_data["scope"], "name": self.cleaned_data["name"]}
-            if Limit.objects.using(self.instance._state.db or Limit.objects.db).filter(**place).exists():  # noqa: SLF001
+            key = {"scope": self.cleaned_data["scope"], "name": self.cleaned_data["name"]}
+            if Limit.objects.using(self.instance._state.db or Limit.objects.db).filter(**key).exists():  # noqa: SLF001
                 self.add_error("name", ValidationError("there is a limit of this already; change that"))
 
 
-def _task(limit: Limit) -> str:
+def _task_name(limit: Limit) -> str:
     if limit.scope != Scope.TASK:
         raise FaktoryError(f"a limit of a {limit.scope}: only tasks are paused here; queues on their own page")
     return str(limit.name)
 
 
 def _pause(limit: Limit) -> str:
-    return "paused." if definitions.pause([_task(limit)], using=_alias(limit)) else "was paused already."
+    return "paused." if definitions.pause([_task_name(limit)], using=_alias(limit)) else "was paused already."
 
 
 def _resume(limit: Limit) -> str:
-    return "resumed." if definitions.resume([_task(limit)], using=_alias(limit)) else "was not paused."
+    return "resumed." if definitions.resume([_task_name(limit)], using=_alias(limit)) else "was not paused."
 
 
-def _as_in_code(limit: Limit) -> str:
-    return "as in code again." if task_limits.as_in_code(limit, using=_alias(limit)) else "was not edited."
+def _revert_edit(limit: Limit) -> str:
+    return "as in code again." if task_limits.revert_to_code(limit, using=_alias(limit)) else "was not edited."
 
 
 @admin.register(Limit)
@@ -99,10 +100,10 @@ class LimitAdmin(ObjectActionsMixin):
     list_per_page = 50
     paginator = CappedPaginator
     actions = ("pause", "resume", "as_in_code")
-    acts: ClassVar = {
+    object_actions: ClassVar = {
         "pause": ObjectAction(_pause, "Paused", "limit.pause"),
         "resume": ObjectAction(_resume, "Resumed", "limit.resume"),
-        "as_in_code": ObjectAction(_as_in_code, "Edit taken back", "limit.change"),
+        "as_in_code": ObjectAction(_revert_edit, "Edit taken back", "limit.change"),
     }
     has_pause_permission = requires_permission("limit.pause")
     has_resume_permission = requires_permission("limit.resume")
@@ -114,12 +115,14 @@ class LimitAdmin(ObjectActionsMixin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Limit]:
         """Annotate each limit with its usage, summed over its limiters."""
-        found: Any = super().get_queryset(request)
-        return found.annotate(used=Sum("limiters__in_use"), opens=Min("limiters__opens_at"))  # type: ignore[no-any-return]
+        # A limit of a family of keys has a limiter for each key in use (ADR 0016).
+        limits: Any = super().get_queryset(request)
+        return limits.annotate(used=Sum("limiters__in_use"), opens=Min("limiters__opens_at"))  # type: ignore[no-any-return]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Limit | None = None) -> tuple[str, ...]:  # noqa: ARG002
         """Make scope and name read-only once the limit exists."""
         own_fields = tuple(map(str, self.readonly_fields))
+        # The scope and the name identify the limit to its limiters and to the jobs that wait.
         return ("scope", "name", *own_fields) if obj is not None else own_fields
 
     def get_fieldsets(self, request: HttpRequest, obj: Limit | None = None) -> Any:
@@ -138,8 +141,8 @@ class LimitAdmin(ObjectActionsMixin):
     def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:  # noqa: ARG002
         """Let the store write the limit, which updates its limiters and unblocks waiting jobs."""
         values = form.cleaned_data
-        place = (obj.scope, obj.name) if change else (values["scope"], values["name"])
-        written = definitions.save_limit(*place, form.allowance, using=_alias(obj))
+        key = (obj.scope, obj.name) if change else (values["scope"], values["name"])
+        written = definitions.save_limit(*key, form.allowance, using=_alias(obj))
         obj.__dict__.update(written.__dict__)  # the log entry shows the written values
 
     def delete_model(self, request: HttpRequest, obj: Limit) -> None:  # noqa: ARG002
@@ -153,15 +156,16 @@ class LimitAdmin(ObjectActionsMixin):
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:  # noqa: ARG002
         """List the limits only. Their limiters are deleted with them and need no permission of their own."""
-        found = [str(limit) for limit in objs]
-        return found, {"limits": len(found)}, set(), []
+        names = [str(limit) for limit in objs]
+        return names, {"limits": len(names)}, set(), []
 
     def buttons(self, row: Limit) -> list[tuple[str, str]]:
         """Offer pause or resume for tasks, and the reset of an edit."""
-        found = [("as_in_code", "As in code")] if row.origin == Limit.Origin.EDITED else []
+        # An edit overrides code until it is reverted (ADR 0016).
+        buttons = [("as_in_code", "As in code")] if row.origin == Limit.Origin.EDITED else []
         if row.scope == Scope.TASK:
-            found.append(("resume", "Resume") if row.paused_at else ("pause", "Pause"))
-        return found
+            buttons.append(("resume", "Resume") if row.paused_at else ("pause", "Pause"))
+        return buttons
 
     @admin.display(description="allows")
     def allows(self, limit: Limit) -> str:
@@ -177,8 +181,9 @@ class LimitAdmin(ObjectActionsMixin):
     def waiting(self, limit: Limit) -> str:
         """Return the number of jobs that wait for it; those of a queue limit stay in their queue."""
         if limit.scope == Scope.QUEUE:
+            # None of them is blocked: the claim skips a queue whose limiter is closed (ADR 0016).
             return "in the queue"
-        count = definitions.waiting(limit, using=_alias(limit))
+        count = definitions.count_blocked_jobs(limit, using=_alias(limit))
         return f"{count:,} or more" if count == definitions.MAX_COUNTED else f"{count:,}"
 
     @admin.display(description="opens at")

@@ -31,6 +31,7 @@ class JobLockAdmin(ReadOnlyAdmin):
     """Admin of locks: searched by key, jid or wid; released manually."""
 
     list_display = ("key", "holder", "wid", "since", "until")
+    # A search reads the table, which has only one row for each running job with a lock.
     search_fields = ("key", "jid__exact", "wid__exact")
     search_help_text = "A part of a key, a whole jid, or a whole wid."
     ordering = ("-id",)
@@ -57,36 +58,37 @@ class JobLockAdmin(ReadOnlyAdmin):
     @admin.display(description="since", ordering="acquired_at")
     def since(self, lock: JobLock) -> str:
         """Return when the lock was acquired."""
-        return _shown(lock.acquired_at)
+        return _format_time(lock.acquired_at)
 
     @admin.display(description="until", ordering="expires_at")
     def until(self, lock: JobLock) -> SafeString | str:
         """Return when the lock expires unless it is extended, marked if it has expired."""
-        shown = _shown(lock.expires_at)
+        moment = _format_time(lock.expires_at)
         if lock.expires_at > datetime.now(UTC):
-            return shown
-        return format_html('<span class="faktory-bad">{} (over)</span>', shown)
+            return moment
+        return format_html('<span class="faktory-bad">{} (over)</span>', moment)
 
     @admin.display(description="jobs that wait for it")
     def waiting(self, lock: JobLock) -> str:
         """Return the number of blocked jobs, capped so that no large table is counted."""
         # The state is compared too, because the index of lock keys has it as its second column.
         jobs = Job.objects.using(lock._state.db).in_state(State.BLOCKED).filter(lock_key=lock.key)  # noqa: SLF001
+        # A hot key can have any number of jobs behind it (ADR 0015).
         count = jobs.count_up_to(MAX_COUNTED)
         return f"{count:,} or more" if count == MAX_COUNTED else f"{count:,}"
 
     @admin.action(description="Release by hand", permissions=["release"])
     def release(self, request: HttpRequest, queryset: QuerySet[JobLock]) -> HttpResponse | None:
         """Release locks after a confirmation: the next job of a key may then run while its former holder still runs."""
-        held = list(queryset)
-        asked = self.confirmed(
-            request, "Release locks?", what=map(_describe, held), note=_WARNING, button="Yes, release"
+        selected = list(queryset)
+        confirmation = self.confirmation_page(
+            request, "Release locks?", objects=map(_describe, selected), note=_WARNING, button="Yes, release"
         )
-        if asked is not None:
-            return asked
+        if confirmation is not None:
+            return confirmation
         # By token, not by key: a lock acquired since the page was shown has a new token and stays.
-        count = transitions.free_locks([lock.pk for lock in held], using=queryset.db)
-        log_action(request, held, "Released by hand")
+        count = transitions.free_locks([lock.pk for lock in selected], using=queryset.db)
+        log_action(request, selected, "Released by hand")
         self.message_user(request, f"Released {count} lock{'' if count == 1 else 's'}.", messages.SUCCESS)
         return None
 
@@ -98,17 +100,17 @@ def holder_of(job: Job) -> SafeString | str:
     lock = JobLock.objects.using(job._state.db).filter(key=job.lock_key).first()  # noqa: SLF001  (documented)
     if lock is None:
         return "nobody"
-    shown = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_joblock_change", args=[lock.pk]), lock.jid)
+    link = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_joblock_change", args=[lock.pk]), lock.jid)
     # The row of an expired lock can still exist, so the row alone does not prove that the key is in use.
     if lock.expires_at <= datetime.now(UTC):
-        return format_html("nobody: that of {} was over at {}", shown, _shown(lock.expires_at))
-    whose = "this job" if lock.pk == job.lock_token else "another job"
-    return format_html("{}, {}, until {}", whose, shown, _shown(lock.expires_at))
+        return format_html("nobody: that of {} was over at {}", link, _format_time(lock.expires_at))
+    holder = "this job" if lock.pk == job.lock_token else "another job"
+    return format_html("{}, {}, until {}", holder, link, _format_time(lock.expires_at))
 
 
 def _describe(lock: JobLock) -> str:
     return f"{lock.key}, held by {lock.jid}" + (f" of worker {lock.wid}" if lock.wid else "")
 
 
-def _shown(moment: Any) -> str:
+def _format_time(moment: Any) -> str:
     return localtime(moment).strftime("%Y-%m-%d %H:%M:%S")

@@ -22,15 +22,16 @@ from ..models import Job
 from ..models.permissions import may_see
 from ..models.related_object import about_of
 from .base import get_media, jobs_link
-from .sanitize import readable
+from .sanitize import make_readable
 
 if TYPE_CHECKING:
     AnyAdmin = admin.ModelAdmin[Any]
 else:
     AnyAdmin = object
 
-SHOWN = 20
+JOBS_SHOWN = 20
 FIELD = "jobs_about_it"
+# Without the long texts: reading another column would take one more query for each row.
 COLUMNS = ("id", "jid", "jobtype", "state", "queue", "errtype", "created_at", "run_at", "started_at", "finished_at")
 
 
@@ -42,16 +43,16 @@ class JobsOfObjectMixin(AnyAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Add the field with the jobs, if the object exists."""
-        found = super().get_readonly_fields(request, obj)
-        return [*found, FIELD] if _sees_jobs(request, obj) else found
+        fields = super().get_readonly_fields(request, obj)
+        return [*fields, FIELD] if _may_see_jobs(request, obj) else fields
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Move the jobs to a section of their own, the last one."""
-        found = [
+        fieldsets = [
             (name, {**options, "fields": [field for field in options["fields"] if field != FIELD]})
             for name, options in super().get_fieldsets(request, obj)
         ]
-        return [*found, ("Jobs", {"fields": (FIELD,)})] if _sees_jobs(request, obj) else found
+        return [*fieldsets, ("Jobs", {"fields": (FIELD,)})] if _may_see_jobs(request, obj) else fieldsets
 
     @property
     def media(self) -> Media:
@@ -61,37 +62,41 @@ class JobsOfObjectMixin(AnyAdmin):
     @admin.display(description="latest jobs")
     def jobs_about_it(self, obj: Model) -> SafeString | str:
         """Return a table of the latest jobs, newest first, with links to each and to the whole list."""
+        # The index `faktory_about` serves this lookup.
         about = about_of(obj)
         # One row more than shown is read, to know whether there are more without a count.
-        jobs = list(Job.objects.using(conf.get("DATABASE")).about(about).order_by("-pk").only(*COLUMNS)[: SHOWN + 1])
+        jobs = list(
+            Job.objects.using(conf.get("DATABASE")).about(about).order_by("-pk").only(*COLUMNS)[: JOBS_SHOWN + 1]
+        )
         if not jobs:
             return "–"
         heads = format_html_join(
             "", '<th scope="col">{}</th>', [("job",), ("state",), ("queue",), ("when",), ("error",)]
         )
         rows = format_html_join(
-            "", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", map(_row, jobs[:SHOWN])
+            "", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", map(_row, jobs[:JOBS_SHOWN])
         )
         table = format_html(
             '<div class="faktory-wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
             heads,
             rows,
         )
-        return format_html("{}{}", table, _to_all(about, is_more=len(jobs) > SHOWN))
+        return format_html("{}{}", table, _link_to_all(about, is_more=len(jobs) > JOBS_SHOWN))
 
 
-def _sees_jobs(request: HttpRequest, obj: Any) -> bool:
+def _may_see_jobs(request: HttpRequest, obj: Any) -> bool:
+    # A new object has no key yet, so no job can be about it.
     return obj is not None and may_see(request.user, "job")
 
 
 def _row(job: Job) -> tuple[Any, ...]:
-    name = readable(job.jobtype)
+    name = make_readable(job.jobtype)
     with suppress(NoReverseMatch):  # an admin site may have no page for jobs
         name = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_job_change", args=[job.pk]), name)
-    return name, job.state, job.queue, _when(job), readable(job.errtype)
+    return name, job.state, job.queue, _format_event_time(job), make_readable(job.errtype)
 
 
-def _when(job: Job) -> str:
+def _format_event_time(job: Job) -> str:
     # The latest or the next event, whichever says most about the state.
     moment: datetime = (
         job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else None) or job.created_at
@@ -99,10 +104,10 @@ def _when(job: Job) -> str:
     return date_format(timezone.localtime(moment) if timezone.is_aware(moment) else moment, "DATETIME_FORMAT")
 
 
-def _to_all(about: str, *, is_more: bool) -> SafeString | str:
+def _link_to_all(about: str, *, is_more: bool) -> SafeString | str:
     try:
         link = jobs_link(about=about)
     except NoReverseMatch:
         return ""
-    text = f"more than {SHOWN}: see all" if is_more else "see them in the list of jobs"
-    return format_html('<p><a href="{}">{}</a></p>', link, text)
+    label = f"more than {JOBS_SHOWN}: see all" if is_more else "see them in the list of jobs"
+    return format_html('<p><a href="{}">{}</a></p>', link, label)

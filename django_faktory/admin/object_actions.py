@@ -20,10 +20,10 @@ from .base import FaktoryModelAdmin, log_action
 
 
 class ObjectAction(NamedTuple):
-    """An operation behind a button: `does(row)` returns the outcome as text, or raises FaktoryError."""
+    """An operation behind a button: `run(row)` returns the outcome as text, or raises FaktoryError."""
 
-    does: Callable[[Any], str]
-    done: str
+    run: Callable[[Any], str]
+    done_label: str
     needs: str
     """The permission required, as `resource.verb` (see `permissions`)."""
 
@@ -31,7 +31,7 @@ class ObjectAction(NamedTuple):
 class ObjectActionsMixin(FaktoryModelAdmin):
     """Model admin base for rows that are identified by `name` in messages."""
 
-    acts: ClassVar[Mapping[str, ObjectAction]]
+    object_actions: ClassVar[Mapping[str, ObjectAction]]
     change_form_template = "admin/django_faktory/with_buttons.html"
 
     def buttons(self, row: Any) -> list[tuple[str, str]]:
@@ -48,25 +48,25 @@ class ObjectActionsMixin(FaktoryModelAdmin):
         row: Any = kwargs.get("obj")
         # A new object has no buttons: there is nothing to operate on yet.
         possible = [] if row is None else self.buttons(row)
-        shown = [
+        permitted = [
             (reverse(f"{self.admin_site.name}:{self._url_name('act')}", args=[row.pk, verb]), label)
             for verb, label in possible
             if self._is_permitted(request, verb)
         ]
-        return super().render_change_form(request, context | {"buttons": shown}, *args, **kwargs)
+        return super().render_change_form(request, context | {"buttons": permitted}, *args, **kwargs)
 
     def execute(self, request: HttpRequest, rows: Iterable[Any], verb: str) -> None:
         """Execute the operation on each row and report each result; an error on one row does not stop the loop."""
-        act = self.acts[verb]
+        action = self.object_actions[verb]
         for row in rows:
             try:
-                text = act.does(row)
+                result = action.run(row)
             except FaktoryError as error:
                 self.message_user(request, f"{row.name}: {error}", messages.ERROR)
                 continue
             # One log entry per row and not per action, so that the row's history page has it.
-            log_action(request, [row], act.done)
-            self.message_user(request, f"{row.name}: {text}", messages.SUCCESS)
+            log_action(request, [row], action.done_label)
+            self.message_user(request, f"{row.name}: {result}", messages.SUCCESS)
 
     def _action_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
         """Execute the operation of a button, then redirect to the row's page.
@@ -87,9 +87,10 @@ class ObjectActionsMixin(FaktoryModelAdmin):
         return redirect(f"{self.admin_site.name}:{self._url_name('changelist')}")
 
     def _is_permitted(self, request: HttpRequest, verb: str) -> bool:
-        if verb not in self.acts or not self.has_view_permission(request):  # the response reveals the row's name
+        # The view permission too, because the response reveals the row's name (ADR 0034).
+        if verb not in self.object_actions or not self.has_view_permission(request):
             return False
-        return permissions.may(request.user, self.acts[verb].needs)
+        return permissions.may(request.user, self.object_actions[verb].needs)
 
     def _url_name(self, page: str) -> str:
         return f"{self.opts.app_label}_{self.opts.model_name}_{page}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
@@ -14,9 +15,10 @@ from django.utils.html import format_html
 from ..core.limits import Scope
 from ..models import Limit, Queue
 from ..models.permissions import may, may_see
+from ..models.queue import QueueQuerySet
 from ..operations import bulk
 from .base import ReadOnlyAdmin, SafeChangeList, jobs_link, log_action, requires_permission
-from .overview.data import QueueLine, ago, minutes, queue_lines
+from .overview.data import QueueLine, build_queue_lines, build_recent_chart, format_age
 
 
 class QueueList(SafeChangeList):
@@ -26,8 +28,8 @@ class QueueList(SafeChangeList):
         """Fetch the page's rows and attach `line` and `limit` to each."""
         super().get_results(request)
         rows = list(self.result_list)
-        limits = _limits(rows)
-        for row, line in zip(rows, _lines(rows), strict=True):
+        limits = _read_limits(rows)
+        for row, line in zip(rows, _read_lines(rows), strict=True):
             row.line, row.limit = line, limits.get(row.name)
         # A list: iterating the queryset again would load rows without these attributes.
         self.result_list = rows
@@ -38,7 +40,8 @@ class QueueAdmin(ReadOnlyAdmin):
 
     change_form_template = "admin/django_faktory/queue.html"
     list_class = QueueList
-    seen_with: ClassVar = {"limit": "limit"}
+    # A limit has a permission of its own (ADR 0034).
+    restricted_fields: ClassVar = {"limit": "limit"}
     list_display = ("name", "depth", "latency", "limit", "state")
     search_fields = ("name",)
     ordering = ("name",)
@@ -70,43 +73,43 @@ class QueueAdmin(ReadOnlyAdmin):
         """Return whether the queue is open or paused, and since when."""
         if queue.paused_at is None:
             return "open"
-        return format_html('<span class="faktory-warn">paused</span> for {}', ago(queue.paused_at))
+        return format_html('<span class="faktory-warn">paused</span> for {}', format_age(queue.paused_at))
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Render the queue's page: numbers, a chart and the actions."""
         queue = kwargs.get("obj")
         if queue is not None:
-            [line] = _lines([queue])
+            [line] = _read_lines([queue])
             context |= {
                 "line": line,
-                "limit": _limits([queue]).get(queue.name),
+                "limit": _read_limits([queue]).get(queue.name),
                 "may_see_limits": may_see(request.user, "queue", "limit"),
                 "may_set_limits": may(request.user, "limit.add"),
-                "chart": minutes(timezone.now(), using=_alias(queue), queue=queue.name),
+                "chart": build_recent_chart(timezone.now(), using=_alias(queue), queue=queue.name),
                 "jobs": jobs_link(queue=queue.name),
-                "queue_acts": self._fitting(request, queue),
+                "queue_actions": self._possible_actions(request, queue),
             }
         return super().render_change_form(request, context, *args, **kwargs)
 
-    def _fitting(self, request: HttpRequest, queue: Queue) -> list[tuple[str, str, bool]]:
-        found = []
+    def _possible_actions(self, request: HttpRequest, queue: Queue) -> list[tuple[str, str, bool]]:
+        buttons = []
         if queue.paused_at is None and self.has_pause_permission(request):
-            found.append(("pause", "Pause", False))
+            buttons.append(("pause", "Pause", False))
         if queue.paused_at is not None and self.has_resume_permission(request):
-            found.append(("resume", "Resume", False))
+            buttons.append(("resume", "Resume", False))
         if self.has_clear_permission(request):
-            found.append(("clear", "Clear", True))
-        return found
+            buttons.append(("clear", "Clear", True))
+        return buttons
 
     @admin.action(description="Pause: give out no jobs", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Pause the queues; running jobs continue, pushed jobs wait."""
-        self._move(request, queryset, "Paused")
+        self._apply(request, queryset, bulk.pause, "Paused")
 
     @admin.action(description="Resume: give out jobs again", permissions=["resume"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Resume the queues; workers are notified at once."""
-        self._move(request, queryset, "Resumed")
+        self._apply(request, queryset, bulk.resume, "Resumed")
 
     @admin.action(description="Clear: drop all that waits", permissions=["clear"])
     def clear(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
@@ -116,30 +119,31 @@ class QueueAdmin(ReadOnlyAdmin):
         if len(names) != 1:
             self.message_user(request, "Clear one queue at a time.", messages.WARNING)
             return None
-        asked = jobs_link(queue=names[0], verb="clear").partition("?")[2]
-        return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_all')}?{asked}")
+        # In steps, because one request could not discard a queue of millions.
+        params = jobs_link(queue=names[0], verb="clear").partition("?")[2]
+        return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_all')}?{params}")
 
-    def _move(self, request: HttpRequest, queryset: QuerySet[Queue], done: str) -> None:
+    def _apply(
+        self, request: HttpRequest, queryset: QuerySet[Queue], change: Callable[[QueueQuerySet], int], summary: str
+    ) -> None:
         rows = list(queryset)
+        # Exactly the rows that are logged: a second evaluation of `queryset` could match others.
         queues = Queue.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows])
-        changed = (bulk.pause if done == "Paused" else bulk.resume)(queues)
-        log_action(request, rows, done)
-        self.message_user(request, f"{done}: {changed} queue{'' if changed == 1 else 's'}.", messages.SUCCESS)
+        changed = change(queues)
+        log_action(request, rows, summary)
+        self.message_user(request, f"{summary}: {changed} queue{'' if changed == 1 else 's'}.", messages.SUCCESS)
 
 
-def _lines(rows: list[Any]) -> list[QueueLine]:
-    if not rows:
-        return []
-    using = _alias(rows[0])
-    return queue_lines(rows, using=using)
+def _read_lines(rows: list[Any]) -> list[QueueLine]:
+    return build_queue_lines(rows, using=_alias(rows[0])) if rows else []
 
 
-def _limits(rows: list[Any]) -> dict[str, Limit]:
+def _read_limits(rows: list[Any]) -> dict[str, Limit]:
     """Return the limits of these queues by name."""
     if not rows:
         return {}
-    found = Limit.objects.using(_alias(rows[0])).filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])
-    return {limit.name: limit for limit in found}
+    limits = Limit.objects.using(_alias(rows[0])).filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])
+    return {limit.name: limit for limit in limits}
 
 
 def _alias(queue: Queue) -> str:

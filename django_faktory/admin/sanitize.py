@@ -14,45 +14,45 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.template.response import SimpleTemplateResponse
 
-_BAD = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-_bad = re.compile(f"[{_BAD}]")
+_UNSAFE = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_unsafe_pattern = re.compile(f"[{_UNSAFE}]")
 # Tags stay unchanged, because their attributes send texts back to the server, and so do the contents of text areas.
-_shown = re.compile(rf"(<textarea\b.*?</textarea>|<[^>]*>)|([{_BAD}])", re.DOTALL)
+_text_pattern = re.compile(rf"(<textarea\b.*?</textarea>|<[^>]*>)|([{_UNSAFE}])", re.DOTALL)
 
 View = Callable[..., HttpResponseBase]
 
 
-def readable(text: str) -> str:
+def make_readable(text: str) -> str:
     """Return the text with a symbol in place of each control character, surrogate and bidirectional mark."""
-    return _bad.sub(lambda found: _sign(found[0]), text) if _bad.search(text) else text
+    return _unsafe_pattern.sub(lambda match: _symbol(match[0]), text) if _unsafe_pattern.search(text) else text
 
 
 def with_readable_text(view: View) -> View:
     """Wrap a view so that its pages contain no such character."""
 
     @wraps(view)
-    def shown(*args: Any, **kwargs: Any) -> HttpResponseBase:
+    def readable_view(*args: Any, **kwargs: Any) -> HttpResponseBase:
         response = view(*args, **kwargs)
         # Template responses are rendered after the view returns, so the text can only be replaced after that.
         if isinstance(response, SimpleTemplateResponse) and not response.is_rendered:
-            response.add_post_render_callback(_cleaned)
+            response.add_post_render_callback(_clean)
         elif isinstance(response, HttpResponse):
-            _cleaned(response)
+            _clean(response)
         return response
 
-    return shown
+    return readable_view
 
 
-def _cleaned(response: HttpResponse) -> None:
+def _clean(response: HttpResponse) -> None:
     # Only pages are changed; other content, such as JSON, must stay as it is.
     if not response.headers.get("Content-Type", "").startswith("text/html"):
         return
     page = response.content.decode(response.charset)
-    if _bad.search(page):
-        response.content = _shown.sub(lambda found: found[1] or _sign(found[2]), page)
+    if _unsafe_pattern.search(page):
+        response.content = _text_pattern.sub(lambda match: match[1] or _symbol(match[2]), page)
 
 
-def _sign(char: str) -> str:
+def _symbol(char: str) -> str:
     """Return the visible symbol: Unicode has pictures of the C0 controls, such as ␛, other characters become U+FFFD."""
     code = ord(char)
     if code < 0x20:

@@ -12,10 +12,11 @@ from django.utils.html import format_html
 from ..models import Job, WorkerProcess, permissions
 from ..store import workers
 from .base import ReadOnlyAdmin, SafeChangeList, log_action, requires_permission
-from .overview.data import ago, is_stale, memory
+from .overview.data import format_age, format_memory, is_stale
 
+# A client fetches as many jobs as it likes, so the number of running jobs is not bounded.
 RUNS_SHOWN = 100
-_SHOWN = ("jid", "jobtype", "queue", "started_at")
+_COLUMNS = ("jid", "jobtype", "queue", "started_at")
 
 
 class WorkerList(SafeChangeList):
@@ -25,9 +26,9 @@ class WorkerList(SafeChangeList):
         """Fetch the page's rows and attach `jobs` to each."""
         super().get_results(request)
         rows: list[Any] = list(self.result_list)
-        held = workers.count_jobs_of([row.wid for row in rows], using=rows[0]._state.db) if rows else {}  # noqa: SLF001  (documented)
+        job_counts = workers.count_jobs_of([row.wid for row in rows], using=rows[0]._state.db) if rows else {}  # noqa: SLF001  (documented)
         for row in rows:
-            row.jobs = held.get(row.wid, 0)
+            row.jobs = job_counts.get(row.wid, 0)
         # A list: iterating the queryset again would load rows without the attribute.
         self.result_list = rows
 
@@ -37,7 +38,7 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
 
     change_form_template = "admin/django_faktory/worker.html"
     list_class = WorkerList
-    list_display = ("wid", "hostname", "pid", "marked_state", "jobs", "memory", "started_at", "seen")
+    list_display = ("wid", "hostname", "pid", "marked_state", "jobs", "memory", "started_at", "last_seen")
     search_fields = ("wid", "hostname")
     ordering = ("-started_at",)
     list_per_page = 50
@@ -49,8 +50,8 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
     @admin.display(description="state", ordering="state")
     def marked_state(self, worker: WorkerProcess) -> str:
         """Return the requested state, with a mark if heartbeats are missing."""
-        silent = format_html(' <span class="faktory-warn">{}</span>', "silent") if is_stale(worker) else ""
-        return format_html("{}{}", worker.state, silent)
+        mark = format_html(' <span class="faktory-warn">{}</span>', "silent") if is_stale(worker) else ""
+        return format_html("{}{}", worker.state, mark)
 
     @admin.display(description="jobs")
     def jobs(self, worker: Any) -> int:
@@ -60,12 +61,12 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
     @admin.display(description="memory", ordering="rss_kb")
     def memory(self, worker: WorkerProcess) -> str:
         """Return the memory that the worker reports."""
-        return memory(worker)
+        return format_memory(worker)
 
     @admin.display(description="latest sign of life", ordering="seen_at")
-    def seen(self, worker: WorkerProcess) -> str:
+    def last_seen(self, worker: WorkerProcess) -> str:
         """Return the time since the worker was last seen."""
-        return f"{ago(worker.seen_at)} ago"
+        return f"{format_age(worker.seen_at)} ago"
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Render the worker's page: its jobs and the actions."""
@@ -74,43 +75,47 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
             using = worker._state.db or WorkerProcess.objects.db  # noqa: SLF001  (documented)
             running = Job.objects.using(using).working().filter(wid=worker.wid).order_by("started_at")
             sees_runs = permissions.may_see(request.user, "workerprocess", "running")
-            rows = running.only(*_SHOWN)[:RUNS_SHOWN] if sees_runs else ()
+            rows = running.only(*_COLUMNS)[:RUNS_SHOWN] if sees_runs else ()
             context |= {
                 "sees_runs": sees_runs,
                 "is_stale": is_stale(worker),
-                "memory": memory(worker),
-                "runs": [(job, ago(job.started_at)) for job in rows if job.started_at],
-                "worker_acts": self._fitting(request, worker),
+                "memory": format_memory(worker),
+                "runs": [(job, format_age(job.started_at)) for job in rows if job.started_at],
+                "worker_actions": self._possible_actions(request, worker),
             }
         return super().render_change_form(request, context, *args, **kwargs)
 
-    def _fitting(self, request: HttpRequest, worker: WorkerProcess) -> list[tuple[str, str, bool]]:
-        found = []
+    def _possible_actions(self, request: HttpRequest, worker: WorkerProcess) -> list[tuple[str, str, bool]]:
+        buttons = []
         # The state only advances: a worker that terminates cannot be quieted.
         if worker.state == WorkerProcess.Phase.RUNNING and self.has_quiet_permission(request):
-            found.append(("quiet", "Quiet", False))
+            buttons.append(("quiet", "Quiet", False))
         if worker.state != WorkerProcess.Phase.TERMINATE and self.has_terminate_permission(request):
-            found.append(("terminate", "Terminate", True))
-        return found
+            buttons.append(("terminate", "Terminate", True))
+        return buttons
 
     @admin.action(description="Quiet: fetch no more jobs", permissions=["quiet"])
     def quiet(self, request: HttpRequest, queryset: QuerySet[WorkerProcess]) -> None:
         """Quiet the workers: they finish their jobs and fetch none; this cannot be undone."""
-        self._move(request, queryset, "quiet")
+        self._advance(request, queryset, "quiet")
 
     @admin.action(description="Terminate: finish and exit", permissions=["terminate"])
     def terminate(self, request: HttpRequest, queryset: QuerySet[WorkerProcess]) -> HttpResponse | None:
         """Terminate the workers after confirmation: they exit within 30 seconds."""
         note = "They finish what they have, within their time to stop, and exit. Who started them may do so again."
-        asked = self.confirmed(request, "Terminate workers?", what=queryset, note=note, button="Yes, terminate")
-        if asked is not None:
-            return asked
-        self._move(request, queryset, "terminate")
+        confirmation = self.confirmation_page(
+            request, "Terminate workers?", objects=queryset, note=note, button="Yes, terminate"
+        )
+        if confirmation is not None:
+            return confirmation
+        self._advance(request, queryset, "terminate")
         return None
 
-    def _move(self, request: HttpRequest, queryset: QuerySet[WorkerProcess], state: str) -> None:
+    def _advance(self, request: HttpRequest, queryset: QuerySet[WorkerProcess], state: str) -> None:
         processes = list(queryset)
-        moved = workers.advance([process.wid for process in processes], state, using=queryset.db)
+        # Claims give these workers no job from now on (W15). Workers in a later state stay in it and are not counted.
+        changed = workers.advance([process.wid for process in processes], state, using=queryset.db)
         log_action(request, processes, f"Sent {state}")
-        text = f"{state} requested for {moved} worker{'' if moved == 1 else 's'}, with effect from the next heartbeat."
-        self.message_user(request, text, messages.SUCCESS)
+        plural = "" if changed == 1 else "s"
+        message = f"{state} requested for {changed} worker{plural}, with effect from the next heartbeat."
+        self.message_user(request, message, messages.SUCCESS)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Broker", "get_broker", "get_producer", "remote_broker", "serving_broker", "working_broker"]
 
 
+# One per process: a broker remembers claims without an answer, known queues and connections.
 @lru_cache(maxsize=1)
 def get_broker() -> Broker:
     """Return the broker of `FAKTORY["BROKER"]`.
@@ -55,7 +56,8 @@ def serving_broker(announce: Callable[[str, Collection[str]], None], recorder: R
     """
     if conf.get("BROKER") != "orm":
         return get_broker()
-    return _orm_broker(announce=announce, announces_apart=True, shares_numbers=True, recorder=recorder)
+    # Not cached: it has other options than the broker of the process's own tasks, and a server asks for it once.
+    return _orm_broker(announce=announce, announces_in_thread=True, shares_numbers=True, recorder=recorder)
 
 
 def working_broker(recorder: Recorder) -> Broker:
@@ -66,7 +68,7 @@ def working_broker(recorder: Recorder) -> Broker:
     return _orm_broker(recorder=recorder) if conf.get("BROKER") == "orm" else get_broker()
 
 
-def _orm_broker(**more: Any) -> Broker:
+def _orm_broker(**options: Any) -> Broker:
     if not apps.is_installed("django_faktory"):
         raise ImproperlyConfigured(
             'jobs have no table: the app is not installed; INSTALLED_APPS += ["django_faktory"], then run manage.py '
@@ -81,7 +83,7 @@ def _orm_broker(**more: Any) -> Broker:
         worker_timeout_s=conf.get("WORKER_TIMEOUT"),
         commit_within_s=conf.get("BATCH_COMMIT_WITHIN"),
         locket=configured_locket(),
-        **more,
+        **options,
     )
 
 
@@ -103,7 +105,7 @@ def get_producer() -> Broker | Outbox:
         return get_broker()
     from .outbox import Outbox  # it has a model
 
-    return Outbox(get_broker(), aliases, own=conf.get("DATABASE") if conf.get("BROKER") == "orm" else None)
+    return Outbox(get_broker(), aliases, own_alias=conf.get("DATABASE") if conf.get("BROKER") == "orm" else None)
 
 
 def remote_broker(url: str, *, identity: WorkerIdentity | None = None) -> Broker:
@@ -115,6 +117,7 @@ def remote_broker(url: str, *, identity: WorkerIdentity | None = None) -> Broker
 
 @receiver(setting_changed)
 def _forget(*, setting: str, **_: Any) -> None:
+    # For override_settings in tests; settings of a running project do not change.
     if setting in ("FAKTORY", "DATABASES"):
         get_broker.cache_clear()
         get_producer.cache_clear()

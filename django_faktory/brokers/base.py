@@ -59,6 +59,7 @@ class Transaction:
     """Return, called inside the transaction, whether nothing has been done in it; False if that is unknown."""
 
 
+# A protocol: a dialect implements it, and the store does not import brokers (ADR 37).
 class InFlightExchange(Protocol[Result_co]):
     """An exchange that was sent on a lent connection, see `Broker.lend`."""
 
@@ -142,11 +143,13 @@ class Broker(ABC):
         Returns False, or raises ReservationLost, if the job is no longer this worker's: then the transaction must not
         be committed.
         """
+        # The COMMIT follows as a message of its own; a store may override this to send both in one (ADR 7).
         return self.ack([ack]) == [True]
 
     cancels = False
     """Whether running jobs can be cancelled."""
 
+    # A property, because it depends on the database.
     @property
     def supports_lock_handoff(self) -> bool:
         """Return whether `exchange` passes the lock of a job that it ends to the next job of its key.
@@ -177,10 +180,12 @@ class Broker(ABC):
 
         Other jobs may have acquired the lost locks by now.
         """
+        # The protocol has no verb for locks: a server extends those of a wid with its BEAT (ADR 15).
         return set()
 
     def limited_lock_wait(self, seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002
         """Limit how long verbs of this thread wait for other transactions' locks; after that they raise LockTimeout."""
+        # A remote server limits its waits for locks itself (ADR 28).
         return nullcontext()
 
     @abstractmethod
@@ -231,13 +236,14 @@ class Broker(ABC):
         # A write for each delivery would cost the statement that prefetching saves (ADR 22).
         return msgspec.structs.replace(job, wid=wid)
 
-    def confirm(self, handed: Sequence[Delivery]) -> set[str]:  # noqa: ARG002  (there is none)
+    def confirm(self, deliveries: Sequence[Delivery]) -> set[str]:  # noqa: ARG002  (there is none)
         """Start the reservations of delivered prefetched jobs, at the time of their delivery; ended jobs are skipped.
 
         Waits for no other transaction: returns the jids of locked rows; confirm these again.
         """
         return set()
 
+    # An answer for each: acks of batch members end in a transaction of their own, which may fail alone (ADR 11).
     @abstractmethod
     def ack(self, acks: Sequence[Ack]) -> Sequence[FaktoryError | bool]:
         """End jobs successfully; return one answer for each ack.
@@ -251,6 +257,7 @@ class Broker(ABC):
     def fail(self, failures: Sequence[Failure]) -> list[FaktoryError | bool]:
         """Report failures. True: recorded; False: the job has another holder; JobNotFound: the jid is unknown (W17)."""
 
+    # Not a failure: the job was never started, so no attempt is used up.
     @abstractmethod
     def release(self, reservations: Sequence[Reservation]) -> int:
         """Return reserved jobs that were not started to their old places in their queues (W14).
@@ -258,7 +265,7 @@ class Broker(ABC):
         Returns the number of released jobs.
         """
 
-    gives_back_begun = False
+    supports_interrupt = False
     """Whether `interrupt` releases jobs without counting a failure."""
 
     def interrupt(self, interruptions: Sequence[Interruption]) -> list[FaktoryError | bool]:
@@ -268,7 +275,7 @@ class Broker(ABC):
         `WorkerShutdown`.
         """
         # The protocol has no verb to give a started job back; the error type at least names the reason in its history.
-        return self.fail([interruption_failure(one) for one in interruptions])
+        return self.fail([interruption_failure(interruption) for interruption in interruptions])
 
     @abstractmethod
     def hello(self, worker: WorkerIdentity) -> None:
@@ -281,6 +288,7 @@ class Broker(ABC):
             self.hello(identity)
         return [None] * len(identities)
 
+    # A set, because one statement serves all BEATs that wait: so many clients delay no other worker's (ADR 32).
     @abstractmethod
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """Record heartbeats. Answers: "", the state to enter ("quiet", "terminate"), or UnknownWorker."""
@@ -289,14 +297,16 @@ class Broker(ABC):
     def bye(self, wids: Sequence[str]) -> None:
         """Unregister worker processes that ended properly; jobs that they still hold return to their old places."""
 
+    # Only for a process that its parent has seen end: BEATs decide about all others (ADR 17).
     @abstractmethod
     def lost(self, wids: Sequence[str], *, reason: str = "") -> int:
         """Reclaim the jobs of dead worker processes: they are enqueued again, or dead at the third loss (W20).
 
-        `reason` says how the processes died; it is recorded with the loss in each job's history. Returns the number of
+        `reason` is how the processes died; it is recorded with the loss in each job's history. Returns the number of
         jobs.
         """
 
+    # In steps, so that neither the rows' locks nor the transaction last as long as the whole command (W23).
     @abstractmethod
     def mutate(self, mutation: Mutation, *, should_continue: Callable[[], bool] = lambda: True) -> None:
         """Change all jobs of a set that match a filter, in short steps (W23).
@@ -343,6 +353,7 @@ class Broker(ABC):
         A batch that already has a bid is stored only once, however often it is sent. Raises UnknownBatch, BatchClosed.
         """
 
+    # For the server, which draws the bid and so finds the batch of a BATCH NEW without an answer (ADR 28).
     def withdraw_batches(self, bids: Collection[str]) -> None:  # noqa: B027  (a store without batches has none)
         """Delete those of these batches that are stored, empty and uncommitted: their creators received an error."""
 

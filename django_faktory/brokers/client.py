@@ -34,7 +34,7 @@ A server answers within 5 s, and a FETCH after 2 s; beyond this timeout the conn
 """
 
 GOODBYE_TIMEOUT_S = 1.0
-"""How long, in seconds, END waits for its reply, and for a thread that is still in `ask`.
+"""How long, in seconds, END waits for its reply, and for a thread that is still in `request`.
 
 An original server sends no reply to END.
 """
@@ -60,48 +60,49 @@ class Address:
         return f"{self.host}:{self.port}"
 
 
+# Django's reports of errors must not show the URL, which contains the password.
 @sensitive_variables()
 def parse_url(url: str) -> Address:
     """Parse `tcp://:PASSWORD@HOST:PORT` or `tcp+tls://…[?ca=FILE]`; user name, path and other parameters are ignored.
 
     Raises InvalidPayload that names the wrong part, and never contains the password.
     """
-    parts = _parts(url)
-    if parts.scheme not in ("tcp", "tcp+tls"):
+    parsed = _split_url(url)
+    if parsed.scheme not in ("tcp", "tcp+tls"):
         raise InvalidPayload(
-            f"Faktory URL: expected tcp://HOST:PORT or tcp+tls://HOST:PORT, got the scheme {parts.scheme or 'none'!a}"
+            f"Faktory URL: expected tcp://HOST:PORT or tcp+tls://HOST:PORT, got the scheme {parsed.scheme or 'none'!a}"
         )
-    if not parts.hostname:
+    if not parsed.hostname:
         raise InvalidPayload("Faktory URL: expected a host name, as in tcp://HOST:PORT, got none")
-    ca = dict(parse_qsl(parts.query)).get("ca", "")
-    if ca and parts.scheme == "tcp":
+    ca = dict(parse_qsl(parsed.query)).get("ca", "")
+    if ca and parsed.scheme == "tcp":
         raise InvalidPayload("Faktory URL: expected tcp+tls:// with ca=FILE, got tcp://: there is nothing to check")
     return Address(
-        host=parts.hostname,
-        port=_port(parts),
-        password=unquote(parts.password or ""),
-        is_tls=parts.scheme == "tcp+tls",
+        host=parsed.hostname,
+        port=_port(parsed),
+        password=unquote(parsed.password or ""),
+        is_tls=parsed.scheme == "tcp+tls",
         ca=ca,
     )
 
 
-def _parts(url: str) -> SplitResult:
+def _split_url(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError:
         raise InvalidPayload("Faktory URL: expected a host name or [IPv6 address], as in tcp://HOST:PORT") from None
 
 
-def _port(parts: SplitResult) -> int:
+def _port(parsed: SplitResult) -> int:
     with suppress(ValueError):
-        port = DEFAULT_PORT if parts.port is None else parts.port
+        port = DEFAULT_PORT if parsed.port is None else parsed.port
         if port > 0:
             return port
     raise InvalidPayload("Faktory URL: expected a port from 1 to 65535, as in tcp://HOST:7419")
 
 
 class SocketConnection:
-    """A socket that has completed the HELLO handshake; a mutex serializes the threads that call `ask`."""
+    """A socket that has completed the HELLO handshake; a mutex serializes the threads that call `request`."""
 
     def __init__(
         self,
@@ -114,55 +115,55 @@ class SocketConnection:
         self.identity = identity
         self.is_open = True
         self._pid = os.getpid()
-        self._asking = threading.Lock()
+        self._request_lock = threading.Lock()
         self._reply_timeout_s = reply_timeout_s
         self._protocol = ClientConnection(identity=identity, password=address.password)
-        self._socket = _dial(address, connect_timeout_s)
+        self._socket = _connect(address, connect_timeout_s)
         try:
             # The handshake reads with the reply timeout: the connect timeout covers only TCP and TLS.
             self._socket.settimeout(reply_timeout_s)
-            self._say_hello()
-        except BaseException:
+            self._send_hello()
+        except BaseException:  # no caller has this object yet, so no other code can close it
             self.close()
             raise
 
-    def ask(self, lines: Sequence[bytes], *, reply_timeout_s: float | None = None) -> list[Reply]:
+    def request(self, lines: Sequence[bytes], *, reply_timeout_s: float | None = None) -> list[Reply]:
         """Send commands in chunks of PIPELINE, and read one reply for each. Raises OSError or ProtocolError.
 
         `reply_timeout_s` replaces the usual timeout for these commands.
         """
-        with self._asking:
+        with self._request_lock:
             self._socket.settimeout(reply_timeout_s or self._reply_timeout_s)
             return [
                 reply
                 for start in range(0, len(lines), PIPELINE)
-                for reply in self._ask(lines[start : start + PIPELINE])
+                for reply in self._exchange(lines[start : start + PIPELINE])
             ]
 
     @property
     def is_usable(self) -> bool:
         """Return whether it is open, was opened by this process, and was not closed by the server while idle."""
-        return self.is_open and self.is_ours and not self._has_news()
+        return self.is_open and self.is_of_this_process and not self._has_unread_input()
 
     @property
-    def is_ours(self) -> bool:
+    def is_of_this_process(self) -> bool:
         """Return whether this process opened the connection: after a fork the parent still uses the same socket."""
         return self._pid == os.getpid()
 
     def end(self) -> None:
         """Send END, as the specification requires, wait for the reply if there is one, and close."""
-        if not self._asking.acquire(timeout=GOODBYE_TIMEOUT_S):
+        if not self._request_lock.acquire(timeout=GOODBYE_TIMEOUT_S):
             with suppress(OSError):  # wakes the thread that waits for a reply, which then closes
                 self._socket.shutdown(socket.SHUT_RDWR)
             return
         try:
             if self.is_open:
                 self._socket.settimeout(GOODBYE_TIMEOUT_S)
-                self._ask([End().line()])
+                self._exchange([End().line()])
         except (OSError, ProtocolError):
             pass  # the server has closed the connection already
         finally:
-            self._asking.release()
+            self._request_lock.release()
             self.close()
 
     def close(self) -> None:
@@ -175,10 +176,10 @@ class SocketConnection:
         if hasattr(self, "_socket"):
             self._socket.close()
 
-    def _say_hello(self) -> None:
+    def _send_hello(self) -> None:
         while (line := self._protocol.hello()) is None:
             self._read()
-        [reply] = self._ask([line])
+        [reply] = self._exchange([line])
         if isinstance(reply, Error):
             lowered = reply.message.lower()
             # "too many …" is a temporary block of our address, and says nothing about our password.
@@ -186,7 +187,7 @@ class SocketConnection:
             refused = AuthenticationFailed if is_wrong else ProtocolError
             raise refused(f"the server refused HELLO: {reply.message}")
 
-    def _ask(self, lines: Sequence[bytes]) -> list[Reply]:
+    def _exchange(self, lines: Sequence[bytes]) -> list[Reply]:
         try:
             self._socket.sendall(b"".join(lines))
         except ConnectionError:
@@ -207,7 +208,7 @@ class SocketConnection:
             raise ConnectionError("the server closed the connection")
         self._protocol.receive(data)
 
-    def _has_news(self) -> bool:
+    def _has_unread_input(self) -> bool:
         """Return whether input or an end of file is waiting between commands: a server never sends unasked."""
         poll = select.poll()
         try:
@@ -217,7 +218,7 @@ class SocketConnection:
         return bool(poll.poll(0))
 
 
-def _dial(address: Address, timeout_s: float) -> socket.socket:
+def _connect(address: Address, timeout_s: float) -> socket.socket:
     plain = socket.create_connection((address.host, address.port), timeout_s)
     try:
         # Commands are small and each waits for its reply: with Nagle's algorithm they would wait for delayed ACKs too.

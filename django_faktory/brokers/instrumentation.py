@@ -20,8 +20,8 @@ class MetricsHook:
 
     def started(self, jobs: Iterable[Reservation]) -> None:
         """Record that these jobs were handed out."""
-        if self._recorder and (found := [JobTiming(job.queue, job.jobtype, job.waited_s) for job in jobs]):
-            self._recorder.started(found)
+        if self._recorder and (timings := [JobTiming(job.queue, job.jobtype, job.waited_s) for job in jobs]):
+            self._recorder.started(timings)
 
     def ended(self, jobs: Collection[EndedRun], *, succeeded: bool = True) -> None:
         """Record that these jobs ended, once the transaction commits; `succeeded` is whether they succeeded."""

@@ -84,7 +84,7 @@ class OrmBroker(Broker):
     transactional = True
     keeps_results = True
     cancels = True
-    gives_back_begun = True
+    supports_interrupt = True
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class OrmBroker(Broker):
         delivery_lease_s: float = 60,
         commit_within_s: float = batches.COMMIT_WITHIN_S,
         announce: Callable[[str, Collection[str]], None] = notifier.announce,
-        announces_apart: bool = False,
+        announces_in_thread: bool = False,
         shares_numbers: bool = False,
         locket: Locket = _NO_LOCKET,
         recorder: Recorder | None = None,
@@ -111,10 +111,10 @@ class OrmBroker(Broker):
         self.delivery_lease_s = delivery_lease_s
         self.commit_within_s = commit_within_s
         self._announce = announce
-        self._announces_apart = announces_apart  # in a thread of its own: no caller waits for it
+        self._announces_in_thread = announces_in_thread  # in a thread of its own: no caller waits for it
         # INFO and QUEUE LATENCY serve clients that poll, so their reads are shared: see `store.shared_reads`.
         self._shares_numbers = shares_numbers
-        self._notes = MetricsHook(recorder, alias)
+        self._metrics = MetricsHook(recorder, alias)
         self._known_queues: dict[str, float] = {}
         self._claim_numbers = ClaimNumbers()
 
@@ -138,9 +138,10 @@ class OrmBroker(Broker):
             return super().ack_last(ack, job)
         try:
             return acknowledgements.ack_last(
-                ack, job, using=self.alias, now=self.clock(), on_finished=self._notes.ended
+                ack, job, using=self.alias, now=self.clock(), on_finished=self._metrics.ended
             )
         except OperationalError as error:
+            # The task has done nothing wrong: its worker reports an interruption, which uses no attempt.
             if not is_collision(error):
                 raise
             raise EndRolledBack(first_line(error)) from error
@@ -153,7 +154,7 @@ class OrmBroker(Broker):
         stored, refused = self._with_lock_keys(jobs_)
         pushed = pushes.push(stored, using=self.alias, now=self.clock())
         self._notify_after_commit(stored)
-        return _merged(refused, pushed)
+        return _merge_answers(refused, pushed)
 
     def _with_lock_keys(self, jobs_: Sequence[JobPayload]) -> tuple[Sequence[JobPayload], list[FaktoryError | None]]:
         """Return the jobs with their lock keys, and for each given job its error or None.
@@ -186,13 +187,13 @@ class OrmBroker(Broker):
             self.locket.raise_if_invalid()
         stored, refused = self._with_lock_keys(jobs_)
         pushed, acked, fetched = exchanges.execute(
-            self._exchange(connections[self.alias], stored, acks, requests, self._notes.ended)
+            self._build_exchange(connections[self.alias], stored, acks, requests, self._metrics.ended)
         )
         self._notify_after_commit(stored)
-        self._notes.started(_handed_out(fetched))
-        return ExchangeReply(_merged(refused, pushed), acked, fetched)
+        self._metrics.started(_delivered_jobs(fetched))
+        return ExchangeReply(_merge_answers(refused, pushed), acked, fetched)
 
-    def _exchange(
+    def _build_exchange(
         self,
         connection: BaseDatabaseWrapper,
         jobs_: Sequence[JobPayload],
@@ -200,10 +201,10 @@ class OrmBroker(Broker):
         requests: Sequence[FetchRequest],
         on_finished: acknowledgements.OnFinished,
     ) -> exchanges.Exchange:
-        claim_context = self._claiming(requests)
+        claim_context = self._build_claim_context(requests)
         return exchanges.Exchange(jobs_, acks, requests, claim_context, on_finished, dialect=dialect_of(connection))
 
-    def _claiming(self, requests: Sequence[FetchRequest]) -> claiming.ClaimContext:
+    def _build_claim_context(self, requests: Sequence[FetchRequest]) -> claiming.ClaimContext:
         leases = claiming.Leases(self.locket.lease_s, self.worker_timeout_s, self.delivery_lease_s)
         return leases.claiming(requests, using=self.alias, now=self.clock(), claim_numbers=self._claim_numbers)
 
@@ -217,8 +218,9 @@ class OrmBroker(Broker):
 
     def _overrides_protocol_methods(self) -> bool:
         """Return whether a subclass overrides verbs, which a lent connection or a prefetch would bypass."""
-        mine, ours = type(self), OrmBroker
-        return (mine.push, mine.ack, mine.fetch, mine.exchange) != (ours.push, ours.ack, ours.fetch, ours.exchange)
+        subclass = type(self)
+        inherited = (OrmBroker.push, OrmBroker.ack, OrmBroker.fetch, OrmBroker.exchange)
+        return (subclass.push, subclass.ack, subclass.fetch, subclass.exchange) != inherited
 
     def _begin(
         self,
@@ -234,35 +236,37 @@ class OrmBroker(Broker):
         if (
             not self.locket.is_inactive
             or (requests and self._claim_numbers.has_checks_left())
-            or not self._is_notified(queues_)
+            or not self._needs_only_notification(queues_)
         ):
             return None
 
-        def build_result(found: exchanges.ExchangeOutcome) -> Result:
+        def build_result(outcome: exchanges.ExchangeOutcome) -> Result:
             # The exchange was one message and one transaction: with its answer it is committed, so notify now.
             if queues_:
                 self._announce(self.alias, queues_)
-            self._notes.started(_handed_out(found.fetched))
-            return on_result(ExchangeReply([*found.pushed], found.acked, found.fetched))
+            self._metrics.started(_delivered_jobs(outcome.fetched))
+            return on_result(ExchangeReply([*outcome.pushed], outcome.acked, outcome.fetched))
 
         return async_exchange.begin(
             connection,
-            self._exchange(connection, jobs_, acks, requests, self._notes.record_succeeded_now),
+            # Ends are recorded at once: Django's commit hooks do not know this transaction.
+            self._build_exchange(connection, jobs_, acks, requests, self._metrics.record_succeeded_now),
             build_result,
         )
 
-    def _is_notified(self, queues_: Collection[str]) -> bool:
+    def _needs_only_notification(self, queues_: Collection[str]) -> bool:
         """Return whether a push to these queues needs only a notification, and that does not block."""
         now = time.monotonic()
-        return not queues_ or (self._announces_apart and all(self._known_queues.get(q, 0.0) > now for q in queues_))
+        return not queues_ or (self._announces_in_thread and all(self._known_queues.get(q, 0.0) > now for q in queues_))
 
     def _notify_after_commit(self, jobs_: Sequence[JobPayload]) -> None:
         queues = {job.queue for job in jobs_}
         if queues:
             # Before the commit a worker that is woken would not find the jobs yet.
-            transaction.on_commit(lambda: self._after_push(queues), using=self.alias)
+            transaction.on_commit(lambda: self._notify_pushed(queues), using=self.alias)
 
-    def _after_push(self, names: set[str]) -> None:
+    def _notify_pushed(self, names: set[str]) -> None:
+        # The notification first: INFO needs the queue's row, workers do not.
         self._announce(self.alias, names)
         now = time.monotonic()
         unknown = {queue for queue in names if self._known_queues.get(queue, 0.0) <= now}
@@ -280,9 +284,11 @@ class OrmBroker(Broker):
         """Reserve jobs, after lost claims of this process have been released."""
         self._release_lost_claims()
         self.locket.raise_if_invalid()
-        found = claiming.fetch_filtered([*map(claiming.drop_unstorable_queues, requests)], self._claiming(requests))
-        self._notes.started(_handed_out(found))
-        return found
+        fetched = claiming.fetch_filtered(
+            [*map(claiming.drop_unstorable_queues, requests)], self._build_claim_context(requests)
+        )
+        self._metrics.started(_delivered_jobs(fetched))
+        return fetched
 
     def _release_lost_claims(self) -> None:
         """Release jobs of claims that got no answer: these jobs were never delivered (ADR 17)."""
@@ -309,7 +315,7 @@ class OrmBroker(Broker):
 
     def ack(self, acks: Sequence[Ack]) -> list[FaktoryError | bool]:
         """End jobs successfully, in one transaction."""
-        return acknowledgements.ack(acks, using=self.alias, now=self.clock(), on_finished=self._notes.ended)
+        return acknowledgements.ack(acks, using=self.alias, now=self.clock(), on_finished=self._metrics.ended)
 
     def fail(self, failures_: Sequence[Failure]) -> list[FaktoryError | bool]:
         """Record failures: retry the jobs, or move them to dead for `dead_for_s`."""
@@ -318,7 +324,7 @@ class OrmBroker(Broker):
             using=self.alias,
             now=self.clock(),
             dead_for_s=self.dead_for_s,
-            on_failed=partial(self._notes.ended, succeeded=False),
+            on_failed=partial(self._metrics.ended, succeeded=False),
         )
 
     @property
@@ -328,12 +334,12 @@ class OrmBroker(Broker):
 
     def assign_prefetched(self, job: Reservation, wid: str) -> Reservation:
         """Deliver a prefetched job, and record its start in the metrics."""
-        self._notes.started([job])
+        self._metrics.started([job])
         return super().assign_prefetched(job, wid)
 
-    def confirm(self, handed: Sequence[Delivery]) -> set[str]:
+    def confirm(self, deliveries: Sequence[Delivery]) -> set[str]:
         """Confirm deliveries; skips rows that are locked and returns their jids."""
-        return prefetch.confirm(handed, using=self.alias, now=self.clock())
+        return prefetch.confirm(deliveries, using=self.alias, now=self.clock())
 
     def release(self, reservations: Sequence[Reservation]) -> int:
         """Return jobs to their queues, and notify workers of them."""
@@ -351,10 +357,10 @@ class OrmBroker(Broker):
             now=self.clock(),
             dead_for_s=self.dead_for_s,
             limit=self.max_interruptions,
-            on_failed=partial(self._notes.ended, succeeded=False),
+            on_failed=partial(self._metrics.ended, succeeded=False),
         )
         if any(answer is True for answer in answers):
-            self._announce(self.alias, {one.queue for one in interruptions})
+            self._announce(self.alias, {interruption.queue for interruption in interruptions})
         return answers
 
     def cancel(self, jids: Sequence[str]) -> int:
@@ -363,7 +369,7 @@ class OrmBroker(Broker):
 
     def cancelled(self, jids: Sequence[str]) -> list[str]:
         """Return the jids of these running jobs that are marked as cancelled."""
-        return cancellations.cancelled(jids, using=self.alias)
+        return cancellations.find_cancelled(jids, using=self.alias)
 
     def hello(self, worker: WorkerIdentity) -> None:
         """Register one worker process; raises the error that `register` returns."""
@@ -379,11 +385,13 @@ class OrmBroker(Broker):
         """Record heartbeats, and extend the reservations of the workers' jobs by at least 2 × `worker_timeout_s`."""
         # An idle worker sends no FETCH, but the jobs of its lost claims must not wait until their reservations expire.
         self._release_lost_claims()
+        # Twice the timeout: a worker counts as lost before any of its reservations ends (ADR 26).
         return workers.beat(beats, using=self.alias, at_least_s=2 * self.worker_timeout_s, now=self.clock())
 
     def bye(self, wids: Sequence[str]) -> None:
         """Unregister worker processes and release the jobs that they still hold."""
-        if workers.bye(wids, using=self.alias):
+        # Only if it released jobs: workers of all queues are woken, because their queues are not known here.
+        if workers.unregister(wids, using=self.alias):
             self._announce(self.alias, {ANY_QUEUE})
 
     def lost(self, wids: Sequence[str], *, reason: str = "") -> int:
@@ -463,6 +471,7 @@ class OrmBroker(Broker):
     def commit_batch(self, bid: str) -> None:
         """Commit a batch and notify workers after the transaction: a callback may be due at once."""
         batches.commit(bid, using=self.alias, now=self.clock())
+        # In a transaction of the caller, the job of the callback is visible only after its commit.
         transaction.on_commit(partial(self._announce, self.alias, {ANY_QUEUE}), using=self.alias)
 
     def batch_status(self, bid: str) -> BatchStatus:
@@ -472,6 +481,7 @@ class OrmBroker(Broker):
     def info(self) -> dict[str, Any]:
         """Return the numbers of INFO; servers share them between polling clients."""
         timeout_s = self.worker_timeout_s
+        # INFO is exact (W22): a result that was read before the command serves only if reading is slow (ADR 31).
         if self._shares_numbers:
             return counts.shared_counts(using=self.alias, worker_timeout_s=timeout_s, exact=True).info()
         return counts.snapshot(using=self.alias, worker_timeout_s=timeout_s)
@@ -481,7 +491,7 @@ class OrmBroker(Broker):
         connections[self.alias].close()
 
 
-def _handed_out(fetched: Sequence[Sequence[Reservation]]) -> Iterator[Reservation]:
+def _delivered_jobs(fetched: Sequence[Sequence[Reservation]]) -> Iterator[Reservation]:
     return (job for jobs_ in fetched for job in jobs_ if not job.is_prefetched)
 
 
@@ -489,7 +499,10 @@ def _database_time() -> None:
     """Return None, which means the database's own clock, shared by all nodes. Tests replace it."""
 
 
-def _merged(refused: Sequence[FaktoryError | None], pushed: Sequence[FaktoryError | None]) -> list[FaktoryError | None]:
+def _merge_answers(
+    refused: Sequence[FaktoryError | None], pushed: Sequence[FaktoryError | None]
+) -> list[FaktoryError | None]:
     """Return one answer per job: the error of its lock key, or the answer of the store."""
+    # The store got, and answers for, only the jobs without an error.
     answers = iter(pushed)
     return [error or next(answers) for error in refused]

@@ -27,31 +27,31 @@ PAUSE_S = 5.0
 class Outbox:
     """Target of pushes that writes rows in the transactions of `aliases`.
 
-    `own` is the alias of the target's database, if it is one: pushes in its transactions need no row.
+    `own_alias` is the alias of the target's database, if it is one: pushes in its transactions need no row.
     """
 
-    def __init__(self, target: Broker, aliases: Sequence[str], *, own: str | None) -> None:
+    def __init__(self, target: Broker, aliases: Sequence[str], *, own_alias: str | None) -> None:
         self.target = target
         self.aliases = tuple(aliases)
-        self._own = own
-        self._silent_until = 0.0
+        self._own_alias = own_alias
+        self._paused_until = 0.0
 
     def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
         """Store jobs as `Broker.push` does; jobs stored as rows are answered with None, and may be refused later.
 
         Outside any transaction, jobs are pushed to the target at once, and stored as rows only if it is unavailable.
         """
-        if self._own and connections[self._own].in_atomic_block:
+        if self._own_alias and connections[self._own_alias].in_atomic_block:
             # The target's own transaction already makes the push atomic with the caller's changes.
             return self.target.push(jobs)
         for alias in self.aliases:
             if connections[alias].in_atomic_block:
-                return self._note(jobs, alias)
+                return self._store_entries(jobs, alias)
         try:
             return self.target.push(jobs)
         except BrokerUnavailable as error:
             logger.warning("jobs wait in the outbox count=%d error=%s", len(jobs), error)
-            return self._note(jobs, self.aliases[0])
+            return self._store_entries(jobs, self.aliases[0])
 
     def relay(self, alias: str) -> int:
         """Push the rows that wait in one database to the target; return how many were settled.
@@ -59,12 +59,13 @@ class Outbox:
         Raises BrokerUnavailable.
         """
         settled = 0
+        # Set by set: the lease of a set must not end while earlier ones are sent.
         while leased := outbox.lease(using=alias):
             self._push_leased(leased, alias)
             settled += len(leased)
         return settled
 
-    def _note(self, jobs: Sequence[JobPayload], alias: str) -> list[FaktoryError | None]:
+    def _store_entries(self, jobs: Sequence[JobPayload], alias: str) -> list[FaktoryError | None]:
         outbox.add(jobs, using=alias)
         # `robust`: an error in the relay must not keep the caller's other commit hooks from running.
         transaction.on_commit(partial(self._relay_after_commit, alias), using=alias, robust=True)
@@ -72,19 +73,19 @@ class Outbox:
 
     def _relay_after_commit(self, alias: str) -> None:
         # This runs in the request's thread: while the target is down, each commit would wait for its timeout.
-        if time.monotonic() < self._silent_until:
+        if time.monotonic() < self._paused_until:
             return
         try:
             self.relay(alias)
         except FaktoryError as error:
-            self._silent_until = time.monotonic() + PAUSE_S
+            self._paused_until = time.monotonic() + PAUSE_S
             logger.warning("the outbox waits for its target alias=%s error=%s", alias, error)
 
     def _push_leased(self, leased: Sequence[outbox.LeasedEntry], alias: str) -> None:
         refused = {entry.id: "cannot be read: it is no job's JSON" for entry in leased if entry.job is None}
         jobs = {entry.id: entry.job for entry in leased if entry.job is not None}
         try:
-            answers = self._answers(list(jobs.values()))
+            answers = self._push_or_refuse(list(jobs.values()))
         except BrokerUnavailable:
             # Free the leased rows at once, so that the next relay need not wait for the end of their lease.
             _settle(alias, free=jobs.keys(), refused=refused)
@@ -97,7 +98,7 @@ class Outbox:
                 refused[row_id] = str(answer)
         _settle(alias, done=jobs.keys() - refused.keys(), refused=refused)
 
-    def _answers(self, jobs: list[JobPayload]) -> list[FaktoryError | None]:
+    def _push_or_refuse(self, jobs: list[JobPayload]) -> list[FaktoryError | None]:
         """Return the target's answers.
 
         If the set fails, each job is pushed alone, so that one bad job does not block the others.
@@ -111,12 +112,12 @@ class Outbox:
         except Exception as error:
             # Repeating is safe: a jid that is stored already is accepted and changes nothing (W10).
             if len(jobs) > 1:
-                return [answer for job in jobs for answer in self._answers([job])]
+                return [answer for job in jobs for answer in self._push_or_refuse([job])]
             logger.exception("the target cannot take this job jid=%s", jobs[0].jid)
             return [FaktoryError(f"{type(error).__name__}: {error}")]
 
 
-def _settle(alias: str, *, refused: Mapping[int, str], **others: Collection[int]) -> None:
+def _settle(alias: str, *, refused: Mapping[int, str], **settled: Collection[int]) -> None:
     for row_id, error in refused.items():
         logger.error("job in the outbox was refused alias=%s id=%d error=%s", alias, row_id, error)
-    outbox.settle(using=alias, refused=refused, **others)
+    outbox.settle(using=alias, refused=refused, **settled)

@@ -33,14 +33,14 @@ from ..core.protocol.batches import BatchAsk, BatchCommit, BatchNew, BatchOpen, 
 from ..core.protocol.commands import AckJob, BeatWorker, FailJob, Fetch, Info, Push, PushBulk
 from ..core.protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
 from ..core.protocol.replies import (
-    about_batch,
-    failed,
     parse_bulk,
     parse_bulk_refusal,
+    parse_fail,
     parse_object_reply,
     parse_refusal,
     parse_reservation,
     parse_state,
+    translate_batch_refusal,
 )
 from ..core.protocol.resp import BulkString, Error, Reply
 from ..core.protocol.tracking import TrackGet, TrackSet, parse_tracked
@@ -65,7 +65,7 @@ BULK_BYTES = 4 * 1024 * 1024
 LONG_REPLY_TIMEOUT_S = 600.0
 """Reply timeout in seconds of commands that change many jobs: MUTATE, QUEUE REMOVE, FLUSH."""
 
-NOT_NOW = ("database unavailable", "shutdown in progress", "too many connections")
+TEMPORARY_ERRORS = ("database unavailable", "shutdown in progress", "too many connections")
 """Prefixes of errors that concern the server's state and not the command.
 
 The command may be repeated later (W8, W28, W30).
@@ -94,11 +94,11 @@ class RemoteBroker(Broker):
         self.address = parse_url(url)
         self._identity = identity or WorkerIdentity()
         self._connect_timeout_s, self._reply_timeout_s = connect_timeout_s, reply_timeout_s
-        self._was_let_in = False
+        self._was_authenticated = False
         self._local = threading.local()
         # Weak: a connection is closed when its thread ends, and must not be kept open by this set.
-        self._open: WeakSet[SocketConnection] = WeakSet()
-        self._opening = threading.Lock()
+        self._connections: WeakSet[SocketConnection] = WeakSet()
+        self._connections_lock = threading.Lock()
 
     def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
         """Store jobs by PUSH or PUSHB, in chunks of BULK_JOBS and BULK_BYTES."""
@@ -107,10 +107,10 @@ class RemoteBroker(Broker):
     def _push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
         if len(jobs) == 1:
             # PUSHB would answer with a map of refusals; PUSH keeps the code of a refusal.
-            [reply] = self._ask([Push(jobs[0]).line()])
+            [reply] = self._request([Push(jobs[0]).line()])
             refusal = parse_refusal(reply)
             return [NotUnique(jobs[0].jid) if refusal and refusal.code == NotUnique.code else refusal]
-        [reply] = self._ask([PushBulk(jobs).line()])
+        [reply] = self._request([PushBulk(jobs).line()])
         refused = parse_object_reply(reply)
         return [parse_bulk_refusal(str(refused[job.jid]), job.jid) if job.jid in refused else None for job in jobs]
 
@@ -120,25 +120,27 @@ class RemoteBroker(Broker):
         A FETCH is never repeated, because the first may have reserved a job. If a request fails, the jobs fetched
         before it are returned.
         """
-        found: list[list[Reservation]] = []
+        fetched: list[list[Reservation]] = []
         for request in requests:
             try:
-                found.append(self._fetch(request))
+                fetched.append(self._fetch(request))
             except FaktoryError:
                 # Jobs of earlier requests are reserved: raising now would lose them until their reservations expire.
-                if not any(found):
+                if not any(fetched):
                     raise
-                return found + [[]] * (len(requests) - len(found))
-        return found
+                return fetched + [[]] * (len(requests) - len(fetched))
+        return fetched
 
     def _fetch(self, request: FetchRequest) -> list[Reservation]:
-        [reply] = self._ask([Fetch(request.queues).line()], again=False)
+        [reply] = self._request([Fetch(request.queues).line()], may_retry=False)
+        # The wid is not in the reply: the server knows it from this connection's HELLO.
         text = parse_bulk(reply)
         return [] if text is None else [parse_reservation(text, request.wid)]
 
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
         """End jobs. The server does not report whether an ack had effect: any reply except an error counts as True."""
-        refusals = [parse_refusal(reply) for reply in self._ask([AckJob(ack.jid).line() for ack in acks])]
+        # The reply is OK for an ack of another worker too (W16).
+        refusals = [parse_refusal(reply) for reply in self._request([AckJob(ack.jid).line() for ack in acks])]
         for ack, refusal in zip(acks, refusals, strict=True):
             if refusal:
                 logger.warning("ACK refused jid=%s server=%s error=%s", ack.jid, self.address, refusal)
@@ -149,14 +151,15 @@ class RemoteBroker(Broker):
 
         JobNotFound may also mean that the report was sent twice: the first took effect, and its reply was lost.
         """
-        lines = [FailJob(one.jid, one.errtype, one.message, one.backtrace).line() for one in failures]
-        return [failed(reply, one.jid) for one, reply in zip(failures, self._ask(lines), strict=True)]
+        lines = [FailJob(report.jid, report.errtype, report.message, report.backtrace).line() for report in failures]
+        return [parse_fail(reply, report.jid) for report, reply in zip(failures, self._request(lines), strict=True)]
 
     def release(self, reservations: Sequence[Reservation]) -> int:
         """Fail the jobs with `WorkerShutdown`, because the protocol cannot release a job.
 
         Each job runs again after its backoff.
         """
+        # The error type names the reason in the job's history; the protocol has no other field for it.
         reports = [
             failure(jid=job.jid, wid=job.wid, errtype="WorkerShutdown", message="released before it began")
             for job in reservations
@@ -168,19 +171,23 @@ class RemoteBroker(Broker):
         self._identity = worker
         # The identity is part of HELLO, so a connection that is open already cannot change it.
         self.close()
-        self._ask([])
+        self._request([])
 
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """Send heartbeats; return the states that the server requests."""
-        replies = self._ask([BeatWorker(beat).line() for beat in beats])
+        replies = self._request([BeatWorker(beat).line() for beat in beats])
         return [parse_state(reply, beat.wid) for reply, beat in zip(replies, beats, strict=True)]
 
     def bye(self, wids: Sequence[str]) -> None:
         """Send END on all connections of these workers, in whichever thread; the server releases their jobs."""
-        with self._opening:
+        with self._connections_lock:
             # A copy under the mutex: other threads add connections. Those inherited over a fork belong to the parent.
-            leaving = [one for one in self._open if one.is_ours and one.identity.wid in wids]
-        for connection in leaving:
+            connections = [
+                connection
+                for connection in self._connections
+                if connection.is_of_this_process and connection.identity.wid in wids
+            ]
+        for connection in connections:
             connection.end()
 
     def lost(self, wids: Sequence[str], *, reason: str = "") -> int:  # noqa: ARG002  (the protocol has no verb for it)
@@ -189,48 +196,49 @@ class RemoteBroker(Broker):
 
     def mutate(self, mutation: Mutation, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
         """Send MUTATE and wait at most LONG_REPLY_TIMEOUT_S for its reply. `should_continue` is ignored."""
-        self._order(Mutate(mutation).line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
+        self._execute(Mutate(mutation).line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
 
     def pause(self, queues: Sequence[str] | None) -> None:
         """Pause queues. An original server cannot pause a queue that was never used."""
-        self._order_queues(PauseQueues, queues)
+        self._execute_on_queues(PauseQueues, queues)
 
     def resume(self, queues: Sequence[str] | None) -> None:
         """Resume these queues, or all."""
-        self._order_queues(ResumeQueues, queues)
+        self._execute_on_queues(ResumeQueues, queues)
 
     def remove(self, queues: Sequence[str] | None, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
         """Remove queues with their jobs; the server has LONG_REPLY_TIMEOUT_S to reply. `should_continue` is ignored."""
-        self._order_queues(RemoveQueues, queues, reply_timeout_s=LONG_REPLY_TIMEOUT_S)
+        self._execute_on_queues(RemoveQueues, queues, reply_timeout_s=LONG_REPLY_TIMEOUT_S)
 
     def latency(self, queues: Sequence[str]) -> dict[str, float]:
         """Return the queues' latencies in seconds, as the server reports them."""
-        [reply] = self._ask([QueueLatency(tuple(queues)).line()])
+        [reply] = self._request([QueueLatency(tuple(queues)).line()])
         return {queue: float(seconds) for queue, seconds in parse_object_reply(reply).items()}
 
     def flush(self, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
         """Send FLUSH; the server has LONG_REPLY_TIMEOUT_S to reply. `should_continue` is ignored."""
-        self._order(Flush().line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
+        self._execute(Flush().line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
 
     def track_set(self, updates: Sequence[TrackUpdate]) -> None:
         """Send TRACK SET for each update; raises its first refusal.
 
         An original server knows TRACK only in its paid edition.
         """
-        for reply in self._ask([TrackSet(update).line() for update in updates]):
+        for reply in self._request([TrackSet(update).line() for update in updates]):
             if refusal := parse_refusal(reply):
                 raise refusal
 
     def track_get(self, jids: Sequence[str]) -> list[Tracked]:
         """Return the progress of jobs; jids that are invalid or do not fit into a command line are unknown."""
-        askable = [jid for jid in jids if jid and jid == jid.strip() and jid.isprintable() and len(jid) <= MAX_NAME]
-        replies = self._ask([TrackGet(jid).line() for jid in askable])
-        by_jid = {jid: parse_tracked(parse_object_reply(reply)) for jid, reply in zip(askable, replies, strict=True)}
+        # The jid is a word of the command: a space or a line end in it would change the command.
+        valid_jids = [jid for jid in jids if jid and jid == jid.strip() and jid.isprintable() and len(jid) <= MAX_NAME]
+        replies = self._request([TrackGet(jid).line() for jid in valid_jids])
+        by_jid = {jid: parse_tracked(parse_object_reply(reply)) for jid, reply in zip(valid_jids, replies, strict=True)}
         return [by_jid.get(jid) or Tracked(jid=jid) for jid in jids]
 
     def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:  # noqa: ARG002  (the server knows us by HELLO)
         """Create a batch. An original server knows BATCH only in its paid edition."""
-        return self._bid(BatchNew(batch).line(), batch.parent_bid)
+        return self._request_bid(BatchNew(batch).line(), batch.parent_bid)
 
     def check_batch(self, bid: str, *, caller_wid: str = "") -> None:  # noqa: ARG002
         """Raise BatchClosed if a callback of the batch was enqueued.
@@ -243,36 +251,37 @@ class RemoteBroker(Broker):
 
     def open_batch(self, bid: str, *, caller_wid: str = "") -> str:  # noqa: ARG002
         """Reopen a batch; return its bid."""
-        return self._bid(BatchOpen(bid).line(), bid)
+        return self._request_bid(BatchOpen(bid).line(), bid)
 
     def commit_batch(self, bid: str) -> None:
         """Commit a batch by BATCH COMMIT."""
-        self._bid(BatchCommit(bid).line(), bid)
+        self._request_bid(BatchCommit(bid).line(), bid)
 
     def batch_status(self, bid: str) -> BatchStatus:
         """Return the status of a batch by BATCH STATUS."""
-        [reply] = self._ask([BatchAsk(bid).line()])
+        [reply] = self._request([BatchAsk(bid).line()])
         if refusal := parse_refusal(reply):
-            raise about_batch(refusal, bid)
+            raise translate_batch_refusal(refusal, bid)
         return parse_status(parse_object_reply(reply))
 
-    def _bid(self, line: bytes, asked: str) -> str:
+    def _request_bid(self, line: bytes, bid: str) -> str:
         # Never repeated: a second BATCH NEW would create another batch, which is never committed.
-        [reply] = self._ask([line], again=False)
+        [reply] = self._request([line], may_retry=False)
         if refusal := parse_refusal(reply):
-            raise about_batch(refusal, asked)
+            raise translate_batch_refusal(refusal, bid)
+        # BATCH COMMIT is answered with OK, not with the bid.
         return parse_bulk(reply) or "" if isinstance(reply, BulkString) else ""
 
     def info(self) -> dict[str, Any]:
         """Return the numbers of INFO; `workers` is read from the original's `tasks`, if present."""
-        [reply] = self._ask([Info().line()])
-        found = parse_object_reply(reply).get("faktory", {})
-        if not isinstance(found, dict):
+        [reply] = self._request([Info().line()])
+        numbers = parse_object_reply(reply).get("faktory", {})
+        if not isinstance(numbers, dict):
             return {}
         # A server of another kind may leave this part out.
         with suppress(KeyError, TypeError):
-            found["workers"] = found["tasks"]["Workers"]["size"]
-        return found
+            numbers["workers"] = numbers["tasks"]["Workers"]["size"]
+        return numbers
 
     def close(self) -> None:
         """Close this thread's connection; the next command opens a new one."""
@@ -280,7 +289,7 @@ class RemoteBroker(Broker):
             connection.close()
             self._local.connection = None
 
-    def _order_queues(
+    def _execute_on_queues(
         self,
         verb: type[PauseQueues | ResumeQueues | RemoveQueues],
         queues: Sequence[str] | None,
@@ -289,43 +298,46 @@ class RemoteBroker(Broker):
     ) -> None:
         names = None if queues is None else tuple(queues)
         if names != ():  # an empty list means no queue, but no argument means all
-            self._order(verb(names).line(), reply_timeout_s=reply_timeout_s)
+            self._execute(verb(names).line(), reply_timeout_s=reply_timeout_s)
 
-    def _order(self, line: bytes, *, reply_timeout_s: float | None = None) -> None:
+    def _execute(self, line: bytes, *, reply_timeout_s: float | None = None) -> None:
         """Send an idempotent command that is answered with OK or an error."""
-        [reply] = self._ask([line], reply_timeout_s=reply_timeout_s)
+        [reply] = self._request([line], reply_timeout_s=reply_timeout_s)
         if refusal := parse_refusal(reply):
             raise refusal
 
-    def _ask(self, lines: Sequence[bytes], *, again: bool = True, reply_timeout_s: float | None = None) -> list[Reply]:
-        """Send commands over this thread's connection; `again` allows one retry over a new connection."""
-        connection = self._usable()
+    def _request(
+        self, lines: Sequence[bytes], *, may_retry: bool = True, reply_timeout_s: float | None = None
+    ) -> list[Reply]:
+        """Send commands over this thread's connection; `may_retry` allows one retry over a new connection."""
+        connection = self._usable_connection()
         is_new = connection is None
         try:
-            replies = (connection or self._connect()).ask(lines, reply_timeout_s=reply_timeout_s)
+            replies = (connection or self._connect()).request(lines, reply_timeout_s=reply_timeout_s)
         except (OSError, ProtocolError) as error:
             self.close()
             # A password that never worked is a configuration error; a later refusal may be a server that is being
             # reconfigured.
-            if isinstance(error, AuthenticationFailed) and not self._was_let_in:
+            if isinstance(error, AuthenticationFailed) and not self._was_authenticated:
                 raise
             # Retry only if an idle connection may have been closed by the server. After a timeout a retry would double
             # the wait.
-            if again and not is_new and not isinstance(error, TimeoutError):
+            if may_retry and not is_new and not isinstance(error, TimeoutError):
                 logger.info("connection lost, trying once more server=%s error=%s", self.address, error)
-                return self._ask(lines, again=False, reply_timeout_s=reply_timeout_s)
+                return self._request(lines, may_retry=False, reply_timeout_s=reply_timeout_s)
             raise BrokerUnavailable(f"the Faktory server at {self.address} is unavailable: {error}") from error
         for reply in replies:
             # Such a server may be about to stop: close, so that the next command connects again, perhaps to its
             # successor.
-            if isinstance(reply, Error) and reply.message.startswith(NOT_NOW):
+            if isinstance(reply, Error) and reply.message.startswith(TEMPORARY_ERRORS):
                 self.close()
                 raise BrokerUnavailable(f"the Faktory server at {self.address} says: {reply.message}")
         return replies
 
-    def _usable(self) -> SocketConnection | None:
+    def _usable_connection(self) -> SocketConnection | None:
         """Return this thread's connection if it is usable and was opened with the current identity."""
         connection: SocketConnection | None = getattr(self._local, "connection", None)
+        # Another thread may have set a new identity by `hello`, which takes effect with a new connection.
         if connection and connection.is_usable and connection.identity == self._identity:
             return connection
         self.close()
@@ -339,21 +351,21 @@ class RemoteBroker(Broker):
             reply_timeout_s=self._reply_timeout_s,
         )
         self._local.connection = connection
-        self._was_let_in = True
-        with self._opening:
-            self._open.add(connection)
+        self._was_authenticated = True
+        with self._connections_lock:
+            self._connections.add(connection)
         return connection
 
 
 def _chunks(jobs: Sequence[JobPayload]) -> Iterator[Sequence[JobPayload]]:
     """Split jobs into chunks for PUSHB; a job above BULK_BYTES is sent alone."""
     start, size = 0, 0
-    for at, job in enumerate(jobs):
+    for index, job in enumerate(jobs):
         # The length of an ASCII text is known without an encoded copy of it.
         length = len(job.text) if job.text.isascii() else len(job.text.encode())
-        if at > start and (at - start == BULK_JOBS or size + length > BULK_BYTES):
-            yield jobs[start:at]
-            start, size = at, 0
+        if index > start and (index - start == BULK_JOBS or size + length > BULK_BYTES):
+            yield jobs[start:index]
+            start, size = index, 0
         size += length
     if start < len(jobs):
         yield jobs[start:]

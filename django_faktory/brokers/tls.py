@@ -51,7 +51,7 @@ def client_context(ca: str = "") -> ssl.SSLContext:
     return context
 
 
-def _require(path: str, what: str) -> None:
+def _require(path: str, content: str) -> None:
     """Check that a file is readable, because OpenSSL's error does not name the file."""
     try:
         with open(path, "rb") as file:
@@ -59,7 +59,7 @@ def _require(path: str, what: str) -> None:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else error
         raise UnusableFile(
-            f"TLS: expected a readable file with {what} at {path}, got: {reason}; correct the path"
+            f"TLS: expected a readable file with {content} at {path}, got: {reason}; correct the path"
         ) from error
 
 

@@ -17,7 +17,7 @@ from ..tasks.base import registered
 from .tasks import broken_modules
 
 _IDS = {"schedule": "E040", "zone": "E041", "task": "E042", "args": "E043", "kwargs": "E043"}
-_OTHER = "E044"
+_OTHER = "E044"  # of fields that have no id of their own
 _HINTS = {
     "E040": 'minute hour day-of-month month day-of-week, such as "30 2 * * *"; see docs/cron.md',
     "E043": "Give what the task takes, in the types that docs/arguments.md lists.",
@@ -34,17 +34,17 @@ def check_cron(**_: Any) -> list[CheckMessage]:
         return []
     if not isinstance(settings, Mapping) or broken_modules():
         return []  # reported by other checks; an entry whose module fails to import would be a false E042
-    entries = list(cron.read())
-    found: list[CheckMessage] = [_error(place, one) for place, one in entries if isinstance(one, InvalidCron)]
+    entries = list(cron.read_definitions())
+    messages: list[CheckMessage] = [_error(place, entry) for place, entry in entries if isinstance(entry, InvalidCron)]
     if entries and broker == "remote":
-        found.append(
+        messages.append(
             Warning(
                 f"{entries[0][0]}: nobody looks at cron entries where jobs live on a server elsewhere",
                 hint='FAKTORY = {"BROKER": "orm"}, or let that server have the entries.',
                 id="django_faktory.W040",
             )
         )
-    return found
+    return messages
 
 
 def _error(place: str, error: InvalidCron) -> CheckMessage:
@@ -55,14 +55,19 @@ def _error(place: str, error: InvalidCron) -> CheckMessage:
 def _hint(number: str, error: InvalidCron) -> str:
     """Return a remedy; for a misspelt name, the closest known name."""
     if number == "E041":
-        return _meant(error, sorted(available_timezones())) or "A name of the IANA database; pip install tzdata has it."
+        # Read now and not at import: it looks through the system's folders of time zones.
+        return (
+            _suggestion(error, sorted(available_timezones()))
+            or "A name of the IANA database; pip install tzdata has it."
+        )
     if number == "E042":
         names = [task.jobtype for task in registered()]
-        return _meant(error, names) or 'Write "jobtype" instead where a worker in another language runs it.'
+        return _suggestion(error, names) or 'Write "jobtype" instead where a worker in another language runs it.'
     return _HINTS[number]
 
 
-def _meant(error: InvalidCron, known: list[str]) -> str:
-    came = error.problem.rpartition("'")[0].rpartition("'")[2]
-    near = get_close_matches(came, known, n=1)
-    return f"Did you mean {near[0]!r}?" if near else ""
+def _suggestion(error: InvalidCron, known_names: list[str]) -> str:
+    # The message quotes the name; the error has no field for it.
+    given_name = error.problem.rpartition("'")[0].rpartition("'")[2]
+    suggestions = get_close_matches(given_name, known_names, n=1)
+    return f"Did you mean {suggestions[0]!r}?" if suggestions else ""

@@ -25,12 +25,13 @@ def check_limits(**_: Any) -> Iterable[CheckMessage]:
         return
     if not isinstance(conf.get("LIMITS"), Mapping) or broken_modules():
         return  # other checks report it; the limits of broken tasks modules are unknown
-    wrong = [one for one in limits.read() if isinstance(one, InvalidDefinition)]
-    for one in wrong:
-        number = "E050" if one.is_place else "E051"
-        hint = 'LIMITS = {"queues": {"mail": 5}}; or "tasks", or "keys".' if one.is_place else _HOW
-        yield Error(f"{one.place}: {one.problem}", hint=hint, id=f"django_faktory.{number}")
-    if not wrong and broker == "remote" and any(conf.get("LIMITS").get(place) for place in limits.PLACES):
+    invalid = [definition for definition in limits.read_definitions() if isinstance(definition, InvalidDefinition)]
+    for definition in invalid:
+        number = "E050" if definition.is_place else "E051"
+        hint = 'LIMITS = {"queues": {"mail": 5}}; or "tasks", or "keys".' if definition.is_place else _HOW
+        yield Error(f"{definition.place}: {definition.problem}", hint=hint, id=f"django_faktory.{number}")
+    # A warning: jobs are enqueued all the same, and that server may have limits of its own.
+    if not invalid and broker == "remote" and any(conf.get("LIMITS").get(place) for place in limits.PLACES):
         yield Warning(
             "FAKTORY['LIMITS']: nobody looks at them where jobs live on a server elsewhere",
             hint='FAKTORY = {"BROKER": "orm"}, or let that server have the limits.',

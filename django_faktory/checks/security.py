@@ -52,16 +52,16 @@ def check_encryption(**_: Any) -> list[CheckMessage]:
     """Check that encryption works if a setting or a task asks for it: otherwise enqueue() would fail."""
     values = _values()[0]
     is_asked_for = values["ENCRYPT_ARGUMENTS"] or values["ENCRYPTION_KEYS"] or _any_task_encrypts()
-    trouble = encryption.problem() if is_asked_for else ""
+    problem = encryption.problem() if is_asked_for else ""
     hint = 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
-    return [Error(f"encryption of arguments: {trouble}", hint=hint, id="django_faktory.E060")] if trouble else []
+    return [Error(f"encryption of arguments: {problem}", hint=hint, id="django_faktory.E060")] if problem else []
 
 
 def _any_task_encrypts() -> bool:
     # Other checks may not have imported the tasks yet: checks run in the order of registration, and `--tag` omits some.
     with suppress(Exception):  # E015 reports a module that cannot be imported
         autodiscover()
-    return any(one.encrypt for one in registered())
+    return any(task.encrypt for task in registered())
 
 
 @register(Tags.security, deploy=True)
@@ -71,10 +71,15 @@ def check_deploy(**_: Any) -> list[CheckMessage]:
     host = _host(values)
     if password is None:
         return []  # another check reports it
-    if host is None:
+    if host is None:  # no server of this project, so its client is checked
         return [*_client()]
-    is_near = is_loopback(host)
-    return [*_password(password, is_near=is_near), *_tls(values, is_near=is_near), *_files(values), *_commands(values)]
+    is_local = is_loopback(host)
+    return [
+        *_password(password, is_local=is_local),
+        *_tls(values, is_local=is_local),
+        *_files(values),
+        *_commands(values),
+    ]
 
 
 def is_loopback(host: str) -> bool:
@@ -99,8 +104,8 @@ def _host(values: Mapping[str, Any]) -> str | None:
     return bind.rpartition(":")[0] or None if isinstance(bind, str) and values["BROKER"] != "remote" else None
 
 
-def _password(password: str, *, is_near: bool) -> Iterable[CheckMessage]:
-    if not password and is_near:  # for other addresses W060 reports it
+def _password(password: str, *, is_local: bool) -> Iterable[CheckMessage]:
+    if not password and is_local:  # for other addresses W060 reports it
         yield Warning(
             "FAKTORY['PASSWORD']: there is none: every process of this machine can add jobs, take them and drop them",
             hint=_OPEN,
@@ -115,8 +120,8 @@ def _password(password: str, *, is_near: bool) -> Iterable[CheckMessage]:
         )
 
 
-def _tls(values: Mapping[str, Any], *, is_near: bool) -> Iterable[CheckMessage]:
-    if not is_near and not values["TLS_CERT"]:
+def _tls(values: Mapping[str, Any], *, is_local: bool) -> Iterable[CheckMessage]:
+    if not is_local and not values["TLS_CERT"]:
         yield Warning(
             "FAKTORY['TLS_CERT']: the server listens for other machines without TLS: jobs, arguments and all, can be "
             "read and changed on their way",
@@ -153,6 +158,7 @@ def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
                 hint=f"chmod o-rwx {path}",
                 id="django_faktory.W065",
             )
+    # The jobs' arguments are in the file, unlike with a database server, which checks its users.
     path = _database_file(values["DATABASE"])
     if path and _others_may_read(path) and _others_may_enter(path.parent):
         yield Warning(
@@ -165,9 +171,9 @@ def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
 
 def _database_file(alias: str) -> Path | None:
     """Return the file of an SQLite database; None for another database."""
-    found = settings.DATABASES.get(alias, {})
-    name = found.get("NAME")
-    if not str(found.get("ENGINE", "")).endswith("sqlite3") or not name:
+    database = settings.DATABASES.get(alias, {})
+    name = database.get("NAME")
+    if not str(database.get("ENGINE", "")).endswith("sqlite3") or not name:
         return None
     return Path(name).absolute()  # the name of one in memory is no existing file
 
@@ -175,7 +181,7 @@ def _database_file(alias: str) -> Path | None:
 def _others_may_enter(folder: Path) -> bool:
     # A file in a folder that other users cannot enter is safe whatever its own mode is.
     try:
-        return all(one.stat().st_mode & stat.S_IXOTH for one in (folder, *folder.parents))
+        return all(path.stat().st_mode & stat.S_IXOTH for path in (folder, *folder.parents))
     except OSError:
         return False
 

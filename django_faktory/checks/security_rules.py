@@ -29,7 +29,7 @@ def _is_hook(value: Any) -> bool:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 
 SECURITY_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {

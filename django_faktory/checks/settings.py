@@ -29,15 +29,17 @@ from ..errors import InvalidPayload
 from ..moved import new_place
 from ..store.dialects import cursor_hooks
 from ..tasks.compat import BaseTaskBackend, task_backends
-from ..tasks.middleware import Middleware, made
+from ..tasks.middleware import Middleware, instantiate
 from .security_rules import SECURITY_RULES
 
+# The largest value of an integer column: some of these settings are stored with each job.
 _LARGEST = 2**31 - 1
 OLDEST = {"postgresql": (15,), "mariadb": (10, 6), "mysql": (8, 0, 11)}
 """Oldest supported version of each database; each has what a claim needs, above all SKIP LOCKED, and is still
 maintained.
 """
 
+# The documentation and the example project have the same options; a test compares them.
 SQLITE_OPTIONS = {
     "transaction_mode": "IMMEDIATE",
     "timeout": 20,
@@ -53,9 +55,9 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     except ImproperlyConfigured as error:
         return [Error(str(error), id="django_faktory.E007")]
     values = {**conf.DEFAULTS, **configured}
-    found: list[CheckMessage] = [*_unknown_keys(configured), *_wrong_values(configured)]
+    messages: list[CheckMessage] = [*_unknown_keys(configured), *_wrong_values(configured)]
     if not settings.USE_TZ:
-        found.append(
+        messages.append(
             Error(
                 "USE_TZ: expected True: times of jobs are absolute and shared with other languages",
                 hint="USE_TZ = True (Django's default since 5.0)",
@@ -63,17 +65,19 @@ def check_settings(**_: Any) -> list[CheckMessage]:
             )
         )
     # The remaining checks rely on the types of `values`, so they run only if every value is valid.
-    return found or [*_unfit(values), *_locket(values), *_files(values), *_environment()]
+    return messages or [*_invalid_combinations(values), *_locket(values), *_files(values), *_environment()]
 
 
 @register
 def check_tasks_setting(**_: Any) -> list[CheckMessage]:
     """Check that TASKS has an entry for FaktoryBackend, and check these entries."""
-    ours = [task_backends[alias] for alias, params in getattr(settings, "TASKS", {}).items() if _is_ours(params)]
-    if ours:
+    backends = [
+        task_backends[alias] for alias, params in getattr(settings, "TASKS", {}).items() if _is_faktory_entry(params)
+    ]
+    if backends:
         # Django checks each backend itself; the backport does so only if it is in INSTALLED_APPS, which is optional.
-        is_asked = BaseTaskBackend.__module__.startswith("django.") or apps.is_installed("django_tasks")
-        return [] if is_asked else [message for backend in ours for message in backend.check()]
+        is_checked_by_django = BaseTaskBackend.__module__.startswith("django.") or apps.is_installed("django_tasks")
+        return [] if is_checked_by_django else [message for backend in backends for message in backend.check()]
     return [
         Warning(
             "TASKS: no entry uses FaktoryBackend: tasks are enqueued elsewhere, or run at once",
@@ -90,11 +94,11 @@ def check_database_options(**_: Any) -> list[CheckMessage]:
     if connection is None:
         return []
     options = connection.settings_dict.get("OPTIONS", {})
-    where = f"DATABASES[{connection.alias!r}]"
+    place = f"DATABASES[{connection.alias!r}]"
     if connection.vendor == "sqlite":
-        return _sqlite_options(where, connection, options)
+        return _sqlite_options(place, connection, options)
     if connection.vendor == "mysql":
-        return _mysql_options(where, options)
+        return _mysql_options(place, options)
     return []
 
 
@@ -107,8 +111,8 @@ def check_connections(**_: Any) -> list[CheckMessage]:
         outboxes = []
     jobs = _job_database()
     aliases = dict.fromkeys([*([jobs.alias] if jobs else []), *outboxes])
-    found = [message for alias in aliases for message in _autocommit(connections[alias])]
-    return [*found, *_isolation_option(jobs), *_cursor(jobs)] if jobs else found
+    messages = [message for alias in aliases for message in _autocommit(connections[alias])]
+    return [*messages, *_isolation_option(jobs), *_cursor(jobs)] if jobs else messages
 
 
 @register(Tags.database)
@@ -125,7 +129,7 @@ def check_isolation(databases: Sequence[str] | None = None, **_: Any) -> list[Ch
     if connection.vendor not in _FORBIDDEN_LEVELS:
         return []
     with connection.cursor() as cursor:
-        cursor.execute(_ask_isolation(connection))
+        cursor.execute(_isolation_query(connection))
         level = str(cursor.fetchone()[0])
     # MySQL and MariaDB write "REPEATABLE-READ", PostgreSQL "repeatable read".
     if level.replace("-", " ").lower() not in _FORBIDDEN_LEVELS[connection.vendor]:
@@ -163,7 +167,7 @@ def check_database_version(databases: Sequence[str] | None = None, **_: Any) -> 
     ]
 
 
-def _is_ours(params: Mapping[str, Any]) -> bool:
+def _is_faktory_entry(params: Mapping[str, Any]) -> bool:
     try:
         backend = import_string(params["BACKEND"])
     except (ImportError, KeyError, TypeError):  # reported by Django itself
@@ -174,8 +178,8 @@ def _is_ours(params: Mapping[str, Any]) -> bool:
 def _unknown_keys(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
     for key in configured:
         if key not in conf.DEFAULTS:
-            near = get_close_matches(str(key).upper(), conf.DEFAULTS, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(conf.DEFAULTS))}."
+            suggestions = get_close_matches(str(key).upper(), conf.DEFAULTS, n=1)
+            hint = f"Did you mean {suggestions[0]!r}?" if suggestions else f"Known: {', '.join(sorted(conf.DEFAULTS))}."
             if key in conf.RENAMED:
                 hint = f"It is called {conf.RENAMED[key]!r} now."
             yield Error(f"FAKTORY: unknown key {key!r}", hint=hint, id="django_faktory.E001")
@@ -185,22 +189,22 @@ def _wrong_values(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
     for key, value in configured.items():
         if key in RULES and not RULES[key][0](value):
             # Check messages end up in logs and CI output, so values of secret settings are left out.
-            shown = "something else" if key in conf.SECRET else f"{value!r:.80}"
+            shown_value = "something else" if key in conf.SECRET else f"{value!r:.80}"
             yield Error(
-                f"FAKTORY[{key!r}]: expected {RULES[key][1]}, got {shown}",
-                hint=" ".join(filter(None, [*_moved(value), conf.DOCS.get(key)])),
+                f"FAKTORY[{key!r}]: expected {RULES[key][1]}, got {shown_value}",
+                hint=" ".join(filter(None, [*_moved_hints(value), conf.DOCS.get(key)])),
                 id="django_faktory.E002",
             )
 
 
-def _moved(value: Any) -> Iterable[str]:
+def _moved_hints(value: Any) -> Iterable[str]:
     """Yield the new places of modules that a setting names at their old places."""
     for path in [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []:
         if isinstance(path, str) and (moved_to := new_place(path)):
             yield f"{moved_to}."
 
 
-def _unfit(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+def _invalid_combinations(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
     """Check combinations of values that are valid one by one."""
     if values["BROKER"] == "orm" and values["DATABASE"] not in connections:
         known = ", ".join(map(repr, connections))
@@ -214,6 +218,7 @@ def _unfit(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
             yield Error(
                 f"FAKTORY['OUTBOX']: no database has the alias {alias!r}; known: {known}", id="django_faktory.E013"
             )
+    # Without the app there is no table for an outbox (ADR 8).
     if values["BROKER"] != "orm" and not apps.is_installed("django_faktory"):
         yield Warning(
             "FAKTORY['BROKER']: tasks enqueued inside a transaction leave at once, even where it is rolled back",
@@ -231,19 +236,19 @@ def _unfit(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
 
 def _locket(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
     """Check LOCKET: its E1 to E6 become django_faktory.E031 to E036, and W1 to W3 become W031 to W033."""
-    found = locket.problems(values["LOCKET"], beat_s=values["BEAT_INTERVAL"])
-    for problem in found:
-        kind = Warning if problem.is_warning else Error
+    problems = locket.problems(values["LOCKET"], beat_s=values["BEAT_INTERVAL"])
+    for problem in problems:
+        message_class = Warning if problem.is_warning else Error
         number = f"{problem.code[0]}03{problem.code[1]}"
-        yield kind(f"FAKTORY: {problem.message}", hint=problem.remedy, id=f"django_faktory.{number}")
+        yield message_class(f"FAKTORY: {problem.message}", hint=problem.remedy, id=f"django_faktory.{number}")
     # Only if LOCKET is valid so far: otherwise it may not be a dict.
-    path = values["LOCKET"].get("JOB_LOCK_KEY") if not found else None
+    path = values["LOCKET"].get("JOB_LOCK_KEY") if not problems else None
     if isinstance(path, str):
         try:
-            is_right = callable(import_string(path))
+            is_function = callable(import_string(path))
         except ImportError:
-            is_right = False
-        if not is_right:
+            is_function = False
+        if not is_function:
             yield Error(
                 f"FAKTORY: LOCKET: JOB_LOCK_KEY: expected the dotted path of a function, got {path!r:.80}",
                 hint="Write a function that takes a job and returns a string, or None for no lock.",
@@ -257,6 +262,7 @@ def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
         hint = conf.DOCS["TLS_CERT"]
         yield Error("FAKTORY['TLS_KEY']: expected TLS_CERT with it, got none", hint=hint, id="django_faktory.E012")
     elif values["TLS_CERT"]:
+        # Loaded as the server does it, which finds every reason: no PEM, a passphrase, a key of another certificate.
         try:
             tls.server_context(str(values["TLS_CERT"]), str(values["TLS_KEY"]))
         except tls.UnusableFile as error:
@@ -283,12 +289,12 @@ def _job_database() -> BaseDatabaseWrapper | None:
     """
     try:
         broker, alias = conf.get("BROKER"), conf.get("DATABASE")
-    except ImproperlyConfigured:
+    except ImproperlyConfigured:  # E007 reports it
         return None
     return connections[alias] if broker == "orm" and isinstance(alias, str) and alias in connections else None
 
 
-def _sqlite_options(where: str, connection: BaseDatabaseWrapper, options: Mapping[str, Any]) -> list[CheckMessage]:
+def _sqlite_options(place: str, connection: BaseDatabaseWrapper, options: Mapping[str, Any]) -> list[CheckMessage]:
     missing = []
     if str(options.get("transaction_mode")).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
         missing.append("transaction_mode: two writers that begin by reading lock each other out at once")
@@ -303,21 +309,21 @@ def _sqlite_options(where: str, connection: BaseDatabaseWrapper, options: Mappin
     paste = ", ".join(f'"{key}": {value!r}'.replace("'", '"') for key, value in SQLITE_OPTIONS.items())
     return [
         Warning(
-            f"{where}: SQLite serves workers badly as it is set up: {'; '.join(missing)}",
+            f"{place}: SQLite serves workers badly as it is set up: {'; '.join(missing)}",
             hint=f'"OPTIONS": {{{paste}}}',
             id="django_faktory.W002",
         )
     ]
 
 
-def _mysql_options(where: str, options: Mapping[str, Any]) -> list[CheckMessage]:
+def _mysql_options(place: str, options: Mapping[str, Any]) -> list[CheckMessage]:
     # Django's own default, also if OPTIONS has no entry; None means the server's default, REPEATABLE READ.
     level = options.get("isolation_level", "read committed")
     if str(level).lower() in ("read committed", *_FORBIDDEN_LEVELS["mysql"]):
         return []  # E016 reports the latter
     return [
         Warning(
-            f"{where}: isolation level {level or 'of the server'!s}: claims lock gaps between rows, and workers wait "
+            f"{place}: isolation level {level or 'of the server'!s}: claims lock gaps between rows, and workers wait "
             "for each other",
             hint='"OPTIONS": {"isolation_level": "read committed"}, which is Django\'s default.',
             id="django_faktory.W003",
@@ -336,10 +342,11 @@ def _autocommit(connection: BaseDatabaseWrapper) -> Iterable[CheckMessage]:
 
 
 def _cursor(connection: BaseDatabaseWrapper) -> Iterable[CheckMessage]:
-    own = cursor_hooks.own_methods(connection) if connection.vendor == "postgresql" else []
-    if own:
+    methods = cursor_hooks.own_methods(connection) if connection.vendor == "postgresql" else []
+    # Not a warning: such a backend may be intended, and its jobs are stored correctly.
+    if methods:
         yield Info(
-            f"DATABASES[{connection.alias!r}]: {connection.settings_dict['ENGINE']} has its own {', '.join(own)}: "
+            f"DATABASES[{connection.alias!r}]: {connection.settings_dict['ENGINE']} has its own {', '.join(methods)}: "
             "each statement goes through connection.cursor() and is not prepared, which is slower",
             hint="Multi-tenant backends need it, see docs/howto/multi-tenant.md; otherwise use Django's own backend.",
             id="django_faktory.I001",
@@ -353,7 +360,7 @@ _FORBIDDEN_LEVELS = {
 _REMEDY_MYSQL = '"OPTIONS": {"isolation_level": "read committed"}, which is Django\'s default.'
 
 
-def _ask_isolation(connection: BaseDatabaseWrapper) -> str:
+def _isolation_query(connection: BaseDatabaseWrapper) -> str:
     if connection.vendor == "postgresql":
         return "SHOW default_transaction_isolation"
     # MySQL 8 removed tx_isolation; MariaDB before 11.1 has no other name.
@@ -364,21 +371,24 @@ def _ask_isolation(connection: BaseDatabaseWrapper) -> str:
 def _isolation_option(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
     """Check OPTIONS: a number of Django's IsolationLevel on PostgreSQL, a name on MariaDB."""
     level = connection.settings_dict.get("OPTIONS", {}).get("isolation_level")
+    # Only a level that is set here: the session's own level is read from the server, by check_isolation.
     name, remedy = str(level), _REMEDY_MYSQL
     if connection.vendor == "postgresql":
         remedy = 'Remove "isolation_level" from OPTIONS; use another alias for transactions that need more.'
         if isinstance(level, int):
             from django.db.backends.postgresql.psycopg_any import IsolationLevel  # needs a PostgreSQL driver
 
-            name = next((one.name.replace("_", " ") for one in IsolationLevel if one == level), name)
+            name = next(
+                (known_level.name.replace("_", " ") for known_level in IsolationLevel if known_level == level), name
+            )
     if name.lower() not in _FORBIDDEN_LEVELS.get(connection.vendor, ()):
         return []
     return [_isolation_error(f"DATABASES[{connection.alias!r}]: isolation_level", name.lower(), remedy)]
 
 
-def _isolation_error(where: str, level: str, remedy: str) -> CheckMessage:
+def _isolation_error(place: str, level: str, remedy: str) -> CheckMessage:
     return Error(
-        f"{where}: expected read committed, got {level}: claims of several workers would fail with serialization "
+        f"{place}: expected read committed, got {level}: claims of several workers would fail with serialization "
         "errors, and workers would be reclaimed although they live",
         hint=remedy,
         id="django_faktory.E016",
@@ -389,7 +399,7 @@ def _dotted(version: Iterable[int]) -> str:
     return ".".join(map(str, version))
 
 
-def _whole(low: int, high: int = _LARGEST) -> tuple[Callable[[Any], bool], str]:
+def _integer(low: int, high: int = _LARGEST) -> tuple[Callable[[Any], bool], str]:
     return (
         # bool is a subclass of int, but True is not a number here.
         lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
@@ -398,31 +408,33 @@ def _whole(low: int, high: int = _LARGEST) -> tuple[Callable[[Any], bool], str]:
 
 
 def _seconds(low: float) -> tuple[Callable[[Any], bool], str]:
-    def is_right(value: Any) -> bool:
+    def is_valid(value: Any) -> bool:
+        # NaN and inf are floats too.
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return is_number and isfinite(value) and low <= value <= _LARGEST
 
-    return is_right, f"seconds, {low:g} or more"
+    return is_valid, f"seconds, {low:g} or more"
 
 
 def _or_none(rule: tuple[Callable[[Any], bool], str]) -> tuple[Callable[[Any], bool], str]:
-    is_right, words = rule
-    return lambda value: value is None or is_right(value), f"{words}, or None"
+    is_valid, description = rule
+    return lambda value: value is None or is_valid(value), f"{description}, or None"
 
 
 def _is_broker(value: Any) -> bool:
     if value in ("orm", "remote"):
         return True
     try:
-        found = import_string(value) if isinstance(value, str) else None
+        broker_class = import_string(value) if isinstance(value, str) else None
     except ImportError:
         return False
-    return isinstance(found, type) and issubclass(found, Broker)
+    return isinstance(broker_class, type) and issubclass(broker_class, Broker)
 
 
 def _is_address(value: Any) -> bool:
     if not isinstance(value, str):
         return False
+    # From the right, because an IPv6 address contains colons.
     host, colon, port = value.rpartition(":")
     return bool(host and colon) and port.isascii() and port.isdigit() and int(port) <= 65_535
 
@@ -437,12 +449,13 @@ def _are_queues(value: Any) -> bool:
 
 def _are_middleware(value: Any) -> bool:
     try:
-        return isinstance(value, list | tuple) and all(isinstance(made(path), Middleware) for path in value)
+        return isinstance(value, list | tuple) and all(isinstance(instantiate(path), Middleware) for path in value)
     except Exception:  # noqa: BLE001  (imports project code, which may raise any error)
         return False
 
 
 def _is_token(value: Any) -> bool:
+    # It is sent in an HTTP header, which has no room for spaces and control characters.
     return isinstance(value, str) and all("!" <= character <= "~" for character in value)
 
 
@@ -476,6 +489,7 @@ def _is_queue(value: Any) -> bool:
         return False
 
 
+# A value is checked, never converted: `conf.get` returns what the project has written.
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "BROKER": (_is_broker, '"orm", "remote" or the dotted path of a Broker'),
     "DATABASE": (lambda value: isinstance(value, str) and value != "", "an alias of DATABASES"),
@@ -484,27 +498,27 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "PASSWORD": (lambda value: isinstance(value, str), "a string"),
     "TLS_CERT": (lambda value: isinstance(value, str | os.PathLike), "the path of a PEM file"),
     "TLS_KEY": (lambda value: isinstance(value, str | os.PathLike), "the path of a PEM file"),
-    "MAX_COMMAND_BYTES": _whole(4096),
-    "MAX_CONNECTIONS": _whole(1),
-    "PREFETCH": _whole(0, 500),
+    "MAX_COMMAND_BYTES": _integer(4096),
+    "MAX_CONNECTIONS": _integer(1),
+    "PREFETCH": _integer(0, 500),
     "HELLO_TIMEOUT": _seconds(0.1),
     "COMMAND_TIMEOUT": _seconds(0.1),
     "ALLOW_FLUSH": _or_none((lambda value: isinstance(value, bool), "True or False")),
     **SECURITY_RULES,
-    "PROCESSES": _or_none(_whole(1, 1024)),
-    "CONCURRENCY": _whole(1, 1024),
+    "PROCESSES": _or_none(_integer(1, 1024)),
+    "CONCURRENCY": _integer(1, 1024),
     "QUEUES": _or_none((_are_queues, 'a list of queues, each "name" or "name:weight"')),
-    "MAX_JOBS": _or_none(_whole(1)),
-    "MAX_RSS": _or_none(_whole(1, 2**20)),
+    "MAX_JOBS": _or_none(_integer(1)),
+    "MAX_RSS": _or_none(_integer(1, 2**20)),
     "SHUTDOWN_TIMEOUT": _seconds(0),
-    "MAX_INTERRUPTIONS": _or_none(_whole(0)),
+    "MAX_INTERRUPTIONS": _or_none(_integer(0)),
     "BEAT_INTERVAL": _seconds(0.1),
     "POLL_INTERVAL": _seconds(0.01),
     "UNKNOWN_JOBTYPE_GRACE": _seconds(0),
     "MIGRATIONS_WAIT": _seconds(0),
-    "MAX_ATTEMPTS": _whole(1),
-    "RESERVE_FOR": _whole(MIN_RESERVE_FOR, MAX_RESERVE_FOR),
-    "RESULT_TTL": _whole(0),
+    "MAX_ATTEMPTS": _integer(1),
+    "RESERVE_FOR": _integer(MIN_RESERVE_FOR, MAX_RESERVE_FOR),
+    "RESULT_TTL": _integer(0),
     # Checked by _locket(), which reports codes of its own.
     "LOCKET": (lambda _: True, "a dict: see `locket.problems`"),
     "MIDDLEWARE": (_are_middleware, "a list of dotted paths of Middleware classes that can be imported"),
@@ -515,7 +529,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "GEARMONKEY_MODE": (lambda value: value in ("direct", "gateway"), '"direct" or "gateway"'),
     "GEARMONKEY_FUNCTIONS": (_are_functions, "a dict of names of functions to names of tasks"),
     "GEARMONKEY_LEASE": _seconds(1),
-    "GEARMONKEY_MAX_INPUT_BYTES": _whole(1),
+    "GEARMONKEY_MAX_INPUT_BYTES": _integer(1),
     "GEARMONKEY_AUDIT": (lambda value: isinstance(value, bool), "True or False"),
     "WORKER_TIMEOUT": _seconds(1),
     "BEAT_KEEPS_JOBS": (lambda value: isinstance(value, bool), "True or False"),

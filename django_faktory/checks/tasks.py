@@ -20,6 +20,7 @@ from django.utils.module_loading import import_string
 from ..backend import FaktoryBackend
 
 OURS = "django_faktory.backend.FaktoryBackend"
+# By path, because `testing` is a layer above this one (ADR 37).
 FOR_TESTS = ("django_faktory.testing.backends.DummyBackend", "django_faktory.testing.backends.ImmediateBackend")
 
 # Folders of the standard library, installed packages and this package: their frames are not the project's.
@@ -46,28 +47,33 @@ def check_backends(**_: Any) -> list[CheckMessage]:
 
     Django raises an exception for it, and the backport does not check it at all.
     """
-    found: list[CheckMessage] = []
+    messages: list[CheckMessage] = []
     for alias, params in _entries():
         path = params.get("BACKEND") if isinstance(params, Mapping) else None
         problem = _problem_with_backend(path)
         if problem:
-            near = get_close_matches(str(path), (OURS, *FOR_TESTS), n=1, cutoff=0.6)
-            hint = f"Did you mean {near[0]!r}?" if near else f'TASKS = {{"{alias}": {{"BACKEND": "{OURS}"}}}}'
-            found.append(
+            suggestions = get_close_matches(str(path), (OURS, *FOR_TESTS), n=1, cutoff=0.6)
+            hint = (
+                f"Did you mean {suggestions[0]!r}?"
+                if suggestions
+                else f'TASKS = {{"{alias}": {{"BACKEND": "{OURS}"}}}}'
+            )
+            messages.append(
                 Error(f"TASKS[{alias!r}]: BACKEND: {problem}", hint=hint, id="django_faktory.E014"),
             )
-    return found
+    return messages
 
 
 @register
 def check_tasks_modules(**_: Any) -> list[CheckMessage]:
     """Check that the `tasks` module of each app can be imported: otherwise no worker starts."""
-    if not any(_is_ours(params) for _, params in _entries()):
+    if not any(_is_faktory_entry(params) for _, params in _entries()):
         return []
     hint = "A worker imports the tasks modules of all installed apps, and does not start without them."
     return [Error(str(module), hint=hint, id="django_faktory.E015") for module in broken_modules()]
 
 
+# Only with `--deploy`: during development and in tests they are in their place.
 @register(deploy=True)
 def check_backends_for_production(**_: Any) -> list[CheckMessage]:
     """Warn about backends of `testing` in TASKS: they store no job."""
@@ -84,7 +90,7 @@ def check_backends_for_production(**_: Any) -> list[CheckMessage]:
 
 def remedy_for(module: BrokenModule) -> str:
     """Return a remedy for a module that prevents a worker from starting."""
-    if not any(_is_ours(params) for _, params in _entries()):
+    if not any(_is_faktory_entry(params) for _, params in _entries()):
         return f'no entry of TASKS is ours: TASKS = {{"default": {{"BACKEND": "{OURS}", "QUEUES": []}}}}'
     return f"correct it, or take {module.name.removesuffix('.tasks')} out of INSTALLED_APPS"
 
@@ -100,19 +106,19 @@ def broken_modules() -> list[BrokenModule]:
         try:
             __import__(name)
         except Exception as error:  # noqa: BLE001  (importing runs anybody's code)
-            broken.append(BrokenModule(name, error, _place(error)))
+            broken.append(BrokenModule(name, error, _place_of(error)))
     return broken
 
 
-def _place(error: Exception) -> str:
+def _place_of(error: Exception) -> str:
     """Return file and line of the innermost frame in the project's own code."""
     # A SyntaxError has no frame of its own: the traceback ends in importlib.
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_PROJECTS)]
-    where = (own or frames)[-1]
-    return f"{where.filename}, line {where.lineno}"
+    project_frames = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_PROJECTS)]
+    innermost = (project_frames or frames)[-1]
+    return f"{innermost.filename}, line {innermost.lineno}"
 
 
 def _first_line(error: Exception) -> str:
@@ -136,7 +142,7 @@ def _problem_with_backend(path: object) -> str:
     return ""
 
 
-def _is_ours(params: Any) -> bool:
+def _is_faktory_entry(params: Any) -> bool:
     try:
         backend = import_string(params["BACKEND"])
     except (ImportError, KeyError, TypeError):

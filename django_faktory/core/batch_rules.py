@@ -119,7 +119,7 @@ def advance(batch: BatchColumns) -> list[BatchStep]:
     if batch.is_committed and batch.is_reopened:
         return steps
     if batch.is_committed:
-        _fire(batch, steps)
+        _fire_callbacks(batch, steps)
     # An expired batch fires no callback, but its parent must learn that it will never succeed.
     if batch.is_committed or batch.is_expired:
         _notify_parent(batch, steps)
@@ -145,7 +145,7 @@ def ended_kind(batch: BatchColumns) -> Kind:
     return Kind.COMPLETE if batch.complete_st == CallbackProgress.ENQUEUED else Kind.SUCCESS
 
 
-def _fire(batch: BatchColumns, steps: list[BatchStep]) -> None:
+def _fire_callbacks(batch: BatchColumns, steps: list[BatchStep]) -> None:
     # A batch without a complete callback passes this stage at once, because success waits for it.
     if batch.complete_st == CallbackProgress.NOT_YET and batch.unrun == 0 and batch.open_children == 0:
         batch.complete_st = CallbackProgress.ENQUEUED if batch.has_complete else CallbackProgress.FINISHED
@@ -154,7 +154,7 @@ def _fire(batch: BatchColumns, steps: list[BatchStep]) -> None:
     if (
         batch.success_st == CallbackProgress.NOT_YET
         and batch.complete_st == CallbackProgress.FINISHED
-        and _is_good(batch)
+        and _have_all_succeeded(batch)
     ):
         batch.success_st = CallbackProgress.ENQUEUED if batch.has_success else CallbackProgress.FINISHED
         if batch.has_success:
@@ -172,11 +172,11 @@ def _notify_parent(batch: BatchColumns, steps: list[BatchStep]) -> None:
     if not batch.reported_success and batch.success_st == CallbackProgress.FINISHED:
         batch.reported_success = True
         steps.append(BatchStep.SUCCEED_IN_PARENT)
-    if not batch.is_over and _can_change_no_more(batch):
+    if not batch.is_over and _is_final(batch):
         steps.append(BatchStep.END)
 
 
-def _is_good(batch: BatchColumns) -> bool:
+def _have_all_succeeded(batch: BatchColumns) -> bool:
     """Return whether all members and children succeeded."""
     return batch.pending == 0 and batch.unsucceeded_children == 0 and not batch.is_broken
 
@@ -188,10 +188,10 @@ def _is_closed(batch: BatchColumns) -> bool:
         return True
     if batch.complete_st != CallbackProgress.FINISHED:
         return False
-    return batch.success_st == CallbackProgress.FINISHED or batch.success_failed or not _is_good(batch)
+    return batch.success_st == CallbackProgress.FINISHED or batch.success_failed or not _have_all_succeeded(batch)
 
 
-def _can_change_no_more(batch: BatchColumns) -> bool:
+def _is_final(batch: BatchColumns) -> bool:
     if batch.is_expired or batch.success_st == CallbackProgress.FINISHED:
         return True
     # Children are waited for: a child that still runs reports to this row later.

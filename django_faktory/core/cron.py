@@ -28,7 +28,7 @@ MAX_TICKS = 100
 MAX_LINE_LENGTH = 255
 LONGEST_WINDOW_S = 366 * 86_400
 
-_SHORT = {
+_ABBREVIATIONS = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
     "@monthly": "0 0 1 * *",
@@ -92,6 +92,7 @@ class Cron:
     name: str = field(default="", kw_only=True)
     """Name of the entry; the name of the task unless given."""
     queue: str = field(default="", kw_only=True)
+    # As in anacron: a deployment must not lose a nightly job, nor many missed ticks create as many jobs (ADR 0014).
     missed: str = field(default="once", kw_only=True)
     """Ticks that no node took within a minute: "skip" them, run "once" for the latest, or run for "all"."""
     window: int = field(default=86_400, kw_only=True)
@@ -100,6 +101,7 @@ class Cron:
     """While an earlier job of the entry waits or runs: "allow" another, or "skip" it."""
 
     def __post_init__(self) -> None:
+        # The default zone is a Django setting, which this module does not read; any zone serves to check the line.
         Schedule.of(self.schedule, self.zone or "UTC")
         check_policies(self.missed, self.window, self.overlap)
 
@@ -108,12 +110,12 @@ def parse_crons(value: Any) -> tuple[Cron, ...]:
     """Return the entries of `@task(cron=…)`, given as a cron line, a Cron, or a list of them. Raises InvalidCron."""
     if isinstance(value, str):
         return (Cron(value),)
-    found = (value,) if isinstance(value, Cron) else value
-    if not isinstance(found, list | tuple) or not all(isinstance(one, Cron) for one in found):
+    crons = (value,) if isinstance(value, Cron) else value
+    if not isinstance(crons, list | tuple) or not all(isinstance(cron, Cron) for cron in crons):
         raise InvalidCron(
             "schedule", f'expected a cron line such as "30 2 * * *", a Cron, or a list, got {value!r:.80}'
         )
-    return tuple(found)
+    return tuple(crons)
 
 
 def check_policies(missed: object, window: object, overlap: object) -> None:
@@ -134,7 +136,7 @@ class Schedule:
         self._line = _validate_line(line)
         # cronsim sets `fixup_tz` for five-field lines with fixed minutes and hours, and then handles clock changes.
         at_given_times = CronSim(self._line, datetime(2024, 1, 1, tzinfo=self.zone)).fixup_tz is not None
-        self._is_passing = self.zone is not UTC and not at_given_times
+        self._needs_fixed_offsets = self.zone is not UTC and not at_given_times
 
     @staticmethod
     def of(line: object, zone: object) -> Schedule:
@@ -147,47 +149,48 @@ class Schedule:
         if not isinstance(zone, str):
             raise InvalidCron("zone", f'expected the name of a time zone, such as "Europe/Berlin", got {zone!r:.80}')
         # A line such as February 30 parses, but never has a tick.
-        schedule = _schedule(line, zone)
+        schedule = _cached_schedule(line, zone)
         if schedule.after(datetime(2024, 1, 1, tzinfo=UTC)) is None:
             raise InvalidCron("schedule", f'"{line}": expected a day that comes, got one that does not in 50 years')
         return schedule
 
     def after(self, moment: datetime) -> datetime | None:
         """Return the first tick after this moment; None if there is none within 50 years."""
+        # cronsim stops its search after 50 years.
         return next(self.ticks(moment), None)
 
     def ticks(self, moment: datetime) -> Iterator[datetime]:
         """Yield the ticks after this moment in order, each once."""
-        if self._is_passing:
-            yield from self._on_passing_clocks(moment.astimezone(UTC))
+        if self._needs_fixed_offsets:
+            yield from self._ticks_by_offset(moment.astimezone(UTC))
             return
         latest = moment.astimezone(UTC)
         for tick in CronSim(self._line, moment.astimezone(self.zone)):
-            found = tick.astimezone(UTC)
+            utc_tick = tick.astimezone(UTC)
             # When clocks go back, cronsim yields the repeated hour a second time; when they go forward, every tick
             # inside the gap is due at its end.
-            if found > latest:
-                latest = found
-                yield found
+            if utc_tick > latest:
+                latest = utc_tick
+                yield utc_tick
 
-    def _on_passing_clocks(self, begin: datetime) -> Iterator[datetime]:
+    def _ticks_by_offset(self, begin: datetime) -> Iterator[datetime]:
         """Yield the ticks of a line that is due whenever clocks show it: twice in an hour that occurs twice.
 
         cronsim steps by whole hours and so skips ticks where clocks change by half an hour. This method runs it on
         local time without a zone, and starts again at each change of the offset.
         """
-        after = begin
+        resume_after = begin
         while True:
-            offset = _offset(self.zone, begin)
-            for tick in CronSim(self._line, (after + offset).replace(tzinfo=None)):
-                found = tick.replace(tzinfo=UTC) - offset
-                change = _change(self.zone, begin, found)
+            offset = _offset_at(self.zone, begin)
+            for tick in CronSim(self._line, (resume_after + offset).replace(tzinfo=None)):
+                utc_tick = tick.replace(tzinfo=UTC) - offset
+                change = _next_offset_change(self.zone, begin, utc_tick)
                 if change is not None:
                     # A microsecond earlier, so that a tick at the moment of the change is included.
-                    begin, after = change, change - timedelta(microseconds=1)
+                    begin, resume_after = change, change - timedelta(microseconds=1)
                     break
-                yield found
-                begin = found
+                yield utc_tick
+                begin = utc_tick
             else:
                 return
 
@@ -198,13 +201,13 @@ class Schedule:
         """
         for span in (*_SPANS, until - first):
             begin = max(first, until - span)
-            found = None
+            last_tick = None
             for tick in self.ticks(begin - timedelta(microseconds=1)):
                 if tick > until:
                     break
-                found = tick
-            if found or begin <= first:
-                return found
+                last_tick = tick
+            if last_tick or begin <= first:
+                return last_tick
         return None
 
     def __str__(self) -> str:
@@ -224,21 +227,21 @@ class Due(NamedTuple):
 
 def due(schedule: Schedule, first: datetime, now: datetime, *, missed: str, window_s: int) -> Due:
     """Decide about the ticks from `first`, the earliest that no node took, up to now."""
-    late, next_at = now - timedelta(seconds=ON_TIME_S), schedule.after(now)
-    if missed != Missed.ALL and first < late:
-        on_time = _between(schedule, late, now)
+    on_time_since, next_at = now - timedelta(seconds=ON_TIME_S), schedule.after(now)
+    if missed != Missed.ALL and first < on_time_since:
+        on_time = _ticks_between(schedule, on_time_since, now)
         oldest = max(first, now - timedelta(seconds=window_s))
-        made_up = None
+        catch_up = None
         # A tick that is on time makes up for the missed ones.
-        if missed == Missed.ONCE and not on_time and oldest < late:
-            made_up = schedule.latest(oldest, late)
-        ticks = [made_up] if made_up else on_time
-        return Due(ticks, None if made_up == first else first, next_at)
+        if missed == Missed.ONCE and not on_time and oldest < on_time_since:
+            catch_up = schedule.latest(oldest, on_time_since)
+        ticks = [catch_up] if catch_up else on_time
+        return Due(ticks, None if catch_up == first else first, next_at)
     oldest = first
-    if first < late:
+    if first < on_time_since:
         # A window shorter than ON_TIME_S must not drop ticks that are on time.
         oldest = max(first, now - timedelta(seconds=max(window_s, ON_TIME_S)))
-    ticks = _between(schedule, oldest, now, MAX_TICKS + 1)
+    ticks = _ticks_between(schedule, oldest, now, MAX_TICKS + 1)
     if len(ticks) > MAX_TICKS:
         # The next transaction continues with the tick that did not fit.
         next_at = ticks.pop()
@@ -258,26 +261,26 @@ def zone_of(name: str) -> tzinfo:
 
 
 @lru_cache(maxsize=1024)
-def _schedule(line: str, zone: str) -> Schedule:
+def _cached_schedule(line: str, zone: str) -> Schedule:
     return Schedule(line, zone)
 
 
-def _offset(zone: tzinfo, moment: datetime) -> timedelta:
-    found = moment.astimezone(zone).utcoffset()
-    assert found is not None  # noqa: S101  (it is aware)
-    return found
+def _offset_at(zone: tzinfo, moment: datetime) -> timedelta:
+    offset = moment.astimezone(zone).utcoffset()
+    assert offset is not None  # noqa: S101  (it is aware)
+    return offset
 
 
-def _change(zone: tzinfo, begin: datetime, end: datetime) -> datetime | None:
+def _next_offset_change(zone: tzinfo, begin: datetime, end: datetime) -> datetime | None:
     """Return the first moment after `begin`, up to `end`, with another offset from UTC; None if the offset stays."""
-    offset = _offset(zone, begin)
+    offset = _offset_at(zone, begin)
     while begin < end:
         later = min(begin + timedelta(days=1), end)
         # Compare day by day, then bisect to the second.
-        if _offset(zone, later) != offset:
+        if _offset_at(zone, later) != offset:
             while later - begin > timedelta(seconds=1):
                 middle = (begin + (later - begin) / 2).replace(microsecond=0)
-                if _offset(zone, middle) == offset:
+                if _offset_at(zone, middle) == offset:
                     begin = middle
                 else:
                     later = middle
@@ -286,40 +289,42 @@ def _change(zone: tzinfo, begin: datetime, end: datetime) -> datetime | None:
     return None
 
 
-def _between(schedule: Schedule, first: datetime, until: datetime, limit: int | None = None) -> list[datetime]:
-    found = []
+def _ticks_between(schedule: Schedule, first: datetime, until: datetime, limit: int | None = None) -> list[datetime]:
+    ticks = []
     for tick in islice(schedule.ticks(first - timedelta(microseconds=1)), limit):
         if tick > until:
             break
-        found.append(tick)
-    return found
+        ticks.append(tick)
+    return ticks
 
 
 def _validate_line(line: str) -> str:
     """Return the line in the form that cronsim accepts. Raises InvalidCron."""
-    words = line.split()
-    if words[0].startswith("@"):
-        if line.strip().lower() not in _SHORT:
-            raise InvalidCron("schedule", f"expected one of {', '.join(_SHORT)}, or five fields, got {line!r:.80}")
-        return _SHORT[line.strip().lower()]
-    if len(words) not in (5, 6):
+    fields = line.split()
+    if fields[0].startswith("@"):
+        if line.strip().lower() not in _ABBREVIATIONS:
+            raise InvalidCron(
+                "schedule", f"expected one of {', '.join(_ABBREVIATIONS)}, or five fields, got {line!r:.80}"
+            )
+        return _ABBREVIATIONS[line.strip().lower()]
+    if len(fields) not in (5, 6):
         raise InvalidCron(
             "schedule",
             f'"{line}": expected five fields (minute, hour, day-of-month, month, day-of-week), or six with the second '
-            f"first, got {len(words)}",
+            f"first, got {len(fields)}",
         )
     try:
         CronSim(line, datetime(2024, 1, 1, tzinfo=UTC))
     except (CronSimError, AssertionError, ValueError) as error:
-        raise InvalidCron("schedule", f'"{line}": {_describe_problem(str(error), words)}') from error
+        raise InvalidCron("schedule", f'"{line}": {_describe_problem(str(error), fields)}') from error
     return line
 
 
-def _describe_problem(problem: str, words: Sequence[str]) -> str:
+def _describe_problem(problem: str, fields: Sequence[str]) -> str:
     """Return a message that names the field, its range and the value; cronsim reports only "Bad minute"."""
     name = problem.removeprefix("Bad ")
     if name not in _RANGES:
         return f"cannot be read: {problem}"
     # A line of five fields has no second, the first name in _RANGES.
-    place = list(_RANGES).index(name) - (6 - len(words))
-    return f'{name}: expected {_RANGES[name]}, *, a list (1,2), a range (1-5) or a step (*/5), got "{words[place]}"'
+    position = list(_RANGES).index(name) - (6 - len(fields))
+    return f'{name}: expected {_RANGES[name]}, *, a list (1,2), a range (1-5) or a step (*/5), got "{fields[position]}"'

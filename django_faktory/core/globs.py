@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_ANY, _NONE = ".", "(?!)."
+_ANY_CHARACTER, _NO_CHARACTER = ".", "(?!)."
 
 COMPARED_AT_ONCE = 1_000_000
 """Pattern characters times text positions that one call of `re` or `str.find` may compare."""
@@ -38,10 +38,10 @@ class Glob:
             return False
         # The leftmost match leaves the most text for the remaining segments, so no other need be tried.
         for segment in self._segments[1:-1]:
-            found = segment.find(text, at, end)
-            if found < 0:
+            position = segment.find(text, at, end)
+            if position < 0:
                 return False
-            at = found + segment.width
+            at = position + segment.width
         return True
 
 
@@ -79,17 +79,17 @@ class _Segment(NamedTuple):
 
     def find(self, text: str, at: int, end: int) -> int:
         """Return the first position from `at` on where the segment fits before `end`; -1 if there is none."""
-        places = max(1, COMPARED_AT_ONCE // max(1, self.width))
-        for start in range(at, end - self.width + 1, places):
-            if (found := self._find_in(text, start, min(start + places + self.width - 1, end))) >= 0:
-                return found
+        step = max(1, COMPARED_AT_ONCE // max(1, self.width))
+        for start in range(at, end - self.width + 1, step):
+            if (position := self._find_in(text, start, min(start + step + self.width - 1, end))) >= 0:
+                return position
         return -1
 
     def _find_in(self, text: str, at: int, end: int) -> int:
         if self.literal is not None:
             return text.find(self.literal, at, end)
-        found = self.expression.search(text, at, end)
-        return found.start() if found else -1
+        match = self.expression.search(text, at, end)
+        return match.start() if match else -1
 
 
 def _segments(pattern: str) -> list[list[_Element]]:
@@ -100,7 +100,7 @@ def _segments(pattern: str) -> list[list[_Element]]:
         if char == "*":
             segments.append([])
         elif char == "?":
-            segments[-1].append(_Element("", _ANY))
+            segments[-1].append(_Element("", _ANY_CHARACTER))
         elif char == "[":
             element, at = _character_class(pattern, at)
             segments[-1].append(element)
@@ -113,8 +113,8 @@ def _segments(pattern: str) -> list[list[_Element]]:
 
 def _character_class(pattern: str, at: int) -> tuple[_Element, int]:
     """Parse a character class after `[`, up to `]` or, as in Redis, the end of the pattern."""
-    negated = pattern[at : at + 1] == "^"
-    at += negated
+    is_negated = pattern[at : at + 1] == "^"
+    at += is_negated
     spans: list[str] = []
     while at < len(pattern) and pattern[at] != "]":
         if pattern[at] == "\\" and at + 1 < len(pattern):
@@ -128,6 +128,7 @@ def _character_class(pattern: str, at: int) -> tuple[_Element, int]:
             low = high = pattern[at]
             at += 1
         spans.append(f"{re.escape(low)}-{re.escape(high)}")
+    # As in Redis: `[]` matches no character, and `[^]` any.
     if not spans:
-        return _Element("", _ANY if negated else _NONE), at + 1
-    return _Element("", f"[{'^' if negated else ''}{''.join(spans)}]"), at + 1
+        return _Element("", _ANY_CHARACTER if is_negated else _NO_CHARACTER), at + 1
+    return _Element("", f"[{'^' if is_negated else ''}{''.join(spans)}]"), at + 1

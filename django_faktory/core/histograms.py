@@ -32,7 +32,7 @@ class JobTiming(NamedTuple):
     seconds: float
 
 
-def _none() -> list[int]:
+def _zero_counts() -> list[int]:
     return [0] * BUCKETS
 
 
@@ -45,9 +45,9 @@ class Series:
     failed: int = 0
     waited_s: float = 0.0
     ran_s: float = 0.0
-    waits: list[int] = field(default_factory=_none)
+    waits: list[int] = field(default_factory=_zero_counts)
     """Number of jobs by waiting time: up to each of `BOUNDS_S`, and above the bound before it."""
-    runs: list[int] = field(default_factory=_none)
+    runs: list[int] = field(default_factory=_zero_counts)
 
     def add(self, other: Series) -> None:
         """Add the sums of another series."""
@@ -61,13 +61,14 @@ class Series:
 
     def subtract(self, other: Series) -> None:
         """Subtract the sums of another series; no sum becomes negative."""
+        # The subtracted sums come from another query than these, so a difference may be below 0.
         self.started = max(0, self.started - other.started)
         self.succeeded = max(0, self.succeeded - other.succeeded)
         self.failed = max(0, self.failed - other.failed)
         self.waited_s = max(0.0, self.waited_s - other.waited_s)
         self.ran_s = max(0.0, self.ran_s - other.ran_s)
-        self.waits = [max(0, mine - theirs) for mine, theirs in zip(self.waits, other.waits, strict=True)]
-        self.runs = [max(0, mine - theirs) for mine, theirs in zip(self.runs, other.runs, strict=True)]
+        self.waits = [max(0, count - subtracted) for count, subtracted in zip(self.waits, other.waits, strict=True)]
+        self.runs = [max(0, count - subtracted) for count, subtracted in zip(self.runs, other.runs, strict=True)]
 
 
 class Recorder:
@@ -102,21 +103,21 @@ class Recorder:
         """Return and reset the sums since the last call, by queue and jobtype."""
         with self._lock:
             # Swapped, not copied: the caller writes to the database without this lock.
-            taken, self._series = self._series, {}
-        return taken
+            series, self._series = self._series, {}
+        return series
 
-    def restore(self, taken: dict[tuple[str, str], Series]) -> None:
+    def restore(self, series: dict[tuple[str, str], Series]) -> None:
         """Restore sums that could not be stored: the next `take` returns them, added to newer ones."""
         with self._lock:
-            for (queue, jobtype), series in taken.items():
-                self._of(JobTiming(queue, jobtype, 0.0)).add(series)
+            for (queue, jobtype), sums in series.items():
+                self._of(JobTiming(queue, jobtype, 0.0)).add(sums)
 
     def _of(self, job: JobTiming) -> Series:
         key = job.queue, job.jobtype
-        found = self._series.get(key)
-        if found is None:
+        series = self._series.get(key)
+        if series is None:
             # Queue and jobtype are chosen by clients, which could otherwise fill the memory.
             if len(self._series) >= MAX_SERIES:
                 key = OTHER, OTHER
-            found = self._series.setdefault(key, Series())
-        return found
+            series = self._series.setdefault(key, Series())
+        return series

@@ -27,7 +27,7 @@ class Control:
         self.is_cancelled = False
         """Whether a cancellation was requested."""
         self.has_seen_cancel = False
-        """Whether the task has read `asked()` after the cancellation, so a normal return counts as discarded."""
+        """Whether the task has called `check_cancelled` after that, so that a normal return counts as discarded."""
         self.report_progress: Callable[[int, str, Part], None] | None = None
         """Callback for progress: percent, note, and (done, total) if both were whole numbers. None if progress is not
         recorded.
@@ -43,7 +43,7 @@ class Control:
         """Return whether the lock was lost, so that another job with its key may be running."""
         return self.lock_token in self.lost_locks
 
-    def asked(self) -> bool:
+    def check_cancelled(self) -> bool:
         """Return whether the job is cancelled, and remember that the task has seen it."""
         if self.is_cancelled:
             self.has_seen_cancel = True

@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import InvalidPayload
 from .json import incremental, jsontext
-from .json.fields import ABSENT, instant, later, seconds, shown, string
+from .json.fields import ABSENT, abbreviate, instant, later, seconds, string
 from .json.incremental import Incremental
 from .queries import is_about
 
@@ -90,6 +90,7 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
 
 def takes_long(args: str, custom: Mapping[str, str]) -> bool:
     """Return True if the options must be read in steps, because long arguments have to be compared."""
+    # Only a unique key and a default lock key are computed from arguments; the other options take constant time.
     size = len(args) + len(custom.get("kwargs", ""))
     return size > COMPARED_AT_ONCE and ("unique_for" in custom or "lock" in custom)
 
@@ -101,15 +102,15 @@ def read_options_in_steps(
     unique_for = seconds(custom, "unique_for", within=_WITHIN)
     expires_at = instant(custom, "expires_at", within=_WITHIN)
     expires_in = seconds(custom, "expires_in", within=_WITHIN)
-    bid, about = _bid(custom), _about(custom)
-    locked_by = yield from _lock_key(jobtype, args, custom)
-    limited_by = _limit_key(custom)
+    bid, about = _read_bid(custom), _read_about(custom)
+    locked_by = yield from _read_lock_key(jobtype, args, custom)
+    limited_by = _read_limit_key(custom)
     # Keys may be present and mean nothing, for example `"lock": false`.
     if (unique_for, expires_at, expires_in, bid, locked_by, limited_by, about) == (None,) * 7:
         return None
     key = None
     if unique_for is not None:
-        key = yield from _unique_key(jobtype, queue, args, custom.get("kwargs", ABSENT))
+        key = yield from _derive_unique_key(jobtype, queue, args, custom.get("kwargs", ABSENT))
     return JobOptions(
         unique_key=key,
         unique_for=unique_for or 0,
@@ -123,56 +124,57 @@ def read_options_in_steps(
     )
 
 
-def _bid(custom: Mapping[str, str]) -> str | None:
+def _read_bid(custom: Mapping[str, str]) -> str | None:
     raw = custom.get("bid", ABSENT)
     if raw in (ABSENT, '""'):
         return None
     bid = string(raw)
     if bid is None or len(bid) > MAX_BID:
         raise InvalidPayload(
-            f"{_WITHIN}bid: expected the id of a batch, at most {MAX_BID} characters, got {shown(raw)}"
+            f"{_WITHIN}bid: expected the id of a batch, at most {MAX_BID} characters, got {abbreviate(raw)}"
         )
     return bid
 
 
-def _about(custom: Mapping[str, str]) -> str | None:
+def _read_about(custom: Mapping[str, str]) -> str | None:
     """Return the object's name. Clients may use this key for other values: these are kept and ignored here."""
     about = string(custom.get("about", ABSENT))
     return about if about is not None and is_about(about) else None
 
 
-def _lock_key(jobtype: str, args: str, custom: Mapping[str, str]) -> Incremental[str | None]:
+def _read_lock_key(jobtype: str, args: str, custom: Mapping[str, str]) -> Incremental[str | None]:
     raw = custom.get("lock", ABSENT)
+    # `false` also opts out of LOCKET, whatever the settings say for the queue (docs/locks.md).
     if raw in (ABSENT, "false"):
         return None
     if raw == "true":
-        return (yield from _default_lock_key(jobtype, args, custom.get("kwargs", ABSENT)))
+        return (yield from _derive_lock_key(jobtype, args, custom.get("kwargs", ABSENT)))
     key = string(raw)
     try:
         return lock_key(key)
     except ValueError:
-        raise InvalidPayload(f"{_WITHIN}lock: expected a key, true or false, got {shown(raw)}") from None
+        raise InvalidPayload(f"{_WITHIN}lock: expected a key, true or false, got {abbreviate(raw)}") from None
 
 
-def _limit_key(custom: Mapping[str, str]) -> str | None:
+def _read_limit_key(custom: Mapping[str, str]) -> str | None:
     raw = custom.get("limit", ABSENT)
     if raw in (ABSENT, "null", "false"):
         return None
     try:
         return limit_key(string(raw))
     except ValueError:
-        raise InvalidPayload(f"{_WITHIN}limit: expected a key, got {shown(raw)}") from None
+        raise InvalidPayload(f"{_WITHIN}limit: expected a key, got {abbreviate(raw)}") from None
 
 
 def limit_key(key: object) -> str:
     """Return the stored form of a key: a long one is hashed, behind the name of its kind. Raises ValueError."""
-    kept = lock_key(key)
+    stored = lock_key(key)
     # The kind before the colon stays readable, because a limit for all keys of a kind is found by it.
-    kind, colon, _ = str(key).partition(":")
-    if kept == key or not colon:
-        return kept
-    named = f"{kind}:{kept}"
-    return named if len(named.encode()) <= MAX_LOCK_KEY else kept
+    family, colon, _ = str(key).partition(":")
+    if stored == key or not colon:
+        return stored
+    stored_with_family = f"{family}:{stored}"
+    return stored_with_family if len(stored_with_family.encode()) <= MAX_LOCK_KEY else stored
 
 
 def lock_key(key: object) -> str:
@@ -185,13 +187,13 @@ def lock_key(key: object) -> str:
 
 
 def default_lock_key(jobtype: str, args: str, kwargs: str = ABSENT) -> str:
-    """Return the same key for the same jobtype and arguments, in any queue. Raises InvalidPayload, see `_digest`."""
-    return incremental.run(_default_lock_key(jobtype, args, kwargs))
+    """Return the same key for the same jobtype and arguments, in any queue. Raises InvalidPayload."""
+    return incremental.run(_derive_lock_key(jobtype, args, kwargs))
 
 
-def _default_lock_key(jobtype: str, args: str, kwargs: str) -> Incremental[str]:
-    named = [] if kwargs in (ABSENT, "{}") else [kwargs]
-    digest = yield from _digest(jsontext.encode(jobtype), [(yield from _identity(args)), *named])
+def _derive_lock_key(jobtype: str, args: str, kwargs: str) -> Incremental[str]:
+    keyword_args = [] if kwargs in (ABSENT, "{}") else [kwargs]
+    digest = yield from _hash_values(jsontext.encode(jobtype), [(yield from _comparable_args(args)), *keyword_args])
     # The prefix keeps default keys apart from keys that tasks choose themselves.
     return f"locket:job_locks:{digest}"
 
@@ -208,35 +210,36 @@ def unique_key(jobtype: str, queue: str, args: str, kwargs: str = ABSENT) -> str
 
     A Django task's keyword arguments count as arguments, although they are in `custom`.
     """
-    return incremental.run(_unique_key(jobtype, queue, args, kwargs))
+    return incremental.run(_derive_unique_key(jobtype, queue, args, kwargs))
 
 
-def _unique_key(jobtype: str, queue: str, args: str, kwargs: str) -> Incremental[str]:
-    named = "" if kwargs in (ABSENT, "{}") else kwargs
+def _derive_unique_key(jobtype: str, queue: str, args: str, kwargs: str) -> Incremental[str]:
+    keyword_args = "" if kwargs in (ABSENT, "{}") else kwargs
+    # The queue is part of this key, but not of a lock key: uniqueness holds for one queue, a lock across queues.
     head = f"{jsontext.encode(jobtype)},{jsontext.encode(queue)}"
-    return (yield from _digest(head, [(yield from _identity(args)), named]))
+    return (yield from _hash_values(head, [(yield from _comparable_args(args)), keyword_args]))
 
 
-def _digest(head: str, values: Sequence[str]) -> Incremental[str]:
+def _hash_values(head: str, values: Sequence[str]) -> Incremental[str]:
     """Return the SHA-256 of a text and canonical JSON values, joined by commas. Only objects are kept in memory whole.
 
     Raises InvalidPayload for more than MAX_COMPARED members of nested objects.
     """
-    digest, written = hashlib.sha256(head.encode()), bytearray()
+    digest, canonical_part = hashlib.sha256(head.encode()), bytearray()
     for value in values:
         # A separator, so that the same texts split differently have another hash.
         digest.update(b",")
         try:
-            for _ in incremental.canonical(value, written, max_count=MAX_COMPARED) if value else ():
-                digest.update(written)
-                written.clear()
+            for _ in incremental.canonical(value, canonical_part, max_count=MAX_COMPARED) if value else ():
+                digest.update(canonical_part)
+                canonical_part.clear()
                 yield
         except InvalidPayload as error:
             raise InvalidPayload(
                 f"args: {error}, as custom.unique_for, and a lock without a key of its own, compare them; got more"
             ) from None
-        digest.update(written)
-        written.clear()
+        digest.update(canonical_part)
+        canonical_part.clear()
     return digest.hexdigest()
 
 
@@ -246,33 +249,33 @@ def _is_until_start(custom: Mapping[str, str]) -> bool:
         return False
     until = string(raw)
     if until not in ("success", "start"):
-        raise InvalidPayload(f'{_WITHIN}unique_until: expected "success" or "start", got {shown(raw)}')
+        raise InvalidPayload(f'{_WITHIN}unique_until: expected "success" or "start", got {abbreviate(raw)}')
     return until == "start"
 
 
-def _identity(args: str) -> Incremental[str]:
+def _comparable_args(args: str) -> Incremental[str]:
     """Return the text that identifies arguments: for encrypted ones, the fingerprint that equal arguments share."""
     # Encryption uses a random value, so the tokens of equal arguments differ.
     if SEALED not in args:
         return args
-    found: list[str] = []
-    for part in incremental.cut(args, "[]"):
-        if part is None:
+    elements: list[str] = []
+    for element in incremental.cut(args, "[]"):
+        if element is None:
             yield
         # An envelope is the only argument, and an object; anything else is compared as it is.
-        elif found or not part.lstrip().startswith("{"):
+        elif elements or not element.lstrip().startswith("{"):
             return args
         else:
-            found.append(part)
-    if not found:
+            elements.append(element)
+    if not elements:
         return args
-    members = yield from incremental.members(found[0], max_count=MAX_COMPARED, rejects_duplicates=False)
-    mark = string(members.get("same", ABSENT))
-    return args if mark is None else jsontext.encode([mark])
+    members = yield from incremental.members(elements[0], max_count=MAX_COMPARED, rejects_duplicates=False)
+    fingerprint = string(members.get("same", ABSENT))
+    return args if fingerprint is None else jsontext.encode([fingerprint])
 
 
 def canonical(text: str) -> str:
     """Return canonical JSON: equal for equal values, independent of spacing, escapes and key order."""
-    written = bytearray()
-    incremental.run(incremental.canonical(text, written))
-    return written.decode()
+    out = bytearray()
+    incremental.run(incremental.canonical(text, out))
+    return out.decode()

@@ -14,7 +14,7 @@ import msgspec
 from ..errors import InvalidPayload
 from .job_options import compute_ttl, read_options, read_options_in_steps, takes_long
 from .json import incremental, jsontext
-from .json.fields import ABSENT, instant, integer, shown, string
+from .json.fields import ABSENT, abbreviate, instant, integer, string
 from .json.incremental import Incremental
 from .payloads import (
     DEFAULT_QUEUE,
@@ -33,10 +33,11 @@ from .payloads import (
 MAX_MEMBERS = 10_000
 """Members allowed in a long job, and in its `custom`. Bounds the cost of parsing; real jobs have far fewer."""
 
-_LARGEST = 2**31 - 1
-_UNSAID = (ABSENT, '""')
+# The largest value of an integer column.
+_MAX_INTEGER = 2**31 - 1
+_EMPTY = (ABSENT, '""')
 # Members that only the server writes (W11); a client's values for them are dropped.
-_ours = frozenset({"enqueued_at", "failure"})
+_server_members = frozenset({"enqueued_at", "failure"})
 
 
 def parse_job(text: str) -> JobPayload:
@@ -45,7 +46,7 @@ def parse_job(text: str) -> JobPayload:
     Raises InvalidPayload naming the field (W9).
     """
     # Most jobs are parsed directly; only jobs with long arguments need the generator.
-    return incremental.run(found) if isinstance(found := begin_job(text), Generator) else found
+    return incremental.run(job) if isinstance(job := begin_job(text), Generator) else job
 
 
 def begin_job(text: str) -> JobPayload | Incremental[JobPayload]:
@@ -53,15 +54,15 @@ def begin_job(text: str) -> JobPayload | Incremental[JobPayload]:
 
     The steps raise InvalidPayload only.
     """
-    found = jsontext.members(text)
+    members = jsontext.members(text)
     # First, so that every later error carries the jid, by which PUSHB reports it (W12).
-    jid = _jid(found.get("jid", ABSENT))
+    jid = _jid(members.get("jid", ABSENT))
     try:
-        custom = _custom(found)
-        job = _plain_job(jid, found, text, custom)
-        if takes_long(found["args"], custom):
-            return _with_options(job, found["args"], custom)
-        options = read_options(job.jobtype, job.queue, found["args"], custom)
+        custom = _custom(members)
+        job = _plain_job(jid, members, text, custom)
+        if takes_long(members["args"], custom):
+            return _add_options(job, members["args"], custom)
+        options = read_options(job.jobtype, job.queue, members["args"], custom)
         return job if options is None else msgspec.structs.replace(job, options=options)
     except InvalidPayload as error:
         raise InvalidPayload(str(error), jid=jid) from None
@@ -73,24 +74,25 @@ def parse_long_job(text: str) -> Incremental[JobPayload]:
     A long job has at most 10,000 members, and so has its `custom`.
     """
     if len(text) <= incremental.SHORT:
-        found_job = begin_job(text)
-        return (yield from found_job) if isinstance(found_job, Generator) else found_job
+        job_or_steps = begin_job(text)
+        return (yield from job_or_steps) if isinstance(job_or_steps, Generator) else job_or_steps
     # Depth first: it protects the recursive parsers below.
     yield from incremental.check_depth(text)
-    found = yield from incremental.members(text, max_count=MAX_MEMBERS)
-    jid = _jid(found.get("jid", ABSENT))
+    members = yield from incremental.members(text, max_count=MAX_MEMBERS)
+    jid = _jid(members.get("jid", ABSENT))
     try:
-        if len(raw := found.get("custom", ABSENT)) > incremental.SHORT and raw.startswith("{"):
+        if len(raw := members.get("custom", ABSENT)) > incremental.SHORT and raw.startswith("{"):
+            # A key twice is refused at the job's top level only (W7).
             custom = yield from incremental.members(raw, max_count=MAX_MEMBERS, rejects_duplicates=False)
         else:
-            custom = _custom(found)
-        job = _plain_job(jid, found, text, custom)
+            custom = _custom(members)
+        job = _plain_job(jid, members, text, custom)
     except InvalidPayload as error:
         raise InvalidPayload(str(error), jid=jid) from None
-    return (yield from _with_options(job, found["args"], custom))
+    return (yield from _add_options(job, members["args"], custom))
 
 
-def _with_options(job: JobPayload, args: str, custom: dict[str, str]) -> Incremental[JobPayload]:
+def _add_options(job: JobPayload, args: str, custom: dict[str, str]) -> Incremental[JobPayload]:
     try:
         options = yield from read_options_in_steps(job.jobtype, job.queue, args, custom)
     except InvalidPayload as error:
@@ -98,28 +100,31 @@ def _with_options(job: JobPayload, args: str, custom: dict[str, str]) -> Increme
     return msgspec.structs.replace(job, options=options)
 
 
-def _plain_job(jid: str, found: dict[str, str], text: str, custom: dict[str, str]) -> JobPayload:
+def _plain_job(jid: str, members: dict[str, str], text: str, custom: dict[str, str]) -> JobPayload:
     """Build the job without its options."""
-    jobtype = _jobtype(found.get("jobtype", ABSENT))
-    if not found.get("args", "").startswith("["):
-        raise InvalidPayload(f"jobs must have an args parameter: args: expected an array, got {_seen(found, 'args')}")
-    reserve_for = _reserve_for(found)
-    at = _at(found)
+    jobtype = _jobtype(members.get("jobtype", ABSENT))
+    if not members.get("args", "").startswith("["):
+        raise InvalidPayload(
+            f"jobs must have an args parameter: args: expected an array, got {_describe_member(members, 'args')}"
+        )
+    reserve_for = _reserve_for(members)
+    at = _at(members)
     # Validated only (W9): `created_at` stays in the text as it was sent (W11).
-    if found.get("created_at") != '""':
-        instant(found, "created_at")
-    queue = _queue(found)
+    if members.get("created_at") != '""':
+        instant(members, "created_at")
+    queue = _queue(members)
     return JobPayload(
         jid=jid,
         jobtype=jobtype,
         queue=queue,
-        priority=priority_from_wire(integer(found, "priority", default=5, low=1, high=9)),
-        retry=_clamp(integer(found, "retry", default=DEFAULT_RETRY)),
+        # The original server drops `priority`; the specification and this server honour it.
+        priority=priority_from_wire(integer(members, "priority", default=5, low=1, high=9)),
+        retry=_clamp(integer(members, "retry", default=DEFAULT_RETRY)),
         reserve_for=reserve_for,
-        backtrace=max(-1, min(integer(found, "backtrace", default=0), MAX_BACKTRACE_LINES)),
+        backtrace=max(-1, min(integer(members, "backtrace", default=0), MAX_BACKTRACE_LINES)),
         at=at,
         result_ttl=compute_ttl(custom, _result_ttl(custom)),
-        text=_stored_text(found, text, queue),
+        text=_stored_text(members, text, queue),
     )
 
 
@@ -128,7 +133,7 @@ def _jid(raw: str) -> str:
     if jid is None or not MIN_JID <= len(jid) <= MAX_NAME or "\x00" in jid or not _is_storable(jid):
         raise InvalidPayload(
             f"jobs must have a reasonable jid parameter: jid: expected a string of {MIN_JID} to {MAX_NAME}"
-            f" characters without NUL, got {shown(raw)}",
+            f" characters without NUL, got {abbreviate(raw)}",
             jid=jid if jid and _is_storable(jid) else "",
         )
     return jid
@@ -139,41 +144,42 @@ def _jobtype(raw: str) -> str:
     if not jobtype or len(jobtype) > MAX_NAME or "\x00" in jobtype or not _is_storable(jobtype):
         raise InvalidPayload(
             f"jobs must have a jobtype parameter: jobtype: expected a string of 1 to {MAX_NAME}"
-            f" characters without NUL, got {shown(raw)}"
+            f" characters without NUL, got {abbreviate(raw)}"
         )
     return jobtype
 
 
-def _reserve_for(found: dict[str, str]) -> int:
-    seconds = integer(found, "reserve_for", default=DEFAULT_RESERVE_FOR)
+def _reserve_for(members: dict[str, str]) -> int:
+    seconds = integer(members, "reserve_for", default=DEFAULT_RESERVE_FOR)
     if seconds > MAX_RESERVE_FOR:
         raise InvalidPayload(
             f"jobs cannot be reserved for more than one day: reserve_for: expected at most {MAX_RESERVE_FOR}"
-            f" seconds, got {_seen(found, 'reserve_for')}"
+            f" seconds, got {_describe_member(members, 'reserve_for')}"
         )
+    # Too little is raised and not refused, as in the original server.
     return max(seconds, MIN_RESERVE_FOR)
 
 
-def _at(found: dict[str, str]) -> datetime | None:
-    return None if found.get("at") == '""' else instant(found, "at")
+def _at(members: dict[str, str]) -> datetime | None:
+    return None if members.get("at") == '""' else instant(members, "at")
 
 
-def _queue(found: dict[str, str]) -> str:
-    raw = found.get("queue", ABSENT)
+def _queue(members: dict[str, str]) -> str:
+    raw = members.get("queue", ABSENT)
     if raw == ABSENT:
         return DEFAULT_QUEUE
     value = string(raw)
     if value is None:
-        raise InvalidPayload(f"queue: expected a string, got {shown(raw)}")
+        raise InvalidPayload(f"queue: expected a string, got {abbreviate(raw)}")
     return queue_name(value)
 
 
-def _custom(found: dict[str, str]) -> dict[str, str]:
-    raw = found.get("custom", ABSENT)
+def _custom(members: dict[str, str]) -> dict[str, str]:
+    raw = members.get("custom", ABSENT)
     if raw == ABSENT:
         return {}
     if not raw.startswith("{"):
-        raise InvalidPayload(f"custom: expected an object or null, got {shown(raw)}")
+        raise InvalidPayload(f"custom: expected an object or null, got {abbreviate(raw)}")
     try:
         return jsontext.members(raw)
     except InvalidPayload:  # a key twice is refused at the job's top level only (W7)
@@ -183,11 +189,11 @@ def _custom(found: dict[str, str]) -> dict[str, str]:
 def _result_ttl(custom: dict[str, str]) -> int | None:
     if custom.get("result_ttl", ABSENT) == ABSENT:
         return None
-    return integer(custom, "result_ttl", default=0, low=0, high=_LARGEST, within="custom.")
+    return integer(custom, "result_ttl", default=0, low=0, high=_MAX_INTEGER, within="custom.")
 
 
 def _clamp(number: int) -> int:
-    return max(-1, min(number, _LARGEST))
+    return max(-1, min(number, _MAX_INTEGER))
 
 
 def _is_storable(text: str) -> bool:
@@ -201,26 +207,28 @@ def _is_storable(text: str) -> bool:
     return True
 
 
-def _stored_text(found: dict[str, str], text: str, queue: str) -> str:
+def _stored_text(members: dict[str, str], text: str, queue: str) -> str:
     """Return the client's text with queue and retry filled in.
 
     The text is rebuilt only if a member must be removed or replaced.
     """
-    # An empty string counts as absent, like null (see `_UNSAID`).
-    is_wrong = not _ours.isdisjoint(found) or found.get("created_at") == '""'
-    if not is_wrong and found.get("queue", ABSENT) not in _UNSAID and found.get("retry", ABSENT) not in _UNSAID:
+    # An empty string counts as absent, like null (see `_EMPTY`).
+    must_rebuild = not _server_members.isdisjoint(members) or members.get("created_at") == '""'
+    if not must_rebuild and members.get("queue", ABSENT) not in _EMPTY and members.get("retry", ABSENT) not in _EMPTY:
         # The common case: a complete job is stored byte for byte, without building the text a second time.
         return text.strip(" \t\r\n")
     missing = [
         (key, value)
         for key, value in (("queue", f'"{queue}"'), ("retry", str(DEFAULT_RETRY)))
-        if found.get(key, ABSENT) in _UNSAID
+        if members.get(key, ABSENT) in _EMPTY
     ]
-    if is_wrong or any(key in found for key, _ in missing):
-        gone = {*_ours, *(key for key, _ in missing)} | ({"created_at"} if found.get("created_at") == '""' else set())
-        return jsontext.join([*((key, value) for key, value in found.items() if key not in gone), *missing])
+    if must_rebuild or any(key in members for key, _ in missing):
+        removed = {*_server_members, *(key for key, _ in missing)} | (
+            {"created_at"} if members.get("created_at") == '""' else set()
+        )
+        return jsontext.join([*((key, value) for key, value in members.items() if key not in removed), *missing])
     return jsontext.append(text, missing)
 
 
-def _seen(found: dict[str, str], field: str) -> str:
-    return shown(found[field]) if field in found else "nothing"
+def _describe_member(members: dict[str, str], field: str) -> str:
+    return abbreviate(members[field]) if field in members else "nothing"

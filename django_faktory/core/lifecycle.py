@@ -66,14 +66,14 @@ GONE = None
 _failed = frozenset({State.RETRIES, State.DEAD, State.DISCARDED, GONE})
 _dropped = frozenset({State.DISCARDED, GONE})
 _expired = frozenset({State.EXPIRED, GONE})
-_born = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED})
-_ready = frozenset({State.ENQUEUED, State.BLOCKED})
+_after_push = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED})
+_runnable = frozenset({State.ENQUEUED, State.BLOCKED})
 
 TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
-    GONE: {Event.PUSH: _born, Event.IMPORT: _born | {State.RETRIES, State.DEAD}},
+    GONE: {Event.PUSH: _after_push, Event.IMPORT: _after_push | {State.RETRIES, State.DEAD}},
     State.SCHEDULED: {
-        Event.DUE: _ready,
-        Event.REQUEUE: _ready,
+        Event.DUE: _runnable,
+        Event.REQUEUE: _runnable,
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
         Event.EXPIRE: _expired,
@@ -99,11 +99,11 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
         Event.FAIL: _failed,
         Event.REAP: _failed,
         Event.LOSE: frozenset({State.ENQUEUED, State.DEAD}),
-        Event.RELEASE: _ready | {State.SCHEDULED},
+        Event.RELEASE: _runnable | {State.SCHEDULED},
     },
     State.RETRIES: {
-        Event.DUE: _ready,
-        Event.REQUEUE: _ready,
+        Event.DUE: _runnable,
+        Event.REQUEUE: _runnable,
         Event.DEFER: frozenset({State.RETRIES}),
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
@@ -111,17 +111,17 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
         Event.EXPORT: frozenset({GONE}),
     },
     State.DEAD: {
-        Event.PUSH: _born,
-        Event.REQUEUE: _ready,
+        Event.PUSH: _after_push,
+        Event.REQUEUE: _runnable,
         Event.DEFER: frozenset({State.RETRIES}),
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
         Event.PURGE: frozenset({GONE}),
         Event.EXPORT: frozenset({GONE}),
     },
-    State.SUCCEEDED: {Event.PUSH: _born, Event.PURGE: frozenset({GONE})},
-    State.DISCARDED: {Event.PUSH: _born, Event.PURGE: frozenset({GONE})},
-    State.EXPIRED: {Event.PUSH: _born, Event.PURGE: frozenset({GONE})},
+    State.SUCCEEDED: {Event.PUSH: _after_push, Event.PURGE: frozenset({GONE})},
+    State.DISCARDED: {Event.PUSH: _after_push, Event.PURGE: frozenset({GONE})},
+    State.EXPIRED: {Event.PUSH: _after_push, Event.PURGE: frozenset({GONE})},
 }
 
 WAITING = frozenset({State.SCHEDULED, State.RETRIES})
@@ -150,13 +150,13 @@ class FailureOutcome(NamedTuple):
 
 
 def outcome_of_failure(
-    *, retry: int, failures: int, keep: bool, verdict: str = "", wish_s: float | None = None, rng: Random
+    *, retry: int, failures: int, keep: bool, verdict: str = "", delay_s: float | None = None, rng: Random
 ) -> FailureOutcome:
     """Return the new state of a failed job (W18).
 
     `failures` counts the failures before this one. `keep` is true for jobs with results (Django tasks):
     they become dead or discarded rows where other jobs are deleted. `verdict` is the task's own decision ("kill",
-    "discard"), `wish_s` its own delay.
+    "discard"), `delay_s` its own delay.
     """
     if verdict == "kill":
         return FailureOutcome(State.DEAD)
@@ -166,7 +166,7 @@ def outcome_of_failure(
         return FailureOutcome(State.DEAD if keep else GONE)
     if retry < 0 or failures >= retry:
         return FailureOutcome(State.DEAD)
-    return FailureOutcome(State.RETRIES, backoff(failures, rng) if wish_s is None else wish_s)
+    return FailureOutcome(State.RETRIES, backoff(failures, rng) if delay_s is None else delay_s)
 
 
 def backoff(failures: int, rng: Random) -> float:

@@ -27,9 +27,10 @@ FORGIVEN_S = 2.0
 Nodes check once a second, or sooner if they know when tokens arrive; without this, a late check would lose throughput.
 """
 
+# The largest value of an integer column.
 MOST = 2**31 - 1
 LONGEST_PER_S = 31 * 86_400
-_ALMOST = 1e-6
+_TOLERANCE = 1e-6
 _UNITS = {"s": 1, "second": 1, "m": 60, "minute": 60, "h": 3600, "hour": 3600, "d": 86_400, "day": 86_400}
 _RATE = re.compile(r"([0-9]{1,10}) ?/ ?([0-9]{0,7}) ?([a-z]+)")
 _KEYS = ("concurrency", "rate", "burst")
@@ -64,7 +65,7 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(value, str):
             return cls.of({"rate": value})
         if not isinstance(value, Mapping):
-            return cls(concurrency=_whole("concurrency", value))
+            return cls(concurrency=_check_whole("concurrency", value))
         for key in value:
             if key not in _KEYS:
                 raise InvalidLimit(f"no such key: {key!r:.80}; known: {', '.join(_KEYS)}")
@@ -76,12 +77,12 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
         rate: int | None = None
         per = 1
         if rate_value is not None:
-            rate, per = _rate(rate_value)
+            rate, per = _parse_rate(rate_value)
         return cls(
-            concurrency=None if concurrency is None else _whole("concurrency", concurrency),
+            concurrency=None if concurrency is None else _check_whole("concurrency", concurrency),
             rate=rate,
             per=per,
-            burst=None if burst is None else _whole("burst", burst),
+            burst=None if burst is None else _check_whole("burst", burst),
         )
 
     @property
@@ -107,7 +108,7 @@ def rate_text(rate: int, per: int) -> str:
     return f"{rate}/{'' if per == seconds else per // seconds}{unit}"
 
 
-def _rate(value: object) -> tuple[int, int]:
+def _parse_rate(value: object) -> tuple[int, int]:
     match = _RATE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
     if not match or match[3] not in _UNITS:
         raise InvalidLimit(f'rate: expected a number and a time, such as "100/s", "10/m" or "5/30s", got {value!r:.80}')
@@ -119,7 +120,7 @@ def _rate(value: object) -> tuple[int, int]:
     return rate, per
 
 
-def _whole(name: str, value: object) -> int:
+def _check_whole(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
         raise InvalidLimit(f"{name}: expected a whole number from 1 to {MOST}, got {value!r:.80}")
     return value
@@ -131,6 +132,7 @@ class LimiterState(msgspec.Struct, kw_only=True):
     id: int
     scope: str = Scope.TASK
     name: str = ""
+    # A copy of the limit's numbers: a transaction that has locked this row knows the current ones (ADR 0016).
     allows: Allowance
     is_paused: bool = False
     in_use: int = 0
@@ -148,24 +150,25 @@ class LimiterState(msgspec.Struct, kw_only=True):
     @property
     def room(self) -> int:
         """Return the number of jobs that may pass now."""
-        rooms = [MOST if self.allows.concurrency is None else self.allows.concurrency - self.in_use]
+        maximums = [MOST if self.allows.concurrency is None else self.allows.concurrency - self.in_use]
         if self.has_rate:
             # The tolerance absorbs rounding: ten times 0.1 tokens must count as one.
-            rooms.append(floor(self.tokens + _ALMOST))
-        return 0 if self.is_paused else max(0, min(rooms))
+            maximums.append(floor(self.tokens + _TOLERANCE))
+        return 0 if self.is_paused else max(0, min(maximums))
 
     def fill(self, now: datetime) -> None:
         """Add the tokens since the last call.
 
         Tokens for blocked jobs are reserved until `opens_at`, so none are added before it.
         """
+        # No job may overtake one that waits for tokens (ADR 0016).
         if not self.has_rate or (self.opens_at is not None and now < self.opens_at):
             return
-        came_s = max(0.0, (now - self.filled_at).total_seconds())
+        elapsed_s = max(0.0, (now - self.filled_at).total_seconds())
         # A release that is late has a larger capacity, up to FORGIVEN_S, so that the average rate is kept.
         late_s = min((now - self.opens_at).total_seconds(), FORGIVEN_S) if self.opens_at else 0.0
         capacity = max(self.allows.capacity + late_s * self.allows.per_second, self.tokens)
-        self.tokens = min(self.tokens + came_s * self.allows.per_second, capacity)
+        self.tokens = min(self.tokens + elapsed_s * self.allows.per_second, capacity)
         # The database's clock may step back; the same time must not add tokens twice.
         self.filled_at = max(now, self.filled_at)
         self.opens_at = None
@@ -179,11 +182,11 @@ class LimiterState(msgspec.Struct, kw_only=True):
 
     def wait_for_tokens(self, now: datetime) -> None:
         """Set the time of the next release if tokens are missing."""
-        if not self.has_rate or self.is_paused or self.opens_at is not None or floor(self.tokens + _ALMOST) >= 1:
+        if not self.has_rate or self.is_paused or self.opens_at is not None or floor(self.tokens + _TOLERANCE) >= 1:
             return
         # Wait for a group of tokens and not for a single one: each release is a transaction.
-        wanted = max(1.0, min(self.allows.per_second * SET_S, self.allows.capacity))
-        self.opens_at = now + timedelta(seconds=max(0.0, wanted - self.tokens) / self.allows.per_second)
+        missing = max(0.0, self._group_size - self.tokens)
+        self.opens_at = now + timedelta(seconds=missing / self.allows.per_second)
 
     def wait_for_next(self, now: datetime, *, has_released: bool) -> None:
         """Set the time of the release after this one.
@@ -191,36 +194,41 @@ class LimiterState(msgspec.Struct, kw_only=True):
         If no jobs were released, wait a second.
         """
         if self.has_rate and not self.is_paused:
-            wanted = max(1.0, min(self.allows.per_second * SET_S, self.allows.capacity))
-            self.opens_at = now + timedelta(seconds=wanted / self.allows.per_second if has_released else 1.0)
+            self.opens_at = now + timedelta(seconds=self._group_size / self.allows.per_second if has_released else 1.0)
+
+    @property
+    def _group_size(self) -> float:
+        """Tokens of one release."""
+        return max(1.0, min(self.allows.per_second * SET_S, self.allows.capacity))
 
     def needs_permit(self) -> bool:
         """Return whether a passing job keeps a permit until its end."""
         return self.allows.concurrency is not None
 
 
-def allocate_permits(wanted: Iterable[Sequence[LimiterState]], now: datetime) -> list[LimiterState | None]:
+def allocate_permits(limiters_of_jobs: Iterable[Sequence[LimiterState]], now: datetime) -> list[LimiterState | None]:
     """Acquire permits for jobs just claimed, in order; for each return None or the limiter that blocks it.
 
     Each job acquires a permit from all its limiters or from none. If several limiters are full, a queue's limiter is
     returned last: jobs that it blocks can stay in their queue and need not be moved to the blocked state.
     """
-    answers: list[LimiterState | None] = []
-    for limiters in wanted:
+    blockers: list[LimiterState | None] = []
+    for limiters in limiters_of_jobs:
         for limiter in limiters:
-            if (
-                limiter.opens_at is None or limiter.scope == Scope.QUEUE
-            ):  # otherwise the tokens are reserved for blocked jobs
+            # Tokens of other limiters are reserved for their blocked jobs until `opens_at`.
+            if limiter.opens_at is None or limiter.scope == Scope.QUEUE:
                 limiter.fill(now)
-        shut = [limiter for limiter in limiters if limiter.room < 1]
-        if not shut:
+        closed = [limiter for limiter in limiters if limiter.room < 1]
+        if not closed:
             for limiter in limiters:
                 limiter.take()
         else:
-            for limiter in shut:
+            for limiter in closed:
                 limiter.wait_for_tokens(now)
-        answers.append(next((limiter for limiter in shut if limiter.scope != Scope.QUEUE), shut[0] if shut else None))
-    return answers
+        # Any other limiter first: a job that a queue's limiter blocks stays in its queue.
+        not_of_queue = (limiter for limiter in closed if limiter.scope != Scope.QUEUE)
+        blockers.append(next(not_of_queue, closed[0] if closed else None))
+    return blockers
 
 
 def family_of(key: str) -> str:
@@ -230,10 +238,11 @@ def family_of(key: str) -> str:
 
 def format_permits(limiters: Iterable[LimiterState]) -> str | None:
     """Return the limiter ids of a job's permits in the stored form; None if there are none."""
-    held = [str(limiter.id) for limiter in limiters if limiter.needs_permit()]
-    return f",{','.join(held)}," if held else None
+    ids = [str(limiter.id) for limiter in limiters if limiter.needs_permit()]
+    # A comma at both ends too: SQL searches for `,id,`, which must not match a part of a longer id.
+    return f",{','.join(ids)}," if ids else None
 
 
 def parse_permits(text: str | None) -> list[int]:
     """Return the limiter ids in the stored form of a job's permits."""
-    return [int(one) for one in text.split(",") if one] if text else []
+    return [int(number) for number in text.split(",") if number] if text else []

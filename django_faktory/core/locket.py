@@ -20,6 +20,7 @@ from .json import jsontext
 from .json.fields import parse_instant
 from .payloads import JobPayload
 
+# Names and defaults are those of resque-locket (docs/locks.md).
 DEFAULTS: dict[str, Any] = {
     "ENABLED": False,
     "QUEUES": None,
@@ -34,7 +35,7 @@ SLACK_S = 5
 LONGEST_BEAT_S = 15.0
 """Seconds between two BEATs, as the protocol recommends."""
 
-_NONE = JobOptions()
+_NO_OPTIONS = JobOptions()
 
 
 class Problem(NamedTuple):
@@ -82,14 +83,14 @@ class LockedJob:
     @cached_property
     def payload(self) -> dict[str, Any]:
         """The whole job, decoded."""
-        found: dict[str, Any] = jsontext.decode(self._job.text)
-        return found
+        payload: dict[str, Any] = jsontext.decode(self._job.text)
+        return payload
 
     @property
     def args(self) -> list[Any]:
         """The positional arguments of the job."""
-        found: list[Any] = self.payload["args"]
-        return found
+        args: list[Any] = self.payload["args"]
+        return args
 
     @property
     def custom(self) -> dict[str, Any]:
@@ -112,11 +113,11 @@ class Locket:
     """The parsed settings, used by the pushing and the fetching side."""
 
     def __init__(self, settings: Mapping[str, Any], *, key: Callable[[LockedJob], str | None] | None = None) -> None:
-        found = {**DEFAULTS, **settings}
-        self.is_enabled: bool = found["ENABLED"]
-        self.queues: Collection[str] | None = found["QUEUES"]
-        self.heartbeat_s: float = found["HEARTBEAT_FREQUENCY"]
-        self.lease_s: float = found["JOB_LOCK_DURATION"]
+        values = {**DEFAULTS, **settings}
+        self.is_enabled: bool = values["ENABLED"]
+        self.queues: Collection[str] | None = values["QUEUES"]
+        self.heartbeat_s: float = values["HEARTBEAT_FREQUENCY"]
+        self.lease_s: float = values["JOB_LOCK_DURATION"]
         self._key = key
         # Not raised here, so that system checks can report it: `raise_if_invalid` raises it before the first lock.
         self._problem = next((problem for problem in problems(settings) if not problem.is_warning), None)
@@ -140,19 +141,20 @@ class Locket:
 
         Raises InvalidPayload if the callable fails; the job must then not be stored.
         """
-        options = job.options or _NONE
+        options = job.options or _NO_OPTIONS
+        # A key of the job itself takes precedence.
         if not self.applies_to(job.queue) or options.lock_key is not None:
             return job
-        seen = LockedJob(job)
+        view = LockedJob(job)
         # The text search comes first: decoding every job to find this rare option would cost more.
-        if '"lock"' in job.text and seen.custom.get("lock") is False:
+        if '"lock"' in job.text and view.custom.get("lock") is False:
             return job
-        key = self._key_of(seen, job)
+        key = self._key_of(view, job)
         return (
             job if key is None else msgspec.structs.replace(job, options=msgspec.structs.replace(options, lock_key=key))
         )
 
-    def _key_of(self, seen: LockedJob, job: JobPayload) -> str | None:
+    def _key_of(self, view: LockedJob, job: JobPayload) -> str | None:
         if self._key is None:
             # Works on raw texts: the default key needs no decoded arguments.
             members = jsontext.members(job.text)
@@ -160,7 +162,7 @@ class Locket:
             kwargs = jsontext.last_members(custom).get("kwargs", "") if custom.startswith("{") else ""
             return default_lock_key(job.jobtype, members["args"], *([kwargs] if kwargs else []))
         try:
-            key = self._key(seen)
+            key = self._key(view)
         except Exception as error:
             # A failed key callable rejects the job: without its key the job could run concurrently with an identical
             # one.
@@ -182,14 +184,14 @@ def problems(settings: object, *, beat_s: float = LONGEST_BEAT_S) -> list[Proble
                 "E6", f"LOCKET: expected a dict, got {type(settings).__name__}", "Write LOCKET = locket([…]), or {}."
             )
         ]
-    found = {**DEFAULTS, **settings}
-    heartbeat, duration = found["HEARTBEAT_FREQUENCY"], found["JOB_LOCK_DURATION"]
-    wrong = [*_unknown(settings), *_wrong_times(heartbeat, duration), *_wrong_queues(found), *_wrong_key(found)]
+    values = {**DEFAULTS, **settings}
+    heartbeat, duration = values["HEARTBEAT_FREQUENCY"], values["JOB_LOCK_DURATION"]
+    errors = [*_check_keys(settings), *_check_times(heartbeat, duration), *_check_queues(values), *_check_key(values)]
     # Warnings compare the values, so they need valid ones.
-    return wrong or [*_unwise(heartbeat, duration, beat_s)]
+    return errors or [*_check_margins(heartbeat, duration, beat_s)]
 
 
-def _unknown(settings: Mapping[str, Any]) -> list[Problem]:
+def _check_keys(settings: Mapping[str, Any]) -> list[Problem]:
     unknown = sorted(map(str, settings.keys() - DEFAULTS.keys()))
     if unknown:
         return [Problem("E6", f"LOCKET: unknown key {unknown[0]!r}", f"Known: {', '.join(DEFAULTS)}.")]
@@ -199,61 +201,62 @@ def _unknown(settings: Mapping[str, Any]) -> list[Problem]:
     return []
 
 
-def _wrong_times(heartbeat: Any, duration: Any) -> list[Problem]:
-    found = []
+def _check_times(heartbeat: Any, duration: Any) -> list[Problem]:
+    errors = []
     if not _is_number(heartbeat) or heartbeat <= 0:
         text = f"LOCKET: HEARTBEAT_FREQUENCY: expected seconds above 0, got {heartbeat!r:.80}"
-        found.append(Problem("E1", text, "30 is the default."))
+        errors.append(Problem("E1", text, "30 is the default."))
     if not isinstance(duration, int) or isinstance(duration, bool) or duration < 1:
         text = f"LOCKET: JOB_LOCK_DURATION: expected whole seconds, 1 or more, got {duration!r:.80}"
-        found.append(Problem("E2", text, "35 is the default."))
-    if not found and duration < heartbeat:
+        errors.append(Problem("E2", text, "35 is the default."))
+    if not errors and duration < heartbeat:
         text = (
             f"LOCKET: JOB_LOCK_DURATION ({duration}) is shorter than HEARTBEAT_FREQUENCY ({heartbeat:g}): every lock "
             "is over before it is extended"
         )
-        found.append(Problem("E3", text, f"Let it be {int(heartbeat + SLACK_S + 1)} or more."))
-    return found
+        errors.append(Problem("E3", text, f"Let it be {int(heartbeat + SLACK_S + 1)} or more."))
+    return errors
 
 
-def _wrong_queues(found: Mapping[str, Any]) -> list[Problem]:
-    queues = found["QUEUES"]
+def _check_queues(values: Mapping[str, Any]) -> list[Problem]:
+    queues = values["QUEUES"]
+    # A string would pass as a collection of names with one letter each.
     if queues is None or (isinstance(queues, list | tuple) and all(isinstance(name, str) for name in queues)):
         return []
     text = f"LOCKET: QUEUES: expected a list of names, or None for all queues, got {queues!r:.80}"
     return [Problem("E4", text, 'Write ["name"], with brackets, even for one.')]
 
 
-def _wrong_key(found: Mapping[str, Any]) -> list[Problem]:
-    key = found["JOB_LOCK_KEY"]
+def _check_key(values: Mapping[str, Any]) -> list[Problem]:
+    key = values["JOB_LOCK_KEY"]
     if key is None or callable(key) or (isinstance(key, str) and "." in key):
         return []
     text = f"LOCKET: JOB_LOCK_KEY: expected a function of a job, or its dotted path, got {key!r:.80}"
     return [Problem("E5", text, "Write a function that takes a job and returns a string, or None for no lock.")]
 
 
-def _unwise(heartbeat: float, duration: int, beat_s: float) -> list[Problem]:
-    found = []
+def _check_margins(heartbeat: float, duration: int, beat_s: float) -> list[Problem]:
+    warnings = []
     if duration < heartbeat + SLACK_S:
         text = (
             f"LOCKET: JOB_LOCK_DURATION ({duration}) leaves an extension less than {SLACK_S} seconds to be late by, "
             f"with a HEARTBEAT_FREQUENCY of {heartbeat:g}"
         )
-        found.append(Problem("W1", text, f"Let it be {int(heartbeat + SLACK_S + 0.999)} or more."))
+        warnings.append(Problem("W1", text, f"Let it be {int(heartbeat + SLACK_S + 0.999)} or more."))
     # A worker in another language extends its locks by BEAT only, and one BEAT may be late.
     if duration < 2 * LONGEST_BEAT_S:
         text = (
             f"LOCKET: JOB_LOCK_DURATION ({duration}): workers in other languages send a BEAT every {LONGEST_BEAT_S:g} "
             "seconds, and one that is late loses its locks"
         )
-        found.append(
+        warnings.append(
             Problem("W2", text, f"Let it be {2 * LONGEST_BEAT_S:g} or more, unless all workers are this project's.")
         )
     # A lock must survive one late extension: SLACK_S for long locks, half the duration for short ones.
     if min(beat_s, heartbeat) > max(duration - SLACK_S, duration / 2):
         text = f"LOCKET: with a BEAT_INTERVAL of {beat_s:g} s locks of {duration} s are over before they are extended"
-        found.append(Problem("W3", text, f"Let JOB_LOCK_DURATION be {int(beat_s + SLACK_S + 1)} or more."))
-    return found
+        warnings.append(Problem("W3", text, f"Let JOB_LOCK_DURATION be {int(beat_s + SLACK_S + 1)} or more."))
+    return warnings
 
 
 def _is_number(value: Any) -> bool:

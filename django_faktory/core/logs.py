@@ -16,9 +16,9 @@ MARGIN = "    | "
 
 def get_logger(name: str) -> logging.Logger:
     """Return the logger of this name, for `__name__`. Arguments and tracebacks are sanitized before any handler."""
-    found = logging.getLogger(name)
-    found.addFilter(_in_place)  # addFilter ignores a filter that was added before
-    return found
+    logger = logging.getLogger(name)
+    logger.addFilter(_sanitize_record)  # addFilter ignores a filter that was added before
+    return logger
 
 
 class Lines:
@@ -28,7 +28,7 @@ class Lines:
         self._text = text
 
     def __str__(self) -> str:
-        return "\n" + behind_margin(self._text)
+        return "\n" + indent_lines(self._text)
 
 
 def one_line(text: str) -> str:
@@ -39,12 +39,12 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def behind_margin(text: str) -> str:
+def indent_lines(text: str) -> str:
     """Sanitize each line separately and indent it."""
     return "\n".join(MARGIN + one_line(line.expandtabs(4)) for line in text.split("\n"))
 
 
-class _Shown:
+class _Sanitized:
     """Proxy for an argument that is sanitized when it is formatted, with `%s` or `%r`."""
 
     def __init__(self, argument: object) -> None:
@@ -57,21 +57,21 @@ class _Shown:
         return one_line(repr(self._argument))
 
 
-def _in_place(record: logging.LogRecord) -> bool:
+def _sanitize_record(record: logging.LogRecord) -> bool:
     """Filter that accepts every record and sanitizes it in place."""
     if isinstance(record.args, tuple):
-        record.args = tuple(map(_harmless, record.args))
+        record.args = tuple(map(_sanitize, record.args))
     if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
         # Formatters use exc_text where it is set. Handlers that read `exc_info` (Sentry, JSON) still can.
         traceback_text = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
-        record.exc_text = behind_margin(traceback_text)
+        record.exc_text = indent_lines(traceback_text)
     return True
 
 
-def _harmless(argument: Any) -> Any:
+def _sanitize(argument: Any) -> Any:
     # Numbers keep their type, because formats such as %d need it.
     if argument is None or isinstance(argument, int | float | Lines):
         return argument
     if isinstance(argument, str):
         return one_line(argument)
-    return _Shown(argument)
+    return _Sanitized(argument)

@@ -18,14 +18,15 @@ import msgspec
 from ..errors import InvalidPayload
 from .job_options import JobOptions, compute_ttl, read_options
 from .json import jsontext
-from .json.fields import parse_instant as parse_instant  # noqa: PLC0414  (many look for it here)
-from .json.fields import quoted
+from .json.fields import parse_instant as parse_instant  # noqa: PLC0414  (other modules import it from here)
+from .json.fields import quote_abbreviated
 from .json.fields import rfc3339 as rfc3339  # noqa: PLC0414
 
 # Defaults, ranges and lengths of the protocol: W9 for pushed jobs, W17 for failures.
 DEFAULT_QUEUE = "default"
 DEFAULT_RETRY = 25
 DEFAULT_RESERVE_FOR = 1800
+# Less than the minimum counts as the minimum, more than the maximum is refused, as in the original server.
 MIN_RESERVE_FOR, MAX_RESERVE_FOR = 60, 86_400
 MIN_JID, MAX_NAME = 8, 255
 MAX_ERRTYPE_BYTES, MAX_MESSAGE_BYTES, MAX_BACKTRACE_LINES = 100, 1000, 200
@@ -36,8 +37,9 @@ MAX_BACKTRACE_LINE_BYTES = 1000
 FUNCTION = r"[A-Za-z0-9_.{}-]{1,100}"
 """Pattern of a GearMonkey function name: no colon, because a colon ends names in keys, and no invisible characters."""
 
+# W9. A name without white space can be an argument of FETCH and QUEUE.
 _queue_name = re.compile(r"[A-Za-z0-9._-]{1,255}")
-_nests = re.compile(r"[{\[\]]")
+_nesting = re.compile(r"[{\[\]]")
 
 
 class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -118,15 +120,16 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def wire(self) -> str:
         """Return the job as FETCH sends it: the stored text, with the server's own members appended."""
         # Appended as text, without a parse: the client's numbers must come back digit for digit (W11).
-        added: list[tuple[str, str]] = []
+        server_members: list[tuple[str, str]] = []
         # A client may have sent `created_at` itself; a second member of that name would make the object ambiguous.
         if self.created_at is not None and not _has_member(self.text, "created_at"):
-            added.append(("created_at", f'"{rfc3339(self.created_at)}"'))
+            server_members.append(("created_at", f'"{rfc3339(self.created_at)}"'))
+        # The other two need no check: a client's own values were dropped when the job was pushed (W11).
         if self.enqueued_at is not None:
-            added.append(("enqueued_at", f'"{rfc3339(self.enqueued_at)}"'))
+            server_members.append(("enqueued_at", f'"{rfc3339(self.enqueued_at)}"'))
         if self.failure:
-            added.append(("failure", self.failure))
-        return jsontext.append(self.text, added)
+            server_members.append(("failure", self.failure))
+        return jsontext.append(self.text, server_members)
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -320,24 +323,24 @@ class JobTemplate:
         created_at: datetime | None = None,
         result_ttl: int | None = None,
     ) -> None:
-        behind: dict[str, Any] = {"retry": retry}
+        trailing: dict[str, Any] = {"retry": retry}
         # Members at the protocol's default are left out: the text is shorter, and its meaning is the same.
         if priority:
-            behind["priority"] = priority_to_wire(priority)
+            trailing["priority"] = priority_to_wire(priority)
         if reserve_for != DEFAULT_RESERVE_FOR:
-            behind["reserve_for"] = reserve_for
+            trailing["reserve_for"] = reserve_for
         if backtrace:
-            behind["backtrace"] = backtrace
+            trailing["backtrace"] = backtrace
         if at is not None:
-            behind["at"] = rfc3339(at)
+            trailing["at"] = rfc3339(at)
         if created_at is not None:
-            behind["created_at"] = rfc3339(created_at)
+            trailing["created_at"] = rfc3339(created_at)
         # Without their braces: `job` writes the arguments between these two parts, which are encoded once.
         self._before_args = jsontext.encode({"jobtype": jobtype, "queue": queue})[1:-1]
-        self._behind_args = jsontext.encode(behind)[1:-1]
-        self._kept: dict[str, Any] = {} if result_ttl is None else {"result_ttl": result_ttl}
-        # Most jobs add nothing to `custom`, so its usual text is encoded once too.
-        self._usual_custom = self._custom({})
+        self._after_args = jsontext.encode(trailing)[1:-1]
+        self._shared_custom: dict[str, Any] = {} if result_ttl is None else {"result_ttl": result_ttl}
+        # Most jobs add nothing to `custom`, so its default text is encoded once too.
+        self._default_custom = self._encode_custom({})
         self._jobtype, self._queue, self._result_ttl = jobtype, queue, result_ttl
         self._columns: dict[str, Any] = {
             "jobtype": jobtype,
@@ -358,24 +361,31 @@ class JobTemplate:
     ) -> JobPayload:
         """Build one job. Only its own members are encoded; the text equals that of `jsontext.encode`."""
         custom_texts: dict[str, str] = {}
-        last, options, result_ttl, args_text = self._usual_custom, None, self._result_ttl, jsontext.encode(args)
+        custom_member, options, result_ttl, args_text = (
+            self._default_custom,
+            None,
+            self._result_ttl,
+            jsontext.encode(args),
+        )
         if custom or kwargs:
-            extra = {**custom} if custom else {}
+            members = {**custom} if custom else {}
             if kwargs:
-                extra["kwargs"] = kwargs
-            last = self._custom(extra)
+                members["kwargs"] = kwargs
+            custom_member = self._encode_custom(members)
             if custom:
                 # Raw JSON texts, as for jobs from the wire: both ways of pushing share the rules of `read_options`.
-                custom_texts = {key: jsontext.encode(value) for key, value in (extra | self._kept).items()}
+                custom_texts = {key: jsontext.encode(value) for key, value in (members | self._shared_custom).items()}
                 options = read_options(self._jobtype, self._queue, args_text, custom_texts)
                 result_ttl = compute_ttl(custom_texts, result_ttl)
-        text = f'{{"jid":{jsontext.encode(jid)},{self._before_args},"args":{args_text},{self._behind_args}{last}}}'
+        text = (
+            f'{{"jid":{jsontext.encode(jid)},{self._before_args},"args":{args_text},{self._after_args}{custom_member}}}'
+        )
         return JobPayload(jid=jid, text=text, result_ttl=result_ttl, options=options, **self._columns)
 
-    def _custom(self, extra: dict[str, Any]) -> str:
+    def _encode_custom(self, members: dict[str, Any]) -> str:
         """Return the `custom` member, with the comma before it; "" if there is nothing to write."""
-        extra = extra | self._kept
-        return f',"custom":{jsontext.encode(extra)}' if extra else ""
+        members = members | self._shared_custom
+        return f',"custom":{jsontext.encode(members)}' if members else ""
 
 
 def new_job(
@@ -406,6 +416,7 @@ def failure(
         jid=jid,
         wid=wid,
         attempt=attempt,
+        # Clients may leave these texts out.
         errtype=cut(errtype, MAX_ERRTYPE_BYTES) or "unknown",
         message=cut(message, MAX_MESSAGE_BYTES) or "unknown",
         backtrace=tuple(cut(line, MAX_BACKTRACE_LINE_BYTES) for line in backtrace[:MAX_BACKTRACE_LINES]),
@@ -414,14 +425,15 @@ def failure(
     )
 
 
-def kept_lines(backtrace: Sequence[str], wanted: int) -> Sequence[str]:
+def limit_backtrace(backtrace: Sequence[str], requested: int) -> Sequence[str]:
     """Return the backtrace lines that a job keeps (W17).
 
-    As many as the job asks for, none if `wanted` is negative, 30 if it is 0 (the job does not say).
+    As many as the job asks for, none if `requested` is negative, 30 if it is 0 (the job does not say).
     """
-    if wanted < 0:
+    # The specification honours the job's number; the original server ignores it and keeps up to 50 lines.
+    if requested < 0:
         return ()
-    return backtrace[: min(wanted, MAX_BACKTRACE_LINES) or DEFAULT_BACKTRACE_LINES]
+    return backtrace[: min(requested, MAX_BACKTRACE_LINES) or DEFAULT_BACKTRACE_LINES]
 
 
 def cut(text: str, max_bytes: int) -> str:
@@ -440,6 +452,7 @@ def is_storable(text: str) -> bool:
     A text that is not storable can be in no row, so callers answer without a query.
     """
     try:
+        # PostgreSQL stores no NUL in a text, and UTF-8 has no form for a lone surrogate.
         return b"\x00" not in text.encode()
     except UnicodeEncodeError:
         return False
@@ -465,9 +478,10 @@ def queue_name(value: str) -> str:
     """Check a queue name and return it; "" becomes `default`. Raises InvalidPayload."""
     if not value:
         return DEFAULT_QUEUE
+    # The message begins like the original server's.
     if not _queue_name.fullmatch(value):
         raise InvalidPayload(
-            rf"cannot get {quoted(value)} queue: queue names must match \A[a-zA-Z0-9._-]+\z"
+            rf"cannot get {quote_abbreviated(value)} queue: queue names must match \A[a-zA-Z0-9._-]+\z"
             " and have at most 255 characters"
         )
     return value
@@ -478,8 +492,8 @@ def _has_member(text: str, key: str) -> bool:
     at = text.find(f'"{key}"')
     if at < 0:
         return False
-    rest = text[at + len(key) + 2 :]
+    remaining = text[at + len(key) + 2 :]
     # The text is compact and no nested value or end of the object follows: the member belongs to the object itself.
-    if text[at - 1] in ",{" and rest[:1] == ":" and rest.count("}") == 1 and not _nests.search(rest):
+    if text[at - 1] in ",{" and remaining[:1] == ":" and remaining.count("}") == 1 and not _nesting.search(remaining):
         return True
     return key in jsontext.members(text)

@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import InvalidPayload, InvalidQuery
 from .json import jsontext
-from .json.fields import shown
+from .json.fields import abbreviate
 from .lifecycle import State
 
 MAX_TEXT = 4000
@@ -31,10 +31,11 @@ _UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
 # Nine digits at most for each unit, which bounds the work of int() on a client's text.
 _duration = re.compile(r"(?:(\d{1,9})w)?(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
 _key = re.compile(r"([a-z]+):")
-_bare = re.compile(r"[^\s,\"]+")
+_bare_value = re.compile(r"[^\s,\"]+")
 _plain = re.compile(r"[^\s,\"*]+")
 _quoted = re.compile(r'"(?:[^"\\]|\\.)*"')
 _jid = re.compile(r"[A-Za-z0-9_.-]{8,255}")
+# Names of apps and models contain no `/`: the first one begins the primary key, which may contain more.
 _label = re.compile(r"[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*/.+", re.DOTALL)
 _decoder = json.JSONDecoder()
 _states_known = frozenset(map(str, State))
@@ -73,9 +74,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return the canonical text of this query; `parse_query` reads it back."""
         terms = [
             _format_values("state", [_quote_if_needed(str(state)) for state in self.states]),
-            _format_values("queue", map(_shape, self.queues)),
-            _format_values("task", map(_shape, self.tasks)),
-            _format_values("error", map(_shape, self.errors)),
+            _format_values("queue", map(_format_pattern, self.queues)),
+            _format_values("task", map(_format_pattern, self.tasks)),
+            _format_values("error", map(_format_pattern, self.errors)),
             _format_values("about", map(_quote_if_needed, self.about)),
             _format_values("batch", map(_quote_if_needed, self.batches)),
             _format_values("jid", map(_quote_if_needed, self.jids)),
@@ -101,10 +102,10 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def has_index(self) -> bool:
         """True if an index leads to few rows, or to the rows that are shown first anyway: see docs/queries.md."""
         # Conditions that filter row by row once the state has been found by its index.
-        rest = self.queues or self.tasks or self.errors or self.older_s is not None or self.newer_s is not None
+        filters = self.queues or self.tasks or self.errors or self.older_s is not None or self.newer_s is not None
         # Succeeded rows can be millions: without another filter a page reads the newest ones only, with one it scans
         # them all.
-        is_short = bool(self.states) and (State.SUCCEEDED not in self.states or not rest)
+        is_short = bool(self.states) and (State.SUCCEEDED not in self.states or not filters)
         return is_short or bool(self.about or self.batches or self.jids)
 
 
@@ -112,28 +113,28 @@ def parse_query(text: str) -> Query:
     """Parse a query. Raises InvalidQuery with one line that names the position and what was expected."""
     if len(text) > MAX_TEXT:
         raise _error_at(MAX_TEXT, f"expected a query of at most {MAX_TEXT} characters, got {len(text)}")
-    found: dict[str, Any] = {}
+    conditions: dict[str, Any] = {}
     at = _skip_spaces(text, 0)
     while at < len(text):
-        began = at
+        start = at
         try:
-            at = _term(text, at, found)
+            at = _read_term(text, at, conditions)
         except InvalidQuery as error:
             # A reader that knows no exact position leaves it None: the term as a whole is wrong.
-            error.at = began if error.at is None else error.at
+            error.at = start if error.at is None else error.at
             raise
         if at < len(text) and not text[at].isspace():
             raise _error_at(
-                at, f"expected a space before {shown(text[at:])}; put values with spaces or commas in quotes"
+                at, f"expected a space before {abbreviate(text[at:])}; put values with spaces or commas in quotes"
             )
         at = _skip_spaces(text, at)
-    return Query(**found)
+    return Query(**conditions)
 
 
 def split_about(label: str) -> tuple[str, str]:
     """Return the model and the key of an object's name. Raises InvalidQuery if it is not one."""
     if not is_about(label):
-        raise InvalidQuery(f"about: expected app.model/pk, such as shop.order/42, got {shown(label)}")
+        raise InvalidQuery(f"about: expected app.model/pk, such as shop.order/42, got {abbreviate(label)}")
     model, _, key = label.partition("/")
     return model, key
 
@@ -153,18 +154,18 @@ def _error_at(at: int, message: str) -> InvalidQuery:
     return error
 
 
-def _term(text: str, at: int, found: dict[str, Any]) -> int:
+def _read_term(text: str, at: int, conditions: dict[str, Any]) -> int:
     """Read a key with its values, or a bare word; return the position after it.
 
     An error raised without a position concerns the whole term.
     """
     key = _key.match(text, at)
     if key is None:
-        return _word(text, at, found)
-    read = _READERS.get(key[1])
-    if read is None:
-        raise InvalidQuery(f"no such key: {shown(key[1])}; known: {', '.join(_READERS)}")
-    return read(text, key.end(), found)
+        return _read_word(text, at, conditions)
+    reader = _READERS.get(key[1])
+    if reader is None:
+        raise InvalidQuery(f"no such key: {abbreviate(key[1])}; known: {', '.join(_READERS)}")
+    return reader(text, key.end(), conditions)
 
 
 def _skip_spaces(text: str, at: int) -> int:
@@ -173,70 +174,74 @@ def _skip_spaces(text: str, at: int) -> int:
     return at
 
 
-def _word(text: str, at: int, found: dict[str, Any]) -> int:
+def _read_word(text: str, at: int, conditions: dict[str, Any]) -> int:
     """Read a word without a key: a state, or a jid."""
-    bare = _bare.match(text, at)
+    bare = _bare_value.match(text, at)
     word = bare[0] if bare else text[at:]
     # States first: some names of states, such as "enqueued", are well-formed jids too.
     if word in _states_known:
-        _add(found, "states", [State(word)])
+        _add_values(conditions, "states", [State(word)])
     elif _jid.fullmatch(word):
-        _add(found, "jids", [word])
+        _add_values(conditions, "jids", [word])
     else:
-        raise InvalidQuery(f"expected key:value, a state or a jid, got {shown(word)}; keys: {', '.join(_READERS)}")
+        raise InvalidQuery(f"expected key:value, a state or a jid, got {abbreviate(word)}; keys: {', '.join(_READERS)}")
     return at + len(word)
 
 
-def _values(text: str, at: int, key: str) -> tuple[list[tuple[str, bool]], int]:
+def _read_values(text: str, at: int, key: str) -> tuple[list[tuple[str, bool]], int]:
     """Read values separated by commas, each with whether it was quoted."""
-    found: list[tuple[str, bool]] = []
+    values: list[tuple[str, bool]] = []
     while True:
-        began = at
+        start = at
         if quoted := _quoted.match(text, at):
-            value, at = _unquoted(quoted[0], key), quoted.end()
-        elif bare := _bare.match(text, at):
+            value, at = _unquote(quoted[0], key), quoted.end()
+        elif bare := _bare_value.match(text, at):
             value, at = bare[0], bare.end()
         else:
-            raise _error_at(at, f"{key}: expected a value, got {shown(text[at : at + 40]) or 'nothing'}")
+            raise _error_at(at, f"{key}: expected a value, got {abbreviate(text[at : at + 40]) or 'nothing'}")
         if not value or not value.isprintable():
-            raise _error_at(began, f"{key}: expected printable characters, got {shown(value) or 'nothing'}")
-        found.append((value, quoted is not None))
-        if len(found) > MAX_VALUES:
+            raise _error_at(start, f"{key}: expected printable characters, got {abbreviate(value) or 'nothing'}")
+        values.append((value, quoted is not None))
+        if len(values) > MAX_VALUES:
             raise InvalidQuery(f"{key}: expected at most {MAX_VALUES} values")
         if text[at : at + 1] != ",":
-            return found, at
+            return values, at
         at += 1
 
 
-def _unquoted(text: str, key: str) -> str:
+def _unquote(text: str, key: str) -> str:
     try:
         return str(json.loads(text))
     except ValueError:
-        raise InvalidQuery(f"{key}: expected a string in double quotes, as JSON has them, got {shown(text)}") from None
+        raise InvalidQuery(
+            f"{key}: expected a string in double quotes, as JSON has them, got {abbreviate(text)}"
+        ) from None
 
 
-def _add(found: dict[str, Any], field: str, values: list[Any]) -> None:
+def _add_values(conditions: dict[str, Any], field: str, values: list[Any]) -> None:
     # A key may occur several times; dict.fromkeys removes duplicates and keeps the order.
-    found[field] = tuple(dict.fromkeys((*found.get(field, ()), *values)))
+    conditions[field] = tuple(dict.fromkeys((*conditions.get(field, ()), *values)))
 
 
 Reader = Callable[[str, int, dict[str, Any]], int]
 
 
-def _names(key: str, field: str) -> Reader:
-    def read(text: str, at: int, found: dict[str, Any]) -> int:
-        values, at = _values(text, at, key)
-        _add(found, field, [value for value, _ in values])
+def _names_reader(key: str, field: str) -> Reader:
+    def read(text: str, at: int, conditions: dict[str, Any]) -> int:
+        values, at = _read_values(text, at, key)
+        _add_values(conditions, field, [value for value, _ in values])
         return at
 
     return read
 
 
-def _patterns(key: str, field: str) -> Reader:
-    def read(text: str, at: int, found: dict[str, Any]) -> int:
-        values, at = _values(text, at, key)
+def _patterns_reader(key: str, field: str) -> Reader:
+    def read(text: str, at: int, conditions: dict[str, Any]) -> int:
+        values, at = _read_values(text, at, key)
         # In quotes a star is a plain character; quoting is the way to match a name that contains one.
-        _add(found, field, [Pattern(value) if is_quoted else pattern(value, key) for value, is_quoted in values])
+        _add_values(
+            conditions, field, [Pattern(value) if is_quoted else pattern(value, key) for value, is_quoted in values]
+        )
         return at
 
     return read
@@ -246,33 +251,33 @@ def pattern(value: str, key: str) -> Pattern:
     """Return the pattern for a name, or for a prefix that ends in a star. Raises InvalidQuery for a star elsewhere."""
     name = value.removesuffix("*")
     if "*" in name:
-        raise InvalidQuery(f"{key}: expected a star at the end only, got {shown(value)}")
+        raise InvalidQuery(f"{key}: expected a star at the end only, got {abbreviate(value)}")
     return Pattern(name, is_prefix=name != value)
 
 
-def _states(text: str, at: int, found: dict[str, Any]) -> int:
-    values, at = _values(text, at, "state")
+def _read_states(text: str, at: int, conditions: dict[str, Any]) -> int:
+    values, at = _read_values(text, at, "state")
     for value, _ in values:
         if value not in _states_known:
-            raise InvalidQuery(f"state: expected one of {', '.join(State)}, got {shown(value)}")
-    _add(found, "states", [State(value) for value, _ in values])
+            raise InvalidQuery(f"state: expected one of {', '.join(State)}, got {abbreviate(value)}")
+    _add_values(conditions, "states", [State(value) for value, _ in values])
     return at
 
 
-def _objects(text: str, at: int, found: dict[str, Any]) -> int:
-    values, at = _values(text, at, "about")
+def _read_objects(text: str, at: int, conditions: dict[str, Any]) -> int:
+    values, at = _read_values(text, at, "about")
     for value, _ in values:
         split_about(value)
-    _add(found, "about", [value for value, _ in values])
+    _add_values(conditions, "about", [value for value, _ in values])
     return at
 
 
-def _once(key: str, field: str, convert: Callable[[str], int]) -> Reader:
-    def read(text: str, at: int, found: dict[str, Any]) -> int:
-        values, at = _values(text, at, key)
-        if field in found or len(values) > 1:
+def _single_reader(key: str, field: str, convert: Callable[[str], int]) -> Reader:
+    def read(text: str, at: int, conditions: dict[str, Any]) -> int:
+        values, at = _read_values(text, at, key)
+        if field in conditions or len(values) > 1:
             raise InvalidQuery(f"{key}: expected it once, with one value")
-        found[field] = convert(values[0][0])
+        conditions[field] = convert(values[0][0])
         return at
 
     return read
@@ -282,19 +287,19 @@ def parse_seconds(text: str, key: str = "older") -> int:
     """Return the seconds of a duration such as 90s, 15m, 2h, 1h30m, 7d or 2w. Raises InvalidQuery."""
     match = _duration.fullmatch(text)
     if not text or match is None:
-        raise InvalidQuery(f"{key}: expected a duration such as 90s, 15m, 1h30m, 2d or 1w, got {shown(text)}")
+        raise InvalidQuery(f"{key}: expected a duration such as 90s, 15m, 1h30m, 2d or 1w, got {abbreviate(text)}")
     seconds = sum(int(part) * unit for part, unit in zip(match.groups(default="0"), _UNITS.values(), strict=True))
     # Capped at 100 years: larger intervals overflow the dates of databases.
     return min(seconds, 100 * 365 * 86_400)
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if re.fullmatch(r"\d{1,8}", text, re.ASCII) and 0 < int(text) <= MAX_SEARCHED:
         return int(text)
-    raise InvalidQuery(f"among: expected a number of jobs from 1 to {MAX_SEARCHED}, got {shown(text)}")
+    raise InvalidQuery(f"among: expected a number of jobs from 1 to {MAX_SEARCHED}, got {abbreviate(text)}")
 
 
-def _arguments(text: str, at: int, found: dict[str, Any]) -> int:
+def _read_arguments(text: str, at: int, conditions: dict[str, Any]) -> int:
     try:
         # raw_decode finds the end of the array, which may contain spaces and commas.
         value, end = _decoder.raw_decode(text, at)
@@ -302,27 +307,28 @@ def _arguments(text: str, at: int, found: dict[str, Any]) -> int:
     except (ValueError, RecursionError, InvalidPayload):
         value, end = None, at
     # RecursionError comes from deeply nested input, which json parses recursively.
-    if not isinstance(value, list) or "args" in found:
+    if not isinstance(value, list) or "args" in conditions:
+        actual = abbreviate(text[at:])
         raise _error_at(
-            at, f'args: expected, once, a JSON array with all arguments, such as args:[42,"x"], got {shown(text[at:])}'
+            at, f'args: expected, once, a JSON array with all arguments, such as args:[42,"x"], got {actual}'
         )
-    found["args"] = jsontext.encode(value)
+    conditions["args"] = jsontext.encode(value)
     return end
 
 
 _READERS: dict[str, Reader] = {
-    "state": _states,
-    "queue": _patterns("queue", "queues"),
-    "task": _patterns("task", "tasks"),
-    "error": _patterns("error", "errors"),
-    "about": _objects,
-    "batch": _names("batch", "batches"),
-    "jid": _names("jid", "jids"),
-    "older": _once("older", "older_s", parse_seconds),
-    "newer": _once("newer", "newer_s", lambda text: parse_seconds(text, "newer")),
-    "args": _arguments,
-    "text": _names("text", "texts"),
-    "among": _once("among", "among", _count),
+    "state": _read_states,
+    "queue": _patterns_reader("queue", "queues"),
+    "task": _patterns_reader("task", "tasks"),
+    "error": _patterns_reader("error", "errors"),
+    "about": _read_objects,
+    "batch": _names_reader("batch", "batches"),
+    "jid": _names_reader("jid", "jids"),
+    "older": _single_reader("older", "older_s", parse_seconds),
+    "newer": _single_reader("newer", "newer_s", lambda text: parse_seconds(text, "newer")),
+    "args": _read_arguments,
+    "text": _names_reader("text", "texts"),
+    "among": _single_reader("among", "among", _parse_count),
 }
 KEYS = tuple(_READERS)
 
@@ -335,8 +341,8 @@ def _format_values(key: str, values: Any) -> str:
     return f"{key}:{joined}" if joined else ""
 
 
-def _shape(name: Pattern) -> str:
-    return f"{name.text}*" if name.is_prefix else _quote_if_needed(name.text)
+def _format_pattern(pattern: Pattern) -> str:
+    return f"{pattern.text}*" if pattern.is_prefix else _quote_if_needed(pattern.text)
 
 
 def _quote_if_needed(value: str) -> str:

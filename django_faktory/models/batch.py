@@ -29,6 +29,7 @@ class Batch(models.Model):
     complete_jid = ExactCharField(max_length=255, default="", db_default="")
     success_jid = ExactCharField(max_length=255, default="", db_default="")
 
+    # Counted in the transactions that change the members, so no query has to look through a batch of 100,000 (ADR 11).
     total = models.IntegerField(default=0, db_default=0)
     pending = models.IntegerField(default=0, db_default=0, help_text="Members that are not settled.")
     unrun = models.IntegerField(default=0, db_default=0, help_text="Members that were never executed.")
@@ -38,10 +39,12 @@ class Batch(models.Model):
     open_children = models.IntegerField(default=0, db_default=0)
     unsucceeded_children = models.IntegerField(default=0, db_default=0)
 
+    # "": not enqueued, "1": enqueued, "2": ended with success. The protocol's BATCH STATUS has the same values (W26).
     complete_st = ExactCharField(max_length=1, default="", db_default="")
     success_st = ExactCharField(max_length=1, default="", db_default="")
     complete_failed = models.BooleanField(default=False, db_default=False)
     success_failed = models.BooleanField(default=False, db_default=False)
+    # Each outcome is reported to the parent once, whatever is repeated after a crash (ADR 11).
     reported_broken = models.BooleanField(
         default=False, db_default=False, help_text="Its parent knows; so with the others."
     )
@@ -62,6 +65,7 @@ class Batch(models.Model):
         verbose_name_plural = "batches"
         indexes: ClassVar = [
             models.Index(fields=["parent_bid"], name="faktory_children"),
+            # A commit clears `expires_at`, so this index has uncommitted batches only.
             models.Index(fields=["expires_at"], name="faktory_batch_open", condition=Q(expires_at__isnull=False)),
             PartialIndex(
                 fields=["reopened_until"], name="faktory_batch_reopened", condition=Q(reopened_until__isnull=False)
@@ -71,6 +75,7 @@ class Batch(models.Model):
             models.Index(fields=["id"], name="faktory_batch_live", condition=Q(finished_at__isnull=True)),
         ]
         constraints: ClassVar = [
+            # A member that is counted twice violates this, so its transaction is rolled back.
             models.CheckConstraint(
                 name="faktory_batch_counts",
                 condition=Q(pending__gte=0, pending__lte=F("total"), unrun__gte=0, unrun__lte=F("pending"))

@@ -40,6 +40,7 @@ class CronEntry(models.Model):
     job = models.TextField(
         default="{}", help_text="JSON object: retry, reserve_for, priority, backtrace, custom; for other jobtypes."
     )
+    # ONCE, as in anacron: a deployment must not lose a nightly job, nor a day without nodes create a thousand (ADR 14).
     missed = ExactCharField(
         max_length=4,
         choices=[(str(policy), str(policy)) for policy in Missed],
@@ -56,8 +57,10 @@ class CronEntry(models.Model):
         help_text="While an earlier job of this entry waits or runs: allow another, or skip it.",
     )
 
+    # The first tick that was not taken. All nodes read it at each poll, so an edit needs no notification (ADR 14).
     next_at = models.DateTimeField(null=True, help_text="The next tick that nobody took; what claims fight for.")
     paused_at = models.DateTimeField(null=True)
+    # Marked, not deleted: the entry keeps its history (ADR 14).
     removed_at = models.DateTimeField(null=True, help_text="When the code that defined it did not any more.")
     problem = models.TextField(default="", db_default="", help_text="Why it cannot be due.")
     created_at = models.DateTimeField(db_default=Now())
@@ -72,8 +75,12 @@ class CronEntry(models.Model):
                 name="faktory_cron_idle_is_never_due",
                 condition=Q(next_at=None) | Q(paused_at=None, removed_at=None),
             ),
-            models.CheckConstraint(name="faktory_cron_missed", condition=Q(missed__in=[str(one) for one in Missed])),
-            models.CheckConstraint(name="faktory_cron_overlap", condition=Q(overlap__in=[str(one) for one in Overlap])),
+            models.CheckConstraint(
+                name="faktory_cron_missed", condition=Q(missed__in=[str(policy) for policy in Missed])
+            ),
+            models.CheckConstraint(
+                name="faktory_cron_overlap", condition=Q(overlap__in=[str(policy) for policy in Overlap])
+            ),
         ]
 
     def __str__(self) -> str:
@@ -102,6 +109,7 @@ class CronRun(models.Model):
     jid = ExactCharField(max_length=255, default="", db_default="")
     outcome = ExactCharField(max_length=10, choices=[(str(outcome), str(outcome)) for outcome in RunOutcome])
     note = models.TextField(default="", db_default="")
+    # Written by maintenance, because an ACK that looked for a run would cost every job (ADR 14).
     ended_at = models.DateTimeField(null=True)
 
     class Meta:

@@ -22,8 +22,9 @@ class ExactCharField(_CharField):
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> dict[str, Any]:
         """Add the collation for the connection's database."""
-        found: dict[str, Any] = super().db_parameters(connection)
-        return {**found, "collation": {"postgresql": "C", "mysql": "utf8mb4_nopad_bin"}.get(connection.vendor)}
+        parameters: dict[str, Any] = super().db_parameters(connection)
+        # SQLite needs none: it compares bytes by default.
+        return {**parameters, "collation": {"postgresql": "C", "mysql": "utf8mb4_nopad_bin"}.get(connection.vendor)}
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
         """Spell the type out on PostgreSQL, so that Django creates no second index.
@@ -31,5 +32,9 @@ class ExactCharField(_CharField):
         For "varchar" Django adds a LIKE index to each unique column. In collation C the unique index itself supports
         LIKE, and every PUSH would have to maintain the second one.
         """
-        found = super().db_type(connection)
-        return found and found.replace("varchar", "character varying") if connection.vendor == "postgresql" else found
+        column_type = super().db_type(connection)
+        return (
+            column_type and column_type.replace("varchar", "character varying")
+            if connection.vendor == "postgresql"
+            else column_type
+        )

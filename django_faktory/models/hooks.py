@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from django.core.exceptions import AppRegistryNotReady
 
 
+# Late imports of the layers above would be a loop of imports, which the contracts in pyproject.toml refuse (ADR 37).
 class Operations(NamedTuple):
     """The functions: models import no higher layer."""
 
@@ -21,13 +22,14 @@ class Operations(NamedTuple):
 _installed: list[Operations] = []
 
 
-def install(given: Operations) -> None:
+def install(functions: Operations) -> None:
     """Set the functions that querysets call."""
-    _installed[:] = [given]
+    _installed[:] = [functions]
 
 
 def operations() -> Operations:
     """Return the functions that were installed. Raises AppRegistryNotReady before."""
+    # A module that uses them at import, while the apps still load, gets Django's own error for this.
     if not _installed:
         raise AppRegistryNotReady("django_faktory: its AppConfig.ready() has not been called yet")
     return _installed[0]

@@ -21,6 +21,7 @@ class HotIndex(models.Index):
         """Return the statement for the connection's database."""
         if schema_editor.connection.features.supports_partial_indexes:
             return super().create_sql(model, schema_editor, using, **kwargs)
+        # The state first: FETCH compares it with a constant, and the other columns give the order.
         led_by_state = models.Index(fields=["state", *self.fields], name=self.name)
         return led_by_state.create_sql(model, schema_editor, using, **kwargs)
 
@@ -34,8 +35,8 @@ class IndexWhereSet(models.Index):
         """Return the statement for the connection's database."""
         is_partial = schema_editor.connection.features.supports_partial_indexes
         condition = Q(**{f"{self.fields[0]}__isnull": False}) if is_partial else None
-        here = models.Index(fields=self.fields, name=self.name, condition=condition)
-        return here.create_sql(model, schema_editor, using, **kwargs)
+        index = models.Index(fields=self.fields, name=self.name, condition=condition)
+        return index.create_sql(model, schema_editor, using, **kwargs)
 
 
 class PartialIndex(models.Index):
@@ -55,6 +56,7 @@ class PartialIndex(models.Index):
         """Return the statement, or a no-op."""
         if schema_editor.connection.features.supports_partial_indexes:
             return super().remove_sql(model, schema_editor, **kwargs)
+        # It was never created; see `create_sql`.
         return "DO 0"
 
 

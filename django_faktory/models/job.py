@@ -139,7 +139,7 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def about(self, *objects: models.Model | str) -> Self:
         """Filter jobs about any of these objects: see `using(about=…)`."""
-        return self.filter(about__in=[about_of(one) for one in objects])
+        return self.filter(about__in=[about_of(subject) for subject in objects])
 
     def batch(self, *bids: str) -> Self:
         """Filter members of these batches."""
@@ -162,8 +162,8 @@ class JobQuerySet(models.QuerySet["Job"]):
     def newest(self, count: int) -> Self:
         """Keep the `count` newest jobs of this set, unordered. Bounds filters that no index serves."""
         # A lower bound on the key, not a slice: a sliced queryset can be neither filtered nor updated.
-        place = self.order_by("-pk").values("pk")[count - 1 : count]
-        return self.filter(pk__gte=Coalesce(Subquery(place), Value(0)))
+        oldest_kept = self.order_by("-pk").values("pk")[count - 1 : count]
+        return self.filter(pk__gte=Coalesce(Subquery(oldest_kept), Value(0)))
 
     def recent(self, count: int = RECENT) -> Self:
         """Keep jobs among the last `count` pushed in the whole table.
@@ -171,26 +171,26 @@ class JobQuerySet(models.QuerySet["Job"]):
         At most that number of rows is read, whatever the other filters are.
         """
         # The latest key of the whole table, not of this set: finding that one could read every row.
-        last = self.model._default_manager.using(self.db).order_by("-pk").values("pk")[:1]  # noqa: SLF001
-        return self.filter(pk__gt=Coalesce(Subquery(last), Value(0)) - count)
+        latest_key = self.model._default_manager.using(self.db).order_by("-pk").values("pk")[:1]  # noqa: SLF001
+        return self.filter(pk__gt=Coalesce(Subquery(latest_key), Value(0)) - count)
 
     def matching(self, query: Query | str) -> Self:
         """Filter jobs that a query describes. Raises InvalidQuery for a text that is not a valid query."""
-        asked = parse_query(query) if isinstance(query, str) else query
-        found = self.in_state(*asked.states) if asked.states else self
-        for condition in _conditions(asked):
-            found = found.filter(condition)
+        parsed = parse_query(query) if isinstance(query, str) else query
+        jobs = self.in_state(*parsed.states) if parsed.states else self
+        for condition in _conditions(parsed):
+            jobs = jobs.filter(condition)
         # Last, so that `newest` counts jobs that match all other conditions.
-        if asked.searches:
-            wanted = [] if asked.args is None else [_has_args(asked.args)]
-            found = found.newest(asked.among).filter(*wanted, *map(_has_text, asked.texts))
-        return found
+        if parsed.searches:
+            by_args = [] if parsed.args is None else [_has_args(parsed.args)]
+            jobs = jobs.newest(parsed.among).filter(*by_args, *map(_has_text, parsed.texts))
+        return jobs
 
     def shown(self, query: Query | str) -> Self:
         """Apply `matching` for a page: a query that no index serves searches the `recent` jobs only."""
-        asked = parse_query(query) if isinstance(query, str) else query
-        found = self.matching(asked)
-        return found if asked.has_index else found.recent()
+        parsed = parse_query(query) if isinstance(query, str) else query
+        jobs = self.matching(parsed)
+        return jobs if parsed.has_index else jobs.recent()
 
     def count_up_to(self, max_count: int) -> int:
         """Return the number of rows, capped at `max_count`, so that no large table is counted to its end."""
@@ -199,23 +199,23 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def retry(self) -> int:
         """Enqueue failed jobs, dead or waiting for a retry, now; return how many."""
-        return self._carry_out("retry")
+        return self._run_operation("retry")
 
     def requeue(self) -> int:
         """Enqueue jobs that are dead or wait for their time now; return how many."""
-        return self._carry_out("requeue")
+        return self._run_operation("requeue")
 
     def kill(self) -> int:
         """Move jobs that are not running to the dead set; return how many."""
-        return self._carry_out("kill")
+        return self._run_operation("kill")
 
     def discard(self) -> int:
         """Drop jobs that are not running; return how many."""
-        return self._carry_out("discard")
+        return self._run_operation("discard")
 
     def prune(self) -> int:
         """Delete the rows of finished jobs before their purge time; return how many."""
-        return self._carry_out("prune")
+        return self._run_operation("prune")
 
     # Not exposed on the manager, so that `Job.objects.kill()` cannot hit every job by accident.
     retry.queryset_only = requeue.queryset_only = kill.queryset_only = True  # type: ignore[attr-defined]
@@ -224,27 +224,27 @@ class JobQuerySet(models.QuerySet["Job"]):
     retry.alters_data = requeue.alters_data = kill.alters_data = True  # type: ignore[attr-defined]
     discard.alters_data = prune.alters_data = True  # type: ignore[attr-defined]
 
-    def _carry_out(self, verb: str) -> int:
+    def _run_operation(self, verb: str) -> int:
         return operations().execute(verb, self)
 
 
-def _conditions(asked: Query) -> Iterable[Q]:
-    if asked.queues:
-        yield _named("queue", asked.queues)
-    if asked.tasks:
-        yield _named("jobtype", asked.tasks)
-    if asked.errors:
-        yield _failed_with(asked.errors)
-    if asked.about:
-        yield Q(about__in=asked.about)
-    if asked.batches:
-        yield Q(bid__in=asked.batches)
-    if asked.jids:
-        yield Q(jid__in=asked.jids)
-    if asked.older_s is not None:
-        yield Q(created_at__lt=Now() - timedelta(seconds=asked.older_s))
-    if asked.newer_s is not None:
-        yield Q(created_at__gte=Now() - timedelta(seconds=asked.newer_s))
+def _conditions(query: Query) -> Iterable[Q]:
+    if query.queues:
+        yield _named("queue", query.queues)
+    if query.tasks:
+        yield _named("jobtype", query.tasks)
+    if query.errors:
+        yield _failed_with(query.errors)
+    if query.about:
+        yield Q(about__in=query.about)
+    if query.batches:
+        yield Q(bid__in=query.batches)
+    if query.jids:
+        yield Q(jid__in=query.jids)
+    if query.older_s is not None:
+        yield Q(created_at__lt=Now() - timedelta(seconds=query.older_s))
+    if query.newer_s is not None:
+        yield Q(created_at__gte=Now() - timedelta(seconds=query.newer_s))
 
 
 def _pattern(name: str) -> Pattern:
@@ -261,13 +261,15 @@ def _named(column: str, patterns: Iterable[Pattern]) -> Q:
     A prefix is a range: the column's index serves it, and it compares exactly on every database.
     """
     patterns = list(patterns)
-    whole = Q(**{f"{column}__in": [one.text for one in patterns if not one.is_prefix]})
-    begun = (
-        Q(**{f"{column}__gte": one.text, f"{column}__lt": one.text + LAST}) if one.text else Q(pk__isnull=False)
-        for one in patterns
-        if one.is_prefix
+    whole_names = Q(**{f"{column}__in": [pattern.text for pattern in patterns if not pattern.is_prefix]})
+    prefixes = (
+        Q(**{f"{column}__gte": pattern.text, f"{column}__lt": pattern.text + LAST})
+        if pattern.text
+        else Q(pk__isnull=False)
+        for pattern in patterns
+        if pattern.is_prefix
     )
-    return reduce(or_, begun, whole)
+    return reduce(or_, prefixes, whole_names)
 
 
 def _failed_with(patterns: Iterable[Pattern]) -> Q:
@@ -277,10 +279,12 @@ def _failed_with(patterns: Iterable[Pattern]) -> Q:
     """
     patterns = list(patterns)
     # The dot is part of the compared text: `Timeout` matches `x.Timeout`, not `x.ReadTimeout`.
-    ends = (
-        Q(_Equals(Right("errtype", len(one.text) + 1), Value(f".{one.text}"))) for one in patterns if not one.is_prefix
+    last_parts = (
+        Q(_Equals(Right("errtype", len(pattern.text) + 1), Value(f".{pattern.text}")))
+        for pattern in patterns
+        if not pattern.is_prefix
     )
-    return reduce(or_, ends, _named("errtype", patterns))
+    return reduce(or_, last_parts, _named("errtype", patterns))
 
 
 _Equals: Callable[[Any, Any], Any] = models.lookups.Exact
@@ -298,12 +302,12 @@ def _has_args(args: str) -> Q:
     """Match the `args` member in the spellings of common JSON libraries: with or without spaces, escaped or not."""
     # Clients differ in spaces and escapes; the stored text is compared as it was sent.
     value = json.loads(args)
-    spelled = {
+    spellings = {
         f'"args"{colon}{json.dumps(value, separators=marks, ensure_ascii=is_ascii)}'
         for marks, colon in (((",", ":"), ":"), ((", ", ": "), ": "))
         for is_ascii in (True, False)
     } | {f'"args":{args}'}
-    return reduce(or_, map(_has_text, sorted(spelled)))
+    return reduce(or_, map(_has_text, sorted(spellings)))
 
 
 _HAS_FAILED = Q(state__in=["dead", "discarded", "expired"])
@@ -357,6 +361,7 @@ class Job(models.Model):
     lock_token = models.BigIntegerField(null=True, help_text="The lock it holds, while it runs.")
 
     limit_key = ExactCharField(max_length=255, null=True, help_text="The key whose limit concerns it (ADR 0016).")
+    # No foreign key: a limiter may be deleted while jobs name it, and a sweep then unblocks them (ADR 16).
     limiter = models.BigIntegerField(null=True, help_text="The limiter that blocks it, or that unblocked it.")
     permits = ExactCharField(
         max_length=64, null=True, help_text="The limiters it holds permits of; empty: it must acquire them."
@@ -369,6 +374,7 @@ class Job(models.Model):
         default=False, db_default=False, help_text="Whether its batch counts it as failed."
     )
 
+    # Drawn by the sender before the claim, so that it can release the jobs of a claim without an answer (ADR 17).
     claim = models.BigIntegerField(null=True, help_text="The claim that took it last; negative: prefetched (ADR 0022).")
 
     about = ExactCharField(max_length=255, null=True, help_text="The object it is about, as app.model/pk.")
@@ -454,8 +460,8 @@ class Job(models.Model):
     @property
     def is_cancelled(self) -> bool:
         """True if it was cancelled after its latest enqueue."""
-        asked, enqueued = self.cancel_requested_at, self.enqueued_at
-        return asked is not None and (enqueued is None or asked >= enqueued)
+        requested_at, enqueued_at = self.cancel_requested_at, self.enqueued_at
+        return requested_at is not None and (enqueued_at is None or requested_at >= enqueued_at)
 
 
 class Tracking(models.Model):

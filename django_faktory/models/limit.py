@@ -34,6 +34,7 @@ class Limit(models.Model):
     rate = models.IntegerField(null=True, blank=True, help_text="How many start in a time.")
     per = models.IntegerField(default=1, help_text="That time, in seconds.")
     burst = models.IntegerField(null=True, blank=True, help_text="How many may start at once after a rest.")
+    # Beside the numbers, which apply again after the pause.
     paused_at = models.DateTimeField(null=True, blank=True, help_text="A pause is a limit of none.")
     origin = ExactCharField(max_length=10, choices=Origin.choices, default=Origin.ADMIN)
 
@@ -86,8 +87,10 @@ class Limiter(models.Model):
     burst = models.IntegerField(null=True)
     is_paused = models.BooleanField(default=False)
     in_use = models.IntegerField(default=0, db_default=0, help_text="Running jobs that hold a permit.")
+    # A token bucket: tokens are added by the database's clock when the row is read, so no timer is needed (ADR 16).
     tokens = models.FloatField(default=0, db_default=0.0, help_text="What is left of the rate, as of `filled_at`.")
     filled_at = models.DateTimeField(db_default=Now())
+    # While jobs wait, tokens are given at this time only, so that no job overtakes a waiting one (ADR 16).
     opens_at = models.DateTimeField(null=True, help_text="When the next jobs that wait are unblocked.")
     is_awaited = models.BooleanField(default=False, db_default=False, help_text="Whether jobs may be blocked by it.")
 

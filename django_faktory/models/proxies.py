@@ -12,6 +12,7 @@ class Overview(Queue):
     class Meta:
         app_label = "django_faktory"
         proxy = True
+        # None of Django's four: nothing is added, changed or deleted there, and `view_statistics` is the queue's.
         default_permissions = ()
         verbose_name = verbose_name_plural = "overview"
 

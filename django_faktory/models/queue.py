@@ -27,6 +27,7 @@ class QueueQuerySet(models.QuerySet["Queue"]):
         """Deliver jobs of these queues again; return how many were paused."""
         return operations().resume(self)
 
+    # As for jobs: not on the manager, where it would pause every queue by accident, and not for templates.
     pause.queryset_only = resume.queryset_only = True  # type: ignore[attr-defined]
     pause.alters_data = resume.alters_data = True  # type: ignore[attr-defined]
 
@@ -36,6 +37,7 @@ class Queue(models.Model):
 
     name = ExactCharField(max_length=255, primary_key=True)
     paused_at = models.DateTimeField(null=True, blank=True)
+    # Written once per hour at most: a push must not write the queue's row each time (ADR 31).
     used_at = models.DateTimeField(
         db_default=Now(), editable=False, help_text="When a job was pushed to it last, or waited in it; to an hour."
     )

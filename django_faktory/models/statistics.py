@@ -17,6 +17,7 @@ class Counter(models.Model):
 
     pk = models.CompositePrimaryKey("day", "slot")
     day = models.DateField()
+    # Random, because connections of all nodes choose without asking each other (ADR 24).
     slot = models.BigIntegerField(help_text="Drawn at random by the connection that counts in it; -1: folded.")
     processed = models.BigIntegerField(default=0, help_text="Ends, good and bad.")
     failed = models.BigIntegerField(default=0)
@@ -38,6 +39,7 @@ class Measure(models.Model):
     failed = models.BigIntegerField()
     waited_s = models.FloatField(help_text="Seconds between enqueued and started, of all together.")
     ran_s = models.FloatField()
+    # Totals without a job for 14 days are added to those of all others, which bounds the number of rows (ADR 31).
     used_at = models.DateTimeField(db_default=Now(), help_text="When something was added last.")
     for _place in range(BUCKETS):  # one column for each bucket of the histograms: SQL can add to them
         vars()[f"wait_{_place}"] = models.BigIntegerField()

@@ -23,6 +23,7 @@ class WorkerProcess(models.Model):
         TERMINATE = "terminate"
 
     wid = ExactCharField(max_length=255, primary_key=True)
+    # For display only, so it needs no exact comparison.
     hostname = models.CharField(max_length=255, default="")
     pid = models.BigIntegerField(default=0)
     labels = models.JSONField(default=list)
@@ -30,6 +31,7 @@ class WorkerProcess(models.Model):
     rss_kb = models.BigIntegerField(default=0)
     started_at = models.DateTimeField(db_default=Now())
     seen_at = models.DateTimeField(db_default=Now(), help_text="Latest HELLO, BEAT or sight of a connection.")
+    # Only a worker that has sent a BEAT counts as lost without further ones (W20).
     beat_at = models.DateTimeField(
         null=True, help_text="Latest BEAT; a wid that never sent one is left to its reservations."
     )
@@ -38,6 +40,7 @@ class WorkerProcess(models.Model):
         permissions = may.WORKER
         verbose_name_plural = "worker processes"
         constraints: ClassVar = [
+            # Literals, because the body of Meta does not see `Phase`.
             models.CheckConstraint(
                 name="faktory_worker_state", condition=Q(state__in=["running", "quiet", "terminate"])
             ),

@@ -58,10 +58,10 @@ class BulkOperation(NamedTuple):
 
 def begin(verb: Verb, jobs: JobQuerySet) -> BulkOperation:
     """Find the jobs to change and return the steps; jobs created later are not included."""
-    jobs = jobs.using(_writable(jobs))
+    jobs = jobs.using(_writable_alias(jobs))
     # Counted and changed on the same database: a replica that lags would list jobs that have changed since.
-    found, steps = bulk.change(jobs, STATES[verb], _change(verb))
-    return BulkOperation(found, _run_steps(verb, jobs.db, steps))
+    total, steps = bulk.change(jobs, STATES[verb], _change_for(verb))
+    return BulkOperation(total, _run_steps(verb, jobs.db, steps))
 
 
 def execute(verb: Verb, jobs: JobQuerySet) -> int:
@@ -75,11 +75,12 @@ def spread(ids: Sequence[int], *, first_at: datetime, every_s: float, using: str
     The jobs wait in the retries state, `every_s` seconds apart, so workers receive them no faster than that pace.
     Return the number of jobs changed.
     """
+    # In short transactions, so that no row is locked for long.
     changed = 0
     for start in range(0, len(ids), bulk.CHUNK):
-        places = range(start, min(start + bulk.CHUNK, len(ids)))
+        indexes = range(start, min(start + bulk.CHUNK, len(ids)))
         # Times depend on the place in `ids` and not on the clock, so a later chunk continues the pace of the first.
-        times = {ids[place]: first_at + timedelta(seconds=every_s * place) for place in places}
+        times = {ids[index]: first_at + timedelta(seconds=every_s * index) for index in indexes}
         changed += transitions.defer(times, using=using)
     if changed:
         _announce(using, {ANY_QUEUE})
@@ -94,35 +95,36 @@ def try_one(job: Job) -> bool:
     using = job._state.db or conf.get("DATABASE")  # noqa: SLF001  (documented)
     # Before the retry: a fast worker could end the job, and so remove its row, between the two statements.
     transitions.keep_for(job.pk, TRIED_FOR_S, using=using)
+    # The UPDATE checks the state, so of two requests for the same job only one succeeds.
     return execute(Verb.RETRY, Job.objects.using(using).filter(pk=job.pk)) == 1
 
 
-def pause(found: QueueQuerySet) -> int:
+def pause(rows: QueueQuerySet) -> int:
     """Stop handing out jobs of these queues; return how many were not paused before."""
-    return len(queues.pause(_names(found), using=_writable(found)))
+    return len(queues.pause(_names(rows), using=_writable_alias(rows)))
 
 
-def resume(found: QueueQuerySet) -> int:
+def resume(rows: QueueQuerySet) -> int:
     """Hand out jobs of these queues again; return how many were paused."""
-    using = _writable(found)
-    resumed = queues.resume(_names(found), using=using)
+    using = _writable_alias(rows)
+    resumed = queues.resume(_names(rows), using=using)
     if resumed:
         _announce(using, set(resumed))
     return len(resumed)
 
 
-def _names(found: QueueQuerySet) -> list[str]:
-    return list(found.values_list("name", flat=True))
+def _names(rows: QueueQuerySet) -> list[str]:
+    return list(rows.values_list("name", flat=True))
 
 
-def _writable(rows: JobQuerySet | QueueQuerySet) -> str:
+def _writable_alias(rows: JobQuerySet | QueueQuerySet) -> str:
     """Return the alias to write to, also for a set that was read from a replica."""
     # The router then chooses the alias as it does for update().
     rows._for_write = True  # type: ignore[union-attr]  # noqa: SLF001  (as QuerySet's own update does)
     return rows.db
 
 
-def _change(verb: Verb) -> transitions.Change:
+def _change_for(verb: Verb) -> transitions.Change:
     match verb:
         case Verb.KILL:
             return transitions.killed(conf.get("DEAD_TTL"))

@@ -49,7 +49,7 @@ def edit(jid: str, changes: Changes, *, using: str) -> Job:
     NotUnique if another job has the key of the new arguments.
     """
     autodiscover()  # a web process may not have imported all tasks
-    job = edits.edit(jid, partial(_edited, changes), using=using)
+    job = edits.edit(jid, partial(_apply, changes), using=using)
     # Other states wait for a time, so no worker could take the job yet and a wakeup is useless.
     if job.state in (State.ENQUEUED, State.BLOCKED):
         transaction.on_commit(partial(_notify_workers, job.queue, using), using=using)
@@ -58,27 +58,27 @@ def edit(jid: str, changes: Changes, *, using: str) -> Job:
 
 def call_of(job: Job) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of a stored job as it carries them, without decoding references."""
-    found = jsontext.members(job.payload)
-    custom = jsontext.last_members(found.get("custom", "{}")) if found.get("custom", "").startswith("{") else {}
+    members = jsontext.members(job.payload)
+    custom = jsontext.last_members(members.get("custom", "{}")) if members.get("custom", "").startswith("{") else {}
     kwargs = jsontext.decode(custom.get("kwargs", "{}"))
-    return jsontext.decode(found.get("args", "[]")), kwargs if isinstance(kwargs, dict) else {}
+    return jsontext.decode(members.get("args", "[]")), kwargs if isinstance(kwargs, dict) else {}
 
 
-def _edited(changes: Changes, row: Job) -> edits.Edit:
-    found = jsontext.members(row.payload)
-    _refuse_sealed(changes, found)
+def _apply(changes: Changes, row: Job) -> edits.Edit:
+    members = jsontext.members(row.payload)
+    _refuse_encrypted(changes, members)
     if changes.args is not None:
-        found["args"] = _json("args", changes.args)
+        members["args"] = _encode("args", changes.args)
     if changes.kwargs is not None:
-        found["custom"] = _with_kwargs(found.get("custom", "{}"), _json("kwargs", changes.kwargs))
+        members["custom"] = _with_kwargs(members.get("custom", "{}"), _encode("kwargs", changes.kwargs))
     if changes.queue is not None:
-        found["queue"] = jsontext.encode(changes.queue)
+        members["queue"] = jsontext.encode(changes.queue)
     if changes.priority is not None:
-        found["priority"] = str(priority_to_wire(changes.priority))
+        members["priority"] = str(priority_to_wire(changes.priority))
     # Only a scheduled job has `at` in its text; for a retry the time is in the row only.
     if changes.run_at is not None and row.state == State.SCHEDULED:
-        found["at"] = jsontext.encode(rfc3339(changes.run_at))
-    job = _with_lock_key(parse_job(jsontext.join(found.items())))
+        members["at"] = jsontext.encode(rfc3339(changes.run_at))
+    job = _with_lock_key(parse_job(jsontext.join(members.items())))
     # Checked on the parsed result: args and kwargs may come from different sources, one new and one stored.
     if changes.args is not None or changes.kwargs is not None:
         check_call(job.jobtype, *call_of(Job(payload=job.text)))
@@ -86,18 +86,18 @@ def _edited(changes: Changes, row: Job) -> edits.Edit:
     return edits.Edit(job, sort_priority, changes.run_at)
 
 
-def _refuse_sealed(changes: Changes, found: Mapping[str, str]) -> None:
+def _refuse_encrypted(changes: Changes, members: Mapping[str, str]) -> None:
     """Raise InvalidPayload if encrypted arguments would change.
 
     Users must not edit text that they cannot read, and args and kwargs are one encrypted envelope: replacing one of
     them would break it.
     """
     is_changed = changes.args is not None or changes.kwargs is not None
-    if is_changed and is_encrypted(jsontext.decode(found.get("args", "[]"))):
+    if is_changed and is_encrypted(jsontext.decode(members.get("args", "[]"))):
         raise InvalidPayload("args: they are encrypted and cannot be edited; discard this job and enqueue another")
 
 
-def _json(field: str, value: Any) -> str:
+def _encode(field: str, value: Any) -> str:
     try:
         return encode_json(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -111,6 +111,7 @@ def _with_kwargs(custom: str, kwargs: str) -> str:
 
 def _with_lock_key(job: JobPayload) -> JobPayload:
     """Add the key of the queue's lock, if the project has locked queues."""
+    # Only the broker of this database has one: locks of a queue are part of its store (ADR 0015).
     locket = getattr(brokers.get_broker(), "locket", None)
     return locket.with_lock_key(job) if locket is not None and locket.is_enabled else job
 
@@ -132,5 +133,6 @@ def check_call(jobtype: str, args: list[Any], kwargs: Mapping[str, Any]) -> None
 
 
 def _notify_workers(queue: str, using: str) -> None:
+    # An edit may name a queue that no job has used yet: from now on it is listed, as after a push.
     queues.add({queue}, using=using)
     notifier.announce(using, {queue})

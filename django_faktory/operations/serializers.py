@@ -55,47 +55,48 @@ def whole_job_of(job: Job) -> dict[str, Any]:
     """Serialize a job with its payload, attempts, interrupted runs and result."""
     attempts = [
         {
-            "worker": one.wid,
-            "errtype": one.errtype,
-            "message": one.message,
-            "started_at": one.started_at or None,
-            "failed_at": one.failed_at or None,
-            "backtrace": one.backtrace,
+            "worker": attempt.wid,
+            "errtype": attempt.errtype,
+            "message": attempt.message,
+            "started_at": attempt.started_at or None,
+            "failed_at": attempt.failed_at or None,
+            "backtrace": attempt.backtrace,
         }
-        for one in attempts_of(job.history)
+        for attempt in attempts_of(job.history)
     ]
     # Separate from the attempts: an interruption is not a failure and uses no retry.
     interrupted = [
         {
-            "worker": one.wid,
-            "message": one.message,
-            "started_at": one.started_at or None,
-            "interrupted_at": one.failed_at or None,
+            "worker": run.wid,
+            "message": run.message,
+            "started_at": run.started_at or None,
+            "interrupted_at": run.failed_at or None,
         }
-        for one in runs_of(job.history)
-        if one.is_interruption
+        for run in runs_of(job.history)
+        if run.is_interruption
     ]
-    result = None if job.result is None else _read(job.result)
+    result = None if job.result is None else _decode(job.result)
+    # Results and errors are not arguments, so `REDACT` does not apply to them (docs/security.md).
     payload = redaction.shown_job(job.jobtype, job.payload)
-    return {**job_of(job), "job": _read(payload), "attempts": attempts, "interrupted": interrupted, "result": result}
+    return {**job_of(job), "job": _decode(payload), "attempts": attempts, "interrupted": interrupted, "result": result}
 
 
-def _read(text: str) -> Any:
+def _decode(text: str) -> Any:
     try:
-        return _finite(jsontext.decode(text))
+        return _replace_infinity(jsontext.decode(text))
     except InvalidPayload:  # a row that was edited by hand: shown unchanged
         return text
 
 
-def _finite(value: Any) -> Any:
+def _replace_infinity(value: Any) -> Any:
     """Convert numbers too large for a float to text, because JSON writers reject infinity."""
     match value:
         case float() if not isfinite(value):
             return str(value)
         case list():
-            return [_finite(item) for item in value]
+            return [_replace_infinity(item) for item in value]
         case dict():
-            return {key: _finite(item) for key, item in value.items()}
+            return {key: _replace_infinity(item) for key, item in value.items()}
     return value
 
 
@@ -108,6 +109,7 @@ def worker_of(worker: WorkerProcess, *, jobs: int) -> dict[str, Any]:
         "labels": worker.labels,
         "state": str(worker.state),
         "rss_kb": worker.rss_kb,
+        # A parameter, because lists count the jobs of all their workers in one query.
         "jobs": jobs,
         "started_at": time_of(worker.started_at),
         "beat_at": time_of(worker.beat_at),
@@ -116,6 +118,7 @@ def worker_of(worker: WorkerProcess, *, jobs: int) -> dict[str, Any]:
 
 def batch_of(batch: Batch | BatchStatus) -> dict[str, Any]:
     """Serialize a batch. `complete` and `success` are the progress of its callbacks."""
+    # The keys are the values of BATCH STATUS, see `batch_rules.CallbackProgress`.
     callback_words = {"": "not yet", "1": "enqueued", "2": "done"}
     return {
         "bid": batch.bid,
@@ -149,13 +152,13 @@ def cron_entry_of(entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
 
 def cron_call_of(entry: CronEntry) -> dict[str, Any]:
     """Serialize the arguments and options of a cron entry's jobs, redacted."""
-    found = {field: _read(getattr(entry, field)) for field in ("args", "kwargs", "job")}
+    members = {field: _decode(getattr(entry, field)) for field in ("args", "kwargs", "job")}
     # Arguments occur twice, as columns and in the job's options, so both are redacted.
-    found |= {field: redaction.shown(entry.jobtype, found[field]) for field in ("args", "kwargs")}
-    job = found["job"]
+    members |= {field: redaction.shown(entry.jobtype, members[field]) for field in ("args", "kwargs")}
+    job = members["job"]
     if isinstance(job, dict) and isinstance(custom := job.get("custom"), dict) and "kwargs" in custom:
-        found["job"] = {**job, "custom": {**custom, "kwargs": redaction.shown(entry.jobtype, custom["kwargs"])}}
-    return found
+        members["job"] = {**job, "custom": {**custom, "kwargs": redaction.shown(entry.jobtype, custom["kwargs"])}}
+    return members
 
 
 def cron_run_of(run: CronRun) -> dict[str, Any]:
@@ -169,6 +172,7 @@ def cron_run_of(run: CronRun) -> dict[str, Any]:
     }
 
 
+# The defaults are those of a limit without a limiter: no job with its key has run.
 def limit_of(limit: Limit, in_use: int = 0, opens_at: datetime | None = None) -> dict[str, Any]:
     """Serialize a limit and its usage."""
     return {

@@ -43,23 +43,25 @@ class ExportedStatistics:
 def read(*, using: str, limit: int = MAX_EXPORTED) -> ExportedStatistics:
     """Return the figures. They may be one second old, or ten times the duration of the query if that is more."""
     counts = statistics.shared_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
-    series = shared((histograms.ever, limit), partial(histograms.ever, using=using, limit=limit), using=using)
-    return _exported(counts, series, limit)
+    series = shared(
+        (histograms.read_totals, limit), partial(histograms.read_totals, using=using, limit=limit), using=using
+    )
+    return _select(counts, series, limit)
 
 
-def _exported(counts: statistics.AllCounts, series: dict[tuple[str, str], Series], limit: int) -> ExportedStatistics:
+def _select(counts: statistics.AllCounts, series: dict[tuple[str, str], Series], limit: int) -> ExportedStatistics:
     sizes, latencies = counts.queues, counts.latencies
     if len(sizes) <= limit:
-        chosen = list(sizes)
+        names = list(sizes)
     else:  # both halves matter: a long queue, and a short one where jobs wait long
         by_size = sorted(sizes, key=sizes.__getitem__, reverse=True)  # stable: equal sizes remain in the order of names
         by_age = sorted(latencies, key=lambda name: (-latencies[name], name))
         # The halves may overlap; the largest queues fill the places that remain.
-        chosen = list(dict.fromkeys([*by_size[: limit // 2], *by_age[: limit // 2], *by_size]))[:limit]
-    numbers = ExportedStatistics(
-        queues={name: sizes[name] for name in chosen},
-        latencies={name: latencies.get(name, 0.0) for name in chosen},
-        paused={name: float(name in counts.paused) for name in chosen},
+        names = list(dict.fromkeys([*by_size[: limit // 2], *by_age[: limit // 2], *by_size]))[:limit]
+    exported_statistics = ExportedStatistics(
+        queues={name: sizes[name] for name in names},
+        latencies={name: latencies.get(name, 0.0) for name in names},
+        paused={name: float(name in counts.paused) for name in names},
         sets=counts.sets,
         workers=counts.workers,
         batches=counts.batches,
@@ -68,15 +70,15 @@ def _exported(counts: statistics.AllCounts, series: dict[tuple[str, str], Series
         late=counts.totals["late"],
         series=series,
     )
-    if len(chosen) == len(sizes):
-        return numbers
-    exported = frozenset(chosen)
+    if len(names) == len(sizes):
+        return exported_statistics
+    exported_names = frozenset(names)
     return replace(
-        numbers,
-        queues={**numbers.queues, OTHER: sum(sizes.values()) - sum(numbers.queues.values())},
+        exported_statistics,
+        queues={**exported_statistics.queues, OTHER: sum(sizes.values()) - sum(exported_statistics.queues.values())},
         latencies={
-            **numbers.latencies,
-            OTHER: max((age for name, age in latencies.items() if name not in exported), default=0.0),
+            **exported_statistics.latencies,
+            OTHER: max((age for name, age in latencies.items() if name not in exported_names), default=0.0),
         },
-        paused={**numbers.paused, OTHER: float(len(counts.paused - exported))},
+        paused={**exported_statistics.paused, OTHER: float(len(counts.paused - exported_names))},
     )

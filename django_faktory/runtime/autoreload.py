@@ -25,8 +25,8 @@ def run_with_reloader(load: Callable[[], None]) -> None:
 
 def get_reloader_pid() -> int | None:
     """Return the pid of the reloader that started this process; None without one."""
-    found = os.environ.get(PARENT_VARIABLE)
-    return int(found) if found else None
+    pid = os.environ.get(PARENT_VARIABLE)
+    return int(pid) if pid else None
 
 
 def _run_child(load: Callable[[], None]) -> None:

@@ -17,36 +17,36 @@ from django.core.management.base import CommandError
 from django.db import connections
 from django.db.migrations.executor import MigrationExecutor
 
-LOOK_S = 1.0
+CHECK_EVERY_S = 1.0
 """Seconds between two checks of the migrations."""
 
-OURS = "django_faktory"
+APP_LABEL = "django_faktory"
 """App label of this package."""
 
 
-def await_migrations(alias: str, *, wait_s: float, say: Callable[[str], object]) -> None:
+def await_migrations(alias: str, *, wait_s: float, write_line: Callable[[str], object]) -> None:
     """Return when all migrations of installed apps are applied, or after `wait_s` seconds.
 
     Raises CommandError if one of this package is missing by then. SIGTERM and SIGINT end the process while it waits,
     even as PID 1.
     """
-    missing = _missing(alias)
+    missing = _find_missing(alias)
     if missing and wait_s > 0:
         deadline = time.monotonic() + wait_s
-        with _ended_by_signals():  # before `say`: a reader of that line may send a signal at once
+        with _exit_on_signals():  # before `write_line`: a reader of that line may send a signal at once
             description = _describe_missing(missing, alias)
-            say(f"{description}; waiting up to {wait_s:g} s for manage.py migrate (FAKTORY['MIGRATIONS_WAIT'])")
+            write_line(f"{description}; waiting up to {wait_s:g} s for manage.py migrate (FAKTORY['MIGRATIONS_WAIT'])")
             while missing and time.monotonic() < deadline:
-                time.sleep(LOOK_S)
-                missing = _missing(alias)
-    if any(app == OURS for app, _ in missing):
-        count = sum(app == OURS for app, _ in missing)
+                time.sleep(CHECK_EVERY_S)
+                missing = _find_missing(alias)
+    if any(app == APP_LABEL for app, _ in missing):
+        count = sum(app == APP_LABEL for app, _ in missing)
         raise CommandError(f"the database {alias!r} lacks {count} migrations of django_faktory; run manage.py migrate")
     if missing and wait_s > 0:
-        say(f"{_describe_missing(missing, alias)}; starting without them, since none is of django_faktory")
+        write_line(f"{_describe_missing(missing, alias)}; starting without them, since none is of django_faktory")
 
 
-def _missing(alias: str) -> list[tuple[str, str]]:
+def _find_missing(alias: str) -> list[tuple[str, str]]:
     """Return the migrations that are not applied, read from the database at each call."""
     connection = connections[alias]
     # A new one at each call, because an executor reads the applied migrations only once.
@@ -57,12 +57,12 @@ def _missing(alias: str) -> list[tuple[str, str]]:
 
 
 def _describe_missing(missing: list[tuple[str, str]], alias: str) -> str:
-    names = ", ".join(".".join(one) for one in missing[:3]) + (" …" if len(missing) > 3 else "")
+    names = ", ".join(".".join(migration) for migration in missing[:3]) + (" …" if len(missing) > 3 else "")
     return f"the database {alias!r} lacks {len(missing)} migrations: {names}"
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _exit_on_signals() -> Iterator[None]:
     """Exit on SIGTERM and SIGINT inside the block; does nothing outside the main thread.
 
     The kernel ignores signals for PID 1 unless it has handlers, and only the main thread can install them.
@@ -71,12 +71,12 @@ def _ended_by_signals() -> Iterator[None]:
         yield
         return
 
-    def end(*_: object) -> NoReturn:
+    def exit_process(*_: object) -> NoReturn:
         sys.exit(0)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous_handlers = {number: signal.signal(number, exit_process) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

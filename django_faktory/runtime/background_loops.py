@@ -9,7 +9,7 @@ from typing import Protocol, Self
 JOIN_S = 2.0
 """Seconds to wait for each thread at the end; the process ends without it after that."""
 
-LOOK_S = 0.05
+AFTER_CHECK_S = 0.05
 """Interval of the check whether a loop still has to wait for its `after` event."""
 
 
@@ -36,7 +36,7 @@ class BackgroundLoops:
             return
 
         def run() -> None:
-            while after and not after.wait(LOOK_S):
+            while after and not after.wait(AFTER_CHECK_S):
                 if self._is_over:
                     return
             loop.run()
@@ -50,7 +50,7 @@ class BackgroundLoops:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._is_over = True
         # All loops are stopped before the first is joined, so that they end in parallel.

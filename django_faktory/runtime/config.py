@@ -23,16 +23,16 @@ from ..errors import FaktoryError, InvalidPayload
 from ..tasks import base
 from ..worker.queue_order import QueueOrder
 
-MOST_PROCESSES = 4
+MAX_DEFAULT_PROCESSES = 4
 """Default maximum of worker processes: more of them should be a decision of the operator."""
 
-MOST = 1024
+MAX_PARALLEL = 1024
 """Maximum of the options `--processes` and `--concurrency`."""
 
-MOST_JOBS = 2**31 - 1
+MAX_JOBS_LIMIT = 2**31 - 1
 """Maximum of the option `--max-jobs`."""
 
-MOST_MB = 2**20
+MAX_RSS_LIMIT_MB = 2**20
 """Maximum of the option `--max-rss`."""
 
 
@@ -71,11 +71,11 @@ class RunConfig:
         return cls(**fields)
 
     def __str__(self) -> str:
-        protection = " with TLS" if self.tls else ""
-        parts = [f"server on {self.address[0]}:{self.address[1]}{protection}"] if self.serves else []
+        suffix = " with TLS" if self.tls else ""
+        parts = [f"server on {self.address[0]}:{self.address[1]}{suffix}"] if self.serves else []
         if self.alias is None:
-            at = parse_url(self.url)
-            parts.append(f"jobs of the Faktory server {at.host}:{at.port}")
+            server = parse_url(self.url)
+            parts.append(f"jobs of the Faktory server {server.host}:{server.port}")
         else:
             parts.append(f"database {self.alias} ({connections[self.alias].vendor})")
         if self.works:
@@ -97,20 +97,21 @@ def make_run_config(options: dict[str, Any], *, gearmonkey: str = "") -> RunConf
     alias = None if is_remote else conf.get("DATABASE")
     if alias:
         _check_database(alias)
+    processes = _parse_number("--processes", options["processes"]) or conf.get("PROCESSES")
     return RunConfig(
         serves=serves,
         works=works,
-        address=_address(options["address"] or conf.get("BIND")),
+        address=_parse_address(options["address"] or conf.get("BIND")),
         alias=alias,
-        url=_url(options["url"] or conf.url()) if is_remote else "",
-        tls=_tls(options) if serves else None,
-        queues=_queues(options["queues"]),
-        processes=_number("--processes", options["processes"]) or conf.get("PROCESSES") or _default_processes(alias),
-        concurrency=_number("--concurrency", options["concurrency"]) or conf.get("CONCURRENCY"),
+        url=_check_url(options["url"] or conf.url()) if is_remote else "",
+        tls=_choose_tls_files(options) if serves else None,
+        queues=_parse_queues(options["queues"]),
+        processes=processes or _count_default_processes(alias),
+        concurrency=_parse_number("--concurrency", options["concurrency"]) or conf.get("CONCURRENCY"),
         drain=options["drain"],
-        health=_address(options["health"], "--health") if options["health"] else None,
-        max_jobs=_number("--max-jobs", options["max_jobs"], limit=MOST_JOBS) or conf.get("MAX_JOBS"),
-        max_rss=_number("--max-rss", options["max_rss"], limit=MOST_MB) or conf.get("MAX_RSS"),
+        health=_parse_address(options["health"], "--health") if options["health"] else None,
+        max_jobs=_parse_number("--max-jobs", options["max_jobs"], limit=MAX_JOBS_LIMIT) or conf.get("MAX_JOBS"),
+        max_rss=_parse_number("--max-rss", options["max_rss"], limit=MAX_RSS_LIMIT_MB) or conf.get("MAX_RSS"),
         gearmonkey=gearmonkey,
     )
 
@@ -131,15 +132,15 @@ def config_warnings(run_config: RunConfig) -> Iterator[str]:
     """Yield one line for each sign that the workers of a plan would wait without work."""
     if not run_config.works:
         return
-    used = registered_queues()
+    names_in_use = registered_queues()
     if not base.registered():
         yield "no task is known: workers look in the tasks.py of each app of INSTALLED_APPS"
-    for values in run_config.queues:
-        name = values.partition(":")[0]
+    for spec in run_config.queues:
+        name = spec.partition(":")[0]
         # Only a likely typo is reported: clients outside this project may fill other queues.
-        near = get_close_matches(name, used, n=1) if name not in used else []
-        if near:
-            yield f"queue {name!r}: no task of this project uses it; did you mean {near[0]!r}?"
+        similar = get_close_matches(name, names_in_use, n=1) if name not in names_in_use else []
+        if similar:
+            yield f"queue {name!r}: no task of this project uses it; did you mean {similar[0]!r}?"
 
 
 def _check_database(alias: str) -> None:
@@ -150,11 +151,11 @@ def _check_database(alias: str) -> None:
         )
     # django-tenants' `tenant_command` sets the schema of this thread's connection only.
     schema = getattr(connection, "schema_name", None)
-    begins_in = getattr(connections.create_connection(alias), "schema_name", None)
-    if schema != begins_in:
+    initial_schema = getattr(connections.create_connection(alias), "schema_name", None)
+    if schema != initial_schema:
         raise CommandError(
             f"DATABASES[{alias!r}]: the schema {schema!r} is set on one connection only, other processes and threads "
-            f"would begin in {begins_in!r}; use a backend that begins in it, see docs/howto/multi-tenant.md"
+            f"would begin in {initial_schema!r}; use a backend that begins in it, see docs/howto/multi-tenant.md"
         )
 
 
@@ -177,25 +178,27 @@ def _check_combination(options: dict[str, Any], *, serves: bool, works: bool) ->
         raise CommandError("expected --drain or --reload, got both")
 
 
-def _address(text: str, option: str = "address") -> tuple[str, int]:
+def _parse_address(text: str, option: str = "address") -> tuple[str, int]:
     host, _, port = text.rpartition(":")
+    # `isdigit` alone is true for digits such as "²" too, which `int` rejects.
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise CommandError(f"{option}: expected HOST:PORT, such as 127.0.0.1:7419, got {text!r}")
+    # IPv6 addresses are in brackets, as in URLs.
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _url(text: str) -> str:
+def _check_url(text: str) -> str:
     try:
         address = parse_url(text)
         if address.is_tls:
-            # As in `_tls`: an unusable file must end the command instead of its children.
+            # As in `_choose_tls_files`: an unusable file must end the command instead of its children.
             tls.client_context(address.ca)
     except FaktoryError as error:
         raise CommandError(f"--url: {error}") from error
     return text
 
 
-def _tls(options: dict[str, Any]) -> tuple[str, str] | None:
+def _choose_tls_files(options: dict[str, Any]) -> tuple[str, str] | None:
     """Return the files of the options, else those of the settings; never one of each."""
     certificate, key = options["tls_cert"] or "", options["tls_key"] or ""
     if not certificate:
@@ -212,18 +215,19 @@ def _tls(options: dict[str, Any]) -> tuple[str, str] | None:
     return certificate, key
 
 
-def _queues(text: str | None) -> tuple[str, ...]:
+def _parse_queues(text: str | None) -> tuple[str, ...]:
     specs: Sequence[str] = (
         [spec.strip() for spec in text.split(",")] if text is not None else conf.get("QUEUES") or registered_queues()
     )
     try:
+        # Here already, so that an invalid name ends the command instead of its children.
         QueueOrder(specs)
     except InvalidPayload as error:
         raise CommandError(f"--queues: {error}") from error
     return tuple(specs)
 
 
-def _number(option: str, text: str | None, *, limit: int = MOST) -> int | None:
+def _parse_number(option: str, text: str | None, *, limit: int = MAX_PARALLEL) -> int | None:
     if text is None:
         return None
     # The length is checked before `int`, which raises for more than 4,300 digits.
@@ -232,9 +236,9 @@ def _number(option: str, text: str | None, *, limit: int = MOST) -> int | None:
     return int(text)
 
 
-def _default_processes(alias: str | None) -> int:
+def _count_default_processes(alias: str | None) -> int:
     if alias is not None and connections[alias].vendor == "sqlite":
         return 1  # SQLite allows one writer at a time: more processes would wait for each other
     # In a container the affinity mask may be smaller than the number of processors.
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_PROCESSES, usable)
+    return min(MAX_DEFAULT_PROCESSES, usable)

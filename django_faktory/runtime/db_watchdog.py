@@ -23,26 +23,26 @@ from ..store import transactions
 
 logger = get_logger(__name__)
 
-CONNECT_WITHIN_S = 5
-LOOK_EVERY_S = 1.0
+CONNECT_TIMEOUT_S = 5
+CHECK_EVERY_S = 1.0
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     # The operating system detects a host that is gone within half a minute. A server that has become a standby is not
     # connected to: code that only reads would not notice the change (ADR 0017).
     "postgresql": {
-        "connect_timeout": CONNECT_WITHIN_S,
+        "connect_timeout": CONNECT_TIMEOUT_S,
         "keepalives_idle": 20,
         "tcp_user_timeout": 30_000,
         "target_session_attrs": "read-write",
     },
-    "mysql": {"connect_timeout": CONNECT_WITHIN_S, "read_timeout": 60, "write_timeout": 60},
+    "mysql": {"connect_timeout": CONNECT_TIMEOUT_S, "read_timeout": 60, "write_timeout": 60},
 }
 
-_of_thread = threading.local()
+_thread_limits = threading.local()
 
 
-def enforce(alias: str, within_s: float) -> None:
-    """Limit each database call of this process to `within_s` seconds; call it before any connection is opened.
+def enforce(alias: str, timeout_s: float) -> None:
+    """Limit each database call of this process to `timeout_s` seconds; call it before any connection is opened.
 
     Only PostgreSQL drivers allow a waiting thread to be interrupted. MariaDB drivers have read and write timeouts of
     their own, set here unless the project has set them.
@@ -52,9 +52,9 @@ def enforce(alias: str, within_s: float) -> None:
     for name, value in _DEFAULTS.get(connection.vendor, {}).items():
         options.setdefault(name, value)
     if connection.vendor == "postgresql":
-        watch = _Watchdog(within_s)
-        transactions.around = watch.limited
-        watch.start()
+        watchdog = _Watchdog(timeout_s)
+        transactions.around = watchdog.limit
+        watchdog.start()
 
 
 def disable_pools() -> None:
@@ -69,46 +69,47 @@ def disable_pools() -> None:
 
 def set_thread_limit(seconds: float) -> None:
     """Set another limit for the calling thread: maintenance reads more than a single command."""
-    _of_thread.within_s = seconds
+    _thread_limits.timeout_s = seconds
 
 
 class _Watchdog:
     """A thread that cuts a connection after its deadline."""
 
-    def __init__(self, within_s: float) -> None:
-        self.within_s = within_s
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
         self.running: dict[int, tuple[float, BaseDatabaseWrapper] | None] = {}
         self.stood_still_s = 0.0
         """Time during which the whole process did not run (SIGSTOP, a paused machine); it counts for no limit."""
 
     def start(self) -> None:
-        """Start the thread; it ends when another watch replaces this one."""
+        """Start the thread; it ends when another watchdog replaces this one."""
         threading.Thread(target=self._run, name="faktory-deadlines", daemon=True).start()
 
     @contextmanager
-    def limited(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+    def limit(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
         """Cut the connection if the block takes longer than the limit."""
-        me = id(connection)  # by connection: the event loop's thread waits on several
-        self.running[me] = (self.now() + getattr(_of_thread, "within_s", self.within_s), connection)
+        key = id(connection)  # by connection: the event loop's thread waits on several
+        self.running[key] = (self.now() + getattr(_thread_limits, "timeout_s", self.timeout_s), connection)
         try:
             yield
         finally:
-            self.running.pop(me, None)
+            self.running.pop(key, None)
 
     def now(self) -> float:
         """Return a monotonic time, in seconds, that excludes the time during which the process stood still."""
         return time.monotonic() - self.stood_still_s
 
     def _run(self) -> None:
-        while transactions.around == self.limited:
-            before = time.monotonic()
-            time.sleep(LOOK_EVERY_S)
+        while transactions.around == self.limit:
+            slept_from = time.monotonic()
+            time.sleep(CHECK_EVERY_S)
             # Replies may have arrived meanwhile, so the waiting threads get the rest of their time to read them.
-            self.stood_still_s += max(0.0, time.monotonic() - before - 2 * LOOK_EVERY_S)
+            self.stood_still_s += max(0.0, time.monotonic() - slept_from - 2 * CHECK_EVERY_S)
             now = self.now()
-            for number, entry in list(self.running.items()):
+            # A copy: other threads add and remove entries meanwhile.
+            for key, entry in list(self.running.items()):
                 if entry and now >= entry[0]:
-                    self.running[number] = None  # cut only once
+                    self.running[key] = None  # cut only once
                     _cut(entry[1])
 
 
@@ -120,6 +121,6 @@ def _cut(connection: BaseDatabaseWrapper) -> None:
     if (session := connection.connection) is None:
         return  # still connecting, which connect_timeout limits
     with suppress(Exception):  # any driver error means that the connection has already ended
-        with socket.socket(fileno=os.dup(session.fileno())) as copy:
-            copy.shutdown(socket.SHUT_RDWR)
+        with socket.socket(fileno=os.dup(session.fileno())) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
         logger.warning("the database says nothing, the connection is cut alias=%s", connection.alias)

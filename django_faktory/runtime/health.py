@@ -19,33 +19,33 @@ OVERDUE_S = 30.0
 """Seconds that a due job may wait for maintenance, which runs once a second."""
 
 
-def alive(*, using: str) -> dict[str, str]:
+def check_alive(*, using: str) -> dict[str, str]:
     """Check that the database answers; return results by name."""
-    return {"database": _tried(lambda: _database(using))}
+    return {"database": _run_check(lambda: _check_database(using))}
 
 
-def ready(*, using: str) -> dict[str, str]:
+def check_ready(*, using: str) -> dict[str, str]:
     """Check that jobs can be stored and that workers and maintenance run; return results by name.
 
-    Reads what the loops of all nodes have written, so any node can answer. After a failed `alive` check no other one
+    Reads what the loops of all nodes have written, so any node can answer. After a failed `check_alive` no other check
     runs.
     """
-    checks = alive(using=using)
+    checks = check_alive(using=using)
     if any(checks.values()):
         return checks
     return checks | {
-        "migrations": _tried(lambda: _migrations(using)),
-        "workers": working(using=using),
-        "maintenance": _tried(lambda: _maintenance(using)),
+        "migrations": _run_check(lambda: _check_migrations(using)),
+        "workers": check_working(using=using),
+        "maintenance": _run_check(lambda: _check_maintenance(using)),
     }
 
 
-def working(*, using: str) -> str:
+def check_working(*, using: str) -> str:
     """Check that a worker process that fetches jobs lives, on any node."""
-    return _tried(lambda: _workers(using))
+    return _run_check(lambda: _check_workers(using))
 
 
-def _tried(check: Callable[[], str]) -> str:
+def _run_check(check: Callable[[], str]) -> str:
     # A check must not raise: the answer lists every check by name.
     try:
         return check()
@@ -53,30 +53,31 @@ def _tried(check: Callable[[], str]) -> str:
         return f"database unavailable: {first_line(error)}"
 
 
-def _database(using: str) -> str:
+def _check_database(using: str) -> str:
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT 1")
     return ""
 
 
-def _migrations(using: str) -> str:
+def _check_migrations(using: str) -> str:
     executor = MigrationExecutor(connections[using])
-    wanted = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "django_faktory"]
-    missing = executor.migration_plan(wanted)
+    # Of this package only: pending migrations of the project stop no worker.
+    targets = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "django_faktory"]
+    missing = executor.migration_plan(targets)
     return f"{len(missing)} not applied: run manage.py migrate django_faktory" if missing else ""
 
 
-def _workers(using: str) -> str:
+def _check_workers(using: str) -> str:
     # Quiet workers live too, but they fetch nothing.
-    live = WorkerProcess.objects.using(using).filter(living(conf.get("WORKER_TIMEOUT")), state="running")
-    return "" if live.exists() else "no worker process lives that takes jobs: start manage.py runfaktory"
+    running = WorkerProcess.objects.using(using).filter(living(conf.get("WORKER_TIMEOUT")), state="running")
+    return "" if running.exists() else "no worker process lives that takes jobs: start manage.py runfaktory"
 
 
-def _maintenance(using: str) -> str:
+def _check_maintenance(using: str) -> str:
     """Check that no due job waits: if it is not enqueued, maintenance runs on no node."""
-    late = Job.objects.using(using).in_state(State.SCHEDULED, State.RETRIES).order_by("run_at")
-    first = late.values_list("run_at", flat=True).first()
-    overdue_s = (datetime.now(UTC) - first).total_seconds() if first else 0.0
+    due_jobs = Job.objects.using(using).in_state(State.SCHEDULED, State.RETRIES).order_by("run_at")
+    earliest_run_at = due_jobs.values_list("run_at", flat=True).first()
+    overdue_s = (datetime.now(UTC) - earliest_run_at).total_seconds() if earliest_run_at else 0.0
     if overdue_s <= OVERDUE_S:
         return ""
     return f"a job is due since {overdue_s:.0f} s and no node has enqueued it: start manage.py runfaktory, read its log"

@@ -41,7 +41,7 @@ SERVER_S = 5.0
 CLIENT_S = 5.0
 """Socket timeout for a client of the probes."""
 
-LOOK_S = 0.25
+STOP_CHECK_S = 0.25
 """Interval of the check whether the thread has to stop."""
 
 Check = Callable[[], str]
@@ -60,15 +60,15 @@ def check_processes(alarm: int) -> Checks:
 
     The supervisor makes the pipe `alarm` readable while one does not. -1 means that the supervisor does not watch.
     """
-    silent = "a process of this node does not respond: it will be killed and replaced; read the log"
-    check = {"processes": lambda: silent if alarm >= 0 and select.select([alarm], [], [], 0)[0] else ""}
+    problem = "a process of this node does not respond: it will be killed and replaced; read the log"
+    check = {"processes": lambda: problem if alarm >= 0 and select.select([alarm], [], [], 0)[0] else ""}
     return Checks(check, check)
 
 
 def check_server(server: Server) -> Checks:
     """Check that the server's event loop answers, for both addresses."""
-    late = f"its event loop did not respond within {SERVER_S:g} s: read the log, restart it"
-    check = {"server": lambda: "" if server.is_responsive(SERVER_S) else late}
+    problem = f"its event loop did not respond within {SERVER_S:g} s: read the log, restart it"
+    check = {"server": lambda: "" if server.is_responsive(SERVER_S) else problem}
     return Checks(check, check)
 
 
@@ -76,12 +76,12 @@ def check_maintenance(maintenance: Maintenance) -> Checks:
     """Check that maintenance runs (`alive`) and that it reaches the database (`ready`)."""
 
     def alive() -> str:
-        passed_s = maintenance.since_round_s()
-        return "" if passed_s < LOOP_S else f"its last round was {passed_s:.0f} s ago: read the log"
+        age_s = maintenance.since_round_s()
+        return "" if age_s < LOOP_S else f"its last round was {age_s:.0f} s ago: read the log"
 
     def ready() -> str:
-        passed_s = maintenance.since_success_s()
-        return "" if passed_s < SUCCESS_S else f"it last reached the database {passed_s:.0f} s ago: read the log"
+        age_s = maintenance.since_success_s()
+        return "" if age_s < SUCCESS_S else f"it last reached the database {age_s:.0f} s ago: read the log"
 
     return Checks({"maintenance": alive}, {"maintenance": ready})
 
@@ -90,8 +90,8 @@ def check_worker(worker: Worker) -> Checks:
     """Check that the worker's threads live (`alive`) and that the broker answers its BEATs (`ready`)."""
 
     def alive() -> str:
-        dead = worker.broken_loops()
-        return f"these loops have ended: {', '.join(dead)}; read the log" if dead else ""
+        ended_loops = worker.broken_loops()
+        return f"these loops have ended: {', '.join(ended_loops)}; read the log" if ended_loops else ""
 
     def ready() -> str:
         return alive() or ("" if worker.is_heard() else "its latest BEATs were not answered: read the log")
@@ -101,32 +101,33 @@ def check_worker(worker: Worker) -> Checks:
 
 def check_database(alias: str, *, works: bool) -> Checks:
     """Check that the database answers and, with `works`, that a worker process lives (`ready` only)."""
-    ready = {"database": lambda: health.alive(using=alias)["database"]}
+    ready = {"database": lambda: health.check_alive(using=alias)["database"]}
     if works:
-        ready["workers"] = lambda: health.working(using=alias)
+        ready["workers"] = lambda: health.check_working(using=alias)
     return Checks({}, ready)
 
 
 class Probes:
     """A background loop that answers probes. Raises FaktoryError if it cannot listen on the address."""
 
-    def __init__(self, address: tuple[str, int], *checks: Checks) -> None:
-        found = {
-            "/healthz": {name: check for one in checks for name, check in one.alive.items()},
-            "/readyz": {name: check for one in checks for name, check in one.ready.items()},
+    def __init__(self, address: tuple[str, int], *groups: Checks) -> None:
+        checks = {
+            "/healthz": {name: check for group in groups for name, check in group.alive.items()},
+            "/readyz": {name: check for group in groups for name, check in group.ready.items()},
         }
         self._stopping = Event()
         # `http.server` reads address family and checks from class attributes, so each Probes has classes of its own.
-        kind = type("Listening", (_ProbeServer,), {"address_family": AF_INET6 if ":" in address[0] else AF_INET})
+        family = AF_INET6 if ":" in address[0] else AF_INET
+        server_class = type("Listening", (_ProbeServer,), {"address_family": family})
         try:
-            self._server = kind(address, type("Answer", (_ProbeHandler,), {"checks": found}))
+            self._server = server_class(address, type("Answer", (_ProbeHandler,), {"checks": checks}))
         except OSError as error:
             host, port = address
             raise FaktoryError(
                 f"--health: cannot listen on {host}:{port}: {error.strerror or error}; choose another"
             ) from error
         # Bounds `handle_request`, so that `run` notices a stop.
-        self._server.timeout = LOOK_S
+        self._server.timeout = STOP_CHECK_S
         self.address: tuple[str, int] = self._server.server_address[:2]
 
     def run(self) -> None:
@@ -137,7 +138,7 @@ class Probes:
         self._server.server_close()
 
     def stop(self) -> None:
-        """End the loop within `LOOK_S`. Safe from any thread."""
+        """End the loop within `STOP_CHECK_S`. Safe from any thread."""
         self._stopping.set()
 
 
@@ -151,27 +152,29 @@ class _ProbeServer(ThreadingHTTPServer):
 
 
 class _ProbeHandler(BaseHTTPRequestHandler):
+    # Read by `socketserver`: a client that sends nothing must not keep a thread.
     timeout = CLIENT_S
     checks: Mapping[str, Mapping[str, Check]]
 
     def do_GET(self) -> None:
         """Answer `/healthz` or `/readyz`, after a check of the token if one is set."""
         token = str(conf.get("METRICS_TOKEN"))
-        given = self.headers.get("Authorization", "")
+        authorization = self.headers.get("Authorization", "")
         checks = self.checks.get(self.path.partition("?")[0])
         # In constant time: the duration of `==` depends on how much of the token is right.
-        if token and not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        if token and not secrets.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
             self._respond(401, {"status": "expected the header Authorization: Bearer <METRICS_TOKEN>"})
         elif checks is None:
             self._respond(404, {"status": "expected /healthz or /readyz"})
         else:
             try:
-                found = {name: check() for name, check in checks.items()}
+                problems = {name: check() for name, check in checks.items()}
             finally:
                 connections.close_all()  # this thread ends with the request
-            is_good = not any(found.values())
-            document = {"status": "ok" if is_good else "failing", "checks": {k: v or "ok" for k, v in found.items()}}
-            self._respond(200 if is_good else 503, document)
+            is_healthy = not any(problems.values())
+            results = {name: problem or "ok" for name, problem in problems.items()}
+            document = {"status": "ok" if is_healthy else "failing", "checks": results}
+            self._respond(200 if is_healthy else 503, document)
 
     do_HEAD = do_GET  # noqa: N815  (the same)
 

@@ -35,17 +35,16 @@ from ..tasks import cron, limits
 from . import db_watchdog
 
 R = TypeVar("R")
-D = TypeVar("D")
 
 logger = get_logger(__name__)
 
 LONGEST_SLEEP_S = 1.0
 """Longest sleep in seconds: the delay of a job that another node scheduled earlier than all jobs known here."""
 
-LOOK_AGAIN_S = 0.02
+RECHECK_DUE_S = 0.02
 """Seconds before the next query while another node is enqueueing the due jobs: its commit will follow soon."""
 
-LOOK_AROUND_S = 3.0
+CHECK_ALL_EVERY_S = 3.0
 """Seconds between checks of reservations, workers and expired jobs; with the sleep below the 5 s of W19 and W20."""
 
 FORGET_UNSEEN_S = 3600
@@ -70,7 +69,7 @@ VANISHED_S = 10.0
 """Seconds a job stays with an unknown holder: longer than any claim takes from its start to its commit."""
 
 
-WHEN_SEEN = math.inf
+ON_DEMAND = math.inf
 """Interval of steps that run only when the query for pending work finds something."""
 
 LONGEST_STEP_S = 120.0
@@ -83,7 +82,7 @@ AFTER_FAILURE_S = 10.0
 class Step(NamedTuple):
     """Run `work` every `every_s` seconds, and again at once while it returns True (more is left).
 
-    `every_s` is WHEN_SEEN for steps that run when a query finds work for them; these run once at the start too.
+    `every_s` is ON_DEMAND for steps that run when a query finds work for them; these run once at the start too.
     """
 
     name: str
@@ -110,45 +109,45 @@ class Maintenance:
         self._on_work = on_work or (lambda _: None)
         self._stopping = threading.Event()
         self._alarm = threading.Event()  # ends the sleep
-        self._awake_at = math.inf
+        self._wake_at = math.inf
         self._next_due_at: float | None = None  # as of the latest query
-        self._look_around_at = 0.0
-        self._seen: set[str] = set()  # steps for which the latest query found work
+        self._check_all_at = 0.0
+        self._steps_with_work: set[str] = set()  # names, as of the latest query
         self._due_at: dict[str, float] = {}  # next run of the steps with an interval
         self._listens_since = math.inf  # without interruption; inf while the database is unreachable
-        self._keyless_after: backfill.Position | None = None
-        self._swept_to: locks.Place | None = None
-        self._folded_to: tuple[str, str] | None = None
-        self._listed_to = self._kept_to = ""
+        self._backfill_position: backfill.Position | None = None
+        self._sweep_position: locks.Place | None = None
+        self._fold_position: tuple[str, str] | None = None
+        self._list_position = self._forget_position = ""  # names of queues
         self._limiters_rest_until = 0.0
-        self._tidier = Vacuumer(alias)
+        self._vacuumer = Vacuumer(alias)
         self._round_at = self._success_at = time.monotonic()
         self._steps = self._all_steps()
 
     def _all_steps(self) -> tuple[Step, ...]:
         alias = self.alias
         return (
-            Step("cron entries of code", WHEN_SEEN, self._sync_cron_entries),
-            Step("cron", WHEN_SEEN, self._run_due_cron_entries),
+            Step("cron entries of code", ON_DEMAND, self._sync_cron_entries),
+            Step("cron", ON_DEMAND, self._run_due_cron_entries),
             Step("cron outcomes", 300.0, lambda: runs.record_run_outcomes(using=alias)),
             Step("cron history", 600.0, lambda: runs.forget_old(using=alias)),
             # Workers first: a dead worker's reservations expire too, and its jobs must not fail for that.
-            Step("workers", WHEN_SEEN, self._reclaim_lost_workers),
-            Step("reservations", WHEN_SEEN, self._reap),
+            Step("workers", ON_DEMAND, self._reclaim_lost_workers),
+            Step("reservations", ON_DEMAND, self._reap_reservations),
             Step("vanished workers", 10.0, self._reclaim_unknown_workers),
-            Step("unseen workers", 60.0, self._forget),
-            Step("expired jobs", WHEN_SEEN, self._expire),
-            Step("limits of code", WHEN_SEEN, self._sync_limits),
-            Step("limiters", WHEN_SEEN, self._open_limiters),
+            Step("unseen workers", 60.0, self._forget_workers),
+            Step("expired jobs", ON_DEMAND, self._expire_jobs),
+            Step("limits of code", ON_DEMAND, self._sync_limits),
+            Step("limiters", ON_DEMAND, self._open_limiters),
             Step("limiters not passed", 60.0, self._release_without_permit),
             Step("limiters' counts", 10.0, self._check_limiters),
             Step("limiters of keys", 600.0, lambda: limiters.delete_idle(using=alias) == limiters.CHUNK),
-            Step("locks", WHEN_SEEN, self._expire_locks),
+            Step("locks", ON_DEMAND, self._expire_locks),
             Step("locks not taken", 60.0, self._release_without_lock),
             Step("blocked jobs", 60.0, self._check_blocked_jobs),
             Step("jobs without keys", 3600.0, self._backfill_lock_keys),
             Step("dead rows", 10.0, self._vacuum),
-            Step("purge", 60.0, self._purge),
+            Step("purge", 60.0, self._purge_jobs),
             Step("tracking", 60.0, self._purge_tracking),
             Step("batches", 60.0, self._maintain_batches),
             Step("measures", 600.0, self._purge_histograms),
@@ -173,26 +172,28 @@ class Maintenance:
         # A process that stood still (SIGSTOP, a suspended machine) received no BEAT either.
         if time.monotonic() - self._round_at > LONGEST_SLEEP_S + STOOD_STILL_S:
             self._listens_since = math.inf
-        self._seen.clear()
-        self._awake_at = math.inf  # a push during this round must end the next sleep
+        self._steps_with_work.clear()
+        self._wake_at = math.inf  # a push during this round must end the next sleep
         self._alarm.clear()
-        found_s = self._guarded("due jobs", self._enqueue_due, None)
-        if found_s is not None:
+        due_in_s = self._run_guarded("due jobs", self._enqueue_due)
+        if due_in_s is not None:
             self._success_at = time.monotonic()
         # A failed query restarts this: while the database was unreachable no BEAT could be stored (ADR 0017).
-        self._listens_since = math.inf if found_s is None else min(self._listens_since, time.monotonic())
-        sleep_s = LONGEST_SLEEP_S if found_s is None else found_s
+        self._listens_since = math.inf if due_in_s is None else min(self._listens_since, time.monotonic())
+        sleep_s = LONGEST_SLEEP_S if due_in_s is None else due_in_s
         for step in self._steps:
             # A step without a time in _due_at has not run yet: each runs in the first round.
-            is_due = step.name in self._seen or time.monotonic() >= self._due_at.get(step.name, 0.0)
+            is_due = step.name in self._steps_with_work or time.monotonic() >= self._due_at.get(step.name, 0.0)
             if is_due and not self._stopping.is_set():
                 # A step with more work runs again in the next round, so that a backlog does not delay due jobs.
-                more = self._guarded(step.name, step.work, None)
-                pause_s = min(step.every_s, AFTER_FAILURE_S) if more is None else 0 if more else step.every_s
+                has_more = self._run_guarded(step.name, step.work)
+                pause_s = 0 if has_more else step.every_s
+                if has_more is None:  # it failed
+                    pause_s = min(pause_s, AFTER_FAILURE_S)
                 self._due_at[step.name] = time.monotonic() + pause_s
-                sleep_s = 0 if more else sleep_s
+                sleep_s = 0 if has_more else sleep_s
         self._round_at = time.monotonic()
-        self._awake_at = self._round_at + sleep_s
+        self._wake_at = self._round_at + sleep_s
         return sleep_s
 
     def since_round_s(self) -> float:
@@ -213,7 +214,7 @@ class Maintenance:
 
         Compares with this machine's clock, which is accurate enough.
         """
-        if time.monotonic() + (at - datetime.now(UTC)).total_seconds() < self._awake_at:
+        if time.monotonic() + (at - datetime.now(UTC)).total_seconds() < self._wake_at:
             self._alarm.set()
 
     def run_once(self) -> None:
@@ -225,7 +226,8 @@ class Maintenance:
             while step.work():
                 pass
 
-    def _guarded(self, name: str, work: Callable[[], R], otherwise: D) -> R | D:
+    def _run_guarded(self, name: str, work: Callable[[], R]) -> R | None:
+        """Return the result of `work`, or None after an error, which is logged."""
         try:
             return work()
         except BrokerUnavailable as error:
@@ -233,7 +235,7 @@ class Maintenance:
         except Exception:  # the loop must survive: log and continue
             logger.exception("maintenance step failed step=%s", name)
             connections[self.alias].close()
-        return otherwise
+        return None
 
     def _enqueue_due(self) -> float:
         """Enqueue due jobs, one set at a time; return the seconds until there is more to do."""
@@ -248,32 +250,32 @@ class Maintenance:
             self._on_work(queues)
             return 0
         self._next_due_at = time.monotonic()
-        return LOOK_AGAIN_S
+        return RECHECK_DUE_S
 
     def _query_pending_work(self) -> tuple[float | None, float]:
         """Return seconds until the next job is due (None: no job), and the longest sleep.
 
-        Every LOOK_AROUND_S the same query also checks for all other work.
+        Every CHECK_ALL_EVERY_S the same query also checks for all other work.
         """
-        looks_around = time.monotonic() >= self._look_around_at
-        found = pending_work.look(
-            using=self.alias, worker_timeout_s=conf.get("WORKER_TIMEOUT") if looks_around else None
+        checks_all = time.monotonic() >= self._check_all_at
+        pending = pending_work.find_pending_work(
+            using=self.alias, worker_timeout_s=conf.get("WORKER_TIMEOUT") if checks_all else None
         )
-        if looks_around:
-            self._look_around_at = time.monotonic() + LOOK_AROUND_S
-        tick_in_s = math.inf if found.tick_in_s is None else found.tick_in_s
-        opens_in_s = math.inf if found.opens_in_s is None else found.opens_in_s
-        saw = {
-            "locks": found.lapsed,
-            "reservations": found.over,
-            "workers": found.silent,
-            "expired jobs": found.expired,
+        if checks_all:
+            self._check_all_at = time.monotonic() + CHECK_ALL_EVERY_S
+        tick_in_s = math.inf if pending.tick_in_s is None else pending.tick_in_s
+        opens_in_s = math.inf if pending.opens_in_s is None else pending.opens_in_s
+        has_work = {
+            "locks": pending.has_lapsed_locks,
+            "reservations": pending.has_expired_reservations,
+            "workers": pending.has_silent_workers,
+            "expired jobs": pending.has_expired_jobs,
             "cron": tick_in_s <= 0,
             "limiters": opens_in_s <= 0,
         }
-        self._seen.update(name for name, is_seen in saw.items() if is_seen)
+        self._steps_with_work.update(name for name, has_any in has_work.items() if has_any)
         # A due cron run that cannot be taken is locked by another node, for the length of a transaction: do not spin.
-        return found.due_in_s, min(max(min(tick_in_s, opens_in_s), LOOK_AGAIN_S), LONGEST_SLEEP_S)
+        return pending.due_in_s, min(max(min(tick_in_s, opens_in_s), RECHECK_DUE_S), LONGEST_SLEEP_S)
 
     def _notice_other_nodes(self, wait_s: float | None) -> None:
         """Wake fetchers if a job that should be due by now is gone: another node enqueued it.
@@ -297,7 +299,7 @@ class Maintenance:
             self._on_work(queues)
         return False
 
-    def _reap(self) -> bool:
+    def _reap_reservations(self) -> bool:
         may_judge = self._has_listened()
         dead_for_s = conf.get("DEAD_TTL")
         # Before the node has listened long enough, reservations that a BEAT may extend are spared.
@@ -306,7 +308,7 @@ class Maintenance:
     def _reclaim_lost_workers(self) -> bool:
         if not self._has_listened():
             return False
-        return self._reclaim_jobs_of(workers.silent(conf.get("WORKER_TIMEOUT"), using=self.alias))
+        return self._reclaim_jobs_of(workers.find_silent_wids(conf.get("WORKER_TIMEOUT"), using=self.alias))
 
     def _has_listened(self) -> bool:
         """Return True if every live worker and server has had time to report since the database became reachable."""
@@ -329,10 +331,10 @@ class Maintenance:
         return False
 
     def _expire_locks(self) -> bool:
-        lapsed = locks.mark_expired(using=self.alias)
-        if lapsed:
+        expired = locks.mark_expired(using=self.alias)
+        if expired:
             self._on_work(None)
-        return lapsed == locks.CHUNK
+        return expired == locks.CHUNK
 
     def _sync_limits(self) -> bool:
         limits.sync(using=self.alias)
@@ -350,11 +352,11 @@ class Maintenance:
         return False
 
     def _release_without_permit(self) -> bool:
-        stranded = limiters.stranded(VANISHED_S, using=self.alias)
-        if stranded and releases.release(stranded, using=self.alias):
-            logger.warning("jobs were claimed and got no permits, released jobs=%d", len(stranded))
-            self._notify_workers({job.queue for job in stranded})
-        return len(stranded) == limiters.CHUNK
+        jobs = limiters.find_without_permits(VANISHED_S, using=self.alias)
+        if jobs and releases.release(jobs, using=self.alias):
+            logger.warning("jobs were claimed and got no permits, released jobs=%d", len(jobs))
+            self._notify_workers({job.queue for job in jobs})
+        return len(jobs) == limiters.CHUNK
 
     def _notify_workers(self, queues: set[str]) -> None:
         if queues:
@@ -362,16 +364,16 @@ class Maintenance:
             self._on_work(queues)
 
     def _release_without_lock(self) -> bool:
-        stranded = locks.stranded(VANISHED_S, using=self.alias)
-        if stranded and releases.release(stranded, using=self.alias):
-            logger.warning("jobs were claimed and got no locks, released jobs=%d", len(stranded))
-            notifier.announce(self.alias, {job.queue for job in stranded})
+        jobs = locks.find_without_lock(VANISHED_S, using=self.alias)
+        if jobs and releases.release(jobs, using=self.alias):
+            logger.warning("jobs were claimed and got no locks, released jobs=%d", len(jobs))
+            notifier.announce(self.alias, {job.queue for job in jobs})
             self._on_work(None)
-        return len(stranded) == locks.CHUNK
+        return len(jobs) == locks.CHUNK
 
     def _check_blocked_jobs(self) -> bool:
         """Check a bounded number of blocked jobs; the next run continues where this one ended."""
-        repaired, self._swept_to = locks.sweep(using=self.alias, after=self._swept_to)
+        repaired, self._sweep_position = locks.sweep(using=self.alias, after=self._sweep_position)
         if repaired:
             logger.warning("keys had blocked jobs and none was ready, the next job of each is now keys=%d", repaired)
             self._on_work(None)
@@ -382,10 +384,10 @@ class Maintenance:
         locket = configured_locket()
         if not locket.is_enabled or (locket.queues is not None and not locket.queues):
             return False
-        self._keyless_after = backfill.give_keys(
-            locket.with_lock_key, locket.queues, using=self.alias, after=self._keyless_after
+        self._backfill_position = backfill.give_keys(
+            locket.with_lock_key, locket.queues, using=self.alias, after=self._backfill_position
         )
-        return self._keyless_after is not None
+        return self._backfill_position is not None
 
     def _maintain_batches(self) -> bool:
         """Expire batches never committed, purge those finished long ago, and recover batches with overdue steps."""
@@ -396,27 +398,27 @@ class Maintenance:
             logger.error("batches had steps due that nobody took, they are taken now batches=%d", repaired)
         return batches.CHUNK in (expired, purged)
 
-    def _forget(self) -> bool:
+    def _forget_workers(self) -> bool:
         workers.delete_stale(FORGET_UNSEEN_S, using=self.alias)
         return False
 
-    def _expire(self) -> bool:
-        dropped = 0
+    def _expire_jobs(self) -> bool:
+        expired = 0
         # A loop, not another round: one log line has the number of all expired jobs.
         while count := due.expire(using=self.alias):
-            dropped += count
+            expired += count
             if count < due.CHUNK or self._stopping.is_set():
                 break
-        if dropped:
-            logger.info("jobs expired before a worker took them jobs=%d", dropped)
+        if expired:
+            logger.info("jobs expired before a worker took them jobs=%d", expired)
         return False
 
     def _vacuum(self) -> bool:
         # The vacuum itself runs in a thread of its own: due jobs do not wait for it (ADR 0009).
-        self._tidier.look()
+        self._vacuumer.start_if_due()
         return False
 
-    def _purge(self) -> bool:
+    def _purge_jobs(self) -> bool:
         return due.purge(using=self.alias) == due.CHUNK
 
     def _purge_histograms(self) -> bool:
@@ -424,22 +426,22 @@ class Maintenance:
 
     def _fold_histograms(self) -> bool:
         """Fold all rows of totals, a bounded number at a time."""
-        self._folded_to = histograms.fold_idle_series(using=self.alias, after=self._folded_to)
-        return self._folded_to is not None
+        self._fold_position = histograms.fold_idle_series(using=self.alias, after=self._fold_position)
+        return self._fold_position is not None
 
     def _list_queues(self) -> bool:
         """Add rows of queues in which jobs wait: a job that was not pushed, such as a callback, adds none."""
         # Continues after the last name, so that each run reads a bounded number of queues.
-        names = queues.find_names_in_use(using=self.alias, after=self._listed_to)
+        names = queues.find_names_in_use(using=self.alias, after=self._list_position)
         queues.add(names, using=self.alias)
-        self._listed_to = names[-1] if len(names) == queues.NAMES_AT_ONCE else ""
-        return bool(self._listed_to)
+        self._list_position = names[-1] if len(names) == queues.NAMES_AT_ONCE else ""
+        return bool(self._list_position)
 
     def _forget_queues(self) -> bool:
-        count, self._kept_to = queues.forget_unused(using=self.alias, after=self._kept_to)
+        count, self._forget_position = queues.forget_unused(using=self.alias, after=self._forget_position)
         if count:
             logger.info("forgot queues that were not used queues=%d", count)
-        return bool(self._kept_to)
+        return bool(self._forget_position)
 
     def _purge_tracking(self) -> bool:
         return tracking.purge_tracking(using=self.alias) == tracking.CHUNK

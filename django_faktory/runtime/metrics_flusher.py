@@ -17,7 +17,7 @@ from ..core.logs import get_logger
 from ..errors import BrokerUnavailable
 from ..operations.statistics import read
 from ..store.statistics import histograms
-from .statsd import Statsd, passed, sizes
+from .statsd import Statsd, format_job_counts, format_sizes
 
 logger = get_logger(__name__)
 
@@ -63,18 +63,18 @@ class MetricsFlusher:
 
     def write(self) -> None:
         """Write the figures recorded since the last call; on an error keep them for the next call."""
-        taken = self._recorder.take()
-        if not taken:
+        series = self._recorder.take()
+        if not series:
             # An idle process must not occupy a connection.
             connections[self._alias].close()
             return
         try:
             # The database first: figures of a failed write are sent again later, and statsd would count them twice.
-            histograms.add(taken, using=self._alias)
+            histograms.add(series, using=self._alias)
             if self._statsd:
-                self._statsd.send(passed(taken))
+                self._statsd.send(format_job_counts(series))
         except Exception as error:  # the loop must survive any error
-            self._recorder.restore(taken)
+            self._recorder.restore(series)
             connections[self._alias].close()
             if isinstance(error, BrokerUnavailable):
                 logger.warning("measures wait for the database error=%s", error)
@@ -88,14 +88,14 @@ class MetricsFlusher:
         # Set before the read, so that errors are not repeated at each round.
         self._send_sizes_at = time.monotonic() + SIZES_EVERY_S
         try:
-            self._statsd.send(sizes(read(using=self._alias)))
+            self._statsd.send(format_sizes(read(using=self._alias)))
         except Exception:  # the loop must survive any error
             logger.exception("sizes could not be read")
             connections[self._alias].close()
 
 
 def make_metrics_flusher(alias: str | None, recorder: Recorder, *, sends_sizes: bool = False) -> MetricsFlusher | None:
-    """Return the bookkeeper that the settings ask for; None if the jobs are on a server elsewhere."""
+    """Return the flusher that the settings configure; None if the jobs are on a server elsewhere."""
     if alias is None:
         return None
     address = conf.get("STATSD")

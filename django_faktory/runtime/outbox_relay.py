@@ -42,8 +42,8 @@ class OutboxRelay:
 
     def run_once(self) -> bool:
         """Relay all waiting entries; return False if some could not be relayed."""
-        answers = [self._relay(alias) for alias in self._outbox.aliases]  # a list: one failure skips no alias
-        return all(answers)
+        results = [self._relay(alias) for alias in self._outbox.aliases]  # a list: one failure skips no alias
+        return all(results)
 
     def stop(self) -> None:
         """Ask the loop to end; from any thread or a signal handler."""
@@ -65,7 +65,7 @@ class OutboxRelay:
         return True
 
 
-def relay() -> OutboxRelay | None:
+def make_outbox_relay() -> OutboxRelay | None:
     """Return the relay for this project's settings, or None if transactions store the jobs directly."""
     producer = brokers.get_producer()
     return OutboxRelay(producer) if isinstance(producer, Outbox) else None

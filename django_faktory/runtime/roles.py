@@ -32,7 +32,7 @@ from .background_loops import BackgroundLoops
 from .config import RunConfig
 from .maintenance import Maintenance
 from .metrics_flusher import make_metrics_flusher
-from .outbox_relay import relay
+from .outbox_relay import make_outbox_relay
 from .supervisor import reexec
 from .supervisor.child import Role, install_signals, run_child, wait_for_turn
 from .supervisor.contract import ChildSpec
@@ -71,8 +71,8 @@ def supervise(
     on_started = None
     # A drain is short. Only forked processes know the pipes between them, so replacements must be forked.
     if may_replace_process and not run_config.drain and local_pipes is None and reexec.can_rerun_command():
-        bounds = {"grace_s": grace_s, "silence_s": silence_s, "parent": parent}
-        on_started = partial(reexec.replace_process, common={"plan": asdict(run_config)}, **bounds)
+        options = {"grace_s": grace_s, "silence_s": silence_s, "parent": parent}
+        on_started = partial(reexec.replace_process, common={"plan": asdict(run_config)}, **options)
     launcher = ForkLauncher(roles, unregister=lambda wids: broker_of(run_config).bye(wids))
     children = [Child(name=role.name, ends=role.ends) for role in roles]
     return Supervisor(children, launcher, grace_s=grace_s, silence_s=silence_s, parent=parent).run(
@@ -129,15 +129,16 @@ def _serve(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, child
     set_up_own_connections()
     db_watchdog.enforce(run_config.alias, conf.get("DATABASE_TIMEOUT"))
     publisher = notifier.Publisher(run_config.alias)
-    listen = partial(_listen, run_config.alias, None, local_pipes, run_config.processes, is_own=publisher.is_own)
+    listen = partial(_make_listener, run_config.alias, None, local_pipes, run_config.processes, is_own=publisher.is_own)
     context = tls.server_context(*run_config.tls) if run_config.tls else None
     recorder = Recorder()
     broker = brokers.serving_broker(publisher.announce, recorder)
     server = Server(broker, host=host, port=port, password=conf.password(), tls=context, listen=listen)
     maintenance = Maintenance(run_config.alias, on_lost=server.drop, on_work=server.wake)
     server.on_scheduled = maintenance.wake_by
+    # The listener drops the notifications of its own process, so the server is woken directly.
     locks.on_ready.append(lambda _, queues: server.wake(queues))
-    install_signals(child_spec, stop=server.stop, responds=_loop_watch(server).check)
+    install_signals(child_spec, stop=server.stop, responds=_make_loop_watch(server).check)
     checks = (
         health_server.check_processes(child_spec.alarm),
         health_server.check_server(server),
@@ -147,7 +148,7 @@ def _serve(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, child
     with BackgroundLoops() as loops:
         loops.start(make_metrics_flusher(run_config.alias, recorder, sends_sizes=True), "measures")
         loops.start(maintenance, "maintenance", after=server.started)
-        loops.start(relay(), "outbox")
+        loops.start(make_outbox_relay(), "outbox")
         try:
             loops.start(
                 health_server.Probes(run_config.health, *checks) if run_config.health else None,
@@ -167,35 +168,35 @@ def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes |
 
     The first worker also runs maintenance, outbox and probes if no server of this plan does.
     """
-    # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
     db_watchdog.disable_pools()
     set_up_own_connections()
     recorder = Recorder()
     runs_maintenance = number == 0 and not run_config.serves
+    listen = None
     if run_config.alias:
         db_watchdog.enforce(run_config.alias, conf.get("DATABASE_TIMEOUT"))
+        queues = [spec.partition(":")[0] for spec in run_config.queues]
+        # One listener of a node logs the problems that all of them have.
+        listen = partial(_make_listener, run_config.alias, queues, local_pipes, number, logs_problems=runs_maintenance)
     broker = brokers.working_broker(recorder) if run_config.alias else broker_of(run_config)
     worker = Worker(
         broker,
         wid=child_spec.wid,
         queues=run_config.queues,
         concurrency=run_config.concurrency,
-        listen=partial(
-            _listen, run_config.alias, _names(run_config), local_pipes, number, logs_problems=runs_maintenance
-        )
-        if run_config.alias
-        else None,
+        listen=listen,
         poll_interval=conf.get("POLL_INTERVAL"),
         queue_limits=conf.get("LIMITS").get("workers"),
         beat_interval=conf.get("BEAT_INTERVAL"),
         shutdown_timeout=conf.get("SHUTDOWN_TIMEOUT"),
         drain=run_config.drain,
+        # A generator of its own: forked processes share the state of one that existed before.
         recycle_policy=RecyclePolicy(max_jobs=run_config.max_jobs, max_rss=run_config.max_rss, rng=Random()),
         has_signal_thread=True,
     )
     if run_config.alias:
-        # A notification from this process to itself may take 10 ms.
-        locks.on_ready.append(lambda _, __: worker.wake())
+        locks.on_ready.append(lambda _, __: worker.wake())  # a notification from this process to itself may take 10 ms
+    # Before any thread is started: a signal must find its handler.
     install_signals(child_spec, stop=worker.stop, quiet=worker.quiet)
     report_lost(broker, child_spec)
     maintenance = Maintenance(run_config.alias) if run_config.alias and runs_maintenance else None
@@ -204,7 +205,7 @@ def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes |
     with BackgroundLoops() as loops:
         loops.start(make_metrics_flusher(run_config.alias, recorder), "measures")
         loops.start(maintenance, "maintenance")
-        loops.start(relay() if runs_maintenance else None, "outbox")
+        loops.start(make_outbox_relay() if runs_maintenance else None, "outbox")
         try:
             loops.start(_probes(run_config, child_spec, worker, maintenance) if runs_maintenance else None, "probes")
             worker.run()
@@ -228,17 +229,17 @@ def _probes(
     return health_server.Probes(run_config.health, *checks)
 
 
-def _loop_watch(server: Server) -> LoopWatch:
+def _make_loop_watch(server: Server) -> LoopWatch:
     """Return the watch of the server's event loop, which runs in the main thread of its process."""
     thread = threading.main_thread().ident
     return LoopWatch("server", lambda: (server.loop, thread) if server.started.is_set() else None)
 
 
-def _listen(
+def _make_listener(
     alias: str,
     queues: Sequence[str] | None,
     local_pipes: notifier.LocalPipes | None,
-    place: int,
+    index: int,
     *,
     is_own: Callable[[int], bool] = lambda _: False,
     logs_problems: bool = True,
@@ -246,8 +247,4 @@ def _listen(
     """Return a listener for the database's notifications, or for the pipes of neighbour processes."""
     if local_pipes is None:
         return notifier.listen(alias, queues, is_own=is_own, logs_problems=logs_problems)
-    return notifier.listen(alias, queues, otherwise=partial(local_pipes.listener, place))
-
-
-def _names(run_config: RunConfig) -> list[str]:
-    return [spec.partition(":")[0] for spec in run_config.queues]
+    return notifier.listen(alias, queues, otherwise=partial(local_pipes.listener, index))

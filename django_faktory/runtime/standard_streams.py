@@ -8,7 +8,7 @@ import sys
 _STREAMS = ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w"))
 
 
-def open_closed() -> bool:
+def reopen_closed_streams() -> bool:
     """Open the null device for each closed standard stream; return whether one was closed.
 
     Python has None in place of a closed stream, which cannot be written to. Also, the next socket or file would get the

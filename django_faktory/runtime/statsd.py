@@ -36,21 +36,21 @@ class Statsd:
         # An IPv6 address is written in brackets, which `getaddrinfo` does not accept.
         self._address = (host.strip("[]"), int(port))
         self._socket: socket.socket | None = None
-        self._is_silent = False
+        self._has_logged_failure = False
 
     def send(self, lines: Iterable[str]) -> None:
         """Send the lines, as many in each packet as fit. Logs an unreachable or impossible address once."""
         try:
             for packet in _packets(lines):
                 self._open().send(packet)
-            self._is_silent = False
+            self._has_logged_failure = False
         except (OSError, ValueError) as error:  # UnicodeError: a host with an empty or too long label
             self.close()
-            if not self._is_silent:
+            if not self._has_logged_failure:
                 logger.warning(
                     "statsd cannot be reached, numbers are lost address=%s:%d error=%s", *self._address, error
                 )
-            self._is_silent = True
+            self._has_logged_failure = True
 
     def close(self) -> None:
         """Close the socket; the next `send` opens a new one."""
@@ -60,27 +60,27 @@ class Statsd:
 
     def _open(self) -> socket.socket:
         if self._socket is None:
-            [(family, kind, proto, _, address), *_] = socket.getaddrinfo(*self._address, type=socket.SOCK_DGRAM)
-            self._socket = socket.socket(family, kind, proto)
+            [(family, socket_type, proto, _, address), *_] = socket.getaddrinfo(*self._address, type=socket.SOCK_DGRAM)
+            self._socket = socket.socket(family, socket_type, proto)
             self._socket.connect(address)
             # A full buffer then raises BlockingIOError, and the figures are dropped.
             self._socket.setblocking(False)
         return self._socket
 
 
-def passed(series: Mapping[tuple[str, str], Series]) -> Iterator[str]:
+def format_job_counts(series: Mapping[tuple[str, str], Series]) -> Iterator[str]:
     """Yield the lines about jobs that ended: `jobs.count`, `jobs.failed`, and mean `jobs.perform` in milliseconds."""
     for (queue, jobtype), sums in series.items():
-        tags = f"|#queue:{_safe(queue)},jobtype:{_safe(jobtype)}"
-        ended = sums.succeeded + sums.failed
-        if ended:
-            yield f"{NAMESPACE}jobs.count:{ended}|c{tags}"
-            yield f"{NAMESPACE}jobs.perform:{1000 * sums.ran_s / ended:.3f}|ms{tags}"
+        tags = f"|#queue:{_replace_unsafe(queue)},jobtype:{_replace_unsafe(jobtype)}"
+        ended_count = sums.succeeded + sums.failed
+        if ended_count:
+            yield f"{NAMESPACE}jobs.count:{ended_count}|c{tags}"
+            yield f"{NAMESPACE}jobs.perform:{1000 * sums.ran_s / ended_count:.3f}|ms{tags}"
         if sums.failed:
             yield f"{NAMESPACE}jobs.failed:{sums.failed}|c{tags}"
 
 
-def sizes(numbers: ExportedStatistics) -> Iterator[str]:
+def format_sizes(numbers: ExportedStatistics) -> Iterator[str]:
     """Yield the gauges: sizes of sets and queues, totals, workers, latencies in seconds."""
     for state, count in sorted(numbers.sets.items()):
         yield f"{NAMESPACE}{state}:{count:.0f}|g"
@@ -88,11 +88,11 @@ def sizes(numbers: ExportedStatistics) -> Iterator[str]:
         yield f"{NAMESPACE}{name}:{total}|g"
     yield f"{NAMESPACE}workers:{sum(numbers.workers.values()):.0f}|g"
     for queue in sorted(numbers.queues):
-        yield f"{NAMESPACE}queue.size:{numbers.queues[queue]:.0f}|g|#queue:{_safe(queue)}"
-        yield f"{NAMESPACE}queue.latency:{numbers.latencies.get(queue, 0.0):.3f}|g|#queue:{_safe(queue)}"
+        yield f"{NAMESPACE}queue.size:{numbers.queues[queue]:.0f}|g|#queue:{_replace_unsafe(queue)}"
+        yield f"{NAMESPACE}queue.latency:{numbers.latencies.get(queue, 0.0):.3f}|g|#queue:{_replace_unsafe(queue)}"
 
 
-def _safe(name: str) -> str:
+def _replace_unsafe(name: str) -> str:
     """Replace characters that have a meaning in the format: clients choose these names."""
     return _UNSAFE.sub("_", name)
 

@@ -53,8 +53,8 @@ def lease(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> lis
             if entry.leased_until and entry.leased_until > clock:
                 break
             free.append(entry)
-        held = OutboxEntry.objects.using(using).filter(pk__in=[entry.pk for entry in free])
-        held.update(leased_until=clock + timedelta(seconds=LEASE_S))
+        leased = OutboxEntry.objects.using(using).filter(pk__in=[entry.pk for entry in free])
+        leased.update(leased_until=clock + timedelta(seconds=LEASE_S))
         return [LeasedEntry(entry.pk, _read(entry.job)) for entry in free]
 
     if not run(using, lambda _: OutboxEntry.objects.using(using).filter(error="").exists(), atomic=False):

@@ -38,7 +38,7 @@ USED_AGAIN_S = 3600
 """Minimum seconds between two updates of a queue's last use."""
 
 COUNTED = 500
-"""Default number of jobs per queue up to which `waiting` counts."""
+"""Default number of jobs per queue up to which `read_waiting` counts."""
 
 
 class Waiting(NamedTuple):
@@ -52,12 +52,12 @@ class Waiting(NamedTuple):
 
 def known_names(*, using: str) -> list[str]:
     """Return every queue name, sorted: remembered queues and queues with waiting jobs."""
-    found = run(using, lambda _: set(Queue.objects.using(using).values_list("name", flat=True)), atomic=False)
+    all_names = run(using, lambda _: set(Queue.objects.using(using).values_list("name", flat=True)), atomic=False)
     names = find_names_in_use(using=using)
     while names:
-        found.update(names)
+        all_names.update(names)
         names = find_names_in_use(using=using, after=names[-1])
-    return sorted(found)
+    return sorted(all_names)
 
 
 def find_names_in_use(*, using: str, after: str = "") -> list[str]:
@@ -112,19 +112,19 @@ def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) ->
     rows, jobs = Queue.objects.using(using), Job.objects.filter(queue=OuterRef("name"))
     limit = Limit.objects.filter(scope=Scope.QUEUE, name=OuterRef("name"))
     unused = rows.filter(~Exists(limit), paused_at=None, used_at__lt=Now() - timedelta(seconds=unused_s))
-    some = rows.filter(name__gt=after).order_by("name").values_list("name", flat=True)[:NAMES_AT_ONCE]
-    names = run(using, lambda _: list(some), atomic=False)
+    next_names = rows.filter(name__gt=after).order_by("name").values_list("name", flat=True)[:NAMES_AT_ONCE]
+    names = run(using, lambda _: list(next_names), atomic=False)
     empty = unused.filter(*(~Exists(jobs.in_state(state)) for state in _WAITING), name__in=names)
-    found = run(using, lambda _: list(empty.values_list("name", flat=True)), atomic=False)
+    candidates = run(using, lambda _: list(empty.values_list("name", flat=True)), atomic=False)
 
     def verb(_: BaseDatabaseWrapper) -> int:
         # Check again with the rows locked: a queue that was used, paused or limited in between stays. A row that
         # another transaction has locked is in use and skipped.
         skips = connections[using].features.has_select_for_update_skip_locked
-        still = unused.filter(name__in=found).order_by("name").select_for_update(skip_locked=skips)
-        return rows.filter(name__in=list(still.values_list("name", flat=True))).delete()[0]
+        unchanged = unused.filter(name__in=candidates).order_by("name").select_for_update(skip_locked=skips)
+        return rows.filter(name__in=list(unchanged.values_list("name", flat=True))).delete()[0]
 
-    count = run(using, verb) if found else 0
+    count = run(using, verb) if candidates else 0
     return count, names[-1] if len(names) == NAMES_AT_ONCE else ""
 
 
@@ -134,9 +134,9 @@ def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
     A name that was never used becomes a queue.
     """
     paused = Queue.objects.using(using).filter(paused_at__isnull=False)
-    before: set[str] = run(using, lambda _: set(paused.values_list("name", flat=True)), atomic=False)
+    already_paused: set[str] = run(using, lambda _: set(paused.values_list("name", flat=True)), atomic=False)
     names = known_names(using=using) if queues is None else sorted(set(queues))
-    names = [name for name in names if name not in before]  # a second PAUSE writes nothing
+    names = [name for name in names if name not in already_paused]  # a second PAUSE writes nothing
 
     def pause_names(names: Sequence[str]) -> None:
         rows = Queue.objects.using(using)
@@ -148,7 +148,7 @@ def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
     return names
 
 
-def paused(*, using: str) -> set[str]:
+def read_paused(*, using: str) -> set[str]:
     """Return the names of the paused queues."""
     rows = Queue.objects.using(using).filter(paused_at__isnull=False).values_list("name", flat=True)
     return run(using, lambda _: set(rows), atomic=False)
@@ -174,10 +174,10 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
         heads, ages = _heads(connection)
         with connection.cursor() as cursor:
             cursor.execute(f"{heads} {ages}", [jsontext.encode(list(queues))])
-            found = dict.fromkeys(queues, 0.0)
+            latencies = dict.fromkeys(queues, 0.0)
             # A job may carry a later time than the statement's clock.
-            found.update((name, max(0.0, age)) for name, _, age in cursor.fetchall())
-        return found
+            latencies.update((name, max(0.0, age)) for name, _, age in cursor.fetchall())
+        return latencies
 
     return run(using, verb, atomic=False) if queues else {}
 
@@ -188,7 +188,7 @@ def shared_latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
     return shared((latency, *queues), partial(latency, queues, using=using), using=using, exact=True)
 
 
-def waiting(names: Sequence[str], *, using: str, max_count: int = COUNTED) -> dict[str, Waiting]:
+def read_waiting(names: Sequence[str], *, using: str, max_count: int = COUNTED) -> dict[str, Waiting]:
     """Return the size and latency of each of these queues, with one statement per state.
 
     No queue is read to its end. Allows at most 100 names, since each is a term of the statement.
@@ -197,16 +197,16 @@ def waiting(names: Sequence[str], *, using: str, max_count: int = COUNTED) -> di
         return {}
 
     def verb(connection: BaseDatabaseWrapper) -> dict[str, Waiting]:
-        found = dict.fromkeys(names, Waiting(0, 0.0))
+        waiting_by_queue = dict.fromkeys(names, Waiting(0, 0.0))
         with connection.cursor() as cursor:
             for state in _WAITING:
                 heads, ages = _heads(connection, [state])
                 sizes, values = _sizes(names, state, using, max_count)
                 cursor.execute(f"{heads} {ages} UNION ALL {sizes}", [jsontext.encode(list(names)), *values])
                 for name, size, age in cursor.fetchall():
-                    had = found[name]
-                    found[name] = Waiting(min(had.size + size, max_count), max(had.latency_s, age))
-        return found
+                    earlier = waiting_by_queue[name]
+                    waiting_by_queue[name] = Waiting(min(earlier.size + size, max_count), max(earlier.latency_s, age))
+        return waiting_by_queue
 
     return run(using, verb, atomic=False)
 
@@ -246,10 +246,10 @@ def _sizes(names: Sequence[str], state: State, using: str, max_count: int) -> tu
     """Build a SELECT with a term per queue. Django compiles one term, since they differ only by name."""
     any_name = "\n"  # placeholder: no queue and no state has this name
     jobs = Job.objects.using(using).in_state(state).filter(queue=any_name)
-    some = jobs.order_by("sort_priority", "enqueued_at", "pk").values("pk")[
+    limited_rows = jobs.order_by("sort_priority", "enqueued_at", "pk").values("pk")[
         :max_count
     ]  # index order, so the scan stops at `max_count`
-    sql, params = some.query.get_compiler(using).as_sql()
+    sql, params = limited_rows.query.get_compiler(using).as_sql()
     parts = [f"SELECT %s, COUNT(*), 0 FROM ({sql}) AS some_{place}" for place in range(len(names))]
     values = [name if value == any_name else value for name in names for value in (name, *params)]
     return " UNION ALL ".join(parts), values

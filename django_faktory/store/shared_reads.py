@@ -48,7 +48,7 @@ class SharedRead(Generic[T]):
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._is_reading = False
-        self._kept: Result | None = None
+        self._latest: Result | None = None
 
     def get(self, read: Callable[[], T], *, exact: bool = False) -> T:
         """Return the kept result if it is recent enough, otherwise the result of `read`.
@@ -56,54 +56,54 @@ class SharedRead(Generic[T]):
         With `exact` only a read that began after the call counts, provided that reads take less than `CHEAP_S`; the
         call then waits at most `COST` times `CHEAP_S`. Raises what `read` raises, also in the callers that waited.
         """
-        asked_at = time.monotonic()
+        called_at = time.monotonic()
         with self._condition:
-            while (found := self._usable(asked_at, exact=exact)) is None:
-                pause_s = self._pause_s()
+            while (result := self._find_usable(called_at, exact=exact)) is None:
+                pause_s = self._compute_pause_s()
                 if not self._is_reading and pause_s <= 0:
                     self._is_reading = True
                     break
                 # While a read runs its end notifies; otherwise only the time that has passed allows the next read.
                 self._condition.wait(None if self._is_reading else pause_s)
-        if found is None:
-            found = self._read(read)
-        if found.error is not None:
-            raise found.error
-        value: T = found.value
+        if result is None:
+            result = self._read(read)
+        if result.error is not None:
+            raise result.error
+        value: T = result.value
         return value
 
-    def _usable(self, asked_at: float, *, exact: bool) -> Result | None:
-        kept = self._kept
+    def _find_usable(self, called_at: float, *, exact: bool) -> Result | None:
+        latest = self._latest
         # A read that began after the call is exact for this caller, however it ended.
-        if kept is None or kept.began_at >= asked_at:
-            return kept
-        if kept.error is not None:  # an error counts only for the callers that waited for it
-            return kept if kept.ended_at >= asked_at else None
-        if exact and kept.took_s < CHEAP_S:
+        if latest is None or latest.began_at >= called_at:
+            return latest
+        if latest.error is not None:  # an error counts only for the callers that waited for it
+            return latest if latest.ended_at >= called_at else None
+        if exact and latest.took_s < CHEAP_S:
             return None
-        return kept if time.monotonic() - kept.began_at <= max(KEPT_S, COST * kept.took_s) else None
+        return latest if time.monotonic() - latest.began_at <= max(KEPT_S, COST * latest.took_s) else None
 
-    def _pause_s(self) -> float:
+    def _compute_pause_s(self) -> float:
         """Return the seconds until the next read may begin."""
-        kept = self._kept
-        if kept is None or kept.error is not None:
+        latest = self._latest
+        if latest is None or latest.error is not None:
             return 0.0
-        return kept.began_at + COST * kept.took_s - time.monotonic()
+        return latest.began_at + COST * latest.took_s - time.monotonic()
 
     def _read(self, read: Callable[[], T]) -> Result:
         began_at = time.monotonic()
-        kept = self._kept
+        result = self._latest
         try:
             try:
-                kept = Result(read(), None, began_at, time.monotonic())
+                result = Result(read(), None, began_at, time.monotonic())
             except Exception as error:  # noqa: BLE001  (the callers that wait get it too)
-                kept = Result(None, error, began_at, time.monotonic())
+                result = Result(None, error, began_at, time.monotonic())
         finally:
             with self._condition:
-                self._kept = kept
+                self._latest = result
                 self._is_reading = False
                 self._condition.notify_all()
-        return kept
+        return result
 
 
 _lock = threading.Lock()
@@ -115,15 +115,16 @@ def shared(key: Hashable, read: Callable[[], T], *, using: str, exact: bool = Fa
 
     Inside a transaction, which may see uncommitted rows, only call `read`.
     """
+    # The result must neither come from before this transaction's writes nor reach callers outside of it.
     if not _sees_committed_rows(using):
         return read()
     with _lock:
-        one = _reads.pop((using, key), None) or SharedRead()
-        _reads[using, key] = one  # moved to the end: the first key is the least recently used
+        shared_read = _reads.pop((using, key), None) or SharedRead()
+        _reads[using, key] = shared_read  # moved to the end: the first key is the least recently used
         if len(_reads) > MAX_READS:
             del _reads[next(iter(_reads))]
-    found: T = one.get(read, exact=exact)
-    return found
+    result: T = shared_read.get(read, exact=exact)
+    return result
 
 
 def _sees_committed_rows(using: str) -> bool:

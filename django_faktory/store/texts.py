@@ -49,20 +49,20 @@ def read(row: Model, *fields: str) -> dict[str, StoredText]:
         )
         for field in fields
     }
-    found: dict[str, Any] = _rows(row).annotate(**sizes).annotate(**texts).values(*sizes, *texts).first() or {}
-    return {field: StoredText(found.get(f"{field}_text") or "", found.get(f"{field}_size") or 0) for field in fields}
+    values: dict[str, Any] = _select(row).annotate(**sizes).annotate(**texts).values(*sizes, *texts).first() or {}
+    return {field: StoredText(values.get(f"{field}_text") or "", values.get(f"{field}_size") or 0) for field in fields}
 
 
-def beginnings(row: Model, lengths: Mapping[str, int]) -> dict[str, str]:
+def read_beginnings(row: Model, lengths: Mapping[str, int]) -> dict[str, str]:
     """Read the beginning of each of these texts in one query; `lengths` are in characters."""
     parts = {f"{field}_beginning": Substr(field, 1, length) for field, length in lengths.items()}
-    found: dict[str, Any] = _rows(row).annotate(**parts).values(*parts).first() or {}
-    return {field: found.get(f"{field}_beginning") or "" for field in lengths}
+    values: dict[str, Any] = _select(row).annotate(**parts).values(*parts).first() or {}
+    return {field: values.get(f"{field}_beginning") or "" for field in lengths}
 
 
-def whole(row: Model, field: str) -> str:
+def read_whole(row: Model, field: str) -> str:
     """Read a text completely; empty if the row was deleted."""
-    return _rows(row).values_list(field, flat=True).first() or ""
+    return _select(row).values_list(field, flat=True).first() or ""
 
 
 def format_json(text: str, limit: int = SHOWN_BYTES) -> str:
@@ -76,7 +76,7 @@ def format_json(text: str, limit: int = SHOWN_BYTES) -> str:
         value = decode(text)
         parts, length = [], 0
         for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
-            parts.append(_spelled(part))
+            parts.append(_escape_unprintable(part))
             length += len(parts[-1])
             if length > limit:
                 break
@@ -87,20 +87,23 @@ def format_json(text: str, limit: int = SHOWN_BYTES) -> str:
 
 def cut(text: str, limit: int = SHOWN_BYTES) -> str:
     """Return the beginning of a text that takes at most `limit` bytes of HTML."""
-    left = limit
+    remaining = limit
+    # Each character takes at least one byte, so none after `limit` characters can fit.
     for place, char in enumerate(text[:limit]):
         # Control characters are shown as symbols of 3 bytes in UTF-8, see `admin.sanitize`.
-        left -= _HTML_BYTES.get(char, 3 if char < " " else 1 if char < "\x80" else len(char.encode("utf-8", "replace")))
-        if left < 0:
+        remaining -= _HTML_BYTES.get(
+            char, 3 if char < " " else 1 if char < "\x80" else len(char.encode("utf-8", "replace"))
+        )
+        if remaining < 0:
             return text[:place]
     return text[:limit]
 
 
-def _rows(row: Model) -> Any:
+def _select(row: Model) -> Any:
     return type(row)._base_manager.using(row._state.db).filter(pk=row.pk)  # noqa: SLF001  (documented)
 
 
-def _spelled(text: str) -> str:
+def _escape_unprintable(text: str) -> str:
     """Replace unprintable characters by JSON escapes, so that an edited text is saved with the same value."""
     if text.isprintable():
         return text

@@ -36,7 +36,7 @@ _READ_ONLY = frozenset({"25006", 1290, 1792})
 _refusals: Counter[str] = Counter()
 """Number of writes that a read-only database refused, by alias. 0 unless a failover happened."""
 
-_survived: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_refusals_at_connect: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """The value of `_refusals` when each connection was made: a smaller value marks a connection to an old primary."""
 
 _of_thread = threading.local()
@@ -75,7 +75,7 @@ def run(
         try:
             with around(connection):
                 _replace_unusable_session(connection)
-                return _carry_out(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
+                return _execute_verb(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
         except (OperationalError, InterfaceError, InternalError) as error:
             is_read_only = error_code(error) in _READ_ONLY
             # Drivers report a read-only server as different exception classes; any other InternalError is a defect.
@@ -107,12 +107,12 @@ def limited_lock_wait(seconds: float) -> Iterator[None]:
 
     MariaDB counts whole seconds, and does not wait at all for less than 0.1 s. SQLite has its own busy timeout.
     """
-    before = _lock_wait_s()
+    outer_limit_s = _lock_wait_s()
     _of_thread.lock_wait_s = seconds
     try:
         yield
     finally:
-        _of_thread.lock_wait_s = before
+        _of_thread.lock_wait_s = outer_limit_s
 
 
 def _lock_wait_s() -> float | None:
@@ -130,23 +130,24 @@ def _limit_lock_wait(connection: BaseDatabaseWrapper) -> str:
     Behind a transaction pooler, where the session may serve another client next, set nothing and return the statement
     with which the transaction must begin; otherwise return "".
     """
-    wanted = _lock_wait_s()
-    if wanted is None and not _lock_waits:
+    limit_s = _lock_wait_s()
+    if limit_s is None and not _lock_waits:
         return ""  # the common case: neither this thread nor any session has a limit
     dialect = dialect_of(connection)
     if not dialect.has_lock_wait:
         return ""
     connection.ensure_connection()
-    raw = connection.connection  # Django's wrapper may reconnect, so the limit is recorded per driver connection
-    if _lock_waits.get(raw) == wanted:
+    # Django's wrapper may reconnect, so the limit is recorded for the driver's connection.
+    driver_connection = connection.connection
+    if _lock_waits.get(driver_connection) == limit_s:
         return ""
     if not dialect.keeps_session(connection):
-        return dialect.lock_wait(wanted, of_transaction=True) if wanted is not None else ""
-    _execute(connection, dialect.lock_wait(wanted))
-    if wanted is None:
-        del _lock_waits[raw]
+        return dialect.lock_wait(limit_s, of_transaction=True) if limit_s is not None else ""
+    _execute(connection, dialect.lock_wait(limit_s))
+    if limit_s is None:
+        del _lock_waits[driver_connection]
     else:
-        _lock_waits[raw] = wanted
+        _lock_waits[driver_connection] = limit_s
     return ""
 
 
@@ -155,7 +156,7 @@ def _execute(connection: BaseDatabaseWrapper, sql: str) -> None:
         cursor.execute(sql)
 
 
-def _carry_out(
+def _execute_verb(
     connection: BaseDatabaseWrapper,
     verb: Callable[[BaseDatabaseWrapper], T],
     *,
@@ -164,7 +165,7 @@ def _carry_out(
     snapshot: bool,
 ) -> T:
     if snapshot and connection.get_autocommit():
-        return _read(connection, verb)
+        return _run_in_snapshot(connection, verb)
     lock_wait = _limit_lock_wait(connection)
     if not atomic and not lock_wait:
         if not writes:
@@ -177,7 +178,7 @@ def _carry_out(
         return verb(connection)
 
 
-def _read(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper], T]) -> T:
+def _run_in_snapshot(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper], T]) -> T:
     """Run `verb` in a read-only snapshot transaction, begun by explicit statements.
 
     Django's `atomic` has one kind of transaction, which on SQLite takes the write lock.
@@ -185,12 +186,12 @@ def _read(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper],
     for sql in dialect_of(connection).begin_snapshot:
         _execute(connection, sql)
     try:
-        found = verb(connection)
+        result = verb(connection)
         _execute(connection, "COMMIT")
     except BaseException:
         connection.close()  # ends the transaction in any state; Django does not know of it and cannot roll it back
         raise
-    return found
+    return result
 
 
 def is_ready(connection: BaseDatabaseWrapper) -> bool:
@@ -211,7 +212,8 @@ def _is_usable(connection: BaseDatabaseWrapper) -> bool:
     """
     if dialect_of(connection).was_ended(connection):
         return False
-    return not (refusals := _refusals[connection.alias]) or _survived.get(connection.connection, 0) >= refusals
+    refusals = _refusals[connection.alias]
+    return refusals == 0 or _refusals_at_connect.get(connection.connection, 0) >= refusals
 
 
 def _replace_unusable_session(connection: BaseDatabaseWrapper) -> None:
@@ -223,7 +225,7 @@ def _replace_unusable_session(connection: BaseDatabaseWrapper) -> None:
             _discard(connection)
     if connection.connection is None and (refusals := _refusals[connection.alias]):
         connection.ensure_connection()
-        _survived[connection.connection] = refusals
+        _refusals_at_connect[connection.connection] = refusals
 
 
 def _discard(connection: BaseDatabaseWrapper) -> None:

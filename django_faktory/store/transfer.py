@@ -41,7 +41,7 @@ class JobHistory(NamedTuple):
     errtype: str
 
 
-def known(jids: Sequence[str], *, using: str) -> set[str]:
+def find_stored(jids: Sequence[str], *, using: str) -> set[str]:
     """Return those of these jids that are stored, in any state."""
     return set(Job.objects.using(using).filter(jid__in=jids).values_list("jid", flat=True))
 
@@ -51,11 +51,12 @@ def write_history(pasts: Mapping[str, JobHistory], *, using: str) -> None:
 
     A retry that is due stays enqueued.
     """
-    record = {jid: past for jid, past in pasts.items() if past.failures or past.state in _PAST}
-    rows = list(Job.objects.using(using).filter(jid__in=list(record)))
-    keys = {row.lock_key for row in rows if row.lock_key and record[row.jid].state is State.DEAD}
+    past_by_jid = {jid: past for jid, past in pasts.items() if past.failures or past.state in _PAST}
+    rows = list(Job.objects.using(using).filter(jid__in=list(past_by_jid)))
+    # A job that becomes dead may have been pushed as the ready one of its key.
+    keys = {row.lock_key for row in rows if row.lock_key and past_by_jid[row.jid].state is State.DEAD}
     for row in rows:
-        past = record[row.jid]
+        past = past_by_jid[row.jid]
         row.failures, row.failure, row.errtype = past.failures, past.failure, past.errtype
         row.history = _history(past)
         if past.state is State.DEAD and past.ends_at is not None:
@@ -120,12 +121,12 @@ def insert_receipt(jids: Sequence[str], *, using: str) -> int:
     return int(row.pk)
 
 
-def receipts(*, using: str) -> dict[int, list[str]]:
+def read_receipts(*, using: str) -> dict[int, list[str]]:
     """Return the jids of each receipt that was not dropped, by receipt id."""
 
     def verb(_: BaseDatabaseWrapper) -> dict[int, list[str]]:
-        found = _receipts(using).values_list("pk", "payload")
-        return {pk: jsontext.decode(text)["args"][0] for pk, text in found}
+        rows = _receipts(using).values_list("pk", "payload")
+        return {pk: jsontext.decode(text)["args"][0] for pk, text in rows}
 
     return run(using, verb, atomic=False)
 
@@ -139,7 +140,7 @@ def _receipts(using: str) -> QuerySet[Job]:
     return Job.objects.using(using).in_state(State.SUCCEEDED).filter(jobtype=RECEIPT)
 
 
-def exportable(state: State, *, using: str) -> JobQuerySet:
+def find_exportable(state: State, *, using: str) -> JobQuerySet:
     """Return jobs of this state that can be exported, in claim order. Jobs of batches cannot."""
     jobs = Job.objects.using(using).in_state(state).filter(bid=None, callback_of=None)
     return jobs.order_by(*_ORDER.get(state, ("queue", "sort_priority", "enqueued_at", "id")))
@@ -169,10 +170,10 @@ def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, usin
         write(rows)
         # The state is checked again: on databases without SKIP LOCKED the rows are not locked during `write`.
         legal = Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).in_state(*EXPORTED)
-        keys, left = locks.keys_of(legal), limiters.find_limiters_of(legal)
-        gone, _ = legal.delete()
+        keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
+        deleted, _ = legal.delete()
         locks.promote_waiters_later(connection, keys)
-        limiters.promote_waiters_later(connection, left)
-        return gone
+        limiters.promote_waiters_later(connection, limiter_ids)
+        return deleted
 
     return run(using, verb)

@@ -30,19 +30,19 @@ def register(identities: Sequence[WorkerIdentity], *, using: str) -> list[Faktor
     At most four statements, for any number of identities.
     """
     refusals = [None if _has_storable_wid(worker) else InvalidPayload(_WRONG_WID) for worker in identities]
-    new = {worker.wid: worker for worker, refusal in zip(identities, refusals, strict=True) if refusal is None}
+    storable = {worker.wid: worker for worker, refusal in zip(identities, refusals, strict=True) if refusal is None}
 
     def verb(_: BaseDatabaseWrapper) -> None:
         rows = WorkerProcess.objects.using(using)
-        known = rows.filter(wid__in=sorted(new))
+        registered = rows.filter(wid__in=sorted(storable))
         # When all are known, as after a reconnect, the UPDATE is the only statement.
-        if known.update(seen_at=Now()) < len(new):
-            seen = set(known.values_list("wid", flat=True))
+        if registered.update(seen_at=Now()) < len(storable):
+            registered_wids = set(registered.values_list("wid", flat=True))
             # In wid order: two nodes that insert the same workers in different orders would deadlock.
-            missing = [_row(worker) for wid, worker in sorted(new.items()) if wid not in seen]
+            missing = [_build_row(worker) for wid, worker in sorted(storable.items()) if wid not in registered_wids]
             rows.bulk_create(missing, ignore_conflicts=True)
 
-    if new:
+    if storable:
         run(using, verb)
     return [*refusals]
 
@@ -54,7 +54,7 @@ def _has_storable_wid(worker: WorkerIdentity) -> bool:
     return is_storable(worker.wid) and len(worker.wid) <= 255
 
 
-def _row(worker: WorkerIdentity) -> WorkerProcess:
+def _build_row(worker: WorkerIdentity) -> WorkerProcess:
     return WorkerProcess(
         wid=worker.wid,
         hostname=_clean(worker.hostname)[:255],
@@ -76,23 +76,23 @@ def beat(
     workers = WorkerProcess.objects.using(using).filter(wid__in=latest)
     # One UPDATE for all beats, each with its own memory size.
     rss_kb = Case(
-        *(When(wid=wid, then=Value(_kb(beat.rss_kb))) for wid, beat in latest.items()),
+        *(When(wid=wid, then=Value(_clamp_kb(beat.rss_kb))) for wid, beat in latest.items()),
         default=F("rss_kb"),
         output_field=BigIntegerField(),
     )
     if latest:
         run(using, lambda _: workers.update(beat_at=Now(), seen_at=Now(), rss_kb=rss_kb), atomic=False, writes=True)
     # Read after the UPDATE: a state set by another process between the two statements is returned, not overwritten.
-    known = run(using, lambda _: dict(workers.values_list("wid", "state")), atomic=False)
+    state_by_wid = run(using, lambda _: dict(workers.values_list("wid", "state")), atomic=False)
     # Only known workers: an unknown one receives an error and has to register again.
-    locks.extend(known, using=using)
-    _extend([beat for beat in beats if beat.wid in known], at_least_s, using=using, now=now)
-    states = dict(known)
+    locks.extend(state_by_wid, using=using)
+    _extend([beat for beat in beats if beat.wid in state_by_wid], at_least_s, using=using, now=now)
+    states = dict(state_by_wid)
     for beat in beats:
-        if beat.wid in known:
+        if beat.wid in state_by_wid:
             states[beat.wid] = max(states[beat.wid], beat.current_state, key=_rank)
     for state in ("quiet", "terminate"):
-        moved = [wid for wid in known if states[wid] == state and known[wid] != state]
+        moved = [wid for wid in state_by_wid if states[wid] == state and state_by_wid[wid] != state]
         if moved:
             advance(moved, state, using=using)
     return [_order_for(beat.wid, states) for beat in beats]
@@ -100,10 +100,10 @@ def beat(
 
 def _extend(beats: Sequence[Beat], at_least_s: float, *, using: str, now: datetime | None) -> None:
     """Extend the reservations of the jobs that these workers are known to have."""
-    held = [(beat.wid, jid, attempt) for beat in beats for jid, attempt in beat.held if is_storable(jid)]
-    held += _delivered([beat.wid for beat in beats if beat.keeps_delivered and beat.wid], using=using)
-    for start in range(0, len(held), CHUNK):
-        chunk = held[start : start + CHUNK]
+    held_jobs = [(beat.wid, jid, attempt) for beat in beats for jid, attempt in beat.held if is_storable(jid)]
+    held_jobs += _find_delivered([beat.wid for beat in beats if beat.keeps_delivered and beat.wid], using=using)
+    for start in range(0, len(held_jobs), CHUNK):
+        chunk = held_jobs[start : start + CHUNK]
         run(
             using,
             lambda connection, chunk=chunk: dialect_of(connection).extend(connection, chunk, at_least_s, now),  # type: ignore[misc]
@@ -111,7 +111,7 @@ def _extend(beats: Sequence[Beat], at_least_s: float, *, using: str, now: dateti
         )
 
 
-def _delivered(wids: Sequence[str], *, using: str) -> list[tuple[str, str, int]]:
+def _find_delivered(wids: Sequence[str], *, using: str) -> list[tuple[str, str, int]]:
     """Return (wid, jid, attempt) of these workers' jobs with a confirmed delivery.
 
     An unconfirmed claim was perhaps never delivered: the BEAT of a worker that does not know the job must not extend
@@ -147,19 +147,19 @@ def living(seen_within_s: float) -> Q:
 
 def count_jobs_of(wids: Sequence[str], *, using: str) -> dict[str, int]:
     """Return the number of jobs that each of these workers holds, without workers that hold none."""
-    held = Job.objects.using(using).in_state(State.WORKING).filter(wid__in=wids)
-    counted = held.order_by().values_list("wid").annotate(Count("pk"))
+    held_jobs = Job.objects.using(using).in_state(State.WORKING).filter(wid__in=wids)
+    counted = held_jobs.order_by().values_list("wid").annotate(Count("pk"))
     return run(using, lambda _: dict(counted), atomic=False)
 
 
-def states(*, using: str, timeout_s: float) -> dict[str, int]:
+def count_by_state(*, using: str, timeout_s: float) -> dict[str, int]:
     """Return how many live workers are running, quiet and terminating."""
-    found = WorkerProcess.objects.using(using).filter(living(timeout_s)).order_by().values_list("state")
-    counted = run(using, lambda _: dict(found.annotate(Count("pk"))), atomic=False)
+    rows = WorkerProcess.objects.using(using).filter(living(timeout_s)).order_by().values_list("state")
+    counted = run(using, lambda _: dict(rows.annotate(Count("pk"))), atomic=False)
     return {state: counted.get(state, 0) for state in _ORDER}
 
 
-def bye(wids: Sequence[str], *, using: str) -> int:
+def unregister(wids: Sequence[str], *, using: str) -> int:
     """Unregister workers that ended normally; return how many jobs went back to their old position."""
 
     def verb(connection: BaseDatabaseWrapper) -> int:
@@ -171,7 +171,7 @@ def bye(wids: Sequence[str], *, using: str) -> int:
     return run(using, verb)
 
 
-def silent(timeout_s: float, *, using: str) -> list[str]:
+def find_silent_wids(timeout_s: float, *, using: str) -> list[str]:
     """Return workers that sent a BEAT, but none for `timeout_s`: their jobs must be reclaimed (W20)."""
     return run(
         using, lambda _: list(find_stale_workers(timeout_s, using=using).values_list("wid", flat=True)), atomic=False
@@ -179,7 +179,7 @@ def silent(timeout_s: float, *, using: str) -> list[str]:
 
 
 def find_stale_workers(timeout_s: float, *, using: str) -> QuerySet[WorkerProcess]:
-    """Return the rows of the workers that `silent` lists."""
+    """Return the rows of the workers that `find_silent_wids` lists."""
     return WorkerProcess.objects.using(using).filter(beat_at__lt=Now() - timedelta(seconds=timeout_s))
 
 
@@ -188,20 +188,20 @@ def find_unknown_wids(held_for_s: float, *, using: str) -> list[str]:
 
     This happens when a worker is deleted while a claim for it is being committed.
     """
-    held = Job.objects.using(using).in_state(State.WORKING).exclude(wid="")
-    held = held.filter(started_at__lt=Now() - timedelta(seconds=held_for_s))
-    holders = held.filter(~Exists(WorkerProcess.objects.filter(wid=OuterRef("wid")))).values_list("wid", flat=True)
+    old_jobs = Job.objects.using(using).in_state(State.WORKING).exclude(wid="")
+    old_jobs = old_jobs.filter(started_at__lt=Now() - timedelta(seconds=held_for_s))
+    holders = old_jobs.filter(~Exists(WorkerProcess.objects.filter(wid=OuterRef("wid")))).values_list("wid", flat=True)
     return run(using, lambda _: list(holders.distinct()[:100]), atomic=False)
 
 
 def delete_stale(timeout_s: float, *, using: str) -> int:
     """Delete workers that never sent a BEAT, were not seen for `timeout_s`, and hold no job (W20)."""
     limit = Now() - timedelta(seconds=timeout_s)
-    held = Job.objects.filter(state=State.WORKING, wid=OuterRef("wid"))
+    held_jobs = Job.objects.filter(state=State.WORKING, wid=OuterRef("wid"))
 
     def verb(_: BaseDatabaseWrapper) -> int:
         workers = WorkerProcess.objects.using(using).filter(beat_at=None, seen_at__lt=limit)
-        wids = list(workers.filter(~Exists(held)).values_list("wid", flat=True))
+        wids = list(workers.filter(~Exists(held_jobs)).values_list("wid", flat=True))
         # Deletes with the condition on `seen_at` again, so a worker that was seen since stays.
         return workers.filter(wid__in=wids).delete()[0]
 
@@ -218,7 +218,7 @@ def _order_for(wid: str, states: dict[str, str]) -> FaktoryError | str:
     return "" if states[wid] == "running" else states[wid]
 
 
-def _kb(kb: int) -> int:
+def _clamp_kb(kb: int) -> int:
     return max(0, min(kb, 2**63 - 1))
 
 

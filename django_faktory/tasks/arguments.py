@@ -21,12 +21,12 @@ from django.utils.duration import duration_iso_string
 
 from ..core.job_options import SEALED
 from ..errors import Discard, InvalidArgument, MissingObject
-from .json_values import UNCHANGED, normalize, plain
+from .json_values import UNCHANGED, normalize, to_plain
 from .redaction import HIDDEN, describe_value, is_on
 
-_OURS = (TypeError, ValueError, InvalidArgument, MissingObject)
+_ARGUMENT_ERRORS = (TypeError, ValueError, InvalidArgument, MissingObject)
 TYPE, VALUE, MODEL, PK, USING = "$type", "value", "$model", "pk", "using"
-_TAKEN = {TYPE, MODEL, SEALED}
+_RESERVED_KEYS = {TYPE, MODEL, SEALED}
 
 _ENCODERS: list[tuple[type, str, Callable[[Any], str]]] = [
     (datetime, "datetime", datetime.isoformat),  # before date: a datetime is also a date
@@ -46,13 +46,13 @@ def encode_call(
     With `plain_json` only JSON's own types are accepted and no references are written.
     Raises TypeError or ValueError; the message begins with the place: args[0], or kwargs['when'].
     """
-    write = normalize if plain_json else _encode
+    encode = normalize if plain_json else _encode
     positional = [
-        value if type(value) in UNCHANGED else _at(f"args[{position}]", write, value)
+        value if type(value) in UNCHANGED else _convert_at(f"args[{position}]", encode, value)
         for position, value in enumerate(args)
     ]
     named = {
-        normalize(name): value if type(value) in UNCHANGED else _at(f"kwargs[{name!r}]", write, value)
+        normalize(name): value if type(value) in UNCHANGED else _convert_at(f"kwargs[{name!r}]", encode, value)
         for name, value in kwargs.items()
     }
     return positional, named
@@ -67,8 +67,8 @@ def decode_call(
     or Discard with `missing="discard"`. Raises InvalidArgument for a reference that cannot be decoded.
     """
     try:
-        positional = [_at(f"args[{position}]", _decode, value) for position, value in enumerate(args)]
-        return positional, {name: _at(f"kwargs[{name!r}]", _decode, value) for name, value in kwargs.items()}
+        positional = [_convert_at(f"args[{position}]", _decode, value) for position, value in enumerate(args)]
+        return positional, {name: _convert_at(f"kwargs[{name!r}]", _decode, value) for name, value in kwargs.items()}
     except MissingObject as error:
         if missing == "discard":
             raise Discard(str(error)) from None
@@ -83,11 +83,11 @@ def may_have_references(text: str) -> bool:
     return '"$' in text or "\\u0024" in text
 
 
-def _at(place: str, convert: Callable[[Any], Any], value: Any) -> Any:
+def _convert_at(place: str, convert: Callable[[Any], Any], value: Any) -> Any:
     try:
         return convert(value)
-    except _OURS as error:
-        if type(error) not in _OURS:  # a subclass is defined by other code; its constructor may differ
+    except _ARGUMENT_ERRORS as error:
+        if type(error) not in _ARGUMENT_ERRORS:  # a subclass is defined by other code; its constructor may differ
             raise
         # With redaction on the cause is dropped too: the ORM's messages quote the values.
         raise type(error)(f"{place}: {error}") from (None if is_on() else error.__cause__)
@@ -97,25 +97,25 @@ def _at(place: str, convert: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _encode(value: Any) -> Any:
-    kind = type(value)
-    if kind in UNCHANGED:
+    value_type = type(value)
+    if value_type in UNCHANGED:
         return value
-    if kind is list or kind is tuple:
+    if value_type is list or value_type is tuple:
         return [_encode(item) for item in value]
     if isinstance(value, Mapping):
         return _encode_mapping(value)
     if isinstance(value, models.Model):
         return _encode_reference(value)
-    for known, name, write in _ENCODERS:
-        if isinstance(value, known):
-            return {TYPE: name, VALUE: write(value)}
-    return plain(value, _encode)
+    for python_type, name, write_text in _ENCODERS:
+        if isinstance(value, python_type):
+            return {TYPE: name, VALUE: write_text(value)}
+    return to_plain(value, _encode)
 
 
 def _encode_mapping(value: Mapping[Any, Any]) -> dict[Any, Any]:
     """Encode a user's dict; wrap one that resembles a reference so that it arrives unchanged."""
-    written = {normalize(key): _encode(item) for key, item in value.items()}
-    return {TYPE: "dict", VALUE: written} if written.keys() & _TAKEN else written
+    encoded = {normalize(key): _encode(item) for key, item in value.items()}
+    return {TYPE: "dict", VALUE: encoded} if encoded.keys() & _RESERVED_KEYS else encoded
 
 
 def _encode_reference(instance: models.Model) -> dict[str, Any]:
@@ -134,10 +134,10 @@ def _encode_reference(instance: models.Model) -> dict[str, Any]:
 
 
 def _decode(value: Any) -> Any:
-    kind = type(value)
-    if kind is list:
+    value_type = type(value)
+    if value_type is list:
         return [_decode(item) for item in value]
-    if kind is not dict:
+    if value_type is not dict:
         return value
     # Exact key sets: a user's dict with additional keys is data and not a reference.
     if TYPE in value and value.keys() == {TYPE, VALUE}:
@@ -150,19 +150,19 @@ def _decode(value: Any) -> Any:
 def _decode_typed(name: object, value: Any) -> Any:
     if name == "dict" and isinstance(value, dict):
         return {key: _decode(item) for key, item in value.items()}
-    read = _DECODERS.get(name) if isinstance(name, str) else None
-    if read is None or not isinstance(value, str):
+    read_text = _DECODERS.get(name) if isinstance(name, str) else None
+    if read_text is None or not isinstance(value, str):
         raise InvalidArgument(
             f'expected {{"$type": one of {", ".join(sorted(_DECODERS))}, "value": a string}}, got $type {name!r:.40} '
             f"with {describe_value(value)}; a task that takes such JSON as it is says plain_json=True"
         )
     try:
-        found = read(value)
+        decoded = read_text(value)
     except (ValueError, ArithmeticError):
-        found = None
-    if found is None:
+        decoded = None
+    if decoded is None:
         raise InvalidArgument(f"expected the text of a {name}, got {describe_value(value)}")
-    return found
+    return decoded
 
 
 _DECODERS: dict[str, Callable[[str], Any]] = {
@@ -188,9 +188,9 @@ def _load_instance(label: object, pk: Any, using: object) -> models.Model:
     # A composite primary key arrives as a JSON list; the ORM expects a tuple.
     manager = model._base_manager.using(alias)  # noqa: SLF001  (documented)
     try:
-        found: models.Model = manager.get(pk=tuple(key) if isinstance(key, list) else key)
+        instance: models.Model = manager.get(pk=tuple(key) if isinstance(key, list) else key)
     except ObjectDoesNotExist:
         raise MissingObject(f"{model._meta.label} {HIDDEN if is_on() else key} does not exist any more") from None  # noqa: SLF001
     except (TypeError, ValueError, ValidationError) as error:
         raise InvalidArgument(f"$model {label!r:.80}: no primary key: {describe_value(key)}") from error
-    return found
+    return instance

@@ -97,7 +97,7 @@ class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in D
 
         A task that returns after seeing True is recorded as discarded.
         """
-        return self.control.asked()
+        return self.control.check_cancelled()
 
     @property
     def lock_token(self) -> int | None:
@@ -191,9 +191,9 @@ class FaktoryTask(GenericTask[P, R]):
             raise InvalidTask(f"task {self.module_path}: cron: {error}") from None
         # The jobtype is set before RULES is applied, so that its rule checks the default too.
         object.__setattr__(self, "jobtype", self.jobtype or self.module_path)
-        for option, (is_right, rule) in RULES.items():
+        for option, (is_valid, rule) in RULES.items():
             value = getattr(self, option)
-            if not is_right(value):
+            if not is_valid(value):
                 raise InvalidTask(f"task {self.module_path}: {option}: expected {rule}, got {value!r:.80}")
         if self.limit is not None and self.limit_key is not None and ":" in self.jobtype:
             raise InvalidTask(
@@ -227,8 +227,8 @@ class FaktoryTask(GenericTask[P, R]):
         `about`: the saved object that jobs are found by, or its name `app.model/pk`. Raises TypeError for a `run_after`
         of another type.
         """
-        wanted: dict[str, Any] = {"priority": priority, "queue_name": queue_name, "backend": backend}
-        changes = {key: value for key, value in wanted.items() if value is not None}
+        options: dict[str, Any] = {"priority": priority, "queue_name": queue_name, "backend": backend}
+        changes = {key: value for key, value in options.items() if value is not None}
         if about is not None:
             # The package of models can only be imported once apps are ready; settings import this module before.
             from ..models.related_object import about_of
@@ -279,13 +279,13 @@ class FaktoryTask(GenericTask[P, R]):
         """
         task = self.due(timezone.now())
         # All calls are parsed first: a bad one must not leave the ones before it enqueued.
-        pairs = [_call(position, call) for position, call in enumerate(calls)]
+        arguments = [_parse_call(position, call) for position, call in enumerate(calls)]
         backend = task.get_backend()
         # Backends of other libraries implement Django's interface only.
-        several = getattr(backend, "enqueue_many", None)
-        if several is None:
-            return [backend.enqueue(task, args, kwargs) for args, kwargs in pairs]
-        results: list[TaskResult[P, R]] = several(task, pairs)
+        enqueue_many = getattr(backend, "enqueue_many", None)
+        if enqueue_many is None:
+            return [backend.enqueue(task, args, kwargs) for args, kwargs in arguments]
+        results: list[TaskResult[P, R]] = enqueue_many(task, arguments)
         return results
 
 
@@ -355,37 +355,37 @@ def _register(task: FaktoryTask[..., Any]) -> None:
 
     Copies (by `using` or by unpickling) are the same task. Raises InvalidTask for a second task of the same name.
     """
-    known = _registry.get(task.jobtype)
+    earlier = _registry.get(task.jobtype)
     # A module imported a second time (autoreload, importlib.reload) defines its tasks again; the newest one must win.
-    if known is None or _was_reloaded(known.func, task.func):
+    if earlier is None or _was_reloaded(earlier.func, task.func):
         _registry[task.jobtype] = task
-    elif known.func is not task.func:
+    elif earlier.func is not task.func:
         raise InvalidTask(
-            f"task {task.module_path}: the name {task.jobtype!r} is already taken by {known.module_path}; give one of "
-            "them another name="
+            f"task {task.module_path}: the name {task.jobtype!r} is already taken by {earlier.module_path}; give one "
+            "of them another name="
         )
     # A worker finds one task by name, so two definitions that run differently would be ambiguous.
-    elif _as_run(known) != _as_run(task):
+    elif _worker_options(earlier) != _worker_options(task):
         raise InvalidTask(
             f"task {task.module_path}: already defined with other options (takes_context, backoff, retry_on or "
             "discard_on); a worker finds one task by a name: give one of them another name="
         )
 
 
-def _was_reloaded(known: Callable[..., Any], new: Callable[..., Any]) -> bool:
-    """Return True if `new` is `known` after its module was imported again."""
-    same_path = (known.__module__, known.__qualname__) == (new.__module__, new.__qualname__)
+def _was_reloaded(old: Callable[..., Any], new: Callable[..., Any]) -> bool:
+    """Return True if `new` is `old` after its module was imported again."""
+    same_path = (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)
     # All lambdas of a module share one qualified name, so a lambda cannot be recognized as the same function.
-    return known is not new and same_path and new.__name__ != "<lambda>"
+    return old is not new and same_path and new.__name__ != "<lambda>"
 
 
-def _as_run(task: FaktoryTask[..., Any]) -> tuple[Any, ...]:
+def _worker_options(task: FaktoryTask[..., Any]) -> tuple[Any, ...]:
     """Return the options that a worker reads from the registry; all other options travel with the job."""
-    as_called = task.takes_context, task.atomic, task.plain_json, task.missing, task.timeout
-    return *as_called, task.backoff, task.retry_on, task.discard_on
+    call_options = task.takes_context, task.atomic, task.plain_json, task.missing, task.timeout
+    return *call_options, task.backoff, task.retry_on, task.discard_on
 
 
-def _call(position: int, call: object) -> tuple[list[Any], dict[str, Any]]:
+def _parse_call(position: int, call: object) -> tuple[list[Any], dict[str, Any]]:
     match call:
         case tuple():
             return list(call), {}

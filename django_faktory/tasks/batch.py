@@ -66,7 +66,8 @@ class _ActiveBatch:
 
     def __init__(self, store: Callable[[], BatchStore]) -> None:
         self._get_store = store
-        self._outer: list[Token[_ActiveBatch | None]] = []
+        # A stack, because a RunningBatch may be entered again while it is open.
+        self._tokens: list[Token[_ActiveBatch | None]] = []
 
     def status(self) -> BatchStatus:
         """Return the counters and the progress.
@@ -76,10 +77,10 @@ class _ActiveBatch:
         return self._get_store().batch_status(self.bid)
 
     def _open(self) -> None:
-        self._outer.append(_current.set(self))
+        self._tokens.append(_current.set(self))
 
     def _leave(self) -> None:
-        _current.reset(self._outer.pop())
+        _current.reset(self._tokens.pop())
 
 
 class Batch(_ActiveBatch):
@@ -100,13 +101,13 @@ class Batch(_ActiveBatch):
         success: Task[..., Any] | Callback | None = None,
         complete: Task[..., Any] | Callback | None = None,
     ) -> None:
-        callbacks = [_checked(given) for given in (success, complete) if given is not None]
+        callbacks = [_check_callback(callback) for callback in (success, complete) if callback is not None]
         if not callbacks:
             raise TypeError("Batch: expected success=… or complete=…, or both: a task, or task.callback(…)")
         super().__init__(_backend_of(callbacks[0]).batch_store)
         self.bid = ""
         self.description = description
-        self._success, self._complete = _job_of(success), _job_of(complete)
+        self._success, self._complete = _callback_job(success), _callback_job(complete)
         # Set while the `with` block runs; closing it commits or rolls back.
         self._scope: ExitStack | None = None
 
@@ -125,25 +126,25 @@ class Batch(_ActiveBatch):
     def __enter__(self) -> Self:
         if self.bid:
             raise BatchClosed(self.bid, "its `with` was entered before; add to it from its own jobs, by context.batch")
-        outer = _current.get()
+        parent = _current.get()
         store = self._get_store()
-        _refuse_to_wait(store)
+        _refuse_open_transaction(store)
         # Closes the transaction if new_batch raises; pop_all() hands it to __exit__ otherwise.
         with ExitStack() as scope:
             scope.enter_context(store.atomic())
-            made = NewBatch(
+            batch = NewBatch(
                 description=self.description,
-                parent_bid=outer.bid if outer else "",
+                parent_bid=parent.bid if parent else "",
                 success=self._success,
                 complete=self._complete,
             )
-            self.bid = store.new_batch(made, caller_wid=outer.caller_wid if outer else "")
+            self.bid = store.new_batch(batch, caller_wid=parent.caller_wid if parent else "")
             self._open()
             self._scope = scope.pop_all()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._leave()
         scope, self._scope = self._scope, None
@@ -154,7 +155,7 @@ class Batch(_ActiveBatch):
                 self._get_store().commit_batch(self.bid)
                 batch_committed.send(type(self))
         else:
-            scope.__exit__(kind, error, traceback)
+            scope.__exit__(error_type, error, traceback)
 
 
 class RunningBatch(_ActiveBatch):
@@ -216,10 +217,11 @@ def without_batch() -> Iterator[None]:
 
 def _batch_stores() -> list[Callable[[], BatchStore]]:
     backends = (getattr(backend, "batch_store", None) for backend in task_backends.all())
+    # Without a FaktoryBackend in TASKS, `find` still reads the batches of the configured broker.
     return [store for store in backends if store is not None] or [brokers.get_broker]
 
 
-def _refuse_to_wait(store: BatchStore) -> None:
+def _refuse_open_transaction(store: BatchStore) -> None:
     """Raise FaktoryError inside an open transaction if batches live on a remote server.
 
     The jobs of the transaction go through the outbox, so they would arrive after the batch was committed.
@@ -232,21 +234,21 @@ def _refuse_to_wait(store: BatchStore) -> None:
             )
 
 
-def _checked(given: Task[..., Any] | Callback) -> Callback:
-    callback = given if isinstance(given, Callback) else Callback(given)
-    backend = getattr(callback.task, "get_backend", None)
+def _check_callback(callback: Task[..., Any] | Callback) -> Callback:
+    checked = callback if isinstance(callback, Callback) else Callback(callback)
+    backend = getattr(checked.task, "get_backend", None)
     if backend is None:
-        raise TypeError(f"Batch: expected a task, or task.callback(…), as callback, got {given!r:.80}")
+        raise TypeError(f"Batch: expected a task, or task.callback(…), as callback, got {callback!r:.80}")
     if not hasattr(backend(), "batch_store"):
-        raise TypeError(f"Batch: expected a task of FaktoryBackend as callback, got {callback.task!r:.80}")
-    return callback
+        raise TypeError(f"Batch: expected a task of FaktoryBackend as callback, got {checked.task!r:.80}")
+    return checked
 
 
-def _job_of(given: Task[..., Any] | Callback | None) -> JobPayload | None:
-    if given is None:
+def _callback_job(callback: Task[..., Any] | Callback | None) -> JobPayload | None:
+    if callback is None:
         return None
-    task, args, kwargs = _checked(given)
-    job: JobPayload = _backend_of(_checked(given)).callback_job(task, args, kwargs)
+    checked = _check_callback(callback)
+    job: JobPayload = _backend_of(checked).callback_job(checked.task, checked.args, checked.kwargs)
     return job
 
 

@@ -50,51 +50,51 @@ def definitions() -> Iterator[CronDefinition]:
     Raises InvalidCron with a field that begins with the place of the definition.
     """
     # Raises at the first error, because `sync` must not mark entries as removed when it knows only some of them.
-    for place, found in read():
-        if isinstance(found, InvalidCron):
-            raise InvalidCron(f"{place}: {found.field}", found.problem) from found
-        yield found
+    for place, definition in read_definitions():
+        if isinstance(definition, InvalidCron):
+            raise InvalidCron(f"{place}: {definition.field}", definition.problem) from definition
+        yield definition
 
 
-def read() -> Iterator[tuple[str, CronDefinition | InvalidCron]]:
+def read_definitions() -> Iterator[tuple[str, CronDefinition | InvalidCron]]:
     """Yield the place of each definition with its entry, or with the InvalidCron error.
 
     Lets the system checks report all errors in one run.
     """
-    seen: dict[str, str] = {}
+    places: dict[str, str] = {}
     for place, entry in _entries():
         try:
-            found = entry()
+            definition = entry()
         except InvalidCron as error:
             yield place, error
             continue
         # Rows are keyed by name, so a second definition would overwrite the first on every start.
-        if found.name in seen:
-            problem = f'"{found.name}" is the name of {seen[found.name]} too; give one of them another'
+        if definition.name in places:
+            problem = f'"{definition.name}" is the name of {places[definition.name]} too; give one of them another'
             yield place, InvalidCron("name", problem)
             continue
-        seen[found.name] = place
-        yield place, found
+        places[definition.name] = place
+        yield place, definition
 
 
-def of_task(task: FaktoryTask[..., Any], one: Cron) -> CronDefinition:
+def define_from_task(task: FaktoryTask[..., Any], cron: Cron) -> CronDefinition:
     """Return the entry of one `Cron` of a task. Raises InvalidCron."""
-    args, kwargs = _call_of(task, list(one.args), one.kwargs)
+    args, kwargs = _encode_call(task, list(cron.args), cron.kwargs)
     return CronDefinition(
-        name=_checked_name(one.name or task.jobtype),
-        schedule=one.schedule,
-        zone=one.zone or settings.TIME_ZONE,
+        name=_check_name(cron.name or task.jobtype),
+        schedule=cron.schedule,
+        zone=cron.zone or settings.TIME_ZONE,
         jobtype=task.jobtype,
-        queue=_checked_queue(one.queue),
+        queue=_check_queue(cron.queue),
         args=args,
         kwargs=kwargs,
-        missed=str(one.missed),
-        window_s=one.window,
-        overlap=str(one.overlap),
+        missed=str(cron.missed),
+        window_s=cron.window,
+        overlap=str(cron.overlap),
     )
 
 
-def of_settings(name: object, entry: object) -> CronDefinition:
+def define_from_settings(name: object, entry: object) -> CronDefinition:
     """Return the entry of `FAKTORY["CRON"][name]`. Raises InvalidCron."""
     if not isinstance(entry, Mapping):
         raise InvalidCron(
@@ -105,7 +105,7 @@ def of_settings(name: object, entry: object) -> CronDefinition:
             raise InvalidCron(str(key), f"no such key; known: {', '.join(_KEYS)}")
     if ("task" in entry) == ("jobtype" in entry):
         raise InvalidCron("task or jobtype", 'expected either "task", one of this project, or "jobtype", any worker\'s')
-    return defined(
+    return build_definition(
         name=name,
         schedule=entry.get("schedule"),
         zone=entry.get("zone") or settings.TIME_ZONE,
@@ -119,7 +119,7 @@ def of_settings(name: object, entry: object) -> CronDefinition:
     )
 
 
-def defined(
+def build_definition(
     *,
     name: object,
     schedule: object,
@@ -143,12 +143,12 @@ def defined(
     task = task_of(jobtype) if isinstance(jobtype, str) else None
     if must_be_task and task is None:
         raise InvalidCron("task", f"no task of this project is called {jobtype!r:.120}")
-    rest = CronDefinition(
-        name=_checked_name(name),
+    definition = CronDefinition(
+        name=_check_name(name),
         schedule=str(schedule),
         zone=str(zone),
         jobtype=str(jobtype),
-        queue=_checked_queue(queue),
+        queue=_check_queue(queue),
         missed=str(policies["missed"]),
         window_s=policies["window"],
         overlap=str(policies["overlap"]),
@@ -163,11 +163,11 @@ def defined(
             raise InvalidCron(
                 "args", f"expected a list, and kwargs a dict, got {describe_value(args)} and {describe_value(kwargs)}"
             )
-        positional, named = _call_of(task, list(args), kwargs, is_json=is_json)
-        return rest._replace(args=positional, kwargs=named)
+        positional, named = _encode_call(task, list(args), kwargs, is_json=is_json)
+        return definition._replace(args=positional, kwargs=named)
     if kwargs:
         raise InvalidCron("kwargs", f"only tasks of this project take them, and {jobtype!r:.120} is none that is known")
-    return _of_another_language(rest, jobtype, args, job)
+    return _build_foreign_definition(definition, jobtype, args, job)
 
 
 def decode_member(field: str, text: str) -> Any:
@@ -194,9 +194,9 @@ def enqueue(entry: CronEntry) -> CronJob:
     """
     task = task_of(entry.jobtype)
     if task is None:
-        job = _payload(entry)
-        for refused in filter(None, brokers.get_broker().push([job])):
-            raise refused
+        job = _build_job(entry)
+        for refusal in filter(None, brokers.get_broker().push([job])):
+            raise refusal
         return CronJob(job.jid, job.queue)
     if entry.queue:
         task = task.using(queue_name=entry.queue)
@@ -204,6 +204,7 @@ def enqueue(entry: CronEntry) -> CronJob:
     # Decode the references, because `enqueue` would wrap them as plain dicts.
     if not task.plain_json:
         args, kwargs = decode_call(args, kwargs)
+    # By its own `enqueue`, so that options, middleware and signals apply as to any other job (ADR 0014).
     result = task.enqueue(*args, **kwargs)
     return CronJob(result.id, task.queue_name)
 
@@ -214,22 +215,22 @@ def run_now(entry: CronEntry, *, using: str) -> CronJob:
     Raises FaktoryError if the job cannot be created.
     """
     autodiscover()  # a web process may not have imported all tasks
-    got = runs.run_now(entry.pk, enqueue, using=using)
+    job = runs.run_now(entry.pk, enqueue, using=using)
     # After the commit: a worker that wakes up earlier would not see the job.
-    transaction.on_commit(partial(notifier.announce, using, {got.queue}), using=using)
-    return got
+    transaction.on_commit(partial(notifier.announce, using, {job.queue}), using=using)
+    return job
 
 
 def _entries() -> Iterator[tuple[str, Callable[[], CronDefinition]]]:
     """Yield the place of each definition and a function that parses it."""
     for task in registered():
-        for one in task.cron:
-            yield f"task {task.module_path}: cron", partial(of_task, task, one)
+        for cron in task.cron:
+            yield f"task {task.module_path}: cron", partial(define_from_task, task, cron)
     for name, entry in conf.get("CRON").items():
-        yield f"FAKTORY['CRON'][{name!r:.80}]", partial(of_settings, name, entry)
+        yield f"FAKTORY['CRON'][{name!r:.80}]", partial(define_from_settings, name, entry)
 
 
-def _call_of(
+def _encode_call(
     task: FaktoryTask[..., Any], args: list[Any], kwargs: Mapping[str, Any], *, is_json: bool = False
 ) -> tuple[str, str]:
     """Return the call as JSON.
@@ -240,13 +241,14 @@ def _call_of(
         # bind() finds wrong arguments at start instead of at the first tick.
         # None takes the place of the context, which the worker passes.
         signature(task.func).bind(*([None] if task.takes_context else []), *args, **kwargs)
+        # Arguments that are JSON already, as in the admin, may contain references: encoding would wrap them as dicts.
         positional, named = encode_call(args, kwargs, plain_json=task.plain_json or is_json)
         return encode_json(positional), encode_json(named)
     except (TypeError, ValueError, FaktoryError) as error:
         raise InvalidCron("args", f"{task.jobtype} cannot be called with them: {error}") from error
 
 
-def _of_another_language(rest: CronDefinition, jobtype: Any, args: Any, job: Any) -> CronDefinition:
+def _build_foreign_definition(definition: CronDefinition, jobtype: Any, args: Any, job: Any) -> CronDefinition:
     if not isinstance(args, list | tuple):
         raise InvalidCron("args", f"expected a list, got {describe_value(args)}")
     if not isinstance(job, Mapping):
@@ -262,35 +264,38 @@ def _of_another_language(rest: CronDefinition, jobtype: Any, args: Any, job: Any
             texts[field] = encode_json(normalize(value))
         except (TypeError, ValueError, FaktoryError) as error:
             raise InvalidCron(field, f"JSON cannot hold it: {error}") from error
-    found = rest._replace(args=texts["args"], job=texts["job"])
+    checked = definition._replace(args=texts["args"], job=texts["job"])
     # Build the job once to validate it; the result is discarded.
     try:
-        _payload(CronEntry(**found._asdict()))
+        _build_job(CronEntry(**checked._asdict()))
     except FaktoryError as error:
         raise InvalidCron("job", str(error)) from error
-    return found
+    return checked
 
 
-def _payload(entry: CronEntry) -> JobPayload:
+def _build_job(entry: CronEntry) -> JobPayload:
     """Build the job of an entry for a jobtype that is not ours, validated as in PUSH. Raises InvalidPayload."""
     members = {
+        # A new jid for each tick: a push of a jid that is still stored changes nothing (W10).
         "jid": jsontext.encode(new_jid()),
         "jobtype": jsontext.encode(entry.jobtype),
         "queue": jsontext.encode(queue_name(entry.queue)),
         "args": entry.args,
+        # Last, but it cannot replace the members above: `JOB_MEMBERS` has none of them.
         **jsontext.members(entry.job),
     }
     return parse_job(jsontext.join(members.items()))
 
 
-def _checked_name(name: object) -> str:
+def _check_name(name: object) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
         raise InvalidCron("name", f"expected 1 to {MAX_NAME} printable characters, got {name!r:.80}")
     return name
 
 
-def _checked_queue(name: object) -> str:
+def _check_queue(name: object) -> str:
     try:
+        # "" is kept: it means the queue of the task, which may change, or `default` for other jobtypes.
         return queue_name(name) if name else ""  # type: ignore[arg-type]  # only str matches
     except (FaktoryError, TypeError) as error:
         raise InvalidCron("queue", str(error)) from error

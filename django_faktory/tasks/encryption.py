@@ -20,11 +20,11 @@ from ..errors import CannotDecrypt, CannotEncrypt, InvalidPayload
 if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet
 
-_BEGINNING, _SHORTEST = "gAAAA", 100
+_TOKEN_PREFIX, _MIN_TOKEN_LENGTH = "gAAAA", 100
 """Prefix and minimum length of a Fernet token in base64: version 128 and a time before 2106; at least 73 bytes."""
 
 
-def is_wanted(encrypt: bool | None) -> bool:
+def is_enabled(encrypt: bool | None) -> bool:
     """Return True if jobs of a task with this option are encrypted; None: the project's setting decides."""
     return bool(conf.get("ENCRYPT_ARGUMENTS")) if encrypt is None else encrypt
 
@@ -40,7 +40,7 @@ def encrypt_arguments(
     # The jobtype is encrypted too: a token copied into a job of another task is rejected there.
     text = jsontext.encode([jobtype, args, kwargs])
     jsontext.check_depth(text)
-    envelope = {SEALED: fernet.encrypt(_bytes(text)).decode()}
+    envelope = {SEALED: fernet.encrypt(_encode_text(text)).decode()}
     if with_fingerprint:
         # Fernet tokens of equal texts differ, so the fingerprint is what can be compared.
         envelope[SAME] = _fingerprint(text)
@@ -54,22 +54,22 @@ def is_encrypted(args: Sequence[Any]) -> bool:
 
 def _is_token(value: object) -> bool:
     """Return True for text in the form of a Fernet token. Tasks with `plain_json` may get any other `$encrypted`."""
-    return isinstance(value, str) and value.startswith(_BEGINNING) and len(value) >= _SHORTEST
+    return isinstance(value, str) and value.startswith(_TOKEN_PREFIX) and len(value) >= _MIN_TOKEN_LENGTH
 
 
 def decrypt_arguments(jobtype: str, args: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Decrypt arguments with any of the keys and check the jobtype. Raises CannotDecrypt, InvalidPayload."""
-    found = _decrypt(args[0][SEALED])
+    content = _decrypt(args[0][SEALED])
     # Any of the keys may decrypt a token, so the content proves that it belongs to this jobtype.
-    match found:
-        case [str(own), list(positional), dict(named)] if own == jobtype:
+    match content:
+        case [str(encrypted_for), list(positional), dict(named)] if encrypted_for == jobtype:
             return positional, named
     raise InvalidPayload("args: they were encrypted for another jobtype, or are no arguments")
 
 
 def encrypt_value(value: Any) -> dict[str, str]:
     """Return the encrypted form of a result."""
-    return {SEALED: _fernet(CannotEncrypt).encrypt(_bytes(jsontext.encode(value))).decode()}
+    return {SEALED: _fernet(CannotEncrypt).encrypt(_encode_text(jsontext.encode(value))).decode()}
 
 
 def decrypt_value(value: Any) -> Any:
@@ -129,10 +129,10 @@ def _fingerprint(text: str) -> str:
     It is keyed, so that guesses cannot be verified without the key.
     """
     # The prefix separates this use of the key from Fernet's.
-    key = sha256(b"django_faktory: same arguments\0" + _bytes(str(conf.get("ENCRYPTION_KEYS")[0]))).digest()
+    key = sha256(b"django_faktory: same arguments\0" + _encode_text(str(conf.get("ENCRYPTION_KEYS")[0]))).digest()
     return hmac.new(key, canonical(text).encode(), sha256).hexdigest()
 
 
-def _bytes(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     # JSON allows lone surrogates, which strict UTF-8 rejects.
     return text.encode("utf-8", "surrogatepass")

@@ -26,18 +26,18 @@ class JobBuilder:
 
     def __init__(self, task: FaktoryTask[..., Any], enqueued_at: datetime) -> None:
         self._task = task
-        self._is_encrypted = encryption.is_wanted(task.encrypt)
-        self._form = JobTemplate(
+        self._is_encrypted = encryption.is_enabled(task.encrypt)
+        self._template = JobTemplate(
             jobtype=task.jobtype,
             queue=task.queue_name,
             priority=int(task.priority),
             # The protocol counts retries, Django's option counts all attempts.
-            retry=_setting(task.max_attempts, "MAX_ATTEMPTS") - 1,
+            retry=_option_or_setting(task.max_attempts, "MAX_ATTEMPTS") - 1,
             reserve_for=_reserve_for(task),
             backtrace=task.backtrace,
-            at=_aware(task.run_after),
-            created_at=_aware(enqueued_at),
-            result_ttl=_setting(task.result_ttl, "RESULT_TTL"),
+            at=_make_aware(task.run_after),
+            created_at=_make_aware(enqueued_at),
+            result_ttl=_option_or_setting(task.result_ttl, "RESULT_TTL"),
         )
         batch = batches.current()
         self._caller_wid = batch.caller_wid if batch is not None else ""
@@ -45,7 +45,7 @@ class JobBuilder:
     def job(self, call: Call) -> JobPayload:
         """Build the job of one call. Raises InvalidPayload if no worker could read it, CannotEncrypt without a key."""
         args, kwargs = self._arguments(call.result)
-        job = self._form.job(call.result.id, args, kwargs, call.custom)
+        job = self._template.job(call.result.id, args, kwargs, call.custom)
         jsontext.check_depth(job.text)  # FETCH rejects deeper JSON
         # Only members of a batch need the wid of the pushing job: it proves that the job may add to the batch.
         if self._caller_wid and job.options:
@@ -68,16 +68,16 @@ class JobBuilder:
 
 def _reserve_for(task: FaktoryTask[..., Any]) -> int:
     """Return the reservation in seconds: long enough for the timeout unless the task sets it."""
-    seconds = _setting(task.reserve_for, "RESERVE_FOR")
+    seconds = _option_or_setting(task.reserve_for, "RESERVE_FOR")
     if task.timeout is None or task.reserve_for is not None:
         return seconds
     return max(seconds, ceil(task.timeout) + TIMEOUT_MARGIN_S)
 
 
-def _aware(moment: datetime | None) -> datetime | None:
+def _make_aware(moment: datetime | None) -> datetime | None:
     """Make a time aware: without USE_TZ Django's times are naive and local."""
     return timezone.make_aware(moment) if moment is not None and timezone.is_naive(moment) else moment
 
 
-def _setting(own: int | None, name: str) -> int:
-    return int(conf.get(name)) if own is None else own
+def _option_or_setting(option: int | None, name: str) -> int:
+    return int(conf.get(name)) if option is None else option

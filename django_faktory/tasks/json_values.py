@@ -20,15 +20,15 @@ def normalize(value: Any) -> Any:
 
     Raises TypeError or ValueError for values that JSON cannot represent.
     """
-    kind = type(value)
+    value_type = type(value)
     # Exact types, compared first: they are by far the most common and need no copy.
-    if kind in UNCHANGED:
+    if value_type in UNCHANGED:
         return value
-    if kind is dict:
+    if value_type is dict:
         return {normalize(key): normalize(item) for key, item in value.items()}
-    if kind is list or kind is tuple:
+    if value_type is list or value_type is tuple:
         return [normalize(item) for item in value]
-    return plain(value, normalize)
+    return to_plain(value, normalize)
 
 
 def encode_json(value: Any) -> str:
@@ -38,8 +38,8 @@ def encode_json(value: Any) -> str:
     return text
 
 
-def plain(value: Any, each: Callable[[Any], Any]) -> Any:
-    """Convert a value of a type that is not exactly one of JSON's; `each` converts its items.
+def to_plain(value: Any, convert_item: Callable[[Any], Any]) -> Any:
+    """Convert a value of a type that is not exactly one of JSON's; `convert_item` converts its items.
 
     Raises TypeError or ValueError like `normalize`.
     """
@@ -54,17 +54,18 @@ def plain(value: Any, each: Callable[[Any], Any]) -> Any:
         case float():
             raise ValueError(f"Unsupported value: {value!r}: JSON has no NaN and no Infinity")
         case bytes():
-            return _decoded(value)
+            return _decode_bytes(value)
         case Mapping():
-            return {normalize(key): each(item) for key, item in value.items()}
+            return {normalize(key): convert_item(item) for key, item in value.items()}
+        # The two excluded types are sequences of numbers, so the task would get a list of numbers.
         case Sequence() if not isinstance(value, bytearray | memoryview):
-            return [each(item) for item in value]
+            return [convert_item(item) for item in value]
     raise TypeError(
         f"Unsupported type: {type(value)}: arguments and results of tasks are None, bool, int, float, str, list, dict"
     )
 
 
-def _decoded(value: bytes) -> str:
+def _decode_bytes(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -54,33 +54,31 @@ def set_limit(scope: str, name: str, value: object) -> Limit:
     """Create or change a limit, as an edit in the admin does: it overrides code. Raises InvalidLimit."""
     if scope not in list(Scope):
         raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")
-    return limit_definitions.save_limit(
-        scope, checked_name(scope, name), Allowance.of(value), using=conf.get("DATABASE")
-    )
+    return limit_definitions.save_limit(scope, check_name(scope, name), Allowance.of(value), using=conf.get("DATABASE"))
 
 
 def remove_limit(scope: str, name: str) -> bool:
     """Remove a limit and return whether it existed. A definition in code takes effect again."""
-    found = Limit.objects.using(conf.get("DATABASE")).filter(scope=scope, name=name).first()
-    if found is not None:
-        limit_definitions.remove(found, using=conf.get("DATABASE"))
-    return found is not None
+    limit = Limit.objects.using(conf.get("DATABASE")).filter(scope=scope, name=name).first()
+    if limit is not None:
+        limit_definitions.remove(limit, using=conf.get("DATABASE"))
+    return limit is not None
 
 
-def as_in_code(limit: Limit, *, using: str) -> bool:
+def revert_to_code(limit: Limit, *, using: str) -> bool:
     """Reset an edited limit: the definition in code takes effect at once. Return whether it was edited."""
     if not limit_definitions.revert_edit(limit, using=using):
         return False
     autodiscover()  # a web process may not have imported its tasks
-    for one in read():
+    for definition in read_definitions():
         # Without this the limit would differ from the code until the next `sync`.
-        if isinstance(one, LimitDefinition) and (one.scope, one.name) == (limit.scope, limit.name):
-            limit_definitions.save_limit(*one, using=using, origin=Limit.Origin.CODE)
+        if isinstance(definition, LimitDefinition) and (definition.scope, definition.name) == (limit.scope, limit.name):
+            limit_definitions.save_limit(*definition, using=using, origin=Limit.Origin.CODE)
     return True
 
 
 def _jobtype(task: FaktoryTask[..., Any] | str) -> str:
-    return checked_name(Scope.TASK, task if isinstance(task, str) else task.jobtype)
+    return check_name(Scope.TASK, task if isinstance(task, str) else task.jobtype)
 
 
 def sync(*, using: str) -> None:
@@ -91,15 +89,15 @@ def sync(*, using: str) -> None:
 def definitions() -> Iterator[LimitDefinition]:
     """Yield every limit of the tasks and of the settings; settings override tasks. Raises InvalidLimit."""
     # A dict removes duplicates: settings are read last, so they replace the task's definition.
-    found: dict[tuple[str, str], LimitDefinition] = {}
-    for one in read():
-        if isinstance(one, InvalidDefinition):
-            raise InvalidLimit(f"{one.place}: {one.problem}")
-        found[one.scope, one.name] = one
-    yield from found.values()
+    definitions: dict[tuple[str, str], LimitDefinition] = {}
+    for definition in read_definitions():
+        if isinstance(definition, InvalidDefinition):
+            raise InvalidLimit(f"{definition.place}: {definition.problem}")
+        definitions[definition.scope, definition.name] = definition
+    yield from definitions.values()
 
 
-def read() -> Iterator[LimitDefinition | InvalidDefinition]:
+def read_definitions() -> Iterator[LimitDefinition | InvalidDefinition]:
     """Yield each limit, or the problem with it."""
     # A limit_key limits keys; their kind, the part before the colon, is the jobtype.
     for task in registered():
@@ -111,40 +109,40 @@ def read() -> Iterator[LimitDefinition | InvalidDefinition]:
         message = f'expected a dict such as {{"queues": {{"mail": 5}}}}, got {settings!r:.80}'
         yield InvalidDefinition("LIMITS", message, is_place=True)
         return
-    for place, entries in settings.items():
-        if place not in PLACES and place != "workers":
+    for key, entries in settings.items():
+        if key not in PLACES and key != "workers":
             known = ", ".join(map(repr, [*PLACES, "workers"]))
-            yield InvalidDefinition("LIMITS", f"no such scope: {place!r:.80}; known: {known}", is_place=True)
+            yield InvalidDefinition("LIMITS", f"no such scope: {key!r:.80}; known: {known}", is_place=True)
         elif not isinstance(entries, Mapping):
-            yield InvalidDefinition(f"LIMITS[{place!r}]", f"expected a dict of names and limits, got {entries!r:.80}")
-        elif place == "workers":  # no rows: each worker limits its own FETCHes
-            yield from filter(None, (_of_worker(name, value) for name, value in entries.items()))
+            yield InvalidDefinition(f"LIMITS[{key!r}]", f"expected a dict of names and limits, got {entries!r:.80}")
+        elif key == "workers":  # no rows: each worker limits its own FETCHes
+            yield from filter(None, (_check_worker_limit(name, value) for name, value in entries.items()))
         else:
-            yield from (_entry(place, name, value) for name, value in entries.items())
+            yield from (_read_entry(key, name, value) for name, value in entries.items())
 
 
-def _of_worker(name: object, value: object) -> InvalidDefinition | None:
-    where = f"LIMITS['workers'][{name!r:.80}]"
+def _check_worker_limit(name: object, value: object) -> InvalidDefinition | None:
+    place = f"LIMITS['workers'][{name!r:.80}]"
     try:
-        checked_name(Scope.QUEUE, name)
-        allowed = Allowance.of(value)
+        check_name(Scope.QUEUE, name)
+        allowance = Allowance.of(value)
     except InvalidLimit as error:
-        return InvalidDefinition(where, str(error))
+        return InvalidDefinition(place, str(error))
     # A worker caps its concurrent jobs by itself; a rate needs the shared rows of the database.
-    if isinstance(value, int) and allowed.concurrency == value:
+    if isinstance(value, int) and allowance.concurrency == value:
         return None
-    return InvalidDefinition(where, f"expected a whole number of jobs at a time, got {value!r:.80}")
+    return InvalidDefinition(place, f"expected a whole number of jobs at a time, got {value!r:.80}")
 
 
-def _entry(place: str, name: object, value: object) -> LimitDefinition | InvalidDefinition:
-    where = f"LIMITS[{place!r}][{name!r:.80}]"
+def _read_entry(key: str, name: object, value: object) -> LimitDefinition | InvalidDefinition:
+    place = f"LIMITS[{key!r}][{name!r:.80}]"
     try:
-        return LimitDefinition(PLACES[place], checked_name(PLACES[place], name), Allowance.of(value))
+        return LimitDefinition(PLACES[key], check_name(PLACES[key], name), Allowance.of(value))
     except InvalidLimit as error:
-        return InvalidDefinition(where, str(error))
+        return InvalidDefinition(place, str(error))
 
 
-def checked_name(scope: str, name: object) -> str:
+def check_name(scope: str, name: object) -> str:
     """Return the name if a limit of this scope may have it. Raises InvalidLimit."""
     try:
         if scope == Scope.QUEUE and isinstance(name, str) and name:

@@ -60,6 +60,7 @@ class Language(Middleware):
     @contextmanager
     def enqueue(self, calls: Sequence[Call]) -> Iterator[None]:
         """Store the active language."""
+        # None while translations are deactivated.
         language = translation.get_language()
         for call in calls:
             if language:
@@ -100,9 +101,9 @@ class Trace(Middleware):
     @contextmanager
     def enqueue(self, calls: Sequence[Call]) -> Iterator[None]:
         """Store the ids of the current request."""
-        known = tracing.known()
+        context = tracing.current_context()
         for call in calls:
-            for name, value in known.items():
+            for name, value in context.items():
                 # setdefault: values that are already set, for example by another middleware, take precedence.
                 call.custom.setdefault(name, value)
         yield
@@ -110,20 +111,20 @@ class Trace(Middleware):
     @contextmanager
     def run(self, call: Call) -> Iterator[None]:
         """Restore the stored ids, and clear those of any other request."""
-        with tracing.known_as(call.custom):
+        with tracing.use_context(call.custom):
             yield
 
 
-def configured() -> tuple[Middleware, ...]:
+def get_middleware() -> tuple[Middleware, ...]:
     """Return the instances of MIDDLEWARE, outermost first. Raises ImportError or TypeError for an invalid entry."""
-    return _made(tuple(conf.get("MIDDLEWARE")))
+    return _instantiate_all(tuple(conf.get("MIDDLEWARE")))
 
 
 def enqueue(calls: Sequence[Call], push: Callable[[], None]) -> None:
     """Push inside the `enqueue` of all middleware."""
     with ExitStack() as stack:
-        for one in configured():
-            stack.enter_context(one.enqueue(calls))
+        for instance in get_middleware():
+            stack.enter_context(instance.enqueue(calls))
         push()
         return
     # Reached only if a context manager suppressed the error of the push.
@@ -133,36 +134,37 @@ def enqueue(calls: Sequence[Call], push: Callable[[], None]) -> None:
 def run(call: Call, function: Callable[[], Any]) -> Any:
     """Call the function inside the `run` of all middleware. Return None if a middleware suppresses an error."""
     with ExitStack() as stack:
-        for one in configured():
-            stack.enter_context(one.run(call))
+        for instance in get_middleware():
+            stack.enter_context(instance.run(call))
         return function()
+    # A middleware suppressed the error: the attempt is a success without a result (docs/middleware.md).
     return None
 
 
 async def arun(call: Call, function: Callable[[], Awaitable[Any]]) -> Any:
     """Await the function inside the `arun` of all middleware; see `run`."""
     async with AsyncExitStack() as stack:
-        for one in configured():
-            await stack.enter_async_context(one.arun(call))
+        for instance in get_middleware():
+            await stack.enter_async_context(instance.arun(call))
         return await function()
     return None
 
 
 # Cached by paths, so that a changed setting (override_settings in tests) takes effect.
 @lru_cache(maxsize=32)
-def _made(paths: tuple[str, ...]) -> tuple[Middleware, ...]:
-    return tuple(made(path) for path in paths)
+def _instantiate_all(paths: tuple[str, ...]) -> tuple[Middleware, ...]:
+    return tuple(instantiate(path) for path in paths)
 
 
-def made(path: str) -> Middleware:
+def instantiate(path: str) -> Middleware:
     """Instantiate the middleware at this dotted path. Raises ImportError or TypeError."""
-    found = import_string(path)
-    if not (isinstance(found, type) and issubclass(found, Middleware)):
+    middleware_class = import_string(path)
+    if not (isinstance(middleware_class, type) and issubclass(middleware_class, Middleware)):
         raise TypeError(
             f"FAKTORY['MIDDLEWARE']: {path}: expected a subclass of django_faktory.tasks.middleware.Middleware, "
-            f"got {found!r}"
+            f"got {middleware_class!r}"
         )
-    return found()
+    return middleware_class()
 
 
 def _zone(name: object) -> ZoneInfo | None:

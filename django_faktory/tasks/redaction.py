@@ -34,7 +34,7 @@ def is_on() -> bool:
 def shown(jobtype: str, arguments: Any) -> Any:
     """Return the visible part of arguments, in JSON types: of a list of positional or a dict of keyword arguments."""
     # Through JSON, so that the project's function receives the same types from every caller.
-    return jsontext.decode(_shown(jobtype, jsontext.encode(arguments))) if is_on() else arguments
+    return jsontext.decode(_redact(jobtype, jsontext.encode(arguments))) if is_on() else arguments
 
 
 def shown_job(jobtype: str, text: str) -> str:
@@ -42,15 +42,15 @@ def shown_job(jobtype: str, text: str) -> str:
     if not is_on():
         return text
     try:
-        found = jsontext.last_members(text)
-        if "args" in found:
-            found["args"] = _shown(jobtype, found["args"])
-        if found.get("custom", "").startswith("{"):
-            custom = jsontext.last_members(found["custom"])
+        members = jsontext.last_members(text)
+        if "args" in members:
+            members["args"] = _redact(jobtype, members["args"])
+        if members.get("custom", "").startswith("{"):
+            custom = jsontext.last_members(members["custom"])
             if "kwargs" in custom:
-                custom["kwargs"] = _shown(jobtype, custom["kwargs"])
-                found["custom"] = jsontext.join(custom.items())
-        return jsontext.join(found.items())
+                custom["kwargs"] = _redact(jobtype, custom["kwargs"])
+                members["custom"] = jsontext.join(custom.items())
+        return jsontext.join(members.items())
     except FaktoryError:  # a row that was edited by hand
         return jsontext.encode(HIDDEN)
 
@@ -68,11 +68,11 @@ def is_redacted(jobtype: str, text: str) -> bool:
 
 def query_of(text: str) -> Query:
     """Parse a user's query. Raises InvalidQuery, also for a query that would reveal redacted arguments."""
-    found = parse_query(text)
+    query = parse_query(text)
     # Matches of guessed texts would reveal an argument letter by letter.
-    if found.searches and is_on():
+    if query.searches and is_on():
         raise InvalidQuery("args, text: expected a query that looks into no arguments: FAKTORY['REDACT'] hides them")
-    return found
+    return query
 
 
 def describe_value(value: object) -> str:
@@ -80,16 +80,16 @@ def describe_value(value: object) -> str:
     return HIDDEN if is_on() else f"{value!r:.80}"
 
 
-def _shown(jobtype: str, text: str) -> str:
+def _redact(jobtype: str, text: str) -> str:
     path = conf.get("REDACT")
     try:
         hook = import_string(path) if isinstance(path, str) else path
-        found = jsontext.encode(hook(jobtype, jsontext.decode(text)))
+        redacted = jsontext.encode(hook(jobtype, jsontext.decode(text)))
         # The result is the project's: deeper JSON would fail later, where the page is rendered.
-        jsontext.check_depth(found)
+        jsontext.check_depth(redacted)
     except Exception as error:  # noqa: BLE001  (anybody's code; its message may quote what it was given)
         if str(path) not in _failed:
             _failed.add(str(path))
             logger.error("REDACT failed, arguments are hidden path=%s jobtype=%s error=%s", path, jobtype, type(error))  # noqa: TRY400
         return jsontext.encode(HIDDEN)
-    return found
+    return redacted

@@ -27,9 +27,12 @@ def _problem_with_function(func: FunctionType) -> str:
         )
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
         return "expected a function that returns, got a generator: its body would never run; collect what it yields"
-    first = next(iter(func.__code__.co_varnames[: func.__code__.co_argcount]), "")
-    if "." in func.__qualname__ and "<locals>" not in func.__qualname__ and first in ("self", "cls"):
-        return f"expected a function, got a method: a job has no {first}; move it out of its class and pass an id"
+    first_parameter = next(iter(func.__code__.co_varnames[: func.__code__.co_argcount]), "")
+    if "." in func.__qualname__ and "<locals>" not in func.__qualname__ and first_parameter in ("self", "cls"):
+        return (
+            f"expected a function, got a method: a job has no {first_parameter}; move it out of its class and pass an "
+            "id"
+        )
     return ""
 
 
@@ -48,6 +51,6 @@ def remedy_for(message: str, *, alias: str, queues: Collection[str]) -> str:
     if "aware" in message:
         return " Give it a timedelta, or timezone.now() + timedelta(…) of django.utils."
     if message.startswith("Queue "):
-        known = ", ".join(sorted(map(str, queues)))
-        return f" TASKS[{alias!r}]['QUEUES'] has {known}: add it there, or let it be [] to allow any."
+        names = ", ".join(sorted(map(str, queues)))
+        return f" TASKS[{alias!r}]['QUEUES'] has {names}: add it there, or let it be [] to allow any."
     return ""

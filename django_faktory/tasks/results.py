@@ -1,4 +1,4 @@
-"""Converts jobs, stored or running, to Django's TaskResult: `result_of` and `running`.
+"""Converts jobs, stored or running, to Django's TaskResult: `result_of` and `running_result`.
 
 Reads rows it receives and imports no model, because backends are built while apps are loading. Statuses:
 `docs/tasks.md`.
@@ -83,8 +83,8 @@ class ParsedCall(msgspec.Struct):
     @property
     def bid(self) -> str:
         """The batch that it is a member or callback of; "" for none."""
-        found = self.custom and (self.custom.bid or self.custom.callback_of)
-        return found if isinstance(found, str) else ""
+        bid = self.custom and (self.custom.bid or self.custom.callback_of)
+        return bid if isinstance(bid, str) else ""
 
 
 class Attempt(msgspec.Struct):
@@ -113,15 +113,15 @@ class _LatestFailure(msgspec.Struct):
     retry_count: int = 0
 
 
-_calls = msgspec.json.Decoder(ParsedCall)
-_histories = msgspec.json.Decoder(list[Attempt])
-_failures = msgspec.json.Decoder(_LatestFailure)
+_call_decoder = msgspec.json.Decoder(ParsedCall)
+_history_decoder = msgspec.json.Decoder(list[Attempt])
+_failure_decoder = msgspec.json.Decoder(_LatestFailure)
 
 
 def call_of(text: str) -> ParsedCall:
     """Parse a job's JSON. Raises InvalidPayload if it is not a job."""
     try:
-        return _calls.decode(text)
+        return _call_decoder.decode(text)
     except msgspec.MsgspecError:
         # JSON allows lone surrogates and numbers beyond a float, which msgspec rejects. For invalid JSON this raises a
         # message that names the error.
@@ -149,7 +149,7 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
         """Return a repr without errors, with redacted arguments if the project redacts them."""
         jobtype = getattr(self.task, "jobtype", self.task.module_path)
         args, kwargs = redaction.shown(jobtype, self.args), redaction.shown(jobtype, self.kwargs)
-        if encryption.is_wanted(getattr(self.task, "encrypt", False)):
+        if encryption.is_enabled(getattr(self.task, "encrypt", False)):
             args = kwargs = redaction.HIDDEN
         return f"JobResult(id={self.id!r}, task={jobtype!r}, status={self.status!s}, args={args!r}, kwargs={kwargs!r})"
 
@@ -164,19 +164,19 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
     """Return the result of a stored job. Raises InvalidPayload if its JSON is not a valid job."""
     call = call_of(job.payload)
     runs = runs_of(job.history)
-    history = _failed(runs)
+    history = _failed_runs(runs)
     status = STATUSES[State(job.state)]
     wids = [attempt.wid for attempt in history]
     if job.wid and job.state in (State.WORKING, State.SUCCEEDED):  # in other states the last attempt is in the history
         wids.append(job.wid)
     result: JobResult[..., Any] = JobResult(
-        task=_as_enqueued(task, job, call, backend),
+        task=_restore_options(task, job, call, backend),
         id=job.jid,
         status=status,
-        enqueued_at=_instant(call.created_at) or job.created_at,
+        enqueued_at=_parse_instant_or_none(call.created_at) or job.created_at,
         started_at=_first_start(runs) or job.started_at,
         finished_at=job.finished_at if status in (TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL) else None,
-        last_attempted_at=job.started_at or (_instant(runs[-1].failed_at) if runs else None),
+        last_attempted_at=job.started_at or (_parse_instant_or_none(runs[-1].failed_at) if runs else None),
         args=call.args,
         kwargs=call.kwargs,
         backend=backend,
@@ -190,20 +190,20 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
     return result
 
 
-def running(
+def running_result(
     reservation: Reservation, task: FaktoryTask[..., Any], call: ParsedCall, *, failures: int
 ) -> TaskResult[..., Any]:
     """Return the result of a job that starts now; `failures` counts failures before this attempt."""
     runs = runs_of(reservation.history) if reservation.history else []
-    history = _failed(runs) if runs else []
+    history = _failed_runs(runs) if runs else []
     # A remote Faktory server reports how often a job failed, not on which worker; and histories have a maximum length.
     # Django derives the attempt from the number of worker ids, so unknown ones are filled in.
-    unknown = [""] * (failures - len(history))
+    unknown_wids = [""] * (failures - len(history))
     return JobResult(
         task=task,
         id=reservation.jid,
         status=TaskResultStatus.RUNNING,
-        enqueued_at=_instant(call.created_at) or reservation.created_at,
+        enqueued_at=_parse_instant_or_none(call.created_at) or reservation.created_at,
         started_at=(_first_start(runs) if runs else None) or reservation.started_at,
         finished_at=None,
         last_attempted_at=reservation.started_at,
@@ -211,27 +211,27 @@ def running(
         kwargs=call.kwargs,
         backend=task.backend,
         errors=[task_error(attempt) for attempt in history],
-        worker_ids=[*unknown, *(attempt.wid for attempt in history), reservation.wid],
+        worker_ids=[*unknown_wids, *(attempt.wid for attempt in history), reservation.wid],
     )
 
 
 def runs_of(history: str) -> list[Attempt]:
     """Return the failed and the interrupted runs of a history, oldest first; none if it cannot be parsed."""
     try:
-        return _histories.decode(history) if history else []
+        return _history_decoder.decode(history) if history else []
     except msgspec.MsgspecError:
         return []
 
 
 def attempts_of(history: str) -> list[Attempt]:
     """Return the failed runs of a history, without interrupted ones; none if it cannot be parsed."""
-    return _failed(runs_of(history))
+    return _failed_runs(runs_of(history))
 
 
 def failures_of(failure: str) -> int:
     """Return how often a job has failed, from its latest failure: `retry_count` counts from 0."""
     try:
-        return _failures.decode(failure).retry_count + 1 if failure else 0
+        return _failure_decoder.decode(failure).retry_count + 1 if failure else 0
     except msgspec.MsgspecError:
         return 0
 
@@ -243,15 +243,15 @@ def task_error(attempt: Attempt) -> TaskError:
     if attempt.message not in trace or not trace:
         trace = f"{attempt.errtype}: {attempt.message}\n{trace}".rstrip("\n")
     # Errors of the broker itself ("ReservationExpired") have no module on the wire.
-    is_ours = "." not in attempt.errtype and hasattr(errors, attempt.errtype)
-    path = f"{errors.__name__}.{attempt.errtype}" if is_ours else attempt.errtype
+    is_own = "." not in attempt.errtype and hasattr(errors, attempt.errtype)
+    path = f"{errors.__name__}.{attempt.errtype}" if is_own else attempt.errtype
     return TaskError(exception_class_path=path, traceback=f"{trace}\n")
 
 
-def _as_enqueued(task: FaktoryTask[..., Any], job: Job, call: ParsedCall, backend: str) -> FaktoryTask[..., Any]:
+def _restore_options(task: FaktoryTask[..., Any], job: Job, call: ParsedCall, backend: str) -> FaktoryTask[..., Any]:
     """Return the task with the options that `using` set for this job; unchanged if the backend rejects them."""
     changes: dict[str, Any] = {"priority": job.priority, "queue_name": job.queue, "backend": backend}
-    changes |= {"run_after": _instant(call.at), "about": job.about or ""}
+    changes |= {"run_after": _parse_instant_or_none(call.at), "about": job.about or ""}
     try:
         return replace(task, **changes)
     # The queue may have been removed from the settings since the job was enqueued.
@@ -259,16 +259,16 @@ def _as_enqueued(task: FaktoryTask[..., Any], job: Job, call: ParsedCall, backen
         return task
 
 
-def _failed(runs: list[Attempt]) -> list[Attempt]:
+def _failed_runs(runs: list[Attempt]) -> list[Attempt]:
     return [run for run in runs if not run.is_interruption]
 
 
 def _first_start(history: list[Attempt]) -> datetime | None:
     """Return when the first run started, by a history; None if the history does not say."""
-    return _instant(history[0].started_at) if history else None
+    return _parse_instant_or_none(history[0].started_at) if history else None
 
 
-def _instant(text: str | None) -> datetime | None:
+def _parse_instant_or_none(text: str | None) -> datetime | None:
     try:
         return parse_instant("at", text) if text else None
     except InvalidPayload:

@@ -30,20 +30,22 @@ _VARIABLES: dict[str, tuple[ContextVar[str], re.Pattern[str]]] = {
 View = Callable[[HttpRequest], Any]
 
 
-def known() -> dict[str, str]:
+def current_context() -> dict[str, str]:
     """Return the known values by name; unknown ones are left out."""
-    return {name: found for name, (variable, _) in _VARIABLES.items() if (found := variable.get())}
+    return {name: value for name, (variable, _) in _VARIABLES.items() if (value := variable.get())}
 
 
 @contextmanager
-def known_as(values: Mapping[str, Any]) -> Iterator[None]:
+def use_context(values: Mapping[str, Any]) -> Iterator[None]:
     """Set the context to these values inside the block, and clear missing ones. Malformed values count as missing."""
     tokens = [
-        (variable, variable.set(_in_form(values.get(name), form))) for name, (variable, form) in _VARIABLES.items()
+        (variable, variable.set(_match_or_empty(values.get(name), form)))
+        for name, (variable, form) in _VARIABLES.items()
     ]
     try:
         yield
     finally:
+        # A worker's thread runs job after job, and must not keep the ids of the last one.
         for variable, token in tokens:
             variable.reset(token)
 
@@ -52,12 +54,12 @@ def request_context(get_response: View) -> View:
     """Django middleware that reads the `traceparent` and `X-Request-ID` headers, and generates a missing id."""
 
     async def around_async(request: HttpRequest) -> HttpResponseBase:
-        with known_as(_read_headers(request)):
-            answered: Awaitable[HttpResponseBase] = get_response(request)
-            return await answered
+        with use_context(_read_headers(request)):
+            response: Awaitable[HttpResponseBase] = get_response(request)
+            return await response
 
     def around(request: HttpRequest) -> HttpResponseBase:
-        with known_as(_read_headers(request)):
+        with use_context(_read_headers(request)):
             response: HttpResponseBase = get_response(request)
             return response
 
@@ -71,9 +73,9 @@ request_context.async_capable = True  # type: ignore[attr-defined]
 
 def _read_headers(request: HttpRequest) -> dict[str, str]:
     # The header is the client's: a value of another form could forge log lines.
-    given = _in_form(request.headers.get("X-Request-ID"), _VARIABLES["request_id"][1])
-    return {"traceparent": request.headers.get("traceparent", ""), "request_id": given or secrets.token_hex(16)}
+    request_id = _match_or_empty(request.headers.get("X-Request-ID"), _VARIABLES["request_id"][1])
+    return {"traceparent": request.headers.get("traceparent", ""), "request_id": request_id or secrets.token_hex(16)}
 
 
-def _in_form(value: object, form: re.Pattern[str]) -> str:
+def _match_or_empty(value: object, form: re.Pattern[str]) -> str:
     return value if isinstance(value, str) and form.fullmatch(value) else ""

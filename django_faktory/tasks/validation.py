@@ -14,9 +14,10 @@ from ..core.payloads import FUNCTION, MAX_BACKTRACE_LINES, MAX_NAME, MAX_RESERVE
 TIMEOUT_MARGIN_S = 30
 """Least seconds by which a reservation exceeds the timeout: the worker must report before the broker reclaims the job.
 """
+# The reservation has to cover the timeout, and the protocol reserves a day at most (W9).
 LONGEST_TIMEOUT_S = MAX_RESERVE_FOR - TIMEOUT_MARGIN_S
 
-_LARGEST = 2**31 - 1
+_MAX_INTEGER = 2**31 - 1
 
 
 _OPTIONS_ELSEWHERE = {
@@ -52,8 +53,10 @@ _CALLS_ELSEWHERE = {
 def suggest_option(name: str, known: Iterable[str]) -> str:
     """Return a hint at a similar option, as the end of an error message; "" if none is similar."""
     # Names of other libraries first: a similar spelling is a worse guess than a known meaning.
-    near = [_OPTIONS_ELSEWHERE[name]] if name in _OPTIONS_ELSEWHERE else get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    suggestions = (
+        [_OPTIONS_ELSEWHERE[name]] if name in _OPTIONS_ELSEWHERE else get_close_matches(name, list(known), n=1)
+    )
+    return f"; did you mean {suggestions[0]!r}?" if suggestions else ""
 
 
 def suggest_method(name: str) -> str:
@@ -70,11 +73,11 @@ def classes_of(value: Any) -> Any:
 
 def _are_exceptions(value: Any) -> bool:
     return isinstance(value, tuple) and all(
-        isinstance(kind, type) and issubclass(kind, BaseException) for kind in value
+        isinstance(item, type) and issubclass(item, BaseException) for item in value
     )
 
 
-def _whole(value: Any, low: int, high: int) -> bool:
+def _is_whole(value: Any, low: int, high: int) -> bool:
     # bool is a subclass of int: True would otherwise count as 1.
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
@@ -83,7 +86,7 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
 
 
-def _are_seconds(value: Any) -> bool:
+def _is_duration(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
@@ -97,8 +100,8 @@ def _is_limit(value: Any) -> bool:
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "jobtype": (_is_name, f"a name of 1 to {MAX_NAME} printable characters"),
     "max_attempts": (
-        lambda value: value is None or _whole(value, 1, _LARGEST),
-        f"a whole number from 1 (never retried) to {_LARGEST}",
+        lambda value: value is None or _is_whole(value, 1, _MAX_INTEGER),
+        f"a whole number from 1 (never retried) to {_MAX_INTEGER}",
     ),
     "backoff": (
         lambda value: value is None or (callable(value) and not iscoroutinefunction(value)),
@@ -107,22 +110,23 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "retry_on": (lambda value: value is None or _are_exceptions(value), "an exception class, or a list of them"),
     "discard_on": (_are_exceptions, "an exception class, or a list of them"),
     "reserve_for": (
-        lambda value: value is None or _whole(value, MIN_RESERVE_FOR, MAX_RESERVE_FOR),
+        lambda value: value is None or _is_whole(value, MIN_RESERVE_FOR, MAX_RESERVE_FOR),
         f"whole seconds from {MIN_RESERVE_FOR} to {MAX_RESERVE_FOR}",
     ),
     "result_ttl": (
-        lambda value: value is None or _whole(value, 0, _LARGEST),
-        f"whole seconds from 0 to {_LARGEST}",
+        lambda value: value is None or _is_whole(value, 0, _MAX_INTEGER),
+        f"whole seconds from 0 to {_MAX_INTEGER}",
     ),
     "atomic": (lambda value: isinstance(value, bool), "True or False"),
     "backtrace": (
-        lambda value: _whole(value, -1, MAX_BACKTRACE_LINES),
+        lambda value: _is_whole(value, -1, MAX_BACKTRACE_LINES),
         f"a whole number from -1 (none) to {MAX_BACKTRACE_LINES}",
     ),
-    "unique_for": (lambda value: value is None or _are_seconds(value), "a number of seconds above 0"),
+    "unique_for": (lambda value: value is None or _is_duration(value), "a number of seconds above 0"),
     "unique_until": (lambda value: value in ("success", "start"), '"success" or "start"'),
-    "expires_in": (lambda value: value is None or _are_seconds(value), "a number of seconds above 0"),
+    "expires_in": (lambda value: value is None or _is_duration(value), "a number of seconds above 0"),
     "lock": (
+        # `is`, not `==`: 1 equals True, and is no key.
         lambda value: value is None or value is True or callable(value) or (isinstance(value, str) and value != ""),
         "a key, True, or a function of the arguments that returns one of these or None",
     ),
@@ -140,7 +144,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "the name of a function: 1 to 100 letters, digits and _ . - { }",
     ),
     "timeout": (
-        lambda value: value is None or (_are_seconds(value) and value <= LONGEST_TIMEOUT_S),
+        lambda value: value is None or (_is_duration(value) and value <= LONGEST_TIMEOUT_S),
         f"seconds above 0, at most {LONGEST_TIMEOUT_S}",
     ),
 }

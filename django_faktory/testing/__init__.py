@@ -29,7 +29,7 @@ __all__ = [
     "made_batches",
 ]
 
-_PLACES = {
+_NAMES_BY_MODULE = {
     "assertions": ("EnqueuedJob", "MadeBatch", "assert_enqueued", "assert_enqueues", "enqueued_jobs", "made_batches"),
     "draining": ("JobFailed", "Ran", "drain"),
     "inlining": ("inline",),
@@ -39,7 +39,7 @@ _PLACES = {
 
 def __getattr__(name: str) -> Any:
     # Loaded lazily: these modules import models, and the settings' backends in this package are built while apps load.
-    for module, names in _PLACES.items():
+    for module, names in _NAMES_BY_MODULE.items():
         if name in names:
             return getattr(import_module(f".{module}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

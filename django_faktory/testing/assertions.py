@@ -20,6 +20,7 @@ from ..tasks.compat import Task, task_backends
 from ..tasks.results import call_of
 from .backends import DummyBackend, ImmediateBackend
 
+# A blocked job waits for a lock or a limit; for its producer it is enqueued like any other (ADR 0015).
 _WAITING = (State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.RETRIES)
 
 
@@ -60,7 +61,7 @@ def enqueued_jobs(task: Task[..., Any] | None = None, queue: str | None = None) 
     jobtype = None if task is None else _jobtype(task)
     return [
         job
-        for job in [*_stored(), *_in_memory()]
+        for job in [*_jobs_in_database(), *_jobs_in_memory()]
         if (jobtype is None or job.jobtype == jobtype) and (queue is None or job.queue == queue)
     ]
 
@@ -74,13 +75,13 @@ def made_batches() -> list[MadeBatch]:
     return [
         MadeBatch(
             bid=bid,
-            parent_bid=made.parent_bid,
-            description=made.description,
-            complete=_callback(made.complete),
-            success=_callback(made.success),
+            parent_bid=definition.parent_bid,
+            description=definition.description,
+            complete=_make_callback_job(definition.complete),
+            success=_make_callback_job(definition.success),
             jobs=members.get(bid, []),
         )
-        for bid, made in [*_stored_batches(), *_batches_in_memory()]
+        for bid, definition in [*_batches_in_database(), *_batches_in_memory()]
     ]
 
 
@@ -96,7 +97,7 @@ def assert_enqueued(
 
     `args` and `kwargs` must equal all arguments of the enqueue; an omitted one matches any.
     """
-    return _checked(enqueued_jobs(), task, args=args, kwargs=kwargs, queue=queue, count=count)
+    return _match_or_fail(enqueued_jobs(), task, args=args, kwargs=kwargs, queue=queue, count=count)
 
 
 @contextmanager
@@ -110,15 +111,15 @@ def assert_enqueues(
 ) -> Iterator[list[EnqueuedJob]]:
     """Apply `assert_enqueued` to jobs enqueued inside the block; yield a list that contains them afterwards."""
     # By jid, not by position: jobs that waited before may run inside the block.
-    before = {job.jid for job in enqueued_jobs()}
-    found: list[EnqueuedJob] = []
-    yield found
-    new = [job for job in enqueued_jobs() if job.jid not in before]
+    jids_before = {job.jid for job in enqueued_jobs()}
+    matching: list[EnqueuedJob] = []
+    yield matching
+    new_jobs = [job for job in enqueued_jobs() if job.jid not in jids_before]
     # The list was yielded already, so it is extended in place.
-    found += _checked(new, task, args=args, kwargs=kwargs, queue=queue, count=count)
+    matching += _match_or_fail(new_jobs, task, args=args, kwargs=kwargs, queue=queue, count=count)
 
 
-def _checked(
+def _match_or_fail(
     jobs: Sequence[EnqueuedJob],
     task: Task[..., Any],
     *,
@@ -130,23 +131,24 @@ def _checked(
     jobtype = _jobtype(task)
     plain = isinstance(task, FaktoryTask) and task.plain_json
     # Encoded like the job's own arguments: a test may pass model instances, dates and tuples.
-    wanted_args, wanted_kwargs = encode_call(args or (), kwargs or {}, plain_json=plain)
-    found = [
+    encoded_args, encoded_kwargs = encode_call(args or (), kwargs or {}, plain_json=plain)
+    matching = [
         job
         for job in jobs
         if job.jobtype == jobtype
-        and (args is None or job.args == wanted_args)
-        and (kwargs is None or job.kwargs == wanted_kwargs)
+        and (args is None or job.args == encoded_args)
+        and (kwargs is None or job.kwargs == encoded_kwargs)
         and (queue is None or job.queue == queue)
     ]
-    if len(found) == count or (count is None and found):
-        return found
-    how_many = "at least one job" if count is None else f"{count} job{'' if count == 1 else 's'}"
-    limits = {"args": args, "kwargs": kwargs, "queue": queue}
-    conditions = ", ".join(f"{name}={value!r}" for name, value in limits.items() if value is not None)
+    if len(matching) == count or (count is None and matching):
+        return matching
+    expected = "at least one job" if count is None else f"{count} job{'' if count == 1 else 's'}"
+    filters = {"args": args, "kwargs": kwargs, "queue": queue}
+    conditions = ", ".join(f"{name}={value!r}" for name, value in filters.items() if value is not None)
+    # All waiting jobs: one of them may differ in a single argument.
     waiting = "".join(f"\n  {job}" for job in jobs) or " nothing"
     raise AssertionError(
-        f"expected {how_many} of {jobtype}{f' with {conditions}' if conditions else ''}, got {len(found)}; "
+        f"expected {expected} of {jobtype}{f' with {conditions}' if conditions else ''}, got {len(matching)}; "
         f"waiting jobs:{waiting}"
     )
 
@@ -159,10 +161,11 @@ def _jobtype(task: Task[..., Any]) -> str:
     raise TypeError(f"expected a task, the function with @task, got {task!r:.80}")
 
 
-def _stored() -> Iterator[EnqueuedJob]:
+def _jobs_in_database() -> Iterator[EnqueuedJob]:
     if not _uses_database():
         return
     for job in Job.objects.using(conf.get("DATABASE")).in_state(*_WAITING).order_by("pk"):
+        # A test compares plain values, those of tasks with encrypted arguments too.
         call = call_of(job.payload).decrypt_arguments()
         yield EnqueuedJob(
             jid=job.jid,
@@ -176,8 +179,9 @@ def _stored() -> Iterator[EnqueuedJob]:
         )
 
 
-def _in_memory() -> Iterator[EnqueuedJob]:
+def _jobs_in_memory() -> Iterator[EnqueuedJob]:
     for backend in task_backends.all():
+        # An ImmediateBackend keeps no jobs: it runs them in enqueue.
         if not isinstance(backend, DummyBackend):
             continue
         for result in backend.results:
@@ -202,25 +206,25 @@ def _uses_database() -> bool:
     return True
 
 
-def _stored_batches() -> Iterator[tuple[str, NewBatch]]:
+def _batches_in_database() -> Iterator[tuple[str, NewBatch]]:
     rows = Batch.objects.using(conf.get("DATABASE")).order_by("pk") if _uses_database() else ()
     for row in rows:
-        made = NewBatch(
+        definition = NewBatch(
             description=row.description,
             parent_bid=row.parent_bid,
             complete=parse_job(row.complete) if row.complete else None,
             success=parse_job(row.success) if row.success else None,
         )
-        yield row.bid, made
+        yield row.bid, definition
 
 
 def _batches_in_memory() -> Iterator[tuple[str, NewBatch]]:
     for backend in task_backends.all():
         if isinstance(backend, DummyBackend | ImmediateBackend):
-            yield from ((kept.bid, kept.made) for kept in backend.batches.kept.values())
+            yield from ((batch.bid, batch.definition) for batch in backend.batches.by_bid.values())
 
 
-def _callback(job: JobPayload | None) -> EnqueuedJob | None:
+def _make_callback_job(job: JobPayload | None) -> EnqueuedJob | None:
     if job is None:
         return None
     call = call_of(job.text).decrypt_arguments()

@@ -32,7 +32,7 @@ from ..tasks.results import Attempt, JobResult, call_of
 from .memory_batches import MemoryBatchStore
 from .recorded_execution import RecordedExecution
 
-MOST_ATTEMPTS = 100
+MAX_ATTEMPTS = 100
 """Attempts after which an immediate job is left READY: with the real backoff they would take years."""
 
 _RESULT_FIELDS = ("status", "started_at", "finished_at", "last_attempted_at", "errors", "worker_ids", "_return_value")
@@ -74,19 +74,19 @@ class _TestBackend(FaktoryBackend):
     def _lock(self, job: JobPayload) -> FaktoryError | None:
         """Acquire the unique lock of a job; return NotUnique if another job has it (W27)."""
         now = timezone.now()
-        begins = max(job.at, now) if job.at else now
-        ends = job.options and job.options.lock_ends(begins)
-        if not job.options or not job.options.unique_key or not ends:
+        starts_at = max(job.at, now) if job.at else now
+        expires_at = job.options and job.options.lock_ends(starts_at)
+        if not job.options or not job.options.unique_key or not expires_at:
             return None
-        jid, until = self._locks.get(job.options.unique_key, ("", now))
+        holder_jid, held_until = self._locks.get(job.options.unique_key, ("", now))
         # A repeated push of the same jid has the lock already.
-        if until > now and jid != job.jid:
+        if held_until > now and holder_jid != job.jid:
             return NotUnique(job.jid)
-        self._locks[job.options.unique_key] = job.jid, ends
+        self._locks[job.options.unique_key] = job.jid, expires_at
         return None
 
     def _unlock(self, job: JobPayload) -> None:
-        self._locks = {key: held for key, held in self._locks.items() if held[0] != job.jid}
+        self._locks = {key: lock for key, lock in self._locks.items() if lock[0] != job.jid}
 
 
 class DummyBackend(_TestBackend):
@@ -105,7 +105,7 @@ class DummyBackend(_TestBackend):
         self.results.clear()
         self._locks.clear()
         self._bids.clear()
-        self.batches.kept.clear()
+        self.batches.by_bid.clear()
 
     def bid_of(self, result: TaskResult[..., Any]) -> str:
         """Return the batch that this member of `results` belongs to; "" for none."""
@@ -128,12 +128,12 @@ class DummyBackend(_TestBackend):
         refusals = [self._admit(job) for job in jobs]
         for job, result, refusal in zip(jobs, results, refusals, strict=True):
             if not refusal:
-                self.results.append(_copied(result))
+                self.results.append(_copy_result(result))
                 self._bids[result.id] = (job.options and job.options.bid) or ""
         return refusals
 
     def _fire(self, job: JobPayload, bid: str, kind: Kind) -> None:  # noqa: ARG002
-        self.results.append(_result_of(job, backend=self.alias))
+        self.results.append(_make_callback_result(job, backend=self.alias))
 
     def _forget(self, bids: Collection[str]) -> None:
         self.results = [result for result in self.results if self.bid_of(result) not in bids]
@@ -148,7 +148,7 @@ class ImmediateBackend(_TestBackend):
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
-        self._taken: dict[str, JobPayload] = {}
+        self._accepted: dict[str, JobPayload] = {}
 
     def enqueue_many(
         self, task: Task[P, R], calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]]
@@ -177,12 +177,12 @@ class ImmediateBackend(_TestBackend):
         results: Sequence[TaskResult[..., Any]],  # noqa: ARG002
     ) -> Sequence[FaktoryError | None]:
         refusals = [self._admit(job) for job in jobs]
-        self._taken |= {job.jid: job for job, refusal in zip(jobs, refusals, strict=True) if not refusal}
+        self._accepted |= {job.jid: job for job, refusal in zip(jobs, refusals, strict=True) if not refusal}
         return refusals
 
     def _run_all(self, results: Sequence[TaskResult[..., Any]]) -> None:
         for result in results:
-            job = self._taken.pop(result.id)
+            job = self._accepted.pop(result.id)
             try:
                 if job.at is None or job.at <= timezone.now():
                     self.batches.record_end(job, self._run(result, job))
@@ -194,19 +194,21 @@ class ImmediateBackend(_TestBackend):
         text = jsontext.members(job.text)
         custom = jsontext.last_members(text["custom"]) if "custom" in text else {}
         custom |= {"_bid": jsontext.encode(bid), "_cb": jsontext.encode(str(kind))}
-        if parent_bid := self.batches.kept[bid].made.parent_bid:
+        if parent_bid := self.batches.by_bid[bid].definition.parent_bid:
             custom["_pbid"] = jsontext.encode(parent_bid)
         payload = structs.replace(job, text=jsontext.join({**text, "custom": jsontext.join(custom.items())}.items()))
-        self.batches.record_callback_end(bid, kind, self._run(_result_of(payload, backend=self.alias), payload, bid))
+        result = _make_callback_result(payload, backend=self.alias)
+        self.batches.record_callback_end(bid, kind, self._run(result, payload, bid))
 
     def _run(self, result: TaskResult[..., Any], job: JobPayload, callback_of: str = "") -> State:
         """Run attempts until the job has ended; return its final state."""
         attempts: list[Attempt] = []
         verdict = ""
+        # Here, as at a worker's claim (W27).
         if job.options and job.options.unique_until_start:
             self._unlock(job)
-        while not result.is_finished and len(attempts) < MOST_ATTEMPTS:
-            reservation = _reserved(job, attempts)
+        while not result.is_finished and len(attempts) < MAX_ATTEMPTS:
+            reservation = _make_reservation(job, attempts)
             # The registered task has the alias of its own backend; this job was enqueued to this one.
             task = cast("FaktoryTask[..., Any]", result.task)
             execution = RecordedExecution(reservation, call_of(job.text), replace(task, backend=self.alias))
@@ -216,7 +218,7 @@ class ImmediateBackend(_TestBackend):
             for name in _RESULT_FIELDS:
                 object.__setattr__(result, name, getattr(execution.result, name))
             if isinstance(report, Failure):
-                attempts.append(_attempt(reservation, report))
+                attempts.append(_make_attempt(reservation, report))
                 verdict = report.verdict
                 if not result.is_finished:
                     object.__setattr__(result, "status", TaskResultStatus.READY)
@@ -242,7 +244,7 @@ class _NoStore:
 _no_store = cast("Broker", _NoStore())  # a run calls no other method
 
 
-def _reserved(job: JobPayload, attempts: Sequence[Attempt]) -> Reservation:
+def _make_reservation(job: JobPayload, attempts: Sequence[Attempt]) -> Reservation:
     now = timezone.now()
     return Reservation(
         jid=job.jid,
@@ -260,7 +262,7 @@ def _reserved(job: JobPayload, attempts: Sequence[Attempt]) -> Reservation:
     )
 
 
-def _attempt(reservation: Reservation, failure: Failure) -> Attempt:
+def _make_attempt(reservation: Reservation, failure: Failure) -> Attempt:
     return Attempt(
         wid=reservation.wid,
         errtype=failure.errtype,
@@ -271,7 +273,7 @@ def _attempt(reservation: Reservation, failure: Failure) -> Attempt:
     )
 
 
-def _result_of(job: JobPayload, *, backend: str) -> TaskResult[..., Any]:
+def _make_callback_result(job: JobPayload, *, backend: str) -> TaskResult[..., Any]:
     """Return the result of a callback that is enqueued now."""
     call = call_of(job.text).decrypt_arguments()
     task = replace(lookup(job.jobtype), backend=backend, queue_name=job.queue, priority=job.priority)
@@ -291,6 +293,6 @@ def _result_of(job: JobPayload, *, backend: str) -> TaskResult[..., Any]:
     )
 
 
-def _copied(result: TaskResult[..., Any]) -> TaskResult[..., Any]:
+def _copy_result(result: TaskResult[..., Any]) -> TaskResult[..., Any]:
     """Return a copy with lists of its own: a test's change to one must not affect the other."""
     return replace(result, args=deepcopy(result.args), kwargs=deepcopy(result.kwargs), errors=[], worker_ids=[])

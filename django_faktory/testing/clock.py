@@ -34,11 +34,11 @@ class Clock:
     @contextmanager
     def ticking(self, broker: OrmBroker) -> Iterator[None]:
         """Make the broker and `timezone.now()` use this clock inside the block."""
-        before = broker.clock
+        previous_clock = broker.clock
         broker.clock = self.for_store
         try:
             # Patched in the module, where `timezone.now()` is looked up; `from … import now` stays unpatched.
             with mock.patch.object(timezone, "now", self.now):
                 yield
         finally:
-            broker.clock = before
+            broker.clock = previous_clock

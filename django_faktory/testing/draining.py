@@ -32,7 +32,7 @@ from ..worker.execution import prepare
 from .clock import Clock
 from .recorded_execution import RecordedExecution
 
-MOST_JOBS = 1000
+MAX_ATTEMPTS = 1000
 """Attempts after which `drain` assumes an endless loop."""
 WID = "drain"
 """Wid under which `drain` claims jobs."""
@@ -64,7 +64,7 @@ def drain(
     until: timedelta | None = None,
     queue: str | None = None,
     raise_errors: bool = False,
-    limit: int = MOST_JOBS,
+    limit: int = MAX_ATTEMPTS,
 ) -> list[Ran]:
     """Run every ready job, including jobs enqueued by jobs; return each attempt, in order.
 
@@ -90,7 +90,7 @@ class _Drain:
         self._raise_errors = raise_errors
         self._limit = limit
         self._clock = Clock()
-        self._ran: list[Ran] = []
+        self._runs: list[Ran] = []
 
     def run(self, *, now: datetime | None, until: timedelta | None) -> list[Ran]:
         with self._clock.ticking(self._broker):
@@ -99,7 +99,7 @@ class _Drain:
             self._run_ready()
             if until is not None:
                 self._run_until(self._clock.now() + until)
-        return self._ran
+        return self._runs
 
     def _run_until(self, end: datetime) -> None:
         """Advance the clock from one due job to the next; it is constant while jobs run."""
@@ -111,25 +111,25 @@ class _Drain:
         self._run_ready()
 
     def _next_due(self) -> datetime | None:
-        waiting: datetime | None = self._jobs().in_state(*due_work.WAITING).aggregate(first=Min("run_at"))["first"]
-        return waiting
+        next_due: datetime | None = self._jobs().in_state(*due_work.WAITING).aggregate(first=Min("run_at"))["first"]
+        return next_due
 
     def _run_ready(self) -> None:
         while True:
             self._run_maintenance()
             queues = self._queues()
             # One job at a time, so that a job that it enqueues with a higher priority runs next.
-            [found] = self._broker.fetch([FetchRequest(queues=queues, wid=WID)]) if queues else [[]]
-            if not found:
+            [jobs] = self._broker.fetch([FetchRequest(queues=queues, wid=WID)]) if queues else [[]]
+            if not jobs:
                 return
-            if len(self._ran) >= self._limit:
+            if len(self._runs) >= self._limit:
                 # The job must stay ready: the test may call drain again with a higher limit.
-                self._broker.release(found)
+                self._broker.release(jobs)
                 raise AssertionError(
-                    f"drain: {self._limit} attempts, and jobs are still ready ({found[0].jid} in queue "
-                    f"{found[0].queue!r}): does a task enqueue itself? If so many are meant: drain(limit=…)"
+                    f"drain: {self._limit} attempts, and jobs are still ready ({jobs[0].jid} in queue "
+                    f"{jobs[0].queue!r}): does a task enqueue itself? If so many are meant: drain(limit=…)"
                 )
-            self._perform(found[0])
+            self._perform(jobs[0])
 
     def _run_maintenance(self) -> None:
         alias, moment = self._broker.alias, self._clock.for_store()
@@ -144,20 +144,20 @@ class _Drain:
     def _queues(self) -> tuple[str, ...]:
         """Return queues with ready jobs, in the order of FAKTORY["QUEUES"], then by name."""
         ready = set(self._jobs().in_state(State.ENQUEUED).values_list("queue", flat=True).distinct())
-        named = [spec.partition(":")[0] for spec in conf.get("QUEUES") or ()]
-        return tuple(name for name in dict.fromkeys([*named, *sorted(ready)]) if name in ready)
+        configured = [spec.partition(":")[0] for spec in conf.get("QUEUES") or ()]
+        return tuple(name for name in dict.fromkeys([*configured, *sorted(ready)]) if name in ready)
 
     def _jobs(self) -> Any:
         jobs = Job.objects.using(self._broker.alias)
         return jobs if self._queue is None else jobs.filter(queue=self._queue)
 
     def _perform(self, reservation: Reservation) -> None:
-        found = prepare(reservation)
-        if isinstance(found, Failure):  # a test has no newer worker to which it could be deferred
-            self._report(replace(found, verdict="", retry_in_s=None) if found.verdict == "later" else found)
-            self._note(reservation, None, FaktoryError(found.message))
+        prepared = prepare(reservation)
+        if isinstance(prepared, Failure):  # a test has no newer worker to which it could be deferred
+            self._report(replace(prepared, verdict="", retry_in_s=None) if prepared.verdict == "later" else prepared)
+            self._add_run(reservation, None, FaktoryError(prepared.message))
             return
-        execution = RecordedExecution(reservation, call_of(reservation.text), found.task)
+        execution = RecordedExecution(reservation, call_of(reservation.text), prepared.task)
         updates: list[TrackUpdate] = []
         execution.control.report_progress = lambda percent, note, _: updates.append(
             TrackUpdate(jid=reservation.jid, wid=WID, percent=percent, desc=note)
@@ -167,7 +167,7 @@ class _Drain:
         if updates:
             self._broker.track_set(updates[-1:])  # after the run: a task's event loop must not query
         self._report(report)
-        self._note(reservation, execution, execution.error)
+        self._add_run(reservation, execution, execution.error)
 
     def _report(self, report: Ack | Failure | None) -> None:
         match report:
@@ -178,23 +178,23 @@ class _Drain:
             case Failure():
                 self._broker.fail([report])
 
-    def _note(self, reservation: Reservation, execution: RecordedExecution | None, error: BaseException | None) -> None:
-        row = Job.objects.using(self._broker.alias).filter(jid=reservation.jid).first()
+    def _add_run(self, job: Reservation, execution: RecordedExecution | None, error: BaseException | None) -> None:
+        row = Job.objects.using(self._broker.alias).filter(jid=job.jid).first()
         # A deleted row has no state to read: without a `result_ttl` a finished row is deleted at once.
-        gone = State.DISCARDED if error else State.SUCCEEDED
-        ran = Ran(
-            jid=reservation.jid,
+        assumed_state = State.DISCARDED if error else State.SUCCEEDED
+        run = Ran(
+            jid=job.jid,
             jobtype=execution.task.jobtype if execution else (row.jobtype if row else ""),
-            queue=reservation.queue,
-            attempt=reservation.attempt,
-            state=row.state if row else str(gone),
+            queue=job.queue,
+            attempt=job.attempt,
+            state=row.state if row else str(assumed_state),
             result=execution.result if execution else None,
             error=error,
         )
-        self._ran.append(ran)
+        self._runs.append(run)
         if error is not None and self._raise_errors:
             raise JobFailed(
-                f"job {ran.jid} ({ran.jobtype}) failed in attempt {ran.attempt}: {type(error).__name__}: {error}"
+                f"job {run.jid} ({run.jobtype}) failed in attempt {run.attempt}: {type(error).__name__}: {error}"
             ) from error
 
 
@@ -202,12 +202,12 @@ class _Drain:
 def _as_if_committed() -> Iterator[None]:
     """Give a job inside a test's transaction the behaviour of a connection of its own."""
     # Only connections with an open transaction need it; on the other ones a job commits normally.
-    held = [connection.alias for connection in connections.all(initialized_only=True) if connection.in_atomic_block]
-    savepoints = {alias: connections[alias].savepoint() or "" for alias in held}  # "" if savepoints are unsupported
-    hooks = {alias: len(connections[alias].run_on_commit) for alias in held}
-    depths = {alias: len(connections[alias].savepoint_ids) for alias in held}
+    aliases = [connection.alias for connection in connections.all(initialized_only=True) if connection.in_atomic_block]
+    savepoints = {alias: connections[alias].savepoint() or "" for alias in aliases}  # "" if savepoints are unsupported
+    hooks = {alias: len(connections[alias].run_on_commit) for alias in aliases}
+    depths = {alias: len(connections[alias].savepoint_ids) for alias in aliases}
     yield
-    for alias in held:
+    for alias in aliases:
         connection = connections[alias]
         # The task entered atomic() without leaving it, so the stack of savepoints differs.
         if len(connection.savepoint_ids) != depths[alias]:
@@ -240,10 +240,10 @@ def _is_broken(alias: str) -> bool:
     return False
 
 
-def _run_hooks(alias: str, first: int) -> None:
+def _run_hooks(alias: str, start_index: int) -> None:
     """Run the on_commit hooks of the job, including hooks that hooks register."""
     connection = connections[alias]
-    while len(connection.run_on_commit) > first:
+    while len(connection.run_on_commit) > start_index:
         # Removed before the call, so that the test's own commit does not run it a second time.
-        hook = connection.run_on_commit.pop(first)
+        hook = connection.run_on_commit.pop(start_index)
         hook[1]()

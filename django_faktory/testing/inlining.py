@@ -23,32 +23,32 @@ def inline(*, raise_errors: bool = False) -> Iterator[list[Ran]]:
     block of the test counts as committed when this context ends. Jobs that were ready before run too, because they
     precede the new ones in the queue. Yields the list of attempts, which grows.
     """
-    ran: list[Ran] = []
+    runs: list[Ran] = []
     # Both signals, because the commit of a batch can make a callback ready.
-    inlined = _Inline(ran, raise_errors=raise_errors)
+    runner = _Inline(runs, raise_errors=raise_errors)
     for signal in (task_enqueued, batch_committed):
-        signal.connect(inlined.enqueued)
+        signal.connect(runner.on_enqueued)
     try:
-        yield ran
-        inlined.finish()
+        yield runs
+        runner.finish()
     finally:
         for signal in (task_enqueued, batch_committed):
-            signal.disconnect(inlined.enqueued)
+            signal.disconnect(runner.on_enqueued)
 
 
 class _Inline:
-    def __init__(self, ran: list[Ran], *, raise_errors: bool) -> None:
-        self._ran = ran
+    def __init__(self, runs: list[Ran], *, raise_errors: bool) -> None:
+        self._runs = runs
         self._raise_errors = raise_errors
         self._is_running = False
-        self._waits = False
+        self._is_commit_pending = False
 
-    def enqueued(self, **_: Any) -> None:
+    def on_enqueued(self, **_: Any) -> None:
         """Handle the signal: a job may be ready."""
         broker = get_broker()
         alias = broker.alias if isinstance(broker, OrmBroker) else "default"
-        if _is_open(alias):
-            self._waits = True
+        if _is_in_transaction(alias):
+            self._is_commit_pending = True
             # As with a worker, which sees the job only after the commit.
             transaction.on_commit(self.run, using=alias)
         else:
@@ -56,7 +56,7 @@ class _Inline:
 
     def finish(self) -> None:
         """Run jobs that wait for a commit that a test's transaction never performs."""
-        if self._waits:
+        if self._is_commit_pending:
             self.run()
 
     def run(self) -> None:
@@ -65,13 +65,13 @@ class _Inline:
             return
         self._is_running = True
         try:
-            self._waits = False
-            self._ran += drain(raise_errors=self._raise_errors)
+            self._is_commit_pending = False
+            self._runs += drain(raise_errors=self._raise_errors)
         finally:
             self._is_running = False
 
 
-def _is_open(alias: str) -> bool:
+def _is_in_transaction(alias: str) -> bool:
     """Return True if a transaction other than the test's own is open."""
     blocks = connections[alias].atomic_blocks
     return bool(blocks) and not getattr(blocks[-1], "_from_testcase", False)  # set by Django's TestCase

@@ -27,8 +27,8 @@ from ..tasks.base import autodiscover
 from ..tasks.compat import TaskResult
 from ..worker.worker import Worker
 
-PAUSE_S = 0.02
-START_S = 10.0
+POLL_S = 0.02
+START_TIMEOUT_S = 10.0
 
 
 class LiveFaktory:
@@ -69,7 +69,7 @@ class LiveFaktory:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop the threads, see `stop`."""
         self.stop()
@@ -92,19 +92,19 @@ class LiveFaktory:
         while not self._is_done(results):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"after {timeout_s:g} s: {self._describe(results)}")
-            time.sleep(PAUSE_S)
+            time.sleep(POLL_S)
 
     def _is_done(self, results: Sequence[TaskResult[..., Any]]) -> bool:
         for result in results:
             result.refresh()
-        return all(result.is_finished for result in results) if results else not self._busy().exists()
+        return all(result.is_finished for result in results) if results else not self._unfinished_jobs().exists()
 
     def _describe(self, results: Sequence[TaskResult[..., Any]]) -> str:
         if results:
             return ", ".join(f"{result.task.module_path} {result.id} is {result.status}" for result in results)
-        return ", ".join(f"{job.jobtype} {job.jid} is {job.state}" for job in self._busy()[:10])
+        return ", ".join(f"{job.jobtype} {job.jid} is {job.state}" for job in self._unfinished_jobs()[:10])
 
-    def _busy(self) -> Any:
+    def _unfinished_jobs(self) -> Any:
         return Job.objects.using(self._broker.alias).in_state(State.ENQUEUED, State.BLOCKED, State.WORKING)
 
     def _start(self) -> None:
@@ -113,8 +113,8 @@ class LiveFaktory:
         # Port 0: the system chooses a free one, so that parallel test runs do not collide.
         server = Server(self._broker, port=0, listen=partial(notifier.listen, alias))
         self._run("server", server.run, server.stop)
-        if not server.started.wait(START_S):
-            raise FaktoryError(f"the server did not start within {START_S:g} s")
+        if not server.started.wait(START_TIMEOUT_S):
+            raise FaktoryError(f"the server did not start within {START_TIMEOUT_S:g} s")
         host, port = server.address
         self.url = f"tcp://{host}:{port}"
         # Scheduled jobs and retries need the same loop as in production.

@@ -24,7 +24,7 @@ class MemoryBatch:
     """A batch with the counters that `batch_rules` reads."""
 
     bid: str
-    made: NewBatch
+    definition: NewBatch
     depth: int = 0
     created_at: datetime = field(default_factory=timezone.now)
     working: int = 0
@@ -52,12 +52,12 @@ class MemoryBatch:
     @property
     def has_complete(self) -> bool:
         """True if it has a complete callback; see `batch_rules.Batch`."""
-        return self.made.complete is not None
+        return self.definition.complete is not None
 
     @property
     def has_success(self) -> bool:
         """True if it has a success callback; see `batch_rules.Batch`."""
-        return self.made.success is not None
+        return self.definition.success is not None
 
 
 class MemoryBatchStore:
@@ -71,131 +71,133 @@ class MemoryBatchStore:
     def __init__(
         self, *, fire: Callable[[JobPayload, str, Kind], None], forget: Callable[[Collection[str]], None]
     ) -> None:
-        self.kept: dict[str, MemoryBatch] = {}
+        self.by_bid: dict[str, MemoryBatch] = {}
         self._fire = fire
         self._forget = forget
-        self._level = 0
+        self._nesting = 0  # of `atomic`: due steps are taken when the outermost block ends
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
         """Open a transaction; see `BatchStore`. Callbacks fire when the outermost block ends, as after a commit."""
         # A shallow copy of each batch suffices as a savepoint, because its fields are immutable.
-        saved = {bid: replace(batch) for bid, batch in self.kept.items()}
-        self._level += 1
+        savepoint = {bid: replace(batch) for bid, batch in self.by_bid.items()}
+        self._nesting += 1
         try:
             with _transaction():
                 yield
         except BaseException:
-            gone = self.kept.keys() - saved.keys()
-            self.kept = saved
-            self._forget(gone)
+            rolled_back = self.by_bid.keys() - savepoint.keys()
+            self.by_bid = savepoint
+            self._forget(rolled_back)
             raise
         finally:
-            self._level -= 1
+            self._nesting -= 1
         self.settle()
 
     def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:  # noqa: ARG002  (one thread: who runs is inside)
         """Create a batch and return its id; see Broker."""
-        made = MemoryBatch(bid=f"b-{uuid4().hex}", made=batch)
+        stored = MemoryBatch(bid=f"b-{uuid4().hex}", definition=batch)
         if batch.parent_bid:
-            parent = self._open(batch.parent_bid)
+            parent = self._get_open(batch.parent_bid)
             parent.open_children += 1
             parent.unsucceeded_children += 1
-            made.depth = parent.depth + 1
-        self.kept[made.bid] = made
-        return made.bid
+            stored.depth = parent.depth + 1
+        self.by_bid[stored.bid] = stored
+        return stored.bid
 
     def check_batch(self, bid: str, *, caller_wid: str = "") -> None:  # noqa: ARG002
         """Raise an error unless jobs may join this batch; see Broker."""
-        self._open(bid)
+        self._get_open(bid)
 
     def commit_batch(self, bid: str) -> None:
         """Mark a batch as completely defined; see Broker."""
-        self._known(bid).is_committed = True
+        self._get(bid).is_committed = True
 
     def batch_status(self, bid: str) -> BatchStatus:
         """Return the counters of a batch; see Broker."""
-        kept = self._known(bid)
+        batch = self._get(bid)
         return BatchStatus(
             bid=bid,
-            parent_bid=kept.made.parent_bid,
-            description=kept.made.description,
-            created_at=kept.created_at,
-            total=kept.total,
-            pending=kept.pending,
-            failed=kept.failed,
-            complete_st=kept.complete_st,
-            success_st=kept.success_st,
-            is_broken=kept.is_broken,
+            parent_bid=batch.definition.parent_bid,
+            description=batch.definition.description,
+            created_at=batch.created_at,
+            total=batch.total,
+            pending=batch.pending,
+            failed=batch.failed,
+            complete_st=batch.complete_st,
+            success_st=batch.success_st,
+            is_broken=batch.is_broken,
         )
 
     def refusal(self, job: JobPayload) -> FaktoryError | None:
         """Return the error if this job may not join the batch that it names, else None."""
         try:
             if job.options and job.options.bid:
-                self._open(job.options.bid)
+                self._get_open(job.options.bid)
         except FaktoryError as error:
             return error
         return None
 
     def record_member(self, job: JobPayload) -> None:
         """Count a new member."""
-        if kept := self._of(job):
-            kept.total += 1
-            kept.pending += 1
-            kept.unrun += 1
+        if batch := self._batch_of(job):
+            batch.total += 1
+            batch.pending += 1
+            batch.unrun += 1
 
     @contextmanager
     def running(self, job: JobPayload, callback_of: str = "") -> Iterator[None]:
         """Allow a running member to add to its batch, and a callback to the ancestors of its batch."""
         # W26: a callback may add to the parents of its batch, because their success still depends on it.
-        inside = [*self._ancestors(callback_of)] if callback_of else []
-        if kept := self._of(job):
-            inside.append(kept)
-        for one in inside:
-            one.working += 1
+        open_batches = [*self._ancestors(callback_of)] if callback_of else []
+        if own_batch := self._batch_of(job):
+            open_batches.append(own_batch)
+        for batch in open_batches:
+            batch.working += 1
         try:
             yield
         finally:
-            for one in inside:
-                one.working -= 1
+            for batch in open_batches:
+                batch.working -= 1
 
     def record_end(self, job: JobPayload, to: State) -> None:
         """Count a member's end. A member given up after too many failures counts as dead."""
-        if kept := self._of(job):
-            counted = batch_rules.count(to, has_run=False, counts_failed=False, succeeded=to is State.SUCCEEDED)
-            kept.pending += counted.pending
-            kept.unrun += counted.unrun
-            kept.failed += counted.failed
-            kept.is_broken |= counted.breaks
+        if batch := self._batch_of(job):
+            # Failed attempts before this end were not counted, so its flags are those of a new member.
+            changes = batch_rules.count(to, has_run=False, counts_failed=False, succeeded=to is State.SUCCEEDED)
+            batch.pending += changes.pending
+            batch.unrun += changes.unrun
+            batch.failed += changes.failed
+            batch.is_broken |= changes.breaks
             self.settle()
 
     def record_callback_end(self, bid: str, kind: Kind, to: State) -> None:
         """Record a callback's end."""
-        kept = self._known(bid)
+        batch = self._get(bid)
         if to is State.SUCCEEDED:
-            setattr(kept, f"{kind}_st", CallbackProgress.FINISHED)
+            setattr(batch, f"{kind}_st", CallbackProgress.FINISHED)
         else:
-            setattr(kept, f"{kind}_failed", True)
-            kept.is_broken |= to is State.DISCARDED
+            setattr(batch, f"{kind}_failed", True)
+            # A dead callback can still be retried and succeed; a discarded one cannot.
+            batch.is_broken |= to is State.DISCARDED
         self.settle()
 
     def settle(self) -> None:
         """Perform all due steps, those of the deepest batch first, until none is left."""
         # Children first, as in the store: a parent's step may depend on the final state of its children.
         # any() stops at the first batch with steps, so that deeper batches are examined again after each.
-        while not self._level and any(map(self._advance, sorted(self.kept.values(), key=_by_depth))):
+        while not self._nesting and any(map(self._advance, sorted(self.by_bid.values(), key=_by_depth))):
             pass
 
-    def _advance(self, kept: MemoryBatch) -> bool:
-        steps = batch_rules.advance(kept)
-        parent = self.kept.get(kept.made.parent_bid)
+    def _advance(self, batch: MemoryBatch) -> bool:
+        steps = batch_rules.advance(batch)
+        parent = self.by_bid.get(batch.definition.parent_bid)
         for step in steps:
             match step, parent:
-                case BatchStep.FIRE_COMPLETE, _ if kept.made.complete:
-                    self._fire(kept.made.complete, kept.bid, Kind.COMPLETE)
-                case BatchStep.FIRE_SUCCESS, _ if kept.made.success:
-                    self._fire(kept.made.success, kept.bid, Kind.SUCCESS)
+                case BatchStep.FIRE_COMPLETE, _ if batch.definition.complete:
+                    self._fire(batch.definition.complete, batch.bid, Kind.COMPLETE)
+                case BatchStep.FIRE_SUCCESS, _ if batch.definition.success:
+                    self._fire(batch.definition.success, batch.bid, Kind.SUCCESS)
                 case BatchStep.MARK_PARENT_BROKEN, MemoryBatch():
                     parent.is_broken = True
                 case BatchStep.CLOSE_IN_PARENT, MemoryBatch():
@@ -203,32 +205,33 @@ class MemoryBatchStore:
                 case BatchStep.SUCCEED_IN_PARENT, MemoryBatch():
                     parent.unsucceeded_children -= 1
                 case BatchStep.END, _:
-                    kept.is_over = True
+                    batch.is_over = True
         return bool(steps)
 
-    def _open(self, bid: str) -> MemoryBatch:
-        kept = self._known(bid)
-        if kept.complete_st or kept.success_st:
+    def _get_open(self, bid: str) -> MemoryBatch:
+        batch = self._get(bid)
+        # From here on the counters that a callback depends on must not change (ADR 0011).
+        if batch.complete_st or batch.success_st:
             raise BatchClosed(bid, "a callback of it was enqueued already, nothing can be added any more")
-        if kept.is_committed and not kept.working:
+        if batch.is_committed and not batch.working:
             raise BatchClosed(bid, "it is committed, so only one of its own jobs, while it runs, can add to it")
-        return kept
+        return batch
 
-    def _known(self, bid: str) -> MemoryBatch:
-        if bid not in self.kept:
+    def _get(self, bid: str) -> MemoryBatch:
+        if bid not in self.by_bid:
             raise UnknownBatch(bid)
-        return self.kept[bid]
+        return self.by_bid[bid]
 
     def _ancestors(self, bid: str) -> Iterator[MemoryBatch]:
-        while (kept := self.kept.get(bid)) and (bid := kept.made.parent_bid) in self.kept:
-            yield self.kept[bid]
+        while (batch := self.by_bid.get(bid)) and (bid := batch.definition.parent_bid) in self.by_bid:
+            yield self.by_bid[bid]
 
-    def _of(self, job: JobPayload) -> MemoryBatch | None:
-        return self.kept.get(job.options.bid) if job.options and job.options.bid else None
+    def _batch_of(self, job: JobPayload) -> MemoryBatch | None:
+        return self.by_bid.get(job.options.bid) if job.options and job.options.bid else None
 
 
-def _by_depth(kept: MemoryBatch) -> int:
-    return -kept.depth
+def _by_depth(batch: MemoryBatch) -> int:
+    return -batch.depth
 
 
 @contextmanager

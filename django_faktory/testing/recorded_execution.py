@@ -21,11 +21,11 @@ class RecordedExecution(Execution):
         super().__init__(*args)
         self.error: BaseException | None = None
 
-    def _failed(self, error: BaseException) -> Failure:
+    def _build_failure(self, error: BaseException) -> Failure:
         if isinstance(error, KeyboardInterrupt):
             raise error
         self.error = error
-        return super()._failed(error)
+        return super()._build_failure(error)
 
     def perform(self, broker: Broker) -> Ack | Failure | None:
         """Run the job now, a coroutine too; see `Execution.run`."""

@@ -26,7 +26,7 @@ logger = get_logger(__name__)
 CHECK_EVERY_S = 0.5
 """Seconds between two checks whether the loop is blocked; no check runs while no coroutine does."""
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 """Maximum number of jids in the warning about a blocked loop."""
 
 
@@ -44,12 +44,12 @@ class EventLoop:
     def submit(
         self,
         job: Reservation,
-        make: Callable[[], Coroutine[Any, Any, Report]],
-        done: Callable[[Report | BaseException], None],
+        make_coroutine: Callable[[], Coroutine[Any, Any, Report]],
+        on_done: Callable[[Report | BaseException], None],
     ) -> None:
-        """Run `make()` for this job as an asyncio task; call `done` on the loop with its result.
+        """Run `make_coroutine()` for this job as an asyncio task; call `on_done` on the loop with its result.
 
-        `done` receives the report, or the exception that the coroutine raised. Starts the loop at the first call and
+        `on_done` receives the report, or the exception that the coroutine raised. Starts the loop at the first call and
         blocks until it runs. Thread-safe.
         """
         with self._starting:
@@ -60,7 +60,7 @@ class EventLoop:
                 threading.Thread(target=self._watch, name=f"{ASYNC_THREAD}-watch", daemon=True).start()
         self._started.wait()
         # `_loop` exists only after `_started` is set.
-        self._loop.call_soon_threadsafe(self._begin, job, make, done)
+        self._loop.call_soon_threadsafe(self._begin, job, make_coroutine, on_done)
 
     def cancel(self) -> None:
         """Cancel all running tasks. Safe from any thread; does not wait."""
@@ -108,25 +108,25 @@ class EventLoop:
         if job is not None:
             return f"jobtype={job.jobtype} jid={job.jid} "
         # A callback, or an asyncio task that a job started, blocks the loop: any running job may be its owner.
-        return f"jids={','.join([job.jid for job in list(self._running.values())[:MOST_NAMED]])} "
+        return f"jids={','.join([job.jid for job in list(self._running.values())[:MAX_NAMED]])} "
 
     def _begin(
         self,
         job: Reservation,
-        make: Callable[[], Coroutine[Any, Any, Report]],
-        done: Callable[[Report | BaseException], None],
+        make_coroutine: Callable[[], Coroutine[Any, Any, Report]],
+        on_done: Callable[[Report | BaseException], None],
     ) -> None:
-        task = self._loop.create_task(make())
+        task = self._loop.create_task(make_coroutine())
         # Also keeps the task alive: asyncio has only weak references to its tasks.
         self._running[task] = job
         # `set` takes a lock, `is_set` does not: short tasks would pay for it each time.
         if not self._is_busy.is_set():
             self._is_busy.set()
-        task.add_done_callback(lambda task: self._ended(task, done))
+        task.add_done_callback(lambda task: self._finish(task, on_done))
 
-    def _ended(self, task: asyncio.Task[Report], done: Callable[[Report | BaseException], None]) -> None:
+    def _finish(self, task: asyncio.Task[Report], on_done: Callable[[Report | BaseException], None]) -> None:
         self._running.pop(task, None)
         if task.cancelled():
-            done(asyncio.CancelledError("the task was cancelled"))
+            on_done(asyncio.CancelledError("the task was cancelled"))
         else:
-            done(task.exception() or task.result())
+            on_done(task.exception() or task.result())

@@ -19,10 +19,10 @@ LONGEST_PAUSE_S = 5.0
 
 
 class RetryDelay:
-    """Count the failures of one loop in a row. `what` names the loop in the log."""
+    """Count the failures of one loop in a row. `loop_name` names the loop in the log."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, loop_name: str) -> None:
+        self._loop_name = loop_name
         self._failures = 0
 
     def record_failure(self, error: Exception) -> float:
@@ -32,13 +32,14 @@ class RetryDelay:
         step.
         """
         if not self._failures:
-            logger.warning("the broker is unavailable, retrying loop=%s error=%s", self._what, error)
+            logger.warning("the broker is unavailable, retrying loop=%s error=%s", self._loop_name, error)
         self._failures += 1
-        longest = min(FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10), LONGEST_PAUSE_S)
-        return random.uniform(longest / 2, longest)
+        # The exponent is bounded: in a long outage the power would be too large for a float.
+        max_pause_s = min(FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10), LONGEST_PAUSE_S)
+        return random.uniform(max_pause_s / 2, max_pause_s)
 
     def record_success(self) -> None:
         """Record a success: the next failure starts with the shortest pause."""
         if self._failures:
-            logger.info("the broker is available again loop=%s tries=%d", self._what, self._failures)
+            logger.info("the broker is available again loop=%s tries=%d", self._loop_name, self._failures)
             self._failures = 0

@@ -76,16 +76,16 @@ def in_transaction() -> frozenset[str]:
     )
 
 
-def reset_connections(held: frozenset[str] = NO_ALIASES) -> list[str]:
+def reset_connections(outer_aliases: frozenset[str] = NO_ALIASES) -> list[str]:
     """Reset this thread's connections for the next job; return the aliases of transactions left open.
 
     Rolls open transactions back, including those that `set_autocommit(False)` began. Closes a connection that had an
-    error or that has autocommit turned off; Django reopens it at its next use. `held` names connections that were in a
-    transaction before the job: these belong to the caller and stay untouched.
+    error or that has autocommit turned off; Django reopens it at its next use. `outer_aliases` names connections that
+    were in a transaction before the job: these belong to the caller and stay untouched.
     """
     left_open = []
     for connection in connections.all(initialized_only=True):
-        if connection.alias in held:
+        if connection.alias in outer_aliases:
             continue
         if connection.in_atomic_block:
             left_open.append(connection.alias)
@@ -117,21 +117,22 @@ async def reset_connections_async() -> list[str]:
         # The wrappers exist for all aliases from now on and stay the same, so the thread need not be entered again to
         # check them.
         _async_connections[loop] = await sync_to_async(connections.all)()
-    known = _async_connections[loop]
     if not any(
-        not one.in_atomic_block and one.connection is not None and _has_changed_autocommit(one) for one in known
+        # Inside an atomic block Django itself has turned autocommit off.
+        not connection.in_atomic_block and connection.connection is not None and _has_changed_autocommit(connection)
+        for connection in _async_connections[loop]
     ):
         return []
     return await sync_to_async(lambda: reset_connections(in_transaction()))()
 
 
-def drop_connections(held: frozenset[str]) -> None:
-    """Close and drop this thread's connections except those in `held`.
+def drop_connections(outer_aliases: frozenset[str]) -> None:
+    """Close and drop this thread's connections except those in `outer_aliases`.
 
     Called after a job was interrupted: the interruption may have left any of its connections in the middle of a query.
     """
     for connection in connections.all(initialized_only=True):
-        if connection.alias not in held:
+        if connection.alias not in outer_aliases:
             _drop(connection)
 
 
@@ -155,11 +156,11 @@ def _has_uncommitted(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _is_begun(connection: BaseDatabaseWrapper) -> bool:
-    raw: Any = connection.connection
+    session: Any = connection.connection
     if connection.vendor == "postgresql":
-        return bool(raw.info.transaction_status != _IDLE)
+        return bool(session.info.transaction_status != _IDLE)
     if connection.vendor == "sqlite":
-        return bool(raw.in_transaction)
+        return bool(session.in_transaction)
     with connection.cursor() as cursor:  # MariaDB's driver does not expose the transaction state
         cursor.execute("SELECT @@in_transaction")
         return bool(cursor.fetchone()[0])

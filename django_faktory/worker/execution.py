@@ -52,7 +52,7 @@ from ..tasks import encryption
 from ..tasks.base import FaktoryTask, lookup
 from ..tasks.compat import TaskResultStatus, task_backends, task_finished, task_started
 from ..tasks.json_values import encode_json, normalize
-from ..tasks.results import Attempt, ParsedCall, call_of, failures_of, running, task_error
+from ..tasks.results import Attempt, ParsedCall, call_of, failures_of, running_result, task_error
 from .db_cleanup import drop_connections, in_transaction, reset_connections, reset_connections_async
 from .interrupt import InterruptibleControl
 from .invocation import acall, call
@@ -69,7 +69,7 @@ _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 LONGEST_WAIT_S = 10 * 365 * 86_400
 """Cap of the delay that a task may request before its retry (10 years): dates have a maximum."""
 
-_chance = Random()
+_rng = Random()
 _thread = threading.local()
 _is_async = functools.cache(inspect.iscoroutinefunction)
 
@@ -93,9 +93,9 @@ class Execution:
     __slots__ = (
         "_call",
         "_failures",
+        "_has_invalid_result",
         "_is_encrypted",
-        "_is_over",
-        "_is_unreadable",
+        "_is_last_attempt",
         "_sender",
         "_value",
         "control",
@@ -114,28 +114,31 @@ class Execution:
         self._call = call
         self._failures = failures_of(reservation.failure)
         self._sender = type(task_backends[task.backend])
-        self._is_unreadable = False
+        self._has_invalid_result = False
         self._value: Any = None
-        self._is_over = True
+        self._is_last_attempt = True
         self.control = InterruptibleControl()
         self.control.wid, self.control.bid = reservation.wid, call.bid
-        self.result = running(reservation, task, call, failures=self._failures)
+        self.result = running_result(reservation, task, call, failures=self._failures)
 
     @property
     def is_async(self) -> bool:
         """True if the task is an `async def`, which `arun` runs on an event loop."""
         return _is_async(self.task.func)
 
-    def run(self, broker: Broker, *, held: frozenset[str] | None = None) -> Report | None:
+    def run(self, broker: Broker, *, outer_aliases: frozenset[str] | None = None) -> Report | None:
         """Run the job in this thread, in a copy of the context variables.
 
         Returns the report to send, or None if an atomic task has already reported its end or the reservation was lost.
-        `held` names the connections that are in a transaction already, if the caller knows them.
+        `outer_aliases` names the connections that are in a transaction already, if the caller knows them.
         """
         _warm_up()
-        return contextvars.copy_context().run(self._run, broker, in_transaction() if held is None else held)
+        if outer_aliases is None:
+            outer_aliases = in_transaction()
+        # A copy: a context variable that a task sets must not reach the next job of this thread.
+        return contextvars.copy_context().run(self._run, broker, outer_aliases)
 
-    def _run(self, broker: Broker, held: frozenset[str]) -> Report | None:
+    def _run(self, broker: Broker, outer_aliases: frozenset[str]) -> Report | None:
         report: Report | None
         try:
             task_started.send_robust(self._sender, task_result=self.result)
@@ -144,9 +147,9 @@ class Execution:
                     report = self._run_atomically(broker)
                 else:
                     value = self._call_task()
-                    _refuse_open_transactions(reset_connections(held))
-                    report = self._ack(value)
-                self._succeeded()
+                    _refuse_open_transactions(reset_connections(outer_aliases))
+                    report = self._build_ack(value)
+                self._set_succeeded()
             # Another worker may be running the job, so neither report nor signal describes its end.
             except ReservationLost as error:
                 logger.warning("%s jid=%s jobtype=%s", error, self.reservation.jid, self.task.jobtype)
@@ -154,16 +157,16 @@ class Execution:
             except BaseException as error:  # noqa: BLE001  (SystemExit ends a task, not the worker)
                 report = self._report_error(error)
                 # Signals report final ends only: an attempt that is retried or interrupted sends none.
-                if self._is_over:  # inside the except block: receivers read sys.exc_info()
+                if self._is_last_attempt:  # inside the except block: receivers read sys.exc_info()
                     task_finished.send_robust(self._sender, task_result=self.result)
             else:
                 task_finished.send_robust(self._sender, task_result=self.result)
             return report
         finally:
             # An interrupted driver call may leave a connection unusable although it looks healthy.
-            if self.control.was_hit:
-                drop_connections(held)
-            reset_connections(held)
+            if self.control.was_interrupted:
+                drop_connections(outer_aliases)
+            reset_connections(outer_aliases)
 
     def _run_atomically(self, broker: Broker) -> Ack | None:
         """Commit the writes of the task and the end of its job in one transaction (ADR 0007).
@@ -171,14 +174,14 @@ class Execution:
         Returns the report of a task that wrote nothing: it needs no commit of its own and is sent in a set with other
         reports.
         """
-        held = in_transaction()
+        aliases_before = in_transaction()
         job_transaction: Transaction | None = None
         report: Ack | None = None
         try:
             with broker.atomic() as job_transaction:
-                inside = in_transaction()
-                report = self._ack(self._call_task())
-                _refuse_open_transactions(reset_connections(inside))
+                aliases_inside = in_transaction()
+                report = self._build_ack(self._call_task())
+                _refuse_open_transactions(reset_connections(aliases_inside))
                 # The latest progress first: after the ACK the broker would refuse it as late.
                 if not job_transaction.is_untouched():
                     if progress := self.control.take_progress():
@@ -192,7 +195,7 @@ class Execution:
             logger.exception("job is done, but a hook that ran after its commit failed jid=%s", self.reservation.jid)
         # A block that the task left open was ended in place of the one opened here.
         if job_transaction and not (job_transaction.is_committed or job_transaction.is_nested):
-            _refuse_open_transactions(reset_connections(held))
+            _refuse_open_transactions(reset_connections(aliases_before))
         return report
 
     async def arun(self) -> Report:
@@ -206,8 +209,8 @@ class Execution:
         try:
             value = await acall(self.task, self.result, self.reservation.text, self.control)
             _refuse_open_transactions(await reset_connections_async())
-            report = self._ack(value)
-            self._succeeded()
+            report = self._build_ack(value)
+            self._set_succeeded()
         except BaseException as error:
             if _is_cancellation(error):
                 raise
@@ -215,7 +218,7 @@ class Execution:
             # Async tasks use the ORM in asgiref's thread. Its connections are reset after errors only: a switch of
             # threads costs more than a short task takes.
             await sync_to_async(_reset_async_connections)()
-            if self._is_over:
+            if self._is_last_attempt:
                 await task_finished.asend_robust(self._sender, task_result=self.result)
         else:
             await task_finished.asend_robust(self._sender, task_result=self.result)
@@ -228,12 +231,12 @@ class Execution:
     def _call_task(self) -> Any:
         return call(self.task, self.result, self.reservation.text, self.control)
 
-    def _ack(self, value: Any) -> Ack:
+    def _build_ack(self, value: Any) -> Ack:
         # Until the result is encoded, an error comes from its value and not from the task's code.
-        self._is_unreadable = True
+        self._has_invalid_result = True
         job, self._value = self.reservation, normalize(value)
         report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=self._encode_result())
-        self._is_unreadable = False
+        self._has_invalid_result = False
         return report
 
     def _encode_result(self) -> str:
@@ -241,31 +244,31 @@ class Execution:
         text = encode_json(self._value)
         return encode_json(encryption.encrypt_value(self._value)) if self._is_encrypted else text
 
-    def _succeeded(self) -> None:
-        self._end(TaskResultStatus.SUCCESSFUL)
+    def _set_succeeded(self) -> None:
+        self._set_ended(TaskResultStatus.SUCCESSFUL)
         object.__setattr__(self.result, "_return_value", self._value)
 
     def _report_error(self, error: BaseException) -> Failure | Interruption:
         is_rolled_back = isinstance(error, EndRolledBack)
         if not is_rolled_back and not isinstance(self.control.reason, WorkerShutdown):
-            return self._failed(error)
+            return self._build_failure(error)
         # The result object stays unfinished: an interrupted job runs again (ADR 25).
-        self._is_over = False
+        self._is_last_attempt = False
         if is_rolled_back:
             return payloads.rollback(self.reservation, str(error))
         return payloads.interruption(self.reservation, str(self.control.reason))
 
-    def _failed(self, error: BaseException) -> Failure:
+    def _build_failure(self, error: BaseException) -> Failure:
         job = self.reservation
-        errtype = _errtype(error)
-        message, lines = _message(error), _lines(error, self._call.backtrace or 0)
-        # Before `_verdict` and `_wait_s`: a backoff function sees this error among those of the result.
+        errtype = _get_error_name(error)
+        message, lines = _describe_error(error), _format_backtrace(error, self._call.backtrace or 0)
+        # Before `_choose_verdict` and `_choose_delay_s`: a backoff function sees this error among those of the result.
         self.result.errors.append(task_error(Attempt(job.wid, errtype, message, lines)))
-        verdict = self._verdict(error)
-        self._is_over = self._is_final(verdict)
-        if self._is_over:
-            self._end(TaskResultStatus.FAILED)
-            _log_end(self.task, job, error, verdict)
+        verdict = self._choose_verdict(error)
+        self._is_last_attempt = self._ends_job(verdict)
+        if self._is_last_attempt:
+            self._set_ended(TaskResultStatus.FAILED)
+            _log_final_failure(self.task, job, error, verdict)
         else:
             _log_retry(self.task, job, error)
         return payloads.failure(
@@ -275,14 +278,14 @@ class Execution:
             errtype=errtype,
             message=message,
             backtrace=lines,
-            retry_in_s=None if self._is_over else self._wait_s(error),
+            retry_in_s=None if self._is_last_attempt else self._choose_delay_s(error),
             verdict=verdict,
         )
 
-    def _verdict(self, error: BaseException) -> str:
+    def _choose_verdict(self, error: BaseException) -> str:
         """Return the verdict on this error: "kill" and "discard" end the job, "" leaves it to its retries."""
         # An exception that the task raises on purpose takes precedence over its options.
-        if self._is_unreadable or isinstance(error, Kill):
+        if self._has_invalid_result or isinstance(error, Kill):
             return "kill"  # JSON cannot encode the result, and a second run would return the same type
         if isinstance(error, Discard) or self.control.is_cancelled:
             return "discard"
@@ -290,28 +293,28 @@ class Execution:
             return ""
         if isinstance(error, self.task.discard_on):
             return "discard"
-        wanted = self.task.retry_on
-        return "" if wanted is None or isinstance(error, wanted) else "kill"
+        retry_on = self.task.retry_on
+        return "" if retry_on is None or isinstance(error, retry_on) else "kill"
 
-    def _is_final(self, verdict: str) -> bool:
+    def _ends_job(self, verdict: str) -> bool:
         retry = payloads.DEFAULT_RETRY if self._call.retry is None else self._call.retry
         outcome = outcome_of_failure(
-            retry=retry, failures=self._failures, keep=True, verdict=verdict, wish_s=0.0, rng=_chance
+            retry=retry, failures=self._failures, keep=True, verdict=verdict, delay_s=0.0, rng=_rng
         )
         return outcome.state is not State.RETRIES
 
-    def _wait_s(self, error: BaseException) -> float | None:
+    def _choose_delay_s(self, error: BaseException) -> float | None:
         """Return the seconds until the next attempt that the task requests; None for the protocol's backoff."""
         try:
             if isinstance(error, Retry) and error.in_s is not None:
                 return _clamp_delay(error.in_s)
-            wish = self.task.backoff and self.task.backoff(error, self.result)
-            return None if wish is None else _clamp_delay(wish)
+            delay_s = self.task.backoff and self.task.backoff(error, self.result)
+            return None if delay_s is None else _clamp_delay(delay_s)
         except BaseException:  # a bug in a backoff function must not lose the job
             logger.exception("backoff of a task failed, using the usual one jobtype=%s", self.task.jobtype)
             return None
 
-    def _end(self, status: TaskResultStatus) -> None:
+    def _set_ended(self, status: TaskResultStatus) -> None:
         # TaskResult is frozen; Django's own backends set its fields in this way.
         object.__setattr__(self.result, "status", status)
         object.__setattr__(self.result, "finished_at", timezone.now())
@@ -376,32 +379,34 @@ def _is_cancellation(error: BaseException) -> bool:
     return is_cancelled or isinstance(error, GeneratorExit)
 
 
-def _errtype(error: BaseException) -> str:
+def _get_error_name(error: BaseException) -> str:
     """Return the error's qualified class name; a name without module for errors the worker imposes."""
-    kind = type(error)
-    return kind.__name__ if kind in _IMPOSED else f"{kind.__module__}.{kind.__qualname__}"
+    error_class = type(error)
+    if error_class in _IMPOSED:
+        return error_class.__name__
+    return f"{error_class.__module__}.{error_class.__qualname__}"
 
 
-def _message(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     try:
         return str(error) or type(error).__qualname__
     except BaseException:  # noqa: BLE001  (its __str__ is user code)
         return "<its str() failed>"
 
 
-def _lines(error: BaseException, wanted: int) -> list[str]:
+def _format_backtrace(error: BaseException, max_lines: int) -> list[str]:
     """Format the traceback without the frames above the task; drop its middle if it exceeds the limit."""
-    if wanted < 0:
+    if max_lines < 0:
         return []
     # A negative limit keeps the innermost frames: a RecursionError has thousands of outer ones.
-    job_transaction = traceback.format_exception(
+    chunks = traceback.format_exception(
         type(error), error, _skip_own_frames(error), limit=-payloads.MAX_BACKTRACE_LINES
     )
-    lines = "".join(job_transaction).splitlines()
-    kept = len(payloads.kept_lines(lines, wanted))
-    if kept == len(lines) or kept < 3:
-        return lines[len(lines) - kept :]
-    return [lines[0], f"  … {len(lines) - kept + 1} lines left out", *lines[len(lines) - kept + 2 :]]
+    lines = "".join(chunks).splitlines()  # a chunk may have several lines
+    kept_count = len(payloads.limit_backtrace(lines, max_lines))
+    if kept_count == len(lines) or kept_count < 3:
+        return lines[len(lines) - kept_count :]
+    return [lines[0], f"  … {len(lines) - kept_count + 1} lines left out", *lines[len(lines) - kept_count + 2 :]]
 
 
 def _skip_own_frames(error: BaseException) -> TracebackType | None:
@@ -412,40 +417,41 @@ def _skip_own_frames(error: BaseException) -> TracebackType | None:
     return frame
 
 
-def _clamp_delay(wish: float) -> float:
-    seconds = float(wish)
+def _clamp_delay(delay_s: float) -> float:
+    seconds = float(delay_s)
+    # `min` and `max` would pass NaN on.
     if isnan(seconds):
-        raise ValueError(f"expected a number of seconds, got {wish!r}")
+        raise ValueError(f"expected a number of seconds, got {delay_s!r}")
     return min(max(seconds, 0.0), LONGEST_WAIT_S)
 
 
 def _log_retry(task: FaktoryTask[..., Any], job: Reservation, error: BaseException) -> None:
     # A requested retry is no error, so it is logged without a traceback.
-    was_asked_for = isinstance(error, Retry)
+    is_requested = isinstance(error, Retry)
     logger.log(
-        logging.INFO if was_asked_for else logging.WARNING,
+        logging.INFO if is_requested else logging.WARNING,
         "job failed, runs again jid=%s jobtype=%s attempt=%d error=%s",
         job.jid,
         task.jobtype,
         job.attempt,
-        ascii(_message(error)[:200]),
-        exc_info=None if was_asked_for else (type(error), error, _skip_own_frames(error)),
+        ascii(_describe_error(error)[:200]),
+        exc_info=None if is_requested else (type(error), error, _skip_own_frames(error)),
     )
 
 
-def _log_end(task: FaktoryTask[..., Any], job: Reservation, error: BaseException, verdict: str) -> None:
+def _log_final_failure(task: FaktoryTask[..., Any], job: Reservation, error: BaseException, verdict: str) -> None:
     """Log the final end of a job, with its attempt.
 
     Django's own task logger logs this too, but by default nothing shows its records while DEBUG is off.
     """
-    is_dropped = verdict == "discard"
+    is_discarded = verdict == "discard"
     logger.log(
-        logging.INFO if is_dropped else logging.ERROR,
+        logging.INFO if is_discarded else logging.ERROR,
         "job %s jid=%s jobtype=%s attempt=%d error=%s",
-        "discarded" if is_dropped else "dead",
+        "discarded" if is_discarded else "dead",
         job.jid,
         task.jobtype,
         job.attempt,
-        ascii(_message(error)[:200]),
+        ascii(_describe_error(error)[:200]),
         exc_info=None if isinstance(error, Discard | Kill) else (type(error), error, _skip_own_frames(error)),
     )

@@ -40,7 +40,7 @@ class Fetcher:
     def __init__(
         self,
         broker: Broker,
-        held: JobBuffer,
+        buffer: JobBuffer,
         *,
         wid: str,
         order: QueueOrder,
@@ -52,7 +52,7 @@ class Fetcher:
         is_reported: Callable[[], bool] = lambda: True,
     ) -> None:
         self._broker = broker
-        self._buffer = held
+        self._buffer = buffer
         self._wid = wid
         self._order = order
         self._listen = listen or PollingListener
@@ -62,7 +62,7 @@ class Fetcher:
         self._queue_limits = queue_limits
         self._is_reported = is_reported
         if queue_limits:
-            held.on_end = self._has_ended
+            buffer.on_end = self._on_job_end
         self._stopping = threading.Event()
         self._listener: Listener | None = None
         self._retry_delay = RetryDelay("fetch")
@@ -77,7 +77,7 @@ class Fetcher:
         self._listener = self._listen()
         try:
             while not self._stopping.is_set():
-                self._round(self._listener)
+                self._run_round(self._listener)
         finally:
             self._listener.close()
             if not self._broker.blocking:
@@ -101,13 +101,13 @@ class Fetcher:
         If one of the jobs had a lock, the next job of that key is fetched in the same transaction: one commit instead
         of two for each job of a hot key (ADR 0015).
         """
-        if not self._buffer.held_locks(ack.jid for ack in acks) or not self._broker.supports_lock_handoff:
+        if not self._buffer.had_locks(ack.jid for ack in acks) or not self._broker.supports_lock_handoff:
             return self._broker.ack(acks)
-        # The fetching thread has it while it waits for the broker; reports must not wait for that.
+        # The thread that fetches holds it while it waits for the broker; reports must not wait for that.
         if not self._fetching.acquire(blocking=False):
             return self._broker.ack(acks)
         try:
-            request = self._next_request(1 if len(acks) == 1 else None)
+            request = self._build_handoff_request(1 if len(acks) == 1 else None)
             if request is None:
                 return self._broker.ack(acks)
             reply = self._broker.exchange([], acks, [request])
@@ -119,7 +119,7 @@ class Fetcher:
         finally:
             self._fetching.release()
 
-    def _next_request(self, limit: int | None) -> FetchRequest | None:
+    def _build_handoff_request(self, limit: int | None) -> FetchRequest | None:
         """Build the fetch that goes with the ACKs; None if this worker cannot take a job now.
 
         A single ACK frees one lock, so only the job that waits for that lock is requested: the loop already has, or is
@@ -128,10 +128,10 @@ class Fetcher:
         room = self._buffer.wait_for_room(0)
         if not room or self._broker.blocking or self._stopping.is_set() or not self._may_fetch():
             return None
-        request = self._request(min(room, limit or room))
+        request = self._build_request(min(room, limit or room))
         return request if request.queues else None
 
-    def _round(self, listener: Listener) -> None:
+    def _run_round(self, listener: Listener) -> None:
         room = self._buffer.wait_for_room(STUCK_S)
         # Before the check of `room`: there is none while a suspect is here, and it must still be begun.
         self._check_suspect()
@@ -174,7 +174,7 @@ class Fetcher:
 
     def _fetch(self, count: int) -> list[Reservation] | None:
         """Fetch up to `count` jobs; None if the broker failed, after a pause."""
-        request = self._request(count)
+        request = self._build_request(count)
         if not request.queues:
             return []
         try:
@@ -190,20 +190,20 @@ class Fetcher:
         self._retry_delay.record_success()
         return jobs
 
-    def _request(self, count: int) -> FetchRequest:
+    def _build_request(self, count: int) -> FetchRequest:
         """Build a FETCH that stays within the remaining per-worker limits of its queues.
 
         The smallest remaining limit bounds the whole request, since the queues the jobs will come from are unknown.
         """
         queues = self._order.draw(self._rng)
         if self._queue_limits:
-            held = self._buffer.in_queues()
-            left = {queue: limit - held[queue] for queue, limit in self._queue_limits.items()}
-            queues = tuple(queue for queue in queues if left.get(queue, 1) > 0)
-            count = min([count, *(left[queue] for queue in queues if queue in left)])
+            counts = self._buffer.count_by_queue()
+            remaining = {queue: limit - counts[queue] for queue, limit in self._queue_limits.items()}
+            queues = tuple(queue for queue in queues if remaining.get(queue, 1) > 0)
+            count = min([count, *(remaining[queue] for queue in queues if queue in remaining)])
         return FetchRequest(queues=queues, wid=self._wid, count=count, lease=Lease.HEARTBEAT)
 
-    def _has_ended(self, job: Reservation) -> None:
+    def _on_job_end(self, job: Reservation) -> None:
         # A queue at its limit was left out of the latest fetch; it has room again.
         if job.queue in self._queue_limits:
             self.wake()
@@ -252,13 +252,13 @@ class Fetcher:
         Called by the threads that fetch and that report.
         """
         with self._release_lock:
-            returning, self._unreleased = [*self._unreleased, *jobs], []
-        if not returning:
+            due, self._unreleased = [*self._unreleased, *jobs], []
+        if not due:
             return
         try:
-            self._broker.release(returning)
+            self._broker.release(due)
         except Exception as error:  # noqa: BLE001  (a loop)
             # They will not run here. At worst `bye`, or the loss of this worker, returns them to their queues.
-            logger.warning("jobs could not be released yet count=%d error=%s", len(returning), error)
+            logger.warning("jobs could not be released yet count=%d error=%s", len(due), error)
             with self._release_lock:
-                self._unreleased += returning
+                self._unreleased += due

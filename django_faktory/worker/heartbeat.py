@@ -26,9 +26,9 @@ QUIET, TERMINATE, LOST = "quiet", "terminate", "lost"
 class Heartbeat:
     """Send a BEAT every `interval_s`; `run` is the target of a thread.
 
-    `on_order` is called with QUIET, TERMINATE or LOST. `known` returns jid and attempt of the jobs in this process. A
-    BEAT extends the jobs that were known at the BEAT before too: a claim reserves a job for longer than that, and so
-    the BEATs of a worker with short jobs name none.
+    `on_order` is called with QUIET, TERMINATE or LOST. `held_attempts` returns jid and attempt of the jobs in this
+    process. A BEAT extends only jobs that were here at the BEAT before too: a claim reserves a job for longer than
+    that, and so the BEATs of a worker with short jobs name none.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Heartbeat:
         wid: str,
         interval_s: float,
         on_order: Callable[[str], None],
-        known: Callable[[], Set[tuple[str, int]]] = frozenset,
+        held_attempts: Callable[[], Set[tuple[str, int]]] = frozenset,
     ) -> None:
         self._broker = broker
-        self._known = known
-        self._known_before: Set[tuple[str, int]] = frozenset()
+        self._held_attempts = held_attempts
+        self._previous_attempts: Set[tuple[str, int]] = frozenset()
         self._wid = wid
         self._interval_s = interval_s
         self._on_order = on_order
@@ -84,9 +84,9 @@ class Heartbeat:
     def beat(self) -> None:
         """Send one BEAT and pass on the order in its answer. Never raises."""
         self._pause_s = self._interval_s
-        known = self._known()
-        held, self._known_before = tuple(sorted(known & self._known_before)), known
-        beat = Beat(wid=self._wid, current_state=self._state, rss_kb=rss_kb(), held=held)
+        attempts = self._held_attempts()
+        still_held, self._previous_attempts = tuple(sorted(attempts & self._previous_attempts)), attempts
+        beat = Beat(wid=self._wid, current_state=self._state, rss_kb=rss_kb(), held=still_held)
         try:
             [answer] = self._broker.beat([beat])
         except FaktoryError as error:

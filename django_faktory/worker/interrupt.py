@@ -29,7 +29,7 @@ class InterruptibleControl(Control):
 
     __slots__ = (
         "_lock", "_loop", "_task", "_thread", "began_at", "cancelled_at", "reason", "stopped_at", "take_progress",
-        "was_hit",
+        "was_interrupted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class InterruptibleControl(Control):
         self.cancelled_at = self.stopped_at = float("inf")
         self.reason: FaktoryError | None = None
         """Why the job was stopped; None while it was not."""
-        self.was_hit = False
+        self.was_interrupted = False
         """True if its thread was interrupted, which may have left its resources in any state."""
         self.take_progress: Callable[[], TrackUpdate | None] = _nothing_to_write
         """Returns progress of the job that is not written yet."""
@@ -62,12 +62,14 @@ class InterruptibleControl(Control):
             if self._thread is not None:
                 _raise_in(self._thread)
             elif self._loop is not None:
+                # asyncio tasks are not thread-safe: only their loop may cancel them.
                 self._loop.call_soon_threadsafe(self._cancel_task)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Call the function; if `stop` ends it, raise the reason of the stop."""
         try:
             try:
+                # Inside the `try`: an interruption may come right after this assignment.
                 self._thread = threading.get_ident()
                 return function()
             finally:
@@ -76,20 +78,23 @@ class InterruptibleControl(Control):
             self._leave()  # the interruption may have hit the first `_leave`; there is only one
             if self.reason is None:
                 raise
-            self.was_hit = True
-            raise self.reason.with_traceback(error.__traceback__) from (None if _is_ours(error) else error)
+            self.was_interrupted = True
+            raise self.reason.with_traceback(error.__traceback__) from (
+                None if isinstance(error, Interrupted) else error
+            )
 
-    async def acall(self, make: Callable[[], Awaitable[Any]], *, timeout_s: float | None) -> Any:
-        """Await `make()`; if `stop` or the timeout ends it, raise the reason."""
+    async def acall(self, make_coroutine: Callable[[], Awaitable[Any]], *, timeout_s: float | None) -> Any:
+        """Await `make_coroutine()`; if `stop` or the timeout ends it, raise the reason."""
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                return await make()
+                return await make_coroutine()
         except TimeoutError:
+            # A TimeoutError of the task itself, such as one of a socket.
             if not limit.expired():
                 raise
-            raise timed_out(timeout_s) from None
+            raise build_timeout_error(timeout_s) from None
         except asyncio.CancelledError:
             if self.reason is None or self._task is None:
                 raise
@@ -102,9 +107,9 @@ class InterruptibleControl(Control):
     def _leave(self) -> None:
         """End the time in which `stop` may interrupt; consume an interruption that is pending."""
         with self._lock:
-            was_open, self._thread = self._thread is not None, None
-        if was_open and self.reason is not None:
-            _use_up()
+            was_interruptible, self._thread = self._thread is not None, None
+        if was_interruptible and self.reason is not None:
+            _consume_pending()
 
     def _cancel_task(self) -> None:
         if self._task is not None:
@@ -115,16 +120,12 @@ def _nothing_to_write() -> None:
     return None
 
 
-def timed_out(timeout_s: float | None) -> TaskTimeout:
+def build_timeout_error(timeout_s: float | None) -> TaskTimeout:
     """Return the error for a task that exceeded its timeout."""
     return TaskTimeout(f"the task did not end within its timeout of {timeout_s:g} s")
 
 
-def _is_ours(error: BaseException) -> bool:
-    return isinstance(error, Interrupted)
-
-
-def _use_up() -> None:
+def _consume_pending() -> None:
     """Consume an interruption that may be pending for this thread, by raising one here.
 
     Clearing it would be possible, but then Python 3.11 and 3.12 keep checking for it at every jump of every thread
@@ -137,6 +138,6 @@ def _use_up() -> None:
 
 
 def _raise_in(thread: int) -> None:
-    """Make the thread raise Stopped at one of its next bytecodes."""
+    """Make the thread raise Interrupted at one of its next bytecodes."""
     # CPython offers this in its C API only.
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interrupted))

@@ -29,15 +29,15 @@ def call(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str, c
     Raises the exception of the function, of argument decoding or of a middleware, the reason of a stop, or Cancelled.
     """
 
-    def inside() -> Any:
-        args, kwargs = _read(task, result, text)
+    def call_function() -> Any:
+        args, kwargs = _decode_arguments(task, result, text)
         return task.func(*_with_context(task, result, control, args), **kwargs)
 
-    def wrapped() -> Any:
-        return middleware.run(_as_call(result, text), inside)
+    def call_with_middleware() -> Any:
+        return middleware.run(_build_call(result, text), call_function)
 
     # Without middleware the job's text is not parsed for `custom`: that would cost every job.
-    value = control.call(wrapped if middleware.configured() else inside)
+    value = control.call(call_with_middleware if middleware.get_middleware() else call_function)
     _refuse_cancelled(control)
     return value
 
@@ -47,23 +47,24 @@ async def acall(
 ) -> Any:
     """Await the task's coroutine function on this loop and return its value. Raises as `call` does."""
 
-    async def inside() -> Any:
+    async def call_function() -> Any:
         if not task.plain_json and may_have_references(text):
             # Decoding may query the database, which Django forbids on an event loop.
-            args, kwargs = await sync_to_async(_read)(task, result, text)
+            args, kwargs = await sync_to_async(_decode_arguments)(task, result, text)
         else:
             args, kwargs = result.args, result.kwargs
         return await task.func(*_with_context(task, result, control, args), **kwargs)
 
-    async def wrapped() -> Any:
-        return await middleware.arun(_as_call(result, text), inside)
+    async def call_with_middleware() -> Any:
+        return await middleware.arun(_build_call(result, text), call_function)
 
-    value = await control.acall(wrapped if middleware.configured() else inside, timeout_s=task.timeout)
+    function = call_with_middleware if middleware.get_middleware() else call_function
+    value = await control.acall(function, timeout_s=task.timeout)
     _refuse_cancelled(control)
     return value
 
 
-def _read(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str) -> Arguments:
+def _decode_arguments(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str) -> Arguments:
     if task.plain_json or not may_have_references(text):
         return result.args, result.kwargs
     return decode_call(result.args, result.kwargs, missing=task.missing)
@@ -75,7 +76,7 @@ def _with_context(
     return [JobContext(task_result=result, control=control), *args] if task.takes_context else args
 
 
-def _as_call(result: TaskResult[..., Any], text: str) -> Call:
+def _build_call(result: TaskResult[..., Any], text: str) -> Call:
     custom = jsontext.decode(text).get("custom")
     return Call(result=result, custom=custom if isinstance(custom, dict) else {})
 

@@ -30,19 +30,19 @@ class JobBuffer:
     def __init__(self, *, concurrency: int, max_prefetch: int) -> None:
         self.finished: SimpleQueue[Report | None] = SimpleQueue()
         """Reports in order of arrival; None wakes the reader."""
-        self.reports = 0
+        self.report_count = 0
         """Number of reports so far from jobs that ended by themselves."""
         self._waiting: SimpleQueue[Reservation | None] = SimpleQueue()
-        self._held: dict[int, Reservation] = {}  # keyed by id(): a worker may have two attempts of one jid
+        self._jobs: dict[int, Reservation] = {}  # keyed by id(): a worker may have two attempts of one jid
         self._unlocking: set[str] = set()  # jobs with a lock and an ACK that is not sent yet
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiters = 0  # threads that wait for `_changed`; notifying without one would cost every short job
         self._prefetch_window = PrefetchWindow(concurrency=concurrency, max_prefetch=max_prefetch)
-        self._moved_at = time.monotonic()
+        self._progressed_at = time.monotonic()
         self._is_closed = False
-        self._alone: Reservation | None = None  # the job that runs alone (W20); kept until its end is reported
-        self._is_alone_pending = False  # until the other jobs have ended
+        self._lone_job: Reservation | None = None  # the job that runs alone (W20); kept until its end is reported
+        self._is_lone_job_pending = False  # until the other jobs have ended
         self._overdue_at = 0.0
         self.on_end: Callable[[Reservation], None] | None = None
         """Called with each job that has ended."""
@@ -59,7 +59,7 @@ class JobBuffer:
     def wait_empty(self, timeout_s: float) -> bool:
         """Wait until every job has ended; return False after `timeout_s`."""
         with self._lock:
-            return self._wait_for(lambda: not self._held, max(0.0, timeout_s))
+            return self._wait_for(lambda: not self._jobs, max(0.0, timeout_s))
 
     def _wait_for(self, is_true: Callable[[], bool], timeout_s: float) -> bool:
         self._waiters += 1
@@ -70,7 +70,7 @@ class JobBuffer:
 
     def is_empty(self) -> bool:
         """Return whether no job waits or runs."""
-        return not self._held
+        return not self._jobs
 
     def has_waiting(self) -> bool:
         """Return whether a job waits for a thread."""
@@ -79,12 +79,12 @@ class JobBuffer:
     def add(self, jobs: Sequence[Reservation]) -> bool:
         """Store fetched jobs. Return False, without effect, if it is too late or a job here runs alone."""
         with self._lock:
-            if self._is_closed or self._alone is not None:
+            if self._is_closed or self._lone_job is not None:
                 return False
-            self._held.update({id(job): job for job in jobs})
-            self._moved_at = time.monotonic()
-            self._prefetch_window.record_fetch(self._moved_at)
-        # Only after `_held` has the jobs: a thread may end one before the next `put`.
+            self._jobs.update({id(job): job for job in jobs})
+            self._progressed_at = time.monotonic()
+            self._prefetch_window.record_fetch(self._progressed_at)
+        # Only after `_jobs` has the jobs: a thread may end one before the next `put`.
         for job in jobs:
             self._waiting.put(job)
         return True
@@ -95,11 +95,11 @@ class JobBuffer:
         Returns False as `add` does. Call `settle_alone` regularly until the job has ended.
         """
         with self._lock:
-            if self._is_closed or self._alone is not None:
+            if self._is_closed or self._lone_job is not None:
                 return False
-            self._held[id(job)] = self._alone = job
+            self._jobs[id(job)] = self._lone_job = job
             now = time.monotonic()
-            self._is_alone_pending, self._overdue_at = True, now + wait_s
+            self._is_lone_job_pending, self._overdue_at = True, now + wait_s
             self._prefetch_window.record_fetch(now)
         return True
 
@@ -110,14 +110,14 @@ class JobBuffer:
         died earlier, a job that has done its work would count a loss.
         """
         with self._lock:
-            if self._alone is None or not is_reported:
+            if self._lone_job is None or not is_reported:
                 return
-            if self._is_alone_pending and len(self._held) == 1:
-                self._is_alone_pending = False
-                self._moved_at = time.monotonic()
-                self._waiting.put(self._alone)
-            elif id(self._alone) not in self._held:
-                self._alone = None
+            if self._is_lone_job_pending and len(self._jobs) == 1:
+                self._is_lone_job_pending = False
+                self._progressed_at = time.monotonic()
+                self._waiting.put(self._lone_job)
+            elif id(self._lone_job) not in self._jobs:
+                self._lone_job = None
                 self._changed.notify_all()
 
     def take_overdue(self) -> Reservation | None:
@@ -127,40 +127,41 @@ class JobBuffer:
     def report(self, report: Failure) -> None:
         """Queue the report of a job that was removed without being begun."""
         with self._lock:
-            self.reports += 1
+            self.report_count += 1
             self.finished.put(report)
 
-    def in_queues(self) -> Counter[str]:
+    def count_by_queue(self) -> Counter[str]:
         """Return how many jobs of each queue are here."""
         with self._lock:
-            return Counter(job.queue for job in self._held.values())
+            return Counter(job.queue for job in self._jobs.values())
 
-    def known(self) -> set[tuple[str, int]]:
+    def held_attempts(self) -> set[tuple[str, int]]:
         """Return jid and attempt of each job that waits, runs, or has ended without being reported yet."""
         with self._lock:
-            known = {(job.jid, job.attempt) for job in self._held.values()}
-            ended = [(report.jid, report.attempt) for report in self._unreported.values()]
-            known.update((jid, attempt) for jid, attempt in ended if attempt is not None)
-        return known
+            attempts = {(job.jid, job.attempt) for job in self._jobs.values()}
+            # Without them a job that ended during an outage would lose its reservation and run again (ADR 0026).
+            unreported = [(report.jid, report.attempt) for report in self._unreported.values()]
+            attempts.update((jid, attempt) for jid, attempt in unreported if attempt is not None)
+        return attempts
 
-    def reported(self, reports: Iterable[Report]) -> None:
+    def forget_reports(self, reports: Iterable[Report]) -> None:
         """Forget these reports: the broker has recorded them, or will never accept them."""
         with self._lock:
             for report in reports:
                 self._unreported.pop(id(report), None)
 
-    def locked(self) -> dict[int, Reservation]:
+    def jobs_with_locks(self) -> dict[int, Reservation]:
         """Return the jobs here that have a lock, by lock token."""
         with self._lock:
-            held = {job.lock_token: job for job in self._held.values() if job.lock_token is not None}
-        self.lost_locks.intersection_update(held)  # in place: tasks read the same set
-        return held
+            jobs = {job.lock_token: job for job in self._jobs.values() if job.lock_token is not None}
+        self.lost_locks.intersection_update(jobs)  # in place: tasks read the same set
+        return jobs
 
-    def next(self) -> Reservation | None:
+    def take_next(self) -> Reservation | None:
         """Return the next job to run; block until there is one. None means that no more jobs come."""
-        # `_moved_at` is set without the lock: a lost update only delays `take_stuck`.
+        # `_progressed_at` is set without the lock: a lost update only delays `take_stuck`.
         job = self._waiting.get()
-        self._moved_at = time.monotonic()
+        self._progressed_at = time.monotonic()
         return job
 
     def finish(self, job: Reservation, report: Report | None, *, ran_s: float) -> bool:
@@ -169,37 +170,38 @@ class JobBuffer:
         Returns False, without effect, if the job was given up before. Safe from any thread.
         """
         with self._lock:
-            if self._held.pop(id(job), None) is None:
+            if self._jobs.pop(id(job), None) is None:
                 return False
-            self._prefetch_window.ended(ran_s)
+            self._prefetch_window.record_end(ran_s)
             if report is not None:
                 if job.lock_token is not None and isinstance(report, Ack):
                     self._unlocking.add(report.jid)
-                self.reports += 1
+                self.report_count += 1
                 # Before `put`: the reporter may finish with it at once.
                 self._unreported[id(report)] = report
                 self.finished.put(report)
-            if self._waiters and (not self._held or self._room()):
+            if self._waiters and (not self._jobs or self._room()):
                 self._changed.notify_all()
         if self.on_end is not None:
             # Outside the lock, so that the callback may take locks of its own.
             self.on_end(job)
         return True
 
-    def held_locks(self, jids: Iterable[str]) -> bool:
+    def had_locks(self, jids: Iterable[str]) -> bool:
         """Return whether one of these jobs had a lock. Called before their ACKs are sent.
 
         True once for each job: it forgets the jobs it returns True for.
         """
+        # Nearly all jobs have no lock: they pay for this check only (ADR 0015).
         if not self._unlocking:
             return False
-        found = self._unlocking.intersection(jids)
-        self._unlocking -= found
-        return bool(found)
+        matching = self._unlocking.intersection(jids)
+        self._unlocking -= matching
+        return bool(matching)
 
     def take_stuck(self) -> list[Reservation]:
         """Remove and return waiting jobs if no thread has begun one for STUCK_S."""
-        if not self.has_waiting() or time.monotonic() - self._moved_at < STUCK_S:
+        if not self.has_waiting() or time.monotonic() - self._progressed_at < STUCK_S:
             return []
         with self._lock:
             self._prefetch_window.record_stuck()
@@ -212,51 +214,51 @@ class JobBuffer:
 
     def _take_pending(self) -> Reservation | None:
         with self._lock:
-            job = self._alone if self._is_alone_pending else None
+            job = self._lone_job if self._is_lone_job_pending else None
             if job is not None:
-                self._take_out(job)
+                self._remove(job)
             return job
 
     def _take_waiting(self) -> list[Reservation]:
-        taken, ends = [], 0
+        jobs, end_marks = [], 0
         while True:
             try:
                 job = self._waiting.get_nowait()
             except Empty:
                 break
             if job is None:
-                ends += 1
+                end_marks += 1
             else:
-                taken.append(job)
+                jobs.append(job)
         # The Nones belong to threads that end, so they go back.
-        for _ in range(ends):
+        for _ in range(end_marks):
             self._waiting.put(None)
         with self._lock:
-            for job in taken:
-                self._take_out(job)
-        return taken
+            for job in jobs:
+                self._remove(job)
+        return jobs
 
     def abandon(self) -> list[Reservation]:
         """Give up all jobs and return them: no report of theirs counts, and no job is accepted any longer."""
         with self._lock:
             self._is_closed = True
-            left = list(self._held.values())
-            self._held.clear()
-            self._alone, self._is_alone_pending = None, False
-            return left
+            jobs = list(self._jobs.values())
+            self._jobs.clear()
+            self._lone_job, self._is_lone_job_pending = None, False
+            return jobs
 
-    def end(self, threads: int) -> None:
+    def end_threads(self, count: int) -> None:
         """Signal to this many threads, by one None each, that no more jobs come."""
-        for _ in range(threads):
+        for _ in range(count):
             self._waiting.put(None)
 
-    def _take_out(self, job: Reservation) -> None:
-        del self._held[id(job)]
-        if job is self._alone:
-            self._alone, self._is_alone_pending = None, False
+    def _remove(self, job: Reservation) -> None:
+        del self._jobs[id(job)]
+        if job is self._lone_job:
+            self._lone_job, self._is_lone_job_pending = None, False
         self._changed.notify_all()
 
     def _room(self) -> int:
-        if self._is_closed or self._alone is not None or self.finished.qsize() > MAX_UNREPORTED:
+        if self._is_closed or self._lone_job is not None or self.finished.qsize() > MAX_UNREPORTED:
             return 0
-        return self._prefetch_window.room(len(self._held), now=time.monotonic())
+        return self._prefetch_window.room(len(self._jobs), now=time.monotonic())

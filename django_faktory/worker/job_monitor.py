@@ -16,7 +16,7 @@ from ..core.logs import get_logger
 from ..errors import Cancelled, FaktoryError, WorkerShutdown
 from .backoff import RetryDelay
 from .execution import Execution
-from .interrupt import timed_out
+from .interrupt import build_timeout_error
 
 logger = get_logger(__name__)
 
@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 class MonitorLimits(NamedTuple):
     """Time limits of the monitor, in seconds."""
 
-    ask_every_s: float = 2.0
+    query_every_s: float = 2.0
     """Interval of the query which jobs are cancelled. Jobs that have run for less than half of it are left out."""
     cancel_grace_s: float = 10.0
     """Time for a function that takes the context to see its cancellation before it is stopped."""
@@ -61,15 +61,16 @@ class JobMonitor:
         self._is_asleep = False
         self._is_closed = False
 
-    def began(self, execution: Execution) -> None:
+    def add(self, execution: Execution) -> None:
         """Start to monitor this job. Safe from any thread."""
         # Keyed by id(): a worker may have two attempts of one jid.
         self._running[id(execution)] = execution
         self._is_used = True
+        # While it is awake it finds the job within `query_every_s`; only a timeout may be due sooner.
         if self._is_asleep or execution.task.timeout is not None:
             self._due.set()
 
-    def ended(self, execution: Execution) -> None:
+    def remove(self, execution: Execution) -> None:
         """Stop monitoring this job. Safe from any thread."""
         self._running.pop(id(execution), None)
 
@@ -89,6 +90,7 @@ class JobMonitor:
         while not self._is_closed:
             self._due.wait(self._pause_s())
             self._is_asleep = False
+            # Before the checks: a job that begins during them sets it again.
             self._due.clear()
             self._query_cancelled()
             # A copy: other threads add and remove jobs meanwhile.
@@ -99,8 +101,8 @@ class JobMonitor:
     def _pause_s(self) -> float | None:
         """Return the seconds until an action is due; None to sleep until a job begins.
 
-        A cancellation may come at any time, so the pause is at most `ask_every_s`. It is None when no job has run for a
-        while: a wake-up for each short job would cost more than the checks do.
+        A cancellation may come at any time, so the pause is at most `query_every_s`. It is None when no job has run for
+        a while: a wake-up for each short job would cost more than the checks do.
         """
         self._is_asleep = True  # before `_running` is read: a job that begins after that wakes the thread
         was_used, self._is_used = self._is_used, False
@@ -108,14 +110,14 @@ class JobMonitor:
             return None
         self._is_asleep = False
         now = time.monotonic()
-        dues = [self._next_due(execution) for execution in list(self._running.values())]
-        return max(SHORTEST_PAUSE_S, min([*dues, now + self._limits.ask_every_s]) - now)
+        due_times = [self._next_due(execution) for execution in list(self._running.values())]
+        return max(SHORTEST_PAUSE_S, min([*due_times, now + self._limits.query_every_s]) - now)
 
     def _next_due(self, execution: Execution) -> float:
         control = execution.control
         if control.stopped_at != float("inf"):
             return control.stopped_at + self._limits.stop_grace_s
-        return min(self._time_over_at(execution), self._cancel_at(execution))
+        return min(self._timeout_at(execution), self._cancel_at(execution))
 
     def _check_job(self, execution: Execution, now: float) -> None:
         control = execution.control
@@ -123,14 +125,14 @@ class JobMonitor:
             self._give_up_job(execution, control.reason)
         elif control.reason is None and now >= self._cancel_at(execution):
             control.stop(Cancelled("cancelled while it ran"))
-        elif control.reason is None and now >= self._time_over_at(execution):
-            control.stop(timed_out(execution.task.timeout))
+        elif control.reason is None and now >= self._timeout_at(execution):
+            control.stop(build_timeout_error(execution.task.timeout))
 
     def _give_up_job(self, execution: Execution, reason: FaktoryError) -> None:
-        self.ended(execution)
+        self.remove(execution)
         self._give_up(execution, reason)
 
-    def _time_over_at(self, execution: Execution) -> float:
+    def _timeout_at(self, execution: Execution) -> float:
         """Return when to stop the job for its timeout.
 
         A coroutine has its own timeout; it is stopped 0.5 s later if it ignores that.
@@ -141,27 +143,27 @@ class JobMonitor:
 
     def _cancel_at(self, execution: Execution) -> float:
         """Return when to stop the job for its cancellation: at once, unless its task can see it."""
-        may_see = execution.task.takes_context and not execution.is_async
-        return execution.control.cancelled_at + (self._limits.cancel_grace_s if may_see else 0.0)
+        can_see_cancel = execution.task.takes_context and not execution.is_async
+        return execution.control.cancelled_at + (self._limits.cancel_grace_s if can_see_cancel else 0.0)
 
     def _query_cancelled(self) -> None:
         """Query which jobs are cancelled: one statement, for jobs that have run for a while."""
         now = time.monotonic()
-        if not self._broker.cancels or now < self._queried_at + self._limits.ask_every_s:
+        if not self._broker.cancels or now < self._queried_at + self._limits.query_every_s:
             return
         # Before the query, so that errors are not repeated at each round.
         self._queried_at = now
-        long = {
+        long_running = {
             execution.reservation.jid: execution
             for execution in list(self._running.values())
-            if now >= execution.control.began_at + self._limits.ask_every_s / 2 and not execution.control.is_cancelled
+            if now >= execution.control.began_at + self._limits.query_every_s / 2 and not execution.control.is_cancelled
         }
-        if not long:
+        if not long_running:
             self._close_connection()
             return
         self._has_connection = True
         try:
-            cancelled = self._broker.cancelled(list(long))
+            cancelled = self._broker.cancelled(list(long_running))
         except FaktoryError as error:
             self._retry_delay.record_failure(error)
             return
@@ -172,7 +174,7 @@ class JobMonitor:
         self._retry_delay.record_success()
         for jid in cancelled:
             logger.info("job is cancelled jid=%s", jid)
-            long[jid].control.cancel()
+            long_running[jid].control.cancel()
 
     def _close_connection(self) -> None:
         """Close the connection while all jobs are short."""

@@ -17,10 +17,10 @@ from .job_buffer import JobBuffer
 
 logger = get_logger(__name__)
 
-AFTER_TROUBLE_S = 1.0
+MAX_PAUSE_AFTER_ERROR_S = 1.0
 """Longest pause after a failed renewal."""
 
-LONGEST_LOOK_S = 1.0
+MAX_CHECK_INTERVAL_S = 1.0
 """Longest time between two checks for jobs with a lock; shorter if locks are renewed more often."""
 
 
@@ -37,11 +37,11 @@ class LockRenewer:
 
     def run(self) -> None:
         """Renew leases until stopped; close the connection while no job has a lock."""
-        pause_s = min(self._every_s, LONGEST_LOOK_S)
+        pause_s = min(self._every_s, MAX_CHECK_INTERVAL_S)
         has_connection = False
         while not self._stopping.wait(pause_s):
-            pause_s = min(self._every_s, LONGEST_LOOK_S)
-            tokens = self._buffer.locked().keys() - self._buffer.lost_locks
+            pause_s = min(self._every_s, MAX_CHECK_INTERVAL_S)
+            tokens = self._buffer.jobs_with_locks().keys() - self._buffer.lost_locks
             if tokens and time.monotonic() >= self._extend_at:
                 has_connection = True
                 pause_s = min(pause_s, self._extend(tokens))
@@ -60,15 +60,15 @@ class LockRenewer:
         try:
             lost = self._broker.extend_locks(tokens)
         except FaktoryError as error:
-            return min(AFTER_TROUBLE_S, self._retry_delay.record_failure(error))
+            return min(MAX_PAUSE_AFTER_ERROR_S, self._retry_delay.record_failure(error))
         except Exception:  # the loop must survive: a worker that stops renewing loses its locks
             logger.exception("locks could not be extended")
             self._broker.close()
-            return AFTER_TROUBLE_S
+            return MAX_PAUSE_AFTER_ERROR_S
         self._retry_delay.record_success()
         # 10 % early, so that the check just before the due time renews already.
         self._extend_at = time.monotonic() + self._every_s * 0.9
-        for token, job in self._buffer.locked().items():
+        for token, job in self._buffer.jobs_with_locks().items():
             if token in lost:
                 self._buffer.lost_locks.add(token)
                 logger.warning("lock is lost, another job of its key may run jid=%s token=%d", job.jid, token)

@@ -41,26 +41,26 @@ class LoopWatch:
 
     def check(self) -> None:
         """Return once the loop has answered or has ended; log warnings with backoff until then."""
-        found = self._find_loop()
-        if found is None:
+        loop_and_thread = self._find_loop()
+        if loop_and_thread is None:
             return
-        loop, thread = found
+        loop, thread = loop_and_thread
         answered = threading.Event()
-        asked_at = time.monotonic()
+        called_at = time.monotonic()
         try:
             loop.call_soon_threadsafe(answered.set)
         except RuntimeError:  # the loop is closed
             return
         warn_after_s, has_warned, blocker = BLOCKED_S, False, ""
-        while not answered.wait(asked_at + warn_after_s - time.monotonic()):
+        while not answered.wait(called_at + warn_after_s - time.monotonic()):
             if loop.is_closed():
                 return
             # The current task may have changed since the call; it is the best guess available from outside.
             has_warned, blocker = True, self._describe(asyncio.current_task(loop))
-            self._warn(blocker, time.monotonic() - asked_at, thread)
+            self._warn(blocker, time.monotonic() - called_at, thread)
             warn_after_s *= BACKOFF
         if has_warned:
-            blocked_s = time.monotonic() - asked_at
+            blocked_s = time.monotonic() - called_at
             logger.warning("event loop answers again loop=%s %sblocked=%.1f s", self._name, blocker, blocked_s)
 
     def _warn(self, blocker: str, blocked_s: float, thread: int | None) -> None:

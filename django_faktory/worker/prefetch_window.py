@@ -42,7 +42,7 @@ class PrefetchWindow:
         if self._cautious_until is None:
             self._cautious_until = now + CAUTIOUS_S
 
-    def ended(self, ran_s: float) -> None:
+    def record_end(self, ran_s: float) -> None:
         """Record that a job ended after `ran_s` seconds."""
         self._mean_s += (ran_s - self._mean_s) * SHARE
         self._window = min(self._window * 2, self._concurrency + self._max_prefetch)
@@ -51,8 +51,8 @@ class PrefetchWindow:
         """Record that prefetched jobs were not begun in time: expect slow jobs."""
         self._mean_s = SLOW_S
 
-    def room(self, held: int, *, now: float) -> int:
-        """Return how many jobs to fetch when `held` are here.
+    def room(self, job_count: int, *, now: float) -> int:
+        """Return how many jobs to fetch when `job_count` are here.
 
         Returns 0 also if all threads are busy and the room is less than half of the prefetch: a fetch for a few jobs is
         not worth its cost.
@@ -60,8 +60,9 @@ class PrefetchWindow:
         # A mean of 0 s is possible, for empty jobs on a coarse clock.
         prefetch = min(self._max_prefetch, int(HORIZON_S * self._concurrency / max(self._mean_s, 1e-6)))
         limit = self._concurrency + prefetch
+        # The fewer jobs a dying process has, the fewer count a loss that they did not cause (W20).
         if self._cautious_until is None or now < self._cautious_until:
             limit = min(limit, self._window)
-        is_idle = held < self._concurrency
-        room = limit - held
-        return room if room >= (1 if is_idle else max(1, prefetch // 2)) else 0
+        has_idle_thread = job_count < self._concurrency
+        room = limit - job_count
+        return room if room >= (1 if has_idle_thread else max(1, prefetch // 2)) else 0

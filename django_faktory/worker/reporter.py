@@ -59,7 +59,7 @@ class Reporter:
         self._pause_s = 0.0
         self._closing = threading.Event()
         self._deadline = float("inf")
-        self.done = 0
+        self.settled_count = 0
         """Number of reports that the broker has recorded or will never accept."""
 
     def run(self) -> None:
@@ -71,8 +71,8 @@ class Reporter:
             if unsent and not self._closing.is_set() and self._more_soon():
                 self._closing.wait(LINGER_S)
                 unsent += self._gather(MAX_SET - len(unsent), block=False)
-            due, unsent = len(unsent), self._send(unsent)
-            self.done += due - len(unsent)
+            due_count, unsent = len(unsent), self._send(unsent)
+            self.settled_count += due_count - len(unsent)
             if not unsent:
                 continue
             if time.monotonic() >= self._deadline:
@@ -96,16 +96,16 @@ class Reporter:
             self._closing.wait(self._pause_s)
 
     def _gather(self, limit: int, *, block: bool) -> list[Report]:
-        found: list[Report] = []
+        reports: list[Report] = []
         try:
-            while len(found) < limit:
-                report = self._finished.get(block and not found)
+            while len(reports) < limit:
+                report = self._finished.get(block and not reports)
                 if report is None:
                     break
-                found.append(report)
+                reports.append(report)
         except Empty:
             pass
-        return found
+        return reports
 
     def _send(self, reports: Sequence[Report]) -> list[Report]:
         """Send these reports; return those to be retried."""
@@ -152,11 +152,11 @@ class Reporter:
 
 
 def _log_without_effect(report: Report, answer: Any) -> None:
-    kind = type(report).__name__.lower()
+    report_type = type(report).__name__.lower()
     if answer is False or isinstance(answer, JobNotFound):
-        logger.warning("%s came too late, the job is no longer this worker's jid=%s", kind, report.jid)
+        logger.warning("%s came too late, the job is no longer this worker's jid=%s", report_type, report.jid)
     else:
-        logger.error("%s was refused jid=%s error=%s", kind, report.jid, answer)
+        logger.error("%s was refused jid=%s error=%s", report_type, report.jid, answer)
 
 
 def _jids(reports: Sequence[Report]) -> str:

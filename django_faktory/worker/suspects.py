@@ -39,6 +39,7 @@ def wait_s(job: Reservation) -> float:
         return WAIT_S
     if job.started_at is None or lost_at is None:
         return WAIT_S
+    # Both times are of the database's clock: the node of the earlier attempt may have had another one.
     return max(WAIT_S, SHARE * (job.started_at - lost_at).total_seconds())
 
 

@@ -40,7 +40,7 @@ class ThreadPool:
     def __init__(
         self,
         broker: Broker,
-        held: JobBuffer,
+        buffer: JobBuffer,
         *,
         concurrency: int,
         on_stuck: Callable[[], None],
@@ -53,8 +53,8 @@ class ThreadPool:
         self._monitor = JobMonitor(broker, give_up=self._give_up, limits=limits)
         self._monitor_thread = threading.Thread(target=self._monitor.run, name="faktory-watch-jobs", daemon=True)
         self._progress = ProgressWriter(broker)
-        self._buffer = held
-        self._interrupted = ""
+        self._buffer = buffer
+        self._interruption_reason = ""
         self._places: SimpleQueue[None] = SimpleQueue()  # a semaphore: threading.Semaphore costs ten times as much
         for _ in range(concurrency):
             self._places.put(None)
@@ -76,7 +76,7 @@ class ThreadPool:
 
     def interrupt(self, reason: str) -> None:
         """Stop all running tasks, so that their jobs are released. Does not wait for them."""
-        self._interrupted = reason
+        self._interruption_reason = reason
         self._monitor.interrupt(reason)
 
     def close(self, deadline: float) -> bool:
@@ -85,7 +85,7 @@ class ThreadPool:
         `deadline` is a time of the monotonic clock. The event loop gets at least 0.1 s and the two helper threads 0.5 s
         each, even after it.
         """
-        self._buffer.end(len(self._threads))
+        self._buffer.end_threads(len(self._threads))
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         # After the threads: coroutines have had the same time to end.
@@ -101,7 +101,7 @@ class ThreadPool:
             while True:
                 self._places.get()
                 # A place first, then the job: a job taken before a place is free could not be released as not begun.
-                job = self._buffer.next()
+                job = self._buffer.take_next()
                 if job is None:
                     self._places.put(None)
                     return
@@ -131,19 +131,19 @@ class ThreadPool:
         control.lock_token = job.lock_token
         # A shared set: the task sees a lost lock without a query.
         control.lost_locks = self._buffer.lost_locks
-        self._monitor.began(execution)
+        self._monitor.add(execution)
         # The thread takes the next job at once; `_finish` frees the place when the coroutine ends.
         if execution.is_async:
-            self._loop.submit(job, execution.arun, lambda end: self._ended(execution, end, began_at))
+            self._loop.submit(job, execution.arun, lambda end: self._end_execution(execution, end, began_at))
             return
         try:
-            end: End = execution.run(self._broker, held=NO_ALIASES)
+            end: End = execution.run(self._broker, outer_aliases=NO_ALIASES)
         except Exception as error:  # noqa: BLE001  (a loop)
             end = error
-        self._ended(execution, end, began_at)
+        self._end_execution(execution, end, began_at)
 
-    def _ended(self, execution: Execution, end: End, began_at: float) -> None:
-        self._monitor.ended(execution)
+    def _end_execution(self, execution: Execution, end: End, began_at: float) -> None:
+        self._monitor.remove(execution)
         self._finish(execution.reservation, end, began_at)
 
     def _give_up(self, execution: Execution, reason: FaktoryError) -> None:
@@ -161,7 +161,7 @@ class ThreadPool:
     def _finish(self, job: Reservation, end: End, began_at: float) -> None:
         ran_s = time.monotonic() - began_at
         # A job that was given up is reported already: `finish` then returns False and this end is dropped.
-        report = end if isinstance(end, Ack) else self._report(job, end)
+        report = end if isinstance(end, Ack) else self._build_report(job, end)
         if self._buffer.finish(job, report, ran_s=ran_s):
             if isinstance(end, BaseException) and isinstance(report, Failure):
                 logger.error("job ended outside its task jid=%s error=%r", job.jid, end, exc_info=end)
@@ -169,16 +169,16 @@ class ThreadPool:
             self._on_end()
         self._places.put(None)
 
-    def _report(self, job: Reservation, end: End) -> Report | None:
+    def _build_report(self, job: Reservation, end: End) -> Report | None:
         if isinstance(end, Interruption):
             _log_interruption(job, end, self._broker)
             return end
-        if self._interrupted and isinstance(end, asyncio.CancelledError):  # outside of its task's own code
-            return interruption(job, self._interrupted, self._broker)
-        return _failure(job, end) if isinstance(end, BaseException) else end
+        if self._interruption_reason and isinstance(end, asyncio.CancelledError):  # outside of its task's own code
+            return build_interruption(job, self._interruption_reason, self._broker)
+        return _build_failure(job, end) if isinstance(end, BaseException) else end
 
 
-def interruption(job: Reservation, reason: str, broker: Broker) -> Interruption:
+def build_interruption(job: Reservation, reason: str, broker: Broker) -> Interruption:
     """Log that the worker's stop interrupted this job and return its Interruption."""
     report = payloads.interruption(job, reason)
     _log_interruption(job, report, broker)
@@ -191,11 +191,11 @@ def _log_interruption(job: Reservation, report: Interruption, broker: Broker) ->
         job.jid,
         job.jobtype,
         report.summary,
-        "it goes back to its queue, no attempt is used up" if broker.gives_back_begun else "it is reported as failed",
+        "it goes back to its queue, no attempt is used up" if broker.supports_interrupt else "it is reported as failed",
     )
 
 
-def _failure(job: Reservation, error: BaseException) -> Failure:
+def _build_failure(job: Reservation, error: BaseException) -> Failure:
     return payloads.failure(
         jid=job.jid,
         wid=job.wid,

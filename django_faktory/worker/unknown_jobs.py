@@ -49,27 +49,30 @@ def seconds_until_retry(job: Reservation, at: str | None, *, grace_s: float) -> 
 
     The grace period starts at the latest of these: the job was pushed, was due (`at`), or failed for another reason.
     """
-    began = max(filter(None, (job.created_at, _instant(at), _failed_at(job.failure))), default=None)
-    if began is None or job.started_at is None:
+    starts = (job.created_at, _parse_or_none(at), _find_failed_at(job.failure))
+    grace_started_at = max(filter(None, starts), default=None)
+    if grace_started_at is None or job.started_at is None:
         return None  # a Faktory server elsewhere sends no times and cannot defer a job
-    waited_s = max(0.0, (job.started_at - began).total_seconds())
+    waited_s = max(0.0, (job.started_at - grace_started_at).total_seconds())
     if waited_s >= grace_s:
         return None
     # The last bound lets the job fail as soon as its grace period is over.
     return min(max(FIRST_S, waited_s / 2), LONGEST_S, max(0.0, grace_s - waited_s))
 
 
-def _failed_at(failure: str) -> datetime | None:
+def _find_failed_at(failure: str) -> datetime | None:
     try:
         latest_failure = jsontext.decode(failure) if failure else {}
     except InvalidPayload:
         return None
+    if not isinstance(latest_failure, dict):
+        return None
     # A failure of this kind is an earlier put-off, which must not start a new grace period.
-    is_ours = isinstance(latest_failure, dict) and latest_failure.get("errtype") == UnknownJobType.__name__
-    return None if is_ours or not isinstance(latest_failure, dict) else _instant(latest_failure.get("failed_at"))
+    is_deferral = latest_failure.get("errtype") == UnknownJobType.__name__
+    return None if is_deferral else _parse_or_none(latest_failure.get("failed_at"))
 
 
-def _instant(text: object) -> datetime | None:
+def _parse_or_none(text: object) -> datetime | None:
     try:
         return parse_instant("at", text) if isinstance(text, str) and text else None
     except InvalidPayload:

@@ -30,7 +30,7 @@ from .process import CLEAN, CRASHED, SPENT, new_wid
 from .queue_order import QueueOrder
 from .recycling import RecyclePolicy
 from .reporter import Reporter
-from .thread_pool import ThreadPool, interruption
+from .thread_pool import ThreadPool, build_interruption
 
 logger = get_logger(__name__)
 
@@ -95,6 +95,7 @@ class Worker:
         recycle_policy: RecyclePolicy | None = None,
         has_signal_thread: bool = False,
     ) -> None:
+        # The supervisor draws the wid of its children: it reports it as lost if the process dies.
         self.wid = wid or new_wid()
         self._broker = broker
         self._shutdown_timeout_s = shutdown_timeout
@@ -106,10 +107,10 @@ class Worker:
         self._buffer = JobBuffer(concurrency=concurrency, max_prefetch=0 if broker.blocking else max_prefetch)
         on_order, on_stuck = self._orders.put, partial(self._orders.put, STUCK)
         self._thread_pool = ThreadPool(
-            broker, self._buffer, concurrency=concurrency, on_stuck=on_stuck, on_end=self._count, limits=limits
+            broker, self._buffer, concurrency=concurrency, on_stuck=on_stuck, on_end=self._count_job, limits=limits
         )
         self._heartbeat = Heartbeat(
-            broker, wid=self.wid, interval_s=beat_interval, on_order=on_order, known=self._buffer.known
+            broker, wid=self.wid, interval_s=beat_interval, on_order=on_order, held_attempts=self._buffer.held_attempts
         )
         self._fetcher = Fetcher(
             broker,
@@ -125,7 +126,7 @@ class Worker:
         )
         self._reporter = self._make_reporter()
         self._lock_renewer = LockRenewer(broker, self._buffer)
-        self._loops = self._threads()
+        self._loops = self._make_threads()
 
     def _make_reporter(self) -> Reporter:
         return Reporter(
@@ -134,10 +135,10 @@ class Worker:
             more_soon=self._buffer.has_waiting,
             acknowledge=self._fetcher.acknowledge,
             write_progress=self._thread_pool.write_progress,
-            on_reported=self._buffer.reported,
+            on_reported=self._buffer.forget_reports,
         )
 
-    def _threads(self) -> dict[str, threading.Thread]:
+    def _make_threads(self) -> dict[str, threading.Thread]:
         loops = {
             "fetch": self._fetcher, "report": self._reporter, "beat": self._heartbeat, "locks": self._lock_renewer
         }  # fmt: skip
@@ -203,7 +204,7 @@ class Worker:
         return self._shut_down()
 
     def _next_order(self) -> str:
-        while not (self._is_leaving() and self._holds_nothing()):
+        while not (self._is_leaving() and self._has_no_work()):
             with suppress(Empty):
                 check_s = None if self._has_signal_thread else SIGNAL_CHECK_S
                 return self._orders.get(timeout=LEAVING_CHECK_S if self._is_leaving() else check_s)
@@ -212,7 +213,7 @@ class Worker:
     def _is_leaving(self) -> bool:
         return self.is_stuck or self.is_spent
 
-    def _holds_nothing(self) -> bool:
+    def _has_no_work(self) -> bool:
         """Return whether no job is here or can arrive, and the broker knows every end.
 
         A worker that leaves without an order has no deadline, so it waits for all of this.
@@ -221,9 +222,10 @@ class Worker:
         return not self._loops["fetch"].is_alive() and is_reported
 
     def _is_reported(self) -> bool:
-        return self._reporter.done >= self._buffer.reports
+        # Interruptions of `_release_running` are sent without being counted, so there may be more.
+        return self._reporter.settled_count >= self._buffer.report_count
 
-    def _count(self) -> None:
+    def _count_job(self) -> None:
         """Count an ended job and order the replacement of this process if its share is done."""
         if reason := self._recycle_policy.count_job():
             logger.info("worker is to be replaced: %s wid=%s pid=%d", reason, self.wid, os.getpid())
@@ -247,6 +249,7 @@ class Worker:
             with suppress(Empty):
                 if self._orders.get(timeout=pause_s) == TERMINATE:
                     return False
+                # QUIET: the threads that send the other orders are not started yet.
                 self._is_quiet = True
         retry_delay.record_success()
         self._heartbeat.beat()
@@ -279,6 +282,7 @@ class Worker:
         soon after for tasks that cannot be interrupted.
         """
         deadline = time.monotonic() + self._shutdown_timeout_s
+        # From here on a loop that ends is no defect, and probes must not report it.
         self._is_running = False
         # BEATs continue until all reports are sent: the worker must not count as lost before that.
         self._heartbeat.set_state(TERMINATE)
@@ -292,11 +296,11 @@ class Worker:
         # Threads that the interruption did not reach will not end: keep the remaining time for the reports.
         has_ended = self._thread_pool.close(time.monotonic() + (0.5 if self._buffer.is_empty() else 0.1))
         self._release_running()
-        is_heard = self._flush(max(deadline, time.monotonic()) + FLUSH_S)
+        are_reports_sent = self._flush(max(deadline, time.monotonic()) + FLUSH_S)
         # Only now: until here the worker may have jobs, and their locks must not expire.
         self._heartbeat.stop()
         self._lock_renewer.stop()
-        if is_heard:
+        if are_reports_sent:
             self._loops["locks"].join(0.5)
             self._loops["beat"].join(0.5)
             self._unregister()
@@ -308,16 +312,17 @@ class Worker:
 
         Returns False if they could not be sent: a goodbye would fail too, and wait for that.
         """
-        reporting = self._loops["report"]
+        report_thread = self._loops["report"]
         self._reporter.close(deadline)
-        reporting.join(max(0.0, deadline - time.monotonic()) + 0.5)
-        if reporting.is_alive():
+        # The loop ends at `deadline` itself; the rest is for a call of the broker that is under way.
+        report_thread.join(max(0.0, deadline - time.monotonic()) + 0.5)
+        if report_thread.is_alive():
             logger.error(
                 "jobs ended and could not be reported in time: they may run again wid=%s jobs=%d at least",
                 self.wid,
                 1 + self._buffer.finished.qsize(),
             )
-        return not reporting.is_alive()
+        return not report_thread.is_alive()
 
     def _interruption_reason(self) -> str:
         return f"the worker stopped, and the job did not end within {self._shutdown_timeout_s:g} s"
@@ -325,7 +330,7 @@ class Worker:
     def _release_running(self) -> None:
         """Report interruptions for jobs that did not end. No later report of theirs counts."""
         for job in self._buffer.abandon():
-            self._buffer.finished.put(interruption(job, self._interruption_reason(), self._broker))
+            self._buffer.finished.put(build_interruption(job, self._interruption_reason(), self._broker))
 
     def _unregister(self) -> None:
         try:

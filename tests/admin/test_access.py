@@ -114,7 +114,7 @@ def _acts():
             yield f"{model}: {action}", Act(page(model, "changelist"), (f"view_{model}", codename), told)
             if model == "cronentry":
                 yield f"cronentry act {action}", Act(page(model, "act", pk, action), (f"view_{model}", codename), {})
-            elif model == "limit" and action in limits.LimitAdmin.acts:
+            elif model == "limit" and action in limits.LimitAdmin.object_actions:
                 yield f"limit act {action}", Act(page(model, "act", pk, action), (codename,), {})
     yield "cronentry add", Act(page("cronentry", "add"), ("add_cronentry",), CRON)
     yield "cronentry save", Act(page("cronentry", "change", ROW), ("change_cronentry",), CRON)
@@ -129,9 +129,9 @@ NAMES = [
     *(f"{model} {view}" for model in MODELS for view in ("changelist", "change", "history", "add", "delete")),
     *(f"{model} download {column}" for model, column, _ in DOWNLOADS),
     "overview part", "job errors", "job error", "job tried", "job try", "job edit",
-    *(f"job {how} {verb}" for how in ("act", "all") for verb in job_actions.ACTS if (how, verb) != ("act", "clear")),
-    *(f"cronentry act {verb}" for verb in cron.CronEntryAdmin.acts), "cronentry save",
-    *(f"limit act {verb}" for verb in limits.LimitAdmin.acts), "limit save", "limit: delete_selected",
+    *(f"job {how} {verb}" for how in ("act", "all") for verb in job_actions.ACTIONS if (how, verb) != ("act", "clear")),
+    *(f"cronentry act {verb}" for verb in cron.CronEntryAdmin.object_actions), "cronentry save",
+    *(f"limit act {verb}" for verb in limits.LimitAdmin.object_actions), "limit save", "limit: delete_selected",
     *(
         f"{model._meta.model_name}: {action}"
         for model, site in admin.site._registry.items() if model._meta.app_label == APP for action in site.actions
@@ -317,13 +317,13 @@ def test_get_and_head_requests_change_nothing(admin_client, rows):
             assert stored() == before, name
 
 
-@pytest.mark.parametrize("verb", list(job_actions.ACTS))
+@pytest.mark.parametrize("verb", list(job_actions.ACTIONS))
 def test_each_step_of_a_bulk_action_checks_the_user_and_permission_again(client, rows, verb):
     """Check for a permission that was revoked in between, and for a form that another user received."""
-    act, codename = rows[f"job all {verb}"], needs(job_actions.ACTS[verb].needs).partition(".")[2]
+    act, codename = rows[f"job all {verb}"], needs(job_actions.ACTIONS[verb].needs).partition(".")[2]
     user = who("view_job", codename)
     client.force_login(user)
-    sealed = client.post(act.address, {}).context["sealed"]
+    sealed = client.post(act.address, {}).context["signed_run"]
     step = Act(reverse(f"admin:{APP}_job_all_step"), (), {"sweep": sealed})
     user.user_permissions.clear()
     assert ask(client, step) == (False, False)

@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_faktory import Batch, Discard, task
-from django_faktory.admin.batches import MOST_SHOWN
+from django_faktory.admin.batches import MAX_BATCHES_SHOWN
 from django_faktory.models import Batch as Row
 from django_faktory.models import Job
 from django_faktory.store.batches import batches
@@ -132,9 +132,9 @@ def test_the_page_of_a_batch_takes_one_query_per_tree_level(admin_client, tree):
 
 
 def test_an_oversized_tree_is_cut_and_still_shows_the_current_batch(admin_client, tree):
-    last = made(MOST_SHOWN + 5, tree)[-1]
+    last = made(MAX_BATCHES_SHOWN + 5, tree)[-1]
     text = page(admin_client, "change", last.pk)
-    assert f"Only {MOST_SHOWN + 1} of its batches are shown." in text
+    assert f"Only {MAX_BATCHES_SHOWN + 1} of its batches are shown." in text
     assert f'aria-current="page" class="faktory-warn"><bdi>{last.bid}</bdi>' in text
     assert f"<bdi>{tree.description}</bdi>" in text
 

@@ -50,9 +50,9 @@ def test_dead_jobs_with_the_same_error_are_grouped(admin_client):
         dead(number, **fields)
     JobFactory(dead=True)
     JobFactory(retries=True)
-    found = error_groups.found(Job.objects.dead())
+    found = error_groups.group_jobs(Job.objects.dead())
     assert (found.groups[0].kind, found.groups[0].count) == (KIND, 2)
-    assert (len(found.groups), found.looked_at, found.is_more) == (3, 4, False)
+    assert (len(found.groups), found.jobs_read, found.is_more) == (3, 4, False)
     told = words(page(admin_client, "errors"))
     assert "order N took N s" in told
     assert "no error: killed by hand" in told
@@ -60,8 +60,8 @@ def test_dead_jobs_with_the_same_error_are_grouped(admin_client):
 
 def test_error_groups_report_how_many_jobs_were_examined(admin_client, monkeypatch):
     [dead(number) for number in range(3)]
-    found = error_groups.found(Job.objects.dead(), limit=2)
-    assert (found.looked_at, found.is_more, found.groups[0].count) == (2, True, 2)
+    found = error_groups.group_jobs(Job.objects.dead(), limit=2)
+    assert (found.jobs_read, found.is_more, found.groups[0].count) == (2, True, 2)
 
 
 def test_error_pages_take_few_queries_for_30_groups(admin_client, django_assert_max_num_queries):
@@ -133,7 +133,7 @@ def test_an_invalid_retry_rate_means_an_immediate_retry(admin_client, pace):
 
 def test_a_bulk_retry_runs_in_steps_and_ignores_jobs_that_die_later(admin_client, monkeypatch):
     monkeypatch.setattr(bulk, "CHUNK", 2)
-    monkeypatch.setattr(bulk, "run_steps", lambda sweep, using: run_steps(sweep, using=using, lasts_s=0))
+    monkeypatch.setattr(bulk, "run_steps", lambda sweep, using: run_steps(sweep, using=using, max_work_s=0))
     [dead(number) for number in range(5)]
     first = admin_client.post(f"{reverse('admin:django_faktory_job_all')}?verb=retry&{KIND.query}").content.decode()
     later = dead(9)

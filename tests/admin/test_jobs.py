@@ -168,8 +168,8 @@ def test_get_requests_to_actions_change_nothing(admin_client, verb):
 def test_a_forged_or_foreign_bulk_step_changes_nothing(admin_client, client):
     JobFactory(dead=True)
     step = reverse("admin:django_faktory_job_all_step")
-    begun = bulk.begin("discard", bulk.BulkScope("dead"), total=1, user=0, why="", using="default")
-    for sealed in ("", "forged", bulk.sealed(begun), bulk.sealed(begun)[:-2]):
+    begun = bulk.begin("discard", bulk.BulkScope("dead"), total=1, user=0, reason="", using="default")
+    for sealed in ("", "forged", bulk.dump_signed(begun), bulk.dump_signed(begun)[:-2]):
         told = admin_client.post(step, {"sweep": sealed}, follow=True).content.decode()
         assert "begin again for the rest" in told
     assert Job.objects.count() == 1
@@ -299,8 +299,8 @@ def test_a_count_of_recent_jobs_only_is_shown_with_a_plus(admin_client, monkeypa
     assert "0+ jobs" in nothing
     assert "Yes, " in nothing, "older ones may be meant"
     scope = bulk.BulkScope("task:shop.tasks.mail")
-    counted = scope.counted("discard", using="default")
-    begun = bulk.begin("discard", scope, total=counted, user=0, why="", using="default")
+    counted = scope.count_jobs("discard", using="default")
+    begun = bulk.begin("discard", scope, total=counted, user=0, reason="", using="default")
     assert begun.percent is None
     while not begun.is_over:
         begun = bulk.run_steps(begun, using="default")

@@ -67,7 +67,7 @@ def test_the_page_shows_latency_running_jobs_and_workers(admin_client):
 
 def test_a_large_set_is_counted_to_the_cap(monkeypatch):
     monkeypatch.setattr(
-        counts, "shared_glance", partial(counts.read_bounded_counts, sizes=counts.CountLimits(at_once=3))
+        counts, "shared_bounded_counts", partial(counts.read_bounded_counts, sizes=counts.CountLimits(at_once=3))
     )
     monkeypatch.setattr(queues, "COUNTED", 2)
     QueueFactory(name="default", paused_at=timezone.now())
@@ -77,7 +77,7 @@ def test_a_large_set_is_counted_to_the_cap(monkeypatch):
     assert [(line.depth, line.is_paused) for line in read.queues] == [("2+", True)]
     assert {tile.name: tile.number for tile in read.tiles}.items() >= {"enqueued": "3+", "dead": "1"}.items()
     assert [alarm.text for alarm in read.alarms] == ["Queue default is paused; waiting jobs: 2+"]
-    assert base.capped(3, 2) == "2+"
+    assert base.format_capped(3, 2) == "2+"
 
 
 def test_the_fullest_of_many_queues_are_shown():
@@ -114,15 +114,20 @@ def test_charts_sum_up_minutes_and_days():
     hours, days = data.read(using="default").charts
     assert hours.summary == "Last 3 hours: 9 succeeded, 3 failed"
     assert days.summary == "Last 30 days: 6 succeeded, 4 failed"
-    assert data.minutes(now, using="default", queue="r").summary == "Last 3 hours: 3 succeeded, 1 failed"
+    assert data.build_recent_chart(now, using="default", queue="r").summary == "Last 3 hours: 3 succeeded, 1 failed"
+
+
+def test_the_page_shows_how_many_jobs_the_highest_bar_has(admin_client):
+    histograms.add({("q", "t"): Series(succeeded=3, failed=1)}, using="default", now=timezone.now())
+    assert "at most 4 in a bar" in seen(admin_client)
 
 
 def test_bar_heights_are_proportional_to_the_highest_bar():
-    chart = charts.chart("T", [Point("a", 3, 1), Point("b", 1, 0), Point("c", 0, 0)])
+    chart = charts.build_chart("T", [Point("a", 3, 1), Point("b", 1, 0), Point("c", 0, 0)])
     assert chart.maximum == 4
-    assert [(bar.well_height, bar.badly_height) for bar in chart.bars] == [("75", "25"), ("25", "0"), ("0", "0")]
-    assert (chart.bars[0].badly_y, chart.bars[0].well_y) == ("75", "0")
-    assert charts.chart("T", []).bars == ()
+    assert [(bar.succeeded_height, bar.failed_height) for bar in chart.bars] == [("75", "25"), ("25", "0"), ("0", "0")]
+    assert (chart.bars[0].failed_y, chart.bars[0].succeeded_y) == ("75", "0")
+    assert charts.build_chart("T", []).bars == ()
 
 
 @pytest.mark.parametrize(

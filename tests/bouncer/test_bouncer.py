@@ -111,7 +111,7 @@ def asked_once(sql):
 
 
 def test_a_listener_leaves_no_channel_in_shared_sessions(behind, closing_later, monkeypatch, caplog):
-    monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 0.3)
+    monkeypatch.setattr(postgresql, "TEST_TIMEOUT_S", 0.3)
     behind()
     have_many_sessions()
     listener = closing_later(notifier.listen("default"))

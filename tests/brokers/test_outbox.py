@@ -14,7 +14,7 @@ from django_faktory.brokers.outbox import Outbox
 from django_faktory.brokers.remote import RemoteBroker
 from django_faktory.errors import BrokerUnavailable, FaktoryError, NotUnique
 from django_faktory.models import Job, OutboxEntry
-from django_faktory.runtime.outbox_relay import OutboxRelay, relay
+from django_faktory.runtime.outbox_relay import OutboxRelay, make_outbox_relay
 from tests.factories import payload
 from tests.project import tasks
 from tests.project.models import Mark
@@ -57,7 +57,7 @@ def target(request):
 
 @pytest.fixture
 def box(target):
-    return Outbox(target, ["default"], own=None)
+    return Outbox(target, ["default"], own_alias=None)
 
 
 def stored():
@@ -217,7 +217,7 @@ def test_the_relay_loop_pushes_entries_and_stops_on_request(box, target):
 
 
 def test_a_transaction_on_the_job_database_needs_no_outbox_entry():
-    box = Outbox(OrmBroker("other"), ["default"], own="other")
+    box = Outbox(OrmBroker("other"), ["default"], own_alias="other")
     with transaction.atomic(using="other"):
         box.push([payload("in-its-own-tx")])
         assert waiting() == []
@@ -228,7 +228,7 @@ def test_a_transaction_on_the_job_database_needs_no_outbox_entry():
 class TestSettings:
     def test_jobs_in_the_same_database_need_no_outbox(self):
         assert isinstance(get_producer(), OrmBroker)
-        assert relay() is None
+        assert make_outbox_relay() is None
 
     def test_jobs_in_another_database_use_the_outbox_of_the_default_database(self):
         with override_settings(FAKTORY={"DATABASE": "other"}):
@@ -236,7 +236,7 @@ class TestSettings:
                 result = tasks.add.enqueue(1, 2)
                 assert stored() == []
             assert stored() == [result.id]
-            assert isinstance(relay(), OutboxRelay)
+            assert isinstance(make_outbox_relay(), OutboxRelay)
 
     def test_an_outbox_can_be_enabled_for_another_database(self):
         with override_settings(FAKTORY={"OUTBOX": ["other"]}):

@@ -155,10 +155,11 @@ def test_a_job_runs_once_more_than_its_retries(retry):
     assert outcome_of_failure(retry=retry, failures=retry, keep=False, rng=Random(1)) == FailureOutcome(State.DEAD)
 
 
-@pytest.mark.parametrize("wish_s", [0.0, 0.25, 86_400.0])
-def test_a_task_can_choose_the_retry_delay_but_not_an_extra_retry(wish_s):
-    assert outcome_of_failure(retry=1, failures=0, keep=True, wish_s=wish_s, rng=Random(1)) == (State.RETRIES, wish_s)
-    assert outcome_of_failure(retry=1, failures=1, keep=True, wish_s=wish_s, rng=Random(1)) == (State.DEAD, None)
+@pytest.mark.parametrize("delay_s", [0.0, 0.25, 86_400.0])
+def test_a_task_can_choose_the_retry_delay_but_not_an_extra_retry(delay_s):
+    first = outcome_of_failure(retry=1, failures=0, keep=True, delay_s=delay_s, rng=Random(1))
+    last = outcome_of_failure(retry=1, failures=1, keep=True, delay_s=delay_s, rng=Random(1))
+    assert (first, last) == ((State.RETRIES, delay_s), (State.DEAD, None))
 
 
 class Chance(Random):

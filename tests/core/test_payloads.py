@@ -343,7 +343,7 @@ def test_a_truncated_text_always_fits_the_byte_limit(text, size):
 def test_a_job_keeps_as_many_backtrace_lines_as_it_requests(wanted, kept):
     """W17: the first lines are kept, 30 by default."""
     lines = [f"line {number}" for number in range(300)]
-    assert list(payloads.kept_lines(lines, wanted)) == lines[:kept]
+    assert list(payloads.limit_backtrace(lines, wanted)) == lines[:kept]
 
 
 # --- priorities and times ---

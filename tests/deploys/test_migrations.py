@@ -51,8 +51,8 @@ def test_missing_migrations_of_other_apps_delay_but_do_not_prevent_the_start(tra
     call_command("migrate", "shop", "zero", verbosity=0)
     said = []
     try:
-        await_migrations("default", wait_s=0.5, say=said.append)
-        await_migrations("default", wait_s=0, say=said.append)
+        await_migrations("default", wait_s=0.5, write_line=said.append)
+        await_migrations("default", wait_s=0, write_line=said.append)
     finally:
         call_command("migrate", verbosity=0)
     assert ["waiting up to" in said[0], "starting without them" in said[1], len(said)] == [True, True, 2]
@@ -60,7 +60,7 @@ def test_missing_migrations_of_other_apps_delay_but_do_not_prevent_the_start(tra
 
 
 def test_a_fully_migrated_database_causes_no_wait(transactional_db):
-    await_migrations("default", wait_s=300, say=pytest.fail)
+    await_migrations("default", wait_s=300, write_line=pytest.fail)
 
 
 @pytest.mark.parametrize("value", ["-1", "soon", "1.5"])

@@ -198,7 +198,8 @@ def test_the_errors_page_lists_each_startup_error():
 def test_the_api_page_lists_exactly_the_problem_types():
     from django_faktory.contrib.api import problems
 
-    kinds = {kind for _, _, kind, _ in problems._OURS} | {kind for kind, _ in problems._KINDS.values()}
+    kinds = {kind for _, _, kind, _ in problems._PACKAGE_PROBLEMS}
+    kinds |= {kind for kind, _ in problems._FRAMEWORK_PROBLEMS.values()}
     told = re.search(r"`type` ends in:(.*?)\n\n", text_of("api.md"), flags=re.DOTALL)[1]
     assert set(re.findall(r"`([a-z-]+)`", told)) == kinds
 
@@ -243,7 +244,7 @@ def test_the_metrics_page_lists_exactly_the_statsd_metrics():
     numbers = ExportedStatistics(**named, queues={"mail": 1.0}, sets=states, processed=1, failed=1, late=0)
     sums = Series()
     sums.succeeded = sums.failed = 1
-    sent = [*statsd.passed({("mail", "send"): sums}), *statsd.sizes(numbers)]
+    sent = [*statsd.format_job_counts({("mail", "send"): sums}), *statsd.format_sizes(numbers)]
     cells = first_cells(section(text_of("metrics.md"), "## statsd"))
     told = {cell if cell.startswith("faktory.") else f"faktory{cell}" for cell in cells}
     assert told == {line.partition(":")[0] for line in sent}

@@ -61,7 +61,7 @@ def entry_points():
     upkeep = Maintenance(USING)
     upkeep._listens_since = float("-inf")
     yield "look", upkeep._enqueue_due
-    upkeep._look_around_at = 0
+    upkeep._check_all_at = 0
     yield "look around", upkeep._enqueue_due
     yield from ((step.name, step.work) for step in upkeep._steps if step.name != "dead rows")  # VACUUM has no plan
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def limits(monkeypatch):
     """Return a function that sets a deadline for this process until the test ends; connection options are restored."""
-    monkeypatch.setattr(db_watchdog, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(db_watchdog, "CHECK_EVERY_S", 0.05)
     monkeypatch.setattr(transactions, "around", transactions.around)
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
     if connection.vendor != "postgresql":
@@ -75,15 +75,15 @@ def test_time_while_the_process_is_suspended_is_not_counted(monkeypatch, duratio
     monkeypatch.setattr(db_watchdog, "_cut", cuts.append)
     monkeypatch.setattr(db_watchdog, "time", Clock(*durations))
     watch = db_watchdog._Watchdog(10)
-    monkeypatch.setattr(transactions, "around", watch.limited)
-    with watch.limited(connection):
+    monkeypatch.setattr(transactions, "around", watch.limit)
+    with watch.limit(connection):
         watch._run()
     assert bool(cuts) == is_cut
 
 
 def test_a_thread_can_have_a_longer_deadline(limits, monkeypatch):
     limits(0.1)
-    monkeypatch.setattr(db_watchdog._of_thread, "within_s", 60, raising=False)
+    monkeypatch.setattr(db_watchdog._thread_limits, "timeout_s", 60, raising=False)
     assert run("default", sleep(0.5)) == "done"
 
 

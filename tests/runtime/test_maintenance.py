@@ -75,7 +75,7 @@ def test_an_earlier_due_job_of_this_node_interrupts_the_sleep(keeps_house, monke
     upkeeper = keeps_house(
         on_work=lambda queues: queues and heard.set()
     )  # None: another node may have enqueued jobs, so fetchers look once too often
-    wait_until(lambda: upkeeper._awake_at < math.inf)
+    wait_until(lambda: upkeeper._wake_at < math.inf)
     at = timezone.now() + timedelta(seconds=0.3)
     pushes.push([payload(at=at)], using="default")
     upkeeper.wake_by(at)
@@ -85,7 +85,7 @@ def test_an_earlier_due_job_of_this_node_interrupts_the_sleep(keeps_house, monke
 
 def test_a_job_due_after_the_sleep_does_not_interrupt_it(keeps_house):
     upkeeper = Maintenance("default")
-    upkeeper._awake_at = time.monotonic() + 1
+    upkeeper._wake_at = time.monotonic() + 1
     upkeeper.wake_by(timezone.now() + timedelta(seconds=60))
     assert not upkeeper._alarm.is_set()
     upkeeper.wake_by(timezone.now() + timedelta(seconds=0.5))
@@ -124,7 +124,7 @@ def test_a_node_looks_again_soon_while_another_enqueues_due_jobs():
         busy = threading.Thread(target=look)
         busy.start()
         busy.join(10)  # it waits for no lock
-        assert waits == [maintenance.LOOK_AGAIN_S]
+        assert waits == [maintenance.RECHECK_DUE_S]
     upkeeper._enqueue_due()
     assert told == [None]
 
@@ -183,14 +183,14 @@ def test_after_an_outage_workers_have_time_for_a_heartbeat_before_being_lost(mon
     upkeeper._round()
     assert WorkerProcess.objects.exists(), "the node has just started"
     with monkeypatch.context() as away:
-        away.setattr(maintenance.pending_work, "look", fail_with(BrokerUnavailable("away")))
+        away.setattr(maintenance.pending_work, "find_pending_work", fail_with(BrokerUnavailable("away")))
         upkeeper._listens_since -= maintenance.HEARD_WITHIN_S
         upkeeper._round()
-    upkeeper._look_around_at = time.monotonic()
+    upkeeper._check_all_at = time.monotonic()
     upkeeper._round()
     assert WorkerProcess.objects.exists(), "the database was away just now"
     upkeeper._listens_since -= maintenance.HEARD_WITHIN_S
-    upkeeper._look_around_at = time.monotonic()
+    upkeeper._check_all_at = time.monotonic()
     upkeeper._round()
     assert not WorkerProcess.objects.exists()
 
@@ -313,12 +313,12 @@ def test_overdue_work_found_by_a_look_is_handled_in_the_same_round():
     overdue = JobFactory(working=True, reserved_until=ago(seconds=1), wid="")
     WorkerFactory(wid="silent", beat_at=ago(seconds=61))
     late = JobFactory(expires_at=ago(seconds=1))
-    upkeeper._look_around_at = time.monotonic()
+    upkeeper._check_all_at = time.monotonic()
     upkeeper._round()
     assert Job.objects.get(pk=overdue.pk).state == "retries"
     assert not WorkerProcess.objects.exists()
     assert not Job.objects.filter(pk=late.pk).exists()
-    assert maintenance.LOOK_AROUND_S + maintenance.LONGEST_SLEEP_S < 5
+    assert maintenance.CHECK_ALL_EVERY_S + maintenance.LONGEST_SLEEP_S < 5
 
 
 def test_jobs_requeued_from_lost_workers_are_announced(monkeypatch):

@@ -39,7 +39,7 @@ def on_postgresql(monkeypatch):
     if connection.vendor != "postgresql" or not pipeline.has_psycopg3():
         pytest.skip("about PostgreSQL with psycopg 3")
     monkeypatch.setattr(prepared, "REPLAN_S", 600.0)
-    monkeypatch.setattr(POSTGRESQL, "_locked_at", float("-inf"))
+    monkeypatch.setattr(POSTGRESQL, "_locks_seen_at", float("-inf"))
     yield
     Statement.works = True
 
@@ -60,7 +60,7 @@ def given(monkeypatch):
 @pytest.fixture
 def broker():
     """The broker as `runfaktory` makes it: another thread sends the hints."""
-    return OrmBroker("default", announce=lambda *_: None, announces_apart=True)
+    return OrmBroker("default", announce=lambda *_: None, announces_in_thread=True)
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_a_database_connection_lost_while_idle_is_returned_to_its_thread(client,
 
 def test_database_timeout_applies_to_commands_on_the_event_loop(serve, broker, given, monkeypatch):
     """Reliability class D2: DATABASE_TIMEOUT applies on the event loop too."""
-    monkeypatch.setattr(db_watchdog, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(db_watchdog, "CHECK_EVERY_S", 0.05)
     monkeypatch.setattr(transactions, "around", transactions.around)
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
     server = serve(broker)
@@ -331,7 +331,7 @@ def test_a_broker_subclass_that_overrides_push_is_not_bypassed(serve, given):
             self.pushed += len(jobs)
             return super().push(jobs)
 
-    broker = Counting("default", announce=lambda *_: None, announces_apart=True)
+    broker = Counting("default", announce=lambda *_: None, announces_in_thread=True)
     client = RawClient.identified(serve(broker).address, **worker())
     for _ in range(ENOUGH):
         one_job(client)

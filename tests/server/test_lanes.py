@@ -133,7 +133,7 @@ def send_all(server, lines, clients):
 
 def make_silent(wid):
     WorkerProcess.objects.filter(wid=wid).update(beat_at=timezone.now() - LONG_AGO)
-    assert workers.silent(60, using="default") == [wid]
+    assert workers.find_silent_wids(60, using="default") == [wid]
 
 
 class TestNothingHoldsUpABeat:
@@ -151,7 +151,7 @@ class TestNothingHoldsUpABeat:
             send_all(server, LINES, clients)
             wait_until(lambda: len(broker.waiting) >= lanes, what="every lane is held")
             assert living.ask(about("BEAT", wid="living")) == b"+OK"
-            assert workers.silent(60, using="default") == []
+            assert workers.find_silent_wids(60, using="default") == []
             newcomer = RawClient.identified(server.address, **worker("newcomer"))
             clients.append(newcomer)
             assert newcomer.ask("END") == b"+OK"
@@ -238,7 +238,7 @@ class TestRowsThatAreLocked:
             assert living.ask(about("BEAT", wid="living")) == b"+OK"
         for client in others:
             assert client.reply() == b"+OK"
-        assert workers.silent(60, using="default") == []
+        assert workers.find_silent_wids(60, using="default") == []
 
     def test_a_locked_worker_row_does_not_block_beats_of_other_workers(self, server, connect):
         locked, free = connect(**worker("locked")), connect(**worker("free"))

@@ -153,7 +153,7 @@ def test_a_session_with_notifications_to_read_is_not_replaced():
 def refusals():
     """Clear the count of refused writes before and after the test."""
     transactions._refusals.clear()
-    transactions._survived.clear()
+    transactions._refusals_at_connect.clear()
     yield
     transactions._refusals.clear()
 

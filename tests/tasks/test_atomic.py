@@ -28,7 +28,7 @@ def way(request):
     if connection.vendor == "postgresql" and request.param == "in one message":
         with connection.cursor() as cursor:
             for _ in range(USES_BEFORE + 1):
-                END_LAST.ready(cursor)
+                END_LAST.prepare_if_worthwhile(cursor)
     yield
     connection.close()
 

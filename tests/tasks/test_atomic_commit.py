@@ -66,7 +66,7 @@ def make_ready():
     """Prepare the statement as if the connection had used it three times."""
     with connection.cursor() as cursor:
         for _ in range(prepared.USES_BEFORE + 1):
-            END_LAST.ready(cursor)
+            END_LAST.prepare_if_worthwhile(cursor)
 
 
 @pytest.fixture(autouse=True)
@@ -249,7 +249,7 @@ def test_a_connection_lost_before_the_commit_fails_the_attempt(sent):
 def test_a_commit_with_a_lost_reply_stands_and_later_fails_are_ignored(monkeypatch):
     writes_and.enqueue("a")
     execution = prepare(fetched())
-    real = pipeline._received
+    real = pipeline._receive_results
 
     def cut_off(pgconn):
         with another_connection() as beside:
@@ -259,7 +259,7 @@ def test_a_commit_with_a_lost_reply_stands_and_later_fails_are_ignored(monkeypat
         return real(pgconn)
 
     with monkeypatch.context() as harmed:
-        harmed.setattr(pipeline, "_received", cut_off)
+        harmed.setattr(pipeline, "_receive_results", cut_off)
         report = execution.run(get_broker())
     assert isinstance(report, Failure)
     assert report.errtype == "django.db.utils.OperationalError"

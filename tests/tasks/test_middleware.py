@@ -139,17 +139,17 @@ def test_an_invalid_middleware_setting_is_a_check_error(settings, paths):
 def test_a_task_runs_in_the_context_it_was_enqueued_in(use, task):
     use(*CONTEXT)
     told = {"request_id": "r-1", "traceparent": TRACEPARENT}
-    with translation.override("de"), timezone.override("Asia/Tokyo"), tracing.known_as(told):
+    with translation.override("de"), timezone.override("Asia/Tokyo"), tracing.use_context(told):
         task.enqueue()
-    before = (translation.get_language(), timezone.get_current_timezone_name(), tracing.known())
+    before = (translation.get_language(), timezone.get_current_timezone_name(), tracing.current_context())
     assert jsontext.decode(work().result) == ["de", "Asia/Tokyo", "r-1", TRACEPARENT]
-    assert (translation.get_language(), timezone.get_current_timezone_name(), tracing.known()) == before
+    assert (translation.get_language(), timezone.get_current_timezone_name(), tracing.current_context()) == before
     assert custom() | {"locale": "de", "timezone": "Asia/Tokyo", **told} == custom()
 
 
 def test_a_job_enqueued_by_a_job_inherits_the_request_id(use):
     use(*CONTEXT)
-    with tracing.known_as({"request_id": "r-1"}):
+    with tracing.use_context({"request_id": "r-1"}):
         tasks.enqueues_another.enqueue()
     work()
     assert jsontext.decode(work().result)[2] == "r-1"
@@ -190,7 +190,7 @@ def test_a_job_with_a_null_custom_field_runs(use):
 )
 def test_the_http_middleware_records_request_id_and_traceparent(headers, known):
     def view(request):
-        found = tracing.known()
+        found = tracing.current_context()
         made = found["request_id"] != "r-1" and len(found["request_id"]) == 32
         return HttpResponse(jsontext.encode(found | ({"request_id": "made"} if made else {})))
 
@@ -201,4 +201,4 @@ def test_the_http_middleware_records_request_id_and_traceparent(headers, known):
     assert jsontext.decode(response.content.decode()) == known
     response = asyncio.run(tracing.request_context(async_view)(AsyncRequestFactory().get("/", headers=headers)))
     assert jsontext.decode(response.content.decode()) == known
-    assert tracing.known() == {}
+    assert tracing.current_context() == {}

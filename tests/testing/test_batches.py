@@ -340,10 +340,10 @@ def test_both_test_backends_reject_outside_additions_after_commit(tasks_setting,
 def test_both_test_backends_reject_a_job_of_an_unknown_batch(tasks_setting, name):
     backend = tasks_setting(name)
     with Batch(success=note.callback("success")) as batch:
-        gone = backend.batches.kept.pop(batch.bid)
+        gone = backend.batches.by_bid.pop(batch.bid)
         with pytest.raises(UnknownBatch, match=batch.bid):
             note.enqueue("never")
-        backend.batches.kept[batch.bid] = gone
+        backend.batches.by_bid[batch.bid] = gone
     assert batch.status().total == 0
     assert "never" not in ran
 

@@ -136,5 +136,5 @@ class Unreliable(OrmBroker):
 class BrokerWithoutInterrupt(OrmBroker):
     """A broker with the base class's `interrupt`, as remote servers have."""
 
-    gives_back_begun = False
+    supports_interrupt = False
     interrupt = Broker.interrupt

@@ -40,7 +40,7 @@ def known():
 
 @pytest.fixture
 def heartbeat(broker, known):
-    return Heartbeat(broker, wid="w1", interval_s=15.0, on_order=lambda _: None, known=lambda: frozenset(known))
+    return Heartbeat(broker, wid="w1", interval_s=15.0, on_order=lambda _: None, held_attempts=lambda: frozenset(known))
 
 
 def test_a_heartbeat_lists_the_jobs_held_since_the_previous_heartbeat(broker, heartbeat, known):

@@ -66,16 +66,16 @@ def test_the_job_monitor_sleeps_while_no_job_runs():
 def test_short_jobs_do_not_wake_the_job_monitor_each_time():
     watch = JobMonitor(get_broker(), give_up=lambda *_: None)
     execution = type("Short", (), {"task": type("Task", (), {"timeout": None})})()
-    watch.began(execution)
-    watch.ended(execution)
-    assert watch._pause_s() == pytest.approx(DEFAULT_MONITOR_LIMITS.ask_every_s, abs=0.1)
+    watch.add(execution)
+    watch.remove(execution)
+    assert watch._pause_s() == pytest.approx(DEFAULT_MONITOR_LIMITS.query_every_s, abs=0.1)
     watch._due.clear()
-    watch.began(execution)
+    watch.add(execution)
     assert not watch._due.is_set()
-    watch.ended(execution)
+    watch.remove(execution)
     watch._pause_s()
     assert watch._pause_s() is None
-    watch.began(execution)
+    watch.add(execution)
     assert watch._due.is_set()
 
 

@@ -47,7 +47,7 @@ def test_an_interruption_is_never_raised_outside_its_task():
             one.call(work)
             ended["returned"] += 1
         except TaskTimeout as error:
-            is_hit &= error is reason and one.was_hit
+            is_hit &= error is reason and one.was_interrupted
             ended["stopped"] += 1
         sum(range(200))  # a stray exception would be raised here
         stopper.join()

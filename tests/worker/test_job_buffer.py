@@ -33,7 +33,7 @@ def held():
 def run_one(held):
     job = reserved()
     held.add([job])
-    assert held.next() is job
+    assert held.take_next() is job
     held.finish(job, ack(job), ran_s=1.0)
 
 
@@ -89,10 +89,10 @@ def test_two_attempts_of_one_job_are_tracked_separately(held):
 def test_jobs_that_have_not_started_can_be_removed_from_the_buffer(held):
     begun, waiting = reserved(1), reserved(2)
     held.add([begun, waiting])
-    held.next()
-    held.end(threads=2)
+    held.take_next()
+    held.end_threads(count=2)
     assert held.take_waiting() == [waiting]
-    assert [held.next(), held.next()] == [None, None]
+    assert [held.take_next(), held.take_next()] == [None, None]
     assert held.abandon() == [begun]
 
 
@@ -126,11 +126,11 @@ def test_a_held_lock_is_remembered_only_for_an_acknowledged_job(held):
     held.add(jobs)
     reports = [ack(jobs[0]), Failure(jid=jobs[1].jid, errtype="Error", message="", backtrace=())]
     for job, report in zip(jobs, reports, strict=True):
-        held.next()
+        held.take_next()
         held.finish(job, report, ran_s=0.1)
-    assert not held.held_locks(["job-2"])
-    assert held.held_locks(["job-1"])
-    assert not held.held_locks(["job-1"])
+    assert not held.had_locks(["job-2"])
+    assert held.had_locks(["job-1"])
+    assert not held.had_locks(["job-1"])
 
 
 def test_a_job_is_known_until_its_end_is_reported(held):
@@ -138,16 +138,16 @@ def test_a_job_is_known_until_its_end_is_reported(held):
     first, second = reserved(1), reserved(2)
     report = Ack(jid=first.jid, attempt=first.attempt)
     held.add([first, second])
-    assert held.known() == {(first.jid, 1), (second.jid, 1)}
-    held.finish(held.next(), report, ran_s=0.0)
-    assert held.known() == {(first.jid, 1), (second.jid, 1)}
-    held.reported([report])
-    assert held.known() == {(second.jid, 1)}
-    held.finish(held.next(), None, ran_s=0.0)
-    assert held.known() == set()
+    assert held.held_attempts() == {(first.jid, 1), (second.jid, 1)}
+    held.finish(held.take_next(), report, ran_s=0.0)
+    assert held.held_attempts() == {(first.jid, 1), (second.jid, 1)}
+    held.forget_reports([report])
+    assert held.held_attempts() == {(second.jid, 1)}
+    held.finish(held.take_next(), None, ran_s=0.0)
+    assert held.held_attempts() == set()
 
 
 def test_a_removed_job_is_no_longer_known(held):
     held.add([reserved(1)])
     held.take_waiting()
-    assert held.known() == set()
+    assert held.held_attempts() == set()

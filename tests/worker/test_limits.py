@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 from tests.worker import limited
 from tests.worker.blocking import gates, passes
 
-IMPATIENT = MonitorLimits(ask_every_s=0.2, cancel_grace_s=30, stop_grace_s=30)
+IMPATIENT = MonitorLimits(query_every_s=0.2, cancel_grace_s=30, stop_grace_s=30)
 
 
 class WritesLate(OrmBroker):
@@ -116,7 +116,7 @@ class TestCancelling:
         assert told(task, result) == (TaskResultStatus.FAILED, ["Cancelled"])
 
     def test_a_task_that_ignores_its_context_is_stopped_after_the_grace_period(self, work, state):
-        result = self.cancelled(limited.never_looks, work, limits=MonitorLimits(ask_every_s=0.2, cancel_grace_s=0.2))
+        result = self.cancelled(limited.never_looks, work, limits=MonitorLimits(query_every_s=0.2, cancel_grace_s=0.2))
         assert state(result, "discarded").errtype == "Cancelled"
 
     def test_a_cancelled_task_that_completes_within_the_grace_period_succeeds(self, work, state):

@@ -16,7 +16,7 @@ def pace_after(*durations, concurrency=4, max_prefetch=20):
     pace = PrefetchWindow(concurrency=concurrency, max_prefetch=max_prefetch)
     pace.record_fetch(T0)
     for ran_s in durations:
-        pace.ended(ran_s)
+        pace.record_end(ran_s)
     return pace
 
 

@@ -139,19 +139,19 @@ class TestHeld:
         """Otherwise a loss would be counted for work that is done."""
         other, suspect = reservation(1), reservation(2, losses=2)
         held.add([other])
-        assert held.next() is other
+        assert held.take_next() is other
         assert held.add_alone(suspect, wait_s=30)
         held.finish(other, Ack(jid=other.jid), ran_s=0.1)
         held.settle_alone(is_reported=False)
         assert not held.has_waiting()
         held.settle_alone(is_reported=True)
-        assert held.next() is suspect
+        assert held.take_next() is suspect
 
     def test_other_jobs_start_only_after_the_suspect_is_reported(self, held):
         suspect = reservation(losses=2)
         held.add_alone(suspect, wait_s=30)
         held.settle_alone(is_reported=True)
-        assert held.next() is suspect
+        assert held.take_next() is suspect
         held.finish(suspect, Ack(jid=suspect.jid), ran_s=0.1)
         held.settle_alone(is_reported=False)
         assert held.wait_for_room(0) == 0

@@ -21,7 +21,7 @@ class JobAction(NamedTuple):
     """One action on jobs."""
 
     label: str
-    done: str
+    done_label: str
     needs: str
     """Permission, as named in `permissions`."""
     states: frozenset[State]
@@ -33,10 +33,12 @@ class JobAction(NamedTuple):
         return permissions.may(request.user, self.needs)
 
 
+# Cancel is no bulk operation: a running job is stopped by its worker, the others are discarded.
 _CANCELLED = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WORKING, State.RETRIES})
+# As QUEUE REMOVE does (W24): scheduled and retrying jobs of the queue stay.
 _CLEARED = frozenset({State.ENQUEUED, State.BLOCKED})
 
-ACTS = {
+ACTIONS = {
     "retry": JobAction("Retry now", "Retried", "job.retry", bulk.STATES[Verb.RETRY]),
     "requeue": JobAction("Run now", "Run by hand", "job.requeue", bulk.STATES[Verb.REQUEUE]),
     "cancel": JobAction(
@@ -68,6 +70,7 @@ def execute(name: str, ids: Sequence[int], *, using: str) -> int:
 
     Jobs in a state that the action does not accept are skipped.
     """
+    # By id: rows read earlier may have changed, and each operation checks the state in its UPDATE.
     jobs = Job.objects.using(using).filter(pk__in=ids)
     if name == "cancel":
         return cancellations.cancel(list(jobs.values_list("jid", flat=True)), using=using)
@@ -79,10 +82,10 @@ def get_allowed_actions(job: Job, request: HttpRequest) -> list[tuple[str, JobAc
 
     For a failed job retry and requeue have the same effect; only retry is returned.
     """
-    found = [
-        (name, act)
-        for name, act in ACTS.items()
-        if name != "clear" and job.state in act.states and act.is_allowed(request)
+    allowed = [
+        (name, action)
+        for name, action in ACTIONS.items()
+        if name != "clear" and job.state in action.states and action.is_allowed(request)
     ]
-    names = [name for name, _ in found]
-    return [(name, act) for name, act in found if not (name == "requeue" and "retry" in names)]
+    names = [name for name, _ in allowed]
+    return [(name, action) for name, action in allowed if not (name == "requeue" and "retry" in names)]

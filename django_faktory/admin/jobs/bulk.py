@@ -1,6 +1,6 @@
 """Run an action on all jobs that a filter matches, in steps: each request does a part and reports what is left.
 
-The state of a sweep is stored in the page's form, signed, and nowhere on the server: the sweep stops when
+The state of such a run is stored in the page's form, signed, and nowhere on the server: the run stops when
 the page is closed, and the finished steps remain in effect.
 """
 
@@ -28,10 +28,12 @@ from ..base import LowerBound
 from . import actions, error_groups
 from .error_groups import ErrorKind
 
+# As in `store.jobs.bulk`: row locks are held for one step only.
 CHUNK = 500
-LASTS_S = 1.0
+MAX_WORK_S = 1.0
 """Seconds of work per request; after that the page is rendered, and its next request continues."""
 COUNTED = 10_000
+# Own salt: other signed texts of the site are not accepted as a run.
 SALT = "django_faktory.sweep"
 MAX_AGE_S = 86_400
 
@@ -52,21 +54,21 @@ class BulkScope(NamedTuple):
         """Return the jobs in scope to which the action applies."""
         if self.kind is not None:
             return error_groups.filter_kind(self.kind, using=using)
-        return Job.objects.using(using).matching(self.query).in_state(*actions.ACTS[verb].states)
+        return Job.objects.using(using).matching(self.query).in_state(*actions.ACTIONS[verb].states)
 
     def select_ids(self, rows: JobQuerySet) -> tuple[list[int], int | None]:
         """Return the ids of the rows in scope and the id of the last row read."""
         # The last id is returned even if no row is in scope: the next step continues after it.
         ids = list(rows.values_list("pk", flat=True))
-        last = ids[-1] if ids else None
+        last_id = ids[-1] if ids else None
         if self.kind is None or not ids:
-            return ids, last
+            return ids, last_id
         # In Python: the database cannot reduce a message to its kind.
         return list(
-            error_groups.matching(rows.model.objects.using(rows.db).filter(pk__in=ids).order_by("pk"), self.kind)
-        ), last
+            error_groups.ids_of_kind(rows.model.objects.using(rows.db).filter(pk__in=ids).order_by("pk"), self.kind)
+        ), last_id
 
-    def counted(self, verb: str, *, using: str) -> int:
+    def count_jobs(self, verb: str, *, using: str) -> int:
         """Return the number of jobs in scope, at most `COUNTED` + 1.
 
         A query without an index counts recent jobs only and returns `LowerBound` if there are older jobs.
@@ -79,22 +81,23 @@ class BulkScope(NamedTuple):
             pks = Job.objects.using(using).values_list("pk", flat=True)
             oldest, latest = pks.order_by("pk").first() or 0, pks.order_by("-pk").first() or 0
             return count if latest - oldest < RECENT or count > COUNTED else LowerBound(count)
-        return sum(1 for _ in error_groups.matching(rows.order_by("-pk")[: COUNTED + 1], self.kind))
+        return sum(1 for _ in error_groups.ids_of_kind(rows.order_by("-pk")[: COUNTED + 1], self.kind))
 
 
 def parse_scope(params: Mapping[str, Any]) -> BulkScope:
     """Return the scope that URL parameters ask for. Raises InvalidQuery."""
     if "error" in params and "task" in params:
         return BulkScope("", ErrorKind(params["error"], params["task"], params.get("head", "")))
-    return BulkScope(str(asked(params)))
+    return BulkScope(str(build_query(params)))
 
 
-def asked(params: Mapping[str, Any], typed: Query | None = None) -> Query:
-    """Return the query of a list's URL: `typed` combined with the filters. Raises InvalidQuery."""
+def build_query(params: Mapping[str, Any], search: Query | None = None) -> Query:
+    """Return the query of a list's URL: `search` combined with the filters. Raises InvalidQuery."""
     for name in ("q", "queue", "about", "bid"):
+        # PostgreSQL rejects NUL in a parameter: without this the answer would be a 500.
         if not is_storable(params.get(name, "")):
             raise InvalidQuery(f"{name}: expected text without NUL, which no job has; leave it out")
-    query = parse_search(params.get("q", "")) if typed is None else typed
+    query = parse_search(params.get("q", "")) if search is None else search
     changes: dict[str, Any] = {}
     if params.get("state") in set(State):
         changes["states"] = (State(params["state"]),)
@@ -115,6 +118,7 @@ def parse_search(text: str) -> Query:
     # The jid first: it is the only exact one of the three.
     if jobs.filter(jid=word).exists():
         return Query(jids=(word,))
+    # Among recent jobs only: no index serves a look-up of the beginning of a task in all states.
     if jobs.recent(RECENT).task(f"{word.rstrip('*')}*").exists():
         return Query(tasks=(Pattern(word.rstrip("*"), is_prefix=True),))
     return Query(errors=(Pattern(word.rstrip("*"), is_prefix=word.endswith("*")),))
@@ -156,11 +160,12 @@ class BulkRun:
 
 
 def begin(
-    verb: str, scope: BulkScope, *, total: int, user: object, why: str, every_s: float = 0.0, using: str
+    verb: str, scope: BulkScope, *, total: int, user: object, reason: str, every_s: float = 0.0, using: str
 ) -> BulkRun:
-    """Return a new sweep, without any step done. `total` is the result of `BulkScope.counted`."""
+    """Return a new run, without any step done. `total` is the result of `BulkScope.count_jobs`."""
     jobs = Job.objects.using(using)
     rows = scope.rows(verb, using=using)
+    # Otherwise jobs pushed meanwhile could keep the run from ending.
     upto = jobs.order_by("-pk").values_list("pk", flat=True).first() or 0
     after = 0
     if scope.kind is None and parse_query(scope.query).searches:
@@ -170,45 +175,45 @@ def begin(
     is_counted = total <= COUNTED and not isinstance(total, LowerBound)
     kind = tuple(scope.kind) if scope.kind else None
     return BulkRun(
-        verb=verb, query=scope.query, kind=kind, user=str(user), why=why,  # type: ignore[arg-type]
+        verb=verb, query=scope.query, kind=kind, user=str(user), why=reason,  # type: ignore[arg-type]
         total=total if is_counted else None, after=after, upto=upto, every_s=every_s, first_at=time.time(),
     )  # fmt: skip
 
 
-def run_steps(sweep: BulkRun, *, using: str, lasts_s: float = LASTS_S) -> BulkRun:
-    """Perform at least one step, and further ones for about `lasts_s` seconds."""
-    began = time.monotonic()
-    while not sweep.is_over:
-        sweep = _step(sweep, using)
-        if time.monotonic() - began > lasts_s:
+def run_steps(run: BulkRun, *, using: str, max_work_s: float = MAX_WORK_S) -> BulkRun:
+    """Perform at least one step, and further ones for about `max_work_s` seconds."""
+    started_at = time.monotonic()
+    while not run.is_over:
+        run = _run_step(run, using)
+        if time.monotonic() - started_at > max_work_s:
             break
-    return sweep
+    return run
 
 
-def _step(sweep: BulkRun, using: str) -> BulkRun:
+def _run_step(run: BulkRun, using: str) -> BulkRun:
     # By id, not by offset: jobs that left the scope in earlier steps must not shift the next one.
-    rows = sweep.scope.rows(sweep.verb, using=using).filter(pk__gt=sweep.after, pk__lte=sweep.upto)
-    ids, last = sweep.scope.select_ids(rows.order_by("pk")[:CHUNK])
-    if last is None:
-        return replace(sweep, is_over=True)
-    if sweep.every_s:
+    rows = run.scope.rows(run.verb, using=using).filter(pk__gt=run.after, pk__lte=run.upto)
+    ids, last_id = run.scope.select_ids(rows.order_by("pk")[:CHUNK])
+    if last_id is None:
+        return replace(run, is_over=True)
+    if run.every_s:
         # From the number placed so far, so that the pace continues across steps and requests.
-        first_at = datetime.fromtimestamp(sweep.first_at + sweep.every_s * sweep.placed, UTC)
-        changed = bulk.spread(ids, first_at=first_at, every_s=sweep.every_s, using=using)
+        first_at = datetime.fromtimestamp(run.first_at + run.every_s * run.placed, UTC)
+        changed = bulk.spread(ids, first_at=first_at, every_s=run.every_s, using=using)
     else:
-        changed = actions.execute(sweep.verb, ids, using=using)
-    return replace(sweep, after=last, placed=sweep.placed + len(ids), changed=sweep.changed + changed)
+        changed = actions.execute(run.verb, ids, using=using)
+    return replace(run, after=last_id, placed=run.placed + len(ids), changed=run.changed + changed)
 
 
-def sealed(sweep: BulkRun) -> str:
-    """Return the sweep as signed text for a form."""
-    return signing.dumps(asdict(sweep), salt=SALT, compress=True)
+def dump_signed(run: BulkRun) -> str:
+    """Return the run as signed text for a form."""
+    return signing.dumps(asdict(run), salt=SALT, compress=True)
 
 
 def load_signed(text: str, *, user: object) -> BulkRun:
-    """Return the sweep of a form. Raises BadSignature if it is invalid, expired, or of another user."""
-    sweep = BulkRun(**signing.loads(text, salt=SALT, max_age=MAX_AGE_S))
+    """Return the run of a form. Raises BadSignature if it is invalid, expired, or of another user."""
+    run = BulkRun(**signing.loads(text, salt=SALT, max_age=MAX_AGE_S))
     # The signature proves that this site wrote the form, but not for which user.
-    if sweep.user != str(user):
+    if run.user != str(user):
         raise signing.BadSignature("expected the user who began this")
-    return sweep
+    return run

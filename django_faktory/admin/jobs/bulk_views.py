@@ -15,102 +15,103 @@ from django.urls import URLPattern, path, reverse
 from ... import conf
 from ...errors import InvalidQuery
 from ...models import Job
-from ..base import LowerBound, ReadOnlyAdmin, capped, describe_action, why
+from ..base import LowerBound, ReadOnlyAdmin, describe_action, format_capped, get_reason
 from . import actions, bulk
 from .bulk import BulkRun
 
 
 class BulkViews(ReadOnlyAdmin):
-    """Mixin for the admin of jobs that adds the pages of a sweep."""
+    """Mixin for the admin of jobs that adds the pages of a bulk run."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the URLs, those of the sweep pages first."""
+        """Return the URLs, those of the bulk run first."""
         wrap = self.admin_site.admin_view
         return [
-            path("all/", wrap(self._ask), name="django_faktory_job_all"),
+            path("all/", wrap(self._confirm), name="django_faktory_job_all"),
             path("all/step/", wrap(self._step), name="django_faktory_job_all_step"),
             *super().get_urls(),
         ]
 
-    def _ask(self, request: HttpRequest) -> HttpResponse:
-        """Show the number of matching jobs on GET; begin the sweep on POST."""
+    def _confirm(self, request: HttpRequest) -> HttpResponse:
+        """Show the number of matching jobs on GET; begin the run on POST."""
         verb = request.GET.get("verb", "")
-        act = actions.ACTS.get(verb)
-        if act is None or not act.is_allowed(request) or not self.has_view_permission(request):
+        action = actions.ACTIONS.get(verb)
+        if action is None or not action.is_allowed(request) or not self.has_view_permission(request):
             raise PermissionDenied
         using = conf.get("DATABASE")
         try:
             scope = bulk.parse_scope(request.GET)
-            total = scope.counted(verb, using=using)
+            total = scope.count_jobs(verb, using=using)
         except InvalidQuery as error:
             self.message_user(request, str(error), messages.ERROR)
-            return HttpResponseRedirect(self._list())
-        count = capped(total, bulk.COUNTED)
+            return HttpResponseRedirect(self._list_url())
+        count = format_capped(total, bulk.COUNTED)
         if request.method == "POST":
             # Only retries can be spread over time.
-            pace = _every_s(request) if verb == "retry" else 0.0
-            begun = bulk.begin(
-                verb, scope, total=total, user=request.user.pk, why=why(request), every_s=pace, using=using
+            pace = _read_pace_s(request) if verb == "retry" else 0.0
+            run = bulk.begin(
+                verb, scope, total=total, user=request.user.pk, reason=get_reason(request), every_s=pace, using=using
             )
-            _record(request, begun, f"{act.label}: begun for all that match ({count})")
-            return self._render_progress(request, begun)
+            _log_run(request, run, f"{action.label}: begun for all that match ({count})")
+            return self._render_progress(request, run)
         return self.page(
             request,
             "all",
-            title=f"{act.label}: {count} job{'' if total == 1 else 's'}?",
-            act=act,
+            title=f"{action.label}: {count} job{'' if total == 1 else 's'}?",
+            action=action,
             scope=scope,
             total=total,
+            # A bound of 0 means that no recent job matches; older ones may.
             may_begin=total > 0 or isinstance(total, LowerBound),
             count=count,
             is_paced=verb == "retry",
-            back=self._list(request.GET),
+            back_url=self._list_url(request.GET),
         )
 
     def _step(self, request: HttpRequest) -> HttpResponse:
-        """Continue the sweep of the form for about a second and show its progress. POST only."""
+        """Continue the run of the form for about a second and show its progress. POST only."""
         if request.method != "POST":
             # A GET changes nothing; a browser sends one when the address is opened again.
-            return HttpResponseRedirect(self._list())
+            return HttpResponseRedirect(self._list_url())
         try:
-            sweep = bulk.load_signed(request.POST.get("sweep", ""), user=request.user.pk)
+            run = bulk.load_signed(request.POST.get("sweep", ""), user=request.user.pk)
         except BadSignature:
             self.message_user(
                 request, "This began too long ago, or elsewhere: begin again for the rest.", messages.ERROR
             )
-            return HttpResponseRedirect(self._list())
-        act = actions.ACTS[sweep.verb]
-        # The permission may have been withdrawn since the sweep began.
-        if not act.is_allowed(request):
+            return HttpResponseRedirect(self._list_url())
+        action = actions.ACTIONS[run.verb]
+        # The permission may have been withdrawn since the run began.
+        if not action.is_allowed(request):
             raise PermissionDenied
-        sweep = bulk.run_steps(sweep, using=conf.get("DATABASE"))
-        if sweep.is_over:
-            _record(request, sweep, f"{act.done} {sweep.changed:,} of all that match")
-        return self._render_progress(request, sweep)
+        run = bulk.run_steps(run, using=conf.get("DATABASE"))
+        if run.is_over:
+            _log_run(request, run, f"{action.done_label} {run.changed:,} of all that match")
+        return self._render_progress(request, run)
 
-    def _render_progress(self, request: HttpRequest, sweep: BulkRun) -> HttpResponse:
-        act = actions.ACTS[sweep.verb]
+    def _render_progress(self, request: HttpRequest, run: BulkRun) -> HttpResponse:
+        action = actions.ACTIONS[run.verb]
         return self.page(
             request,
             "sweep",
-            title=f"{act.label}: all that match",
-            act=act,
-            sweep=sweep,
-            sealed=bulk.sealed(sweep),
-            step=reverse("admin:django_faktory_job_all_step"),
-            back=self._list(),
+            title=f"{action.label}: all that match",
+            action=action,
+            run=run,
+            signed_run=bulk.dump_signed(run),
+            step_url=reverse("admin:django_faktory_job_all_step"),
+            back_url=self._list_url(),
         )
 
-    def _list(self, params: QueryDict | None = None) -> str:
+    def _list_url(self, params: QueryDict | None = None) -> str:
         address = reverse("admin:django_faktory_job_changelist")
         if params is None or "error" in params:
             return reverse("admin:django_faktory_job_errors") if params else address
-        kept = params.copy()
-        kept.pop("verb", None)
-        return f"{address}?{kept.urlencode()}"
+        filters = params.copy()
+        filters.pop("verb", None)
+        return f"{address}?{filters.urlencode()}"
 
 
-def _every_s(request: HttpRequest) -> float:
+def _read_pace_s(request: HttpRequest) -> float:
     """Return the chosen pace as seconds between two retries; 0 for all at once."""
     try:
         per_minute = float(request.POST.get("per_minute") or 0)
@@ -120,16 +121,17 @@ def _every_s(request: HttpRequest) -> float:
     return 60 / per_minute if per_minute >= 1 / 60 else 0.0
 
 
-def _record(request: HttpRequest, sweep: BulkRun, done: str) -> None:
-    """Write one admin log entry for all jobs of the sweep."""
+def _log_run(request: HttpRequest, run: BulkRun, summary: str) -> None:
+    """Write one admin log entry for all jobs of the run."""
     # The form of a later step has no field for the reason: use the one given at the beginning.
-    text: Any = f"{done}: {sweep.why}" if sweep.why else describe_action(request, done)
+    message: Any = f"{summary}: {run.why}" if run.why else describe_action(request, summary)
     user_id: Any = request.user.pk
     LogEntry.objects.create(
         user_id=user_id,
+        # Of the model and no row: a run may change millions.
         content_type=ContentType.objects.get_for_model(Job),
         object_id=None,
-        object_repr=str(sweep.scope)[:200],
+        object_repr=str(run.scope)[:200],
         action_flag=CHANGE,
-        change_message=text,
+        change_message=message,
     )

@@ -21,7 +21,7 @@ from .bulk_views import BulkViews
 from .detail_views import JobViews
 from .error_views import ErrorViews
 
-_VIEWS = (
+_TABS = (
     State.ENQUEUED, State.SCHEDULED, State.WORKING, State.RETRIES, State.DEAD, State.SUCCEEDED, State.BLOCKED,
     State.DISCARDED, State.EXPIRED,
 )  # fmt: skip
@@ -42,10 +42,10 @@ class StateFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:  # noqa: ARG002
         """Return the jobs in the chosen state."""
-        chosen = self.value()
-        if chosen not in set(State) or not isinstance(queryset, JobQuerySet):
+        state = self.value()
+        if state not in set(State) or not isinstance(queryset, JobQuerySet):
             return queryset
-        return queryset.in_state(State(chosen))
+        return queryset.in_state(State(state))
 
 
 class QueueFilter(admin.SimpleListFilter):
@@ -56,12 +56,14 @@ class QueueFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
         """Return the first 200 queue names."""
+        # Clients choose names of queues, so their number is not bounded; the search box finds the others.
         return [(name, name) for name in Queue.objects.order_by("name").values_list("name", flat=True)[:200]]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:  # noqa: ARG002
         """Return the jobs of the chosen queue."""
-        chosen = self.value()
-        return queryset.filter(queue=chosen) if chosen and chosen.isprintable() else queryset
+        name = self.value()
+        # An edited URL may contain NUL, which no name of a queue has and PostgreSQL rejects.
+        return queryset.filter(queue=name) if name and name.isprintable() else queryset
 
 
 class JobAdmin(JobViews, ErrorViews, BulkViews):
@@ -69,7 +71,7 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
 
     link_parameters = ("about", "bid")
     change_list_template = "admin/django_faktory/jobs.html"
-    list_display = ("jobtype", "marked_state", "queue", "when", "attempts", "error", "jid")
+    list_display = ("jobtype", "marked_state", "queue", "event_time", "attempts", "error", "jid")
     list_filter = (StateFilter, QueueFilter)
     # Django shows a search box only with search_fields; `get_search_results` ignores them.
     search_fields = ("jid",)
@@ -100,33 +102,37 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
         if not isinstance(queryset, JobQuerySet):
             return queryset, False
         try:
-            typed = bulk.parse_search(search_term)
-            found = queryset.matching(typed) if search_term else queryset
-            asked = bulk.asked(request.GET, typed)
+            search = bulk.parse_search(search_term)
+            jobs = queryset.matching(search) if search_term else queryset
+            query = bulk.build_query(request.GET, search)
         except InvalidQuery as error:
             self.message_user(request, str(error), messages.ERROR)
             # Not all jobs: a bulk action could follow on a list that the query did not restrict.
             return queryset.none(), False
-        return (found if asked.is_empty or asked.has_index else found.recent()), False
+        return (jobs if query.is_empty or query.has_index else jobs.recent()), False
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Render the list with its tabs and the actions on all matching jobs."""
-        kept = request.GET.copy()
+        filters = request.GET.copy()
         # Page number and state belong to the current tab, not to the links to other tabs.
         for name in ("p", "e", "all", "state"):
-            kept.pop(name, None)
-        chosen = request.GET.get("state", "")
-        rest = f"&{kept.urlencode()}" if kept else ""
-        views = [("all", f"?{kept.urlencode()}", not chosen)]
-        views += [(str(state), f"?state={state}{rest}", chosen == state) for state in _VIEWS]
-        may = [(name, act) for name, act in job_actions.ACTS.items() if name != "clear" and act.is_allowed(request)]
-        fitting = [(name, act) for name, act in may if not chosen or chosen in act.states]
-        more = {
-            "views": views,
-            "verbs": fitting,
-            "filters": f"{kept.urlencode()}&state={chosen}" if chosen else kept.urlencode(),
+            filters.pop(name, None)
+        state = request.GET.get("state", "")
+        suffix = f"&{filters.urlencode()}" if filters else ""
+        tabs = [("all", f"?{filters.urlencode()}", not state)]
+        tabs += [(str(tab_state), f"?state={tab_state}{suffix}", state == tab_state) for tab_state in _TABS]
+        allowed = [
+            (name, action)
+            for name, action in job_actions.ACTIONS.items()
+            if name != "clear" and action.is_allowed(request)
+        ]
+        offered = [(name, action) for name, action in allowed if not state or state in action.states]
+        page_context = {
+            "tabs": tabs,
+            "bulk_actions": offered,
+            "filters": f"{filters.urlencode()}&state={state}" if state else filters.urlencode(),
         }
-        return super().changelist_view(request, {**more, **(extra_context or {})})
+        return super().changelist_view(request, {**page_context, **(extra_context or {})})
 
     @admin.display(description="state")
     def marked_state(self, job: Job) -> str:
@@ -134,13 +140,13 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
         return format_html('<span class="{}">{}</span>', _MARKS.get(State(job.state), ""), job.state)
 
     @admin.display(description="when")
-    def when(self, job: Job) -> str:
+    def event_time(self, job: Job) -> str:
         """Return the time that matters in the job's state."""
         moment = job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else job.enqueued_at)
         if moment is None:
             return ""
-        there = timezone.localtime(moment) if timezone.is_aware(moment) else moment
-        return format_html('<span class="faktory-together">{}</span>', f"{there:%Y-%m-%d %H:%M:%S}")
+        local_time = timezone.localtime(moment) if timezone.is_aware(moment) else moment
+        return format_html('<span class="faktory-together">{}</span>', f"{local_time:%Y-%m-%d %H:%M:%S}")
 
     @admin.display(description="error")
     def error(self, job: Job) -> str:
@@ -150,54 +156,58 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
     @admin.action(description="Retry now", permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Retry the selected jobs that failed."""
-        return self._act(request, queryset, "retry")
+        return self._execute_selected(request, queryset, "retry")
 
     @admin.action(description="Run now", permissions=["requeue"])
     def requeue(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Run the selected jobs now, scheduled ones included."""
-        return self._act(request, queryset, "requeue")
+        return self._execute_selected(request, queryset, "requeue")
 
     @admin.action(description="Cancel (drop, or stop while it runs)", permissions=["cancel"])
     def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Discard waiting jobs, and stop running ones within seconds if the worker is ours."""
-        return self._act(request, queryset, "cancel")
+        return self._execute_selected(request, queryset, "cancel")
 
     @admin.action(description="Kill (send to dead)", permissions=["kill"])
     def kill(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Move waiting jobs to dead."""
-        return self._act(request, queryset, "kill")
+        return self._execute_selected(request, queryset, "kill")
 
     @admin.action(description="Discard (drop)", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Discard waiting and dead jobs."""
-        return self._act(request, queryset, "discard")
+        return self._execute_selected(request, queryset, "discard")
 
     @admin.action(description="Delete (what ended)", permissions=["prune"])
     def prune(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Delete the rows of finished jobs before their retention ends."""
-        return self._act(request, queryset, "prune")
+        return self._execute_selected(request, queryset, "prune")
 
-    def _act(self, request: HttpRequest, queryset: QuerySet[Job], verb: str) -> HttpResponse | None:
+    def _execute_selected(self, request: HttpRequest, queryset: QuerySet[Job], verb: str) -> HttpResponse | None:
         """Act on the selected jobs at once.
 
         For all matching jobs, redirect to the page that acts on them in steps.
         """
-        act = job_actions.ACTS[verb]
+        action = job_actions.ACTIONS[verb]
+        # All that match can be millions of jobs, too many for one request.
         if request.POST.get("select_across") == "1":
-            asked = request.GET.copy()
-            asked["verb"] = verb
-            return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_all')}?{asked.urlencode()}")
+            params = request.GET.copy()
+            params["verb"] = verb
+            return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_all')}?{params.urlencode()}")
+        # Without the long texts: a page of the list may have 200 of them.
         jobs = list(queryset.only("pk", "jid", "jobtype"))
-        if act.warning:
-            question = f"{act.label} {len(jobs)} job{'' if len(jobs) == 1 else 's'}?"
-            asked_again = self.confirmed(
-                request, question, what=jobs, note=act.warning, button=f"Yes, {act.label.lower()}"
+        if action.warning:
+            question = f"{action.label} {len(jobs)} job{'' if len(jobs) == 1 else 's'}?"
+            confirmation = self.confirmation_page(
+                request, question, objects=jobs, note=action.warning, button=f"Yes, {action.label.lower()}"
             )
-            if asked_again is not None:
-                return asked_again
+            if confirmation is not None:
+                return confirmation
+        # The selection may be older than the states of its jobs: those that have moved are not changed.
         changed = job_actions.execute(verb, [job.pk for job in jobs], using=queryset.db)
-        log_action(request, jobs, act.done)
-        left = len(jobs) - changed
-        note = f" {left} could not be in the state they are in." if left else ""
-        self.message_user(request, f"{act.done} {changed} jobs.{note}", messages.WARNING if left else messages.SUCCESS)
+        log_action(request, jobs, action.done_label)
+        unchanged = len(jobs) - changed
+        note = f" {unchanged} could not be in the state they are in." if unchanged else ""
+        level = messages.WARNING if unchanged else messages.SUCCESS
+        self.message_user(request, f"{action.done_label} {changed} jobs.{note}", level)
         return None

@@ -27,19 +27,19 @@ from ...store.jobs.prefetch import is_unconfirmed
 from ...store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, format_json
 from ...tasks import redaction
 from ...tasks.results import Attempt, runs_of
-from ..base import jobs_link, shown_text
+from ..base import build_shown_text, jobs_link
 from ..locks import holder_of
-from ..overview.data import duration
+from ..overview.data import format_duration
 from . import actions, error_groups
 
-SHOWN = 50
+MAX_ATTEMPTS_SHOWN = 50
 """Attempts shown at most, the latest ones."""
 
 MESSAGE_BYTES = 2048
 TIMELINE_BYTES = 48 * 1024
 """Bytes of HTML: for the message of one attempt, and for all messages and backtraces together."""
 
-EDITED = WHOLE
+MAX_EDITED = WHOLE
 """Characters of the longest arguments that the edit page shows."""
 
 TOO_LONG = "Its arguments are too long to be edited on a page: the API takes others."
@@ -59,32 +59,33 @@ class TimelineEntry(NamedTuple):
     backtrace: str = ""
 
 
-def context(
+def build_context(
     job: Job, stored: Mapping[str, StoredText], urls: Mapping[str, str], request: HttpRequest
 ) -> dict[str, Any]:
     """Return the template's context. `stored` are the job's long texts, the payload as far as it may be seen."""
     payload = stored["payload"]
     # A text that was cut off cannot be parsed.
     members = _members(payload.text) if payload.is_whole else {}
+    # Keyword arguments are in `custom`, because the protocol has positional arguments only.
     custom = _members(members.get("custom", ""))
-    shown = {column: shown_text(text, urls[column]) for column, text in stored.items() if text.size}
+    shown_texts = {column: build_shown_text(text, urls[column]) for column, text in stored.items() if text.size}
     for name, text in (("args", members.get("args", "")), ("kwargs", custom.get("kwargs", ""))):
         if text:
-            shown[name] = shown_text(payload, urls["payload"], format_json(text))
+            shown_texts[name] = build_shown_text(payload, urls["payload"], format_json(text))
     return {
         "job": job,
-        "facts": [(name, value) for name, value in _facts(job) if value not in (None, "", "–")],
-        "times": [(name, at) for name, at in _times(job) if at is not None],
-        "texts": shown,
+        "facts": [(name, value) for name, value in _build_facts(job) if value not in (None, "", "–")],
+        "times": [(name, at) for name, at in _build_times(job) if at is not None],
+        "texts": shown_texts,
         "is_too_long": not payload.is_whole,
-        "timeline": timeline(job, stored["history"]),
-        "acts": actions.get_allowed_actions(job, request),
+        "timeline": build_timeline(job, stored["history"]),
+        "job_actions": actions.get_allowed_actions(job, request),
         "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
         # The beginning that the page of groups reads too, so that both find the same group.
-        "kind": error_groups.get_kind(job, stored["failure"].text[: error_groups.READ])
+        "kind": error_groups.get_kind(job, stored["failure"].text[: error_groups.FAILURE_CHARACTERS])
         if job.state == State.DEAD
         else None,
-        "may_try": job.state == State.DEAD and actions.ACTS["retry"].is_allowed(request),
+        "may_try": job.state == State.DEAD and actions.ACTIONS["retry"].is_allowed(request),
     }
 
 
@@ -97,57 +98,59 @@ def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
         return "", "", TOO_LONG
     members = _members(redaction.shown_job(job.jobtype, payload.text))
     kwargs = _members(members.get("custom", "")).get("kwargs", "")
-    found = format_json(members.get("args", "[]"), EDITED), format_json(kwargs, EDITED) or "{}"
-    if any(len(text) > EDITED for text in found):
+    call = format_json(members.get("args", "[]"), MAX_EDITED), format_json(kwargs, MAX_EDITED) or "{}"
+    if any(len(text) > MAX_EDITED for text in call):
         return "", "", TOO_LONG
     if job.state not in EDITABLE:
-        return *found, f"It is {job.state}: only a job that may run, and does not, can be edited."
+        return *call, f"It is {job.state}: only a job that may run, and does not, can be edited."
     # The placeholder shown for a hidden value would be saved as the value.
     if redaction.is_redacted(job.jobtype, payload.text):
-        return *found, "FAKTORY['REDACT'] hides some of its arguments: they cannot be edited on a page."
-    return *found, ""
+        return *call, "FAKTORY['REDACT'] hides some of its arguments: they cannot be edited on a page."
+    return *call, ""
 
 
-def timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
+def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
     """Return the job's events, oldest first. Room for backtraces is given to the latest attempts first."""
     runs = runs_of(history.text) if history.is_whole else []
-    left_out, shown = runs[:-SHOWN], runs[-SHOWN:]
+    omitted_runs, shown_runs = runs[:-MAX_ATTEMPTS_SHOWN], runs[-MAX_ATTEMPTS_SHOWN:]
     # The stored history is limited in length, and an imported job has its latest failure only.
-    forgotten = max(0, job.failures + job.losses - sum(not one.is_interruption for one in runs))
-    number = forgotten + sum(not one.is_interruption for one in left_out)
-    messages, backtraces = _cut_runs(shown)
-    found = [TimelineEntry("Pushed", job.created_at)]
-    if earlier := forgotten + len(left_out):
-        found.append(TimelineEntry(f"{earlier} earlier attempt{'s' * (earlier > 1)}", None))
-    for one, message, backtrace in zip(shown, messages, backtraces, strict=True):
-        begun, failed = _instant(one.started_at), _instant(one.failed_at)
-        number += not one.is_interruption
-        if one.is_interruption:
-            found.append(TimelineEntry(one.message.capitalize(), failed, took=_between(begun, failed), worker=one.wid))
+    unrecorded = max(0, job.failures + job.losses - sum(not run.is_interruption for run in runs))
+    number = unrecorded + sum(not run.is_interruption for run in omitted_runs)
+    messages, backtraces = _cut_runs(shown_runs)
+    entries = [TimelineEntry("Pushed", job.created_at)]
+    if earlier := unrecorded + len(omitted_runs):
+        entries.append(TimelineEntry(f"{earlier} earlier attempt{'s' * (earlier > 1)}", None))
+    for run, message, backtrace in zip(shown_runs, messages, backtraces, strict=True):
+        started_at, failed_at = _parse_time(run.started_at), _parse_time(run.failed_at)
+        number += not run.is_interruption
+        if run.is_interruption:
+            took = _format_span(started_at, failed_at)
+            entries.append(TimelineEntry(run.message.capitalize(), failed_at, took=took, worker=run.wid))
             continue
-        found.append(
+        entries.append(
             TimelineEntry(
                 f"Attempt {number} failed",
-                failed,
+                failed_at,
                 is_failed=True,
-                took=_between(begun, failed),
-                worker=one.wid,
-                error=one.errtype,
+                took=_format_span(started_at, failed_at),
+                worker=run.wid,
+                error=run.errtype,
                 message=message,
                 backtrace=backtrace,
             )
         )
-    return [*found, _now(job)]
+    return [*entries, _current_entry(job)]
 
 
 def _cut_runs(runs: Sequence[Attempt]) -> tuple[list[str], list[str]]:
     """Return the messages and backtraces of these attempts, cut to `TIMELINE_BYTES` in total."""
-    left, messages, backtraces = TIMELINE_BYTES, [], []
-    for one in reversed(runs):
-        messages.append(cut(one.message, min(left, MESSAGE_BYTES)))
-        backtraces.append(cut("\n".join(one.backtrace), min(left, SHOWN_BYTES)))
+    remaining, messages, backtraces = TIMELINE_BYTES, [], []
+    # The latest first: if room is missing, the earlier backtraces are cut.
+    for run in reversed(runs):
+        messages.append(cut(run.message, min(remaining, MESSAGE_BYTES)))
+        backtraces.append(cut("\n".join(run.backtrace), min(remaining, SHOWN_BYTES)))
         # Escaped size: `<` becomes four bytes of HTML.
-        left = max(0, left - len(escape(messages[-1] + backtraces[-1]).encode("utf-8", "replace")))
+        remaining = max(0, remaining - len(escape(messages[-1] + backtraces[-1]).encode("utf-8", "replace")))
     return messages[::-1], backtraces[::-1]
 
 
@@ -159,7 +162,7 @@ _WAITS = {
 }
 
 
-def _now(job: Job) -> TimelineEntry:
+def _current_entry(job: Job) -> TimelineEntry:
     state = State(job.state)
     if state in _WAITS:
         title, column = _WAITS[state]
@@ -168,21 +171,25 @@ def _now(job: Job) -> TimelineEntry:
         return TimelineEntry(f"Attempt {job.attempts} runs, since", job.started_at, worker=job.wid)
     if state is State.SUCCEEDED:
         return TimelineEntry(
-            "Succeeded", job.finished_at, is_good=True, took=_between(job.started_at, job.finished_at), worker=job.wid
+            "Succeeded",
+            job.finished_at,
+            is_good=True,
+            took=_format_span(job.started_at, job.finished_at),
+            worker=job.wid,
         )
     return TimelineEntry(str(state).capitalize(), job.finished_at, is_failed=state is State.DEAD)
 
 
-def _between(begun: datetime | None, ended: datetime | None) -> str:
-    return duration((ended - begun).total_seconds()) if begun and ended else ""
+def _format_span(started_at: datetime | None, ended_at: datetime | None) -> str:
+    return format_duration((ended_at - started_at).total_seconds()) if started_at and ended_at else ""
 
 
-def _facts(job: Job) -> list[tuple[str, Any]]:
+def _build_facts(job: Job) -> list[tuple[str, Any]]:
     using = job._state.db or "default"  # noqa: SLF001  (documented)
     return [
         ("Task", job.jobtype),
         ("State", job.state),
-        ("Queue", _linked("queue", job.queue, job.queue)),
+        ("Queue", _admin_link("queue", job.queue, job.queue)),
         ("About", _subject(job.about)),
         ("Priority", job.priority or None),
         ("Attempts", f"{job.attempts}, of at most {max(job.retry, 0) + 1}" if job.attempts else None),
@@ -207,10 +214,10 @@ def _facts(job: Job) -> list[tuple[str, Any]]:
 def _limiter(job: Job, using: str) -> Any:
     """Return the limit that blocks the job, as a link."""
     limiter = Limiter.objects.using(using).filter(pk=job.limiter).first() if job.limiter is not None else None
-    return None if limiter is None else _linked("limit", limiter.limit_id, str(limiter))
+    return None if limiter is None else _admin_link("limit", limiter.limit_id, str(limiter))
 
 
-def _times(job: Job) -> list[tuple[str, datetime | None]]:
+def _build_times(job: Job) -> list[tuple[str, datetime | None]]:
     return [
         ("Pushed", job.created_at),
         ("Due", job.run_at),
@@ -228,48 +235,49 @@ def _progress(job: Job, using: str) -> str:
     # A tracking row older than the job belongs to an earlier job with the same jid.
     if tracking is None or tracking.updated_at < job.created_at:
         return ""
-    words = (f"{tracking.percent} %" if tracking.percent is not None else "", cut(tracking.desc or "", MESSAGE_BYTES))
-    return " ".join(word for word in words if word)
+    parts = (f"{tracking.percent} %" if tracking.percent is not None else "", cut(tracking.desc or "", MESSAGE_BYTES))
+    return " ".join(part for part in parts if part)
 
 
 def _worker(job: Job, using: str) -> SafeString | str | None:
     if not job.wid:
         return None
     # The row of a worker is deleted some time after its end: no link then.
-    known = WorkerProcess.objects.using(using).filter(wid=job.wid).exists()
-    return _linked("workerprocess", job.wid, job.wid) if known else job.wid
+    has_page = WorkerProcess.objects.using(using).filter(wid=job.wid).exists()
+    return _admin_link("workerprocess", job.wid, job.wid) if has_page else job.wid
 
 
 def _batch(bid: str | None, using: str) -> SafeString | str | None:
     if not bid:
         return None
+    # Without the texts of its callbacks, which may be long. A finished batch is deleted after a while.
     batch = Batch.objects.using(using).filter(bid=bid).only("pk", "description", "bid").first()
-    return bid if batch is None else _linked("batch", batch.pk, batch.description[:200] or bid)
+    return bid if batch is None else _admin_link("batch", batch.pk, batch.description[:200] or bid)
 
 
 def _cron(job: Job, using: str) -> SafeString | str | None:
     run = CronRun.objects.using(using).filter(jid=job.jid).select_related("entry").order_by("-pk").first()
-    return None if run is None else _linked("cronentry", run.entry.pk, run.entry.name)
+    return None if run is None else _admin_link("cronentry", run.entry.pk, run.entry.name)
 
 
-def _linked(model: str, pk: int | str, words: str) -> SafeString:
+def _admin_link(model: str, pk: int | str, label: str) -> SafeString:
     # <bdi> isolates bidirectional text of clients, which could otherwise reorder the page around it.
     address = reverse(f"admin:django_faktory_{model}_change", args=[quote(pk)])
-    return format_html('<a href="{}"><bdi>{}</bdi></a>', address, words)
+    return format_html('<a href="{}"><bdi>{}</bdi></a>', address, label)
 
 
 def _subject(about: str | None) -> SafeString | str | None:
     """Return the related object with links to its admin page and to all its jobs."""
     if not about:
         return None
-    shown: SafeString | str = format_html("<bdi>{}</bdi>", about)
+    link: SafeString | str = format_html("<bdi>{}</bdi>", about)
     # `about` may name a model that is not installed here or has no admin page.
     with suppress(FaktoryError, LookupError, NoReverseMatch, ValueError):
         label, key = split_about(about)
         meta = apps.get_model(label)._meta  # noqa: SLF001  (documented)
         address = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[quote(key)])
-        shown = format_html('<a href="{}"><bdi>{}</bdi></a>', address, about)
-    return format_html('{} (<a href="{}">all its jobs</a>)', shown, jobs_link(about=about))
+        link = format_html('<a href="{}"><bdi>{}</bdi></a>', address, about)
+    return format_html('{} (<a href="{}">all its jobs</a>)', link, jobs_link(about=about))
 
 
 def _members(text: str) -> dict[str, str]:
@@ -282,7 +290,7 @@ def _members(text: str) -> dict[str, str]:
         return {}
 
 
-def _instant(text: str) -> datetime | None:
+def _parse_time(text: str) -> datetime | None:
     try:
         # The history of an imported job may contain any text.
         return parse_instant("at", text) if text else None

@@ -38,7 +38,7 @@ class JobViews(ReadOnlyAdmin):
         """Return the URLs, those of actions and editing first."""
         wrap = self.admin_site.admin_view
         return [
-            path("<int:pk>/act/<str:verb>/", wrap(self._act_on_one), name="django_faktory_job_act"),
+            path("<int:pk>/act/<str:verb>/", wrap(self._execute_one), name="django_faktory_job_act"),
             path("<int:pk>/edit/", wrap(self._edit), name="django_faktory_job_edit"),
             *super().get_urls(),
         ]
@@ -46,75 +46,82 @@ class JobViews(ReadOnlyAdmin):
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Render the job's page; it does not use a Django form."""
         job = kwargs.get("obj")
-        more = {}
+        page_context = {}
         if job is not None:
+            # Read separately from the row, and cut by the database: a job may have 16 MiB of arguments.
             stored = texts.read(job, *self.long_texts)
-            stored["payload"] = self.seen_of(job, "payload", stored["payload"])
-            urls = {column: self.url_of_download(job, column) for column in self.long_texts}
-            more = detail.context(job, stored, urls, request)
-        return super().render_change_form(request, {**context, **more}, *args, **kwargs)
+            stored["payload"] = self.redact_stored(job, "payload", stored["payload"])
+            urls = {column: self.download_url(job, column) for column in self.long_texts}
+            page_context = detail.build_context(job, stored, urls, request)
+        return super().render_change_form(request, {**context, **page_context}, *args, **kwargs)
 
-    def _act_on_one(self, request: HttpRequest, pk: int, verb: str) -> HttpResponse:
+    def _execute_one(self, request: HttpRequest, pk: int, verb: str) -> HttpResponse:
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        act = actions.ACTS.get(verb)
+        action = actions.ACTIONS.get(verb)
         # "clear" acts on a queue and is no action on one job.
-        if act is None or verb == "clear" or not act.is_allowed(request) or not may_see(request.user, "job"):
+        if action is None or verb == "clear" or not action.is_allowed(request) or not may_see(request.user, "job"):
             raise PermissionDenied
         # The long texts can be large, and the action needs none of them.
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
-        if act.warning:
-            asked = self.confirmed(
-                request, f"{act.label} this job?", what=[job], note=act.warning, button=f"Yes, {act.label.lower()}"
+        if action.warning:
+            confirmation = self.confirmation_page(
+                request,
+                f"{action.label} this job?",
+                objects=[job],
+                note=action.warning,
+                button=f"Yes, {action.label.lower()}",
             )
-            if asked is not None:
-                return asked
+            if confirmation is not None:
+                return confirmation
         changed = actions.execute(verb, [job.pk], using=conf.get("DATABASE"))
         if changed:
-            log_action(request, [job], act.done)
-            self.message_user(request, f"{act.done}: {job.jid}", messages.SUCCESS)
+            log_action(request, [job], action.done_label)
+            self.message_user(request, f"{action.done_label}: {job.jid}", messages.SUCCESS)
         else:
             self.message_user(
-                request, f"{act.label}: the job has left the state for it; nothing was done.", messages.WARNING
+                request, f"{action.label}: the job has left the state for it; nothing was done.", messages.WARNING
             )
         # A deleted job has no page to return to.
-        is_there = Job.objects.using(conf.get("DATABASE")).filter(pk=pk).exists()
-        return HttpResponseRedirect(_page(pk) if is_there else reverse("admin:django_faktory_job_changelist"))
+        still_exists = Job.objects.using(conf.get("DATABASE")).filter(pk=pk).exists()
+        return HttpResponseRedirect(_page_url(pk) if still_exists else reverse("admin:django_faktory_job_changelist"))
 
     def _edit(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Show the arguments; POST replaces them."""
+        # The form shows the arguments, so editing alone does not suffice (ADR 0034).
         if not self.has_edit_permission(request) or not may_see(request.user, "job"):
             raise PermissionDenied
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
-        args, kwargs, trouble = detail.editable_call(job, texts.read(job, "payload")["payload"])
-        if request.method == "POST" and not trouble:
+        args, kwargs, problem = detail.editable_call(job, texts.read(job, "payload")["payload"])
+        if request.method == "POST" and not problem:
+            # The form shows the same texts again if they are refused, so that no input is lost.
             args, kwargs = request.POST.get("args", ""), request.POST.get("kwargs", "") or "{}"
             try:
                 edit.edit(job.jid, _changes(args, kwargs), using=conf.get("DATABASE"))
             except FaktoryError as error:
-                trouble = str(error)
+                problem = str(error)
             else:
                 log_action(request, [job], "Edited its arguments")
                 self.message_user(request, "It has other arguments now.", messages.SUCCESS)
-                return HttpResponseRedirect(_page(pk))
+                return HttpResponseRedirect(_page_url(pk))
         return self.page(
             request, "edit_job", title=f"Edit the arguments of {job.jobtype}", job=job, args=args, kwargs=kwargs,
-            trouble=trouble, back=_page(pk),
+            problem=problem, back_url=_page_url(pk),
         )  # fmt: skip
 
 
 def _changes(args: str, kwargs: str) -> edit.Changes:
     """Parse the submitted arguments. Raises InvalidPayload, which names the field."""
-    found: dict[str, Any] = {}
-    for name, text, kind, json_type in (("args", args, list, "array"), ("kwargs", kwargs, dict, "object")):
+    arguments: dict[str, Any] = {}
+    for name, text, expected_type, json_type in (("args", args, list, "array"), ("kwargs", kwargs, dict, "object")):
         try:
-            found[name] = decode(text)
+            arguments[name] = decode(text)
         except InvalidPayload as error:
             raise InvalidPayload(f"{name}: {error}") from None
-        if not isinstance(found[name], kind):
+        if not isinstance(arguments[name], expected_type):
             raise InvalidPayload(f"{name}: expected a JSON {json_type}")
-    return edit.Changes(**found)
+    return edit.Changes(**arguments)
 
 
-def _page(pk: int) -> str:
+def _page_url(pk: int) -> str:
     return reverse("admin:django_faktory_job_change", args=[pk])

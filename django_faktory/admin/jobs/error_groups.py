@@ -1,6 +1,6 @@
 """Group dead jobs by cause: error class, task, and the message's first line without numbers and ids.
 
-Reads the newest `LOOKED_AT` jobs only, and no backtraces; a page shows how many were read.
+Reads the newest `JOBS_READ` jobs only, and no backtraces; a page shows how many were read.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from django.db.models.functions import Substr
 from ...core.payloads import is_storable
 from ...models import Job, JobQuerySet
 
-LOOKED_AT = 5000
-READ = 1200
+JOBS_READ = 5000
+FAILURE_CHARACTERS = 1200
 """Characters read of a failure's text: the message is near its beginning."""
-LONGEST = 120
+MAX_HEAD_LENGTH = 120
 
 # Not parsed as JSON: the text is cut off in the middle.
-_message = re.compile(r'"message":"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
+_message_pattern = re.compile(r'"message":"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
 # Addresses, UUIDs, other long hexadecimal numbers, and decimal numbers: they differ from job to job.
-_changing = re.compile(
+_varying_parts = re.compile(
     r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b(?=\w*\d)[0-9a-fA-F]{12,}\b|\d+(?:[.,:]\d+)*"
 )
 
@@ -60,13 +60,13 @@ class ErrorGroups(NamedTuple):
     """Groups, the largest first, and how many jobs were read."""
 
     groups: list[ErrorGroup]
-    looked_at: int
+    jobs_read: int
     is_more: bool
 
 
 def extract_message(failure: str) -> str:
     """Return the message at the beginning of a failure's text, or ""."""
-    match = _message.search(failure)
+    match = _message_pattern.search(failure)
     if match is None:
         return ""
     try:
@@ -85,7 +85,7 @@ def normalize_message(message: str) -> str:
     """Return the first line of a message, with N in place of everything that varies between jobs."""
     # Cut before the substitution too: a very long line would make it slow.
     line = message.strip().partition("\n")[0]
-    return _changing.sub("N", line[: LONGEST * 2])[:LONGEST]
+    return _varying_parts.sub("N", line[: MAX_HEAD_LENGTH * 2])[:MAX_HEAD_LENGTH]
 
 
 def get_kind(job: Job, failure: str) -> ErrorKind:
@@ -93,7 +93,7 @@ def get_kind(job: Job, failure: str) -> ErrorKind:
     return ErrorKind(job.errtype, job.jobtype, normalize_message(extract_message(failure)))
 
 
-def found(jobs: JobQuerySet, *, limit: int = LOOKED_AT) -> ErrorGroups:
+def group_jobs(jobs: JobQuerySet, *, limit: int = JOBS_READ) -> ErrorGroups:
     """Return the groups of these jobs, newest `limit` jobs only, in one query."""
     fields = ("pk", "errtype", "jobtype", "failure_text", "finished_at", "queue")
     rows: list[Any] = list(_with_failure_text(jobs).order_by("-pk").values_list(*fields)[: limit + 1])
@@ -109,14 +109,14 @@ def found(jobs: JobQuerySet, *, limit: int = LOOKED_AT) -> ErrorGroups:
 
 
 def filter_kind(kind: ErrorKind, *, using: str) -> JobQuerySet:
-    """Return dead jobs with this error and task; `matching` picks those with its message."""
+    """Return dead jobs with this error and task; `ids_of_kind` picks those with its message."""
     # An edited URL may contain NUL, which PostgreSQL rejects.
     if not (is_storable(kind.errtype) and is_storable(kind.jobtype)):
         return Job.objects.using(using).none()
     return Job.objects.using(using).dead().filter(errtype=kind.errtype, jobtype=kind.jobtype)
 
 
-def matching(jobs: JobQuerySet, kind: ErrorKind) -> Iterable[int]:
+def ids_of_kind(jobs: JobQuerySet, kind: ErrorKind) -> Iterable[int]:
     """Return the ids of the jobs with a message of this kind, in the order of `jobs`."""
     rows = _with_failure_text(jobs).values_list("pk", "failure_text")
     return [pk for pk, failure_text in rows if normalize_message(extract_message(failure_text)) == kind.head]
@@ -124,4 +124,4 @@ def matching(jobs: JobQuerySet, kind: ErrorKind) -> Iterable[int]:
 
 def _with_failure_text(jobs: JobQuerySet) -> Any:
     # Only the beginning of the text leaves the database: backtraces can be large.
-    return jobs.annotate(failure_text=Substr("failure", 1, READ))
+    return jobs.annotate(failure_text=Substr("failure", 1, FAILURE_CHARACTERS))

@@ -16,13 +16,13 @@ from ...models import Job
 from ...models.permissions import may
 from ...operations import bulk
 from ...store import texts
-from ..base import ReadOnlyAdmin, capped, log_action
+from ..base import ReadOnlyAdmin, format_capped, log_action
 from . import actions, error_groups
 from . import bulk as bulk_actions
 from .error_groups import ErrorKind
 
-SHOWN = 20
-TRIED_EVERY_S = 1
+JOBS_SHOWN = 20
+REFRESHED_EVERY_S = 1
 
 
 class ErrorViews(ReadOnlyAdmin):
@@ -34,67 +34,67 @@ class ErrorViews(ReadOnlyAdmin):
         return [
             path("errors/", wrap(self._errors), name="django_faktory_job_errors"),
             path("errors/one/", wrap(self._error), name="django_faktory_job_error"),
-            path("errors/tried/", wrap(self._tried), name="django_faktory_job_tried"),
+            path("errors/tried/", wrap(self._trial_part), name="django_faktory_job_tried"),
             path("<int:pk>/try/", wrap(self._try), name="django_faktory_job_try"),
             *super().get_urls(),
         ]
 
     def _errors(self, request: HttpRequest) -> HttpResponse:
-        self._may_view_errors(request)
-        seen = error_groups.found(Job.objects.using(conf.get("DATABASE")).dead())
-        return self.page(request, "errors", title="Dead jobs by error", seen=seen, shown=seen.groups[:200])
+        self._require_view_permission(request)
+        groups = error_groups.group_jobs(Job.objects.using(conf.get("DATABASE")).dead())
+        return self.page(request, "errors", title="Dead jobs by error", groups=groups, shown_groups=groups.groups[:200])
 
     def _error(self, request: HttpRequest) -> HttpResponse:
         """Show a group: its latest jobs, a button to retry one, and actions on all."""
-        self._may_view_errors(request)
-        using, kind = conf.get("DATABASE"), _kind(request)
+        self._require_view_permission(request)
+        using, kind = conf.get("DATABASE"), _parse_kind(request)
         scope = bulk_actions.BulkScope("", kind)
         # The message is not a column: read the newest ids and compare the messages of those.
         ids = list(
-            error_groups.matching(
+            error_groups.ids_of_kind(
                 error_groups.filter_kind(kind, using=using).order_by("-pk")[: bulk_actions.COUNTED + 1], kind
             )
         )
         columns = ("jid", "jobtype", "queue", "state", "failures", "losses", "finished_at", "about")
-        latest = Job.objects.using(using).filter(pk__in=ids[:SHOWN]).order_by("-pk").only(*columns)
-        retry = actions.ACTS["retry"]
+        latest = Job.objects.using(using).filter(pk__in=ids[:JOBS_SHOWN]).order_by("-pk").only(*columns)
+        retry = actions.ACTIONS["retry"]
         return self.page(
             request,
             "error",
-            title=f"{kind.errtype or 'No error'}: {capped(len(ids), bulk_actions.COUNTED)} dead jobs",
+            title=f"{kind.errtype or 'No error'}: {format_capped(len(ids), bulk_actions.COUNTED)} dead jobs",
             kind=kind,
             scope=scope,
             count=len(ids),
             latest=latest,
             may_retry=retry.is_allowed(request),
             may_edit=may(request.user, "job.change"),
-            may_discard=actions.ACTS["discard"].is_allowed(request),
-            tried=self._fate(request),
-            every_s=TRIED_EVERY_S,
+            may_discard=actions.ACTIONS["discard"].is_allowed(request),
+            tried=self._trial_status(request),
+            every_s=REFRESHED_EVERY_S,
         )
 
     def _try(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Retry one job; the redirect leads to its group's page, which shows how it ends."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        self._may_view_errors(request)  # the redirect's URL contains the job's error
-        if not actions.ACTS["retry"].is_allowed(request):
+        self._require_view_permission(request)  # the redirect's URL contains the job's error
+        if not actions.ACTIONS["retry"].is_allowed(request):
             raise PermissionDenied
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
         # Read before the retry: the next run may replace the failure.
-        kind = error_groups.get_kind(job, texts.beginnings(job, {"failure": error_groups.READ})["failure"])
+        kind = error_groups.get_kind(job, _read_failure(job))
         if bulk.try_one(job):
             log_action(request, [job], "Retried, to see how it fares")
         else:
             self.message_user(request, f"It is {job.state} by now: nothing was done.", messages.WARNING)
         return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_error')}?{kind.query}&tried={pk}")
 
-    def _tried(self, request: HttpRequest) -> HttpResponse:
+    def _trial_part(self, request: HttpRequest) -> HttpResponse:
         """Render the part of the page that is reloaded until the tried job has ended."""
-        self._may_view_errors(request)
-        return self.page(request, "tried", tried=self._fate(request), kind=_kind(request))
+        self._require_view_permission(request)
+        return self.page(request, "tried", tried=self._trial_status(request), kind=_parse_kind(request))
 
-    def _fate(self, request: HttpRequest) -> dict[str, Any] | None:
+    def _trial_status(self, request: HttpRequest) -> dict[str, Any] | None:
         """Return the state of the job that was tried, or None if none was."""
         pk = request.GET.get("tried", "")
         # At most 18 digits: larger numbers do not fit the database's integer.
@@ -111,15 +111,18 @@ class ErrorViews(ReadOnlyAdmin):
             "is_bad": state in (State.DEAD, State.RETRIES),
             # None: the row has been deleted, so no further state will follow.
             "is_over": state in (State.SUCCEEDED, State.DEAD, State.RETRIES, State.DISCARDED, State.EXPIRED, None),
-            "message": error_groups.extract_message(texts.beginnings(job, {"failure": error_groups.READ})["failure"])
-            if job
-            else "",
+            "message": error_groups.extract_message(_read_failure(job)) if job else "",
         }
 
-    def _may_view_errors(self, request: HttpRequest) -> None:
+    def _require_view_permission(self, request: HttpRequest) -> None:
         if not self.has_view_permission(request):
             raise PermissionDenied
 
 
-def _kind(request: HttpRequest) -> ErrorKind:
+def _read_failure(job: Job) -> str:
+    # As many characters as the page of groups reads, so that both find the same group.
+    return texts.read_beginnings(job, {"failure": error_groups.FAILURE_CHARACTERS})["failure"]
+
+
+def _parse_kind(request: HttpRequest) -> ErrorKind:
     return ErrorKind(request.GET.get("error", ""), request.GET.get("task", ""), request.GET.get("head", ""))

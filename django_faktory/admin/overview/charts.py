@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+# In units of the viewBox, which the template stretches to the width of the page.
 HEIGHT = 100.0
 STEP, GAP = 10.0, 2.0
 
@@ -16,8 +17,8 @@ class Point(NamedTuple):
     """Jobs that succeeded and failed in one interval."""
 
     label: str
-    well: int
-    badly: int
+    succeeded: int
+    failed: int
 
 
 class Bar(NamedTuple):
@@ -25,10 +26,10 @@ class Bar(NamedTuple):
 
     x: str
     width: str
-    well_y: str
-    well_height: str
-    badly_y: str
-    badly_height: str
+    succeeded_y: str
+    succeeded_height: str
+    failed_y: str
+    failed_height: str
     title: str
 
 
@@ -41,41 +42,41 @@ class Chart(NamedTuple):
     width: str
     height: str
     maximum: int
-    first: str
-    last: str
+    first_label: str
+    last_label: str
     points: tuple[Point, ...]
     """Intervals in which a job ended, for the table that repeats the chart as text."""
 
 
-def chart(title: str, points: Sequence[Point]) -> Chart:
+def build_chart(title: str, points: Sequence[Point]) -> Chart:
     """Return a chart with bars scaled to the highest one."""
-    maximum = max((point.well + point.badly for point in points), default=0)
+    maximum = max((point.succeeded + point.failed for point in points), default=0)
     scale = HEIGHT / maximum if maximum else 0.0
-    bars = tuple(_bar(place, point, scale) for place, point in enumerate(points))
-    well, badly = sum(point.well for point in points), sum(point.badly for point in points)
+    bars = tuple(_build_bar(index, point, scale) for index, point in enumerate(points))
+    succeeded, failed = sum(point.succeeded for point in points), sum(point.failed for point in points)
     return Chart(
         title=title,
-        summary=f"{title}: {well:,} succeeded, {badly:,} failed",
+        summary=f"{title}: {succeeded:,} succeeded, {failed:,} failed",
         bars=bars,
         width=_format_number(len(points) * STEP),
         height=_format_number(HEIGHT),
         maximum=maximum,
-        first=points[0].label if points else "",
-        last=points[-1].label if points else "",
-        points=tuple(point for point in points if point.well or point.badly),
+        first_label=points[0].label if points else "",
+        last_label=points[-1].label if points else "",
+        points=tuple(point for point in points if point.succeeded or point.failed),
     )
 
 
-def _bar(place: int, point: Point, scale: float) -> Bar:
-    badly, well = point.badly * scale, point.well * scale
+def _build_bar(index: int, point: Point, scale: float) -> Bar:
+    failed, succeeded = point.failed * scale, point.succeeded * scale
     return Bar(
-        x=_format_number(place * STEP + GAP / 2),
+        x=_format_number(index * STEP + GAP / 2),
         width=_format_number(STEP - GAP),
-        well_y=_format_number(HEIGHT - badly - well),
-        well_height=_format_number(well),
-        badly_y=_format_number(HEIGHT - badly),
-        badly_height=_format_number(badly),
-        title=f"{point.label}: {point.well:,} succeeded, {point.badly:,} failed",
+        succeeded_y=_format_number(HEIGHT - failed - succeeded),
+        succeeded_height=_format_number(succeeded),
+        failed_y=_format_number(HEIGHT - failed),
+        failed_height=_format_number(failed),
+        title=f"{point.label}: {point.succeeded:,} succeeded, {point.failed:,} failed",
     )
 
 

@@ -24,16 +24,16 @@ from ...models.cron import CronEntry
 from ...store import queues, workers
 from ...store.statistics import bounded_counts, histograms
 from ...store.statistics import counts as statistics
-from ..base import capped, jobs_link
-from ..jobs.error_groups import ErrorGroup, found
-from .charts import Chart, Point, chart
+from ..base import format_capped, jobs_link
+from ..jobs.error_groups import ErrorGroup, group_jobs
+from .charts import Chart, Point, build_chart
 
 # Each statement of the page reads a bounded number of rows, however large the tables are.
 COUNTED = 5000
-QUEUES_LOOKED_AT, QUEUES_SHOWN = 100, 20
+QUEUES_READ, QUEUES_SHOWN = 100, 20
 ROWS = 10
-GROUPS_LOOKED_AT = 500
-MINUTES, STRETCH = 180, 3
+DEAD_JOBS_READ = 500
+MINUTES, MINUTES_PER_BAR = 180, 3
 DAYS = 30
 _TILES = (State.ENQUEUED, State.SCHEDULED, State.WORKING, State.RETRIES, State.BLOCKED, State.DEAD)
 
@@ -61,7 +61,7 @@ class QueueLine(NamedTuple):
 class QueueLines(NamedTuple):
     """The fullest queues and the paused queues."""
 
-    shown: list[QueueLine]
+    fullest: list[QueueLine]
     total: int
     paused: list[QueueLine]
     paused_count: int
@@ -73,7 +73,7 @@ class WorkerLine(NamedTuple):
     worker: WorkerProcess
     jobs: int
     memory: str
-    seen: str
+    last_seen: str
     is_stale: bool
 
 
@@ -100,43 +100,44 @@ class OverviewData:
     """These three are None if the user may see numbers only."""
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration in its two largest units."""
-    left = round(seconds)
+    remaining = round(seconds)
     counts: list[tuple[int, str]] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, size)
+        count, remaining = divmod(remaining, size)
         if count or counts:
             counts.append((count, unit))
     return " ".join(f"{count} {unit}" for count, unit in counts[:2] if count) or "0 s"
 
 
-def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> OverviewData:
-    """Read the numbers of the page, and its parts `running`, `workers` and `errors` if `sees` admits them."""
+def read(may_see: Callable[[str], bool] = lambda _: True, *, using: str) -> OverviewData:
+    """Read the numbers of the page, and its parts `running`, `workers` and `errors` if `may_see` admits them."""
     now = timezone.now()
-    counts = statistics.shared_glance(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    counts = statistics.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     # Only a complete snapshot shows which queues are the fullest.
     queues_ = _all_queues(counts) if counts.is_complete else _first_queues(using)
     return OverviewData(
         at=now,
-        tiles=[_tile(counts, state) for state in _TILES],
-        charts=[minutes(now, using=using), _days(now, using)],
-        queues=sorted(queues_.shown, key=lambda line: line.name),
-        hidden_queues=queues_.total - len(queues_.shown),
-        # Not even queried unless the user may see them.
-        running=[(job, ago(job.started_at or now)) for job in running(using=using)] if sees("running") else None,
-        workers=_workers(using) if sees("workers") else None,
-        alarms=[*_paused(queues_), *_alarms(_number(counts, State.BLOCKED), using)],
-        groups=found(Job.objects.using(using).dead(), limit=GROUPS_LOOKED_AT).groups[:5] if sees("errors") else None,
+        tiles=[_build_tile(counts, state) for state in _TILES],
+        charts=[build_recent_chart(now, using=using), _build_daily_chart(now, using)],
+        queues=sorted(queues_.fullest, key=lambda line: line.name),
+        hidden_queues=queues_.total - len(queues_.fullest),
+        # Parts that the user may not see are not even queried.
+        running=_running_lines(now, using) if may_see("running") else None,
+        workers=_worker_lines(using) if may_see("workers") else None,
+        # Numbers only, as in the tiles: they quote no job, so the permission of the page suffices (ADR 0034).
+        alarms=[*_paused_queue_alarms(queues_), *_other_alarms(_format_count(counts, State.BLOCKED), using)],
+        groups=_largest_groups(using) if may_see("errors") else None,
     )
 
 
-def _tile(counts: statistics.AllCounts, state: State) -> Tile:
-    number = _number(counts, state)
+def _build_tile(counts: statistics.AllCounts, state: State) -> Tile:
+    number = _format_count(counts, state)
     return Tile(str(state), number, jobs_link(state=str(state)), state is State.DEAD and number != "0")
 
 
-def _number(counts: statistics.AllCounts, state: State) -> str:
+def _format_count(counts: statistics.AllCounts, state: State) -> str:
     """Format the number of jobs in this state, with a plus sign if the count is partial."""
     return f"{counts.of(state):,}{'+' if counts.is_partial(state) else ''}"
 
@@ -144,7 +145,7 @@ def _number(counts: statistics.AllCounts, state: State) -> str:
 def _all_queues(counts: statistics.AllCounts) -> QueueLines:
     def line(name: str) -> QueueLine:
         size, latency_s = counts.queues[name], counts.latencies.get(name, 0.0)
-        return _line(name, size, f"{size:,}", latency_s, is_paused=name in counts.paused)
+        return _build_line(name, size, f"{size:,}", latency_s, is_paused=name in counts.paused)
 
     # Equal sizes remain in the order of names.
     fullest = nlargest(QUEUES_SHOWN, counts.queues, key=counts.queues.__getitem__)
@@ -154,104 +155,115 @@ def _all_queues(counts: statistics.AllCounts) -> QueueLines:
 
 def _first_queues(using: str) -> QueueLines:
     """Return the first queues by name, for databases too large to count every queue for a page."""
-    rows = list(Queue.objects.using(using).order_by("name")[: QUEUES_LOOKED_AT + 1])
-    lines = queue_lines(rows[:QUEUES_LOOKED_AT], using=using)
+    rows = list(Queue.objects.using(using).order_by("name")[: QUEUES_READ + 1])
+    lines = build_queue_lines(rows[:QUEUES_READ], using=using)
     fullest = nsmallest(QUEUES_SHOWN, lines, key=lambda line: (-line.size, line.name))
     paused = [line for line in lines if line.is_paused]
     return QueueLines(fullest, len(rows), paused[:ROWS], len(paused))
 
 
-def _line(name: str, size: int, depth: str, latency_s: float, *, is_paused: bool) -> QueueLine:
+def _build_line(name: str, size: int, depth: str, latency_s: float, *, is_paused: bool) -> QueueLine:
     return QueueLine(
         name=name,
         size=size,
         depth=depth,
         # An empty queue has no oldest job.
-        latency=duration(latency_s) if size else "–",
+        latency=format_duration(latency_s) if size else "–",
         is_paused=is_paused,
         # Names may contain `_`, with which the URLs of the admin begin an escape.
         link=reverse("admin:django_faktory_queue_change", args=[quote(name)]),
     )
 
 
-def queue_lines(rows: Sequence[Queue], *, using: str) -> list[QueueLine]:
+def build_queue_lines(rows: Sequence[Queue], *, using: str) -> list[QueueLine]:
     """Return these queues with size and latency."""
-    seen = waiting([queue.name for queue in rows], using=using)
+    waiting = read_waiting([queue.name for queue in rows], using=using)
     return [
-        _line(queue.name, size, _of_queue(size), latency_s, is_paused=queue.paused_at is not None)
-        for queue, (size, latency_s) in ((queue, seen[queue.name]) for queue in rows)
+        _build_line(queue.name, size, _format_size(size), latency_s, is_paused=queue.paused_at is not None)
+        for queue, (size, latency_s) in ((queue, waiting[queue.name]) for queue in rows)
     ]
 
 
-def _of_queue(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size:,}+" if size >= queues.COUNTED else f"{size:,}"
 
 
-def waiting(names: Sequence[str], *, using: str) -> dict[str, queues.Waiting]:
-    """Return size and latency of each queue, read in groups of `QUEUES_LOOKED_AT`."""
-    found: dict[str, queues.Waiting] = {}
-    for start in range(0, len(names), QUEUES_LOOKED_AT):
-        some = names[start : start + QUEUES_LOOKED_AT]
-        found |= queues.waiting(some, using=using, max_count=queues.COUNTED)
-    return found
+def read_waiting(names: Sequence[str], *, using: str) -> dict[str, queues.Waiting]:
+    """Return size and latency of each queue, read in groups of `QUEUES_READ`."""
+    waiting_by_queue: dict[str, queues.Waiting] = {}
+    for start in range(0, len(names), QUEUES_READ):
+        portion = names[start : start + QUEUES_READ]
+        waiting_by_queue |= queues.read_waiting(portion, using=using, max_count=queues.COUNTED)
+    return waiting_by_queue
 
 
-def running(*, using: str) -> JobQuerySet:
+def running_jobs(*, using: str) -> JobQuerySet:
     """Return the running jobs, the longest running first, at most `ROWS`."""
     # Without the long texts, which no list shows.
     columns = ("jid", "jobtype", "queue", "wid", "started_at", "about")
     return Job.objects.using(using).working().order_by("started_at").only(*columns)[:ROWS]
 
 
-def _paused(queues_: QueueLines) -> Iterator[Alarm]:
+def _running_lines(now: datetime, using: str) -> list[tuple[Job, str]]:
+    return [(job, format_age(job.started_at or now)) for job in running_jobs(using=using)]
+
+
+def _largest_groups(using: str) -> list[ErrorGroup]:
+    return group_jobs(Job.objects.using(using).dead(), limit=DEAD_JOBS_READ).groups[:5]
+
+
+def _paused_queue_alarms(queues_: QueueLines) -> Iterator[Alarm]:
     for line in queues_.paused:
         yield Alarm(f"Queue {line.name} is paused; waiting jobs: {line.depth}", line.link)
     if queues_.paused_count > len(queues_.paused):
-        yield Alarm(f"More queues are paused: {queues_.paused_count - len(queues_.paused)}", _page("queue"))
+        yield Alarm(f"More queues are paused: {queues_.paused_count - len(queues_.paused)}", _list_url("queue"))
 
 
-def _alarms(blocked: str, using: str) -> Iterator[Alarm]:
-    silent = workers.find_stale_workers(conf.get("WORKER_TIMEOUT"), using=using)
-    refused = OutboxEntry.objects.using(using).exclude(error="")
+def _other_alarms(blocked: str, using: str) -> Iterator[Alarm]:
+    stale_workers = workers.find_stale_workers(conf.get("WORKER_TIMEOUT"), using=using)
+    refused_entries = OutboxEntry.objects.using(using).exclude(error="")
     # No next time, although it is neither paused nor removed: its schedule matches no date.
-    never = CronEntry.objects.using(using).filter(next_at=None, paused_at=None, removed_at=None)
+    never_due = CronEntry.objects.using(using).filter(next_at=None, paused_at=None, removed_at=None)
     # One statement for three counts.
-    counts = bounded_counts.counts([silent, refused, never], max_count=COUNTED + 1, using=using)
-    stale, outbox, cron = (capped(count, COUNTED) if count else "" for count in counts)
+    counts = bounded_counts.counts([stale_workers, refused_entries, never_due], max_count=COUNTED + 1, using=using)
+    stale, outbox, cron = (format_capped(count, COUNTED) if count else "" for count in counts)
     if stale:
-        limit = duration(conf.get("WORKER_TIMEOUT"))
-        yield Alarm(f"Workers not heard of for {limit}: {stale}", _page("workerprocess"))
+        limit = format_duration(conf.get("WORKER_TIMEOUT"))
+        yield Alarm(f"Workers not heard of for {limit}: {stale}", _list_url("workerprocess"))
     if blocked != "0":
         yield Alarm(f"Jobs that wait for a lock or a limit: {blocked}", jobs_link(state="blocked"))
     if outbox:
         yield Alarm(
             f"Jobs refused on their way elsewhere: {outbox}",
-            f"{_page('outboxentry')}?error__isempty=0",
+            f"{_list_url('outboxentry')}?error__isempty=0",
         )
     if cron:
-        yield Alarm(f"Cron entries that will never be due: {cron}", f"{_page('cronentry')}?state=never+due")
+        yield Alarm(f"Cron entries that will never be due: {cron}", f"{_list_url('cronentry')}?state=never+due")
 
 
-def _page(model: str) -> str:
+def _list_url(model: str) -> str:
     return reverse(f"admin:django_faktory_{model}_changelist")
 
 
-def _workers(using: str) -> list[WorkerLine]:
+def _worker_lines(using: str) -> list[WorkerLine]:
     timeout_s = conf.get("WORKER_TIMEOUT")
     rows = list(WorkerProcess.objects.using(using).filter(workers.living(timeout_s)).order_by("started_at")[:ROWS])
-    held = workers.count_jobs_of([row.wid for row in rows], using=using)
-    return [WorkerLine(row, held.get(row.wid, 0), memory(row), ago(row.seen_at), is_stale(row)) for row in rows]
+    job_counts = workers.count_jobs_of([row.wid for row in rows], using=using)
+    return [
+        WorkerLine(row, job_counts.get(row.wid, 0), format_memory(row), format_age(row.seen_at), is_stale(row))
+        for row in rows
+    ]
 
 
-def memory(worker: WorkerProcess) -> str:
+def format_memory(worker: WorkerProcess) -> str:
     """Format the memory that the worker reports."""
     return f"{worker.rss_kb // 1024:,} MB" if worker.rss_kb else "–"
 
 
-def ago(moment: datetime) -> str:
+def format_age(moment: datetime) -> str:
     """Format the time since `moment`."""
     # The clock of the database may be ahead of this one.
-    return duration(max(0.0, (_aware(timezone.now()) - _aware(moment)).total_seconds()))
+    return format_duration(max(0.0, (_aware(timezone.now()) - _aware(moment)).total_seconds()))
 
 
 def is_stale(worker: WorkerProcess) -> bool:
@@ -268,31 +280,36 @@ def _aware(moment: datetime) -> datetime:
     return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
 
 
-def minutes(now: datetime, *, using: str, queue: str | None = None) -> Chart:
-    """Return the chart of the last three hours, in intervals of `STRETCH` minutes.
+def build_recent_chart(now: datetime, *, using: str, queue: str | None = None) -> Chart:
+    """Return the chart of the last three hours, in intervals of `MINUTES_PER_BAR` minutes.
 
     It covers one queue, or all queues without `queue`.
     """
-    end = _aware(now).replace(second=0, microsecond=0)
-    begin = end - timedelta(minutes=MINUTES - 1)
-    sums = [[0, 0] for _ in range(MINUTES // STRETCH)]
-    for minute, (well, badly) in histograms.pace(using=using, since=begin - timedelta(seconds=1), queue=queue).items():
-        place = int((_aware(minute) - begin).total_seconds()) // (60 * STRETCH)
+    last_minute = _aware(now).replace(second=0, microsecond=0)
+    first_minute = last_minute - timedelta(minutes=MINUTES - 1)
+    sums = [[0, 0] for _ in range(MINUTES // MINUTES_PER_BAR)]
+    # One second earlier, because `pace` returns later minutes than `since` only.
+    pace = histograms.pace(using=using, since=first_minute - timedelta(seconds=1), queue=queue)
+    for minute, (succeeded, failed) in pace.items():
+        index = int((_aware(minute) - first_minute).total_seconds()) // (60 * MINUTES_PER_BAR)
         # A minute outside of the chart, for example from a clock ahead of this one, is left out.
-        if 0 <= place < len(sums):
-            sums[place][0] += well
-            sums[place][1] += badly
-    times = (timezone.localtime(begin + timedelta(minutes=STRETCH * place)) for place in range(len(sums)))
-    points = [Point(date_format(time, "H:i"), *pair) for time, pair in zip(times, sums, strict=True)]
-    return chart("Last 3 hours", points)
+        if 0 <= index < len(sums):
+            sums[index][0] += succeeded
+            sums[index][1] += failed
+    times = (first_minute + timedelta(minutes=MINUTES_PER_BAR * index) for index in range(len(sums)))
+    points = [
+        Point(date_format(timezone.localtime(time), "H:i"), *pair) for time, pair in zip(times, sums, strict=True)
+    ]
+    return build_chart("Last 3 hours", points)
 
 
-def _days(now: datetime, using: str) -> Chart:
+def _build_daily_chart(now: datetime, using: str) -> Chart:
     today = _aware(now).astimezone(UTC).date()  # the database counts by days in UTC
-    days = [today - timedelta(days=DAYS - 1 - place) for place in range(DAYS)]
+    days = [today - timedelta(days=DAYS - 1 - index) for index in range(DAYS)]
+    # A day has a row for each connection that counts, so that no transaction waits for the row of another.
     rows = Counter.objects.using(using).filter(day__gte=days[0]).order_by().values("day")
     sums = {
         day: (processed - failed, failed)
         for day, processed, failed in rows.annotate(p=Sum("processed"), f=Sum("failed")).values_list("day", "p", "f")
     }
-    return chart("Last 30 days", [Point(date_format(day, "j M"), *sums.get(day, (0, 0))) for day in days])
+    return build_chart("Last 30 days", [Point(date_format(day, "j M"), *sums.get(day, (0, 0))) for day in days])

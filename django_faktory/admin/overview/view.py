@@ -14,6 +14,7 @@ from ...models.permissions import may_see
 from ..base import ReadOnlyAdmin
 from . import data
 
+# A count is shared by all pages of a process for at least a second, so that open pages do not add up (ADR 0031).
 REFRESHED_EVERY_S = 5
 
 
@@ -27,26 +28,27 @@ class OverviewAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         """Return the URLs, that of the reloaded part first."""
         view = self.admin_site.admin_view(self._part)
+        # Before Django's patterns, of which the last one matches any address.
         return [path("part/", view, name="django_faktory_overview_part"), *super().get_urls()]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Render the whole page; it is complete without JavaScript."""
-        return self._shown(request, "overview", **(extra_context or {}))
+        return self._render(request, "overview", **(extra_context or {}))
 
     def _part(self, request: HttpRequest) -> HttpResponse:
-        return self._shown(request, "overview_body")
+        return self._render(request, "overview_body")
 
-    def _shown(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
+    def _render(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        seen = data.read(partial(may_see, request.user, "overview"), using=conf.get("DATABASE"))
+        overview = data.read(partial(may_see, request.user, "overview"), using=conf.get("DATABASE"))
         return self.page(
             request,
             template,
             title="Overview",
-            seen=seen,
+            overview=overview,
             every_s=REFRESHED_EVERY_S,
-            part=reverse("admin:django_faktory_overview_part"),
-            errors=reverse("admin:django_faktory_job_errors"),
+            part_url=reverse("admin:django_faktory_overview_part"),
+            errors_url=reverse("admin:django_faktory_job_errors"),
             **context,
         )

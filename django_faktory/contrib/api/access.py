@@ -43,8 +43,8 @@ class HasActionPermission(IsLoggedIn):
         if action is None:
             # OPTIONS ("metadata") describes the list, so it needs the permission of the list.
             return True
-        asked: Any = getattr(view, "needs", {}).get("list" if action == "metadata" else action)
-        return asked is not None and may(request.user, asked)
+        required: Any = getattr(view, "needs", {}).get("list" if action == "metadata" else action)
+        return required is not None and may(request.user, required)
 
 
 class PasswordThrottle(BaseThrottle):

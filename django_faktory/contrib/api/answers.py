@@ -55,6 +55,7 @@ class ShapedSerializer(Base):
         return type(self).shape(instance)
 
 
+# The fields below are in the order of the dicts: tests compare both, so that no member is left undescribed.
 class JobSummarySerializer(ShapedSerializer):
     """A job without its arguments and failures."""
 
@@ -115,6 +116,7 @@ class JobDetailSerializer(JobSummarySerializer):
 class EnqueuedSerializer(Base):
     """The job that was enqueued."""
 
+    # No more of the job: a user who may enqueue need not have the permission to view jobs (ADR 0034).
     jid = _text("The job's id.")
 
 
@@ -137,6 +139,7 @@ class BulkResultSerializer(Base):
 class QueueSerializer(Base):
     """A queue with its size and latency."""
 
+    # Sizes end at a limit, because a count of a long queue takes too long for a request.
     name = _text("Its name.")
     size = _number("Waiting jobs, counted up to 10000, and up to 20000 for all queues of a page.")
     is_more = _flag("Whether there may be more than `size`.")
@@ -195,6 +198,7 @@ class BatchSerializer(ShapedSerializer):
 class BatchTreeItemSerializer(BatchSerializer):
     """A batch with its depth in the tree."""
 
+    # The rows come in the order of a depth-first walk, so the depth suffices to draw the tree.
     depth = _number("Its ancestors: 0 is the root.")
 
     @staticmethod
@@ -217,7 +221,7 @@ class CronRunSerializer(ShapedSerializer):
 
     tick = _time("When it was due; null: it was run by hand.")
     at = _time("When a node handled it.", null=False)
-    outcome = serializers.ChoiceField([str(one) for one in RunOutcome], read_only=True, help_text="Its outcome.")
+    outcome = serializers.ChoiceField([str(value) for value in RunOutcome], read_only=True, help_text="Its outcome.")
     jid = _text("Its job.", null=True)
     note = _text("Why it has no job; null for users who may not view jobs.", null=True)
 
@@ -239,6 +243,7 @@ class CronSummarySerializer(Base):
     latest = CronRunSerializer(allow_null=True, read_only=True, help_text="Its latest run.")
 
 
+# Hidden members are null here only: in other responses clients could not distinguish them from empty ones (ADR 0034).
 class CronDetailSerializer(CronSummarySerializer):
     """A cron entry with its arguments, policies and past runs."""
 

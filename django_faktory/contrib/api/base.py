@@ -34,7 +34,7 @@ else:
     Generic = GenericViewSet
 
 
-class Door(APIView):
+class ApiView(APIView):
     """Base view of this API, independent of the project's DRF defaults.
 
     Only authentication is taken from the project's settings.
@@ -53,6 +53,7 @@ class Door(APIView):
         """Authenticate, unless this address has sent too many wrong passwords. Raises Throttled,
         AuthenticationFailed."""
         wrong_passwords = PasswordThrottle()
+        # Before the credentials are checked, so that a guess beyond the limit costs no hash.
         if not wrong_passwords.allow_request(request, self):
             request.user = AnonymousUser()  # the error's renderer must not check the password
             raise exceptions.Throttled(wrong_passwords.wait(), "too many wrong passwords from this address")
@@ -67,9 +68,10 @@ class Door(APIView):
         return [ReadThrottle() if self.request.method in SAFE_METHODS else WriteThrottle()]
 
 
-class Resource(Door, Generic):
+class Resource(ApiView, Generic):
     """Base view of a resource: rows and the actions on them."""
 
+    # Without defaults: a view that forgets `needs` is closed to all users.
     resource: ClassVar[str]
     """Name of the resource in `permissions`."""
 
@@ -84,12 +86,14 @@ class Resource(Door, Generic):
     def get_object(self) -> Any:
         """Return the row that the URL names. Raises Http404, without a query if no row can have that key."""
         key = self.kwargs[self.lookup_url_kwarg or self.lookup_field]
+        # NUL and lone surrogates raise an error in the drivers, which would be an answer of 500.
         if not self.keys.fullmatch(key):
             raise Http404
         return super().get_object()
 
     def filter_queryset(self, queryset: Any) -> Any:
         """Apply filters to lists only: a row named by its URL is found whatever the query parameters are."""
+        # Otherwise the bound of lists without an index, the recent jobs, would hide an old job from its own address.
         return super().filter_queryset(queryset) if self.action == "list" else queryset
 
     @property
@@ -97,28 +101,32 @@ class Resource(Door, Generic):
         """Return whether the user may see rows of this resource."""
         return may_see(self.request.user, self.resource)
 
-    def answer(self, row: Callable[[], Any], *, code: int = status.HTTP_200_OK) -> Response:
+    def respond(self, get_row: Callable[[], Any], *, code: int = status.HTTP_200_OK) -> Response:
         """Return a response with the current row, or 204 if the user may not view it."""
-        return Response(row(), status=code) if self.may_see else Response(status=status.HTTP_204_NO_CONTENT)
+        # An action shows nothing (ADR 0034). `get_row` is a function, so that a row which is not shown is not read.
+        return Response(get_row(), status=code) if self.may_see else Response(status=status.HTTP_204_NO_CONTENT)
 
-    def validated_data(self, kind: type[Serializer[Any]], *, of: Any = None) -> dict[str, Any]:
-        """Return the validated data of the request body, or of `of`. Raises ValidationError."""
-        serializer = kind(data=self.request.data if of is None else of, context=self.get_serializer_context())
+    def read_input(self, serializer_class: type[Serializer[Any]], *, source: Any = None) -> dict[str, Any]:
+        """Return the validated data of the request body, or of `source`. Raises ValidationError."""
+        serializer = serializer_class(
+            data=self.request.data if source is None else source, context=self.get_serializer_context()
+        )
         serializer.is_valid(raise_exception=True)
-        found: dict[str, Any] = serializer.validated_data
-        return found
+        values: dict[str, Any] = serializer.validated_data
+        return values
 
 
-def alias() -> str:
+def get_alias() -> str:
     """Return the alias of the database of the jobs. Raises JobsElsewhere if they are on a Faktory server."""
     # Only the broker of the project's database has an alias.
-    found: str | None = getattr(get_broker(), "alias", None)
-    if found is None:
+    name: str | None = getattr(get_broker(), "alias", None)
+    if name is None:
         raise JobsElsewhere
-    return found
+    return name
 
 
-def broker() -> Broker:
+def get_database_broker() -> Broker:
     """Return the broker of this project's database. Raises JobsElsewhere."""
-    alias()
+    # For its error only: a remote broker has no commands for what the API does.
+    get_alias()
     return get_broker()

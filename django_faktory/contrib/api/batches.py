@@ -18,16 +18,16 @@ from ...operations.bulk import Verb
 from ...operations.serializers import SHORT
 from ...store.batches import tree as batch_tree
 from . import answers, inputs
-from .base import Resource, alias
-from .described import described
+from .base import Resource, get_alias
+from .described import describe
 from .filters import BatchFilter
-from .journal import note
+from .journal import record_change
 from .paging import NewestFirst
 
 
 @extend_schema_view(
-    list=described(summary="List batches, the newest first"),
-    retrieve=described(summary="Show a batch"),
+    list=describe(summary="List batches, the newest first"),
+    retrieve=describe(summary="Show a batch"),
 )
 class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     """Batches: jobs that belong together, and the callbacks that follow them."""
@@ -41,6 +41,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     needs: ClassVar = {
         "list": "batch.view",
         "retrieve": "batch.view",
+        # They are jobs, whatever the address is (ADR 0034).
         "members": "job.view",
         "children": "batch.view",
         "tree": "batch.view",
@@ -49,9 +50,10 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
 
     def get_queryset(self) -> Any:
         """Return all stored batches, without the long texts of the callbacks."""
-        return Batch.objects.using(alias()).defer("complete", "success")
+        # A callback is a job, so it may be as long as one, and its arguments need `view_job` (ADR 0034).
+        return Batch.objects.using(get_alias()).defer("complete", "success")
 
-    @described(
+    @describe(
         summary="List the members of a batch",
         description="Only members with a row: a member that succeeded without a result to keep has none.",
         responses=answers.JobSummarySerializer(many=True),
@@ -60,16 +62,16 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     @action(detail=True, serializer_class=answers.JobSummarySerializer, filterset_class=None)
     def members(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return the members of the batch, newest first. Needs permission to view jobs."""
-        jobs = Job.objects.using(alias()).batch(self.get_object().bid).only(*SHORT)
-        return self._page(jobs)
+        jobs = Job.objects.using(get_alias()).batch(self.get_object().bid).only(*SHORT)
+        return self._respond_with_page(jobs)
 
-    @described(summary="List the children of a batch", responses=answers.BatchSerializer(many=True), filters=False)
+    @describe(summary="List the children of a batch", responses=answers.BatchSerializer(many=True), filters=False)
     @action(detail=True, filterset_class=None)
     def children(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return the direct children of the batch, newest first."""
-        return self._page(self.get_queryset().filter(parent_bid=self.get_object().bid))
+        return self._respond_with_page(self.get_queryset().filter(parent_bid=self.get_object().bid))
 
-    @described(
+    @describe(
         summary="Show the tree of a batch",
         description=f"Depth first, at most about {batch_tree.MAX_BATCHES} batches, with the path to this batch.",
         responses=answers.BatchTreeSerializer,
@@ -77,11 +79,12 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     @action(detail=True, filterset_class=None, pagination_class=None)
     def tree(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return the tree that contains the batch, depth first."""
-        found = batch_tree.tree_of(self.get_object())
-        shown = [answers.BatchTreeItemSerializer.shape(batch) for batch in found]
-        return Response({"batches": shown, "is_more": len(found) >= batch_tree.MAX_BATCHES})
+        # One statement per level, and bounded: a client can create trees of any size.
+        batches = batch_tree.tree_of(self.get_object())
+        items = [answers.BatchTreeItemSerializer.shape(batch) for batch in batches]
+        return Response({"batches": items, "is_more": len(batches) >= batch_tree.MAX_BATCHES})
 
-    @described(
+    @describe(
         summary="Retry what failed of a batch",
         description=f"Members and callbacks that are dead or wait for a retry; at most {inputs.MAX_AT_ONCE} at once.",
         request=inputs.ReasonSerializer,
@@ -90,14 +93,15 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, **_: Any) -> Response:
         """Retry dead and retrying members and callbacks now; repeat the request while `changed` is not 0."""
-        validated, batch = self.validated_data(inputs.ReasonSerializer), self.get_object()
-        jobs = Job.objects.using(alias()).filter(Q(bid=batch.bid) | Q(callback_of=batch.bid))
+        validated, batch = self.read_input(inputs.ReasonSerializer), self.get_object()
+        jobs = Job.objects.using(get_alias()).filter(Q(bid=batch.bid) | Q(callback_of=batch.bid))
         # Bounded, so that the request ends in time; the client repeats it.
         failed = jobs.in_state(State.DEAD, State.RETRIES).order_by("pk")[: inputs.MAX_AT_ONCE]
+        # Retried jobs leave the two states, so the next request finds the following ones.
         changed = bulk.execute(Verb.RETRY, failed)
-        note(request, batch, f"Retried what failed, {changed} jobs", reason=validated["reason"])
+        record_change(request, batch, f"Retried what failed, {changed} jobs", reason=validated["reason"])
         return Response({"changed": changed})
 
-    def _page(self, rows: Any) -> Response:
+    def _respond_with_page(self, rows: Any) -> Response:
         page = self.paginate_queryset(rows)
         return self.get_paginated_response(self.get_serializer(page, many=True).data)

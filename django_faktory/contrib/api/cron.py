@@ -24,30 +24,31 @@ from ...errors import InvalidCron
 from ...models.cron import CronEntry, CronRun
 from ...models.permissions import may_see
 from ...operations.serializers import cron_call_of, cron_entry_of, cron_run_of
-from ...store.cron import entries as rows
+from ...store.cron import entries as cron_entries
 from ...store.cron import runs as cron_runs
 from ...tasks import base, cron, redaction
 from . import answers, inputs
-from .base import Resource, alias
-from .described import UNSEEN, F, described
+from .base import Resource, get_alias
+from .described import UNSEEN, F, describe
 from .filters import CronFilter
-from .journal import ADDED, DELETED, note
+from .journal import ADDED, DELETED, record_change
 from .paging import ByName
 from .problems import WrongState
 
+# As many as the admin shows on the page of an entry.
 NEXT_TIMES = 5
 RUNS_SHOWN = 50
 _DEFAULTS: dict[str, Any] = {"queue": "", "args": [], "kwargs": {}, "job": {}, **cron.POLICIES}
 
 
-def _acts(summary: str, description: str) -> Callable[[F], F]:
+def _describe_action(summary: str, description: str) -> Callable[[F], F]:
     responses = {200: answers.CronDetailSerializer, 204: UNSEEN}
-    return described(summary=summary, description=description, request=inputs.ReasonSerializer, responses=responses)
+    return describe(summary=summary, description=description, request=inputs.ReasonSerializer, responses=responses)
 
 
 @extend_schema_view(
-    list=described(summary="List cron entries by name"),
-    retrieve=described(summary="Show a cron entry", responses=answers.CronDetailSerializer),
+    list=describe(summary="List cron entries by name"),
+    retrieve=describe(summary="Show a cron entry", responses=answers.CronDetailSerializer),
 )
 class CronEntries(Resource):
     """Cron entries, which enqueue a job at every tick of a schedule."""
@@ -72,19 +73,20 @@ class CronEntries(Resource):
 
     def get_queryset(self) -> Any:
         """Return all entries, including entries removed from the code."""
-        return CronEntry.objects.using(alias())
+        return CronEntry.objects.using(get_alias())
 
     def list(self, request: Request) -> Response:  # noqa: ARG002
         """Return cron entries by name, each with its latest run."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
-        latest = cron_runs.latest([entry.pk for entry in page], using=alias())
-        return self.get_paginated_response([self._short(entry, latest.get(entry.pk)) for entry in page])
+        # One query for the latest runs of the whole page, instead of one per entry.
+        latest = cron_runs.read_latest([entry.pk for entry in page], using=get_alias())
+        return self.get_paginated_response([self._summary_of(entry, latest.get(entry.pk)) for entry in page])
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return one cron entry with its next ticks and its latest runs."""
-        return Response(self._whole(self.get_object()))
+        return Response(self._detail_of(self.get_object()))
 
-    @described(
+    @describe(
         summary="Create a cron entry",
         description="Validated like an entry defined in code.",
         request=inputs.NewCronSerializer,
@@ -92,23 +94,24 @@ class CronEntries(Resource):
     )
     def create(self, request: Request) -> Response:
         """Create an entry of the admin. Raises WrongState (409) if the name is taken."""
-        values = self.validated_data(inputs.NewCronSerializer)
+        values = self.read_input(inputs.NewCronSerializer)
         reason = values.pop("reason")
-        using = alias()
-        entry = CronEntry(**_definition({**_DEFAULTS, "zone": settings.TIME_ZONE, **values})._asdict())
+        using = get_alias()
+        # With the defaults that entries in code have, so that both kinds behave alike.
+        entry = CronEntry(**_check_definition({**_DEFAULTS, "zone": settings.TIME_ZONE, **values})._asdict())
         if CronEntry.objects.using(using).filter(name=entry.name).exists():
             raise WrongState(f"name: a cron entry is called {entry.name!r:.80} already")
         try:
             # The check above can race with another request; the unique index decides, and the savepoint keeps the outer
             # transaction usable.
             with transaction.atomic(using=using):
-                rows.save(entry, using=using)
+                cron_entries.save(entry, using=using)
         except IntegrityError as error:
             raise WrongState(f"name: a cron entry is called {entry.name!r:.80} already") from error
-        note(request, entry, "Written", flag=ADDED, reason=reason)
-        return self.answer(lambda: self._whole(self._again(entry)), code=status.HTTP_201_CREATED)
+        record_change(request, entry, "Written", flag=ADDED, reason=reason)
+        return self.respond(lambda: self._detail_of(self._reload(entry)), code=status.HTTP_201_CREATED)
 
-    @described(
+    @describe(
         summary="Edit a cron entry of the admin",
         description="Members left out keep their value. An entry defined in code is refused with 409.",
         request=inputs.CronChangesSerializer,
@@ -117,22 +120,23 @@ class CronEntries(Resource):
     def partial_update(self, request: Request, **_: Any) -> Response:
         """Change an entry of the admin; a new schedule or zone applies from now on."""
         # Partial: members that a new entry must have are optional in a change.
-        checked = inputs.CronChangesSerializer(data=request.data, partial=True)
-        checked.is_valid(raise_exception=True)
-        values = dict(checked.validated_data)
+        serializer = inputs.CronChangesSerializer(data=request.data, partial=True)
+        serializer.is_valid(raise_exception=True)
+        values = dict(serializer.validated_data)
         reason, entry = values.pop("reason", ""), self.get_object()
         if entry.origin == CronEntry.EntryOrigin.CODE:
             raise WrongState(f"{entry.name}: is defined in code; change it there")
         if not values:
             raise ValidationError(f"expected one of {', '.join(('schedule', 'zone', 'jobtype', *_DEFAULTS))}")
         _refuse_to_uncover(entry, values)
-        for field, value in _definition({**_get_definition(entry), **values})._asdict().items():
+        # The whole definition is checked again: a new jobtype may not accept the stored arguments.
+        for field, value in _check_definition({**_get_definition(entry), **values})._asdict().items():
             setattr(entry, field, value)
-        rows.save(entry, using=alias())
-        note(request, entry, f"Edited {', '.join(sorted(values))}", reason=reason)
-        return self.answer(lambda: self._whole(self._again(entry)))
+        cron_entries.save(entry, using=get_alias())
+        record_change(request, entry, f"Edited {', '.join(sorted(values))}", reason=reason)
+        return self.respond(lambda: self._detail_of(self._reload(entry)))
 
-    @described(
+    @describe(
         summary="Delete a cron entry",
         description="Created in the admin, or removed from the code.",
         parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Reason for the log.")],
@@ -140,28 +144,28 @@ class CronEntries(Resource):
     )
     def destroy(self, request: Request, **_: Any) -> Response:
         """Delete an entry. Raises WrongState (409) if code still defines it: it would be created again."""
-        why = self.validated_data(inputs.ReasonSerializer, of=request.query_params)
+        validated = self.read_input(inputs.ReasonSerializer, source=request.query_params)
         entry = self.get_object()
         if entry.origin == CronEntry.EntryOrigin.CODE and entry.removed_at is None:
             raise WrongState(f"{entry.name}: is defined in code, and would come back; remove it there")
         # Written before the delete: the log entry needs the primary key of the row.
-        note(request, entry, "Deleted", flag=DELETED, reason=why["reason"])
-        entry.delete(using=alias())
+        record_change(request, entry, "Deleted", flag=DELETED, reason=validated["reason"])
+        entry.delete(using=get_alias())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @_acts("Pause a cron entry", "No tick is due until it is resumed.")
+    @_describe_action("Pause a cron entry", "No tick is due until it is resumed.")
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
         """Pause the entry; nothing changes if it is already paused."""
-        return self._act(request, rows.pause, "Paused")
+        return self._execute(request, cron_entries.pause, "Paused")
 
-    @_acts("Resume a cron entry", "Ticks are due again; ticks during the pause are skipped.")
+    @_describe_action("Resume a cron entry", "Ticks are due again; ticks during the pause are skipped.")
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the entry; ticks during the pause are skipped."""
-        return self._act(request, rows.resume, "Resumed")
+        return self._execute(request, cron_entries.resume, "Resumed")
 
-    @described(
+    @describe(
         summary="Run a cron entry now",
         description="Enqueues a job at once, ignoring its pause and overlap policy.",
         request=inputs.ReasonSerializer,
@@ -170,56 +174,60 @@ class CronEntries(Resource):
     @action(detail=True, methods=["post"])
     def run(self, request: Request, **_: Any) -> Response:
         """Enqueue a job of the entry now; the schedule is not affected."""
-        values, entry = self.validated_data(inputs.ReasonSerializer), self.get_object()
+        values, entry = self.read_input(inputs.ReasonSerializer), self.get_object()
+        # The row of a removed entry is kept for its history (ADR 0014); nothing defines its job any more.
         if entry.removed_at is not None:
             raise WrongState(f"{entry.name}: is defined in code no more")
-        jid = cron.run_now(entry, using=alias()).jid
-        note(request, entry, "Run by hand", reason=values["reason"])
+        jid = cron.run_now(entry, using=get_alias()).jid
+        record_change(request, entry, "Run by hand", reason=values["reason"])
         return Response({"jid": jid})
 
-    def _act(self, request: Request, act: Any, done: str) -> Response:
-        values, entry = self.validated_data(inputs.ReasonSerializer), self.get_object()
-        act([entry.pk], using=alias())
-        note(request, entry, done, reason=values["reason"])
-        return self.answer(lambda: self._whole(self._again(entry)))
+    def _execute(self, request: Request, change: Any, summary: str) -> Response:
+        values, entry = self.read_input(inputs.ReasonSerializer), self.get_object()
+        change([entry.pk], using=get_alias())
+        record_change(request, entry, summary, reason=values["reason"])
+        return self.respond(lambda: self._detail_of(self._reload(entry)))
 
-    def _short(self, entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
-        found = cron_entry_of(entry, run)
-        return found | {"latest": found["latest"] and self._seen(found["latest"])}
+    def _summary_of(self, entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
+        summary = cron_entry_of(entry, run)
+        return summary | {"latest": summary["latest"] and self._hide_fields(summary["latest"])}
 
-    def _whole(self, entry: CronEntry) -> dict[str, Any]:
-        using = alias()
+    def _detail_of(self, entry: CronEntry) -> dict[str, Any]:
+        using = get_alias()
         runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
         # The job row is more recent than the outcome in the run row.
-        validated_data = cron_runs.outcomes([run.jid for run in runs if run.jid], using=using)
+        outcomes = cron_runs.read_outcomes([run.jid for run in runs if run.jid], using=using)
         for run in runs:
-            run.outcome = validated_data.get(run.jid, run.outcome)
+            run.outcome = outcomes.get(run.jid, run.outcome)
         policies = {"missed": entry.missed, "window": entry.window_s, "overlap": entry.overlap}
         return {
-            **self._short(entry, runs[0] if runs else None),
-            **self._seen(cron_call_of(entry)),
+            **self._summary_of(entry, runs[0] if runs else None),
+            **self._hide_fields(cron_call_of(entry)),
             **policies,
-            "next_times": _next_times(entry),
-            "runs": [self._seen(cron_run_of(run)) for run in runs],
+            "next_times": _compute_next_times(entry),
+            "runs": [self._hide_fields(cron_run_of(run)) for run in runs],
         }
 
-    def _seen(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _hide_fields(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the members, with None for members hidden from this user."""
         return {
-            name: value if may_see(self.request.user, self.resource, name) else None for name, value in values.items()
+            # Null, and not left out: the document describes it for cron entries (ADR 0034).
+            name: value if may_see(self.request.user, self.resource, name) else None
+            for name, value in values.items()
         }
 
-    def _again(self, entry: CronEntry) -> CronEntry:
-        found: CronEntry = self.get_queryset().get(pk=entry.pk)
-        return found
+    def _reload(self, entry: CronEntry) -> CronEntry:
+        # `pause` and `save` change the row, not this object.
+        stored: CronEntry = self.get_queryset().get(pk=entry.pk)
+        return stored
 
 
-def _definition(values: dict[str, Any]) -> rows.CronDefinition:
+def _check_definition(values: dict[str, Any]) -> cron_entries.CronDefinition:
     """Return the checked definition, with the rules of the admin's form. Raises InvalidCron."""
     base.autodiscover()  # the web process may not have imported the tasks
     policies = {key: values[key] for key in ("missed", "window", "overlap")}
     fields = ("name", "schedule", "zone", "jobtype", "queue", "args", "kwargs", "job")
-    return cron.defined(**{field: values[field] for field in fields}, policies=policies, is_json=True)
+    return cron.build_definition(**{field: values[field] for field in fields}, policies=policies, is_json=True)
 
 
 def _refuse_to_uncover(entry: CronEntry, values: Mapping[str, Any]) -> None:
@@ -227,9 +235,11 @@ def _refuse_to_uncover(entry: CronEntry, values: Mapping[str, Any]) -> None:
 
     `REDACT` may hide arguments of the old job type and show the same arguments for the new one.
     """
-    stay = {"args", "kwargs"} - set(values)
-    if redaction.is_on() and stay and values.get("jobtype", entry.jobtype) != entry.jobtype:
-        raise WrongState(f"jobtype: expected {' and '.join(sorted(stay))} with it: FAKTORY['REDACT'] hides arguments")
+    unchanged = {"args", "kwargs"} - set(values)
+    if redaction.is_on() and unchanged and values.get("jobtype", entry.jobtype) != entry.jobtype:
+        raise WrongState(
+            f"jobtype: expected {' and '.join(sorted(unchanged))} with it: FAKTORY['REDACT'] hides arguments"
+        )
 
 
 def _get_definition(entry: CronEntry) -> dict[str, Any]:
@@ -239,10 +249,10 @@ def _get_definition(entry: CronEntry) -> dict[str, Any]:
     return {**plain, **texts, "window": entry.window_s, "overlap": entry.overlap}
 
 
-def _next_times(entry: CronEntry) -> list[str]:
+def _compute_next_times(entry: CronEntry) -> list[str]:
     try:
-        ahead = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
+        ticks = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
     # A stored schedule that is invalid has no next ticks; `problem` of the entry says why.
     except InvalidCron:
         return []
-    return [rfc3339(tick) for tick in islice(ahead, NEXT_TIMES)]
+    return [rfc3339(tick) for tick in islice(ticks, NEXT_TIMES)]

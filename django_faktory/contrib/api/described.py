@@ -37,7 +37,7 @@ PROBLEM = {
 }
 
 UNSEEN = OpenApiResponse(None, "Done. No body, because the user may not view the row.")
-"""Response 204 if the user may act on the row and not view it: see `base.Resource.answer`."""
+"""Response 204 if the user may act on the row and not view it: see `base.Resource.respond`."""
 
 
 class AutoSchema(Framework):
@@ -46,26 +46,28 @@ class AutoSchema(Framework):
     def get_operation(self, *args: Any, **kwargs: Any) -> Any:
         """Return the operation with a default response for errors."""
         operation = super().get_operation(*args, **kwargs)
+        # None: the operation is excluded from the document.
         if operation is not None:
-            validated_data = {
+            problem_response = {
                 "description": "A problem (RFC 9457).",
                 "content": {"application/problem+json": {"schema": PROBLEM}},
             }
-            operation["responses"]["default"] = validated_data
+            operation["responses"]["default"] = problem_response
         return operation
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def described(**validated_data: Any) -> Callable[[F], F]:
+def describe(**options: Any) -> Callable[[F], F]:
     """Return a decorator that describes an action, or a whole resource, in the OpenAPI document."""
 
-    def decorate(described: F) -> F:
-        if not inspect.isclass(described):
-            options = described.__dict__.setdefault("kwargs", {})
+    def decorate(view: F) -> F:
+        # A class has its schema from `ApiView`; an action carries it in the keyword arguments of its decorator.
+        if not inspect.isclass(view):
+            kwargs = view.__dict__.setdefault("kwargs", {})
             # `extend_schema` derives from this class; without it, from the default class of REST framework.
-            options.setdefault("schema", AutoSchema())
-        return extend_schema(**validated_data)(described)
+            kwargs.setdefault("schema", AutoSchema())
+        return extend_schema(**options)(view)
 
     return decorate

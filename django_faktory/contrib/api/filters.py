@@ -18,6 +18,7 @@ from ...errors import InvalidQuery
 from ...models import Batch, CronEntry, Job, JobLock, Limit, Queue, WorkerProcess
 from ...tasks.redaction import query_of
 
+# Each name is also a word of the query language, see docs/queries.md.
 _FIELDS = {
     "state": "states",
     "queue": "queues",
@@ -39,6 +40,7 @@ def _word(help_text: str) -> django_filters.CharFilter:
 class JobFilter(FilterSet):
     """Filter jobs by a query, by single words of it, or both; all conditions must match."""
 
+    # Plain texts without choices: `core.queries` checks the words and names the position of an error.
     query = _word("A query, such as `dead queue:mail error:Timeout older:2d`.")
     state = _word("In this state, or in one of several: `dead,retries`.")
     queue = _word("In this queue; `mail.*` matches a prefix, commas separate several queues.")
@@ -59,37 +61,40 @@ class JobFilter(FilterSet):
 
     def filter_queryset(self, queryset: Any) -> Any:
         """Return the jobs that match all parameters. Raises InvalidQuery with the parameter's name."""
-        return queryset.shown(asked_for(self.form.cleaned_data))
+        return queryset.shown(build_query(self.form.cleaned_data))
 
 
-def asked_for(values: dict[str, Any]) -> Query:
+def build_query(values: dict[str, Any]) -> Query:
     """Combine all parameters into one query. Raises InvalidQuery if one value is given twice."""
-    query = _parsed("query", values.get("query") or "")
+    query = _parse("query", values.get("query") or "")
     for parameter, field in _FIELDS.items():
         if not values.get(parameter):
             continue
-        one = _parsed(parameter, values[parameter])
+        parsed = _parse(parameter, values[parameter])
+        # It would not be obvious how two values combine: both, either, or the last one.
         if getattr(query, field) not in ((), None):
-            raise _wrong(parameter, f"{parameter}: also in query; give it once")
-        query = replace(query, **{field: getattr(one, field)})
+            raise _invalid_query(parameter, f"{parameter}: also in query; give it once")
+        query = replace(query, **{field: getattr(parsed, field)})
     return query
 
 
-def _parsed(parameter: str, text: str) -> Query:
+def _parse(parameter: str, text: str) -> Query:
     prefix = "" if parameter == "query" else f"{parameter}:"
     try:
-        found = query_of(prefix + text)
+        query = query_of(prefix + text)
     except InvalidQuery as error:
         # The position refers to the client's value, without the prefix added above.
         at = None if error.at is None else max(0, error.at - len(prefix))
-        raise _wrong(parameter, str(error), at) from error
+        raise _invalid_query(parameter, str(error), at) from error
     # `state=dead queue:mail` would add a second condition through one parameter; accept only the parameter's own field.
-    if prefix and asdict(found) != asdict(Query(**{_FIELDS[parameter]: getattr(found, _FIELDS[parameter])})):
-        raise _wrong(parameter, f"{parameter}: expected values with commas between them; other words go into query")
-    return found
+    if prefix and asdict(query) != asdict(Query(**{_FIELDS[parameter]: getattr(query, _FIELDS[parameter])})):
+        raise _invalid_query(
+            parameter, f"{parameter}: expected values with commas between them; other words go into query"
+        )
+    return query
 
 
-def _wrong(parameter: str, message: str, at: int | None = None) -> InvalidQuery:
+def _invalid_query(parameter: str, message: str, at: int | None = None) -> InvalidQuery:
     error = InvalidQuery(message)
     error.at, error.field = at, parameter
     return error
@@ -101,10 +106,10 @@ class _Text(django_filters.CharFilter):
     class field_class(forms.CharField):  # noqa: N801  (django-filter's name for it)
         def clean(self, value: Any) -> Any:
             """Return the value. Raises ValidationError if it has unprintable characters."""
-            found = super().clean(value)
-            if not found.isprintable():
+            text = super().clean(value)
+            if not text.isprintable():
                 raise forms.ValidationError("expected printable characters")
-            return found
+            return text
 
 
 class QueueFilterSet(FilterSet):
@@ -136,6 +141,7 @@ class WorkerFilter(FilterSet):
         fields: ClassVar[list[str]] = []
 
 
+# Each condition matches a partial index of batches, or the index of live ones.
 _STAGES = {
     "open": Q(committed_at=None, finished_at=None, expired_at=None) | Q(reopened_until__isnull=False),
     "running": Q(committed_at__isnull=False, finished_at=None),

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 else:
     Base = serializers.Serializer
 
-LONGEST_REASON = 1000
+# Bounded, because the admin log keeps it for each change.
+MAX_REASON_LENGTH = 1000
+# Bounds the time of one request; the client repeats it for further jobs.
 MAX_AT_ONCE = 5000
 # Below datetime's own maximum, so that a conversion to another time zone does not overflow.
 _EARLIEST, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
@@ -68,7 +70,7 @@ class ReasonSerializer(Base):
         required=False,
         allow_blank=True,
         default="",
-        max_length=LONGEST_REASON,
+        max_length=MAX_REASON_LENGTH,
         help_text="Reason for the log.",
     )
 
@@ -78,6 +80,7 @@ class NewJobSerializer(ReasonSerializer):
 
     task = serializers.CharField(max_length=255, help_text="A task of this project, by its jobtype.")
     args = _ArrayField(required=False, help_text="Its arguments, in JSON's types.")
+    # The task's signature is checked by the view, which knows the task.
     kwargs = _ObjectField(default={}, help_text="Its keyword arguments.")
     queue = serializers.RegexField(
         r"^[A-Za-z0-9._-]{1,255}\Z", required=False, help_text="Its queue; without it the queue of the task."
@@ -105,6 +108,7 @@ class JobChangesSerializer(ReasonSerializer):
 
     args = _ArrayField(required=False, help_text="All its arguments, encoded as in a job.")
     kwargs = _ObjectField(required=False, help_text="All its keyword arguments.")
+    # `\Z` and not `$`, which also matches before a line break at the end.
     queue = serializers.RegexField(r"^[A-Za-z0-9._-]{1,255}\Z", required=False, help_text="Its queue.")
     priority = serializers.IntegerField(min_value=-100, max_value=100, required=False, help_text="Larger first.")
     run_after = UtcDateTimeField(required=False, help_text="When a scheduled or retrying job becomes due.")
@@ -128,6 +132,7 @@ class BulkRequestSerializer(ReasonSerializer):
         default=1000,
         help_text="Most jobs of this part, oldest first; they are changed in transactions of at most 500.",
     )
+    # The cursor has two ids: of the last job of the previous part, and of the last job that belongs to the action.
     after = serializers.RegexField(r"^\d{1,18}-\d{1,18}\Z", required=False, help_text="`next` of the previous part.")
     dry_run = serializers.BooleanField(default=False, help_text="Count the matching jobs and change none.")
 
@@ -153,19 +158,21 @@ class CronChangesSerializer(ReasonSerializer):
         required=False, help_text="retry, reserve_for, priority, backtrace, custom; for other languages' jobtypes."
     )
     missed = serializers.ChoiceField(
-        [str(one) for one in Missed], required=False, help_text="Policy for ticks that no node handled."
+        [str(value) for value in Missed], required=False, help_text="Policy for ticks that no node handled."
     )
+    # The maximum of the column, an integer of 32 bits on PostgreSQL and MariaDB.
     window = serializers.IntegerField(
         min_value=0, max_value=2**31 - 1, required=False, help_text='Seconds back that "once" and "all" look.'
     )
     overlap = serializers.ChoiceField(
-        [str(one) for one in Overlap], required=False, help_text="Policy while an earlier job waits or runs."
+        [str(value) for value in Overlap], required=False, help_text="Policy while an earlier job waits or runs."
     )
 
 
 class LimitChangesSerializer(ReasonSerializer):
     """New values of a limit; a value left out means no limit of that kind."""
 
+    # Null and a missing value mean the same, because a PUT replaces the whole limit.
     concurrency = serializers.IntegerField(
         min_value=1, max_value=2**31 - 1, required=False, allow_null=True, help_text="Jobs that may run at once."
     )
@@ -184,7 +191,7 @@ class LimitChangesSerializer(ReasonSerializer):
 class NewLimitSerializer(LimitChangesSerializer):
     """A limit to create."""
 
-    scope = serializers.ChoiceField([str(one) for one in Scope], help_text="queue, task or key.")
+    scope = serializers.ChoiceField([str(value) for value in Scope], help_text="queue, task or key.")
     name = serializers.CharField(max_length=255, help_text="Name of the queue, task or key.")
 
 
@@ -203,6 +210,7 @@ class NewCronSerializer(CronChangesSerializer):
 
     def validate_name(self, value: str) -> str:
         """Apply the rule for names of entries defined in code: printable characters only."""
+        # Code may not use other names either, and no address would find the entry.
         if not value.isprintable():
             raise serializers.ValidationError("expected printable characters")
         return value

@@ -24,10 +24,10 @@ from ...operations.serializers import SHORT, whole_job_of
 from ...tasks import base
 from ...tasks.redaction import query_of
 from . import answers, inputs
-from .base import Resource, alias, broker
-from .described import UNSEEN, F, described
+from .base import Resource, get_alias, get_database_broker
+from .described import UNSEEN, F, describe
 from .filters import JobFilter
-from .journal import ADDED, DELETED, note
+from .journal import ADDED, CHANGED, DELETED, record_change
 from .paging import NewestFirst
 from .problems import WrongState
 
@@ -35,7 +35,7 @@ from .problems import WrongState
 COUNTED = 10_000
 # How the query language spells the fields that reveal hidden parts of jobs, for the error message.
 _WORDS = {"args": "args:", "texts": "text:", "errors": "error:", "about": "about:"}
-DONE = {
+_DONE_LABELS = {
     Verb.RETRY: "Retried",
     Verb.REQUEUE: "Requeued",
     Verb.KILL: "Killed",
@@ -44,13 +44,13 @@ DONE = {
 }
 
 
-def _acts(summary: str, description: str) -> Callable[[F], F]:
+def _describe_action(summary: str, description: str) -> Callable[[F], F]:
     responses = {200: answers.ActionResultSerializer, 204: UNSEEN}
-    return described(summary=summary, description=description, request=inputs.ReasonSerializer, responses=responses)
+    return describe(summary=summary, description=description, request=inputs.ReasonSerializer, responses=responses)
 
 
-def _bulk(summary: str) -> Callable[[F], F]:
-    return described(
+def _describe_bulk_action(summary: str) -> Callable[[F], F]:
+    return describe(
         summary=summary,
         description="A bounded part of the jobs that a query selects; send `next` as `after` until it is null. Without "
         "`view_job`, `dry_run` is refused, and queries by anything but state, queue, task, batch, jid and age.",
@@ -60,11 +60,11 @@ def _bulk(summary: str) -> Callable[[F], F]:
 
 
 @extend_schema_view(
-    list=described(
+    list=describe(
         summary="List jobs, the newest first",
         description="Conditions without an index search the latest 50,000 jobs only: see the query language.",
     ),
-    retrieve=described(
+    retrieve=describe(
         summary="Show a job",
         description="With its arguments, failures and result.",
         responses=answers.JobDetailSerializer,
@@ -79,6 +79,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     filterset_class = JobFilter
     lookup_field = "jid"
     resource = "job"
+    # An action without an entry here is closed to all users, see `access`.
     needs: ClassVar = {
         "list": "job.view",
         "retrieve": "job.view",
@@ -99,14 +100,15 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
 
     def get_queryset(self) -> JobQuerySet:
         """Return the rows; lists leave out the columns of long texts."""
-        rows = Job.objects.using(alias())
+        rows = Job.objects.using(get_alias())
+        # A payload may have 16 MiB, so a page of 200 jobs must not load it.
         return rows.only(*SHORT) if self.action == "list" else rows.all()
 
     def get_serializer_class(self) -> Any:
         """Return the serializer; a single job is shown with all its members."""
         return answers.JobDetailSerializer if self.action == "retrieve" else super().get_serializer_class()
 
-    @described(
+    @describe(
         summary="Enqueue a task",
         description="Like `enqueue` of the task, with its middleware. Arguments are plain JSON.",
         request=inputs.NewJobSerializer,
@@ -114,31 +116,34 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     )
     def create(self, request: Request) -> Response:
         """Enqueue a job of a registered task. Raises UnknownJobType (400) for any other name."""
-        validated = self.validated_data(inputs.NewJobSerializer)
-        using = alias()
+        validated = self.read_input(inputs.NewJobSerializer)
+        # First: raises JobsElsewhere before anything is enqueued.
+        using = get_alias()
         base.autodiscover()  # the web process may not have imported the tasks
+        # A look-up among registered tasks: a request never causes the import of the name that it contains.
         task = base.lookup(validated["task"])
         args, kwargs = validated.get("args", []), validated["kwargs"]
         # Without this check a wrong argument would be noticed only when the job runs.
         check_call(task.jobtype, args, kwargs)
-        chosen = task.using(
+        configured_task = task.using(
             queue_name=validated.get("queue"),
             priority=validated.get("priority"),
             run_after=validated.get("run_after"),
             about=validated.get("about"),
         )
         try:
-            result = chosen.enqueue(*args, **kwargs)
+            # A number such as 1e999 is valid JSON and becomes infinity, which no job can carry.
+            result = configured_task.enqueue(*args, **kwargs)
         except (TypeError, ValueError) as error:
             raise ValidationError({"args": str(error)}) from error
         # The row may be gone: a worker can finish the job before this query.
         job = Job.objects.using(using).filter(jid=result.id).first()
-        note(
+        record_change(
             request, job or Job, "Enqueued", name=f"{task.jobtype} {result.id}", flag=ADDED, reason=validated["reason"]
         )
         return Response({"jid": result.id}, status=status.HTTP_201_CREATED)
 
-    @described(
+    @describe(
         summary="Edit a job that is not running",
         description="Its arguments, queue, priority or time. All other members stay as its client sent them.",
         request=inputs.JobChangesSerializer,
@@ -146,7 +151,8 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     )
     def partial_update(self, request: Request, **_: Any) -> Response:
         """Change the given members of a job; members that are left out keep their value."""
-        validated = self.validated_data(inputs.JobChangesSerializer)
+        validated = self.read_input(inputs.JobChangesSerializer)
+        # Names only: a value may be an argument that `REDACT` hides, also in the admin log (docs/security.md).
         changed = sorted(set(validated) - {"reason"})
         job = edit(
             self.get_object().jid,
@@ -157,97 +163,100 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
                 priority=validated.get("priority"),
                 run_at=validated.get("run_after"),
             ),
-            using=alias(),
+            using=get_alias(),
         )
-        note(request, job, f"Edited {', '.join(changed)}", reason=validated["reason"])
-        return self.answer(lambda: whole_job_of(job))
+        record_change(request, job, f"Edited {', '.join(changed)}", reason=validated["reason"])
+        return self.respond(lambda: whole_job_of(job))
 
-    @_acts("Run a failed job again now", "The job must be dead or wait for a retry.")
+    @_describe_action("Run a failed job again now", "The job must be dead or wait for a retry.")
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, **_: Any) -> Response:
         """Retry a job that is dead or waiting for a retry."""
-        return self._act(request, Verb.RETRY)
+        return self._execute(request, Verb.RETRY)
 
-    @_acts("Run a job now", "The job must be dead, scheduled or wait for a retry.")
+    @_describe_action("Run a job now", "The job must be dead, scheduled or wait for a retry.")
     @action(detail=True, methods=["post"])
     def requeue(self, request: Request, **_: Any) -> Response:
         """Run a job now that is dead, scheduled or waiting for a retry."""
-        return self._act(request, Verb.REQUEUE)
+        return self._execute(request, Verb.REQUEUE)
 
-    @_acts("Kill a job", "The job must not be running. It becomes dead and is kept for a while.")
+    @_describe_action("Kill a job", "The job must not be running. It becomes dead and is kept for a while.")
     @action(detail=True, methods=["post"])
     def kill(self, request: Request, **_: Any) -> Response:
         """Move the job to dead."""
-        return self._act(request, Verb.KILL)
+        return self._execute(request, Verb.KILL)
 
-    @_acts("Discard a job", "The job must not be running.")
+    @_describe_action("Discard a job", "The job must not be running.")
     @action(detail=True, methods=["post"])
     def discard(self, request: Request, **_: Any) -> Response:
         """Discard the job; its row is deleted, or kept as discarded for a while."""
-        return self._act(request, Verb.DISCARD)
+        return self._execute(request, Verb.DISCARD)
 
-    @_acts("Delete a job that ended", "Before its retention ends.")
+    @_describe_action("Delete a job that ended", "Before its retention ends.")
     @action(detail=True, methods=["post"])
     def prune(self, request: Request, **_: Any) -> Response:
         """Delete the row of a finished job."""
-        return self._act(request, Verb.PRUNE)
+        return self._execute(request, Verb.PRUNE)
 
-    @_acts(
+    @_describe_action(
         "Cancel a job", "A waiting job is discarded; a running job is stopped by its worker, if the worker supports it."
     )
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, **_: Any) -> Response:
         """Cancel the job, even if it is running."""
-        validated = self.validated_data(inputs.ReasonSerializer)
+        validated = self.read_input(inputs.ReasonSerializer)
         job = self.get_object()
-        return self._done(request, job, "Cancelled", broker().cancel([job.jid]), validated["reason"])
+        return self._finish_action(
+            request, job, "Cancelled", get_database_broker().cancel([job.jid]), validated["reason"]
+        )
 
-    @_bulk("Run many failed jobs again now")
+    @_describe_bulk_action("Run many failed jobs again now")
     @action(detail=False, methods=["post"], url_path="bulk/retry")
     def bulk_retry(self, request: Request) -> Response:
         """Retry many jobs that are dead or waiting for a retry."""
-        return self._act_on_many(request, Verb.RETRY)
+        return self._execute_on_many(request, Verb.RETRY)
 
-    @_bulk("Run many jobs now")
+    @_describe_bulk_action("Run many jobs now")
     @action(detail=False, methods=["post"], url_path="bulk/requeue")
     def bulk_requeue(self, request: Request) -> Response:
         """Run many jobs now that are dead, scheduled or waiting for a retry."""
-        return self._act_on_many(request, Verb.REQUEUE)
+        return self._execute_on_many(request, Verb.REQUEUE)
 
-    @_bulk("Kill many jobs")
+    @_describe_bulk_action("Kill many jobs")
     @action(detail=False, methods=["post"], url_path="bulk/kill")
     def bulk_kill(self, request: Request) -> Response:
         """Move many jobs to dead."""
-        return self._act_on_many(request, Verb.KILL)
+        return self._execute_on_many(request, Verb.KILL)
 
-    @_bulk("Discard many jobs")
+    @_describe_bulk_action("Discard many jobs")
     @action(detail=False, methods=["post"], url_path="bulk/discard")
     def bulk_discard(self, request: Request) -> Response:
         """Discard many jobs that are not running."""
-        return self._act_on_many(request, Verb.DISCARD)
+        return self._execute_on_many(request, Verb.DISCARD)
 
-    @_bulk("Delete many jobs that ended")
+    @_describe_bulk_action("Delete many jobs that ended")
     @action(detail=False, methods=["post"], url_path="bulk/prune")
     def bulk_prune(self, request: Request) -> Response:
         """Delete the rows of many finished jobs."""
-        return self._act_on_many(request, Verb.PRUNE)
+        return self._execute_on_many(request, Verb.PRUNE)
 
-    def _act(self, request: Request, verb: Verb) -> Response:
-        validated = self.validated_data(inputs.ReasonSerializer)
+    def _execute(self, request: Request, verb: Verb) -> Response:
+        validated = self.read_input(inputs.ReasonSerializer)
         job = self.get_object()
-        changed = bulk.execute(verb, Job.objects.using(alias()).filter(pk=job.pk))
+        # The operation checks the state again in its UPDATE: the job may have moved since it was read.
+        changed = bulk.execute(verb, Job.objects.using(get_alias()).filter(pk=job.pk))
         if not changed:
             legal = ", ".join(sorted(bulk.STATES[verb]))
             raise WrongState(f"{verb}: takes a job that is {legal}; this one is {job.state}")
-        return self._done(request, job, DONE[verb], changed, validated["reason"])
+        return self._finish_action(request, job, _DONE_LABELS[verb], changed, validated["reason"])
 
-    def _done(self, request: Request, job: Job, done: str, changed: int, reason: str) -> Response:
+    def _finish_action(self, request: Request, job: Job, summary: str, changed: int, reason: str) -> Response:
         # Read again: the operation may have moved the job or deleted its row.
-        state = Job.objects.using(alias()).filter(pk=job.pk).values_list("state", flat=True).first()
+        state = Job.objects.using(get_alias()).filter(pk=job.pk).values_list("state", flat=True).first()
         if not changed:
             raise WrongState(f"{self.action}: not possible for a job that is {job.state}")
-        note(request, job, done, flag=DELETED if state is None else 2, reason=reason)
-        return self.answer(lambda: {"changed": changed, "state": state})
+        record_change(request, job, summary, flag=DELETED if state is None else CHANGED, reason=reason)
+        return self.respond(lambda: {"changed": changed, "state": state})
 
     def _refuse_to_reveal(self, query: Query, *, is_dry: bool) -> None:
         """Raise PermissionDenied for a query that would reveal hidden parts of jobs.
@@ -255,48 +264,52 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         Users with permission to act on jobs, but not to view them, could otherwise find out the text of arguments or
         errors by trying words.
         """
-        asked = [name for name in query.__struct_fields__ if getattr(query, name) not in ((), None)]
-        hidden = [_WORDS[name] for name in hidden_words(self.request.user, asked)]
+        fields = [name for name in query.__struct_fields__ if getattr(query, name) not in ((), None)]
+        hidden = [_WORDS[name] for name in hidden_words(self.request.user, fields)]
+        # A count alone would reveal content: `dead text:s3cr3t` changes or counts jobs, or none (ADR 0034).
         if hidden:
             raise PermissionDenied(f"query: {', '.join(hidden)} look at what only users who may view jobs see")
         if is_dry and not self.may_see:
             raise PermissionDenied("dry_run: counts jobs, for users who may view them")
 
-    def _act_on_many(self, request: Request, verb: Verb) -> Response:
-        validated = self.validated_data(inputs.BulkRequestSerializer)
+    def _execute_on_many(self, request: Request, verb: Verb) -> Response:
+        validated = self.read_input(inputs.BulkRequestSerializer)
         query = query_of(validated["query"])
         self._refuse_to_reveal(query, is_dry=validated["dry_run"])
         # An empty query would mean every job: a client that forgets the query must not delete everything.
         if query.is_empty:
             legal = " or ".join(sorted(bulk.STATES[verb]))
             raise ValidationError({"query": f"expected one; such as {legal} for all of these"})
-        meant = Job.objects.using(alias()).matching(query).in_state(*bulk.STATES[verb])
+        matching = Job.objects.using(get_alias()).matching(query).in_state(*bulk.STATES[verb])
         if validated["dry_run"]:
-            found = meant.count_up_to(COUNTED)
-            return Response({"query": str(query), "found": found, "changed": 0, "next": None})
-        part, after = _part(meant, validated)
-        under = bulk.begin(verb, part)
-        changed = sum(under.steps)
+            count = matching.count_up_to(COUNTED)
+            return Response({"query": str(query), "found": count, "changed": 0, "next": None})
+        part, after = _next_part(matching, validated)
+        operation = bulk.begin(verb, part)
+        changed = sum(operation.steps)
+        # One entry for the whole part: a part has up to 5,000 jobs. An empty part changed nothing that could be logged.
         if changed:
-            note(request, Job, f"{DONE[verb]} {changed} jobs", name=str(query), reason=validated["reason"])
-        return Response({"query": str(query), "found": under.total, "changed": changed, "next": after})
+            record_change(
+                request, Job, f"{_DONE_LABELS[verb]} {changed} jobs", name=str(query), reason=validated["reason"]
+            )
+        return Response({"query": str(query), "found": operation.total, "changed": changed, "next": after})
 
 
-def _part(meant: JobQuerySet, validated: dict[str, Any]) -> tuple[JobQuerySet, str | None]:
+def _next_part(matching: JobQuerySet, validated: dict[str, Any]) -> tuple[JobQuerySet, str | None]:
     """Return the next part of the selected jobs, oldest first, and the following cursor.
 
     Jobs pushed after the first part was read are left out: the cursor carries the highest id of that time. The cursor
     is None after the last part.
     """
     if "after" in validated:
-        begin, last = map(int, validated["after"].split("-"))
+        after_id, last_id = map(int, validated["after"].split("-"))
     else:
         # Fixed for all parts: otherwise jobs pushed meanwhile could keep the action from ending.
-        begin, last = 0, Job.objects.using(meant.db).aggregate(last=Max("pk"))["last"] or 0
-    rest = meant.filter(pk__gt=begin, pk__lte=last).order_by("pk")
+        after_id, last_id = 0, Job.objects.using(matching.db).aggregate(last=Max("pk"))["last"] or 0
+    remaining = matching.filter(pk__gt=after_id, pk__lte=last_id).order_by("pk")
     # One more than the limit shows whether another part follows, without a count.
-    ids = list(rest.values_list("pk", flat=True)[: validated["limit"] + 1])
-    part = ids[: validated["limit"]]
+    ids = list(remaining.values_list("pk", flat=True)[: validated["limit"] + 1])
+    part_ids = ids[: validated["limit"]]
     # Select by id: evaluating the same limit again could return other rows.
-    jobs = Job.objects.using(meant.db).filter(pk__in=part)
-    return jobs, f"{part[-1]}-{last}" if len(ids) > len(part) else None
+    jobs = Job.objects.using(matching.db).filter(pk__in=part_ids)
+    return jobs, f"{part_ids[-1]}-{last_id}" if len(ids) > len(part_ids) else None

@@ -16,25 +16,25 @@ ADDED, CHANGED, DELETED = 1, 2, 3
 """Action flags of Django's admin log, copied here: the admin need not be installed."""
 
 
-def note(
+def record_change(
     request: Request,
-    about: Model | type[Model],
-    validated_data: str,
+    target: Model | type[Model],
+    summary: str,
     *,
     name: str = "",
     flag: int = CHANGED,
     reason: str = "",
 ) -> None:
-    """Record a change of a row or, if `about` is a model, of a set of rows.
+    """Record a change of a row or, if `target` is a model, of a set of rows.
 
     `name` is what users know the object by; without it the row's own string is used.
     """
-    is_row = isinstance(about, Model)
-    shown = name or (str(about) if is_row else "")
-    message = f"{validated_data}, through the API{f': {reason}' if reason else ''}"
+    is_row = isinstance(target, Model)
+    object_name = name or (str(target) if is_row else "")
+    message = f"{summary}, through the API{f': {reason}' if reason else ''}"
     user: Any = request.user
     # ascii() keeps line breaks and escape sequences of clients out of the log.
-    logger.info("act through the API user=%s on=%s did=%s", user.pk, ascii(shown), ascii(message))
+    logger.info("act through the API user=%s on=%s did=%s", user.pk, ascii(object_name), ascii(message))
     # An authentication class of the project may return users without a row, which the admin log cannot reference.
     if not apps.is_installed("django.contrib.admin") or user.pk is None:
         return
@@ -42,12 +42,12 @@ def note(
     from django.contrib.contenttypes.models import ContentType
 
     # Not the concrete model: the admin writes its own log entries the same way.
-    kind = ContentType.objects.get_for_model(about, for_concrete_model=False)
+    content_type = ContentType.objects.get_for_model(target, for_concrete_model=False)
     LogEntry.objects.create(
         user_id=user.pk,
-        content_type_id=kind.pk,
-        object_id=str(about.pk) if is_row else None,
-        object_repr=shown[:200],
+        content_type_id=content_type.pk,
+        object_id=str(target.pk) if is_row else None,
+        object_repr=object_name[:200],
         action_flag=flag,
         change_message=message,
     )

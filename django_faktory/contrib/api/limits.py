@@ -23,16 +23,16 @@ from ...operations.serializers import limit_of
 from ...store.limits import definitions
 from ...tasks import limits as task_limits
 from . import answers, inputs
-from .base import Resource, alias
-from .described import UNSEEN, F, described
+from .base import Resource, get_alias
+from .described import UNSEEN, F, describe
 from .filters import LimitFilter
-from .journal import ADDED, DELETED, note
+from .journal import ADDED, DELETED, record_change
 from .paging import NewestFirst
 from .problems import WrongState
 
 
-def _acts(summary: str, description: str) -> Callable[[F], F]:
-    return described(
+def _describe_action(summary: str, description: str) -> Callable[[F], F]:
+    return describe(
         summary=summary,
         description=description,
         request=inputs.TaskNamesSerializer,
@@ -40,14 +40,15 @@ def _acts(summary: str, description: str) -> Callable[[F], F]:
     )
 
 
-@described(parameters=[OpenApiParameter("id", OpenApiTypes.INT64, "path", description="The limit's number.")])
+@describe(parameters=[OpenApiParameter("id", OpenApiTypes.INT64, "path", description="The limit's number.")])
 @extend_schema_view(
-    list=described(summary="List limits, the newest first", parameters=[OpenApiParameter("id", exclude=True)]),
-    retrieve=described(summary="Show a limit", responses=answers.LimitDetailSerializer),
+    list=describe(summary="List limits, the newest first", parameters=[OpenApiParameter("id", exclude=True)]),
+    retrieve=describe(summary="Show a limit", responses=answers.LimitDetailSerializer),
 )
 class Limits(Resource):
     """Limits on the jobs of a queue, task or key that run at once or start per period."""
 
+    # For the OpenAPI document only: it reads the model, and must not ask for the alias of the database.
     queryset = Limit.objects.none()
     serializer_class = answers.LimitSerializer
     pagination_class = NewestFirst
@@ -69,20 +70,20 @@ class Limits(Resource):
 
     def get_queryset(self) -> Any:
         """Return all limits, including those defined in code."""
-        return Limit.objects.using(alias())
+        return Limit.objects.using(get_alias())
 
     def list(self, request: Request) -> Response:  # noqa: ARG002
         """Return limits with their current use, which is read for one page at a time."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
         # One query for the use of the whole page, instead of one per limit.
-        used = definitions.read_usage([limit.pk for limit in page], using=alias())
-        return self.get_paginated_response([limit_of(limit, *used.get(limit.pk, ())) for limit in page])
+        usage = definitions.read_usage([limit.pk for limit in page], using=get_alias())
+        return self.get_paginated_response([limit_of(limit, *usage.get(limit.pk, ())) for limit in page])
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return one limit with its use and the number of jobs waiting for it."""
-        return Response(_whole(self.get_object()))
+        return Response(_detail_of(self.get_object()))
 
-    @described(
+    @describe(
         summary="Set a limit",
         description="It applies at once, also to jobs that wait or run already.",
         request=inputs.NewLimitSerializer,
@@ -91,16 +92,16 @@ class Limits(Resource):
     )
     def create(self, request: Request) -> Response:
         """Create a limit; raise WrongState (409) if the limit already exists."""
-        values = self.validated_data(inputs.NewLimitSerializer)
-        name, allowance = task_limits.checked_name(values["scope"], values["name"]), _allowance(values)
+        values = self.read_input(inputs.NewLimitSerializer)
+        name, allowance = task_limits.check_name(values["scope"], values["name"]), _parse_allowance(values)
         # `definitions.save_limit` overwrites an existing limit, so that POST would change it without a warning.
-        if Limit.objects.using(alias()).filter(scope=values["scope"], name=name).exists():
+        if Limit.objects.using(get_alias()).filter(scope=values["scope"], name=name).exists():
             raise WrongState(f"name: there is a limit of {values['scope']} {name:.80} already; change that")
-        limit = definitions.save_limit(values["scope"], name, allowance, using=alias())
-        note(request, limit, "Written", flag=ADDED, reason=values.get("reason", ""))
-        return self.answer(lambda: _whole(limit), code=status.HTTP_201_CREATED)
+        limit = definitions.save_limit(values["scope"], name, allowance, using=get_alias())
+        record_change(request, limit, "Written", flag=ADDED, reason=values.get("reason", ""))
+        return self.respond(lambda: _detail_of(limit), code=status.HTTP_201_CREATED)
 
-    @described(
+    @describe(
         summary="Change a limit",
         description="It applies at once and overrides the code. A value left out means no limit of that kind.",
         request=inputs.LimitChangesSerializer,
@@ -108,12 +109,13 @@ class Limits(Resource):
     )
     def update(self, request: Request, **_: Any) -> Response:
         """Replace what the limit allows; a pause of the task remains in effect."""
-        values, limit = self.validated_data(inputs.LimitChangesSerializer), self.get_object()
-        changed = definitions.save_limit(limit.scope, limit.name, _allowance(values), using=alias())
-        note(request, changed, f"Edited: {changed.allowance_text}", reason=values.get("reason", ""))
-        return self.answer(lambda: _whole(changed))
+        values, limit = self.read_input(inputs.LimitChangesSerializer), self.get_object()
+        # Writes the limiters too, whose row locks make the new numbers apply at the commit (ADR 0016).
+        changed = definitions.save_limit(limit.scope, limit.name, _parse_allowance(values), using=get_alias())
+        record_change(request, changed, f"Edited: {changed.allowance_text}", reason=values.get("reason", ""))
+        return self.respond(lambda: _detail_of(changed))
 
-    @described(
+    @describe(
         summary="Delete a limit",
         description="Jobs that wait for it may start. A limit defined in code is created again when a node starts.",
         parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Reason for the log.")],
@@ -121,40 +123,41 @@ class Limits(Resource):
     )
     def destroy(self, request: Request, **_: Any) -> Response:
         """Delete the limit; its running jobs continue."""
-        why, limit = self.validated_data(inputs.ReasonSerializer, of=request.query_params), self.get_object()
+        validated, limit = self.read_input(inputs.ReasonSerializer, source=request.query_params), self.get_object()
         # Written before the delete: the log entry needs the primary key of the row.
-        note(request, limit, "Deleted", flag=DELETED, reason=why["reason"])
-        definitions.remove(limit, using=alias())
+        record_change(request, limit, "Deleted", flag=DELETED, reason=validated["reason"])
+        definitions.remove(limit, using=get_alias())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @_acts("Pause tasks", "None of their jobs starts from now on; running jobs continue.")
+    @_describe_action("Pause tasks", "None of their jobs starts from now on; running jobs continue.")
     @action(detail=False, methods=["post"])
     def pause(self, request: Request) -> Response:
         """Pause the tasks; a task that is already paused is not changed."""
-        return self._act(request, definitions.pause, "Paused")
+        return self._execute(request, definitions.pause, "Paused")
 
-    @_acts("Resume tasks", "Their jobs start again, within their limits.")
+    @_describe_action("Resume tasks", "Their jobs start again, within their limits.")
     @action(detail=False, methods=["post"])
     def resume(self, request: Request) -> Response:
         """Resume the tasks; a task that is not paused is not changed."""
-        return self._act(request, definitions.resume, "Resumed")
+        return self._execute(request, definitions.resume, "Resumed")
 
-    def _act(self, request: Request, act: Any, done: str) -> Response:
-        values = self.validated_data(inputs.TaskNamesSerializer)
-        changed = act([task_limits.checked_name("task", name) for name in values["tasks"]], using=alias())
+    def _execute(self, request: Request, change: Any, summary: str) -> Response:
+        values = self.read_input(inputs.TaskNamesSerializer)
+        changed = change([task_limits.check_name("task", name) for name in values["tasks"]], using=get_alias())
+        # Without a row: a limit that is only a pause is deleted by a resume, so the entry names the task.
         for name in changed:
-            note(request, Limit, done, name=name, reason=values["reason"])
+            record_change(request, Limit, summary, name=name, reason=values["reason"])
         return Response({"tasks": changed})
 
 
-def _whole(limit: Limit) -> dict[str, Any]:
-    used = definitions.read_usage([limit.pk], using=alias()).get(limit.pk, ())
-    return {**limit_of(limit, *used), "waiting": definitions.waiting(limit, using=alias())}
+def _detail_of(limit: Limit) -> dict[str, Any]:
+    usage = definitions.read_usage([limit.pk], using=get_alias()).get(limit.pk, ())
+    return {**limit_of(limit, *usage), "waiting": definitions.count_blocked_jobs(limit, using=get_alias())}
 
 
-def _allowance(values: Mapping[str, Any]) -> Allowance:
+def _parse_allowance(values: Mapping[str, Any]) -> Allowance:
     # A missing member and null both mean: no limit of this kind.
-    found = {key: values[key] for key in ("concurrency", "rate", "burst") if values.get(key) is not None}
-    if not found:
+    numbers = {key: values[key] for key in ("concurrency", "rate", "burst") if values.get(key) is not None}
+    if not numbers:
         raise ValidationError("expected concurrency, rate or both, got neither")
-    return Allowance.of(found)
+    return Allowance.of(numbers)

@@ -16,17 +16,17 @@ from rest_framework.response import Response
 from ...models import JobLock
 from ...store.jobs import transitions
 from . import answers, inputs
-from .base import Resource, alias
-from .described import described
+from .base import Resource, get_alias
+from .described import describe
 from .filters import LockFilter
-from .journal import note
+from .journal import record_change
 from .paging import NewestFirst
 
 
-@described(parameters=[OpenApiParameter("token", OpenApiTypes.INT64, "path", description="The lock's token.")])
+@describe(parameters=[OpenApiParameter("token", OpenApiTypes.INT64, "path", description="The lock's token.")])
 @extend_schema_view(
-    list=described(summary="List locks, the newest first", parameters=[OpenApiParameter("token", exclude=True)]),
-    retrieve=described(summary="Show a lock"),
+    list=describe(summary="List locks, the newest first", parameters=[OpenApiParameter("token", exclude=True)]),
+    retrieve=describe(summary="Show a lock"),
 )
 class Locks(ListModelMixin, RetrieveModelMixin, Resource):
     """Lock keys that running jobs hold."""
@@ -37,6 +37,7 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
     filterset_class = LockFilter
     lookup_field = "pk"
     lookup_url_kwarg = "token"
+    # The ids of a database have at most 19 digits; 18 fit its integer in any case.
     keys = re.compile("[0-9]{1,18}")
     resource = "joblock"
     needs: ClassVar = {
@@ -47,9 +48,9 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
 
     def get_queryset(self) -> Any:
         """Return all locks, including expired ones that no other job has acquired yet."""
-        return JobLock.objects.using(alias())
+        return JobLock.objects.using(get_alias())
 
-    @described(
+    @describe(
         summary="Release a lock by hand",
         description="The next job of the key may then run while the former holder still runs.",
         request=inputs.ReasonSerializer,
@@ -61,10 +62,11 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
 
         A lock that another job has acquired since has another token and is not touched.
         """
-        validated, lock = self.validated_data(inputs.ReasonSerializer), self.get_object()
-        changed = transitions.free_locks([lock.pk], using=alias())
+        validated, lock = self.read_input(inputs.ReasonSerializer), self.get_object()
+        # By token, so that a lock acquired since is not released; the next job of the key becomes ready (ADR 0015).
+        changed = transitions.free_locks([lock.pk], using=get_alias())
         # The lock expired or was released between the two queries.
         if not changed:
             raise Http404
-        note(request, lock, "Released by hand", reason=validated["reason"])
+        record_change(request, lock, "Released by hand", reason=validated["reason"])
         return Response({"changed": changed})

@@ -12,14 +12,14 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.pagination import Cursor, CursorPagination
 from rest_framework.request import Request
 
-MOST = 200
+MAX_PAGE_SIZE = 200
 
 
 class _ByCursor(CursorPagination):
     page_size = 50
-    max_page_size = MOST
+    max_page_size = MAX_PAGE_SIZE
     page_size_query_param = "page_size"
-    page_size_query_description = f"Rows per page: 50 by default, {MOST} at most."
+    page_size_query_description = f"Rows per page: 50 by default, {MAX_PAGE_SIZE} at most."
     cursor_query_description = "Position of the page, from `next` or `previous` of another page."
     offset_cutoff = 1  # every order here is unique: a position needs no offset
     positions = re.compile("")
@@ -41,11 +41,11 @@ class _ByCursor(CursorPagination):
 
         DRF emits `nullable`, which is OpenAPI 3.0.
         """
-        found = super().get_paginated_response_schema(schema)
+        response_schema = super().get_paginated_response_schema(schema)
         for name in ("next", "previous"):
-            described = {key: value for key, value in found["properties"][name].items() if key != "nullable"}
-            found["properties"][name] = described | {"type": ["string", "null"]}
-        return found
+            member = {key: value for key, value in response_schema["properties"][name].items() if key != "nullable"}
+            response_schema["properties"][name] = member | {"type": ["string", "null"]}
+        return response_schema
 
 
 class NewestFirst(_ByCursor):

@@ -23,7 +23,8 @@ logger = get_logger(__name__)
 MEDIA_TYPE = "application/problem+json"
 KIND = "urn:django-faktory:problem:"
 
-_OURS: list[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str]] = [
+# The kinds are part of the API: docs/api.md lists them, and a test compares both.
+_PACKAGE_PROBLEMS: list[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str]] = [
     (errors.InvalidQuery, 400, "invalid-query", "The query cannot be read"),
     (errors.InvalidCron, 400, "invalid", "The request is not valid"),
     (InvalidLimit, 400, "invalid", "The request is not valid"),
@@ -36,11 +37,11 @@ _OURS: list[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str]]
     ((errors.JobNotFound, errors.UnknownBatch, errors.UnknownWorker), 404, "not-found", "Not found"),
     ((errors.BrokerUnavailable, OperationalError, InterfaceError), 503, "unavailable", "Not available just now"),
 ]
-_UNSEEN = "it does not fit the row as it is; the reason is shown to users who may view it"
-_HIDDEN = "the database cannot be used just now; try again"
+_HIDDEN_DETAIL = "it does not fit the row as it is; the reason is shown to users who may view it"
+_UNAVAILABLE_DETAIL = "the database cannot be used just now; try again"
 """Shown in place of a database driver's message, which may name hosts and users."""
 
-_KINDS = {
+_FRAMEWORK_PROBLEMS = {
     400: ("invalid", "The request is not valid"),
     401: ("not-authenticated", "Nobody is logged in"),
     403: ("not-allowed", "Not allowed"),
@@ -80,14 +81,14 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
 
     Returns None for an unexpected exception: it is a bug, which Django reports and logs as usual.
     """
-    answer = _of_ours(error) or _of_framework(error)
-    if answer is None:
+    converted = _from_package_error(error) or _from_framework_error(error)
+    if converted is None:
         return None
-    problem, headers = answer
+    problem, headers = converted
     request, view = context["request"], context["view"]
     # With permission to act on the row, but not to view it, no part of it may be read in the error text.
     if isinstance(error, _ABOUT_ROWS) and getattr(view, "detail", False) and not view.may_see:
-        _hide(problem)
+        _hide_details(problem)
     problem["instance"] = request.path
     # As REST framework's own handler does: with ATOMIC_REQUESTS a failed request must not be committed.
     set_rollback()
@@ -99,14 +100,15 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     return response
 
 
-def _hide(problem: dict[str, Any]) -> None:
-    problem["detail"] = _UNSEEN
-    for one in problem.get("errors", []):
-        one["detail"] = _UNSEEN
+def _hide_details(problem: dict[str, Any]) -> None:
+    # The fields stay: the client named them itself.
+    problem["detail"] = _HIDDEN_DETAIL
+    for field_error in problem.get("errors", []):
+        field_error["detail"] = _HIDDEN_DETAIL
 
 
-def _of_ours(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:
-    match = next((one for one in _OURS if isinstance(error, one[0])), None)
+def _from_package_error(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:
+    match = next((entry for entry in _PACKAGE_PROBLEMS if isinstance(error, entry[0])), None)
     if match is None:
         return None
     _, code, kind, title = match
@@ -114,7 +116,7 @@ def _of_ours(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:
     if code == status.HTTP_503_SERVICE_UNAVAILABLE:
         # The driver's message is for the log only: it may name hosts and users.
         logger.warning("API: the database could not be used error=%s", error)
-        return problem | {"detail": _HIDDEN}, {"Retry-After": "1"}
+        return problem | {"detail": _UNAVAILABLE_DETAIL}, {"Retry-After": "1"}
     if isinstance(error, errors.InvalidQuery):
         problem |= {"position": error.at, "errors": [{"field": error.field, "detail": str(error)}]}
     if isinstance(error, errors.InvalidCron):
@@ -122,21 +124,23 @@ def _of_ours(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:
     return problem, {}
 
 
-def _of_framework(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:
+def _from_framework_error(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:
+    # Django's two exceptions, which views may raise too, have no status of REST framework.
     if isinstance(error, Http404):
         error = exceptions.NotFound()
     elif isinstance(error, PermissionDenied):
         error = exceptions.PermissionDenied()
     if not isinstance(error, exceptions.APIException):
         return None
-    kind, title = _KINDS.get(error.status_code, ("error", "Error"))
+    kind, title = _FRAMEWORK_PROBLEMS.get(error.status_code, ("error", "Error"))
     problem: dict[str, Any] = {"type": KIND + kind, "title": title, "status": error.status_code}
     if isinstance(error, exceptions.ValidationError):
-        found = list(_places("", error.detail))
-        problem["detail"] = "; ".join(f"{place}: {words}" if place else words for place, words in found)
-        problem["errors"] = [{"field": place or None, "detail": words} for place, words in found]
+        messages = list(_flatten("", error.detail))
+        problem["detail"] = "; ".join(f"{path}: {message}" if path else message for path, message in messages)
+        problem["errors"] = [{"field": path or None, "detail": message} for path, message in messages]
     else:
         problem["detail"] = str(error.detail)
+    # The headers that REST framework's own handler would set.
     headers = {}
     if getattr(error, "auth_header", None):
         headers["WWW-Authenticate"] = error.auth_header  # type: ignore[attr-defined]  # set by the view
@@ -145,14 +149,14 @@ def _of_framework(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | N
     return problem, headers
 
 
-def _places(place: str, detail: Any) -> Any:
+def _flatten(path: str, detail: Any) -> Any:
     """Yield each message of a nested error with the path of its field, such as `kwargs.when`."""
     if isinstance(detail, dict):
         for key, inner in detail.items():
-            here = "" if key == "non_field_errors" else str(key)
-            yield from _places(".".join(filter(None, (place, here))), inner)
+            name = "" if key == "non_field_errors" else str(key)
+            yield from _flatten(".".join(filter(None, (path, name))), inner)
     elif isinstance(detail, list):
         for inner in detail:
-            yield from _places(place, inner)
+            yield from _flatten(path, inner)
     else:
-        yield place, str(detail)
+        yield path, str(detail)

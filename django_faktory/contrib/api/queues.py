@@ -14,28 +14,29 @@ from rest_framework.response import Response
 from ...errors import FaktoryError
 from ...models import Queue
 from ...operations.serializers import time_of
-from ...store import queues as rows
+from ...store import queues as store_queues
 from . import answers, inputs
-from .base import Resource, alias, broker
-from .described import UNSEEN, F, described
+from .base import Resource, get_alias, get_database_broker
+from .described import UNSEEN, F, describe
 from .filters import QueueFilterSet
-from .journal import note
+from .journal import record_change
 from .paging import FewByName
 
+# An exact count of a long queue takes too long for a request, see ADR 0031.
 COUNTED, COUNTED_ALONE = 20_000, 10_000
 """Jobs counted at most: for a whole page of queues, and for one queue."""
 CLEARS_FOR_S = 5.0
 """Seconds after which a request to clear stops between two steps and reports that jobs are left."""
 
 
-def _acts(summary: str, description: str) -> Callable[[F], F]:
+def _describe_action(summary: str, description: str) -> Callable[[F], F]:
     responses = {200: answers.QueueSerializer, 204: UNSEEN}
-    return described(summary=summary, description=description, request=inputs.ReasonSerializer, responses=responses)
+    return describe(summary=summary, description=description, request=inputs.ReasonSerializer, responses=responses)
 
 
 @extend_schema_view(
-    list=described(summary="List queues by name"),
-    retrieve=described(summary="Show a queue"),
+    list=describe(summary="List queues by name"),
+    retrieve=describe(summary="Show a queue"),
 )
 class Queues(Resource):
     """Queues that have been used at least once."""
@@ -56,34 +57,35 @@ class Queues(Resource):
 
     def get_queryset(self) -> Any:
         """Return all known queues."""
-        return Queue.objects.using(alias())
+        return Queue.objects.using(get_alias())
 
     def list(self, request: Request) -> Response:  # noqa: ARG002
         """Return queues by name; sizes are counted up to a limit, for one page at a time."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
-        return self.get_paginated_response(_shown(page or []))
+        return self.get_paginated_response(_serialize_page(page or []))
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return one queue with its size and latency."""
-        return Response(_shown([self.get_object()])[0])
+        return Response(_serialize_page([self.get_object()])[0])
 
-    @_acts("Pause a queue", "Workers get no jobs from it; running jobs continue.")
+    @_describe_action("Pause a queue", "Workers get no jobs from it; running jobs continue.")
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
         """Pause the queue; nothing changes if it is already paused."""
-        validated, queue = self.validated_data(inputs.ReasonSerializer), self.get_object()
-        broker().pause([queue.name])
-        return self._done(request, queue, "Paused", validated["reason"])
+        validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
+        # Through the broker, so that it has the effects of the protocol's QUEUE PAUSE (W24).
+        get_database_broker().pause([queue.name])
+        return self._finish_action(request, queue, "Paused", validated["reason"])
 
-    @_acts("Resume a queue", "Workers get its jobs again.")
+    @_describe_action("Resume a queue", "Workers get its jobs again.")
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the queue; nothing changes if it is not paused."""
-        validated, queue = self.validated_data(inputs.ReasonSerializer), self.get_object()
-        broker().resume([queue.name])
-        return self._done(request, queue, "Resumed", validated["reason"])
+        validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
+        get_database_broker().resume([queue.name])
+        return self._finish_action(request, queue, "Resumed", validated["reason"])
 
-    @described(
+    @describe(
         summary="Clear a queue",
         description="Discard its enqueued jobs, and delete the queue and its pause. The request stops after 5 seconds.",
         request=inputs.ReasonSerializer,
@@ -95,40 +97,42 @@ class Queues(Resource):
 
         Scheduled and retrying jobs stay; they create the queue again when they become due.
         """
-        validated, queue = self.validated_data(inputs.ReasonSerializer), self.get_object()
-        until, stopped = time.monotonic() + CLEARS_FOR_S, []
+        validated, queue = self.read_input(inputs.ReasonSerializer), self.get_object()
+        deadline, stopped = time.monotonic() + CLEARS_FOR_S, []
 
         # Asked between two steps; the finished steps are committed.
         def should_continue() -> bool:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 stopped.append(True)
             return not stopped
 
         try:
             # Raises FaktoryError if `should_continue` returns False: after `CLEARS_FOR_S` that is no error.
-            broker().remove([queue.name], should_continue=should_continue)
+            get_database_broker().remove([queue.name], should_continue=should_continue)
         except FaktoryError:
             if not stopped:
                 raise
-        note(request, queue, "Cleared in part" if stopped else "Cleared", reason=validated["reason"])
+        # After a part too: these jobs are gone, whether or not the client repeats the request.
+        record_change(request, queue, "Cleared in part" if stopped else "Cleared", reason=validated["reason"])
         return Response({"is_done": not stopped})
 
-    def _done(self, request: Request, queue: Queue, done: str, reason: str) -> Response:
-        note(request, queue, done, reason=reason)
+    def _finish_action(self, request: Request, queue: Queue, summary: str, reason: str) -> Response:
+        record_change(request, queue, summary, reason=reason)
+        # The broker changed the row in the database, not this object.
         queue.refresh_from_db()
-        return self.answer(lambda: _shown([queue])[0])
+        return self.respond(lambda: _serialize_page([queue])[0])
 
 
-def _shown(page: Any) -> Any:
+def _serialize_page(page: Any) -> Any:
     # A large page counts fewer jobs per queue, so that the work per request is bounded.
     max_count = min(COUNTED_ALONE, COUNTED // max(1, len(page)))
-    found = rows.waiting([queue.name for queue in page], using=alias(), max_count=max_count)
+    waiting = store_queues.read_waiting([queue.name for queue in page], using=get_alias(), max_count=max_count)
     return [
         {
             "name": queue.name,
-            "size": found[queue.name].size,
-            "is_more": found[queue.name].size >= max_count,
-            "latency_s": round(found[queue.name].latency_s, 3),
+            "size": waiting[queue.name].size,
+            "is_more": waiting[queue.name].size >= max_count,
+            "latency_s": round(waiting[queue.name].latency_s, 3),
             "is_paused": queue.paused_at is not None,
             "paused_at": time_of(queue.paused_at),
         }

@@ -37,19 +37,20 @@ class BoundedJson(JSONParser):
     ) -> Any:
         """Return the parsed object. Raises ParseError, or TooLarge for a long body."""
         # The length is checked before the body is read, so that a large request costs no memory.
-        length, limit = _length((parser_context or {}).get("request")), conf.get("MAX_COMMAND_BYTES")
+        length, limit = _content_length((parser_context or {}).get("request")), conf.get("MAX_COMMAND_BYTES")
         if length > limit:
             raise TooLarge(f"expected at most {limit} bytes, got {length}")
         try:
-            found = super().parse(stream, media_type, dict(parser_context or {}))
+            body = super().parse(stream, media_type, dict(parser_context or {}))
+        # The parser of Python recurses, so a deep body ends here and not with an answer of 500.
         except RecursionError:
             raise exceptions.ParseError("JSON parse error - nested too deeply; flatten the data") from None
-        if not isinstance(found, dict):
-            raise exceptions.ParseError(f"expected a JSON object, got {type(found).__name__}")
-        return found
+        if not isinstance(body, dict):
+            raise exceptions.ParseError(f"expected a JSON object, got {type(body).__name__}")
+        return body
 
 
-def _length(request: Any) -> int:
+def _content_length(request: Any) -> int:
     # REST framework treats a request without Content-Length as one without a body.
     content_length = request.META.get("CONTENT_LENGTH") if request is not None else None
     return int(content_length) if content_length and str(content_length).isdigit() else 0

@@ -13,20 +13,20 @@ from ...core.lifecycle import State
 from ...store.statistics import counts
 from . import answers
 from .access import HasActionPermission
-from .base import Door, alias
-from .described import described
+from .base import ApiView, get_alias
+from .described import describe
 
 COUNTED = 5_000
 """Counts of jobs, queues and batches end here: an exact count of a large table takes too long for a request."""
 
 
-class Numbers(Door, ViewSet):
+class Numbers(ApiView, ViewSet):
     """Totals and capped counts of all jobs, queues, workers and batches."""
 
     permission_classes = (HasActionPermission,)
     needs: ClassVar = {"list": "overview.view"}
 
-    @described(
+    @describe(
         operation_id="statistics_retrieve",
         summary="Show totals and counts",
         description="Totals are exact; jobs, queues and batches are counted up to `counted_to`. The numbers may be a "
@@ -36,15 +36,16 @@ class Numbers(Door, ViewSet):
     def list(self, request: Request) -> Response:  # noqa: ARG002
         """Return one shared snapshot of the statistics."""
         # Shared with the admin and the metrics of this process, so that polling clients do not add statements.
-        found = counts.shared_glance(using=alias(), worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+        all_counts = counts.shared_bounded_counts(using=get_alias(), worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+        # Finished states are not counted: their rows can be millions, and no shared count has them.
         states = (State.BLOCKED, State.DEAD, State.ENQUEUED, State.RETRIES, State.SCHEDULED, State.WORKING)
         return Response(
             {
-                **found.totals,
-                "sets": {str(state): min(found.of(state), COUNTED) for state in states},
-                "queues": min(len(found.queues), COUNTED),
-                "workers": found.workers,
-                "batches": {name: min(count, COUNTED) for name, count in found.batches.items()},
+                **all_counts.totals,
+                "sets": {str(state): min(all_counts.of(state), COUNTED) for state in states},
+                "queues": min(len(all_counts.queues), COUNTED),
+                "workers": all_counts.workers,
+                "batches": {name: min(count, COUNTED) for name, count in all_counts.batches.items()},
                 "counted_to": COUNTED,
             }
         )

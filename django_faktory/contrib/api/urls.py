@@ -12,7 +12,7 @@ from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import APIRootView, DefaultRouter
 
 from .access import IsLoggedIn
-from .base import Door
+from .base import ApiView
 from .batches import Batches
 from .cron import CronEntries
 from .jobs import Jobs
@@ -36,20 +36,21 @@ RESOURCES: dict[str, Any] = {
 }
 
 
-class Root(Door, APIRootView):
+class Root(ApiView, APIRootView):
     """Jobs, queues, workers, batches, cron entries, limits, locks and statistics."""
 
     permission_classes = (IsLoggedIn,)
     schema: Any = None
 
 
+# For the root view above, which requires a log-in as every other address does.
 class _Router(DefaultRouter):
     APIRootView = Root
     # A suffix such as `.json` could be part of a queue's name.
     include_format_suffixes = False
 
 
-class OpenApi(Door, SpectacularAPIView):
+class OpenApi(ApiView, SpectacularAPIView):
     """The OpenAPI document of this API alone; `?format=json` for JSON."""
 
     # YAML or JSON, unlike the resources.
@@ -73,10 +74,10 @@ class OpenApi(Door, SpectacularAPIView):
 
         It is relative to the document's own URL, so it is valid behind any proxy.
         """
-        answer = super()._get_schema_response(request)  # type: ignore[no-untyped-call]
+        response = super()._get_schema_response(request)  # type: ignore[no-untyped-call]
         mount = request.path.removesuffix("schema/").rstrip("/")
-        answer.data = {**answer.data, "servers": [{"url": mount or "/"}]}
-        return answer
+        response.data = {**response.data, "servers": [{"url": mount or "/"}]}
+        return response
 
 
 router = _Router()

@@ -13,17 +13,17 @@ from rest_framework.response import Response
 from ... import conf
 from ...models import WorkerProcess
 from ...operations.serializers import worker_of
-from ...store import workers as rows
+from ...store import workers as store_workers
 from . import answers, inputs
-from .base import Resource, alias
-from .described import F, described
+from .base import Resource, get_alias
+from .described import F, describe
 from .filters import WorkerFilter
-from .journal import note
+from .journal import record_change
 from .paging import ByWid
 
 
-def _acts(summary: str, description: str) -> Callable[[F], F]:
-    return described(
+def _describe_action(summary: str, description: str) -> Callable[[F], F]:
+    return describe(
         summary=summary,
         description=description,
         request=inputs.ReasonSerializer,
@@ -32,8 +32,8 @@ def _acts(summary: str, description: str) -> Callable[[F], F]:
 
 
 @extend_schema_view(
-    list=described(summary="List live worker processes"),
-    retrieve=described(summary="Show a worker process"),
+    list=describe(summary="List live worker processes"),
+    retrieve=describe(summary="Show a worker process"),
 )
 class Workers(Resource):
     """Live worker processes: seen recently, or holding jobs."""
@@ -53,37 +53,39 @@ class Workers(Resource):
 
     def get_queryset(self) -> Any:
         """Return live workers only: the rows of other workers are about to be deleted."""
-        return WorkerProcess.objects.using(alias()).filter(rows.living(conf.get("WORKER_TIMEOUT")))
+        # A client that sends no BEAT counts as alive while it holds jobs.
+        return WorkerProcess.objects.using(get_alias()).filter(store_workers.living(conf.get("WORKER_TIMEOUT")))
 
     def list(self, request: Request) -> Response:  # noqa: ARG002
         """Return live workers, each with its number of jobs."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
-        return self.get_paginated_response(_shown(page or []))
+        return self.get_paginated_response(_serialize_page(page or []))
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return one live worker with its number of jobs."""
-        return Response(_shown([self.get_object()])[0])
+        return Response(_serialize_page([self.get_object()])[0])
 
-    @_acts("Quiet a worker", "It fetches no more jobs and finishes its running jobs. This cannot be undone.")
+    @_describe_action("Quiet a worker", "It fetches no more jobs and finishes its running jobs. This cannot be undone.")
     @action(detail=True, methods=["post"])
     def quiet(self, request: Request, **_: Any) -> Response:
         """Quiet the worker, which learns of it at its next BEAT."""
         return self._advance(request, "quiet")
 
-    @_acts("Terminate a worker", "It finishes its running jobs and exits.")
+    @_describe_action("Terminate a worker", "It finishes its running jobs and exits.")
     @action(detail=True, methods=["post"])
     def terminate(self, request: Request, **_: Any) -> Response:
         """Terminate the worker, which learns of it at its next BEAT."""
         return self._advance(request, "terminate")
 
     def _advance(self, request: Request, state: str) -> Response:
-        validated, worker = self.validated_data(inputs.ReasonSerializer), self.get_object()
-        changed = rows.advance([worker.wid], state, using=alias())
-        note(request, worker, f"Sent {state}", reason=validated["reason"])
+        validated, worker = self.read_input(inputs.ReasonSerializer), self.get_object()
+        # 0 if it is in a later state already: a worker never goes back (W21).
+        changed = store_workers.advance([worker.wid], state, using=get_alias())
+        record_change(request, worker, f"Sent {state}", reason=validated["reason"])
         return Response({"changed": changed})
 
 
 # One query for the whole page, instead of one per worker.
-def _shown(page: Any) -> Any:
-    held = rows.count_jobs_of([worker.wid for worker in page], using=alias())
-    return [worker_of(worker, jobs=held.get(worker.wid, 0)) for worker in page]
+def _serialize_page(page: Any) -> Any:
+    job_counts = store_workers.count_jobs_of([worker.wid for worker in page], using=get_alias())
+    return [worker_of(worker, jobs=job_counts.get(worker.wid, 0)) for worker in page]

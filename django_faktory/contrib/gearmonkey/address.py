@@ -23,6 +23,7 @@ from .requests import REDIS_ERRORS
 logger = get_logger(__name__)
 
 PLAIN, CLUSTER, SENTINEL = ("redis", "rediss", "unix"), "redis+cluster", "redis+sentinel"
+# BLMOVE rotates the list with the message of a job's end, so that other waiting clients see it too.
 OLDEST = (6, 2)
 """The first Redis version with BLMOVE."""
 
@@ -33,6 +34,7 @@ _OPTIONS: dict[str, Any] = {
     "socket_timeout": TIMEOUT_S,
     "socket_connect_timeout": 3.0,
     "socket_keepalive": True,
+    # Inputs, outputs and ids are the peers' bytes, and need not be UTF-8.
     "decode_responses": False,
 }
 
@@ -47,16 +49,16 @@ def connect(url: str) -> Redis:
     options = {**_OPTIONS, "retry": Retry(NoBackoff(), 0)}
     try:
         if scheme == CLUSTER:
-            found: Any = RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **_OPTIONS)
+            client: Any = RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **_OPTIONS)
         elif scheme == SENTINEL:
-            hosts, name, more = _sentinel(url)
-            found = Sentinel(hosts, sentinel_kwargs=dict(_OPTIONS)).master_for(name, **{**options, **more})
+            hosts, name, master_options = _parse_sentinel_url(url)
+            client = Sentinel(hosts, sentinel_kwargs=dict(_OPTIONS)).master_for(name, **{**options, **master_options})
         else:
-            found = Redis.from_url(url, **options)
+            client = Redis.from_url(url, **options)
     except REDIS_ERRORS as error:
         raise BrokerUnavailable(f"Redis unavailable: {error}") from error
-    client: Redis = found
-    return client
+    typed_client: Redis = client
+    return typed_client
 
 
 def connect_async(url: str) -> async_redis.Redis:
@@ -70,9 +72,9 @@ def connect_async(url: str) -> async_redis.Redis:
         cluster: Any = async_redis.RedisCluster.from_url(url.replace("redis+cluster", "redis", 1), **_OPTIONS)
         return cluster  # type: ignore[no-any-return]
     if scheme == SENTINEL:
-        hosts, name, more = _sentinel(url)
+        hosts, name, master_options = _parse_sentinel_url(url)
         master: async_redis.Redis = AsyncSentinel(hosts, sentinel_kwargs=dict(_OPTIONS)).master_for(
-            name, **{**options, **more}
+            name, **{**options, **master_options}
         )
         return master
     return async_redis.Redis.from_url(url, **options)
@@ -86,8 +88,8 @@ def sentinels_of(client: Any) -> list[Any]:
 
 def close(client: Redis) -> None:
     """Close all connections of the client; it remains usable."""
-    for one in (client, *sentinels_of(client)):
-        one.close()
+    for each_client in (client, *sentinels_of(client)):
+        each_client.close()
 
 
 def check_url(url: object) -> str:
@@ -99,7 +101,7 @@ def check_url(url: object) -> str:
             f"redis+sentinel://HOST:PORT,…/NAME; got the scheme {scheme!r}"
         )
     if scheme == SENTINEL:
-        _sentinel(str(url))
+        _parse_sentinel_url(str(url))
     return scheme
 
 
@@ -122,6 +124,7 @@ def examine(client: Redis, fns: Iterable[str]) -> None:
         version = tuple(int(part) for part in str(server["redis_version"]).split(".")[:2])
         if version < OLDEST:
             raise UnusableServer(f"Redis {server['redis_version']}: expected 6.2 or newer, for BLMOVE")
+        # An evicted key is a lost job, counter or lease (ADR 0013).
         policy = client.info("memory").get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             logger.warning("Redis may evict jobs: maxmemory-policy is %s, expected noeviction", policy)
@@ -134,6 +137,7 @@ def has_hash_tag(fn: str) -> bool:
 
     They do if the function's name contains `{…}` with at least one character between the braces.
     """
+    # Redis Cluster hashes only what is between the first `{` and the next `}`, unless that is empty.
     begin = fn.find("{")
     return begin >= 0 and fn.find("}", begin + 1) > begin + 1
 
@@ -147,20 +151,22 @@ def _examine_names(fns: Iterable[str]) -> None:
             )
 
 
-def _sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
+def _parse_sentinel_url(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
     """Return the Sentinel addresses, the master's name, and the connection options of the master."""
     # The host list is split here: urlsplit knows a single host and port.
-    parts = urlsplit(url)
-    secret, _, hosts = parts.netloc.rpartition("@")
-    name, _, db = parts.path.strip("/").partition("/")
+    split_url = urlsplit(url)
+    credentials, _, hosts = split_url.netloc.rpartition("@")
+    name, _, db = split_url.path.strip("/").partition("/")
     try:
-        addresses = [(host, int(port or 26_379)) for host, _, port in (at.partition(":") for at in hosts.split(","))]
+        addresses = [
+            (host, int(port or 26_379)) for host, _, port in (address.partition(":") for address in hosts.split(","))
+        ]
         options: dict[str, Any] = {"db": int(db or 0)}
     except ValueError:
         addresses = []
     if not (name and addresses and all(host for host, _ in addresses)):
         raise UnusableServer("expected redis+sentinel://[:PASSWORD@]HOST:PORT[,HOST:PORT]/NAME[/DB]")
-    user, _, password = secret.partition(":")
+    user, _, password = credentials.partition(":")
     if user:
         options["username"] = unquote(user)
     if password:

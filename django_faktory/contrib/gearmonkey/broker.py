@@ -45,7 +45,7 @@ class GearMonkeyBroker(Broker):
         self._redis_worker = redis_worker
         self._jobtypes = jobtypes
         # By jid and attempt: a job taken again after a lost lease is another entry.
-        self._held: dict[tuple[str, int | None], ReservedJob] = {}
+        self._held_jobs: dict[tuple[str, int | None], ReservedJob] = {}
 
     # --- a worker's verbs ---
 
@@ -61,67 +61,69 @@ class GearMonkeyBroker(Broker):
         counted again.
         """
         self._redis_worker.register()
-        self._redis_worker.extend(list(self._held.values()))  # a job lost meanwhile is noticed when it ends
+        self._redis_worker.extend(list(self._held_jobs.values()))  # a job lost meanwhile is noticed when it ends
         return [""] * len(beats)
 
     def bye(self, wids: Sequence[str]) -> None:
         """Unregister the workers and release their jobs."""
         self._redis_worker.dismiss(wids)
-        self._held.clear()
+        self._held_jobs.clear()
 
     # The specification has no place to store the reason.
     def lost(self, wids: Sequence[str], *, reason: str = "") -> int:  # noqa: ARG002  (there is no place to keep it)
         """Dismiss workers that died and sweep their jobs; return the number of jobs swept."""
         self._redis_worker.dismiss(wids, have_died=True)
         swept = self._redis_worker.sweep()
-        return len(swept.back) + len(swept.given_up)
+        return len(swept.requeued) + len(swept.given_up)
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         """Take jobs of all functions, whatever queues are requested."""
-        answers = []
+        reservations = []
         for request in requests:
-            taken = self._redis_worker.take(request.count)
-            self._held.update((_place(job), job) for job in taken)
-            answers.append([job for job in map(self._reservation, taken) if job is not None])
-        return answers
+            jobs = self._redis_worker.take(request.count)
+            self._held_jobs.update((_key_of(job), job) for job in jobs)
+            reservations.append([job for job in map(self._reservation, jobs) if job is not None])
+        return reservations
 
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
         """End jobs with success; False for a job that is no longer this worker's."""
-        return self._end([(ack, Status.SUCCESS, output_of(ack.result)) for ack in acks])
+        return self._finish([(ack, Status.SUCCESS, output_of(ack.result)) for ack in acks])
 
     def fail(self, failures: Sequence[Failure]) -> list[FaktoryError | bool]:
         """End jobs with an error; a job of a stopping worker is released instead.
 
         A failure is final, because the specification knows no second attempt.
         """
-        answers: list[FaktoryError | bool] = []
+        results: list[FaktoryError | bool] = []
         for failure in failures:
-            job = self._held.get((failure.jid, failure.attempt))
+            job = self._held_jobs.get((failure.jid, failure.attempt))
             if failure.errtype == GIVEN_UP and job is not None:
-                answers.append(self._redis_worker.release(job))
-                self._held.pop(_place(job), None)
+                results.append(self._redis_worker.release(job))
+                self._held_jobs.pop(_key_of(job), None)
                 continue
-            kind = failure.errtype.rpartition(".")[2]
+            error_type = failure.errtype.rpartition(".")[2]
             # The message is sent as "Type: text"; avoid the prefix twice.
-            error_text = failure.message if failure.message.startswith(f"{kind}: ") else f"{kind}: {failure.message}"
-            answers += self._end([(failure, Status.ERROR, error_text.encode("utf-8", "replace"))])
-        return answers
+            prefix = f"{error_type}: "
+            error_text = failure.message if failure.message.startswith(prefix) else f"{prefix}{failure.message}"
+            results += self._finish([(failure, Status.ERROR, error_text.encode("utf-8", "replace"))])
+        return results
 
     def release(self, reservations: Sequence[Reservation]) -> int:
         """Release jobs to the head of their queues; return how many were still this worker's."""
         count = 0
         for reservation in reservations:
-            job = self._held.get((reservation.jid, reservation.attempt))
+            job = self._held_jobs.get((reservation.jid, reservation.attempt))
             if job is not None:
                 count += self._redis_worker.release(job)
-                self._held.pop(_place(job), None)
+                self._held_jobs.pop(_key_of(job), None)
         return count
 
     def track_set(self, updates: Sequence[TrackUpdate]) -> None:
         """Store the progress of jobs. The description is dropped: the specification has no field for it."""
-        held = {jid: job for (jid, _), job in list(self._held.items())}
+        # A copy: other threads add and remove jobs meanwhile.
+        jobs_by_jid = {jid: job for (jid, _), job in list(self._held_jobs.items())}
         for update in updates:
-            job = held.get(update.jid)
+            job = jobs_by_jid.get(update.jid)
             if job is not None and update.percent is not None:
                 self._redis_worker.update(job, *(update.part or (update.percent, 100)))
 
@@ -135,21 +137,22 @@ class GearMonkeyBroker(Broker):
         """
         try:
             args, kwargs = call_of(job.input, max_bytes=conf.get("GEARMONKEY_MAX_INPUT_BYTES"))
-            jid = _place(job)[0]
-            made = new_job(jid=jid, jobtype=self._jobtypes[job.fn], args=args, kwargs=kwargs, retry=0)
+            jid = _key_of(job)[0]
+            # No retry: in direct mode the specification applies, which has no second attempt.
+            payload = new_job(jid=jid, jobtype=self._jobtypes[job.fn], args=args, kwargs=kwargs, retry=0)
         except InvalidPayload as error:
             self._redis_worker.finish(job, Status.ERROR, f"InvalidInput: {error}".encode())
-            self._held.pop(_place(job), None)
+            self._held_jobs.pop(_key_of(job), None)
             return None
-        return Reservation(jid=jid, queue=QUEUE, text=made.text, wid=self._redis_worker.wid, attempt=job.attempt)
+        return Reservation(jid=jid, queue=QUEUE, text=payload.text, wid=self._redis_worker.wid, attempt=job.attempt)
 
-    def _end(self, ends: Sequence[tuple[Ack | Failure, Status, bytes]]) -> list[Any]:
-        jobs = [self._held.get((report.jid, report.attempt)) for report, _, _ in ends]
-        known = [(job, status, output) for job, (_, status, output) in zip(jobs, ends, strict=True) if job is not None]
-        answers = iter(self._redis_worker.finish_many(known) if known else [])
-        for job, _, _ in known:
-            self._held.pop(_place(job), None)
-        return [next(answers) if job is not None else False for job in jobs]
+    def _finish(self, ends: Sequence[tuple[Ack | Failure, Status, bytes]]) -> list[Any]:
+        jobs = [self._held_jobs.get((report.jid, report.attempt)) for report, _, _ in ends]
+        held = [(job, status, output) for job, (_, status, output) in zip(jobs, ends, strict=True) if job is not None]
+        results = iter(self._redis_worker.finish_many(held) if held else [])
+        for job, _, _ in held:
+            self._held_jobs.pop(_key_of(job), None)
+        return [next(results) if job is not None else False for job in jobs]
 
     # --- methods without a counterpart in the specification ---
 
@@ -210,7 +213,8 @@ class GearMonkeyBroker(Broker):
         _refuse("info")
 
 
-def _place(job: ReservedJob) -> tuple[str, int | None]:
+def _key_of(job: ReservedJob) -> tuple[str, int | None]:
+    # A peer's id may be invalid UTF-8, but a jid has to be text that can be encoded.
     name = f"{job.fn}:{job.id}".encode("utf-8", "backslashreplace").decode()
     return f"gearmonkey:{name}", job.attempt
 

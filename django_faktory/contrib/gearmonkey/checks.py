@@ -10,18 +10,18 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ... import conf
 from ...tasks import base
-from .registry import served
+from .registry import served_tasks
 
 
 @register
 def check_gearmonkey(**_: Any) -> list[CheckMessage]:
     """Check GEARMONKEY_FUNCTIONS and `@task(gearmonkey=…)` without contacting a server."""
     try:
-        wanted = conf.get("GEARMONKEY_FUNCTIONS")
-        is_used = bool(conf.get("GEARMONKEY_URL") or wanted)
+        functions = conf.get("GEARMONKEY_FUNCTIONS")
+        is_used = bool(conf.get("GEARMONKEY_URL") or functions)
     except ImproperlyConfigured:  # reported by `checks`
         return []
-    if not is_used or not isinstance(wanted, dict):
+    if not is_used or not isinstance(functions, dict):
         return []
     if find_spec("redis") is None:
         hint = "pip install django-faktory[redis]"
@@ -31,7 +31,7 @@ def check_gearmonkey(**_: Any) -> list[CheckMessage]:
     except Exception:  # noqa: BLE001  (importing runs project code; E015 reports it)
         return []
     try:
-        served()
+        served_tasks()
     except ImproperlyConfigured as error:
         return [Error(str(error), hint=conf.DOCS["GEARMONKEY_FUNCTIONS"], id="django_faktory.E021")]
     return []

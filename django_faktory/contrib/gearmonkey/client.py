@@ -46,8 +46,8 @@ class Client:
         `limit` is `scheduled` if `prio` is "scheduled", else `timeout` in seconds. Raises ValueError before anything is
         sent, NoWorkers with OPT_ROLLCALL, JobCreationFailed, JobTimeout.
         """
-        asked = requests.request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
-        return run_steps(self._redis, requests.run(asked))
+        request = requests.new_request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
+        return run_steps(self._redis, requests.run(request))
 
     def get(self, fn: str, id: int) -> Job:
         """Return what the server stores about a job. Raises JobNotFound."""
@@ -82,8 +82,8 @@ class AsyncClient:
         scheduled: float | datetime | None = None,
     ) -> int:
         """Create a job and return its id; like `Client.run`."""
-        asked = requests.request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
-        return await _arun_steps(self._redis, requests.run(asked))
+        request = requests.new_request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
+        return await _arun_steps(self._redis, requests.run(request))
 
     async def get(self, fn: str, id: int) -> Job:
         """Return what the server stores about a job; like `Client.get`."""
@@ -91,53 +91,54 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections, those to Sentinels included."""
-        for one in (self._redis, *sentinels_of(self._redis)):
-            await one.aclose()
+        for client in (self._redis, *sentinels_of(self._redis)):
+            await client.aclose()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
 
 
 def run_steps(redis: Redis, steps: Steps[R]) -> R:
     """Execute the commands that the steps yield, in this thread, and return the result of the steps."""
-    ask = next(steps)
+    command = next(steps)
     while True:
         try:
             try:
-                if isinstance(ask, Pause):
-                    time.sleep(ask.seconds)
+                if isinstance(command, Pause):
+                    time.sleep(command.seconds)
                     reply = None
                 else:
-                    reply = redis.execute_command(*ask)
+                    reply = redis.execute_command(*command)
             except REDIS_ERRORS as error:
                 # The generator decides whether the error is final or the command is repeated.
-                ask = steps.throw(error)
+                command = steps.throw(error)
             else:
-                ask = steps.send(reply)
+                command = steps.send(reply)
         except StopIteration as end:
             result: R = end.value
             return result
 
 
+# The operations are generators, so that both clients share everything but this loop (ADR 0013).
 async def _arun_steps(redis: async_redis.Redis, steps: Steps[R]) -> R:
-    ask = next(steps)
+    command = next(steps)
     while True:
         try:
             try:
-                if isinstance(ask, Pause):
-                    await asyncio.sleep(ask.seconds)
+                if isinstance(command, Pause):
+                    await asyncio.sleep(command.seconds)
                     reply = None
                 else:
-                    reply = await redis.execute_command(*ask)
+                    reply = await redis.execute_command(*command)
             except REDIS_ERRORS as error:
-                ask = steps.throw(error)
+                command = steps.throw(error)
             else:
-                ask = steps.send(reply)
+                command = steps.send(reply)
         except StopIteration as end:
             result: R = end.value
             return result

@@ -11,7 +11,7 @@ from ... import conf
 from ...errors import FaktoryError
 from ...runtime.config import RunConfig
 from ...runtime.supervisor.child import Role
-from .registry import served
+from .registry import served_tasks
 from .settings import url_of, without_password
 
 
@@ -28,7 +28,7 @@ def url_in(options: dict[str, Any]) -> str:
     try:
         url = url_of(options["gearmonkey"])
         check_url(url)
-        if not served():
+        if not served_tasks():
             raise CommandError("--gearmonkey: no task serves a function; write @task(gearmonkey=NAME)")
     except (FaktoryError, ImproperlyConfigured) as error:
         raise CommandError(f"--gearmonkey: {error}") from error
@@ -39,7 +39,7 @@ def words(run_config: RunConfig) -> list[str]:
     """Return the words about GearMonkey in the line that describes a plan; none if it serves none."""
     if not run_config.gearmonkey:
         return []
-    fns = ",".join(sorted(served()))
+    fns = ",".join(sorted(served_tasks()))
     return [f"GearMonkey {conf.get('GEARMONKEY_MODE')} at {without_password(run_config.gearmonkey)}, functions {fns}"]
 
 

@@ -12,8 +12,8 @@ class GearMonkeyError(FaktoryError):
 class NoWorkers(GearMonkeyError):
     """The roll call found no worker for this function; no job was created."""
 
-    def __init__(self, fn: str, answer: str) -> None:
-        super().__init__(f"roll call for {fn!r}: expected one worker or more, got {answer}; no job was made")
+    def __init__(self, fn: str, reply: str) -> None:
+        super().__init__(f"roll call for {fn!r}: expected one worker or more, got {reply}; no job was made")
         self.fn = fn
 
 

@@ -32,7 +32,7 @@ from .registry import call_of, output_of
 
 logger = get_logger(__name__)
 
-MOST = 500
+MAX_OPEN_JOBS = 500
 """Jobs that one gateway follows at once; further jobs stay in Redis."""
 
 FOLLOW_S = 0.05
@@ -53,17 +53,18 @@ class Gateway:
         self._alias = alias
         # The row must live as long as the job's hash: a gateway that takes the job again has to see that it ran.
         self._tasks = {fn: replace(task, result_ttl=max(_ttl(task), JOB_TTL_S)) for fn, task in functions.items()}
-        self._open: dict[str, ReservedJob] = {}
+        self._open_jobs: dict[str, ReservedJob] = {}
         self._percent: dict[str, int | None] = {}
         self._beat_at = 0.0
         self._stopping = threading.Event()
-        self._hints = ChannelListener(redis_worker.redis, redis_worker.fns)
+        self._listener = ChannelListener(redis_worker.redis, redis_worker.fns)
 
     def run(self) -> None:
         """Take, store and follow jobs until stopped. Raises UnusableServer at start.
 
         Waits while Redis is unreachable or out of memory.
         """
+        # The outcome of a row is read after its end, so the row has to be kept until then.
         if not self._broker.keeps_results:
             raise UnusableServer('GEARMONKEY_MODE "gateway" needs jobs in this project\'s database: FAKTORY["BROKER"]')
         is_open = False
@@ -84,79 +85,80 @@ class Gateway:
                 connections[self._alias].close()
                 self._stopping.wait(RETRY_DELAY_S)
             else:
-                self._hints.wait(pause_s)
-        self._hints.close()
-        self._leave()
+                self._listener.wait(pause_s)
+        self._listener.close()
+        self._shut_down()
 
     def stop(self) -> None:
         """Stop after the current round. May be called from any thread."""
         self._stopping.set()
-        self._hints.close()
+        self._listener.close()
 
     def round(self) -> float:
         """Run one round and return the seconds to pause before the next one."""
         if time.monotonic() >= self._beat_at:
             self._beat()
-        room = MOST - len(self._open)
-        taken = self._redis_worker.take(min(room, 100)) if room > 0 else []
-        if taken:
-            self._store_jobs(taken)
-        ended = self._write_outcomes() if self._open else 0
-        if taken or ended:
+        room = MAX_OPEN_JOBS - len(self._open_jobs)
+        jobs = self._redis_worker.take(min(room, 100)) if room > 0 else []
+        if jobs:
+            self._store_jobs(jobs)
+        ended_count = self._write_outcomes() if self._open_jobs else 0
+        if jobs or ended_count:
             return 0.0
-        return FOLLOW_S if self._open else POLL_S
+        return FOLLOW_S if self._open_jobs else POLL_S
 
     def _beat(self) -> None:
         """Renew the registration and the leases, and adopt jobs that another gateway left."""
         self._redis_worker.register()
         # Another gateway adopted the job and reports its outcome, or Redis has lost it.
-        for job in self._redis_worker.extend(self._open.values(), are_handed_over=True):
+        for job in self._redis_worker.extend(self._open_jobs.values(), are_handed_over=True):
             logger.warning("job is no longer this gateway's job=%s:%s", job.fn, job.id)
-            self._open.pop(_jid(job), None)
-        adopted = self._redis_worker.adopt(MOST - len(self._open))
-        self._open.update((_jid(job), job) for job in adopted)
+            self._open_jobs.pop(_jid(job), None)
+        adopted = self._redis_worker.adopt(MAX_OPEN_JOBS - len(self._open_jobs))
+        self._open_jobs.update((_jid(job), job) for job in adopted)
         self._beat_at = time.monotonic() + self._redis_worker.lease_s / BEATS_A_LEASE
 
-    def _store_jobs(self, taken: Iterable[ReservedJob]) -> None:
+    def _store_jobs(self, jobs: Iterable[ReservedJob]) -> None:
         """Store rows for the jobs, then hand their leases over.
 
         A job that has a row already was stored by an earlier attempt.
         """
-        made: dict[str, tuple[ReservedJob, JobPayload]] = {}
-        for job in taken:
+        payloads: dict[str, tuple[ReservedJob, JobPayload]] = {}
+        for job in jobs:
             try:
-                made[_jid(job)] = job, self._payload(job)
+                payloads[_jid(job)] = job, self._payload(job)
             except (FaktoryError, TypeError, ValueError) as error:
                 self._redis_worker.finish(job, Status.ERROR, f"InvalidInput: {error}".encode("utf-8", "replace"))
         with transaction.atomic(using=self._alias):
-            known = {outcome.jid for outcome in read_statuses(made, using=self._alias)}
-            new = [(job, payload) for jid, (job, payload) in made.items() if jid not in known]
-            refusals = self._broker.push([payload for _, payload in new]) if new else []
-        refused = {_jid(job): refusal for (job, _), refusal in zip(new, refusals, strict=True) if refusal}
-        for jid, (job, _) in made.items():
+            stored_jids = {outcome.jid for outcome in read_statuses(payloads, using=self._alias)}
+            new_jobs = [(job, payload) for jid, (job, payload) in payloads.items() if jid not in stored_jids]
+            refusals = self._broker.push([payload for _, payload in new_jobs]) if new_jobs else []
+        # After the commit only: no sweep puts back a job that was handed over, so its row must exist (ADR 0013).
+        refused = {_jid(job): refusal for (job, _), refusal in zip(new_jobs, refusals, strict=True) if refusal}
+        for jid, (job, _) in payloads.items():
             if jid in refused:
                 error_text = f"{type(refused[jid]).__name__}: {refused[jid]}"
                 self._redis_worker.finish(job, Status.ERROR, error_text.encode())
             elif self._redis_worker.hand_over(job):
-                self._open[jid] = job
+                self._open_jobs[jid] = job
 
     def _payload(self, job: ReservedJob) -> JobPayload:
         args, kwargs = call_of(job.input, max_bytes=conf.get("GEARMONKEY_MAX_INPUT_BYTES"))
         task = self._tasks[job.fn]
         backend = task.get_backend()
         assert isinstance(backend, FaktoryBackend)  # noqa: S101  (its tasks have no other)
-        made = backend.callback_job(task, args, kwargs)
+        payload = backend.callback_job(task, args, kwargs)
         jid = _jid(job)
         # The jid is derived from the token, so that a second take of the job finds this row.
-        return msgspec.structs.replace(made, jid=jid, text=made.text.replace(made.jid, jid, 1))
+        return msgspec.structs.replace(payload, jid=jid, text=payload.text.replace(payload.jid, jid, 1))
 
     def _write_outcomes(self) -> int:
         """Write the outcome of finished rows back; return how many have ended."""
-        found = {outcome.jid: outcome for outcome in read_statuses(self._open, using=self._alias)}
+        outcomes = {outcome.jid: outcome for outcome in read_statuses(self._open_jobs, using=self._alias)}
         ends = []
-        for jid, job in self._open.items():
+        for jid, job in self._open_jobs.items():
             # Without an outcome for a removed row the client would wait until its timeout.
-            outcome = found.get(jid, JobStatus(jid, True, None, "JobRemoved: somebody removed its row", None))
+            outcome = outcomes.get(jid, JobStatus(jid, True, None, "JobRemoved: somebody removed its row", None))
             if outcome.is_over:
                 status = Status.ERROR if outcome.error else Status.SUCCESS
                 output = outcome.error.encode("utf-8", "replace") if outcome.error else output_of(outcome.result)
@@ -167,15 +169,15 @@ class Gateway:
         for (job, _, _), was_held in zip(ends, self._redis_worker.finish_many(ends) if ends else [], strict=True):
             if not was_held:
                 logger.warning("job ended too late, it is no longer this gateway's job=%s:%s", job.fn, job.id)
-            self._open.pop(_jid(job), None)
+            self._open_jobs.pop(_jid(job), None)
             self._percent.pop(_jid(job), None)
         return len(ends)
 
-    def _leave(self) -> None:
+    def _shut_down(self) -> None:
         """Release leases and registration, so that another gateway can take over at once."""
         try:
             # Expired leases are adopted at the next beat of another gateway.
-            self._redis_worker.extend(self._open.values(), are_handed_over=True, for_s=0.0)
+            self._redis_worker.extend(self._open_jobs.values(), are_handed_over=True, for_s=0.0)
             self._redis_worker.unregister()
         except FaktoryError as error:
             logger.warning("could not unregister the gateway; its jobs wait until their leases end error=%s", error)

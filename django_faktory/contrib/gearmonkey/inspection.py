@@ -1,6 +1,6 @@
 """Read the state of a server's functions: workers, queues, held jobs and jobs that look lost. Read-only.
 
-`look` feeds the admin page, `health` the health check.
+`read_served_functions` feeds the admin page, `health` the health check.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from redis import Redis, RedisCluster, ResponseError
 from . import lua, protocol
 from .requests import REDIS_ERRORS, unavailable
 
-MOST = 200
+MAX_SHOWN = 200
 """Functions shown at most; also workers and lost jobs shown per function."""
 
 SCANS, KEYS_A_SCAN = 50, 1000
@@ -50,36 +50,39 @@ class Health:
 
     functions: list[FunctionStatus]
     problems: list[str]
-    is_whole: bool = True
+    is_complete: bool = True
     """False if there were too many keys or functions to look at: functions of naive peers may be missing."""
 
 
 def health(redis: Redis) -> Health:
     """Check every function served by our workers or counted by peers. Raises BrokerUnavailable."""
     try:
-        names, is_whole = _names(redis)
+        names, is_complete = _function_names(redis)
         functions = _read_all(redis, names)
         policies = {redis.info("memory", **node).get("maxmemory_policy", "noeviction") for node in _nodes(redis)}
     except REDIS_ERRORS as error:
         raise unavailable(error) from error
-    problems = [f"Redis may evict jobs: its maxmemory-policy is {one}." for one in sorted(policies - {"noeviction"})]
-    for seen in functions:
-        if seen.trouble:
-            problems.append(f"{seen.fn}: its keys are not those of GearMonkey: {seen.trouble}")
-        if seen.waiting and not (seen.count.isdecimal() and seen.count.strip("0")):
-            problems.append(f"{seen.fn}: {seen.waiting} jobs wait, and no worker is there.")
-        if seen.overdue:
+    problems = [
+        f"Redis may evict jobs: its maxmemory-policy is {policy}." for policy in sorted(policies - {"noeviction"})
+    ]
+    for function in functions:
+        if function.trouble:
+            problems.append(f"{function.fn}: its keys are not those of GearMonkey: {function.trouble}")
+        # Peers count workers, and may write anything there.
+        if function.waiting and not (function.count.isdecimal() and function.count.strip("0")):
+            problems.append(f"{function.fn}: {function.waiting} jobs wait, and no worker is there.")
+        if function.overdue:
             problems.append(
-                f"{seen.fn}: {seen.overdue} jobs of dead workers wait for a sweep: no process of ours is there."
+                f"{function.fn}: {function.overdue} jobs of dead workers wait for a sweep: no process of ours is there."
             )
-        if seen.lost:
-            problems.append(f"{seen.fn}: {len(seen.lost)} jobs look lost: idle, and in no queue.")
-    return Health(functions, problems, is_whole)
+        if function.lost:
+            problems.append(f"{function.fn}: {len(function.lost)} jobs look lost: idle, and in no queue.")
+    return Health(functions, problems, is_complete)
 
 
-def look(redis: Redis) -> list[FunctionStatus]:
+def read_served_functions(redis: Redis) -> list[FunctionStatus]:
     """Return the functions that our workers have served, by name."""
-    return _read_all(redis, sorted(_served(redis))[:MOST])
+    return _read_all(redis, sorted(_served_names(redis))[:MAX_SHOWN])
 
 
 def _read_all(redis: Redis, fns: list[str]) -> list[FunctionStatus]:
@@ -99,35 +102,36 @@ def _nodes(redis: Redis) -> list[dict[str, Any]]:
     return [{"target_nodes": node} for node in redis.get_primaries()] if isinstance(redis, RedisCluster) else [{}]
 
 
-def _served(redis: Redis) -> set[str]:
+def _served_names(redis: Redis) -> set[str]:
     return set(map(_text, redis.smembers(lua.FUNCTIONS_KEY)))
 
 
-def _names(redis: Redis) -> tuple[list[str], bool]:
+def _function_names(redis: Redis) -> tuple[list[str], bool]:
     """Return the functions to show, and whether the list is complete. Ours come first.
 
     Functions of peers are found by the specification's counters of ids and of workers, the only strings it writes.
     """
-    ours, theirs, is_whole = _served(redis), set(), True
+    own, others, is_complete = _served_names(redis), set(), True
     for node in _nodes(redis):
         cursor: Any = 0
         for _ in range(SCANS):
             cursor, keys = redis.scan(cursor, count=KEYS_A_SCAN, _type="string", **node)
             if isinstance(cursor, dict):  # the reply of a cluster, by node
                 [cursor] = cursor.values()
-            named = (_text(key).partition(":") for key in keys)
-            theirs |= {fn for kind, _, fn in named if fn and kind in ("uid", "count")}
+            key_parts = (_text(key).partition(":") for key in keys)
+            others |= {fn for prefix, _, fn in key_parts if fn and prefix in ("uid", "count")}
             if cursor == 0:
                 break
-        is_whole = is_whole and cursor == 0
-    found = sorted(ours)[:MOST] + sorted(theirs - ours)
-    return sorted(found[:MOST]), is_whole and len(found) <= MOST
+        is_complete = is_complete and cursor == 0
+    # Ours first: any client can create keys of this form, and must not crowd ours out.
+    names = sorted(own)[:MAX_SHOWN] + sorted(others - own)
+    return sorted(names[:MAX_SHOWN]), is_complete and len(names) <= MAX_SHOWN
 
 
 def _read_function(redis: Redis, fn: str, now: int) -> FunctionStatus:
     queues = {prio: _length(redis, lua.queue_key(fn, prio)) for prio in (*protocol.LISTS, protocol.SCHEDULED)}
     # Members with lower scores are dead workers that are not removed yet.
-    workers: list[Any] = redis.zrangebyscore(lua.registry_key(fn), now, "+inf", start=0, num=MOST, withscores=True)
+    workers: list[Any] = redis.zrangebyscore(lua.registry_key(fn), now, "+inf", start=0, num=MAX_SHOWN, withscores=True)
     return FunctionStatus(
         fn=fn,
         count=_text(redis.get(lua.count_key(fn)) or b"0"),
@@ -137,18 +141,18 @@ def _read_function(redis: Redis, fn: str, now: int) -> FunctionStatus:
         bridged=redis.zcard(lua.held_key(fn)),
         # Only leases expired for 10 s: a younger one is left to the next sweep and is no problem yet.
         overdue=redis.zcount(lua.lease_key(fn), "-inf", now - 10),
-        lost=[_text(id_) for id_ in redis.zrange(lua.audit_key(fn), 0, MOST)],
+        lost=[_text(id_) for id_ in redis.zrange(lua.audit_key(fn), 0, MAX_SHOWN)],
     )
 
 
 def _length(redis: Redis, key: str) -> int:
     """Return the length, or -1 if the key is not a queue."""
-    kind = redis.type(key)
-    if kind == b"list":
+    key_type = redis.type(key)
+    if key_type == b"list":
         return int(redis.llen(key))
-    if kind == b"zset":
+    if key_type == b"zset":
         return int(redis.zcard(key))
-    return 0 if kind == b"none" else -1
+    return 0 if key_type == b"none" else -1
 
 
 def _text(raw: Any) -> str:

@@ -65,6 +65,7 @@ for _, wid in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)) do
 end
 """
 
+# One script for what the specification does in several commands; an outside observer sees the same (ADR 0013).
 CREATE = Script("""
 local kind = redis.call('TYPE', KEYS[2]).ok
 if kind ~= 'none' and kind ~= ARGV[4] then
@@ -90,6 +91,7 @@ Returns the id as text, because Lua numbers are exact only up to 2^53. Returns n
 still in use; the caller repeats the request.
 """
 
+# Reaps first, so that the count is right even if no worker of ours is alive to do it (ADR 0013).
 ROLL_CALL = Script(f"""{_CLOCK}{_REAPING}
 return redis.call('GET', KEYS[2])
 """)
@@ -110,6 +112,7 @@ return ours
 Raises a count below the registry's, so that the count is correct again after FLUSHALL.
 """
 
+# Subtracts only what a registration has added, so that a second call does not lower the count (ADR 0013).
 UNREGISTER = Script(f"""{_CLOCK}
 redis.call('ZREM', KEYS[1], '')
 {_REAPING}
@@ -193,6 +196,7 @@ return 1
 """)
 """KEYS lease, meta, job; ARGV id, wid, attempt, dividend, divisor. Returns 1, or 0 for a stale worker."""
 
+# RPUSH, as workers pop from the right: the job is next. Score 0: it was due already.
 _BACK = """
 local function put_back(fn, id, origin)
   local queue = 'queue:' .. fn .. ':' .. origin
@@ -201,6 +205,7 @@ local function put_back(fn, id, origin)
 end
 """
 
+# No `deaths`: a worker that releases a job is alive.
 RELEASE = Script(f"""{_BACK}
 local held = redis.call('HMGET', KEYS[2], 'wid', 'attempt', 'from')
 if held[1] ~= ARGV[3] or held[2] ~= ARGV[4] or not redis.call('ZSCORE', KEYS[1], ARGV[2]) then return 0 end
@@ -216,6 +221,7 @@ Puts the job at the head of its queue, as if it had not been taken. Returns 1, o
 another type.
 """
 
+# Only leases that still exist: a job that a sweep put back must not be revived by a late beat.
 EXTEND = Script(f"""{_CLOCK}
 redis.call('ZREM', KEYS[1], '')
 local kept = {{}}
@@ -232,6 +238,7 @@ return kept
 """)
 """KEYS lease, or held; ARGV fn, wid, seconds, then id and attempt of each job. Returns the ids still held."""
 
+# A job whose queue key has another type keeps its lease for 5 more seconds, and is tried again.
 SWEEP = Script(f"""{_ENDING}{_BACK}{_CLOCK}
 local back, given_up = {{}}, {{}}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 100)) do
@@ -281,6 +288,7 @@ end
 The leases of a dead worker expire for the next sweep; the jobs of a live one are put back.
 """
 
+# `gm:held` is read by no sweep: the row is the job from now on (ADR 0013).
 HAND_OVER = Script(f"""{_CLOCK}
 local held = redis.call('HMGET', KEYS[3], 'wid', 'attempt')
 if held[1] ~= ARGV[2] or held[2] ~= ARGV[3] or redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then return 0 end
@@ -292,6 +300,7 @@ return 1
 Afterwards a row represents the job, and no sweep puts it back into a queue.
 """
 
+# The token is kept from the first claim, and with it the jid: the new gateway finds the row (ADR 0013).
 ADOPT = Script(f"""{_CLOCK}
 local found = {{}}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, tonumber(ARGV[4]))) do
@@ -310,6 +319,7 @@ return {{ found, {{}} }}
 """)
 """KEYS held; ARGV fn, wid, seconds, most. Returns jobs that have a row and no live gateway."""
 
+# Queued at the second look only: at the first, a client may be between two of its commands (ADR 0013).
 AUDIT = Script(f"""{_CLOCK}
 local fn, id, lost = ARGV[1], ARGV[2], false
 local job = 'job:' .. fn .. ':' .. id

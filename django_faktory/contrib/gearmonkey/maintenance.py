@@ -37,16 +37,16 @@ class MaintenanceLoop:
     def run_once(self) -> None:
         """Run one round. Raises nothing: an unreachable server is tried again in the next round."""
         try:
-            swept = self._redis_worker.sweep()
-            if swept.back:
-                logger.warning("jobs of workers that died are queued again jobs=%s", ",".join(swept.back))
-            if swept.given_up:
-                logger.error("jobs that kill their workers are given up jobs=%s", ",".join(swept.given_up))
+            result = self._redis_worker.sweep()
+            if result.requeued:
+                logger.warning("jobs of workers that died are queued again jobs=%s", ",".join(result.requeued))
+            if result.given_up:
+                logger.error("jobs that kill their workers are given up jobs=%s", ",".join(result.given_up))
             if self._audits and time.monotonic() >= self._audit_at:
                 self._audit_at = time.monotonic() + AUDIT_EVERY_S
-                again = self._redis_worker.audit()
-                if again:
-                    logger.warning("jobs that somebody lost are queued again jobs=%s", ",".join(again))
+                requeued = self._redis_worker.audit()
+                if requeued:
+                    logger.warning("jobs that somebody lost are queued again jobs=%s", ",".join(requeued))
         except FaktoryError as error:
             logger.warning("the sweep waits for the server error=%s", error)
         except Exception:  # log and continue

@@ -35,15 +35,15 @@ class ChannelListener(Listener):
 
     def wait(self, timeout_s: float) -> bool:
         """Return True on a hint, and again after each delay of `RECHECK_DELAYS_S`; False after `timeout_s`."""
-        due = self._recheck_times[0] if self._recheck_times else None
+        recheck_at = self._recheck_times[0] if self._recheck_times else None
         now = time.monotonic()
-        if due is not None:
-            timeout_s = min(timeout_s, max(0.0, due - now))
+        if recheck_at is not None:
+            timeout_s = min(timeout_s, max(0.0, recheck_at - now))
         if self._wait_for_notification(timeout_s):
             now = time.monotonic()
             self._recheck_times = [now + after_s for after_s in RECHECK_DELAYS_S]
             return True
-        if due is None or time.monotonic() < due:
+        if recheck_at is None or time.monotonic() < recheck_at:
             return False
         self._recheck_times.pop(0)
         return True
@@ -55,18 +55,19 @@ class ChannelListener(Listener):
     def _wait_for_notification(self, timeout_s: float) -> bool:
         ends_at = time.monotonic() + timeout_s
         while not self._is_closed:
-            left_s = ends_at - time.monotonic()
+            remaining_s = ends_at - time.monotonic()
             try:
                 if self._pubsub is None:
                     self._subscribe()
-                if self._next(max(0.0, min(left_s, CLOSED_CHECK_S))):
+                if self._next(max(0.0, min(remaining_s, CLOSED_CHECK_S))):
                     while self._next(0.0):  # one hint is enough: drain the pending ones
                         pass
                     return True
             except (*REDIS_ERRORS, OSError):
                 self._unsubscribe()
-                time.sleep(max(0.0, min(left_s, 0.1)))
-            if left_s <= 0:
+                # An outage must not become a busy loop. No hint is lost for good: the caller polls (ADR 0013).
+                time.sleep(max(0.0, min(remaining_s, 0.1)))
+            if remaining_s <= 0:
                 return False
         self._unsubscribe()
         return False
@@ -80,6 +81,7 @@ class ChannelListener(Listener):
         ends_at = time.monotonic() + timeout_s
         while True:
             message = self._pubsub.get_message(timeout=max(0.0, ends_at - time.monotonic()))
+            # The channel has the events of all jobs; only a new job is a reason to look.
             if message and bytes(message.get("data") or b"").startswith(b"create:"):
                 return True
             if message is None and time.monotonic() >= ends_at:

@@ -20,6 +20,7 @@ PRIORITIES = (HIGH, NORMAL, LOW, SCHEDULED)
 LISTS = (HIGH, NORMAL, LOW)
 """Priorities with a list, in the order in which workers read them."""
 
+# This and LOCK_TTL_S are the specification's; `lua._ENDING` repeats them.
 JOB_TTL_S = 90_000
 """Seconds for which a job's hash is kept after the job's end: 25 hours."""
 LOCK_TTL_S = 10
@@ -83,8 +84,8 @@ def job_of(fn: str, id: int, fields: Mapping[bytes, bytes]) -> Job:
         status=status,
         input=fields.get(b"input"),
         output=fields.get(b"output") if status.is_final else None,
-        dividend=_whole(fields.get(b"status:dividend")),
-        divisor=_whole(fields.get(b"status:divisor")),
+        dividend=_parse_whole(fields.get(b"status:dividend")),
+        divisor=_parse_whole(fields.get(b"status:divisor")),
         raw=dict(fields),
     )
 
@@ -94,6 +95,7 @@ def status_of(raw: bytes | None) -> Status:
     try:
         return Status((raw or b"").decode())
     except ValueError:  # includes UnicodeDecodeError
+        # A peer may have written anything there; reading a job must not fail for it.
         return Status.UNKNOWN
 
 
@@ -113,13 +115,14 @@ def priority(name: object) -> str:
     return str(name)
 
 
-def encoded(value: Any) -> bytes:
+def encode(value: Any) -> bytes:
     """Encode an input or output: bytes unchanged, text as UTF-8, any other value as JSON.
 
     Raises TypeError or ValueError for values that JSON cannot express.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
+    # allow_nan=False: NaN is no JSON, and peers in other languages could not read it.
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text.encode()
 
@@ -148,15 +151,15 @@ def error_text(error: BaseException) -> bytes:
 
 def progress(dividend: object, divisor: object) -> tuple[int, int]:
     """Check the progress of a job. Raises ValueError."""
-    whole = all(isinstance(part, int) and not isinstance(part, bool) for part in (dividend, divisor))
-    if not whole or not 0 <= dividend <= divisor or divisor == 0:  # type: ignore[operator]  # ints, as checked
+    are_whole = all(isinstance(part, int) and not isinstance(part, bool) for part in (dividend, divisor))
+    if not are_whole or not 0 <= dividend <= divisor or divisor == 0:  # type: ignore[operator]  # ints, as checked
         raise ValueError(
             f"update: expected whole numbers, 0 to divisor of divisor above 0, got {dividend!r} of {divisor!r}"
         )
     return dividend, divisor  # type: ignore[return-value]
 
 
-def _whole(raw: bytes | None) -> int | None:
+def _parse_whole(raw: bytes | None) -> int | None:
     try:
         return None if raw is None else int(raw)
     except ValueError:

@@ -22,7 +22,7 @@ from .client import run_steps
 from .errors import GearMonkeyError
 from .lua import Script
 from .protocol import Status
-from .requests import AWAY, REDIS_ERRORS, scripted, unavailable
+from .requests import REDIS_ERRORS, UNREACHABLE_ERRORS, run_script, unavailable
 
 logger = get_logger(__name__)
 
@@ -49,7 +49,7 @@ class ReservedJob(NamedTuple):
 class SweepResult(NamedTuple):
     """Ids of the jobs that a sweep put back and of those it gave up."""
 
-    back: list[str]
+    requeued: list[str]
     given_up: list[str]
 
 
@@ -69,12 +69,12 @@ class RedisWorker:
     def open(self) -> None:
         """Check the server and load the scripts, the specification's one included. Raises UnusableServer."""
         examine(self.redis, self.fns)
-        with _translated():
+        with _translate_errors():
             # Naive peers call this script by its digest only and fail if a restart of Redis removed it.
             digest = _text(self.redis.script_load(lua.DUE))
             if digest != lua.DUE_SHA1:
                 logger.warning("this server names the text's script %s, expected %s", digest, lua.DUE_SHA1)
-            for script in _OFTEN:
+            for script in _PRELOADED:
                 script.digest = _text(self.redis.script_load(script.text))
             if self.fns:
                 # The admin page and the health check find our functions there.
@@ -83,18 +83,18 @@ class RedisWorker:
     def register(self) -> None:
         """Register this worker for the length of a lease, or renew it. Restores the counters after FLUSHALL."""
         for fn in self.fns:
-            self._call(lua.REGISTER, _registry(fn), self.wid, self.lease_s)
+            self._call(lua.REGISTER, _registry_keys(fn), self.wid, self.lease_s)
 
     def unregister(self) -> None:
         """Remove this worker from the registry and the counters."""
         for fn in self.fns:
-            self._call(lua.UNREGISTER, _registry(fn), self.wid)
+            self._call(lua.UNREGISTER, _registry_keys(fn), self.wid)
 
     def dismiss(self, wids: Iterable[str], *, have_died: bool = False) -> None:
         """Unregister these workers and put their jobs back, or expire their leases if they died."""
         for wid in wids:
             for fn in self.fns:
-                self._call(lua.UNREGISTER, _registry(fn), wid)
+                self._call(lua.UNREGISTER, _registry_keys(fn), wid)
                 self._call(lua.DISMISS, [lua.lease_key(fn)], fn, wid, int(have_died))
 
     def take(self, limit: int) -> list[ReservedJob]:
@@ -104,15 +104,15 @@ class RedisWorker:
             self._turn += 1
             turn = self._turn % len(self.fns)
         fns = self.fns[turn:] + self.fns[:turn]
-        found: list[ReservedJob] = []
+        jobs: list[ReservedJob] = []
         # The keys of different functions are on different nodes of a cluster: one script per function there.
         for group in [[fn] for fn in fns] if self._is_cluster else [fns]:
-            if len(found) < limit:
+            if len(jobs) < limit:
                 keys = [key for fn in group for key in _reserve_keys(fn)]
-                found += self._parse_reserved(
-                    self._call(lua.RESERVE, keys, self.wid, self.lease_s, limit - len(found), *group)
+                jobs += self._parse_reserved(
+                    self._call(lua.RESERVE, keys, self.wid, self.lease_s, limit - len(jobs), *group)
                 )
-        return found
+        return jobs
 
     def extend(
         self, jobs: Iterable[ReservedJob], *, are_handed_over: bool = False, for_s: float | None = None
@@ -124,10 +124,10 @@ class RedisWorker:
             by_fn.setdefault(job.fn, []).append(job)
         for_s = self.lease_s if for_s is None else for_s
         for fn, group in by_fn.items():
-            flat = [part for job in group for part in (job.id, job.attempt)]
+            id_attempt_pairs = [part for job in group for part in (job.id, job.attempt)]
             key = lua.held_key(fn) if are_handed_over else lua.lease_key(fn)
-            kept = {_text(id_) for id_ in self._call(lua.EXTEND, [key], fn, self.wid, for_s, *flat)}
-            lost += [job for job in group if job.id not in kept]
+            kept_ids = {_text(id_) for id_ in self._call(lua.EXTEND, [key], fn, self.wid, for_s, *id_attempt_pairs)}
+            lost += [job for job in group if job.id not in kept_ids]
         return lost
 
     def finish(self, job: ReservedJob, status: Status, output: bytes) -> bool:
@@ -143,7 +143,7 @@ class RedisWorker:
             )
             for job, status, output in ends
         ]
-        return [bool(answer) for answer in self._call_many(lua.FINISH, calls)]
+        return [bool(reply) for reply in self._call_many(lua.FINISH, calls)]
 
     def update(self, job: ReservedJob, dividend: int, divisor: int, *, is_handed_over: bool = False) -> bool:
         """Store a job's progress. Returns False if the job is no longer this worker's."""
@@ -160,13 +160,13 @@ class RedisWorker:
         """Put back jobs with an expired lease, and unregister silent workers."""
         swept = SweepResult([], [])
         for fn in self.fns:
-            self._call(lua.ROLL_CALL, _registry(fn))
+            self._call(lua.ROLL_CALL, _registry_keys(fn))
             # A script handles at most 100 jobs per call, so that it does not block Redis.
             while True:
-                back, given_up = self._call(lua.SWEEP, [lua.lease_key(fn)], fn, MAX_DEATHS)
-                swept.back.extend(f"{fn}:{_text(id_)}" for id_ in back)
+                requeued, given_up = self._call(lua.SWEEP, [lua.lease_key(fn)], fn, MAX_DEATHS)
+                swept.requeued.extend(f"{fn}:{_text(id_)}" for id_ in requeued)
                 swept.given_up.extend(f"{fn}:{_text(id_)}" for id_ in given_up)
-                if len(back) + len(given_up) < 100:
+                if len(requeued) + len(given_up) < 100:
                     break
         return swept
 
@@ -177,42 +177,42 @@ class RedisWorker:
 
     def adopt(self, limit: int) -> list[ReservedJob]:
         """Take over up to `limit` jobs that have a row and no live gateway."""
-        found: list[ReservedJob] = []
+        jobs: list[ReservedJob] = []
         for fn in self.fns:
-            found += self._parse_reserved(
-                self._call(lua.ADOPT, [lua.held_key(fn)], fn, self.wid, self.lease_s, limit - len(found))
+            jobs += self._parse_reserved(
+                self._call(lua.ADOPT, [lua.held_key(fn)], fn, self.wid, self.lease_s, limit - len(jobs))
             )
-        return found
+        return jobs
 
     def audit(self, *, after_s: float = AUDIT_AFTER_S) -> list[str]:
         """Queue again each job found idle and in no queue twice, at least `after_s` seconds apart.
 
         Looks at every job of these functions.
         """
-        again = []
-        with _translated():
+        requeued = []
+        with _translate_errors():
             for fn in self.fns:
                 prefix = lua.job_key(fn, "")
-                for key in self.redis.scan_iter(match=_escaped(prefix) + "*", count=500):
+                for key in self.redis.scan_iter(match=_escape_pattern(prefix) + "*", count=500):
                     id_ = _text(key)[len(prefix) :]
                     keys = [lua.audit_key(fn), lua.lease_key(fn)]
                     keys += [lua.queue_key(fn, prio) for prio in (protocol.SCHEDULED, *protocol.LISTS)]
                     if self._call(lua.AUDIT, keys, fn, id_, after_s) == 2:
-                        again.append(f"{fn}:{id_}")
-        return again
+                        requeued.append(f"{fn}:{id_}")
+        return requeued
 
     def _parse_reserved(self, reply: Any) -> list[ReservedJob]:
-        found, wrong = reply
-        for key in wrong:
+        entries, wrong_keys = reply
+        for key in wrong_keys:
             self._log_wrong_type(_text(key))
-        taken = []
-        for fn, id_, attempt, *rest in found:
+        jobs = []
+        for fn, id_, attempt, *data in entries:
             # Attempt 0 marks a job without data; the script has ended it as an error.
             if attempt:
-                taken.append(ReservedJob(_text(fn), _text(id_), attempt, rest[0], _text(rest[1])))
+                jobs.append(ReservedJob(_text(fn), _text(id_), attempt, data[0], _text(data[1])))
             else:
                 logger.error("job has no data, it ended as an error job=%s:%s", _text(fn), _text(id_))
-        return taken
+        return jobs
 
     def _log_wrong_type(self, key: str) -> None:
         # At most one message a minute per key: the key is read in every round.
@@ -221,44 +221,44 @@ class RedisWorker:
             logger.error("%s is no queue: its type is another one; jobs of other queues go on", key)
 
     def _call(self, script: Script, keys: Iterable[str], *args: Any) -> Any:
-        with _translated():
-            return run_steps(self.redis, scripted(script, keys, *args))
+        with _translate_errors():
+            return run_steps(self.redis, run_script(script, keys, *args))
 
     def _call_many(self, script: Script, calls: Sequence[tuple[list[str], tuple[Any, ...]]]) -> list[Any]:
         if len(calls) == 1 or self._is_cluster:
             return [self._call(script, keys, *args) for keys, args in calls]
-        with _translated():
+        with _translate_errors():
             # No transaction: each script is atomic, and the failure of one must not affect the next.
             pipeline = self.redis.pipeline(transaction=False)
             for keys, args in calls:
                 pipeline.execute_command("EVALSHA", script.digest, len(keys), *keys, *args)
-            answers = pipeline.execute(raise_on_error=False)
-        for place, answer in enumerate(answers):
+            replies = pipeline.execute(raise_on_error=False)
+        for index, reply in enumerate(replies):
             # Redis was restarted or its scripts flushed: send the text once.
-            if isinstance(answer, NoScriptError):
-                keys, args = calls[place]
-                answers[place] = self._call(script, keys, *args)
-            elif isinstance(answer, Exception):
-                with _translated():
-                    raise answer
-        return answers
+            if isinstance(reply, NoScriptError):
+                keys, args = calls[index]
+                replies[index] = self._call(script, keys, *args)
+            elif isinstance(reply, Exception):
+                with _translate_errors():
+                    raise reply
+        return replies
 
 
 # Loaded at start; the other scripts are sent when they are first used.
-_OFTEN = (lua.REGISTER, lua.RESERVE, lua.EXTEND, lua.FINISH, lua.UPDATE, lua.SWEEP)
+_PRELOADED = (lua.REGISTER, lua.RESERVE, lua.EXTEND, lua.FINISH, lua.UPDATE, lua.SWEEP)
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
-    except (*AWAY, OutOfMemoryError) as error:
+    except (*UNREACHABLE_ERRORS, OutOfMemoryError) as error:
         raise unavailable(error) from error
     except REDIS_ERRORS as error:
         raise GearMonkeyError(f"Redis: {error}") from error
 
 
-def _registry(fn: str) -> list[str]:
+def _registry_keys(fn: str) -> list[str]:
     return [lua.registry_key(fn), lua.count_key(fn)]
 
 
@@ -272,6 +272,6 @@ def _text(raw: bytes | str) -> str:
     return raw if isinstance(raw, str) else raw.decode("utf-8", "surrogateescape")
 
 
-def _escaped(prefix: str) -> str:
+def _escape_pattern(prefix: str) -> str:
     """Return the prefix with the wildcards of SCAN patterns escaped."""
     return "".join(f"\\{char}" if char in "*?[]\\^" else char for char in prefix)

@@ -20,20 +20,20 @@ from ...tasks.base import FaktoryTask
 DIRECT, GATEWAY = "direct", "gateway"
 
 
-def served() -> dict[str, FaktoryTask[..., Any]]:
+def served_tasks() -> dict[str, FaktoryTask[..., Any]]:
     """Return the task of each function, from `@task(gearmonkey=…)` and GEARMONKEY_FUNCTIONS.
 
     Raises ImproperlyConfigured if two tasks serve one function, or if a task cannot serve one.
     """
-    found: dict[str, FaktoryTask[..., Any]] = {}
-    wanted = [(task.gearmonkey, task) for task in base.registered() if task.gearmonkey]
-    wanted += [(fn, _task(fn, name)) for fn, name in conf.get("GEARMONKEY_FUNCTIONS").items()]
+    tasks: dict[str, FaktoryTask[..., Any]] = {}
+    definitions = [(task.gearmonkey, task) for task in base.registered() if task.gearmonkey]
+    definitions += [(fn, _lookup_task(fn, name)) for fn, name in conf.get("GEARMONKEY_FUNCTIONS").items()]
     is_direct = conf.get("GEARMONKEY_MODE") == DIRECT
-    for fn, task in wanted:
-        other = found.setdefault(fn, task)
-        if other.jobtype != task.jobtype:
+    for fn, task in definitions:
+        earlier = tasks.setdefault(fn, task)
+        if earlier.jobtype != task.jobtype:
             raise ImproperlyConfigured(
-                f"GearMonkey function {fn!r}: expected one task, got {other.jobtype} and {task.jobtype}"
+                f"GearMonkey function {fn!r}: expected one task, got {earlier.jobtype} and {task.jobtype}"
             )
         # In direct mode no row exists that could be finished in the task's transaction.
         if is_direct and task.atomic:
@@ -41,10 +41,10 @@ def served() -> dict[str, FaktoryTask[..., Any]]:
                 f'GearMonkey function {fn!r}: task {task.jobtype} is atomic: set GEARMONKEY_MODE to "gateway", '
                 "where its job is a row"
             )
-    return found
+    return tasks
 
 
-def _task(fn: str, name: str) -> FaktoryTask[..., Any]:
+def _lookup_task(fn: str, name: str) -> FaktoryTask[..., Any]:
     try:
         return base.lookup(name)
     except UnknownJobType as error:
@@ -57,13 +57,14 @@ def call_of(raw: bytes, *, max_bytes: int) -> tuple[list[Any], dict[str, Any]]:
     A JSON array is the positional arguments, a JSON object the keyword arguments, an empty input none. Any other text
     is one argument.
     """
+    # Before decoding: a peer may push an input of any size.
     if len(raw) > max_bytes:
         raise InvalidPayload(f"input: expected at most {max_bytes} bytes, got {len(raw)}")
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise InvalidPayload(f"input: expected UTF-8, got byte {raw[error.start]:#04x} at {error.start}") from None
-    match structure_of(text):
+    match decode_structure(text):
         case list() as args:
             return args, {}
         case dict() as kwargs:
@@ -71,7 +72,7 @@ def call_of(raw: bytes, *, max_bytes: int) -> tuple[list[Any], dict[str, Any]]:
     return ([text] if text else []), {}
 
 
-def structure_of(text: str) -> Any:
+def decode_structure(text: str) -> Any:
     """Return a JSON array or object decoded, any other text unchanged.
 
     Raises InvalidPayload if it is nested too deep.
@@ -79,13 +80,13 @@ def structure_of(text: str) -> Any:
     if text.lstrip()[:1] not in ("[", "{"):
         return text
     try:
-        found = json.loads(text)
+        decoded = json.loads(text)
     except ValueError:
         return text
     except RecursionError:
         raise InvalidPayload("input: nested too deep") from None
     jsontext.check_depth(text)
-    return found
+    return decoded
 
 
 def input_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
@@ -97,10 +98,11 @@ def input_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         raise TypeError("expected positional or keyword arguments, got both: a GearMonkey input holds one kind")
     if not args and not kwargs:
         return b""
-    only = args[0] if len(args) == 1 else None
+    only_argument = args[0] if len(args) == 1 else None
     # Plain text is sent as it is, for peers that read no JSON, unless it would be read back as JSON.
-    if isinstance(only, str) and only and structure_of(only) is only:
-        return only.encode()
+    if isinstance(only_argument, str) and only_argument and decode_structure(only_argument) is only_argument:
+        return only_argument.encode()
+    # `call_of` reads an array as positional and an object as keyword arguments.
     return json.dumps(kwargs or list(args), ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -109,7 +111,7 @@ def output_of(result: str | None) -> bytes:
     if result is None or result == "null":
         return b""
     if result.startswith('"'):
-        found: str = json.loads(result)
+        text: str = json.loads(result)
         # A JSON string may contain a lone surrogate, which UTF-8 cannot encode.
-        return found.encode("utf-8", "replace")
+        return text.encode("utf-8", "replace")
     return result.encode("utf-8", "replace")

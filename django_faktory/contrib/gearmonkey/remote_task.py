@@ -16,7 +16,7 @@ from . import protocol
 from .client import Client
 from .errors import RemoteFailure
 from .protocol import NORMAL, OPT_BLOCKING, OPT_ROLLCALL, Status
-from .registry import input_of, structure_of
+from .registry import decode_structure, input_of
 from .settings import url_of
 
 
@@ -27,7 +27,7 @@ def gearmonkey_task(
     wait_s: float | None = None,
     rollcall: bool = False,
     url: str | None = None,
-    output: Callable[[str], Any] = structure_of,
+    output: Callable[[str], Any] = decode_structure,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], FaktoryTask[..., Any]]:
     """Decorate a function. Its signature describes the job's arguments; its body is never run.
@@ -37,25 +37,26 @@ def gearmonkey_task(
     (NoWorkers). An error of the remote job raises RemoteFailure. `options` are those of `@task`.
     """
     protocol.function_name(fn)
+    # The thread of our worker is occupied until the end, so waiting for a time is left to our own job.
     if protocol.priority(prio) == protocol.SCHEDULED:
         raise ValueError("gearmonkey_task: prio: expected high, normal or low; a time is given by using(run_after=…)")
-    asked = [OPT_BLOCKING, OPT_ROLLCALL] if rollcall else [OPT_BLOCKING]
+    client_options = [OPT_BLOCKING, OPT_ROLLCALL] if rollcall else [OPT_BLOCKING]
 
     def decorate(function: Callable[..., Any]) -> FaktoryTask[..., Any]:
         parameters = inspect.signature(function)
 
         @wraps(function)
-        def carry_out(*args: Any, **kwargs: Any) -> Any:
+        def run_remotely(*args: Any, **kwargs: Any) -> Any:
             # Wrong arguments should fail here, before a job is created.
             parameters.bind(*args, **kwargs)
             client = _client(url_of(url))
-            id_ = client.run(fn, input_of(args, kwargs), prio, asked, timeout=wait_s)
+            id_ = client.run(fn, input_of(args, kwargs), prio, client_options, timeout=wait_s)
             job = client.get(fn, id_)
             if job.status is Status.ERROR:
                 raise RemoteFailure(job.text)
             return output(job.text)
 
-        return new_task(func=carry_out, **options)
+        return new_task(func=run_remotely, **options)
 
     return decorate
 

@@ -41,7 +41,7 @@ RETRY_S = 0.1
 REDIS_ERRORS = (RedisError, RedisClusterException)
 """All base classes of redis-py's errors: RedisClusterException is not a RedisError."""
 
-AWAY = (
+UNREACHABLE_ERRORS = (
     RedisConnectionError,
     RedisTimeoutError,
     BusyLoadingError,
@@ -60,8 +60,8 @@ class Pause(NamedTuple):
 
 
 R = TypeVar("R")
-Ask = tuple[Any, ...] | Pause
-Steps = Generator[Ask, Any, R]
+Command = tuple[Any, ...] | Pause
+Steps = Generator[Command, Any, R]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Request:
     """None: wait without limit."""
 
 
-def request(
+def new_request(
     fn: str,
     input: Any = b"",
     prio: str = protocol.NORMAL,
@@ -101,39 +101,40 @@ def request(
         raise ValueError(
             f"scheduled: expected it with prio 'scheduled', and only there; got {scheduled!r} and {prio!r}"
         )
-    wrong = {str(option) for option in options} - {str(option) for option in protocol.Option}
-    if wrong:
-        raise ValueError(f"options: expected OPT_BLOCKING or OPT_ROLLCALL, got {', '.join(sorted(wrong))!r:.80}")
+    unknown = {str(option) for option in options} - {str(option) for option in protocol.Option}
+    if unknown:
+        raise ValueError(f"options: expected OPT_BLOCKING or OPT_ROLLCALL, got {', '.join(sorted(unknown))!r:.80}")
     return Request(
         fn=protocol.function_name(fn),
-        input=protocol.encoded(input),
+        input=protocol.encode(input),
         prio=prio,
         options=frozenset(map(protocol.Option, options)),
         scheduled=0 if scheduled is None else protocol.seconds("scheduled", scheduled),
-        timeout_s=_patience(timeout),
+        timeout_s=_check_timeout(timeout),
     )
 
 
-def run(asked: Request) -> Steps[int]:
+def run(request: Request) -> Steps[int]:
     """Create a job as `Client.run` does and return its id."""
-    if protocol.OPT_ROLLCALL in asked.options:
-        yield from roll_call(asked.fn)
-    id_ = yield from create(asked)
-    if protocol.OPT_BLOCKING in asked.options:
-        yield from wait(asked.fn, id_, asked.timeout_s)
+    # Before the job is created: NoWorkers means that there is none.
+    if protocol.OPT_ROLLCALL in request.options:
+        yield from roll_call(request.fn)
+    id_ = yield from create(request)
+    if protocol.OPT_BLOCKING in request.options:
+        yield from wait(request.fn, id_, request.timeout_s)
     return id_
 
 
 def get(fn: str, id_: int) -> Steps[protocol.Job]:
     """Read a job as `Client.get` does. Raises JobNotFound."""
     try:
-        found = yield ("HGETALL", lua.job_key(protocol.function_name(fn), id_))
-    except AWAY as error:
+        reply = yield ("HGETALL", lua.job_key(protocol.function_name(fn), id_))
+    except UNREACHABLE_ERRORS as error:
         raise unavailable(error) from error
     except REDIS_ERRORS as error:
         raise GearMonkeyError(f"job {fn}:{id_} cannot be read: {error}") from error
     # redis-py returns a mapping or, without its response callback, the flat list of the protocol.
-    fields = found if isinstance(found, Mapping) else dict(zip(found[::2], found[1::2], strict=True))
+    fields = reply if isinstance(reply, Mapping) else dict(zip(reply[::2], reply[1::2], strict=True))
     if not fields:
         raise JobNotFound(f"{fn}:{id_}")
     return protocol.job_of(fn, id_, fields)
@@ -142,8 +143,8 @@ def get(fn: str, id_: int) -> Steps[protocol.Job]:
 def roll_call(fn: str) -> Steps[int]:
     """Return the number of workers. Raises NoWorkers if there is none or the reply is not a number."""
     try:
-        count = yield from scripted(lua.ROLL_CALL, [lua.registry_key(fn), lua.count_key(fn)])
-    except AWAY as error:
+        count = yield from run_script(lua.ROLL_CALL, [lua.registry_key(fn), lua.count_key(fn)])
+    except UNREACHABLE_ERRORS as error:
         raise unavailable(error) from error
     except REDIS_ERRORS as error:
         raise NoWorkers(fn, str(error)) from error
@@ -156,18 +157,18 @@ def roll_call(fn: str) -> Steps[int]:
     return number
 
 
-def create(asked: Request) -> Steps[int]:
+def create(request: Request) -> Steps[int]:
     """Create the job atomically and return its id. Raises JobCreationFailed."""
-    fn, is_scheduled = asked.fn, asked.prio == protocol.SCHEDULED
-    keys = [lua.uid_key(fn), lua.queue_key(fn, asked.prio)]
+    fn, is_scheduled = request.fn, request.prio == protocol.SCHEDULED
+    keys = [lua.uid_key(fn), lua.queue_key(fn, request.prio)]
     reply = None
     try:
         # No id means that the next 10,000 ids are in use, after the counter was lost: ask for more.
         while reply is None:
-            reply = yield from scripted(
-                lua.CREATE, keys, fn, asked.input, asked.scheduled, "zset" if is_scheduled else "list"
+            reply = yield from run_script(
+                lua.CREATE, keys, fn, request.input, request.scheduled, "zset" if is_scheduled else "list"
             )
-    except AWAY as error:
+    except UNREACHABLE_ERRORS as error:
         # Not retried: the job may have been created, a second request would create another one.
         raise JobCreationFailed(f"job of {fn!r}: the server is away, or its answer was lost: {error}") from error
     except REDIS_ERRORS as error:
@@ -187,25 +188,25 @@ def wait(fn: str, id_: int, timeout_s: float | None) -> Steps[None]:
     lock = lua.lock_key(fn, id_)
     was_woken = False
     while True:
-        left_s = ends_at - time.monotonic()
+        remaining_s = ends_at - time.monotonic()
         try:
             if (yield from _has_ended(fn, id_)):
                 return
             # After the status: a job that ended in time is no timeout.
-            if left_s <= 0:
+            if remaining_s <= 0:
                 raise JobTimeout(fn, id_, timeout_s or 0)
             if was_woken:  # the message of an earlier end stays and would wake this client at once
-                yield Pause(min(RETRY_S, left_s))
+                yield Pause(min(RETRY_S, remaining_s))
             # Never 0: for Redis that is a wait without limit.
-            slice_s = max(0.01, min(SLICE_S, left_s))
+            slice_s = max(0.01, min(SLICE_S, remaining_s))
             was_woken = bool((yield ("BLMOVE", lock, lock, "RIGHT", "LEFT", f"{slice_s:.3f}")))
         except REDIS_ERRORS:  # unreachable, UNBLOCKED, or not a list: the status decides
-            yield Pause(max(0.0, min(RETRY_S, left_s)))
-            if left_s <= 0:
+            yield Pause(max(0.0, min(RETRY_S, remaining_s)))
+            if remaining_s <= 0:
                 raise JobTimeout(fn, id_, timeout_s or 0) from None
 
 
-def scripted(script: Script, keys: Iterable[str], *args: Any) -> Steps[Any]:
+def run_script(script: Script, keys: Iterable[str], *args: Any) -> Steps[Any]:
     """Run a script by its digest, or by its text if the server has lost it."""
     keys = list(keys)
     call = (len(keys), *keys, *args)
@@ -232,7 +233,7 @@ def _has_ended(fn: str, id_: int) -> Steps[bool]:
     return protocol.status_of(status).is_final
 
 
-def _patience(timeout: object) -> float | None:
+def _check_timeout(timeout: object) -> float | None:
     """Return the seconds to wait, or None for no limit. 0 means no limit too, as in Redis."""
     if timeout is None:
         return None

@@ -24,7 +24,7 @@ from .gateway import Gateway
 from .maintenance import MaintenanceLoop
 from .notifications import ChannelListener
 from .redis_worker import BEATS_A_LEASE, RedisWorker
-from .registry import GATEWAY, served
+from .registry import GATEWAY, served_tasks
 
 logger = get_logger(__name__)
 
@@ -52,19 +52,20 @@ def _run_with_redis_worker(
         logger.error("GearMonkey: %s; trying again", error)  # noqa: TRY400  (one line, its own words)
         return CRASHED
     return main(
-        RedisWorker(redis, list(served()), wid=child_spec.wid, lease_s=conf.get("GEARMONKEY_LEASE")), child_spec
+        RedisWorker(redis, list(served_tasks()), wid=child_spec.wid, lease_s=conf.get("GEARMONKEY_LEASE")), child_spec
     )
 
 
 def _work(run_config: RunConfig, redis_worker: RedisWorker, child_spec: ChildSpec) -> int:
     """Run one ordinary worker on the Redis broker; return its exit code."""
-    broker = GearMonkeyBroker(redis_worker, {fn: task.jobtype for fn, task in served().items()})
+    broker = GearMonkeyBroker(redis_worker, {fn: task.jobtype for fn, task in served_tasks().items()})
     worker = Worker(
         broker,
         wid=child_spec.wid,
         queues=[QUEUE],
         concurrency=run_config.concurrency,
         listen=lambda: ChannelListener(redis_worker.redis, redis_worker.fns),
+        # Events get lost, so the queues are polled once a second in any case (ADR 0013).
         poll_interval=min(conf.get("POLL_INTERVAL"), 1.0),
         beat_interval=redis_worker.lease_s / BEATS_A_LEASE,
         shutdown_timeout=conf.get("SHUTDOWN_TIMEOUT"),
@@ -74,6 +75,7 @@ def _work(run_config: RunConfig, redis_worker: RedisWorker, child_spec: ChildSpe
     )
     # Before any thread is started: a signal must find its handler.
     install_signals(child_spec, stop=worker.stop, quiet=worker.quiet)
+    # Jobs of the process that this one replaces, before it takes new ones.
     report_lost(broker, child_spec)
     if not _run_with_maintenance(redis_worker, worker.run, "worker"):
         return CANNOT_START
@@ -82,18 +84,18 @@ def _work(run_config: RunConfig, redis_worker: RedisWorker, child_spec: ChildSpe
 
 def _bridge(redis_worker: RedisWorker, child_spec: ChildSpec) -> int:
     """Run one gateway: it stores jobs in the database, where any worker of the project runs them."""
-    gateway = Gateway(redis_worker, brokers.get_broker(), conf.get("DATABASE"), served())
+    gateway = Gateway(redis_worker, brokers.get_broker(), conf.get("DATABASE"), served_tasks())
     install_signals(child_spec, stop=gateway.stop)
     return CLEAN if _run_with_maintenance(redis_worker, gateway.run, "gateway") else CANNOT_START
 
 
-def _run_with_maintenance(redis_worker: RedisWorker, run: Callable[[], object], what: str) -> bool:
+def _run_with_maintenance(redis_worker: RedisWorker, run: Callable[[], object], role: str) -> bool:
     """Run `run` with the maintenance of its queues in a thread; return False if it cannot start."""
     with BackgroundLoops() as loops:
         loops.start(MaintenanceLoop(redis_worker, audits=conf.get("GEARMONKEY_AUDIT")), "gearmonkey-upkeep")
         try:
             run()
         except FaktoryError as error:
-            logger.error("GearMonkey %s cannot start: %s", what, error)  # noqa: TRY400  (one line, its own words)
+            logger.error("GearMonkey %s cannot start: %s", role, error)  # noqa: TRY400  (one line, its own words)
             return False
     return True

@@ -14,15 +14,15 @@ def url_of(url: str | None = None) -> str:
 
     Raises UnusableServer if there is none.
     """
-    found = url or os.environ.get("GEARMONKEY_URL") or conf.get("GEARMONKEY_URL")
-    if not found:
+    configured = url or os.environ.get("GEARMONKEY_URL") or conf.get("GEARMONKEY_URL")
+    if not configured:
         raise UnusableServer(
             "GearMonkey: no server is known; give its URL, or set GEARMONKEY_URL in FAKTORY or in the environment"
         )
-    return str(found)
+    return str(configured)
 
 
 def without_password(url: str) -> str:
     """Return the URL without user and password, for log lines."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    split_url = urlsplit(url)
+    return f"{split_url.scheme}://{split_url.netloc.rpartition('@')[2]}{split_url.path}"

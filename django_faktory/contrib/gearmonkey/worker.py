@@ -41,7 +41,7 @@ class Worker:
         self._redis_worker: RedisWorker | None = None
         self._current: ReservedJob | None = None
         self._stopping = threading.Event()
-        self._hints: ChannelListener | None = None
+        self._listener: ChannelListener | None = None
 
     @property
     def job(self) -> tuple[str, str] | None:
@@ -77,33 +77,33 @@ class Worker:
         )
         redis_worker.open()
         redis_worker.register()
-        self._hints = ChannelListener(self._redis, redis_worker.fns)
-        upkeep = MaintenanceLoop(redis_worker, every_s=self._sweep_every_s)
+        self._listener = ChannelListener(self._redis, redis_worker.fns)
+        maintenance = MaintenanceLoop(redis_worker, every_s=self._sweep_every_s)
         # Heartbeats need a thread: `work` may take longer than a lease.
         threads = [
             threading.Thread(target=self._beat, args=(redis_worker,), name="gearmonkey-beat", daemon=True),
-            threading.Thread(target=upkeep.run, name="gearmonkey-upkeep", daemon=True),
+            threading.Thread(target=maintenance.run, name="gearmonkey-upkeep", daemon=True),
         ]
         for thread in threads:
             thread.start()
         try:
             while not self._stopping.is_set():
-                self._run_next(redis_worker, self._hints)
+                self._run_next(redis_worker, self._listener)
         finally:
             self.stop()
-            upkeep.stop()
+            maintenance.stop()
             for thread in threads:
                 # Bounded: they are daemon threads and may be waiting for Redis.
                 thread.join(POLL_S)
-            self._leave(redis_worker)
+            self._shut_down(redis_worker)
 
     def stop(self) -> None:
         """Stop after the current job. May be called from any thread or a signal handler."""
         self._stopping.set()
-        if self._hints is not None:
-            self._hints.close()
+        if self._listener is not None:
+            self._listener.close()
 
-    def _run_next(self, redis_worker: RedisWorker, hints: ChannelListener) -> None:
+    def _run_next(self, redis_worker: RedisWorker, listener: ChannelListener) -> None:
         try:
             jobs = redis_worker.take(1)
         except FaktoryError as error:
@@ -111,9 +111,10 @@ class Worker:
             self._stopping.wait(PAUSE_S)
             return
         if not jobs:
-            hints.wait(POLL_S)
+            listener.wait(POLL_S)
         for job in jobs:
             self._current = job
+            # `_current` is set until the end is reported, so that the lease is extended while Redis is unreachable.
             self._report_end(redis_worker, job, *self._outcome(job))
             self._current = None
 
@@ -121,7 +122,7 @@ class Worker:
         try:
             work = self._handlers[job.fn] or self.work
             value = work(job.input)
-            return Status.SUCCESS, b"" if value is None else protocol.encoded(value)
+            return Status.SUCCESS, b"" if value is None else protocol.encode(value)
         except Exception as error:  # noqa: BLE001  (whatever a job raises is its outcome)
             return Status.ERROR, protocol.error_text(error)
 
@@ -151,8 +152,9 @@ class Worker:
             except Exception:  # log and continue
                 logger.exception("a beat failed")
 
-    def _leave(self, redis_worker: RedisWorker) -> None:
+    def _shut_down(self, redis_worker: RedisWorker) -> None:
         try:
+            # Otherwise clients would count this worker until its lease ends.
             redis_worker.unregister()
         except FaktoryError as error:
             logger.warning("this worker stays counted until its lease ends error=%s", error)

@@ -21,6 +21,7 @@ from ...core.histograms import BOUNDS_S
 from ...operations.statistics import ExportedStatistics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+# The names of queues and tasks are the clients'; `operations.statistics` bounds their number.
 _BY_TASK = ("queue", "task")
 
 
@@ -44,14 +45,14 @@ class _Numbers(Collector):
 
     def _sizes(self) -> Iterator[Metric]:
         exported = self._numbers
-        yield _gauges("django_faktory_queue_size", "Jobs that are enqueued.", "queue", exported.queues)
-        yield _gauges(
+        yield _gauge("django_faktory_queue_size", "Jobs that are enqueued.", "queue", exported.queues)
+        yield _gauge(
             "django_faktory_queue_latency_seconds", "How long its first job has waited.", "queue", exported.latencies
         )
-        yield _gauges("django_faktory_queue_paused", "1: no worker gets its jobs.", "queue", exported.paused)
-        yield _gauges("django_faktory_jobs", "Jobs in each state that waits for something.", "state", exported.sets)
-        yield _gauges("django_faktory_workers", "Worker processes that live, by state.", "state", exported.workers)
-        yield _gauges("django_faktory_batches", "Batches that are not over, by state.", "state", exported.batches)
+        yield _gauge("django_faktory_queue_paused", "1: no worker gets its jobs.", "queue", exported.paused)
+        yield _gauge("django_faktory_jobs", "Jobs in each state that waits for something.", "state", exported.sets)
+        yield _gauge("django_faktory_workers", "Worker processes that live, by state.", "state", exported.workers)
+        yield _gauge("django_faktory_batches", "Batches that are not over, by state.", "state", exported.batches)
         for name, text, value in (
             ("processed", "Ends of jobs, good and bad.", exported.processed),
             ("failed", "Failures; a job may have several.", exported.failed),
@@ -81,11 +82,11 @@ class _Numbers(Collector):
         yield from (started, ended, waits, runs)
 
 
-def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, text, labels=(label,))
     # Sorted, so that two scrapes differ in their values only.
-    for value in sorted(values):
-        family.add_metric((value,), values[value])
+    for label_value in sorted(values):
+        family.add_metric((label_value,), values[label_value])
     return family
 
 

@@ -22,25 +22,25 @@ from ...runtime import health
 View = Callable[[HttpRequest], HttpResponse]
 
 
-def _guarded(view: View) -> View:
+def _guard(view: View) -> View:
     """Wrap a view: require the bearer token if one is set, disable caching, allow safe methods only."""
 
-    def ask(request: HttpRequest) -> HttpResponse:
+    def guard(request: HttpRequest) -> HttpResponse:
         token = str(conf.get("METRICS_TOKEN"))
-        given = request.headers.get("Authorization", "")
+        authorization = request.headers.get("Authorization", "")
         # In constant time: the duration of `==` depends on how much of the token is right.
-        if token and not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        if token and not secrets.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
             refusal = HttpResponse("expected the header Authorization: Bearer <METRICS_TOKEN>\n", status=401)
             refusal["WWW-Authenticate"] = "Bearer"
             return refusal
         return view(request)
 
     for alias in settings.DATABASES:  # statistics open a transaction of their own, which ATOMIC_REQUESTS would nest
-        transaction.non_atomic_requests(using=alias)(ask)
-    return never_cache(require_safe(ask))
+        transaction.non_atomic_requests(using=alias)(guard)
+    return never_cache(require_safe(guard))
 
 
-@_guarded
+@_guard
 def metrics(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
     """Return the figures in Prometheus' text format."""
     from .prometheus import CONTENT_TYPE, exposition  # needs the extra `metrics`; the other views work without it
@@ -48,19 +48,22 @@ def metrics(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
     return HttpResponse(exposition(read(using=conf.get("DATABASE"))), content_type=CONTENT_TYPE)
 
 
-@_guarded
+@_guard
 def healthz(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
     """Return 200 if this process and its database answer; else 503 with the reason."""
-    return _response(health.alive(using=conf.get("DATABASE")))
+    return _response(health.check_alive(using=conf.get("DATABASE")))
 
 
-@_guarded
+@_guard
 def readyz(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
     """Return 200 if jobs are also worked on (schema, workers, maintenance); else 503 with the reasons."""
-    return _response(health.ready(using=conf.get("DATABASE")))
+    return _response(health.check_ready(using=conf.get("DATABASE")))
 
 
 def _response(checks: dict[str, str]) -> JsonResponse:
-    is_good = not any(checks.values())
-    body = {"status": "ok" if is_good else "failing", "checks": {name: why or "ok" for name, why in checks.items()}}
-    return JsonResponse(body, status=200 if is_good else 503)
+    is_ok = not any(checks.values())
+    body = {
+        "status": "ok" if is_ok else "failing",
+        "checks": {name: problem or "ok" for name, problem in checks.items()},
+    }
+    return JsonResponse(body, status=200 if is_ok else 503)

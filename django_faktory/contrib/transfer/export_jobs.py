@@ -14,12 +14,12 @@ from ...core.lifecycle import State
 from ...models import Job, OutboxEntry
 from ...store import queues
 from ...store import transfer as store
-from .job_format import departure, score_of
+from .job_format import format_original, score_of
 from .redis_layout import NEW, OLD, Entry, FaktoryRedis, is_free
 from .report import Counts, Report
 
 _READY = (State.ENQUEUED, State.BLOCKED)
-AGAIN = "was written there by a run that broke off, and was taken by a worker here since: it may run there too"
+MAY_RUN_TWICE = "was written there by a run that broke off, and was taken by a worker here since: it may run there too"
 
 
 class Export:
@@ -30,10 +30,10 @@ class Export:
         none."""
         self._redis, self._alias, self._is_dry = redis, alias, is_dry
         self._layout = layout or (OLD if redis.contents().layout == OLD else NEW)
-        self._there = redis.exported()
+        self._exported = redis.exported()
         # Written by an earlier run: counted separately in the report.
-        self._before = frozenset(self._there)
-        self._step: set[str] = set()
+        self._exported_before = frozenset(self._exported)
+        self._step_jids: set[str] = set()
         self.report = Report(self._layout, is_dry)
         for state in store.EXPORTED:
             count = Job.objects.using(alias).in_state(state).count()
@@ -43,56 +43,59 @@ class Export:
     def run(self, advance: Callable[[int], object]) -> Report:
         """Export all jobs; `advance` is called with the number of jobs of each step."""
         # Pauses first: no job of a paused queue may start there.
-        self._pause_there()
+        self._export_queues()
         for counts in self.report.counts:
-            self._hand_over(State(counts.name), counts, advance)
+            self._export_state(State(counts.name), counts, advance)
         self._add_problems()
         if not self._is_dry:
-            self._redis.forget_exported(self._there)
+            self._redis.forget_exported(self._exported)
         return self.report
 
-    def _pause_there(self) -> None:
-        paused = sorted(queues.paused(using=self._alias))
+    def _export_queues(self) -> None:
+        paused = sorted(queues.read_paused(using=self._alias))
         self.report.paused = paused
         if not self._is_dry:
             self._redis.add_queues(queues.known_names(using=self._alias))
             self._redis.add_queues(paused, paused=True)
 
-    def _hand_over(self, state: State, counts: Counts, advance: Callable[[int], object]) -> None:
-        jobs = store.exportable(state, using=self._alias)
+    def _export_state(self, state: State, counts: Counts, advance: Callable[[int], object]) -> None:
+        jobs = store.find_exportable(state, using=self._alias)
         # Only ready jobs are in the list of their queue; jobs in sets need no key for it.
-        if hidden := [name for name in queues.known_names(using=self._alias) if not is_free(name, self._layout)]:
-            if state in _READY and (count := jobs.filter(queue__in=hidden).count()):
-                reason = f"this layout has no key for a queue of this name ({', '.join(hidden)})"
+        if unsupported := [name for name in queues.known_names(using=self._alias) if not is_free(name, self._layout)]:
+            if state in _READY and (count := jobs.filter(queue__in=unsupported).count()):
+                reason = f"this layout has no key for a queue of this name ({', '.join(unsupported)})"
                 self.report.problem(reason, count=count)
-            jobs = jobs.exclude(queue__in=hidden) if state in _READY else jobs
+            jobs = jobs.exclude(queue__in=unsupported) if state in _READY else jobs
         if self._is_dry:
             counts.moved = jobs.count()
             return
-        while gone := store.hand_over(jobs, self._write, using=self._alias, limit=store.CHUNK):
-            counts.before += len(self._step & self._before)
-            counts.moved += gone - len(self._step & self._before)
-            self._redis.forget_exported(self._step)
-            self._there -= self._step
-            advance(gone)
+        while moved := store.hand_over(jobs, self._write, using=self._alias, limit=store.CHUNK):
+            counts.moved_before += len(self._step_jids & self._exported_before)
+            counts.moved += moved - len(self._step_jids & self._exported_before)
+            # The rows are deleted by now. Before that, the jids show the next run what was written (ADR 0018).
+            self._redis.forget_exported(self._step_jids)
+            self._exported -= self._step_jids
+            advance(moved)
 
     def _write(self, rows: Sequence[Job]) -> None:
         """Write the jobs of a step to Redis, except those written by an interrupted step or run."""
-        self._step = {row.jid for row in rows}
-        fresh = [row for row in rows if row.jid not in self._there]
+        self._step_jids = {row.jid for row in rows}
+        new_rows = [row for row in rows if row.jid not in self._exported]
         lists: dict[str, list[bytes]] = {}
         sets: dict[str, list[Entry]] = {}
-        for row in fresh:
-            raw = _raw(row)
+        for row in new_rows:
+            raw = _encode_row(row)
+            # Faktory has no blocked state: locks and limits are known here only.
             if row.state in _READY:
                 lists.setdefault(row.queue, []).append(raw)
             else:
+                # The score of a dead job is the end of its storage, that of other jobs the time to run.
                 moment = row.purge_at if row.state == State.DEAD else row.run_at
                 sets.setdefault(row.state, []).append(Entry(raw, score_of(moment)))  # type: ignore[arg-type]
-        jids = [row.jid for row in fresh]
-        if fresh:
+        jids = [row.jid for row in new_rows]
+        if new_rows:
             self._redis.add(lists, sets, jids, layout=self._layout)
-            self._there.update(jids)
+            self._exported.update(jids)
 
     def _add_problems(self) -> None:
         jobs = Job.objects.using(self._alias)
@@ -100,12 +103,12 @@ class Export:
         for reason, count in (
             ("belongs to a batch, which the open Faktory does not know", members),
             ("a worker has it: stop the workers first", jobs.in_state(State.WORKING).count()),
-            ("waits in the outbox: let it be handed on first", sum(map(_outbox, conf.outbox()))),
+            ("waits in the outbox: let it be handed on first", sum(map(_count_outbox, conf.outbox()))),
         ):
             if count:
                 self.report.problem(reason, count=count)
-        if again := store.known(sorted(self._there), using=self._alias) if not self._is_dry else set():
-            self.report.problem(AGAIN, sorted(again))
+        if duplicates := store.find_stored(sorted(self._exported), using=self._alias) if not self._is_dry else set():
+            self.report.problem(MAY_RUN_TWICE, sorted(duplicates))
         if self.report.found:
             self.report.notes.append(
                 "priorities, locks, limits, results and the history of failures are known here only; numbers beyond "
@@ -113,8 +116,8 @@ class Export:
             )
 
 
-def _raw(row: Job) -> bytes:
-    return departure(
+def _encode_row(row: Job) -> bytes:
+    return format_original(
         text=row.payload,
         state=row.state,
         created_at=row.created_at,
@@ -124,5 +127,5 @@ def _raw(row: Job) -> bytes:
     )
 
 
-def _outbox(alias: str) -> int:
+def _count_outbox(alias: str) -> int:
     return OutboxEntry.objects.using(alias).count()

@@ -17,7 +17,7 @@ from ...errors import FaktoryError, InvalidPayload
 from ...store import queues
 from ...store import transfer as store
 from ...store.transactions import run
-from .job_format import Arrival, arrival
+from .job_format import Arrival, parse_arrival
 from .redis_layout import WORKING, Contents, Entry, FaktoryRedis, Place
 from .report import Counts, Report
 
@@ -35,9 +35,9 @@ class Import:
 
     def __init__(self, redis: FaktoryRedis, broker: Broker, alias: str, *, is_dry: bool = False) -> None:
         self._redis, self._broker, self._alias, self._is_dry = redis, broker, alias, is_dry
-        self._seen: set[str] = set()
-        self._receipts = store.receipts(using=alias)
-        self._before = {jid for jids in self._receipts.values() for jid in jids}
+        self._seen_jids: set[str] = set()
+        self._receipts = store.read_receipts(using=alias)
+        self._stored_before = {jid for jids in self._receipts.values() for jid in jids}
         self._contents: Contents = redis.contents()
         self.report = Report(self._contents.layout, is_dry)
         for place in self._contents.places:
@@ -45,16 +45,16 @@ class Import:
 
     def run(self, advance: Callable[[int], object]) -> Report:
         """Import all jobs; `advance` is called with the number of jobs examined."""
-        self._take_queues()
+        self._import_queues()
         self._add_notes()
         for place, counts in zip(self._contents.places, self.report.counts, strict=True):
-            self._take(place, counts, advance)
+            self._import_place(place, counts, advance)
         if not self._is_dry:
             # Receipts of interrupted runs: their entries have been removed from Redis by now.
             store.delete_receipts(list(self._receipts), using=self._alias)
         return self.report
 
-    def _take_queues(self) -> None:
+    def _import_queues(self) -> None:
         """Import queue names and pauses. Pauses come before the jobs, so that no job of a paused queue starts."""
         names = {name for name in self._contents.queues if _is_name(name)}
         paused = sorted(name for name in self._contents.paused if _is_name(name))
@@ -68,66 +68,66 @@ class Import:
         if self._contents.counters:
             notes.append(f"totals and daily numbers stay where they are: {self._contents.counters} keys")
         if unknown := self._contents.unknown:
-            more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
-            notes.append(f"keys that are none of the open Faktory's stay: {', '.join(unknown[:10])}{more}")
+            suffix = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
+            notes.append(f"keys that are none of the open Faktory's stay: {', '.join(unknown[:10])}{suffix}")
         if any(place.kind == WORKING for place in self._contents.places):
             notes.append("jobs somebody works on are scheduled for the end of their reservations")
 
-    def _take(self, place: Place, counts: Counts, advance: Callable[[int], object]) -> None:
+    def _import_place(self, place: Place, counts: Counts, advance: Callable[[int], object]) -> None:
         skip = 0
         while entries := self._redis.window(place, skip, store.CHUNK):
             # Entries that stay in Redis are skipped; removed ones move the next window forward.
-            skip += len(entries) - self._take_window(place, counts, entries)
+            skip += len(entries) - self._import_window(place, counts, entries)
             advance(len(entries))
-        left = self._redis.size(place)
+        remaining = self._redis.size(place)
         expected = counts.found if self._is_dry else counts.left
         # Only this import should change the key: a difference means that another client used it.
-        if left != expected:
-            reason = f"{place.key} was changed by another client meanwhile: expected {expected} left, found {left}"
-            self.report.problem(reason, count=abs(left - expected))
+        if remaining != expected:
+            reason = f"{place.key} was changed by another client meanwhile: expected {expected} left, found {remaining}"
+            self.report.problem(reason, count=abs(remaining - expected))
 
-    def _take_window(self, place: Place, counts: Counts, entries: Sequence[Entry]) -> int:
+    def _import_window(self, place: Place, counts: Counts, entries: Sequence[Entry]) -> int:
         """Import a window of entries; return the number of entries removed from Redis."""
-        came: dict[str, tuple[Entry, Arrival]] = {}
-        done: list[Entry] = []
+        arrivals_by_jid: dict[str, tuple[Entry, Arrival]] = {}
+        stored_before: list[Entry] = []
         for entry in entries:
-            if (one := self._read(place, entry)) is None:
+            if (arrival := self._read(place, entry)) is None:
                 continue
-            jid = one.job.jid
-            if jid in self._seen:
+            jid = arrival.job.jid
+            if jid in self._seen_jids:
                 self.report.problem(IN_RUN, [jid])
             # Stored by an interrupted run that did not remove the entry from Redis.
-            elif jid in self._before:
-                done.append(entry)
-                self._seen.add(jid)
+            elif jid in self._stored_before:
+                stored_before.append(entry)
+                self._seen_jids.add(jid)
             else:
-                self._seen.add(jid)
-                came[jid] = entry, one
-        arrivals = [one for _, one in came.values()]
-        refused, receipt = keep(arrivals, self._broker, self._alias, is_dry=self._is_dry)
+                self._seen_jids.add(jid)
+                arrivals_by_jid[jid] = entry, arrival
+        arrivals = [arrival for _, arrival in arrivals_by_jid.values()]
+        refused, receipt = store_arrivals(arrivals, self._broker, self._alias, is_dry=self._is_dry)
         for jid, reason in refused.items():
             self.report.problem(reason, [jid])
-        taken = [entry for jid, (entry, _) in came.items() if jid not in refused]
-        counts.moved += len(taken)
-        counts.before += len(done)
-        if self._is_dry or not (taken or done):
+        stored = [entry for jid, (entry, _) in arrivals_by_jid.items() if jid not in refused]
+        counts.moved += len(stored)
+        counts.moved_before += len(stored_before)
+        if self._is_dry or not (stored or stored_before):
             return 0
-        if lost := len(taken) + len(done) - self._redis.drop(place, [*done, *taken]):
-            self.report.problem(ELSEWHERE, count=lost)
+        if missing := len(stored) + len(stored_before) - self._redis.drop(place, [*stored_before, *stored]):
+            self.report.problem(ELSEWHERE, count=missing)
         # Last: without the receipt a repeated import would report these jobs as stored already.
         if receipt is not None:
             store.delete_receipts([receipt], using=self._alias)
-        return len(taken) + len(done)
+        return len(stored) + len(stored_before)
 
     def _read(self, place: Place, entry: Entry) -> Arrival | None:
         try:
-            return arrival(place.kind, place.name, entry.raw, entry.score)
+            return parse_arrival(place.kind, place.name, entry.raw, entry.score)
         except InvalidPayload as error:
             self.report.problem(f"is no job that can be stored: {error}", [error.jid])
             return None
 
 
-def keep(
+def store_arrivals(
     arrivals: Sequence[Arrival], broker: Broker, alias: str, *, is_dry: bool = False
 ) -> tuple[dict[str, str], int | None]:
     """Store jobs in one transaction; return the refusals by jid and the receipt."""
@@ -141,9 +141,9 @@ def keep(
         refused.clear()
         receipt.clear()
         refused.update(_push(arrivals, broker, alias))
-        pasts = {one.job.jid: _past(one) for one in arrivals if one.job.jid not in refused}
+        pasts = {arrival.job.jid: _history_of(arrival) for arrival in arrivals if arrival.job.jid not in refused}
         store.write_history(pasts, using=alias)
-        stored = store.known(list(pasts), using=alias)
+        stored = store.find_stored(list(pasts), using=alias)
         refused.update(dict.fromkeys(pasts.keys() - stored, "was not found after it was stored"))
         if is_dry:
             raise _RolledBack
@@ -161,15 +161,15 @@ def keep(
 
 def _push(arrivals: Sequence[Arrival], broker: Broker, alias: str) -> dict[str, str]:
     # A push accepts a jid that is stored already without an error, so the import must look first.
-    known = store.known([one.job.jid for one in arrivals], using=alias)
-    fresh: list[JobPayload] = [one.job for one in arrivals if one.job.jid not in known]
-    answers: Iterable[FaktoryError | None] = broker.push(fresh)
-    refused = {job.jid: str(error) for job, error in zip(fresh, answers, strict=True) if error is not None}
+    known = store.find_stored([arrival.job.jid for arrival in arrivals], using=alias)
+    new_jobs: list[JobPayload] = [arrival.job for arrival in arrivals if arrival.job.jid not in known]
+    results: Iterable[FaktoryError | None] = broker.push(new_jobs)
+    refused = {job.jid: str(error) for job, error in zip(new_jobs, results, strict=True) if error is not None}
     return {**dict.fromkeys(known, STORED), **refused}
 
 
-def _past(one: Arrival) -> store.JobHistory:
-    return store.JobHistory(one.state, one.ends_at, one.failures, one.failure, one.errtype)
+def _history_of(arrival: Arrival) -> store.JobHistory:
+    return store.JobHistory(arrival.state, arrival.ends_at, arrival.failures, arrival.failure, arrival.errtype)
 
 
 def _is_name(name: str) -> bool:

@@ -34,7 +34,7 @@ class Arrival(NamedTuple):
     errtype: str = ""
 
 
-def arrival(kind: str, name: str, raw: bytes, score: float) -> Arrival:
+def parse_arrival(kind: str, name: str, raw: bytes, score: float) -> Arrival:
     """Parse an entry of a queue or set. Raises InvalidPayload, with the jid if it is known."""
     try:
         text = raw.decode()
@@ -43,31 +43,31 @@ def arrival(kind: str, name: str, raw: bytes, score: float) -> Arrival:
     if kind == WORKING:
         # The entries of the working set wrap the job in a reservation.
         text = jsontext.members(text).get("job", ABSENT)
-    found = jsontext.members(text)
+    members = jsontext.members(text)
     job = parse_job(text)
     try:
-        return _arrival(kind, name, job, found, score)
+        return _build_arrival(kind, name, job, members, score)
     except InvalidPayload as error:
         raise InvalidPayload(str(error), jid=job.jid) from None
 
 
-def _arrival(kind: str, name: str, job: JobPayload, found: dict[str, str], score: float) -> Arrival:
-    failures, failure, errtype = _past(found)
+def _build_arrival(kind: str, name: str, job: JobPayload, members: dict[str, str], score: float) -> Arrival:
+    failures, failure, errtype = _parse_failure(members)
     if kind == QUEUE:
         # The row takes its queue from the job's text: do not move a job to another queue unnoticed.
         if job.queue != name:
             raise InvalidPayload(f"waits in the queue {name}, and says {job.queue}")
-        return Arrival(_at(job, None), State.ENQUEUED, None, failures, failure, errtype)
-    moment = _moment(score)
+        return Arrival(_with_at(job, None), State.ENQUEUED, None, failures, failure, errtype)
+    moment = _parse_score(score)
     if kind == State.DEAD:
         # The score of a dead job is the end of its storage, not a time to run.
-        return Arrival(_at(job, None), State.DEAD, moment, failures, failure, errtype)
+        return Arrival(_with_at(job, None), State.DEAD, moment, failures, failure, errtype)
     # A job in progress is scheduled for the end of its reservation: until then its worker may still finish it.
     state = State.RETRIES if kind == State.RETRIES or (kind == WORKING and failures) else State.SCHEDULED
-    return Arrival(_at(job, moment), state, None, failures, failure, errtype)
+    return Arrival(_with_at(job, moment), state, None, failures, failure, errtype)
 
 
-def departure(
+def format_original(
     *,
     text: str,
     state: str,
@@ -77,23 +77,23 @@ def departure(
     enqueued_at: datetime | None,
 ) -> bytes:
     """Return a job as the original would have written it: its text plus the columns' values."""
-    added: list[tuple[str, str]] = []
-    found = jsontext.members(text)
-    if "created_at" not in found:
-        added.append(("created_at", f'"{rfc3339(created_at)}"'))
+    extra_members: list[tuple[str, str]] = []
+    members = jsontext.members(text)
+    if "created_at" not in members:
+        extra_members.append(("created_at", f'"{rfc3339(created_at)}"'))
     # The column decides when the job runs; the `at` of the stored text may differ from it.
     if state == State.SCHEDULED and run_at is not None:
-        found.pop("at", None)
-        text = jsontext.join(found.items())
-        added.append(("at", f'"{rfc3339(run_at)}"'))
+        members.pop("at", None)
+        text = jsontext.join(members.items())
+        extra_members.append(("at", f'"{rfc3339(run_at)}"'))
     if state in (State.ENQUEUED, State.BLOCKED) and enqueued_at is not None:
-        added.append(("enqueued_at", f'"{rfc3339(enqueued_at)}"'))
+        extra_members.append(("enqueued_at", f'"{rfc3339(enqueued_at)}"'))
     if failure:
         values = jsontext.members(failure)
         if state == State.RETRIES and run_at is not None:
             values["next_at"] = f'"{rfc3339(run_at)}"'
-        added.append(("failure", jsontext.join(values.items())))
-    return jsontext.append(text, added).encode()
+        extra_members.append(("failure", jsontext.join(values.items())))
+    return jsontext.append(text, extra_members).encode()
 
 
 def score_of(moment: datetime) -> float:
@@ -101,12 +101,12 @@ def score_of(moment: datetime) -> float:
     return int(moment.timestamp()) + moment.microsecond * 1000 / 1_000_000_000
 
 
-def _at(job: JobPayload, at: datetime | None) -> JobPayload:
+def _with_at(job: JobPayload, at: datetime | None) -> JobPayload:
     return msgspec.structs.replace(job, at=at)
 
 
-def _past(found: dict[str, str]) -> tuple[int, str, str]:
-    raw = found.get("failure", ABSENT)
+def _parse_failure(members: dict[str, str]) -> tuple[int, str, str]:
+    raw = members.get("failure", ABSENT)
     if raw == ABSENT:
         return 0, "", ""
     if not raw.startswith("{"):
@@ -118,7 +118,7 @@ def _past(found: dict[str, str]) -> tuple[int, str, str]:
     return count + 1, raw, errtype.replace("\x00", "\ufffd")
 
 
-def _moment(score: float) -> datetime:
+def _parse_score(score: float) -> datetime:
     try:
         # A score may be any float, infinity and NaN included.
         return datetime.fromtimestamp(score, UTC)

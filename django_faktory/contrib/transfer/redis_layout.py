@@ -83,72 +83,74 @@ class FaktoryRedis:
         """Close all connections of the client."""
         close(self._redis)
 
-    def refuse_company(self) -> None:
+    def refuse_other_clients(self) -> None:
         """Raise UnusableRedis if other clients use this database: one of them may be Faktory itself."""
-        with _translated():
+        with _translate_errors():
             try:
-                me, clients = self._redis.client_id(), self._redis.client_list()
+                own_id, clients = self._redis.client_id(), self._redis.client_list()
             except ResponseError as error:
                 raise UnusableRedis(
                     f"this Redis does not list its clients ({error}): stop Faktory, and add --while-connected"
                 ) from error
         # Databases of one Redis have separate keys: clients of another one do no harm.
         number = str(self._redis.connection_pool.connection_kwargs.get("db") or 0)
-        others = [one for one in clients if str(one.get("id")) != str(me) and str(one.get("db")) == number]
-        if others:
+        other_clients = [
+            client for client in clients if str(client.get("id")) != str(own_id) and str(client.get("db")) == number
+        ]
+        if other_clients:
             raise UnusableRedis(
-                f"{len(others)} other clients are connected to database {number} of this Redis: stop Faktory and start "
-                "its Redis alone; if none of them is Faktory, add --while-connected"
+                f"{len(other_clients)} other clients are connected to database {number} of this Redis: stop Faktory "
+                "and start its Redis alone; if none of them is Faktory, add --while-connected"
             )
 
     def contents(self) -> Contents:
         """Read all keys and return them by meaning."""
         lists: list[Place] = []
         sets: dict[str, Place] = {}
-        counters, unknown, named = 0, [], set()
-        for key, kind in self._keys():
+        counters, unknown, name_sets = 0, [], set()
+        for key, key_type in self._keys():
             name = key.removeprefix(PREFIX)
-            if kind == "zset" and key in SETS:
+            if key_type == "zset" and key in SETS:
                 sets[key] = Place(key, key, key)
-            elif kind == "list" and _queue_name.fullmatch(name):
+            elif key_type == "list" and _queue_name.fullmatch(name):
                 lists.append(Place("queue", name, key))
-            elif _counter.fullmatch(key) and kind == "string":
+            elif _counter.fullmatch(key) and key_type == "string":
                 counters += 1
             # SMEMBERS would fail for a key of another type, which is reported as unknown instead.
-            elif key in ("queues", "paused") and kind == "set":
-                named.add(key)
+            elif key in ("queues", "paused") and key_type == "set":
+                name_sets.add(key)
             elif key not in _OTHER_KEYS:
-                unknown.append(f"{key} ({kind})")
+                unknown.append(f"{key} ({key_type})")
         # For one queue the old list first: a 1.10 server that has both fetches from the new one only.
         lists.sort(key=lambda place: (place.name, place.key.startswith(PREFIX)))
         return Contents(
             layout=" and ".join(sorted({_layout_of(place) for place in lists}, reverse=True)),
             places=[*lists, *(sets[name] for name in SETS if name in sets)],
-            queues=self._names("queues") if "queues" in named else set(),
-            paused=self._names("paused") if "paused" in named else set(),
+            queues=self._names("queues") if "queues" in name_sets else set(),
+            paused=self._names("paused") if "paused" in name_sets else set(),
             counters=counters,
             unknown=sorted(unknown),
         )
 
     def size(self, place: Place) -> int:
         """Return the number of jobs at this key."""
-        with _translated():
+        with _translate_errors():
             return int(self._redis.llen(place.key) if place.kind == "queue" else self._redis.zcard(place.key))
 
     def window(self, place: Place, skip: int, count: int) -> list[Entry]:
         """Return up to `count` jobs in fetch order, after the first `skip`."""
-        with _translated():
+        with _translate_errors():
             # Faktory fetches from the tail of a list: negative indexes count from the first job to be fetched.
             if place.kind == "queue":
                 last = -1 - skip
-                found: Any = self._redis.lrange(place.key, last - count + 1, last)
-                return [Entry(raw, 0.0) for raw in reversed(found)]
+                raws: Any = self._redis.lrange(place.key, last - count + 1, last)
+                return [Entry(raw, 0.0) for raw in reversed(raws)]
             rows: Any = self._redis.zrange(place.key, skip, skip + count - 1, withscores=True)
             return [Entry(raw, float(score)) for raw, score in rows]
 
     def drop(self, place: Place, entries: Sequence[Entry]) -> int:
         """Remove these entries; return how many were still there."""
-        with _translated(), self._redis.pipeline(transaction=True) as pipe:
+        with _translate_errors(), self._redis.pipeline(transaction=True) as pipe:
             for entry in entries:
                 if place.kind == "queue":
                     pipe.lrem(place.key, -1, entry.raw)  # type: ignore[arg-type]  # from the end that is taken first
@@ -163,50 +165,52 @@ class FaktoryRedis:
     def add(self, queues: Mapping[str, Sequence[bytes]], sets: Mapping[str, Sequence[Entry]], jids: Iterable[str],
             *, layout: str) -> None:  # fmt: skip
         """Add jobs and record their jids, atomically. The job to be fetched first comes first."""
+        # One MULTI: a jid in EXPORTED means that its job was written, and the reverse (ADR 0018).
         prefix = PREFIX if layout == NEW else ""
-        noted = list(jids)
-        with _translated(), self._redis.pipeline(transaction=True) as pipe:
+        exported_jids = list(jids)
+        with _translate_errors(), self._redis.pipeline(transaction=True) as pipe:
             for name, raws in queues.items():
                 pipe.sadd("queues", name)
                 # LPUSH inserts one after another: the first job ends at the tail, which is fetched first.
                 pipe.lpush(prefix + name, *raws)
             for key, entries in sets.items():
                 pipe.zadd(key, {entry.raw: entry.score for entry in entries})
-            if noted:
-                pipe.sadd(EXPORTED, *noted)
+            if exported_jids:
+                pipe.sadd(EXPORTED, *exported_jids)
             pipe.execute()
 
     def forget_exported(self, jids: Iterable[str]) -> None:
         """Delete the jids of jobs after their rows were deleted."""
-        if gone := list(jids):
-            with _translated():
-                self._redis.srem(EXPORTED, *gone)
+        if removed_jids := list(jids):
+            with _translate_errors():
+                self._redis.srem(EXPORTED, *removed_jids)
 
     def add_queues(self, names: Iterable[str], *, paused: bool = False) -> None:
         """Add names to the known or to the paused queues."""
-        if listed := list(names):
-            with _translated():
-                self._redis.sadd("paused" if paused else "queues", *listed)
+        if name_list := list(names):
+            with _translate_errors():
+                self._redis.sadd("paused" if paused else "queues", *name_list)
 
     def _keys(self) -> Iterator[tuple[str, str]]:
-        with _translated():
+        with _translate_errors():
+            # Keys of other programs may be any bytes; they are only listed.
             keys = [key.decode("utf-8", "backslashreplace") for key in self._redis.scan_iter(count=1000)]
             for start in range(0, len(keys), 1000):
                 # SCAN may return a key more than once.
-                some = sorted(set(keys[start : start + 1000]))
+                batch = sorted(set(keys[start : start + 1000]))
                 with self._redis.pipeline(transaction=False) as pipe:
-                    for key in some:
+                    for key in batch:
                         pipe.type(key)
-                    kinds = pipe.execute()
-                yield from ((key, kind.decode()) for key, kind in zip(some, kinds, strict=True))
+                    key_types = pipe.execute()
+                yield from ((key, key_type.decode()) for key, key_type in zip(batch, key_types, strict=True))
 
     def _names(self, key: str) -> set[str]:
-        with _translated():
+        with _translate_errors():
             try:
-                found: Any = self._redis.smembers(key)
+                names: Any = self._redis.smembers(key)
             except ResponseError as error:
                 raise UnusableRedis(f"this is not a Faktory's Redis: the key {key} is no set ({error})") from error
-            return {name.decode("utf-8", "backslashreplace") for name in found}
+            return {name.decode("utf-8", "backslashreplace") for name in names}
 
 
 def _layout_of(place: Place) -> str:
@@ -219,7 +223,7 @@ def is_free(queue: str, layout: str) -> bool:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except (RedisConnectionError, RedisTimeoutError) as error:

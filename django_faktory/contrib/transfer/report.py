@@ -20,13 +20,13 @@ class Counts:
     name: str
     found: int = 0
     moved: int = 0
-    before: int = 0
+    moved_before: int = 0
     """Jobs moved by an earlier, interrupted run."""
 
     @property
     def left(self) -> int:
         """Number of jobs that were not moved."""
-        return self.found - self.moved - self.before
+        return self.found - self.moved - self.moved_before
 
     def as_json(self) -> dict[str, Any]:
         """Return the counts as a dict for JSON."""
@@ -35,7 +35,7 @@ class Counts:
             "name": self.name,
             "found": self.found,
             "moved": self.moved,
-            "moved_before": self.before,
+            "moved_before": self.moved_before,
             "left": self.left,
         }
 
@@ -57,24 +57,26 @@ class Report:
         # One reason per job would make the report as long as the queue.
         if reason not in self._problems and len(self._problems) >= MOST_REASONS:
             reason = "other reasons"
-        known, some = self._problems.get(reason, (0, []))
-        listed = [*some, *filter(None, jids)][:MOST_JIDS]
-        self._problems[reason] = (known + (len(jids) if count is None else count), listed)
+        known_count, known_jids = self._problems.get(reason, (0, []))
+        # Invalid entries have no jid.
+        listed = [*known_jids, *filter(None, jids)][:MOST_JIDS]
+        self._problems[reason] = (known_count + (len(jids) if count is None else count), listed)
 
     @property
     def found(self) -> int:
         """Number of jobs found."""
-        return sum(one.found for one in self.counts)
+        return sum(counts.found for counts in self.counts)
 
     @property
     def moved(self) -> int:
         """Number of jobs moved, by this run or an earlier one."""
-        return sum(one.moved + one.before for one in self.counts)
+        return sum(counts.moved + counts.moved_before for counts in self.counts)
 
     @property
     def problems(self) -> list[dict[str, Any]]:
         """Reasons why jobs were left, the most frequent first."""
-        ordered = sorted(self._problems.items(), key=lambda one: -one[1][0])
+        # `sorted` is stable: reasons with equal counts stay in the order in which they occurred.
+        ordered = sorted(self._problems.items(), key=lambda item: -item[1][0])
         return [{"reason": reason, "count": count, "jids": jids} for reason, (count, jids) in ordered]
 
     def as_json(self) -> dict[str, Any]:
@@ -85,7 +87,7 @@ class Report:
             "found": self.found,
             "moved": self.moved,
             "left": self.found - self.moved,
-            "places": [one.as_json() for one in self.counts],
+            "places": [counts.as_json() for counts in self.counts],
             "paused": self.paused,
             "problems": self.problems,
             "notes": self.notes,

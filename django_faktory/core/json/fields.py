@@ -27,7 +27,7 @@ ABSENT = "null"
 
 
 def integer(
-    found: Mapping[str, str],
+    members: Mapping[str, str],
     field: str,
     *,
     default: int,
@@ -36,7 +36,7 @@ def integer(
     within: str = "",
 ) -> int:
     """Return the integer in `field`, or `default` if it is absent or null. Raises InvalidPayload."""
-    raw = found.get(field, ABSENT)
+    raw = members.get(field, ABSENT)
     if raw == ABSENT:
         return default
     if _integer.fullmatch(raw):
@@ -44,12 +44,12 @@ def integer(
         if (low is None or number >= low) and (high is None or number <= high):
             return number
     span = f" from {low} to {high}" if low is not None else ""
-    raise InvalidPayload(f"{within}{field}: expected an integer{span}, got {shown(raw)}")
+    raise InvalidPayload(f"{within}{field}: expected an integer{span}, got {abbreviate(raw)}")
 
 
-def seconds(found: Mapping[str, str], field: str, *, within: str = "") -> float | None:
+def seconds(members: Mapping[str, str], field: str, *, within: str = "") -> float | None:
     """Return the number of seconds above 0 in `field`; None if it is absent or null. Raises InvalidPayload."""
-    raw = found.get(field, ABSENT)
+    raw = members.get(field, ABSENT)
     if raw == ABSENT:
         # float() also accepts "nan", "inf" and "1_000", so the syntax of JSON numbers is checked first.
         return None
@@ -57,17 +57,19 @@ def seconds(found: Mapping[str, str], field: str, *, within: str = "") -> float 
         number = float(raw)
         if number > 0:
             return min(number, LONGEST_S)
-    raise InvalidPayload(f"{within}{field}: expected a number of seconds above 0, got {shown(raw)}")
+    raise InvalidPayload(f"{within}{field}: expected a number of seconds above 0, got {abbreviate(raw)}")
 
 
-def instant(found: Mapping[str, str], field: str, *, within: str = "") -> datetime | None:
+def instant(members: Mapping[str, str], field: str, *, within: str = "") -> datetime | None:
     """Return the time in `field`; None if it is absent or null. Raises InvalidPayload."""
-    raw = found.get(field, ABSENT)
+    raw = members.get(field, ABSENT)
     if raw == ABSENT:
         return None
     value = string(raw)
     if value is None:
-        raise InvalidPayload(f"invalid timestamp for '{within}{field}': expected an RFC 3339 string, got {shown(raw)}")
+        raise InvalidPayload(
+            f"invalid timestamp for '{within}{field}': expected an RFC 3339 string, got {abbreviate(raw)}"
+        )
     return parse_instant(within + field, value)
 
 
@@ -100,7 +102,7 @@ def parse_instant(field: str, value: str) -> datetime:
         except (ValueError, OverflowError):
             pass
     raise InvalidPayload(
-        f"invalid timestamp for '{field}': {quoted(value)}: expected RFC 3339, such as 2026-11-21T14:05:00Z"
+        f"invalid timestamp for '{field}': {quote_abbreviated(value)}: expected RFC 3339, such as 2026-11-21T14:05:00Z"
     )
 
 
@@ -112,13 +114,13 @@ def later(moment: datetime, seconds: float) -> datetime:
         return LAST
 
 
-def shown(raw: str) -> str:
+def abbreviate(raw: str) -> str:
     """Return the raw value in printable ASCII, short enough for a one-line error message."""
     if raw == ABSENT:
         return "null or nothing"
     return ascii(raw)[1:-1] if len(raw) <= 60 else f"{ascii(raw[:57])[1:-1]}…"
 
 
-def quoted(value: str) -> str:
-    """Return `shown(value)` in double quotes, as in the error messages of the original server."""
-    return f'"{shown(value)}"'
+def quote_abbreviated(value: str) -> str:
+    """Return `abbreviate(value)` in double quotes, as in the error messages of the original server."""
+    return f'"{abbreviate(value)}"'

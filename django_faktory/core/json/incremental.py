@@ -40,8 +40,8 @@ _string = f'"{_pieces}'
 _outer = re.compile(rf'[^"\[\]{{}},]*+(?:{_string}|([\[\]{{}},]))', re.DOTALL)
 _inner = re.compile(rf'[^"\[\]{{}}]*+(?:{_string}|([\[\]{{}}]))', re.DOTALL)
 _rest_of_string = re.compile(_pieces, re.DOTALL)
-_value = msgspec.json.Decoder(msgspec.Raw)
-_written = json.encoder.encode_basestring_ascii
+_raw_decoder = msgspec.json.Decoder(msgspec.Raw)
+_encode_string = json.encoder.encode_basestring_ascii
 
 
 def run(steps: Incremental[T]) -> T:
@@ -50,8 +50,8 @@ def run(steps: Incremental[T]) -> T:
         try:
             next(steps)
         except StopIteration as end:
-            found: T = end.value
-            return found
+            result: T = end.value
+            return result
 
 
 def check_depth(text: str) -> Incremental[None]:
@@ -88,28 +88,30 @@ def members(text: str, *, max_count: int, rejects_duplicates: bool = True) -> In
     Raises InvalidPayload if it is not one JSON object, for a repeated key (unless `rejects_duplicates` is false, then
     the last one counts), and for more than `max_count` members.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for part in cut(text, "{}"):
         if part is None:
             yield
             continue
         key, value = yield from _member(part)
-        if rejects_duplicates and key in found:
+        if rejects_duplicates and key in values:
             raise jsontext.duplicate_key_error(key)
-        if len(found) == max_count and key not in found:
+        # Bounds the memory: the texts of the members are kept until the object ends.
+        if len(values) == max_count and key not in values:
             raise InvalidPayload(f"invalid JSON: expected at most {max_count} members of an object; use fewer")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def check_value(text: str, levels: int = MAX_LEVELS) -> Incremental[None]:
     """Raise InvalidPayload if `text` is not one JSON value; depth is not checked."""
+    # `cut` leaves white space around its parts.
     text = text.strip(_SPACE)
     if len(text) > SHORT:
         yield
         # msgspec validates at a speed that needs no steps; only the texts that it rejects are cut into parts.
         try:
-            _value.decode(text)
+            _raw_decoder.decode(text)
         except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):  # invalid, or a lone surrogate (valid)
             if levels and text[0] in "[{":
                 yield from _check_parts(text, levels - 1)
@@ -143,29 +145,29 @@ def cut(text: str, brackets: str) -> Iterator[str | None]:
     """
     begin = jsontext.after_space(text, 0)
     if text[begin : begin + 1] != brackets[0]:
-        kind = "an array […]" if brackets == "[]" else "an object {…}"
-        raise InvalidPayload(f"invalid JSON: expected {kind}")
+        expected = "an array […]" if brackets == "[]" else "an object {…}"
+        raise InvalidPayload(f"invalid JSON: expected {expected}")
     begin, count = begin + 1, 0
-    for where in _limits(text, begin):
-        if where is None:
+    for end in _part_ends(text, begin):
+        if end is None:
             yield None
             continue
-        part = text[begin:where]
-        if text[where] == ",":
+        part = text[begin:end]
+        if text[end] == ",":
             yield part
-        elif text[where] != brackets[1]:
+        elif text[end] != brackets[1]:
             break
         else:
             # An empty array or object has no part; after a trailing comma the empty part is rejected by the caller.
             if count or part.strip(_SPACE):
                 yield part
-            jsontext.expect_end(text, where + 1)
+            jsontext.expect_end(text, end + 1)
             return
-        begin, count = where + 1, count + 1
+        begin, count = end + 1, count + 1
     raise InvalidPayload(f"invalid JSON: expected ',' or '{brackets[1]}' at character {begin}")
 
 
-def _limits(text: str, at: int) -> Iterator[int | None]:
+def _part_ends(text: str, at: int) -> Iterator[int | None]:
     """Yield the positions of the commas at this level, and finally of the closing bracket."""
     depth = count = 0
     while True:
@@ -221,6 +223,7 @@ def canonical(text: str, out: bytearray, *, max_count: int | None = None) -> Inc
     its end. Raises InvalidPayload for more than `max_count` members in objects that are open at once, and, if
     `max_count` is given, for a key longer than SHORT characters.
     """
+    # Stored keys of other versions are compared with hashes of these bytes, so the form must not change (ADR 0033).
     writer = _Canonical(text, max_count)
     yield from writer.value(writer.after_space(0), out)
 
@@ -230,17 +233,17 @@ class _Canonical:
 
     def __init__(self, text: str, max_count: int | None) -> None:
         self._text, self._max_count = text, max_count
-        self._members, self._left = 0, CANONICAL_TOKENS_A_STEP
+        self._members, self._remaining_tokens = 0, CANONICAL_TOKENS_A_STEP
 
     def value(self, at: int, out: bytearray) -> Incremental[int]:
         """Write the value that begins at `at` and return the position after it."""
         first = self._text[at]
         if first == "{":
-            return (yield from self._object(at + 1, out))
+            return (yield from self._write_object(at + 1, out))
         if first == "[":
-            return (yield from self._array(at + 1, out))
+            return (yield from self._write_array(at + 1, out))
         if first == '"':
-            return (yield from self._string(at + 1, out))
+            return (yield from self._write_string(at + 1, out))
         match = _scalar.match(self._text, at)
         assert match is not None  # noqa: S101  (the text is valid JSON)
         out += match[0].encode()
@@ -254,16 +257,17 @@ class _Canonical:
     def _is_due(self, size: int = 0) -> bool:
         """Return whether a pause is due after one more token of `size` characters."""
         # A long token counts as several, because copying it takes longer.
-        self._left -= 1 + size // 500
-        if self._left > 0:
+        self._remaining_tokens -= 1 + size // 500
+        if self._remaining_tokens > 0:
             return False
-        self._left = CANONICAL_TOKENS_A_STEP
+        self._remaining_tokens = CANONICAL_TOKENS_A_STEP
         return True
 
-    def _array(self, at: int, out: bytearray) -> Incremental[int]:
+    def _write_array(self, at: int, out: bytearray) -> Incremental[int]:
         out += b"["
         while True:
             begin = at
+            # Most arrays have scalars only: a run of them is copied at once, not token by token.
             if match := _verbatim.match(self._text, at):
                 out += match[0].encode()
                 at = match.end()
@@ -277,7 +281,7 @@ class _Canonical:
             if sign in '[{"':
                 at = yield from self.value(at, out)
 
-    def _string(self, at: int, out: bytearray) -> Incremental[int]:
+    def _write_string(self, at: int, out: bytearray) -> Incremental[int]:
         """Write a string piece by piece.
 
         A surrogate pair that is cut in two is written like an uncut one: as two escapes.
@@ -286,7 +290,7 @@ class _Canonical:
         while True:
             match = _string_piece.match(self._text, at)
             assert match is not None  # noqa: S101  (it matches the empty text)
-            out += _written(json.loads(f'"{match[1]}"', strict=False))[1:-1].encode()
+            out += _encode_string(json.loads(f'"{match[1]}"', strict=False))[1:-1].encode()
             size, at = match.end() - at, match.end()
             if self._is_due(size):
                 yield
@@ -294,8 +298,8 @@ class _Canonical:
                 out += b'"'
                 return at
 
-    def _object(self, at: int, out: bytearray) -> Incremental[int]:
-        found: dict[str, str | bytearray] = {}
+    def _write_object(self, at: int, out: bytearray) -> Incremental[int]:
+        values: dict[str, str | bytearray] = {}
         at = self.after_space(at)
         while self._text[at] != "}":
             if self._text[at] == ",":
@@ -306,34 +310,35 @@ class _Canonical:
             if match := _plain_member.match(self._text, at):
                 key, value, at = match[1], match[2], match.end()
             else:
-                key, at = yield from self._key(at)
+                key, at = yield from self._read_key(at)
                 value = bytearray()
                 at = self.after_space((yield from self.value(at, value)))
-            self._members += key not in found
+            # A repeated key replaces its value, so it needs no more memory.
+            self._members += key not in values
             if self._max_count is not None and self._members > self._max_count:
                 raise InvalidPayload(f"expected at most {self._max_count} members of objects within each other")
-            found[key] = value
+            values[key] = value
         # The object is complete; only members of open objects count against `max_count`.
-        self._members -= len(found)
-        yield from self._sorted(found, out)
+        self._members -= len(values)
+        yield from self._write_sorted(values, out)
         return at + 1
 
-    def _key(self, at: int) -> Incremental[tuple[str, int]]:
+    def _read_key(self, at: int) -> Incremental[tuple[str, int]]:
         """Return the key that begins at `at`, and the position of its value."""
         raw = bytearray()
-        at = yield from self._string(at + 1, raw)
+        at = yield from self._write_string(at + 1, raw)
         if self._max_count is not None and len(raw) > SHORT:
             raise InvalidPayload(f"expected keys of at most {SHORT} characters")
         return json.loads(raw), self.after_space(self.after_space(at) + 1)
 
-    def _sorted(self, found: dict[str, str | bytearray], out: bytearray) -> Incremental[None]:
-        sign = b"{"
-        for key in sorted(found):
-            out += sign + _written(key).encode() + b":"
-            sign = b","
+    def _write_sorted(self, values: dict[str, str | bytearray], out: bytearray) -> Incremental[None]:
+        separator = b"{"
+        for key in sorted(values):
+            out += separator + _encode_string(key).encode() + b":"
+            separator = b","
             if self._is_due():
                 yield
-            value = found[key]
+            value = values[key]
             if isinstance(value, str):
                 out += value.encode()
                 continue
@@ -342,4 +347,4 @@ class _Canonical:
             for start in range(SLICE, len(value), SLICE):
                 yield
                 out += value[start : start + SLICE]
-        out += b"{}" if sign == b"{" else b"}"
+        out += b"{}" if separator == b"{" else b"}"

@@ -17,7 +17,7 @@ import msgspec
 from ...errors import InvalidPayload
 
 MAX_DEPTH = 128
-PIECE = 16 * 1024
+CHECKED_AT_ONCE = 16 * 1024
 """Characters of a text per step of the bracket check."""
 
 _raw_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -25,7 +25,7 @@ _raw_items = msgspec.json.Decoder(list[msgspec.Raw])
 _whitespace = re.compile(r"[ \t\n\r]*")
 _strings = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _brackets = re.compile(r"[\[\]{}]")
-_no_space = re.compile(r'(?:[^" \t\r\n]|"[^"\\]*+(?:\\.[^"\\]*+)*+"){1,1000}+', re.DOTALL)
+_tokens = re.compile(r'(?:[^" \t\r\n]|"[^"\\]*+(?:\\.[^"\\]*+)*+"){1,1000}+', re.DOTALL)
 _any_space = re.compile(r"[ \t\r\n]")
 
 
@@ -37,14 +37,15 @@ def members(text: str) -> dict[str, str]:
     """
     check_depth(text)
     try:
+        # msgspec first: 2.4 µs for a job of 180 bytes, the checks included; the scanner needs 14 (ADR 0004).
         raw = _raw_members.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         return _members_by_scanner(text)
-    found = {key: str(value, "utf-8") for key, value in raw.items()}
+    values = {key: str(value, "utf-8") for key, value in raw.items()}
     # msgspec keeps the last of repeated keys without an error. Compact JSON with distinct keys has exactly this length;
     # a repeated key or white space makes it longer.
-    if len(text) == 1 + 4 * len(found) + sum(map(len, found)) + sum(map(len, found.values())):
-        return found
+    if len(text) == 1 + 4 * len(values) + sum(map(len, values)) + sum(map(len, values.values())):
+        return values
     return _members_by_scanner(text)
 
 
@@ -71,9 +72,9 @@ def check_depth(text: str) -> None:
     # Fast path: text with few opening brackets cannot be too deep, even if all of them count.
     if text.count("{") + text.count("[") <= MAX_DEPTH:
         return
-    depth, bare = 0, _strings.sub("", text)
-    for start in range(0, len(bare), PIECE):  # stops at the first level that is too deep
-        for bracket in _brackets.findall(bare, start, start + PIECE):
+    depth, without_strings = 0, _strings.sub("", text)
+    for start in range(0, len(without_strings), CHECKED_AT_ONCE):  # stops at the first level that is too deep
+        for bracket in _brackets.findall(without_strings, start, start + CHECKED_AT_ONCE):
             depth += 1 if bracket in "[{" else -1
             if depth > MAX_DEPTH:
                 raise depth_error()
@@ -123,27 +124,26 @@ def encode(value: Any) -> str:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def join(parts: Iterable[tuple[str, str]]) -> str:
+def join(members: Iterable[tuple[str, str]]) -> str:
     """Join members into an object, compact and with verbatim values: the inverse of `members`."""
-    return "{" + ",".join(f"{encode(key)}:{value}" for key, value in parts) + "}"
+    return "{" + ",".join(f"{encode(key)}:{value}" for key, value in members) + "}"
 
 
-def append(text: str, parts: Iterable[tuple[str, str]]) -> str:
+def append(text: str, members: Iterable[tuple[str, str]]) -> str:
     """Add members at the end of the object in `text`; the existing text stays unchanged."""
-    added = ",".join(f'"{key}":{value}' for key, value in parts)
-    if not added:
+    added_text = ",".join(f'"{key}":{value}' for key, value in members)
+    if not added_text:
         return text
     head = text.rstrip(" \t\r\n")[:-1].rstrip(" \t\r\n")
-    return f"{head}{'' if head.endswith('{') else ','}{added}}}"
+    return f"{head}{'' if head.endswith('{') else ','}{added_text}}}"
 
 
 def compact(text: str) -> str:
     """Remove the white space between the tokens of `text`; strings stay unchanged."""
     if not _any_space.search(text):
         return text
-    return "".join(
-        piece[0] for piece in _no_space.finditer(text)
-    )  # in pieces, so that other threads can run in between
+    # Match by match, so that other threads can run in between.
+    return "".join(match[0] for match in _tokens.finditer(text))
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -158,12 +158,12 @@ _skipper = json.JSONDecoder(parse_float=lambda _: None, parse_int=lambda _: None
 
 def _members_by_scanner(text: str) -> dict[str, str]:
     """Split with the standard library's scanner: slower, but it explains errors and detects repeated keys."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for key, value in _pairs_by_scanner(text):
-        if key in found:
+        if key in values:
             raise duplicate_key_error(key)
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _pairs_by_scanner(text: str) -> Iterable[tuple[str, str]]:
@@ -181,8 +181,8 @@ def _pairs_by_scanner(text: str) -> Iterable[tuple[str, str]]:
                 raise InvalidPayload(f"invalid JSON: expected ':' at character {at}")
             value, at = _scan_value(text, after_space(text, at + 1))
             yield key, value
-            at, more = _scan_comma(text, at, "}")
-            if not more:
+            at, has_more = _scan_comma(text, at, "}")
+            if not has_more:
                 break
     expect_end(text, at + 1)
 
@@ -196,8 +196,8 @@ def _items_by_scanner(text: str) -> Iterable[str]:
         while True:
             value, at = _scan_value(text, at)
             yield value
-            at, more = _scan_comma(text, at, "]")
-            if not more:
+            at, has_more = _scan_comma(text, at, "]")
+            if not has_more:
                 break
     expect_end(text, at + 1)
 
@@ -212,6 +212,7 @@ def _scan_key(text: str, at: int) -> tuple[str, int]:
 
 def _scan_value(text: str, at: int) -> tuple[str, int]:
     try:
+        # RecursionError: `items` and `check_value` do not check the depth first.
         _, end = _skipper.raw_decode(text, at)
     except (ValueError, RecursionError) as error:
         raise InvalidPayload(f"invalid JSON: {error}") from error

@@ -11,7 +11,7 @@ from ...errors import InvalidPayload
 from ..batch_rules import Kind
 from ..job_parser import MAX_MEMBERS, parse_long_job
 from ..json import incremental, jsontext
-from ..json.fields import shown
+from ..json.fields import abbreviate
 from ..json.incremental import Incremental
 from ..payloads import BatchStatus, JobPayload, NewBatch, parse_instant, rfc3339
 from .fields import decode_value, field, line, parse_object
@@ -28,13 +28,13 @@ class BatchNew(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """Return the line that a client sends."""
-        one = self.batch
+        batch = self.batch
         members = [
             (key, jsontext.encode(text))
-            for key, text in (("description", one.description), ("parent_bid", one.parent_bid))
+            for key, text in (("description", batch.description), ("parent_bid", batch.parent_bid))
             if text
         ]
-        members += [(kind, job.text) for kind in Kind if (job := getattr(one, kind)) is not None]
+        members += [(kind, job.text) for kind in Kind if (job := getattr(batch, kind)) is not None]
         return line("BATCH", f"NEW {jsontext.join(members)}")
 
 
@@ -78,17 +78,18 @@ _BY_BID: dict[str, type[BatchOpen | BatchCommit | BatchAsk]] = {
 
 def parse_batch(text: str) -> BatchCommand | Incremental[BatchNew]:
     """Parse the text after BATCH: a sub-verb in any case, then an object or a bid. NEW is parsed in steps."""
-    verb, _, rest = text.strip().partition(" ")
+    verb, _, arguments = text.strip().partition(" ")
     if verb.upper() == "NEW":
-        return _new_batch(rest)
+        return _parse_new(arguments)
     command = _BY_BID.get(verb.upper())
     if command is None:
-        raise InvalidPayload(
-            f"invalid BATCH: expected NEW {{…}}, OPEN bid, COMMIT bid or STATUS bid, got {shown(verb) or 'nothing'}"
-        )
-    bid = rest.strip()
+        actual = abbreviate(verb) or "nothing"
+        raise InvalidPayload(f"invalid BATCH: expected NEW {{…}}, OPEN bid, COMMIT bid or STATUS bid, got {actual}")
+    bid = arguments.strip()
     if not bid or " " in bid:  # a space: two ids, of which the second would be ignored
-        raise InvalidPayload(f"invalid BATCH {verb.upper()}: expected the id of a batch, got {shown(bid) or 'nothing'}")
+        raise InvalidPayload(
+            f"invalid BATCH {verb.upper()}: expected the id of a batch, got {abbreviate(bid) or 'nothing'}"
+        )
     check_name(f"BATCH {verb.upper()}", "bid", bid)
     return command(bid)
 
@@ -104,48 +105,55 @@ def format_status(status: BatchStatus) -> str:
     return jsontext.encode(members)
 
 
-def parse_status(found: dict[str, Any]) -> BatchStatus:
+def parse_status(members: dict[str, Any]) -> BatchStatus:
     """Parse the reply to BATCH STATUS of any server; missing members get defaults."""
-    created_at = field("BATCH", found, "created_at", str, "")
-    texts = {key: field("BATCH", found, key, str, "") for key in ("bid", "parent_bid", "description")}
-    progress = {key: field("BATCH", found, key, str, "") for key in ("complete_st", "success_st")}
-    numbers = {key: field("BATCH", found, key, int, 0) for key in ("total", "pending", "failed")}
+    created_at = field("BATCH", members, "created_at", str, "")
+    texts = {key: field("BATCH", members, key, str, "") for key in ("bid", "parent_bid", "description")}
+    progress = {key: field("BATCH", members, key, str, "") for key in ("complete_st", "success_st")}
+    numbers = {key: field("BATCH", members, key, int, 0) for key in ("total", "pending", "failed")}
     return BatchStatus(
         **texts,
         **progress,
         **numbers,
         created_at=parse_instant("created_at", created_at) if created_at else None,
-        is_broken=found.get("broken") is True,
+        is_broken=members.get("broken") is True,
     )
 
 
-def _new_batch(text: str) -> Incremental[BatchNew]:
+def _parse_new(text: str) -> Incremental[BatchNew]:
     # Both branches accept repeated keys, the last one counting, like common JSON parsers.
     if len(text) > incremental.SHORT:
         yield from incremental.check_depth(text)
-        raw = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
+        raw_members = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
         # Unknown members are not decoded: they may be long.
-        found = {key: decode_value(value) for key, value in raw.items() if key in ("bid", "description", "parent_bid")}
+        members = {
+            key: decode_value(value)
+            for key, value in raw_members.items()
+            if key in ("bid", "description", "parent_bid")
+        }
     else:
-        found = parse_object("BATCH NEW", text)
-        raw = jsontext.last_members(text)
-    if bid := field("BATCH NEW", found, "bid", str, ""):
-        raise InvalidPayload(f"invalid BATCH NEW: bid: expected none, the server gives it: no cycles, got {shown(bid)}")
-    parent_bid = field("BATCH NEW", found, "parent_bid", str, "")
+        members = parse_object("BATCH NEW", text)
+        raw_members = jsontext.last_members(text)
+    if bid := field("BATCH NEW", members, "bid", str, ""):
+        raise InvalidPayload(
+            f"invalid BATCH NEW: bid: expected none, the server gives it: no cycles, got {abbreviate(bid)}"
+        )
+    parent_bid = field("BATCH NEW", members, "parent_bid", str, "")
+    # A longer bid cannot be stored, so it is a mistake of the sender (ADR 0033).
     check_name("BATCH NEW", "parent_bid", parent_bid)
     callbacks: dict[str, Any] = {}
     for kind in Kind:
-        if raw.get(kind, "null") != "null":
-            callbacks[str(kind)] = yield from _callback(kind, raw[kind])
+        if raw_members.get(kind, "null") != "null":
+            callbacks[str(kind)] = yield from _parse_callback(kind, raw_members[kind])
     if not callbacks:
         raise InvalidPayload('invalid BATCH NEW: expected a "success" or a "complete" callback, or both, got none')
-    description = field("BATCH NEW", found, "description", str, "")
+    description = field("BATCH NEW", members, "description", str, "")
     return BatchNew(NewBatch(description=description, parent_bid=parent_bid, **callbacks))
 
 
-def _callback(kind: Kind, text: str) -> Incremental[JobPayload]:
+def _parse_callback(kind: Kind, text: str) -> Incremental[JobPayload]:
     if not text.startswith("{"):
-        raise InvalidPayload(f"invalid BATCH NEW: {kind}: expected a job, got {shown(text)}")
+        raise InvalidPayload(f"invalid BATCH NEW: {kind}: expected a job, got {abbreviate(text)}")
     if len(text) > incremental.SHORT:
         members = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
     else:
@@ -168,9 +176,10 @@ def refuse_options(kind: Kind, job: JobPayload) -> None:
     options = job.options
     if options is None:
         return
-    wrong = next((key for key in _NOT_IN_CALLBACKS if getattr(options, key)), None)
-    if wrong:
-        raise InvalidPayload(f"invalid BATCH NEW: {kind}: custom.{wrong}: expected none in a callback")
+    # A callback must be enqueued when it is due, so nothing may refuse it then (ADR 0011).
+    forbidden = next((key for key in _NOT_IN_CALLBACKS if getattr(options, key)), None)
+    if forbidden:
+        raise InvalidPayload(f"invalid BATCH NEW: {kind}: custom.{forbidden}: expected none in a callback")
 
 
 VERBS = {"BATCH": parse_batch}

@@ -53,7 +53,7 @@ class ServerConnection:
         self._start = 0
         self._searched = 0
         self._is_broken = False
-        self._refused = b""  # the start of a line that is too long; its bytes are dropped up to its end
+        self._refused_start = b""  # the start of a line that is too long; its bytes are dropped up to its end
         self._dropped_bytes = 0
         self.line_bytes = 0
         """Length of the last complete line."""
@@ -71,7 +71,7 @@ class ServerConnection:
     @property
     def is_dropping(self) -> bool:
         """Whether the bytes of a line that is too long for its verb are being dropped."""
-        return bool(self._refused)
+        return bool(self._refused_start)
 
     def greeting(self) -> bytes:
         """Return the server's first line. Its JSON has no space, as a client in use splits the line there (W1)."""
@@ -91,8 +91,8 @@ class ServerConnection:
         Raises InvalidPayload or UnknownCommand for a refused line, after which the connection continues, and
         ProtocolError (such as AuthenticationFailed) if it must be closed after the reply.
         """
-        found = self.begin_command()
-        return incremental.run(found) if isinstance(found, Generator) else found
+        command = self.begin_command()
+        return incremental.run(command) if isinstance(command, Generator) else command
 
     def begin_command(self) -> Command | Incremental[Command] | None:
         """Like `next_command`, but return steps for a line that takes long; the steps raise InvalidPayload only."""
@@ -100,32 +100,34 @@ class ServerConnection:
         if line is None:
             return None
         if self.is_identified:
+            # A long line is not decoded here: its steps do that, so that it waits for its turn as bytes.
             return parse_long(line) or begin(decode_line(line))
         try:
-            return self._hello(decode_line(line))
+            return self._accept_hello(decode_line(line))
         except InvalidPayload as error:
-            raise self._broken(ProtocolError(str(error))) from error
+            raise self._give_up(ProtocolError(str(error))) from error
 
     def _next_line(self) -> bytes | None:
         if self._is_broken:
             return None
-        if self._refused:
+        if self._refused_start:
             self._drop()
             return None
         limit = self._max_command_bytes if self.is_identified else MAX_HELLO_BYTES
+        # LF alone ends a line too, as in the original server (W6).
         newline = self._buffer.find(b"\n", max(self._start, self._searched))
         end = len(self._buffer) if newline < 0 else newline
         if end > self._start and self._buffer[end - 1] == ord("\r"):
             end -= 1
         # Checked before the line ends, so that an endless line cannot fill the memory.
         if end - self._start > limit:
-            raise self._too_long(limit)
+            raise self._too_long_error(limit)
         if self.is_identified and end - self._start > ANY_LINE_BYTES:
             start = bytes(self._buffer[self._start : self._start + VERB_BYTES])
             # Too long for its verb: drop its bytes as they arrive. The line is refused at its end, and the connection
             # stays usable.
             if is_too_long(start, end - self._start):
-                self._refused = start
+                self._refused_start = start
                 self._drop()
                 return None
         if newline < 0:
@@ -152,19 +154,19 @@ class ServerConnection:
             end -= 1  # part of CRLF, or else kept and counted with the next bytes
         self._dropped_bytes += end - self._start
         if self._dropped_bytes > self._max_command_bytes:
-            raise self._too_long(self._max_command_bytes)
+            raise self._too_long_error(self._max_command_bytes)
         if newline < 0:
             del self._buffer[:end]
             self._start = self._searched = 0
             return
-        refused, length = self._refused, self._dropped_bytes
+        start, length = self._refused_start, self._dropped_bytes
         self._start = newline + 1
         self._compact()
-        self._refused, self._searched, self._dropped_bytes = b"", 0, 0
-        check_line(refused, length)
+        self._refused_start, self._searched, self._dropped_bytes = b"", 0, 0
+        check_line(start, length)
 
-    def _too_long(self, limit: int) -> ProtocolError:
-        return self._broken(ProtocolError(f"command too long: expected at most {limit} bytes in a line"))
+    def _too_long_error(self, limit: int) -> ProtocolError:
+        return self._give_up(ProtocolError(f"command too long: expected at most {limit} bytes in a line"))
 
     def _compact(self) -> None:
         """Remove consumed bytes. Done rarely, as each removal moves the rest of the buffer."""
@@ -172,29 +174,30 @@ class ServerConnection:
             del self._buffer[: self._start]
             self._start = 0
 
-    def _hello(self, text: str) -> Hello:
+    def _accept_hello(self, text: str) -> Hello:
         if not text.startswith("HELLO "):
-            raise self._broken(ProtocolError(f"expected HELLO {{…}} as the first command, got {text[:40]}"))
+            raise self._give_up(ProtocolError(f"expected HELLO {{…}} as the first command, got {text[:40]}"))
         try:
             hello = parse_hello(text[len("HELLO ") :])
         except InvalidPayload as error:
-            raise self._broken(ProtocolError(str(error))) from error
+            raise self._give_up(ProtocolError(str(error))) from error
         if self._password:
             expected = hash_password(self._password, self._salt, self._iterations)
             # A comparison in constant time reveals nothing about the hash.
             if not hmac.compare_digest(expected.encode(), hello.pwdhash.encode("utf-8", "replace")):
-                raise self._broken(AuthenticationFailed("Invalid password"))
+                raise self._give_up(AuthenticationFailed("Invalid password"))
         self.identity = hello.identity
         return hello
 
     def forget(self) -> bytearray:
         """Parse no further command; return the buffered bytes, so that the caller chooses when to free them."""
         self._is_broken = True
-        kept, self._buffer = self._buffer, bytearray()
+        unparsed, self._buffer = self._buffer, bytearray()
         self._start = self._searched = 0
-        return kept
+        return unparsed
 
-    def _broken(self, error: ProtocolError) -> ProtocolError:
+    def _give_up(self, error: ProtocolError) -> ProtocolError:
+        # What follows cannot be parsed any more, or comes from a client that has not given the right password.
         self.forget()
         return error
 
@@ -225,18 +228,18 @@ class ClientConnection:
             return None
         if isinstance(greeting, Error):
             raise ProtocolError(f"the server refused the connection: {greeting.message}")
-        asked = _greeting(greeting)
+        challenge = _parse_greeting(greeting)
         pwdhash = ""
-        if "s" in asked:
+        if "s" in challenge:
             if not self._password:
                 raise AuthenticationFailed(
                     "the server asks for a password; give it in FAKTORY_URL: tcp://:PASSWORD@HOST"
                 )
-            pwdhash = hash_password(self._password, _salt(asked), _iterations(asked))
+            pwdhash = hash_password(self._password, _salt_of(challenge), _iterations_of(challenge))
         return Hello(identity=self._identity, pwdhash=pwdhash).line()
 
 
-def _greeting(reply: Reply) -> dict[str, object]:
+def _parse_greeting(reply: Reply) -> dict[str, object]:
     if isinstance(reply, Simple) and (match := re.fullmatch(r"HI (\{.*\})", reply.text)):
         try:
             members = jsontext.decode(match[1])
@@ -247,18 +250,18 @@ def _greeting(reply: Reply) -> dict[str, object]:
     raise ProtocolError(f'expected a Faktory server that says +HI {{"v":{VERSION}}}, got {str(reply)[:80]}')
 
 
-def _salt(asked: dict[str, object]) -> str:
-    found = asked["s"]
-    if isinstance(found, str):
-        return found
-    raise ProtocolError(f"expected a salt in the greeting, got {ascii(found)[:40]}")
+def _salt_of(challenge: dict[str, object]) -> str:
+    salt = challenge["s"]
+    if isinstance(salt, str):
+        return salt
+    raise ProtocolError(f"expected a salt in the greeting, got {ascii(salt)[:40]}")
 
 
-def _iterations(asked: dict[str, object]) -> int:
-    found = asked.get("i", 1)
+def _iterations_of(challenge: dict[str, object]) -> int:
+    rounds = challenge.get("i", 1)
     # JSON true decodes to a bool, which is an int in Python.
-    if isinstance(found, int) and not isinstance(found, bool) and MIN_ITERATIONS <= found <= MAX_ITERATIONS:
-        return found
+    if isinstance(rounds, int) and not isinstance(rounds, bool) and MIN_ITERATIONS <= rounds <= MAX_ITERATIONS:
+        return rounds
     raise ProtocolError(
-        f"expected {MIN_ITERATIONS} to {MAX_ITERATIONS} password iterations in the greeting, got {ascii(found)[:40]}"
+        f"expected {MIN_ITERATIONS} to {MAX_ITERATIONS} password iterations in the greeting, got {ascii(rounds)[:40]}"
     )

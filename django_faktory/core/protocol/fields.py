@@ -10,42 +10,43 @@ from ..json.incremental import Incremental
 from .limits import check_name
 
 
-def line(verb: str, rest: str) -> bytes:
+def line(verb: str, arguments: str) -> bytes:
     """Return a command as bytes, with CRLF."""
-    return f"{verb} {rest}\r\n".encode()
+    return f"{verb} {arguments}\r\n".encode()
 
 
 def parse_object(verb: str, text: str) -> dict[str, Any]:
     """Decode the JSON object that follows the verb. Raises InvalidPayload for anything else."""
+    # Before the decoder, which is recursive.
     jsontext.check_depth(text)
     try:
-        found = jsontext.decode(text)
+        members = jsontext.decode(text)
     except InvalidPayload as error:
         raise InvalidPayload(f"invalid {verb} {text[:200]}: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(members, dict):
         raise InvalidPayload(f"invalid {verb} {text[:200]}: expected an object {{…}}")
-    return found
+    return members
 
 
-def field(verb: str, found: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
+def field(verb: str, members: dict[str, Any], name: str, expected_type: type[Any], default: Any) -> Any:
     """Return the member `name`, or `default` if it is absent or null. Raises InvalidPayload for another type."""
-    value = found.get(name)
+    value = members.get(name)
     if value is None:
         return default
     # No member is a bool, and True is an int in Python.
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InvalidPayload(f"invalid {verb}: {name}: expected {_KINDS[kind]}, got {ascii(value)[:60]}")
+    if not isinstance(value, expected_type) or isinstance(value, bool):
+        raise InvalidPayload(f"invalid {verb}: {name}: expected {_TYPE_NAMES[expected_type]}, got {ascii(value)[:60]}")
     return value
 
 
-_KINDS: dict[type[Any], str] = {str: "a string", int: "an integer", list: "an array", dict: "an object"}
+_TYPE_NAMES: dict[type[Any], str] = {str: "a string", int: "an integer", list: "an array", dict: "an object"}
 
 
-def wid(verb: str, found: dict[str, Any]) -> str:
+def wid(verb: str, members: dict[str, Any]) -> str:
     """Return the wid, "" if absent. Raises InvalidPayload if it is too long or not printable."""
-    given: str = field(verb, found, "wid", str, "")
-    check_name(verb, "wid", given)
-    return given
+    value: str = field(verb, members, "wid", str, "")
+    check_name(verb, "wid", value)
+    return value
 
 
 def parse_strings(raw: str, *, max_count: int) -> Incremental[list[str] | None]:
@@ -55,15 +56,16 @@ def parse_strings(raw: str, *, max_count: int) -> Incremental[list[str] | None]:
     """
     if not raw.startswith("["):
         return None
-    found: list[str] = []
-    for part in incremental.cut(raw, "[]"):
-        if part is None:
+    strings: list[str] = []
+    for element in incremental.cut(raw, "[]"):
+        if element is None:
             yield
-        elif not part.lstrip().startswith('"'):
+        elif not element.lstrip().startswith('"'):
             return None
-        elif len(found) <= max_count:
-            found.append(jsontext.decode(part))
-    return found
+        # Further strings are only checked: a list may have millions, and the caller refuses or cuts it.
+        elif len(strings) <= max_count:
+            strings.append(jsontext.decode(element))
+    return strings
 
 
 def decode_value(raw: str) -> Any:

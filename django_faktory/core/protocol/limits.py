@@ -22,6 +22,7 @@ from ..payloads import (
 )
 
 MAX_HELLO_BYTES = 4 * 1024
+# The documented number: a lower one would break clients that use it (ADR 0033).
 MAX_FETCH_QUEUES = 1000
 MAX_QUEUES = 1000
 MAX_JIDS = 100_000
@@ -106,7 +107,7 @@ _FIELDS = (
 )
 
 LIMITS = _LINES + _FIELDS
-_MOST = {(limit.verb, limit.field): limit.maximum for limit in LIMITS}
+_MAXIMUMS = {(limit.verb, limit.field): limit.maximum for limit in LIMITS}
 _LINE_BYTES = {limit.verb.encode(): limit.maximum for limit in _LINES}
 ANY_LINE_BYTES = 1024
 """Lowest limit of all verbs. A longer line of an unknown verb is refused before it is decoded."""
@@ -114,6 +115,7 @@ ANY_LINE_BYTES = 1024
 
 def is_too_long(start: bytes, length: int) -> bool:
     """Return whether a line of this length that begins with `start` is refused for its length."""
+    # Bytes are checked before the line is decoded. A short line of an unknown verb is refused later.
     maximum = _LINE_BYTES.get(start.partition(b" ")[0])
     return length > ANY_LINE_BYTES and (maximum is None or 0 < maximum < length)
 
@@ -131,7 +133,7 @@ def check_line(start: bytes, length: int) -> None:
 
 def check_length(verb: str, field: str, text: str) -> None:
     """Refuse a text that is longer than its field may be. Raises InvalidPayload."""
-    maximum = _MOST[verb, field]
+    maximum = _MAXIMUMS[verb, field]
     if len(text) > maximum:
         raise InvalidPayload(f"invalid {verb}: {field}: expected at most {maximum} characters, got {len(text)}")
 
@@ -145,6 +147,6 @@ def check_name(verb: str, field: str, text: str) -> None:
 
 def check_count(verb: str, field: str, count: int) -> None:
     """Refuse a list with too many items. Raises InvalidPayload."""
-    maximum = _MOST[verb, field]
+    maximum = _MAXIMUMS[verb, field]
     if count > maximum:
         raise InvalidPayload(f"invalid {verb}: {field}: expected at most {maximum}, got {count}")

@@ -33,12 +33,12 @@ class Mutate(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """Return the line that a client sends; without spaces, which the original server rejects."""
-        one = self.mutation
-        values: dict[str, Any] = {"cmd": one.command, "target": one.target}
-        given = {"jids": one.jids, "jobtype": one.jobtype or None, "regexp": one.regexp or None}
+        mutation = self.mutation
+        members: dict[str, Any] = {"cmd": mutation.command, "target": mutation.target}
+        filters = {"jids": mutation.jids, "jobtype": mutation.jobtype or None, "regexp": mutation.regexp or None}
         # An empty list of jids matches no job, a missing one every job: leave out None only (W23).
-        values["filter"] = {name: value for name, value in given.items() if value is not None}
-        return line("MUTATE", jsontext.encode(values).replace(" ", "\\u0020"))
+        members["filter"] = {name: value for name, value in filters.items() if value is not None}
+        return line("MUTATE", jsontext.encode(members).replace(" ", "\\u0020"))
 
 
 class PauseQueues(msgspec.Struct, frozen=True):
@@ -94,47 +94,49 @@ ManagementCommand = Mutate | PauseQueues | ResumeQueues | RemoveQueues | QueueLa
 
 def parse_mutate(text: str) -> Mutate:
     """Parse the text after MUTATE. Raises InvalidPayload."""
-    return _mutate(parse_object("MUTATE", text))
+    return _build_mutate(parse_object("MUTATE", text))
 
 
 def parse_long_mutate(text: str) -> Incremental[Mutate]:
     """Parse the text after MUTATE in steps, for long lists of jids. Raises InvalidPayload."""
     yield from incremental.check_depth(text)
-    raw = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
-    found: dict[str, Any] = {key: decode_value(value) for key, value in raw.items() if key in ("cmd", "target")}
-    wanted = raw.get("filter", "null")
-    if wanted.startswith("{"):
-        parts = yield from incremental.members(wanted, max_count=MAX_MEMBERS, rejects_duplicates=False)
-        found["filter"] = {key: decode_value(value) for key, value in parts.items() if key != "jids"}
-        if (jids := parts.get("jids", "null")) != "null":
-            # [None] makes `_mutate` raise the error for jids that are no array of strings.
+    raw_members = yield from incremental.members(text, max_count=MAX_MEMBERS, rejects_duplicates=False)
+    members: dict[str, Any] = {
+        key: decode_value(value) for key, value in raw_members.items() if key in ("cmd", "target")
+    }
+    raw_filter = raw_members.get("filter", "null")
+    if raw_filter.startswith("{"):
+        filter_members = yield from incremental.members(raw_filter, max_count=MAX_MEMBERS, rejects_duplicates=False)
+        members["filter"] = {key: decode_value(value) for key, value in filter_members.items() if key != "jids"}
+        if (jids := filter_members.get("jids", "null")) != "null":
+            # [None] makes `_build_mutate` raise the error for jids that are no array of strings.
             values = yield from parse_strings(jids, max_count=MAX_JIDS)
-            found["filter"]["jids"] = [None] if values is None else values
+            members["filter"]["jids"] = [None] if values is None else values
     else:
-        found["filter"] = decode_value(wanted)
-    return _mutate(found)
+        members["filter"] = decode_value(raw_filter)
+    return _build_mutate(members)
 
 
-def _mutate(found: dict[str, Any]) -> Mutate:
-    command, target = found.get("cmd"), found.get("target")
+def _build_mutate(members: dict[str, Any]) -> Mutate:
+    command, target = members.get("cmd"), members.get("target")
     if command not in COMMANDS:
         raise InvalidPayload(f"unknown mutate operation {ascii(command)[:60]}: cmd: expected {_one_of(COMMANDS)}")
     if target not in TARGETS:
         raise InvalidPayload(
             f"invalid target for mutation command: target: expected {_one_of(TARGETS)}, got {ascii(target)[:60]}"
         )
-    wanted = field("MUTATE", found, "filter", dict, {})
-    jids = field("MUTATE", wanted, "jids", list, None)
+    filters = field("MUTATE", members, "filter", dict, {})
+    jids = field("MUTATE", filters, "jids", list, None)
     check_count("MUTATE", "jids", len(jids or ()))
     if jids is not None and not all(isinstance(jid, str) for jid in jids):
         raise InvalidPayload("invalid MUTATE: jids: expected an array of strings")
     # Only the longest: a check of each of 100,000 jids would keep the event loop for 20 ms.
     check_length("MUTATE", "jid", max(jids or ("",), key=len))
-    jobtype, regexp = field("MUTATE", wanted, "jobtype", str, ""), field("MUTATE", wanted, "regexp", str, "")
+    jobtype, regexp = field("MUTATE", filters, "jobtype", str, ""), field("MUTATE", filters, "regexp", str, "")
     check_length("MUTATE", "jobtype", jobtype)
     _check_glob(regexp)
     # Ignoring an unknown member would make a misspelt filter match every job.
-    if unknown := wanted.keys() - {"jids", "jobtype", "regexp"}:
+    if unknown := filters.keys() - {"jids", "jobtype", "regexp"}:
         raise InvalidPayload(
             f"invalid MUTATE: filter: expected jids, jobtype or regexp, got {ascii(min(unknown))[:60]};"
             " a filter that is not understood would match everything"
@@ -160,23 +162,25 @@ def _check_glob(pattern: str) -> None:
 
 def parse_queue(text: str) -> ManagementCommand:
     """Parse the text after QUEUE: a sub-verb in any case, then names. Raises InvalidPayload."""
-    given, *names = text.split() or [""]
-    verb = given.upper()
+    word, *names = text.split() or [""]
+    # Verbs are upper case, but the words after QUEUE, TRACK and BATCH may have any case (docs/protocol.md).
+    verb = word.upper()
     check_count("QUEUE", "queues", len(names))
     if verb == "LATENCY":
-        return _latency(names)
+        return _parse_latency(names)
     if verb not in _QUEUE_VERBS:
-        raise InvalidPayload(f"no such QUEUE subcommand: {given[:60]}; use PAUSE, RESUME, REMOVE or LATENCY")
+        raise InvalidPayload(f"no such QUEUE subcommand: {word[:60]}; use PAUSE, RESUME, REMOVE or LATENCY")
     if not names:
         raise InvalidPayload(f"QUEUE {verb}: expected the names of queues, or * for all, got none")
-    return _QUEUE_VERBS[verb](None if names == [ALL] else _names(names))
+    # `*` means all only if it stands alone; among names it is an invalid name.
+    return _QUEUE_VERBS[verb](None if names == [ALL] else _check_names(names))
 
 
-def _latency(names: list[str]) -> QueueLatency:
+def _parse_latency(names: list[str]) -> QueueLatency:
     # The wildcard is valid for PAUSE, RESUME and REMOVE only.
     if ALL in names:
         raise InvalidPayload("QUEUE LATENCY does not support wildcards; name the queues")
-    return QueueLatency(_names(names))
+    return QueueLatency(_check_names(names))
 
 
 _QUEUE_VERBS: dict[str, Callable[[Queues], ManagementCommand]] = {
@@ -186,7 +190,7 @@ _QUEUE_VERBS: dict[str, Callable[[Queues], ManagementCommand]] = {
 }
 
 
-def _names(names: list[str]) -> tuple[str, ...]:
+def _check_names(names: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(queue_name, names)))
 
 

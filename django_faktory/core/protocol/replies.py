@@ -26,7 +26,7 @@ def parse_refusal(reply: Reply) -> FaktoryError | None:
     return CommandRefused(reply.message, code=reply.code) if isinstance(reply, Error) else None
 
 
-def about_batch(refusal: FaktoryError, bid: str) -> FaktoryError:
+def translate_batch_refusal(refusal: FaktoryError, bid: str) -> FaktoryError:
     """Return UnknownBatch if the server's message says so, else the refusal itself."""
     unknown = str(refusal).lower().startswith("no such batch")  # the original's spelling has changed once
     return UnknownBatch(bid) if unknown else refusal
@@ -48,13 +48,13 @@ def parse_bulk(reply: Reply) -> str | None:
 
 def parse_object_reply(reply: Reply) -> dict[str, Any]:
     """Return the JSON object of a bulk reply. Raises as `parse_bulk` does."""
-    found = jsontext.decode(parse_bulk(reply) or "{}")
-    if not isinstance(found, dict):
+    members = jsontext.decode(parse_bulk(reply) or "{}")
+    if not isinstance(members, dict):
         raise ProtocolError("expected a JSON object in the reply")
-    return found
+    return members
 
 
-def failed(reply: Reply, jid: str) -> FaktoryError | bool:
+def parse_fail(reply: Reply, jid: str) -> FaktoryError | bool:
     """Return the answer to FAIL: True, JobNotFound or CommandRefused."""
     if not isinstance(reply, Error):
         return True
@@ -84,34 +84,34 @@ def parse_reservation(text: str, wid: str) -> Reservation:
     `attempt` is derived from the failure count; it does not fence reports, because the server fences by wid.
     """
     try:
-        found = jsontext.members(text)
+        members = jsontext.members(text)
     except InvalidPayload as error:
         raise ProtocolError(f"expected a job in the reply to FETCH: {error}") from error
-    jid, queue, seconds = (_member(found, name) for name in ("jid", "queue", "reserve_for"))
+    jid, queue, seconds = (_decode_member(members, name) for name in ("jid", "queue", "reserve_for"))
     if not isinstance(jid, str):
         raise ProtocolError("expected a job with a jid in the reply to FETCH")
-    failed = _member(found, "failure")
-    earlier = failed.get("retry_count") if isinstance(failed, dict) else None
+    failure = _decode_member(members, "failure")
+    retry_count = failure.get("retry_count") if isinstance(failure, dict) else None
     # `retry_count` is 0 after the first failure, so the run after it is attempt 2.
     return Reservation(
         jid=jid,
         queue=queue if isinstance(queue, str) else DEFAULT_QUEUE,
         text=text,
         wid=wid,
-        attempt=earlier + 2 if isinstance(earlier, int) else 1,
-        created_at=_instant("created_at", _member(found, "created_at")),
-        failure=found["failure"] if isinstance(failed, dict) else "",
+        attempt=retry_count + 2 if isinstance(retry_count, int) else 1,
+        created_at=_parse_instant_or_none("created_at", _decode_member(members, "created_at")),
+        failure=members["failure"] if isinstance(failure, dict) else "",
         reserve_for=seconds if isinstance(seconds, int) and seconds > 0 else DEFAULT_RESERVE_FOR,
     )
 
 
-def _member(found: dict[str, str], name: str) -> Any:
+def _decode_member(members: dict[str, str], name: str) -> Any:
     with suppress(InvalidPayload):
-        return jsontext.decode(found.get(name, "null"))
+        return jsontext.decode(members.get(name, "null"))
     return None
 
 
-def _instant(field: str, value: object) -> datetime | None:
+def _parse_instant_or_none(field: str, value: object) -> datetime | None:
     with suppress(InvalidPayload):
         return parse_instant(field, value) if isinstance(value, str) else None
     return None

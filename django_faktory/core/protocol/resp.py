@@ -76,8 +76,8 @@ def bulk(text: str | None) -> bytes:
 
 
 def _one_line(text: str) -> str:
-    shown = _unsafe.sub(lambda match: ascii(match[0])[1:-1], text[: MAX_LINE + 1])
-    return shown if len(shown) <= MAX_LINE else f"{shown[: MAX_LINE - 1]}…"
+    escaped = _unsafe.sub(lambda match: ascii(match[0])[1:-1], text[: MAX_LINE + 1])
+    return escaped if len(escaped) <= MAX_LINE else f"{escaped[: MAX_LINE - 1]}…"
 
 
 class ReplyReader:

@@ -16,15 +16,15 @@ def semantic(version: str) -> str:
 
     An epoch and parts after the third are left out. A text that is no PEP 440 version is returned unchanged.
     """
-    found = _PEP_440.fullmatch(version)
-    if found is None:
+    match = _PEP_440.fullmatch(version)
+    if match is None:
         return version
     # A semantic version has exactly three parts: pad with zeros.
-    numbers = [*found["release"].split("."), "0", "0"][:3]
-    pre = [f"{_PRE[found['pre']]}.{int(found['number'])}"] if found["pre"] else []
-    pre += [f"dev.{int(found['dev'])}"] if found["dev"] else []
+    numbers = [*match["release"].split("."), "0", "0"][:3]
+    pre = [f"{_PRE[match['pre']]}.{int(match['number'])}"] if match["pre"] else []
+    pre += [f"dev.{int(match['dev'])}"] if match["dev"] else []
     # Semantic versions have no post-releases, so these become build metadata.
-    build = [f"post.{int(found['post'])}"] if found["post"] else []
-    build += [found["local"]] if found["local"] else []
+    build = [f"post.{int(match['post'])}"] if match["post"] else []
+    build += [match["local"]] if match["local"] else []
     core = ".".join(str(int(number)) for number in numbers)
     return core + (f"-{'.'.join(pre)}" if pre else "") + (f"+{'.'.join(build)}" if build else "")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+# A client may store names of any length: one of them must not make a table unreadable.
 LONGEST_CELL = 80
 _COLOURS = {
     "dead": "red",
@@ -37,11 +38,12 @@ class Stream(Protocol):
 
 def clean(text: object, *, longest: int | None = None) -> str:
     """Return text as one line; control characters, escapes and bidirectional marks are spelled out."""
-    shown = "".join(char if char.isprintable() else _spelled(char) for char in str(text))
-    return f"{shown[: longest - 1]}…" if longest and len(shown) > longest else shown
+    printable = "".join(char if char.isprintable() else _escape(char) for char in str(text))
+    return f"{printable[: longest - 1]}…" if longest and len(printable) > longest else printable
 
 
-def _spelled(char: str) -> str:
+def _escape(char: str) -> str:
+    # As in a Python literal, without its quotes: readable in a log, and a terminal does not obey it.
     return ascii(char)[1:-1]
 
 
@@ -75,32 +77,32 @@ class Screen:
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
         """Write rows under column heads: drawn by rich on a terminal, else aligned."""
-        shown = [[clean("–" if cell in (None, "") else cell, longest=LONGEST_CELL) for cell in row] for row in rows]
+        cells = [[clean("–" if cell in (None, "") else cell, longest=LONGEST_CELL) for cell in row] for row in rows]
         if self.is_drawn:
-            self.draw(build_rich_table(heads, shown, title=title))
+            self.draw(build_rich_table(heads, cells, title=title))
             return
         if title:
             self.out.write(title)
-        for row in aligned([list(heads), *shown]):
+        for row in align([list(heads), *cells]):
             self.out.write(row)
 
-    def pairs(self, found: Mapping[str, object]) -> None:
+    def pairs(self, values: Mapping[str, object]) -> None:
         """Write one name and value per line; further lines of a value are indented."""
-        width = max(map(len, found), default=0)
-        for name, value in found.items():
-            first, *more = str("–" if value in (None, "") else value).split("\n")
-            self.out.write(f"{clean(name):<{width}}  {clean(first)}")
-            for line in more:
+        width = max(map(len, values), default=0)
+        for name, value in values.items():
+            first_line, *further_lines = str("–" if value in (None, "") else value).split("\n")
+            self.out.write(f"{clean(name):<{width}}  {clean(first_line)}")
+            for line in further_lines:
                 self.out.write(f"{'':<{width}}  {clean(line)}")
 
-    def draw(self, what: Any) -> None:
+    def draw(self, renderable: Any) -> None:
         """Write a renderable of rich."""
         from rich.console import Console  # an extra
 
         # Rendered to a string first: rich would write to its own stream and skip Django's OutputWrapper.
         text = io.StringIO()
         width = shutil.get_terminal_size().columns
-        Console(file=text, force_terminal=True, width=width, highlight=False, markup=False).print(what)
+        Console(file=text, force_terminal=True, width=width, highlight=False, markup=False).print(renderable)
         self.out.write(text.getvalue().rstrip("\n"))
 
     @contextmanager
@@ -118,7 +120,7 @@ class Screen:
         # On stderr, so that stdout has the result only.
         with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
             task = bar.add_task(title, total=total)
-            yield lambda some: bar.advance(task, some)
+            yield lambda count: bar.advance(task, count)
 
     def confirm(self, question: str, *, is_sure: bool) -> bool:
         """Ask for confirmation. Returns True if `is_sure`, and False if stdin is not a terminal."""
@@ -127,11 +129,12 @@ class Screen:
         # A pipe or a scheduled script cannot answer: without --yes nothing is done.
         if not sys.stdin.isatty():
             return False
+        # On stderr: stdout may be a file or a pipe while the terminal still answers.
         self.err.write(f"{clean(question)} [y/N] ")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines; columns are as wide as their widest cell and two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

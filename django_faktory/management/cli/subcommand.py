@@ -37,8 +37,9 @@ class Invocation:
     @property
     def alias(self) -> str | None:
         """Alias of the database of the jobs, or None if they are on a Faktory server."""
-        found: str | None = getattr(self.broker, "alias", None)
-        return found
+        # A project's own broker need not have the attribute.
+        alias: str | None = getattr(self.broker, "alias", None)
+        return alias
 
     def database(self) -> str:
         """Return the alias of the database of the jobs. Raises Unsupported if they are on a Faktory server."""
@@ -66,6 +67,7 @@ class Subcommand:
     arguments: Callable[[argparse.ArgumentParser], None] = lambda _: None
 
 
+# argparse shows the name of the function in its error: `invalid duration value: 'x'`.
 def duration(text: str) -> float:
     """Parse an option in seconds, above 0 and at most one day. Raises ValueError."""
     seconds = float(text)

@@ -35,6 +35,7 @@ class Command(BaseCommand):
         subparsers = parser.add_subparsers(
             dest="word", required=True, metavar="SUBCOMMAND", parser_class=argparse.ArgumentParser
         )
+        # `parents`: Django's own options are known before the subcommand only.
         for subcommand in subcommands().values():
             subparser = subparsers.add_parser(
                 subcommand.name, help=subcommand.help, description=subcommand.help, parents=[common]
@@ -61,6 +62,7 @@ class Command(BaseCommand):
         self.is_parsed = True
         subcommand = subcommands()[options["word"]]
         screen = Screen(self.stdout, self.stderr, is_json=options["json"])
+        # Django writes all of stderr in red, but notes and questions go there too.
         self.stderr.style_func = None
         try:
             code = subcommand.run(Invocation(subcommand.name, options, screen))

@@ -21,7 +21,7 @@ from ...runtime.autoreload import get_reloader_pid, run_with_reloader
 from ...runtime.await_migrations import await_migrations
 from ...runtime.config import config_warnings, make_run_config, security_warnings
 from ...runtime.roles import run_role, supervise
-from ...runtime.standard_streams import open_closed
+from ...runtime.standard_streams import reopen_closed_streams
 from ...runtime.supervisor import reexec_pipe
 from ...tasks import base
 from ...worker.process import CANNOT_START
@@ -82,13 +82,14 @@ class Command(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         """Run from a command line: no caller needs this process to return."""
         self._is_program = True
-        if open_closed():
+        if reopen_closed_streams():
             # Django has wrapped the closed streams when it created this command.
             self.stdout, self.stderr = OutputWrapper(sys.stdout), OutputWrapper(sys.stderr)
         super().run_from_argv(argv)
 
-    def _say(self, text: str) -> None:
+    def _write_line(self, text: str) -> None:
         self.stdout.write(f"runfaktory: {text}")
+        # Into a pipe Python writes in blocks, and this may be the last line for minutes.
         self.stdout.flush()
 
     def handle(self, **options: Any) -> None:
@@ -97,23 +98,28 @@ class Command(BaseCommand):
             _configure_logging()
             base.autodiscover()
             run_role(orders, gearmonkey.roles)
+        # Not for a drain, which is to end by itself.
         if options["reload"] is None:
             options["reload"] = settings.DEBUG and not options["drain"]
         _configure_logging()
         if options["reload"]:
             run_with_reloader(base.autodiscover)
             return
+        # Before the fork: the children share the memory of the imported project (ADR 12).
         _import_tasks()
         with _shorten_database_errors():
             self.check()  # from Django 6.1 on it queries the database's features
             run_config = make_run_config(options, gearmonkey=gearmonkey.url_in(options))
             if run_config.alias:
-                await_migrations(run_config.alias, wait_s=_wait_s(options["migrations_wait"]), say=self._say)
+                await_migrations(
+                    run_config.alias, wait_s=_wait_s(options["migrations_wait"]), write_line=self._write_line
+                )
                 self.check(tags=[Tags.database], databases=[run_config.alias])
         _disconnect()
         for warning in (*security_warnings(run_config, shows_url=bool(options["url"])), *config_warnings(run_config)):
             self.stderr.write(self.style.WARNING(f"runfaktory: {warning}"))
         self.stdout.write(f"runfaktory: {', '.join([str(run_config), *gearmonkey.words(run_config)])}")
+        # Called from Python, as by `call_command`, it must return: the supervisor then keeps this process (ADR 12).
         code = supervise(run_config, gearmonkey.roles, parent=get_reloader_pid(), may_replace_process=self._is_program)
         if code:
             sys.exit(code)
@@ -133,6 +139,7 @@ def _configure_logging() -> None:
 
 
 def _import_tasks() -> None:
+    # At the start: a worker that lacks a task would leave its jobs to other workers, and fail them after a while.
     for module in broken_modules():
         raise CommandError(f"{module}; no worker starts without it: {remedy_for(module)}") from module.error
     base.autodiscover()
@@ -143,9 +150,9 @@ def _shorten_database_errors() -> Iterator[None]:
     try:
         yield
     except DatabaseError as error:
-        alias, first = conf.get("DATABASE"), (str(error).splitlines() or [""])[0]
+        alias, first_line = conf.get("DATABASE"), (str(error).splitlines() or [""])[0]
         raise CommandError(
-            f"the database {alias!r} cannot be used: {first}; see DATABASES", returncode=CANNOT_START
+            f"the database {alias!r} cannot be used: {first_line}; see DATABASES", returncode=CANNOT_START
         ) from error
 
 

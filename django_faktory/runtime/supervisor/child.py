@@ -21,7 +21,7 @@ from typing import NamedTuple, NoReturn
 
 from ...core.logs import Lines, get_logger
 from ...worker.process import CRASHED
-from .contract import BEAT_BYTES, NEWS_BYTES, SIGNALS, ChildSpec, make_wakeup_pipe, stops
+from .contract import BEAT_BYTES, NEWS_BYTES, SIGNALS, ChildSpec, make_wakeup_pipe, stop_signals
 
 logger = get_logger(__name__)
 
@@ -53,7 +53,7 @@ def install_signals(
     `stop` is also called when the parent dies. `responds` blocks while this process does not do its work, and the next
     heartbeat waits for it. Without it a heartbeat proves only that Python's threads run.
     """
-    handlers: dict[int, Callable[[], None]] = {number: stop for number in stops() if number != signal.SIGINT}
+    handlers: dict[int, Callable[[], None]] = {number: stop for number in stop_signals() if number != signal.SIGINT}
     handlers |= {signal.SIGTSTP: quiet or _ignore_signal, signal.SIGTTIN: _log_stacks}
     wakeup_reader, wakeup_writer = make_wakeup_pipe()
     for number in handlers:
@@ -102,17 +102,17 @@ def log_parent_record(news: int) -> bool:
     Returns False if the pipe is empty or another process has read the record. Does not block.
     """
     with suppress(BlockingIOError):
-        if found := os.read(news, NEWS_BYTES):
-            values = json.loads(found)
-            log = get_logger(values["name"])
-            if log.isEnabledFor(values["level"]):
-                path = sys.modules[values["name"]].__file__ or ""
+        if data := os.read(news, NEWS_BYTES):
+            fields = json.loads(data)
+            log = get_logger(fields["name"])
+            if log.isEnabledFor(fields["level"]):
+                path = sys.modules[fields["name"]].__file__ or ""
                 # Built by hand, so that it has the parent's pid and time.
                 record = log.makeRecord(
-                    log.name, values["level"], path, 0, values["message"], tuple(values["args"]), None
+                    log.name, fields["level"], path, 0, fields["message"], tuple(fields["args"]), None
                 )
-                record.process, record.threadName = values["pid"], "MainThread"
-                record.created, record.msecs = values["at"], values["at"] % 1 * 1000
+                record.process, record.threadName = fields["pid"], "MainThread"
+                record.created, record.msecs = fields["at"], fields["at"] % 1 * 1000
                 log.handle(record)
             return True
     return False
@@ -121,12 +121,12 @@ def log_parent_record(news: int) -> bool:
 def format_stacks() -> str:
     """Return the stack traces of all threads of this process."""
     frames = sys._current_frames()  # noqa: SLF001  (documented, and the only way)
-    values = (
+    stacks = (
         f"Thread {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
         for thread in threading.enumerate()
         if thread.ident in frames
     )
-    return "".join(values).rstrip()
+    return "".join(stacks).rstrip()
 
 
 def _watch(child_spec: ChildSpec, wakeup_reader: int, handlers: Mapping[int, Callable[[], None]]) -> None:
@@ -135,7 +135,7 @@ def _watch(child_spec: ChildSpec, wakeup_reader: int, handlers: Mapping[int, Cal
     Python runs signal handlers only when the main thread wakes up, and a handler must not log. A signal is reported
     twice, or once while the main thread sleeps.
     """
-    latest: dict[int, float] = {}
+    handled_at: dict[int, float] = {}
     while True:
         ready, _, _ = select.select([child_spec.lifeline, child_spec.news, wakeup_reader], [], [])
         if child_spec.lifeline in ready:  # never written to: readable only when the parent has ended, even by SIGKILL
@@ -145,8 +145,8 @@ def _watch(child_spec: ChildSpec, wakeup_reader: int, handlers: Mapping[int, Cal
         if child_spec.news in ready:
             log_parent_record(child_spec.news)
         for number in os.read(wakeup_reader, 100) if wakeup_reader in ready else b"":
-            if number in handlers and time.monotonic() - latest.get(number, -1.0) >= SAME_SIGNAL_S:
-                latest[number] = time.monotonic()
+            if number in handlers and time.monotonic() - handled_at.get(number, -1.0) >= SAME_SIGNAL_S:
+                handled_at[number] = time.monotonic()
                 handlers[number]()
 
 

@@ -60,6 +60,7 @@ class ChildSpec:
         beat_every_s: float = 0.0,
         alarm: int = -1,
     ) -> None:
+        # The names are keys of JSON that code of another release may read (`reexec.child_spec_of`).
         self.wid, self.lost = wid, lost
         self.lifeline, self.news = lifeline, news
         self.not_before = not_before
@@ -68,13 +69,13 @@ class ChildSpec:
 
     def pipes(self) -> tuple[int, ...]:
         """Return the file descriptors that the child needs."""
-        return tuple(end for end in (self.lifeline, self.news, self.beats, self.alarm) if end >= 0)
+        return tuple(descriptor for descriptor in (self.lifeline, self.news, self.beats, self.alarm) if descriptor >= 0)
 
 
-def stops() -> tuple[int, ...]:
+def stop_signals() -> tuple[int, ...]:
     """Return `STOPS` without HUP and QUIT if this process was started with them ignored, as by `nohup`."""
-    kept = (signal.SIGHUP, signal.SIGQUIT)
-    return tuple(number for number in STOPS if not (number in kept and signal.getsignal(number) is signal.SIG_IGN))
+    ignorable = (signal.SIGHUP, signal.SIGQUIT)
+    return tuple(number for number in STOPS if not (number in ignorable and signal.getsignal(number) is signal.SIG_IGN))
 
 
 def make_wakeup_pipe() -> tuple[int, int]:

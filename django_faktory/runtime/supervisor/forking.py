@@ -66,5 +66,6 @@ class ForkLauncher:
                 signal.alarm(LOST_REPORT_S)
                 self._unregister(killed)
             finally:
+                # An ordinary exit would run the cleanup of the parent, such as `atexit`, a second time.
                 os._exit(CLEAN)
         os.waitpid(pid, 0)

@@ -15,14 +15,14 @@ def report_lost(broker: Broker, child_spec: ChildSpec) -> None:
 
     Otherwise they would wait for a minute without BEATs (W20). An error of the broker is logged only.
     """
-    silent = child_spec.unresponsive
+    silence_s = child_spec.unresponsive
     try:
         for wid in child_spec.lost:
             # One call for each wid, since the seconds in the reason differ.
-            if wid in silent:
-                reason = f"its process stopped responding and was killed after {silent[wid]} s"
+            if wid in silence_s:
+                reason = f"its process stopped responding and was killed after {silence_s[wid]} s"
                 broker.lost([wid], reason=reason)
-        if others := [wid for wid in child_spec.lost if wid not in silent]:
-            broker.lost(others)
+        if crashed := [wid for wid in child_spec.lost if wid not in silence_s]:
+            broker.lost(crashed)
     except FaktoryError as error:
         logger.warning("lost workers could not be reported wids=%s error=%s", ",".join(child_spec.lost), error)

@@ -35,8 +35,8 @@ SLIM = (
 
 def can_rerun_command() -> bool:
     """Return whether this process' own command line can be run again."""
-    is_there = sys.argv[0] not in sys.orig_argv or sys.argv[0] == "-c" or Path(sys.argv[0]).is_file()
-    return bool(sys.executable) and len(sys.orig_argv) > 1 and is_there
+    has_program = sys.argv[0] not in sys.orig_argv or sys.argv[0] == "-c" or Path(sys.argv[0]).is_file()
+    return bool(sys.executable) and len(sys.orig_argv) > 1 and has_program
 
 
 def replace_process(
@@ -71,22 +71,22 @@ def replace_process(
     sys.stderr.flush()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # signals stay pending until the supervisor has handlers
     # exec closes every file descriptor that is not inheritable.
-    for end in shared_pipes.ends():
-        os.set_inheritable(end, True)
+    for descriptor in shared_pipes.descriptors():
+        os.set_inheritable(descriptor, True)
     # -S leaves `site` out, which saves memory; -P leaves the working directory out of `sys.path`.
     reader = reexec_pipe.write(orders)
     with suppress(OSError):  # no memory, or the file was removed: continue as before
         os.execv(sys.executable, [sys.executable, "-P", "-S", "-c", SLIM, str(reader), FOLDER, *sys.argv])  # noqa: S606  (ourselves)
     os.close(reader)
-    for end in shared_pipes.ends():
-        os.set_inheritable(end, False)
+    for descriptor in shared_pipes.descriptors():
+        os.set_inheritable(descriptor, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def child_spec_of(orders: dict[str, Any]) -> ChildSpec:
-    """Build the Launch from a child's orders. The supervisor may run older or newer code than this process."""
-    known = {name: value for name, value in orders.items() if name in signature(ChildSpec).parameters}
-    return ChildSpec(**known | {"lost": tuple(orders["lost"])})
+    """Build the `ChildSpec` from a child's orders. The supervisor may run older or newer code than this process."""
+    fields = {name: value for name, value in orders.items() if name in signature(ChildSpec).parameters}
+    return ChildSpec(**fields | {"lost": tuple(orders["lost"])})
 
 
 def report_killed_and_exit(killed: int, news: int, unregister: Callable[[list[str]], None]) -> NoReturn:
@@ -96,13 +96,13 @@ def report_killed_and_exit(killed: int, news: int, unregister: Callable[[list[st
     """
     try:
         with open(killed, "rb") as pipe:
-            found = pipe.read()
-        if found:
+            data = pipe.read()
+        if data:
             # The children may have hung because the database does not answer.
             signal.alarm(LOST_REPORT_S)
             while log_parent_record(news):
                 pass
-            unregister(json.loads(found))
+            unregister(json.loads(data))
     finally:
         logging.shutdown()
         os._exit(CLEAN)

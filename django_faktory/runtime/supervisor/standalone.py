@@ -61,13 +61,13 @@ class ExecLauncher:
         """
         if level < self._level:
             return
-        news = {"name": supervisor.__name__, "level": level, "pid": os.getpid()}
-        values = json.dumps(news | {"at": time.time(), "message": message, "args": args}).encode().ljust(NEWS_BYTES)
+        fields = {"name": supervisor.__name__, "level": level, "pid": os.getpid()}
+        record = json.dumps(fields | {"at": time.time(), "message": message, "args": args}).encode().ljust(NEWS_BYTES)
         self._unread_since = self._unread_since or time.monotonic()
         try:
-            os.write(self._log_writer, values)
+            os.write(self._log_writer, record)
         except BlockingIOError:  # the pipe is full: no child reads it
-            _write_to_stderr(values)
+            _write_to_stderr(record)
 
     def wait_s(self) -> float | None:
         """Write overdue records to stderr; return the seconds until the next are due, as `Launcher.wait_s`."""
@@ -100,17 +100,18 @@ class ExecLauncher:
             if killed:
                 os.write(writer, json.dumps(killed).encode())
             os.close(writer)
-            _wait(pid, LOST_REPORT_S if killed else 0.0)
+            # Without killed children it has nothing to report, and need not finish its imports.
+            _wait_or_kill(pid, LOST_REPORT_S if killed else 0.0)
         self._write_unread()
 
-    def _execute(self, part: dict[str, Any], inherited: Iterable[int]) -> int:
+    def _execute(self, orders: dict[str, Any], inherited: Iterable[int]) -> int:
         """Run the project's command with these orders; return its pid."""
-        reader = reexec_pipe.write(self._common | part)
+        reader = reexec_pipe.write(self._common | orders)
         pid = os.fork()
         if pid == 0:
             try:
-                for end in inherited:
-                    os.set_inheritable(end, True)
+                for descriptor in inherited:
+                    os.set_inheritable(descriptor, True)
                 environment = {**os.environ, reexec_pipe.VARIABLE: str(reader)}
                 os.execve(self._command[0], self._command, environment)  # noqa: S606  (our own command line)
             finally:
@@ -125,47 +126,48 @@ class ExecLauncher:
     def _write_unread(self) -> None:
         self._unread_since = None
         with suppress(BlockingIOError):
-            while found := os.read(self._log_reader, NEWS_BYTES):
-                _write_to_stderr(found)
+            while record := os.read(self._log_reader, NEWS_BYTES):
+                _write_to_stderr(record)
 
 
 def main(reader: int) -> NoReturn:
     """Supervise the children that `reexec` left; the pipe `reader` contains its orders."""
-    values = reexec_pipe.read(reader)
-    shared_pipes = Pipes(**{name: tuple(ends) for name, ends in values["cords"].items()})
+    orders = reexec_pipe.read(reader)
+    shared_pipes = Pipes(**{name: tuple(ends) for name, ends in orders["cords"].items()})
     # A child inherits only the pipes that `_execute` is given for it.
-    for end in shared_pipes.ends():
-        os.set_inheritable(end, False)
+    for descriptor in shared_pipes.descriptors():
+        os.set_inheritable(descriptor, False)
     launcher = ExecLauncher(
-        command=values["command"], common=values["common"], news=shared_pipes.news, level=values["level"]
+        command=orders["command"], common=orders["common"], news=shared_pipes.news, level=orders["level"]
     )
-    children = [Child.from_dict(child) for child in values["children"]]
+    children = [Child.from_dict(child) for child in orders["children"]]
     successor = Supervisor(
         children,
         launcher,
-        grace_s=values["grace_s"],
-        silence_s=values["silence_s"],
-        parent=values["parent"],
+        grace_s=orders["grace_s"],
+        silence_s=orders["silence_s"],
+        parent=orders["parent"],
         shared_pipes=shared_pipes,
     )
     sys.exit(successor.run())
 
 
-def _write_to_stderr(values: bytes) -> None:
+def _write_to_stderr(record: bytes) -> None:
     """Write a record to stderr in the format that runfaktory uses without project logging."""
-    news = json.loads(values)
-    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(news["at"]))
-    text = news["message"] % tuple(news["args"])
+    fields = json.loads(record)
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(fields["at"]))
+    text = fields["message"] % tuple(fields["args"])
     with suppress(OSError):
-        level = LEVELS[news["level"]]
-        sys.stderr.write(f"{moment},{news['at'] % 1 * 1000:03.0f} {level:7} {news['pid']} {text}\n")
+        level = LEVELS[fields["level"]]
+        sys.stderr.write(f"{moment},{fields['at'] % 1 * 1000:03.0f} {level:7} {fields['pid']} {text}\n")
 
 
-def _wait(pid: int, seconds: float) -> None:
-    """Wait until this child has ended; kill it after `seconds`."""
-    latest = time.monotonic() + seconds
+def _wait_or_kill(pid: int, timeout_s: float) -> None:
+    """Wait until this child has ended; kill it after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    # Polled, since `os.waitpid` has no timeout.
     while not os.waitpid(pid, os.WNOHANG)[0]:
-        if time.monotonic() >= latest:
+        if time.monotonic() >= deadline:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             return

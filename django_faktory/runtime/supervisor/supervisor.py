@@ -25,7 +25,7 @@ from .contract import (
     WARNING,
     ChildSpec,
     make_wakeup_pipe,
-    stops,
+    stop_signals,
 )
 
 TYPE_CHECKING = False  # importing `typing` takes a megabyte
@@ -148,11 +148,11 @@ class Pipes:
     def make(cls) -> Pipes:
         """Create a new set of pipes."""
         news, beats, alarm = os.pipe(), os.pipe(), os.pipe()
-        for end in (*news, *beats, *alarm):
-            os.set_blocking(end, False)
+        for descriptor in (*news, *beats, *alarm):
+            os.set_blocking(descriptor, False)
         return cls(lifeline=os.pipe(), signals=make_wakeup_pipe(), news=news, beats=beats, alarm=alarm)
 
-    def ends(self) -> tuple[int, ...]:
+    def descriptors(self) -> tuple[int, ...]:
         """Return all file descriptors of the pipes."""
         return (*self.lifeline, *self.signals, *self.news, *self.beats, *self.alarm)
 
@@ -190,14 +190,14 @@ class Supervisor:
         self._prepare_at: float | None = None
         self._kill_silent_at: float | None = None
         self._killed: list[str] = []
-        self._code = CLEAN
+        self._exit_code = CLEAN
 
     def run(self, *, on_started: Callable[[Sequence[Child], Pipes], None] | None = None) -> int:
         """Supervise until the end and return the exit code. Calls `on_started` once, after the first starts."""
         self._shared_pipes = self._shared_pipes or Pipes.make()
         wakeup_reader, wakeup_writer = self._shared_pipes.signals
-        handled_signals = (*stops(), signal.SIGTSTP, signal.SIGTTIN, signal.SIGCHLD)
-        before = {number: signal.signal(number, _ignore_signal) for number in handled_signals}
+        handled_signals = (*stop_signals(), signal.SIGTSTP, signal.SIGTTIN, signal.SIGCHLD)
+        previous_handlers = {number: signal.signal(number, _ignore_signal) for number in handled_signals}
         # C code writes to it at once; a Python handler would run only after `select` has returned.
         previous_wakeup_fd = signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -214,11 +214,11 @@ class Supervisor:
             self._launcher.report_killed(self._killed)
         finally:
             signal.set_wakeup_fd(previous_wakeup_fd)
-            for number, handler in before.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
-            for end in self._shared_pipes.ends():
-                os.close(end)
-        return self._code
+            for descriptor in self._shared_pipes.descriptors():
+                os.close(descriptor)
+        return self._exit_code
 
     def _is_needed(self) -> bool:
         """Return whether a child runs or waits for its start.
@@ -226,8 +226,8 @@ class Supervisor:
         When all children that may end have ended, the remaining ones are stopped.
         """
         if not self._is_stopping:
-            passing = [child for child in self._children if child.ends]
-            if passing and not any(child.pid or child.start_at is not None for child in passing):
+            ending_children = [child for child in self._children if child.ends]
+            if ending_children and not any(child.pid or child.start_at is not None for child in ending_children):
                 self._stop()
         return any(child.pid or (child.start_at is not None and not self._is_stopping) for child in self._children)
 
@@ -240,7 +240,7 @@ class Supervisor:
             if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
                 self._stop()
             elif number in (signal.SIGTSTP, signal.SIGTTIN):
-                self._send(number)
+                self._send_signal(number)
         # When a parent ends, the kernel gives its children another one.
         if self._parent is not None and not self._is_stopping and os.getppid() != self._parent:
             self._stop()
@@ -256,18 +256,18 @@ class Supervisor:
     def _wait_s(self) -> float | None:
         """Return the seconds until the next action is due; None to wait for a signal only."""
         now = time.monotonic()
-        dues = [due for due in (self._kill_at, self._kill_silent_at, self._prepare_at) if due is not None]
+        due_times = [due for due in (self._kill_at, self._kill_silent_at, self._prepare_at) if due is not None]
         if self._check_every_s is not None:
-            dues.append(self._check_at)
+            due_times.append(self._check_at)
         if not self._is_stopping:
-            dues += [
+            due_times += [
                 child.start_at - self._launcher.head_start_s for child in self._children if child.start_at is not None
             ]
         if self._parent is not None and not self._is_stopping:
-            dues.append(now + PARENT_CHECK_S)
+            due_times.append(now + PARENT_CHECK_S)
         if (wait_s := self._launcher.wait_s()) is not None:
-            dues.append(now + wait_s)
-        return max(0.0, min(dues) - now) if dues else None
+            due_times.append(now + wait_s)
+        return max(0.0, min(due_times) - now) if due_times else None
 
     def _stop(self) -> None:
         """Send TERM to the children at the first call, KILL at the second."""
@@ -280,16 +280,16 @@ class Supervisor:
         self._is_stopping, self._stopping_since = True, now
         self._kill_at, self._prepare_at = now + self._grace_s, now + SLOW_STOP_S
         self._kill_silent_at = now + SILENT_STOP * self._grace_s
-        self._send(signal.SIGTERM)
+        self._send_signal(signal.SIGTERM)
 
     def _kill(self) -> None:
         self._killed += [child.wid for child in self._children if child.pid and child.wid not in self._killed]
         self._kill_at = self._prepare_at = self._kill_silent_at = None
-        self._send(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
         # After the kill: a child that reads this record must not die before it has logged it.
         self._launcher.log(WARNING, "stopping at once: running jobs are released and run again")
 
-    def _send(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         for child in self._children:
             if child.pid:
                 os.kill(child.pid, number)  # not reaped yet, so the pid cannot belong to another process
@@ -301,9 +301,9 @@ class Supervisor:
         if self._check_every_s is None or time.monotonic() < self._check_at:
             return
         self._check_at = time.monotonic() + self._check_every_s
-        beaten = _read_beats(shared_pipes.beats[0])
+        wids = _read_beats(shared_pipes.beats[0])
         for child in self._children:
-            if child.wid in beaten:
+            if child.wid in wids:
                 child.has_beaten, child.missed, child.beat_at = True, 0, time.monotonic()
             elif child.may_be_silent():
                 child.missed, child.beat_at = 0, time.monotonic()
@@ -316,9 +316,9 @@ class Supervisor:
         """Kill each child that has missed this many heartbeats in a row, once."""
         for child in self._children:
             if child.pid and child.missed >= beats and child.wid not in child.unresponsive:
-                self._kill_one(child)
+                self._kill_child(child)
 
-    def _kill_one(self, child: Child) -> None:
+    def _kill_child(self, child: Child) -> None:
         if self._is_stopping:
             self._killed.append(child.wid)
         silent_s = round(time.monotonic() - child.beat_at)
@@ -379,20 +379,20 @@ class Supervisor:
                 if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                     child.is_suspended, child.missed = os.WIFSTOPPED(status), 0
                 else:
-                    self._ended(child, os.waitstatus_to_exitcode(status))
+                    self._schedule_replacement(child, os.waitstatus_to_exitcode(status))
         if (
             os.getpid() == INIT_PID and not self._is_stopping
         ):  # when process 1 ends, the kernel ends every other process
             _reap_orphans({child.pid for child in self._children})
 
-    def _ended(self, child: Child, code: int) -> None:
+    def _schedule_replacement(self, child: Child, code: int) -> None:
         """Schedule the replacement of a child that has ended, if it needs one."""
         pid, child.pid = child.pid, 0
         if self._is_stopping:
             return
         # A restart would fail the same way, such as on a wrong password.
         if code == CANNOT_START:
-            self._code = CANNOT_START
+            self._exit_code = CANNOT_START
             self._stop()
             return
         if code == CLEAN and child.ends:
@@ -422,16 +422,17 @@ def _ignore_signal(*_: object) -> None:
 
 def _read_beats(beats: int) -> set[str]:
     """Return the wids of the children that have sent a heartbeat since the last call."""
-    beaten: set[str] = set()
+    wids: set[str] = set()
     with suppress(BlockingIOError):
-        while found := os.read(beats, 1024 * BEAT_BYTES):
-            starts = range(0, len(found), BEAT_BYTES)
-            beaten.update(found[start : start + BEAT_BYTES].decode() for start in starts)
-    return beaten
+        while data := os.read(beats, 1024 * BEAT_BYTES):
+            starts = range(0, len(data), BEAT_BYTES)
+            wids.update(data[start : start + BEAT_BYTES].decode() for start in starts)
+    return wids
 
 
-def _reap_orphans(ours: Collection[int]) -> None:
+def _reap_orphans(child_pids: Collection[int]) -> None:
     """Reap ended processes that tasks have left behind; otherwise each would keep its process number."""
     with suppress(ChildProcessError):  # this process has no child
-        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and found.si_pid not in ours:
-            os.waitpid(found.si_pid, os.WNOHANG)
+        # WNOWAIT: an ended child of the supervisor is left to `_reap`, which needs its status.
+        while (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and info.si_pid not in child_pids:
+            os.waitpid(info.si_pid, os.WNOHANG)

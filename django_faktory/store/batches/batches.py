@@ -60,7 +60,7 @@ def new(
             parent.unsucceeded_children += 1
             parent.save(using=using)
             depth = parent.depth + 1
-        made = Batch(
+        row = Batch(
             bid=bid,
             parent_bid=batch.parent_bid,
             depth=depth,
@@ -72,7 +72,7 @@ def new(
             created_at=clock,
             expires_at=clock + timedelta(seconds=commit_within_s),
         )
-        made.save(using=using, force_insert=True)  # an UPDATE of a concurrent attempt's row would count it twice
+        row.save(using=using, force_insert=True)  # an UPDATE of a concurrent attempt's row would count it twice
         return bid
 
     try:
@@ -94,25 +94,25 @@ def withdraw(bids: Collection[str], *, using: str) -> int:
     The client never received the bid. Parents are corrected. A batch that was committed, or has a member or a child, is
     kept.
     """
-    stored = Batch.objects.using(using).filter(bid__in=bids).values_list("bid", flat=True)
-    found = run(using, lambda _: list(stored), atomic=False)
-    return sum(run(using, partial(_withdraw, bid=bid)) for bid in found)
+    rows = Batch.objects.using(using).filter(bid__in=bids).values_list("bid", flat=True)
+    stored_bids = run(using, lambda _: list(rows), atomic=False)
+    return sum(run(using, partial(_withdraw, bid=bid)) for bid in stored_bids)
 
 
 def _withdraw(connection: BaseDatabaseWrapper, *, bid: str) -> bool:
     try:
         # Read again, under its lock: the client may use the batch at the same moment.
-        found = get_batch(connection, bid)
+        batch = get_batch(connection, bid)
     except UnknownBatch:
         return False
-    if found.is_committed or found.is_expired or found.total or found.children:
+    if batch.is_committed or batch.is_expired or batch.total or batch.children:
         return False
     using = connection.alias
-    found.delete(using=using)
-    parent = Batch.objects.using(using).filter(bid=found.parent_bid)
-    counted = {name: F(name) - 1 for name in ("children", "open_children", "unsucceeded_children")}
-    if found.parent_bid and parent.update(**counted):
-        counters.advance_batches(connection, [found.parent_bid], _clock(connection, None))
+    batch.delete(using=using)
+    parent = Batch.objects.using(using).filter(bid=batch.parent_bid)
+    decremented = {name: F(name) - 1 for name in ("children", "open_children", "unsucceeded_children")}
+    if batch.parent_bid and parent.update(**decremented):
+        counters.advance_batches(connection, [batch.parent_bid], _clock(connection, None))
     return True
 
 
@@ -131,13 +131,13 @@ def reopen(
 
     def verb(connection: BaseDatabaseWrapper) -> None:
         clock = _clock(connection, now)
-        found = add_to(connection, bid, caller_wid=caller_wid, now=clock)
-        if is_open(found):
+        batch = add_to(connection, bid, caller_wid=caller_wid, now=clock)
+        if is_open(batch):
             return
-        if found.complete_st:
-            open_again(connection, found)
-        found.reopened_until = clock + timedelta(seconds=commit_within_s)
-        found.save(using=using)
+        if batch.complete_st:
+            open_again(connection, batch)
+        batch.reopened_until = clock + timedelta(seconds=commit_within_s)
+        batch.save(using=using)
 
     run(using, verb)
     return bid
@@ -150,13 +150,13 @@ def commit(bid: str, *, using: str, now: datetime | None = None) -> None:
     """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
-        found = get_batch(connection, bid)
-        if not is_open(found):
+        batch = get_batch(connection, bid)
+        if not is_open(batch):
             return
         clock = _clock(connection, now)
-        refuse_overdue(found, clock)
-        Batch.objects.using(using).filter(pk=found.pk).update(
-            committed_at=found.committed_at or clock, expires_at=None, reopened_until=None
+        refuse_overdue(batch, clock)
+        Batch.objects.using(using).filter(pk=batch.pk).update(
+            committed_at=batch.committed_at or clock, expires_at=None, reopened_until=None
         )
         # All members may have ended before the commit: then the callbacks fire now.
         counters.advance_batches(connection, [bid], clock)
@@ -168,18 +168,18 @@ def status(bid: str, *, using: str) -> BatchStatus:
     """Return the progress of a batch; reads one row. Raises UnknownBatch."""
 
     def verb(connection: BaseDatabaseWrapper) -> BatchStatus:
-        found = get_batch(connection, bid, lock=False)
+        batch = get_batch(connection, bid, lock=False)
         return BatchStatus(
-            bid=found.bid,
-            parent_bid=found.parent_bid,
-            description=found.description,
-            created_at=found.created_at,
-            total=found.total,
-            pending=found.pending,
-            failed=found.failed,
-            complete_st=found.complete_st,
-            success_st=found.success_st,
-            is_broken=found.is_broken,
+            bid=batch.bid,
+            parent_bid=batch.parent_bid,
+            description=batch.description,
+            created_at=batch.created_at,
+            total=batch.total,
+            pending=batch.pending,
+            failed=batch.failed,
+            complete_st=batch.complete_st,
+            success_st=batch.success_st,
+            is_broken=batch.is_broken,
         )
 
     return run(using, verb, atomic=False)
@@ -190,23 +190,23 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
 
     A batch that was opened again counts as committed when its time is over. The jobs of both keep running.
     """
-    never = _overdue("expires_at", using, now)
+    uncommitted = _overdue("expires_at", using, now)
     reopened = _overdue("reopened_until", using, now)
 
     def verb(connection: BaseDatabaseWrapper, late: QuerySet[Batch], changes: dict[str, Any]) -> int:
         # Deepest first, then by bid: the order in which `counters` locks batches (ADR 0024).
-        found = list(skip_locked(late.order_by("-depth", "bid"))[:limit])
+        overdue = list(skip_locked(late.order_by("-depth", "bid"))[:limit])
         clock = _clock(connection, now)
-        Batch.objects.using(using).filter(pk__in=[batch.pk for batch in found]).update(
+        Batch.objects.using(using).filter(pk__in=[batch.pk for batch in overdue]).update(
             **{name: clock if value is Now else value for name, value in changes.items()}
         )
-        counters.advance_batches(connection, [batch.bid for batch in found], clock)
-        return len(found)
+        counters.advance_batches(connection, [batch.bid for batch in overdue], clock)
+        return len(overdue)
 
     # `is_broken` reaches the ancestors through `advance_batches`: their success callbacks must not wait for this batch.
-    gone = {"expired_at": Now, "expires_at": None, "is_broken": True}
+    expired = {"expired_at": Now, "expires_at": None, "is_broken": True}
     count = 0
-    for late, changes in ((never, gone), (reopened, {"reopened_until": None})):
+    for late, changes in ((uncommitted, expired), (reopened, {"reopened_until": None})):
         # Nearly always there is none: one read by the index, and no transaction.
         if run(using, lambda _, late=late: late.exists(), atomic=False):  # type: ignore[misc]
             count += run(using, partial(verb, late=late, changes=changes))
@@ -219,13 +219,13 @@ def _overdue(field: str, using: str, now: datetime | None) -> QuerySet[Batch]:
 
 def purge(*, using: str, kept_for_s: float = KEPT_FOR_S, now: datetime | None = None, limit: int = CHUNK) -> int:
     """Delete batches that ended more than `kept_for_s` seconds ago; return how many."""
-    old = Batch.objects.using(using).filter(finished_at__lt=(now or Now()) - timedelta(seconds=kept_for_s))
+    old_batches = Batch.objects.using(using).filter(finished_at__lt=(now or Now()) - timedelta(seconds=kept_for_s))
 
     def verb(_: BaseDatabaseWrapper) -> int:
-        ids = list(skip_locked(old.order_by("finished_at")).values_list("pk", flat=True)[:limit])
+        ids = list(skip_locked(old_batches.order_by("finished_at")).values_list("pk", flat=True)[:limit])
         return Batch.objects.using(using).filter(pk__in=ids).delete()[0] if ids else 0
 
-    return run(using, verb) if run(using, lambda _: old.exists(), atomic=False) else 0
+    return run(using, verb) if run(using, lambda _: old_batches.exists(), atomic=False) else 0
 
 
 def sweep(*, using: str, now: datetime | None = None) -> int:

@@ -68,8 +68,8 @@ def record_changes(connection: BaseDatabaseWrapper, changes: Iterable[Change], n
 
 def lock_members(jobs: JobQuerySet) -> list[Job]:
     """Return the jobs among these that belong to a batch, locked by id, for `record_changes`."""
-    found = jobs.filter(HAS_BATCH).order_by("id").only(*FIELDS)
-    return list(_locked(found))
+    members = jobs.filter(HAS_BATCH).order_by("id").only(*FIELDS)
+    return list(_lock_rows(members))
 
 
 def split_members(jobs: JobQuerySet) -> tuple[JobQuerySet, JobQuerySet, list[Job]]:
@@ -78,9 +78,9 @@ def split_members(jobs: JobQuerySet) -> tuple[JobQuerySet, JobQuerySet, list[Job
     Pass the rows to `record_changes` after the change. The second set contains only rows locked here. A member that
     enters a matching state a moment later would be changed without being counted, and its batch would never finish.
     """
-    theirs = lock_members(jobs)
-    everything = Job.objects.using(jobs.db)
-    return jobs.filter(bid=None, callback_of=None), everything.filter(pk__in=[job.pk for job in theirs]), theirs
+    members = lock_members(jobs)
+    all_jobs = Job.objects.using(jobs.db)
+    return jobs.filter(bid=None, callback_of=None), all_jobs.filter(pk__in=[job.pk for job in members]), members
 
 
 def record_all(using: str, jobs: Sequence[Job], to: State | None) -> None:
@@ -120,7 +120,7 @@ class _BatchDelta:
         batch.unsucceeded_children -= self.succeeded_children
         batch.is_broken |= self.breaks
         for end in self.ends:
-            _callback_ended(batch, end)
+            _record_callback_end(batch, end)
 
 
 def _count_change(connection: BaseDatabaseWrapper, change: Change) -> batch_rules.CounterChange:
@@ -134,51 +134,51 @@ def _count_change(connection: BaseDatabaseWrapper, change: Change) -> batch_rule
     return counted
 
 
-def _callback_ended(batch: Batch, end: Change) -> None:
+def _record_callback_end(batch: Batch, end: Change) -> None:
     """Record the end of a callback. A callback that is given up does not block the parent batch."""
-    kind = batch_rules.ended_kind(batch)
+    callback_kind = batch_rules.ended_kind(batch)
     if end.succeeded:
-        setattr(batch, f"{kind}_st", CallbackProgress.FINISHED)
-        setattr(batch, f"{kind}_failed", False)
+        setattr(batch, f"{callback_kind}_st", CallbackProgress.FINISHED)
+        setattr(batch, f"{callback_kind}_failed", False)
     elif end.to in (State.DEAD, State.DISCARDED, State.EXPIRED, GONE):
-        setattr(batch, f"{kind}_failed", True)
+        setattr(batch, f"{callback_kind}_failed", True)
         # A dead callback can still be retried and succeed; after any other failed end it cannot.
         batch.is_broken |= end.to is not State.DEAD
 
 
-def _apply_deltas(connection: BaseDatabaseWrapper, sums: dict[str, _BatchDelta], now: datetime) -> int:
+def _apply_deltas(connection: BaseDatabaseWrapper, deltas: dict[str, _BatchDelta], now: datetime) -> int:
     """Add the changes to the batches and take their steps, level by level.
 
     A child is handled before its parent, which receives the results of all its children at once.
     """
     batches = Batch.objects.using(connection.alias)
-    if len(sums) == 1:  # one batch needs no lock order
-        depths = dict.fromkeys(sums, 0)
+    if len(deltas) == 1:  # one batch needs no lock order
+        depths = dict.fromkeys(deltas, 0)
     else:
-        depths = dict(batches.filter(bid__in=sums).values_list("bid", "depth"))
-    moved = 0
+        depths = dict(batches.filter(bid__in=deltas).values_list("bid", "depth"))
+    advanced = 0
     while depths:
         deepest = max(depths.values())
         level = [bid for bid, depth in depths.items() if depth == deepest]
-        for batch in _locked(batches.filter(bid__in=level).order_by("bid")):
-            sums[batch.bid].add_to(batch)
+        for batch in _lock_rows(batches.filter(bid__in=level).order_by("bid")):
+            deltas[batch.bid].add_to(batch)
             was_reopened = batch.is_reopened
             membership.close_overdue(batch, now)
             steps = batch_rules.advance(batch)
-            moved += bool(steps)
+            advanced += bool(steps)
             for step in steps:
                 _execute_step(connection, batch, step, now)
             if batch.parent_bid and steps:
-                _notify_parent(sums.setdefault(batch.parent_bid, _BatchDelta()), steps)
+                _notify_parent(deltas.setdefault(batch.parent_bid, _BatchDelta()), steps)
                 # The parent joins its own level, so that rows are locked deepest first.
                 depths[batch.parent_bid] = batch.depth - 1
             # Most changes touch only counters; writing all columns would rewrite the callbacks' texts, which may be
             # long.
-            is_whole = steps or sums[batch.bid].ends or was_reopened
-            batch.save(using=connection.alias, update_fields=None if is_whole else COUNTER_FIELDS)
+            writes_all_columns = steps or deltas[batch.bid].ends or was_reopened
+            batch.save(using=connection.alias, update_fields=None if writes_all_columns else COUNTER_FIELDS)
         for bid in level:
             del depths[bid]
-    return moved
+    return advanced
 
 
 def _notify_parent(delta: _BatchDelta, steps: Sequence[BatchStep]) -> None:
@@ -197,17 +197,18 @@ def _execute_step(connection: BaseDatabaseWrapper, batch: Batch, step: BatchStep
             batch.finished_at = now
 
 
-def _fire(connection: BaseDatabaseWrapper, kind: Kind, batch: Batch, now: datetime) -> str:
+def _fire(connection: BaseDatabaseWrapper, callback_kind: Kind, batch: Batch, now: datetime) -> str:
     """Enqueue a callback and return its jid, a new one if another job has taken it."""
-    description = jsontext.members(batch.complete if kind is Kind.COMPLETE else batch.success)
+    description = jsontext.members(batch.complete if callback_kind is Kind.COMPLETE else batch.success)
     custom = jsontext.last_members(description["custom"]) if description.get("custom", "null") != "null" else {}
-    custom |= {"_bid": jsontext.encode(batch.bid), "_cb": jsontext.encode(str(kind))}
+    custom |= {"_bid": jsontext.encode(batch.bid), "_cb": jsontext.encode(str(callback_kind))}
     # The client's own `_pbid` would name a wrong parent.
     custom.pop("_pbid", None)
     if batch.parent_bid:
         custom["_pbid"] = jsontext.encode(batch.parent_bid)
     description["custom"] = jsontext.join(custom.items())
     job = parse_job(jsontext.join(description.items()))
+    # In the transaction that counts the members, so that each callback is enqueued exactly once (ADR 0011).
     unique_push.push(connection, [(0, job)], now, callback_of=batch.bid)
     # A push ignores a jid that is stored already, so check that the stored row is this callback.
     if not Job.objects.using(connection.alias).filter(jid=job.jid, callback_of=batch.bid).exists():
@@ -228,38 +229,43 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
     """
     dialect = dialect_of(connection)
     jobs = Job.objects.using(connection.alias)
-    mine = jobs.in_state(State.WORKING).filter(jid__in={ack.jid for ack in acks}).order_by("id")
-    rows = {job.jid: job for job in _locked(mine.only(*FIELDS, *_OF_HOLDER))}
-    held: dict[str, Ack] = {}
+    working = jobs.in_state(State.WORKING).filter(jid__in={ack.jid for ack in acks}).order_by("id")
+    rows = {job.jid: job for job in _lock_rows(working.only(*FIELDS, *_OF_HOLDER))}
+    ack_by_jid: dict[str, Ack] = {}
     for ack in acks:
         job = rows.get(ack.jid)
-        if job and ack.jid not in held and holds(ack.wid, ack.attempt, job.wid, job.attempt):
-            held[ack.jid] = ack
+        if job and ack.jid not in ack_by_jid and holds(ack.wid, ack.attempt, job.wid, job.attempt):
+            ack_by_jid[ack.jid] = ack
     with connection.cursor() as cursor:
         clock = now or dialect.now(cursor)
         # Jobs with a lifetime for their result stay as succeeded; all other jobs are deleted.
-        kept = [(rows[jid].pk, ack, ttl) for jid, ack in held.items() if (ttl := rows[jid].result_ttl) is not None]
-        dialect.keep(cursor, kept, clock)
-    if gone := [rows[jid].pk for jid in held if rows[jid].result_ttl is None]:
-        jobs.filter(pk__in=gone).delete()
+        to_keep = [
+            (rows[jid].pk, ack, ttl) for jid, ack in ack_by_jid.items() if (ttl := rows[jid].result_ttl) is not None
+        ]
+        dialect.mark_succeeded(cursor, to_keep, clock)
+    if deleted_ids := [rows[jid].pk for jid in ack_by_jid if rows[jid].result_ttl is None]:
+        jobs.filter(pk__in=deleted_ids).delete()
     ends = [
-        Change(rows[jid], GONE if rows[jid].result_ttl is None else State.SUCCEEDED, succeeded=True) for jid in held
+        Change(rows[jid], GONE if rows[jid].result_ttl is None else State.SUCCEEDED, succeeded=True)
+        for jid in ack_by_jid
     ]
     record_changes(connection, ends, clock)
-    locks.release(connection, [rows[jid] for jid in held])
-    limiters.release(connection, [rows[jid].permits for jid in held])
+    locks.release(connection, [rows[jid] for jid in ack_by_jid])
+    limiters.release(connection, [rows[jid].permits for jid in ack_by_jid])
     # Batches, lock rows, limiters, then counters (ADR 0024). Counters last: jobs without a batch use the same rows,
     # which must not stay locked while this transaction waits for a batch.
     with connection.cursor() as cursor:
-        dialect.count(cursor, clock, Tally(processed=len(held), late=len({ack.jid for ack in acks}) - len(held)))
-    return {jid: held_job(rows[jid], clock) for jid in held}
+        dialect.count(
+            cursor, clock, Tally(processed=len(ack_by_jid), late=len({ack.jid for ack in acks}) - len(ack_by_jid))
+        )
+    return {jid: build_ended_run(rows[jid], clock) for jid in ack_by_jid}
 
 
-def held_job(job: Job, now: datetime) -> EndedRun:
+def build_ended_run(job: Job, now: datetime) -> EndedRun:
     """Return the event data of a job that ends now."""
     ran_s = (now - job.started_at).total_seconds() if job.started_at else 0.0
     return EndedRun(job.wid, job.attempt, job.queue, job.jobtype, max(0.0, ran_s))
 
 
-def _locked(rows: Any) -> Any:
+def _lock_rows(rows: Any) -> Any:
     return rows.select_for_update() if connections[rows.db].features.has_select_for_update else rows

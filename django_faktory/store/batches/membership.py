@@ -19,21 +19,21 @@ from ...models import Batch, Job
 
 def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload], now: datetime) -> dict[str, FaktoryError]:
     """Lock the batches these jobs want to join; return the errors of jobs that may not, by jid."""
-    wanted = {job.jid: (job.options.bid, job.options.caller_wid) for job in jobs if job.options and job.options.bid}
-    if not wanted:
+    requests = {job.jid: (job.options.bid, job.options.caller_wid) for job in jobs if job.options and job.options.bid}
+    if not requests:
         return {}
-    known = Batch.objects.using(connection.alias).filter(
-        bid__in={bid for bid, _ in wanted.values() if is_storable(bid)}
+    batches = Batch.objects.using(connection.alias).filter(
+        bid__in={bid for bid, _ in requests.values() if is_storable(bid)}
     )
-    depths = dict(known.values_list("bid", "depth"))
+    depths = dict(batches.values_list("bid", "depth"))
     errors: dict[tuple[str, str], FaktoryError] = {}
     # Deepest first, then by bid: the lock order of batches (ADR 0024). Unknown bids have no depth and come last.
-    for bid, caller_wid in sorted(set(wanted.values()), key=lambda one: (-depths.get(one[0], 0), *one)):
+    for bid, caller_wid in sorted(set(requests.values()), key=lambda request: (-depths.get(request[0], 0), *request)):
         try:
             add_to(connection, bid, caller_wid=caller_wid, now=now)
         except FaktoryError as error:
             errors[bid, caller_wid] = error
-    return {jid: errors[asked] for jid, asked in wanted.items() if asked in errors}
+    return {jid: errors[request] for jid, request in requests.items() if request in errors}
 
 
 def count_new_members(connection: BaseDatabaseWrapper, bids: Sequence[str]) -> None:
@@ -83,10 +83,10 @@ def open_again(connection: BaseDatabaseWrapper, batch: Batch) -> None:
     for child, parent in pairwise(chain):
         child.reported_complete = False
         parent.open_children += 1
-    for one in chain:
-        one.complete_st = CallbackProgress.NOT_YET
-        one.reported_complete &= one.parent_bid != ""
-        one.save(using=connection.alias)
+    for changed in chain:
+        changed.complete_st = CallbackProgress.NOT_YET
+        changed.reported_complete &= changed.parent_bid != ""
+        changed.save(using=connection.alias)
 
 
 def _find_notified_ancestors(connection: BaseDatabaseWrapper, batch: Batch) -> list[Batch]:
@@ -96,6 +96,7 @@ def _find_notified_ancestors(connection: BaseDatabaseWrapper, batch: Batch) -> l
     """
     ancestors: list[Batch] = []
     below = batch
+    # From child to parent: the lock order of batches (ADR 0024).
     while below.reported_complete and below.parent_bid:
         parent = _find(connection, below.parent_bid)
         if parent is None or parent.is_over:
@@ -144,7 +145,7 @@ def get_batch(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) -
 def _find(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) -> Batch | None:
     if not is_storable(bid):
         return None  # such text cannot be a query parameter (NUL, lone surrogates)
-    found = Batch.objects.using(connection.alias).filter(bid=bid)
+    rows = Batch.objects.using(connection.alias).filter(bid=bid)
     if lock and connection.features.has_select_for_update:
-        found = found.select_for_update()
-    return found.first()
+        rows = rows.select_for_update()
+    return rows.first()

@@ -14,6 +14,7 @@ def tree_of(batch: Batch, *, max_count: int = MAX_BATCHES) -> list[Batch]:
     Of a larger tree it returns about `max_count` batches: whole levels from the root down, and always the path to this
     batch.
     """
+    # Without the callbacks' job texts, which may be long.
     batches = Batch.objects.using(batch._state.db).order_by("pk").defer("complete", "success")  # noqa: SLF001  (documented)
     path = [batch]
     while path[0].parent_bid and (parent := batches.filter(bid=path[0].parent_bid).first()):
@@ -21,20 +22,20 @@ def tree_of(batch: Batch, *, max_count: int = MAX_BATCHES) -> list[Batch]:
     children: dict[str, list[Batch]] = {}
     level, count = path[:1], 1
     while level and count < max_count:
-        parents = [one.bid for one in level if one.children]
+        parents = [node.bid for node in level if node.children]
         level = list(batches.filter(parent_bid__in=parents)[: max_count - count]) if parents else []
-        for one in level:
-            children.setdefault(one.parent_bid, []).append(one)
+        for node in level:
+            children.setdefault(node.parent_bid, []).append(node)
         count += len(level)
-    for one in path[1:]:  # the path is included even if the tree was cut
-        siblings = children.setdefault(one.parent_bid, [])
-        siblings += [one] if one not in siblings else []
+    for node in path[1:]:  # the path is included even if the tree was cut
+        siblings = children.setdefault(node.parent_bid, [])
+        siblings += [node] if node not in siblings else []
     return _depth_first(path[0], children)
 
 
 def _depth_first(root: Batch, children: dict[str, list[Batch]]) -> list[Batch]:
-    found, stack = [], [root]
+    ordered, stack = [], [root]
     while stack:
-        found.append(stack.pop())
-        stack += reversed(children.get(found[-1].bid, []))
-    return found
+        ordered.append(stack.pop())
+        stack += reversed(children.get(ordered[-1].bid, []))
+    return ordered

@@ -45,23 +45,29 @@ def sync(definitions: Iterable[CronDefinition], *, using: str, now: datetime | N
     Run histories and pauses stay. A name that an entry of the admin uses stays with that entry. Safe to run on all
     nodes at once.
     """
-    wanted = {one.name: one for one in definitions}
+    definition_by_name = {definition.name: definition for definition in definitions}
 
     def verb(connection: BaseDatabaseWrapper) -> None:
         clock = _clock(connection, now)
         rows = CronEntry.objects.using(using)
-        known = set(rows.filter(name__in=wanted).values_list("name", flat=True))
-        new = [CronEntry(origin="code", **one._asdict()) for name, one in sorted(wanted.items()) if name not in known]
+        known = set(rows.filter(name__in=definition_by_name).values_list("name", flat=True))
+        new = [
+            CronEntry(origin="code", **definition._asdict())
+            for name, definition in sorted(definition_by_name.items())
+            if name not in known
+        ]
         for entry in new:
-            entry.next_at = _next(entry, clock)
+            entry.next_at = _compute_next(entry, clock)
         rows.bulk_create(new, ignore_conflicts=True)  # another node may insert them too
         # In name order: nodes that start at the same time would deadlock otherwise.
-        for entry in _locked(rows.order_by("name"), using):
-            one = wanted.get(entry.name)
+        for entry in _lock_rows(rows.order_by("name"), using):
+            definition = definition_by_name.get(entry.name)
             if entry.origin == CronEntry.EntryOrigin.CODE:
-                _apply_definition(entry, one, clock)
-            elif one is not None:
-                logger.error("cron entry of code has a name taken in the admin, rename one of them name=%s", one.name)
+                _apply_definition(entry, definition, clock)
+            elif definition is not None:
+                logger.error(
+                    "cron entry of code has a name taken in the admin, rename one of them name=%s", definition.name
+                )
 
     run(using, verb)
 
@@ -75,12 +81,12 @@ def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
     def verb(connection: BaseDatabaseWrapper) -> None:
         clock = _clock(connection, now)
         if entry.pk is None:
-            entry.next_at = _next(entry, clock)
+            entry.next_at = _compute_next(entry, clock)
             entry.save(using=using, force_insert=True)
             return
         # Compared with the stored row, not with the form's copy: `next_at` moves while a person edits.
-        for row in _locked(CronEntry.objects.using(using).filter(pk=entry.pk), using):
-            _change(row, {field: getattr(entry, field) for field in CronDefinition._fields}, clock)
+        for row in _lock_rows(CronEntry.objects.using(using).filter(pk=entry.pk), using):
+            _change_fields(row, {field: getattr(entry, field) for field in CronDefinition._fields}, clock)
             entry.next_at, entry.problem = row.next_at, row.problem
 
     run(using, verb)
@@ -109,7 +115,7 @@ def resume(ids: Sequence[int], *, using: str, now: datetime | None = None) -> in
         if entry.paused_at is None:
             return False
         entry.paused_at = None
-        entry.next_at = _next(entry, clock)
+        entry.next_at = _compute_next(entry, clock)
         return True
 
     return _change_each(ids, change, using, now)
@@ -124,7 +130,7 @@ def _change_each(
     def verb(connection: BaseDatabaseWrapper) -> int:
         clock = _clock(connection, now)
         changed = 0
-        for entry in _locked(CronEntry.objects.using(using).filter(pk__in=ids).order_by("name"), using):
+        for entry in _lock_rows(CronEntry.objects.using(using).filter(pk__in=ids).order_by("name"), using):
             if change(entry, clock):
                 entry.save(using=using, update_fields=["paused_at", "next_at", "problem"])
                 changed += 1
@@ -133,12 +139,12 @@ def _change_each(
     return run(using, verb)
 
 
-def _apply_definition(entry: CronEntry, one: CronDefinition | None, now: datetime) -> None:
+def _apply_definition(entry: CronEntry, definition: CronDefinition | None, now: datetime) -> None:
     """Update an entry of code to its definition; None marks it as removed."""
-    if one is not None:
+    if definition is not None:
         # An entry that code defines again starts from now: runs of the time in between are not made up for.
-        comes_back, entry.removed_at = entry.removed_at is not None, None
-        _change(entry, one._asdict(), now, anew=comes_back)
+        was_removed, entry.removed_at = entry.removed_at is not None, None
+        _change_fields(entry, definition._asdict(), now, restarts=was_removed)
     elif entry.removed_at is None:
         # The row stays with its history (ADR 0014).
         entry.removed_at, entry.next_at = now, None
@@ -146,21 +152,21 @@ def _apply_definition(entry: CronEntry, one: CronDefinition | None, now: datetim
         logger.info("cron entry is defined no more name=%s", entry.name)
 
 
-def _change(entry: CronEntry, fields: dict[str, Any], now: datetime, *, anew: bool = False) -> None:
+def _change_fields(entry: CronEntry, fields: dict[str, Any], now: datetime, *, restarts: bool = False) -> None:
     """Write the fields that differ. The next run stays unless the schedule or the zone changes."""
     changed = {field for field, value in fields.items() if getattr(entry, field) != value}
-    if not changed and not anew:
+    if not changed and not restarts:
         return
     for field in changed:
         setattr(entry, field, fields[field])
     # A change of arguments or policies must not skip a run that is due already.
-    if anew or changed & {"schedule", "zone"}:
-        entry.next_at = _next(entry, now)
+    if restarts or changed & {"schedule", "zone"}:
+        entry.next_at = _compute_next(entry, now)
     using = entry._state.db  # noqa: SLF001  (documented)
     entry.save(using=using, update_fields=[*changed, "next_at", "problem", "removed_at"])
 
 
-def _next(entry: CronEntry, now: datetime) -> datetime | None:
+def _compute_next(entry: CronEntry, now: datetime) -> datetime | None:
     """Return when the entry is due; None if it never is, and `problem` may contain the reason."""
     entry.problem = ""
     if entry.paused_at is not None or entry.removed_at is not None:
@@ -172,7 +178,7 @@ def _next(entry: CronEntry, now: datetime) -> datetime | None:
         return None
 
 
-def _locked(rows: QuerySet[CronEntry], using: str) -> QuerySet[CronEntry]:
+def _lock_rows(rows: QuerySet[CronEntry], using: str) -> QuerySet[CronEntry]:
     return rows.select_for_update() if connections[using].features.has_select_for_update else rows
 
 

@@ -59,7 +59,10 @@ def enqueue_due_runs(enqueue: Enqueue, *, using: str, now: datetime | None = Non
     """
     entries = CronEntry.objects.using(using).filter(next_at__lte=now or Now()).order_by("next_at")
     ids: list[int] = run(using, lambda _: list(entries.values_list("pk", flat=True)[:ENTRIES]), atomic=False)
-    return {queue for pk in ids for queue in run(using, lambda connection, pk=pk: _take(connection, pk, enqueue, now))}  # type: ignore[misc]  # a default is no parameter to mypy
+    queues: set[str] = set()
+    for pk in ids:
+        queues |= run(using, lambda connection, pk=pk: _take_runs(connection, pk, enqueue, now))  # type: ignore[misc]  # a default is no parameter to mypy
+    return queues
 
 
 def run_now(pk: int, enqueue: Enqueue, *, using: str) -> CronJob:
@@ -70,19 +73,19 @@ def run_now(pk: int, enqueue: Enqueue, *, using: str) -> CronJob:
 
     def verb(_: BaseDatabaseWrapper) -> CronRun:
         entry = CronEntry.objects.using(using).get(pk=pk)
-        found, got = _enqueued(entry, None, enqueue, using)
-        found.save(using=using)
-        queues.extend([got.queue] if got else [])
-        return found
+        cron_run, job = _enqueue_run(entry, None, enqueue, using)
+        cron_run.save(using=using)
+        queues.extend([job.queue] if job else [])
+        return cron_run
 
     queues: list[str] = []
-    made = run(using, verb)
-    if made.outcome == RunOutcome.REFUSED:
-        raise FaktoryError(made.note)
-    return CronJob(made.jid, queues[-1])
+    result = run(using, verb)
+    if result.outcome == RunOutcome.REFUSED:
+        raise FaktoryError(result.note)
+    return CronJob(result.jid, queues[-1])
 
 
-def _take(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datetime | None) -> set[str]:
+def _take_runs(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datetime | None) -> set[str]:
     using = connection.alias
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
@@ -99,46 +102,49 @@ def _take(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datet
     plan = due(schedule, entry.next_at, clock, missed=entry.missed, window_s=entry.window_s)
     if not rows.filter(next_at=entry.next_at).update(next_at=plan.next_at):
         return set()  # on databases without row locks, this UPDATE is the claim
-    taken = set(
+    # Ticks that are stored already: a second row would violate the unique constraint, and undo all of this (ADR 0014).
+    taken_ticks = set(
         CronRun.objects.using(using).filter(entry=entry, tick__gte=entry.next_at).values_list("tick", flat=True)
     )
     runs, queues = [], set()
-    if plan.passed and plan.passed not in taken:
+    if plan.passed and plan.passed not in taken_ticks:
         note = "no node took it in time, nor those after it that are not listed"
         runs.append(CronRun(entry=entry, tick=plan.passed, outcome=RunOutcome.MISSED, note=note))
         logger.warning("cron entry missed ticks name=%s first=%s", entry.name, plan.passed.isoformat())
     # A loop below sets it after the first job: of several missed runs with overlap "skip", one is enqueued.
     is_busy = entry.overlap == Overlap.SKIP and _is_busy(entry, using)
     for tick in plan.ticks:
-        if tick in taken:
+        if tick in taken_ticks:
             continue
         if is_busy:
             runs.append(CronRun(entry=entry, tick=tick, outcome=RunOutcome.OVERLAPPED))
             continue
-        found, got = _enqueued(entry, tick, enqueue, using)
-        runs.append(found)
-        if got:
-            queues.add(got.queue)
+        cron_run, job = _enqueue_run(entry, tick, enqueue, using)
+        runs.append(cron_run)
+        if job:
+            queues.add(job.queue)
             is_busy = entry.overlap == Overlap.SKIP
     CronRun.objects.using(using).bulk_create(runs)
     return queues
 
 
-def _enqueued(entry: CronEntry, tick: datetime | None, enqueue: Enqueue, using: str) -> tuple[CronRun, CronJob | None]:
+def _enqueue_run(
+    entry: CronEntry, tick: datetime | None, enqueue: Enqueue, using: str
+) -> tuple[CronRun, CronJob | None]:
     """Make the job and return its run. An error is recorded as refused, so that other entries still run."""
     try:
         # A savepoint: a database error in the project's code must not break the transaction that takes the run.
         with transaction.atomic(using=using):
-            got = enqueue(entry)
+            job = enqueue(entry)
             too_short = Q(result_ttl=None) | Q(result_ttl__lt=KEPT_FOR_S)
-            Job.objects.using(using).filter(too_short, jid=got.jid).update(result_ttl=KEPT_FOR_S)
+            Job.objects.using(using).filter(too_short, jid=job.jid).update(result_ttl=KEPT_FOR_S)
     except (OperationalError, InterfaceError, BrokerUnavailable):
         raise  # `run` retries the whole transaction
     except Exception as error:  # enqueueing runs the project's middleware
         logger.exception("cron entry's job could not be enqueued name=%s", entry.name)
         note = f"{type(error).__name__}: {first_line(error)}"[:MAX_NOTE_LENGTH]
         return CronRun(entry=entry, tick=tick, outcome=RunOutcome.REFUSED, note=note), None
-    return CronRun(entry=entry, tick=tick, outcome=RunOutcome.ENQUEUED, jid=got.jid), got
+    return CronRun(entry=entry, tick=tick, outcome=RunOutcome.ENQUEUED, jid=job.jid), job
 
 
 def _is_busy(entry: CronEntry, using: str) -> bool:
@@ -148,21 +154,21 @@ def _is_busy(entry: CronEntry, using: str) -> bool:
     return Job.objects.using(using).filter(jid__in=jids, state__in=[str(state) for state in LIVE]).exists()
 
 
-def outcomes(jids: list[str], *, using: str) -> dict[str, RunOutcome]:
+def read_outcomes(jids: list[str], *, using: str) -> dict[str, RunOutcome]:
     """Return the outcomes of these jobs by jid; jobs that are not stored are left out."""
     jobs = Job.objects.using(using).filter(jid__in=jids).values_list("jid", "state")
     return {jid: RunOutcome(state) if state in FINISHED else RunOutcome.ENQUEUED for jid, state in jobs}
 
 
-def latest(ids: Sequence[int], *, using: str) -> dict[int, CronRun]:
+def read_latest(ids: Sequence[int], *, using: str) -> dict[int, CronRun]:
     """Return the latest run of each of these entries with its job's present outcome, in three statements."""
     newest = CronRun.objects.using(using).filter(entry=OuterRef("pk")).order_by("-pk").values("pk")[:1]
     known = CronEntry.objects.using(using).filter(pk__in=ids).values_list(Subquery(newest), flat=True)
     runs = list(CronRun.objects.using(using).filter(pk__in=[pk for pk in known if pk is not None]))
-    outcome_by_jid = outcomes([run.jid for run in runs if run.jid], using=using)
-    for one in runs:
-        one.outcome = outcome_by_jid.get(one.jid, one.outcome)
-    return {one.entry_id: one for one in runs}
+    outcome_by_jid = read_outcomes([run.jid for run in runs if run.jid], using=using)
+    for cron_run in runs:
+        cron_run.outcome = outcome_by_jid.get(cron_run.jid, cron_run.outcome)
+    return {cron_run.entry_id: cron_run for cron_run in runs}
 
 
 def record_run_outcomes(*, using: str, now: datetime | None = None) -> bool:
@@ -174,22 +180,27 @@ def record_run_outcomes(*, using: str, now: datetime | None = None) -> bool:
     def verb(connection: BaseDatabaseWrapper) -> None:
         with connection.cursor() as cursor:
             clock = now or dialect_of(connection).now(cursor)
-        outcome_by_jid = outcomes([one.jid for one in some], using=using)
-        for one in some:
+        outcome_by_jid = read_outcomes([cron_run.jid for cron_run in open_runs], using=using)
+        for cron_run in open_runs:
             outcome = outcome_by_jid.get(
-                one.jid, RunOutcome.GONE if one.outcome == RunOutcome.ENQUEUED else RunOutcome(one.outcome)
+                cron_run.jid,
+                RunOutcome.GONE if cron_run.outcome == RunOutcome.ENQUEUED else RunOutcome(cron_run.outcome),
             )
-            if outcome != one.outcome:
+            if outcome != cron_run.outcome:
                 ended_at = None if outcome == RunOutcome.ENQUEUED else clock
-                rows.filter(pk=one.pk, outcome=one.outcome).update(outcome=outcome, ended_at=ended_at)
+                rows.filter(pk=cron_run.pk, outcome=cron_run.outcome).update(outcome=outcome, ended_at=ended_at)
 
     rows = CronRun.objects.using(using)
     # By primary key and in chunks: runs with a live job stay in the set and would be read again and again.
-    last = 0
+    last_id = 0
     is_open = Q(outcome__in=[RunOutcome.ENQUEUED, RunOutcome.DEAD])
-    while some := run(using, lambda _: list(rows.filter(is_open, pk__gt=last).order_by("pk")[:CHUNK]), atomic=False):  # noqa: B023
+    while open_runs := run(
+        using,
+        lambda _: list(rows.filter(is_open, pk__gt=last_id).order_by("pk")[:CHUNK]),  # noqa: B023
+        atomic=False,
+    ):
         run(using, verb)
-        last = some[-1].pk
+        last_id = open_runs[-1].pk
     return False
 
 
@@ -199,12 +210,12 @@ def forget_old(*, using: str) -> bool:
     ids: list[int] = run(
         using, lambda _: list(CronEntry.objects.using(using).values_list("pk", flat=True)), atomic=False
     )
-    is_more = False
+    has_more = False
     for pk in ids:
         newest = runs.filter(entry=pk).order_by("-pk").values_list("pk", flat=True)[KEPT_RUNS - 1 : KEPT_RUNS]
         for oldest_kept in run(using, lambda _, newest=newest: list(newest), atomic=False):  # type: ignore[misc]
-            old = runs.filter(entry=pk, pk__lt=oldest_kept).exclude(outcome=RunOutcome.ENQUEUED)
-            gone = list(old.order_by("pk").values_list("pk", flat=True)[:CHUNK])
-            run(using, lambda _, gone=gone: runs.filter(pk__in=gone).delete())  # type: ignore[misc]
-            is_more = is_more or len(gone) == CHUNK
-    return is_more
+            old_runs = runs.filter(entry=pk, pk__lt=oldest_kept).exclude(outcome=RunOutcome.ENQUEUED)
+            old_ids = list(old_runs.order_by("pk").values_list("pk", flat=True)[:CHUNK])
+            run(using, lambda _, old_ids=old_ids: runs.filter(pk__in=old_ids).delete())  # type: ignore[misc]
+            has_more = has_more or len(old_ids) == CHUNK
+    return has_more

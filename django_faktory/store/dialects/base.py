@@ -33,6 +33,7 @@ DELIVERY_LEASE_S = 60.0
 It equals the shortest reservation allowed (W9), so that the lease shortens no reservation.
 """
 
+# Sorted: the order of a set differs between processes, and a statement has the same text in each of them.
 _ENDED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED - {State.DEAD}))
 
 
@@ -54,6 +55,7 @@ The previous release counts in slots 0 to 15.
 # Large enough that two connections practically never draw the same slot; if they did, one would only wait.
 _OWN_SLOTS = 2**62
 
+# Weak: a slot lives as long as its connection; maintenance merges the rows of former connections (ADR 24).
 _slots: WeakKeyDictionary[BaseDatabaseWrapper, tuple[int, int]] = WeakKeyDictionary()
 
 
@@ -97,6 +99,7 @@ def unique_key_of(job: JobPayload) -> str | None:
     return job.options.unique_key if job.options else None
 
 
+# Created by the thousand, and free of reference cycles: the garbage collector need not track them (ADR 4).
 class ClaimSlot(msgspec.Struct, frozen=True, gc=False):
     """One line of a plan: claim up to `count` jobs of this queue for this worker."""
 
@@ -134,8 +137,7 @@ class ClaimPlan(msgspec.Struct, frozen=True, gc=False):
     @property
     def mark(self) -> int | None:
         """Return the number that the claim of `slots` writes into its rows."""
-        # A claim for a server's clients has a lease, and its number is negative until the delivery is confirmed (ADR
-        # 26).
+        # A claim for clients of a server is negative until the delivery is confirmed (ADR 26).
         return self.claim if self.claim is None or self.at_most_s is None else -self.claim
 
 
@@ -196,13 +198,13 @@ Ended = dict[str, EndedRun]
 
 
 class AckResult(NamedTuple):
-    """Result of `end`: the ended jobs, and the jids in `left`, which it did not change.
+    """Result of `end`: the ended jobs, and the jids in `remaining`, which it did not change.
 
-    Members of batches and holders of locks or permits are in `left`; `store.batches.counters` ends them.
+    Members of batches and holders of locks or permits are in `remaining`; `store.batches.counters` ends them.
     """
 
     ended: Ended
-    left: set[str]
+    remaining: set[str]
     readied: Collection[str] = ()
     """Queues in which jobs that waited for a lock became ready."""
     blocked: Collection[str] = ()
@@ -225,7 +227,7 @@ class LastAckResult(NamedTuple):
 
 
 class HandoffResult(NamedTuple):
-    """Result of `relay`: the ended job, and the claimed one with its lock."""
+    """Result of `hand_off_lock`: the ended job, and the claimed one with its lock."""
 
     ended: Ended
     job: Reservation
@@ -350,7 +352,7 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def waiting(
+    def count_ready(
         self,
         connection: BaseDatabaseWrapper,
         queues: Sequence[str],
@@ -385,7 +387,7 @@ class Dialect(ABC):
         """Run `end`, `insert` and `claim` in this order, each only if there is work for it.
 
         A claimed job may already have its lock, for the plan's `lease_s`: then it has the token. Prefetched jobs are in
-        the list too, marked `is_ahead`.
+        the list too, marked `is_prefetched`.
         """
         # Ends come first, and lock the rows that the insert may replace as well: all rows in one order (ADR 24).
         ended = self.end(connection, acks, now, [job.jid for _, job in jobs]) if acks else AckResult({}, set())
@@ -422,14 +424,16 @@ class Dialect(ABC):
         return None
 
     @abstractmethod
-    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[Delivery], now: datetime | None) -> set[str]:
+    def confirm(
+        self, connection: BaseDatabaseWrapper, deliveries: Sequence[Delivery], now: datetime | None
+    ) -> set[str]:
         """Confirm the delivery of prefetched jobs; return the jids to confirm again (`Broker.confirm`)."""
 
     @abstractmethod
     def extend(
         self,
         connection: BaseDatabaseWrapper,
-        held: Sequence[tuple[str, str, int]],
+        held_jobs: Sequence[tuple[str, str, int]],
         at_least_s: float,
         now: datetime | None,
     ) -> None:
@@ -438,7 +442,7 @@ class Dialect(ABC):
         Only reservations that are half over are extended, so that short jobs cost no write. Locked rows are skipped.
         """
 
-    def relay(
+    def hand_off_lock(
         self,
         connection: BaseDatabaseWrapper,  # noqa: ARG002
         ack: Ack,  # noqa: ARG002
@@ -452,7 +456,7 @@ class Dialect(ABC):
         return None
 
     def expects_lock_handoff(self, jid: str) -> bool:  # noqa: ARG002
-        """Return whether `relay` is likely to succeed when this job ends. False once it was tried for the job."""
+        """Return whether `hand_off_lock` is likely to succeed for this job. False once it was tried for the job."""
         return False
 
     def write_queue(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[object]:  # noqa: ARG002
@@ -480,7 +484,7 @@ class Dialect(ABC):
         """Return whether the server has ended the session of this open, idle connection. Does not block."""
         return False
 
-    def joins(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
+    def can_join(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
         """Return whether `exchange` is its own transaction, so that none needs to be opened around it."""
         return False
 
@@ -488,7 +492,9 @@ class Dialect(ABC):
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:
         """Wait, outside any transaction, for running claims that may have read the limits before this call."""
 
-    takes: Callable[[BaseDatabaseWrapper, Sequence[Reservation], float, datetime | None], dict[str, int]] | None = None
+    acquire_locks: (
+        Callable[[BaseDatabaseWrapper, Sequence[Reservation], float, datetime | None], dict[str, int]] | None
+    ) = None
     """Acquire locks in one statement. None: the dialect has no such statement.
 
     Returns the tokens by jid; jobs that got no lock become blocked.
@@ -509,8 +515,8 @@ class Dialect(ABC):
             f" WHERE lock_key IN ({marks(keys)}) AND state = 'enqueued'",
             [*keys],
         )
-        found: Sequence[tuple[Any, ...]] = cursor.fetchall()
-        return found
+        rows: Sequence[tuple[Any, ...]] = cursor.fetchall()
+        return rows
 
     def make_next_ready(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> tuple[set[str], set[str]]:
         """Make the first blocked job of each key, queue and priority ready, unless one is ready already.
@@ -522,8 +528,7 @@ class Dialect(ABC):
         skipped: set[str] = set()
         with connection.cursor() as cursor:
             for key in keys:
-                # A row that is locked is skipped, not waited for: this transaction already has later rows of the order
-                # locked (ADR 24).
+                # Locked rows are skipped: this transaction already has later rows of the order locked (ADR 24).
                 for queue, is_ready in next_ready(cursor, key, self.skip_lock):
                     if is_ready:
                         queues.add(queue)
@@ -532,10 +537,10 @@ class Dialect(ABC):
         return queues, skipped
 
     @abstractmethod
-    def keep(self, cursor: CursorWrapper, held: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
+    def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
         """Mark locked jobs as succeeded; their rows are kept for the result. Each is (id, its ack, its result_ttl)."""
 
-    def failing(
+    def lock_failed(
         self,
         connection: BaseDatabaseWrapper,  # noqa: ARG002
         jids: Collection[str],  # noqa: ARG002

@@ -27,11 +27,11 @@ def has_own_cursor(connection: BaseDatabaseWrapper) -> bool:
     """Return whether statements have to go through `connection.cursor()`. Fast enough to call for each statement."""
     connection = connection.ops.connection  # the wrapper itself, also of `django.db.connection`, which is a proxy
     backend: Any = type(connection)
-    own = connection.__dict__  # debug toolbars patch `cursor` of the instance
+    attributes = connection.__dict__  # debug toolbars patch `cursor` of the instance
     return (
-        ("cursor" in own and _is_patched(connection, "cursor"))
-        or "_cursor" in own
-        or "create_cursor" in own
+        ("cursor" in attributes and _is_patched(connection, "cursor"))
+        or "_cursor" in attributes
+        or "create_cursor" in attributes
         or "cursor_factory" in connection.settings_dict["OPTIONS"]
         or bool(_overridden(backend))
     )

@@ -29,6 +29,7 @@ class MariadbDialect(PortableDialect):
 
     skip_lock = " FOR UPDATE SKIP LOCKED"
     plain_lock = " FOR UPDATE"
+    # MySQL deprecates VALUES() in favour of an alias for the new row, which MariaDB does not have.
     upsert_tail = "ON DUPLICATE KEY UPDATE " + ", ".join(
         f"{column} = IF({replaceable()}, VALUES({column}), {column})"
         for column in PortableDialect._replaced  # noqa: SLF001
@@ -49,17 +50,18 @@ class MariadbDialect(PortableDialect):
 
     def age(self, moment: str) -> str:
         """Return SQL for the seconds since `moment`, in UTC and with microseconds."""
+        # Counted in microseconds: TIMESTAMPDIFF drops the fraction of its unit.
         return f"TIMESTAMPDIFF(MICROSECOND, {moment}, UTC_TIMESTAMP(6)) / 1e6"
 
     def now(self, cursor: CursorWrapper) -> datetime:
         """Return the server's time, with one round trip."""
         cursor.execute("SELECT UTC_TIMESTAMP(6)")
-        found: datetime = cursor.fetchone()[0]
-        return utc(found)
+        moment: datetime = cursor.fetchone()[0]
+        return utc(moment)
 
     has_lock_wait = True
 
-    def lock_wait(self, seconds: float | None, *, of_transaction: bool = False) -> str:  # noqa: ARG002
+    def lock_wait(self, seconds: float | None, *, of_transaction: bool = False) -> str:  # noqa: ARG002  (InnoDB has a limit of the session only)
         """Return the SET statement for the session's lock wait, in whole seconds."""
         value = "DEFAULT" if seconds is None else 0 if seconds < LEAST_WAIT_S else math.ceil(seconds)
         return f"SET SESSION innodb_lock_wait_timeout = {value}"

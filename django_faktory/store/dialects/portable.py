@@ -58,7 +58,9 @@ class PortableDialect(Dialect):
         "jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace, result_ttl, run_at,"
         " enqueued_at, created_at"
     )
+    # Only for jobs with options; a plain job has one statement text without them.
     _optional = ", expires_at, limit_key, about"
+    # Each column that an earlier run may have written. `state` is last, because MariaDB's other assignments read it.
     _replaced = (
         "jobtype", "queue", "sort_priority", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
         "enqueued_at", "created_at", "failures", "losses", "interruptions", "errtype", "failure", "history", "result",
@@ -82,10 +84,12 @@ class PortableDialect(Dialect):
             clock = now or self.now(cursor)
             adapt = connection.ops.adapt_datetimefield_value
             adapted = adapt(clock)
-            rows = [self._row(adapt, job, clock, adapted, place) for place, job in jobs]
+            rows = [self._plain_values(adapt, job, clock, adapted, place) for place, job in jobs]
             if any(job.options for _, job in jobs):
                 # One width for the whole set, so that it needs one statement text.
-                rows = [(*row, *self._more(adapt, job, clock)) for row, (_, job) in zip(rows, jobs, strict=True)]
+                rows = [
+                    (*row, *self._option_values(adapt, job, clock)) for row, (_, job) in zip(rows, jobs, strict=True)
+                ]
             self._write(cursor, rows)
         return ()
 
@@ -110,18 +114,23 @@ class PortableDialect(Dialect):
         row = f"({marks(range(width))})"
         return f"INSERT INTO {JOB} ({columns}) VALUES {', '.join([row] * count)} {self.upsert_tail}"
 
-    def _row(
+    def _plain_values(
         self, adapt: Callable[[datetime | None], Any], job: JobPayload, now: datetime, adapted: Any, place: int
     ) -> tuple[Any, ...]:
-        waits = job.at is not None and job.at > now
-        enqueued_at = None if waits else adapt(now + timedelta(microseconds=place)) if place else adapted
+        is_scheduled = job.at is not None and job.at > now
+        state = State.SCHEDULED if is_scheduled else State.ENQUEUED
+        # A microsecond apart, so that a set is claimed in the order of its push, whatever its insertion order (ADR 30).
+        enqueued_at = None if is_scheduled else adapt(now + timedelta(microseconds=place)) if place else adapted
         return (
-            job.jid, job.jobtype, job.queue, State.SCHEDULED if waits else State.ENQUEUED, -job.priority, job.text,
+            job.jid, job.jobtype, job.queue, state, -job.priority, job.text,
             job.retry, job.reserve_for, job.backtrace, job.result_ttl,
-            adapt(job.at) if waits else None, enqueued_at, adapted,
+            adapt(job.at) if is_scheduled else None, enqueued_at, adapted,
         )  # fmt: skip
 
-    def _more(self, adapt: Callable[[datetime | None], Any], job: JobPayload, now: datetime) -> tuple[Any, ...]:
+    def _option_values(
+        self, adapt: Callable[[datetime | None], Any], job: JobPayload, now: datetime
+    ) -> tuple[Any, ...]:
+        # A lifetime starts when the job may first run, by the database's clock.
         options = job.options or _NONE
         return adapt(options.expiry(max(job.at or now, now))), options.limit_key, options.about
 
@@ -130,23 +139,23 @@ class PortableDialect(Dialect):
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
             adapted = connection.ops.adapt_datetimefield_value(clock)
-            held = withheld(connection, {slot.wid for slot in plan.slots if slot.wid}, adapted)
-            found: list[Reservation] = []
-            taken: list[tuple[Any, ...]] = []
+            paused = read_paused_sources(connection, {slot.wid for slot in plan.slots if slot.wid}, adapted)
+            reservations: list[Reservation] = []
+            locked_rows: list[tuple[Any, ...]] = []
             # Between two slots the limit shrinks: earlier slots of the plan take precedence.
             for slot in self._select_slots_with_ready_jobs(cursor, plan.slots, adapted):
-                room = min(slot.count, plan.limit - len(found))
-                if room > 0 and slot.queue not in held.queues and slot.wid not in held.wids:
-                    rows = self._lock_first(cursor, slot.queue, room, [row[0] for row in taken], adapted)
-                    taken += rows
-                    found += [self._reserved(row, slot.wid, clock, held) for row in rows]
-            for wid in {reservation.wid for reservation in found}:
-                mine = [(row[0], job) for row, job in zip(taken, found, strict=True) if job.wid == wid]
+                room = min(slot.count, plan.limit - len(reservations))
+                if room > 0 and slot.queue not in paused.queues and slot.wid not in paused.wids:
+                    rows = self._lock_first(cursor, slot.queue, room, [row[0] for row in locked_rows], adapted)
+                    locked_rows += rows
+                    reservations += [self._to_reservation(row, slot.wid, clock, paused) for row in rows]
+            for wid in {reservation.wid for reservation in reservations}:
+                claimed = [(row[0], job) for row, job in zip(locked_rows, reservations, strict=True) if job.wid == wid]
                 # Jobs with and without limits need different assignments: two sets are cheaper than a CASE per row.
-                for is_limited in {job.permits is not None for _, job in mine}:
-                    ids = [row_id for row_id, job in mine if (job.permits is not None) == is_limited]
+                for is_limited in {job.permits is not None for _, job in claimed}:
+                    ids = [row_id for row_id, job in claimed if (job.permits is not None) == is_limited]
                     self._mark_working(cursor, ids, wid, adapted, plan, is_limited=is_limited)
-        return found
+        return reservations
 
     def _select_slots_with_ready_jobs(
         self, cursor: CursorWrapper, slots: Sequence[ClaimSlot], clock: Any
@@ -157,29 +166,29 @@ class PortableDialect(Dialect):
         """
         if len(slots) <= MOST_QUEUES // 10:
             return slots
-        sizes = self._sizes(cursor, list({slot.queue: None for slot in slots}), clock, 1)
+        sizes = self._count_queues(cursor, list({slot.queue: None for slot in slots}), clock, 1)
         return [slot for slot in slots if sizes[slot.queue]]
 
     def _lock_first(
-        self, cursor: CursorWrapper, queue: str, room: int, taken: list[int], clock: Any
+        self, cursor: CursorWrapper, queue: str, room: int, locked_ids: list[int], clock: Any
     ) -> list[tuple[Any, ...]]:
         # SKIP LOCKED does not skip rows that this transaction has locked itself: exclude them by id.
-        but = f" AND id NOT IN ({marks(taken)})" if taken else ""
+        exclusion = f" AND id NOT IN ({marks(locked_ids)})" if locked_ids else ""
         cursor.execute(
             "SELECT id, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for,"
             " result_ttl, jobtype, lock_key, limit_key, bid IS NULL AND callback_of IS NULL"
             f" FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
-            f" AND (expires_at IS NULL OR expires_at > %s){but}"
+            f" AND (expires_at IS NULL OR expires_at > %s){exclusion}"
             f" ORDER BY sort_priority, enqueued_at, id LIMIT %s{self.skip_lock}",
-            [queue, clock, *taken, room],
+            [queue, clock, *locked_ids, room],
         )
         rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
 
-    def _reserved(self, row: tuple[Any, ...], wid: str, now: datetime, held: PausedSources) -> Reservation:
+    def _to_reservation(self, row: tuple[Any, ...], wid: str, now: datetime, paused: PausedSources) -> Reservation:
         (_, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for, result_ttl,
          jobtype, lock_key, limit_key, is_batchless) = row  # fmt: skip
-        is_limited = limit_key is not None or ("task", jobtype) in held.limited or ("queue", queue) in held.limited
+        is_limited = limit_key is not None or ("task", jobtype) in paused.limited or ("queue", queue) in paused.limited
         return Reservation(
             jid=jid,
             queue=queue,
@@ -196,6 +205,7 @@ class PortableDialect(Dialect):
             result_ttl=result_ttl,
             lock_key=lock_key,
             limit_key=limit_key,
+            # Empty: the job must acquire permits before it is delivered (ADR 16).
             permits="" if is_limited else None,
             is_batchless=bool(is_batchless),
         )
@@ -223,61 +233,67 @@ class PortableDialect(Dialect):
             seconds = f"{self.least}({seconds}, {float(plan.at_most_s)!r})"
         return seconds
 
-    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[Delivery], now: datetime | None) -> set[str]:  # noqa: ARG002  (the reservation starts with the claim)
+    def confirm(
+        self,
+        connection: BaseDatabaseWrapper,
+        deliveries: Sequence[Delivery],
+        now: datetime | None,  # noqa: ARG002  (the reservation starts with the claim)
+    ) -> set[str]:
         """Confirm deliveries by (jid, wid, attempt); return the jids of locked rows."""
-        wanted = {one.job.jid: (one.job.wid, one.job.attempt) for one in handed}
+        holders = {delivery.job.jid: (delivery.job.wid, delivery.job.attempt) for delivery in deliveries}
         with connection.cursor() as cursor:
+            # A negative claim number marks a delivery that is not confirmed yet (ADR 26).
             unconfirmed = (
-                f"SELECT id, jid, wid, attempt FROM {JOB} WHERE jid IN ({marks(wanted)}) AND claim < 0"
+                f"SELECT id, jid, wid, attempt FROM {JOB} WHERE jid IN ({marks(holders)}) AND claim < 0"
                 " AND reserved_until IS NOT NULL"
             )
-            cursor.execute(f"{unconfirmed}{self.skip_lock}", [*wanted])
-            found = {jid: row_id for row_id, jid, *holder in cursor.fetchall() if wanted[jid] == tuple(holder)}
-            if found:
+            cursor.execute(f"{unconfirmed}{self.skip_lock}", [*holders])
+            row_ids = {jid: row_id for row_id, jid, *holder in cursor.fetchall() if holders[jid] == tuple(holder)}
+            if row_ids:
                 cursor.execute(
                     f"UPDATE {JOB} SET claim = -claim, reserved_until = {self.after('started_at', 'reserve_for')}"
-                    f" WHERE id IN ({marks(found)})",
-                    [*found.values()],
+                    f" WHERE id IN ({marks(row_ids)})",
+                    [*row_ids.values()],
                 )
-            if not self.skip_lock or len(found) == len(wanted):
+            if not self.skip_lock or len(row_ids) == len(holders):
                 return set()
             # A row that the first statement did not return is either locked or confirmed already: read without a lock
             # to see which.
-            cursor.execute(unconfirmed, [*wanted])
-            return {jid for _, jid, *holder in cursor.fetchall() if wanted[jid] == tuple(holder)} - found.keys()
+            cursor.execute(unconfirmed, [*holders])
+            return {jid for _, jid, *holder in cursor.fetchall() if holders[jid] == tuple(holder)} - row_ids.keys()
 
     def extend(
         self,
         connection: BaseDatabaseWrapper,
-        held: Sequence[tuple[str, str, int]],
+        held_jobs: Sequence[tuple[str, str, int]],
         at_least_s: float,
         now: datetime | None,
     ) -> None:
         """Extend reservations that are half over; skips locked rows."""
-        wanted = {jid: (wid, attempt) for wid, jid, attempt in held}
+        holders = {jid: (wid, attempt) for wid, jid, attempt in held_jobs}
         seconds = f"{self.greatest}(reserve_for, {float(at_least_s)!r})"
         with connection.cursor() as cursor:
             clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
             # Read without locks first: few jobs are due, and the others must not be locked for a heartbeat.
-            due = (
-                f"SELECT id, jid, wid, attempt FROM {JOB} WHERE jid IN ({marks(wanted)})"
+            due_query = (
+                f"SELECT id, jid, wid, attempt FROM {JOB} WHERE jid IN ({marks(holders)})"
                 f" AND reserved_until < {self.after('%s', f'({seconds} / 2)')}"
             )
-            cursor.execute(due, [*wanted, clock])
-            rows = [row_id for row_id, jid, *holder in cursor.fetchall() if wanted[jid] == tuple(holder)]
-            if rows and self.skip_lock:  # read again: another transaction may have changed the row in between
+            cursor.execute(due_query, [*holders, clock])
+            row_ids = [row_id for row_id, jid, *holder in cursor.fetchall() if holders[jid] == tuple(holder)]
+            if row_ids and self.skip_lock:  # read again: another transaction may have changed the row in between
                 cursor.execute(
-                    f"SELECT id, jid, wid, attempt FROM {JOB} WHERE id IN ({marks(rows)}){self.skip_lock}", rows
+                    f"SELECT id, jid, wid, attempt FROM {JOB} WHERE id IN ({marks(row_ids)}){self.skip_lock}", row_ids
                 )
-                rows = [row_id for row_id, jid, *holder in cursor.fetchall() if wanted[jid] == tuple(holder)]
-            if rows:
+                row_ids = [row_id for row_id, jid, *holder in cursor.fetchall() if holders[jid] == tuple(holder)]
+            if row_ids:
                 cursor.execute(
                     f"UPDATE {JOB} SET reserved_until = {self.after('%s', seconds)}"
-                    f" WHERE id IN ({marks(rows)}) AND reserved_until IS NOT NULL",
-                    [clock, *rows],
+                    f" WHERE id IN ({marks(row_ids)}) AND reserved_until IS NOT NULL",
+                    [clock, *row_ids],
                 )
 
-    def waiting(
+    def count_ready(
         self,
         connection: BaseDatabaseWrapper,
         queues: Sequence[str],
@@ -288,24 +304,24 @@ class PortableDialect(Dialect):
         """Count ready jobs, and return the wids that are quiet or terminating."""
         with connection.cursor() as cursor:
             clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
-            held = withheld(connection, wids, clock)
-            running = [queue for queue in queues if queue not in held.queues]
-            return self._sizes(cursor, running, clock, max_count), held.wids
+            paused = read_paused_sources(connection, wids, clock)
+            running = [queue for queue in queues if queue not in paused.queues]
+            return self._count_queues(cursor, running, clock, max_count), paused.wids
 
-    def _sizes(self, cursor: CursorWrapper, queues: Sequence[str], clock: Any, max_count: int) -> dict[str, int]:
+    def _count_queues(self, cursor: CursorWrapper, queues: Sequence[str], clock: Any, max_count: int) -> dict[str, int]:
         """Return how many jobs are ready in each queue, counted up to `max_count`."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for start in range(0, len(queues), MOST_QUEUES):
-            some = queues[start : start + MOST_QUEUES]
+            chunk = queues[start : start + MOST_QUEUES]
             cursor.execute(
-                " UNION ALL ".join([self._waiting] * len(some)),
-                [value for queue in some for value in (queue, queue, clock, max_count)],
+                " UNION ALL ".join([self._count_query] * len(chunk)),
+                [value for queue in chunk for value in (queue, queue, clock, max_count)],
             )
-            found.update(cursor.fetchall())
-        return found
+            sizes.update(cursor.fetchall())
+        return sizes
 
     # LIMIT bounds the count: a queue may hold millions of jobs, and callers only ask for a few.
-    _waiting = (
+    _count_query = (
         f"SELECT %s AS name, (SELECT COUNT(*) FROM (SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
         " AND (expires_at IS NULL OR expires_at > %s) LIMIT %s) AS ready) AS waiting"
     )
@@ -317,36 +333,41 @@ class PortableDialect(Dialect):
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
             # SQLite has no row locks, so there is no need to lock the rows that a push may replace.
-            found = self._ending(cursor, {ack.jid for ack in acks}, set(pushed) if self.plain_lock else set())
-            left = {row[1] for row in found if row[5]}
+            working_rows = self._lock_working(
+                cursor, {ack.jid for ack in acks}, set(pushed) if self.plain_lock else set()
+            )
+            remaining = {row[1] for row in working_rows if row[5]}
             rows = {
                 jid: (row_id, ttl, EndedRun(wid, attempt, queue, jobtype, seconds_since(started_at, clock)))
-                for row_id, jid, wid, attempt, ttl, is_apart, queue, jobtype, started_at in found
+                for row_id, jid, wid, attempt, ttl, is_apart, queue, jobtype, started_at in working_rows
                 if not is_apart
             }
             # The first ack of the holder counts; a second one for the same jid is late.
-            held: dict[str, tuple[int, Ack, int | None]] = {}
+            ended: dict[str, tuple[int, Ack, int | None]] = {}
             for ack in acks:
                 row_id, ttl, holder = rows.get(ack.jid, (0, None, None))
-                if holder and ack.jid not in held and holds(ack.wid, ack.attempt, holder.wid, holder.attempt):
-                    held[ack.jid] = row_id, ack, ttl
-            self._delete(cursor, [row_id for row_id, _, ttl in held.values() if ttl is None])
-            self.keep(cursor, [(row_id, ack, ttl) for row_id, ack, ttl in held.values() if ttl is not None], clock)
-            self.count(cursor, clock, Tally(processed=len(held), late=len(acks) - len(held) - len(left)))
-        return AckResult({jid: rows[jid][2] for jid in held}, left)
+                if holder and ack.jid not in ended and holds(ack.wid, ack.attempt, holder.wid, holder.attempt):
+                    ended[ack.jid] = row_id, ack, ttl
+            self._delete(cursor, [row_id for row_id, _, ttl in ended.values() if ttl is None])
+            self.mark_succeeded(
+                cursor, [(row_id, ack, ttl) for row_id, ack, ttl in ended.values() if ttl is not None], clock
+            )
+            # Last, in the order of locks (ADR 24).
+            self.count(cursor, clock, Tally(processed=len(ended), late=len(acks) - len(ended) - len(remaining)))
+        return AckResult({jid: rows[jid][2] for jid in ended}, remaining)
 
-    def _ending(self, cursor: CursorWrapper, jids: set[str], pushed: set[str]) -> list[tuple[Any, ...]]:
+    def _lock_working(self, cursor: CursorWrapper, jids: set[str], pushed: set[str]) -> list[tuple[Any, ...]]:
         """Lock the rows with these jids, and return those of running jobs that acks name."""
         # Find rows by jid alone: with a plain comparison of the state, MariaDB may walk the index of working jobs, and
         # wait for locks on jobs of other transactions. LOWER hides the state from its optimizer.
-        either = f" OR jid IN ({marks(pushed)})" if pushed else ""
-        asked = [*(jids | pushed)]
+        or_pushed = f" OR jid IN ({marks(pushed)})" if pushed else ""
+        all_jids = [*(jids | pushed)]
         cursor.execute(
             "SELECT id, jid, wid, attempt, result_ttl,"
             " bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR permits IS NOT NULL"
             ", queue, jobtype, started_at, state"
-            f" FROM {JOB} WHERE jid IN ({marks(asked)}) AND (LOWER(state) = 'working'{either}){self.plain_lock}",
-            [*asked, *pushed],
+            f" FROM {JOB} WHERE jid IN ({marks(all_jids)}) AND (LOWER(state) = 'working'{or_pushed}){self.plain_lock}",
+            [*all_jids, *pushed],
         )
         return [row for *row, state in cursor.fetchall() if state == State.WORKING and row[1] in jids]
 
@@ -354,19 +375,20 @@ class PortableDialect(Dialect):
         if ids:
             cursor.execute(f"DELETE FROM {JOB} WHERE id IN ({marks(ids)})", ids)
 
-    def keep(self, cursor: CursorWrapper, held: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
+    def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
         """Mark jobs as succeeded, with their results, in one UPDATE."""
-        if not held:
+        if not ended:
             return
         adapt = cursor.db.ops.adapt_datetimefield_value
-        cases = " ".join(["WHEN %s THEN %s"] * len(held))
-        pairs = [value for row_id, ack, _ in held for value in (row_id, ack.result)]
+        # A CASE by id, because each job has its own result: one UPDATE per job would be one round trip per job (ADR 3).
+        cases = " ".join(["WHEN %s THEN %s"] * len(ended))
+        pairs = [value for row_id, ack, _ in ended for value in (row_id, ack.result)]
         cursor.execute(
             f"UPDATE {JOB} SET state = 'succeeded', result = CASE id {cases} END, finished_at = %s,"
             f" reserved_until = NULL, unique_key = NULL, lock_token = NULL, permits = NULL,"
             f" purge_at = {self.after('%s', 'result_ttl')}"
-            f" WHERE id IN ({marks(held)})",
-            [*pairs, adapt(now), adapt(now), *(row_id for row_id, _, _ in held)],
+            f" WHERE id IN ({marks(ended)})",
+            [*pairs, adapt(now), adapt(now), *(row_id for row_id, _, _ in ended)],
         )
 
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
@@ -392,7 +414,7 @@ class PausedSources(NamedTuple):
     """Scope and name of limits on queues and tasks: their jobs need a permit."""
 
 
-def withheld(connection: BaseDatabaseWrapper, wids: Collection[str], clock: Any) -> PausedSources:
+def read_paused_sources(connection: BaseDatabaseWrapper, wids: Collection[str], clock: Any) -> PausedSources:
     """Read pauses, limits and worker states in one statement."""
     muted = f" UNION ALL SELECT 'muted', wid FROM {WORKER} WHERE state <> 'running' AND wid IN ({marks(wids)})"
     with connection.cursor() as cursor:
@@ -405,9 +427,9 @@ def withheld(connection: BaseDatabaseWrapper, wids: Collection[str], clock: Any)
         )
         rows = cursor.fetchall()
     return PausedSources(
-        {name for kind, name in rows if kind == "paused"},
-        {name for kind, name in rows if kind == "muted"},
-        {(kind, name) for kind, name in rows if kind in ("queue", "task")},
+        {name for source, name in rows if source == "paused"},
+        {name for source, name in rows if source == "muted"},
+        {(source, name) for source, name in rows if source in ("queue", "task")},
     )
 
 

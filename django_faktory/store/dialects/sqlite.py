@@ -27,6 +27,7 @@ class SqliteDialect(PortableDialect):
         + ", ".join(f"{column} = excluded.{column}" for column in PortableDialect._replaced)  # noqa: SLF001
         + f" WHERE {replaceable(f'{JOB}.')}"
     )
+    # SQLite has no GREATEST and LEAST; with two arguments, MAX and MIN are no aggregates.
     greatest, least = "MAX", "MIN"
     count_tail = (
         "ON CONFLICT (day, slot) DO UPDATE SET processed = processed + excluded.processed,"
@@ -56,12 +57,14 @@ class SqliteDialect(PortableDialect):
     def _write(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert many rows with each statement: `executemany` runs one statement per row, and takes twice as long."""
         width = len(rows[0])
-        # Statements of one size have one text each, built once; only the last one of a set is built anew.
+        # Statements of one size have one text each, built once; only the last one of a set is built again.
         rows_per_statement = PARAMETERS // width
         for start in range(0, len(rows), rows_per_statement):
-            some = rows[start : start + rows_per_statement]
-            statement = self._full_inserts[width] if len(some) == rows_per_statement else self._insert(len(some), width)
-            cursor.execute(statement, [value for row in some for value in row])
+            chunk = rows[start : start + rows_per_statement]
+            statement = (
+                self._full_inserts[width] if len(chunk) == rows_per_statement else self._insert(len(chunk), width)
+            )
+            cursor.execute(statement, [value for row in chunk for value in row])
 
     @cached_property
     def _full_inserts(self) -> dict[int, str]:
@@ -72,6 +75,7 @@ class SqliteDialect(PortableDialect):
 
     def after(self, moment: str, seconds: str) -> str:
         """Return SQL for the moment `seconds` after `moment`, with milliseconds."""
+        # Percent signs are doubled, because Django substitutes the parameters of the statement by formatting.
         return f"STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', {moment}, '+' || {seconds} || ' seconds')"
 
 

@@ -12,6 +12,7 @@ from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
+# Reentrant and without state, so all threads may share it.
 NO_QUEUE = nullcontext()
 
 
@@ -28,14 +29,15 @@ class WriteQueue:
         self._depth = 0
 
     def __enter__(self) -> None:
-        mine = threading.get_ident()
-        if self._owner != mine:
+        thread_id = threading.get_ident()
+        # Read without the mutex: only this thread writes its own id.
+        if self._owner != thread_id:
             self._await_turn()
-            self._owner = mine
+            self._owner = thread_id
         self._depth += 1
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._depth -= 1
         if self._depth:
@@ -51,6 +53,7 @@ class WriteQueue:
             if self._owner is None:
                 self._owner = -1
                 return
+            # One lock per thread: those of a single lock or condition are not woken in the order of their arrival.
             turn = threading.Lock()
             turn.acquire()
             self._waiting.append(turn)

@@ -39,21 +39,21 @@ def end_members(
 ) -> list[FaktoryError | bool]:
     """End the jobs that `ending` left unchanged, in a separate transaction, and return the result of each ack.
 
-    `ending` is already committed. If this transaction fails, only the acks of `ending.left` get the error as their
+    `ending` is already committed. If this transaction fails, only the acks of `ending.remaining` get the error as their
     result: the reporter sends these again. The other acks must not be repeated, they would count as late.
     """
     try:
-        ended = ending.ended | _end_of_batches(ending, acks, using=using, now=now)
+        ended = ending.ended | _end_remaining(ending, acks, using=using, now=now)
     except (BrokerUnavailable, Error) as error:
         if connections[using].in_atomic_block:
             raise
         if not isinstance(error, LockTimeout):
-            logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.left), error)
+            logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.remaining), error)
         on_finished(ending.ended.values())
-        trouble = error if isinstance(error, LockTimeout) else BrokerUnavailable("database unavailable")
-        return [trouble if ack.jid in ending.left else _was_holder(ack, ending.ended) for ack in acks]
+        result_of_remaining = error if isinstance(error, LockTimeout) else BrokerUnavailable("database unavailable")
+        return [result_of_remaining if ack.jid in ending.remaining else _take_effect(ack, ending.ended) for ack in acks]
     on_finished(ended.values())
-    return [_was_holder(ack, ended) for ack in acks]
+    return [_take_effect(ack, ended) for ack in acks]
 
 
 def ack(
@@ -90,15 +90,15 @@ def _ack_chunk(
     ending = run(
         using,
         lambda connection: dialect.end(connection, storable, now),
-        atomic=not (dialect.one_statement and dialect.joins(connections[using])),
+        atomic=not (dialect.one_statement and dialect.can_join(connections[using])),
     )
     locks.notify_ready(connections[using], set(ending.readied))
     results = end_members(ending, storable, using=using, now=now, on_finished=on_finished)
     if len(storable) == len(acks):
         return results
     # Put False in the places of the jids that were left out, so that results match the acks.
-    theirs = iter(results)
-    return [next(theirs) if is_storable(ack.jid) else False for ack in acks]
+    storable_results = iter(results)
+    return [next(storable_results) if is_storable(ack.jid) else False for ack in acks]
 
 
 def ack_last(
@@ -124,15 +124,15 @@ def ack_last(
     return ack([report], using=using, now=now, on_finished=on_finished) == [True]
 
 
-def _end_of_batches(ending: AckResult, acks: Sequence[Ack], *, using: str, now: datetime | None) -> Ended:
-    """End the jobs of `ending.left` together with their batches, locks and permits."""
-    theirs = [ack for ack in acks if ack.jid in ending.left]
-    return run(using, lambda connection: counters.end(connection, theirs, now)) if theirs else {}
+def _end_remaining(ending: AckResult, acks: Sequence[Ack], *, using: str, now: datetime | None) -> Ended:
+    """End the jobs of `ending.remaining` together with their batches, locks and permits."""
+    remaining_acks = [ack for ack in acks if ack.jid in ending.remaining]
+    return run(using, lambda connection: counters.end(connection, remaining_acks, now)) if remaining_acks else {}
 
 
-def _was_holder(ack: Ack, ended: Ended) -> bool:
-    held = ended.get(ack.jid)
-    if held is None or not holds(ack.wid, ack.attempt, held.wid, held.attempt):
+def _take_effect(ack: Ack, ended: Ended) -> bool:
+    ended_run = ended.get(ack.jid)
+    if ended_run is None or not holds(ack.wid, ack.attempt, ended_run.wid, ended_run.attempt):
         return False
     del ended[ack.jid]  # a second ack of the same job finds it ended
     return True

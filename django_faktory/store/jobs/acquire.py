@@ -31,8 +31,10 @@ def acquire(
         return limiters.acquire_permits(claimed, using=using, now=now)
     # No limit concerns these jobs: on PostgreSQL one statement takes the locks.
     if all(job.permits is None for job in claimed):
-        won = {job.jid: job for job in locks.acquire_locks(keyed, using=using, lease_s=lease_s, now=now)}
-        return [won.get(job.jid, job) for job in claimed if job.lock_key is None or job.lock_token or job.jid in won]
+        locked = {job.jid: job for job in locks.acquire_locks(keyed, using=using, lease_s=lease_s, now=now)}
+        return [
+            locked.get(job.jid, job) for job in claimed if job.lock_key is None or job.lock_token or job.jid in locked
+        ]
     return _acquire_both(claimed, keyed, using, lease_s, now)
 
 
@@ -48,11 +50,11 @@ def _acquire_both(
             rows = Job.objects.using(using).filter(jid__in=[job.jid for job in claimed]).order_by("pk")
             list(rows.select_for_update().values_list("pk", flat=True))
         tokens = locks.acquire_locks_in(connection, keyed, lease_s, now)
-        found = [msgspec.structs.replace(job, lock_token=tokens.get(job.jid, job.lock_token)) for job in claimed]
-        found = [job for job in found if job.lock_key is None or job.lock_token is not None]
-        return tokens, limiters.acquire_permits_in(connection, found, now)
+        runnable = [msgspec.structs.replace(job, lock_token=tokens.get(job.jid, job.lock_token)) for job in claimed]
+        runnable = [job for job in runnable if job.lock_key is None or job.lock_token is not None]
+        return tokens, limiters.acquire_permits_in(connection, runnable, now)
 
-    tokens, passed = limiters.run_with_limiters(verb, using=using)
+    tokens, acquired = limiters.run_with_limiters(verb, using=using)
     # Refused keys are checked once more after the commit: their holder may have released them meanwhile.
     locks.promote_waiters({job.lock_key for job in keyed if job.lock_key and job.jid not in tokens}, using=using)
-    return passed
+    return acquired

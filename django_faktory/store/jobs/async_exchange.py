@@ -36,17 +36,17 @@ def begin(
     if work.wants_jobs() and not plan.slots:
         return None  # the plan depends on the number of waiting jobs, which is another query
     # The time limit covers the whole round trip: it is entered here and closed by `SentExchange.read`.
-    with ExitStack() as limit:
-        limit.enter_context(transactions.around(connection))
+    with ExitStack() as time_limit:
+        time_limit.enter_context(transactions.around(connection))
         try:
-            underway = work.dialect.begin(connection, work.placed(), work.acks, plan, work.claiming.now)
+            pending = work.dialect.begin(connection, work.ordered_jobs(), work.acks, plan, work.claiming.now)
         except Error:  # an invalid value or a lost connection: the thread's attempt reports which
             return None
-        if underway is None:
+        if pending is None:
             return None
-        flight = SentExchange(connection, work, plan, on_result)
-        flight.sent(underway, limit.pop_all())
-        return flight
+        sent_exchange = SentExchange(connection, work, plan, on_result)
+        sent_exchange.set_pending(pending, time_limit.pop_all())
+        return sent_exchange
 
 
 class SentExchange(Generic[Result]):
@@ -61,24 +61,24 @@ class SentExchange(Generic[Result]):
     ) -> None:
         self._connection, self._work, self._plan, self._on_result = connection, work, plan, on_result
 
-    def sent(self, underway: PendingExchange, limit: ExitStack) -> None:
+    def set_pending(self, pending: PendingExchange, time_limit: ExitStack) -> None:
         """Store the pending reply and the time limit, which `read` closes."""
-        self._underway, self._limit, self.fd = underway, limit, underway.fd
+        self._pending, self._time_limit, self.fd = pending, time_limit, pending.fd
 
     @property
     def is_sent(self) -> bool:
         """Whether the socket has accepted the whole message."""
-        return self._underway.is_sent
+        return self._pending.is_sent
 
     @property
     def is_last(self) -> bool:
         """Whether more data followed the reply, such as the end of the connection: then return it to its thread."""
-        return self._underway.is_last
+        return self._pending.is_last
 
     def send(self) -> None:
         """Send more of the message. Never raises: the next `read` reports errors."""
         with suppress(Error):
-            self._underway.send()
+            self._pending.send()
 
     def read(self) -> Result | Callable[[], Result] | None:
         """Return the converted result, or a function that the thread must run to get it, or None if more is to come.
@@ -86,22 +86,22 @@ class SentExchange(Generic[Result]):
         Never blocks and never raises; the returned function may do both.
         """
         try:
-            found = self._underway.read()
+            reply = self._pending.read()
         except Error as error:
-            self._limit.close()
+            self._time_limit.close()
             if self._connection.connection.closed:
-                return self._lost(error)
+                return self._handle_lost_connection(error)
             # A failed statement undid the whole exchange. Run it again in the thread, which finds the failing command.
             return lambda: self._on_result(execute(self._work))
-        if found is None:
+        if reply is None:
             return None
-        self._limit.close()
-        if self._work.needs_no_query(self._plan, *found):
-            return self._on_result(self._work.conclude(self._plan, *found))
+        self._time_limit.close()
+        if self._work.needs_no_query(self._plan, *reply):
+            return self._on_result(self._work.conclude(self._plan, *reply))
 
         def finish() -> Result:
             try:
-                result = self._work.conclude(self._plan, *found)
+                result = self._work.conclude(self._plan, *reply)
             except BaseException:
                 self._schedule_checks()
                 raise
@@ -109,7 +109,7 @@ class SentExchange(Generic[Result]):
 
         return finish
 
-    def _lost(self, error: Error) -> Callable[[], Result]:
+    def _handle_lost_connection(self, error: Error) -> Callable[[], Result]:
         """Schedule checks of the claim, and return the function that reports the lost connection.
 
         The exchange may or may not be committed.
@@ -123,5 +123,6 @@ class SentExchange(Generic[Result]):
         return raise_lost
 
     def _schedule_checks(self) -> None:
+        # Without requests the exchange has claimed nothing.
         if self._plan.claim is not None and self._work.requests:
             self._work.claiming.claim_numbers.schedule_checks(self._plan.claim)

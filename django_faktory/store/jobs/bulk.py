@@ -77,6 +77,7 @@ def mutate(mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S) -> I
     change = changes[mutation.command]
     target = State(mutation.target)
     jobs = Job.objects.using(using)
+    # CLEAR drops all jobs of the target, whatever its filter (W23).
     if mutation.command == "clear":
         return _by_ids(jobs, target, change)
     if mutation.jids is not None:
@@ -95,9 +96,9 @@ def change(jobs: JobQuerySet, states: Collection[State], change: Change) -> tupl
     A slice cannot be filtered further: its states are checked in each step only, and its number includes all jobs.
     """
     # Ids only, read before the first step: a job that enters a matching state during the steps is not changed.
-    ids = _ids(jobs if jobs.query.is_sliced else jobs.in_state(*states))
-    still = partial(_still_in, jobs.db, states=states)
-    return len(ids), (partial(_change, still(chunk), change) for chunk in _chunks(ids, CHUNK))
+    ids = _read_ids(jobs if jobs.query.is_sliced else jobs.in_state(*states))
+    select_unchanged = partial(_still_in, jobs.db, states=states)
+    return len(ids), (partial(_change, select_unchanged(chunk), change) for chunk in _chunks(ids, CHUNK))
 
 
 def remove_queues(queues: Sequence[str] | None, *, using: str) -> Iterator[Step]:
@@ -124,24 +125,24 @@ def flush(*, using: str) -> Iterator[Step]:
     Worker processes stay: they are connected, and notice when they report on a job that no longer exists.
     """
     jobs = Job.objects.using(using)
-    found = _ids(jobs.all())  # before the batches are deleted: a batch created from now on keeps its members
+    job_ids = _read_ids(jobs.all())  # before the batches are deleted: a batch created from now on keeps its members
     yield partial(_forget_batches, using)  # before the jobs: deleting members then updates no batch
-    for ids in _chunks(found, CHUNK):
-        yield partial(_change, jobs.filter(pk__in=ids), _flushed)
+    for ids in _chunks(job_ids, CHUNK):
+        yield partial(_change, jobs.filter(pk__in=ids), _delete_flushed)
     tracked = Tracking.objects.using(using)
     for jids in _chunks(run(using, lambda _: list(tracked.values_list("jid", flat=True)), atomic=False), CHUNK):
         yield partial(_forget_tracked, jids, using)
     yield partial(_forget_all_but_workers, using)
 
 
-def _flushed(jobs: JobQuerySet) -> int:
+def _delete_flushed(jobs: JobQuerySet) -> int:
     """Delete jobs and release the locks and permits they hold. Jobs claimed meanwhile keep their locks and permits."""
     connection = connections[jobs.db]
     rows = list(lock_rows(jobs).only("lock_key", "lock_token", "permits"))
-    gone, _ = Job.objects.using(jobs.db).filter(pk__in=[row.pk for row in rows]).delete()
+    deleted, _ = Job.objects.using(jobs.db).filter(pk__in=[row.pk for row in rows]).delete()
     locks.release(connection, rows)
     limiters.release(connection, [row.permits for row in rows])
-    return gone
+    return deleted
 
 
 def _forget_batches(using: str) -> int:
@@ -157,8 +158,8 @@ def _forget_all_but_workers(using: str) -> int:
     def verb(_: BaseDatabaseWrapper) -> int:
         Queue.objects.using(using).all().delete()
         # A job that was pushed and claimed during the FLUSH keeps its lock.
-        held = Job.objects.using(using).in_state(State.WORKING).filter(lock_token=OuterRef("pk"))
-        JobLock.objects.using(using).filter(~Exists(held)).delete()
+        holders = Job.objects.using(using).in_state(State.WORKING).filter(lock_token=OuterRef("pk"))
+        JobLock.objects.using(using).filter(~Exists(holders)).delete()
         return 0
 
     run(using, verb)
@@ -174,22 +175,22 @@ def _by_jids(jobs: JobQuerySet, jids: Sequence[str], change: Change) -> Iterator
 
 
 def _by_ids(jobs: JobQuerySet, state: State, change: Change, queue: str | None = None) -> Iterator[Step]:
-    for ids in _chunks(_ids_in(jobs, state, queue), CHUNK):
+    for ids in _chunks(_walk_ids(jobs, state, queue), CHUNK):
         yield partial(_change, _still_in(jobs.db, ids, {state}), change)
 
 
 def _by_glob(jobs: JobQuerySet, state: State, glob: Glob, change: Change) -> Iterator[Step]:
-    for ids in _chunks(_ids_in(jobs.filter(_may_match(glob)), state), READ_AT_ONCE):
+    for ids in _chunks(_walk_ids(jobs.filter(_may_match(glob)), state), READ_AT_ONCE):
         yield partial(_change_matching, _still_in(jobs.db, ids, {state}), state, glob, change)
 
 
-def _ids(jobs: JobQuerySet) -> array[int]:
+def _read_ids(jobs: JobQuerySet) -> array[int]:
     """Return the ids of these jobs in ascending order, 8 bytes each in memory.
 
     Each portion is one statement, so that no statement exceeds the database time limit, and so that converting a
     million ids does not hold the GIL for long. A slice is read at once, because its length is bounded.
     """
-    found = array("q")
+    all_ids = array("q")
     if jobs.query.is_sliced:
         return run(jobs.db, lambda _: array("q", jobs.values_list("pk", flat=True)), atomic=False)
     in_order = jobs.order_by("pk").values_list("pk", flat=True)
@@ -198,23 +199,23 @@ def _ids(jobs: JobQuerySet) -> array[int]:
     while True:
         portion = in_order.filter(pk__gt=last)[:PORTION]
         ids = run(jobs.db, lambda _, portion=portion: list(portion), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
-        found.extend(ids)
+        all_ids.extend(ids)
         if len(ids) < PORTION:
-            return found
+            return all_ids
         last = ids[-1]
 
 
-def _ids_in(jobs: JobQuerySet, state: State, queue: str | None = None) -> array[int]:
+def _walk_ids(jobs: JobQuerySet, state: State, queue: str | None = None) -> array[int]:
     """Return the ids of the jobs in one state by walking the index of the state, in index order (ADR 0029)."""
-    found = array("q")
+    all_ids = array("q")
     for ids in scan.ids_of(jobs, state, queue=queue):
-        found.extend(ids)
-    return found
+        all_ids.extend(ids)
+    return all_ids
 
 
-def _chunks(found: Sequence[T], size: int) -> Iterator[list[T]]:
-    for start in range(0, len(found), size):
-        yield list(found[start : start + size])
+def _chunks(values: Sequence[T], size: int) -> Iterator[list[T]]:
+    for start in range(0, len(values), size):
+        yield list(values[start : start + size])
 
 
 def _still_in(using: str, ids: Sequence[int], states: Collection[State]) -> JobQuerySet:
@@ -223,8 +224,8 @@ def _still_in(using: str, ids: Sequence[int], states: Collection[State]) -> JobQ
     The state is compared as an expression that matches no index: after a million changes the statistics are outdated,
     and the database would scan the index of the state in each step (PostgreSQL: 218 s instead of 20 s).
     """
-    known = Job.objects.using(using).filter(pk__in=ids)
-    return known.alias(state_now=Concat("state", Value(""))).filter(state_now__in=sorted(states))
+    jobs = Job.objects.using(using).filter(pk__in=ids)
+    return jobs.alias(state_now=Concat("state", Value(""))).filter(state_now__in=sorted(states))
 
 
 def _change(jobs: JobQuerySet, change: Change) -> int:
@@ -249,8 +250,8 @@ def _change_matching(jobs: JobQuerySet, state: State, glob: Glob, change: Change
     ids = []
     for portion in _by_size(jobs):
         rows = jobs.filter(pk__in=portion).only("id", "jid", "queue", "payload", "created_at", "enqueued_at", "failure")
-        found = run(jobs.db, lambda _, rows=rows: list(rows), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
-        ids += [job.pk for job in found if glob.matches(_text(job))]
+        jobs_read = run(jobs.db, lambda _, rows=rows: list(rows), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
+        ids += [job.pk for job in jobs_read if glob.matches(_format_as_fetched(job))]
     # Check the state again: it may have changed since the texts were read.
     return _change(_still_in(jobs.db, ids, {state}), change) if ids else 0
 
@@ -270,7 +271,7 @@ def _by_size(jobs: JobQuerySet) -> Iterator[list[int]]:
         yield portion
 
 
-def _text(job: Job) -> str:
+def _format_as_fetched(job: Job) -> str:
     """Return the job as compact JSON, in the form that FETCH returns: globs are matched against this text (W23)."""
     reservation = Reservation(
         jid=job.jid,

@@ -1,7 +1,7 @@
 """Cancel jobs: discard waiting jobs, and mark running jobs so that their workers can stop them.
 
-Workers poll for the marks with `cancelled`. A mark counts until the job is enqueued again by a retry or a requeue: a
-mark older than `enqueued_at` is ignored. A job that returns from a lost worker keeps its `enqueued_at` and its mark.
+Workers poll for the marks with `find_cancelled`. A mark counts until the job is enqueued again by a retry or a requeue:
+a mark older than `enqueued_at` is ignored. A job that returns from a lost worker keeps its `enqueued_at` and its mark.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _READY = (State.ENQUEUED, State.BLOCKED)
 
 def cancel(jids: Sequence[str], *, using: str, now: datetime | None = None) -> int:
     """Discard waiting jobs, mark running jobs, and return the number of both. Dead and finished jobs stay unchanged."""
-    known = [jid for jid in jids if is_storable(jid)]
+    storable = [jid for jid in jids if is_storable(jid)]
     changed = 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         return _cancel(connection, chunk, using, now)
 
-    for start in range(0, len(known), CHUNK):
-        chunk = known[start : start + CHUNK]
+    for start in range(0, len(storable), CHUNK):
+        chunk = storable[start : start + CHUNK]
         changed += run(using, verb)
     return changed
 
@@ -44,13 +44,13 @@ def _cancel(connection: BaseDatabaseWrapper, jids: Sequence[str], using: str, no
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
     # Discard before marking: without row locks (SQLite), a job that is claimed between the two updates gets marked.
-    dropped = transitions.discarded(jobs.in_state(*WAITING, *_READY))
+    discarded = transitions.discarded(jobs.in_state(*WAITING, *_READY))
     # `Greatest`: if the clock is behind `enqueued_at`, a mark with its time would be ignored.
     marked = jobs.in_state(State.WORKING).update(cancel_requested_at=Greatest(Value(clock), F("enqueued_at")))
-    return dropped + marked
+    return discarded + marked
 
 
-def cancelled(jids: Sequence[str], *, using: str) -> list[str]:
+def find_cancelled(jids: Sequence[str], *, using: str) -> list[str]:
     """Return the jids of the running jobs among `jids` that have a valid cancellation mark."""
     marked = Job.objects.using(using).in_state(State.WORKING).filter(cancel_requested_at__gte=F("enqueued_at"))
     return run(using, lambda _: list(marked.filter(jid__in=jids).values_list("jid", flat=True)), atomic=False)

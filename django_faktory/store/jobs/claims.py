@@ -83,18 +83,18 @@ def plan_per_request(requests: Sequence[FetchRequest]) -> ClaimPlan:
     Each request gets what it would get if the requests arrived one by one. For dialects that have `claims_in_turn`.
     """
     parts: list[ClaimPlan] = []
-    last: FetchRequest | None = None
+    previous: FetchRequest | None = None
     for request in requests:
         if not request.count or not request.queues:
             continue
         count = request.count
         # Equal neighbours share a claim: each claim is a statement, and their number is limited.
-        if last and (last.queues, last.wid) == (request.queues, request.wid):
+        if previous and (previous.queues, previous.wid) == (request.queues, request.wid):
             count += parts.pop().limit
         parts.append(
             ClaimPlan([ClaimSlot(queue, request.wid, count) for queue in dict.fromkeys(request.queues)], count)
         )
-        last = request
+        previous = request
     if not parts or len(parts) > MAX_REQUEST_CLAIMS:
         return ClaimPlan()
     return msgspec.structs.replace(parts[0], next_plans=parts[1:])
@@ -119,31 +119,33 @@ def distribute(
     logged, not raised, if jobs were claimed before or if other work is already committed (`has_committed_work`):
     raising it would lose that result.
     """
-    found: list[list[Reservation]] = [[] for _ in requests]
+    results: list[list[Reservation]] = [[] for _ in requests]
     if not claimed and not any(request.count for request in requests):
-        return found
+        return results
     if is_all or are_alike(requests):
-        _release_unclaimed(_assign(found, requests, claimed, in_turn=is_all), claiming)
-        return found
+        _release_unclaimed(_assign(results, requests, claimed, in_turn=is_all), claiming)
+        return results
     # Each of the different requests tried its first queue only. Distribute these jobs together with those of the next
     # claim: alone, a job could be given to a request for which its queue is the last choice.
-    had, wanted = list(claimed), sum(request.count for request in requests)
+    undistributed, total = list(claimed), sum(request.count for request in requests)
     for _ in range(MAX_ROUNDS):
-        if sum(map(len, found)) + len(had) >= wanted:
+        if sum(map(len, results)) + len(undistributed) >= total:
             break
         try:
-            more = claiming.claim(_plan(requests, found, had, using=claiming.using, now=claiming.now))
+            claimed_now = claiming.claim(
+                _plan(requests, results, undistributed, using=claiming.using, now=claiming.now)
+            )
         except (BrokerUnavailable, Error) as error:
-            if not (has_committed_work or had or any(found)) or connections[claiming.using].in_atomic_block:
+            if not (has_committed_work or undistributed or any(results)) or connections[claiming.using].in_atomic_block:
                 raise
             logger.warning("claim not completed, what was claimed before is handed out error=%s", error)
             break
-        _release_unclaimed(_assign(found, requests, had + more), claiming)
-        had = []
-        if not more:
+        _release_unclaimed(_assign(results, requests, undistributed + claimed_now), claiming)
+        undistributed = []
+        if not claimed_now:
             break
-    _release_unclaimed(_assign(found, requests, had), claiming)
-    return found
+    _release_unclaimed(_assign(results, requests, undistributed), claiming)
+    return results
 
 
 def _release_unclaimed(jobs: Sequence[Reservation], claiming: ClaimContext) -> None:
@@ -153,6 +155,7 @@ def _release_unclaimed(jobs: Sequence[Reservation], claiming: ClaimContext) -> N
     try:
         releases.release(jobs, using=claiming.using)
     except (BrokerUnavailable, Error) as error:
+        # Logged only: raising it would lose the jobs that the requests have received.
         if connections[claiming.using].in_atomic_block:
             raise
         logger.warning("jobs not released, their reservations must end jobs=%d error=%s", len(jobs), error)
@@ -241,11 +244,11 @@ class ClaimContext(NamedTuple):
             return []
         dialect = dialect_of(connections[self.using])
         # A plan with several wids may take one statement per worker, and then needs a transaction.
-        joined = len({slot.wid for slot in plan.slots}) == 1 or dialect.joins(connections[self.using])
+        is_joined = len({slot.wid for slot in plan.slots}) == 1 or dialect.can_join(connections[self.using])
         return run(
             self.using,
             lambda connection: dialect_of(connection).claim(connection, plan, self.now),
-            atomic=not (dialect.one_statement and joined),
+            atomic=not (dialect.one_statement and is_joined),
         )
 
     def acquire_locks_and_permits(self, plan: ClaimPlan, claimed: list[Reservation]) -> list[Reservation]:
@@ -254,74 +257,78 @@ class ClaimContext(NamedTuple):
         Jobs that get no lock or permit become blocked; the plan is claimed again in their place, up to `MAX_ROUNDS`
         times. A plan with `next_plans` is not claimed again: its claims have an order.
         """
-        found: list[Reservation] = []
-        for left in reversed(range(MAX_ROUNDS)):
+        runnable: list[Reservation] = []
+        for rounds_left in reversed(range(MAX_ROUNDS)):
             if all(map(is_runnable, claimed)):
-                return found + claimed if found else claimed
-            got = acquire.acquire(claimed, using=self.using, lease_s=self.lease_s, now=self.now)
-            found += got
-            if len(got) == len(claimed):
-                return found
-            claimed = self._claim(_remaining_plan(plan, found)) if left and not plan.next_plans else []
+                return runnable + claimed if runnable else claimed
+            acquired = acquire.acquire(claimed, using=self.using, lease_s=self.lease_s, now=self.now)
+            runnable += acquired
+            if len(acquired) == len(claimed):
+                return runnable
+            claimed = self._claim(_remaining_plan(plan, runnable)) if rounds_left and not plan.next_plans else []
         # Every job seen so far is blocked now, but runnable jobs may be behind these: wake up waiting fetches, so that
         # the next one continues from here.
         locks.notify_ready(connections[self.using], {slot.queue for slot in plan.slots})
-        return found
+        return runnable
 
 
-def _remaining_plan(plan: ClaimPlan, found: Sequence[Reservation]) -> ClaimPlan:
-    """Return the part of the plan that is still missing after `found`."""
-    had = Counter((job.queue, job.wid) for job in found)
+def _remaining_plan(plan: ClaimPlan, runnable: Sequence[Reservation]) -> ClaimPlan:
+    """Return the part of the plan that is still missing after the claim of `runnable`."""
+    claimed_counts = Counter((job.queue, job.wid) for job in runnable)
     slots = [
-        ClaimSlot(slot.queue, slot.wid, rest)
+        ClaimSlot(slot.queue, slot.wid, missing)
         for slot in plan.slots
-        if (rest := slot.count - had[slot.queue, slot.wid]) > 0
+        if (missing := slot.count - claimed_counts[slot.queue, slot.wid]) > 0
     ]
     # The first claim has prefetched already.
     return msgspec.structs.replace(
-        plan, slots=slots, limit=plan.limit - len(found), prefetch_slots=(), candidate_wids=(), next_plans=()
+        plan, slots=slots, limit=plan.limit - len(runnable), prefetch_slots=(), candidate_wids=(), next_plans=()
     )
 
 
 def _plan(
     requests: Sequence[FetchRequest],
-    found: Sequence[Sequence[Reservation]],
-    had: Sequence[Reservation],
+    results: Sequence[Sequence[Reservation]],
+    undistributed: Sequence[Reservation],
     *,
     using: str,
     now: datetime | None,
 ) -> ClaimPlan:
     """Return how many jobs of each queue each worker should claim, based on the number of jobs waiting in each queue.
 
-    Serves the requests in order, and the queues of each request in order. Jobs in `had` are claimed but not yet
+    Serves the requests in order, and the queues of each request in order. `undistributed` jobs are claimed but not yet
     distributed: they count as waiting, and are subtracted from the plan.
     """
-    wanted = [request.count - len(got) for request, got in zip(requests, found, strict=True)]
+    needs = [request.count - len(result) for request, result in zip(requests, results, strict=True)]
     queues = dict.fromkeys(queue for request in requests for queue in request.queues)
     wids = {request.wid for request in requests if request.wid}
     waiting, muted = run(
         using,
-        lambda connection: dialect_of(connection).waiting(connection, list(queues), max(sum(wanted), 0), wids, now),
+        lambda connection: dialect_of(connection).count_ready(connection, list(queues), max(sum(needs), 0), wids, now),
         atomic=False,
     )
-    mine = Counter((job.queue, job.wid) for job in had)
-    for (queue, _), count in mine.items():
+    claimed_counts = Counter((job.queue, job.wid) for job in undistributed)
+    for (queue, _), count in claimed_counts.items():
         waiting[queue] = waiting.get(queue, 0) + count
     slots: dict[tuple[str, str], int] = {}
-    for request, need in zip(requests, wanted, strict=True):
+    for request, need in zip(requests, needs, strict=True):
         missing = 0 if request.wid in muted else need  # quiet and terminating workers get nothing
         for queue in request.queues:
-            take = min(missing, waiting.get(queue, 0))
-            if take:
-                waiting[queue] -= take
-                missing -= take
-                slots[queue, request.wid] = slots.get((queue, request.wid), 0) + take
-    rest = [ClaimSlot(*place, count - mine[place]) for place, count in slots.items() if count > mine[place]]
-    return ClaimPlan(rest, sum(slot.count for slot in rest))
+            count_to_claim = min(missing, waiting.get(queue, 0))
+            if count_to_claim:
+                waiting[queue] -= count_to_claim
+                missing -= count_to_claim
+                slots[queue, request.wid] = slots.get((queue, request.wid), 0) + count_to_claim
+    remaining_slots = [
+        ClaimSlot(*place, count - claimed_counts[place])
+        for place, count in slots.items()
+        if count > claimed_counts[place]
+    ]
+    return ClaimPlan(remaining_slots, sum(slot.count for slot in remaining_slots))
 
 
 def _assign(
-    found: list[list[Reservation]],
+    results: list[list[Reservation]],
     requests: Sequence[FetchRequest],
     claimed: Sequence[Reservation],
     *,
@@ -332,14 +339,14 @@ def _assign(
     Jobs claimed `in_turn` are in the order of the requests and are distributed in this order, so that none is left. If
     a request took a better job that appeared during the claim for a later request, its own job would have no taker.
     """
-    rest = list(claimed)
-    for request, got in zip(requests, found, strict=True):
+    unassigned = list(claimed)
+    for request, result in zip(requests, results, strict=True):
         order = {queue: place for place, queue in reversed(list(enumerate(request.queues)))}
-        mine = [job for job in rest if job.wid == request.wid and job.queue in order]
+        matching = [job for job in unassigned if job.wid == request.wid and job.queue in order]
         if not in_turn and len(order) > 1:
-            mine.sort(key=lambda job: order[job.queue])
-        del mine[max(request.count - len(got), 0) :]
-        got.extend(mine)
-        taken = {job.jid for job in mine}
-        rest = [job for job in rest if job.jid not in taken]
-    return rest
+            matching.sort(key=lambda job: order[job.queue])
+        del matching[max(request.count - len(result), 0) :]
+        result.extend(matching)
+        assigned_jids = {job.jid for job in matching}
+        unassigned = [job for job in unassigned if job.jid not in assigned_jids]
+    return unassigned

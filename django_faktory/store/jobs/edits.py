@@ -53,11 +53,11 @@ def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
             raise JobNotFound(jid)
         if row.state not in EDITABLE:
             raise InvalidTransition(f"a job that is {row.state} cannot be edited")
-        wanted = change(row)
-        if wanted.run_at is not None and row.state not in WAITING:
+        new_values = change(row)
+        if new_values.run_at is not None and row.state not in WAITING:
             raise InvalidTransition(f"a job that is {row.state} has no time to wait for")
         with transaction.atomic(using=using):  # a savepoint: a taken key must not abort the caller's transaction
-            _write(connection, row, wanted)
+            _write(connection, row, new_values)
         return Job.objects.using(using).get(pk=row.pk)
 
     try:
@@ -66,23 +66,23 @@ def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
         raise NotUnique(jid) from error
 
 
-def _write(connection: BaseDatabaseWrapper, row: Job, wanted: Edit) -> None:
-    options = wanted.job.options or _NO_OPTIONS
+def _write(connection: BaseDatabaseWrapper, row: Job, new_values: Edit) -> None:
+    options = new_values.job.options or _NO_OPTIONS
     before, old_limiter_id = (row.lock_key, row.limit_key, row.queue, row.sort_priority), row.limiter
-    row.payload, row.queue, row.sort_priority = wanted.job.text, wanted.job.queue, wanted.sort_priority
-    row.run_at = wanted.run_at or row.run_at
+    row.payload, row.queue, row.sort_priority = new_values.job.text, new_values.job.queue, new_values.sort_priority
+    row.run_at = new_values.run_at or row.run_at
     row.lock_key, row.limit_key = options.lock_key, options.limit_key
     if row.unique_key is not None:  # a key that the job has released, or lost by its expiry, stays free
         row.unique_key = options.unique_key
-    moves = (row.lock_key, row.limit_key, row.queue, row.sort_priority) != before and row.state in (
+    is_moved = (row.lock_key, row.limit_key, row.queue, row.sort_priority) != before and row.state in (
         State.ENQUEUED,
         State.BLOCKED,
     )
     # A job that moves to another lock, limit, queue or priority leaves its place, and is checked again at the new one.
     was_blocked = row.state == State.BLOCKED
-    if moves:
+    if is_moved:
         row.limiter = None
-    if moves and was_blocked:
+    if is_moved and was_blocked:
         row.state = (
             State.ENQUEUED
         )  # `locks.block_if_locked` or the limiter of the next claim blocks it again if necessary
@@ -100,7 +100,7 @@ def _write(connection: BaseDatabaseWrapper, row: Job, wanted: Edit) -> None:
     Job.objects.using(connection.alias).filter(pk=row.pk, state__in=map(str, EDITABLE)).update(
         **{column: getattr(row, column) for column in columns}
     )
-    if moves:
+    if is_moved:
         locks.block_if_locked(connection, [row.pk])
         # Jobs that waited behind this one, for its old lock or limiter, may be next now.
         locks.promote_waiters_later(connection, {before[0]} if before[0] else set())

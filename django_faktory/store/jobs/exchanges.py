@@ -28,7 +28,7 @@ from .claims import (
     plan_per_request,
 )
 from .lost_claims import ClaimNumbers
-from .pushes import CHUNK, any_needs_lookup, placed, push
+from .pushes import CHUNK, any_needs_lookup, order_jobs, push
 
 
 class ExchangeOutcome(NamedTuple):
@@ -68,7 +68,7 @@ class Exchange:
         return all(is_storable(ack.jid) for ack in self.acks)
 
     def may_hand_off_lock(self) -> bool:
-        """Return True if a lock handoff (`Dialect.relay`, ADR 0020) should be tried first.
+        """Return True if a lock handoff (`Dialect.hand_off_lock`, ADR 0020) should be tried first.
 
         It needs exactly one ack and no push, and the dialect must expect that the ended job has a successor.
         """
@@ -79,9 +79,9 @@ class Exchange:
         """Return True if at least one request asks for a job."""
         return any(request.count for request in self.requests)
 
-    def placed(self) -> OrderedJobs:
+    def ordered_jobs(self) -> OrderedJobs:
         """Return the jobs to store, in insertion order."""
-        return placed(self.jobs)
+        return order_jobs(self.jobs)
 
     def plan(self, number: int) -> ClaimPlan:
         """Return the claim plan, marked with this claim number. Without slots, a query must find the work first."""
@@ -96,7 +96,7 @@ class Exchange:
 
     def needs_no_query(self, plan: ClaimPlan, ending: AckResult, claimed: Sequence[Reservation]) -> bool:
         """Return True if `conclude` needs no further query, so that the event loop can call it."""
-        if ending.left or ending.readied or ending.blocked:
+        if ending.remaining or ending.readied or ending.blocked:
             return False
         if not all(is_runnable(job) for job in claimed):
             return False
@@ -156,17 +156,18 @@ def execute(work: Exchange) -> ExchangeOutcome:
         pushed = push(work.jobs, using=using, now=now)
         return ExchangeOutcome(pushed, acked, fetch_filtered(work.requests, claiming))
     if work.may_hand_off_lock():
-        relayed = _hand_off_lock(work)
-        if relayed:
-            return relayed
+        handoff = _hand_off_lock(work)
+        if handoff:
+            return handoff
     with claiming.claim_numbers.numbered() as number:
         plan = work.plan(number)
         ending, claimed = run(
             using,
-            lambda connection: work.dialect.exchange(connection, work.placed(), acks, plan, now),
+            lambda connection: work.dialect.exchange(connection, work.ordered_jobs(), acks, plan, now),
             # On PostgreSQL all statements are one message, which is a transaction by itself.
-            atomic=not work.dialect.joins(connections[using]),
+            atomic=not work.dialect.can_join(connections[using]),
         )
+        # Inside the block: it may claim replacements with the same number, and an error must schedule their checks.
         return work.conclude(plan, ending, claimed)
 
 
@@ -183,18 +184,18 @@ def _hand_off_lock(work: Exchange) -> ExchangeOutcome | None:
         return None
     with claiming.claim_numbers.numbered() as number:
         plan = claiming.numbered(plan, number)
-        relayed = run(
+        handoff = run(
             claiming.using,
-            lambda connection: work.dialect.relay(connection, ack, plan, claiming.now),
+            lambda connection: work.dialect.hand_off_lock(connection, ack, plan, claiming.now),
             atomic=False,
         )
-    if relayed is None:
+    if handoff is None:
         return None
-    work.on_finished(relayed.ended.values())
+    work.on_finished(handoff.ended.values())
     # On a hot key most requests find nothing. With four clients on one key their empty claims delayed every reply, so
     # skip the claim if the statement saw that no other job was ready in any of their queues.
     fetched: list[list[Reservation]] = [[] for _ in others]
-    if others and not (relayed.is_all and all(set(other.queues) <= set(first.queues) for other in others)):
+    if others and not (handoff.is_all and all(set(other.queues) <= set(first.queues) for other in others)):
         fetched = fetch_after_commit(others, claiming)
-    fetched.insert(place, [relayed.job])
+    fetched.insert(place, [handoff.job])
     return ExchangeOutcome([], [True], fetched)

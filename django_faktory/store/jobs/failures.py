@@ -20,7 +20,15 @@ from django.db.models.functions import Now
 from ...core.json import jsontext
 from ...core.lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, FailureOutcome, State, outcome_of_failure, outcome_of_loss
 from ...core.logs import get_logger
-from ...core.payloads import INTERRUPTED, Failure, Interruption, interruption_failure, is_storable, kept_lines, rfc3339
+from ...core.payloads import (
+    INTERRUPTED,
+    Failure,
+    Interruption,
+    interruption_failure,
+    is_storable,
+    limit_backtrace,
+    rfc3339,
+)
 from ...errors import FaktoryError, JobNotFound
 from ...models import Job, JobQuerySet, WorkerProcess
 from ..batches import counters
@@ -60,9 +68,9 @@ def fail(
     for start in range(0, len(failures), CHUNK):
         chunk = failures[start : start + CHUNK]
         # Inside a caller's transaction the last statement must not carry a COMMIT: only the caller may commit.
-        failing = _FailureTransaction(using, now, dead_for_s, rng, commits=not connections[using].in_atomic_block)
-        results += run(using, failing.reports(chunk))
-        on_failed(failing.failed)
+        transaction = _FailureTransaction(using, now, dead_for_s, rng, commits=not connections[using].in_atomic_block)
+        results += run(using, transaction.build_verb(chunk))
+        on_failed(transaction.failed)
     return results
 
 
@@ -81,22 +89,22 @@ def reap(
         beating = WorkerProcess.objects.using(using).filter(beat_at__isnull=False)
         overdue = overdue.filter(Q(claim__isnull=True) | Q(claim__gte=0)).exclude(wid__in=beating.values("wid"))
     # In index order: PostgreSQL may answer `exists()` from the table instead of the index (ADR 0029).
-    first = overdue.values_list("pk", flat=True)[:1]
-    if not run(using, lambda _: list(first), atomic=False):  # the usual case costs one statement and no transaction
+    first_pk = overdue.values_list("pk", flat=True)[:1]
+    if not run(using, lambda _: list(first_pk), atomic=False):  # the usual case costs one statement and no transaction
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        failing = _FailureTransaction(using, now, dead_for_s, rng)
+        transaction = _FailureTransaction(using, now, dead_for_s, rng)
         # Skip locked rows: the transaction that holds them may be ending the job or extending its reservation.
-        rows = list(failing.locked(overdue, skip=True)[:limit])
+        rows = list(transaction.lock_rows(overdue, skip_locked=True)[:limit])
         unconfirmed = [job for job in rows if prefetch.is_unconfirmed(job)]
         if unconfirmed:
-            failing.release_rows(connection, unconfirmed)
+            transaction.release_rows(connection, unconfirmed)
             logger.warning(
                 "deliveries were not confirmed (a server was killed?), jobs released jobs=%d", len(unconfirmed)
             )
-        failing.fail_rows(connection, [(job, _reservation_expired(job)) for job in rows if job not in unconfirmed])
-        failing.write_changes(connection)
+        transaction.fail_rows(connection, [(job, _expiry_failure(job)) for job in rows if job not in unconfirmed])
+        transaction.write_changes(connection)
         return len(rows)
 
     return run(using, verb)
@@ -112,7 +120,7 @@ def reserved_jobs(*, using: str) -> JobQuerySet:
     return Job.objects.using(using).in_state(State.WORKING).filter(reserved_until__isnull=False)
 
 
-def _reservation_expired(job: Job) -> Failure:
+def _expiry_failure(job: Job) -> Failure:
     return Failure(
         jid=job.jid,
         errtype="ReservationExpired",
@@ -120,7 +128,7 @@ def _reservation_expired(job: Job) -> Failure:
     )
 
 
-def _cancelled(job: Job) -> Failure:
+def _cancellation_failure(job: Job) -> Failure:
     return Failure(jid=job.jid, errtype="Cancelled", message=f"cancelled while worker {job.wid} ran it, and was lost")
 
 
@@ -135,29 +143,31 @@ def interrupt(
     """
     results: list[FaktoryError | bool] = []
     for start in range(0, len(interruptions), CHUNK):
-        chunk = {one.jid: one for one in interruptions[start : start + CHUNK]}
+        chunk = {report.jid: report for report in interruptions[start : start + CHUNK]}
 
         def verb(
             connection: BaseDatabaseWrapper, chunk: dict[str, Interruption] = chunk
         ) -> tuple[set[str], list[EndedRun]]:
-            failing = _FailureTransaction(using, now, dead_for_s, rng)
+            transaction = _FailureTransaction(using, now, dead_for_s, rng)
             rows = Job.objects.using(using).filter(state=State.WORKING, jid__in=chunk).order_by("id")
-            held = [job for job in failing.locked(rows) if holds(*_holder(chunk[job.jid]), job.wid, job.attempt)]
-            failing.interrupt_rows(connection, held, limit=limit, reports=chunk)
-            return {job.jid for job in held}, failing.failed
+            held_jobs = [job for job in transaction.lock_rows(rows) if _is_sender(chunk[job.jid], job)]
+            transaction.interrupt_rows(connection, held_jobs, limit=limit, reports=chunk)
+            return {job.jid for job in held_jobs}, transaction.failed
 
         returned, failed = run(using, verb)
         on_failed(failed)
-        results += [one.jid in returned for one in interruptions[start : start + CHUNK]]
+        results += [report.jid in returned for report in interruptions[start : start + CHUNK]]
     return results
 
 
 def interrupt_workers(connection: BaseDatabaseWrapper, wids: Sequence[str], *, using: str) -> int:
     """Interrupt all jobs that these workers still hold, and return their number. Call it inside a transaction."""
-    failing = _FailureTransaction(using, None, DEAD_FOR_S, _default_rng)
-    held = list(failing.locked(Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")))
-    failing.interrupt_rows(connection, held)
-    return len(held)
+    transaction = _FailureTransaction(using, None, DEAD_FOR_S, _default_rng)
+    # Waits for locked rows: the caller deletes the workers, so no later call would find a job skipped here.
+    working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")
+    held_jobs = list(transaction.lock_rows(working))
+    transaction.interrupt_rows(connection, held_jobs)
+    return len(held_jobs)
 
 
 def reclaim_lost(
@@ -174,21 +184,28 @@ def reclaim_lost(
     workers died. The workers' rows are deleted last: after a crash the next call still finds them and continues. A
     worker keeps its row while another transaction has one of its jobs locked, and the next call reclaims that job.
     """
-    lost = 0
+    reclaimed = 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        failing = _FailureTransaction(using, now, dead_for_s, _default_rng)
-        held = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")
-        return failing.lose_rows(connection, list(failing.locked(held, skip=True)[:CHUNK]), reason=reason)
+        transaction = _FailureTransaction(using, now, dead_for_s, _default_rng)
+        held_jobs = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")
+        return transaction.lose_rows(
+            connection, list(transaction.lock_rows(held_jobs, skip_locked=True)[:CHUNK]), reason=reason
+        )
 
     # At most `CHUNK` jobs per transaction: a worker may hold many, and their rows stay locked until the commit.
     while count := run(using, verb):
-        lost += count
+        reclaimed += count
     working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
     # Two statements: a DELETE with a subquery would lock the job rows that it reads on MariaDB.
-    free = set(wids) - run(using, lambda _: set(working.values_list("wid", flat=True)), atomic=False)
-    run(using, lambda _: WorkerProcess.objects.using(using).filter(wid__in=free).delete(), atomic=False, writes=True)
-    return lost
+    idle_wids = set(wids) - run(using, lambda _: set(working.values_list("wid", flat=True)), atomic=False)
+    run(
+        using,
+        lambda _: WorkerProcess.objects.using(using).filter(wid__in=idle_wids).delete(),
+        atomic=False,
+        writes=True,
+    )
+    return reclaimed
 
 
 _RESCHEDULED_FIELDS = ("state", "wid", "run_at", "started_at", "reserved_until", "lock_token", "permits")
@@ -209,12 +226,12 @@ class _FailureTransaction:
 
     def _clear(self) -> None:
         """Clear the collected changes. `write_changes` runs once per transaction, else row locks could deadlock."""
-        self._held: list[Job] = []
+        self._lock_holders: list[Job] = []
         self._permits: list[str | None] = []
         self._changes: list[counters.Change] = []
         self._tally = Tally()
 
-    def reports(self, failures: Sequence[Failure]) -> Callable[[BaseDatabaseWrapper], list[FaktoryError | bool]]:
+    def build_verb(self, failures: Sequence[Failure]) -> Callable[[BaseDatabaseWrapper], list[FaktoryError | bool]]:
         """Return the function that applies reports in a transaction. Each is fenced by wid and attempt (W17)."""
 
         def verb(connection: BaseDatabaseWrapper) -> list[FaktoryError | bool]:
@@ -222,19 +239,20 @@ class _FailureTransaction:
             rows, clock = self._lock_reported(
                 connection, {failure.jid for failure in failures if is_storable(failure.jid)}
             )
-            reported: set[str] = set()
+            reported_jids: set[str] = set()
             results: list[FaktoryError | bool] = []
             failed: list[tuple[Job, Failure]] = []
             rescheduled: list[tuple[Job, Failure]] = []
             for failure in failures:
                 job = rows.get(failure.jid)
-                has_effect = job is not None and failure.jid not in reported and _is_holder(failure, job)
+                has_effect = job is not None and failure.jid not in reported_jids and _is_holder(failure, job)
                 if job and has_effect:
+                    # Not begun by its worker, which lacks its code or has other jobs beside a suspect (ADR 0027).
                     is_rescheduled = failure.verdict == "later" and not job.is_cancelled
                     (rescheduled if is_rescheduled else failed).append((job, failure))
-                    reported.add(failure.jid)  # a second report on the same job must have no effect
+                    reported_jids.add(failure.jid)  # a second report on the same job must have no effect
                 results.append(has_effect if job else JobNotFound(failure.jid))
-            late = sum(answer is False for answer in results)
+            late = sum(result is False for result in results)
             self._reschedule(connection, rescheduled, clock)
             self.fail_rows(connection, failed, late=late, clock=clock)
             self.write_changes(connection, clock)
@@ -249,12 +267,13 @@ class _FailureTransaction:
 
         The time is read after the wait for the locks, which may be long.
         """
-        found = dialect_of(connection).failing(connection, jids, self.now)
-        if found is not None:
-            rows = [Job.from_db(self.using, found.columns, row) for row in found.rows]
-            return {job.jid: job for job in rows}, found.now
+        # On PostgreSQL one message reads the rows, locks them and reads the time (ADR 0010). None: use the ORM.
+        reply = dialect_of(connection).lock_failed(connection, jids, self.now)
+        if reply is not None:
+            rows = [Job.from_db(self.using, reply.columns, row) for row in reply.rows]
+            return {job.jid: job for job in rows}, reply.now
         jobs = Job.objects.using(self.using).filter(jid__in=jids).order_by("id")
-        return {job.jid: job for job in self.locked(jobs)}, self.now
+        return {job.jid: job for job in self.lock_rows(jobs)}, self.now
 
     def _reschedule(
         self, connection: BaseDatabaseWrapper, jobs: Sequence[tuple[Job, Failure]], clock: datetime | None
@@ -277,9 +296,9 @@ class _FailureTransaction:
         # Copies: the callers clear these fields on the originals, and `locks.release` needs the old values.
         holders = [copy.copy(job) for job in jobs]
         self._permits += [job.permits for job in holders if job.permits is not None]
-        held = [job for job in holders if job.lock_token is not None]
-        self._held += held
-        return held
+        lock_holders = [job for job in holders if job.lock_token is not None]
+        self._lock_holders += lock_holders
+        return lock_holders
 
     def release_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job]) -> None:
         """Enqueue locked rows again that were never confirmed as delivered to a worker."""
@@ -291,18 +310,18 @@ class _FailureTransaction:
         """Update batches, locks, limiters and counters for the changed rows, in the lock order of ADR 0024."""
         if self._changes:
             counters.record_changes(connection, self._changes, clock or self._clock(connection))
-        locks.release(connection, self._held)
+        locks.release(connection, self._lock_holders)
         limiters.release(connection, self._permits)
         if self._tally != Tally():
             dialect_of(connection).save(connection, [], clock or self._clock(connection), self._tally)
         self._clear()
 
-    def locked(self, jobs: Any, *, skip: bool = False) -> Any:
-        """Return these rows with row locks if the database has them; `skip` omits rows that are locked already."""
+    def lock_rows(self, jobs: Any, *, skip_locked: bool = False) -> Any:
+        """Return these rows with row locks if the database has them; `skip_locked` omits rows locked elsewhere."""
         features = connections[self.using].features
         if not features.has_select_for_update:
             return jobs
-        return jobs.select_for_update(skip_locked=skip and features.has_select_for_update_skip_locked)
+        return jobs.select_for_update(skip_locked=skip_locked and features.has_select_for_update_skip_locked)
 
     def fail_rows(
         self,
@@ -314,33 +333,38 @@ class _FailureTransaction:
     ) -> int:
         """Fail locked rows and return their number. `clock` is the current time; None reads the database's clock."""
         self.failed = []
+        # Late reports change no row but are counted (`total_late`).
         if not failed and not late:
             return 0
         now = clock or self._clock(connection)
-        self.failed = [counters.held_job(job, now) for job, _ in failed]
+        self.failed = [counters.build_ended_run(job, now) for job, _ in failed]
         self._collect_holds(job for job, _ in failed)
-        gone: list[Job] = []
+        deleted: list[Job] = []
         kept: list[Job] = []
         for job, failure in failed:
-            (gone if self._apply_failure(job, failure, now) is GONE else kept).append(job)
+            (deleted if self._apply_failure(job, failure, now) is GONE else kept).append(job)
         dialect, tally = dialect_of(connection), Tally(processed=len(failed), failed=len(failed), late=late)
         # Plain retries need no further statement, so UPDATE, counter and COMMIT can be one message.
-        is_apart = gone or self._held or self._permits or any(job.bid or job.callback_of for job in kept)
-        if self._commits and not is_apart:
-            dialect.save(connection, _changed(kept), now, tally, is_last=True)
+        needs_more_statements = (
+            deleted or self._lock_holders or self._permits or any(job.bid or job.callback_of for job in kept)
+        )
+        if self._commits and not needs_more_statements:
+            dialect.save(connection, _columns_to_save(kept), now, tally, is_last=True)
             return len(failed)
-        if gone:
-            Job.objects.using(self.using).filter(pk__in=[job.pk for job in gone]).delete()
-        dialect.save(connection, _changed(kept), now, Tally())
-        changes = [*((job, GONE) for job in gone), *((job, State(job.state)) for job in kept)]
+        if deleted:
+            Job.objects.using(self.using).filter(pk__in=[job.pk for job in deleted]).delete()
+        dialect.save(connection, _columns_to_save(kept), now, Tally())
+        changes = [*((job, GONE) for job in deleted), *((job, State(job.state)) for job in kept)]
         self._changes += [counters.Change(job, to) for job, to in changes]
-        self._add(tally)
+        self._add_to_tally(tally)
         return len(failed)
 
-    def _add(self, tally: Tally) -> None:
-        had = self._tally
+    def _add_to_tally(self, tally: Tally) -> None:
+        total = self._tally
         self._tally = Tally(
-            processed=had.processed + tally.processed, failed=had.failed + tally.failed, late=had.late + tally.late
+            processed=total.processed + tally.processed,
+            failed=total.failed + tally.failed,
+            late=total.late + tally.late,
         )
 
     def _clock(self, connection: BaseDatabaseWrapper) -> datetime:
@@ -355,19 +379,19 @@ class _FailureTransaction:
             return 0
         cancelled = [job for job in jobs if job.is_cancelled]
         lost = [job for job in jobs if not job.is_cancelled]
-        self.fail_rows(connection, [(job, _cancelled(job)) for job in cancelled])
+        self.fail_rows(connection, [(job, _cancellation_failure(job)) for job in cancelled])
         now = self._clock(connection)
-        held = self._collect_holds(lost)
+        lock_holders = self._collect_holds(lost)
         for job in lost:
             self._apply_loss(job, now, reason)
-        dialect_of(connection).save(connection, _changed(lost), now, Tally())
+        dialect_of(connection).save(connection, _columns_to_save(lost), now, Tally())
         dead = sum(job.state == State.DEAD for job in lost)
         self._changes += [counters.Change(job, State(job.state)) for job in lost]
         # A loss counts as a run only if it is the last: a job that returns to its queue has not been processed.
-        self._add(Tally(processed=dead, failed=dead))
+        self._add_to_tally(Tally(processed=dead, failed=dead))
         self.write_changes(connection, now)
         # If a job's lock had expired before, another job may hold it by now: then this one has to wait.
-        locks.block_if_locked(connection, [job.pk for job in held])
+        locks.block_if_locked(connection, [job.pk for job in lock_holders])
         return len(jobs)
 
     def interrupt_rows(
@@ -384,14 +408,14 @@ class _FailureTransaction:
         """
         if not jobs:
             return
-        failed = [(job, _cancelled(job)) for job in jobs if job.is_cancelled]
+        failed = [(job, _cancellation_failure(job)) for job in jobs if job.is_cancelled]
         returned = [job for job in jobs if not job.is_cancelled]
         if limit is not None:
             failed += [(job, interruption_failure(reports[job.jid])) for job in returned if job.interruptions >= limit]
             returned = [job for job in returned if job.interruptions < limit]
         self.fail_rows(connection, failed)
         now = self._clock(connection)
-        held = self._collect_holds(returned)
+        lock_holders = self._collect_holds(returned)
         for job in returned:
             # Clear the expiry: the job was started in time. Leave the unique key as it is: a job that is unique until
             # its start released the key when it started, and another job may hold it by now.
@@ -404,11 +428,11 @@ class _FailureTransaction:
                 lock_token=None,
                 permits=None,
                 interruptions=job.interruptions + 1,
-                history=_with_interruption(job, reports.get(job.jid, _BY_SHUTDOWN), now),
+                history=_append_interruption(job, reports.get(job.jid, _BY_SHUTDOWN), now),
             )
         self.write_changes(connection, now)
         # As in `lose_rows`: a lock that had expired may belong to another job by now.
-        locks.block_if_locked(connection, [job.pk for job in held])
+        locks.block_if_locked(connection, [job.pk for job in lock_holders])
 
     def _apply_failure(self, job: Job, failure: Failure, now: datetime) -> State | None:
         keep = job.result_ttl is not None
@@ -417,7 +441,7 @@ class _FailureTransaction:
             failures=job.failures,
             keep=keep,
             verdict="discard" if job.is_cancelled else failure.verdict,
-            wish_s=failure.retry_in_s,
+            delay_s=failure.retry_in_s,
             rng=self.rng,
         )
         if outcome.state is GONE:
@@ -445,20 +469,20 @@ class _FailureTransaction:
 
     def _record_failure(self, job: Job, failure: Failure, outcome: FailureOutcome, now: datetime) -> None:
         """Store the failure in the form that FETCH and results return, and append it to the history."""
-        lines = kept_lines(failure.backtrace, job.backtrace)
+        lines = limit_backtrace(failure.backtrace, job.backtrace)
         earlier = jsontext.decode(job.failure) if job.failure else {}
         # `failed_at` is the time of the first failure, as in Faktory.
-        reported = {
+        record = {
             "retry_count": job.failures,
             "remaining": max(job.retry - job.failures, 0) if job.retry >= 0 else job.retry,
             "failed_at": earlier.get("failed_at") or rfc3339(now),
         }
         if outcome.retry_in_s is not None:
-            reported["next_at"] = rfc3339(now + timedelta(seconds=outcome.retry_in_s))
-        reported |= {"message": failure.message, "errtype": failure.errtype}
+            record["next_at"] = rfc3339(now + timedelta(seconds=outcome.retry_in_s))
+        record |= {"message": failure.message, "errtype": failure.errtype}
         if lines:  # Faktory omits an empty backtrace
-            reported["backtrace"] = lines
-        job.failure = jsontext.encode(reported)
+            record["backtrace"] = lines
+        job.failure = jsontext.encode(record)
         # PostgreSQL cannot store NUL in text; `failure` and `history` are JSON, which escapes it.
         job.errtype = failure.errtype.replace("\x00", "\ufffd")
         job.history = _append_attempt(job, failure, lines, now)
@@ -477,13 +501,13 @@ class _FailureTransaction:
         job.purge_at = now + timedelta(seconds=keep_s)
 
 
-def _changed(jobs: Sequence[Job]) -> list[FailureColumns]:
+def _columns_to_save(jobs: Sequence[Job]) -> list[FailureColumns]:
     """Return the columns to write for these rows."""
     _, _, *others = FailureColumns._fields
     return [FailureColumns(job.pk, str(job.state), *(getattr(job, name) for name in others)) for job in jobs]
 
 
-def _with_interruption(job: Job, report: Interruption, now: datetime) -> str:
+def _append_interruption(job: Job, report: Interruption, now: datetime) -> str:
     """Return the job's history with this interrupted run appended and the oldest interruptions dropped."""
     items = jsontext.items(job.history) if job.history else []
     interrupted = [item for item in items if _is_interruption(item)]
@@ -507,8 +531,8 @@ def _is_interruption(item: str) -> bool:
     return isinstance(entry, dict) and entry.get("kind") == INTERRUPTED
 
 
-def _holder(report: Interruption) -> tuple[str, int]:
-    return report.wid, report.attempt
+def _is_sender(report: Interruption, job: Job) -> bool:
+    return holds(report.wid, report.attempt, job.wid, job.attempt)
 
 
 def _append_attempt(job: Job, failure: Failure, lines: Sequence[str], now: datetime) -> str:

@@ -22,35 +22,35 @@ from ..transactions import run
 
 def add_prefetch_slots(plan: ClaimPlan, requests: Sequence[FetchRequest]) -> ClaimPlan:
     """Return the plan with prefetch slots: for each queue the highest number that a request allows."""
-    wanted: dict[str, int] = {}
+    count_by_queue: dict[str, int] = {}
     candidate_wids: set[str] = set()
     for request in requests:
         # Only the first queue: a client must get jobs of earlier queues before jobs of later ones (ADR 0022).
         if request.prefetch and request.queues:
             queue = request.queues[0]
             # The maximum, not the sum: each number is the free room of the same prefetch buffer.
-            wanted[queue] = max(request.prefetch, wanted.get(queue, 0))
+            count_by_queue[queue] = max(request.prefetch, count_by_queue.get(queue, 0))
             candidate_wids.update(request.candidate_wids)
-    if not wanted:
+    if not count_by_queue:
         return plan
     # Without a wid: a prefetched job gets its worker when it is delivered.
     return msgspec.structs.replace(
         plan,
-        prefetch_slots=[ClaimSlot(queue, "", count) for queue, count in wanted.items()],
+        prefetch_slots=[ClaimSlot(queue, "", count) for queue, count in count_by_queue.items()],
         candidate_wids=candidate_wids,
     )
 
 
 def append_prefetched(
-    found: list[list[Reservation]], requests: Sequence[FetchRequest], prefetched: Sequence[Reservation]
+    results: list[list[Reservation]], requests: Sequence[FetchRequest], prefetched: Sequence[Reservation]
 ) -> list[list[Reservation]]:
     """Append each prefetched job to the result of a request that allowed prefetching from its queue."""
     place_by_queue = {
         request.queues[0]: place for place, request in enumerate(requests) if request.prefetch and request.queues
     }
     for job in prefetched:
-        found[place_by_queue[job.queue]].append(job)
-    return found
+        results[place_by_queue[job.queue]].append(job)
+    return results
 
 
 CHUNK = 500
@@ -62,15 +62,15 @@ def confirm(deliveries: Sequence[Delivery], *, using: str, now: datetime | None 
 
     Skips locked rows and returns their jids: a running transaction may be ending these jobs, confirm them again later.
     """
-    left: set[str] = set()
+    skipped_jids: set[str] = set()
     for start in range(0, len(deliveries), CHUNK):
         chunk = deliveries[start : start + CHUNK]
-        left |= run(
+        skipped_jids |= run(
             using,
             lambda connection, chunk=chunk: dialect_of(connection).confirm(connection, chunk, now),  # type: ignore[misc]
             atomic=not dialect_of(connections[using]).one_statement,
         )
-    return left
+    return skipped_jids
 
 
 def is_unconfirmed(job: Job) -> bool:

@@ -29,34 +29,34 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
     """
     if not jobs:
         return []
-    chosen = placed(jobs)
+    ordered = order_jobs(jobs)
     if any_needs_lookup(jobs, dialect_of(connections[using])):
-        refused = run(using, lambda connection: unique_push.push(connection, chosen, now), atomic=False, writes=True)
-        return [refused.get(job.jid) for job in jobs]
+        refusals = run(using, lambda connection: unique_push.push(connection, ordered, now), atomic=False, writes=True)
+        return [refusals.get(job.jid) for job in jobs]
 
     def insert(connection: BaseDatabaseWrapper) -> None:
         dialect = dialect_of(connection)
         # One INSERT locks the rows it meets by itself. With several, all of these rows must be locked before the first
         # INSERT, or two overlapping sets deadlock (ADR 0030).
-        clock, may_exist = dialect.lock_stored(connection, chosen, now) if len(chosen) > CHUNK else (now, True)
-        for start in range(0, len(chosen), CHUNK):
+        clock, may_exist = dialect.lock_stored(connection, ordered, now) if len(ordered) > CHUNK else (now, True)
+        for start in range(0, len(ordered), CHUNK):
             # Check the keys of blocked jobs again after the commit: their holder may be releasing the lock now, and
             # neither transaction sees the other (ADR 0015).
-            waiting = dialect.insert(connection, chosen[start : start + CHUNK], clock, may_exist=may_exist)
-            locks.promote_waiters_later(connection, waiting)
+            blocked_keys = dialect.insert(connection, ordered[start : start + CHUNK], clock, may_exist=may_exist)
+            locks.promote_waiters_later(connection, blocked_keys)
 
-    one_statement = len(chosen) <= CHUNK and not _needs_atomic(using, chosen)
+    one_statement = len(ordered) <= CHUNK and not _needs_atomic(using, ordered)
     run(using, insert, atomic=not one_statement, writes=True)
     return [None] * len(jobs)
 
 
 def any_needs_lookup(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
     """Return True if one of the jobs needs lookups before its insert: a unique key, a batch, or an unsupported lock."""
-    asking = [job.options for job in jobs if job.options is not None]
-    return any(ask.may_block or (ask.lock_key is not None and not dialect.stores_keyed) for ask in asking)
+    options = [job.options for job in jobs if job.options is not None]
+    return any(option.may_block or (option.lock_key is not None and not dialect.stores_keyed) for option in options)
 
 
-def placed(jobs: Sequence[JobPayload]) -> OrderedJobs:
+def order_jobs(jobs: Sequence[JobPayload]) -> OrderedJobs:
     """Return the first job of each jid, in the insertion order that all transactions share."""
     return insertion_order(list({job.jid: job for job in reversed(jobs)}.values())[::-1])
 

@@ -39,22 +39,22 @@ def release(reservations: Sequence[Reservation], *, using: str) -> int:
 
 
 def _release(reservations: Sequence[Reservation], *, using: str) -> int:
-    held = Q()
+    is_held = Q()
     for job in reservations:
         # The row of a prefetched job gets its wid when its delivery is confirmed: before or after this call.
         wids = {job.wid, ""} if job.is_prefetched else {job.wid}
-        held |= Q(jid=job.jid, wid__in=wids, attempt=job.attempt)
+        is_held |= Q(jid=job.jid, wid__in=wids, attempt=job.attempt)
 
-    working = Job.objects.using(using).filter(held, state=State.WORKING)
-    returned = 0
+    working = Job.objects.using(using).filter(is_held, state=State.WORKING)
+    released = 0
     if not any(job.lock_token is not None or job.permits is not None for job in reservations):
         # One statement suffices for jobs without lock and permits. The row decides, not the reservation: a limit that
         # was set after the claim may have given the job a permit (ADR 0024).
         plain = working.filter(lock_token__isnull=True, permits__isnull=True)
-        returned = run(using, lambda _: plain.update(**ENQUEUED), atomic=False, writes=True)
-    if returned < len(reservations):
-        returned += run(using, lambda connection: release_rows(connection, working))
-    return returned
+        released = run(using, lambda _: plain.update(**ENQUEUED), atomic=False, writes=True)
+    if released < len(reservations):
+        released += run(using, lambda connection: release_rows(connection, working))
+    return released
 
 
 def release_claims(claims: Collection[int], *, using: str) -> int:
@@ -63,10 +63,10 @@ def release_claims(claims: Collection[int], *, using: str) -> int:
     For claims that ended without a reply: no worker has received these jobs (ADR 0017).
     """
     numbers = [sign * claim for claim in claims for sign in (1, -1)]  # negative: prefetched or not confirmed
-    taken = Job.objects.using(using).filter(state=State.WORKING, claim__in=numbers)
-    if not run(using, lambda _: taken.exists(), atomic=False):
+    claimed = Job.objects.using(using).filter(state=State.WORKING, claim__in=numbers)
+    if not run(using, lambda _: claimed.exists(), atomic=False):
         return 0
-    return run(using, lambda connection: release_rows(connection, taken))
+    return run(using, lambda connection: release_rows(connection, claimed))
 
 
 def release_rows(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
@@ -82,7 +82,7 @@ def release_rows(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
     if not jobs:
         return 0
     # Jobs, lock rows, limiters: the lock order of all transactions (ADR 0024).
-    returned = Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)
+    released = Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)
     locks.release(connection, jobs)
     limiters.release(connection, [job.permits for job in jobs])
-    return returned
+    return released

@@ -30,21 +30,21 @@ class JobStatus(NamedTuple):
 
 def read_statuses(jids: Collection[str], *, using: str) -> list[JobStatus]:
     """Return the outcomes of the stored jobs among `jids`, in no defined order."""
-    found = []
+    statuses = []
     for chunk in _chunks(jids):
         tracked = Tracking.objects.using(using).filter(jid__in=chunk).values_list("jid", "percent")
-        percents = dict(_rows(tracked))
+        percents = dict(_fetch(tracked))
         rows = Job.objects.using(using).filter(jid__in=chunk)
-        stored = rows.values_list("jid", "state", "result", "errtype", "failure")
-        for jid, state, result, errtype, failure in _rows(stored):
+        columns = rows.values_list("jid", "state", "result", "errtype", "failure")
+        for jid, state, result, errtype, failure in _fetch(columns):
             has_failed = state in ENDS and state != State.SUCCEEDED
             error = _error(State(state), errtype, failure) if has_failed else ""
-            found.append(JobStatus(jid, state in ENDS, result, error, percents.get(jid)))
-    return found
+            statuses.append(JobStatus(jid, state in ENDS, result, error, percents.get(jid)))
+    return statuses
 
 
-def _rows(found: QuerySet[Any, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    return run(found.db, lambda _: list(found), atomic=False)
+def _fetch(rows: QuerySet[Any, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return run(rows.db, lambda _: list(rows), atomic=False)
 
 
 def _error(state: State, errtype: str, failure: str) -> str:
@@ -55,11 +55,11 @@ def _error(state: State, errtype: str, failure: str) -> str:
     except InvalidPayload:  # an unreadable text must not hide the outcome of this job, or of the whole set
         message = ""
     # The class name without its module, as the history shows it; jobs that were killed by hand have no error type.
-    kind = errtype.rpartition(".")[2] or str(state).capitalize()
-    return f"{kind}: {message or 'the job was dropped'}"
+    error_name = errtype.rpartition(".")[2] or str(state).capitalize()
+    return f"{error_name}: {message or 'the job was dropped'}"
 
 
 def _chunks(jids: Collection[str]) -> Iterator[list[str]]:
-    every = list(jids)
-    for start in range(0, len(every), CHUNK):
-        yield every[start : start + CHUNK]
+    all_jids = list(jids)
+    for start in range(0, len(all_jids), CHUNK):
+        yield all_jids[start : start + CHUNK]

@@ -51,13 +51,13 @@ def ids_of(jobs: JobQuerySet, state: State, *, queue: str | None = None) -> Iter
     using = jobs.db
     # Without this bound, jobs that are pushed as fast as they are read would keep the iteration running.
     newest = Job.objects.using(using).order_by("-pk").values_list("pk", flat=True)[:1]
-    last = next(iter(run(using, lambda _: list(newest), atomic=False)), 0)
+    newest_id = next(iter(run(using, lambda _: list(newest), atomic=False)), 0)
     has_filters = jobs.query.where.children
     for rows in portions(state, ("pk",), using=using, queue=queue):
-        ids = [pk for (pk,) in rows if pk <= last]
+        ids = [pk for (pk,) in rows if pk <= newest_id]
         if has_filters and ids:
-            some = jobs.filter(pk__in=ids).values_list("pk", flat=True)
-            ids = run(using, lambda _, some=some: list(some), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
+            matching = jobs.filter(pk__in=ids).values_list("pk", flat=True)
+            ids = run(using, lambda _, matching=matching: list(matching), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
         yield ids
 
 
@@ -94,9 +94,9 @@ def portion(
         jobs = jobs.filter(queue=queue)
     if after is not None:
         jobs = jobs.filter(After(order, after))
-    found = jobs.values_list(*columns, *order)[:size]
+    values = jobs.values_list(*columns, *order)[:size]
     # Each portion is read outside a transaction: one snapshot for all of them would keep dead rows from being vacuumed.
-    rows = run(using, lambda _: list(found), atomic=False)
+    rows = run(using, lambda _: list(values), atomic=False)
     # Continue after a position instead of an OFFSET: rows that leave the index in between do not shift the next
     # portion.
     place = tuple(rows[-1][len(columns) :]) if len(rows) == size else None
@@ -110,12 +110,12 @@ class After(Func):
 
     def __init__(self, columns: Sequence[str], values: Sequence[str | int | datetime]) -> None:
         fields: list[Any] = [Job._meta.get_field(column) for column in columns]  # noqa: SLF001  (Django's documented name)
-        given = [Value(value, output_field=field) for value, field in zip(values, fields, strict=True)]
-        super().__init__(*map(F, columns), *given)
+        operands = [Value(value, output_field=field) for value, field in zip(values, fields, strict=True)]
+        super().__init__(*map(F, columns), *operands)
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **__: Any) -> tuple[str, Any]:
         """Build a row comparison, or its OR terms on MariaDB, where no index serves row comparisons."""
-        compiled = [compiler.compile(one) for one in self.source_expressions]
+        compiled = [compiler.compile(expression) for expression in self.source_expressions]
         half = len(compiled) // 2
         columns, values = compiled[:half], compiled[half:]
         if connection.vendor != "mysql":
@@ -126,5 +126,5 @@ class After(Func):
             pairs = list(zip(columns[: place + 1], values[: place + 1], strict=True))
             signs = ["="] * place + [">"]
             terms.append(" AND ".join(f"{c} {sign} {v}" for ((c, _), (v, _)), sign in zip(pairs, signs, strict=True)))
-            params += [param for pair in pairs for _, some in pair for param in some]
+            params += [param for pair in pairs for _, pair_params in pair for param in pair_params]
         return f"(({') OR ('.join(terms)}))", params

@@ -75,11 +75,13 @@ class _ProgressUpdate:
 
     def _extend_reservation(self, until: datetime) -> None:
         # Only extend: a progress update must not shorten a reservation.
-        held = Job.objects.using(self.using).filter(jid=self.update.jid, state=State.WORKING, reserved_until__lt=until)
+        reserved = Job.objects.using(self.using).filter(
+            jid=self.update.jid, state=State.WORKING, reserved_until__lt=until
+        )
         # A client without a wid claims jobs with wid "", so a mismatch is certain only if both sides have one.
         if self.update.wid:
-            held = held.filter(wid__in=("", self.update.wid))
-        held.update(reserved_until=until)
+            reserved = reserved.filter(wid__in=("", self.update.wid))
+        reserved.update(reserved_until=until)
 
 
 def _is_running(connection: BaseDatabaseWrapper, attempt: JobQuerySet) -> bool:
@@ -87,24 +89,24 @@ def _is_running(connection: BaseDatabaseWrapper, attempt: JobQuerySet) -> bool:
 
     Without the lock, a late update of an attempt could overwrite its final one.
     """
-    held = attempt.filter(state=State.WORKING).values_list("pk", flat=True)
-    return bool(list(held.select_for_update() if connection.features.has_select_for_update else held))
+    working = attempt.filter(state=State.WORKING).values_list("pk", flat=True)
+    return bool(list(working.select_for_update() if connection.features.has_select_for_update else working))
 
 
 def track_get(jids: Sequence[str], *, using: str) -> list[Tracked]:
     """Return state and progress of these jobs, in the order of `jids`."""
-    asked = {jid for jid in jids if is_storable(jid)}
+    storable = {jid for jid in jids if is_storable(jid)}
 
     def verb(_: BaseDatabaseWrapper) -> list[Tracked]:
         # `payload` and `result` may be large, and are not returned.
-        stored = {job.jid: job for job in Job.objects.using(using).filter(jid__in=asked).defer("payload", "result")}
-        progress = {one.jid: one for one in Tracking.objects.using(using).filter(jid__in=stored)}
-        return [_tracked(jid, stored.get(jid), progress.get(jid)) for jid in jids]
+        stored = {job.jid: job for job in Job.objects.using(using).filter(jid__in=storable).defer("payload", "result")}
+        progress = {record.jid: record for record in Tracking.objects.using(using).filter(jid__in=stored)}
+        return [_build_tracked(jid, stored.get(jid), progress.get(jid)) for jid in jids]
 
     return run(using, verb, atomic=False)
 
 
-def _tracked(jid: str, job: Job | None, progress: Tracking | None) -> Tracked:
+def _build_tracked(jid: str, job: Job | None, progress: Tracking | None) -> Tracked:
     if job is None:
         return Tracked(jid=jid)
     changed_at = _changed_at(job)
@@ -139,11 +141,11 @@ def purge_tracking(*, using: str, now: datetime | None = None, limit: int = CHUN
     Deletes the records of jobs that have finished or are not stored, half an hour after the last update.
     """
     lives = Job.objects.using(using).in_state(*LIVE).filter(jid=OuterRef("jid"))
-    old = Tracking.objects.using(using).filter(~Exists(lives), updated_at__lt=(now or Now()) - TRACKED_FOR)
+    outdated = Tracking.objects.using(using).filter(~Exists(lives), updated_at__lt=(now or Now()) - TRACKED_FOR)
 
     def verb(_: BaseDatabaseWrapper) -> int:
         # Select, then delete by jid: Django cannot limit a DELETE, and each transaction should be short.
-        jids = list(old.order_by("updated_at").values_list("jid", flat=True)[:limit])
+        jids = list(outdated.order_by("updated_at").values_list("jid", flat=True)[:limit])
         return Tracking.objects.using(using).filter(jid__in=jids).delete()[0] if jids else 0
 
     return run(using, verb)

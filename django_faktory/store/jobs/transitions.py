@@ -80,13 +80,13 @@ def free_locks(tokens: Sequence[int], *, using: str) -> int:
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         # In the order of the keys, the lock order of lock rows (ADR 0024).
-        held = JobLock.objects.using(using).filter(pk__in=tokens).order_by("key")
+        rows = JobLock.objects.using(using).filter(pk__in=tokens).order_by("key")
         if connection.features.has_select_for_update:
-            held = held.select_for_update()
-        found = dict(held.values_list("pk", "key"))
-        JobLock.objects.using(using).filter(pk__in=list(found)).delete()
-        locks.make_next_ready(connection, sorted(found.values()))
-        return len(found)
+            rows = rows.select_for_update()
+        key_by_token = dict(rows.values_list("pk", "key"))
+        JobLock.objects.using(using).filter(pk__in=list(key_by_token)).delete()
+        locks.make_next_ready(connection, sorted(key_by_token.values()))
+        return len(key_by_token)
 
     return run(using, verb)
 
@@ -103,14 +103,14 @@ def lock_rows(jobs: JobQuerySet) -> JobQuerySet:
     if connection.vendor == "mysql":
         # On MariaDB a locking SELECT locks each row that its plan reads, and for many ids the plan scans a small table.
         # So read the ids first, lock them by primary key, and filter again, because rows may have changed in between.
-        found = list(jobs.values_list("pk", flat=True))
+        pks = list(jobs.values_list("pk", flat=True))
         with connection.cursor() as cursor:
-            if found:
+            if pks:
                 cursor.execute(
-                    f"SELECT id FROM {JOB} FORCE INDEX (PRIMARY) WHERE id IN ({marks(found)}) ORDER BY id FOR UPDATE",
-                    found,
+                    f"SELECT id FROM {JOB} FORCE INDEX (PRIMARY) WHERE id IN ({marks(pks)}) ORDER BY id FOR UPDATE",
+                    pks,
                 )
-        ids = list(jobs.filter(pk__in=found).values_list("pk", flat=True))
+        ids = list(jobs.filter(pk__in=pks).values_list("pk", flat=True))
     else:
         ids = list(jobs.order_by("pk").select_for_update().values_list("pk", flat=True))
     return Job.objects.using(jobs.db).filter(pk__in=ids)
@@ -120,12 +120,10 @@ def requeued(jobs: JobQuerySet) -> int:
     """Apply `requeue` to a queryset: the jobs are placed last among jobs of the same queue and priority."""
     legal = lock_rows(jobs.in_state(*sources(Event.REQUEUE)))
     keyed = list(legal.filter(lock_key__isnull=False).values_list("pk", flat=True))
-    requeued = legal.update(
-        state=State.ENQUEUED, enqueued_at=Now(), run_at=None, wid="", finished_at=None, purge_at=None
-    )
+    count = legal.update(state=State.ENQUEUED, enqueued_at=Now(), run_at=None, wid="", finished_at=None, purge_at=None)
     # An enqueued job becomes blocked if its lock is taken or another job is next in line for it (ADR 0015).
     locks.block_if_locked(connections[jobs.db], keyed)
-    return requeued
+    return count
 
 
 def killed(dead_for_s: int) -> Change:
@@ -137,15 +135,15 @@ def killed(dead_for_s: int) -> Change:
         # Read before the update: a ready job that leaves may have been the one that other jobs of its key, or a
         # limiter, are waiting for.
         keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
-        free, members, rows = counters.split_members(legal)
-        killed = sum(
-            some.update(state=State.DEAD, limiter=None, run_at=None, finished_at=Now(), purge_at=purge_at)
-            for some in (free, members)
+        others, members, rows = counters.split_members(legal)
+        count = sum(
+            group.update(state=State.DEAD, limiter=None, run_at=None, finished_at=Now(), purge_at=purge_at)
+            for group in (others, members)
         )
         counters.record_all(jobs.db, rows, State.DEAD)
         locks.promote_waiters_later(connections[jobs.db], keys)
         limiters.promote_waiters_later(connections[jobs.db], limiter_ids)
-        return killed
+        return count
 
     return change
 
@@ -154,16 +152,17 @@ def discarded(jobs: JobQuerySet) -> int:
     """Apply `discard` to a queryset, and return the number of jobs discarded or deleted."""
     legal = lock_rows(jobs.in_state(*sources(Event.DISCARD)))
     keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
-    free, members, rows = counters.split_members(legal)
-    dropped = _discard_rows(free) + _discard_rows(members)
+    others, members, rows = counters.split_members(legal)
+    count = _discard_rows(others) + _discard_rows(members)
     counters.record_all(jobs.db, rows, State.DISCARDED)
     locks.promote_waiters_later(connections[jobs.db], keys)
     limiters.promote_waiters_later(connections[jobs.db], limiter_ids)
-    return dropped
+    return count
 
 
 def _discard_rows(jobs: JobQuerySet) -> int:
-    kept = jobs.filter(result_ttl__isnull=False).update(
+    # Unlike a dead job, a discarded one frees its unique key (W27).
+    updated = jobs.filter(result_ttl__isnull=False).update(
         state=State.DISCARDED,
         limiter=None,
         unique_key=None,
@@ -171,8 +170,8 @@ def _discard_rows(jobs: JobQuerySet) -> int:
         finished_at=Now(),
         purge_at=Now() + DISCARDED_FOR,
     )
-    gone, _ = jobs.filter(result_ttl__isnull=True).delete()
-    return kept + gone
+    deleted, _ = jobs.filter(result_ttl__isnull=True).delete()
+    return updated + deleted
 
 
 def purged(jobs: JobQuerySet) -> int:
@@ -180,9 +179,9 @@ def purged(jobs: JobQuerySet) -> int:
     legal = lock_rows(jobs.in_state(*sources(Event.PURGE)))
     # Dead members only: the other finished ones were counted when they ended, a batch still waits for a dead one.
     dead = counters.lock_members(legal.in_state(State.DEAD))
-    gone, _ = legal.delete()
+    deleted, _ = legal.delete()
     counters.record_all(jobs.db, dead, GONE)
-    return gone
+    return deleted
 
 
 def _in_chunks(ids: Sequence[int], change: Change, using: str) -> int:

@@ -31,7 +31,7 @@ CHUNK = 500
 MAX_ROUNDS = 4
 """Maximum attempts of the slow path: each retry means that another push committed between lookup and insert."""
 
-_NONE = JobOptions()
+_NO_OPTIONS = JobOptions()
 V = TypeVar("V")
 
 
@@ -54,8 +54,8 @@ def push(
     # A lone job is inserted by one statement, which needs no transaction of its own.
     is_atomic = len(jobs) == 1 or connection.in_atomic_block
     with nullcontext() if is_atomic else transaction.atomic(using=connection.alias):
-        left, refused, now = _insert_directly(connection, jobs, now)
-        return refused | _push_slow_path(connection, left, now) if left else refused
+        undecided, refusals, now = _insert_directly(connection, jobs, now)
+        return refusals | _push_slow_path(connection, undecided, now) if undecided else refusals
 
 
 def _can_insert_directly(connection: BaseDatabaseWrapper, jobs: OrderedJobs) -> bool:
@@ -73,19 +73,20 @@ def _insert_directly(
     dialect = dialect_of(connection)
     # Only the first job of each key: if the second were inserted because the first has the jid of a finished job, the
     # slow path would refuse the first (ADR 0023).
-    firsts = list({unique_key_of(job) or (job.jid,): (place, job) for place, job in reversed(jobs)}.values())[::-1]
+    first_jobs = list({unique_key_of(job) or (job.jid,): (place, job) for place, job in reversed(jobs)}.values())[::-1]
     # Several statements of one transaction: lock all rows they may meet before the first insert (ADR 0030).
-    if len(firsts) > CHUNK or len(firsts) < len(jobs):
+    if len(first_jobs) > CHUNK or len(first_jobs) < len(jobs):
         now, _ = dialect.lock_stored(connection, jobs, now)
-    done: set[str] = set()
-    refused: dict[str, FaktoryError] = {}
-    for some in _chunks(firsts):
-        stored = dialect.insert_if_absent(connection, some, now)
+    decided_jids: set[str] = set()
+    refusals: dict[str, FaktoryError] = {}
+    for chunk in _chunks(first_jobs):
+        stored = dialect.insert_if_absent(connection, chunk, now)
         now = stored.now
         locks.promote_waiters_later(connection, stored.blocked)
-        done.update(stored.jids, stored.alive)
-        refused |= {jid: NotUnique(jid) for jid in stored.refused}
-    return [(place, job) for place, job in jobs if job.jid not in done and job.jid not in refused], refused, now
+        decided_jids.update(stored.jids, stored.alive)
+        refusals |= {jid: NotUnique(jid) for jid in stored.refused}
+    undecided = [(place, job) for place, job in jobs if job.jid not in decided_jids and job.jid not in refusals]
+    return undecided, refusals, now
 
 
 def _push_slow_path(
@@ -106,31 +107,34 @@ def _push_slow_path(
 
 
 def _push_once(
-    connection: BaseDatabaseWrapper, placed: OrderedJobs, *, now: datetime | None, callback_of: str | None
+    connection: BaseDatabaseWrapper, placed_jobs: OrderedJobs, *, now: datetime | None, callback_of: str | None
 ) -> dict[str, FaktoryError]:
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
-    jobs = [job for _, job in placed]
+    jobs = [job for _, job in placed_jobs]
     # Lock order (ADR 0024): existing jobs, then batches, then lock rows, and new jobs last.
     keys = sorted({key for job in jobs if (key := unique_key_of(job))})
-    stored = _stored(connection, [job.jid for job in jobs])
-    _clear_expired_keys(connection, keys, clock, replaced=[old.pk for old in stored.values() if not _must_keep(old)])
-    fresh = [(place, job) for place, job in placed if not _must_keep(stored.get(job.jid))]
-    refused = membership.admit(connection, [job for _, job in fresh], clock)
-    holders = _holders(connection, keys)
+    stored = _find_stored(connection, [job.jid for job in jobs])
+    _clear_expired_keys(
+        connection, keys, clock, replaced=[old_row.pk for old_row in stored.values() if not _must_keep(old_row)]
+    )
+    fresh = [(place, job) for place, job in placed_jobs if not _must_keep(stored.get(job.jid))]
+    refusals = membership.admit(connection, [job for _, job in fresh], clock)
+    holders = _find_holders(connection, keys)
     rows: list[Job] = []
     lock_queue = locks.LockQueue(
         connection, {job.options.lock_key for _, job in fresh if job.options and job.options.lock_key}
     )
     for place, job in sorted(fresh, key=itemgetter(0)):  # the first of each key wins
-        if job.jid in refused:
+        if job.jid in refusals:
             continue
-        row = _row(job, clock, clock + timedelta(microseconds=place))
+        row = _build_row(job, clock, clock + timedelta(microseconds=place))
         if row.unique_key and holders.setdefault(row.unique_key, job.jid) != job.jid:
-            refused[job.jid] = NotUnique(job.jid)
+            refusals[job.jid] = NotUnique(job.jid)
             continue
-        old = stored.get(job.jid)
-        row.attempt = old.attempt if old else 0  # keeps growing, so that late reports on the old job stay fenced
+        old_row = stored.get(job.jid)
+        # Keeps growing, so that late reports on the old job stay fenced.
+        row.attempt = old_row.attempt if old_row else 0
         row.callback_of = callback_of
         if (
             row.lock_key
@@ -144,14 +148,14 @@ def _push_once(
     )
     membership.count_new_members(connection, [row.bid for row in rows if row.bid])
     _replace(connection, [stored[row.jid].pk for row in rows if row.jid in stored], rows)
-    return refused
+    return refusals
 
 
-def _must_keep(old: Job | None) -> bool:
+def _must_keep(stored: Job | None) -> bool:
     """Return True if the stored row must be kept: it has not finished (W10), or a batch still waits for it."""
-    if old is None:
+    if stored is None:
         return False
-    return old.state in LIVE or (old.state == State.DEAD and (old.bid or old.callback_of) is not None)
+    return stored.state in LIVE or (stored.state == State.DEAD and (stored.bid or stored.callback_of) is not None)
 
 
 def _push_one_by_one(
@@ -159,15 +163,15 @@ def _push_one_by_one(
     jobs: OrderedJobs,
     push_these: Callable[[OrderedJobs], dict[str, FaktoryError]],
 ) -> dict[str, FaktoryError]:
-    refused: dict[str, FaktoryError] = {}
+    refusals: dict[str, FaktoryError] = {}
     for place, job in jobs:
         try:
             with transaction.atomic(using=connection.alias):
-                refused |= push_these([(place, job)])
+                refusals |= push_these([(place, job)])
         except IntegrityError:
             if unique_key_of(job):
-                refused[job.jid] = NotUnique(job.jid)
-    return refused
+                refusals[job.jid] = NotUnique(job.jid)
+    return refusals
 
 
 def _clear_expired_keys(
@@ -180,47 +184,47 @@ def _clear_expired_keys(
     jobs = Job.objects.using(connection.alias)
     overdue = [
         pk
-        for some in _chunks(keys)
-        for pk in jobs.filter(unique_key__in=some, unique_expires_at__lte=now).values_list("pk", flat=True)
+        for chunk in _chunks(keys)
+        for pk in jobs.filter(unique_key__in=chunk, unique_expires_at__lte=now).values_list("pk", flat=True)
     ]
-    for some_ids in _chunks(sorted({*overdue, *replaced})):
+    for ids in _chunks(sorted({*overdue, *replaced})):
         if connection.features.has_select_for_update:
-            list(jobs.filter(pk__in=some_ids).order_by("pk").select_for_update().values_list("pk", flat=True))
-    for some_ids in _chunks(overdue):
-        jobs.filter(pk__in=some_ids, unique_key__in=keys, unique_expires_at__lte=now).update(unique_key=None)
+            list(jobs.filter(pk__in=ids).order_by("pk").select_for_update().values_list("pk", flat=True))
+    for ids in _chunks(overdue):
+        jobs.filter(pk__in=ids, unique_key__in=keys, unique_expires_at__lte=now).update(unique_key=None)
 
 
-def _stored(connection: BaseDatabaseWrapper, jids: Sequence[str]) -> dict[str, Job]:
+def _find_stored(connection: BaseDatabaseWrapper, jids: Sequence[str]) -> dict[str, Job]:
     jobs = Job.objects.using(connection.alias).only("jid", "state", "attempt", "bid", "callback_of")
-    return {job.jid: job for some in _chunks(jids) for job in jobs.filter(jid__in=some)}
+    return {job.jid: job for chunk in _chunks(jids) for job in jobs.filter(jid__in=chunk)}
 
 
-def _holders(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> dict[str, str]:
+def _find_holders(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> dict[str, str]:
     """Map each unique key to the jid that holds it."""
-    held = Job.objects.using(connection.alias).values_list("unique_key", "jid")
-    return {key: jid for some in _chunks(keys) for key, jid in held.filter(unique_key__in=some) if key}
+    jid_by_key = Job.objects.using(connection.alias).values_list("unique_key", "jid")
+    return {key: jid for chunk in _chunks(keys) for key, jid in jid_by_key.filter(unique_key__in=chunk) if key}
 
 
 def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[Job]) -> None:
     """Delete the finished rows with the same jids, then insert the new rows in insertion order."""
     jobs = Job.objects.using(connection.alias)
-    for some in _chunks(sorted(finished)):
-        jobs.filter(pk__in=some).in_state(*FINISHED).delete()
+    for chunk in _chunks(sorted(finished)):
+        jobs.filter(pk__in=chunk).in_state(*FINISHED).delete()
     jobs.bulk_create(sorted(rows, key=lambda row: insertion_key(row.jid, row.unique_key)), batch_size=CHUNK)
 
 
-def _row(job: JobPayload, now: datetime, place: datetime) -> Job:
+def _build_row(job: JobPayload, now: datetime, place: datetime) -> Job:
     """Return the unsaved row. `place` is its `enqueued_at`: a microsecond apart within a set.
 
     Rows are inserted in the order of jids and keys, so only `place` keeps the order in which they were pushed.
     """
-    options = job.options or _NONE
-    at = job.at if job.at and job.at > now else None
+    options = job.options or _NO_OPTIONS
+    due_at = job.at if job.at and job.at > now else None
     return Job(
         jid=job.jid,
         jobtype=job.jobtype,
         queue=job.queue,
-        state=State.SCHEDULED if at else State.ENQUEUED,
+        state=State.SCHEDULED if due_at else State.ENQUEUED,
         sort_priority=-job.priority,
         payload=job.text,
         retry=job.retry,
@@ -228,11 +232,11 @@ def _row(job: JobPayload, now: datetime, place: datetime) -> Job:
         backtrace=job.backtrace,
         result_ttl=job.result_ttl,
         created_at=now,
-        run_at=at,
-        enqueued_at=None if at else place,
-        expires_at=options.expiry(at or now),
+        run_at=due_at,
+        enqueued_at=None if due_at else place,
+        expires_at=options.expiry(due_at or now),
         unique_key=options.unique_key,
-        unique_expires_at=options.lock_ends(at or now),
+        unique_expires_at=options.lock_ends(due_at or now),
         unique_until_start=options.unique_until_start,
         lock_key=options.lock_key,
         limit_key=options.limit_key,

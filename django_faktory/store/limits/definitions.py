@@ -36,8 +36,8 @@ def save_limit(scope: str, name: str, allowance: Allowance, *, using: str, origi
     """
 
     def verb(connection: BaseDatabaseWrapper) -> Limit:
-        wanted = Limit(scope=scope, name=name, origin=origin, **_allowance_fields(allowance))
-        limit = _lock_limit(connection, scope, name) or _insert(connection, wanted)
+        new_limit = Limit(scope=scope, name=name, origin=origin, **_allowance_fields(allowance))
+        limit = _lock_limit(connection, scope, name) or _insert(connection, new_limit)
         # An edit in the admin must survive the next `sync` with code.
         is_edited = origin == Limit.Origin.ADMIN and limit.origin != Limit.Origin.ADMIN
         limit.origin = Limit.Origin.EDITED if is_edited else origin
@@ -106,8 +106,8 @@ def _is_only_a_pause(limit: Limit) -> bool:
 
 def paused_tasks(*, using: str) -> list[str]:
     """Return the names of the paused tasks, sorted."""
-    found = Limit.objects.using(using).filter(scope=Scope.TASK, paused_at__isnull=False).order_by("name")
-    return run(using, lambda _: list(found.values_list("name", flat=True)), atomic=False)
+    paused = Limit.objects.using(using).filter(scope=Scope.TASK, paused_at__isnull=False).order_by("name")
+    return run(using, lambda _: list(paused.values_list("name", flat=True)), atomic=False)
 
 
 def remove(limit: Limit, *, using: str) -> None:
@@ -118,8 +118,8 @@ def remove(limit: Limit, *, using: str) -> None:
 
     def verb(connection: BaseDatabaseWrapper) -> list[int]:
         names = {limit.name, family_of(limit.name)} if limit.scope == Scope.KEY else {limit.name}
-        found = {row.name: row for row in _lock_limits(connection, limit.scope, names)}
-        if limit.name not in found:
+        limits = {row.name: row for row in _lock_limits(connection, limit.scope, names)}
+        if limit.name not in limits:
             return []
         # Both limits are locked by now, so no edit of the family's limit can miss a limiter that moves to it.
         own_limiters = Limiter.objects.using(using).filter(limit_id=limit.pk)
@@ -127,7 +127,7 @@ def remove(limit: Limit, *, using: str) -> None:
         if connection.features.has_select_for_update:
             locked = locked.select_for_update()
         ids = [limiter.pk for limiter in locked]
-        family_limit = found.get(family_of(limit.name)) if limit.scope == Scope.KEY else None
+        family_limit = limits.get(family_of(limit.name)) if limit.scope == Scope.KEY else None
         # The key falls back to the limit of its family, together with its running and blocked jobs.
         if family_limit is not None and family_limit.pk != limit.pk:
             own_limiters.update(limit=family_limit)
@@ -136,30 +136,30 @@ def remove(limit: Limit, *, using: str) -> None:
         return ids
 
     ids = run(using, verb)
-    kept = Limiter.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True)
+    still_stored = Limiter.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True)
     # Limiters that moved to the family's limit remain. The others were deleted with the limit; their jobs become ready.
-    remaining = set(run(using, lambda _: list(kept), atomic=False))
+    remaining = set(run(using, lambda _: list(still_stored), atomic=False))
     for limiter_id in ids:
         if limiter_id not in remaining:
-            limiters.free(limiter_id, using=using)
+            limiters.unblock_all(limiter_id, using=using)
     queues = limiters.unblock_if_room(sorted(remaining), using=using)
     run(using, lambda connection: locks.notify_ready(connection, queues))
 
 
 def sync(definitions: Iterable[LimitDefinition], *, using: str) -> None:
     """Bring the stored limits up to date with code. An edited limit stays until the edit is reverted."""
-    wanted = {(one.scope, one.name): one for one in definitions}
+    defined = {(definition.scope, definition.name): definition for definition in definitions}
     rows = Limit.objects.using(using)
     stored = run(using, lambda _: {(row.scope, row.name): row for row in rows.all()}, atomic=False)
-    for place, one in wanted.items():
-        row = stored.get(place)
-        if row is None or (row.origin == Limit.Origin.CODE and row.allowance != one.allowance):
-            save_limit(*one, using=using, origin=Limit.Origin.CODE)
+    for key, definition in defined.items():
+        row = stored.get(key)
+        if row is None or (row.origin == Limit.Origin.CODE and row.allowance != definition.allowance):
+            save_limit(*definition, using=using, origin=Limit.Origin.CODE)
         # Code now defines a name that was created in the admin.
         elif row.origin == Limit.Origin.ADMIN:
             run(using, lambda _, pk=row.pk: rows.filter(pk=pk).update(origin=_origin_in_code(pk, rows)))  # type: ignore[misc]
-    for place, row in stored.items():
-        if place not in wanted and row.origin != Limit.Origin.ADMIN:
+    for key, row in stored.items():
+        if key not in defined and row.origin != Limit.Origin.ADMIN:
             _drop_undefined(row, using)
 
 
@@ -248,10 +248,10 @@ def _must_count_running(limiter: Limiter, limit: Limit) -> bool:
 def _apply_to_jobs(limit: Limit, using: str) -> Limit:
     """Count the jobs that already run, and make blocked jobs ready for which there is room now."""
     own_limiters = Limiter.objects.using(using).filter(limit=limit).order_by("pk").values_list("pk", "is_paused")
-    found = run(using, lambda _: list(own_limiters), atomic=False)
-    ids = [pk for pk, _ in found]
+    limiter_rows = run(using, lambda _: list(own_limiters), atomic=False)
+    ids = [pk for pk, _ in limiter_rows]
     if limit.concurrency is not None:
-        limiters.count_running([pk for pk, is_closed in found if is_closed], using=using)
+        limiters.count_running([pk for pk, is_closed in limiter_rows if is_closed], using=using)
     queues = limiters.unblock_if_room(ids, using=using)
     run(using, lambda connection: locks.notify_ready(connection, queues))
     return limit
@@ -267,7 +267,7 @@ def read_usage(ids: Iterable[int], *, using: str) -> dict[int, tuple[int, dateti
     return run(using, lambda _: {pk: (in_use, opens_at) for pk, in_use, opens_at in totals}, atomic=False)
 
 
-def waiting(limit: Limit, *, using: str) -> int:
+def count_blocked_jobs(limit: Limit, *, using: str) -> int:
     """Count the jobs blocked by this limit, up to `MAX_COUNTED`."""
     limiter_ids = Limiter.objects.using(using).filter(limit=limit).values("pk")
     blocked = Job.objects.using(using).in_state(State.BLOCKED).filter(limiter__in=limiter_ids).order_by()

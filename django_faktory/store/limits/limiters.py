@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -46,7 +47,7 @@ T = TypeVar("T")
 class _MissingLimiters(Exception):
     """Keys have a limit and no limiter yet.
 
-    The transaction is rolled back, the limiters are made, and it is retried.
+    The transaction is rolled back, the limiters are created, and it is retried.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -62,35 +63,37 @@ def acquire_permits(
     Jobs that no limit concerns are returned too. The other jobs become blocked. Do not deliver a job before this is
     committed. A set of jobs takes one transaction of a few statements.
     """
-    wanted = [job for job in reservations if job.permits is not None]
-    if not wanted:
+    limited_jobs = [job for job in reservations if job.permits is not None]
+    if not limited_jobs:
         return list(reservations)
-    at_once = dialect_of(connections[using]).acquire_permits
+    acquire_all = dialect_of(connections[using]).acquire_permits
     # The dialect's single statement gives permits to all jobs or changes nothing; the slow path handles the second
     # case.
-    passed = run(using, lambda connection: at_once(connection, wanted, now), atomic=False) if at_once else {}
-    if not passed:
-        passed = run_with_limiters(lambda connection: _acquire_permits(connection, wanted, now), using=using)
-    return _with_permits(reservations, passed)
+    permits = (
+        run(using, lambda connection: acquire_all(connection, limited_jobs, now), atomic=False) if acquire_all else {}
+    )
+    if not permits:
+        permits = run_with_limiters(lambda connection: _acquire_permits(connection, limited_jobs, now), using=using)
+    return _with_permits(reservations, permits)
 
 
 def acquire_permits_in(
     connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], now: datetime | None
 ) -> list[Reservation]:
     """Give permits inside a transaction of `run_with_limiters`. A job that is blocked releases its lock."""
-    wanted = [job for job in reservations if job.permits is not None]
-    if not wanted:
+    limited_jobs = [job for job in reservations if job.permits is not None]
+    if not limited_jobs:
         return list(reservations)
-    at_once = dialect_of(connection).acquire_permits
-    passed = (at_once(connection, wanted, now) if at_once else {}) or _acquire_permits(connection, wanted, now)
-    return _with_permits(reservations, passed)
+    acquire_all = dialect_of(connection).acquire_permits
+    permits = acquire_all(connection, limited_jobs, now) if acquire_all else {}
+    return _with_permits(reservations, permits or _acquire_permits(connection, limited_jobs, now))
 
 
-def _with_permits(reservations: Sequence[Reservation], passed: Mapping[str, str | None]) -> list[Reservation]:
+def _with_permits(reservations: Sequence[Reservation], permits: Mapping[str, str | None]) -> list[Reservation]:
     return [
-        job if job.permits is None else msgspec.structs.replace(job, permits=passed[job.jid])
+        job if job.permits is None else msgspec.structs.replace(job, permits=permits[job.jid])
         for job in reservations
-        if job.permits is None or job.jid in passed
+        if job.permits is None or job.jid in permits
     ]
 
 
@@ -101,46 +104,50 @@ def run_with_limiters(verb: Callable[[BaseDatabaseWrapper], T], *, using: str) -
             # The caller's transaction needs a savepoint: `_MissingLimiters` must undo this attempt only.
             with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
                 return run(using, verb)
-        except _MissingLimiters as missing:
-            make(missing.keys, using=using)
+        except _MissingLimiters as error:
+            create_limiters(error.keys, using=using)
 
 
 def _acquire_permits(
     connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], now: datetime | None
 ) -> dict[str, str | None]:
     dialect = dialect_of(connection)
-    wanted = {job.jid: job for job in reservations}
+    jobs_by_jid = {job.jid: job for job in reservations}
     with connection.cursor() as cursor:
-        rows = sql.lock_claimed(cursor, dialect, wanted)
-        mine = {
+        rows = sql.lock_claimed(cursor, dialect, jobs_by_jid)
+        claimed = {
             rows[jid][0]: job
-            for jid, job in wanted.items()
+            for jid, job in jobs_by_jid.items()
             if jid in rows and rows[jid][1:] == (job.wid, job.attempt)  # else it was taken from its worker
         }
-        found = _lock_limiters(connection, cursor, mine.values())
+        limiters = _lock_limiters(connection, cursor, claimed.values())
         clock = now or dialect.now(cursor)
-        asked = [[found[name] for name in _names(job) if name in found] for job in mine.values()]
-        refusals = dict(zip(mine, allocate_permits(asked, clock), strict=True))
+        limiters_per_job = [
+            [limiters[name] for name in _limiter_names(job) if name in limiters] for job in claimed.values()
+        ]
+        refusals = dict(zip(claimed, allocate_permits(limiters_per_job, clock), strict=True))
         permits = {
-            row_id: format_permits(held) for row_id, held in zip(mine, asked, strict=True) if refusals[row_id] is None
+            row_id: format_permits(needed)
+            for row_id, needed in zip(claimed, limiters_per_job, strict=True)
+            if refusals[row_id] is None
         }
         sql.record_permits(cursor, permits)
         refused = {row_id: limiter for row_id, limiter in refusals.items() if limiter is not None}
         if refused:
             _block_refused(
-                cursor, dialect, {row_id: (mine[row_id].queue, limiter) for row_id, limiter in refused.items()}
+                cursor, dialect, {row_id: (claimed[row_id].queue, limiter) for row_id, limiter in refused.items()}
             )
-        used = [limiter for limiter in found.values() if any(limiter in held for held in asked)]
+        used = [limiter for limiter in limiters.values() if any(limiter in needed for needed in limiters_per_job)]
         for limiter in used:
             # Limiters without a rate use `filled_at` as the time of their last use, which `delete_idle` reads.
             limiter.filled_at = limiter.filled_at if limiter.has_rate else clock
         sql.save(cursor, used)
     # A job that a limiter blocks must not keep its key locked (ADR 0024).
-    locks.release(connection, [mine[row_id] for row_id in refused])
-    return {mine[row_id].jid: text for row_id, text in permits.items()}
+    locks.release(connection, [claimed[row_id] for row_id in refused])
+    return {claimed[row_id].jid: permit_text for row_id, permit_text in permits.items()}
 
 
-def _names(job: Reservation) -> list[tuple[str, str]]:
+def _limiter_names(job: Reservation) -> list[tuple[str, str]]:
     names = [(str(Scope.TASK), job.jobtype), (str(Scope.QUEUE), job.queue)]
     return names if job.limit_key is None else [(str(Scope.KEY), job.limit_key), *names]
 
@@ -149,14 +156,17 @@ def _lock_limiters(
     connection: BaseDatabaseWrapper, cursor: CursorWrapper, jobs: Iterable[Reservation]
 ) -> dict[tuple[str, str], LimiterState]:
     """Return the limiters of these jobs, locked. Raises _MissingLimiters if a key has a limit and no limiter."""
-    names = {name for job in jobs for name in _names(job)}
+    names = {name for job in jobs for name in _limiter_names(job)}
     if not names:
         return {}
-    found = {(limiter.scope, limiter.name): limiter for limiter in sql.by_name(cursor, dialect_of(connection), names)}
-    unknown = sorted(name for scope, name in names if scope == Scope.KEY and (scope, name) not in found)
+    limiters = {
+        (limiter.scope, limiter.name): limiter for limiter in sql.lock_by_name(cursor, dialect_of(connection), names)
+    }
+    unknown = sorted(name for scope, name in names if scope == Scope.KEY and (scope, name) not in limiters)
+    # Not created here: that locks limits, which come before limiters (ADR 0024), and takes several transactions.
     if unknown and _limits_of(unknown, connection.alias).exists():
         raise _MissingLimiters(unknown)
-    return found
+    return limiters
 
 
 def _limits_of(keys: Sequence[str], using: str) -> QuerySet[Limit]:
@@ -164,8 +174,8 @@ def _limits_of(keys: Sequence[str], using: str) -> QuerySet[Limit]:
     return Limit.objects.using(using).filter(scope=Scope.KEY, name__in={*keys, *map(family_of, keys)})
 
 
-def make(keys: Sequence[str], *, using: str) -> None:
-    """Make limiters for keys that have a limit, and count the running jobs of these keys.
+def create_limiters(keys: Sequence[str], *, using: str) -> None:
+    """Create limiters for keys that have a limit, and count the running jobs of these keys.
 
     The limit is that of the key or of its family.
     """
@@ -174,9 +184,9 @@ def make(keys: Sequence[str], *, using: str) -> None:
         limits = _limits_of(keys, using).order_by("id")
         if connection.features.has_select_for_update:
             limits = limits.select_for_update()
-        known = {limit.name: limit for limit in limits}
-        made = [(key, limit) for key in keys if (limit := known.get(key) or known.get(family_of(key))) is not None]
-        rows = [build_limiter(limit, key) for key, limit in made]
+        limit_by_name = {limit.name: limit for limit in limits}
+        limit_of = {key: limit_by_name.get(key) or limit_by_name.get(family_of(key)) for key in keys}
+        rows = [build_limiter(limit, key) for key, limit in limit_of.items() if limit is not None]
         Limiter.objects.using(using).bulk_create(rows, ignore_conflicts=True)
 
     run(using, verb)
@@ -226,17 +236,18 @@ def release(connection: BaseDatabaseWrapper, permits: Iterable[str | None]) -> N
         return
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
-        found = sql.by_id(cursor, dialect, counts)
+        limiters = sql.lock_by_id(cursor, dialect, counts)
         # Only buckets need the time; limits on concurrency alone save this statement.
-        clock = dialect.now(cursor) if any(limiter.has_rate for limiter in found) else None
+        clock = dialect.now(cursor) if any(limiter.has_rate for limiter in limiters) else None
         ready_queues: set[str] = set()
-        for limiter in found:
+        for limiter in limiters:
             was_full = limiter.room < 1
+            # Never negative, even if rows were changed by hand: `sweep` corrects the count.
             limiter.in_use = max(0, limiter.in_use - counts[limiter.id])
             if clock is not None:
                 limiter.fill(clock)
             ready_queues |= _unblock_fitting(cursor, dialect, limiter, clock, was_full=was_full)
-        sql.save(cursor, found)
+        sql.save(cursor, limiters)
     locks.notify_ready(connection, ready_queues)
 
 
@@ -249,17 +260,17 @@ def _unblock_fitting(
         return {limiter.name} if was_full and limiter.room else set()
     if not limiter.is_awaited:
         return set()
-    found: dict[str, int] = {}
+    unblocked: dict[str, int] = {}
     if limiter.room:
         # The room applies to each queue: a queue without workers must not keep the jobs of other queues blocked. Claims
         # check the limiter again, so no limit is exceeded (ADR 0016).
-        found, limiter.is_awaited = sql.unblock_first(cursor, dialect, limiter.id, min(limiter.room, CHUNK))
+        unblocked, limiter.is_awaited = sql.unblock_first(cursor, dialect, limiter.id, min(limiter.room, CHUNK))
     if limiter.is_awaited and now is not None and limiter.opens_at is None:
         if limiter.room:
-            limiter.wait_for_next(now, has_released=bool(found))
+            limiter.wait_for_next(now, has_released=bool(unblocked))
         else:
             limiter.wait_for_tokens(now)
-    return set(found)
+    return set(unblocked)
 
 
 def find_due_limiters(*, using: str) -> list[int]:
@@ -285,19 +296,20 @@ def unblock_if_room(ids: Sequence[int], *, using: str, now: datetime | None = No
 def _unblock_if_room(connection: BaseDatabaseWrapper, limiter_id: int, now: datetime | None) -> set[str]:
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
-        found = sql.by_id(cursor, dialect, [limiter_id])
+        limiters = sql.lock_by_id(cursor, dialect, [limiter_id])
         ready_queues: set[str] = set()
         clock = now or dialect.now(cursor)
-        for limiter in found:
+        for limiter in limiters:
             limiter.fill(clock)
+            # It may have been full until its limit was changed or tokens were added, so a queue is always notified.
             ready_queues |= _unblock_fitting(cursor, dialect, limiter, clock, was_full=True)
-        sql.save(cursor, found)
+        sql.save(cursor, limiters)
     return ready_queues
 
 
-def promote_waiters_later(connection: BaseDatabaseWrapper, left: Iterable[int | None]) -> None:
+def promote_waiters_later(connection: BaseDatabaseWrapper, limiter_ids: Iterable[int | None]) -> None:
     """After the commit, let these limiters make other jobs ready in place of jobs that left."""
-    ids = sorted({limiter for limiter in left if limiter is not None})
+    ids = sorted({limiter for limiter in limiter_ids if limiter is not None})
     if ids:
         alias = connection.alias
         transaction.on_commit(
@@ -336,10 +348,10 @@ def count_running(ids: Iterable[int], *, using: str) -> None:
 def _count_each(ids: Iterable[int], using: str) -> None:
     for limiter_id in ids:
         give_missing_permits(limiter_id, using=using)
-        run(using, lambda connection, pk=limiter_id: _open(connection, pk))  # type: ignore[misc]
+        run(using, lambda connection, pk=limiter_id: _open_counted(connection, pk))  # type: ignore[misc]
 
 
-def _open(connection: BaseDatabaseWrapper, limiter_id: int) -> None:
+def _open_counted(connection: BaseDatabaseWrapper, limiter_id: int) -> None:
     """Leave a counted limiter closed only if its limit is paused. Limits are locked before limiters."""
     limits = Limit.objects.using(connection.alias).filter(limiters=limiter_id)
     if connection.features.has_select_for_update:
@@ -350,16 +362,15 @@ def _open(connection: BaseDatabaseWrapper, limiter_id: int) -> None:
 
 def give_missing_permits(limiter_id: int, *, using: str) -> int:
     """Give permits of this limiter to running jobs that started before they needed one; return how many."""
-    after, adopted = 0, 0
-    while True:
-        last, count = run(using, lambda connection, after=after: _give_missing_permits(connection, limiter_id, after))  # type: ignore[misc]
-        adopted += count
-        if last is None:
-            return adopted
-        after = last
+    after: int | None = 0
+    given_count = 0
+    while after is not None:
+        after, count = run(using, partial(_give_missing_permits, limiter_id=limiter_id, after=after))
+        given_count += count
+    return given_count
 
 
-def _give_missing_permits(connection: BaseDatabaseWrapper, limiter_id: int, after: int) -> tuple[int | None, int]:
+def _give_missing_permits(connection: BaseDatabaseWrapper, *, limiter_id: int, after: int) -> tuple[int | None, int]:
     """Run one step of `give_missing_permits`: at most `CHUNK` jobs with ids above `after`.
 
     Returns the last id, or None at the end, and the number of permits given.
@@ -368,12 +379,12 @@ def _give_missing_permits(connection: BaseDatabaseWrapper, limiter_id: int, afte
     with connection.cursor() as cursor:
         # Jobs are locked before the limiter, as everywhere (ADR 0024).
         rows = sql.lock_without_permit(cursor, dialect, limiter_id, after, CHUNK)
-        found = sql.by_id(cursor, dialect, [limiter_id])
-        if not rows or not found or not found[0].needs_permit():
+        limiter = next(iter(sql.lock_by_id(cursor, dialect, [limiter_id])), None)
+        if not rows or limiter is None or not limiter.needs_permit():
             return None, 0
-        count = sql.give_permits(cursor, found[0].id, rows)
-        found[0].in_use += count
-        sql.save(cursor, found)
+        count = sql.give_permits(cursor, limiter.id, rows)
+        limiter.in_use += count
+        sql.save(cursor, [limiter])
     return rows[-1][0] if len(rows) == CHUNK else None, count
 
 
@@ -389,34 +400,35 @@ def sweep(*, using: str) -> int | None:
             return list(sql.find_referenced_limiters(cursor))
 
     rows = Limiter.objects.using(using)
-    listed = list(run(using, lambda _: list(rows.select_related("limit")), atomic=False))
-    stored = {row.pk: row for row in listed}
-    at = run(using, find_referenced_limiters, atomic=False)
-    if not stored and not at:
+    limiters = run(using, lambda _: list(rows.select_related("limit")), atomic=False)
+    limiter_by_id = {row.pk: row for row in limiters}
+    referenced_ids = run(using, find_referenced_limiters, atomic=False)
+    if not limiter_by_id and not referenced_ids:
         return None
-    # A limiter that is closed although its limit is not paused: the process that made it ended before it had counted.
-    count_running([row.pk for row in listed if row.is_paused and row.limit.paused_at is None], using=using)
-    is_used = bool(at) or any(row.in_use or row.is_awaited for row in listed)
-    repaired = _recount(stored, using)
-    for limiter_id in at:
-        if limiter_id not in stored:
+    # Closed although its limit is not paused: the process that created it ended before it had counted.
+    count_running([row.pk for row in limiters if row.is_paused and row.limit.paused_at is None], using=using)
+    is_used = bool(referenced_ids) or any(row.in_use or row.is_awaited for row in limiters)
+    repaired = _recount(limiter_by_id, using)
+    for limiter_id in referenced_ids:
+        if limiter_id not in limiter_by_id:
             # The limit was deleted, and the process ended before it had unblocked the jobs.
-            repaired += bool(free(limiter_id, using=using))
-        elif not stored[limiter_id].is_awaited:
+            repaired += bool(unblock_all(limiter_id, using=using))
+        # Without this mark the limiter makes no job ready when it gets room.
+        elif not limiter_by_id[limiter_id].is_awaited:
             run(using, lambda _, pk=limiter_id: rows.filter(pk=pk).update(is_awaited=True))  # type: ignore[misc]
-    unblock_if_room([limiter_id for limiter_id in at if limiter_id in stored], using=using)
+    unblock_if_room([limiter_id for limiter_id in referenced_ids if limiter_id in limiter_by_id], using=using)
     return repaired if is_used or repaired else None
 
 
-def free(limiter_id: int, *, using: str) -> set[str]:
+def unblock_all(limiter_id: int, *, using: str) -> set[str]:
     """Make all jobs ready that are blocked by a deleted limiter; return their queues."""
     queues: set[str] = set()
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         with connection.cursor() as cursor:
-            count, found = sql.free(cursor, dialect_of(connection), limiter_id, CHUNK)
-        queues.update(found)
-        locks.notify_ready(connection, found)
+            count, unblocked_queues = sql.unblock_portion(cursor, dialect_of(connection), limiter_id, CHUNK)
+        queues.update(unblocked_queues)
+        locks.notify_ready(connection, unblocked_queues)
         return count
 
     while run(using, verb):
@@ -424,29 +436,29 @@ def free(limiter_id: int, *, using: str) -> set[str]:
     return queues
 
 
-def _recount(stored: Mapping[int, Limiter], using: str) -> int:
+def _recount(limiter_by_id: Mapping[int, Limiter], using: str) -> int:
     """Give running jobs the permits they lack and correct wrong counters; return how many were wrong."""
 
-    def look(connection: BaseDatabaseWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
+    def count_jobs(connection: BaseDatabaseWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
         with connection.cursor() as cursor:
             return sql.count_running_jobs(cursor)
 
-    by_name = {(row.scope, row.name): pk for pk, row in stored.items() if row.concurrency is not None}
-    held = Counter[int]()
+    by_name = {(row.scope, row.name): pk for pk, row in limiter_by_id.items() if row.concurrency is not None}
+    holder_counts = Counter[int]()
     lacking: set[int] = set()
-    for queue, jobtype, key, permits, count in run(using, look, atomic=False):
-        mine = parse_permits(permits)
-        held.update(dict.fromkeys(mine, count))
+    for queue, jobtype, key, permits, count in run(using, count_jobs, atomic=False):
+        permit_ids = parse_permits(permits)
+        holder_counts.update(dict.fromkeys(permit_ids, count))
         names = ((Scope.QUEUE, queue), (Scope.TASK, jobtype), (Scope.KEY, key or ""))
-        lacking.update(pk for scope, name in names if (pk := by_name.get((str(scope), name))) and pk not in mine)
+        lacking.update(pk for scope, name in names if (pk := by_name.get((str(scope), name))) and pk not in permit_ids)
     # These limiters are left out of the comparison below, since `give_missing_permits` has just changed their counters.
-    adopted = sum(give_missing_permits(limiter_id, using=using) for limiter_id in sorted(lacking))
-    if adopted:
-        logger.info("running jobs got permits of limits that were set meanwhile jobs=%d", adopted)
+    given_count = sum(give_missing_permits(limiter_id, using=using) for limiter_id in sorted(lacking))
+    if given_count:
+        logger.info("running jobs got permits of limits that were set meanwhile jobs=%d", given_count)
     return sum(
         run(using, lambda connection, pk=pk: recount(connection, pk))  # type: ignore[misc]
-        for pk, row in stored.items()
-        if pk not in lacking and held[pk] != row.in_use
+        for pk, row in limiter_by_id.items()
+        if pk not in lacking and holder_counts[pk] != row.in_use
     )
 
 
@@ -458,8 +470,8 @@ def recount(connection: BaseDatabaseWrapper, limiter_id: int) -> bool:
     """
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
-        found = sql.by_id(cursor, dialect, [limiter_id])
-        for limiter in found:
+        limiters = sql.lock_by_id(cursor, dialect, [limiter_id])
+        for limiter in limiters:
             count = sql.count_holders(cursor, limiter.id)
             if count != limiter.in_use:
                 logger.warning(
@@ -472,19 +484,19 @@ def recount(connection: BaseDatabaseWrapper, limiter_id: int) -> bool:
                 locks.notify_ready(
                     connection, _unblock_fitting(cursor, dialect, limiter, dialect.now(cursor), was_full=True)
                 )
-                sql.save(cursor, found)
+                sql.save(cursor, limiters)
                 return True
     return False
 
 
-def stranded(held_for_s: float, *, using: str) -> list[Reservation]:
+def find_without_permits(held_for_s: float, *, using: str) -> list[Reservation]:
     """Return jobs claimed at least `held_for_s` seconds ago that have no permits yet.
 
     They were never delivered, so the caller releases them.
     """
     since = Now() - timedelta(seconds=held_for_s)
-    found = Job.objects.using(using).in_state(State.WORKING).filter(permits="", started_at__lt=since).order_by("id")
-    rows = run(using, lambda _: list(found.values_list("jid", "queue", "wid", "attempt")[:CHUNK]), atomic=False)
+    jobs = Job.objects.using(using).in_state(State.WORKING).filter(permits="", started_at__lt=since).order_by("id")
+    rows = run(using, lambda _: list(jobs.values_list("jid", "queue", "wid", "attempt")[:CHUNK]), atomic=False)
     return [
         Reservation(jid=jid, queue=queue, text="", wid=wid, attempt=attempt, permits="")
         for jid, queue, wid, attempt in rows

@@ -22,27 +22,28 @@ _LIMITER = (
     " g.opens_at, g.is_awaited"
 )
 _WRITTEN = ("in_use", "tokens", "filled_at", "opens_at", "is_awaited")
+# The order of claims, so that the jobs of a limiter become ready in the order in which they would have started.
 _IN_ORDER = "ORDER BY sort_priority, enqueued_at, id"
 
 
-def by_name(cursor: CursorWrapper, dialect: Dialect, names: Collection[tuple[str, str]]) -> list[LimiterState]:
+def lock_by_name(cursor: CursorWrapper, dialect: Dialect, names: Collection[tuple[str, str]]) -> list[LimiterState]:
     """Return the limiters of these scopes and names, locked in the order of their ids (ADR 24)."""
-    wanted = sorted(names)
-    pairs = ", ".join(["(%s, %s)"] * len(wanted))
-    return _locked(cursor, dialect, f"(g.scope, g.name) IN ({pairs})", [value for pair in wanted for value in pair])
+    ordered = sorted(names)
+    pairs = ", ".join(["(%s, %s)"] * len(ordered))
+    return _lock(cursor, dialect, f"(g.scope, g.name) IN ({pairs})", [value for pair in ordered for value in pair])
 
 
-def by_id(cursor: CursorWrapper, dialect: Dialect, ids: Collection[int]) -> list[LimiterState]:
+def lock_by_id(cursor: CursorWrapper, dialect: Dialect, ids: Collection[int]) -> list[LimiterState]:
     """Return the limiters with these ids, locked in the order of their ids."""
-    return _locked(cursor, dialect, f"g.id IN ({marks(ids)})", sorted(ids)) if ids else []
+    return _lock(cursor, dialect, f"g.id IN ({marks(ids)})", sorted(ids)) if ids else []
 
 
-def _locked(cursor: CursorWrapper, dialect: Dialect, condition: str, values: Sequence[Any]) -> list[LimiterState]:
+def _lock(cursor: CursorWrapper, dialect: Dialect, condition: str, values: Sequence[Any]) -> list[LimiterState]:
     cursor.execute(f"SELECT {_LIMITER} FROM {LIMITER} AS g WHERE {condition} ORDER BY g.id{dialect.plain_lock}", values)
-    return [_limiter(row) for row in cursor.fetchall()]
+    return [_build_state(row) for row in cursor.fetchall()]
 
 
-def _limiter(row: Sequence[Any]) -> LimiterState:
+def _build_state(row: Sequence[Any]) -> LimiterState:
     id_, scope, name, concurrency, rate, per, burst, is_paused, in_use, tokens, filled_at, opens_at, is_awaited = row
     return LimiterState(
         id=id_,
@@ -68,22 +69,27 @@ def save(cursor: CursorWrapper, limiters: Sequence[LimiterState]) -> None:
     if not limiters:
         return
     adapt = cursor.db.ops.adapt_datetimefield_value
-    rows = [(g.in_use, g.tokens, adapt(g.filled_at), adapt(g.opens_at), g.is_awaited) for g in limiters]
+    rows = [
+        (limiter.in_use, limiter.tokens, adapt(limiter.filled_at), adapt(limiter.opens_at), limiter.is_awaited)
+        for limiter in limiters
+    ]
     # The usual case: a plain UPDATE, without CASE.
     if len(limiters) == 1:
         changes = ", ".join(f"{column} = %s" for column in _WRITTEN)
         cursor.execute(f"UPDATE {LIMITER} SET {changes} WHERE id = %s", [*rows[0], limiters[0].id])
         return
+    # One statement for all: each further round trip would keep the limiters locked for longer.
     cases = " ".join(["WHEN %s THEN %s"] * len(limiters))
     changes = ", ".join(f"{column} = CASE id {cases} ELSE {column} END" for column in _WRITTEN)
     values = [
         value
         for place in range(len(_WRITTEN))
-        for g, row in zip(limiters, rows, strict=True)
-        for value in (g.id, row[place])
+        for limiter, row in zip(limiters, rows, strict=True)
+        for value in (limiter.id, row[place])
     ]
     cursor.execute(
-        f"UPDATE {LIMITER} SET {changes} WHERE id IN ({marks(limiters)})", [*values, *(g.id for g in limiters)]
+        f"UPDATE {LIMITER} SET {changes} WHERE id IN ({marks(limiters)})",
+        [*values, *(limiter.id for limiter in limiters)],
     )
 
 
@@ -115,27 +121,31 @@ def record_permits(cursor: CursorWrapper, permits: Mapping[int, str | None]) -> 
 def undo_claims(cursor: CursorWrapper, limiters: Mapping[int, int | None]) -> None:
     """Undo the claim of these jobs: block each at its limiter, or enqueue it again if that is None."""
     # The claim counted an attempt; the job never ran, so it is taken back too.
-    undone = (
+    undo_columns = (
         "attempt = attempt - 1, wid = '', started_at = NULL, reserved_until = NULL, permits = NULL, lock_token = NULL"
     )
-    parked = {row_id: limiter for row_id, limiter in limiters.items() if limiter is not None}
-    _set_each(cursor, "limiter", parked, f"state = 'blocked', {undone}")
-    freed = [row_id for row_id, limiter in limiters.items() if limiter is None]
-    if freed:
-        cursor.execute(f"UPDATE {JOB} SET state = 'enqueued', {undone} WHERE id IN ({marks(freed)})", freed)
+    to_block = {row_id: limiter for row_id, limiter in limiters.items() if limiter is not None}
+    _set_each(cursor, "limiter", to_block, f"state = 'blocked', {undo_columns}")
+    to_enqueue = [row_id for row_id, limiter in limiters.items() if limiter is None]
+    if to_enqueue:
+        cursor.execute(
+            f"UPDATE {JOB} SET state = 'enqueued', {undo_columns} WHERE id IN ({marks(to_enqueue)})", to_enqueue
+        )
 
 
-def _set_each(cursor: CursorWrapper, column: str, values: Mapping[int, Any], rest: str) -> None:
+def _set_each(cursor: CursorWrapper, column: str, values: Mapping[int, Any], other_columns: str) -> None:
     """Set a column of each job to its own value, and other columns to the same for all, in one statement."""
     if not values:
         return
-    different = set(values.values())
-    if len(different) == 1:
-        value, params = "%s", [different.pop()]
+    distinct = set(values.values())
+    if len(distinct) == 1:
+        value, params = "%s", [distinct.pop()]
     else:
         value = f"CASE id {' '.join(['WHEN %s THEN %s'] * len(values))} ELSE {column} END"
-        params = [one for pair in values.items() for one in pair]
-    cursor.execute(f"UPDATE {JOB} SET {column} = {value}, {rest} WHERE id IN ({marks(values)})", [*params, *values])
+        params = [item for pair in values.items() for item in pair]
+    cursor.execute(
+        f"UPDATE {JOB} SET {column} = {value}, {other_columns} WHERE id IN ({marks(values)})", [*params, *values]
+    )
 
 
 def block_head(
@@ -171,24 +181,24 @@ def unblock_first(cursor: CursorWrapper, dialect: Dialect, limiter: int, room: i
 
     Returns how many became ready by queue, and whether more are blocked.
     """
-    found: dict[str, int] = {}
-    more = False
-    for queue in _queues(cursor, limiter):
+    counts: dict[str, int] = {}
+    has_more = False
+    for queue in _iterate_queues(cursor, limiter):
         cursor.execute(
             f"SELECT id, state FROM {JOB} WHERE limiter = %s AND queue = %s {_IN_ORDER} LIMIT %s{dialect.skip_lock}",
-            [limiter, queue, room + 1],
+            [limiter, queue, room + 1],  # one more, to see whether jobs remain blocked
         )
         rows = cursor.fetchall()
         # Jobs that were unblocked earlier and are not claimed yet still count: each takes one of the free permits.
-        more |= len(rows) > room
+        has_more |= len(rows) > room
         ids = [row_id for row_id, state in rows[:room] if state == "blocked"]
         if ids:
             cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id IN ({marks(ids)})", ids)
-            found[queue] = len(ids)
-    return found, more
+            counts[queue] = len(ids)
+    return counts, has_more
 
 
-def _queues(cursor: CursorWrapper, limiter: int) -> Iterator[str]:
+def _iterate_queues(cursor: CursorWrapper, limiter: int) -> Iterator[str]:
     """Yield the queues of the jobs at a limiter; each step is one index lookup."""
     queue = ""
     while True:
@@ -215,7 +225,7 @@ def find_referenced_limiters(cursor: CursorWrapper) -> Iterator[int]:
         yield limiter
 
 
-def free(cursor: CursorWrapper, dialect: Dialect, limiter: int, limit: int) -> tuple[int, set[str]]:
+def unblock_portion(cursor: CursorWrapper, dialect: Dialect, limiter: int, limit: int) -> tuple[int, set[str]]:
     """Unblock jobs of a deleted limiter, at most `limit`; return their number and their queues."""
     cursor.execute(f"SELECT id, queue FROM {JOB} WHERE limiter = %s LIMIT %s{dialect.skip_lock}", [limiter, limit])
     rows = cursor.fetchall()
@@ -244,8 +254,8 @@ def count_running_jobs(cursor: CursorWrapper) -> list[tuple[str, str, str | None
         f"SELECT queue, jobtype, limit_key, permits, COUNT(*) FROM {JOB}"
         " WHERE state = 'working' AND (permits IS NULL OR permits <> '') GROUP BY queue, jobtype, limit_key, permits"
     )
-    found: list[tuple[str, str, str | None, str | None, int]] = cursor.fetchall()
-    return found
+    rows: list[tuple[str, str, str | None, str | None, int]] = cursor.fetchall()
+    return rows
 
 
 _OF_SCOPE = {"queue": "queue", "task": "jobtype", "key": "limit_key"}
@@ -279,17 +289,17 @@ def give_permits(cursor: CursorWrapper, limiter: int, rows: Sequence[tuple[int, 
 
     Ids of deleted limiters are dropped from `permits`: a job holds permits of at most three, which fit into the column.
     """
-    held = {row_id: parse_permits(permits) for row_id, permits in rows if permits != ""}
-    if not held:
+    permits_by_id = {row_id: parse_permits(permits) for row_id, permits in rows if permits != ""}
+    if not permits_by_id:
         return 0
-    known = sorted({one for permits in held.values() for one in permits})
-    existing_ids: set[int] = set()
-    if known:
-        cursor.execute(f"SELECT id FROM {LIMITER} WHERE id IN ({marks(known)})", known)
-        existing_ids = {row_id for (row_id,) in cursor.fetchall()}
+    permit_ids = sorted({permit_id for permits in permits_by_id.values() for permit_id in permits})
+    valid_ids = {limiter}
+    if permit_ids:
+        cursor.execute(f"SELECT id FROM {LIMITER} WHERE id IN ({marks(permit_ids)})", permit_ids)
+        valid_ids |= {row_id for (row_id,) in cursor.fetchall()}
     texts = {
-        row_id: f",{','.join(str(one) for one in (*permits, limiter) if one in existing_ids or one == limiter)},"
-        for row_id, permits in held.items()
+        row_id: f",{','.join(str(permit_id) for permit_id in (*permits, limiter) if permit_id in valid_ids)},"
+        for row_id, permits in permits_by_id.items()
     }
     _set_each(cursor, "permits", texts, "limiter = NULL")
     return len(texts)

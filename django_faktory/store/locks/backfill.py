@@ -61,6 +61,7 @@ def give_keys(
 
 def _walks(queues: Collection[str] | None) -> list[tuple[State, str | None]]:
     """Return the index walks that cover all waiting jobs of these queues: by state, and by queue for enqueued jobs."""
+    # Of these three states only the index of enqueued jobs starts with the queue.
     enqueued = [(State.ENQUEUED, None)] if queues is None else [(State.ENQUEUED, queue) for queue in sorted(queues)]
     return [*enqueued, (State.SCHEDULED, None), (State.RETRIES, None)]
 
@@ -69,15 +70,15 @@ def _give_keys(
     connection: BaseDatabaseWrapper, *, add_key: AddKey, queues: Collection[str] | None, ids: Sequence[int]
 ) -> None:
     jobs = Job.objects.using(connection.alias).in_state(*WAITING).filter(lock_key__isnull=True)
-    found = jobs.filter(pk__in=ids) if queues is None else jobs.filter(pk__in=ids, queue__in=queues)
+    matching = jobs.filter(pk__in=ids) if queues is None else jobs.filter(pk__in=ids, queue__in=queues)
     ids_by_key: dict[str, list[int]] = defaultdict(list)
     # Waiting for a claim's transaction would gain nothing: the claimed job already runs without a key.
-    for row in skip_locked(found.order_by("pk").only("jid", "jobtype", "queue", "sort_priority", "payload")):
+    for row in skip_locked(matching.order_by("pk").only("jid", "jobtype", "queue", "sort_priority", "payload")):
         if key := _key_of(row, add_key):
             ids_by_key[key].append(row.pk)
-    for key, some in ids_by_key.items():
-        jobs.filter(pk__in=some).update(lock_key=key)
-    locks.block_if_locked(connection, [pk for some in ids_by_key.values() for pk in some])
+    for key, job_ids in ids_by_key.items():
+        jobs.filter(pk__in=job_ids).update(lock_key=key)
+    locks.block_if_locked(connection, [pk for job_ids in ids_by_key.values() for pk in job_ids])
 
 
 def _key_of(row: Job, add_key: AddKey) -> str | None:

@@ -55,6 +55,7 @@ on_ready: list[Callable[[str, set[str]], None]] = []
 """Callbacks with the alias and the queues in which a free lock made jobs ready, after the commit."""
 
 
+# A job blocked by a limiter counts as ready: it is first in line for its key, and the limiter makes it ready.
 _STUCK_KEYS_SQL = f"""
 SELECT DISTINCT waiting.lock_key FROM {JOB} AS waiting
 WHERE waiting.lock_key IN ({{keys}}) AND waiting.state = 'blocked' AND waiting.limiter IS NULL
@@ -72,7 +73,7 @@ def acquire_locks(
 
     The other jobs become blocked, as if they had not been claimed. Do not deliver a job before its lock is committed.
     """
-    is_one_statement = dialect_of(connections[using]).takes is not None
+    is_one_statement = dialect_of(connections[using]).acquire_locks is not None
     tokens = run(
         using, lambda connection: acquire_locks_in(connection, reservations, lease_s, now), atomic=not is_one_statement
     )
@@ -90,8 +91,8 @@ def acquire_locks_in(
     """
     # The sort is stable: the first job of a key by priority stays its first, and receives the lock.
     reservations = sorted(reservations, key=lambda job: job.lock_key or "")
-    takes = dialect_of(connection).takes
-    return (takes or _acquire_locks)(connection, reservations, lease_s, now)
+    acquire = dialect_of(connection).acquire_locks or _acquire_locks
+    return acquire(connection, reservations, lease_s, now)
 
 
 def _acquire_locks(
@@ -103,24 +104,24 @@ def _acquire_locks(
     # Rows are compared with the claims after they are locked: a job can be taken from its worker between the claim and
     # this statement.
     stored = {row.jid: row for row in rows.only("jid", "state", "wid", "attempt", "lock_token", "permits")}
-    mine = [job for job in reservations if job.jid in stored and _awaits_lock(stored[job.jid], job)]
-    first: dict[str, Reservation] = {}
-    for job in mine:
-        first.setdefault(job.lock_key or "", job)
+    claimed = [job for job in reservations if job.jid in stored and _awaits_lock(stored[job.jid], job)]
+    first_by_key: dict[str, Reservation] = {}
+    for job in claimed:
+        first_by_key.setdefault(job.lock_key or "", job)
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
-    tokens = _insert_locks(connection, first, clock, timedelta(seconds=lease_s))
+    tokens = _insert_locks(connection, first_by_key, clock, timedelta(seconds=lease_s))
     jobs = Job.objects.using(connection.alias)
     for jid, token in tokens.items():
         row = stored[jid]
         # A job that also needs permits has not started yet: its unique key is freed when it has them.
-        begins = {"unique_key": _UNIQUE_KEY_AFTER_START} if row.permits is None else {}
-        jobs.filter(pk=row.pk).update(lock_token=token, **begins)
-    if lost := [stored[job.jid].pk for job in mine if job.jid not in tokens]:
-        jobs.filter(pk__in=lost).update(
+        started_fields = {"unique_key": _UNIQUE_KEY_AFTER_START} if row.permits is None else {}
+        jobs.filter(pk=row.pk).update(lock_token=token, **started_fields)
+    if refused_ids := [stored[job.jid].pk for job in claimed if job.jid not in tokens]:
+        jobs.filter(pk__in=refused_ids).update(
             state=State.BLOCKED, attempt=F("attempt") - 1, wid="", started_at=None, reserved_until=None, permits=None
         )
-    _block_siblings(connection, [job.lock_key for job in mine if job.lock_key and job.jid in tokens])
+    _block_siblings(connection, [job.lock_key for job in claimed if job.lock_key and job.jid in tokens])
     return tokens
 
 
@@ -131,24 +132,28 @@ def _awaits_lock(row: Job, job: Reservation) -> bool:
 
 
 def _insert_locks(
-    connection: BaseDatabaseWrapper, wanted: dict[str, Reservation], now: datetime, lease: timedelta
+    connection: BaseDatabaseWrapper, job_by_key: dict[str, Reservation], now: datetime, lease: timedelta
 ) -> dict[str, int]:
     """Insert lock rows in key order; return jid → token of the jobs that own their row."""
-    locks = JobLock.objects.using(connection.alias).filter(key__in=wanted)
+    locks = JobLock.objects.using(connection.alias).filter(key__in=job_by_key)
     # An expired lock has no effect, even if maintenance has not marked it as lapsed yet (ADR 0015).
     locks.filter(expires_at__lte=now).delete()
     rows = [
         JobLock(
             key=key, jid=job.jid, attempt=job.attempt, wid=job.wid, lease=lease, acquired_at=now, expires_at=now + lease
         )
-        for key, job in sorted(wanted.items())
+        for key, job in sorted(job_by_key.items())
     ]
     # A concurrent transaction may insert the same key first. The conflict is ignored, and the select below shows which
     # job owns the key.
     JobLock.objects.using(connection.alias).bulk_create(rows, ignore_conflicts=True)
-    held = {key: (jid, attempt, pk) for pk, key, jid, attempt in locks.values_list("pk", "key", "jid", "attempt")}
+    owner_by_key = {
+        key: (jid, attempt, pk) for pk, key, jid, attempt in locks.values_list("pk", "key", "jid", "attempt")
+    }
     return {
-        job.jid: held[key][2] for key, job in wanted.items() if key in held and held[key][:2] == (job.jid, job.attempt)
+        job.jid: owner_by_key[key][2]
+        for key, job in job_by_key.items()
+        if key in owner_by_key and owner_by_key[key][:2] == (job.jid, job.attempt)
     }
 
 
@@ -166,6 +171,7 @@ def _block_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> Non
         ready = ready.select_for_update(skip_locked=True)
     ids = list(ready.values_list("pk", flat=True)[:CHUNK])
     if ids:
+        # Without a limiter: from now on the release of the lock makes them ready.
         jobs.filter(pk__in=ids).update(state=State.BLOCKED, limiter=None)
 
 
@@ -175,10 +181,10 @@ def release(connection: BaseDatabaseWrapper, jobs: Iterable[Job | Reservation]) 
     Call it inside the transaction that ended the runs. The jobs are as they were before it, with key and token; jobs
     without a lock may be among them.
     """
-    held = {job.lock_token: job.lock_key for job in jobs if job.lock_token is not None and job.lock_key}
-    if held:
-        _delete(connection, sorted(held))
-        make_next_ready(connection, sorted(set(held.values())))
+    key_by_token = {job.lock_token: job.lock_key for job in jobs if job.lock_token is not None and job.lock_key}
+    if key_by_token:
+        _delete(connection, sorted(key_by_token))
+        make_next_ready(connection, sorted(set(key_by_token.values())))
 
 
 def _delete(connection: BaseDatabaseWrapper, tokens: Sequence[int]) -> None:
@@ -239,14 +245,14 @@ class LockQueue:
         self.keys = sorted(keys)
         alias = connection.alias
         live = JobLock.objects.using(alias).filter(key__in=self.keys, expires_at__gt=Now())
-        self._held = set(live.values_list("key", flat=True))
-        gone = set(excluding)
+        self._held_keys = set(live.values_list("key", flat=True))
+        excluded_ids = set(excluding)
         self._ready: set[tuple[str, str, int]] = set()
         if self.keys:
             with connection.cursor() as cursor:
                 ready = dialect_of(connection).find_ready(cursor, self.keys)
             self._ready = {
-                (key, queue, sort_priority) for row_id, key, queue, sort_priority in ready if row_id not in gone
+                (key, queue, sort_priority) for row_id, key, queue, sort_priority in ready if row_id not in excluded_ids
             }
 
     def try_add_ready(self, key: str, queue: str, sort_priority: int) -> bool:
@@ -255,7 +261,7 @@ class LockQueue:
         It is ready if no job holds the key and it is the first of its queue and priority.
         """
         place = key, queue, sort_priority
-        if key in self._held or place in self._ready:
+        if key in self._held_keys or place in self._ready:
             return False
         self._ready.add(place)
         return True
@@ -277,8 +283,10 @@ def promote_waiters(keys: Collection[str], *, using: str) -> None:
             now = dialect_of(connection).now(cursor)
         # The time is read before the rows are locked, so a lock that expires while waiting still counts as held;
         # `mark_expired` handles it.
-        held = {key for key, expires_at in locks.values_list("key", "expires_at") if expires_at > now}
-        queues, skipped = dialect_of(connection).make_next_ready(connection, [key for key in chunk if key not in held])
+        held_keys = {key for key, expires_at in locks.values_list("key", "expires_at") if expires_at > now}
+        queues, skipped = dialect_of(connection).make_next_ready(
+            connection, [key for key in chunk if key not in held_keys]
+        )
         notify_ready(connection, queues)
         return skipped
 
@@ -310,8 +318,8 @@ def keys_of(jobs: JobQuerySet) -> list[str]:
     blocked.
     """
     keeps_others = Q(state=str(State.ENQUEUED)) | Q(state=str(State.BLOCKED), limiter__isnull=False)
-    found = jobs.filter(keeps_others, lock_key__isnull=False)
-    return [key for key in found.order_by().values_list("lock_key", flat=True).distinct() if key]
+    blocking = jobs.filter(keeps_others, lock_key__isnull=False)
+    return [key for key in blocking.order_by().values_list("lock_key", flat=True).distinct() if key]
 
 
 def notify_ready(connection: BaseDatabaseWrapper, queues: set[str]) -> None:
@@ -343,16 +351,16 @@ def extend_held(tokens: Collection[int], *, using: str) -> set[int]:
 
 
 def _extend(locks: Any, *, skip_locked: bool = False) -> int:
-    ends = ExpressionWrapper(Now() + F("lease"), output_field=DateTimeField())
+    new_expiry = ExpressionWrapper(Now() + F("lease"), output_field=DateTimeField())
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        mine = locks
+        extendable = locks
         if connection.features.has_select_for_update:  # in key order, which an UPDATE does not keep
-            skips = skip_locked and connection.features.has_select_for_update_skip_locked
-            rows = locks.order_by("key").select_for_update(skip_locked=skips)
+            skips_locked = skip_locked and connection.features.has_select_for_update_skip_locked
+            rows = locks.order_by("key").select_for_update(skip_locked=skips_locked)
             tokens = list(rows.values_list("pk", flat=True))
-            mine = JobLock.objects.using(locks.db).filter(pk__in=tokens)
-        extended: int = mine.update(expires_at=ends, is_lapsed=False)
+            extendable = JobLock.objects.using(locks.db).filter(pk__in=tokens)
+        extended: int = extendable.update(expires_at=new_expiry, is_lapsed=False)
         return extended
 
     return run(locks.db, verb)
@@ -378,8 +386,8 @@ def mark_expired(*, using: str, limit: int = CHUNK) -> int:
     """
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        first = lapsed_locks(using=using).order_by("expires_at").values_list("key", flat=True)
-        expired = lapsed_locks(using=using).filter(key__in=list(first[:limit])).order_by("key")
+        earliest = lapsed_locks(using=using).order_by("expires_at").values_list("key", flat=True)
+        expired = lapsed_locks(using=using).filter(key__in=list(earliest[:limit])).order_by("key")
         if connection.features.has_select_for_update_skip_locked:
             expired = expired.select_for_update(skip_locked=True)
         keys = list(expired.values_list("key", flat=True))
@@ -416,30 +424,30 @@ def sweep(
     also looks like this for a moment after each end that is not in one transaction with the next start, so only keys
     found twice are changed.
     """
-    found: set[str] = set()
+    stuck_keys: set[str] = set()
     for _ in range(portions):
         rows, after = scan.portion(State.BLOCKED, ("lock_key", "limiter"), using=using, after=after, size=SWEEP_PORTION)
         # Jobs blocked by a limiter are left out: the limiter makes them ready.
-        found |= _find_stuck_keys({key for key, limiter in rows if key and limiter is None}, using)
+        stuck_keys |= _find_stuck_keys({key for key, limiter in rows if key and limiter is None}, using)
         if after is None:
             break
-    if found:
+    if stuck_keys:
         pause(HANDOFF_GRACE_S)
-        found = _find_stuck_keys(found, using)
-        promote_waiters(found, using=using)
-    return LockSweep(len(found), after)
+        stuck_keys = _find_stuck_keys(stuck_keys, using)
+        promote_waiters(stuck_keys, using=using)
+    return LockSweep(len(stuck_keys), after)
 
 
 def _find_stuck_keys(keys: Collection[str], using: str) -> set[str]:
     """Return those of these keys that no job holds and for which no job is ready."""
-    ordered, found = sorted(keys), set()
+    ordered, stuck_keys = sorted(keys), set()
     for start in range(0, len(ordered), KEY_CHUNK):
         chunk = ordered[start : start + KEY_CHUNK]
-        held = held_locks(using=using).filter(key__in=chunk).values_list("key", flat=True)
-        free = sorted(set(chunk) - set(run(using, lambda _, held=held: list(held), atomic=False)))  # type: ignore[misc]  # a default is no parameter to mypy
+        held_keys = held_locks(using=using).filter(key__in=chunk).values_list("key", flat=True)
+        free = sorted(set(chunk) - set(run(using, lambda _, held_keys=held_keys: list(held_keys), atomic=False)))  # type: ignore[misc]  # a default is no parameter to mypy
         if free:
-            found |= run(using, partial(_select_stuck_keys, keys=free), atomic=False)
-    return found
+            stuck_keys |= run(using, partial(_select_stuck_keys, keys=free), atomic=False)
+    return stuck_keys
 
 
 def _select_stuck_keys(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
@@ -448,15 +456,15 @@ def _select_stuck_keys(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> 
         return {key for (key,) in cursor.fetchall()}
 
 
-def stranded(held_for_s: float, *, using: str) -> list[Reservation]:
+def find_without_lock(held_for_s: float, *, using: str) -> list[Reservation]:
     """Return jobs claimed at least `held_for_s` seconds ago that have no lock yet.
 
     They were never delivered, so the caller releases them.
     """
     since = Now() - timedelta(seconds=held_for_s)
     jobs = Job.objects.using(using).in_state(State.WORKING)
-    found = jobs.filter(lock_key__isnull=False, lock_token__isnull=True, started_at__lt=since).order_by("id")[:CHUNK]
-    rows = run(using, lambda _: list(found.values_list("jid", "queue", "wid", "attempt")), atomic=False)
+    unlocked = jobs.filter(lock_key__isnull=False, lock_token__isnull=True, started_at__lt=since).order_by("id")[:CHUNK]
+    rows = run(using, lambda _: list(unlocked.values_list("jid", "queue", "wid", "attempt")), atomic=False)
     return [Reservation(jid=jid, queue=queue, text="", wid=wid, attempt=attempt) for jid, queue, wid, attempt in rows]
 
 

@@ -33,8 +33,8 @@ def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) 
 
     def verb(connection: BaseDatabaseWrapper) -> set[str]:
         rows: list[tuple[int, str, str | None]] = []
-        for waiting in by_time(connection, using=using):
-            due = skip_locked(waiting.filter(run_at__lte=now or Now()))
+        for jobs in find_waiting_jobs(connection, using=using):
+            due = skip_locked(jobs.filter(run_at__lte=now or Now()))
             rows += due.values_list("pk", "queue", "lock_key")[: limit - len(rows)]
         if rows:
             with connection.cursor() as cursor:
@@ -49,7 +49,7 @@ def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) 
     return run(using, verb)
 
 
-def by_time(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
+def find_waiting_jobs(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
     """Return queries of scheduled and retrying jobs, soonest first.
 
     One query, or one per state if the state is the first column of the index (databases without partial indexes). A
@@ -66,15 +66,15 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
 
     Jobs of Django tasks stay as expired for their result's lifetime; other jobs are deleted.
     """
-    jobs, over = Job.objects.using(using), find_expired_jobs(using=using, now=now)
+    all_jobs, expired = Job.objects.using(using), find_expired_jobs(using=using, now=now)
     if not _is_partial(using):
         _clear_expiries(using, now)
-    first = over.values_list("pk", flat=True)[:1]  # ordered by the index; `exists()` may scan the table
-    if not run(using, lambda _: list(first), atomic=False):  # nearly always true
+    first_pk = expired.values_list("pk", flat=True)[:1]  # ordered by the index; `exists()` may scan the table
+    if not run(using, lambda _: list(first_pk), atomic=False):  # nearly always true
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        rows = list(skip_locked(over.only(*counters.FIELDS, *_OF_WAITING))[:limit])
+        rows = list(skip_locked(expired.only(*counters.FIELDS, *_EXPIRY_FIELDS))[:limit])
         if not rows:
             return 0
         with connection.cursor() as cursor:
@@ -83,9 +83,9 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         # A ready job keeps later jobs of its key and limiter blocked, so its expiry has to make another one ready.
         locks.promote_waiters_later(connection, {job.lock_key for job in ready if job.lock_key})
         limiters.promote_waiters_later(connection, {job.limiter for job in ready})
-        jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl is None]).delete()
+        all_jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl is None]).delete()
         for ttl in {job.result_ttl for job in rows if job.result_ttl is not None}:
-            jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl == ttl]).update(
+            all_jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl == ttl]).update(
                 state=State.EXPIRED,
                 limiter=None,
                 run_at=None,
@@ -93,23 +93,23 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
                 finished_at=clock,
                 purge_at=later(clock, ttl),
             )
-        theirs = sorted((job for job in rows if job.bid or job.callback_of), key=lambda job: job.pk)
-        counters.record_changes(connection, [counters.Change(job, State.EXPIRED) for job in theirs], clock)
+        members = sorted((job for job in rows if job.bid or job.callback_of), key=lambda job: job.pk)
+        counters.record_changes(connection, [counters.Change(job, State.EXPIRED) for job in members], clock)
         return len(rows)
 
     return run(using, verb)
 
 
-_OF_WAITING = ("state", "result_ttl", "lock_key", "limiter")
+_EXPIRY_FIELDS = ("state", "result_ttl", "lock_key", "limiter")
 
 
 def find_expired_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
     """Return jobs that expired before a worker took them, earliest expiry first."""
-    jobs = expiring(using=using).filter(expires_at__lte=now or Now())
+    jobs = find_expiring_jobs(using=using).filter(expires_at__lte=now or Now())
     return jobs if _is_partial(using) else jobs.in_state(*sources(Event.EXPIRE))
 
 
-def expiring(*, using: str) -> JobQuerySet:
+def find_expiring_jobs(*, using: str) -> JobQuerySet:
     """Return jobs with an expiry in the order of its index; the first shows whether `expire` has anything to do.
 
     A finished row keeps its expiry. If the index has no condition, the row is in it until `expire` clears the expiry.
@@ -127,7 +127,7 @@ def _clear_expiries(using: str, now: datetime | None) -> None:
 
     The index has no condition there. Otherwise each look at the head would read past every finished row that is kept.
     """
-    finished = expiring(using=using).in_state(*FINISHED).filter(expires_at__lte=now or Now())
+    finished = find_expiring_jobs(using=using).in_state(*FINISHED).filter(expires_at__lte=now or Now())
 
     def verb(_: BaseDatabaseWrapper) -> int:
         ids = list(skip_locked(finished).values_list("pk", flat=True)[:CHUNK])
@@ -144,22 +144,23 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         rows: list[Job] = []
-        for finished in _by_purge(connection, using=using):
-            old = skip_locked(finished.filter(purge_at__lt=now or Now()).only(*counters.FIELDS, "state"))
-            rows += old[: limit - len(rows)]
+        for finished in _find_finished_jobs(connection, using=using):
+            due_rows = skip_locked(finished.filter(purge_at__lt=now or Now()).only(*counters.FIELDS, "state"))
+            rows += due_rows[: limit - len(rows)]
         if not rows:
             return 0
-        gone = Job.objects.using(using).filter(pk__in=[job.pk for job in rows]).in_state(*FINISHED).delete()[0]
+        # The state is checked again: without SKIP LOCKED a dead job may have been requeued since.
+        deleted_count = Job.objects.using(using).filter(pk__in=[job.pk for job in rows]).in_state(*FINISHED).delete()[0]
         # Other finished members were counted when they ended; a dead one still keeps its batch waiting until it is
         # deleted.
         dead = [job for job in rows if job.state == State.DEAD and (job.bid or job.callback_of)]
         counters.record_all(using, sorted(dead, key=lambda job: job.pk), GONE)
-        return gone
+        return deleted_count
 
     return run(using, verb)
 
 
-def _by_purge(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
+def _find_finished_jobs(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
     """Return queries of finished jobs, first to be purged first; one per state without partial indexes.
 
     A single query over all states would there read and sort everything due for each set (MariaDB, 400,000 due: 4 s).

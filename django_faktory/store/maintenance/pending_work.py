@@ -21,21 +21,21 @@ from ..jobs.failures import reserved_jobs
 from ..locks.locks import held_locks
 from ..transactions import run
 from ..workers import find_stale_workers
-from .due import by_time, expiring
+from .due import find_expiring_jobs, find_waiting_jobs
 
 
 class PendingWork(NamedTuple):
-    """Result of `look`: when work is due, and which kinds of work are pending."""
+    """Result of `find_pending_work`: when work is due, and which kinds of work are pending."""
 
     due_in_s: float | None
     """Seconds until the next scheduled or retrying job is due, at most 0 if one is due; None if there is none."""
-    lapsed: bool = False
+    has_lapsed_locks: bool = False
     """Whether locks have expired."""
-    over: bool = False
+    has_expired_reservations: bool = False
     """Whether reservations have expired (W19). Like the next two, False if it was not requested."""
-    silent: bool = False
+    has_silent_workers: bool = False
     """Whether workers have stopped sending heartbeats (W20)."""
-    expired: bool = False
+    has_expired_jobs: bool = False
     """Whether jobs have expired."""
     tick_in_s: float | None = None
     """Seconds until the next run of a cron entry; None if there is none."""
@@ -43,31 +43,38 @@ class PendingWork(NamedTuple):
     """Seconds until a limiter makes the next set of jobs ready; None if no job waits for a rate."""
 
 
-def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | None = None) -> PendingWork:
+def find_pending_work(*, using: str, now: datetime | None = None, worker_timeout_s: float | None = None) -> PendingWork:
     """Return when the next job is due; with `worker_timeout_s` also whether other work is pending.
 
     Each part reads the head of an index, so its cost does not depend on the number of stored jobs.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> PendingWork:
-        sql, values, heads = _text(using, worker_timeout_s)
+        sql, values, heads = _build_statement(using, worker_timeout_s)
         with connection.cursor() as cursor:
             cursor.execute(sql, values)
             row = cursor.fetchone()
-        clock, *times = (value if value is None else _time(connection, value) for value in row[: heads + 3])
-        seconds_left = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the first column is never NULL
-        due_in_s = min((seconds for seconds in seconds_left[2:] if seconds is not None), default=None)
-        # The defaults stand for the three checks that were not requested.
-        lapsed, over, silent, expired, *_ = (*map(bool, row[heads + 3 :]), False, False, False)
+        clock, *times = (value if value is None else _convert_time(connection, value) for value in row[: heads + 3])
+        # Compared with the database's clock: the clocks of two nodes may differ.
+        delays_s = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the first column is never NULL
+        due_in_s = min((seconds for seconds in delays_s[2:] if seconds is not None), default=None)
+        has_lapsed_locks, *requested = map(bool, row[heads + 3 :])
+        has_expired_reservations, has_silent_workers, has_expired_jobs = requested or (False, False, False)
         return PendingWork(
-            due_in_s, lapsed, over, silent, expired, tick_in_s=seconds_left[0], opens_in_s=seconds_left[1]
+            due_in_s=due_in_s,
+            has_lapsed_locks=has_lapsed_locks,
+            has_expired_reservations=has_expired_reservations,
+            has_silent_workers=has_silent_workers,
+            has_expired_jobs=has_expired_jobs,
+            tick_in_s=delays_s[0],
+            opens_in_s=delays_s[1],
         )
 
     return run(using, verb, atomic=False)
 
 
 @lru_cache(maxsize=8)
-def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, ...], int]:
+def _build_statement(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, ...], int]:
     """Return the statement, its values, and the number of columns with the times of due jobs.
 
     Before these it has three columns: the database's time, the next cron run and the next limiter that opens. Each time
@@ -78,48 +85,48 @@ def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, .
     # Rows without a time are left out: SQLite and MariaDB sort NULL first, so it would be the head of the index.
     ticks = CronEntry.objects.using(using).filter(next_at__isnull=False)
     opening = Limiter.objects.using(using).filter(opens_at__isnull=False)
-    due = [jobs.filter(run_at__isnull=False) for jobs in by_time(connection, using=using)]
-    heads = [_first(ticks, "next_at", using), _first(opening, "opens_at", using)]
-    heads += [_first(jobs, "run_at", using) for jobs in due]
-    now, now_values = _now(using)
-    passed = [_first(held_locks(using=using), "expires_at", using)]
+    due = [jobs.filter(run_at__isnull=False) for jobs in find_waiting_jobs(connection, using=using)]
+    heads = [_compile_first(ticks, "next_at", using), _compile_first(opening, "opens_at", using)]
+    heads += [_compile_first(jobs, "run_at", using) for jobs in due]
+    now, now_values = _compile_now(using)
+    checks = [_compile_first(held_locks(using=using), "expires_at", using)]
     if worker_timeout_s is not None:
-        passed.append(_first(reserved_jobs(using=using), "reserved_until", using))
+        checks.append(_compile_first(reserved_jobs(using=using), "reserved_until", using))
         # A condition is cheap here: the table has one row per worker process.
-        silent, values = _compiled(find_stale_workers(worker_timeout_s, using=using).values("pk"), using)
-        passed.append((f"EXISTS ({silent})", values))
-        passed.append(_first(expiring(using=using), "expires_at", using))
+        silent, values = _compile(find_stale_workers(worker_timeout_s, using=using).values("pk"), using)
+        checks.append((f"EXISTS ({silent})", values))
+        checks.append(_compile_first(find_expiring_jobs(using=using), "expires_at", using))
     parts = [(now, now_values), *heads]
-    for sql, values in passed:
+    for sql, values in checks:
         parts.append((sql, values) if sql.startswith("EXISTS") else (f"{sql} <= {now}", (*values, *now_values)))
     return (
         f"SELECT {', '.join(sql for sql, _ in parts)}",
-        tuple(value for _, some in parts for value in some),
+        tuple(value for _, params in parts for value in params),
         len(heads) - 2,
     )
 
 
-def _first(rows: QuerySet[Any], column: str, using: str) -> tuple[str, tuple[Any, ...]]:
+def _compile_first(rows: QuerySet[Any], column: str, using: str) -> tuple[str, tuple[Any, ...]]:
     """Return a subquery for the lowest value of the column: the head of an index."""
-    sql, values = _compiled(rows.order_by(column).values(column)[:1], using)
+    sql, values = _compile(rows.order_by(column).values(column)[:1], using)
     return f"({sql})", values
 
 
-def _compiled(rows: QuerySet[Any], using: str) -> tuple[str, tuple[Any, ...]]:
+def _compile(rows: QuerySet[Any], using: str) -> tuple[str, tuple[Any, ...]]:
     sql, values = rows.query.get_compiler(using).as_sql()
     return sql, tuple(values)
 
 
-def _now(using: str) -> tuple[str, tuple[Any, ...]]:
+def _compile_now(using: str) -> tuple[str, tuple[Any, ...]]:
     sql, values = Job.objects.using(using).query.get_compiler(using).compile(Now())
     return sql, tuple(values)
 
 
-def _time(connection: BaseDatabaseWrapper, value: Any) -> datetime:
+def _convert_time(connection: BaseDatabaseWrapper, value: Any) -> datetime:
     """Convert a value as the ORM converts this database's times."""
     column = Job._meta.get_field("run_at").get_col(Job._meta.db_table)  # noqa: SLF001  (Django's documented name)
     # Raw SQL returns times in the database's own type, such as text on SQLite.
     for convert in connection.ops.get_db_converters(column):
         value = convert(value, column, connection)
-    found: datetime = value
-    return found
+    moment: datetime = value
+    return moment

@@ -40,7 +40,7 @@ SHORTEST_REST_S = 5.0
 
 # Returns no row if we lack permission to vacuum the table or a vacuum is already running. Every vacuum, autovacuum too,
 # writes these statistics at its end, so each node sees the vacuums of all nodes.
-_DEAD = """
+_DEAD_ROWS_SQL = """
 SELECT stat.n_dead_tup, EXTRACT(EPOCH FROM CLOCK_TIMESTAMP() - GREATEST(stat.last_vacuum, stat.last_autovacuum)),
   pg_indexes_size(class.oid)
 FROM pg_stat_user_tables AS stat JOIN pg_class AS class ON class.oid = stat.relid
@@ -50,7 +50,7 @@ WHERE class.oid = to_regclass(%s) AND pg_has_role(class.relowner, 'USAGE')
 # Dead index entries cause the cost, however few pages of the table they belong to. With 50,000 of them at the head
 # of a queue a claim reads 793 pages; after a vacuum without INDEX_CLEANUP still 793, after one with it 33. TRUNCATE is
 # off because returning space needs a lock that claims would wait for.
-_VACUUM = f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF, PARALLEL 0) {JOB}"
+_VACUUM_SQL = f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF, PARALLEL 0) {JOB}"
 
 # Five times the speed of autovacuum. A table of 2,000,000 rows with 108,000 dead ones takes 5 s, compared to 0.5 s at
 # full speed.
@@ -73,23 +73,23 @@ class DeadRows(NamedTuple):
         return self.vacuumed_s_ago < max(SHORTEST_REST_S, REST * self.index_bytes / BYTES_PER_S)
 
 
-def dead(*, using: str) -> DeadRows:
+def read_dead_rows(*, using: str) -> DeadRows:
     """Read the statistics of the jobs table; all zero on other databases."""
     if connections[using].vendor != "postgresql":
         return DeadRows()
 
     def verb(connection: BaseDatabaseWrapper) -> DeadRows:
         with connection.cursor() as cursor:
-            cursor.execute(_DEAD, [JOB])
+            cursor.execute(_DEAD_ROWS_SQL, [JOB])
             row = cursor.fetchone()
         return DeadRows(int(row[0]), math.inf if row[1] is None else float(row[1]), int(row[2])) if row else DeadRows()
 
     return run(using, verb, atomic=False)
 
 
-def dead_rows(*, using: str) -> int:
+def count_dead_rows(*, using: str) -> int:
     """Return the number of dead rows that a vacuum by us can remove."""
-    return dead(using=using).rows
+    return read_dead_rows(using=using).rows
 
 
 def vacuum(*, using: str) -> None:
@@ -102,7 +102,7 @@ def vacuum(*, using: str) -> None:
         if has_session:  # behind a pooler SET would apply to another client's statements
             cursor.execute(_PACE)
         try:
-            cursor.execute(_VACUUM)
+            cursor.execute(_VACUUM_SQL)
         finally:
             if has_session:
                 cursor.execute(_FULL_SPEED)
@@ -118,9 +118,9 @@ class Vacuumer:
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self._thread: threading.Thread | None = None
-        self._left = 0  # dead rows that the last vacuum could not remove: an open snapshot may still see them
+        self._unremovable = 0  # dead rows that the last vacuum could not remove: an open snapshot may still see them
 
-    def look(self) -> bool:
+    def start_if_due(self) -> bool:
         """Start a vacuum if there are enough dead rows; return whether it did."""
         if (self._thread and self._thread.is_alive()) or not self._is_due():
             return False
@@ -134,16 +134,16 @@ class Vacuumer:
             self._thread.join(timeout_s)
 
     def _is_due(self) -> bool:
-        seen = dead(using=self.alias)
-        self._left = min(self._left, seen.rows)
-        return seen.rows >= self._left + DEAD_ROWS and not seen.is_resting
+        statistics = read_dead_rows(using=self.alias)
+        self._unremovable = min(self._unremovable, statistics.rows)
+        return statistics.rows >= self._unremovable + DEAD_ROWS and not statistics.is_resting
 
     def _vacuum(self) -> None:
         began = time.monotonic()
         try:
             vacuum(using=self.alias)
-            self._left = dead_rows(using=self.alias)
-            logger.debug("vacuumed seconds=%.2f left=%d", time.monotonic() - began, self._left)
+            self._unremovable = count_dead_rows(using=self.alias)
+            logger.debug("vacuumed seconds=%.2f left=%d", time.monotonic() - began, self._unremovable)
         except (Error, BrokerUnavailable) as error:
             logger.warning("could not vacuum the table of jobs error=%s", error)
         finally:

@@ -37,6 +37,7 @@ def has_hints(alias: str) -> bool:
     connection = connections[alias]
     if connection.vendor == "postgresql":
         return postgresql.can_listen()
+    # MariaDB sends none: `pipes` covers the processes of one node, polling the others.
     # No other process can open an in-memory database.
     return connection.vendor == "sqlite" and not connection.is_in_memory_db()  # type: ignore[attr-defined]  # SQLite's own
 

@@ -97,7 +97,7 @@ class PollingListener(Listener):
         self._woken.set()
 
     def _wait_for_notification(self, timeout_s: float) -> bool:
-        heard = self._woken.wait(timeout_s) and not self._is_closed
-        if heard:
+        is_woken = self._woken.wait(timeout_s) and not self._is_closed
+        if is_woken:
             self._woken.clear()
-        return heard
+        return is_woken

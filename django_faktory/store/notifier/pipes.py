@@ -45,9 +45,9 @@ class LocalPipeListener(Listener):
 
     looks_twice = False  # no notification is dropped: each commit writes to the pipe
 
-    def __init__(self, heard: int) -> None:
+    def __init__(self, read_end: int) -> None:
         super().__init__()
-        self._heard = heard
+        self._read_end = read_end
         self._closed = threading.Event()
         self._end, self._bell = os.pipe()
 
@@ -60,12 +60,12 @@ class LocalPipeListener(Listener):
     def _wait_for_notification(self, timeout_s: float) -> bool:
         if self._closed.is_set():
             return False
-        ready, _, _ = select.select([self._heard, self._end], [], [], timeout_s)
-        if self._closed.is_set() or self._heard not in ready:
+        ready, _, _ = select.select([self._read_end, self._end], [], [], timeout_s)
+        if self._closed.is_set() or self._read_end not in ready:
             return False
         with suppress(BlockingIOError):
             # Discards all pending bytes: one look covers them all.
-            os.read(self._heard, 65_536)
+            os.read(self._read_end, 65_536)
         return True
 
     def __del__(self) -> None:

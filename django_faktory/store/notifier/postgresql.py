@@ -31,7 +31,7 @@ MAX_NAMED = 50
 ANY_QUEUE = ""
 _TEST = "?"  # prefix of a listener's self-test; no queue name contains it
 
-HEARD_WITHIN_S = 5.0
+TEST_TIMEOUT_S = 5.0
 """Seconds a listener waits for its own test before it assumes that a pooler withholds notifications."""
 
 TEST_EVERY_S = 60.0
@@ -116,18 +116,18 @@ class PostgresListener(Listener):
         self._logs_problems = logs_problems
         self._is_own = is_own
         self._alias = alias
-        self._wanted = None if queues is None else {*queues, ANY_QUEUE}
-        self._heard = threading.Event()
+        self._queues = None if queues is None else {*queues, ANY_QUEUE}
+        self._woken = threading.Event()
         self._closed = threading.Event()
         self._closing = threading.Lock()
-        self._bell, self._ring = socket.socketpair()
+        self._close_receiver, self._close_sender = socket.socketpair()
         self._is_down = False
         self._thread = threading.Thread(target=self._run, name="faktory-listen", daemon=True)
         self._thread.start()
 
     def ring(self) -> None:
         """Wake the waiting thread, as for a notification from this process."""
-        self._heard.set()
+        self._woken.set()
 
     def close(self) -> None:
         """Stop the thread and wait up to 1 s for it, since it may be busy connecting."""
@@ -135,22 +135,22 @@ class PostgresListener(Listener):
             if self._closed.is_set():
                 return
             self._closed.set()
-            self._heard.set()
-            with self._ring, suppress(OSError):  # the thread may have ended and closed its end
-                self._ring.send(b".")
+            self._woken.set()
+            with self._close_sender, suppress(OSError):  # the thread may have ended and closed its end
+                self._close_sender.send(b".")
             self._thread.join(1.0)
 
     def _wait_for_notification(self, timeout_s: float) -> bool:
-        heard = self._heard.wait(timeout_s) and not self._closed.is_set()
-        if heard:
-            self._heard.clear()
-        return heard
+        is_woken = self._woken.wait(timeout_s) and not self._closed.is_set()
+        if is_woken:
+            self._woken.clear()
+        return is_woken
 
     def _run(self) -> None:
         import psycopg  # installed only in projects on PostgreSQL
 
         pause_s = 0.5
-        with self._bell:
+        with self._close_receiver:
             while not self._closed.is_set():
                 try:
                     with closing(self._connect()) as connection:
@@ -177,19 +177,20 @@ class PostgresListener(Listener):
         if is_pooled(connection) and not self._passes_self_test(connection):
             return self._give_up()
         connection.execute(f"LISTEN {CHANNEL}")
-        self._heard.set()
+        self._woken.set()
         if self._is_down:
             logger.info("hints are back alias=%s", self._alias)
             self._is_down = False
-        test, until = self._test()
+        test_payload, until = self._send_test()
         while not self._closed.is_set():
-            came = {one.payload for one in self._notices(connection, until) if not self._is_own(one.pid)}
-            self.hears_all = self.hears_all or bool(came)
-            self._pass_on(came)
-            if test in came:
-                test, until = "", time.monotonic() + TEST_EVERY_S
-            elif time.monotonic() >= until and not test:
-                test, until = self._test()
+            notifications = self._receive_next(connection, until)
+            payloads = {notification.payload for notification in notifications if not self._is_own(notification.pid)}
+            self.hears_all = self.hears_all or bool(payloads)
+            self._pass_on(payloads)
+            if test_payload in payloads:
+                test_payload, until = "", time.monotonic() + TEST_EVERY_S
+            elif time.monotonic() >= until and not test_payload:
+                test_payload, until = self._send_test()
             elif time.monotonic() >= until and self.hears_all:
                 # After a failover the old connection can stay open while `_send` reaches the new primary. The error
                 # makes `_run` reconnect.
@@ -198,11 +199,11 @@ class PostgresListener(Listener):
                 return self._give_up()
         return True
 
-    def _test(self) -> tuple[str, float]:
+    def _send_test(self) -> tuple[str, float]:
         """Send a self-test; return its payload and the time until which it must arrive."""
-        test = f"{_TEST}{secrets.token_hex(8)}"
-        self._send(CHANNEL, test)
-        return test, time.monotonic() + HEARD_WITHIN_S
+        test_payload = f"{_TEST}{secrets.token_hex(8)}"
+        self._send(CHANNEL, test_payload)
+        return test_payload, time.monotonic() + TEST_TIMEOUT_S
 
     def _passes_self_test(self, connection: Any) -> bool:
         """Return whether a pooler forwards notifications, tested on a channel with a random name.
@@ -213,18 +214,19 @@ class PostgresListener(Listener):
         trial = f"{CHANNEL}_{secrets.token_hex(8)}"
         session = process_of(connection, f"LISTEN {trial}")
         self._send(trial, _TEST)
-        give_up_at, is_heard = time.monotonic() + HEARD_WITHIN_S, False
+        give_up_at, is_heard = time.monotonic() + TEST_TIMEOUT_S, False
         while not (is_heard or self._closed.is_set()) and time.monotonic() < give_up_at:
-            is_heard = any(one.channel == trial for one in self._notices(connection, give_up_at))
+            notifications = self._receive_next(connection, give_up_at)
+            is_heard = any(notification.channel == trial for notification in notifications)
         # The pooler picks a session for each statement, so UNLISTEN may reach another one than LISTEN did.
         for _ in range(UNLISTEN_TRIES):
             if process_of(connection, f"UNLISTEN {trial}") == session:
                 break
         return is_heard
 
-    def _notices(self, connection: Any, until: float) -> list[Any]:
+    def _receive_next(self, connection: Any, until: float) -> list[Any]:
         """Return the notifications that arrive next; an empty list on timeout or when closed."""
-        ready, _, _ = select.select([connection, self._bell], [], [], max(0.0, until - time.monotonic()))
+        ready, _, _ = select.select([connection, self._close_receiver], [], [], max(0.0, until - time.monotonic()))
         return list(connection.notifies(timeout=0)) if connection in ready else []
 
     def _give_up(self) -> bool:
@@ -239,22 +241,22 @@ class PostgresListener(Listener):
     def _send(self, channel: str, payload: str) -> None:
         # From another connection: a pooler returns to a sender the notifications that it withholds from waiting
         # clients.
-        with closing(self._connect()) as other:
-            other.execute("SELECT pg_notify(%s, %s)", [channel, payload])
+        with closing(self._connect()) as sender:
+            sender.execute("SELECT pg_notify(%s, %s)", [channel, payload])
 
     def _pass_on(self, payloads: Collection[str]) -> None:
         hints = {payload for payload in payloads if not payload.startswith(_TEST)}
-        if hints and (self._wanted is None or hints & self._wanted):
-            self._heard.set()
+        if hints and (self._queues is None or hints & self._queues):
+            self._woken.set()
 
     def _stop_listening(self) -> None:
         """Wake the waiter so that it looks now and polls at the short interval from now on."""
         if self.hears_all:
             self.hears_all = False
-            self._heard.set()
+            self._woken.set()
 
     def _report(self, error: Exception) -> None:
         if not self._is_down:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            logger.warning("no notifications, polling until the database is back alias=%s error=%s", self._alias, first)
+            line = (str(error).splitlines() or [type(error).__name__])[0]
+            logger.warning("no notifications, polling until the database is back alias=%s error=%s", self._alias, line)
         self._is_down = True

@@ -24,12 +24,12 @@ RECONNECT_S = 60.0
 Without a reconnect it would not notice that the server stopped being the primary.
 """
 
-_also: list[Callable[[Collection[str]], None]] = []
+_local_receivers: list[Callable[[Collection[str]], None]] = []
 
 
 def add_local_receiver(ring: Callable[[Collection[str]], None]) -> None:
     """Call `ring` with the queues of each later announcement of this process."""
-    _also.append(ring)
+    _local_receivers.append(ring)
 
 
 _announced_at: dict[tuple[str, str], float] = {}
@@ -45,21 +45,22 @@ def announce(alias: str, queues: Collection[str]) -> None:
     # A receiver that looks before the commit finds nothing, and may not look again before its next poll.
     if connection.in_atomic_block:
         return
-    for ring in _also:
+    for ring in _local_receivers:
         ring(queues)
     if connection.vendor != "postgresql":
         return
-    news = _news(alias, queues, now=time.monotonic())
-    if news:
-        postgresql.notify(connection, news)
+    to_announce = _select_to_announce(alias, queues, now=time.monotonic())
+    if to_announce:
+        postgresql.notify(connection, to_announce)
 
 
-def _news(alias: str, queues: Collection[str], *, now: float) -> list[str]:
-    news = [queue for queue in queues if now - _announced_at.get((alias, queue), -1.0) >= DEBOUNCE_S]
+def _select_to_announce(alias: str, queues: Collection[str], *, now: float) -> list[str]:
+    to_announce = [queue for queue in queues if now - _announced_at.get((alias, queue), -1.0) >= DEBOUNCE_S]
+    # Forgetting all queues costs at most one more notification for each.
     if len(_announced_at) > MAX_REMEMBERED:
         _announced_at.clear()
-    _announced_at.update(((alias, queue), now) for queue in news)
-    return news
+    _announced_at.update(((alias, queue), now) for queue in to_announce)
+    return to_announce
 
 
 class Publisher:
@@ -103,13 +104,13 @@ class Publisher:
         while not self._stopping.is_set() or self._pending:
             self._called.wait()
             self._called.clear()
-            news = list(self._pending)
-            self._pending.difference_update(news)
-            if news:
+            queues = list(self._pending)
+            self._pending.difference_update(queues)
+            if queues:
                 if time.monotonic() - since > RECONNECT_S:
                     connection.close()
                     since = time.monotonic()
-                postgresql.notify(connection, news, self._senders)
+                postgresql.notify(connection, queues, self._senders)
                 # Collects the announcements of this time for the next NOTIFY; `stop` ends the wait.
                 self._stopping.wait(DEBOUNCE_S)
         connection.close()

@@ -42,7 +42,7 @@ A write during such a pause is noticed at its end.
 LATE_S = 0.1
 """The last of these pauses. A commit that takes three times as long is found by the regular look."""
 
-UNTOLD_S = 1.0
+REGULAR_LOOK_S = 1.0
 """Interval of the regular looks while writes are watched: the watched file may have been replaced by another one."""
 
 
@@ -78,10 +78,10 @@ class SqliteListener(Listener):
             if self._has_changed():
                 self._changed_at = time.monotonic()
                 return True
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 return False
-            self._rest(left_s)
+            self._rest(remaining_s)
         return False
 
     def _rest(self, longest_s: float) -> None:
@@ -94,7 +94,7 @@ class SqliteListener(Listener):
             self._closed.wait(min(longest_s, self._pause_s))
             self._pause_s *= GROWTH
         else:
-            _wait_for([watch.fileno(), self._end], min(longest_s, self._pause_s or UNTOLD_S))
+            _wait_for([watch.fileno(), self._end], min(longest_s, self._pause_s or REGULAR_LOOK_S))
             self._pause_s = self._pause_s * GROWTH if self._pause_s and self._pause_s < LATE_S else None
 
     def _has_changed(self) -> bool:
@@ -114,8 +114,8 @@ class SqliteListener(Listener):
                 self._is_broken, self.hears_all = True, False
                 return False
             self._is_broken, self.hears_all = False, True
-            before, self._version = self._version, version
-            return version != before
+            previous, self._version = self._version, version
+            return version != previous
 
     def _read(self) -> int:
         # Cleared before the look, so that a write after it counts as new. The write may belong to a commit that is not
@@ -150,6 +150,6 @@ class SqliteListener(Listener):
 
 def _wait_for(descriptors: list[int], timeout_s: float) -> None:
     poll = select.poll()  # not select.select: a server has more than 1,024 descriptors
-    for one in descriptors:
-        poll.register(one, select.POLLIN)
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
     poll.poll(timeout_s * 1000)

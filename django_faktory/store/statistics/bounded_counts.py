@@ -22,11 +22,11 @@ def counts(sets: Sequence[QuerySet[Any]], *, max_count: int, using: str) -> list
 
     No set is read to its end. Sets in the order of an index are read through it: see `scan.in_index_order`.
     """
-    parts = [_counted(rows.values("pk")[:max_count], using) for rows in sets]
-    return [int(value) for value in _asked(parts, using)]
+    parts = [_compile_count(rows.values("pk")[:max_count], using) for rows in sets]
+    return [int(value) for value in _execute_parts(parts, using)]
 
 
-def _counted(rows: QuerySet[Any], using: str) -> Part:
+def _compile_count(rows: QuerySet[Any], using: str) -> Part:
     try:
         sql, values = rows.query.get_compiler(using).as_sql()
     # Django compiles no SQL for a set that is always empty, such as `pk__in=[]`.
@@ -36,13 +36,13 @@ def _counted(rows: QuerySet[Any], using: str) -> Part:
     return f"(SELECT COUNT(*) FROM ({sql}) counted)", tuple(values)
 
 
-def _asked(parts: Sequence[Part], using: str) -> Iterator[Any]:
+def _execute_parts(parts: Sequence[Part], using: str) -> Iterator[Any]:
     for start in range(0, len(parts), AT_ONCE):
-        some = parts[start : start + AT_ONCE]
-        yield from run(using, lambda connection, some=some: _answer(connection, some), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
+        portion = parts[start : start + AT_ONCE]
+        yield from run(using, lambda connection, portion=portion: _execute(connection, portion), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
 
 
-def _answer(connection: BaseDatabaseWrapper, parts: Sequence[Part]) -> Sequence[Any]:
+def _execute(connection: BaseDatabaseWrapper, parts: Sequence[Part]) -> Sequence[Any]:
     with connection.cursor() as cursor:
         cursor.execute(
             f"SELECT {', '.join(sql for sql, _ in parts)}", [value for _, values in parts for value in values]

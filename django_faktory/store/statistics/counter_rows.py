@@ -30,12 +30,12 @@ def fold(*, using: str) -> int:
         rows = Counter.objects.using(using).exclude(slot=FOLDED).order_by("day", "slot")
         if connections[using].features.has_select_for_update_skip_locked:
             rows = rows.select_for_update(skip_locked=True)
-        found = list(rows[:CHUNK])
+        locked_rows = list(rows[:CHUNK])
         sums: dict[date, Tally] = {}
-        for row in found:
-            had = sums.get(row.day, Tally())
+        for row in locked_rows:
+            total = sums.get(row.day, Tally())
             sums[row.day] = Tally(
-                processed=had.processed + row.processed, failed=had.failed + row.failed, late=had.late + row.late
+                processed=total.processed + row.processed, failed=total.failed + row.failed, late=total.late + row.late
             )
         dialect = dialect_of(connection)
         with connection.cursor() as cursor:
@@ -44,8 +44,8 @@ def fold(*, using: str) -> int:
                 dialect.count_in(cursor, day, FOLDED, tally)
         # Exact, because the SELECT has locked these rows: no connection can count in them before the commit.
         for day in sums:
-            slots = [row.slot for row in found if row.day == day]
+            slots = [row.slot for row in locked_rows if row.day == day]
             Counter.objects.using(using).filter(day=day, slot__in=slots).delete()
-        return len(found)
+        return len(locked_rows)
 
     return run(using, verb)

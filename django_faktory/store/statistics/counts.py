@@ -84,6 +84,7 @@ class AllCounts:
 
     def of(self, state: State) -> int:
         """Return the number of jobs in a state; not for finished states other than dead."""
+        # The sizes of queues include blocked jobs (ADR 0015).
         if state is State.ENQUEUED:
             return sum(self.queues.values()) - self.sets[str(State.BLOCKED)]
         return self.sets[str(state)]
@@ -109,16 +110,18 @@ class AllCounts:
 
 def read_bounded_counts(*, using: str, worker_timeout_s: float = 60, sizes: CountLimits = SIZES) -> AllCounts:
     """Read all counts with one statement, each up to `sizes`."""
-    return run(using, lambda connection: _sum(_first(connection, worker_timeout_s, sizes), sizes), atomic=False)
+    return run(using, lambda connection: _sum_up(_read_first(connection, worker_timeout_s, sizes), sizes), atomic=False)
 
 
 def counts(*, using: str, worker_timeout_s: float = 60, sizes: CountLimits = SIZES) -> AllCounts:
-    """Read all counts: with one statement, or with `whole` if a set is larger than that statement counts."""
-    found = read_bounded_counts(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
-    return found if found.is_complete else whole(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
+    """Read all counts: with one statement, or with `read_exact_counts` if a set is larger than it counts."""
+    result = read_bounded_counts(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
+    if result.is_complete:
+        return result
+    return read_exact_counts(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
 
 
-def whole(*, using: str, worker_timeout_s: float = 60, sizes: CountLimits = SIZES) -> AllCounts:
+def read_exact_counts(*, using: str, worker_timeout_s: float = 60, sizes: CountLimits = SIZES) -> AllCounts:
     """Read all counts from one snapshot, large sets in portions, in a read-only transaction.
 
     No statement reads more than about 2,000 pages of a vacuumed table. In the caller's transaction each portion sees
@@ -126,36 +129,36 @@ def whole(*, using: str, worker_timeout_s: float = 60, sizes: CountLimits = SIZE
     """
 
     def verb(connection: BaseDatabaseWrapper) -> AllCounts:
-        rows = _first(connection, worker_timeout_s, sizes)
-        found = _sum(rows, sizes)
-        further: list[Row] = []
-        for one in _sets(using, sizes):
-            if one.kind in found.full:
-                further += _further(connection, one, sizes.portion)
-        if further:
-            found = _sum(rows + further, sizes)
-        found.full = set()
-        return found
+        rows = _read_first(connection, worker_timeout_s, sizes)
+        result = _sum_up(rows, sizes)
+        further_rows: list[Row] = []
+        for counted_set in _build_sets(using, sizes):
+            if counted_set.kind in result.full:
+                further_rows += _count_further_rows(connection, counted_set, sizes.portion)
+        if further_rows:
+            result = _sum_up(rows + further_rows, sizes)
+        result.full = set()
+        return result
 
     # One snapshot: a job that changes its state between two statements would count twice or not at all.
     return run(using, verb, snapshot=True)
 
 
-def shared_glance(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
+def shared_bounded_counts(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
     """Return `read_bounded_counts`, shared by the callers of this process: see `shared_reads`."""
     return _shared(read_bounded_counts, using, worker_timeout_s, exact=exact)
 
 
 def shared_counts(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
     """Return `counts`, shared by the callers of this process: see `shared_reads`."""
-    # Shared separately: callers of `shared_glance` do not wait for the portions of `whole`.
-    found = _shared(read_bounded_counts, using, worker_timeout_s, exact=exact)
-    return found if found.is_complete else _shared(whole, using, worker_timeout_s, exact=exact)
+    # Shared separately: callers of `shared_bounded_counts` do not wait for the portions of `read_exact_counts`.
+    result = _shared(read_bounded_counts, using, worker_timeout_s, exact=exact)
+    return result if result.is_complete else _shared(read_exact_counts, using, worker_timeout_s, exact=exact)
 
 
 def _shared(read: Callable[..., AllCounts], using: str, worker_timeout_s: float, *, exact: bool) -> AllCounts:
-    now = partial(read, using=using, worker_timeout_s=worker_timeout_s)
-    return shared((read, worker_timeout_s), now, using=using, exact=exact)
+    read_now = partial(read, using=using, worker_timeout_s=worker_timeout_s)
+    return shared((read, worker_timeout_s), read_now, using=using, exact=exact)
 
 
 def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:
@@ -183,7 +186,7 @@ class CountedSet(NamedTuple):
     def part(self, connection: BaseDatabaseWrapper, size: int, after: Sequence[Any] | None = None) -> Part:
         """Build a SELECT that sums up the next rows after a position."""
         rows = _after(self.rows, self.order, after).values(*self.columns)[:size]
-        sql, values = _compiled(rows, connection)
+        sql, values = _compile(rows, connection)
         summary = self.summary.format(age=dialect_of(connection).age("MIN(enqueued_at)"))
         return f"SELECT '{self.kind}', {summary} FROM ({sql}) AS part {self.groups}", values
 
@@ -200,17 +203,21 @@ def _after(rows: QuerySet[Any], order: tuple[str, ...], place: Sequence[Any] | N
     return rows.filter(scan.After(order, place))
 
 
-def _sets(using: str, sizes: CountLimits) -> list[CountedSet]:
+def _build_sets(using: str, sizes: CountLimits) -> list[CountedSet]:
     of_queues = "queue, COUNT(*), {age}"
     is_open = "CASE WHEN committed_at IS NULL OR reopened_until IS NOT NULL THEN 'open' ELSE 'committed' END"
-    sets = [_jobs(using, state, sizes, columns=("queue", "enqueued_at"), summary=of_queues, groups="GROUP BY queue")
-            for state in (State.ENQUEUED, State.BLOCKED)]  # fmt: skip
+    sets = [
+        _build_job_set(
+            using, state, sizes, columns=("queue", "enqueued_at"), summary=of_queues, groups="GROUP BY queue"
+        )
+        for state in (State.ENQUEUED, State.BLOCKED)
+    ]
     # Scheduled and retrying jobs share a partial index, so one query in its order covers both.
     if connections[using].features.supports_partial_indexes:
-        sets.append(_due(using, sizes))
+        sets.append(_build_due_set(using, sizes))
     else:  # without that index, one query over both states would read and sort every row
-        sets += [_jobs(using, state, sizes) for state in (State.SCHEDULED, State.RETRIES)]
-    sets.append(_jobs(using, State.DEAD, sizes))
+        sets += [_build_job_set(using, state, sizes) for state in (State.SCHEDULED, State.RETRIES)]
+    sets.append(_build_job_set(using, State.DEAD, sizes))
     names = Queue.objects.using(using).order_by("name")
     live = Batch.objects.using(using).filter(finished_at=None).order_by("pk")
     return [
@@ -222,7 +229,7 @@ def _sets(using: str, sizes: CountLimits) -> list[CountedSet]:
     ]  # fmt: skip
 
 
-def _jobs(
+def _build_job_set(
     using: str,
     state: State,
     sizes: CountLimits,
@@ -235,50 +242,50 @@ def _jobs(
     return CountedSet(str(state), rows, order, sizes.at_once, columns, summary or f"'{state}', COUNT(*), 0", groups)
 
 
-def _due(using: str, sizes: CountLimits) -> CountedSet:
+def _build_due_set(using: str, sizes: CountLimits) -> CountedSet:
     """Return the set of scheduled and retrying jobs, which share an index."""
     order = scan.index_order(State.SCHEDULED, using=using)
     rows = Job.objects.using(using).in_state(State.SCHEDULED, State.RETRIES).order_by(*order)
     return CountedSet(_DUE, rows, order, sizes.at_once, ("state",), "state, COUNT(*), 0", "GROUP BY state")
 
 
-def _first(connection: BaseDatabaseWrapper, worker_timeout_s: float, sizes: CountLimits) -> list[Row]:
-    return _rows(connection, *_first_text(connection.alias, worker_timeout_s, sizes))
+def _read_first(connection: BaseDatabaseWrapper, worker_timeout_s: float, sizes: CountLimits) -> list[Row]:
+    return _fetch_rows(connection, *_build_first_statement(connection.alias, worker_timeout_s, sizes))
 
 
 @lru_cache(maxsize=8)
-def _first_text(using: str, worker_timeout_s: float, sizes: CountLimits) -> Part:
+def _build_first_statement(using: str, worker_timeout_s: float, sizes: CountLimits) -> Part:
     """Build the first statement, cached: with few jobs stored, Django takes longer to build it than the database to
     answer.
     """
     connection = connections[using]
-    parts = [one.part(connection, one.size) for one in _sets(using, sizes)]
+    parts = [counted_set.part(connection, counted_set.size) for counted_set in _build_sets(using, sizes)]
     # A column of the index of running jobs, so that the table is not read.
     working = Job.objects.using(using).working().order_by().values("reserved_until")
-    sql, values = _compiled(working, connection)
+    sql, values = _compile(working, connection)
     parts.append((f"SELECT '{State.WORKING}', '{State.WORKING}', COUNT(*), 0 FROM ({sql}) AS part", values))
-    living_ones = WorkerProcess.objects.using(using).filter(living(worker_timeout_s)).order_by()
-    sql, values = _compiled(living_ones.values("state").annotate(n=Count("pk")), connection)
+    live_workers = WorkerProcess.objects.using(using).filter(living(worker_timeout_s)).order_by()
+    sql, values = _compile(live_workers.values("state").annotate(n=Count("pk")), connection)
     parts.append((f"SELECT '{_WORKERS}', state, n, 0 FROM ({sql}) AS part", values))
     parts += [(f"SELECT '{_TOTAL}', '{name}', 0, SUM({name}) FROM {_COUNTER}", ()) for name in _TOTALS]
     # One statement sees one snapshot on every database.
-    return " UNION ALL ".join(sql for sql, _ in parts), tuple(value for _, some in parts for value in some)
+    return " UNION ALL ".join(sql for sql, _ in parts), tuple(value for _, params in parts for value in params)
 
 
-def _further(connection: BaseDatabaseWrapper, one: CountedSet, portion: int) -> list[Row]:
+def _count_further_rows(connection: BaseDatabaseWrapper, counted_set: CountedSet, portion: int) -> list[Row]:
     """Count the rows of a set that the first statement left out."""
     rows: list[Row] = []
     # The position is found by OFFSET in the same index, which reads each page twice. Alternatives were not faster (ADR
     # 0031).
-    place = one.place(one.size).first()
+    place = counted_set.place(counted_set.size).first()
     while place is not None:
-        rows += _rows(connection, *one.part(connection, portion, place))
-        place = one.place(portion, place).first()
+        rows += _fetch_rows(connection, *counted_set.part(connection, portion, place))
+        place = counted_set.place(portion, place).first()
     return rows
 
 
-def _sum(rows: Iterable[Row], sizes: CountLimits) -> AllCounts:
-    found = AllCounts(
+def _sum_up(rows: Iterable[Row], sizes: CountLimits) -> AllCounts:
+    result = AllCounts(
         sets=dict.fromkeys(sorted(map(str, _SETS)), 0),
         workers=dict.fromkeys(WorkerProcess.Phase.values, 0),
         batches={"open": 0, "committed": 0},
@@ -286,37 +293,37 @@ def _sum(rows: Iterable[Row], sizes: CountLimits) -> AllCounts:
     counted: Sums[str] = Sums()
     known: list[str] = []
     waiting: dict[str, int] = {}
-    latencies = found.latencies
+    latencies = result.latencies
     for kind, name, count, value in rows:
         if kind == _QUEUES:  # first, because there may be 20,000 of these rows
             known.append(name)
             if value:
-                found.paused.add(name)
+                result.paused.add(name)
             continue
         counted[kind] += count
         if kind in _WAITING:
             waiting[name] = waiting.get(name, 0) + count
             latencies[name] = max(latencies.get(name, 0.0), float(value))
         elif kind == _TOTAL:
-            found.totals[name] = int(value or 0)
+            result.totals[name] = int(value or 0)
         else:
-            sums = found.workers if kind == _WORKERS else found.batches if kind == _BATCHES else found.sets
+            sums = result.workers if kind == _WORKERS else result.batches if kind == _BATCHES else result.sets
             sums[name] = sums.get(name, 0) + count
     counted[_QUEUES] = len(known)
     # Rows of blocked jobs are grouped by queue, so the loop added them to the queues' sizes.
-    found.sets[str(State.BLOCKED)] = counted[str(State.BLOCKED)]
-    found.full = {kind for kind, count in counted.items() if sizes.is_full(kind, count)}
+    result.sets[str(State.BLOCKED)] = counted[str(State.BLOCKED)]
+    result.full = {kind for kind, count in counted.items() if sizes.is_full(kind, count)}
     queues = dict.fromkeys(known, 0) | waiting
-    found.queues = {name: queues[name] for name in sorted(queues)}
-    return found
+    result.queues = {name: queues[name] for name in sorted(queues)}
+    return result
 
 
-def _rows(connection: BaseDatabaseWrapper, sql: str, values: Sequence[Any]) -> list[Row]:
+def _fetch_rows(connection: BaseDatabaseWrapper, sql: str, values: Sequence[Any]) -> list[Row]:
     with connection.cursor() as cursor:
         cursor.execute(sql, values)
         return list(cursor.fetchall())
 
 
-def _compiled(rows: QuerySet[Any], connection: BaseDatabaseWrapper) -> Part:
+def _compile(rows: QuerySet[Any], connection: BaseDatabaseWrapper) -> Part:
     sql, values = rows.query.get_compiler(connection=connection).as_sql()
     return sql, tuple(values)

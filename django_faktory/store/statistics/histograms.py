@@ -45,7 +45,10 @@ def add(series: Mapping[tuple[str, str], Series], *, using: str, now: datetime |
         with connection.cursor() as cursor:
             minute = (now or dialect_of(connection).now(cursor)).replace(second=0, microsecond=0)
         # The same order in every process: two that add at the same time wait for each other instead of deadlocking.
-        _write(connection, [(at, *names, series[names]) for at in (EVER, minute) for names in sorted(series)])
+        _write(
+            connection,
+            [(row_minute, *names, series[names]) for row_minute in (EVER, minute) for names in sorted(series)],
+        )
 
     run(using, verb)
 
@@ -54,10 +57,10 @@ def purge(*, using: str, kept_for_s: float) -> int:
     """Delete at most `CHUNK` rows of minutes older than `kept_for_s`; return how many."""
     measures = Measure.objects.using(using)
     # All-time rows have the minute `EVER` and must not match.
-    old = measures.filter(minute__gt=EVER, minute__lt=Now() - timedelta(seconds=kept_for_s))
+    outdated = measures.filter(minute__gt=EVER, minute__lt=Now() - timedelta(seconds=kept_for_s))
 
     def verb(_: BaseDatabaseWrapper) -> int:
-        ids = list(old.order_by("minute").values_list("pk", flat=True)[:CHUNK])
+        ids = list(outdated.order_by("minute").values_list("pk", flat=True)[:CHUNK])
         if ids:
             measures.filter(pk__in=ids).delete()
         return len(ids)
@@ -79,30 +82,30 @@ def fold_idle_series(
         queue, jobtype = after
         # A row comparison (queue, jobtype) > (…) written as terms that the index serves on each database.
         rows = rows.filter(Q(queue__gt=queue) | Q(jobtype__gt=jobtype), queue__gte=queue)
-    pairs = rows.values_list("queue", "jobtype")[:CHUNK]
-    some = run(using, lambda _: list(pairs), atomic=False)
-    if not some:
+    next_pairs = rows.values_list("queue", "jobtype")[:CHUNK]
+    pairs = run(using, lambda _: list(next_pairs), atomic=False)
+    if not pairs:
         return None
-    within = rows.filter(queue__lte=some[-1][0], used_at__lt=Now() - timedelta(seconds=unused_s))
-    unused = within.exclude(queue=OTHER, jobtype=OTHER)
+    stale = rows.filter(queue__lte=pairs[-1][0], used_at__lt=Now() - timedelta(seconds=unused_s))
+    unused = stale.exclude(queue=OTHER, jobtype=OTHER)
 
     def verb(connection: BaseDatabaseWrapper) -> None:
         sums = Series()
         # Locked before they are added up: an `add` between the read and the DELETE would be lost.
-        found = list(skip_locked(unused.values_list("pk", *_SUMS))[:CHUNK])
-        for _, *values in found:
-            sums.add(_series(values))
-        measures.filter(pk__in=[pk for pk, *_ in found]).delete()
-        if found:
+        rows_to_fold = list(skip_locked(unused.values_list("pk", *_SUMS))[:CHUNK])
+        for _, *values in rows_to_fold:
+            sums.add(_build_series(values))
+        measures.filter(pk__in=[pk for pk, *_ in rows_to_fold]).delete()
+        if rows_to_fold:
             _write(connection, [(EVER, OTHER, OTHER, sums)])
 
     # Usually there is nothing to fold: one read, no transaction.
     if run(using, lambda _: unused[:1].exists(), atomic=False):
         run(using, verb)
-    return some[-1] if len(some) == CHUNK else None
+    return pairs[-1] if len(pairs) == CHUNK else None
 
 
-def ever(*, using: str, limit: int = 1000) -> dict[tuple[str, str], Series]:
+def read_totals(*, using: str, limit: int = 1000) -> dict[tuple[str, str], Series]:
     """Return the all-time sums by queue and jobtype.
 
     The `limit` pairs with the most started jobs; `OTHER` contains the sums of all remaining pairs.
@@ -110,15 +113,15 @@ def ever(*, using: str, limit: int = 1000) -> dict[tuple[str, str], Series]:
     rows = Measure.objects.using(using).filter(minute=EVER)
     # One row more than needed shows whether the sums of `OTHER` have to be computed.
     top = list(rows.order_by("-started", "queue", "jobtype").values_list("queue", "jobtype", *_SUMS)[: limit + 1])
-    found = {(queue, jobtype): _series(sums) for queue, jobtype, *sums in top[:limit]}
+    series_by_pair = {(queue, jobtype): _build_series(sums) for queue, jobtype, *sums in top[:limit]}
     if len(top) > limit:
         # The remaining pairs are the total minus the top ones, so that not every row has to be fetched.
-        everything = rows.aggregate(**{f"{name}__sum": Sum(name) for name in _SUMS})
-        rest = _series([everything[f"{name}__sum"] or 0 for name in _SUMS])
-        for series in found.values():
-            rest.subtract(series)
-        found.setdefault((OTHER, OTHER), Series()).add(rest)
-    return dict(sorted(found.items()))
+        totals = rows.aggregate(**{f"{name}__sum": Sum(name) for name in _SUMS})
+        remaining = _build_series([totals[f"{name}__sum"] or 0 for name in _SUMS])
+        for series in series_by_pair.values():
+            remaining.subtract(series)
+        series_by_pair.setdefault((OTHER, OTHER), Series()).add(remaining)
+    return dict(sorted(series_by_pair.items()))
 
 
 def by_minute(
@@ -131,8 +134,8 @@ def by_minute(
     if jobtype is not None:
         rows = rows.filter(jobtype=jobtype)
     sums = rows.values("minute").order_by("minute").annotate(**{f"{name}__sum": Sum(name) for name in _SUMS})
-    found: list[Any] = list(sums)
-    return {row["minute"]: _series([row[f"{name}__sum"] for name in _SUMS]) for row in found}
+    totals: list[Any] = list(sums)
+    return {row["minute"]: _build_series([row[f"{name}__sum"] for name in _SUMS]) for row in totals}
 
 
 def pace(*, using: str, since: datetime, queue: str | None = None) -> dict[datetime, tuple[int, int]]:
@@ -142,31 +145,31 @@ def pace(*, using: str, since: datetime, queue: str | None = None) -> dict[datet
     sums = (
         rows.order_by()
         .values("minute")
-        .annotate(well=Sum("succeeded"), badly=Sum("failed"))
-        .values_list("minute", "well", "badly")
+        .annotate(succeeded_sum=Sum("succeeded"), failed_sum=Sum("failed"))
+        .values_list("minute", "succeeded_sum", "failed_sum")
     )
-    return {minute: (int(well), int(badly)) for minute, well, badly in sums}
+    return {minute: (int(succeeded), int(failed)) for minute, succeeded, failed in sums}
 
 
 def _write(connection: BaseDatabaseWrapper, series: Sequence[tuple[datetime, str, str, Series]]) -> None:
     rows = [
         # Raw SQL bypasses the conversion of times by the ORM.
-        (connection.ops.adapt_datetimefield_value(at), queue, jobtype, *_values(sums))
-        for at, queue, jobtype, sums in series
+        (connection.ops.adapt_datetimefield_value(minute), queue, jobtype, *_column_values(sums))
+        for minute, queue, jobtype, sums in series
     ]
     with connection.cursor() as cursor:
         for start in range(0, len(rows), CHUNK):
             chunk = rows[start : start + CHUNK]
-            cursor.execute(_upsert(connection, len(chunk)), [value for row in chunk for value in row])
+            cursor.execute(_build_upsert(connection, len(chunk)), [value for row in chunk for value in row])
 
 
-def _values(series: Series) -> list[float]:
+def _column_values(series: Series) -> list[float]:
     return [
         series.started, series.succeeded, series.failed, series.waited_s, series.ran_s, *series.waits, *series.runs,
     ]  # fmt: skip
 
 
-def _series(sums: Sequence[Any]) -> Series:
+def _build_series(sums: Sequence[Any]) -> Series:
     """Build a series from the columns of `_SUMS`."""
     started, succeeded, failed, waited_s, ran_s, *counts = sums
     return Series(
@@ -180,7 +183,7 @@ def _series(sums: Sequence[Any]) -> Series:
     )
 
 
-def _upsert(connection: BaseDatabaseWrapper, count: int) -> str:
+def _build_upsert(connection: BaseDatabaseWrapper, count: int) -> str:
     row = f"({marks(_COLUMNS)})"
     insert = f"INSERT INTO {_TABLE} ({', '.join(_COLUMNS)}) VALUES {', '.join([row] * count)} "
     if connection.vendor == "mysql":

@@ -59,7 +59,7 @@ def test_functions_used_only_by_other_clients_or_workers_are_shown(admin_client,
         ("theirs", "0", 1),
     ]
     assert seen.problems == ["theirs: 1 jobs wait, and no worker is there."]
-    assert seen.is_whole
+    assert seen.is_complete
     text = page(admin_client)
     assert '<th scope="row">theirs</th><td>0</td>' in text
     assert "There is too much" not in text
@@ -70,7 +70,7 @@ def test_the_scan_of_a_huge_redis_is_bounded_and_reported_as_incomplete(
 ):
     redis.mset({f"other:{number}": 1 for number in range(3000)})
     monkeypatch.setattr(inspection, "SCANS", 2)
-    assert not health(redis).is_whole
+    assert not health(redis).is_complete
     text = page(admin_client)
     assert '<th scope="row">f</th>' in text
     assert "There is too much in this Redis to look at all of it" in text
@@ -152,7 +152,7 @@ def test_a_sweep_requeues_jobs_that_the_health_check_reports_overdue(redis, redi
     redis_worker.take(1)
     redis.zadd("gm:lease:f", {"1": 1})
     assert health(redis).functions[0].overdue == 1
-    wait_until(lambda: redis_worker.sweep().back == ["f:1"])
+    wait_until(lambda: redis_worker.sweep().requeued == ["f:1"])
     assert health(redis).functions[0].overdue == 0
 
 

@@ -83,7 +83,7 @@ def test_a_result_is_converted_to_an_output(result, output):
 
 def test_a_setting_maps_a_function_to_a_task():
     with override_settings(FAKTORY={"GEARMONKEY_FUNCTIONS": {"sum": tasks.add.jobtype}}):
-        assert registry.served()["sum"] == tasks.add
+        assert registry.served_tasks()["sum"] == tasks.add
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_setting_maps_a_function_to_a_task():
 )
 def test_an_invalid_mapping_of_functions_is_rejected(settings, words):
     with override_settings(FAKTORY=settings), pytest.raises(ImproperlyConfigured, match=words):
-        registry.served()
+        registry.served_tasks()
 
 
 def test_an_invalid_function_name_is_rejected_when_the_task_is_defined():

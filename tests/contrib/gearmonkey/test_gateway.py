@@ -14,7 +14,7 @@ from django_faktory import brokers, conf
 from django_faktory.contrib.gearmonkey import OPT_BLOCKING, Status
 from django_faktory.contrib.gearmonkey.gateway import Gateway
 from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
-from django_faktory.contrib.gearmonkey.registry import served
+from django_faktory.contrib.gearmonkey.registry import served_tasks
 from django_faktory.models import Job
 from django_faktory.testing import drain
 from tests.contrib.gearmonkey import tasks  # noqa: F401  (it registers them)
@@ -37,7 +37,7 @@ def make_gateway(server):
     """Return a function that makes a `Gateway`, which the test runs round by round."""
 
     def make(wid="b1", lease_s=20.0):
-        functions = {fn: task for fn, task in served().items() if fn in FUNCTIONS}
+        functions = {fn: task for fn, task in served_tasks().items() if fn in FUNCTIONS}
         redis_worker = RedisWorker(server.client(), list(functions), wid=wid, lease_s=lease_s)
         return Gateway(redis_worker, brokers.get_broker(), conf.get("DATABASE"), functions)
 
@@ -123,7 +123,7 @@ def test_a_gateway_that_dies_before_the_handover_leaves_one_row(make_gateway, cl
     with pytest.raises(ConnectionError):
         dead._store_jobs(taken)
     assert Job.objects.count() == 1
-    wait_until(lambda: heir._redis_worker.sweep().back == [f"shout:{id}"])
+    wait_until(lambda: heir._redis_worker.sweep().requeued == [f"shout:{id}"])
     idle(heir)
     assert Job.objects.count() == 1
     drain()
@@ -145,7 +145,7 @@ def test_a_finished_row_is_not_rerun_by_the_next_gateway(make_gateway, client):
 
     wait_until(adopted)
     assert Job.objects.get().attempt == attempts
-    assert heir._redis_worker.sweep().back == []
+    assert heir._redis_worker.sweep().requeued == []
     dead._write_outcomes()
     assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
 
@@ -155,7 +155,7 @@ def test_a_job_with_a_row_is_not_requeued_when_its_gateway_dies(make_gateway, cl
     client.run("shout", "x")
     idle(dead)
     for _ in range(3):
-        assert other._redis_worker.sweep().back == []
+        assert other._redis_worker.sweep().requeued == []
     assert redis.llen("queue:shout:normal") == 0
 
 
@@ -163,7 +163,7 @@ def test_another_gateway_takes_over_at_once_when_one_unregisters(make_gateway, c
     first, second = make_gateway("first"), make_gateway("second")
     id = client.run("shout", "x")
     idle(first)
-    first._leave()
+    first._shut_down()
     drain()
     idle(second)
     assert outcome(client, "shout", id) == (Status.SUCCESS, "X")

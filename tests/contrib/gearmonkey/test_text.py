@@ -218,7 +218,7 @@ class TestTaking:
         kept = client.run("f", "kept")
         short = RedisWorker(redis, ["f"], wid="dead", lease_s=0.05)
         assert ids(short.take(1)) == [("f", str(kept))]
-        wait_until(lambda: short.sweep().back == [f"f:{kept}"], 5)
+        wait_until(lambda: short.sweep().requeued == [f"f:{kept}"], 5)
         assert redis.lrange("queue:f:normal", 0, -1) == [str(kept).encode()]
         assert client.get("f", kept).status == Status.IDLE
 

@@ -93,7 +93,7 @@ class TestSums:
         histogram_rows.add(series(started=2, succeeded=1), using=USING, now=T0)
         histogram_rows.add(series(started=1, failed=3, run=2.0), using=USING, now=T0)
         histogram_rows.add(series(started=5), using=USING, now=T0 + timedelta(minutes=1))
-        ever = histogram_rows.ever(using=USING)[MAIL]
+        ever = histogram_rows.read_totals(using=USING)[MAIL]
         assert (ever.started, ever.succeeded, ever.failed) == (8, 1, 3)
         assert ever.ran_s == pytest.approx(6.01)
         assert sum(ever.runs) == 4
@@ -113,7 +113,7 @@ class TestSums:
         assert histogram_rows.purge(using=USING, kept_for_s=86_400) == 1
         assert histogram_rows.purge(using=USING, kept_for_s=86_400) == 0
         assert Measure.objects.count() == 2
-        assert histogram_rows.ever(using=USING)[MAIL].started == 2
+        assert histogram_rows.read_totals(using=USING)[MAIL].started == 2
 
     def test_adding_no_series_runs_no_sql_statement(self, django_assert_num_queries):
         with django_assert_num_queries(0):
@@ -189,7 +189,7 @@ class TestBookkeeper:
         recorder.started([JobTiming(*MAIL, 0.1)])
         keeper.stop()
         thread.join(10)
-        assert histogram_rows.ever(using=USING)[MAIL].started == 1
+        assert histogram_rows.read_totals(using=USING)[MAIL].started == 1
 
     def test_the_flusher_keeps_metrics_while_the_database_is_unavailable(self, monkeypatch, caplog):
         recorder = Recorder()
@@ -204,4 +204,4 @@ class TestBookkeeper:
             keeper.write()
         assert "measures wait for the database error=database unavailable: gone fishing" in caplog.text
         keeper.write()
-        assert histogram_rows.ever(using=USING)[MAIL].started == 1
+        assert histogram_rows.read_totals(using=USING)[MAIL].started == 1

@@ -57,12 +57,12 @@ READS = {
     "shared INFO": lambda: OrmBroker(USING, shares_numbers=True).info(),
     "INFO of large sets": lambda: counts.counts(using=USING, sizes=SMALL),
     "latency": lambda: OrmBroker(USING).latency(["mail", "q0"]),
-    "waiting": lambda: queues.waiting(["mail", "q0"], using=USING),
+    "waiting": lambda: queues.read_waiting(["mail", "q0"], using=USING),
     "names": lambda: queues.known_names(using=USING),
     "metrics": lambda: views.metrics(RequestFactory().get("/")).content,
-    "probes": lambda: health.ready(using=USING),
-    "statsd": lambda: list(statsd.sizes(statistics.read(using=USING))),
-    "workers": lambda: workers.states(using=USING, timeout_s=60),
+    "probes": lambda: health.check_ready(using=USING),
+    "statsd": lambda: list(statsd.format_sizes(statistics.read(using=USING))),
+    "workers": lambda: workers.count_by_state(using=USING, timeout_s=60),
 }
 
 
@@ -93,7 +93,7 @@ def test_pages_are_read_while_another_connection_writes(page, root, is_written):
 
 def test_writes_commit_while_counts_are_read_in_portions(stored, monkeypatch):
     written = []
-    further = counts._further
+    further = counts._count_further_rows
 
     def further_after_a_write(*args):
         with closing(sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None, timeout=0)) as other:
@@ -101,7 +101,7 @@ def test_writes_commit_while_counts_are_read_in_portions(stored, monkeypatch):
         written.append(1)
         return further(*args)
 
-    monkeypatch.setattr(counts, "_further", further_after_a_write)
+    monkeypatch.setattr(counts, "_count_further_rows", further_after_a_write)
     found = counts.counts(using=USING, sizes=SMALL)
     assert written
     assert found.queues["mail"] == 3

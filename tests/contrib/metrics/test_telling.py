@@ -187,7 +187,7 @@ class TestStatsd:
         return self.server.recv(65536).decode().split("\n")
 
     def test_metrics_use_the_names_of_faktory_with_tags(self, client):
-        client.send(statsd.passed({("mail", "send"): Series(succeeded=3, failed=1, ran_s=0.5)}))
+        client.send(statsd.format_job_counts({("mail", "send"): Series(succeeded=3, failed=1, ran_s=0.5)}))
         tags = "|#queue:mail,jobtype:send"
         assert self.lines() == [
             f"faktory.jobs.count:4|c{tags}", f"faktory.jobs.perform:125.000|ms{tags}", f"faktory.jobs.failed:1|c{tags}",
@@ -196,12 +196,12 @@ class TestStatsd:
     def test_sizes_of_queues_and_sets_are_sent(self, client):
         JobFactory.create_batch(2, queue="mail", enqueued_at=timezone.now())
         JobFactory(dead=True)
-        client.send(statsd.sizes(read(using=USING)))
+        client.send(statsd.format_sizes(read(using=USING)))
         lines = self.lines()
         assert {"faktory.dead:1|g", "faktory.queue.size:2|g|#queue:mail", "faktory.workers:0|g"} <= set(lines)
 
     def test_hostile_queue_names_cannot_add_lines(self, client):
-        client.send(statsd.passed({("a\nfaktory.x:1|g", "b|#c:d"): Series(succeeded=1)}))
+        client.send(statsd.format_job_counts({("a\nfaktory.x:1|g", "b|#c:d"): Series(succeeded=1)}))
         assert self.lines()[0] == "faktory.jobs.count:1|c|#queue:a_faktory.x_1_g,jobtype:b__c_d"
 
     def test_many_lines_are_split_into_several_packets(self, client):

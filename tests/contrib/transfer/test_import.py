@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from django.core.management import call_command
 
-from django_faktory.admin.jobs.detail import timeline
+from django_faktory.admin.jobs.detail import build_timeline
 from django_faktory.brokers import get_broker
 from django_faktory.contrib.transfer import import_jobs
 from django_faktory.contrib.transfer.redis_layout import FaktoryRedis
@@ -126,7 +126,7 @@ def test_times_and_failures_are_imported(release, redis, take):
 
 
 def timeline_of(job):
-    return timeline(job, texts.read(job, "history")["history"])
+    return build_timeline(job, texts.read(job, "history")["history"])
 
 
 @EVERY

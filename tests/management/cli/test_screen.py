@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_faktory.management.cli.screen import Screen, aligned, clean
+from django_faktory.management.cli.screen import Screen, align, clean
 from django_faktory.models import Batch
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.management.cli.conftest import Terminal
@@ -43,7 +43,7 @@ def test_control_characters_are_shown_as_escape_sequences():
 
 @pytest.mark.core
 def test_columns_are_aligned():
-    assert aligned([["A", "BB"], ["long", "x"]]) == ["A     BB", "long  x"]
+    assert align([["A", "BB"], ["long", "x"]]) == ["A     BB", "long  x"]
 
 
 @pytest.mark.core

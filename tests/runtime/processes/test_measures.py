@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 def ended(task):
-    sums = histograms.ever(using="default").get(("default", task.jobtype))
+    sums = histograms.read_totals(using="default").get(("default", task.jobtype))
     return (sums.started, sums.succeeded, sums.failed) if sums else None
 
 

@@ -9,7 +9,7 @@ from http.client import HTTPException
 import psutil
 import pytest
 
-from django_faktory.admin.jobs.detail import timeline
+from django_faktory.admin.jobs.detail import build_timeline
 from django_faktory.brokers import get_broker
 from django_faktory.models import Job
 from django_faktory.runtime.supervisor.contract import ChildSpec
@@ -104,9 +104,9 @@ def test_the_loss_message_describes_how_the_process_died():
     crashed.refresh_from_db()
     assert (silent.state, silent.losses, crashed.state, crashed.losses) == ("enqueued", 1, "enqueued", 1)
     lost = "was lost while it ran this job (1 of 3)"
-    _, attempt, _ = timeline(silent, texts.read(silent, "history")["history"])
+    _, attempt, _ = build_timeline(silent, texts.read(silent, "history")["history"])
     assert attempt.message == f"worker wid-silent {lost}: its process stopped responding and was killed after 41 s"
-    _, attempt, _ = timeline(crashed, texts.read(crashed, "history")["history"])
+    _, attempt, _ = build_timeline(crashed, texts.read(crashed, "history")["history"])
     assert attempt.message == f"worker wid-crashed {lost}"
 
 

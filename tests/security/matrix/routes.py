@@ -245,9 +245,9 @@ _ADMIN_ACTIONS = {
         "delete_selected": "delete_limit",
     },
     "outboxentry": {"try_again": "retry_outboxentry", "delete_selected": "delete_outboxentry"},
-    "job": {name: f"{name}_job" for name in job_actions.ACTS if name != "clear"},
+    "job": {name: f"{name}_job" for name in job_actions.ACTIONS if name != "clear"},
 }  # fmt: skip
-_NEEDED = {name: "clear_queue" if name == "clear" else f"{name}_job" for name in job_actions.ACTS}
+_NEEDED = {name: "clear_queue" if name == "clear" else f"{name}_job" for name in job_actions.ACTIONS}
 
 
 def registered():
@@ -316,13 +316,13 @@ def _of_django(model, page, path, view):
 
 
 def _buttons(model, site):
-    acts = [name for name in job_actions.ACTS if name != "clear"] if model == "job" else list(site.acts)
+    acts = [name for name in job_actions.ACTIONS if name != "clear"] if model == "job" else list(site.object_actions)
     for name in acts:
         needs = frozenset({f"view_{model}", _ADMIN_ACTIONS[model][name]})
         path = _at(model, "act", _pk(model, name), name)
         yield Request(f"{model} act {name} GET", "GET", path, NOBODY)
         yield Request(f"{model} act {name}", "POST", path, needs, _form({"confirmed": "yes", "why": "because"}), True)
-        if model == "job" and job_actions.ACTS[name].warning:
+        if model == "job" and job_actions.ACTIONS[name].warning:
             yield Request(f"{model} act {name} unconfirmed", "POST", path, needs, _form({}))
 
 
@@ -352,7 +352,7 @@ def _edit():
 
 
 def _all():
-    for name, act in job_actions.ACTS.items():
+    for name, act in job_actions.ACTIONS.items():
         path = f"{_at('job', 'all')}?verb={name}&state={min(act.states)}"
         needs = frozenset({"view_job", _NEEDED[name]})
         yield Request(f"job all {name} GET", "GET", path, needs)

@@ -13,7 +13,7 @@ from django_faktory.store.cron import entries
 from django_faktory.store.cron import runs as cron_runs
 from django_faktory.store.cron.runs import CronJob
 from django_faktory.store.jobs import pushes
-from django_faktory.store.maintenance.pending_work import look
+from django_faktory.store.maintenance.pending_work import find_pending_work
 from tests.factories import payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -57,11 +57,11 @@ def test_a_tick_enqueues_one_job_and_schedules_the_next_tick():
 
 
 def test_the_time_to_the_next_tick_is_read_in_one_statement(django_assert_num_queries):
-    assert look(using=USING, now=NOON).tick_in_s is None
+    assert find_pending_work(using=USING, now=NOON).tick_in_s is None
     entry(since=NOON)
     entry("daily", "0 0 * * *", since=NOON)
     with django_assert_num_queries(1):
-        found = look(using=USING, now=NOON, worker_timeout_s=60)
+        found = find_pending_work(using=USING, now=NOON, worker_timeout_s=60)
     assert (found.tick_in_s, found.due_in_s) == (3600, None)
 
 
@@ -74,7 +74,7 @@ def test_two_nodes_enqueue_one_job_for_the_same_tick():
         one = CronEntry.objects.get(next_at__lte=NOON)
         both_saw.wait(20)
         for _ in range(5):
-            told.append(cron_runs.run(USING, lambda here: cron_runs._take(here, one.pk, enqueue, NOON)))
+            told.append(cron_runs.run(USING, lambda here: cron_runs._take_runs(here, one.pk, enqueue, NOON)))
         connections.close_all()
 
     nodes = [threading.Thread(target=node) for _ in range(2)]
@@ -98,7 +98,7 @@ def test_a_node_skips_an_entry_locked_by_another_node():
         connections.close_all()
 
     with transaction.atomic():
-        assert cron_runs._take(connection, CronEntry.objects.get(name="hourly").pk, enqueue, NOON)
+        assert cron_runs._take_runs(connection, CronEntry.objects.get(name="hourly").pk, enqueue, NOON)
         second = threading.Thread(target=node)
         second.start()
         second.join(20)

@@ -40,7 +40,7 @@ def make_ready(*statements):
     with connection.cursor() as cursor:
         for statement in statements:
             for _ in range(prepared.USES_BEFORE + 1):
-                statement.ready(cursor)
+                statement.prepare_if_worthwhile(cursor)
 
 
 @pytest.fixture

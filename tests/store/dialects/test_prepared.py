@@ -69,7 +69,7 @@ def test_server_side_binding_sends_statements_one_by_one(statement):
             for _ in range(4):
                 found = prepared.execute(cursor, [(statement, [1, "a"]), (statement, [2, "b"])])
                 assert found == [[(2, "aa")], [(3, "bb")]]
-        assert not dialect_of(connection).joins(connection)
+        assert not dialect_of(connection).can_join(connection)
     finally:
         connection.settings_dict["OPTIONS"] = options
         connection.close()

@@ -159,8 +159,9 @@ def test_claims_for_different_workers_are_one_message_on_postgresql(monkeypatch)
     if connection.vendor != "postgresql":
         pytest.skip("a promise of the PostgreSQL dialect")
     looks = []
-    real = dialect_of(connection).waiting
-    monkeypatch.setattr(dialect_of(connection), "waiting", lambda *args: looks.append(1) or real(*args), raising=False)
+    real = dialect_of(connection).count_ready
+    dialect = dialect_of(connection)
+    monkeypatch.setattr(dialect, "count_ready", lambda *args: looks.append(1) or real(*args), raising=False)
 
     def serve(count):
         push([payload(queue="a") for _ in range(count)], using=USING)
@@ -230,7 +231,7 @@ def test_an_error_between_two_claims_loses_no_job_and_no_answer(monkeypatch):
     def fails(*_):
         raise OperationalError("the server closed the connection unexpectedly")
 
-    monkeypatch.setattr(dialect_of(connection), "waiting", fails, raising=False)
+    monkeypatch.setattr(dialect_of(connection), "count_ready", fails, raising=False)
     monkeypatch.setattr(claiming, "MAX_REQUEST_CLAIMS", 1)  # otherwise one message makes both claims
     told = exchange([payload(queue="z")], [], requests, using=USING)
     assert [[job.queue for job in one] for one in told.fetched] == [["a"], []]

@@ -9,7 +9,7 @@ from django_faktory.core.payloads import FetchRequest, failure
 from django_faktory.models import Job
 from django_faktory.store.jobs import claims, failures, pushes
 from django_faktory.store.maintenance import due
-from django_faktory.store.maintenance.pending_work import look
+from django_faktory.store.maintenance.pending_work import find_pending_work
 from tests.factories import T0, JobFactory, payload
 
 pytestmark = pytest.mark.django_db
@@ -140,7 +140,7 @@ def test_a_retry_is_enqueued_when_it_is_due_and_not_before():
     pushes.push([job], using=USING, now=T0)
     claims.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING, now=T0)
     failures.fail([failure(jid=job.jid, wid="w1", retry_in_s=60)], using=USING, now=T0)
-    assert look(using=USING, now=T0).due_in_s == 60
+    assert find_pending_work(using=USING, now=T0).due_in_s == 60
     assert due.enqueue_due(using=USING, now=T0 + timedelta(seconds=59)) == set()
     assert due.enqueue_due(using=USING, now=T0 + timedelta(seconds=60)) == {"default"}
     [[again]] = claims.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING)

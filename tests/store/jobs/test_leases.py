@@ -153,7 +153,7 @@ class TestReaping:
         JobFactory(working=True, reserved_until=T0)
         WorkerProcess.objects.update_or_create(wid="w1", defaults={"beat_at": T0})
         upkeeper = Maintenance("default")
-        upkeeper._reap()
+        upkeeper._reap_reservations()
         assert Job.objects.get().state == "working"
         upkeeper.run_once()
         assert Job.objects.get().state != "working"

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from django_faktory.brokers import get_broker
-from django_faktory.contrib.transfer.import_jobs import keep
+from django_faktory.contrib.transfer.import_jobs import store_arrivals
 from django_faktory.contrib.transfer.job_format import Arrival
 from django_faktory.core.job_parser import parse_job
 from django_faktory.core.lifecycle import GONE, TRANSITIONS, Event, State
@@ -58,7 +58,7 @@ def ready(job):
 
 def import_again(job):
     text = f'{{"jid":"{job.jid}","jobtype":"newer","args":[]}}'
-    keep([Arrival(parse_job(text), State.ENQUEUED)], get_broker(), USING)
+    store_arrivals([Arrival(parse_job(text), State.ENQUEUED)], get_broker(), USING)
     Job.objects.filter(jobtype=transfer.RECEIPT).delete()
 
 
@@ -81,7 +81,7 @@ HAPPEN = {
     Event.PURGE: lambda job: due.purge(using=USING, now=LATER),
     Event.IMPORT: import_again,
     Event.EXPORT: lambda job: transfer.hand_over(
-        transfer.exportable(job.state, using=USING), list, using=USING, limit=9
+        transfer.find_exportable(job.state, using=USING), list, using=USING, limit=9
     ),
 }
 

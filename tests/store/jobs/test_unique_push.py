@@ -207,7 +207,7 @@ def test_concurrent_pushes_of_one_unique_jid_store_one_job_and_all_succeed():
 @pytest.mark.skipif("not connection.features.has_select_for_update", reason="SQLite has one writer at a time")
 def test_a_unique_lock_acquired_after_the_first_check_is_detected(monkeypatch):
     """Another node commits between the look and the insert; the job's jid has a finished row."""
-    looks, look = [], unique_push._holders
+    looks, look = [], unique_push._find_holders
 
     def look_and_lose(here, keys):
         found = look(here, keys)
@@ -216,7 +216,7 @@ def test_a_unique_lock_acquired_after_the_first_check_is_detected(monkeypatch):
             in_threads(1, lambda _: push(unique()))
         return found
 
-    monkeypatch.setattr(unique_push, "_holders", look_and_lose)
+    monkeypatch.setattr(unique_push, "_find_holders", look_and_lose)
     again = unique(result_ttl=60)
     JobFactory(succeeded=True, jid=again.jid)
     assert push(again) == [False]

@@ -28,7 +28,7 @@ def test_example_settings_contain_no_invalid_limit(settings):
     found = {}
     exec(SETTINGS, found)
     settings.FAKTORY = settings.FAKTORY | found["FAKTORY"]
-    assert [one for one in limits.read() if isinstance(one, limits.InvalidDefinition)] == []
+    assert [one for one in limits.read_definitions() if isinstance(one, limits.InvalidDefinition)] == []
 
 
 def test_example_code_pauses_limits_and_resumes_a_task(transactional_db):

@@ -131,10 +131,10 @@ def test_an_edited_limit_overrides_code_until_the_edit_is_reverted(transactional
 def test_reverting_an_edit_restores_the_limit_defined_in_code(transactional_db):
     task_limits.sync(using="default")
     edited = limit("task", tasks.at_most_two.jobtype, 9)
-    assert task_limits.as_in_code(edited, using="default") is True
+    assert task_limits.revert_to_code(edited, using="default") is True
     edited.refresh_from_db()
     assert (edited.allowance_text, edited.origin) == ("2 at a time", "code")
-    assert task_limits.as_in_code(edited, using="default") is False
+    assert task_limits.revert_to_code(edited, using="default") is False
 
 
 def test_manual_limits_and_pauses_survive_removal_from_code(transactional_db):
@@ -175,5 +175,5 @@ def test_usage_and_waiting_jobs_of_a_limit_are_reported(node):
     node.push(*"abc")
     node.fetch(2)
     assert limit_definitions.read_usage([one.pk], using="default") == {one.pk: (1, None)}
-    assert limit_definitions.waiting(one, using="default") == 2
+    assert limit_definitions.count_blocked_jobs(one, using="default") == 2
     assert Job.objects.filter(limiter__isnull=False).count() == 2

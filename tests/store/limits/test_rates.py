@@ -80,13 +80,13 @@ def test_maintenance_sleeps_until_the_next_token_and_no_longer(node, at):
     limit("task", "noop", "1/s")
     full("noop")
     node.push("a", "b")
-    assert pending_work.look(using="default").opens_in_s is None
+    assert pending_work.find_pending_work(using="default").opens_in_s is None
     at(0)
     node.fetch(2)
     node.fetch(2)
     [opens_at] = Limiter.objects.values_list("opens_at", flat=True)
     assert opens_at == T0 + timedelta(seconds=1)
-    assert pending_work.look(using="default", now=T0).opens_in_s == 1.0
+    assert pending_work.find_pending_work(using="default", now=T0).opens_in_s == 1.0
 
 
 def test_a_rate_limited_queue_is_skipped_until_its_next_token(node, at):

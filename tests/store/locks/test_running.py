@@ -153,7 +153,7 @@ class Node:
         elif chance < 0.15:
             while places:
                 places.pop().leave()
-            workers.bye([self.wid], using="default")
+            workers.unregister([self.wid], using="default")
             return False
         elif self.broker.ack([Ack(jid=job.jid, wid=self.wid, attempt=job.attempt)]) == [True]:
             self.done.append(job.jid)

@@ -10,7 +10,7 @@ from django.utils import timezone
 from django_faktory.core.lifecycle import FINISHED, State
 from django_faktory.models import Job
 from django_faktory.store.maintenance import due
-from django_faktory.store.maintenance.pending_work import look
+from django_faktory.store.maintenance.pending_work import find_pending_work
 from tests.factories import T0, JobFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,18 +23,18 @@ def waiting(count, run_at, state="scheduled"):
 
 
 def test_the_next_due_time_is_the_earliest_of_scheduled_and_retries():
-    assert look(using=USING, now=T0).due_in_s is None
+    assert find_pending_work(using=USING, now=T0).due_in_s is None
     waiting(1, T0 + timedelta(seconds=90))
-    assert look(using=USING, now=T0).due_in_s == 90
+    assert find_pending_work(using=USING, now=T0).due_in_s == 90
     waiting(1, T0 + timedelta(seconds=30), "retries")
-    assert look(using=USING, now=T0).due_in_s == 30
+    assert find_pending_work(using=USING, now=T0).due_in_s == 30
     waiting(1, T0 - timedelta(seconds=5))
-    assert look(using=USING, now=T0).due_in_s == -5
+    assert find_pending_work(using=USING, now=T0).due_in_s == -5
 
 
 def test_the_database_clock_decides_which_jobs_are_due():
     waiting(1, timezone.now() + timedelta(minutes=1))
-    assert 50 < look(using=USING).due_in_s <= 61
+    assert 50 < find_pending_work(using=USING).due_in_s <= 61
     assert due.enqueue_due(using=USING) == set()
 
 
@@ -42,7 +42,7 @@ def test_reading_the_next_due_time_is_one_statement(django_assert_num_queries):
     waiting(20, T0 + timedelta(hours=1))
     waiting(20, T0 + timedelta(hours=1), "retries")
     with django_assert_num_queries(1):
-        look(using=USING)
+        find_pending_work(using=USING)
 
 
 def test_the_earliest_due_jobs_are_enqueued_first_up_to_the_limit():
@@ -110,7 +110,7 @@ def test_on_mariadb_only_the_head_of_the_index_is_read():
     waiting(300, T0 + timedelta(hours=1), "retries")
     with connection.cursor() as cursor:
         cursor.execute("FLUSH STATUS")
-        look(using=USING)
+        find_pending_work(using=USING)
         cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
         read = sum(int(count) for name, count in cursor.fetchall() if name != "Handler_read_rnd_next")
     assert read < 20
@@ -120,24 +120,28 @@ def expiring(count, **fields):
     return Job.objects.bulk_create(JobFactory.many(count, expires_at=T0 - timedelta(seconds=1), **fields))
 
 
+def has_expired_jobs():
+    return find_pending_work(using=USING, now=T0, worker_timeout_s=60).has_expired_jobs
+
+
 def test_waiting_jobs_expire_but_finished_jobs_do_not():
     expiring(3, succeeded=True)
-    assert look(using=USING, now=T0, worker_timeout_s=60).expired is not connection.features.supports_partial_indexes
+    assert has_expired_jobs() is not connection.features.supports_partial_indexes
     assert due.expire(using=USING, now=T0) == 0
-    assert look(using=USING, now=T0, worker_timeout_s=60).expired is False
+    assert has_expired_jobs() is False
     assert Job.objects.succeeded().count() == 3
     expiring(2)
-    assert look(using=USING, now=T0, worker_timeout_s=60).expired is True
+    assert has_expired_jobs() is True
     assert due.expire(using=USING, now=T0) == 2
-    assert look(using=USING, now=T0, worker_timeout_s=60).expired is False
+    assert has_expired_jobs() is False
 
 
 def test_a_running_job_past_its_expiry_expires_only_when_it_waits_again():
     [job] = expiring(1, working=True, reserved_until=timezone.now() + timedelta(hours=1))
-    assert look(using=USING, now=T0, worker_timeout_s=60).expired is False
+    assert has_expired_jobs() is False
     assert due.expire(using=USING, now=T0) == 0
     Job.objects.filter(jid=job.jid).update(state="retries", run_at=T0 + timedelta(hours=1))
-    assert look(using=USING, now=T0, worker_timeout_s=60).expired is True
+    assert has_expired_jobs() is True
     assert due.expire(using=USING, now=T0) == 1
 
 

@@ -100,7 +100,7 @@ def test_a_pause_is_not_lost_to_a_concurrent_deletion(monkeypatch):
     monkeypatch.setattr(QueueQuerySet, "bulk_create", create_and_forget)
     assert queues.pause(["mail"], using=USING) == ["mail"]
     assert counts == [0]
-    assert queues.paused(using=USING) == {"mail"}
+    assert queues.read_paused(using=USING) == {"mail"}
 
 
 def test_a_push_creates_a_deleted_queue_again():
@@ -149,7 +149,7 @@ def passed(queue, jobtype, times=1):
 
 def sums():
     return {names: (one.started, one.succeeded, one.ran_s, sum(one.waits))
-            for names, one in histograms.ever(using=USING).items()}  # fmt: skip
+            for names, one in histograms.read_totals(using=USING).items()}  # fmt: skip
 
 
 def test_totals_of_unused_tasks_are_folded_into_the_total_of_others(monkeypatch):

@@ -68,7 +68,7 @@ def clean(monkeypatch):
     if connection.vendor == "postgresql":
         let_sessions_tell()
         vacuum.vacuum(using=USING)
-        wait_until(lambda: vacuum.dead_rows(using=USING) == 0)
+        wait_until(lambda: vacuum.count_dead_rows(using=USING) == 0)
 
 
 @on_postgresql
@@ -93,18 +93,18 @@ def test_the_migration_sets_and_resets_storage_parameters_on_postgresql_only(cap
 
 def test_a_few_dead_rows_start_no_vacuum(clean):
     leave_dead_rows(20)
-    assert vacuum.Vacuumer(USING).look() is False
+    assert vacuum.Vacuumer(USING).start_if_due() is False
 
 
 @on_postgresql
 def test_many_dead_rows_are_vacuumed_in_a_thread(clean, monkeypatch):
     monkeypatch.setattr(vacuum, "DEAD_ROWS", 50)
     leave_dead_rows(60)
-    wait_until(lambda: vacuum.dead_rows(using=USING) >= 60)
+    wait_until(lambda: vacuum.count_dead_rows(using=USING) >= 60)
     tidier = vacuum.Vacuumer(USING)
-    assert tidier.look() is True
+    assert tidier.start_if_due() is True
     tidier.join(20)
-    wait_until(lambda: vacuum.dead_rows(using=USING) == 0)
+    wait_until(lambda: vacuum.count_dead_rows(using=USING) == 0)
 
 
 @on_postgresql
@@ -117,12 +117,12 @@ def test_rows_visible_to_an_open_snapshot_are_not_vacuumed_repeatedly(clean, mon
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             cursor.execute("SELECT COUNT(*) FROM django_faktory_queue")
         leave_dead_rows(60)
-        wait_until(lambda: vacuum.dead_rows(using=USING) >= 60)
+        wait_until(lambda: vacuum.count_dead_rows(using=USING) >= 60)
         tidier = vacuum.Vacuumer(USING)
-        assert tidier.look() is True
+        assert tidier.start_if_due() is True
         tidier.join(20)
-        assert vacuum.dead_rows(using=USING) >= 60
-        assert tidier.look() is False
+        assert vacuum.count_dead_rows(using=USING) >= 60
+        assert tidier.start_if_due() is False
     finally:
         other.close()
 
@@ -131,11 +131,11 @@ def test_rows_visible_to_an_open_snapshot_are_not_vacuumed_repeatedly(clean, mon
 def test_all_nodes_pause_after_a_vacuum_by_any_node(clean, monkeypatch):
     monkeypatch.setattr(vacuum, "DEAD_ROWS", 0)
     first, second = vacuum.Vacuumer(USING), vacuum.Vacuumer(USING)
-    assert first.look() is True
+    assert first.start_if_due() is True
     first.join(20)
-    wait_until(lambda: vacuum.dead(using=USING).vacuumed_s_ago < 30)
+    wait_until(lambda: vacuum.read_dead_rows(using=USING).vacuumed_s_ago < 30)
     monkeypatch.setattr(vacuum, "SHORTEST_REST_S", 1e9)
-    assert [first.look(), second.look()] == [False, False]
+    assert [first.start_if_due(), second.start_if_due()] == [False, False]
 
 
 @on_postgresql
@@ -169,9 +169,9 @@ class Remembered:
 @on_postgresql
 def test_a_failed_vacuum_is_only_logged(clean, monkeypatch, caplog):
     monkeypatch.setattr(vacuum, "DEAD_ROWS", 0)
-    monkeypatch.setattr(vacuum, "_VACUUM", "VACUUM no_such_table")
+    monkeypatch.setattr(vacuum, "_VACUUM_SQL", "VACUUM no_such_table")
     tidier = vacuum.Vacuumer(USING)
     with caplog.at_level(logging.WARNING):
-        tidier.look()
+        tidier.start_if_due()
         tidier.join(20)
     assert "could not vacuum" in caplog.text

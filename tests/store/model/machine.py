@@ -194,7 +194,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     @rule(wid=st.sampled_from(WIDS))
     def worker_takes_leave(self, wid):
         held = self.model.held_by(wid)
-        assert workers.bye([wid], **USING) == len(held)
+        assert workers.unregister([wid], **USING) == len(held)
         self.model.interrupt(held)
         self.model.known.discard(wid)
         self.model.quiet.discard(wid)

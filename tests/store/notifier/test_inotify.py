@@ -64,7 +64,7 @@ def test_a_commit_is_detected_with_and_without_a_file_watch(
 ):
     if is_told:
         # No regular look within the test: only the file watch can report the commit.
-        monkeypatch.setattr(sqlite, "UNTOLD_S", LONG_S)
+        monkeypatch.setattr(sqlite, "REGULAR_LOOK_S", LONG_S)
     else:
         # Without a file watch the listener polls.
         monkeypatch.setattr(sqlite, "FileWatch", refuse)

@@ -56,7 +56,7 @@ def test_a_closed_listener_receives_no_ring_and_does_not_wait(neighbours):
 
 @pytest.mark.django_db(transaction=True)
 def test_an_announcement_rings_local_listeners_on_every_database(neighbours, monkeypatch):
-    monkeypatch.setattr(publisher, "_also", [])
+    monkeypatch.setattr(publisher, "_local_receivers", [])
     notifier.add_local_receiver(neighbours.ring)
     listener = neighbours.listener(0)
     notifier.announce("default", {"mail"})

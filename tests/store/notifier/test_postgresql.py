@@ -76,17 +76,17 @@ class TestAnnouncing:
         assert sorted(heard()) == ["default", "mail"]
 
     def test_a_burst_of_announcements_is_one_hint(self, heard):
-        said = [publisher._news("default", ["mail"], now=100 + number / 10_000) for number in range(100)]
+        said = [publisher._select_to_announce("default", ["mail"], now=100 + number / 10_000) for number in range(100)]
         assert [news for news in said if news] == [["mail"]]
 
     def test_a_queue_is_announced_again_after_the_debounce_time(self):
-        assert publisher._news("default", ["mail"], now=100.0) == ["mail"]
-        assert publisher._news("default", ["mail", "other"], now=100.005) == ["other"]
-        assert publisher._news("default", ["mail"], now=100.011) == ["mail"]
+        assert publisher._select_to_announce("default", ["mail"], now=100.0) == ["mail"]
+        assert publisher._select_to_announce("default", ["mail", "other"], now=100.005) == ["other"]
+        assert publisher._select_to_announce("default", ["mail"], now=100.011) == ["mail"]
 
     def test_the_memory_of_announced_queues_is_bounded(self):
         for number in range(publisher.MAX_REMEMBERED * 2):
-            publisher._news("default", [f"queue-{number}"], now=100.0)
+            publisher._select_to_announce("default", [f"queue-{number}"], now=100.0)
         assert len(publisher._announced_at) <= publisher.MAX_REMEMBERED + 1
 
     def test_nothing_is_announced_inside_a_transaction(self, heard):
@@ -196,7 +196,7 @@ class TestTrouble:
         self, listen, behind, pooler, caplog, monkeypatch
     ):
         caplog.set_level(logging.INFO, "django_faktory")
-        monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 0.2)
+        monkeypatch.setattr(postgresql, "TEST_TIMEOUT_S", 0.2)
         pooler.swallows = True
         listener = listen(behind)
         wait_until(lambda: not listener._thread.is_alive())
@@ -209,7 +209,7 @@ class TestTrouble:
 
     def test_a_connection_that_stops_delivering_hints_is_replaced(self, listen, behind, pooler, monkeypatch):
         """A connection to a former primary stays open, while announcements go to the new one."""
-        monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 1.0)
+        monkeypatch.setattr(postgresql, "TEST_TIMEOUT_S", 1.0)
         monkeypatch.setattr(postgresql, "TEST_EVERY_S", 0.2)
         listener = listen(behind)
         wait_until(lambda: listener.hears_all)
@@ -222,7 +222,7 @@ class TestTrouble:
         assert listener.wait(LONG_S) is True
 
     def test_a_pooler_that_forwards_notifications_is_supported(self, listen, behind, monkeypatch):
-        monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 0.5)
+        monkeypatch.setattr(postgresql, "TEST_TIMEOUT_S", 0.5)
         listener = listen(behind)
         assert listener.wait(0.7) is False
         say("mail")

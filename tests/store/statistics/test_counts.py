@@ -73,7 +73,7 @@ def test_portions_count_the_same_as_one_statement():
 def test_all_portions_read_the_same_snapshot(monkeypatch):
     fill()
     before = told(statistics.counts(using=USING))
-    further = statistics._further
+    further = statistics._count_further_rows
 
     def further_while_jobs_move(*args):
         """Another connection commits between two portions."""
@@ -81,7 +81,7 @@ def test_all_portions_read_the_same_snapshot(monkeypatch):
         return further(*args)
 
     moment = timezone.now()
-    monkeypatch.setattr(statistics, "_further", further_while_jobs_move)
+    monkeypatch.setattr(statistics, "_count_further_rows", further_while_jobs_move)
     assert told(statistics.counts(using=USING, sizes=SMALL)) == before
 
 
@@ -104,7 +104,7 @@ def test_a_snapshot_ends_its_transaction_even_after_an_error(monkeypatch):
     def fails(*_):
         raise ValueError("meanwhile")
 
-    monkeypatch.setattr(statistics, "_further", fails)
+    monkeypatch.setattr(statistics, "_count_further_rows", fails)
     with pytest.raises(ValueError, match="meanwhile"):
         statistics.counts(using=USING, sizes=SMALL)
     Queue.objects.create(name="newer")  # neither refused nor lost
@@ -140,7 +140,7 @@ def test_latencies_of_a_thousand_queues_are_read_in_one_statement():
 def test_requests_that_are_wrapped_in_transactions_share_a_result(monkeypatch):
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     with transaction.atomic(), CaptureQueriesContext(connection) as caught:
-        assert statistics.shared_glance(using=USING) is statistics.shared_glance(using=USING)
+        assert statistics.shared_bounded_counts(using=USING) is statistics.shared_bounded_counts(using=USING)
     assert sum("COUNT(" in query["sql"] for query in caught) == 1
 
 

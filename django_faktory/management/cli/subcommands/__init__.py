@@ -10,8 +10,8 @@ from ..subcommand import Subcommand
 
 def subcommands() -> dict[str, Subcommand]:
     """Return all subcommands by name, in the order of their modules' names."""
-    found: dict[str, Subcommand] = {}
-    for module in sorted(pkgutil.iter_modules(__path__), key=lambda one: one.name):
-        for one in import_module(f"{__name__}.{module.name}").SUBCOMMANDS:
-            found[one.name] = one
-    return found
+    by_name: dict[str, Subcommand] = {}
+    for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
+        for subcommand in import_module(f"{__name__}.{module.name}").SUBCOMMANDS:
+            by_name[subcommand.name] = subcommand
+    return by_name

@@ -29,14 +29,16 @@ def _batches(call: Invocation) -> int:
             return _unknown(call, bid)
     rows = Batch.objects.using(call.database())
     if bid:
-        one = list(rows.filter(bid=bid))
-        if not one:
+        batch_rows = list(rows.filter(bid=bid))
+        if not batch_rows:
             return _unknown(call, bid)
         # One row more than shown: its presence means that there are more, without a count.
         children = list(rows.filter(parent_bid=bid).order_by("-pk")[: limit + 1])
-        return _show(call, [batch_of(batch) for batch in [*one, *children[:limit]]], is_more=len(children) > limit)
-    found = list(rows.order_by("-pk")[: limit + 1])
-    return _show(call, [batch_of(batch) for batch in found[:limit]], is_more=len(found) > limit)
+        return _show(
+            call, [batch_of(batch) for batch in [*batch_rows, *children[:limit]]], is_more=len(children) > limit
+        )
+    latest = list(rows.order_by("-pk")[: limit + 1])
+    return _show(call, [batch_of(batch) for batch in latest[:limit]], is_more=len(latest) > limit)
 
 
 def _unknown(call: Invocation, bid: str) -> int:
@@ -44,12 +46,12 @@ def _unknown(call: Invocation, bid: str) -> int:
     return NOTHING
 
 
-def _show(call: Invocation, found: list[dict[str, Any]], *, is_more: bool) -> int:
+def _show(call: Invocation, documents: list[dict[str, Any]], *, is_more: bool) -> int:
     if call.screen.is_json:
-        call.screen.json({"batches": found, "is_more": is_more})
+        call.screen.json({"batches": documents, "is_more": is_more})
         return OK
     heads = ("BID", "DESCRIPTION", "SETTLED", "FAILED", "COMPLETE", "SUCCESS", "CREATED")
-    call.screen.table(heads, map(_line, found))
+    call.screen.table(heads, map(_line, documents))
     if is_more:
         call.screen.note("there are more: --limit")
     return OK

@@ -27,12 +27,12 @@ def _arguments(parser: argparse.ArgumentParser, *, nargs: str = "+") -> None:
     parser.add_argument("--dry-run", action="store_true", help="Only print how many jobs would change.")
 
 
-def _asking(parser: argparse.ArgumentParser) -> None:
+def _confirmed_arguments(parser: argparse.ArgumentParser) -> None:
     _arguments(parser)
     parser.add_argument("--yes", action="store_true", help="Do not ask.")
 
 
-def _pruning(parser: argparse.ArgumentParser) -> None:
+def _prune_arguments(parser: argparse.ArgumentParser) -> None:
     _arguments(parser, nargs="*")
     parser.add_argument("--yes", action="store_true", help="Do not ask.")
 
@@ -53,42 +53,43 @@ def _run_operation(call: Invocation) -> int:
     if call.options["limit"]:
         # Legal states first: the limit must count jobs that the operation accepts.
         jobs = jobs.in_state(*bulk.STATES[verb]).order_by("-pk")[: call.options["limit"]]
-    under = bulk.begin(verb, jobs)
+    operation = bulk.begin(verb, jobs)
     if call.options["dry_run"]:
-        _print_result(call, query, 0, found=under.total)
-        return OK if under.total else NOTHING
-    if under.total and verb in _DESTROYS:
-        _ask(call, f"{verb} {under.total} jobs ({query})?")
+        _print_result(call, query, 0, total=operation.total)
+        return OK if operation.total else NOTHING
+    if operation.total and verb in _DESTROYS:
+        _require_confirmation(call, f"{verb} {operation.total} jobs ({query})?")
     changed = 0
     try:
-        with call.screen.progress(call.name, under.total) as advance:
-            for count in under.steps:
+        with call.screen.progress(call.name, operation.total) as advance:
+            for count in operation.steps:
                 changed += count
                 advance(count)
     # Each step is committed by itself: report the finished ones and let the same command continue.
     except KeyboardInterrupt:
-        _print_result(call, query, changed, found=under.total)
+        _print_result(call, query, changed, total=operation.total)
         call.screen.note("stopped: the same command does the rest")
         return INTERRUPTED
-    _print_result(call, query, changed, found=under.total)
+    _print_result(call, query, changed, total=operation.total)
     return OK if changed else NOTHING
 
 
-def _ask(call: Invocation, question: str) -> None:
+def _require_confirmation(call: Invocation, question: str) -> None:
     if not call.screen.confirm(question, is_sure=call.options["yes"]):
         raise Unsupported(f"{call.name}: nothing was done; to do it without being asked add --yes")
 
 
-def _print_result(call: Invocation, query: Query, changed: int | None, *, found: int | None) -> None:
+def _print_result(call: Invocation, query: Query, changed: int | None, *, total: int | None) -> None:
     if call.screen.is_json:
-        call.screen.json({"query": str(query), "found": found, "changed": changed, "dry_run": call.options["dry_run"]})
+        call.screen.json({"query": str(query), "found": total, "changed": changed, "dry_run": call.options["dry_run"]})
     elif call.options["dry_run"]:
-        call.screen.line(f"{call.name}: it would be {found} jobs")
+        call.screen.line(f"{call.name}: it would be {total} jobs")
     elif changed is None:
         call.screen.line(f"{call.name}: done; the server does not report the number of jobs")
     else:
-        left = f", {found - changed} had left their state" if found and found > changed else ""
-        call.screen.line(f"{call.name}: {changed} jobs{left}")
+        # Between the count and its step, a worker or another command may have changed a job.
+        note = f", {total - changed} had left their state" if total and total > changed else ""
+        call.screen.line(f"{call.name}: {changed} jobs{note}")
 
 
 def _prune_expired(call: Invocation) -> int:
@@ -96,12 +97,12 @@ def _prune_expired(call: Invocation) -> int:
     alias = call.database()
     if call.options["dry_run"] or call.options["limit"]:
         raise Unsupported("prune: --dry-run and --limit go with a query, such as: prune succeeded older:1h")
-    gone = 0
+    deleted = 0
     # Each call deletes a bounded number of rows.
     while count := due.purge(using=alias) + batches.purge(using=alias):
-        gone += count
-    _print_result(call, Query(), gone, found=gone)
-    return OK if gone else NOTHING
+        deleted += count
+    _print_result(call, Query(), deleted, total=deleted)
+    return OK if deleted else NOTHING
 
 
 def _run_on_remote_server(call: Invocation, verb: Verb, query: Query) -> int:
@@ -110,10 +111,10 @@ def _run_on_remote_server(call: Invocation, verb: Verb, query: Query) -> int:
     if call.options["dry_run"] or call.options["limit"]:
         raise Unsupported(f"{call.name}: a Faktory server elsewhere knows neither --dry-run nor --limit")
     if verb in _DESTROYS:
-        _ask(call, f"{verb} all of: {query}?")
+        _require_confirmation(call, f"{verb} all of: {query}?")
     for mutation in mutations:
         call.broker.mutate(mutation)
-    _print_result(call, query, None, found=None)
+    _print_result(call, query, None, total=None)
     return OK
 
 
@@ -150,7 +151,9 @@ SUBCOMMANDS = (
         _arguments,
     ),
     Subcommand("requeue", "Run jobs now that are dead, or wait for their time.", _run_operation, _arguments),
-    Subcommand("kill", "Give jobs up that do not run: they are dead.", _run_operation, _asking),
-    Subcommand("discard", "Drop jobs that do not run.", _run_operation, _asking),
-    Subcommand("prune", "Delete jobs that ended; without a query those whose time is over.", _run_operation, _pruning),
+    Subcommand("kill", "Give jobs up that do not run: they are dead.", _run_operation, _confirmed_arguments),
+    Subcommand("discard", "Drop jobs that do not run.", _run_operation, _confirmed_arguments),
+    Subcommand(
+        "prune", "Delete jobs that ended; without a query those whose time is over.", _run_operation, _prune_arguments
+    ),
 )

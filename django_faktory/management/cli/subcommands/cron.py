@@ -24,37 +24,37 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _cron(call: Invocation) -> int:
     verb, names, is_all = call.options["verb"], list(dict.fromkeys(call.options["names"])), call.options["all"]
     # No entry has such a name, and PostgreSQL raises for NUL.
-    if bad := [name for name in names if not name.isprintable()]:
-        return _unknown(call, [], bad)
+    if unprintable := [name for name in names if not name.isprintable()]:
+        return _unknown(call, [], unprintable)
     entries = CronEntry.objects.using(call.database()).order_by("name")
     if verb == "list":
         if is_all:
             raise Unsupported("cron list: shows all without --all, or those named")
-        found = list(entries.filter(name__in=names) if names else entries)
-        return _unknown(call, found, names) or _list(call, found)
+        selected = list(entries.filter(name__in=names) if names else entries)
+        return _unknown(call, selected, names) or _list(call, selected)
     if verb == "run" and (is_all or len(names) != 1):
         raise Unsupported("cron run: expected the name of one entry")
     if bool(names) == is_all:
         raise Unsupported(f"cron {verb}: expected names of entries, or --all")
     # Entries removed from the code are listed, but cannot be changed.
     defined = entries.filter(removed_at=None)
-    found = list(defined if is_all else defined.filter(name__in=names))
-    if code := _unknown(call, found, names):
+    selected = list(defined if is_all else defined.filter(name__in=names))
+    if code := _unknown(call, selected, names):
         return code
-    return _run(call, found[0]) if verb == "run" else _change(call, verb, found)
+    return _run(call, selected[0]) if verb == "run" else _change(call, verb, selected)
 
 
-def _unknown(call: Invocation, found: list[CronEntry], names: list[str]) -> int:
+def _unknown(call: Invocation, entries: list[CronEntry], names: list[str]) -> int:
     """Report one unknown name. The caller then changes nothing."""
-    missing = set(names) - {entry.name for entry in found}
+    missing = set(names) - {entry.name for entry in entries}
     if missing:
         call.screen.note(f"no cron entry is defined as {min(missing)}")
     return NOTHING if missing else OK
 
 
-def _change(call: Invocation, verb: str, found: list[CronEntry]) -> int:
+def _change(call: Invocation, verb: str, entries: list[CronEntry]) -> int:
     # Entries already in the wanted state are left out of the report and of the exit code.
-    changed = [entry for entry in found if (entry.paused_at is None) == (verb == "pause")]
+    changed = [entry for entry in entries if (entry.paused_at is None) == (verb == "pause")]
     (rows.pause if verb == "pause" else rows.resume)([entry.pk for entry in changed], using=call.database())
     names = [entry.name for entry in changed]
     if call.screen.is_json:
@@ -74,21 +74,23 @@ def _run(call: Invocation, entry: CronEntry) -> int:
 
 
 def _list(call: Invocation, entries: list[CronEntry]) -> int:
-    latest = runs.latest([entry.pk for entry in entries], using=call.database())
-    found = [cron_entry_of(entry, latest.get(entry.pk)) for entry in entries]
+    # One query for the runs of all entries.
+    latest = runs.read_latest([entry.pk for entry in entries], using=call.database())
+    documents = [cron_entry_of(entry, latest.get(entry.pk)) for entry in entries]
     if call.screen.is_json:
-        call.screen.json({"entries": found})
+        call.screen.json({"entries": documents})
     else:
         heads = ("ENTRY", "SCHEDULE", "ZONE", "TASK", "STATE", "NEXT", "LATEST", "OUTCOME")
-        call.screen.table(heads, map(_line, found))
+        call.screen.table(heads, map(_line, documents))
     return OK
 
 
 def _line(entry: dict[str, Any]) -> tuple[object, ...]:
     latest = entry["latest"] or {"tick": None, "at": None, "outcome": None}
-    when = latest["tick"] or latest["at"]
-    words = (entry[key] for key in ("name", "schedule", "zone", "jobtype"))
-    return (*words, entry["problem"] or entry["state"], entry["next_at"], when, latest["outcome"])
+    # A run by hand has no tick.
+    latest_time = latest["tick"] or latest["at"]
+    columns = (entry[key] for key in ("name", "schedule", "zone", "jobtype"))
+    return (*columns, entry["problem"] or entry["state"], entry["next_at"], latest_time, latest["outcome"])
 
 
 SUBCOMMANDS = (

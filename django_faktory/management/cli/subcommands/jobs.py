@@ -33,9 +33,9 @@ def _jobs_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _jobs(call: Invocation) -> int:
     query, screen = call.query(), call.screen
-    found = Job.objects.using(call.database()).shown(query)
+    jobs = Job.objects.using(call.database()).shown(query)
     if call.options["count"]:
-        count = found.count_up_to(COUNTED)
+        count = jobs.count_up_to(COUNTED)
         if screen.is_json:
             screen.json({"query": str(query), "count": count, "is_more": count == COUNTED})
         else:
@@ -43,13 +43,13 @@ def _jobs(call: Invocation) -> int:
         return OK
     limit = call.options["limit"]
     # One row more than shown: its presence means that there are more, without a count.
-    rows = list(found.order_by("-pk").only(*SHORT)[: limit + 1])
-    shown = [job_of(job) for job in rows[:limit]]
+    rows = list(jobs.order_by("-pk").only(*SHORT)[: limit + 1])
+    documents = [job_of(job) for job in rows[:limit]]
     if screen.is_json:
-        screen.json({"query": str(query), "jobs": shown, "is_more": len(rows) > limit})
+        screen.json({"query": str(query), "jobs": documents, "is_more": len(rows) > limit})
         return OK
     heads = ("JID", "TASK", "STATE", "QUEUE", "SINCE", "FAILURES", "ERROR", "ABOUT")
-    screen.table(heads, [_line(job) for job in shown])
+    screen.table(heads, [_line(job) for job in documents])
     if len(rows) > limit:
         screen.note(f"the latest {limit}; there are more: --limit")
     if not rows:
@@ -84,22 +84,22 @@ def _job(call: Invocation) -> int:
         screen.json(values)
         return OK
     attempts, interrupted = values.pop("attempts"), values.pop("interrupted")
-    for part in ("job", "result"):
-        values[part] = None if values[part] is None else json.dumps(values[part], indent=2, ensure_ascii=False)
+    for member in ("job", "result"):
+        values[member] = None if values[member] is None else json.dumps(values[member], indent=2, ensure_ascii=False)
     screen.pairs(values)
-    for number, one in enumerate(attempts, 1):
-        screen.line(f"attempt {number}: {one['failed_at'] or ''} {one['errtype']}: {one['message']}")
-        for line in "\n".join(one["backtrace"]).splitlines():
+    for number, entry in enumerate(attempts, 1):
+        screen.line(f"attempt {number}: {entry['failed_at'] or ''} {entry['errtype']}: {entry['message']}")
+        for line in "\n".join(entry["backtrace"]).splitlines():
             screen.line(f"  {line}")
-    for one in interrupted:
-        screen.line(f"{one['message']}: {one['interrupted_at'] or ''} worker {one['worker']}")
+    for entry in interrupted:
+        screen.line(f"{entry['message']}: {entry['interrupted_at'] or ''} worker {entry['worker']}")
     return OK
 
 
 def _show_remote_job(call: Invocation, jid: str) -> int:
     """Show what the protocol reports about one job."""
     [values] = call.broker.track_get([jid])
-    found = {
+    document = {
         "jid": values.jid,
         "state": values.state,
         "percent": values.percent,
@@ -107,9 +107,9 @@ def _show_remote_job(call: Invocation, jid: str) -> int:
         "updated_at": rfc3339(values.updated_at) if values.updated_at else None,
     }
     if call.screen.is_json:
-        call.screen.json(found)
+        call.screen.json(document)
     else:
-        call.screen.pairs(found)
+        call.screen.pairs(document)
     return NOTHING if values.state == "unknown" else OK
 
 
@@ -131,6 +131,7 @@ def _push(call: Invocation) -> int:
     kwargs = _value(options["kwargs"])
     if not isinstance(kwargs, dict):
         raise Unsupported("--kwargs: expected a JSON object, such as '{\"user\": 7}'")
+    # The command loads no tasks by itself, unlike a worker.
     base.autodiscover()
     delay = timedelta(seconds=parse_seconds(options["delay"], "--in")) if options["delay"] else None
     try:
@@ -141,8 +142,8 @@ def _push(call: Invocation) -> int:
             raise Unsupported(f"{error}; for a worker in another language add --unregistered") from None
         jid = _push_unregistered(options, args, kwargs, delay)
     else:
-        chosen = task.using(queue_name=options["queue"], run_after=delay, about=options["about"])
-        jid = chosen.enqueue(*args, **kwargs).id
+        task_with_options = task.using(queue_name=options["queue"], run_after=delay, about=options["about"])
+        jid = task_with_options.enqueue(*args, **kwargs).id
     if call.screen.is_json:
         call.screen.json({"jid": jid})
     else:
@@ -153,6 +154,7 @@ def _push(call: Invocation) -> int:
 def _push_unregistered(
     options: dict[str, Any], args: list[Any], kwargs: dict[str, Any], delay: timedelta | None
 ) -> str:
+    # As a client in another language would push it: no task here could check its arguments.
     custom = {"about": options["about"]} if options["about"] else None
     job = new_job(
         jid=new_jid(),
@@ -163,6 +165,7 @@ def _push_unregistered(
         at=timezone.now() + delay if delay else None,
         custom=custom,
     )
+    # An outbox answers None here, and logs a refusal by its target later (ADR 8).
     [refusal] = brokers.get_producer().push([job])
     if refusal:
         raise refusal

@@ -32,16 +32,17 @@ def _limits(call: Invocation) -> int:
             case "set", [scope, name, *values] if values:
                 return _set(call, using, scope, name, values)
             case "remove", [scope, name]:
-                found = Limit.objects.using(using).filter(scope=scope, name=name).first()
-                if found is not None:
-                    definitions.remove(found, using=using)
-                return _print_changed(call, verb, [name] if found else [])
+                limit = Limit.objects.using(using).filter(scope=scope, name=name).first()
+                if limit is not None:
+                    definitions.remove(limit, using=using)
+                # Nothing to remove is a result and no error: the exit code reports it.
+                return _print_changed(call, verb, [name] if limit else [])
             case (("pause" | "resume"), [_, *_]):
-                tasks = [task_limits.checked_name(Scope.TASK, name) for name in names]
+                tasks = [task_limits.check_name(Scope.TASK, name) for name in names]
                 return _print_changed(
                     call, verb, (definitions.pause if verb == "pause" else definitions.resume)(tasks, using=using)
                 )
-    except InvalidLimit as error:
+    except InvalidLimit as error:  # names the field; the subcommand adds where it was given
         raise Unsupported(f"limits {verb}: {error}") from None
     raise Unsupported(f"limits {verb}: expected {_EXPECTED[verb]}")
 
@@ -56,14 +57,14 @@ _EXPECTED = {
 
 
 def _set(call: Invocation, using: str, scope: str, name: str, values: list[str]) -> int:
-    given: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for value in values:
         # isdigit() alone also accepts characters such as ², which int() rejects.
-        given |= {"concurrency": int(value)} if value.isascii() and value.isdigit() else {"rate": value}
+        numbers |= {"concurrency": int(value)} if value.isascii() and value.isdigit() else {"rate": value}
     if scope not in list(Scope):
         raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")
-    allowed = Allowance.of(given)
-    limit = definitions.save_limit(scope, task_limits.checked_name(scope, name), allowed, using=using)
+    allowance = Allowance.of(numbers)
+    limit = definitions.save_limit(scope, task_limits.check_name(scope, name), allowance, using=using)
     return _print_changed(call, "set", [limit.name])
 
 
@@ -76,26 +77,27 @@ def _print_changed(call: Invocation, verb: str, names: list[str]) -> int:
 
 
 def _list(call: Invocation, using: str) -> int:
-    found = list(Limit.objects.using(using).order_by("scope", "name"))
-    used = definitions.read_usage([limit.pk for limit in found], using=using)
-    shown = [
-        limit_of(limit, *used.get(limit.pk, ())) | {"waiting": definitions.waiting(limit, using=using)}
-        for limit in found
+    limits = list(Limit.objects.using(using).order_by("scope", "name"))
+    # One query for all limits; those without a limiter are missing in it.
+    usage = definitions.read_usage([limit.pk for limit in limits], using=using)
+    documents = [
+        limit_of(limit, *usage.get(limit.pk, ())) | {"waiting": definitions.count_blocked_jobs(limit, using=using)}
+        for limit in limits
     ]
     if call.screen.is_json:
-        call.screen.json({"limits": shown})
+        call.screen.json({"limits": documents})
     else:
         heads = ("SCOPE", "NAME", "ALLOWS", "IN USE", "WAITING", "OPENS", "ORIGIN")
-        call.screen.table(heads, [_line(limit, one) for limit, one in zip(found, shown, strict=True)])
+        call.screen.table(heads, [_line(limit, document) for limit, document in zip(limits, documents, strict=True)])
     return OK
 
 
-def _line(limit: Limit, shown: dict[str, Any]) -> tuple[object, ...]:
+def _line(limit: Limit, document: dict[str, Any]) -> tuple[object, ...]:
     return (
         limit.scope,
         limit.name,
         limit.allowance_text,
-        *(shown[key] for key in ("in_use", "waiting", "opens_at", "origin")),
+        *(document[key] for key in ("in_use", "waiting", "opens_at", "origin")),
     )
 
 

@@ -19,13 +19,13 @@ SHOWN = 15
 
 
 def _info(call: Invocation) -> int:
-    found = call.broker.info()
+    info = call.broker.info()
     if call.screen.is_json:
-        call.screen.json(found)
+        call.screen.json(info)
         return OK
-    totals = {name: value for name, value in found.items() if not isinstance(value, dict)}
-    call.screen.pairs({**totals, **found.get("sets", {})})
-    call.screen.table(("QUEUE", "SIZE"), sorted(found.get("queues", {}).items()))
+    totals = {name: value for name, value in info.items() if not isinstance(value, dict)}
+    call.screen.pairs({**totals, **info.get("sets", {})})
+    call.screen.table(("QUEUE", "SIZE"), sorted(info.get("queues", {}).items()))
     return OK
 
 
@@ -38,42 +38,44 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _top(call: Invocation) -> int:
-    left = 1 if call.options["once"] else call.options["count"]
-    if call.screen.is_drawn and left != 1:
-        return _run_live(call, left)
-    if left is None and not call.screen.is_json:
+    remaining = 1 if call.options["once"] else call.options["count"]
+    # A single output needs no redrawing, and must stay on the screen.
+    if call.screen.is_drawn and remaining != 1:
+        return _run_live(call, remaining)
+    if remaining is None and not call.screen.is_json:
         raise Unsupported(
             "top: expected a terminal, and the package rich (django-faktory[cli]); or --once, --count, --json"
         )
-    latest: dict[str, Any] | None = None
-    while left is None or left > 0:
-        latest = look(call, latest)
-        _print(call, latest)
-        left = None if left is None else left - 1
-        if left != 0:
+    statistics: dict[str, Any] | None = None
+    while remaining is None or remaining > 0:
+        statistics = read_statistics(call, statistics)
+        _print(call, statistics)
+        remaining = None if remaining is None else remaining - 1
+        if remaining != 0:
             time.sleep(call.options["interval"])
     return OK
 
 
-def look(call: Invocation, before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the current statistics; rates are computed since the statistics `before`."""
-    at, info = time.monotonic(), call.broker.info()
-    found: dict[str, Any] = {
+def read_statistics(call: Invocation, previous: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the current statistics; rates are computed since the statistics `previous`."""
+    read_at, info = time.monotonic(), call.broker.info()
+    statistics: dict[str, Any] = {
         "processed": info.get("total_processed", 0),
         "failed": info.get("total_failures", 0),
         "processed_per_s": None,
         "failed_per_s": None,
         "sets": info.get("sets", {}),
         "queues": queues_of(call),
+        # The protocol lists neither workers nor running jobs.
         "workers": workers_of(call.alias) if call.alias else None,
         "working": _working(call.alias) if call.alias else None,
     }
-    if before is not None:
+    if previous is not None:
         # Two reads within the clock's resolution must not divide by zero.
-        passed = max(at - before["_at"], 0.001)
+        elapsed_s = max(read_at - previous["_at"], 0.001)
         for name in ("processed", "failed"):
-            found[f"{name}_per_s"] = round((found[name] - before[name]) / passed, 1)
-    return {**found, "_at": at}
+            statistics[f"{name}_per_s"] = round((statistics[name] - previous[name]) / elapsed_s, 1)
+    return {**statistics, "_at": read_at}
 
 
 def _working(alias: str) -> list[dict[str, Any]]:
@@ -82,66 +84,68 @@ def _working(alias: str) -> list[dict[str, Any]]:
     return [job_of(job) for job in rows]
 
 
-def _print(call: Invocation, found: dict[str, Any]) -> None:
+def _print(call: Invocation, statistics: dict[str, Any]) -> None:
     if call.screen.is_json:
         # `_at` is a monotonic time, without meaning outside this process.
-        call.screen.json({name: value for name, value in found.items() if name != "_at"})
+        call.screen.json({name: value for name, value in statistics.items() if name != "_at"})
         return
-    call.screen.line(headline(found))
-    for title, heads, rows in _tables(found):
+    call.screen.line(headline(statistics))
+    for title, heads, rows in _tables(statistics):
         call.screen.table(heads, rows, title=title)
 
 
-def headline(found: dict[str, Any]) -> str:
+def headline(statistics: dict[str, Any]) -> str:
     """Return the first line: totals, rates and set sizes."""
-    rates = "" if found["processed_per_s"] is None else f" ({found['processed_per_s']}/s)"
-    sets = "  ".join(f"{name} {size}" for name, size in found["sets"].items())
-    return f"processed {found['processed']}{rates}  failed {found['failed']}  {sets}"
+    rates = "" if statistics["processed_per_s"] is None else f" ({statistics['processed_per_s']}/s)"
+    sets = "  ".join(f"{name} {size}" for name, size in statistics["sets"].items())
+    return f"processed {statistics['processed']}{rates}  failed {statistics['failed']}  {sets}"
 
 
-Part = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
+Table = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
 """A table of `top`: title, heads and rows."""
 
 
-def _tables(found: dict[str, Any]) -> list[Part]:
-    queues = sorted(found["queues"], key=lambda queue: (-queue["size"], queue["name"]))[:SHOWN]
-    parts: list[Part] = [("queues", ("QUEUE", "SIZE", "LATENCY", "STATE"), list(map(queue_line, queues)))]
-    if found["workers"] is not None:
+def _tables(statistics: dict[str, Any]) -> list[Table]:
+    queues = sorted(statistics["queues"], key=lambda queue: (-queue["size"], queue["name"]))[:SHOWN]
+    tables: list[Table] = [("queues", ("QUEUE", "SIZE", "LATENCY", "STATE"), list(map(queue_line, queues)))]
+    if statistics["workers"] is not None:
         heads = ("WID", "HOST", "PID", "STATE", "JOBS", "MEMORY", "BEAT")
-        parts.append(("workers", heads, list(map(worker_line, found["workers"][:SHOWN]))))
+        tables.append(("workers", heads, list(map(worker_line, statistics["workers"][:SHOWN]))))
         running: list[tuple[object, ...]] = [
-            (job["jid"], job["jobtype"], job["queue"], job["worker"], job["started_at"]) for job in found["working"]
+            (job["jid"], job["jobtype"], job["queue"], job["worker"], job["started_at"])
+            for job in statistics["working"]
         ]
-        parts.append(("what runs, the longest first", ("JID", "TASK", "QUEUE", "WORKER", "SINCE"), running))
-    return parts
+        tables.append(("what runs, the longest first", ("JID", "TASK", "QUEUE", "WORKER", "SINCE"), running))
+    return tables
 
 
-def _run_live(call: Invocation, left: int | None) -> int:
+def _run_live(call: Invocation, remaining: int | None) -> int:
     """Redraw the screen until Ctrl-C; an unreachable database is shown and tried again."""
     from rich.console import Group  # an extra
     from rich.live import Live
     from rich.text import Text
 
-    latest: dict[str, Any] | None = None
+    statistics: dict[str, Any] | None = None
     try:
         # With --count no alternate screen: the last output stays visible after the end.
-        with Live(screen=left is None, auto_refresh=False) as live:
-            while left is None or left > 0:
+        with Live(screen=remaining is None, auto_refresh=False) as live:
+            while remaining is None or remaining > 0:
                 try:
-                    latest = look(call, latest)
-                    parts = [
+                    statistics = read_statistics(call, statistics)
+                    tables = [
                         build_rich_table(
                             heads, [[clean(cell or "–", longest=60) for cell in row] for row in rows], title=title
                         )
-                        for title, heads, rows in _tables(latest)
+                        for title, heads, rows in _tables(statistics)
                     ]
-                    live.update(Group(Text(headline(latest), style="bold"), *parts), refresh=True)
+                    live.update(Group(Text(headline(statistics), style="bold"), *tables), refresh=True)
+                # Only an outage is expected to end by itself.
                 except BrokerUnavailable as error:
                     live.update(Text(clean(error), style="red"), refresh=True)
-                left = None if left is None else left - 1
-                if left != 0:
+                remaining = None if remaining is None else remaining - 1
+                if remaining != 0:
                     time.sleep(call.options["interval"])
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # the usual way to end it, so no error
         pass
     return OK
 

@@ -11,6 +11,7 @@ from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
 
 def queues_of(call: Invocation) -> list[dict[str, Any]]:
     """Return every queue with size, latency and pause. `is_paused` is None on a Faktory server."""
+    # INFO lists the queues; the table of queues is not there on a Faktory server.
     sizes = call.broker.info().get("queues", {})
     latency = call.broker.latency(list(sizes)) if sizes else {}
     paused = _paused(call.alias) if call.alias else None
@@ -30,11 +31,11 @@ def _paused(alias: str) -> set[str]:
 
 
 def _queues(call: Invocation) -> int:
-    found = queues_of(call)
+    queues = queues_of(call)
     if call.screen.is_json:
-        call.screen.json({"queues": found})
+        call.screen.json({"queues": queues})
     else:
-        call.screen.table(("QUEUE", "SIZE", "LATENCY", "STATE"), map(queue_line, found))
+        call.screen.table(("QUEUE", "SIZE", "LATENCY", "STATE"), map(queue_line, queues))
     return OK
 
 
@@ -43,7 +44,7 @@ def queue_line(queue: dict[str, Any]) -> tuple[object, ...]:
     return queue["name"], queue["size"], f"{queue['latency_s']:.1f} s", "paused" if queue["is_paused"] else ""
 
 
-def _names(parser: argparse.ArgumentParser) -> None:
+def _name_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="QUEUE", help="The queues.")
     parser.add_argument("--all", action="store_true", help="All there are.")
 
@@ -52,16 +53,18 @@ def _change(call: Invocation) -> int:
     names, is_all = list(dict.fromkeys(call.options["names"])), call.options["all"]
     if bool(names) == is_all:
         raise Unsupported(f"{call.name}: expected names of queues, or --all")
-    if bad := [name for name in names if not name.isprintable()]:
-        raise Unsupported(f"{call.name}: no queue has the name {bad[0]}")
+    if unprintable := [name for name in names if not name.isprintable()]:
+        raise Unsupported(f"{call.name}: no queue has the name {unprintable[0]}")
     # Read before the change, to report only the queues that changed.
-    before = _paused(call.alias) if call.alias else set()
+    paused_before = _paused(call.alias) if call.alias else set()
     if is_all:
-        names = sorted({*call.broker.info().get("queues", {}), *before})
+        names = sorted({*call.broker.info().get("queues", {}), *paused_before})
+    # None means all queues that exist by then, not only those that were just listed.
     (call.broker.pause if call.name == "pause" else call.broker.resume)(None if is_all else names)
+    # Without the table, it is not known which queues were paused before.
     changed = names
     if call.alias:
-        changed = [name for name in names if (name in before) == (call.name == "resume")]
+        changed = [name for name in names if (name in paused_before) == (call.name == "resume")]
     if call.screen.is_json:
         call.screen.json({"queues": changed})
     else:
@@ -71,6 +74,6 @@ def _change(call: Invocation) -> int:
 
 SUBCOMMANDS = (
     Subcommand("queues", "Show queues: size, how long the oldest job waits, pauses.", _queues),
-    Subcommand("pause", "Give out no more jobs of queues.", _change, _names),
-    Subcommand("resume", "Give out jobs of queues again.", _change, _names),
+    Subcommand("pause", "Give out no more jobs of queues.", _change, _name_arguments),
+    Subcommand("resume", "Give out jobs of queues again.", _change, _name_arguments),
 )

@@ -24,7 +24,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _exporting(parser: argparse.ArgumentParser) -> None:
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
     _arguments(parser)
     parser.add_argument("--layout", choices=("1.9", "1.10"), help="Whose Redis it is; default: as its lists are named.")
 
@@ -36,7 +36,7 @@ def _import(call: Invocation) -> int:
 
         if not call.options["while_connected"]:
             # A running Faktory would fetch and push jobs during the transfer.
-            redis.refuse_company()
+            redis.refuse_other_clients()
         return _run_transfer(call, Import(redis, call.broker, alias, is_dry=call.options["dry_run"]))
     finally:
         redis.close()
@@ -48,7 +48,7 @@ def _export(call: Invocation) -> int:
         from ....contrib.transfer.export_jobs import Export  # redis-py is an extra
 
         if not call.options["while_connected"]:
-            redis.refuse_company()
+            redis.refuse_other_clients()
             # A worker could run a job here while it is written there.
             if workers := counts.snapshot(using=alias)["workers"]:
                 raise Unsupported(f"{call.name}: {workers} workers are connected here: stop them first")
@@ -92,11 +92,14 @@ def _print_report(call: Invocation, report: Report) -> None:
     if call.screen.is_json:
         call.screen.json(summary)
         return
-    rows = [(one.kind, one.name, one.found, one.moved, one.before, one.left) for one in report.counts]
+    rows = [
+        (counts.kind, counts.name, counts.found, counts.moved, counts.moved_before, counts.left)
+        for counts in report.counts
+    ]
     call.screen.table(("WHERE", "NAME", "FOUND", "MOVED", "BEFORE", "LEFT"), rows)
-    word = "would be moved" if report.is_dry else "moved"
+    verb = "would be moved" if report.is_dry else "moved"
     call.screen.line(
-        f"{summary['moved']} of {summary['found']} jobs {word}, {summary['left']} left; "
+        f"{summary['moved']} of {summary['found']} jobs {verb}, {summary['left']} left; "
         f"layout {report.layout or 'unknown'}"
     )
     if report.paused:
@@ -110,5 +113,5 @@ def _print_report(call: Invocation, report: Report) -> None:
 
 SUBCOMMANDS = (
     Subcommand("import-faktory", "Take the jobs of a Faktory over from its Redis.", _import, _arguments),
-    Subcommand("export-faktory", "Hand the jobs here over to the Redis of a Faktory.", _export, _exporting),
+    Subcommand("export-faktory", "Hand the jobs here over to the Redis of a Faktory.", _export, _export_arguments),
 )

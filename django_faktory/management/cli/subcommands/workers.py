@@ -16,13 +16,15 @@ SHOWN = 1000
 
 def workers_of(alias: str) -> list[dict[str, Any]]:
     """Return live workers, the longest running first, each with its number of jobs."""
-    living = WorkerProcess.objects.using(alias).filter(workers.living(conf.get("WORKER_TIMEOUT")))
-    rows = list(living.order_by("started_at", "wid")[:SHOWN])
-    held = workers.count_jobs_of([row.wid for row in rows], using=alias)
-    return [worker_of(row, jobs=held.get(row.wid, 0)) for row in rows]
+    # Maintenance may not have removed the others yet.
+    live_workers = WorkerProcess.objects.using(alias).filter(workers.living(conf.get("WORKER_TIMEOUT")))
+    rows = list(live_workers.order_by("started_at", "wid")[:SHOWN])
+    job_counts = workers.count_jobs_of([row.wid for row in rows], using=alias)
+    return [worker_of(row, jobs=job_counts.get(row.wid, 0)) for row in rows]
 
 
 def _workers(call: Invocation) -> int:
+    # The protocol has no list of workers; INFO has their number.
     if call.alias is None:
         count = call.broker.info().get("workers")
         if call.screen.is_json:
@@ -30,11 +32,11 @@ def _workers(call: Invocation) -> int:
         else:
             call.screen.line(f"{count} workers; the protocol reports no more about them")
         return OK
-    found = workers_of(call.alias)
+    documents = workers_of(call.alias)
     if call.screen.is_json:
-        call.screen.json({"workers": found, "count": len(found)})
+        call.screen.json({"workers": documents, "count": len(documents)})
     else:
-        call.screen.table(("WID", "HOST", "PID", "STATE", "JOBS", "MEMORY", "BEAT"), map(worker_line, found))
+        call.screen.table(("WID", "HOST", "PID", "STATE", "JOBS", "MEMORY", "BEAT"), map(worker_line, documents))
     return OK
 
 
@@ -44,7 +46,7 @@ def worker_line(worker: dict[str, Any]) -> tuple[object, ...]:
     return worker["wid"], worker["hostname"], worker["pid"], worker["state"], worker["jobs"], memory, worker["beat_at"]
 
 
-def _wids(parser: argparse.ArgumentParser) -> None:
+def _wid_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("wids", nargs="*", metavar="WID", help="The worker processes.")
     parser.add_argument("--all", action="store_true", help="All there are.")
     parser.add_argument("--yes", action="store_true", help="Do not ask.")
@@ -59,16 +61,18 @@ def _advance(call: Invocation) -> int:
     target = "all workers" if is_all else ", ".join(wids)
     if not call.screen.confirm(f"{call.name} {target}? There is no way back.", is_sure=call.options["yes"]):
         raise Unsupported(f"{call.name}: nothing was done; to do it without being asked add --yes")
-    moved = workers.advance(None if is_all else wids, call.name, using=alias)
+    count = workers.advance(None if is_all else wids, call.name, using=alias)
     if call.screen.is_json:
-        call.screen.json({"changed": moved})
+        call.screen.json({"changed": count})
     else:
-        call.screen.line(f"{call.name}: {moved} workers will hear of it at their next beat")
-    return OK if moved else NOTHING
+        call.screen.line(f"{call.name}: {count} workers will hear of it at their next beat")
+    return OK if count else NOTHING
 
 
 SUBCOMMANDS = (
     Subcommand("workers", "Show worker processes: state, jobs, memory.", _workers),
-    Subcommand("quiet", "Have workers fetch no more jobs; they stay until they are terminated.", _advance, _wids),
-    Subcommand("terminate", "Have workers finish what they have, and exit.", _advance, _wids),
+    Subcommand(
+        "quiet", "Have workers fetch no more jobs; they stay until they are terminated.", _advance, _wid_arguments
+    ),
+    Subcommand("terminate", "Have workers finish what they have, and exit.", _advance, _wid_arguments),
 )

@@ -1,6 +1,6 @@
 """Dialect for PostgreSQL 15 and later: one statement, one round trip and one commit for each set.
 
-`PostgresqlDialect` chooses the statements of an operation and reads their rows; the SQL is in `postgresql_*` modules.
+`PostgresqlDialect` chooses the statements of an operation and reads their rows; the SQL is in the other modules.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..base import (
     Tally,
 )
 from ..idle_sessions import was_ended_by_postgresql
-from .failures import READ, failing_calls, save_calls
+from .failures import READ, lock_failed_calls, save_calls
 from .jobs import (
     CLAIM,
     CLAIM_ALONE,
@@ -52,7 +52,7 @@ from .lock_handoff import LockHandoff
 from .locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
 from .pipeline import Rows
 from .prefetch import confirm, extend, prefetch_call
-from .prepared import Call, begin, execute, execute_and_commit, execute_on, joins, keeps_session
+from .prepared import Call, begin, can_join, execute, execute_and_commit, execute_on, keeps_session
 from .push import any_push_call, blocked_keys, unique_call
 from .rows import prefetched_reservations, reservations, with_tokens
 
@@ -65,7 +65,7 @@ The sweep counts the jobs of a claim that takes longer.
 """
 
 # Poll interval. It also covers a claim that has taken its snapshot, but not yet its table lock.
-_CLAIM_S = 0.01
+_POLL_S = 0.01
 _READERS_OF_LIMITS = """
 SELECT virtualtransaction FROM pg_locks
 WHERE locktype = 'relation' AND relation = %s::regclass AND granted AND pid <> pg_backend_pid()
@@ -98,9 +98,10 @@ class PostgresqlDialect(Dialect):
 
     def now(self, cursor: CursorWrapper) -> datetime:
         """Return the start time of a statement, by the server's clock."""
+        # NOW() would be the start of the transaction, which may be a long one of the project.
         cursor.execute("SELECT STATEMENT_TIMESTAMP()")
-        found: datetime = cursor.fetchone()[0]
-        return found
+        moment: datetime = cursor.fetchone()[0]
+        return moment
 
     def insert(
         self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None, *, may_exist: bool = True
@@ -114,13 +115,18 @@ class PostgresqlDialect(Dialect):
     ) -> InsertResult:
         """Insert jobs that meet no stored row, with one statement that reports the rows met."""
         [rows] = execute_on(connection, [unique_call(jobs, now)])
-        found: dict[str, set[str]] = {"stored": set(), "alive": set(), "refused": set(), "changed": set()}
-        *jids, (_, _, _, clock) = rows
-        for _, jid, kind, _ in jids:
-            found[kind].add(jid)
+        jids_by_outcome: dict[str, set[str]] = {"stored": set(), "alive": set(), "refused": set(), "changed": set()}
+        # The last row has the time only.
+        *outcomes, (_, _, _, clock) = rows
+        for _, jid, outcome, _ in outcomes:
+            jids_by_outcome[outcome].add(jid)
         # A push of a stored, unfinished jid is accepted (W10), even if its unique key is taken as well.
         return InsertResult(
-            found["stored"], found["alive"], found["refused"] - found["alive"], blocked_keys(rows), clock
+            jids_by_outcome["stored"],
+            jids_by_outcome["alive"],
+            jids_by_outcome["refused"] - jids_by_outcome["alive"],
+            blocked_keys(rows),
+            clock,
         )
 
     def lock_stored(
@@ -148,7 +154,7 @@ class PostgresqlDialect(Dialect):
 
         A lock that an ended job frees goes to a job that is claimed in the same transaction, with no commit in between.
         """
-        calls, read = self._turn(connection, jobs, acks, plan, now)
+        calls, read = self._build_exchange(connection, jobs, acks, plan, now)
         return read(execute_on(connection, calls))
 
     def begin(
@@ -160,9 +166,9 @@ class PostgresqlDialect(Dialect):
         now: datetime | None,
     ) -> PendingExchange | None:
         """Send an exchange for an event loop; None unless all its statements are prepared."""
-        return begin(connection, *self._turn(connection, jobs, acks, plan, now))
+        return begin(connection, *self._build_exchange(connection, jobs, acks, plan, now))
 
-    def _turn(
+    def _build_exchange(
         self,
         connection: BaseDatabaseWrapper,
         jobs: OrderedJobs,
@@ -171,56 +177,61 @@ class PostgresqlDialect(Dialect):
         now: datetime | None,
     ) -> tuple[list[Call], Callable[[list[Rows]], tuple[AckResult, list[Reservation]]]]:
         """Return the statements of an exchange, and the function that reads their rows."""
-        calls = self._ends(connection, acks, now, [job.jid for _, job in jobs]) if acks else []
-        ends = len(calls)
+        calls = self._end_calls(connection, acks, now, [job.jid for _, job in jobs]) if acks else []
+        end_count = len(calls)
+        # Ends before inserts: END has locked the rows that these jobs replace, in one order with its own (ADR 30).
         calls += [any_push_call(jobs, now, may_exist=True)] if jobs else []
         # Acks and pushes must be on disk when they are answered, so CLAIM_ALONE may be used only without them (ADR 6).
         claims_from = len(calls)
         calls += claim_calls(CLAIM if calls or connection.in_atomic_block else CLAIM_ALONE, plan, now)
-        is_handed_over = bool(plan.slots) and ends > 0 and calls[ends - 1][0] is NEXT_OF_FREED
-        # Replaces the last statement of `_ends`: the marked lock rows must survive until the claim, for HAND_OVER.
+        is_handed_over = bool(plan.slots) and end_count > 0 and calls[end_count - 1][0] is NEXT_OF_FREED
+        # Replaces the last statement of `_end_calls`: the marked lock rows must survive until the claim, for HAND_OVER.
         if is_handed_over:
-            calls[ends - 1] = (NEXT_OF_MARKED, [True])
+            calls[end_count - 1] = (NEXT_OF_MARKED, [True])
             calls.append((HAND_OVER, [True, plan.lease_s, now]))
+        # After the claims: the buffer gets jobs behind those of the requests in the order of the queue (ADR 22).
         if plan.prefetch_slots:
             calls.append(prefetch_call(plan, now))
 
-        def read(found: list[Rows]) -> tuple[AckResult, list[Reservation]]:
+        def read(results: list[Rows]) -> tuple[AckResult, list[Reservation]]:
             # Rows are popped in reverse order of the statements above.
-            prefetched = prefetched_reservations(found.pop()) if plan.prefetch_slots else []
-            next_holders = found.pop() if is_handed_over else []
-            # A job that got its lock this way is likely to be followed by another of its key: try `relay` at its end.
+            prefetched = prefetched_reservations(results.pop()) if plan.prefetch_slots else []
+            next_holders = results.pop() if is_handed_over else []
+            # Another job of its key is likely to follow such a job: try `hand_off_lock` at its end (ADR 20).
             self._relay.remember(jid for jid, _, _ in next_holders)
-            ending = self._ending(found[:ends] if acks else [[]], next_holders)
-            if jobs and (keys := blocked_keys(found[ends])):
+            ending = self._build_ack_result(results[:end_count] if acks else [[]], next_holders)
+            if jobs and (keys := blocked_keys(results[end_count])):
                 ending = ending._replace(blocked={*ending.blocked, *keys})
-            return ending, with_tokens(reservations(found[claims_from:]), next_holders) + prefetched
+            return ending, with_tokens(reservations(results[claims_from:]), next_holders) + prefetched
 
         return calls, read
 
-    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[Delivery], now: datetime | None) -> set[str]:
+    def confirm(
+        self, connection: BaseDatabaseWrapper, deliveries: Sequence[Delivery], now: datetime | None
+    ) -> set[str]:
         """Confirm deliveries with one statement; return the jids of locked rows."""
-        return confirm(connection, handed, now)
+        return confirm(connection, deliveries, now)
 
     def extend(
         self,
         connection: BaseDatabaseWrapper,
-        held: Sequence[tuple[str, str, int]],
+        held_jobs: Sequence[tuple[str, str, int]],
         at_least_s: float,
         now: datetime | None,
     ) -> None:
         """Extend reservations that are half over with one statement."""
-        extend(connection, held, at_least_s, now)
+        extend(connection, held_jobs, at_least_s, now)
 
-    def relay(
+    def hand_off_lock(
         self, connection: BaseDatabaseWrapper, ack: Ack, plan: ClaimPlan, now: datetime | None
     ) -> HandoffResult | None:
         """End a job and pass its lock on, with one statement (ADR 20)."""
-        self._locked_at = time.monotonic()
+        # Whatever the statement does, this process has jobs with locks: the general way must expect them.
+        self._locks_seen_at = time.monotonic()
         return self._relay.run(connection, ack, plan, now)
 
     def expects_lock_handoff(self, jid: str) -> bool:
-        """Return whether this job got its lock from the end of another, and `relay` was not tried for it."""
+        """Return whether this job got its lock from the end of another, and `hand_off_lock` was not tried for it."""
         return self._relay.expects(jid)
 
     has_lock_wait = True
@@ -240,11 +251,11 @@ class PostgresqlDialect(Dialect):
         """Return whether the session was ended, for example by `pg_terminate_backend` or a restart."""
         return was_ended_by_postgresql(connection.connection)
 
-    def joins(self, connection: BaseDatabaseWrapper) -> bool:
+    def can_join(self, connection: BaseDatabaseWrapper) -> bool:
         """Return whether several statements can be one message with this driver and its options."""
-        return joins(connection)
+        return can_join(connection)
 
-    def waiting(
+    def count_ready(
         self,
         connection: BaseDatabaseWrapper,
         queues: Sequence[str],
@@ -260,8 +271,8 @@ class PostgresqlDialect(Dialect):
     def end(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
     ) -> AckResult:
-        """End jobs with one message; see `_ends` for its statements."""
-        return self._ending(execute_on(connection, self._ends(connection, acks, now, pushed)))
+        """End jobs with one message; see `_end_calls` for its statements."""
+        return self._build_ack_result(execute_on(connection, self._end_calls(connection, acks, now, pushed)))
 
     def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> LastAckResult | None:
         """End a job and commit in one message.
@@ -269,23 +280,25 @@ class PostgresqlDialect(Dialect):
         A job that its worker no longer holds makes the statement fail on purpose, so that the COMMIT behind it has no
         effect.
         """
+        # Django finds no open transaction at its own commit, and does nothing (ADR 7).
         try:
-            found = execute_and_commit(connection, [end_last_call(connection, ack, now)])
+            results = execute_and_commit(connection, [end_last_call(connection, ack, now)])
         except DataError as error:
             # A failed cast raises DataError; the text distinguishes it from other invalid data.
             if NOT_HELD in str(error):
                 raise ReservationLost from error
             raise
-        if not found:
+        if not results:
             return None
-        [[(_, ended_at, permits)]] = found
+        [[(_, ended_at, permits)]] = results
         return LastAckResult(ended_at, permits)
 
     _relay = LockHandoff()
-    _locked_at = float("-inf")
-    _passed_at = float("-inf")
+    # Threads write these without a mutex: each writes the present time, so the order does not matter.
+    _locks_seen_at = float("-inf")
+    _permits_seen_at = float("-inf")
 
-    def _ends(
+    def _end_calls(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str]
     ) -> list[Call]:
         """Return the statements that end jobs.
@@ -295,54 +308,56 @@ class PostgresqlDialect(Dialect):
         """
         [_, values] = call = end_call(connection, acks, now, pushed)
         recently = time.monotonic() - LOCKS_IN_USE_S
-        if not joins(connection):
+        # The statements below mark lock rows for each other, which works within one transaction only.
+        if not can_join(connection):
             return [call]
         calls = [call]
         # Locks before limiters, and jobs that wait for a lock last: the order of locks (ADR 24).
-        is_locking = self._locked_at > recently
+        is_locking = self._locks_seen_at > recently
         if is_locking:
             calls.append((END_LOCKED, values[:3]))
-        if self._passed_at > recently:
+        if self._permits_seen_at > recently:
             calls.append((END_PASSED, values[:3]))
         if is_locking:
             calls.append((NEXT_OF_FREED, [True]))
         return calls
 
-    def _ending(self, found: Sequence[Rows], next_holders: Sequence[tuple[Any, ...]] = ()) -> AckResult:
-        """Build the result of `_ends`.
+    def _build_ack_result(self, results: Sequence[Rows], next_holders: Sequence[tuple[Any, ...]] = ()) -> AckResult:
+        """Build the result of `_end_calls`.
 
         A job that already received its lock in this transaction (`next_holders`) needs no notification of its queue.
         """
-        first, *more = found
+        end_rows, *other_results = results
         readied = Counter[str]()
         skipped: set[str] = set()
-        ended = {jid: _held(row) for jid, *row, is_apart in first if not is_apart}
-        left = {row[0] for row in first if row[-1]}
+        ended = {jid: _to_ended_run(row) for jid, *row, is_apart in end_rows if not is_apart}
+        remaining = {row[0] for row in end_rows if row[-1]}
         # Some of them probably hold locks: end those with the same message from now on.
-        if left:
-            self._locked_at = time.monotonic()
-        for rows in more:  # two columns: readied queues and skipped keys; else ends of holders
+        if remaining:
+            self._locks_seen_at = time.monotonic()
+        for rows in other_results:  # two columns: readied queues and skipped keys; else ends of holders
             if rows and len(rows[0]) == 2:
                 readied = Counter(queue for queue, key in rows if key is None)
                 # A Counter, because a queue may have become ready twice, and only one of these jobs been claimed.
                 readied -= Counter(queue for _, _, queue in next_holders)
                 skipped = {key for _, key in rows if key is not None}
             else:
-                ended |= {jid: _held(row) for jid, *row in rows}
-        left -= ended.keys()
-        return AckResult(ended, left, set(readied), skipped)
+                ended |= {jid: _to_ended_run(row) for jid, *row in rows}
+        remaining -= ended.keys()
+        return AckResult(ended, remaining, set(readied), skipped)
 
     def acquire_permits(
         self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], now: datetime | None
     ) -> dict[str, str | None]:
         """Acquire permits with one statement; returns {} unless it gets the permits of the whole set."""
-        self._passed_at = time.monotonic()
+        self._permits_seen_at = time.monotonic()
         records = [
             {"jid": job.jid, "wid": job.wid, "attempt": job.attempt, "jobtype": job.jobtype, "queue": job.queue,
              "key": job.limit_key}
             for job in claimed
         ]  # fmt: skip
         with connection.cursor() as cursor:
+            # As for CLAIM_ALONE: `synchronous_commit` must not be turned off for the caller's transaction.
             statement = PASS if connection.in_atomic_block else PASS_ALONE
             [rows] = execute(cursor, [(statement, [str(_json.encode(records), "utf-8"), now])])
         return dict(rows)
@@ -352,21 +367,22 @@ class PostgresqlDialect(Dialect):
 
         Each claim reads that table, and so holds a lock in share mode on it until it ends.
         """
-        until = time.monotonic() + CLAIMED_WITHIN_S
+        deadline = time.monotonic() + CLAIMED_WITHIN_S
         claims: set[str] | None = None
-        while claims is None or (claims and time.monotonic() < until):
-            time.sleep(_CLAIM_S)  # a claim that has its snapshot, but not this lock yet
+        while claims is None or (claims and time.monotonic() < deadline):
+            # Sleep first: a claim may have its snapshot, but not its table lock yet.
+            time.sleep(_POLL_S)
             with connection.cursor() as cursor:
                 cursor.execute(_READERS_OF_LIMITS, [LIMIT])
-                found = {transaction for (transaction,) in cursor.fetchall()}
+                readers = {transaction for (transaction,) in cursor.fetchall()}
             # Only claims of the first look count: later ones already read the new limit.
-            claims = found if claims is None else claims & found
+            claims = readers if claims is None else claims & readers
 
-    def takes(
+    def acquire_locks(
         self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], lease_s: float, now: datetime | None
     ) -> dict[str, int]:
         """Acquire locks for claimed jobs with one statement; return the tokens by jid."""
-        self._locked_at = time.monotonic()
+        self._locks_seen_at = time.monotonic()
         records = [{"key": job.lock_key, "jid": job.jid, "wid": job.wid, "attempt": job.attempt} for job in claimed]
         with connection.cursor() as cursor:
             [rows] = execute(cursor, [(TAKE, [str(_json.encode(records), "utf-8"), lease_s, now])])
@@ -385,15 +401,15 @@ class PostgresqlDialect(Dialect):
             [rows] = execute(cursor, [(NEXT, [list(keys)])])
         return {queue for queue, key in rows if key is None}, {key for _, key in rows if key is not None}
 
-    def keep(self, cursor: CursorWrapper, held: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
+    def mark_succeeded(self, cursor: CursorWrapper, ended: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
         """Mark jobs as succeeded, with their results, in one statement."""
-        if held:
-            ids, results = [row_id for row_id, _, _ in held], [ack.result for _, ack, _ in held]
+        if ended:
+            ids, results = [row_id for row_id, _, _ in ended], [ack.result for _, ack, _ in ended]
             execute(cursor, [(KEEP, [ids, results, now])])
 
-    def failing(self, connection: BaseDatabaseWrapper, jids: Collection[str], now: datetime | None) -> LockedRows:
+    def lock_failed(self, connection: BaseDatabaseWrapper, jids: Collection[str], now: datetime | None) -> LockedRows:
         """Lock and read failed jobs, and then the time, in one message."""
-        rows, [(clock,)] = execute_on(connection, failing_calls(jids, now))
+        rows, [(clock,)] = execute_on(connection, lock_failed_calls(jids, now))
         return LockedRows(READ, rows, clock)
 
     def save(
@@ -407,6 +423,7 @@ class PostgresqlDialect(Dialect):
     ) -> None:
         """Write failed jobs and add to the counters in one message, with the COMMIT if `is_last`."""
         calls = save_calls(connection, changed, day, tally)
+        # `execute_and_commit` does nothing on a connection's first uses or behind a pooler: then Django commits.
         if calls and not (is_last and execute_and_commit(connection, calls)):
             execute_on(connection, calls)
 
@@ -415,7 +432,7 @@ class PostgresqlDialect(Dialect):
         execute(cursor, [(COUNT, [day, slot, tally.processed, tally.failed, tally.late])])
 
 
-def _held(row: Sequence[Any]) -> EndedRun:
+def _to_ended_run(row: Sequence[Any]) -> EndedRun:
     wid, attempt, queue, jobtype, now, started_at = row
     return EndedRun(wid, attempt, queue, jobtype, (now - started_at).total_seconds())
 

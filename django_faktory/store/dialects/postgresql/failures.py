@@ -30,6 +30,7 @@ _TYPES = {
 
 _COLUMNS = FailureColumns._fields
 
+# By id: all transactions lock the rows of jobs in this order (ADR 24).
 FAILING = Statement(
     "failing", ["text[]"], f"SELECT {', '.join(READ)} FROM {JOB} WHERE jid = ANY ($1) ORDER BY id FOR UPDATE"
 )
@@ -47,7 +48,7 @@ FROM {unnest(*range(1, len(_COLUMNS) + 1))} AS r ({", ".join(_COLUMNS)}) WHERE j
 )
 
 
-def failing_calls(jids: Collection[str], now: datetime | None) -> list[Call]:
+def lock_failed_calls(jids: Collection[str], now: datetime | None) -> list[Call]:
     """Return the calls that lock and read jobs reported as failed, and then read the time."""
     return [(FAILING, [list(jids)]), (CLOCK, [now])]
 

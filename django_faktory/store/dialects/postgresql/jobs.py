@@ -25,7 +25,7 @@ from ..base import (
     replaceable,
     unique_key_of,
 )
-from .limits import IS_LIMITED, withheld
+from .limits import IS_LIMITED, closed_queues
 from .prepared import Call, Statement, unnest
 from .rows import RETURNED
 
@@ -161,7 +161,7 @@ UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, starte
 FROM {clock(5)} WHERE j.id = ANY (ARRAY(
   SELECT ready.id FROM {unnest(1, 2)} AS q (name, room)
   CROSS JOIN LATERAL ({_READY}) AS ready
-  WHERE q.name <> ALL ({withheld(5)})
+  WHERE q.name <> ALL ({closed_queues(5)})
     AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
     AND $alone
   LIMIT (SELECT $4)))
@@ -186,7 +186,7 @@ SELECT q.name, (SELECT COUNT(*) FROM (
     SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
       AND (expires_at IS NULL OR expires_at > COALESCE($4, STATEMENT_TIMESTAMP())) LIMIT $2) AS ready), FALSE
   FROM {unnest(1)} AS q (name)
-  WHERE q.name <> ALL ({withheld(4)})
+  WHERE q.name <> ALL ({closed_queues(4)})
 UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'running'""",
 )
 
@@ -301,8 +301,8 @@ def push_call(jobs: OrderedJobs, now: datetime | None, *, may_exist: bool) -> Ca
     """Return the call that inserts plain jobs with distinct jids, in the given order."""
     if len(jobs) == 1:
         [(place, job)] = jobs
-        at = now + timedelta(microseconds=place) if now else None
-        return PUSH_ONE, [job.jid, job.jobtype, job.queue, job.priority, job.text, *_numbers(job)[1:], at]
+        ready_at = now + timedelta(microseconds=place) if now else None
+        return PUSH_ONE, [job.jid, job.jobtype, job.queue, job.priority, job.text, *_numbers(job)[1:], ready_at]
     places, records = [place for place, _ in jobs], [job for _, job in jobs]
     if len(jobs) > FEW and _are_alike(records):
         texts = [[job.jid for job in records], [job.jobtype for job in records], [job.queue for job in records]]
@@ -322,8 +322,8 @@ def _numbers(job: JobPayload) -> tuple[int, int, int, int, int | None, datetime 
 
 def _are_alike(jobs: Sequence[JobPayload]) -> bool:
     """Return whether the jobs differ only in their texts."""
-    first = _numbers(jobs[0])
-    return all(_numbers(job) == first for job in jobs)
+    expected = _numbers(jobs[0])
+    return all(_numbers(job) == expected for job in jobs)
 
 
 def end_call(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str]) -> Call:
@@ -339,13 +339,13 @@ def end_last_call(connection: BaseDatabaseWrapper, ack: Ack, now: datetime | Non
 def claim_calls(claim: Statement, plan: ClaimPlan, now: datetime | None) -> list[Call]:
     """Return a claim for each wid of the plan, followed by those of its further plans."""
     calls: list[Call] = []
-    for part in (plan, *plan.next_plans):
+    for subplan in (plan, *plan.next_plans):
         by_wid: dict[str, list[ClaimSlot]] = {}
-        for slot in part.slots:
+        for slot in subplan.slots:
             by_wid.setdefault(slot.wid, []).append(slot)
         leases = [now, plan.mark, plan.at_least_s, plan.at_most_s]
         calls += [
-            (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, part.limit, *leases])
+            (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, subplan.limit, *leases])
             for wid, slots in by_wid.items()
         ]
     return calls

@@ -12,7 +12,7 @@ IS_LIMITED = f"""(j.limit_key IS NOT NULL
   OR j.queue = ANY (ARRAY(SELECT name::text FROM {LIMIT} WHERE scope = 'queue')))"""
 
 
-def withheld(clock: int) -> str:
+def closed_queues(clock: int) -> str:
     """Return SQL for the array of queues that hand out nothing: paused, or with a full or closed limiter."""
     return f"""ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL
     UNION ALL SELECT name::text FROM {LIMITER} WHERE scope = 'queue'

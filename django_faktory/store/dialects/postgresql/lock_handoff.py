@@ -17,14 +17,15 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Ack
 from ..base import COUNTER, JOB, LOCK, WORKER, ClaimPlan, EndedRun, HandoffResult, counter_slot
-from .limits import IS_LIMITED, withheld
+from .limits import IS_LIMITED, closed_queues
 from .prepared import Statement, execute_on, unnest
 from .rows import RETURNED, reservations
 
 _LIVES = "(expires_at IS NULL OR expires_at > (SELECT now FROM clock))"
 
 # Locks the holder's row, then its lock, as all transactions do (ADR 24); the next job's row only if it is not locked.
-# Lookups by key hide the state from the planner, see `locks`.
+# Lookups by key hide the state from the planner, see `locks`. The token is drawn before the writes: no part of a
+# statement sees what another part has written (ADR 24), and both the job and the lock row get it.
 RELAY = Statement(
     "relay",
     [
@@ -56,7 +57,7 @@ next AS MATERIALIZED (
     SELECT id, jobtype, queue, sort_priority, enqueued_at, expires_at, limiter, limit_key FROM {JOB}
     WHERE lock_key = (SELECT lock_key FROM mine) AND state = (SELECT 'blocked') AND queue = q.name
     ORDER BY sort_priority, enqueued_at, id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
-  WHERE q.name <> ALL ({withheld(1)})
+  WHERE q.name <> ALL ({closed_queues(1)})
   LIMIT 1),
 heir AS MATERIALIZED (
   SELECT j.id FROM next AS j
@@ -66,7 +67,7 @@ heir AS MATERIALIZED (
       SELECT 1 FROM {unnest(7)} WITH ORDINALITY AS q (name, place) CROSS JOIN LATERAL (
         SELECT sort_priority, enqueued_at, id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name AND {_LIVES}
         ORDER BY sort_priority, enqueued_at, id LIMIT 1) AS ready
-      WHERE q.place <= j.place AND q.name <> ALL ({withheld(1)})
+      WHERE q.place <= j.place AND q.name <> ALL ({closed_queues(1)})
         AND (q.place, ready.sort_priority, ready.enqueued_at, ready.id)
           < (j.place, j.sort_priority, j.enqueued_at, j.id))),
 gone AS (
@@ -132,8 +133,10 @@ class LockHandoff:
         self, connection: BaseDatabaseWrapper, ack: Ack, plan: ClaimPlan, now: datetime | None
     ) -> HandoffResult | None:
         """Run the statement for this ack; None: it did nothing. Tried once for each job."""
+        # Forgotten before the attempt: if the statement does nothing, the exchange ends this job in the general way.
         with self._lock:
             self._heirs.pop(ack.jid, None)
+        # The plan is that of a single request, so all of its slots have the same wid.
         queues, wid = [slot.queue for slot in plan.slots], plan.slots[0].wid
         values: list[Any] = [
             now, plan.lease_s, ack.jid, ack.wid, ack.attempt, ack.result, queues, wid, plan.mark,
@@ -142,8 +145,9 @@ class LockHandoff:
         [rows] = execute_on(connection, [(RELAY, values)])
         if not rows:
             return None
-        [(token, wid, attempt, queue, jobtype, ended_at, started_at, is_all, *taken)] = rows
-        [job] = reservations([[tuple(taken)]])
+        [(token, wid, attempt, queue, jobtype, ended_at, started_at, is_all, *job_columns)] = rows
+        [job] = reservations([[tuple(job_columns)]])
+        # The chain goes on: a third job of the key is likely to follow.
         self.remember([job.jid])
-        held = EndedRun(wid, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
-        return HandoffResult({ack.jid: held}, msgspec.structs.replace(job, lock_token=token), is_all)
+        ended_run = EndedRun(wid, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
+        return HandoffResult({ack.jid: ended_run}, msgspec.structs.replace(job, lock_token=token), is_all)

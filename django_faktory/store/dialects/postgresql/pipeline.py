@@ -21,14 +21,14 @@ from ..cursor_hooks import has_own_cursor
 from ..idle_sessions import is_readable
 
 Rows = list[tuple[Any, ...]]
-Packed = tuple[bytes, list[bytes | None], list[int]]
+EncodedCall = tuple[bytes, list[bytes | None], list[int]]
 """Name of a prepared statement, its encoded values, and for each value the format: 1 is binary, 0 is text."""
 
 Result = TypeVar("Result")
 
 _BINARY = 1
-_TEXT_TYPE = 25
-_MISSING = struct.pack("!i", -1)
+_TEXT_TYPE = 25  # oid of `text` in pg_type, which is the same on every server
+_NULL = struct.pack("!i", -1)
 _PLAIN = (None, None, None)
 """Transaction characteristics with which the driver sends a plain BEGIN."""
 
@@ -36,9 +36,8 @@ _PLAIN = (None, None, None)
 @functools.cache
 def has_psycopg3() -> bool:
     """Return whether Django uses psycopg 3 for PostgreSQL; otherwise it is psycopg2."""
-    from django.db.backends.postgresql.psycopg_any import (
-        is_psycopg3,
-    )  # needs a driver, which projects on other databases do not have
+    # Imported here: it needs a driver, which projects on other databases do not have.
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
     return bool(is_psycopg3)
 
@@ -64,6 +63,7 @@ def can_pipeline(connection: BaseDatabaseWrapper) -> bool:
     psycopg, raw = _driver(), connection.connection
     if psycopg is None or not isinstance(raw, psycopg.Connection) or raw.info.encoding != "utf-8":
         return False
+    # A transaction that has begun already has its characteristics; only a BEGIN of our own would be a plain one.
     return bool(raw.autocommit or not _is_idle(raw) or (raw.isolation_level, raw.read_only, raw.deferrable) == _PLAIN)
 
 
@@ -78,8 +78,8 @@ def run_prepared(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Seq
     error as Django's; later statements are not executed.
     """
     with connection.wrap_database_errors:
-        found = _exchanged(connection.connection, _packed_all(calls))
-        return _answers(found, len(calls))
+        results = _run_pipeline(connection.connection, _encode_calls(calls))
+        return _rows_of_calls(results, len(calls))
 
 
 def run_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Rows]:
@@ -89,11 +89,13 @@ def run_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, S
     After an OperationalError that closed the connection, the outcome of the commit is unknown, as with any commit.
     """
     with connection.wrap_database_errors:
-        found = _exchanged(connection.connection, _packed_all(calls), last=b"COMMIT")
-        *rows, _ = _answers(found, len(calls) + 1)
+        results = _run_pipeline(connection.connection, _encode_calls(calls), final_command=b"COMMIT")
+        *rows, _ = _rows_of_calls(results, len(calls) + 1)
         # COMMIT of a broken transaction succeeds with the status ROLLBACK.
-        if found[-1].command_status != b"COMMIT":
-            raise _driver().InternalError(f"expected a commit, got {found[-1].command_status!r}: nothing is committed")
+        if results[-1].command_status != b"COMMIT":
+            raise _driver().InternalError(
+                f"expected a commit, got {results[-1].command_status!r}: nothing is committed"
+            )
         return rows
 
 
@@ -110,15 +112,17 @@ class SocketExchange(Generic[Result]):
         calls: Sequence[tuple[str, Sequence[Any]]],
         on_result: Callable[[list[Rows]], Result],
     ) -> None:
-        self._connection, self._calls, self._on_result = connection, len(calls), on_result
-        self._found: list[Any] = []
+        self._connection, self._call_count, self._on_result = connection, len(calls), on_result
+        self._results: list[Any] = []
         self.is_last = False
         """Whether more input followed the answer that was read, such as the connection's end."""
         with connection.wrap_database_errors:
-            packed = _packed_all(calls)
+            # Before the connection is touched: a value that cannot be encoded must not close it.
+            packed = _encode_calls(calls)
             self._pgconn = connection.connection.pgconn
             with self._close_on_error():
                 _send(connection.connection, packed)
+                # libpq keeps what a full socket does not take; the event loop must not wait for it (ADR 21).
                 self.is_sent: bool = not self._pgconn.flush()
 
     @property
@@ -136,12 +140,12 @@ class SocketExchange(Generic[Result]):
         with self._connection.wrap_database_errors:
             with self._close_on_error():
                 self._pgconn.consume_input()
-                while not (is_whole := self._take()) and is_readable(self._pgconn.socket):
+                while not (is_whole := self._collect_results()) and is_readable(self._pgconn.socket):
                     self._pgconn.consume_input()  # drain: libuv reports a reset behind the data only once
                 self.is_last = is_whole and is_readable(self._pgconn.socket)
-            return self._on_result(_answers(self._found, self._calls)) if is_whole else None
+            return self._on_result(_rows_of_calls(self._results, self._call_count)) if is_whole else None
 
-    def _take(self) -> bool:
+    def _collect_results(self) -> bool:
         pgconn, pq = self._pgconn, _driver().pq
         # libpq returns None after each statement's results; two in succession mean that no result is outstanding.
         was_none = False
@@ -155,7 +159,7 @@ class SocketExchange(Generic[Result]):
             if result.status == pq.ExecStatus.PIPELINE_SYNC:
                 pgconn.exit_pipeline_mode()
                 return True
-            self._found.append(result)
+            self._results.append(result)
         return False
 
     @contextmanager
@@ -168,100 +172,105 @@ class SocketExchange(Generic[Result]):
             raise
 
 
-def _packed_all(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Packed]:
-    packed = []
+def _encode_calls(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[EncodedCall]:
+    encoded: list[EncodedCall] = []
     for name, values in calls:
-        binary = [_are_texts(value) for value in values]
-        data = [_texts(value) if is_binary else _packed(value) for value, is_binary in zip(values, binary, strict=True)]
-        packed.append((name.encode(), data, list(map(int, binary))))
-    return packed
+        # Checked here, not in a function for each value: this runs for every value of every statement.
+        binary = [type(value) is list and _are_texts(value) for value in values]
+        data = [
+            None if value is None else _encode_texts(value) if is_binary else _encode_value(value)
+            for value, is_binary in zip(values, binary, strict=True)
+        ]
+        encoded.append((name.encode(), data, list(map(int, binary))))
+    return encoded
 
 
-def _exchanged(raw: Any, calls: Sequence[Packed], *, last: bytes = b"") -> list[Any]:
+def _run_pipeline(raw: Any, calls: Sequence[EncodedCall], *, final_command: bytes = b"") -> list[Any]:
     try:
-        _send(raw, calls, last=last)
+        _send(raw, calls, final_command=final_command)
         _flush(raw.pgconn)
-        return _received(raw.pgconn)
+        return _receive_results(raw.pgconn)
     except BaseException:  # late replies must not be read by the connection's next user
         raw.pgconn.finish()
         raise
 
 
-def _send(raw: Any, calls: Sequence[Packed], *, last: bytes = b"") -> None:
+def _send(raw: Any, calls: Sequence[EncodedCall], *, final_command: bytes = b"") -> None:
     """Send all statements and the sync; BEGIN first, if the connection should be in a transaction."""
     pgconn = raw.pgconn
     pgconn.enter_pipeline_mode()
     if not raw.autocommit and _is_idle(raw):
+        # In the same pipeline, so that it costs no round trip; the driver would send it before its first statement.
         pgconn.send_query_params(b"BEGIN", None)
     for name, values, formats in calls:
         pgconn.send_query_prepared(name, values, formats, result_format=_BINARY)
-    if last:
-        pgconn.send_query_params(last, None)
+    if final_command:
+        pgconn.send_query_params(final_command, None)
     pgconn.pipeline_sync()
 
 
-def _received(pgconn: Any) -> list[Any]:
+def _receive_results(pgconn: Any) -> list[Any]:
     """Wait for all results up to the sync: BEGIN's if it was sent, then one for each statement."""
     pq = _driver().pq
-    found: list[Any] = []
-    readable = select.poll()
-    readable.register(pgconn.socket, select.POLLIN)
+    results: list[Any] = []
+    poll = select.poll()
+    poll.register(pgconn.socket, select.POLLIN)
     while True:
         while pgconn.is_busy():
-            readable.poll()
+            poll.poll()
             pgconn.consume_input()
         result = pgconn.get_result()
-        if result is None:
+        if result is None:  # libpq returns it after the results of each statement
             continue
         if result.status == pq.ExecStatus.PIPELINE_SYNC:
             pgconn.exit_pipeline_mode()
-            return found
-        found.append(result)
+            return results
+        results.append(result)
 
 
-def _answers(found: list[Any], calls: int) -> list[Rows]:
+def _rows_of_calls(results: list[Any], call_count: int) -> list[Rows]:
     # Results after the first error only report that the pipeline was aborted.
-    error = next((result for result in found if result.status == _driver().pq.ExecStatus.FATAL_ERROR), None)
+    error = next((result for result in results if result.status == _driver().pq.ExecStatus.FATAL_ERROR), None)
     if error is not None:
         raise _driver().errors.error_from_result(error)
     # The result of BEGIN, if it was sent, comes first and is skipped.
-    return [_rows(result) for result in found[len(found) - calls :]]
+    return [_rows(result) for result in results[len(results) - call_count :]]
 
 
 def _flush(pgconn: Any) -> None:
     """Send everything, and read meanwhile: with full buffers, client and server would block each other."""
     if not pgconn.flush():
         return
-    either = select.poll()
-    either.register(pgconn.socket, select.POLLIN | select.POLLOUT)
+    poll = select.poll()
+    poll.register(pgconn.socket, select.POLLIN | select.POLLOUT)
     while pgconn.flush():
-        if either.poll()[0][1] & select.POLLIN:
+        if poll.poll()[0][1] & select.POLLIN:
             pgconn.consume_input()
 
 
-def _packed(value: Any) -> bytes | None:
+def _encode_value(value: Any) -> bytes | None:
     """Encode a value as PostgreSQL parses it from text; lists may contain numbers and None."""
     if value is None:
         return None
     if isinstance(value, list):
-        return b"{" + b",".join(_packed(item) or b"NULL" for item in value) + b"}"
+        return b"{" + b",".join(_encode_value(item) or b"NULL" for item in value) + b"}"
     data = (value if isinstance(value, str) else str(value)).encode()
     if b"\x00" in data:  # libpq would treat it as the end of the value
         raise _driver().DataError("expected text without NUL (0x00), got some")
     return data
 
 
-def _are_texts(value: Any) -> bool:
-    """Return whether the value is a list of texts, some of which may be None."""
-    return type(value) is list and type(next((item for item in value if item is not None), None)) is str
+def _are_texts(values: Sequence[Any]) -> bool:
+    """Return whether these are texts, some of which may be None."""
+    return type(next((value for value in values if value is not None), None)) is str
 
 
-def _texts(values: Sequence[str | None]) -> bytes:
+def _encode_texts(values: Sequence[str | None]) -> bytes:
     """Encode a text array in binary: in text format each quote needs a backslash, and jobs are full of quotes."""
     parts = [struct.pack("!5i", 1, None in values, _TEXT_TYPE, len(values), 1)]
     for value in values:
         if value is None:
-            parts.append(_MISSING)
+            parts.append(_NULL)
         else:
             data = value.encode()
             parts += (len(data).to_bytes(4, "big"), data)
@@ -286,11 +295,10 @@ class _Reader(threading.local):
         adapters.register_loader("int2", numeric.Int2BinaryLoader)
         adapters.register_loader("int4", numeric.Int4BinaryLoader)
         adapters.register_loader("int8", numeric.Int8BinaryLoader)
-        adapters.register_loader(
-            "timestamptz", datetime.TimestamptzBinaryLoader
-        )  # in UTC, because the transformer has no connection
-        for kind in ("text", "varchar", "json"):
-            adapters.register_loader(kind, string.TextBinaryLoader)
+        # Loads times in UTC, because the transformer has no connection with a time zone.
+        adapters.register_loader("timestamptz", datetime.TimestamptzBinaryLoader)
+        for type_name in ("text", "varchar", "json"):
+            adapters.register_loader(type_name, string.TextBinaryLoader)
         self._transformer = Transformer(adapters)
 
     def rows(self, result: Any) -> Rows:
@@ -302,6 +310,7 @@ class _Reader(threading.local):
         return rows
 
 
+# Created at the first result, because it needs psycopg 3.
 _reader = functools.cache(_Reader)
 
 

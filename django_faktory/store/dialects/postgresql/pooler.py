@@ -18,12 +18,13 @@ def is_pooled(connection: Any) -> bool:
     return bool(process_of(connection) != connection.info.backend_pid)
 
 
-def process_of(connection: Any, before: str = "") -> int:
-    """Return the id of the answering server process. `before`: a statement to run in the same transaction."""
+def process_of(connection: Any, statement: str = "") -> int:
+    """Return the id of the answering server process. `statement`: to run before, in the same transaction."""
+    # In one message, because a pooler may use another session for the next one.
     with connection.cursor() as cursor:
-        cursor.execute(f"{before}; SELECT pg_backend_pid()" if before else "SELECT pg_backend_pid()")
+        cursor.execute(f"{statement}; SELECT pg_backend_pid()" if statement else "SELECT pg_backend_pid()")
         # psycopg 3 has a result for each statement; the last one is that of the SELECT.
-        while before and cursor.description is None:
+        while statement and cursor.description is None:
             cursor.nextset()
-        found: int = cursor.fetchone()[0]
-        return found
+        process_id: int = cursor.fetchone()[0]
+        return process_id

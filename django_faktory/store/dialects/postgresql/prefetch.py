@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Delivery
 from ..base import DELIVERY_LEASE_S, JOB, WORKER, ClaimPlan
-from .limits import IS_LIMITED, withheld
+from .limits import IS_LIMITED, closed_queues
 from .prepared import Call, Statement, execute_on, unnest
 from .rows import RETURNED
 
@@ -37,7 +37,7 @@ FROM (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now) AS clock WHERE j.id = A
       FROM {JOB} AS j WHERE j.state = 'enqueued' AND j.queue = q.name
         AND (j.expires_at IS NULL OR j.expires_at > COALESCE($3, STATEMENT_TIMESTAMP()))
       ORDER BY j.sort_priority, j.enqueued_at, j.id LIMIT q.room FOR UPDATE SKIP LOCKED) AS ready
-    WHERE q.name <> ALL ({withheld(3)})
+    WHERE q.name <> ALL ({closed_queues(3)})
       AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = ANY ($6) AND state <> 'running')) AS line
   WHERE line.goes))
 RETURNING array_position($1, j.queue::text), j.sort_priority, j.id, {RETURNED}""",
@@ -98,24 +98,25 @@ def prefetch_call(plan: ClaimPlan, now: datetime | None) -> Call:
     ]  # fmt: skip
 
 
-def confirm(connection: BaseDatabaseWrapper, handed: Sequence[Delivery], now: datetime | None) -> set[str]:
+def confirm(connection: BaseDatabaseWrapper, deliveries: Sequence[Delivery], now: datetime | None) -> set[str]:
     """Start the reservations of delivered jobs; return the jids of locked rows."""
+    jobs = [delivery.job for delivery in deliveries]
     values = [
-        [one.job.jid for one in handed], [one.job.attempt for one in handed], [one.job.wid for one in handed],
-        [one.ago_s for one in handed], now,
+        [job.jid for job in jobs], [job.attempt for job in jobs], [job.wid for job in jobs],
+        [delivery.ago_s for delivery in deliveries], now,
     ]  # fmt: skip
     [rows] = execute_on(connection, [(CONFIRM, values)])
     return {jid for (jid,) in rows}
 
 
 def extend(
-    connection: BaseDatabaseWrapper, held: Sequence[tuple[str, str, int]], at_least_s: float, now: datetime | None
+    connection: BaseDatabaseWrapper, held_jobs: Sequence[tuple[str, str, int]], at_least_s: float, now: datetime | None
 ) -> None:
     """Extend the reservations of these jobs (wid, jid, attempt) that are half over."""
     values = [
-        [jid for _, jid, _ in held],
-        [attempt for *_, attempt in held],
-        [wid for wid, *_ in held],
+        [jid for _, jid, _ in held_jobs],
+        [attempt for *_, attempt in held_jobs],
+        [wid for wid, *_ in held_jobs],
         at_least_s,
         now,
     ]

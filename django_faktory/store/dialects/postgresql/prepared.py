@@ -37,6 +37,7 @@ A connection that lives for one request gains nothing from a statement prepared 
 LOST = frozenset({"26000", "42P05"})
 """SQLSTATEs: a prepared statement does not exist, or already exists."""
 
+# `$n` is for PREPARE; a statement that is sent unprepared needs the driver's `%s`.
 _PLACE = re.compile(r"\$(\d+)")
 
 Call = tuple["Statement", Sequence[Any]]
@@ -88,32 +89,33 @@ class Statement:
         # one.
         self._uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
 
-    def ready(self, cursor: CursorWrapper) -> _Use | None:
+    def prepare_if_worthwhile(self, cursor: CursorWrapper) -> _Use | None:
         """Prepare the statement if worthwhile; None: send it unprepared."""
         connection = cursor.db.connection
+        # No mutex: a connection is used by one thread at a time.
         use = self._uses.get(connection)
         if use is None:
             use = self._uses[connection] = _Use()
         use.uses += 1
-        now, last = time.monotonic(), use.used_at
+        now, last_used_at = time.monotonic(), use.used_at
         use.used_at = now
-        if not Statement.works or use.uses <= USES_BEFORE or not joins(cursor.db) or has_own_cursor(cursor.db):
+        if not Statement.works or use.uses <= USES_BEFORE or not can_join(cursor.db) or has_own_cursor(cursor.db):
             return None  # a backend with its own cursor may change `search_path`, to which a plan is bound
         if not use.name or (self.ages and now - use.planned_at > REPLAN_S):
-            if now - last > REPLAN_S:
+            if now - last_used_at > REPLAN_S:
                 return None  # used so seldom that each use would replan it
             if not keeps_session(cursor.db):
                 return None
             self._prepare(cursor, use)
         return use
 
-    def at_hand(self, connection: BaseDatabaseWrapper) -> str:
+    def prepared_name(self, connection: BaseDatabaseWrapper) -> str:
         """Return its prepared name if its plan on this connection is recent enough, else ""."""
         use = self._uses.get(connection.connection)
         now = time.monotonic()
         if use is None or not use.name or (self.ages and now - use.planned_at > REPLAN_S):
             return ""
-        # Counts as a use, so that `ready` sees the statement as frequent and replans it when its plan is too old.
+        # Counts as a use: otherwise `prepare_if_worthwhile` would take the statement for a rare one, and not replan it.
         use.uses += 1
         use.used_at = now
         return use.name
@@ -125,11 +127,11 @@ class Statement:
         return self._plain, [values[place] for place in self._places]
 
     def _prepare(self, cursor: CursorWrapper, use: _Use) -> None:
-        old = f"DEALLOCATE {use.name}; " if use.name else ""
+        deallocate = f"DEALLOCATE {use.name}; " if use.name else ""
         # A unique name: if a pooler was not detected, a process must not run a statement that another process, perhaps
         # of another version, has prepared.
         name = f"faktory_{self.name}_{secrets.token_hex(6)}"
-        cursor.execute(f"{old}PREPARE {name} ({', '.join(self.types)}) AS {self.sql}")
+        cursor.execute(f"{deallocate}PREPARE {name} ({', '.join(self.types)}) AS {self.sql}")
         use.name, use.planned_at = name, time.monotonic()
 
 
@@ -143,17 +145,19 @@ def keeps_session(connection: BaseDatabaseWrapper) -> bool:
     raw = connection.connection
     if not Statement.works or raw in Statement._known:  # noqa: SLF001
         return Statement.works
+    # The query is sent by the driver's own cursor, so Django does not translate its errors.
     with connection.wrap_database_errors:
-        found = is_pooled(raw)
-    if not found:
+        has_pooler = is_pooled(raw)
+    if not has_pooler:
         Statement._known[raw] = None  # noqa: SLF001
         return True
+    # For the whole process: its other connections most likely go through the same pooler.
     Statement.works = False
     logger.info("a pooler is between us and PostgreSQL: going on without prepared statements")
     return False
 
 
-def joins(connection: BaseDatabaseWrapper) -> bool:
+def can_join(connection: BaseDatabaseWrapper) -> bool:
     """Return whether several statements can be sent as one message and one transaction.
 
     Not with psycopg2, which returns only the last statement's rows, and not if the server binds values
@@ -170,7 +174,7 @@ def execute_on(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[R
     connection.close_if_health_check_failed()  # both as Django does for a cursor
     connection.ensure_connection()
     # With a closed connection, use a cursor: it raises Django's usual error.
-    named = [] if connection.connection.closed else _at_hand(connection, calls)
+    named = [] if connection.connection.closed else _prepared_calls(connection, calls)
     if named:
         try:
             return run_prepared(connection, named)
@@ -189,7 +193,7 @@ def execute(cursor: CursorWrapper, calls: Sequence[Call]) -> list[Rows]:
     If they can be joined, they take one round trip, and outside a transaction they are one transaction.
     """
     try:
-        return _send(cursor, [(*call, call[0].ready(cursor)) for call in calls])
+        return _send(cursor, [(*call, call[0].prepare_if_worthwhile(cursor)) for call in calls])
     except Error as error:
         if not _are_statements_lost(error) or cursor.db.in_atomic_block:
             raise  # the transaction is broken; the next one sends unprepared statements
@@ -201,12 +205,13 @@ def execute_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -
 
     Django's own commit after it finds no open transaction, and does nothing.
     """
-    if not Statement.works or not can_pipeline(connection) or not joins(connection):
+    if not Statement.works or not can_pipeline(connection) or not can_join(connection):
         return None
-    named = _at_hand(connection, calls)
+    # Without a plan that is recent enough, a cursor prepares the statements first, with messages of their own.
+    named = _prepared_calls(connection, calls)
     if not named:
         with connection.cursor() as cursor:
-            uses = [statement.ready(cursor) for statement, _ in calls]
+            uses = [statement.prepare_if_worthwhile(cursor) for statement, _ in calls]
         named = [(use.name, values) for use, (_, values) in zip(uses, calls, strict=True) if use]
     if len(named) < len(calls):
         return None
@@ -222,15 +227,15 @@ def begin(
     connection: BaseDatabaseWrapper, calls: Sequence[Call], on_result: Callable[[list[Rows]], Result]
 ) -> SocketExchange[Result] | None:
     """Send statements without waiting for their rows; None, with nothing done, unless all are prepared."""
-    named = _at_hand(connection, calls)
+    named = _prepared_calls(connection, calls)
     return SocketExchange(connection, named, on_result) if named else None
 
 
-def _at_hand(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[tuple[str, Sequence[Any]]]:
+def _prepared_calls(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[tuple[str, Sequence[Any]]]:
     """Return names and values if all statements are prepared and may bypass the cursor, else an empty list."""
     if not Statement.works or not can_pipeline(connection):
         return []
-    named = [(statement.at_hand(connection), values) for statement, values in calls]
+    named = [(statement.prepared_name(connection), values) for statement, values in calls]
     return named if all(name for name, _ in named) else []
 
 
@@ -252,19 +257,20 @@ def _send(cursor: CursorWrapper, calls: Sequence[tuple[Statement, Sequence[Any],
         # A mixture cannot be pipelined: unprepared statements need the cursor to bind their values.
         if len(prepared) == len(calls):
             return run_prepared(cursor.db, prepared)
-    found: list[Rows] = []
-    if not joins(cursor.db):
+    results: list[Rows] = []
+    if not can_join(cursor.db):
         for statement, values, _ in calls:
             cursor.execute(*statement.text(None, values))
-            found.append(_rows(cursor, statement))
-        return found
+            results.append(_rows(cursor, statement))
+        return results
+    # As one text, PostgreSQL runs the statements as one transaction, unless one is open.
     texts = [statement.text(use, values) for statement, values, use in calls]
     cursor.execute("; ".join(sql for sql, _ in texts), [value for _, values in texts for value in values])
     for statement, _, _ in calls:
-        if found:
+        if results:
             cursor.nextset()
-        found.append(_rows(cursor, statement))
-    return found
+        results.append(_rows(cursor, statement))
+    return results
 
 
 def _rows(cursor: CursorWrapper, statement: Statement) -> Rows:

@@ -63,6 +63,7 @@ FROM (
 {where} ORDER BY nth"""
 
 
+# The caller checks these keys again after its commit: a release in progress may not have seen the new job (ADR 15).
 _BLOCKED = "CASE WHEN state = 'blocked' THEN lock_key END"
 _REPLACE = {
     "incoming": f"{_RECORDS} LEFT JOIN gone USING (jid)",
@@ -176,11 +177,11 @@ def _record(nth: int, place: int, job: JobPayload) -> _JobRecord:
     options = job.options or _NONE
     return _JobRecord(
         job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace, place, nth,
-        job.result_ttl, job.at, options.expires_at, _seconds(options.expires_in), options.unique_key,
-        _seconds(options.unique_for) if options.unique_key else None, options.unique_until_start, options.lock_key,
+        job.result_ttl, job.at, options.expires_at, _cap_duration(options.expires_in), options.unique_key,
+        _cap_duration(options.unique_for) if options.unique_key else None, options.unique_until_start, options.lock_key,
         options.limit_key, options.about,
     )  # fmt: skip
 
 
-def _seconds(incoming: float | None) -> float | None:
-    return None if incoming is None else min(incoming, _LONGEST_S)
+def _cap_duration(seconds: float | None) -> float | None:
+    return None if seconds is None else min(seconds, _LONGEST_S)
