@@ -246,6 +246,10 @@ def test_a_claim_locks_only_the_rows_that_it_returns():
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("this database locks no rows")
     push([payload() for _ in range(4)] + [payload(queue="b")], using=USING)
+    if connection.vendor == "mysql":
+        # MariaDB counts rows in the background. With the counts of an earlier table it may sort, and lock all rows.
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE TABLE django_faktory_job")
     other = []
 
     def claim_the_rest(_):
