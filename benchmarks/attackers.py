@@ -274,7 +274,7 @@ async def large_jobs(attack):
 
 
 async def many_jobs(attack):
-    """Send PUSHB with as many small jobs as fit into a line, with new jids each time."""
+    """Send PUSHB with as many small jobs as it may have, with new jids each time."""
     numbers = itertools.count()
 
     def line():
@@ -282,7 +282,7 @@ async def many_jobs(attack):
         jobs = (b'{"jid":"%s%06d","jobtype":"n","args":[],"queue":"m"}' % (prefix, n) for n in range(many))
         return b"PUSHB [%s]\r\n" % b",".join(jobs)
 
-    many = attack.many(300_000) // 2  # half of 300,000: 16 MiB has no room for more with unique jids
+    many = attack.many(20_000)
     await ask_again_and_again(attack, 4, line)
 
 

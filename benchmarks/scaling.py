@@ -182,14 +182,15 @@ def write_docs(found, about, options):
         raise SystemExit(f"{PAGE}: expected the lines {BEGIN!r} and {END!r}")
     told = "; ".join(f"{name} {value}" for name, value in about.items())
     what = (
-        f"{datetime.now(UTC).date()}: {told}. {options.rounds} rounds in turns, medians; {options.jobs:,} no-op jobs."
+        f"{datetime.now(UTC).date()}: {told}. "
+        f"{options.rounds} interleaved rounds, medians; {options.jobs:,} no-op jobs."
     )
     PAGE.write_text(f"{before}{begin}{what}\n\n{table(found)}\n{end}{after}")
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling")
-    parser.add_argument("--nodes", default="1,2,4,8", help="how many, in turns (default: %(default)s)")
+    parser.add_argument("--nodes", default="1,2,4,8", help="how many, interleaved (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=20_000, help="a drain (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken (default: %(default)s)")
     parser.add_argument("--idle-s", type=float, default=15.0, help="of watching nodes without jobs")

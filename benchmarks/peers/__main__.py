@@ -21,7 +21,7 @@ from benchmarks.peers.systems import SYSTEMS
 
 
 def arguments():
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="This project beside its peers.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="This project and its peers.")
     parser.add_argument("--only", help=f"some of: {','.join(SYSTEMS)}")
     parser.add_argument("--measures", help=f"some of: {','.join(MEASURES)}")
     parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken")

@@ -24,7 +24,7 @@ def chart(found):
     total = 2 * MARGIN + -(-len(figures) // 2) * height
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {total}" width="{width}" height="{total}" '
-        f'font-family="system-ui, sans-serif" font-size="13" role="img" aria-label="django_faktory beside its peers">\n'
+        f'font-family="system-ui, sans-serif" font-size="13" role="img" aria-label="django_faktory and its peers">\n'
         f'<rect width="{width}" height="{total}" fill="#ffffff"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 

@@ -66,7 +66,8 @@ def _machine(found):
     )
     return (
         f"{found['made_at']}: {about}. {stores}. Redis without persistence.\n"
-        f"{options['rounds']} rounds in turns, medians; {options['jobs']} jobs a drain (the quick systems a multiple), "
+        f"{options['rounds']} interleaved rounds, medians; "
+        f"{options['jobs']} jobs a drain (the quick systems a multiple), "
         f"{options['many']} at once, {options['calls']} one by one, {options['lone']} lone ones. "
         "In brackets: how many times the best peer's figure; on SQLite, the best one's there."
     )

@@ -61,7 +61,7 @@ def supervise(
     With `may_replace_process` it need not return, because no code runs after it in this process.
     """
     local_pipes = None
-    if run_config.alias and not notifier.has_hints(run_config.alias):
+    if run_config.alias and not notifier.has_notifications(run_config.alias):
         # Where the database sends no notifications, as MariaDB, the processes signal each other over pipes.
         local_pipes = notifier.LocalPipes(run_config.processes + 1)
         notifier.add_local_receiver(local_pipes.ring)

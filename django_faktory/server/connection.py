@@ -421,7 +421,7 @@ class Connection(asyncio.Protocol):
         else:
             self.abort()
 
-    def _start_timer(self, seconds: float, act: Callable[[], None]) -> None:
+    def _start_timer(self, seconds: float, callback: Callable[[], None]) -> None:
         if self._timer:
             self._timer.cancel()
-        self._timer = self.server.loop.call_later(seconds, act)
+        self._timer = self.server.loop.call_later(seconds, callback)

@@ -136,14 +136,14 @@ class DeliveryTracker:
         now = self._loop.time()
         self._is_confirming = True
 
-        def on_confirmed(left: set[str] | FaktoryError) -> None:
+        def on_confirmed(remaining: set[str] | FaktoryError) -> None:
             self._is_confirming = False
-            if isinstance(left, FaktoryError):
+            if isinstance(remaining, FaktoryError):
                 return  # they stay tracked, so the next `_confirm_due` sends them again
             for delivery in due:
                 jid = delivery[1].jid
                 # `is`: the same job may have ended and been delivered again meanwhile.
-                if jid not in left and self._unconfirmed.get(jid) is delivery:
+                if jid not in remaining and self._unconfirmed.get(jid) is delivery:
                     del self._unconfirmed[jid]
 
         self._confirm([Delivery(job, now - at) for at, job in due], on_confirmed)

@@ -187,7 +187,14 @@ class FetchIndex:
 
     def mark_first_idle(self, queue: str) -> bool:
         """Schedule the longest waiting FETCH of this queue that has no try scheduled. Return whether there was one."""
-        first = next((one for one in self._by_queue.get(queue, ()) if _is_idle(one) and not one.untried), None)
+        first = next(
+            (
+                waiting_fetch
+                for waiting_fetch in self._by_queue.get(queue, ())
+                if _is_idle(waiting_fetch) and not waiting_fetch.untried
+            ),
+            None,
+        )
         if first is not None:
             self.mark(first, queue)
         return first is not None
@@ -195,8 +202,8 @@ class FetchIndex:
     def with_longest_waiting(self, batch: list[WaitingFetch]) -> list[WaitingFetch]:
         """Return the batch, preceded by the longest waiting idle FETCH of its queues unless that is in it."""
         # Without this a FETCH that has just arrived could get a job for which another FETCH has waited longer.
-        wanted = {queue: None for waiting_fetch in batch for queue in waiting_fetch.request.queues}
-        firsts = [(queue, next(filter(_is_idle, self._by_queue[queue]))) for queue in wanted]
+        queues = {queue: None for waiting_fetch in batch for queue in waiting_fetch.request.queues}
+        firsts = [(queue, next(filter(_is_idle, self._by_queue[queue]))) for queue in queues]
         if not firsts:
             return batch
         elder = min((waiting_fetch for _, waiting_fetch in firsts), key=_arrival)

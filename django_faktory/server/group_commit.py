@@ -232,8 +232,8 @@ class CommitQueue(Generic[Item, Answer]):
                 logger.exception("answer failed item=%s", _named(item))
 
     def _work(self, commit_thread: _CommitThread[Item, Answer]) -> None:
-        while (given := commit_thread.work.get()) is not None:
-            batch, work = given
+        while (task := commit_thread.work.get()) is not None:
+            batch, work = task
             answers = self._answers([item for item, _ in batch], work)
             commit_thread.begin = self._lend()
             self._loop.call_soon_threadsafe(self._answer_batch, commit_thread, batch, answers)

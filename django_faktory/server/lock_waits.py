@@ -116,8 +116,10 @@ class LockWaits:
         """
         busy = {subject for waiting in self._running for subject in waiting.command.subjects}
         # A last attempt is due now: it does not wait for the end of another attempt for its subject.
-        free = (one for one in self._pending if one.command.is_last or busy.isdisjoint(one.command.subjects))
-        return min(free, key=lambda one: (not one.command.is_last, one.has_waited), default=None)
+        free = (
+            waiting for waiting in self._pending if waiting.command.is_last or busy.isdisjoint(waiting.command.subjects)
+        )
+        return min(free, key=lambda waiting: (not waiting.command.is_last, waiting.has_waited), default=None)
 
     def _on_retried(self, waiting: _WaitingCommand, result: Any) -> None:
         self._running.remove(waiting)
@@ -143,7 +145,7 @@ class LockWaits:
 
     def _give_up_overdue(self) -> None:
         now = self._loop.time()
-        for waiting in [one for one in self._pending if one.ends_at <= now and not one.command.is_last]:
+        for waiting in [waiting for waiting in self._pending if waiting.ends_at <= now and not waiting.command.is_last]:
             # Some jobs of a PUSHB may meet no lock: a last attempt stores those and rejects the others by jid.
             if waiting.command.has_several_jobs:
                 waiting.command.is_last = True

@@ -35,8 +35,8 @@ class LoginThrottle:
         if not self._levels:
             return 0.0
         # One more failure must fit into the bucket.
-        over = self._level(network_of(address), now) - (self._limit - 1)
-        return over * PERIOD_S / self._limit if over > 0 else 0.0
+        excess = self._level(network_of(address), now) - (self._limit - 1)
+        return excess * PERIOD_S / self._limit if excess > 0 else 0.0
 
     def _level(self, name: str, now: float) -> float:
         level, at = self._levels.get(name, (0.0, now))
@@ -46,11 +46,11 @@ class LoginThrottle:
 def network_of(address: str) -> str:
     """Return the key of an address: IPv4 as is, the /64 of IPv6, other text unchanged."""
     try:
-        found = ip_address(address.partition("%")[0])
+        ip = ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(found, IPv4Address):
-        return str(found)
-    if found.ipv4_mapped is not None:  # ::ffff:a.b.c.d, on a dual-stack socket: all share one /64
-        return str(found.ipv4_mapped)
-    return found.packed[:8].hex()
+    if isinstance(ip, IPv4Address):
+        return str(ip)
+    if ip.ipv4_mapped is not None:  # ::ffff:a.b.c.d, on a dual-stack socket: all share one /64
+        return str(ip.ipv4_mapped)
+    return ip.packed[:8].hex()

@@ -110,7 +110,7 @@ def execute_each(calls: Sequence[Callable[[], Any]], reset: Callable[[], None]) 
 
 def _groups(commands: Sequence[MayBlock]) -> list[list[MayBlock]]:
     # Calls are opaque, so each is a group of its own; equal kinds of data are one statement.
-    sets = [[command for command in commands if isinstance(command.work, kind)] for kind in _IN_SETS]
+    sets = [[command for command in commands if isinstance(command.work, work_type)] for work_type in _IN_SETS]
     calls = [[command] for command in commands if callable(command.work)]
     return [group for group in (*sets, *calls) if group]
 

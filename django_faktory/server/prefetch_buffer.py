@@ -55,17 +55,17 @@ class FetchRate:
 
         0 when fewer than `MIN_CLIENTS` clients fetched within `HOLD_S`.
         """
-        clients, asked, first = set(), 0, now
-        for at, wanted, client, _ in reversed(self._seen):
+        clients, count, first = set(), 0, now
+        for at, fetched_queue, client, _ in reversed(self._seen):
             if now - at > HOLD_S:
                 break
             clients.add(client)
-            asked += wanted == queue
+            count += fetched_queue == queue
             first = at
         if len(clients) < MIN_CLIENTS:
             return 0
         # Half of HOLD_S: the other half is margin, so that few jobs are released without having been fetched.
-        return round(asked * HOLD_S / 2 / max(now - first, 0.001))
+        return round(count * HOLD_S / 2 / max(now - first, 0.001))
 
     def wids(self) -> set[str]:
         """Return the wids of the remembered FETCHes; "" is for clients without a wid."""
@@ -163,14 +163,16 @@ class PrefetchBuffer:
         is_alongside = any(sent.prefetch and sent.count and sent.queues[0] == queue for sent in earlier_claims)
         if self._is_moving(queue) and not is_alongside:
             return None
-        more = 0 if is_alongside else self._prefetch_count(now, queue)
+        prefetch_count = 0 if is_alongside else self._prefetch_count(now, queue)
         # The buffer has jobs of the queue, but this worker is not trusted. The claim asks only whether it may have jobs
         # (count=0): a job from the database would overtake the buffered ones.
         if queue in self._jobs:
             return self._mark_sent(
-                FetchRequest(queues=(queue,), wid=request.wid, count=0, prefetch=max(more, 1), lease=Lease.DELIVERY)
+                FetchRequest(
+                    queues=(queue,), wid=request.wid, count=0, prefetch=max(prefetch_count, 1), lease=Lease.DELIVERY
+                )
             )
-        if more and queue in self._claiming:
+        if prefetch_count and queue in self._claiming:
             return None  # a claim of the queue is running: this one could return jobs that come after its jobs
         # Ask only for queues up to the first one with jobs in the buffer or on their way: those come before all
         # jobs of later queues.
@@ -180,7 +182,7 @@ class PrefetchBuffer:
             if place and (self._is_moving(other) or self._has_job_for(now, other, request.wid))
         )
         return self._mark_sent(
-            msgspec.structs.replace(request, queues=request.queues[: next(behind, None)], prefetch=more)
+            msgspec.structs.replace(request, queues=request.queues[: next(behind, None)], prefetch=prefetch_count)
         )
 
     def prepare_plain_claim(self, request: FetchRequest) -> FetchRequest:
@@ -194,9 +196,11 @@ class PrefetchBuffer:
         now = self._loop.time()
         low, self._low = self._low, set()
         return [
-            self._mark_sent(FetchRequest(queues=(queue,), count=0, prefetch=more, lease=Lease.DELIVERY))
+            self._mark_sent(FetchRequest(queues=(queue,), count=0, prefetch=prefetch_count, lease=Lease.DELIVERY))
             for queue in low
-            if not self._is_moving(queue) and queue not in self._claiming and (more := self._prefetch_count(now, queue))
+            if not self._is_moving(queue)
+            and queue not in self._claiming
+            and (prefetch_count := self._prefetch_count(now, queue))
         ]
 
     def store_result(
@@ -282,9 +286,9 @@ class PrefetchBuffer:
     def clear(self) -> None:
         """Release all buffered jobs, and those of running prefetches when they arrive."""
         self._epoch += 1
-        gone = [job for jobs in self._jobs.values() for _, job in jobs]
+        buffered = [job for jobs in self._jobs.values() for _, job in jobs]
         self._jobs.clear()
-        self._release_jobs(gone)
+        self._release_jobs(buffered)
 
     def close(self) -> None:
         """Release all buffered jobs and disable prefetch for good."""
@@ -325,8 +329,8 @@ def _add_to(counts: dict[str, int], queues: Iterable[str]) -> None:
 
 def _take_from(counts: dict[str, int], queues: Iterable[str]) -> None:
     for queue in queues:
-        left = counts.get(queue, 0) - 1
-        if left > 0:
-            counts[queue] = left
+        remaining = counts.get(queue, 0) - 1
+        if remaining > 0:
+            counts[queue] = remaining
         else:
             counts.pop(queue, None)

@@ -329,7 +329,7 @@ class Server:
         self._listener = self._listen() if self._listen else None
         if self._listener:
             self._listener_thread = threading.Thread(
-                target=self._wake_on_notifications, args=(self._listener,), name="faktory-hints", daemon=True
+                target=self._wake_on_notifications, args=(self._listener,), name="faktory-listener", daemon=True
             )
             self._listener_thread.start()
 

@@ -200,19 +200,19 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def _read(self) -> None:
         """Pass on all decrypted bytes. `pause_reading` pauses the socket, so none accumulate here."""
-        found = bytearray()
+        decrypted = bytearray()
         ends = False
         try:
             while not ends:
                 data = self._tls.read(_RECORD_BYTES)
-                found += data
+                decrypted += data
                 ends = not data
         except ssl.SSLZeroReturnError:
             ends = True
         except _MORE_IS_NEEDED:
             pass
-        if found and self._connection:
-            self._connection.data_received(bytes(found))
+        if decrypted and self._connection:
+            self._connection.data_received(bytes(decrypted))
         if ends:
             self._on_client_end()
 

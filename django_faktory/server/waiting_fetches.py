@@ -33,12 +33,12 @@ FetchCommitQueue = CommitQueue[Item, "list[Reservation]"]
 
 
 class _Claim:
-    """FETCHes that are tried with one claim; `left` counts those without an answer."""
+    """FETCHes that are tried with one claim; `unanswered` counts those without an answer."""
 
-    __slots__ = ("has_many", "left", "unwanted")
+    __slots__ = ("has_many", "unanswered", "unwanted")
 
-    def __init__(self, left: int, *, has_many: bool) -> None:
-        self.left, self.has_many = left, has_many
+    def __init__(self, unanswered: int, *, has_many: bool) -> None:
+        self.unanswered, self.has_many = unanswered, has_many
         self.unwanted: list[Reservation] = []
         """Jobs claimed for clients that have disconnected since; released when the claim is complete."""
 
@@ -119,15 +119,15 @@ class FetchQueue:
 
     def _buffer_prefetched(self, sent: FetchRequest, result: list[Reservation] | FaktoryError) -> list[Reservation]:
         """Store prefetched jobs in the buffer and return the other claimed jobs."""
-        found = [] if isinstance(result, FaktoryError) else result
-        prefetched = [job for job in found if job.is_prefetched]
+        jobs = [] if isinstance(result, FaktoryError) else result
+        prefetched = [job for job in jobs if job.is_prefetched]
         if prefetched:
-            found = found[: -len(prefetched)]  # the broker lists prefetched jobs last
-        self._prefetch_buffer.store_result(sent, found, prefetched)
+            jobs = jobs[: -len(prefetched)]  # the broker lists prefetched jobs last
+        self._prefetch_buffer.store_result(sent, jobs, prefetched)
         self._try_delayed(sent.queues)
         if prefetched:
             self.wake({job.queue for job in prefetched})
-        return found
+        return jobs
 
     def claim_with_ack(self, jid: str) -> None:
         """Try the longest waiting FETCH of this job's queue along with its ACK, if the job has a lock."""
@@ -149,25 +149,25 @@ class FetchQueue:
         if not batch:
             return
         served: list[tuple[WaitingFetch, Reservation]] = []
-        asked: list[tuple[WaitingFetch, FetchRequest, FetchRequest]] = []
+        to_claim: list[tuple[WaitingFetch, FetchRequest, FetchRequest]] = []
         for waiting_fetch in self._waiting.with_longest_waiting(batch):
             request = self._waiting.mark_tried(waiting_fetch)
             if job := self._prefetch_buffer.take(request):
                 waiting_fetch.in_claim = True
                 served.append((waiting_fetch, job))
-            elif sent := self._ask_for(waiting_fetch, request, [sent for _, _, sent in asked]):
+            elif sent := self._ask_for(waiting_fetch, request, [sent for _, _, sent in to_claim]):
                 self._delayed.pop(waiting_fetch, None)
                 waiting_fetch.in_claim = True
-                asked.append((waiting_fetch, request, sent))
+                to_claim.append((waiting_fetch, request, sent))
             else:
                 self._delay(waiting_fetch, request)
-        if asked:
+        if to_claim:
             self._claims_free -= 1
             # One claim of many names at a time: with two, other commands would find no free thread until one has ended.
-            has_many = any(waiting_fetch.has_many for waiting_fetch, _, _ in asked)
+            has_many = any(waiting_fetch.has_many for waiting_fetch, _, _ in to_claim)
             self._is_many_in_claim |= has_many
-            claim = _Claim(left=len(asked), has_many=has_many)
-            for waiting_fetch, request, sent in asked:
+            claim = _Claim(unanswered=len(to_claim), has_many=has_many)
+            for waiting_fetch, request, sent in to_claim:
                 # Otherwise an empty answer proves nothing about the queues that were left out: the FETCH is retried.
                 is_complete = sent.count > 0 and sent.queues == request.queues
                 self._commit_queue.submit(sent, partial(self._on_claimed, claim, waiting_fetch, sent, is_complete))
@@ -222,14 +222,14 @@ class FetchQueue:
     ) -> None:
         waiting_fetch.in_claim = False
         try:
-            found = self._buffer_prefetched(sent, result)
+            jobs = self._buffer_prefetched(sent, result)
             if isinstance(result, FaktoryError):
                 self._answer(waiting_fetch, result)
             else:
-                self._handle_result(claim, waiting_fetch, is_complete, found)
+                self._handle_result(claim, waiting_fetch, is_complete, jobs)
         finally:  # also after an error: a claim that never completes would block later ones
-            claim.left -= 1
-            if not claim.left:
+            claim.unanswered -= 1
+            if not claim.unanswered:
                 self._claims_free += 1
                 if claim.has_many:
                     self._is_many_in_claim = False
@@ -238,12 +238,12 @@ class FetchQueue:
                 self._claim()
 
     def _handle_result(
-        self, claim: _Claim, waiting_fetch: WaitingFetch, is_complete: bool, found: list[Reservation]
+        self, claim: _Claim, waiting_fetch: WaitingFetch, is_complete: bool, jobs: list[Reservation]
     ) -> None:
         if waiting_fetch.is_disconnected:
-            claim.unwanted += found
-        elif found:
-            self._answer(waiting_fetch, found[0])
+            claim.unwanted += jobs
+        elif jobs:
+            self._answer(waiting_fetch, jobs[0])
         elif waiting_fetch.has_timed_out or self._is_stopping:
             self._answer(waiting_fetch, None)
         elif job := self._prefetch_buffer.take_any(waiting_fetch.request):

@@ -96,15 +96,19 @@ def objects_in_steps(verb, head, middle, tail):
     return lambda size, number: around(f"{verb} ".encode() + head, middle(size), tail)
 
 
-def bulk(size, number, **members):
+def bulk(size, number, limit=None, **members):
     one = json.dumps({"jobtype": "n", "args": [], "queue": "attacked"} | members)[:-1]
-    count = min((size - 100) // (len(one) + 30), 150_000)
+    count = min((size - 100) // (len(one) + 30), 150_000 if limit is None else limit)
     jobs = (f'{one},"jid":"b{number:03d}-{n:07d}"}}' for n in range(count))
     return (f"PUSHB [{','.join(jobs)}]\r\n".encode(),)
 
 
+def most_jobs(size, number):
+    return bulk(size, number, limit=limits.MAX_BULK_JOBS)
+
+
 def unique_bulk(size, number):
-    return bulk(min(size, 2**20), number, custom={"unique_for": 60})
+    return bulk(size, number, limit=limits.MAX_LOOKED_UP_JOBS, custom={"unique_for": 60})
 
 
 def jids(count):
@@ -200,7 +204,8 @@ OF_JOBS = (
         number, size=2000, custom={f"m{n}": 1 for n in range(min(600_000, size // 14))}),
         rb"(\+OK|-ERR .*(at most|more than))"),
     illegal(commands.Push, "longer than a line", lambda size, number: job(number, size=size + 5000), is_last=True),
-    legal(commands.PushBulk, "many jobs", bulk),
+    legal(commands.PushBulk, "many jobs", most_jobs),
+    illegal(commands.PushBulk, "too many jobs", bulk, rb"(\$|-ERR .*at most)"),
     legal(commands.PushBulk, "many unique jobs", unique_bulk),
     legal(commands.PushBulk, "one long job", lambda size, number: around(
         b'PUSHB [{"jid":"bulk-%04d","jobtype":"n","queue":"attacked","args":["' % number,

@@ -72,6 +72,11 @@ class GoodClient:
             self.work()
             time.sleep(REST_S)
 
+    def work_until(self, is_over):
+        while not is_over():
+            self.work()
+            time.sleep(REST_S)
+
     def end_kept(self):
         self._expect(f'ACK {{"jid":"{self.kept}"}}', b"+OK")
 

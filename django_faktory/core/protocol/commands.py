@@ -19,7 +19,7 @@ from ..payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, Beat, JobPayload, Wor
 from . import batches, management, tracking
 from .batches import BatchCommand
 from .fields import decode_value, field, line, parse_object, parse_strings, wid
-from .limits import MAX_REFUSED, check_count, check_length, check_line
+from .limits import LOOKED_UP, MAX_REFUSED, check_count, check_length, check_line
 from .management import ManagementCommand
 from .tracking import TrackingCommand
 
@@ -255,19 +255,23 @@ def _parse_long_push(text: str) -> Incremental[Push]:
 def _parse_long_push_bulk(text: str) -> Incremental[PushBulk]:
     good: list[JobPayload] = []
     refused: dict[str, InvalidPayload] = {}  # by jid, like the reply, so that repeated jids need no memory
-    count = size = 0
+    count = size = jobs = looked_up = 0
     parts = jsontext.items(text) if len(text) <= CUT_AT_ONCE else incremental.cut(text, "[]")
     for part in parts:
         if part is None:
             yield
             continue
-        count, size = count + 1, size + len(part)
+        count, size, jobs = count + 1, size + len(part), jobs + 1
+        check_count("PUSHB", "jobs", jobs)
         # Pause after 20 small jobs or a few large ones.
         if count == JOBS_A_STEP or size > SHORT:
             count = size = 0
             yield
         job = yield from _long_job_or_refusal(part)
         if isinstance(job, JobPayload):
+            if job.options is not None and (job.options.may_block or job.options.lock_key is not None):
+                looked_up += 1
+                check_count("PUSHB", LOOKED_UP, looked_up)
             good.append(job)
             continue
         refused[job.jid] = job

@@ -25,14 +25,14 @@ __all__ = [
     "Publisher",
     "add_local_receiver",
     "announce",
-    "has_hints",
+    "has_notifications",
     "listen",
 ]
 
 logger = get_logger(__name__)
 
 
-def has_hints(alias: str) -> bool:
+def has_notifications(alias: str) -> bool:
     """Return whether commits of other processes cause notifications on this database."""
     connection = connections[alias]
     if connection.vendor == "postgresql":
@@ -56,7 +56,7 @@ def listen(
     this process. One listener of a node has `logs_problems`: it logs problems that all of them have. Nothing is
     connected before the first wait, or else in a separate thread, so an unreachable database raises no error here.
     """
-    if not has_hints(alias):
+    if not has_notifications(alias):
         logger.info("this database sends no notifications: other nodes' work is found by polling alias=%s", alias)
         return otherwise()
     if connections[alias].vendor == "postgresql":

@@ -179,7 +179,7 @@ class PostgresListener(Listener):
         connection.execute(f"LISTEN {CHANNEL}")
         self._woken.set()
         if self._is_down:
-            logger.info("hints are back alias=%s", self._alias)
+            logger.info("notifications are back alias=%s", self._alias)
             self._is_down = False
         test_payload, until = self._send_test()
         while not self._closed.is_set():
@@ -245,8 +245,8 @@ class PostgresListener(Listener):
             sender.execute("SELECT pg_notify(%s, %s)", [channel, payload])
 
     def _pass_on(self, payloads: Collection[str]) -> None:
-        hints = {payload for payload in payloads if not payload.startswith(_TEST)}
-        if hints and (self._queues is None or hints & self._queues):
+        queues = {payload for payload in payloads if not payload.startswith(_TEST)}
+        if queues and (self._queues is None or queues & self._queues):
             self._woken.set()
 
     def _stop_listening(self) -> None:

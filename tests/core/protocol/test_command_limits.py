@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from django_faktory.core.json import incremental
 from django_faktory.core.payloads import MAX_NAME
-from django_faktory.core.protocol.commands import VERBS, FailJob, Fetch, parse
+from django_faktory.core.protocol.commands import VERBS, FailJob, Fetch, parse, parse_long
 from django_faktory.core.protocol.connection import ServerConnection
-from django_faktory.core.protocol.limits import CUT, DROPPED, LIMITS, check_line
+from django_faktory.core.protocol.limits import CUT, DROPPED, LIMITS, LOOKED_UP, check_line
 from django_faktory.errors import InvalidPayload, UnknownCommand
 from scripts import limits_table
 
@@ -50,6 +51,8 @@ ELSEWHERE = {
     ("PUSH", "members of a long job, or of its `custom`"),  # tests/core/protocol/test_bounded_work.py
     ("PUSH", "args with `unique_for` or `lock: true`"),  # tests/core/protocol/test_bounded_work.py
     ("PUSHB", "each job"),
+    ("PUSHB", "jobs"),  # below
+    ("PUSHB", "jobs with `unique_for`, `lock` or a batch"),  # below
     ("PUSHB", "refused jobs"),  # tests/core/json/test_incremental.py
 }
 
@@ -73,6 +76,24 @@ def test_a_field_over_its_limit_is_refused_in_one_line_that_names_field_and_limi
     assert len(text) < 300
     assert str(limit.maximum) in text
     assert limit.field.split()[0].removeprefix("custom.") in text
+
+
+@pytest.mark.parametrize(
+    ("field", "custom"),
+    [
+        ("jobs", ""),
+        (LOOKED_UP, ',"custom":{"unique_for":5}'),
+        (LOOKED_UP, ',"custom":{"lock":true}'),
+        (LOOKED_UP, ',"custom":{"bid":"b-1"}'),
+    ],
+)
+def test_a_bulk_push_of_too_many_jobs_is_refused_as_a_whole(field, custom):
+    [limit] = [limit.maximum for limit in LIMITS if (limit.verb, limit.field) == ("PUSHB", field)]
+    job = f'{{"jid":"%08d","jobtype":"t","args":[]{custom}}}'
+    jobs = [job % number for number in range(limit + 1)]
+    with pytest.raises(InvalidPayload, match=f"^invalid PUSHB: {re.escape(field)}: expected at most {limit}, got"):
+        incremental.run(parse_long(f"PUSHB [{','.join(jobs)}]".encode()))
+    assert len(incremental.run(parse_long(f"PUSHB [{','.join(jobs[1:])}]".encode())).jobs) == limit
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "HELLO"])

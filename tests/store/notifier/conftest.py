@@ -8,7 +8,7 @@ from django.db import connection, connections
 from django_faktory.store.notifier import postgresql
 from tests.settings import KIND
 
-needs_hints = pytest.mark.skipif(
+needs_notifications = pytest.mark.skipif(
     KIND != "postgresql" or not postgresql.can_listen(), reason="about PostgreSQL with psycopg 3, which can listen"
 )
 

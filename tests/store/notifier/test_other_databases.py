@@ -4,7 +4,7 @@ import pytest
 
 from django_faktory.store import notifier
 from tests.settings import KIND
-from tests.store.notifier.conftest import needs_hints
+from tests.store.notifier.conftest import needs_notifications
 
 
 @pytest.mark.django_db(transaction=True)
@@ -13,6 +13,6 @@ def test_announcing_is_safe_on_every_database(queues):
     assert notifier.announce("default", queues) is None
 
 
-@pytest.mark.skipif(KIND == "sqlite" or not needs_hints.args[0], reason="about databases without hints")
+@pytest.mark.skipif(KIND == "sqlite" or not needs_notifications.args[0], reason="about databases without hints")
 def test_databases_without_hints_are_polled(closing_later):
     assert isinstance(closing_later(notifier.listen("default")), notifier.PollingListener)

@@ -9,13 +9,13 @@ from django.db import connection, transaction
 from django_faktory.store import notifier
 from django_faktory.store.notifier import postgresql, publisher
 from tests.bouncer import needs_session
-from tests.store.notifier.conftest import needs_hints
+from tests.store.notifier.conftest import needs_notifications
 from tests.store.notifier.pooler import Pooler
 from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    needs_hints,
+    needs_notifications,
     needs_session("LISTEN is a session's; what comes instead says tests/bouncer"),
 ]
 

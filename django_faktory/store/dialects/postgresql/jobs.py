@@ -25,6 +25,7 @@ from ..base import (
     replaceable,
     unique_key_of,
 )
+from .ending import IS_HOLDER, REPORTS, count_processed, set_succeeded
 from .limits import IS_LIMITED, closed_queues
 from .prepared import Call, Statement, unnest
 from .rows import RETURNED
@@ -202,7 +203,7 @@ END = Statement(
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 asked AS MATERIALIZED (
   SELECT r.*, (SELECT id FROM {JOB} WHERE jid = r.jid) AS id
-  FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)),
+  FROM {REPORTS}),
 locked AS MATERIALIZED (
   SELECT id, jid, wid, attempt, result_ttl, state, queue, jobtype, started_at,
     bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR permits IS NOT NULL AS is_apart
@@ -214,20 +215,14 @@ held AS MATERIALIZED (
   SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.queue, j.jobtype, j.started_at, j.is_apart,
     r.result
   FROM asked AS r JOIN locked AS j USING (id)
-  WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
-    AND (r.attempt IS NULL OR r.attempt = j.attempt)),
+  WHERE {IS_HOLDER}),
 gone AS (
   DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM held WHERE result_ttl IS NULL AND NOT is_apart))),
 kept AS (
-  UPDATE {JOB} AS j SET state = 'succeeded', result = held.result, finished_at = now, reserved_until = NULL,
-    unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+  UPDATE {JOB} AS j SET {set_succeeded("held.result")}
   FROM held, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart),
 counted AS (
-  INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
-  SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM held WHERE NOT is_apart), 0,
-    $4 - (SELECT COUNT(*) FROM held)
-  FROM clock
-  ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed, late = c.late + excluded.late)
+  {count_processed(3, "(SELECT COUNT(*) FROM held WHERE NOT is_apart)", late="$4 - (SELECT COUNT(*) FROM held)")})
 SELECT jid, wid, attempt, queue, jobtype, CASE WHEN NOT is_apart THEN now END, started_at, is_apart FROM held, clock""",
 )
 
@@ -253,8 +248,7 @@ gone AS (
   DELETE FROM {JOB} AS j USING held WHERE j.id = held.id AND held.result_ttl IS NULL
   RETURNING 1),
 kept AS (
-  UPDATE {JOB} AS j SET state = 'succeeded', result = $5, finished_at = now, reserved_until = NULL,
-    unique_key = NULL, permits = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+  UPDATE {JOB} AS j SET {set_succeeded("$5")}
   FROM held, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL
   RETURNING 1),
 limiters AS MATERIALIZED (
@@ -264,9 +258,7 @@ limiters AS MATERIALIZED (
 freed AS (
   UPDATE {LIMITER} SET in_use = GREATEST(in_use - 1, 0) WHERE id = ANY (ARRAY(SELECT id FROM limiters)) RETURNING 1),
 counted AS (
-  INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
-  SELECT (now AT TIME ZONE 'UTC')::date, $6, 1, 0, 0 FROM clock WHERE (SELECT COUNT(*) FROM freed) >= 0
-  ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + 1)
+  {count_processed(6, "1", source="clock WHERE (SELECT COUNT(*) FROM freed) >= 0")})
 SELECT (CASE WHEN EXISTS (SELECT FROM gone) OR EXISTS (SELECT FROM kept) THEN '1' ELSE '{NOT_HELD}' END)::int, now,
   (SELECT permits FROM held)
 FROM clock""",
@@ -277,8 +269,7 @@ KEEP = Statement(
     "keep",
     ["bigint[]", "text[]", "timestamptz"],
     f"""
-UPDATE {JOB} AS j SET state = 'succeeded', result = r.result, finished_at = $3, reserved_until = NULL,
-  unique_key = NULL, lock_token = NULL, permits = NULL, purge_at = $3 + make_interval(secs => j.result_ttl)
+UPDATE {JOB} AS j SET {set_succeeded("r.result", now="$3")}
 FROM {unnest(1, 2)} AS r (id, result) WHERE j.id = r.id""",
     gives_rows=False,
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ....core.limits import SAVED_S
-from ..base import COUNTER, JOB, LIMIT, LIMITER, QUEUE
+from ..base import JOB, LIMIT, LIMITER, QUEUE
+from .ending import IS_HOLDER, REPORTS, count_processed, set_succeeded
 from .prepared import Statement
 
 # Names of tasks and queues with limits: read once per claim, from a table that is nearly always empty or small.
@@ -92,12 +93,11 @@ WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
   SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.permits, j.queue, j.jobtype, j.started_at,
     r.result
-  FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
+  FROM {REPORTS}
   CROSS JOIN LATERAL (
     SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, permits, queue, jobtype, started_at
     FROM {JOB} WHERE jid = r.jid FOR UPDATE) AS j
-  WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
-    AND (r.attempt IS NULL OR r.attempt = j.attempt)
+  WHERE {IS_HOLDER}
     AND j.permits <> '' AND j.lock_token IS NULL AND j.bid IS NULL AND j.callback_of IS NULL),
 asked AS MATERIALIZED (
   SELECT id, unnest(string_to_array(btrim(permits, ','), ','))::bigint AS limiter FROM held),
@@ -110,8 +110,7 @@ mine AS MATERIALIZED (
 gone AS (
   DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM mine WHERE result_ttl IS NULL))),
 kept AS (
-  UPDATE {JOB} AS j SET state = 'succeeded', result = mine.result, finished_at = now, reserved_until = NULL,
-    unique_key = NULL, permits = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+  UPDATE {JOB} AS j SET {set_succeeded("mine.result")}
   FROM mine, clock WHERE j.id = mine.id AND mine.result_ttl IS NOT NULL),
 freed AS (
   UPDATE {LIMITER} AS g SET in_use = GREATEST(g.in_use - back.jobs, 0)
@@ -119,9 +118,12 @@ freed AS (
   WHERE g.id = back.limiter
   RETURNING 1),
 counted AS (
-  INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
-  SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM mine), 0, 0
-  FROM clock WHERE EXISTS (SELECT 1 FROM mine) AND (SELECT COUNT(*) FROM freed) >= 0
-  ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed)
+  {
+        count_processed(
+            3,
+            "(SELECT COUNT(*) FROM mine)",
+            source="clock WHERE EXISTS (SELECT 1 FROM mine) AND (SELECT COUNT(*) FROM freed) >= 0",
+        )
+    })
 SELECT jid, wid, attempt, queue, jobtype, now, started_at FROM mine, clock""",
 )

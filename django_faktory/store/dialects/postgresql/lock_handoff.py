@@ -16,7 +16,8 @@ import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....core.payloads import Ack
-from ..base import COUNTER, JOB, LOCK, WORKER, ClaimPlan, EndedRun, HandoffResult, counter_slot
+from ..base import JOB, LOCK, WORKER, ClaimPlan, EndedRun, HandoffResult, counter_slot
+from .ending import count_processed, set_succeeded
 from .limits import IS_LIMITED, closed_queues
 from .prepared import Statement, execute_on, unnest
 from .rows import RETURNED, reservations
@@ -73,8 +74,7 @@ heir AS MATERIALIZED (
 gone AS (
   DELETE FROM {JOB} AS j USING held, heir WHERE j.id = held.id AND held.result_ttl IS NULL),
 kept AS (
-  UPDATE {JOB} AS j SET state = 'succeeded', result = $6, finished_at = now, reserved_until = NULL,
-    unique_key = NULL, lock_token = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+  UPDATE {JOB} AS j SET {set_succeeded("$6")}
   FROM held, heir, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL),
 token AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence('{LOCK}', 'id')) AS id FROM heir),
 taken AS (
@@ -89,9 +89,7 @@ moved AS (
     acquired_at = now, expires_at = now + clock.lease, is_lapsed = FALSE
   FROM mine, taken, token, clock WHERE l.id = mine.id),
 counted AS (
-  INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
-  SELECT (now AT TIME ZONE 'UTC')::date, $10, 1, 0, 0 FROM heir, clock
-  ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed)
+  {count_processed(10, "1", source="heir, clock")})
 SELECT token.id, held.wid, held.attempt, held.queue, held.jobtype, clock.now, held.started_at,
   NOT EXISTS (SELECT 1 FROM {unnest(7)} AS q (name) CROSS JOIN LATERAL (
     SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name LIMIT 1) AS ready), taken.*

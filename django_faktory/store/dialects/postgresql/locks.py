@@ -7,7 +7,8 @@ hot key is the time that it takes to end one job and to claim the next.
 
 from __future__ import annotations
 
-from ..base import COUNTER, JOB, LOCK
+from ..base import JOB, LOCK
+from .ending import IS_HOLDER, REPORTS, count_processed, set_succeeded
 from .prepared import Statement, unnest
 
 _READY_SIBLINGS = f"""
@@ -66,12 +67,11 @@ WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
   SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.lock_token, r.result,
     j.queue, j.jobtype, j.started_at
-  FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
+  FROM {REPORTS}
   CROSS JOIN LATERAL (
     SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, permits, queue, jobtype, started_at
     FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
-  WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
-    AND (r.attempt IS NULL OR r.attempt = j.attempt)
+  WHERE {IS_HOLDER}
     AND j.lock_token IS NOT NULL AND j.bid IS NULL AND j.callback_of IS NULL AND j.permits IS NULL),
 gone AS (
   DELETE FROM {JOB} AS j USING held
@@ -79,8 +79,7 @@ gone AS (
     AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
   RETURNING j.jid, j.wid, j.attempt, j.queue, j.jobtype, j.started_at, held.lock_token),
 kept AS (
-  UPDATE {JOB} AS j SET state = 'succeeded', result = held.result, finished_at = now, reserved_until = NULL,
-    unique_key = NULL, lock_token = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+  UPDATE {JOB} AS j SET {set_succeeded("held.result")}
   FROM held, clock
   WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND j.permits IS NULL
     AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
@@ -92,10 +91,13 @@ freed AS (
   UPDATE {LOCK} SET is_lapsed = TRUE, expires_at = '-infinity' WHERE id = ANY (ARRAY(SELECT id FROM locks))
   RETURNING 1),
 counted AS (
-  INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
-  SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM ended), 0, 0
-  FROM clock WHERE EXISTS (SELECT 1 FROM ended) AND (SELECT COUNT(*) FROM freed) >= 0
-  ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed)
+  {
+        count_processed(
+            3,
+            "(SELECT COUNT(*) FROM ended)",
+            source="clock WHERE EXISTS (SELECT 1 FROM ended) AND (SELECT COUNT(*) FROM freed) >= 0",
+        )
+    })
 SELECT jid, wid, attempt, queue, jobtype, now, started_at FROM ended, clock""",
 )
 

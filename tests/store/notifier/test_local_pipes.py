@@ -11,38 +11,38 @@ from tests.waiting import wait_until
 
 
 @pytest.fixture
-def neighbours():
+def local_pipes():
     found = LocalPipes(2)
     yield found
     found.close()
 
 
-def test_a_ring_wakes_each_listener_once(neighbours):
-    ears = [neighbours.listener(place) for place in range(2)]
-    neighbours.ring({"default"})
-    neighbours.ring({"default"})
+def test_a_ring_wakes_each_listener_once(local_pipes):
+    ears = [local_pipes.listener(place) for place in range(2)]
+    local_pipes.ring({"default"})
+    local_pipes.ring({"default"})
     assert [ear.wait(5) for ear in ears] == [True, True]
     assert [ear.wait(0) for ear in ears] == [False, False]
 
 
-def test_rings_of_a_child_process_and_its_replacement_are_received(neighbours):
+def test_rings_of_a_child_process_and_its_replacement_are_received(local_pipes):
     for _ in range(2):
         child = os.fork()
         if child == 0:
-            neighbours.ring()
+            local_pipes.ring()
             os._exit(0)
         os.waitpid(child, 0)
-        assert neighbours.listener(1).wait(5)
+        assert local_pipes.listener(1).wait(5)
 
 
-def test_ringing_does_not_block_when_no_listener_reads(neighbours):
+def test_ringing_does_not_block_when_no_listener_reads(local_pipes):
     for _ in range(100_000):
-        neighbours.ring()
-    assert neighbours.listener(0).wait(5)
+        local_pipes.ring()
+    assert local_pipes.listener(0).wait(5)
 
 
-def test_a_closed_listener_receives_no_ring_and_does_not_wait(neighbours):
-    listener, heard = neighbours.listener(0), []
+def test_a_closed_listener_receives_no_ring_and_does_not_wait(local_pipes):
+    listener, heard = local_pipes.listener(0), []
     waiter = threading.Thread(target=lambda: heard.append(listener.wait(60)))
     waiter.start()
     wait_until(waiter.is_alive)
@@ -50,14 +50,14 @@ def test_a_closed_listener_receives_no_ring_and_does_not_wait(neighbours):
     listener.close()
     waiter.join(10)
     assert heard == [False]
-    neighbours.ring()
+    local_pipes.ring()
     assert not listener.wait(60)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_announcement_rings_local_listeners_on_every_database(neighbours, monkeypatch):
+def test_an_announcement_rings_local_listeners_on_every_database(local_pipes, monkeypatch):
     monkeypatch.setattr(publisher, "_local_receivers", [])
-    notifier.add_local_receiver(neighbours.ring)
-    listener = neighbours.listener(0)
+    notifier.add_local_receiver(local_pipes.ring)
+    listener = local_pipes.listener(0)
     notifier.announce("default", {"mail"})
     assert listener.wait(5)

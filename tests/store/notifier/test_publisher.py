@@ -6,18 +6,18 @@ from django.db import transaction
 from django_faktory.store import notifier
 from django_faktory.store.notifier import postgresql
 from tests.bouncer import needs_session
-from tests.store.notifier.conftest import needs_hints
+from tests.store.notifier.conftest import needs_notifications
 from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    needs_hints,
+    needs_notifications,
     needs_session("LISTEN is a session's; what comes instead says tests/bouncer"),
 ]
 
 
 @pytest.fixture
-def crier():
+def publisher():
     made = notifier.Publisher("default")
     yield made
     made.stop()
@@ -49,43 +49,43 @@ def sent(monkeypatch):
     return statements
 
 
-def test_announced_queues_are_received_by_another_client(crier, heard):
-    crier.announce("default", {"a", "b"})
+def test_announced_queues_are_received_by_another_client(publisher, heard):
+    publisher.announce("default", {"a", "b"})
     wait_until(lambda: sorted(heard()) == ["a", "b"])
 
 
-def test_a_burst_of_announcements_is_sent_complete_in_few_statements(crier, heard, sent):
+def test_a_burst_of_announcements_is_sent_complete_in_few_statements(publisher, heard, sent):
     names = {f"queue{number}" for number in range(40)}
     for name in sorted(names):
-        crier.announce("default", {name})
-        crier.announce("default", {"often"})
+        publisher.announce("default", {name})
+        publisher.announce("default", {"often"})
     wait_until(lambda: names | {"often"} <= set(heard()))
     assert len(sent) <= 10, "80 announcements within some milliseconds"
 
 
-def test_an_announcement_inside_a_transaction_is_not_sent(crier, heard):
+def test_an_announcement_inside_a_transaction_is_not_sent(publisher, heard):
     with transaction.atomic():
-        crier.announce("default", {"too-early"})
-    crier.announce("default", {"later"})
+        publisher.announce("default", {"too-early"})
+    publisher.announce("default", {"later"})
     wait_until(lambda: "later" in heard())
     assert heard() == ["later"]
 
 
 def test_pending_announcements_are_sent_on_stop(heard):
-    crier = notifier.Publisher("default")
-    crier.announce("default", {"a"})
-    crier.announce("default", {"b"})
-    crier.stop()
+    publisher = notifier.Publisher("default")
+    publisher.announce("default", {"a"})
+    publisher.announce("default", {"b"})
+    publisher.stop()
     assert sorted(heard()) == ["a", "b"]
 
 
-def test_a_listener_ignores_announcements_of_its_own_server(crier, closing_later):
-    listener = closing_later(notifier.listen("default", is_own=crier.is_own))
-    crier.announce("default", {"own"})
-    wait_until(lambda: crier._senders)
+def test_a_listener_ignores_announcements_of_its_own_server(publisher, closing_later):
+    listener = closing_later(notifier.listen("default", is_own=publisher.is_own))
+    publisher.announce("default", {"own"})
+    wait_until(lambda: publisher._senders)
     while listener.wait(0.5):
         pass  # its first look, and its test notification
-    crier.announce("default", {"own"})
+    publisher.announce("default", {"own"})
     assert listener.wait(0.2) is False
     notifier.announce("default", {"others"})
     assert listener.wait(30) is True
