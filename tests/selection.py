@@ -47,6 +47,7 @@ SLOW = (
     "tasks/test_cron.py::test_edits_pauses_and_new_entries_take_effect_without_a_restart",
     "tenants",
     "test_house_rules.py",
+    "test_layout.py",
     "test_prose.py",
     "test_snapshots.py",
     "typing",
