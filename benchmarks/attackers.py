@@ -282,7 +282,7 @@ async def many_jobs(attack):
         jobs = (b'{"jid":"%s%06d","jobtype":"n","args":[],"queue":"m"}' % (prefix, n) for n in range(many))
         return b"PUSHB [%s]\r\n" % b",".join(jobs)
 
-    many = attack.many(20_000)
+    many = attack.many(10_000)
     await ask_again_and_again(attack, 4, line)
 
 

@@ -80,7 +80,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'verbose_name_plural': 'outbox entries',
-                'permissions': (('retry_outboxentry', 'Can let refused jobs be handed on again'),),
+                'permissions': (('retry_outboxentry', 'Can send refused jobs again'),),
             },
         ),
         migrations.CreateModel(

@@ -146,5 +146,5 @@ LIMIT: Labels = (
     ("pause_limit", "Can pause tasks"),
     ("resume_limit", "Can resume tasks"),
 )
-OUTBOX: Labels = (("retry_outboxentry", "Can let refused jobs be handed on again"),)
+OUTBOX: Labels = (("retry_outboxentry", "Can send refused jobs again"),)
 GEARMONKEY: Labels = (("audit_gearmonkeyfunction", "Can look for lost GearMonkey jobs"),)

@@ -19,7 +19,7 @@ from ..payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, Beat, JobPayload, Wor
 from . import batches, management, tracking
 from .batches import BatchCommand
 from .fields import decode_value, field, line, parse_object, parse_strings, wid
-from .limits import LOOKED_UP, MAX_REFUSED, check_count, check_length, check_line
+from .limits import LOOKED_UP, check_count, check_length, check_line
 from .management import ManagementCommand
 from .tracking import TrackingCommand
 
@@ -275,10 +275,6 @@ def _parse_long_push_bulk(text: str) -> Incremental[PushBulk]:
             good.append(job)
             continue
         refused[job.jid] = job
-        if len(refused) > MAX_REFUSED:
-            raise InvalidPayload(
-                f"PUSHB: more than {MAX_REFUSED} of its jobs are refused, so none of it was stored; the last one: {job}"
-            )
     return PushBulk([*good, *refused.values()])
 
 

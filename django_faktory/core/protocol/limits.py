@@ -28,10 +28,8 @@ MAX_QUEUES = 1000
 MAX_JIDS = 100_000
 # The jobs of a PUSHB are stored in one transaction (W12). On SQLite all other writers wait for it: 16 µs for each job,
 # 130 to 190 µs for one whose key or batch must be looked up.
-MAX_BULK_JOBS = 20_000
+MAX_BULK_JOBS = 10_000
 MAX_LOOKED_UP_JOBS = 2_000
-MAX_REFUSED = 10_000
-"""Jobs of one PUSHB that are refused individually; if there are more, the whole PUSHB is refused."""
 
 LOOKED_UP = "jobs with `unique_for`, `lock` or a batch"
 WIDEST = "part of regexp between two stars, with `?` or `[…]`"
@@ -104,7 +102,6 @@ _FIELDS = (
     FieldLimit("PUSHB", "each job", 0, "bytes, and as PUSH", ONLY_ITS_JOB),
     FieldLimit("PUSHB", "jobs", MAX_BULK_JOBS, "jobs"),
     FieldLimit("PUSHB", LOOKED_UP, MAX_LOOKED_UP_JOBS, "jobs"),
-    FieldLimit("PUSHB", "refused jobs", MAX_REFUSED, "jobs"),
     FieldLimit("MUTATE", "jids", MAX_JIDS, "jids"),
     FieldLimit("MUTATE", "jid", MAX_NAME, "characters"),
     FieldLimit("MUTATE", "jobtype", MAX_NAME, "characters"),

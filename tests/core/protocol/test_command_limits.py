@@ -53,7 +53,6 @@ ELSEWHERE = {
     ("PUSHB", "each job"),
     ("PUSHB", "jobs"),  # below
     ("PUSHB", "jobs with `unique_for`, `lock` or a batch"),  # below
-    ("PUSHB", "refused jobs"),  # tests/core/json/test_incremental.py
 }
 
 
