@@ -15,7 +15,7 @@ class Migration(migrations.Migration):
                 migrations.AddField(
                     model_name='job',
                     name='interruptions',
-                    field=models.IntegerField(db_default=0, default=0, help_text='How often a worker that stopped gave it back unfinished.'),
+                    field=models.IntegerField(db_default=0, default=0, help_text='Number of times a stopping worker released it unfinished.'),
                 ),
             ]
         ),

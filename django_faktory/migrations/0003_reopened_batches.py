@@ -15,7 +15,7 @@ class Migration(migrations.Migration):
                     "batch",
                     "reopened_until",
                     models.DateTimeField(
-                        help_text="When a batch that was opened again counts as committed, unless it is committed before.",
+                        help_text="Time at which a reopened batch counts as committed again.",
                         null=True,
                     ),
                 ),

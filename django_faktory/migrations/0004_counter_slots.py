@@ -14,7 +14,7 @@ class Migration(migrations.Migration):
                 migrations.AlterField(
                     "counter",
                     "slot",
-                    models.BigIntegerField(help_text="Drawn at random by the connection that counts in it; -1: folded."),
+                    models.BigIntegerField(help_text="Random number of the connection that counts in it; -1: the total of folded rows."),
                 ),
             ]
         ),

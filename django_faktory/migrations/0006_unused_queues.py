@@ -16,13 +16,13 @@ class Migration(migrations.Migration):
                     models.DateTimeField(
                         db_default=Now(),
                         editable=False,
-                        help_text="When a job was pushed to it last, or waited in it; to an hour.",
+                        help_text="Last time that a job was pushed to it or waited in it, to the hour.",
                     ),
                 ),
                 migrations.AddField(
                     "measure",
                     "used_at",
-                    models.DateTimeField(db_default=Now(), help_text="When something was added last."),
+                    models.DateTimeField(db_default=Now(), help_text="Time of the last change."),
                 ),
             ]
         ),

@@ -21,20 +21,24 @@ class Batch(models.Model):
 
     bid = ExactCharField(max_length=255, unique=True)
     parent_bid = ExactCharField(max_length=255, default="", db_default="")
-    depth = models.SmallIntegerField(default=0, help_text="Its ancestors: rows are locked the deepest first.")
+    depth = models.SmallIntegerField(default=0, help_text="Number of ancestors; the deepest rows are locked first.")
     description = models.TextField(default="", db_default="")
-    complete = models.TextField(default="", db_default="", help_text="JSON of the job for when all were executed.")
-    success = models.TextField(default="", db_default="", help_text="JSON of the job for when all succeeded.")
+    complete = models.TextField(
+        default="", db_default="", help_text="JSON of the callback for when all members were executed."
+    )
+    success = models.TextField(
+        default="", db_default="", help_text="JSON of the callback for when all members succeeded."
+    )
 
     complete_jid = ExactCharField(max_length=255, default="", db_default="")
     success_jid = ExactCharField(max_length=255, default="", db_default="")
 
     # Counted in the transactions that change the members, so no query has to look through a batch of 100,000 (ADR 11).
     total = models.IntegerField(default=0, db_default=0)
-    pending = models.IntegerField(default=0, db_default=0, help_text="Members that are not settled.")
-    unrun = models.IntegerField(default=0, db_default=0, help_text="Members that were never executed.")
-    failed = models.IntegerField(default=0, db_default=0, help_text="Members whose last run failed.")
-    is_broken = models.BooleanField(default=False, db_default=False, help_text="Success cannot come any more.")
+    pending = models.IntegerField(default=0, db_default=0, help_text="Number of members that may still run.")
+    unrun = models.IntegerField(default=0, db_default=0, help_text="Number of members that were never executed.")
+    failed = models.IntegerField(default=0, db_default=0, help_text="Number of members whose last run failed.")
+    is_broken = models.BooleanField(default=False, db_default=False, help_text="Whether success has become impossible.")
     children = models.IntegerField(default=0, db_default=0)
     open_children = models.IntegerField(default=0, db_default=0)
     unsucceeded_children = models.IntegerField(default=0, db_default=0)
@@ -46,19 +50,19 @@ class Batch(models.Model):
     success_failed = models.BooleanField(default=False, db_default=False)
     # Each outcome is reported to the parent once, whatever is repeated after a crash (ADR 11).
     reported_broken = models.BooleanField(
-        default=False, db_default=False, help_text="Its parent knows; so with the others."
+        default=False, db_default=False, help_text="Whether the parent counts it as broken; the next two are alike."
     )
     reported_complete = models.BooleanField(default=False, db_default=False)
     reported_success = models.BooleanField(default=False, db_default=False)
 
     created_at = models.DateTimeField(db_default=Now())
     committed_at = models.DateTimeField(null=True)
-    expires_at = models.DateTimeField(null=True, help_text="When it expires unless it is committed.")
+    expires_at = models.DateTimeField(null=True, help_text="Time at which it expires unless it is committed.")
     expired_at = models.DateTimeField(null=True)
     reopened_until = models.DateTimeField(
-        null=True, help_text="When a batch that was opened again counts as committed, unless it is committed before."
+        null=True, help_text="Time at which a reopened batch counts as committed again."
     )
-    finished_at = models.DateTimeField(null=True, help_text="When it was over: nothing can happen to it any more.")
+    finished_at = models.DateTimeField(null=True, help_text="Time at which its last member and callback ended.")
 
     class Meta:
         permissions = may.BATCH

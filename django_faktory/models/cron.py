@@ -27,10 +27,12 @@ class CronEntry(models.Model):
 
     name = ExactCharField(max_length=255, unique=True)
     origin = ExactCharField(max_length=10, choices=EntryOrigin.choices, default=EntryOrigin.ADMIN)
-    schedule = models.CharField(max_length=255, help_text="Five fields, or six with the second first; or @daily, …")
+    schedule = models.CharField(
+        max_length=255, help_text="Five fields, six with seconds first, or a name such as @daily."
+    )
     zone = models.CharField(max_length=64, help_text='The time zone the schedule is read in, as in "Europe/Berlin".')
     jobtype = ExactCharField(
-        max_length=255, help_text="A task of this project, or what a worker in another language calls it."
+        max_length=255, help_text="A task of this project, or the job type of a worker in another language."
     )
     queue = ExactCharField(
         max_length=255, default="", blank=True, help_text='Empty: that of the task, "default" for other jobtypes.'
@@ -45,7 +47,7 @@ class CronEntry(models.Model):
         max_length=4,
         choices=[(str(policy), str(policy)) for policy in Missed],
         default=str(Missed.ONCE),
-        help_text="Ticks that no node took within a minute: skip them, run once for the latest, or run for all.",
+        help_text="Ticks that no node ran within a minute: skip them, run the latest only, or run all.",
     )
     window_s = models.IntegerField(
         default=86_400, verbose_name="window", help_text='Seconds back that "once" and "all" look.'
@@ -58,11 +60,11 @@ class CronEntry(models.Model):
     )
 
     # The first tick that was not taken. All nodes read it at each poll, so an edit needs no notification (ADR 14).
-    next_at = models.DateTimeField(null=True, help_text="The next tick that nobody took; what claims fight for.")
+    next_at = models.DateTimeField(null=True, help_text="The next tick; one node advances it and enqueues the job.")
     paused_at = models.DateTimeField(null=True)
     # Marked, not deleted: the entry keeps its history (ADR 14).
-    removed_at = models.DateTimeField(null=True, help_text="When the code that defined it did not any more.")
-    problem = models.TextField(default="", db_default="", help_text="Why it cannot be due.")
+    removed_at = models.DateTimeField(null=True, help_text="Time at which the code no longer defined it.")
+    problem = models.TextField(default="", db_default="", help_text="Reason why it is never due.")
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
@@ -104,7 +106,7 @@ class CronRun(models.Model):
     """
 
     entry = models.ForeignKey(CronEntry, on_delete=models.CASCADE, related_name="runs")
-    tick = models.DateTimeField(null=True, help_text="None: somebody ran it by hand.")
+    tick = models.DateTimeField(null=True, help_text="None: it was run by hand.")
     at = models.DateTimeField(db_default=Now())
     jid = ExactCharField(max_length=255, default="", db_default="")
     outcome = ExactCharField(max_length=10, choices=[(str(outcome), str(outcome)) for outcome in RunOutcome])

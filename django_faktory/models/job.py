@@ -321,7 +321,7 @@ class Job(models.Model):
     queue = ExactCharField(max_length=255)
     state = ExactCharField(max_length=10, choices=[(str(state), str(state)) for state in State])
     sort_priority = models.SmallIntegerField(
-        default=0, help_text="Minus the priority: ascending, so that one plain index serves FETCH on every database."
+        default=0, help_text="Minus the priority: ascending, so that one index serves FETCH on every database."
     )
     payload = models.TextField(help_text="The job's JSON as its client sent it.")
     retry = models.IntegerField(default=25)
@@ -330,7 +330,7 @@ class Job(models.Model):
     result_ttl = models.IntegerField(null=True)
 
     created_at = models.DateTimeField(db_default=Now())
-    run_at = models.DateTimeField(null=True, help_text="When a scheduled or retrying job becomes due.")
+    run_at = models.DateTimeField(null=True, help_text="Time at which a scheduled or retrying job becomes due.")
     enqueued_at = models.DateTimeField(null=True)
     started_at = models.DateTimeField(null=True)
     reserved_until = models.DateTimeField(null=True)
@@ -338,29 +338,31 @@ class Job(models.Model):
     purge_at = models.DateTimeField(null=True)
 
     # db_default: the INSERT of `store` names only the columns that a new job needs.
-    wid = ExactCharField(max_length=255, default="", db_default="", help_text="Who holds it, or held it last.")
+    wid = ExactCharField(
+        max_length=255, default="", db_default="", help_text="The worker that holds it, or held it last."
+    )
     attempt = models.IntegerField(
-        default=0, db_default=0, help_text="How often it was handed out; fences late reports."
+        default=0, db_default=0, help_text="Number of claims; a report with another number is too late."
     )
     failures = models.IntegerField(default=0, db_default=0)
-    losses = models.SmallIntegerField(default=0, db_default=0, help_text="How often its worker was lost.")
+    losses = models.SmallIntegerField(default=0, db_default=0, help_text="Number of times its worker was lost.")
     interruptions = models.IntegerField(
-        default=0, db_default=0, help_text="How often a worker that stopped gave it back unfinished."
+        default=0, db_default=0, help_text="Number of times a stopping worker released it unfinished."
     )
     errtype = ExactCharField(max_length=100, default="", db_default="")
-    failure = models.TextField(default="", db_default="", help_text="JSON of the latest failure, as FETCH gives it.")
-    history = models.TextField(default="", db_default="", help_text="JSON array: every failed attempt.")
-    result = models.TextField(null=True, help_text="JSON of what the task returned.")
+    failure = models.TextField(default="", db_default="", help_text="JSON of the latest failure, as FETCH returns it.")
+    history = models.TextField(default="", db_default="", help_text="JSON array of all failed attempts.")
+    result = models.TextField(null=True, help_text="JSON of the value that the task returned.")
 
-    expires_at = models.DateTimeField(null=True, help_text="A job that nobody took by then is dropped.")
-    unique_key = ExactCharField(max_length=64, null=True, help_text="Held against others of its kind (W27).")
-    unique_expires_at = models.DateTimeField(null=True, help_text="When the key is free whatever happens.")
+    expires_at = models.DateTimeField(null=True, help_text="Time at which it is dropped unless it was claimed before.")
+    unique_key = ExactCharField(max_length=64, null=True, help_text="Key that no other job may have meanwhile (W27).")
+    unique_expires_at = models.DateTimeField(null=True, help_text="Time at which the key is free in any case.")
     unique_until_start = models.BooleanField(default=False, db_default=False)
 
-    lock_key = ExactCharField(max_length=255, null=True, help_text="Of the jobs with one key one runs at a time.")
-    lock_token = models.BigIntegerField(null=True, help_text="The lock it holds, while it runs.")
+    lock_key = ExactCharField(max_length=255, null=True, help_text="Jobs with the same key run one at a time.")
+    lock_token = models.BigIntegerField(null=True, help_text="Id of the lock that it holds while it runs.")
 
-    limit_key = ExactCharField(max_length=255, null=True, help_text="The key whose limit concerns it (ADR 0016).")
+    limit_key = ExactCharField(max_length=255, null=True, help_text="The key whose limit applies to it (ADR 0016).")
     # No foreign key: a limiter may be deleted while jobs name it, and a sweep then unblocks them (ADR 16).
     limiter = models.BigIntegerField(null=True, help_text="The limiter that blocks it, or that unblocked it.")
     permits = ExactCharField(
@@ -377,10 +379,10 @@ class Job(models.Model):
     # Drawn by the sender before the claim, so that it can release the jobs of a claim without an answer (ADR 17).
     claim = models.BigIntegerField(null=True, help_text="The claim that took it last; negative: prefetched (ADR 0022).")
 
-    about = ExactCharField(max_length=255, null=True, help_text="The object it is about, as app.model/pk.")
+    about = ExactCharField(max_length=255, null=True, help_text="The related object, as app.model/pk.")
 
     cancel_requested_at = models.DateTimeField(
-        null=True, help_text="When somebody cancelled it while it ran; counts until it is enqueued anew."
+        null=True, help_text="Time at which it was cancelled while it ran; cleared when it is enqueued again."
     )
 
     # No save() and no post_save signal is part of a job's life: `store` writes raw SQL and updates (ADR 0003).

@@ -28,14 +28,17 @@ class Limit(models.Model):
 
     scope = ExactCharField(max_length=10, choices=_SCOPES)
     name = ExactCharField(
-        max_length=255, help_text="The queue, the task, or the key; for all keys of a kind what is before the colon."
+        max_length=255,
+        help_text="The queue, the task, or the key; for all keys with a prefix, the text before the colon.",
     )
-    concurrency = models.IntegerField(null=True, blank=True, help_text="How many run at a time, on all workers.")
-    rate = models.IntegerField(null=True, blank=True, help_text="How many start in a time.")
-    per = models.IntegerField(default=1, help_text="That time, in seconds.")
-    burst = models.IntegerField(null=True, blank=True, help_text="How many may start at once after a rest.")
+    concurrency = models.IntegerField(
+        null=True, blank=True, help_text="Maximum number of running jobs, on all workers."
+    )
+    rate = models.IntegerField(null=True, blank=True, help_text="Maximum number of starts in a period.")
+    per = models.IntegerField(default=1, help_text="Length of the period in seconds.")
+    burst = models.IntegerField(null=True, blank=True, help_text="Maximum number of starts at once after an idle time.")
     # Beside the numbers, which apply again after the pause.
-    paused_at = models.DateTimeField(null=True, blank=True, help_text="A pause is a limit of none.")
+    paused_at = models.DateTimeField(null=True, blank=True, help_text="While it is set, no job starts.")
     origin = ExactCharField(max_length=10, choices=Origin.choices, default=Origin.ADMIN)
 
     class Meta:
@@ -88,11 +91,11 @@ class Limiter(models.Model):
     is_paused = models.BooleanField(default=False)
     in_use = models.IntegerField(default=0, db_default=0, help_text="Running jobs that hold a permit.")
     # A token bucket: tokens are added by the database's clock when the row is read, so no timer is needed (ADR 16).
-    tokens = models.FloatField(default=0, db_default=0.0, help_text="What is left of the rate, as of `filled_at`.")
+    tokens = models.FloatField(default=0, db_default=0.0, help_text="Starts that the rate permits, as of `filled_at`.")
     filled_at = models.DateTimeField(db_default=Now())
     # While jobs wait, tokens are given at this time only, so that no job overtakes a waiting one (ADR 16).
-    opens_at = models.DateTimeField(null=True, help_text="When the next jobs that wait are unblocked.")
-    is_awaited = models.BooleanField(default=False, db_default=False, help_text="Whether jobs may be blocked by it.")
+    opens_at = models.DateTimeField(null=True, help_text="Time at which the next blocked jobs are unblocked.")
+    is_awaited = models.BooleanField(default=False, db_default=False, help_text="Whether it may block jobs.")
 
     class Meta:
         # Internal rows without an admin page, so no permissions.

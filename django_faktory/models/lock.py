@@ -18,10 +18,10 @@ class JobLock(models.Model):
     jid = ExactCharField(max_length=255)
     attempt = models.IntegerField()
     wid = ExactCharField(max_length=255, db_index=True)
-    lease = models.DurationField(help_text="How long it lives without being extended.")
+    lease = models.DurationField(help_text="Time after which it expires unless it is extended.")
     acquired_at = models.DateTimeField()
     expires_at = models.DateTimeField()
-    is_lapsed = models.BooleanField(default=False, help_text="Whether its end was noticed: the next job is ready.")
+    is_lapsed = models.BooleanField(default=False, help_text="Whether its expiry was processed: the next job is ready.")
 
     class Meta:
         permissions = may.LOCK

@@ -14,12 +14,14 @@ class OutboxEntry(models.Model):
 
     jid = ExactCharField(max_length=255)
     queue = ExactCharField(max_length=255)
-    job = models.TextField(help_text="The job with all that is known of it, as JSON.")
+    job = models.TextField(help_text="JSON of the job with all its fields.")
     created_at = models.DateTimeField(db_default=Now())
     # A lease, so that no transaction is open while a process sends the job over the network (ADR 8).
-    leased_until = models.DateTimeField(null=True, help_text="Somebody is handing it on until then.")
+    leased_until = models.DateTimeField(null=True, help_text="Until then, a relay is sending it.")
     # A row with an error is not sent again by itself, and does not block later ones (ADR 8).
-    error = models.TextField(default="", db_default="", help_text="Why it was refused: it stays for a person to see.")
+    error = models.TextField(
+        default="", db_default="", help_text="Reason of the refusal; the row stays until a person acts."
+    )
 
     class Meta:
         permissions = may.OUTBOX

@@ -123,13 +123,13 @@ JOB: Labels = (
     ("kill_job", "Can send jobs to dead"),
     ("discard_job", "Can drop jobs that do not run"),
     ("prune_job", "Can delete jobs that ended"),
-    ("cancel_job", "Can cancel jobs, those that run too"),
+    ("cancel_job", "Can cancel jobs, also running ones"),
 )
-BATCH: Labels = (("retry_batch", "Can retry what failed of a batch"),)
+BATCH: Labels = (("retry_batch", "Can retry failed jobs of a batch"),)
 QUEUE: Labels = (
     ("pause_queue", "Can pause queues"),
     ("resume_queue", "Can resume queues"),
-    ("clear_queue", "Can drop all that is enqueued in a queue"),
+    ("clear_queue", "Can drop all enqueued jobs of a queue"),
     ("view_statistics", "Can view the numbers of all jobs, queues and workers"),
 )
 WORKER: Labels = (
@@ -147,4 +147,4 @@ LIMIT: Labels = (
     ("resume_limit", "Can resume tasks"),
 )
 OUTBOX: Labels = (("retry_outboxentry", "Can send refused jobs again"),)
-GEARMONKEY: Labels = (("audit_gearmonkeyfunction", "Can look for lost GearMonkey jobs"),)
+GEARMONKEY: Labels = (("audit_gearmonkeyfunction", "Can recover lost GearMonkey jobs"),)

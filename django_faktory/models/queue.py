@@ -39,7 +39,9 @@ class Queue(models.Model):
     paused_at = models.DateTimeField(null=True, blank=True)
     # Written once per hour at most: a push must not write the queue's row each time (ADR 31).
     used_at = models.DateTimeField(
-        db_default=Now(), editable=False, help_text="When a job was pushed to it last, or waited in it; to an hour."
+        db_default=Now(),
+        editable=False,
+        help_text="Last time that a job was pushed to it or waited in it, to the hour.",
     )
 
     objects = QueueQuerySet.as_manager()

@@ -18,10 +18,12 @@ class Counter(models.Model):
     pk = models.CompositePrimaryKey("day", "slot")
     day = models.DateField()
     # Random, because connections of all nodes choose without asking each other (ADR 24).
-    slot = models.BigIntegerField(help_text="Drawn at random by the connection that counts in it; -1: folded.")
-    processed = models.BigIntegerField(default=0, help_text="Ends, good and bad.")
+    slot = models.BigIntegerField(
+        help_text="Random number of the connection that counts in it; -1: the total of folded rows."
+    )
+    processed = models.BigIntegerField(default=0, help_text="Number of ended runs, failed ones included.")
     failed = models.BigIntegerField(default=0)
-    late = models.BigIntegerField(default=0, help_text="Reports that came too late to change anything.")
+    late = models.BigIntegerField(default=0, help_text="Number of reports that came too late to have an effect.")
 
     def __str__(self) -> str:
         return f"{self.day} #{self.slot}"
@@ -37,10 +39,10 @@ class Measure(models.Model):
     started = models.BigIntegerField()
     succeeded = models.BigIntegerField()
     failed = models.BigIntegerField()
-    waited_s = models.FloatField(help_text="Seconds between enqueued and started, of all together.")
+    waited_s = models.FloatField(help_text="Total seconds between enqueue and start.")
     ran_s = models.FloatField()
     # Totals without a job for 14 days are added to those of all others, which bounds the number of rows (ADR 31).
-    used_at = models.DateTimeField(db_default=Now(), help_text="When something was added last.")
+    used_at = models.DateTimeField(db_default=Now(), help_text="Time of the last change.")
     for _place in range(BUCKETS):  # one column for each bucket of the histograms: SQL can add to them
         vars()[f"wait_{_place}"] = models.BigIntegerField()
         vars()[f"run_{_place}"] = models.BigIntegerField()

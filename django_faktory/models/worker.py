@@ -30,11 +30,9 @@ class WorkerProcess(models.Model):
     state = ExactCharField(max_length=10, choices=Phase.choices, default=Phase.RUNNING)
     rss_kb = models.BigIntegerField(default=0)
     started_at = models.DateTimeField(db_default=Now())
-    seen_at = models.DateTimeField(db_default=Now(), help_text="Latest HELLO, BEAT or sight of a connection.")
+    seen_at = models.DateTimeField(db_default=Now(), help_text="Time of the latest HELLO, BEAT or connection.")
     # Only a worker that has sent a BEAT counts as lost without further ones (W20).
-    beat_at = models.DateTimeField(
-        null=True, help_text="Latest BEAT; a wid that never sent one is left to its reservations."
-    )
+    beat_at = models.DateTimeField(null=True, help_text="Time of the latest BEAT; None: only its reservations decide.")
 
     class Meta:
         permissions = may.WORKER
