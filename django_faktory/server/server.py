@@ -59,6 +59,9 @@ RELEASE_AGAIN_S = 1.0
 LISTEN_S = 60.0
 """Longest wait for one notification; closing the listener ends it early."""
 
+READ_WEIGHT = MAX_BATCH // 5
+"""Weight of a read: the event loop writes five answers at a time. QUEUE LATENCY's may have 260 KB, 1 to 2 ms each."""
+
 MAX_PUSH_IN_TURN = 50
 """Weight above which a PUSH or PUSHB uses a commit queue of its own, so that it does not delay single commands."""
 
@@ -297,7 +300,7 @@ class Server:
         self._heartbeat_queue: CommitQueue[MayBlock, Any] = CommitQueue("heartbeat", in_sets, **common)
         self._confirm_queue: CommitQueue[Callable[[], Any], Any] = CommitQueue("confirm", one_by_one, **common)
         self._read_queue: CommitQueue[_Read, Any] = CommitQueue(
-            "read", partial(_read_each, reset=self.broker.close), **common
+            "read", partial(_read_each, reset=self.broker.close), weigh=lambda _: READ_WEIGHT, **common
         )
         self.long_work: CommitQueue[Callable[[], Any], Any] = CommitQueue(
             "long", one_by_one, width=WIDTH, weigh=lambda _: MAX_BATCH, **common

@@ -35,7 +35,7 @@ OVER = {
     ("PUSH", "queue"): f'PUSH {{"jid":"12345678","jobtype":"t","args":[],"queue":"{LONG}"}}',
     ("PUSH", "custom.bid"): f'PUSH {{"jid":"12345678","jobtype":"t","args":[],"custom":{{"bid":"{LONG}"}}}}',
     ("PUSH", "levels of nested JSON"): f'PUSH {{"jid":"12345678","jobtype":"t","args":{"[" * 128 + "]" * 128}}}',
-    ("MUTATE", "jids"): 'MUTATE {"cmd":"kill","target":"dead","filter":{"jids":["a"' + ',"a"' * 100_000 + "]}}",
+    ("MUTATE", "jids"): 'MUTATE {"cmd":"kill","target":"dead","filter":{"jids":["a"' + ',"a"' * 20_000 + "]}}",
     ("MUTATE", "jid"): f'MUTATE {{"cmd":"kill","target":"dead","filter":{{"jids":["a","{LONG}"]}}}}',
     ("MUTATE", "jobtype"): f'MUTATE {{"cmd":"kill","target":"dead","filter":{{"jobtype":"{LONG}"}}}}',
     ("MUTATE", "regexp"): f'MUTATE {{"cmd":"kill","target":"dead","filter":{{"regexp":"{"a" * 1001}"}}}}',
