@@ -30,7 +30,7 @@ OTHERS_S = 1.0
 HUGE_BYTES = 1024 * 1024
 """Lines longer than this have a memory budget of their own, so that shorter lines do not wait for them."""
 
-ROOM_BYTES = 16 * 1024 * 1024
+ROOM_BYTES = 4 * 1024 * 1024
 """Bytes of lines that are parsed and executed at a time; the same again for huge lines, or one larger line."""
 
 
