@@ -33,7 +33,7 @@ def has_answer(client):
 @pytest.mark.parametrize(
     "line",
     [
-        f"PUSHB [{'0,' * 300_000}0]",
+        f'PUSHB [{{"jid":"abcdefgh","jobtype":"","args":[{"[]," * 1_000_000}[]]}}]',
         f'PUSH {{"jid":"abcdefgh","jobtype":"","args":[{"[]," * 1_000_000}[]]}}',
         f'PUSH {{"jid":"abcdefgh","jobtype":"t","args":[{"[]," * 100_000}[]],"custom":{{"unique_for":1,"lock":true}}}}',
         f'FAIL {{"jid":"","backtrace":[{"[]," * 1_000_000}[]]}}',
