@@ -12,6 +12,8 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
+from msgspec.structs import replace
+
 from ..core.logs import get_logger
 from ..core.mutation import Mutation
 from ..core.payloads import (
@@ -61,6 +63,9 @@ BULK_JOBS = 1000
 """Limit of jobs in one PUSHB."""
 BULK_BYTES = 4 * 1024 * 1024
 """Limit of bytes in one PUSHB: a quarter of the longest line that a server accepts by default (W7)."""
+
+MUTATE_JIDS = 5_000
+"""Limit of jids in one MUTATE: with the longest jids 1.3 MB, below the limits of a server (`core.protocol.limits`)."""
 
 LONG_REPLY_TIMEOUT_S = 600.0
 """Reply timeout in seconds of commands that change many jobs: MUTATE, QUEUE REMOVE, FLUSH."""
@@ -195,8 +200,12 @@ class RemoteBroker(Broker):
         return 0
 
     def mutate(self, mutation: Mutation, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
-        """Send MUTATE and wait at most LONG_REPLY_TIMEOUT_S for its reply. `should_continue` is ignored."""
-        self._execute(Mutate(mutation).line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
+        """Send MUTATE and wait at most LONG_REPLY_TIMEOUT_S for its reply; several if there are many jids."""
+        jids = mutation.jids or ()
+        chunks = [jids[start : start + MUTATE_JIDS] for start in range(0, len(jids), MUTATE_JIDS)]
+        parts = [replace(mutation, jids=chunk) for chunk in chunks] or [mutation]
+        for part in parts:
+            self._execute(Mutate(part).line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
 
     def pause(self, queues: Sequence[str] | None) -> None:
         """Pause queues. An original server cannot pause a queue that was never used."""

@@ -35,7 +35,7 @@ SLOW_READER_S = 30.0
 """Seconds without progress of the client in reading its replies before the connection is aborted."""
 
 MAX_IN_A_ROW = 10
-"""Commands answered in a row before the connection rests (`RestQueue`): mostly rejected lines."""
+"""Commands answered in a row before the connection rests: mostly rejected lines."""
 
 HALF_CLOSED_S = 1.0
 """Seconds a connection stays half open so that its client can read the last reply."""

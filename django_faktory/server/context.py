@@ -17,7 +17,7 @@ from .buffer_limits import LineBufferLimit
 from .deliveries import DeliveryTracker
 from .group_commit import CommitQueue
 from .handshake_queue import HandshakeQueue
-from .intake import Intake, RestQueue
+from .intake import Intake
 from .login_throttle import LoginThrottle
 from .long_commands import CommandScheduler
 from .may_block import Work
@@ -58,7 +58,7 @@ class ServerContext(Protocol):
     handshake_queue: HandshakeQueue
     line_buffer_limit: LineBufferLimit
     intake: Intake
-    rest_queue: RestQueue
+    rest_queue: Intake
     command_scheduler: CommandScheduler
     deliveries: DeliveryTracker
     prefetch_buffer: PrefetchBuffer

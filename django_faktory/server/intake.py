@@ -1,7 +1,7 @@
 """Serve demanding connections in turn, a few in each iteration of the event loop.
 
-`Intake` reads connections that send long lines, `RestQueue` resumes those that sent many commands in a row. Otherwise
-60 such connections are served between two commands of another client: 256 KiB each, about 15 ms together.
+One queue is for connections that send long lines, one for those that sent many commands in a row. Otherwise 60 such
+connections are served between two commands of another client: 256 KiB each, about 15 ms together.
 """
 
 from __future__ import annotations
@@ -10,25 +10,27 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-READS_A_STEP = 3
-"""Connections that are read in one iteration of the event loop."""
+CONNECTIONS_A_STEP = 3
+"""Connections that continue in one iteration of the event loop."""
 
 REST_S = 0.001
-"""Minimum rest of a connection. Without it a flood keeps the event loop busy, and other threads wait for the GIL."""
+"""Rest after many commands in a row. Without it a flood keeps the event loop busy, and threads wait for the GIL."""
 
 FULL_S = 0.01
 """Seconds between checks whether there is memory for more lines."""
 
 
 class Intake:
-    """Queue of connections that wait for the next read of their long line, in order of arrival.
+    """Queue of connections that wait to continue, in order of arrival; a few do every `pause_s` seconds.
 
     Pauses while `is_full()`: then complete lines that wait for execution use all the memory that lines may have. Also
     frees memory in between, as that takes milliseconds too.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, is_full: Callable[[], bool] = lambda: False) -> None:
-        self._loop, self._is_full = loop, is_full
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, pause_s: float = 0.0, is_full: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._loop, self._pause_s, self._is_full = loop, pause_s, is_full
         self._waiting: deque[Callable[[], None]] = deque()
         self._to_free: deque[Callable[[], None]] = deque()
         self._is_called = False
@@ -38,9 +40,9 @@ class Intake:
         self._to_free.append(free)
         self._call()
 
-    def wait(self, read_on: Callable[[], None]) -> None:
-        """Call `read_on` once, when it is the turn of this connection."""
-        self._waiting.append(read_on)
+    def wait(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once, when it is the turn of this connection."""
+        self._waiting.append(resume)
         self._call()
 
     def _call(self) -> None:
@@ -48,7 +50,7 @@ class Intake:
             return
         self._is_called = True
         if self._to_free or not self._is_full():
-            self._loop.call_soon(self._next)
+            self._loop.call_later(self._pause_s, self._next) if self._pause_s else self._loop.call_soon(self._next)
         else:
             # Poll: no event reports that memory has become free.
             self._loop.call_later(FULL_S, self._next)
@@ -58,34 +60,6 @@ class Intake:
         if self._to_free:  # first, and one per iteration: it makes room, but takes milliseconds
             self._to_free.popleft()()
         elif not self._is_full():
-            for _ in range(min(READS_A_STEP, len(self._waiting))):
+            for _ in range(min(CONNECTIONS_A_STEP, len(self._waiting))):
                 self._waiting.popleft()()
-        self._call()
-
-
-class RestQueue:
-    """Queue of connections that rest after many commands in a row; every `REST_S` the next few go on.
-
-    Timers would resume all of them in one iteration, and a command of another client takes several iterations.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._resting: deque[Callable[[], None]] = deque()
-        self._is_called = False
-
-    def wait(self, resume: Callable[[], None]) -> None:
-        """Call `resume` once, after `REST_S` and when it is the turn of this connection."""
-        self._resting.append(resume)
-        self._call()
-
-    def _call(self) -> None:
-        if self._resting and not self._is_called:
-            self._is_called = True
-            self._loop.call_later(REST_S, self._next)
-
-    def _next(self) -> None:
-        self._is_called = False
-        for _ in range(min(READS_A_STEP, len(self._resting))):
-            self._resting.popleft()()
         self._call()

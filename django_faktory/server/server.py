@@ -34,7 +34,7 @@ from .exchange_batch import Item, begin_exchange, execute_exchange, weight
 from .group_commit import MAX_BATCH, Begin, CommitQueue
 from .handlers.jobs import execute
 from .handshake_queue import HandshakeQueue
-from .intake import Intake, RestQueue
+from .intake import REST_S, Intake
 from .lock_waits import WIDTH as LOCK_WAITS
 from .lock_waits import LockWaits
 from .login_throttle import LoginThrottle
@@ -275,7 +275,7 @@ class Server:
     def _open_commit_queues(self) -> None:
         self.handshake_queue = HandshakeQueue(self.loop)
         most_bytes = LONGEST_AT_ONCE * self.max_command_bytes
-        self.rest_queue = RestQueue(self.loop)
+        self.rest_queue = Intake(self.loop, pause_s=REST_S)
         self.intake = Intake(self.loop, is_full=lambda: self.command_scheduler.waiting_bytes > most_bytes)
         self.command_scheduler = CommandScheduler(
             self.loop, commands=lambda: self.command_count, later=self.intake.free

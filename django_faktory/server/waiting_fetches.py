@@ -16,7 +16,7 @@ from math import inf
 from ..core.payloads import FetchRequest, Reservation
 from ..errors import FaktoryError
 from .exchange_batch import Item
-from .fetch_index import FetchIndex, WaitingFetch
+from .fetch_index import FEW_NAMES, FetchIndex, WaitingFetch
 from .group_commit import CommitQueue
 from .prefetch_buffer import PrefetchBuffer
 
@@ -164,7 +164,7 @@ class FetchQueue:
         if to_claim:
             self._claims_free -= 1
             # One claim of many names at a time: with two, other commands would find no free thread until one has ended.
-            has_many = any(waiting_fetch.has_many for waiting_fetch, _, _ in to_claim)
+            has_many = any(len(sent.queues) > FEW_NAMES for _, _, sent in to_claim)
             self._is_many_in_claim |= has_many
             claim = _Claim(unanswered=len(to_claim), has_many=has_many)
             for waiting_fetch, request, sent in to_claim:

@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from django_faktory.brokers import client as connections
-from django_faktory.brokers.remote import BULK_BYTES, BULK_JOBS, RemoteBroker
+from django_faktory.brokers.remote import BULK_BYTES, BULK_JOBS, MUTATE_JIDS, RemoteBroker
+from django_faktory.core.mutation import Mutation
 from django_faktory.core.payloads import (
     Ack,
     Beat,
@@ -20,6 +21,7 @@ from django_faktory.core.payloads import (
     parse_instant,
 )
 from django_faktory.core.protocol import resp
+from django_faktory.core.protocol.management import Mutate
 from django_faktory.errors import (
     BrokerUnavailable,
     CommandRefused,
@@ -92,6 +94,13 @@ def test_a_large_push_is_split_into_several_pushb_commands():
     lines = [f"PUSHB [{','.join(one.text for one in chunk)}]\r\n".encode() for chunk in chunks]
     with Talk(session(*((line, resp.bulk("{}")) for line in lines))) as broker:
         assert broker.push(jobs) == [None] * len(jobs)
+
+
+def test_a_mutation_of_many_jids_is_sent_in_chunks():
+    jids = tuple(f"job-{number:05}" for number in range(MUTATE_JIDS + 1))
+    parts = [Mutation(command="kill", target="dead", jids=chunk) for chunk in (jids[:MUTATE_JIDS], jids[MUTATE_JIDS:])]
+    with Talk(session(*((Mutate(part).line(), OK) for part in parts))) as broker:
+        broker.mutate(Mutation(command="kill", target="dead", jids=jids))
 
 
 def test_a_job_larger_than_the_bulk_limit_is_pushed_alone():

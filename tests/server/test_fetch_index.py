@@ -119,6 +119,22 @@ def test_one_claim_of_many_names_runs_at_a_time_beside_claims_of_few_names():
     asyncio.run(run())
 
 
+def test_a_push_to_one_queue_of_a_large_fetch_does_not_count_as_a_claim_of_many_names():
+    async def run():
+        spy, loop = CommitQueueSpy(), asyncio.get_running_loop()
+        prefetch_buffer = PrefetchBuffer(limit=0, assign_prefetched=None, release=None, loop=loop)
+        fetch_queue = FetchQueue(spy, prefetch_buffer, width=2, release=None, poll_s=60.0, loop=loop)
+        fetch_queue.add(WaitingFetch(FetchRequest(queues=MANY), lambda _: None))
+        spy.answer([])
+        fetch_queue.wake([MANY[0]])
+        await asyncio.sleep(0)
+        fetch_queue.add(WaitingFetch(FetchRequest(queues=tuple(f"other-{name}" for name in MANY)), lambda _: None))
+        assert [len(request.queues) for request, _ in spy.submitted] == [1, len(MANY)]
+        fetch_queue.stop()
+
+    asyncio.run(run())
+
+
 def test_a_new_fetch_is_preceded_by_the_longest_waiting_fetch():
     index = FetchIndex()
     elder, other = waiting(index, *MANY), waiting(index, "elsewhere")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from django_faktory.server.intake import READS_A_STEP, Intake, RestQueue
+from django_faktory.server.intake import CONNECTIONS_A_STEP, REST_S, Intake
 from django_faktory.server.long_commands import ROOM_BYTES, CommandScheduler
 from tests.server.raw import push
 from tests.waiting import wait_until
@@ -27,7 +27,7 @@ def test_each_loop_step_reads_a_limited_number_of_connections_in_order():
 
     asyncio.run(run())
     assert read == list(range(10))
-    assert all(after - before <= READS_A_STEP for before, after in zip([0, *steps], steps, strict=False))
+    assert all(after - before <= CONNECTIONS_A_STEP for before, after in zip([0, *steps], steps, strict=False))
 
 
 @pytest.mark.core
@@ -35,7 +35,7 @@ def test_resting_connections_are_resumed_in_turn_a_few_at_a_time():
     resumed, steps = [], []
 
     async def run():
-        rest_queue = RestQueue(asyncio.get_running_loop())
+        rest_queue = Intake(asyncio.get_running_loop(), pause_s=REST_S)
 
         def rest(number):
             rest_queue.wait(lambda: (resumed.append(number), rest(number)))
@@ -48,7 +48,7 @@ def test_resting_connections_are_resumed_in_turn_a_few_at_a_time():
 
     asyncio.run(run())
     assert resumed[:20] == [*range(10), *range(10)]
-    assert all(after - before <= READS_A_STEP for before, after in zip([0, *steps], steps, strict=False))
+    assert all(after - before <= CONNECTIONS_A_STEP for before, after in zip([0, *steps], steps, strict=False))
 
 
 @pytest.mark.core

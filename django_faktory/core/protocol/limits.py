@@ -54,7 +54,7 @@ class FieldLimit(NamedTuple):
         return f"{number} {self.unit}"
 
 
-# 0 for the verbs with a job or a backtrace. Parsed jids take ten times their line, which 60 clients may send at once.
+# 0 for the verbs with a job or a backtrace. A MUTATE is shorter: its parsed jids take ten times the memory of the line.
 _LINES = (
     FieldLimit("HELLO", "line", MAX_HELLO_BYTES, "bytes", CLOSED),
     FieldLimit("END", "line", 1024, "bytes"),
