@@ -350,7 +350,6 @@ class PostgresqlDialect(Dialect):
         self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], now: datetime | None
     ) -> dict[str, str | None]:
         """Acquire permits with one statement; returns {} unless it gets the permits of the whole set."""
-        self._permits_seen_at = time.monotonic()
         records = [
             {"jid": job.jid, "wid": job.wid, "attempt": job.attempt, "jobtype": job.jobtype, "queue": job.queue,
              "key": job.limit_key}
@@ -360,7 +359,11 @@ class PostgresqlDialect(Dialect):
             # As for CLAIM_ALONE: `synchronous_commit` must not be turned off for the caller's transaction.
             statement = PASS if connection.in_atomic_block else PASS_ALONE
             [rows] = execute(cursor, [(statement, [str(_json.encode(records), "utf-8"), now])])
-        return dict(rows)
+        acquired = dict(rows)
+        # A limiter without `concurrency` only counts starts: its jobs hold nothing that their end must release.
+        if not acquired or any(acquired.values()):
+            self._permits_seen_at = time.monotonic()
+        return acquired
 
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:
         """Wait until the transactions that have the table of limits locked have ended, at most CLAIMED_WITHIN_S.
