@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 from tests import services  # noqa: E402  (found by the path above)
 from tests.own_servers import Guard  # noqa: E402
 from tests.programs import WITH_US  # noqa: E402
+from tests.selection import LEFT_OUT  # noqa: E402
 
 PROCESSES = 4
 QUICK_PROCESSES = min(12, 3 * (os.cpu_count() or 2))
@@ -61,6 +62,7 @@ class Run:
         self.command += ["-o", f"cache_dir={ROOT / '.demo' / f'cache-{kind}'}"]
         left_out = [] if is_first else ["core", "once", *(["once_if_quick"] if is_quick else [])]
         left_out += ["slow"] if is_quick else []
+        self._left_out = [] if more else left_out
         chosen = [f"not {name}" for name in left_out]
         if is_rest:
             chosen.append("(slow or varied)" if is_first else "(slow or varied or once_if_quick)")
@@ -88,6 +90,7 @@ class Run:
         self.report.unlink(missing_ok=True)
         own = {"FAKTORY_TEST_DB": self.kind} | ({"COVERAGE_CORE": "sysmon"} if sys.version_info >= (3, 12) else {})
         mine = {"FAKTORY_TEST_TAG": TAG, "FAKTORY_TEST_EXAMPLES": self._examples}
+        mine[LEFT_OUT] = ",".join(self._left_out)
         environment = {**mine, **os.environ, **COMPILED, **own}
         self.exit_code = subprocess.run([*self.command, *options], cwd=ROOT, env=environment, check=False).returncode
         return ET.parse(self.report).getroot() if self.report.exists() else ET.Element("testsuites")

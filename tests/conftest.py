@@ -26,6 +26,11 @@ def pytest_report_header():
     return f"on: {told}, Django {django.__version__}, Python {sys.version.split(maxsplit=1)[0]}"
 
 
+def pytest_ignore_collect(collection_path, config):
+    markers = [name for name in os.environ.get(selection.LEFT_OUT, "").split(",") if name]
+    return selection.is_left_out(collection_path, config.rootpath / "tests", markers) or None
+
+
 def pytest_collection_modifyitems(config, items):
     for item in items:
         selection.mark(item, config.rootpath / "tests")

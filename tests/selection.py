@@ -132,6 +132,33 @@ EACH = (
 """Exceptions from ONCE_IF_QUICK: `make test` runs them on each database."""
 
 
+TABLES = {"slow": (SLOW, QUICK), "core": (CORE, ()), "once": (ONCE, ()), "once_if_quick": (ONCE_IF_QUICK, EACH)}
+"""Each marker with its table and the exceptions."""
+
+LEFT_OUT = "FAKTORY_TEST_LEFT_OUT"
+"""Environment variable: markers, separated by commas, whose tests do not run."""
+
+
+def is_left_out(path, root, markers):
+    """Return whether no test of this file or folder runs if those with these markers do not.
+
+    Its import takes CPU time in each process of the run.
+    """
+    if not path.is_relative_to(root):
+        return False
+    module = path.relative_to(root)
+    names = {place.as_posix() for place in (module, *module.parents)}
+    return any(_is_in(names, module.as_posix(), *TABLES[marker], path) for marker in markers)
+
+
+def _is_in(names, module, table, exceptions, path):
+    is_exempt = names & set(exceptions) or any(entry.startswith((f"{module}/", f"{module}::")) for entry in exceptions)
+    if not names & set(table) or is_exempt:
+        return False
+    # Modules and tests of a folder in ONCE may be marked `each_database` themselves.
+    return table is not ONCE or (path.suffix == ".py" and "each_database" not in path.read_text(encoding="utf-8"))
+
+
 def mark(item, root):
     """Add the markers of the tables above, and `varied` if the number of examples depends on the run."""
     if getattr(item.obj, "is_hypothesis_test", False) or getattr(item.module, "examples", None) is examples:

@@ -25,3 +25,25 @@ def test_exceptions_are_inside_the_folders_they_exempt():
         for entry in exceptions:
             path = PurePosixPath(entry.partition("::")[0])
             assert {place.as_posix() for place in (path, *path.parents)} & set(table), entry
+
+
+@pytest.mark.parametrize(
+    ("path", "markers", "expected"),
+    [
+        ("soak", ["slow"], True),
+        ("soak/test_kill.py", ["slow"], True),
+        ("soak", [], False),
+        ("deploys", ["slow"], False),
+        ("deploys/test_newer_workers.py", ["slow"], False),
+        ("deploys/test_two_versions.py", ["slow"], True),
+        ("outside/test_outside.py", ["slow"], False),
+        ("server/test_limits.py", ["slow"], False),
+        ("worker/test_idle.py", ["once_if_quick"], True),
+        ("worker/test_limits.py", ["once_if_quick"], False),
+        ("docs/test_links.py", ["core", "once"], True),
+        ("core", ["core", "once"], True),
+        ("store", ["core", "once", "once_if_quick", "slow"], False),
+    ],
+)
+def test_files_are_not_imported_if_none_of_their_tests_runs(path, markers, expected):
+    assert selection.is_left_out(TESTS / path, TESTS, markers) is expected
