@@ -1,4 +1,4 @@
-"""Read `FAKTORY = {…}` from the project's settings: every key with its default and its meaning.
+"""Read `FAKTORY = {…}` from the project's settings: every key with its default, its rule and its meaning.
 
 Imports no model and no broker. `checks` reports unknown keys and invalid values.
 """
@@ -6,164 +6,403 @@ Imports no model and no broker. `checks` reports unknown keys and invalid values
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 from django.views.decorators.debug import sensitive_variables
 
-DEFAULTS: dict[str, Any] = {
-    # storage of jobs
-    "BROKER": "orm",
-    "DATABASE": "default",
-    "OUTBOX": None,
-    # server
-    "BIND": "127.0.0.1:7419",
-    "PASSWORD": "",
-    "PASSWORD_TRIES": 20,
-    "TLS_CERT": "",
-    "TLS_KEY": "",
-    "MAX_COMMAND_BYTES": 16 * 1024 * 1024,
-    "MAX_CONNECTIONS": 2000,
-    "PREFETCH": 16,
-    "HELLO_TIMEOUT": 5.0,
-    "COMMAND_TIMEOUT": 60.0,
-    "ALLOW_FLUSH": None,
-    "REFUSED_COMMANDS": [],
-    "STRICT_WIDS": False,
-    # worker
-    "PROCESSES": None,
-    "CONCURRENCY": 5,
-    "QUEUES": None,
-    "MAX_JOBS": None,
-    "MAX_RSS": None,
-    "SHUTDOWN_TIMEOUT": 25.0,
-    "MAX_INTERRUPTIONS": None,
-    "BEAT_INTERVAL": 15.0,
-    "POLL_INTERVAL": 1.0,
-    "UNKNOWN_JOBTYPE_GRACE": 600.0,
-    "MIGRATIONS_WAIT": 300.0,
-    # jobs
-    "MAX_ATTEMPTS": 26,
-    "RESERVE_FOR": 1800,
-    "RESULT_TTL": 86_400,
-    "MIDDLEWARE": [],
-    "BATCH_COMMIT_WITHIN": 1800,
-    "CRON": {},
-    "LOCKET": {},
-    "LIMITS": {},
-    "REDACT": "",
-    "ENCRYPT_ARGUMENTS": False,
-    "ENCRYPTION_KEYS": [],
-    # GearMonkey
-    "GEARMONKEY_URL": "",
-    "GEARMONKEY_MODE": "direct",
-    "GEARMONKEY_FUNCTIONS": {},
-    "GEARMONKEY_LEASE": 20.0,
-    "GEARMONKEY_MAX_INPUT_BYTES": 1024 * 1024,
-    "GEARMONKEY_AUDIT": False,
-    # maintenance
-    "WORKER_TIMEOUT": 60,
-    "BEAT_KEEPS_JOBS": False,
-    "DATABASE_TIMEOUT": 10.0,
-    "DEAD_TTL": 180 * 86_400,
-    "BATCH_TTL": 7 * 86_400,
-    # metrics
-    "METRICS_TTL": 86_400,
-    "METRICS_TOKEN": "",
-    "STATSD": "",
-    # the REST API
-    "API_READS": "1200/minute",
-    "API_ACTS": "300/minute",
-}
 
-RENAMED = {"READ_AHEAD": "PREFETCH"}
-"""Old names of settings, with their present ones."""
+class Rule(NamedTuple):
+    """What a setting's value must be: a phrase for errors, and a predicate.
 
-DOCS: dict[str, str] = {
-    "BROKER": '`"orm"`: jobs are rows of this database; `"remote"`: they go to the Faktory server of `FAKTORY_URL`.',
-    "DATABASE": "Alias of the database that holds the jobs.",
-    "OUTBOX": "Aliases of the databases with an outbox: a task that is enqueued in a transaction there is stored "
-    "with it. `None`: `default`, unless jobs are stored there.",
-    "BIND": "`HOST:PORT` on which the server listens.",
-    "PASSWORD": "Password of the server. A value that begins with `/` is the path of a file with it. The "
-    "environment variable `FAKTORY_PASSWORD` takes precedence.",
-    "PASSWORD_TRIES": "Wrong passwords per minute and address, counted separately for the server and the REST "
-    "API; further attempts are rejected. 0: no limit.",
-    "TLS_CERT": "PEM file with the server's certificate and its chain. If set, the server accepts TLS only.",
-    "TLS_KEY": "PEM file with the private key of the certificate. Empty: the key is in the file of `TLS_CERT`.",
-    "MAX_COMMAND_BYTES": "Maximum length of a command line in bytes.",
-    "MAX_CONNECTIONS": "Maximum number of client connections.",
-    "PREFETCH": "Maximum number of jobs per queue that the server prefetches if many clients fetch (PostgreSQL only). "
-    "0: none.",
-    "HELLO_TIMEOUT": "Seconds in which a new connection must send HELLO; the TLS handshake before it has the "
-    "same time.",
-    "COMMAND_TIMEOUT": "Seconds from the first byte of a command line to its end.",
-    "ALLOW_FLUSH": "Whether the server executes FLUSH, which deletes all jobs. `None`: only if `DEBUG` is on.",
-    "REFUSED_COMMANDS": "Commands that the server rejects: any of `MUTATE`, `QUEUE PAUSE`, `QUEUE RESUME`, "
-    "`QUEUE REMOVE`.",
-    "STRICT_WIDS": "Whether to reject FETCH, ACK and FAIL from a connection without a wid, and a BEAT for the "
-    "wid of another one.",
-    "PROCESSES": "Number of worker processes. `None`: one per CPU, at most 4 (1 on SQLite).",
-    "CONCURRENCY": "Number of threads in each worker process.",
-    "QUEUES": "Queues that the workers serve, in this order. `None`: all queues that the tasks use.",
-    "MAX_JOBS": "Number of jobs after which a worker process is replaced. `None`: no limit.",
-    "MAX_RSS": "Memory in MB above which a worker process is replaced after a job. `None`: no limit.",
-    "SHUTDOWN_TIMEOUT": "Seconds that running jobs have to finish after SIGTERM.",
-    "MAX_INTERRUPTIONS": "How often the shutdown of a worker returns a job to its queue; after that, it fails. "
-    "`None`: no limit.",
-    "BEAT_INTERVAL": "Seconds between two heartbeats of a worker.",
-    "POLL_INTERVAL": "Maximum number of seconds between two polls for work; five times as many where "
-    "notifications arrive.",
-    "UNKNOWN_JOBTYPE_GRACE": "Seconds that jobs of an unknown task are left to workers with newer code, before "
-    "they fail. 0: they fail at once.",
-    "MIGRATIONS_WAIT": "Seconds that `runfaktory` waits if migrations are not applied. 0: it ends if migrations "
-    "of this package are missing.",
-    "MAX_ATTEMPTS": "Default of the task option `max_attempts`: attempts of a job, including the first.",
-    "RESERVE_FOR": "Default of the task option `reserve_for`: seconds that an FWP client may keep a job.",
-    "RESULT_TTL": "Default of the task option `result_ttl`: seconds that the result of a task is kept.",
-    "MIDDLEWARE": "Dotted paths of `django_faktory.tasks.middleware.Middleware` classes, the outermost first.",
-    "BATCH_COMMIT_WITHIN": "Seconds in which a batch must be committed. After that it expires, and its callbacks "
-    "never run.",
-    "CRON": "Periodic jobs by name: `{schedule, task or jobtype, …}`, see [Cron](../cron.md).",
-    "LOCKET": "Queues whose identical jobs run one at a time: `locket(queues)`, see [Locks](../locks.md).",
-    "LIMITS": 'Limits of queues, tasks and keys: `{"queues": {"mail": 5}}`, see [Limits](../limits.md).',
-    "REDACT": "Dotted path of a function `(jobtype, arguments)` that returns the arguments to show to users. "
-    "Empty: all are shown.",
-    "ENCRYPT_ARGUMENTS": "Default of the task option `encrypt`: whether arguments and results are encrypted.",
-    "ENCRYPTION_KEYS": "Fernet keys. The first one encrypts, each of them decrypts.",
-    "GEARMONKEY_URL": "URL of the Redis that GearMonkey clients and workers use. The environment variable "
-    "`GEARMONKEY_URL` takes precedence.",
-    "GEARMONKEY_MODE": '`"direct"`: a worker runs jobs as it takes them; `"gateway"`: they are first stored as '
-    "jobs of this package.",
-    "GEARMONKEY_FUNCTIONS": "Names of functions, with the names of the tasks that serve them, in addition to "
-    "`@task(gearmonkey=…)`.",
-    "GEARMONKEY_LEASE": "Seconds without a heartbeat after which the jobs of a GearMonkey worker are given to others.",
-    "GEARMONKEY_MAX_INPUT_BYTES": "Maximum length of the input of a GearMonkey job in bytes; a job with a longer "
-    "one fails.",
-    "GEARMONKEY_AUDIT": "Whether to find idle GearMonkey jobs that are in no queue, and queue them again.",
-    "WORKER_TIMEOUT": "Seconds without a heartbeat after which a worker counts as lost.",
-    "BEAT_KEEPS_JOBS": "Whether the BEAT of an FWP client extends the reservations of the jobs delivered to its wid.",
-    "DATABASE_TIMEOUT": "Seconds that `runfaktory` waits for PostgreSQL's reply to a verb, and that a command "
-    "waits for a lock.",
-    "DEAD_TTL": "Seconds that a dead job is kept.",
-    "BATCH_TTL": "Seconds that a batch is kept after its end.",
-    "METRICS_TTL": "Seconds that the sums of each minute are kept for charts. Totals are kept until 14 days "
-    "after the last job.",
-    "METRICS_TOKEN": "Bearer token that `/metrics`, `/healthz` and `/readyz` require. Empty: none.",
-    "STATSD": "`HOST:PORT` of a statsd server that receives the metrics. Empty: none.",
-    "API_READS": "Maximum rate of reads per user of the REST API, such as `20/second`. Empty: no limit.",
-    "API_ACTS": "Maximum rate of changes per user of the REST API. Empty: no limit.",
-}
+    Without a predicate the rule needs modules that import this one: `checks.settings.PREDICATES` has it.
+    """
+
+    expected: str
+    is_valid: Callable[[Any], bool] | None = None
+    is_optional: bool = False
+    """Whether None is valid too."""
 
 
-SECRET = frozenset({"ENCRYPTION_KEYS", "GEARMONKEY_URL", "METRICS_TOKEN", "PASSWORD"})
-"""Settings with values that are never displayed."""
+class Setting(NamedTuple):
+    """One key of FAKTORY. A value is checked, never converted: `get` returns what the project has written."""
+
+    default: Any
+    rule: Rule
+    doc: str
+    is_secret: bool = False
+    """Whether its value is never displayed."""
+
+
+def _integer(low: int, high: int = 2**31 - 1) -> Rule:
+    # `type`, because bool is a subclass of int. By default the largest value of an integer column.
+    return Rule(f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high)
+
+
+def _seconds(low: float) -> Rule:
+    # A comparison with NaN is false, and inf is above the largest value.
+    return Rule(f"seconds, {low:g} or more", lambda value: type(value) in (int, float) and low <= value <= 2**31 - 1)
+
+
+def _or_none(rule: Rule) -> Rule:
+    return rule._replace(expected=f"{rule.expected}, or None", is_optional=True)
+
+
+def _list(expected: str) -> Rule:
+    return Rule(
+        expected, lambda value: isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    )
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_address(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    # From the right, because an IPv6 address contains colons.
+    host, colon, port = value.rpartition(":")
+    return bool(host and colon) and port.isascii() and port.isdigit() and int(port) <= 65_535
+
+
+def _is_token(value: Any) -> bool:
+    # It is sent in an HTTP header, which has no room for spaces and control characters.
+    return isinstance(value, str) and all("!" <= character <= "~" for character in value)
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"|[1-9]\d{0,8}/(second|minute|hour|day)", value) is not None
+
+
+def _is_redis(value: Any) -> bool:
+    schemes = ("redis://", "rediss://", "unix://", "redis+cluster://", "redis+sentinel://")
+    return isinstance(value, str) and (value == "" or value.startswith(schemes))
+
+
+def _is_function_path(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        return value == "" or callable(import_string(value))
+    except Exception:  # noqa: BLE001  (imports project code, which may raise any error)
+        return False
+
+
+def _are_refusable(value: Any) -> bool:
+    return isinstance(value, list | tuple | set) and all(name in REFUSABLE for name in value)
+
 
 REFUSABLE = ("MUTATE", "QUEUE PAUSE", "QUEUE RESUME", "QUEUE REMOVE")
 """Commands that `REFUSED_COMMANDS` may name; FLUSH has its own setting."""
+
+_FLAG = Rule("True or False", lambda value: isinstance(value, bool))
+_TEXT = Rule("a string", lambda value: isinstance(value, str))
+_PEM_FILE = Rule("the path of a PEM file", lambda value: isinstance(value, str | os.PathLike))
+_RATE = Rule('a rate such as "20/second" (minute, hour, day), or ""', _is_rate)
+
+SETTINGS: dict[str, Setting] = {
+    # storage of jobs
+    "BROKER": Setting(
+        "orm",
+        Rule('"orm", "remote" or the dotted path of a Broker'),
+        '`"orm"`: jobs are rows of this database; `"remote"`: they go to the Faktory server of `FAKTORY_URL`.',
+    ),
+    "DATABASE": Setting(
+        "default",
+        Rule("an alias of DATABASES", lambda value: isinstance(value, str) and value != ""),
+        "Alias of the database that holds the jobs.",
+    ),
+    "OUTBOX": Setting(
+        None,
+        _or_none(_list("a list of aliases of DATABASES")),
+        "Aliases of the databases with an outbox: a task that is enqueued in a transaction there is stored "
+        "with it. `None`: `default`, unless jobs are stored there.",
+    ),
+    # server
+    "BIND": Setting(
+        "127.0.0.1:7419",
+        Rule('"HOST:PORT", such as "127.0.0.1:7419"', _is_address),
+        "`HOST:PORT` on which the server listens.",
+    ),
+    "PASSWORD": Setting(
+        "",
+        _TEXT,
+        "Password of the server. A value that begins with `/` is the path of a file with it. The "
+        "environment variable `FAKTORY_PASSWORD` takes precedence.",
+        is_secret=True,
+    ),
+    "PASSWORD_TRIES": Setting(
+        20,
+        _integer(0),
+        "Wrong passwords per minute and address, counted separately for the server and the REST API; "
+        "further attempts are rejected. 0: no limit.",
+    ),
+    "TLS_CERT": Setting(
+        "",
+        _PEM_FILE,
+        "PEM file with the server's certificate and its chain. If set, the server accepts TLS only.",
+    ),
+    "TLS_KEY": Setting(
+        "",
+        _PEM_FILE,
+        "PEM file with the private key of the certificate. Empty: the key is in the file of `TLS_CERT`.",
+    ),
+    "MAX_COMMAND_BYTES": Setting(
+        16 * 1024 * 1024,
+        _integer(4096),
+        "Maximum length of a command line in bytes.",
+    ),
+    "MAX_CONNECTIONS": Setting(
+        2000,
+        _integer(1),
+        "Maximum number of client connections.",
+    ),
+    "PREFETCH": Setting(
+        16,
+        _integer(0, 500),
+        "Maximum number of jobs per queue that the server prefetches if many clients fetch (PostgreSQL only). 0: none.",
+    ),
+    "HELLO_TIMEOUT": Setting(
+        5.0,
+        _seconds(0.1),
+        "Seconds in which a new connection must send HELLO; the TLS handshake before it has the same time.",
+    ),
+    "COMMAND_TIMEOUT": Setting(
+        60.0,
+        _seconds(0.1),
+        "Seconds from the first byte of a command line to its end.",
+    ),
+    "ALLOW_FLUSH": Setting(
+        None,
+        _or_none(_FLAG),
+        "Whether the server executes FLUSH, which deletes all jobs. `None`: only if `DEBUG` is on.",
+    ),
+    "REFUSED_COMMANDS": Setting(
+        [],
+        Rule(f"a list of some of {', '.join(REFUSABLE)}", _are_refusable),
+        "Commands that the server rejects: any of `MUTATE`, `QUEUE PAUSE`, `QUEUE RESUME`, `QUEUE REMOVE`.",
+    ),
+    "STRICT_WIDS": Setting(
+        False,
+        _FLAG,
+        "Whether to reject FETCH, ACK and FAIL from a connection without a wid, and a BEAT for the wid of another one.",
+    ),
+    # worker
+    "PROCESSES": Setting(
+        None,
+        _or_none(_integer(1, 1024)),
+        "Number of worker processes. `None`: one per CPU, at most 4 (1 on SQLite).",
+    ),
+    "CONCURRENCY": Setting(
+        5,
+        _integer(1, 1024),
+        "Number of threads in each worker process.",
+    ),
+    "QUEUES": Setting(
+        None,
+        _or_none(Rule('a list of queues, each "name" or "name:weight"')),
+        "Queues that the workers serve, in this order. `None`: all queues that the tasks use.",
+    ),
+    "MAX_JOBS": Setting(
+        None,
+        _or_none(_integer(1)),
+        "Number of jobs after which a worker process is replaced. `None`: no limit.",
+    ),
+    "MAX_RSS": Setting(
+        None,
+        _or_none(_integer(1, 2**20)),
+        "Memory in MB above which a worker process is replaced after a job. `None`: no limit.",
+    ),
+    "SHUTDOWN_TIMEOUT": Setting(
+        25.0,
+        _seconds(0),
+        "Seconds that running jobs have to finish after SIGTERM.",
+    ),
+    "MAX_INTERRUPTIONS": Setting(
+        None,
+        _or_none(_integer(0)),
+        "How often the shutdown of a worker returns a job to its queue; after that, it fails. `None`: no limit.",
+    ),
+    "BEAT_INTERVAL": Setting(
+        15.0,
+        _seconds(0.1),
+        "Seconds between two heartbeats of a worker.",
+    ),
+    "POLL_INTERVAL": Setting(
+        1.0,
+        _seconds(0.01),
+        "Maximum number of seconds between two polls for work; five times as many where notifications arrive.",
+    ),
+    "UNKNOWN_JOBTYPE_GRACE": Setting(
+        600.0,
+        _seconds(0),
+        "Seconds that jobs of an unknown task are left to workers with newer code, before they fail. 0: "
+        "they fail at once.",
+    ),
+    "MIGRATIONS_WAIT": Setting(
+        300.0,
+        _seconds(0),
+        "Seconds that `runfaktory` waits if migrations are not applied. 0: it ends if migrations of this "
+        "package are missing.",
+    ),
+    # jobs
+    "MAX_ATTEMPTS": Setting(
+        26,
+        _integer(1),
+        "Default of the task option `max_attempts`: attempts of a job, including the first.",
+    ),
+    "RESERVE_FOR": Setting(
+        1800,
+        _integer(60, 86_400),  # W9
+        "Default of the task option `reserve_for`: seconds that an FWP client may keep a job.",
+    ),
+    "RESULT_TTL": Setting(
+        86_400,
+        _integer(0),
+        "Default of the task option `result_ttl`: seconds that the result of a task is kept.",
+    ),
+    "MIDDLEWARE": Setting(
+        [],
+        Rule("a list of dotted paths of Middleware classes that can be imported"),
+        "Dotted paths of `django_faktory.tasks.middleware.Middleware` classes, the outermost first.",
+    ),
+    "BATCH_COMMIT_WITHIN": Setting(
+        1800,
+        _seconds(1),
+        "Seconds in which a batch must be committed. After that it expires, and its callbacks never run.",
+    ),
+    "CRON": Setting(
+        {},
+        Rule("a dict of entries by name", _is_mapping),
+        "Periodic jobs by name: `{schedule, task or jobtype, …}`, see [Cron](../cron.md).",
+    ),
+    "LOCKET": Setting(
+        {},
+        # Checked by `locket.problems`, which has error codes of its own.
+        Rule("a dict: see `locket.problems`", lambda _: True),
+        "Queues whose identical jobs run one at a time: `locket(queues)`, see [Locks](../locks.md).",
+    ),
+    "LIMITS": Setting(
+        {},
+        Rule("a dict of scopes: queues, tasks, keys, workers", _is_mapping),
+        'Limits of queues, tasks and keys: `{"queues": {"mail": 5}}`, see [Limits](../limits.md).',
+    ),
+    "REDACT": Setting(
+        "",
+        Rule("the dotted path of a function that takes a jobtype and arguments, or an empty text", _is_function_path),
+        "Dotted path of a function `(jobtype, arguments)` that returns the arguments to show to users. "
+        "Empty: all are shown.",
+    ),
+    "ENCRYPT_ARGUMENTS": Setting(
+        False,
+        _FLAG,
+        "Default of the task option `encrypt`: whether arguments and results are encrypted.",
+    ),
+    "ENCRYPTION_KEYS": Setting(
+        [],
+        _list("a list of keys, each a text that Fernet.generate_key() makes"),
+        "Fernet keys. The first one encrypts, each of them decrypts.",
+        is_secret=True,
+    ),
+    # GearMonkey
+    "GEARMONKEY_URL": Setting(
+        "",
+        Rule("the URL of a Redis, such as redis://localhost:6379/0", _is_redis),
+        "URL of the Redis that GearMonkey clients and workers use. The environment variable "
+        "`GEARMONKEY_URL` takes precedence.",
+        is_secret=True,
+    ),
+    "GEARMONKEY_MODE": Setting(
+        "direct",
+        Rule('"direct" or "gateway"', lambda value: value in ("direct", "gateway")),
+        '`"direct"`: a worker runs jobs as it takes them; `"gateway"`: they are first stored as jobs of this package.',
+    ),
+    "GEARMONKEY_FUNCTIONS": Setting(
+        {},
+        Rule("a dict of names of functions to names of tasks"),
+        "Names of functions, with the names of the tasks that serve them, in addition to `@task(gearmonkey=…)`.",
+    ),
+    "GEARMONKEY_LEASE": Setting(
+        20.0,
+        _seconds(1),
+        "Seconds without a heartbeat after which the jobs of a GearMonkey worker are given to others.",
+    ),
+    "GEARMONKEY_MAX_INPUT_BYTES": Setting(
+        1024 * 1024,
+        _integer(1),
+        "Maximum length of the input of a GearMonkey job in bytes; a job with a longer one fails.",
+    ),
+    "GEARMONKEY_AUDIT": Setting(
+        False,
+        _FLAG,
+        "Whether to find idle GearMonkey jobs that are in no queue, and queue them again.",
+    ),
+    # maintenance
+    "WORKER_TIMEOUT": Setting(
+        60,
+        _seconds(1),
+        "Seconds without a heartbeat after which a worker counts as lost.",
+    ),
+    "BEAT_KEEPS_JOBS": Setting(
+        False,
+        _FLAG,
+        "Whether the BEAT of an FWP client extends the reservations of the jobs delivered to its wid.",
+    ),
+    "DATABASE_TIMEOUT": Setting(
+        10.0,
+        _seconds(1),
+        "Seconds that `runfaktory` waits for PostgreSQL's reply to a verb, and that a command waits for a lock.",
+    ),
+    "DEAD_TTL": Setting(
+        180 * 86_400,
+        _seconds(0),
+        "Seconds that a dead job is kept.",
+    ),
+    "BATCH_TTL": Setting(
+        7 * 86_400,
+        _seconds(0),
+        "Seconds that a batch is kept after its end.",
+    ),
+    # metrics
+    "METRICS_TTL": Setting(
+        86_400,
+        _seconds(0),
+        "Seconds that the sums of each minute are kept for charts. Totals are kept until 14 days after the last job.",
+    ),
+    "METRICS_TOKEN": Setting(
+        "",
+        Rule("a string of printable ASCII without spaces, or an empty one", _is_token),
+        "Bearer token that `/metrics`, `/healthz` and `/readyz` require. Empty: none.",
+        is_secret=True,
+    ),
+    "STATSD": Setting(
+        "",
+        Rule('"HOST:PORT", such as "127.0.0.1:8125", or ""', lambda value: value == "" or _is_address(value)),
+        "`HOST:PORT` of a statsd server that receives the metrics. Empty: none.",
+    ),
+    # the REST API
+    "API_READS": Setting(
+        "1200/minute",
+        _RATE,
+        "Maximum rate of reads per user of the REST API, such as `20/second`. Empty: no limit.",
+    ),
+    "API_ACTS": Setting(
+        "300/minute",
+        _RATE,
+        "Maximum rate of changes per user of the REST API. Empty: no limit.",
+    ),
+}
+
+DEFAULTS: dict[str, Any] = {name: setting.default for name, setting in SETTINGS.items()}
+
+RENAMED = {"READ_AHEAD": "PREFETCH"}
+"""Old names of settings, with their present ones."""
 
 
 def get(name: str) -> Any:
@@ -186,7 +425,7 @@ def outbox() -> list[str]:
     """Return the aliases of databases that enqueue through an outbox row; never the alias that stores the jobs."""
     if not apps.is_installed("django_faktory"):
         return []  # no table
-    # Jobs of that database are part of its transactions already (ADR 8).
+    # Jobs of that database are part of its transactions already (ADR 0008).
     own_alias = get("DATABASE") if get("BROKER") == "orm" else None
     aliases = get("OUTBOX")
     return [alias for alias in (["default"] if aliases is None else aliases) if alias != own_alias]

@@ -32,7 +32,9 @@ def render():
     """Return the text of the whole page."""
     from django_faktory import conf  # found by the path that `main` sets
 
-    rows = "".join(f"| `{key}` | `{shown(value)}` | {conf.DOCS[key]} |\n" for key, value in conf.DEFAULTS.items())
+    rows = "".join(
+        f"| `{key}` | `{shown(setting.default)}` | {setting.doc} |\n" for key, setting in conf.SETTINGS.items()
+    )
     return INTRODUCTION + rows + REST
 
 

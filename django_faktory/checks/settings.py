@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from math import isfinite
 from typing import Any
 
 from django.apps import apps
@@ -24,16 +23,13 @@ from .. import conf
 from ..backend import FaktoryBackend
 from ..brokers import Broker, tls
 from ..core import locket
-from ..core.payloads import FUNCTION, MAX_RESERVE_FOR, MIN_RESERVE_FOR, queue_name
+from ..core.payloads import FUNCTION, queue_name
 from ..errors import InvalidPayload
 from ..moved import new_place
 from ..store.dialects import cursor_hooks
 from ..tasks.compat import BaseTaskBackend, task_backends
 from ..tasks.middleware import Middleware, instantiate
-from .security_rules import SECURITY_RULES
 
-# The largest value of an integer column: some of these settings are stored with each job.
-_LARGEST = 2**31 - 1
 OLDEST = {"postgresql": (15,), "mariadb": (10, 6), "mysql": (8, 0, 11)}
 """Oldest supported version of each database; each has what a claim needs, above all SKIP LOCKED, and is still
 maintained.
@@ -187,14 +183,21 @@ def _unknown_keys(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
 
 def _wrong_values(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
     for key, value in configured.items():
-        if key in RULES and not RULES[key][0](value):
+        if key in conf.SETTINGS and not is_valid(key, value):
+            setting = conf.SETTINGS[key]
             # Check messages end up in logs and CI output, so values of secret settings are left out.
-            shown_value = "something else" if key in conf.SECRET else f"{value!r:.80}"
+            shown_value = "something else" if setting.is_secret else f"{value!r:.80}"
             yield Error(
-                f"FAKTORY[{key!r}]: expected {RULES[key][1]}, got {shown_value}",
-                hint=" ".join(filter(None, [*_moved_hints(value), conf.DOCS.get(key)])),
+                f"FAKTORY[{key!r}]: expected {setting.rule.expected}, got {shown_value}",
+                hint=" ".join([*_moved_hints(value), setting.doc]),
                 id="django_faktory.E002",
             )
+
+
+def is_valid(key: str, value: Any) -> bool:
+    """Return whether a value satisfies the rule of its setting."""
+    rule = conf.SETTINGS[key].rule
+    return (rule.is_optional and value is None) or (rule.is_valid or PREDICATES[key])(value)
 
 
 def _moved_hints(value: Any) -> Iterable[str]:
@@ -218,7 +221,7 @@ def _invalid_combinations(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
             yield Error(
                 f"FAKTORY['OUTBOX']: no database has the alias {alias!r}; known: {known}", id="django_faktory.E013"
             )
-    # Without the app there is no table for an outbox (ADR 8).
+    # Without the app there is no table for an outbox (ADR 0008).
     if values["BROKER"] != "orm" and not apps.is_installed("django_faktory"):
         yield Warning(
             "FAKTORY['BROKER']: tasks enqueued inside a transaction leave at once, even where it is rolled back",
@@ -259,14 +262,14 @@ def _locket(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
 def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
     """Check that the certificate and its key can be loaded."""
     if values["TLS_KEY"] and not values["TLS_CERT"]:
-        hint = conf.DOCS["TLS_CERT"]
+        hint = conf.SETTINGS["TLS_CERT"].doc
         yield Error("FAKTORY['TLS_KEY']: expected TLS_CERT with it, got none", hint=hint, id="django_faktory.E012")
     elif values["TLS_CERT"]:
         # Loaded as the server does it, which finds every reason: no PEM, a passphrase, a key of another certificate.
         try:
             tls.server_context(str(values["TLS_CERT"]), str(values["TLS_KEY"]))
         except tls.UnusableFile as error:
-            yield Error(str(error), hint=conf.DOCS["TLS_CERT"], id="django_faktory.E012")
+            yield Error(str(error), hint=conf.SETTINGS["TLS_CERT"].doc, id="django_faktory.E012")
 
 
 def _environment() -> Iterable[CheckMessage]:
@@ -399,28 +402,6 @@ def _dotted(version: Iterable[int]) -> str:
     return ".".join(map(str, version))
 
 
-def _integer(low: int, high: int = _LARGEST) -> tuple[Callable[[Any], bool], str]:
-    return (
-        # bool is a subclass of int, but True is not a number here.
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
-        f"a whole number from {low} to {high}",
-    )
-
-
-def _seconds(low: float) -> tuple[Callable[[Any], bool], str]:
-    def is_valid(value: Any) -> bool:
-        # NaN and inf are floats too.
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and isfinite(value) and low <= value <= _LARGEST
-
-    return is_valid, f"seconds, {low:g} or more"
-
-
-def _or_none(rule: tuple[Callable[[Any], bool], str]) -> tuple[Callable[[Any], bool], str]:
-    is_valid, description = rule
-    return lambda value: value is None or is_valid(value), f"{description}, or None"
-
-
 def _is_broker(value: Any) -> bool:
     if value in ("orm", "remote"):
         return True
@@ -429,18 +410,6 @@ def _is_broker(value: Any) -> bool:
     except ImportError:
         return False
     return isinstance(broker_class, type) and issubclass(broker_class, Broker)
-
-
-def _is_address(value: Any) -> bool:
-    if not isinstance(value, str):
-        return False
-    # From the right, because an IPv6 address contains colons.
-    host, colon, port = value.rpartition(":")
-    return bool(host and colon) and port.isascii() and port.isdigit() and int(port) <= 65_535
-
-
-def _are_aliases(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(alias, str) for alias in value)
 
 
 def _are_queues(value: Any) -> bool:
@@ -452,23 +421,6 @@ def _are_middleware(value: Any) -> bool:
         return isinstance(value, list | tuple) and all(isinstance(instantiate(path), Middleware) for path in value)
     except Exception:  # noqa: BLE001  (imports project code, which may raise any error)
         return False
-
-
-def _is_token(value: Any) -> bool:
-    # It is sent in an HTTP header, which has no room for spaces and control characters.
-    return isinstance(value, str) and all("!" <= character <= "~" for character in value)
-
-
-def _is_rate(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"|[1-9]\d{0,8}/(second|minute|hour|day)", value) is not None
-
-
-_RATE = 'a rate such as "20/second" (minute, hour, day), or ""'
-
-
-def _is_redis(value: Any) -> bool:
-    schemes = ("redis://", "rediss://", "unix://", "redis+cluster://", "redis+sentinel://")
-    return isinstance(value, str) and (value == "" or value.startswith(schemes))
 
 
 def _are_functions(value: Any) -> bool:
@@ -489,56 +441,10 @@ def _is_queue(value: Any) -> bool:
         return False
 
 
-# A value is checked, never converted: `conf.get` returns what the project has written.
-RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "BROKER": (_is_broker, '"orm", "remote" or the dotted path of a Broker'),
-    "DATABASE": (lambda value: isinstance(value, str) and value != "", "an alias of DATABASES"),
-    "OUTBOX": _or_none((_are_aliases, "a list of aliases of DATABASES")),
-    "BIND": (_is_address, '"HOST:PORT", such as "127.0.0.1:7419"'),
-    "PASSWORD": (lambda value: isinstance(value, str), "a string"),
-    "TLS_CERT": (lambda value: isinstance(value, str | os.PathLike), "the path of a PEM file"),
-    "TLS_KEY": (lambda value: isinstance(value, str | os.PathLike), "the path of a PEM file"),
-    "MAX_COMMAND_BYTES": _integer(4096),
-    "MAX_CONNECTIONS": _integer(1),
-    "PREFETCH": _integer(0, 500),
-    "HELLO_TIMEOUT": _seconds(0.1),
-    "COMMAND_TIMEOUT": _seconds(0.1),
-    "ALLOW_FLUSH": _or_none((lambda value: isinstance(value, bool), "True or False")),
-    **SECURITY_RULES,
-    "PROCESSES": _or_none(_integer(1, 1024)),
-    "CONCURRENCY": _integer(1, 1024),
-    "QUEUES": _or_none((_are_queues, 'a list of queues, each "name" or "name:weight"')),
-    "MAX_JOBS": _or_none(_integer(1)),
-    "MAX_RSS": _or_none(_integer(1, 2**20)),
-    "SHUTDOWN_TIMEOUT": _seconds(0),
-    "MAX_INTERRUPTIONS": _or_none(_integer(0)),
-    "BEAT_INTERVAL": _seconds(0.1),
-    "POLL_INTERVAL": _seconds(0.01),
-    "UNKNOWN_JOBTYPE_GRACE": _seconds(0),
-    "MIGRATIONS_WAIT": _seconds(0),
-    "MAX_ATTEMPTS": _integer(1),
-    "RESERVE_FOR": _integer(MIN_RESERVE_FOR, MAX_RESERVE_FOR),
-    "RESULT_TTL": _integer(0),
-    # Checked by _locket(), which reports codes of its own.
-    "LOCKET": (lambda _: True, "a dict: see `locket.problems`"),
-    "MIDDLEWARE": (_are_middleware, "a list of dotted paths of Middleware classes that can be imported"),
-    "BATCH_COMMIT_WITHIN": _seconds(1),
-    "LIMITS": (lambda value: isinstance(value, Mapping), "a dict of scopes: queues, tasks, keys, workers"),
-    "CRON": (lambda value: isinstance(value, Mapping), "a dict of entries by name"),
-    "GEARMONKEY_URL": (_is_redis, "the URL of a Redis, such as redis://localhost:6379/0"),
-    "GEARMONKEY_MODE": (lambda value: value in ("direct", "gateway"), '"direct" or "gateway"'),
-    "GEARMONKEY_FUNCTIONS": (_are_functions, "a dict of names of functions to names of tasks"),
-    "GEARMONKEY_LEASE": _seconds(1),
-    "GEARMONKEY_MAX_INPUT_BYTES": _integer(1),
-    "GEARMONKEY_AUDIT": (lambda value: isinstance(value, bool), "True or False"),
-    "WORKER_TIMEOUT": _seconds(1),
-    "BEAT_KEEPS_JOBS": (lambda value: isinstance(value, bool), "True or False"),
-    "DATABASE_TIMEOUT": _seconds(1),
-    "DEAD_TTL": _seconds(0),
-    "BATCH_TTL": _seconds(0),
-    "METRICS_TTL": _seconds(0),
-    "METRICS_TOKEN": (_is_token, "a string of printable ASCII without spaces, or an empty one"),
-    "STATSD": (lambda value: value == "" or _is_address(value), '"HOST:PORT", such as "127.0.0.1:8125", or ""'),
-    "API_READS": (_is_rate, _RATE),
-    "API_ACTS": (_is_rate, _RATE),
+PREDICATES: dict[str, Callable[[Any], bool]] = {
+    "BROKER": _is_broker,
+    "QUEUES": _are_queues,
+    "MIDDLEWARE": _are_middleware,
+    "GEARMONKEY_FUNCTIONS": _are_functions,
 }
+"""Predicates of the settings whose rules need modules above `conf`."""

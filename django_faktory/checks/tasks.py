@@ -20,7 +20,7 @@ from django.utils.module_loading import import_string
 from ..backend import FaktoryBackend
 
 OURS = "django_faktory.backend.FaktoryBackend"
-# By path, because `testing` is a layer above this one (ADR 37).
+# By path, because `testing` is a layer above this one (ADR 0037).
 FOR_TESTS = ("django_faktory.testing.backends.DummyBackend", "django_faktory.testing.backends.ImmediateBackend")
 
 # Folders of the standard library, installed packages and this package: their frames are not the project's.

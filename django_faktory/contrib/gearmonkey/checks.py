@@ -33,5 +33,5 @@ def check_gearmonkey(**_: Any) -> list[CheckMessage]:
     try:
         served_tasks()
     except ImproperlyConfigured as error:
-        return [Error(str(error), hint=conf.DOCS["GEARMONKEY_FUNCTIONS"], id="django_faktory.E021")]
+        return [Error(str(error), hint=conf.SETTINGS["GEARMONKEY_FUNCTIONS"].doc, id="django_faktory.E021")]
     return []
