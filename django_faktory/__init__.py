@@ -5,6 +5,8 @@ Importable before Django's apps are ready; imports no model.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from . import moved as moved
 from .errors import (
     BatchClosed,
@@ -18,10 +20,7 @@ from .errors import (
     UnknownBatch,
 )
 
-TYPE_CHECKING = False  # as in `errors`
 if TYPE_CHECKING:
-    from typing import Any
-
     from .core.cron import Cron
     from .tasks.base import JobContext, task
     from .tasks.batch import Batch

@@ -6,9 +6,7 @@ Pure: no Django, no I/O. Every message is one line that states the expected valu
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # the supervisor, which imports this, avoids importing `typing` (ADR 0012)
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 
 class FaktoryError(Exception):
@@ -100,7 +98,7 @@ class BrokerUnavailable(FaktoryError):
     """The database or the Faktory server is unreachable at the moment; nothing was changed."""
 
 
-# A subclass, so that callers that repeat a command after an outage repeat this one too (ADR 28).
+# A subclass, so that callers that repeat a command after an outage repeat this one too (ADR 0028).
 class LockTimeout(BrokerUnavailable):
     """Another transaction held a required lock for longer than the caller waits; nothing was changed."""
 

@@ -1,17 +1,14 @@
 """Answer the import of a public module at its old place by an ImportError that names the new one.
 
 Importing this module installs a finder at the end of `sys.meta_path`, where Python asks it only for modules that no
-other finder knows. Imports little, because the supervisor without Django imports the package (ADR 0012).
+other finder knows.
 """
 
 from __future__ import annotations
 
 import sys
-
-TYPE_CHECKING = False  # as in `errors`
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import ModuleType
+from collections.abc import Sequence
+from types import ModuleType
 
 MOVED = {
     "django_faktory.api": "django_faktory.contrib.api",

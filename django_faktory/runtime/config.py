@@ -62,14 +62,6 @@ class RunConfig:
     gearmonkey: str = field(default="", repr=False)
     """Redis URL of the GearMonkey clients to serve; "" for none."""
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> RunConfig:
-        """Build a plan from the JSON of its `asdict`, which has lists in place of tuples."""
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-        }
-        return cls(**fields)
-
     def __str__(self) -> str:
         suffix = " with TLS" if self.tls else ""
         parts = [f"server on {self.address[0]}:{self.address[1]}{suffix}"] if self.serves else []

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from random import Random
-from typing import Any, NoReturn
 
 from .. import brokers, conf
 from ..brokers import Broker, tls
@@ -33,12 +31,10 @@ from .config import RunConfig
 from .maintenance import Maintenance
 from .metrics_flusher import make_metrics_flusher
 from .outbox_relay import make_outbox_relay
-from .supervisor import reexec
-from .supervisor.child import Role, install_signals, run_child, wait_for_turn
+from .supervisor.child import Role, install_signals
 from .supervisor.contract import ChildSpec
-from .supervisor.forking import ForkLauncher
 from .supervisor.lost_workers import report_lost
-from .supervisor.supervisor import Child, Supervisor
+from .supervisor.supervisor import Supervisor
 
 logger = get_logger(__name__)
 
@@ -53,31 +49,20 @@ ExtraRoles = Callable[[RunConfig], list[Role]]
 """Returns the roles of optional parts. The command passes it, so that this module imports none of them."""
 
 
-def supervise(
-    run_config: RunConfig, extra: ExtraRoles, *, parent: int | None = None, may_replace_process: bool = False
-) -> int:
-    """Run the plan's processes and those of optional parts until they end; return the exit code.
-
-    With `may_replace_process` it need not return, because no code runs after it in this process.
-    """
+def supervise(run_config: RunConfig, extra: ExtraRoles, *, parent: int | None = None) -> int:
+    """Run the plan's processes and those of optional parts until they end; return the exit code."""
     local_pipes = None
     if run_config.alias and not notifier.has_notifications(run_config.alias):
         # Where the database sends no notifications, as MariaDB, the processes signal each other over pipes.
         local_pipes = notifier.LocalPipes(run_config.processes + 1)
         notifier.add_local_receiver(local_pipes.ring)
-    roles = _roles(run_config, local_pipes, extra)
-    grace_s = conf.get("SHUTDOWN_TIMEOUT") + EXIT_MARGIN_S
-    silence_s = longest_silence_s(conf.get("WORKER_TIMEOUT"), conf.get("BEAT_INTERVAL"))
-    on_started = None
-    # A drain is short. Only forked processes know the pipes between them, so replacements must be forked.
-    if may_replace_process and not run_config.drain and local_pipes is None and reexec.can_rerun_command():
-        options = {"grace_s": grace_s, "silence_s": silence_s, "parent": parent}
-        on_started = partial(reexec.replace_process, common={"plan": asdict(run_config)}, **options)
-    launcher = ForkLauncher(roles, unregister=lambda wids: broker_of(run_config).bye(wids))
-    children = [Child(name=role.name, ends=role.ends) for role in roles]
-    return Supervisor(children, launcher, grace_s=grace_s, silence_s=silence_s, parent=parent).run(
-        on_started=on_started
-    )
+    return Supervisor(
+        _roles(run_config, local_pipes, extra),
+        unregister=lambda wids: broker_of(run_config).bye(wids),
+        grace_s=conf.get("SHUTDOWN_TIMEOUT") + EXIT_MARGIN_S,
+        silence_s=longest_silence_s(conf.get("WORKER_TIMEOUT"), conf.get("BEAT_INTERVAL")),
+        parent=parent,
+    ).run()
 
 
 def longest_silence_s(worker_timeout_s: float, beat_interval_s: float) -> float:
@@ -87,19 +72,6 @@ def longest_silence_s(worker_timeout_s: float, beat_interval_s: float) -> float:
     so no job runs in both.
     """
     return max(SHORTEST_SILENCE_S, worker_timeout_s - beat_interval_s)
-
-
-def run_role(orders: dict[str, Any], extra: ExtraRoles) -> NoReturn:
-    """Run the role of one child, or report killed children, as the given orders say.
-
-    Called in a process that a supervisor without Django has started.
-    """
-    run_config = RunConfig.from_json(orders["plan"])
-    if orders["role"] is None:
-        reexec.report_killed_and_exit(orders["killed"], orders["news"], lambda wids: broker_of(run_config).bye(wids))
-    child_spec = reexec.child_spec_of(orders["launch"])
-    wait_for_turn(child_spec)
-    run_child(next(role for role in _roles(run_config, None, extra) if role.name == orders["role"]), child_spec)
 
 
 def _roles(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, extra: ExtraRoles) -> list[Role]:

@@ -1,4 +1,4 @@
-"""Exit codes and ids of worker processes. Imported by the supervisor without Django: imports little (ADR 0012)."""
+"""Exit codes and ids of worker processes."""
 
 from __future__ import annotations
 

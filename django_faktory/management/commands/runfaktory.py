@@ -20,9 +20,8 @@ from ...contrib.gearmonkey import command as gearmonkey
 from ...runtime.autoreload import get_reloader_pid, run_with_reloader
 from ...runtime.await_migrations import await_migrations
 from ...runtime.config import config_warnings, make_run_config, security_warnings
-from ...runtime.roles import run_role, supervise
+from ...runtime.roles import supervise
 from ...runtime.standard_streams import reopen_closed_streams
-from ...runtime.supervisor import reexec_pipe
 from ...tasks import base
 from ...worker.process import CANNOT_START
 
@@ -32,7 +31,6 @@ class Command(BaseCommand):
 
     help = "Runs the Faktory server, workers and maintenance of this project."
     requires_system_checks = ()
-    _is_program = False
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options, as listed in `docs/reference/commands.md`."""
@@ -80,8 +78,7 @@ class Command(BaseCommand):
         )
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Run from a command line: no caller needs this process to return."""
-        self._is_program = True
+        """Reopen closed standard streams first: a file that a job opens must not get their numbers."""
         if reopen_closed_streams():
             # Django has wrapped the closed streams when it created this command.
             self.stdout, self.stderr = OutputWrapper(sys.stdout), OutputWrapper(sys.stderr)
@@ -94,10 +91,6 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         """Check options, settings and database, print the plan, and run it."""
-        if orders := reexec_pipe.read_own():  # started by the supervisor for one process: all checks have passed
-            _configure_logging()
-            base.autodiscover()
-            run_role(orders, gearmonkey.roles)
         # Not for a drain, which is to end by itself.
         if options["reload"] is None:
             options["reload"] = settings.DEBUG and not options["drain"]
@@ -105,7 +98,7 @@ class Command(BaseCommand):
         if options["reload"]:
             run_with_reloader(base.autodiscover)
             return
-        # Before the fork: the children share the memory of the imported project (ADR 12).
+        # Before the fork: the children share the memory of the imported project (ADR 0038).
         _import_tasks()
         with _shorten_database_errors():
             self.check()  # from Django 6.1 on it queries the database's features
@@ -119,9 +112,7 @@ class Command(BaseCommand):
         for warning in (*security_warnings(run_config, shows_url=bool(options["url"])), *config_warnings(run_config)):
             self.stderr.write(self.style.WARNING(f"runfaktory: {warning}"))
         self.stdout.write(f"runfaktory: {', '.join([str(run_config), *gearmonkey.words(run_config)])}")
-        # Called from Python, as by `call_command`, it must return: the supervisor then keeps this process (ADR 12).
-        code = supervise(run_config, gearmonkey.roles, parent=get_reloader_pid(), may_replace_process=self._is_program)
-        if code:
+        if code := supervise(run_config, gearmonkey.roles, parent=get_reloader_pid()):
             sys.exit(code)
 
 

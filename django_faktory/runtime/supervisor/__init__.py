@@ -1,1 +1,1 @@
-"""Start, watch and replace worker processes. Its parent process runs without Django (ADR 0012)."""
+"""Start, watch and replace the processes of `runfaktory`."""

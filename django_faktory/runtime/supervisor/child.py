@@ -5,7 +5,6 @@ Knows no database and no broker.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import select
@@ -21,7 +20,7 @@ from typing import NamedTuple, NoReturn
 
 from ...core.logs import Lines, get_logger
 from ...worker.process import CRASHED
-from .contract import BEAT_BYTES, NEWS_BYTES, SIGNALS, ChildSpec, make_wakeup_pipe, stop_signals
+from .contract import BEAT_BYTES, SIGNALS, ChildSpec, make_wakeup_pipe, stop_signals
 
 logger = get_logger(__name__)
 
@@ -69,11 +68,6 @@ def install_signals(
         threading.Thread(target=_beat, args=(child_spec, responds), name="faktory-heartbeat", daemon=True).start()
 
 
-def wait_for_turn(child_spec: ChildSpec) -> None:
-    """Sleep until `not_before`, or until the parent has ended."""
-    select.select([child_spec.lifeline], [], [], max(0.0, child_spec.not_before - time.monotonic()))
-
-
 def run_child(role: Role, child_spec: ChildSpec) -> NoReturn:
     """Run a child from its start to its exit.
 
@@ -96,28 +90,6 @@ def run_child(role: Role, child_spec: ChildSpec) -> NoReturn:
         os._exit(code)
 
 
-def log_parent_record(news: int) -> bool:
-    """Log one record of the parent through the project's logging.
-
-    Returns False if the pipe is empty or another process has read the record. Does not block.
-    """
-    with suppress(BlockingIOError):
-        if data := os.read(news, NEWS_BYTES):
-            fields = json.loads(data)
-            log = get_logger(fields["name"])
-            if log.isEnabledFor(fields["level"]):
-                path = sys.modules[fields["name"]].__file__ or ""
-                # Built by hand, so that it has the parent's pid and time.
-                record = log.makeRecord(
-                    log.name, fields["level"], path, 0, fields["message"], tuple(fields["args"]), None
-                )
-                record.process, record.threadName = fields["pid"], "MainThread"
-                record.created, record.msecs = fields["at"], fields["at"] % 1 * 1000
-                log.handle(record)
-            return True
-    return False
-
-
 def format_stacks() -> str:
     """Return the stack traces of all threads of this process."""
     frames = sys._current_frames()  # noqa: SLF001  (documented, and the only way)
@@ -137,13 +109,11 @@ def _watch(child_spec: ChildSpec, wakeup_reader: int, handlers: Mapping[int, Cal
     """
     handled_at: dict[int, float] = {}
     while True:
-        ready, _, _ = select.select([child_spec.lifeline, child_spec.news, wakeup_reader], [], [])
+        ready, _, _ = select.select([child_spec.lifeline, wakeup_reader], [], [])
         if child_spec.lifeline in ready:  # never written to: readable only when the parent has ended, even by SIGKILL
             logger.error("the parent process is gone: ending pid=%d", os.getpid())
             handlers[signal.SIGTERM]()
             return
-        if child_spec.news in ready:
-            log_parent_record(child_spec.news)
         for number in os.read(wakeup_reader, 100) if wakeup_reader in ready else b"":
             if number in handlers and time.monotonic() - handled_at.get(number, -1.0) >= SAME_SIGNAL_S:
                 handled_at[number] = time.monotonic()

@@ -1,13 +1,12 @@
-"""The contract between a supervisor and its children: exit codes, signals, pipes, and `ChildSpec`.
-
-A supervisor without Django imports this module. It imports neither logging nor typing, which would take 1.7 MB there
-(ADR 0012).
-"""
+"""The contract between a supervisor and its children: signals, heartbeats, pipes, and `ChildSpec`."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that stop gracefully. A terminal sends HUP when it hangs up, and QUIT for Ctrl-\\, to its process group."""
@@ -26,50 +25,24 @@ ALARM_BEATS = 6
 30 s, does not restart the whole node for one process that is about to be replaced (15 s with the default settings).
 """
 
-NEWS_BYTES = 512
-"""Size of one log record in the pipe, padded with blanks. POSIX guarantees that a write of 512 bytes is atomic."""
 
-DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
-"""Levels of log records and their names: the same as in `logging`."""
+class ChildSpec(NamedTuple):
+    """The parameters of one child: its wid, and the wids that died before it with jobs.
 
-LEVELS = {DEBUG: "DEBUG", INFO: "INFO", WARNING: "WARNING", ERROR: "ERROR"}
-"""Names of the levels, as in `logging`."""
-
-
-class ChildSpec:
-    """The parameters of one child: its wid, the wids that died before it with jobs, and when its turn begins.
-
-    - `lifeline` is a pipe that closes when the parent ends. `news` carries log records of the parent.
-    - `not_before` is a time of the monotonic clock, which all processes of a machine share.
+    - `lifeline` is a pipe that closes when the parent ends.
     - `unresponsive` maps each of the `lost` wids that was killed because it stopped responding to its seconds of
       silence.
     - `beats` is the pipe for heartbeats, one every `beat_every_s`; -1 if the parent expects none.
     - `alarm` is a pipe that is readable while a child of the parent does not respond; -1 if there is none.
     """
 
-    def __init__(
-        self,
-        *,
-        wid: str,
-        lost: tuple[str, ...],
-        lifeline: int,
-        news: int,
-        not_before: float = 0.0,
-        unresponsive: dict[str, int] | None = None,
-        beats: int = -1,
-        beat_every_s: float = 0.0,
-        alarm: int = -1,
-    ) -> None:
-        # The names are keys of JSON that code of another release may read (`reexec.child_spec_of`).
-        self.wid, self.lost = wid, lost
-        self.lifeline, self.news = lifeline, news
-        self.not_before = not_before
-        self.unresponsive = unresponsive or {}
-        self.beats, self.beat_every_s, self.alarm = beats, beat_every_s, alarm
-
-    def pipes(self) -> tuple[int, ...]:
-        """Return the file descriptors that the child needs."""
-        return tuple(descriptor for descriptor in (self.lifeline, self.news, self.beats, self.alarm) if descriptor >= 0)
+    wid: str
+    lost: tuple[str, ...]
+    lifeline: int
+    unresponsive: Mapping[str, int] = MappingProxyType({})
+    beats: int = -1
+    beat_every_s: float = 0.0
+    alarm: int = -1
 
 
 def stop_signals() -> tuple[int, ...]:

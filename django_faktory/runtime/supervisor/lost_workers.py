@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...brokers import Broker
+from ...brokers.base import WorkerBroker
 from ...core.logs import get_logger
 from ...errors import FaktoryError
 from .contract import ChildSpec
@@ -10,7 +10,7 @@ from .contract import ChildSpec
 logger = get_logger(__name__)
 
 
-def report_lost(broker: Broker, child_spec: ChildSpec) -> None:
+def report_lost(broker: WorkerBroker, child_spec: ChildSpec) -> None:
     """Return the jobs of this child's dead predecessors to their queues now.
 
     Otherwise they would wait for a minute without BEATs (W20). An error of the broker is logged only.

@@ -1,39 +1,27 @@
 """Keep child processes alive, replace unresponsive ones, and end them (`Supervisor`).
 
-Knows no database, no broker and no thread: it starts children, reads their heartbeats, and sends signals. `Launcher`
-start a child, a role defines its work. Imports little of the standard library, because it may run without Django (ADR
-0012). Rules: interface "Commands" (signals, exit codes); W20 for the report of lost workers.
+Knows no database, no broker and no thread: it forks children, reads their heartbeats, and sends signals. Rules:
+interface "Commands" (signals, exit codes); W20 for the report of lost workers. A fork is fast and shares the memory of
+the loaded project (ADR 0038).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
+import sys
 import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
+from ...core.logs import get_logger
 from ...worker.process import CANNOT_START, CLEAN, SPENT, new_wid
-from .contract import (
-    ALARM_BEATS,
-    BEAT_BYTES,
-    DEBUG,
-    ERROR,
-    INFO,
-    SIGNALS,
-    SILENT_BEATS,
-    WARNING,
-    ChildSpec,
-    make_wakeup_pipe,
-    stop_signals,
-)
+from .child import Role, run_child
+from .contract import ALARM_BEATS, BEAT_BYTES, SIGNALS, SILENT_BEATS, ChildSpec, make_wakeup_pipe, stop_signals
 
-TYPE_CHECKING = False  # importing `typing` takes a megabyte
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-    from typing import Any, Protocol
-else:
-    Protocol = object
+logger = get_logger(__name__)
 
 LONGEST_PAUSE_S = 30
 """Cap of the pause before a child is restarted; it doubles with each crash in a row."""
@@ -49,9 +37,6 @@ SAME_ORDER_S = 0.5
 sent.
 """
 
-SLOW_STOP_S = 2.0
-"""If a stop takes longer than this, the report of killed children is prepared."""
-
 SILENT_STOP = 0.9
 """After this part of `grace_s` a stop kills children that have missed `STOP_BEATS` heartbeats: they will not stop, and
 the work after a kill takes time too.
@@ -63,41 +48,18 @@ STOP_BEATS = 3
 MAX_LOST = 20
 """Maximum number of predecessors that a child reports as lost."""
 
+LOST_REPORT_S = 2
+"""Seconds that the report of killed children may take."""
+
 INIT_PID = 1
 """Process number 1, in a container the command itself, inherits every orphaned process."""
 
 
-class Launcher(Protocol):
-    """The operations of a supervisor that depend on which modules its process has loaded."""
-
-    head_start_s: float
-    """Seconds before its turn at which a child is started, for its imports."""
-
-    def start(self, name: str, child_spec: ChildSpec, lifeline_end: int) -> int:
-        """Start the child `name` and return its pid.
-
-        Called with signals blocked. The child must close `lifeline_end`: it would keep the pipe open after the parent's
-        end.
-        """
-
-    def log(self, level: int, message: str, *args: object) -> None:
-        """Log this record through the project's logging."""
-
-    def wait_s(self) -> float | None:
-        """Handle due log records; return the seconds until the next are due, None if none is pending."""
-
-    def prepare_lost_report(self) -> None:
-        """Prepare for the report of killed children: a child may have to be killed soon."""
-
-    def report_killed(self, killed: Sequence[str]) -> None:
-        """Report the killed wids, which still have jobs. Called after all children have ended."""
-
-
 class Child:
-    """State of one child, running or waiting for its start. `ends`: a clean exit means that its work is done."""
+    """State of one child, running or waiting for its start."""
 
-    def __init__(self, name: str, *, ends: bool = False) -> None:
-        self.name, self.ends = name, ends
+    def __init__(self, role: Role) -> None:
+        self.role = role
         self.pid, self.wid = 0, ""
         self.lost: list[str] = []
         self.started_at = 0.0
@@ -107,7 +69,7 @@ class Child:
         self.unresponsive: dict[str, int] = {}
         """The `lost` wids that were killed because they stopped responding, with their seconds of silence."""
         self.has_beaten = self.is_suspended = False
-        """Before its first heartbeat a child is not watched: imports take long, and older code sends none."""
+        """Before its first heartbeat a child is not watched: its start may take long."""
         self.missed = 0
         """Number of heartbeats missed in a row."""
         self.beat_at = 0.0
@@ -116,66 +78,45 @@ class Child:
         """Return whether silence is normal: it does not run, has just begun, or a signal has suspended it."""
         return not self.pid or not self.has_beaten or self.is_suspended
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Child:
-        """Build the child from `vars` of another one."""
-        child = cls(values["name"])
-        vars(child).update(values)
-        return child
-
 
 class Pipes:
     """The pipes between a supervisor and its children, each as (read end, write end).
 
-    `lifeline` closes when the supervisor ends. `signals` receives the numbers of its signals. `news` carries records
-    for a child to log, `beats` the children's heartbeats. `alarm` is readable while a child does not respond; any child
-    may check it.
+    `lifeline` closes when the supervisor ends. `signals` receives the numbers of its signals. `beats` carries the
+    children's heartbeats. `alarm` is readable while a child does not respond; any child may check it.
     """
 
-    def __init__(
-        self,
-        *,
-        lifeline: tuple[int, int],
-        signals: tuple[int, int],
-        news: tuple[int, int],
-        beats: tuple[int, int],
-        alarm: tuple[int, int],
-    ) -> None:
-        self.lifeline, self.signals, self.news = lifeline, signals, news
-        self.beats, self.alarm = beats, alarm
-
-    @classmethod
-    def make(cls) -> Pipes:
-        """Create a new set of pipes."""
-        news, beats, alarm = os.pipe(), os.pipe(), os.pipe()
-        for descriptor in (*news, *beats, *alarm):
+    def __init__(self) -> None:
+        self.lifeline, self.signals = os.pipe(), make_wakeup_pipe()
+        self.beats, self.alarm = os.pipe(), os.pipe()
+        for descriptor in (*self.beats, *self.alarm):
             os.set_blocking(descriptor, False)
-        return cls(lifeline=os.pipe(), signals=make_wakeup_pipe(), news=news, beats=beats, alarm=alarm)
 
-    def descriptors(self) -> tuple[int, ...]:
-        """Return all file descriptors of the pipes."""
-        return (*self.lifeline, *self.signals, *self.news, *self.beats, *self.alarm)
+    def close(self) -> None:
+        """Close all pipes."""
+        for descriptor in (*self.lifeline, *self.signals, *self.beats, *self.alarm):
+            os.close(descriptor)
 
 
 class Supervisor:
-    """Start the children and run until they are done, or until a signal stops it.
+    """Start a child for each role, and run until they are done, or until a signal stops it.
 
+    `unregister` is called with the wids of children that were killed while stopping, in a process of its own.
     `grace_s` is the time between TERM and KILL. `silence_s`: a child without heartbeats for this long is killed and
     replaced; None means that children are not watched. With `parent`, stop when that process is no longer its parent.
     """
 
     def __init__(
         self,
-        children: Iterable[Child],
-        launcher: Launcher,
+        roles: Iterable[Role],
+        unregister: Callable[[Sequence[str]], None],
         *,
         grace_s: float,
         silence_s: float | None = None,
         parent: int | None = None,
-        shared_pipes: Pipes | None = None,
     ) -> None:
-        self._children = list(children)
-        self._launcher = launcher
+        self._children = [Child(role) for role in roles]
+        self._unregister = unregister
         self._grace_s = grace_s
         # Counts checks, not seconds: while the supervisor itself does not run, or the machine sleeps, no check is
         # made, and a pause of any length is one missed heartbeat (ADR 0027).
@@ -183,19 +124,17 @@ class Supervisor:
         self._check_at = time.monotonic() + (self._check_every_s or 0.0)
         self._is_alarmed = False
         self._parent = parent
-        self._shared_pipes = shared_pipes
+        self._pipes = Pipes()
         self._is_stopping = False
         self._stopping_since = 0.0
         self._kill_at: float | None = None
-        self._prepare_at: float | None = None
         self._kill_silent_at: float | None = None
         self._killed: list[str] = []
         self._exit_code = CLEAN
 
-    def run(self, *, on_started: Callable[[Sequence[Child], Pipes], None] | None = None) -> int:
-        """Supervise until the end and return the exit code. Calls `on_started` once, after the first starts."""
-        self._shared_pipes = self._shared_pipes or Pipes.make()
-        wakeup_reader, wakeup_writer = self._shared_pipes.signals
+    def run(self) -> int:
+        """Supervise until the end and return the exit code. Call it once."""
+        wakeup_reader, wakeup_writer = self._pipes.signals
         handled_signals = (*stop_signals(), signal.SIGTSTP, signal.SIGTTIN, signal.SIGCHLD)
         previous_handlers = {number: signal.signal(number, _ignore_signal) for number in handled_signals}
         # C code writes to it at once; a Python handler would run only after `select` has returned.
@@ -203,21 +142,16 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
             while self._is_needed():
-                self._start_due(self._shared_pipes)
-                if on_started:
-                    on_started(self._children, self._shared_pipes)
-                    # Once only. It may replace this process by exec, and then does not return.
-                    on_started = None
+                self._start_due()
                 self._handle_signals(wakeup_reader)
                 self._reap()
-                self._check_beats(self._shared_pipes)
-            self._launcher.report_killed(self._killed)
+                self._check_beats()
+            self._report_killed()
         finally:
             signal.set_wakeup_fd(previous_wakeup_fd)
             for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
-            for descriptor in self._shared_pipes.descriptors():
-                os.close(descriptor)
+            self._pipes.close()
         return self._exit_code
 
     def _is_needed(self) -> bool:
@@ -226,7 +160,7 @@ class Supervisor:
         When all children that may end have ended, the remaining ones are stopped.
         """
         if not self._is_stopping:
-            ending_children = [child for child in self._children if child.ends]
+            ending_children = [child for child in self._children if child.role.ends]
             if ending_children and not any(child.pid or child.start_at is not None for child in ending_children):
                 self._stop()
         return any(child.pid or (child.start_at is not None and not self._is_stopping) for child in self._children)
@@ -244,9 +178,6 @@ class Supervisor:
         # When a parent ends, the kernel gives its children another one.
         if self._parent is not None and not self._is_stopping and os.getppid() != self._parent:
             self._stop()
-        if self._prepare_at is not None and time.monotonic() >= self._prepare_at:
-            self._prepare_at = None
-            self._launcher.prepare_lost_report()
         if self._kill_silent_at is not None and time.monotonic() >= self._kill_silent_at:
             self._kill_silent_at = None
             self._kill_silent(STOP_BEATS)
@@ -256,17 +187,13 @@ class Supervisor:
     def _wait_s(self) -> float | None:
         """Return the seconds until the next action is due; None to wait for a signal only."""
         now = time.monotonic()
-        due_times = [due for due in (self._kill_at, self._kill_silent_at, self._prepare_at) if due is not None]
+        due_times = [due for due in (self._kill_at, self._kill_silent_at) if due is not None]
         if self._check_every_s is not None:
             due_times.append(self._check_at)
         if not self._is_stopping:
-            due_times += [
-                child.start_at - self._launcher.head_start_s for child in self._children if child.start_at is not None
-            ]
+            due_times += [child.start_at for child in self._children if child.start_at is not None]
         if self._parent is not None and not self._is_stopping:
             due_times.append(now + PARENT_CHECK_S)
-        if (wait_s := self._launcher.wait_s()) is not None:
-            due_times.append(now + wait_s)
         return max(0.0, min(due_times) - now) if due_times else None
 
     def _stop(self) -> None:
@@ -276,18 +203,16 @@ class Supervisor:
             if now >= self._stopping_since + SAME_ORDER_S:
                 self._kill()
             return
-        self._launcher.log(INFO, "stopping")
+        logger.info("stopping")
         self._is_stopping, self._stopping_since = True, now
-        self._kill_at, self._prepare_at = now + self._grace_s, now + SLOW_STOP_S
-        self._kill_silent_at = now + SILENT_STOP * self._grace_s
+        self._kill_at, self._kill_silent_at = now + self._grace_s, now + SILENT_STOP * self._grace_s
         self._send_signal(signal.SIGTERM)
 
     def _kill(self) -> None:
         self._killed += [child.wid for child in self._children if child.pid and child.wid not in self._killed]
-        self._kill_at = self._prepare_at = self._kill_silent_at = None
+        self._kill_at = self._kill_silent_at = None
         self._send_signal(signal.SIGKILL)
-        # After the kill: a child that reads this record must not die before it has logged it.
-        self._launcher.log(WARNING, "stopping at once: running jobs are released and run again")
+        logger.warning("stopping at once: running jobs are released and run again")
 
     def _send_signal(self, number: int) -> None:
         for child in self._children:
@@ -296,12 +221,12 @@ class Supervisor:
 
     # --- heartbeats ---
 
-    def _check_beats(self, shared_pipes: Pipes) -> None:
+    def _check_beats(self) -> None:
         """Read the heartbeats when a check is due, and kill the children that have missed too many."""
         if self._check_every_s is None or time.monotonic() < self._check_at:
             return
         self._check_at = time.monotonic() + self._check_every_s
-        wids = _read_beats(shared_pipes.beats[0])
+        wids = _read_beats(self._pipes.beats[0])
         for child in self._children:
             if child.wid in wids:
                 child.has_beaten, child.missed, child.beat_at = True, 0, time.monotonic()
@@ -310,7 +235,7 @@ class Supervisor:
             else:
                 child.missed += 1
         self._kill_silent(SILENT_BEATS)
-        self._set_alarm(shared_pipes.alarm)
+        self._set_alarm()
 
     def _kill_silent(self, beats: int) -> None:
         """Kill each child that has missed this many heartbeats in a row, once."""
@@ -324,50 +249,48 @@ class Supervisor:
         silent_s = round(time.monotonic() - child.beat_at)
         child.unresponsive[child.wid] = silent_s
         os.kill(child.pid, signal.SIGKILL)  # no other signal reaches a thread that does not release the GIL
-        self._launcher.log(
-            ERROR,
+        logger.error(
             "process does not respond, killed it role=%s pid=%d wid=%s silent=%d s; its jobs go back",
-            *(child.name, child.pid, child.wid, silent_s),
+            *(child.role.name, child.pid, child.wid, silent_s),
         )
 
-    def _set_alarm(self, alarm: tuple[int, int]) -> None:
+    def _set_alarm(self) -> None:
         """Make the alarm pipe readable while a child does not respond, so that probes report it."""
         is_alarmed = any(child.missed >= ALARM_BEATS for child in self._children)
         if is_alarmed and not self._is_alarmed:
-            os.write(alarm[1], b"!")
+            os.write(self._pipes.alarm[1], b"!")
         elif self._is_alarmed and not is_alarmed:
-            os.read(alarm[0], 1)
+            os.read(self._pipes.alarm[0], 1)
         self._is_alarmed = is_alarmed
 
     # --- children ---
 
-    def _start_due(self, shared_pipes: Pipes) -> None:
+    def _start_due(self) -> None:
         for child in self._children:
-            turn = child.start_at
-            if turn is not None and not self._is_stopping and turn - self._launcher.head_start_s <= time.monotonic():
-                self._start(child, turn, shared_pipes)
+            if child.start_at is not None and not self._is_stopping and child.start_at <= time.monotonic():
+                self._start(child)
 
-    def _start(self, child: Child, turn: float, shared_pipes: Pipes) -> None:
-        child.wid, child.start_at = new_wid(), None
-        # A child may be started `head_start_s` before its turn; its imports do not count as life.
-        child.started_at = max(turn, time.monotonic())
+    def _start(self, child: Child) -> None:
+        child.wid, child.start_at, child.started_at = new_wid(), None, time.monotonic()
         child.has_beaten, child.is_suspended, child.missed = False, False, 0
+        is_watched = self._check_every_s is not None
         child_spec = ChildSpec(
             wid=child.wid,
             lost=tuple(child.lost),
             unresponsive=child.unresponsive,
-            lifeline=shared_pipes.lifeline[0],
-            news=shared_pipes.news[0],
-            not_before=turn,
-            beats=-1 if self._check_every_s is None else shared_pipes.beats[1],
+            lifeline=self._pipes.lifeline[0],
+            beats=self._pipes.beats[1] if is_watched else -1,
             beat_every_s=self._check_every_s or 0.0,
-            alarm=-1 if self._check_every_s is None else shared_pipes.alarm[0],
+            alarm=self._pipes.alarm[0] if is_watched else -1,
         )
         # Blocked until the child has its own handlers: a TERM in between must not be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        child.pid = self._launcher.start(child.name, child_spec, shared_pipes.lifeline[1])
+        child.pid = _fork()
+        if child.pid == 0:
+            os.close(self._pipes.lifeline[1])  # it would keep the pipe open after the parent's end
+            run_child(child.role, child_spec)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        self._launcher.log(DEBUG, "child started role=%s pid=%d", child.name, child.pid)
+        logger.debug("child started role=%s pid=%d", child.role.name, child.pid)
 
     def _reap(self) -> None:
         for child in self._children:
@@ -395,11 +318,11 @@ class Supervisor:
             self._exit_code = CANNOT_START
             self._stop()
             return
-        if code == CLEAN and child.ends:
+        if code == CLEAN and child.role.ends:
             return
         if code == SPENT:  # the worker has logged the reason
             child.crashes, child.lost, child.unresponsive, child.start_at = 0, [], {}, time.monotonic()
-            self._launcher.log(DEBUG, "child has done its share role=%s pid=%d", child.name, pid)
+            logger.debug("child has done its share role=%s pid=%d", child.role.name, pid)
             return
         if time.monotonic() - child.started_at >= STEADY_S:
             child.crashes, child.lost = 0, []
@@ -409,11 +332,37 @@ class Supervisor:
         pause_s = min(2**child.crashes, LONGEST_PAUSE_S)
         child.crashes += 1
         child.start_at = time.monotonic() + pause_s
-        self._launcher.log(
-            INFO if code == CLEAN else ERROR,
+        logger.log(
+            logging.INFO if code == CLEAN else logging.ERROR,
             "child ended, starting another role=%s pid=%d wid=%s exit=%s pause=%d s",
-            *(child.name, pid, child.wid, code if code >= 0 else signal.Signals(-code).name, pause_s),
+            *(child.role.name, pid, child.wid, code if code >= 0 else signal.Signals(-code).name, pause_s),
         )
+
+    def _report_killed(self) -> None:
+        """Report the killed children from a forked process, which an alarm ends after `LOST_REPORT_S`.
+
+        A process of its own, because the children may have been stuck on a database that does not answer.
+        """
+        if not self._killed:
+            return
+        pid = _fork()
+        if pid == 0:
+            try:
+                # The default action ends the process wherever it waits.
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(LOST_REPORT_S)
+                self._unregister(self._killed)
+            finally:
+                # An ordinary exit would run the cleanup of the parent, such as `atexit`, a second time.
+                os._exit(CLEAN)
+        os.waitpid(pid, 0)
+
+
+def _fork() -> int:
+    """Fork this process, without buffered output: parent and child would both write it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return os.fork()
 
 
 def _ignore_signal(*_: object) -> None:

@@ -27,13 +27,11 @@ def written(wanted):
     return Counter(Mark.objects.values_list("text", flat=True))
 
 
-@pytest.mark.parametrize("slim", [False, True], ids=["forked", "without Django"])
-def test_a_process_at_max_jobs_is_replaced_and_each_job_runs_once(runfaktory, slim):
+def test_a_process_at_max_jobs_is_replaced_and_each_job_runs_once(runfaktory):
     # a process also runs the jobs that it has fetched by its 20th: sometimes 100
     wanted = {f"job {number}" for number in range(500)}
     writes_mark.enqueue_many([(text,) for text in sorted(wanted)])
-    options = ("--max-jobs", "20", *(() if slim else ("--drain",)))
-    program = runfaktory("--worker-only", "--processes", "2", "--concurrency", "2", *options)
+    program = runfaktory("--worker-only", "--processes", "2", "--concurrency", "2", "--max-jobs", "20")
     assert set(written(wanted).values()) == {1}
     assert len(set(pids(program.said(REPLACED, "it ran", times=3)))) >= 3
     wait_until(lambda: not Job.objects.filter(state="working").exists())

@@ -14,7 +14,6 @@ from django_faktory.brokers import get_broker
 from django_faktory.models import Job
 from django_faktory.runtime.supervisor.contract import ChildSpec
 from django_faktory.runtime.supervisor.lost_workers import report_lost
-from django_faktory.runtime.supervisor.reexec import child_spec_of
 from django_faktory.store import texts
 from django_faktory.worker.process import new_wid
 from tests.factories import T0, JobFactory
@@ -97,7 +96,7 @@ def test_a_server_whose_event_loop_is_blocked_is_replaced(runfaktory, address):
 def test_the_loss_message_describes_how_the_process_died():
     silent, crashed = (JobFactory(state="working", wid=wid, attempt=1, **HELD) for wid in ("wid-silent", "wid-crashed"))
     child_spec = ChildSpec(
-        wid=new_wid(), lost=("wid-silent", "wid-crashed"), unresponsive={"wid-silent": 41}, lifeline=-1, news=-1
+        wid=new_wid(), lost=("wid-silent", "wid-crashed"), unresponsive={"wid-silent": 41}, lifeline=-1
     )
     report_lost(get_broker(), child_spec)
     silent.refresh_from_db()
@@ -108,16 +107,6 @@ def test_the_loss_message_describes_how_the_process_died():
     assert attempt.message == f"worker wid-silent {lost}: its process stopped responding and was killed after 41 s"
     _, attempt, _ = build_timeline(crashed, texts.read(crashed, "history")["history"])
     assert attempt.message == f"worker wid-crashed {lost}"
-
-
-@pytest.mark.core
-@pytest.mark.parametrize("more", [{}, {"unresponsive": {"w": 41}, "beats": 7}, {"of a later release": 1}])
-def test_a_child_accepts_a_spec_of_another_releases_supervisor(more):
-    """A replacement runs the code on disk, which may be newer or older than the supervisor's."""
-    told = {"wid": "w", "lost": ["v"], "lifeline": 3, "news": 4, "not_before": 1.0} | more
-    child_spec = child_spec_of(told)
-    assert (child_spec.wid, child_spec.lost, child_spec.beats) == ("w", ("v",), more.get("beats", -1))
-    assert child_spec.pipes() == ((3, 4, 7) if "beats" in more else (3, 4))
 
 
 def test_sigterm_ends_a_worker_that_holds_the_gil_and_requeues_its_job(stuck):

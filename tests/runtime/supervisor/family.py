@@ -13,8 +13,7 @@ import threading
 
 from django_faktory.runtime.supervisor import supervisor
 from django_faktory.runtime.supervisor.child import Role, install_signals
-from django_faktory.runtime.supervisor.forking import ForkLauncher
-from django_faktory.runtime.supervisor.supervisor import Child, Supervisor
+from django_faktory.runtime.supervisor.supervisor import Supervisor
 from django_faktory.worker.process import CANNOT_START
 
 
@@ -156,11 +155,10 @@ def main(scene):
     supervisor.SAME_ORDER_S = setting.pop("same_order_s")
     supervisor.LONGEST_PAUSE_S = 0.05
     setting.pop("before", lambda: None)()
-    roles = setting.pop("roles")
     ends = setting.pop("ends")
+    roles = [Role(name=name, main=main, ends=name in ends) for name, main in setting.pop("roles").items()]
     handler = signal.getsignal(signal.SIGTERM)
-    launcher = ForkLauncher([Role(name=name, main=live) for name, live in roles.items()], setting.pop("farewell"))
-    code = Supervisor([Child(name=name, ends=name in ends) for name in roles], launcher, **setting).run()
+    code = Supervisor(roles, setting.pop("farewell"), **setting).run()
     tell("ended", code, signal.getsignal(signal.SIGTERM) is handler)
     return code
 
