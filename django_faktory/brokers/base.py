@@ -1,8 +1,8 @@
 """Define `Broker`, the port to the job store: one method for each verb of the protocol, all of them set-based.
 
-The FWP server, the worker and the producers use a Broker and nothing below it. There are two implementations: this
-Django database (`orm`) and a remote Faktory server (`remote`); this module depends on neither. A single job is a set of
-one. Answers have the order of the arguments.
+The FWP server, the worker and the producers use a Broker and nothing below it; a worker needs a `WorkerBroker` only.
+There are two implementations: this Django database (`orm`) and a remote Faktory server (`remote`); this module depends
+on neither. A single job is a set of one. Answers have the order of the arguments.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Transaction:
     """Return, called inside the transaction, whether nothing has been done in it; False if that is unknown."""
 
 
-# A protocol: a dialect implements it, and the store does not import brokers (ADR 37).
+# A protocol: a dialect implements it, and the store does not import brokers (ADR 0037).
 class InFlightExchange(Protocol[Result_co]):
     """An exchange that was sent on a lent connection, see `Broker.lend`."""
 
@@ -109,15 +109,12 @@ class LoopConnection(Protocol):
         """
 
 
-class Broker(ABC):
-    """Interface of every job store. Safe to call from several threads.
+class WorkerBroker(ABC):
+    """The verbs of a process that runs jobs. Safe to call from several threads.
 
     Every verb raises BrokerUnavailable if the store is unreachable. Then either nothing was changed, or (if the
     connection was lost during the commit) the same call may be repeated without harm.
     """
-
-    transactional = False
-    """Whether push takes part in the caller's database transaction."""
 
     blocking = False
     """Whether fetch itself waits (up to 2 s) for a job.
@@ -127,6 +124,108 @@ class Broker(ABC):
 
     keeps_results = False
     """Whether `Ack.result` is stored."""
+
+    cancels = False
+    """Whether running jobs can be cancelled."""
+
+    supports_interrupt = False
+    """Whether `interrupt` releases jobs without counting a failure."""
+
+    lock_heartbeat_s = 30.0
+    """Interval between two calls of `extend_locks`, in seconds."""
+
+    # A property, because it depends on the database.
+    @property
+    def supports_lock_handoff(self) -> bool:
+        """Return whether `ack_and_fetch` passes the lock of a job that it ends to the next job of its key.
+
+        Both happen in one transaction, so that the key is never free in between.
+        """
+        return False
+
+    @abstractmethod
+    def hello(self, worker: WorkerIdentity) -> None:
+        """Register a worker process, or refresh its registration; its state is not reset."""
+
+    # A set, because one statement serves all BEATs that wait: so many clients delay no other worker's (ADR 0032).
+    @abstractmethod
+    def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
+        """Record heartbeats. Answers: "", the state to enter ("quiet", "terminate"), or UnknownWorker."""
+
+    @abstractmethod
+    def bye(self, wids: Sequence[str]) -> None:
+        """Unregister worker processes that ended properly; jobs that they still hold return to their old places."""
+
+    # Only for a process that its parent has seen end: BEATs decide about all others (ADR 0017).
+    @abstractmethod
+    def lost(self, wids: Sequence[str], *, reason: str = "") -> int:
+        """Reclaim the jobs of dead worker processes: they are enqueued again, or dead at the third loss (W20).
+
+        `reason` is how the processes died; it is recorded with the loss in each job's history. Returns the number of
+        jobs.
+        """
+
+    @abstractmethod
+    def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
+        """Reserve jobs: up to `count` for each request, in the order of its queues, then priority, then age (W13).
+
+        A request of a quiet or terminating worker gets no job, and paused queues give out none.
+        """
+
+    # An answer for each: acks of batch members end in a transaction of their own, which may fail alone (ADR 0011).
+    @abstractmethod
+    def ack(self, acks: Sequence[Ack]) -> Sequence[FaktoryError | bool]:
+        """End jobs successfully; return one answer for each ack.
+
+        False: nothing was changed, because the job is not stored, not working, or held by another worker (W16).
+        BrokerUnavailable as an answer: this job was not ended, although other jobs of the set were; send this ack
+        again.
+        """
+
+    def ack_and_fetch(
+        self, acks: Sequence[Ack], request: FetchRequest
+    ) -> tuple[Sequence[FaktoryError | bool], list[Reservation]]:
+        """End jobs and reserve others; one transaction if `supports_lock_handoff`. Answers are those of both verbs."""
+        acked = self.ack(acks)
+        [reservations] = self.fetch([request])
+        return acked, reservations
+
+    @abstractmethod
+    def fail(self, failures: Sequence[Failure]) -> list[FaktoryError | bool]:
+        """Report failures. True: recorded; False: the job has another holder; JobNotFound: the jid is unknown (W17)."""
+
+    # Not a failure: the job was never started, so no attempt is used up.
+    @abstractmethod
+    def release(self, reservations: Sequence[Reservation]) -> int:
+        """Return reserved jobs that were not started to their old places in their queues (W14).
+
+        Returns the number of released jobs.
+        """
+
+    def interrupt(self, interruptions: Sequence[Interruption]) -> list[FaktoryError | bool]:
+        """Release jobs that a stopping worker has started, without counting an attempt, an error or a loss.
+
+        Answers have the form of `fail`. A store that cannot do this receives failures with the error type
+        `WorkerShutdown`.
+        """
+        # The protocol has no verb to give a started job back; the error type at least names the reason in its history.
+        return self.fail([interruption_failure(interruption) for interruption in interruptions])
+
+    @abstractmethod
+    def track_set(self, updates: Sequence[TrackUpdate]) -> None:
+        """Store the progress of jobs, and extend their reservations, to at most 24 h from now (W27)."""
+
+    def cancelled(self, jids: Sequence[str]) -> list[str]:  # noqa: ARG002
+        """Return the jids of these running jobs that have been cancelled."""
+        return []
+
+    def extend_locks(self, tokens: Collection[int]) -> set[int]:  # noqa: ARG002
+        """Extend the locks of running jobs; return the tokens of lost locks.
+
+        Other jobs may have acquired the lost locks by now.
+        """
+        # The protocol has no verb for locks: a server extends those of a wid with its BEAT (ADR 0015).
+        return set()
 
     def atomic(self) -> AbstractContextManager[Transaction]:
         """Open a transaction that push and ack of this thread take part in.
@@ -143,208 +242,16 @@ class Broker(ABC):
         Returns False, or raises ReservationLost, if the job is no longer this worker's: then the transaction must not
         be committed.
         """
-        # The COMMIT follows as a message of its own; a store may override this to send both in one (ADR 7).
+        # The COMMIT follows as a message of its own; a store may override this to send both in one (ADR 0007).
         return self.ack([ack]) == [True]
 
-    cancels = False
-    """Whether running jobs can be cancelled."""
-
-    # A property, because it depends on the database.
-    @property
-    def supports_lock_handoff(self) -> bool:
-        """Return whether `exchange` passes the lock of a job that it ends to the next job of its key.
-
-        Both happen in one transaction, so that the key is never free in between.
-        """
-        return False
-
-    def cancel(self, jids: Sequence[str]) -> int:  # noqa: ARG002
-        """Delete waiting jobs, and ask the workers of running jobs to cancel them; return the number of jobs.
-
-        Raises FaktoryError if the store cannot cancel jobs.
-        """
-        raise FaktoryError(
-            'jobs can be cancelled in this project\'s database only: FAKTORY["BROKER"] = "orm"; a Faktory server '
-            "knows no such command"
-        )
-
-    def cancelled(self, jids: Sequence[str]) -> list[str]:  # noqa: ARG002
-        """Return the jids of these running jobs that have been cancelled."""
-        return []
-
-    lock_heartbeat_s = 30.0
-    """Interval between two calls of `extend_locks`, in seconds."""
-
-    def extend_locks(self, tokens: Collection[int]) -> set[int]:  # noqa: ARG002
-        """Extend the locks of running jobs; return the tokens of lost locks.
-
-        Other jobs may have acquired the lost locks by now.
-        """
-        # The protocol has no verb for locks: a server extends those of a wid with its BEAT (ADR 15).
-        return set()
-
-    def limited_lock_wait(self, seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Limit how long verbs of this thread wait for other transactions' locks; after that they raise LockTimeout."""
-        # A remote server limits its waits for locks itself (ADR 28).
-        return nullcontext()
-
     @abstractmethod
-    def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
-        """Store jobs.
+    def close(self) -> None:
+        """Close this thread's connection; the broker remains usable."""
 
-        Each job has its own answer: None, or the reason of its refusal; one refusal does not affect other jobs.
 
-        A jid that is stored and not finished is accepted and changes nothing, so that a sender may repeat a push after
-        a lost connection (W10). A finished job is replaced.
-        """
-
-    @abstractmethod
-    def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
-        """Reserve jobs: up to `count` for each request, in the order of its queues, then priority, then age (W13).
-
-        A request of a quiet or terminating worker gets no job, and paused queues give out none.
-        """
-
-    def exchange(
-        self, jobs: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]
-    ) -> ExchangeReply:
-        """Run `ack`, `push` and `fetch` in this order, in one round trip and one commit if the store supports that.
-
-        Raises the same errors as these verbs; if the three are one transaction, nothing was done then.
-        """
-        # Fetch last, so that it finds jobs that the acks made ready or the push has just stored.
-        acked = self.ack(acks)
-        return ExchangeReply(self.push(jobs), [*acked], self.fetch(requests))
-
-    def lend(self) -> LoopConnection | None:
-        """Lend this thread's connection to an event loop for exchanges (ADR 21). None: the store cannot lend now.
-
-        The loop may use it while the thread does not, and only after the thread has used it.
-        """
-        return None
-
-    @property
-    def supports_prefetch(self) -> bool:
-        """Return whether `exchange` may return prefetched jobs, which must be delivered or released (ADR 22)."""
-        return False
-
-    def assign_prefetched(self, job: Reservation, wid: str) -> Reservation:
-        """Deliver a prefetched job to a worker; return it with its wid. Writes nothing.
-
-        The delivery must be confirmed within 60 s of the exchange unless the job has ended by then.
-        """
-        # A write for each delivery would cost the statement that prefetching saves (ADR 22).
-        return msgspec.structs.replace(job, wid=wid)
-
-    def confirm(self, deliveries: Sequence[Delivery]) -> set[str]:  # noqa: ARG002  (there is none)
-        """Start the reservations of delivered prefetched jobs, at the time of their delivery; ended jobs are skipped.
-
-        Waits for no other transaction: returns the jids of locked rows; confirm these again.
-        """
-        return set()
-
-    # An answer for each: acks of batch members end in a transaction of their own, which may fail alone (ADR 11).
-    @abstractmethod
-    def ack(self, acks: Sequence[Ack]) -> Sequence[FaktoryError | bool]:
-        """End jobs successfully; return one answer for each ack.
-
-        False: nothing was changed, because the job is not stored, not working, or held by another worker (W16).
-        BrokerUnavailable as an answer: this job was not ended, although other jobs of the set were; send this ack
-        again.
-        """
-
-    @abstractmethod
-    def fail(self, failures: Sequence[Failure]) -> list[FaktoryError | bool]:
-        """Report failures. True: recorded; False: the job has another holder; JobNotFound: the jid is unknown (W17)."""
-
-    # Not a failure: the job was never started, so no attempt is used up.
-    @abstractmethod
-    def release(self, reservations: Sequence[Reservation]) -> int:
-        """Return reserved jobs that were not started to their old places in their queues (W14).
-
-        Returns the number of released jobs.
-        """
-
-    supports_interrupt = False
-    """Whether `interrupt` releases jobs without counting a failure."""
-
-    def interrupt(self, interruptions: Sequence[Interruption]) -> list[FaktoryError | bool]:
-        """Release jobs that a stopping worker has started, without counting an attempt, an error or a loss.
-
-        Answers have the form of `fail`. A store that cannot do this receives failures with the error type
-        `WorkerShutdown`.
-        """
-        # The protocol has no verb to give a started job back; the error type at least names the reason in its history.
-        return self.fail([interruption_failure(interruption) for interruption in interruptions])
-
-    @abstractmethod
-    def hello(self, worker: WorkerIdentity) -> None:
-        """Register a worker process, or refresh its registration; its state is not reset."""
-
-    def register(self, identities: Sequence[WorkerIdentity]) -> Sequence[FaktoryError | None]:
-        """Register a set of worker processes; one answer for each: None, or the reason of its refusal."""
-        # The protocol has one HELLO per process; a store with a statement for a set overrides this.
-        for identity in identities:
-            self.hello(identity)
-        return [None] * len(identities)
-
-    # A set, because one statement serves all BEATs that wait: so many clients delay no other worker's (ADR 32).
-    @abstractmethod
-    def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
-        """Record heartbeats. Answers: "", the state to enter ("quiet", "terminate"), or UnknownWorker."""
-
-    @abstractmethod
-    def bye(self, wids: Sequence[str]) -> None:
-        """Unregister worker processes that ended properly; jobs that they still hold return to their old places."""
-
-    # Only for a process that its parent has seen end: BEATs decide about all others (ADR 17).
-    @abstractmethod
-    def lost(self, wids: Sequence[str], *, reason: str = "") -> int:
-        """Reclaim the jobs of dead worker processes: they are enqueued again, or dead at the third loss (W20).
-
-        `reason` is how the processes died; it is recorded with the loss in each job's history. Returns the number of
-        jobs.
-        """
-
-    # In steps, so that neither the rows' locks nor the transaction last as long as the whole command (W23).
-    @abstractmethod
-    def mutate(self, mutation: Mutation, *, should_continue: Callable[[], bool] = lambda: True) -> None:
-        """Change all jobs of a set that match a filter, in short steps (W23).
-
-        `should_continue` is called between two steps; if it returns False, FaktoryError is raised and the finished
-        steps remain. As with `remove` and `flush`, the same call again completes the work.
-        """
-
-    @abstractmethod
-    def pause(self, queues: Sequence[str] | None) -> None:
-        """Stop handing out jobs of these queues, or of all existing ones; an unknown name becomes a queue (W24)."""
-
-    @abstractmethod
-    def resume(self, queues: Sequence[str] | None) -> None:
-        """Hand out jobs of these queues, or of all, again (W24)."""
-
-    @abstractmethod
-    def remove(self, queues: Sequence[str] | None, *, should_continue: Callable[[], bool] = lambda: True) -> None:
-        """Delete the enqueued jobs of these queues, or of all, and the queues with their pauses (W24)."""
-
-    @abstractmethod
-    def latency(self, queues: Sequence[str]) -> dict[str, float]:
-        """Return how many seconds the oldest enqueued job of each queue has waited; 0.0 for an empty queue (W24)."""
-
-    @abstractmethod
-    def flush(self, *, should_continue: Callable[[], bool] = lambda: True) -> None:
-        """Delete all jobs, queues, pauses and totals; worker processes stay registered (W25).
-
-        A Faktory server may refuse it (CommandRefused); this database never does.
-        """
-
-    @abstractmethod
-    def track_set(self, updates: Sequence[TrackUpdate]) -> None:
-        """Store the progress of jobs, and extend their reservations, to at most 24 h from now (W27)."""
-
-    @abstractmethod
-    def track_get(self, jids: Sequence[str]) -> list[Tracked]:
-        """Return the state and progress of jobs, with or without `track` (W27)."""
+class BatchBroker(ABC):
+    """The verbs of batches (W26)."""
 
     @abstractmethod
     def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:
@@ -352,10 +259,6 @@ class Broker(ABC):
 
         A batch that already has a bid is stored only once, however often it is sent. Raises UnknownBatch, BatchClosed.
         """
-
-    # For the server, which draws the bid and so finds the batch of a BATCH NEW without an answer (ADR 28).
-    def withdraw_batches(self, bids: Collection[str]) -> None:  # noqa: B027  (a store without batches has none)
-        """Delete those of these batches that are stored, empty and uncommitted: their creators received an error."""
 
     @abstractmethod
     def check_batch(self, bid: str, *, caller_wid: str = "") -> None:
@@ -376,10 +279,127 @@ class Broker(ABC):
     def batch_status(self, bid: str) -> BatchStatus:
         """Return the status of a batch (W26). Raises UnknownBatch."""
 
+
+class ManagementBroker(ABC):
+    """The verbs of people and tools: numbers, queues, and changes of many jobs."""
+
     @abstractmethod
     def info(self) -> dict[str, Any]:
         """Return the numbers of INFO without those of the server process (W22); `workers` counts live workers."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Close this thread's connection; the broker remains usable."""
+    def latency(self, queues: Sequence[str]) -> dict[str, float]:
+        """Return how many seconds the oldest enqueued job of each queue has waited; 0.0 for an empty queue (W24)."""
+
+    @abstractmethod
+    def pause(self, queues: Sequence[str] | None) -> None:
+        """Stop handing out jobs of these queues, or of all existing ones; an unknown name becomes a queue (W24)."""
+
+    @abstractmethod
+    def resume(self, queues: Sequence[str] | None) -> None:
+        """Hand out jobs of these queues, or of all, again (W24)."""
+
+    @abstractmethod
+    def remove(self, queues: Sequence[str] | None, *, should_continue: Callable[[], bool] = lambda: True) -> None:
+        """Delete the enqueued jobs of these queues, or of all, and the queues with their pauses (W24)."""
+
+    # In steps, so that neither the rows' locks nor the transaction last as long as the whole command (W23).
+    @abstractmethod
+    def mutate(self, mutation: Mutation, *, should_continue: Callable[[], bool] = lambda: True) -> None:
+        """Change all jobs of a set that match a filter, in short steps (W23).
+
+        `should_continue` is called between two steps; if it returns False, FaktoryError is raised and the finished
+        steps remain. As with `remove` and `flush`, the same call again completes the work.
+        """
+
+    @abstractmethod
+    def flush(self, *, should_continue: Callable[[], bool] = lambda: True) -> None:
+        """Delete all jobs, queues, pauses and totals; worker processes stay registered (W25).
+
+        A Faktory server may refuse it (CommandRefused); this database never does.
+        """
+
+    @abstractmethod
+    def track_get(self, jids: Sequence[str]) -> list[Tracked]:
+        """Return the state and progress of jobs, with or without `track` (W27)."""
+
+    def cancel(self, jids: Sequence[str]) -> int:  # noqa: ARG002
+        """Delete waiting jobs, and ask the workers of running jobs to cancel them; return the number of jobs.
+
+        Raises FaktoryError if the store cannot cancel jobs.
+        """
+        raise FaktoryError(
+            'jobs can be cancelled in this project\'s database only: FAKTORY["BROKER"] = "orm"; a Faktory server '
+            "knows no such command"
+        )
+
+
+class Broker(WorkerBroker, BatchBroker, ManagementBroker):
+    """Interface of a complete job store: pushes, the server's exchanges, and the verbs of all callers."""
+
+    transactional = False
+    """Whether push takes part in the caller's database transaction."""
+
+    @abstractmethod
+    def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
+        """Store jobs.
+
+        Each job has its own answer: None, or the reason of its refusal; one refusal does not affect other jobs.
+
+        A jid that is stored and not finished is accepted and changes nothing, so that a sender may repeat a push after
+        a lost connection (W10). A finished job is replaced.
+        """
+
+    def register(self, identities: Sequence[WorkerIdentity]) -> Sequence[FaktoryError | None]:
+        """Register a set of worker processes; one answer for each: None, or the reason of its refusal."""
+        # The protocol has one HELLO per process; a store with a statement for a set overrides this.
+        for identity in identities:
+            self.hello(identity)
+        return [None] * len(identities)
+
+    def exchange(
+        self, jobs: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]
+    ) -> ExchangeReply:
+        """Run `ack`, `push` and `fetch` in this order, in one round trip and one commit if the store supports that.
+
+        Raises the same errors as these verbs; if the three are one transaction, nothing was done then.
+        """
+        # Fetch last, so that it finds jobs that the acks made ready or the push has just stored.
+        acked = self.ack(acks)
+        return ExchangeReply(self.push(jobs), [*acked], self.fetch(requests))
+
+    def lend(self) -> LoopConnection | None:
+        """Lend this thread's connection to an event loop for exchanges (ADR 0021). None: the store cannot lend now.
+
+        The loop may use it while the thread does not, and only after the thread has used it.
+        """
+        return None
+
+    @property
+    def supports_prefetch(self) -> bool:
+        """Return whether `exchange` may return prefetched jobs, which must be delivered or released (ADR 0022)."""
+        return False
+
+    def assign_prefetched(self, job: Reservation, wid: str) -> Reservation:
+        """Deliver a prefetched job to a worker; return it with its wid. Writes nothing.
+
+        The delivery must be confirmed within 60 s of the exchange unless the job has ended by then.
+        """
+        # A write for each delivery would cost the statement that prefetching saves (ADR 0022).
+        return msgspec.structs.replace(job, wid=wid)
+
+    def confirm(self, deliveries: Sequence[Delivery]) -> set[str]:  # noqa: ARG002  (there is none)
+        """Start the reservations of delivered prefetched jobs, at the time of their delivery; ended jobs are skipped.
+
+        Waits for no other transaction: returns the jids of locked rows; confirm these again.
+        """
+        return set()
+
+    # For the server, which draws the bid and so finds the batch of a BATCH NEW without an answer (ADR 0028).
+    def withdraw_batches(self, bids: Collection[str]) -> None:
+        """Delete those of these batches that are stored, empty and uncommitted: their creators received an error."""
+
+    def limited_lock_wait(self, seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Limit how long verbs of this thread wait for other transactions' locks; after that they raise LockTimeout."""
+        # A remote server limits its waits for locks itself (ADR 0028).
+        return nullcontext()

@@ -43,6 +43,7 @@ from ..store.jobs import (
     async_exchange,
     bulk,
     cancellations,
+    claims,
     exchanges,
     failures,
     prefetch,
@@ -50,7 +51,6 @@ from ..store.jobs import (
     releases,
     tracking,
 )
-from ..store.jobs import claims as claiming
 from ..store.jobs.lost_claims import ClaimNumbers
 from ..store.locks import locks
 from ..store.notifier.postgresql import ANY_QUEUE
@@ -193,6 +193,13 @@ class OrmBroker(Broker):
         self._metrics.started(_delivered_jobs(fetched))
         return ExchangeReply(_merge_answers(refused, pushed), acked, fetched)
 
+    def ack_and_fetch(
+        self, acks: Sequence[Ack], request: FetchRequest
+    ) -> tuple[Sequence[FaktoryError | bool], list[Reservation]]:
+        """End jobs and reserve others in one exchange, which passes the locks of the ended jobs on."""
+        reply = self.exchange([], acks, [request])
+        return reply.acked, reply.fetched[0]
+
     def _build_exchange(
         self,
         connection: BaseDatabaseWrapper,
@@ -204,9 +211,9 @@ class OrmBroker(Broker):
         claim_context = self._build_claim_context(requests)
         return exchanges.Exchange(jobs_, acks, requests, claim_context, on_finished, dialect=dialect_of(connection))
 
-    def _build_claim_context(self, requests: Sequence[FetchRequest]) -> claiming.ClaimContext:
-        leases = claiming.Leases(self.locket.lease_s, self.worker_timeout_s, self.delivery_lease_s)
-        return leases.claiming(requests, using=self.alias, now=self.clock(), claim_numbers=self._claim_numbers)
+    def _build_claim_context(self, requests: Sequence[FetchRequest]) -> claims.ClaimContext:
+        leases = claims.Leases(self.locket.lease_s, self.worker_timeout_s, self.delivery_lease_s)
+        return leases.claim_context(requests, using=self.alias, now=self.clock(), claim_numbers=self._claim_numbers)
 
     def lend(self) -> LoopConnection | None:
         """Lend this thread's connection, unless a subclass overrides verbs or the dialect cannot lend."""
@@ -284,27 +291,27 @@ class OrmBroker(Broker):
         """Reserve jobs, after lost claims of this process have been released."""
         self._release_lost_claims()
         self.locket.raise_if_invalid()
-        fetched = claiming.fetch_filtered(
-            [*map(claiming.drop_unstorable_queues, requests)], self._build_claim_context(requests)
+        fetched = claims.fetch_filtered(
+            [*map(claims.drop_unstorable_queues, requests)], self._build_claim_context(requests)
         )
         self._metrics.started(_delivered_jobs(fetched))
         return fetched
 
     def _release_lost_claims(self) -> None:
-        """Release jobs of claims that got no answer: these jobs were never delivered (ADR 17)."""
+        """Release jobs of claims that got no answer: these jobs were never delivered (ADR 0017)."""
         # Inside the caller's transaction a failure here would break it, and its rollback would undo the release.
         if connections[self.alias].in_atomic_block:
             return
-        claims = self._claim_numbers.take_due()
-        if not claims:
+        due_claims = self._claim_numbers.take_due()
+        if not due_claims:
             return
         try:
-            returned = releases.release_claims(claims, using=self.alias)
+            returned = releases.release_claims(due_claims, using=self.alias)
         except (BrokerUnavailable, Error) as error:  # the caller's own work may succeed all the same
-            self._claim_numbers.retry_checks(claims)
+            self._claim_numbers.retry_checks(due_claims)
             logger.warning(
                 "claims without an answer could not be looked for yet claims=%d error=%s",
-                len(claims),
+                len(due_claims),
                 first_line(error),
             )
             return
@@ -385,7 +392,7 @@ class OrmBroker(Broker):
         """Record heartbeats, and extend the reservations of the workers' jobs by at least 2 × `worker_timeout_s`."""
         # An idle worker sends no FETCH, but the jobs of its lost claims must not wait until their reservations expire.
         self._release_lost_claims()
-        # Twice the timeout: a worker counts as lost before any of its reservations ends (ADR 26).
+        # Twice the timeout: a worker counts as lost before any of its reservations ends (ADR 0026).
         return workers.beat(beats, using=self.alias, at_least_s=2 * self.worker_timeout_s, now=self.clock())
 
     def bye(self, wids: Sequence[str]) -> None:
@@ -481,7 +488,7 @@ class OrmBroker(Broker):
     def info(self) -> dict[str, Any]:
         """Return the numbers of INFO; servers share them between polling clients."""
         timeout_s = self.worker_timeout_s
-        # INFO is exact (W22): a result that was read before the command serves only if reading is slow (ADR 31).
+        # INFO is exact (W22): a result that was read before the command serves only if reading is slow (ADR 0031).
         if self._shares_numbers:
             return counts.shared_counts(using=self.alias, worker_timeout_s=timeout_s, exact=True).info()
         return counts.snapshot(using=self.alias, worker_timeout_s=timeout_s)

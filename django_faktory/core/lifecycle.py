@@ -166,10 +166,10 @@ def outcome_of_failure(
         return FailureOutcome(State.DEAD if keep else GONE)
     if retry < 0 or failures >= retry:
         return FailureOutcome(State.DEAD)
-    return FailureOutcome(State.RETRIES, backoff(failures, rng) if delay_s is None else delay_s)
+    return FailureOutcome(State.RETRIES, retry_delay_s(failures, rng) if delay_s is None else delay_s)
 
 
-def backoff(failures: int, rng: Random) -> float:
+def retry_delay_s(failures: int, rng: Random) -> float:
     """Return seconds until the next attempt after `failures` earlier ones: count⁴ + 15 + rand(0..29)·(count+1) (W18).
 
     Capped at 30 days, which count 40 reaches: a longer delay has no use and overflows dates.

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from asgiref.sync import async_to_sync
 
-from ..brokers.base import Broker
+from ..brokers.base import WorkerBroker
 from ..core.payloads import Ack, Failure
 from ..tasks import batch
 from ..worker.execution import Execution
@@ -27,7 +27,7 @@ class RecordedExecution(Execution):
         self.error = error
         return super()._build_failure(error)
 
-    def perform(self, broker: Broker) -> Ack | Failure | None:
+    def perform(self, broker: WorkerBroker) -> Ack | Failure | None:
         """Run the job now, a coroutine too; see `Execution.run`."""
         with batch.without_batch():  # a batch that this thread is filling must not adopt its jobs
             # The ORM calls of a coroutine use this thread's connections, and so the test's transaction.

@@ -27,7 +27,7 @@ from django.core.cache import caches
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
-from ..brokers.base import Broker, Transaction
+from ..brokers.base import Transaction, WorkerBroker
 from ..core import payloads
 from ..core.lifecycle import State, outcome_of_failure
 from ..core.logs import get_logger
@@ -126,7 +126,7 @@ class Execution:
         """True if the task is an `async def`, which `arun` runs on an event loop."""
         return _is_async(self.task.func)
 
-    def run(self, broker: Broker, *, outer_aliases: frozenset[str] | None = None) -> Report | None:
+    def run(self, broker: WorkerBroker, *, outer_aliases: frozenset[str] | None = None) -> Report | None:
         """Run the job in this thread, in a copy of the context variables.
 
         Returns the report to send, or None if an atomic task has already reported its end or the reservation was lost.
@@ -138,7 +138,7 @@ class Execution:
         # A copy: a context variable that a task sets must not reach the next job of this thread.
         return contextvars.copy_context().run(self._run, broker, outer_aliases)
 
-    def _run(self, broker: Broker, outer_aliases: frozenset[str]) -> Report | None:
+    def _run(self, broker: WorkerBroker, outer_aliases: frozenset[str]) -> Report | None:
         report: Report | None
         try:
             task_started.send_robust(self._sender, task_result=self.result)
@@ -168,7 +168,7 @@ class Execution:
                 drop_connections(outer_aliases)
             reset_connections(outer_aliases)
 
-    def _run_atomically(self, broker: Broker) -> Ack | None:
+    def _run_atomically(self, broker: WorkerBroker) -> Ack | None:
         """Commit the writes of the task and the end of its job in one transaction (ADR 0007).
 
         Returns the report of a task that wrote nothing: it needs no commit of its own and is sent in a set with other
@@ -252,7 +252,7 @@ class Execution:
         is_rolled_back = isinstance(error, EndRolledBack)
         if not is_rolled_back and not isinstance(self.control.reason, WorkerShutdown):
             return self._build_failure(error)
-        # The result object stays unfinished: an interrupted job runs again (ADR 25).
+        # The result object stays unfinished: an interrupted job runs again (ADR 0025).
         self._is_last_attempt = False
         if is_rolled_back:
             return payloads.rollback(self.reservation, str(error))
@@ -345,7 +345,7 @@ def _warm_up() -> None:
                 backends.all()
 
 
-def _commit_end(report: Ack, job: Reservation, broker: Broker) -> None:
+def _commit_end(report: Ack, job: Reservation, broker: WorkerBroker) -> None:
     """Report the end inside the open transaction, or raise to roll it back.
 
     Raises ReservationLost if the job is no longer this worker's, and EndRolledBack if the end collided with another

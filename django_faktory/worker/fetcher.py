@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
-from ..brokers.base import Broker
+from ..brokers.base import WorkerBroker
 from ..core.logs import get_logger
 from ..core.payloads import Ack, FetchRequest, Lease, Reservation
 from ..errors import FaktoryError
 from ..store.notifier import Listener, PollingListener
 from . import suspects
-from .backoff import RetryDelay
 from .job_buffer import STUCK_S, JobBuffer
+from .outage_pause import OutagePause
 from .queue_order import QueueOrder
 
 logger = get_logger(__name__)
@@ -39,7 +39,7 @@ class Fetcher:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: WorkerBroker,
         buffer: JobBuffer,
         *,
         wid: str,
@@ -65,7 +65,7 @@ class Fetcher:
             buffer.on_end = self._on_job_end
         self._stopping = threading.Event()
         self._listener: Listener | None = None
-        self._retry_delay = RetryDelay("fetch")
+        self._outage_pause = OutagePause("fetch")
         self._empty_fetches = 0
         self._unreleased: list[Reservation] = []  # not released yet, because the broker failed
         self._release_lock = threading.Lock()
@@ -110,12 +110,11 @@ class Fetcher:
             request = self._build_handoff_request(1 if len(acks) == 1 else None)
             if request is None:
                 return self._broker.ack(acks)
-            reply = self._broker.exchange([], acks, [request])
-            [jobs] = reply.fetched
+            acked, jobs = self._broker.ack_and_fetch(acks, request)
             if jobs:
                 self._empty_fetches = 0
                 self._accept(jobs)
-            return reply.acked
+            return acked
         finally:
             self._fetching.release()
 
@@ -180,14 +179,14 @@ class Fetcher:
         try:
             [jobs] = self._broker.fetch([request])
         except FaktoryError as error:
-            self._stopping.wait(self._retry_delay.record_failure(error))
+            self._stopping.wait(self._outage_pause.record_failure(error))
             return None
         except Exception:  # the loop must survive any error
             logger.exception("fetch failed wid=%s", self._wid)
             self._broker.close()
             self._stopping.wait(1.0)
             return None
-        self._retry_delay.record_success()
+        self._outage_pause.record_success()
         return jobs
 
     def _build_request(self, count: int) -> FetchRequest:

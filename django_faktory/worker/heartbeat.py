@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Set
 
-from ..brokers.base import Broker
+from ..brokers.base import WorkerBroker
 from ..core.logs import get_logger
 from ..core.payloads import Beat
 from ..errors import FaktoryError, UnknownWorker
-from .backoff import RetryDelay
+from .outage_pause import OutagePause
 
 logger = get_logger(__name__)
 
@@ -33,7 +33,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: WorkerBroker,
         *,
         wid: str,
         interval_s: float,
@@ -51,7 +51,7 @@ class Heartbeat:
         self._is_stopped = False
         self._pause_s = interval_s
         self._answered_at = float("-inf")
-        self._retry_delay = RetryDelay("beats")
+        self._outage_pause = OutagePause("beats")
 
     def run(self) -> None:
         """Send BEATs until stopped, the first one after a pause. After an error the next one comes sooner."""
@@ -91,14 +91,14 @@ class Heartbeat:
             [answer] = self._broker.beat([beat])
         except FaktoryError as error:
             # Sooner than usual: without an accepted BEAT the wid lives for a few intervals only.
-            self._pause_s = min(self._interval_s, self._retry_delay.record_failure(error))
+            self._pause_s = min(self._interval_s, self._outage_pause.record_failure(error))
             return
         except Exception:  # the loop must survive: a worker without BEATs loses its jobs
             logger.exception("beat failed wid=%s", self._wid)
             self._broker.close()
             self._pause_s = min(self._interval_s, 1.0)
             return
-        self._retry_delay.record_success()
+        self._outage_pause.record_success()
         if isinstance(answer, UnknownWorker):
             # `_answered_at` is not updated: a wid that the broker does not know must not count as fresh.
             self._on_order(LOST)

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..brokers.base import Broker
+from ..brokers.base import WorkerBroker
 from ..core.logs import get_logger
 from ..errors import Cancelled, FaktoryError, WorkerShutdown
-from .backoff import RetryDelay
 from .execution import Execution
 from .interrupt import build_timeout_error
+from .outage_pause import OutagePause
 
 logger = get_logger(__name__)
 
@@ -44,7 +44,7 @@ class JobMonitor:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: WorkerBroker,
         *,
         give_up: Callable[[Execution, FaktoryError], None],
         limits: MonitorLimits = DEFAULT_MONITOR_LIMITS,
@@ -55,7 +55,7 @@ class JobMonitor:
         self._running: dict[int, Execution] = {}
         self._queried_at = time.monotonic()
         self._has_connection = False
-        self._retry_delay = RetryDelay("cancelled")
+        self._outage_pause = OutagePause("cancelled")
         self._due = threading.Event()
         self._is_used = False
         self._is_asleep = False
@@ -165,13 +165,13 @@ class JobMonitor:
         try:
             cancelled = self._broker.cancelled(list(long_running))
         except FaktoryError as error:
-            self._retry_delay.record_failure(error)
+            self._outage_pause.record_failure(error)
             return
         except Exception:  # the loop must survive: timeouts need no database
             logger.exception("could not ask which jobs are cancelled")
             self._broker.close()
             return
-        self._retry_delay.record_success()
+        self._outage_pause.record_success()
         for jid in cancelled:
             logger.info("job is cancelled jid=%s", jid)
             long_running[jid].control.cancel()

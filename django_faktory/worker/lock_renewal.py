@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 import time
 
-from ..brokers.base import Broker
+from ..brokers.base import WorkerBroker
 from ..core.logs import get_logger
 from ..errors import FaktoryError
-from .backoff import RetryDelay
 from .job_buffer import JobBuffer
+from .outage_pause import OutagePause
 
 logger = get_logger(__name__)
 
@@ -27,12 +27,12 @@ MAX_CHECK_INTERVAL_S = 1.0
 class LockRenewer:
     """Renew lock leases in a loop; `run` is the target of a thread."""
 
-    def __init__(self, broker: Broker, buffer: JobBuffer) -> None:
+    def __init__(self, broker: WorkerBroker, buffer: JobBuffer) -> None:
         self._broker = broker
         self._buffer = buffer
         self._every_s = broker.lock_heartbeat_s
         self._stopping = threading.Event()
-        self._retry_delay = RetryDelay("locks")
+        self._outage_pause = OutagePause("locks")
         self._extend_at = 0.0
 
     def run(self) -> None:
@@ -60,12 +60,12 @@ class LockRenewer:
         try:
             lost = self._broker.extend_locks(tokens)
         except FaktoryError as error:
-            return min(MAX_PAUSE_AFTER_ERROR_S, self._retry_delay.record_failure(error))
+            return min(MAX_PAUSE_AFTER_ERROR_S, self._outage_pause.record_failure(error))
         except Exception:  # the loop must survive: a worker that stops renewing loses its locks
             logger.exception("locks could not be extended")
             self._broker.close()
             return MAX_PAUSE_AFTER_ERROR_S
-        self._retry_delay.record_success()
+        self._outage_pause.record_success()
         # 10 % early, so that the check just before the due time renews already.
         self._extend_at = time.monotonic() + self._every_s * 0.9
         for token, job in self._buffer.jobs_with_locks().items():

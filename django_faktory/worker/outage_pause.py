@@ -1,4 +1,4 @@
-"""Backoff for the loops of a worker during an outage of the broker (`RetryDelay`).
+"""Pauses of the loops of a worker during an outage of the broker, with backoff (`OutagePause`).
 
 Logs one line when the outage begins and one when it ends. Knows no broker and no job.
 """
@@ -18,7 +18,7 @@ LONGEST_PAUSE_S = 5.0
 """Cap of the pause."""
 
 
-class RetryDelay:
+class OutagePause:
     """Count the failures of one loop in a row. `loop_name` names the loop in the log."""
 
     def __init__(self, loop_name: str) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Collection
 
-from ..brokers.base import Broker
+from ..brokers.base import WorkerBroker
 from ..core.job_control import Part
 from ..core.logs import get_logger
 from ..core.payloads import MAX_DESC_BYTES, Reservation, TrackUpdate, cut
@@ -31,7 +31,7 @@ IDLE_S = 10.0
 class ProgressWriter:
     """Writer of progress for one worker process. Its thread starts with the first call of `report_progress`."""
 
-    def __init__(self, broker: Broker, *, write_every_s: float = WRITE_EVERY_S) -> None:
+    def __init__(self, broker: WorkerBroker, *, write_every_s: float = WRITE_EVERY_S) -> None:
         self._broker = broker
         self._write_every_s = write_every_s
         self._latest: dict[str, TrackUpdate] = {}

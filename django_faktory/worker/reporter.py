@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from ..brokers.base import Broker
+from ..brokers.base import WorkerBroker
 from ..core.logs import get_logger
 from ..core.payloads import Ack, Failure, Interruption
 from ..errors import BrokerUnavailable, FaktoryError, JobNotFound
-from .backoff import RetryDelay
 from .job_buffer import Report
+from .outage_pause import OutagePause
 
 R = TypeVar("R", Ack, Failure, Interruption)
 
@@ -41,7 +41,7 @@ class Reporter:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: WorkerBroker,
         finished: SimpleQueue[Report | None],
         *,
         more_soon: Callable[[], bool] = lambda: False,
@@ -55,7 +55,7 @@ class Reporter:
         self._finished = finished
         self._on_reported = on_reported
         self._more_soon = more_soon  # whether more jobs are about to end, so that waiting for them pays
-        self._retry_delay = RetryDelay("reports")
+        self._outage_pause = OutagePause("reports")
         self._pause_s = 0.0
         self._closing = threading.Event()
         self._deadline = float("inf")
@@ -127,7 +127,7 @@ class Reporter:
         try:
             answers = verb(reports)
         except BrokerUnavailable as error:
-            self._pause_s = self._retry_delay.record_failure(error)
+            self._pause_s = self._outage_pause.record_failure(error)
             return reports
         except Exception:  # the loop must survive: halve the set to isolate the report that the broker cannot process
             self._broker.close()
@@ -137,13 +137,13 @@ class Reporter:
                 return []
             half = len(reports) // 2
             return self._deliver(verb, reports[:half]) + self._deliver(verb, reports[half:])
-        self._retry_delay.record_success()
+        self._outage_pause.record_success()
         unsent: list[R] = []
         for report, answer in zip(reports, answers, strict=True):
             if answer is True:
                 continue
             if isinstance(answer, BrokerUnavailable):  # the other reports of the set were recorded
-                self._pause_s = self._retry_delay.record_failure(answer)
+                self._pause_s = self._outage_pause.record_failure(answer)
                 unsent.append(report)
             else:
                 _log_without_effect(report, answer)

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from django.db import connections
 
-from ..brokers.base import Broker
+from ..brokers.base import WorkerBroker
 from ..core import payloads
 from ..core.logs import get_logger
 from ..core.payloads import Ack, Failure, Interruption, Reservation
@@ -39,7 +39,7 @@ class ThreadPool:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: WorkerBroker,
         buffer: JobBuffer,
         *,
         concurrency: int,
@@ -178,14 +178,14 @@ class ThreadPool:
         return _build_failure(job, end) if isinstance(end, BaseException) else end
 
 
-def build_interruption(job: Reservation, reason: str, broker: Broker) -> Interruption:
+def build_interruption(job: Reservation, reason: str, broker: WorkerBroker) -> Interruption:
     """Log that the worker's stop interrupted this job and return its Interruption."""
     report = payloads.interruption(job, reason)
     _log_interruption(job, report, broker)
     return report
 
 
-def _log_interruption(job: Reservation, report: Interruption, broker: Broker) -> None:
+def _log_interruption(job: Reservation, report: Interruption, broker: WorkerBroker) -> None:
     logger.warning(
         "job interrupted jid=%s jobtype=%s reason=%r; %s",
         job.jid,

@@ -15,17 +15,17 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from ..brokers.base import Broker
+from ..brokers.base import WorkerBroker
 from ..core.logs import get_logger
 from ..core.payloads import WorkerIdentity
 from ..errors import BrokerUnavailable, FaktoryError
 from ..store.notifier import Listener
-from .backoff import RetryDelay
 from .fetcher import Fetcher
 from .heartbeat import LOST, QUIET, TERMINATE, Heartbeat
 from .job_buffer import JobBuffer
 from .job_monitor import DEFAULT_MONITOR_LIMITS, MonitorLimits
 from .lock_renewal import LockRenewer
+from .outage_pause import OutagePause
 from .process import CLEAN, CRASHED, SPENT, new_wid
 from .queue_order import QueueOrder
 from .recycling import RecyclePolicy
@@ -67,19 +67,19 @@ class Worker:
     A wid that counts as lost, because the process did not run for too long, is not used again: its jobs are with other
     workers. The worker finishes its running jobs and ends; its supervisor starts another one.
 
-    `queue_limits` maps queues to the number of their jobs that this worker has at a time. `recycling` bounds the work
-    of the process; None means no bound. `has_signal_thread`: a thread handles signals (`supervisor.child.on_order`), so
-    that the main thread need not wake up for them.
+    `queue_limits` maps queues to the number of their jobs that this worker has at a time. `recycle_policy` bounds the
+    work of the process; None means no bound. `has_signal_thread`: a thread handles signals (`install_signals`), so that
+    the main thread need not wake up for them.
     """
 
     is_stuck: bool
     """True once a job that cannot be stopped occupies a thread: the process ends when its other jobs have ended."""
     is_spent: bool
-    """True once the bound of `recycling` is reached: the process ends when its jobs have ended, and is replaced."""
+    """True once the bound of `recycle_policy` is reached: the process ends after its jobs, and is replaced."""
 
     def __init__(
         self,
-        broker: Broker,
+        broker: WorkerBroker,
         *,
         queues: Sequence[str],
         concurrency: int = 5,
@@ -239,19 +239,19 @@ class Worker:
         identity = WorkerIdentity(
             wid=self.wid, hostname=socket.gethostname(), pid=os.getpid(), labels=("python", "django")
         )
-        retry_delay = RetryDelay("hello")
+        outage_pause = OutagePause("hello")
         while True:
             try:
                 self._broker.hello(identity)
                 break
             except BrokerUnavailable as error:
-                pause_s = retry_delay.record_failure(error)
+                pause_s = outage_pause.record_failure(error)
             with suppress(Empty):
                 if self._orders.get(timeout=pause_s) == TERMINATE:
                     return False
                 # QUIET: the threads that send the other orders are not started yet.
                 self._is_quiet = True
-        retry_delay.record_success()
+        outage_pause.record_success()
         self._heartbeat.beat()
         # The loops run in threads with connections of their own.
         self._broker.close()

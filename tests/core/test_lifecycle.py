@@ -15,9 +15,9 @@ from django_faktory.core.lifecycle import (
     Event,
     FailureOutcome,
     State,
-    backoff,
     outcome_of_failure,
     outcome_of_loss,
+    retry_delay_s,
     sources,
     targets,
 )
@@ -186,17 +186,17 @@ class Chance(Random):
 )
 def test_the_backoff_matches_the_original_server(failures, soonest, latest):
     """W18: bounds as measured on the original server."""
-    assert backoff(failures, Chance(is_high=False)) == soonest
-    assert backoff(failures, Chance(is_high=True)) == latest
-    drawn = {backoff(failures, Random(seed)) for seed in range(1000)}
+    assert retry_delay_s(failures, Chance(is_high=False)) == soonest
+    assert retry_delay_s(failures, Chance(is_high=True)) == latest
+    drawn = {retry_delay_s(failures, Random(seed)) for seed in range(1000)}
     assert (min(drawn), max(drawn), len(drawn)) == (soonest, latest, 30)
 
 
 @given(st.integers(0, 10_000))
 def test_the_backoff_never_shrinks_and_is_capped_at_30_days(failures):
-    now = backoff(failures, Chance(is_high=False))
-    assert now <= backoff(failures + 1, Chance(is_high=False)) <= 30 * 86_400
-    assert backoff(failures, Chance(is_high=True)) <= 30 * 86_400
+    now = retry_delay_s(failures, Chance(is_high=False))
+    assert now <= retry_delay_s(failures + 1, Chance(is_high=False)) <= 30 * 86_400
+    assert retry_delay_s(failures, Chance(is_high=True)) <= 30 * 86_400
     assert (now == 30 * 86_400) is (failures >= 41)
 
 

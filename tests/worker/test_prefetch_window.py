@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_faktory.worker.backoff import FIRST_PAUSE_S, LONGEST_PAUSE_S, RetryDelay
+from django_faktory.worker.outage_pause import FIRST_PAUSE_S, LONGEST_PAUSE_S, OutagePause
 from django_faktory.worker.prefetch_window import CAUTIOUS_S, PrefetchWindow
 
 pytestmark = pytest.mark.core
@@ -61,20 +61,20 @@ def test_a_stuck_job_stops_prefetching():
     assert pace.room(0, now=T0) == 4
 
 
-def test_retry_delays_grow_to_a_maximum_and_reset_after_success():
-    retry_delay = RetryDelay("test")
-    pauses = [retry_delay.record_failure(OSError("away")) for _ in range(20)]
+def test_outage_pauses_grow_to_a_maximum_and_reset_after_success():
+    outage_pause = OutagePause("test")
+    pauses = [outage_pause.record_failure(OSError("away")) for _ in range(20)]
     assert FIRST_PAUSE_S / 2 <= pauses[0] <= FIRST_PAUSE_S
     assert LONGEST_PAUSE_S / 2 <= pauses[-1] <= LONGEST_PAUSE_S
-    retry_delay.record_success()
-    assert retry_delay.record_failure(OSError("away")) <= FIRST_PAUSE_S
+    outage_pause.record_success()
+    assert outage_pause.record_failure(OSError("away")) <= FIRST_PAUSE_S
 
 
 def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(caplog):
     caplog.set_level("INFO", "django_faktory")
-    retry_delay = RetryDelay("fetch")
+    outage_pause = OutagePause("fetch")
     for _ in range(3):
-        retry_delay.record_failure(OSError("away"))
-    retry_delay.record_success()
-    retry_delay.record_success()
+        outage_pause.record_failure(OSError("away"))
+    outage_pause.record_success()
+    outage_pause.record_success()
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

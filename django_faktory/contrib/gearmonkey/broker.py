@@ -1,27 +1,21 @@
 """GearMonkey as a broker, the "direct" mode: our worker runs jobs straight from Redis.
 
-`GearMonkeyBroker` maps the broker methods of a worker to a `RedisWorker`. Methods without a counterpart in the
-specification raise FaktoryError. Knows no thread and no task code (ADR 13).
+`GearMonkeyBroker` maps the broker methods of a worker to a `RedisWorker`. Knows no thread and no task code (ADR 0013).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 from ... import conf
-from ...brokers.base import Broker
-from ...core.mutation import Mutation
+from ...brokers.base import WorkerBroker
 from ...core.payloads import (
     Ack,
-    BatchStatus,
     Beat,
     Failure,
     FetchRequest,
-    JobPayload,
-    NewBatch,
     Reservation,
-    Tracked,
     TrackUpdate,
     WorkerIdentity,
     new_job,
@@ -38,7 +32,7 @@ GIVEN_UP = "WorkerShutdown"
 """Error type with which a stopping worker fails jobs that did not end in time."""
 
 
-class GearMonkeyBroker(Broker):
+class GearMonkeyBroker(WorkerBroker):
     """Broker over a Redis worker; `jobtypes` maps its functions to job types."""
 
     def __init__(self, redis_worker: RedisWorker, jobtypes: dict[str, str]) -> None:
@@ -46,8 +40,6 @@ class GearMonkeyBroker(Broker):
         self._jobtypes = jobtypes
         # By jid and attempt: a job taken again after a lost lease is another entry.
         self._held_jobs: dict[tuple[str, int | None], ReservedJob] = {}
-
-    # --- a worker's verbs ---
 
     def hello(self, worker: WorkerIdentity) -> None:  # noqa: ARG002
         """Check the server and register the worker. Raises UnusableServer."""
@@ -154,70 +146,8 @@ class GearMonkeyBroker(Broker):
             self._held_jobs.pop(_key_of(job), None)
         return [next(results) if job is not None else False for job in jobs]
 
-    # --- methods without a counterpart in the specification ---
-
-    def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:  # noqa: ARG002
-        """Raise FaktoryError, as do all methods below."""
-        _refuse("push")
-
-    def mutate(self, mutation: Mutation, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
-        """Raise FaktoryError: not supported."""
-        _refuse("mutate")
-
-    def pause(self, queues: Sequence[str] | None) -> None:  # noqa: ARG002
-        """Raise FaktoryError: not supported."""
-        _refuse("pause")
-
-    def resume(self, queues: Sequence[str] | None) -> None:  # noqa: ARG002
-        """Raise FaktoryError: not supported."""
-        _refuse("resume")
-
-    def remove(self, queues: Sequence[str] | None, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
-        """Raise FaktoryError: not supported."""
-        _refuse("remove")
-
-    def latency(self, queues: Sequence[str]) -> dict[str, float]:  # noqa: ARG002
-        """Raise FaktoryError: not supported."""
-        _refuse("latency")
-
-    def flush(self, *, should_continue: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
-        """Raise FaktoryError: not supported."""
-        _refuse("flush")
-
-    def track_get(self, jids: Sequence[str]) -> list[Tracked]:  # noqa: ARG002
-        """Raise FaktoryError: not supported."""
-        _refuse("track_get")
-
-    def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:  # noqa: ARG002
-        """Raise FaktoryError: not supported."""
-        _refuse("new_batch")
-
-    def check_batch(self, bid: str, *, caller_wid: str = "") -> None:  # noqa: ARG002
-        """Raise FaktoryError: not supported."""
-        _refuse("check_batch")
-
-    def open_batch(self, bid: str, *, caller_wid: str = "") -> str:  # noqa: ARG002
-        """Raise FaktoryError: not supported."""
-        _refuse("open_batch")
-
-    def commit_batch(self, bid: str) -> None:  # noqa: ARG002
-        """Raise FaktoryError: not supported."""
-        _refuse("commit_batch")
-
-    def batch_status(self, bid: str) -> BatchStatus:  # noqa: ARG002
-        """Raise FaktoryError: not supported."""
-        _refuse("batch_status")
-
-    def info(self) -> dict[str, Any]:
-        """Raise FaktoryError: not supported."""
-        _refuse("info")
-
 
 def _key_of(job: ReservedJob) -> tuple[str, int | None]:
     # A peer's id may be invalid UTF-8, but a jid has to be text that can be encoded.
     name = f"{job.fn}:{job.id}".encode("utf-8", "backslashreplace").decode()
     return f"gearmonkey:{name}", job.attempt
-
-
-def _refuse(verb: str) -> NoReturn:
-    raise FaktoryError(f"{verb}: GearMonkey has no such thing; its jobs are made by a GearMonkey client")
