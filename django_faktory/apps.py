@@ -24,7 +24,7 @@ class FaktoryConfig(AppConfig):
         from .operations import bulk
         from .tasks.arguments import encode_call
 
-        # The models' query sets call higher layers, which they must not import (ADR 37).
+        # The models' query sets call higher layers, which they must not import (ADR 0037).
         operations = hooks.Operations(
             encode_args=lambda args: encode_call(args, {})[0],
             execute=lambda verb, jobs: bulk.execute(bulk.Verb(verb), jobs),

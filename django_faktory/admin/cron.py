@@ -334,7 +334,7 @@ def _alias(entry: CronEntry) -> str:
 def _render_history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
     using = _alias(entry)
     runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
-    # ACK does not update runs (ADR 14), so the current outcomes are read from the jobs.
+    # ACK does not update runs (ADR 0014), so the current outcomes are read from the jobs.
     outcomes = cron_runs.read_outcomes([run.jid for run in runs if run.jid], using=using)
     lines = [
         (

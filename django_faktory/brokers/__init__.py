@@ -98,7 +98,7 @@ def configured_locket() -> Locket:
 def get_producer() -> Broker | Outbox:
     """Return the target of pushes: the broker, or an outbox in front of it.
 
-    An outbox is used if jobs are stored outside the databases of the project's transactions (ADR 8).
+    An outbox is used if jobs are stored outside the databases of the project's transactions (ADR 0008).
     """
     aliases = conf.outbox()
     if not aliases:

@@ -1,4 +1,4 @@
-"""Enqueue jobs in the caller's transaction if they are stored elsewhere: a row, relayed after the commit (ADR 8).
+"""Enqueue jobs in the caller's transaction if they are stored elsewhere: a row, relayed after the commit (ADR 0008).
 
 The target is another database or a Faktory server. A transaction that is rolled back leaves no job, and a committed one
 loses none. Delivery is at least once, in the order of the rows. `Outbox` is the main class.

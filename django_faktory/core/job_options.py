@@ -67,7 +67,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """
         return self.unique_key is not None or self.bid is not None
 
-    def lock_ends(self, begins: datetime) -> datetime | None:
+    def unique_ends(self, begins: datetime) -> datetime | None:
         """Return when the uniqueness ends at the latest, for a job that may run from `begins` on."""
         return later(begins, self.unique_for) if self.unique_key else None
 
@@ -270,7 +270,7 @@ def _comparable_args(args: str) -> Incremental[str]:
     if not elements:
         return args
     members = yield from incremental.members(elements[0], max_count=MAX_COMPARED, rejects_duplicates=False)
-    fingerprint = string(members.get("same", ABSENT))
+    fingerprint = string(members.get(SAME, ABSENT))
     return args if fingerprint is None else jsontext.encode([fingerprint])
 
 

@@ -176,7 +176,7 @@ class LimiterState(msgspec.Struct, kw_only=True):
     def take(self) -> None:
         """Acquire a permit and a token for one job."""
         self.in_use += self.allows.concurrency is not None
-        # Without a concurrency limit there is no permit, and the job ends like any other (ADR 16).
+        # Without a concurrency limit there is no permit, and the job ends like any other (ADR 0016).
         if self.has_rate:
             self.tokens -= 1
 

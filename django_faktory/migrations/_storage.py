@@ -1,4 +1,4 @@
-"""Migration operation that sets PostgreSQL's storage parameters, such as autovacuum thresholds (ADR 9)."""
+"""Migration operation that sets PostgreSQL's storage parameters, such as autovacuum thresholds (ADR 0009)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Batch(models.Model):
     complete_jid = ExactCharField(max_length=255, default="", db_default="")
     success_jid = ExactCharField(max_length=255, default="", db_default="")
 
-    # Counted in the transactions that change the members, so no query has to look through a batch of 100,000 (ADR 11).
+    # Counted in the transactions that change the members, so no query looks through a batch of 100,000 (ADR 0011).
     total = models.IntegerField(default=0, db_default=0)
     pending = models.IntegerField(default=0, db_default=0, help_text="Number of members that may still run.")
     unrun = models.IntegerField(default=0, db_default=0, help_text="Number of members that were never executed.")
@@ -48,7 +48,7 @@ class Batch(models.Model):
     success_st = ExactCharField(max_length=1, default="", db_default="")
     complete_failed = models.BooleanField(default=False, db_default=False)
     success_failed = models.BooleanField(default=False, db_default=False)
-    # Each outcome is reported to the parent once, whatever is repeated after a crash (ADR 11).
+    # Each outcome is reported to the parent once, whatever is repeated after a crash (ADR 0011).
     reported_broken = models.BooleanField(
         default=False, db_default=False, help_text="Whether the parent counts it as broken; the next two are alike."
     )

@@ -42,7 +42,7 @@ class CronEntry(models.Model):
     job = models.TextField(
         default="{}", help_text="JSON object: retry, reserve_for, priority, backtrace, custom; for other jobtypes."
     )
-    # ONCE, as in anacron: a deployment must not lose a nightly job, nor a day without nodes create a thousand (ADR 14).
+    # ONCE, as in anacron: a deployment must not lose a nightly job, nor a day without nodes add a thousand (ADR 0014).
     missed = ExactCharField(
         max_length=4,
         choices=[(str(policy), str(policy)) for policy in Missed],
@@ -59,10 +59,10 @@ class CronEntry(models.Model):
         help_text="While an earlier job of this entry waits or runs: allow another, or skip it.",
     )
 
-    # The first tick that was not taken. All nodes read it at each poll, so an edit needs no notification (ADR 14).
+    # The first tick that was not taken. All nodes read it at each poll, so an edit needs no notification (ADR 0014).
     next_at = models.DateTimeField(null=True, help_text="The next tick; one node advances it and enqueues the job.")
     paused_at = models.DateTimeField(null=True)
-    # Marked, not deleted: the entry keeps its history (ADR 14).
+    # Marked, not deleted: the entry keeps its history (ADR 0014).
     removed_at = models.DateTimeField(null=True, help_text="Time at which the code no longer defined it.")
     problem = models.TextField(default="", db_default="", help_text="Reason why it is never due.")
     created_at = models.DateTimeField(db_default=Now())
@@ -111,12 +111,12 @@ class CronRun(models.Model):
     jid = ExactCharField(max_length=255, default="", db_default="")
     outcome = ExactCharField(max_length=10, choices=[(str(outcome), str(outcome)) for outcome in RunOutcome])
     note = models.TextField(default="", db_default="")
-    # Written by maintenance, because an ACK that looked for a run would cost every job (ADR 14).
+    # Written by maintenance, because an ACK that looked for a run would cost every job (ADR 0014).
     ended_at = models.DateTimeField(null=True)
 
     class Meta:
         constraints: ClassVar = [
-            # Enforces "once per tick" even if two nodes pass every other check (ADR 14).
+            # Enforces "once per tick" even if two nodes pass every other check (ADR 0014).
             models.UniqueConstraint(name="faktory_cron_tick", fields=["entry", "tick"]),
             models.CheckConstraint(
                 name="faktory_cron_outcome", condition=Q(outcome__in=[str(outcome) for outcome in RunOutcome])

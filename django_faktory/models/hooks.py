@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from django.core.exceptions import AppRegistryNotReady
 
 
-# Late imports of the layers above would be a loop of imports, which the contracts in pyproject.toml refuse (ADR 37).
+# Late imports of the layers above would be a loop of imports, which the contracts in pyproject.toml refuse (ADR 0037).
 class Operations(NamedTuple):
     """The functions: models import no higher layer."""
 

@@ -363,7 +363,7 @@ class Job(models.Model):
     lock_token = models.BigIntegerField(null=True, help_text="Id of the lock that it holds while it runs.")
 
     limit_key = ExactCharField(max_length=255, null=True, help_text="The key whose limit applies to it (ADR 0016).")
-    # No foreign key: a limiter may be deleted while jobs name it, and a sweep then unblocks them (ADR 16).
+    # No foreign key: a limiter may be deleted while jobs name it, and a sweep then unblocks them (ADR 0016).
     limiter = models.BigIntegerField(null=True, help_text="The limiter that blocks it, or that unblocked it.")
     permits = ExactCharField(
         max_length=64, null=True, help_text="The limiters it holds permits of; empty: it must acquire them."
@@ -376,7 +376,7 @@ class Job(models.Model):
         default=False, db_default=False, help_text="Whether its batch counts it as failed."
     )
 
-    # Drawn by the sender before the claim, so that it can release the jobs of a claim without an answer (ADR 17).
+    # Drawn by the sender before the claim, so that it can release the jobs of a claim without an answer (ADR 0017).
     claim = models.BigIntegerField(null=True, help_text="The claim that took it last; negative: prefetched (ADR 0022).")
 
     about = ExactCharField(max_length=255, null=True, help_text="The related object, as app.model/pk.")

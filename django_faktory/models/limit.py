@@ -90,10 +90,10 @@ class Limiter(models.Model):
     burst = models.IntegerField(null=True)
     is_paused = models.BooleanField(default=False)
     in_use = models.IntegerField(default=0, db_default=0, help_text="Running jobs that hold a permit.")
-    # A token bucket: tokens are added by the database's clock when the row is read, so no timer is needed (ADR 16).
+    # A token bucket: tokens are added by the database's clock when the row is read, so no timer is needed (ADR 0016).
     tokens = models.FloatField(default=0, db_default=0.0, help_text="Starts that the rate permits, as of `filled_at`.")
     filled_at = models.DateTimeField(db_default=Now())
-    # While jobs wait, tokens are given at this time only, so that no job overtakes a waiting one (ADR 16).
+    # While jobs wait, tokens are given at this time only, so that no job overtakes a waiting one (ADR 0016).
     opens_at = models.DateTimeField(null=True, help_text="Time at which the next blocked jobs are unblocked.")
     is_awaited = models.BooleanField(default=False, db_default=False, help_text="Whether it may block jobs.")
 

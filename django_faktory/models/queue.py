@@ -37,7 +37,7 @@ class Queue(models.Model):
 
     name = ExactCharField(max_length=255, primary_key=True)
     paused_at = models.DateTimeField(null=True, blank=True)
-    # Written once per hour at most: a push must not write the queue's row each time (ADR 31).
+    # Written once per hour at most: a push must not write the queue's row each time (ADR 0031).
     used_at = models.DateTimeField(
         db_default=Now(),
         editable=False,

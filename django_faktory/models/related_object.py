@@ -6,8 +6,6 @@ from django.db import models
 
 from ..core.queries import split_about
 
-LONGEST = 255
-
 
 def about_of(subject: models.Model | str) -> str:
     """Return the name of an object; a name is checked and returned unchanged.

@@ -17,7 +17,7 @@ class Counter(models.Model):
 
     pk = models.CompositePrimaryKey("day", "slot")
     day = models.DateField()
-    # Random, because connections of all nodes choose without asking each other (ADR 24).
+    # Random, because connections of all nodes choose without asking each other (ADR 0024).
     slot = models.BigIntegerField(
         help_text="Random number of the connection that counts in it; -1: the total of folded rows."
     )
@@ -41,7 +41,7 @@ class Measure(models.Model):
     failed = models.BigIntegerField()
     waited_s = models.FloatField(help_text="Total seconds between enqueue and start.")
     ran_s = models.FloatField()
-    # Totals without a job for 14 days are added to those of all others, which bounds the number of rows (ADR 31).
+    # Totals without a job for 14 days are added to those of all others, which bounds the number of rows (ADR 0031).
     used_at = models.DateTimeField(db_default=Now(), help_text="Time of the last change.")
     for _place in range(BUCKETS):  # one column for each bucket of the histograms: SQL can add to them
         vars()[f"wait_{_place}"] = models.BigIntegerField()

@@ -1,7 +1,7 @@
 """Execute pushes, acks and fetches that arrived together in one transaction (ADR 0005).
 
-`execute_exchange` runs in a thread of the commit queue, `begin_exchange` on the event loop with a lent connection (ADR
-0021).
+`execute_exchange` runs in a thread of the commit queue, `begin_exchange` on the event loop with a lent connection
+(ADR 0021).
 """
 
 from __future__ import annotations

@@ -152,13 +152,6 @@ def count_jobs_of(wids: Sequence[str], *, using: str) -> dict[str, int]:
     return run(using, lambda _: dict(counted), atomic=False)
 
 
-def count_by_state(*, using: str, timeout_s: float) -> dict[str, int]:
-    """Return how many live workers are running, quiet and terminating."""
-    rows = WorkerProcess.objects.using(using).filter(living(timeout_s)).order_by().values_list("state")
-    counted = run(using, lambda _: dict(rows.annotate(Count("pk"))), atomic=False)
-    return {state: counted.get(state, 0) for state in _ORDER}
-
-
 def unregister(wids: Sequence[str], *, using: str) -> int:
     """Unregister workers that ended normally; return how many jobs went back to their old position."""
 

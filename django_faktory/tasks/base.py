@@ -367,8 +367,8 @@ def _register(task: FaktoryTask[..., Any]) -> None:
     # A worker finds one task by name, so two definitions that run differently would be ambiguous.
     elif _worker_options(earlier) != _worker_options(task):
         raise InvalidTask(
-            f"task {task.module_path}: already defined with other options (takes_context, backoff, retry_on or "
-            "discard_on); a worker finds one task by a name: give one of them another name="
+            f"task {task.module_path}: already defined with other options of the run (such as takes_context, "
+            "atomic, timeout or retry_on); a worker finds one task by a name: give one of them another name="
         )
 
 
@@ -380,7 +380,7 @@ def _was_reloaded(old: Callable[..., Any], new: Callable[..., Any]) -> bool:
 
 
 def _worker_options(task: FaktoryTask[..., Any]) -> tuple[Any, ...]:
-    """Return the options that a worker reads from the registry; all other options travel with the job."""
+    """Return the options that a worker reads from the registry, at the run of a job."""
     call_options = task.takes_context, task.atomic, task.plain_json, task.missing, task.timeout
     return *call_options, task.backoff, task.retry_on, task.discard_on
 

@@ -75,7 +75,7 @@ class _TestBackend(FaktoryBackend):
         """Acquire the unique lock of a job; return NotUnique if another job has it (W27)."""
         now = timezone.now()
         starts_at = max(job.at, now) if job.at else now
-        expires_at = job.options and job.options.lock_ends(starts_at)
+        expires_at = job.options and job.options.unique_ends(starts_at)
         if not job.options or not job.options.unique_key or not expires_at:
             return None
         holder_jid, held_until = self._locks.get(job.options.unique_key, ("", now))

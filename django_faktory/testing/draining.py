@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from .. import conf
 from ..brokers import get_broker
 from ..brokers.orm import OrmBroker
-from ..core.lifecycle import State
+from ..core.lifecycle import WAITING, State
 from ..core.payloads import Ack, Failure, FetchRequest, Reservation, TrackUpdate
 from ..errors import FaktoryError
 from ..models import Job
@@ -111,7 +111,7 @@ class _Drain:
         self._run_ready()
 
     def _next_due(self) -> datetime | None:
-        next_due: datetime | None = self._jobs().in_state(*due_work.WAITING).aggregate(first=Min("run_at"))["first"]
+        next_due: datetime | None = self._jobs().in_state(*WAITING).aggregate(first=Min("run_at"))["first"]
         return next_due
 
     def _run_ready(self) -> None:

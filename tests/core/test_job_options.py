@@ -80,14 +80,14 @@ def test_expires_at_is_parsed_with_its_utc_offset():
 
 def test_options_without_expiry_or_unique_key_set_no_deadline():
     assert JobOptions().expiry(T0) is None
-    assert JobOptions(unique_for=60).lock_ends(T0) is None
+    assert JobOptions(unique_for=60).unique_ends(T0) is None
 
 
 def test_deadlines_count_from_the_given_time_and_are_capped_at_year_9999():
     options = JobOptions(unique_key="k", unique_for=60, expires_in=90)
-    assert (options.lock_ends(T0), options.expiry(T0)) == (T0 + timedelta(seconds=60), T0 + timedelta(seconds=90))
+    assert (options.unique_ends(T0), options.expiry(T0)) == (T0 + timedelta(seconds=60), T0 + timedelta(seconds=90))
     late = datetime(9999, 12, 30, 23, 59, 59, tzinfo=UTC)
-    assert options.lock_ends(late + timedelta(days=1)) == datetime(9999, 12, 31, tzinfo=UTC)
+    assert options.unique_ends(late + timedelta(days=1)) == datetime(9999, 12, 31, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("track", ["1", "true", '"yes"', "{}"])

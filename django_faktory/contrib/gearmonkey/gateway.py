@@ -2,7 +2,7 @@
 
 A `Gateway` takes a job, stores its row, then hands its lease over, in this order. If a gateway dies in between, its
 jobs are taken again, and the new gateway finds the rows by the token that the first take left at the server. A job with
-a row is never put back into a queue. Single-threaded (ADR 13).
+a row is never put back into a queue. Single-threaded (ADR 0013).
 """
 
 from __future__ import annotations

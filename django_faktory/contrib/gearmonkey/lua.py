@@ -122,7 +122,7 @@ return redis.call('GET', KEYS[2])
 """KEYS registry, count; ARGV wid. Returns the count, never lowered below 0."""
 
 # The ZCARDs write nothing: a lease key of another type fails the script before its first write. `due` is the
-# specification's script unchanged, inside of ours (ADR 13).
+# specification's script unchanged, inside of ours (ADR 0013).
 RESERVE = Script(f"""{_ENDING}{_CLOCK}
 local function due(KEYS, ARGV) {DUE} end
 local wid, lease, most, found, wrong = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), {{}}, {{}}

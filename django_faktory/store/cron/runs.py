@@ -148,7 +148,7 @@ def _enqueue_run(
 
 
 def _is_busy(entry: CronEntry, using: str) -> bool:
-    """Return whether a job of an earlier run is unfinished: waiting, running, retrying or dead."""
+    """Return whether a job of an earlier run waits, runs or will be retried, also after a retry of a dead job."""
     earlier = CronRun.objects.using(using).filter(entry=entry, outcome__in=[RunOutcome.ENQUEUED, RunOutcome.DEAD])
     jids = list(earlier.order_by("-id").values_list("jid", flat=True)[:CHUNK])
     return Job.objects.using(using).filter(jid__in=jids, state__in=[str(state) for state in LIVE]).exists()

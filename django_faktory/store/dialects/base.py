@@ -55,7 +55,7 @@ The previous release counts in slots 0 to 15.
 # Large enough that two connections practically never draw the same slot; if they did, one would only wait.
 _OWN_SLOTS = 2**62
 
-# Weak: a slot lives as long as its connection; maintenance merges the rows of former connections (ADR 24).
+# Weak: a slot lives as long as its connection; maintenance merges the rows of former connections (ADR 0024).
 _slots: WeakKeyDictionary[BaseDatabaseWrapper, tuple[int, int]] = WeakKeyDictionary()
 
 
@@ -80,7 +80,7 @@ OrderedJobs = Sequence[tuple[int, JobPayload]]
 def insertion_order(jobs: Sequence[JobPayload]) -> OrderedJobs:
     """Return the jobs with their places: jobs without unique key first, by jid; then the others, by key.
 
-    An insert waits for transactions that insert the same jid or key, so all inserts use this order (ADR 24).
+    An insert waits for transactions that insert the same jid or key, so all inserts use this order (ADR 0024).
     """
     keys = [unique_key_of(job) for job in jobs]
     jids = [job.jid for job in jobs]
@@ -99,7 +99,7 @@ def unique_key_of(job: JobPayload) -> str | None:
     return job.options.unique_key if job.options else None
 
 
-# Created by the thousand, and free of reference cycles: the garbage collector need not track them (ADR 4).
+# Created by the thousand, and free of reference cycles: the garbage collector need not track them (ADR 0004).
 class ClaimSlot(msgspec.Struct, frozen=True, gc=False):
     """One line of a plan: claim up to `count` jobs of this queue for this worker."""
 
@@ -125,7 +125,7 @@ class ClaimPlan(msgspec.Struct, frozen=True, gc=False):
     at_most_s: float | None = None
     """Lease in seconds until the delivery is confirmed; None: the claim needs no confirmation."""
     prefetch_slots: Sequence[ClaimSlot] = ()
-    """Slots to prefetch in addition, for later FETCHes; their wids are ignored (ADR 22)."""
+    """Slots to prefetch in addition, for later FETCHes; their wids are ignored (ADR 0022)."""
     candidate_wids: Collection[str] = ()
     """Wids that may receive prefetched jobs; nothing is prefetched if one of them is quiet or terminating."""
     next_plans: Sequence[ClaimPlan] = ()
@@ -137,7 +137,7 @@ class ClaimPlan(msgspec.Struct, frozen=True, gc=False):
     @property
     def mark(self) -> int | None:
         """Return the number that the claim of `slots` writes into its rows."""
-        # A claim for clients of a server is negative until the delivery is confirmed (ADR 26).
+        # A claim for clients of a server is negative until the delivery is confirmed (ADR 0026).
         return self.claim if self.claim is None or self.at_most_s is None else -self.claim
 
 
@@ -281,7 +281,7 @@ class Dialect(ABC):
     """Like `plain_lock`, but skips rows that other transactions have locked."""
 
     supports_lock_handoff = False
-    """Whether `exchange` passes the lock of an ended job to the next job of its key that it claims (ADR 15)."""
+    """Whether `exchange` passes the lock of an ended job to the next job of its key that it claims (ADR 0015)."""
 
     supports_async_exchange = False
     """Whether `begin` is implemented."""
@@ -290,7 +290,7 @@ class Dialect(ABC):
     """Whether `exchange` uses `ClaimPlan.next_plans`."""
 
     supports_prefetch = False
-    """Whether `exchange` uses `ClaimPlan.prefetch_slots`, so that deliveries need `confirm` (ADR 22)."""
+    """Whether `exchange` uses `ClaimPlan.prefetch_slots`, so that deliveries need `confirm` (ADR 0022)."""
 
     stores_keyed = False
     """Whether `insert` accepts jobs with lock keys, and `insert_if_absent` jobs with unique keys."""
@@ -389,7 +389,7 @@ class Dialect(ABC):
         A claimed job may already have its lock, for the plan's `lease_s`: then it has the token. Prefetched jobs are in
         the list too, marked `is_prefetched`.
         """
-        # Ends come first, and lock the rows that the insert may replace as well: all rows in one order (ADR 24).
+        # Ends come first, and lock the rows that the insert may replace as well: all rows in one order (ADR 0024).
         ended = self.end(connection, acks, now, [job.jid for _, job in jobs]) if acks else AckResult({}, set())
         if jobs:
             ended = ended._replace(blocked=self.insert(connection, jobs, now))
@@ -417,7 +417,7 @@ class Dialect(ABC):
         plan: ClaimPlan,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
     ) -> PendingExchange | None:
-        """Send `exchange` as its own transaction without waiting for the answer (ADR 21).
+        """Send `exchange` as its own transaction without waiting for the answer (ADR 0021).
 
         Returns None, with nothing done, if this is impossible now.
         """
@@ -449,7 +449,7 @@ class Dialect(ABC):
         plan: ClaimPlan,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
     ) -> HandoffResult | None:
-        """End a holder of a lock and claim the next job of its key with the lock, in one statement (ADR 20).
+        """End a holder of a lock and claim the next job of its key with the lock, in one statement (ADR 0020).
 
         The next job is claimed for the only worker of the plan. Returns None if nothing was done.
         """
@@ -528,7 +528,7 @@ class Dialect(ABC):
         skipped: set[str] = set()
         with connection.cursor() as cursor:
             for key in keys:
-                # Locked rows are skipped: this transaction already has later rows of the order locked (ADR 24).
+                # Locked rows are skipped: this transaction already has later rows of the order locked (ADR 0024).
                 for queue, is_ready in next_ready(cursor, key, self.skip_lock):
                     if is_ready:
                         queues.add(queue)
@@ -574,7 +574,7 @@ class Dialect(ABC):
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
         """Add to that day's counters, in this connection's row.
 
-        Must be the last write of a transaction: counter rows are locked last (ADR 24).
+        Must be the last write of a transaction: counter rows are locked last (ADR 0024).
         """
         if tally != Tally():
             self.count_in(cursor, day.date(), counter_slot(cursor.db), tally)

@@ -119,7 +119,7 @@ class PortableDialect(Dialect):
     ) -> tuple[Any, ...]:
         is_scheduled = job.at is not None and job.at > now
         state = State.SCHEDULED if is_scheduled else State.ENQUEUED
-        # A microsecond apart, so that a set is claimed in the order of its push, whatever its insertion order (ADR 30).
+        # A microsecond apart, so that a set is claimed in the order of its push, not of its insertion (ADR 0030).
         enqueued_at = None if is_scheduled else adapt(now + timedelta(microseconds=place)) if place else adapted
         return (
             job.jid, job.jobtype, job.queue, state, -job.priority, job.text,
@@ -205,7 +205,7 @@ class PortableDialect(Dialect):
             result_ttl=result_ttl,
             lock_key=lock_key,
             limit_key=limit_key,
-            # Empty: the job must acquire permits before it is delivered (ADR 16).
+            # Empty: the job must acquire permits before it is delivered (ADR 0016).
             permits="" if is_limited else None,
             is_batchless=bool(is_batchless),
         )
@@ -242,7 +242,7 @@ class PortableDialect(Dialect):
         """Confirm deliveries by (jid, wid, attempt); return the jids of locked rows."""
         holders = {delivery.job.jid: (delivery.job.wid, delivery.job.attempt) for delivery in deliveries}
         with connection.cursor() as cursor:
-            # A negative claim number marks a delivery that is not confirmed yet (ADR 26).
+            # A negative claim number marks a delivery that is not confirmed yet (ADR 0026).
             unconfirmed = (
                 f"SELECT id, jid, wid, attempt FROM {JOB} WHERE jid IN ({marks(holders)}) AND claim < 0"
                 " AND reserved_until IS NOT NULL"
@@ -352,7 +352,7 @@ class PortableDialect(Dialect):
             self.mark_succeeded(
                 cursor, [(row_id, ack, ttl) for row_id, ack, ttl in ended.values() if ttl is not None], clock
             )
-            # Last, in the order of locks (ADR 24).
+            # Last, in the order of locks (ADR 0024).
             self.count(cursor, clock, Tally(processed=len(ended), late=len(acks) - len(ended) - len(remaining)))
         return AckResult({jid: rows[jid][2] for jid in ended}, remaining)
 
@@ -380,7 +380,7 @@ class PortableDialect(Dialect):
         if not ended:
             return
         adapt = cursor.db.ops.adapt_datetimefield_value
-        # A CASE by id, because each job has its own result: one UPDATE per job would be one round trip per job (ADR 3).
+        # A CASE by id, because each job has its own result: an UPDATE per job would be a round trip per job (ADR 0003).
         cases = " ".join(["WHEN %s THEN %s"] * len(ended))
         pairs = [value for row_id, ack, _ in ended for value in (row_id, ack.result)]
         cursor.execute(

@@ -27,7 +27,7 @@ def next_ready(cursor: CursorWrapper, key: str, skip_lock: str) -> Iterator[tupl
         if row is None:
             return
         row_id, queue, sort_priority, limiter = row
-        if limiter is not None:  # it waits for a permit, and the jobs of its key wait behind it (ADR 16)
+        if limiter is not None:  # it waits for a permit, and the jobs of its key wait behind it (ADR 0016)
             continue
         cursor.execute(
             f"SELECT 1 FROM {JOB}"
@@ -37,8 +37,8 @@ def next_ready(cursor: CursorWrapper, key: str, skip_lock: str) -> Iterator[tupl
         if cursor.fetchone() is None:
             cursor.execute(f"SELECT id FROM {JOB} WHERE id = %s AND state = 'blocked'{skip_lock}", [row_id])
             if cursor.fetchone() is None:
-                # The caller settles the key after its commit: waiting here, with other rows locked, could deadlock (ADR
-                # 24).
+                # The caller settles the key after its commit: waiting here, with other rows locked, could deadlock
+                # (ADR 0024).
                 yield queue, False
                 continue
             cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id = %s", [row_id])

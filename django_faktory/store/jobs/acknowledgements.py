@@ -106,8 +106,8 @@ def ack_last(
 ) -> bool:
     """`ack` this job as the last statement of the caller's `atomic` block, which must end right after this call.
 
-    If the dialect supports it, COMMIT is part of the same message, and Django's own commit finds no transaction (ADR
-    0007). Return False if the job was not ended. Raise TransactionManagementError if the transaction is marked for
+    If the dialect supports it, COMMIT is part of the same message, and Django's own commit finds no transaction
+    (ADR 0007). Return False if the job was not ended. Raise TransactionManagementError if the transaction is marked for
     rollback, and ReservationLost if another attempt holds the job.
     """
     connection = connections[using]

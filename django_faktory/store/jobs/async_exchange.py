@@ -32,14 +32,14 @@ def begin(
     """
     if not transactions.is_ready(connection) or not work.is_one_transaction() or work.may_hand_off_lock():
         return None
-    plan = work.plan(work.claiming.claim_numbers.number())
+    plan = work.plan(work.context.claim_numbers.number())
     if work.wants_jobs() and not plan.slots:
         return None  # the plan depends on the number of waiting jobs, which is another query
     # The time limit covers the whole round trip: it is entered here and closed by `SentExchange.read`.
     with ExitStack() as time_limit:
         time_limit.enter_context(transactions.around(connection))
         try:
-            pending = work.dialect.begin(connection, work.ordered_jobs(), work.acks, plan, work.claiming.now)
+            pending = work.dialect.begin(connection, work.ordered_jobs(), work.acks, plan, work.context.now)
         except Error:  # an invalid value or a lost connection: the thread's attempt reports which
             return None
         if pending is None:
@@ -125,4 +125,4 @@ class SentExchange(Generic[Result]):
     def _schedule_checks(self) -> None:
         # Without requests the exchange has claimed nothing.
         if self._plan.claim is not None and self._work.requests:
-            self._work.claiming.claim_numbers.schedule_checks(self._plan.claim)
+            self._work.context.claim_numbers.schedule_checks(self._plan.claim)

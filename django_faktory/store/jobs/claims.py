@@ -52,9 +52,9 @@ def fetch(
     )
 
 
-def fetch_filtered(requests: Sequence[FetchRequest], claiming: ClaimContext) -> list[list[Reservation]]:
+def fetch_filtered(requests: Sequence[FetchRequest], context: ClaimContext) -> list[list[Reservation]]:
     """Run `fetch` for requests that `drop_unstorable_queues` has filtered."""
-    return distribute(requests, claiming.claim(first_plan(requests)), claiming)
+    return distribute(requests, context.claim(first_plan(requests)), context)
 
 
 def first_plan(requests: Sequence[FetchRequest]) -> ClaimPlan:
@@ -108,12 +108,12 @@ def are_alike(requests: Sequence[FetchRequest]) -> bool:
 def distribute(
     requests: Sequence[FetchRequest],
     claimed: Sequence[Reservation],
-    claiming: ClaimContext,
+    context: ClaimContext,
     *,
     has_committed_work: bool = False,
     is_all: bool = False,
 ) -> list[list[Reservation]]:
-    """Distribute claimed jobs among the requests, and claim more for requests still short, unless `is_complete`.
+    """Distribute claimed jobs among the requests, and claim more for requests still short, unless `is_all`.
 
     With `is_all`, each request had a claim of its own, so a shorter result is final. An error while claiming more is
     logged, not raised, if jobs were claimed before or if other work is already committed (`has_committed_work`):
@@ -123,7 +123,7 @@ def distribute(
     if not claimed and not any(request.count for request in requests):
         return results
     if is_all or are_alike(requests):
-        _release_unclaimed(_assign(results, requests, claimed, in_turn=is_all), claiming)
+        _release_unclaimed(_assign(results, requests, claimed, in_turn=is_all), context)
         return results
     # Each of the different requests tried its first queue only. Distribute these jobs together with those of the next
     # claim: alone, a job could be given to a request for which its queue is the last choice.
@@ -132,47 +132,45 @@ def distribute(
         if sum(map(len, results)) + len(undistributed) >= total:
             break
         try:
-            claimed_now = claiming.claim(
-                _plan(requests, results, undistributed, using=claiming.using, now=claiming.now)
-            )
+            claimed_now = context.claim(_plan(requests, results, undistributed, using=context.using, now=context.now))
         except (BrokerUnavailable, Error) as error:
-            if not (has_committed_work or undistributed or any(results)) or connections[claiming.using].in_atomic_block:
+            if not (has_committed_work or undistributed or any(results)) or connections[context.using].in_atomic_block:
                 raise
             logger.warning("claim not completed, what was claimed before is handed out error=%s", error)
             break
-        _release_unclaimed(_assign(results, requests, undistributed + claimed_now), claiming)
+        _release_unclaimed(_assign(results, requests, undistributed + claimed_now), context)
         undistributed = []
         if not claimed_now:
             break
-    _release_unclaimed(_assign(results, requests, undistributed), claiming)
+    _release_unclaimed(_assign(results, requests, undistributed), context)
     return results
 
 
-def _release_unclaimed(jobs: Sequence[Reservation], claiming: ClaimContext) -> None:
+def _release_unclaimed(jobs: Sequence[Reservation], context: ClaimContext) -> None:
     """Release claimed jobs that no request takes: the queues changed between the count and the claim."""
     if not jobs:
         return
     try:
-        releases.release(jobs, using=claiming.using)
+        releases.release(jobs, using=context.using)
     except (BrokerUnavailable, Error) as error:
         # Logged only: raising it would lose the jobs that the requests have received.
-        if connections[claiming.using].in_atomic_block:
+        if connections[context.using].in_atomic_block:
             raise
         logger.warning("jobs not released, their reservations must end jobs=%d error=%s", len(jobs), error)
     # Ready again: wake up fetches that have found nothing meanwhile.
-    locks.notify_ready(connections[claiming.using], {job.queue for job in jobs})
+    locks.notify_ready(connections[context.using], {job.queue for job in jobs})
 
 
-def fetch_after_commit(requests: Sequence[FetchRequest], claiming: ClaimContext) -> list[list[Reservation]]:
+def fetch_after_commit(requests: Sequence[FetchRequest], context: ClaimContext) -> list[list[Reservation]]:
     """Fetch after other work has been committed: log errors, because raising them would lose its result."""
     try:
-        claimed = claiming.claim(first_plan(requests))
+        claimed = context.claim(first_plan(requests))
     except (BrokerUnavailable, Error) as error:
-        if connections[claiming.using].in_atomic_block:
+        if connections[context.using].in_atomic_block:
             raise
         logger.warning("claim not completed, what was claimed before is handed out error=%s", error)
         return [[] for _ in requests]
-    return distribute(requests, claimed, claiming, has_committed_work=True)
+    return distribute(requests, claimed, context, has_committed_work=True)
 
 
 def drop_unstorable_queues(request: FetchRequest) -> FetchRequest:
@@ -199,7 +197,7 @@ class Leases(NamedTuple):
     delivery_s: float = DELIVERY_LEASE_S
     """Maximum time from a claim for a client of the server to the confirmation of its delivery."""
 
-    def claiming(
+    def claim_context(
         self, requests: Sequence[FetchRequest], *, using: str, now: datetime | None, claim_numbers: ClaimNumbers
     ) -> ClaimContext:
         """Return how to claim for these requests. All of them must ask for the same kind of lease."""

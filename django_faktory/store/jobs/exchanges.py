@@ -51,12 +51,12 @@ class Exchange:
         jobs: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
-        claiming: ClaimContext,
+        context: ClaimContext,
         on_finished: OnFinished,
         *,
         dialect: Dialect,
     ) -> None:
-        self.jobs, self.acks, self.claiming, self.on_finished = jobs, acks, claiming, on_finished
+        self.jobs, self.acks, self.context, self.on_finished = jobs, acks, context, on_finished
         # Not looked up from `connections` at each use: in a callback of the event loop that creates a new wrapper.
         self.dialect = dialect
         self.requests = [drop_unstorable_queues(request) for request in requests]
@@ -90,7 +90,7 @@ class Exchange:
             plan = plan_per_request(self.requests)
         if not plan.slots:
             plan = first_plan(self.requests)
-        plan = self.claiming.numbered(plan, number)
+        plan = self.context.numbered(plan, number)
         # A plan without slots although a job is requested: `distribute` claims later, without prefetch.
         return prefetch.add_prefetch_slots(plan, self.requests) if plan.slots or not self.wants_jobs() else plan
 
@@ -111,17 +111,17 @@ class Exchange:
         Ends the jobs that the hot statement left unchanged, acquires locks and permits for the claimed jobs, and
         claims replacements for jobs that lose the race for a lock or permit.
         """
-        claiming = self.claiming
+        context = self.context
         if ending.readied:
-            locks.notify_ready(connections[claiming.using], set(ending.readied))
+            locks.notify_ready(connections[context.using], set(ending.readied))
         if ending.blocked:
-            locks.promote_waiters_later(connections[claiming.using], ending.blocked)
-        acked = end_members(ending, self.acks, using=claiming.using, now=claiming.now, on_finished=self.on_finished)
+            locks.promote_waiters_later(connections[context.using], ending.blocked)
+        acked = end_members(ending, self.acks, using=context.using, now=context.now, on_finished=self.on_finished)
         # Prefetched jobs are always plain: they need neither lock nor permit, and belong to no request yet (ADR 0022).
         requested = [job for job in claimed if not job.is_prefetched]
-        runnable = claiming.acquire_locks_and_permits(plan, requested)
+        runnable = context.acquire_locks_and_permits(plan, requested)
         is_all = len(plan.next_plans) > 0 and len(runnable) == len(requested)
-        fetched = distribute(self.requests, runnable, claiming, has_committed_work=True, is_all=is_all)
+        fetched = distribute(self.requests, runnable, context, has_committed_work=True, is_all=is_all)
         if len(requested) < len(claimed):
             fetched = prefetch.append_prefetched(fetched, self.requests, [job for job in claimed if job.is_prefetched])
         return ExchangeOutcome([None] * len(self.jobs), acked, fetched)
@@ -142,24 +142,24 @@ def exchange(
 
     A pushed job may be fetched by a request of the same exchange.
     """
-    claiming = ClaimContext(using, now, lease_s, claim_numbers or ClaimNumbers())
-    return execute(Exchange(jobs, acks, requests, claiming, on_finished, dialect=dialect_of(connections[using])))
+    context = ClaimContext(using, now, lease_s, claim_numbers or ClaimNumbers())
+    return execute(Exchange(jobs, acks, requests, context, on_finished, dialect=dialect_of(connections[using])))
 
 
 def execute(work: Exchange) -> ExchangeOutcome:
-    """Execute an exchange, see `exchange`. Blocks until the database has committed."""
-    acks, claiming = work.acks, work.claiming
-    using, now = claiming.using, claiming.now
+    """Execute an exchange, in one transaction if the dialect can; blocks until the database has committed."""
+    acks, context = work.acks, work.context
+    using, now = context.using, context.now
     if not work.is_one_transaction():
         # Acks first: the locks and permits that they release may be what the fetched jobs need.
         acked = ack(acks, using=using, now=now, on_finished=work.on_finished)
         pushed = push(work.jobs, using=using, now=now)
-        return ExchangeOutcome(pushed, acked, fetch_filtered(work.requests, claiming))
+        return ExchangeOutcome(pushed, acked, fetch_filtered(work.requests, context))
     if work.may_hand_off_lock():
         handoff = _hand_off_lock(work)
         if handoff:
             return handoff
-    with claiming.claim_numbers.numbered() as number:
+    with context.claim_numbers.numbered() as number:
         plan = work.plan(number)
         ending, claimed = run(
             using,
@@ -176,17 +176,17 @@ def _hand_off_lock(work: Exchange) -> ExchangeOutcome | None:
 
     The first request that asks for a job gets the next job of the lock key of the job that ends.
     """
-    [ack], claiming = work.acks, work.claiming
+    [ack], context = work.acks, work.context
     place = next(place for place, request in enumerate(work.requests) if request.count)
     first, others = work.requests[place], [*work.requests[:place], *work.requests[place + 1 :]]
     plan = first_plan([first])
     if first.count != 1 or not plan.slots:
         return None
-    with claiming.claim_numbers.numbered() as number:
-        plan = claiming.numbered(plan, number)
+    with context.claim_numbers.numbered() as number:
+        plan = context.numbered(plan, number)
         handoff = run(
-            claiming.using,
-            lambda connection: work.dialect.hand_off_lock(connection, ack, plan, claiming.now),
+            context.using,
+            lambda connection: work.dialect.hand_off_lock(connection, ack, plan, context.now),
             atomic=False,
         )
     if handoff is None:
@@ -196,6 +196,6 @@ def _hand_off_lock(work: Exchange) -> ExchangeOutcome | None:
     # skip the claim if the statement saw that no other job was ready in any of their queues.
     fetched: list[list[Reservation]] = [[] for _ in others]
     if others and not (handoff.is_all and all(set(other.queues) <= set(first.queues) for other in others)):
-        fetched = fetch_after_commit(others, claiming)
+        fetched = fetch_after_commit(others, context)
     fetched.insert(place, [handoff.job])
     return ExchangeOutcome([], [True], fetched)

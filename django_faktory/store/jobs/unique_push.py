@@ -236,7 +236,7 @@ def _build_row(job: JobPayload, now: datetime, place: datetime) -> Job:
         enqueued_at=None if due_at else place,
         expires_at=options.expiry(due_at or now),
         unique_key=options.unique_key,
-        unique_expires_at=options.lock_ends(due_at or now),
+        unique_expires_at=options.unique_ends(due_at or now),
         unique_until_start=options.unique_until_start,
         lock_key=options.lock_key,
         limit_key=options.limit_key,

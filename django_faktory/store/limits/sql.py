@@ -1,4 +1,4 @@
-"""Statements of limiters (ADR 16): lock and write their rows, give permits, block and unblock jobs, a set at a time.
+"""Statements of limiters (ADR 0016): lock and write their rows, give permits, block and unblock jobs, a set at a time.
 
 The SQL is the same for all databases; only the clause that locks rows differs.
 """
@@ -27,7 +27,7 @@ _IN_ORDER = "ORDER BY sort_priority, enqueued_at, id"
 
 
 def lock_by_name(cursor: CursorWrapper, dialect: Dialect, names: Collection[tuple[str, str]]) -> list[LimiterState]:
-    """Return the limiters of these scopes and names, locked in the order of their ids (ADR 24)."""
+    """Return the limiters of these scopes and names, locked in the order of their ids (ADR 0024)."""
     ordered = sorted(names)
     pairs = ", ".join(["(%s, %s)"] * len(ordered))
     return _lock(cursor, dialect, f"(g.scope, g.name) IN ({pairs})", [value for pair in ordered for value in pair])
@@ -97,7 +97,7 @@ def lock_claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str])
     """Return id, wid and attempt of these jobs that were claimed and have no permits yet; their rows are locked.
 
     Rows are found by jid alone: with the state in the condition, PostgreSQL might walk over every job that was working
-    in the last minute (ADR 6).
+    in the last minute (ADR 0006).
     """
     cursor.execute(
         f"SELECT jid, id, wid, attempt, state, permits FROM {JOB} WHERE jid IN ({marks(jids)})"

@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from ...core.json.fields import later
-from ...core.lifecycle import FINISHED, GONE, Event, State, sources
+from ...core.lifecycle import FINISHED, GONE, WAITING, Event, State, sources
 from ...models import Job, JobQuerySet
 from ..batches import counters
 from ..dialects import dialect_of
@@ -25,7 +25,6 @@ from ..transactions import run
 CHUNK = 500
 CLEAR_PORTION = 20
 """Sets of finished rows that lose their expiry before maintenance continues with its other steps."""
-WAITING = (State.SCHEDULED, State.RETRIES)
 
 
 def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> set[str]:
@@ -58,7 +57,7 @@ def find_waiting_jobs(connection: BaseDatabaseWrapper, *, using: str) -> list[An
     jobs = Job.objects.using(using).order_by("run_at")
     if connection.features.supports_partial_indexes:
         return [jobs.in_state(*WAITING)]
-    return [jobs.filter(state=str(state)) for state in WAITING]
+    return [jobs.filter(state=str(state)) for state in sorted(WAITING)]
 
 
 def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:

@@ -275,8 +275,8 @@ def _build_first_statement(using: str, worker_timeout_s: float, sizes: CountLimi
 def _count_further_rows(connection: BaseDatabaseWrapper, counted_set: CountedSet, portion: int) -> list[Row]:
     """Count the rows of a set that the first statement left out."""
     rows: list[Row] = []
-    # The position is found by OFFSET in the same index, which reads each page twice. Alternatives were not faster (ADR
-    # 0031).
+    # The position is found by OFFSET in the same index, which reads each page twice. Alternatives were not faster
+    # (ADR 0031).
     place = counted_set.place(counted_set.size).first()
     while place is not None:
         rows += _fetch_rows(connection, *counted_set.part(connection, portion, place))

@@ -124,20 +124,6 @@ def read_totals(*, using: str, limit: int = 1000) -> dict[tuple[str, str], Serie
     return dict(sorted(series_by_pair.items()))
 
 
-def by_minute(
-    *, using: str, since: datetime, queue: str | None = None, jobtype: str | None = None
-) -> dict[datetime, Series]:
-    """Return the sums of each minute with activity, oldest first; of one queue, one task, or all."""
-    rows = Measure.objects.using(using).filter(minute__gt=max(since, EVER))
-    if queue is not None:
-        rows = rows.filter(queue=queue)
-    if jobtype is not None:
-        rows = rows.filter(jobtype=jobtype)
-    sums = rows.values("minute").order_by("minute").annotate(**{f"{name}__sum": Sum(name) for name in _SUMS})
-    totals: list[Any] = list(sums)
-    return {row["minute"]: _build_series([row[f"{name}__sum"] for name in _SUMS]) for row in totals}
-
-
 def pace(*, using: str, since: datetime, queue: str | None = None) -> dict[datetime, tuple[int, int]]:
     """Return (succeeded, failed) of each minute in which a job ended; of one queue or all."""
     rows = Measure.objects.using(using).filter(minute__gt=max(since, EVER))

@@ -62,7 +62,7 @@ READS = {
     "metrics": lambda: views.metrics(RequestFactory().get("/")).content,
     "probes": lambda: health.check_ready(using=USING),
     "statsd": lambda: list(statsd.format_sizes(statistics.read(using=USING))),
-    "workers": lambda: workers.count_by_state(using=USING, timeout_s=60),
+    "workers": lambda: workers.count_jobs_of(["w1"], using=USING),
 }
 
 

@@ -165,7 +165,7 @@ def _push_unregistered(
         at=timezone.now() + delay if delay else None,
         custom=custom,
     )
-    # An outbox answers None here, and logs a refusal by its target later (ADR 8).
+    # An outbox answers None here, and logs a refusal by its target later (ADR 0008).
     [refusal] = brokers.get_producer().push([job])
     if refusal:
         raise refusal

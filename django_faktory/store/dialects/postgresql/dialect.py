@@ -179,9 +179,9 @@ class PostgresqlDialect(Dialect):
         """Return the statements of an exchange, and the function that reads their rows."""
         calls = self._end_calls(connection, acks, now, [job.jid for _, job in jobs]) if acks else []
         end_count = len(calls)
-        # Ends before inserts: END has locked the rows that these jobs replace, in one order with its own (ADR 30).
+        # Ends before inserts: END has locked the rows that these jobs replace, in one order with its own (ADR 0030).
         calls += [any_push_call(jobs, now, may_exist=True)] if jobs else []
-        # Acks and pushes must be on disk when they are answered, so CLAIM_ALONE may be used only without them (ADR 6).
+        # Acks and pushes must be on disk when they are answered; CLAIM_ALONE does not wait for the disk (ADR 0006).
         claims_from = len(calls)
         calls += claim_calls(CLAIM if calls or connection.in_atomic_block else CLAIM_ALONE, plan, now)
         is_handed_over = bool(plan.slots) and end_count > 0 and calls[end_count - 1][0] is NEXT_OF_FREED
@@ -189,7 +189,7 @@ class PostgresqlDialect(Dialect):
         if is_handed_over:
             calls[end_count - 1] = (NEXT_OF_MARKED, [True])
             calls.append((HAND_OVER, [True, plan.lease_s, now]))
-        # After the claims: the buffer gets jobs behind those of the requests in the order of the queue (ADR 22).
+        # After the claims: the buffer gets jobs behind those of the requests in the order of the queue (ADR 0022).
         if plan.prefetch_slots:
             calls.append(prefetch_call(plan, now))
 
@@ -197,7 +197,7 @@ class PostgresqlDialect(Dialect):
             # Rows are popped in reverse order of the statements above.
             prefetched = prefetched_reservations(results.pop()) if plan.prefetch_slots else []
             next_holders = results.pop() if is_handed_over else []
-            # Another job of its key is likely to follow such a job: try `hand_off_lock` at its end (ADR 20).
+            # Another job of its key is likely to follow such a job: try `hand_off_lock` at its end (ADR 0020).
             self._relay.remember(jid for jid, _, _ in next_holders)
             ending = self._build_ack_result(results[:end_count] if acks else [[]], next_holders)
             if jobs and (keys := blocked_keys(results[end_count])):
@@ -225,7 +225,7 @@ class PostgresqlDialect(Dialect):
     def hand_off_lock(
         self, connection: BaseDatabaseWrapper, ack: Ack, plan: ClaimPlan, now: datetime | None
     ) -> HandoffResult | None:
-        """End a job and pass its lock on, with one statement (ADR 20)."""
+        """End a job and pass its lock on, with one statement (ADR 0020)."""
         # Whatever the statement does, this process has jobs with locks: the general way must expect them.
         self._locks_seen_at = time.monotonic()
         return self._relay.run(connection, ack, plan, now)
@@ -280,7 +280,7 @@ class PostgresqlDialect(Dialect):
         A job that its worker no longer holds makes the statement fail on purpose, so that the COMMIT behind it has no
         effect.
         """
-        # Django finds no open transaction at its own commit, and does nothing (ADR 7).
+        # Django finds no open transaction at its own commit, and does nothing (ADR 0007).
         try:
             results = execute_and_commit(connection, [end_last_call(connection, ack, now)])
         except DataError as error:
@@ -312,7 +312,7 @@ class PostgresqlDialect(Dialect):
         if not can_join(connection):
             return [call]
         calls = [call]
-        # Locks before limiters, and jobs that wait for a lock last: the order of locks (ADR 24).
+        # Locks before limiters, and jobs that wait for a lock last: the order of locks (ADR 0024).
         is_locking = self._locks_seen_at > recently
         if is_locking:
             calls.append((END_LOCKED, values[:3]))
@@ -359,7 +359,7 @@ class PostgresqlDialect(Dialect):
             # As for CLAIM_ALONE: `synchronous_commit` must not be turned off for the caller's transaction.
             statement = PASS if connection.in_atomic_block else PASS_ALONE
             [rows] = execute(cursor, [(statement, [str(_json.encode(records), "utf-8"), now])])
-        acquired = dict(rows)
+        acquired: dict[str, str | None] = dict(rows)
         # A limiter without `concurrency` only counts starts: its jobs hold nothing that their end must release.
         if not acquired or any(acquired.values()):
             self._permits_seen_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Read and write failed jobs on PostgreSQL with one message each (ADR 10)."""
+"""Read and write failed jobs on PostgreSQL with one message each (ADR 0010)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TYPES = {
 
 _COLUMNS = FailureColumns._fields
 
-# By id: all transactions lock the rows of jobs in this order (ADR 24).
+# By id: all transactions lock the rows of jobs in this order (ADR 0024).
 FAILING = Statement(
     "failing", ["text[]"], f"SELECT {', '.join(READ)} FROM {JOB} WHERE jid = ANY ($1) ORDER BY id FOR UPDATE"
 )
@@ -58,7 +58,7 @@ def save_calls(
 ) -> list[Call]:
     """Return the calls that write failed jobs, and count them last.
 
-    Until the commit, other transactions that count in the same row wait (ADR 24).
+    Until the commit, other transactions that count in the same row wait (ADR 0024).
     """
     calls: list[Call] = []
     if changed:

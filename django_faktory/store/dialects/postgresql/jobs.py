@@ -64,10 +64,10 @@ def clock(place: int) -> str:
 def replacing(jids: int, may_exist: int) -> str:
     """Return SQL that locks the rows with the jids in a parameter, by id, and deletes finished ones as `gone`.
 
-    Both happen before the first insert (ADR 30). A row that another transaction stores meanwhile stays: an insert that
-    does nothing on a conflict neither locks nor replaces it. If the parameter `may_exist` is false, no row is looked
-    up: `LOCK_STORED` has found none. Rows are looked up by scalar sub-selects: a planner that knows a small table would
-    join it, and read all of it after it has grown.
+    Both happen before the first insert (ADR 0030). A row that another transaction stores meanwhile stays: an insert
+    that does nothing on a conflict neither locks nor replaces it. If the parameter `may_exist` is false, no row is
+    looked up: `LOCK_STORED` has found none. Rows are looked up by scalar sub-selects: a planner that knows a small
+    table would join it, and read all of it after it has grown.
     """
     return f"""
 WITH stored AS MATERIALIZED (
@@ -172,7 +172,7 @@ _CLAIM_TYPES = ["text[]", "int[]", "text", "int", "timestamptz", "bigint", "doub
 CLAIM = Statement("claim", _CLAIM_TYPES, _CLAIM.replace("AND $alone", ""))
 
 # Alone in its transaction, a claim commits without waiting for the disk: if a crash of the database undoes it, the job
-# runs again, and any later acknowledgement flushes the claim to disk as well (ADR 6).
+# runs again, and any later acknowledgement flushes the claim to disk as well (ADR 0006).
 CLAIM_ALONE = Statement(
     "claim_alone",
     _CLAIM_TYPES,
@@ -193,9 +193,9 @@ UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'r
 
 # Rows are found by jid alone, and their state is checked once they are locked. With the state in the lookup, the
 # planner takes the partial index of working jobs, does not count its dead entries, and walks over every job of the last
-# minute. A prefetched job may get its wid in between (ADR 22), and any job may get permits from a new limit: only the
+# minute. A prefetched job may get its wid in between (ADR 0022), and any job may get permits from a new limit: only the
 # locked row counts. All rows are locked by id first, including rows that later statements of the same message end, and
-# rows with a jid that a later statement inserts: $5 (ADR 24).
+# rows with a jid that a later statement inserts: $5 (ADR 0024).
 END = Statement(
     "done",
     ["timestamptz", "json", "bigint", "int", "text[]"],

@@ -1,4 +1,4 @@
-"""PostgreSQL's statements for limiters (ADR 16): which jobs need a permit, and how to acquire and release permits."""
+"""PostgreSQL's statements for limiters (ADR 0016): which jobs need a permit, and how to acquire and release permits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IS_LIMITED = f"""(j.limit_key IS NOT NULL
 
 
 def closed_queues(clock: int) -> str:
-    """Return SQL for the array of queues that hand out nothing: paused, or with a full or closed limiter."""
+    """Return SQL for the array of queues that hand out nothing: paused, without a permit, or before the next start."""
     return f"""ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL
     UNION ALL SELECT name::text FROM {LIMITER} WHERE scope = 'queue'
       AND (in_use >= concurrency OR opens_at > COALESCE(${clock}, STATEMENT_TIMESTAMP())))"""

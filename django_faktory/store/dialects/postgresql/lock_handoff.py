@@ -1,4 +1,4 @@
-"""End a job that held a lock and claim the next job of its key, in one statement on PostgreSQL (ADR 15, 20).
+"""End a job that held a lock and claim the next job of its key, in one statement on PostgreSQL (ADR 0015, 20).
 
 Only the usual case of a hot key: the next job waits for this lock alone, and a claim would return it now. Otherwise the
 statement does nothing, and the caller uses the general way: end, free, claim, lock. The key is never free in between,
@@ -24,9 +24,9 @@ from .rows import RETURNED, reservations
 
 _LIVES = "(expires_at IS NULL OR expires_at > (SELECT now FROM clock))"
 
-# Locks the holder's row, then its lock, as all transactions do (ADR 24); the next job's row only if it is not locked.
+# Locks the holder's row, then its lock, as all transactions do (ADR 0024); the next job's row only if it is not locked.
 # Lookups by key hide the state from the planner, see `locks`. The token is drawn before the writes: no part of a
-# statement sees what another part has written (ADR 24), and both the job and the lock row get it.
+# statement sees what another part has written (ADR 0024), and both the job and the lock row get it.
 RELAY = Statement(
     "relay",
     [

@@ -1,4 +1,4 @@
-"""PostgreSQL's statements for jobs with lock keys (ADR 15): one round trip each, where `store.locks.locks` needs ten.
+"""PostgreSQL's statements for jobs with lock keys (ADR 0015): one round trip each, where `store.locks.locks` needs ten.
 
 States are compared with a sub-select, and working jobs are recognized by their reservation. With a literal state, the
 planner chooses the partial index of that state, and walks over all ready jobs to find those of one key. The speed of a
@@ -101,11 +101,11 @@ counted AS (
 SELECT jid, wid, attempt, queue, jobtype, now, started_at FROM ended, clock""",
 )
 
-# If the first blocked job of a queue and priority waits for a permit, the jobs of its key wait behind it (ADR 16).
+# If the first blocked job of a queue and priority waits for a permit, the jobs of its key wait behind it (ADR 0016).
 # `places` lists the queues and priorities of the jobs blocked by a key, with one index lookup each. Of each place the
 # first job becomes ready, unless one is ready already. That check is a scalar sub-select per place, in the order of the
 # index: as NOT EXISTS it becomes a join that reads the whole table. A lock row is locked while this runs, so it must
-# not wait for a job (ADR 24): a locked job is skipped, and its key returned.
+# not wait for a job (ADR 0024): a locked job is skipped, and its key returned.
 _FIRST = f"""
 SELECT j.id, j.queue, j.sort_priority, j.limiter FROM {JOB} AS j
 WHERE j.lock_key = keys.key AND j.state = (SELECT 'blocked')"""

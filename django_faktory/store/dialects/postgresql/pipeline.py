@@ -1,4 +1,4 @@
-"""Send prepared statements through libpq in one pipeline, with values and rows in binary or plain text (ADR 10).
+"""Send prepared statements through libpq in one pipeline, with values and rows in binary or plain text (ADR 0010).
 
 A cursor's work for a statement (binding values, wrappers, adaptation by type) takes longer than PostgreSQL needs to run
 a hot one. Only for the package's own statements, because their types are known. Outside a transaction, all statements
@@ -122,7 +122,7 @@ class SocketExchange(Generic[Result]):
             self._pgconn = connection.connection.pgconn
             with self._close_on_error():
                 _send(connection.connection, packed)
-                # libpq keeps what a full socket does not take; the event loop must not wait for it (ADR 21).
+                # libpq keeps what a full socket does not take; the event loop must not wait for it (ADR 0021).
                 self.is_sent: bool = not self._pgconn.flush()
 
     @property

@@ -1,4 +1,4 @@
-"""Prefetch jobs for a server, and confirm and extend reservations, on PostgreSQL (ADR 22, ADR 26).
+"""Prefetch jobs for a server, and confirm and extend reservations, on PostgreSQL (ADR 0022, ADR 0026).
 
 A prefetched job is working, and its claim number is negative until its delivery is confirmed.
 """

@@ -1,4 +1,4 @@
-"""Prepare hot statements once per connection: planning a claim costs more than running it (ADR 6).
+"""Prepare hot statements once per connection: planning a claim costs more than running it (ADR 0006).
 
 `execute_on` and `execute` run `Statement`s with SQL's own PREPARE and EXECUTE, so that any driver works and Django's
 query log shows plain statements. A plan made while a table was small must not be kept: each is replanned every

@@ -1,7 +1,7 @@
-"""Insert jobs with options on PostgreSQL: one statement for a set, as for plain jobs (ADR 23).
+"""Insert jobs with options on PostgreSQL: one statement for a set, as for plain jobs (ADR 0023).
 
 Durations that start at the push are added in the statement, by the database's clock. A job is blocked from the start if
-its lock is taken, or another job of its key is ready (ADR 15); of several such jobs in one set the first is ready.
+its lock is taken, or another job of its key is ready (ADR 0015); of several such jobs in one set the first is ready.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ FROM (
 {where} ORDER BY nth"""
 
 
-# The caller checks these keys again after its commit: a release in progress may not have seen the new job (ADR 15).
+# The caller checks these keys again after its commit: a release in progress may not have seen the new job (ADR 0015).
 _BLOCKED = "CASE WHEN state = 'blocked' THEN lock_key END"
 _REPLACE = {
     "incoming": f"{_RECORDS} LEFT JOIN gone USING (jid)",

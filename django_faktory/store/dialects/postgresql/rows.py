@@ -10,8 +10,8 @@ import msgspec
 from ....core.payloads import Reservation
 from .pipeline import Rows
 
-# `is_batchless` decides by which statement an atomic task may end its job (ADR 7). Columns are named, because a later
-# release may add some while this one runs.
+# `is_batchless` decides by which statement an atomic task may end its job (ADR 0007). Columns are named, because a
+# later release may add some while this one runs.
 RETURNED = (
     "j.jid, j.queue, j.payload, j.wid, j.attempt, j.created_at, j.enqueued_at, j.started_at, j.failure, j.history,"
     " j.reserve_for, j.result_ttl, j.jobtype, j.lock_key, j.limit_key, j.permits,"
