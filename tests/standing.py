@@ -15,7 +15,7 @@ def suspend_process(pid):
     while True:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: _has_stopped(pid))
-        if not _holds_locks():
+        if not _holds_locks() and not _has_open_transaction():
             return
         os.kill(pid, signal.SIGCONT)
 
@@ -37,6 +37,19 @@ def _holds_locks():
     finally:
         _set_busy_timeout(connection.settings_dict["OPTIONS"].get("timeout", 5))
     return False
+
+
+def _has_open_transaction():
+    """Return True if a session waits inside a transaction: it may hold rows that no other session sees yet."""
+    if connection.vendor != "postgresql":
+        return False
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT COUNT(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND state LIKE 'idle in transaction%%' AND pid <> pg_backend_pid()",
+            [],
+        )
+        return bool(cursor.fetchone()[0])
 
 
 def _set_busy_timeout(seconds):

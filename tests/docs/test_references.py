@@ -152,7 +152,7 @@ def lines_of_the_log():
             word = ast.unparse(call.func)
             texts = [node.value for node in call.args if isinstance(node, ast.Constant) and isinstance(node.value, str)]
             is_told = word.startswith("logger.") and call.func.attr in levels
-            is_told = is_told or (word == "self._launcher.log" and "ERROR" in ast.unparse(call.args[0]))
+            is_told = is_told or (word == "logger.log" and "ERROR" in ast.unparse(call.args[0]))
             if is_told and texts:
                 event = re.split(r" \w+=%| pid=%", texts[0])[0]
                 yield path, re.sub(r"%[sdr]", "…", event)

@@ -93,7 +93,7 @@ class Pipes:
             os.set_blocking(descriptor, False)
 
     def close(self) -> None:
-        """Close all pipes."""
+        """Close both ends of all pipes."""
         for descriptor in (*self.lifeline, *self.signals, *self.beats, *self.alarm):
             os.close(descriptor)
 

@@ -1,4 +1,4 @@
-"""The supervisor of runfaktory: its messages, its memory, and the replacements that it forks."""
+"""The supervisor of runfaktory: its messages, and the replacements that it forks."""
 
 import signal
 
@@ -13,20 +13,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-MB = 2**20
-MAX_NODE_MB = 180
 PROJECT_LOGGING = {"FAKTORY_TEST_LOGGING": "1"}
-UNTRACED = {"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""}
-
-
-def test_a_node_with_one_worker_stays_below_180_mb(runfaktory):
-    """Check the condition under which the supervisor may keep the loaded project (ADR 0038)."""
-    program = runfaktory(ANY_PORT, "--processes", "1", environment=UNTRACED)
-    program.said("worker started")
-    program.said("server listens")
-    processes = [psutil.Process(program.pid), *program.children()]
-    assert len(processes) == 3
-    assert sum(process.memory_info().rss for process in processes) / MB < MAX_NODE_MB
 
 
 def test_supervisor_messages_use_the_logging_of_the_project(runfaktory):
