@@ -12,8 +12,9 @@ from contextlib import nullcontext
 from datetime import datetime, timedelta
 from functools import partial
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 from django.db import IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -24,7 +25,7 @@ from ...errors import FaktoryError, NotUnique
 from ...models import Job
 from ..batches import membership
 from ..dialects import dialect_of
-from ..dialects.base import OrderedJobs, insertion_key, unique_key_of
+from ..dialects.base import JOB, OrderedJobs, insertion_key, marks, unique_key_of
 from ..locks import locks
 
 CHUNK = 500
@@ -121,14 +122,15 @@ def _push_once(
     fresh = [(place, job) for place, job in placed_jobs if not _must_keep(stored.get(job.jid))]
     refusals = membership.admit(connection, [job for _, job in fresh], clock)
     holders = _find_holders(connection, keys)
-    rows: list[Job] = []
+    rows: list[_NewRow] = []
+    adapt = connection.ops.adapt_datetimefield_value
     lock_queue = locks.LockQueue(
         connection, {job.options.lock_key for _, job in fresh if job.options and job.options.lock_key}
     )
     for place, job in sorted(fresh, key=itemgetter(0)):  # the first of each key wins
         if job.jid in refusals:
             continue
-        row = _build_row(job, clock, clock + timedelta(microseconds=place))
+        row = _build_row(job, clock, clock + timedelta(microseconds=place), adapt)
         if row.unique_key and holders.setdefault(row.unique_key, job.jid) != job.jid:
             refusals[job.jid] = NotUnique(job.jid)
             continue
@@ -141,7 +143,7 @@ def _push_once(
             and row.state == State.ENQUEUED
             and not lock_queue.try_add_ready(row.lock_key, row.queue, row.sort_priority)
         ):
-            row.state = State.BLOCKED
+            row.state = str(State.BLOCKED)
         rows.append(row)
     locks.promote_waiters_later(
         connection, {row.lock_key for row in rows if row.lock_key and row.state == State.BLOCKED}
@@ -205,38 +207,79 @@ def _find_holders(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> dict[
     return {key: jid for chunk in _chunks(keys) for key, jid in jid_by_key.filter(unique_key__in=chunk) if key}
 
 
-def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[Job]) -> None:
+def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[_NewRow]) -> None:
     """Delete the finished rows with the same jids, then insert the new rows in insertion order."""
-    jobs = Job.objects.using(connection.alias)
     for chunk in _chunks(sorted(finished)):
-        jobs.filter(pk__in=chunk).in_state(*FINISHED).delete()
-    jobs.bulk_create(sorted(rows, key=lambda row: insertion_key(row.jid, row.unique_key)), batch_size=CHUNK)
+        Job.objects.using(connection.alias).filter(pk__in=chunk).in_state(*FINISHED).delete()
+    if not rows:
+        return
+    columns = msgspec.structs.fields(_NewRow)
+    # Not `bulk_create`: it takes 200 µs of CPU for each job, during which SQLite's other writers wait.
+    start, row_marks = (
+        f"INSERT INTO {JOB} ({', '.join(column.name for column in columns)}) VALUES ",
+        f"({marks(columns)})",
+    )
+    ordered = sorted(rows, key=lambda row: insertion_key(row.jid, row.unique_key))
+    count = min(CHUNK, (connection.features.max_query_params or CHUNK * len(columns)) // len(columns))
+    with connection.cursor() as cursor:
+        for first in range(0, len(ordered), count):
+            values = [msgspec.structs.astuple(row) for row in ordered[first : first + count]]
+            cursor.execute(start + ", ".join([row_marks] * len(values)), [value for row in values for value in row])
 
 
-def _build_row(job: JobPayload, now: datetime, place: datetime) -> Job:
-    """Return the unsaved row. `place` is its `enqueued_at`: a microsecond apart within a set.
+class _NewRow(msgspec.Struct):
+    """The columns of a new job; those that are missing here have defaults in the database."""
 
-    Rows are inserted in the order of jids and keys, so only `place` keeps the order in which they were pushed.
+    jid: str
+    jobtype: str
+    queue: str
+    state: str
+    sort_priority: int
+    payload: str
+    retry: int
+    reserve_for: int
+    backtrace: int
+    result_ttl: int | None
+    created_at: Any
+    run_at: Any
+    enqueued_at: Any
+    expires_at: Any
+    unique_key: str | None
+    unique_expires_at: Any
+    unique_until_start: bool
+    lock_key: str | None
+    limit_key: str | None
+    bid: str | None
+    about: str | None
+    attempt: int = 0
+    callback_of: str | None = None
+
+
+def _build_row(job: JobPayload, now: datetime, place: datetime, adapt: Callable[[datetime | None], Any]) -> _NewRow:
+    """Return the new row. `place` is its `enqueued_at`: a microsecond apart within a set.
+
+    Rows are inserted in the order of jids and keys, so only `place` keeps the order in which they were pushed. `adapt`
+    turns a time into the database's form.
     """
     options = job.options or _NO_OPTIONS
     due_at = job.at if job.at and job.at > now else None
-    return Job(
+    return _NewRow(
         jid=job.jid,
         jobtype=job.jobtype,
         queue=job.queue,
-        state=State.SCHEDULED if due_at else State.ENQUEUED,
+        state=str(State.SCHEDULED if due_at else State.ENQUEUED),
         sort_priority=-job.priority,
         payload=job.text,
         retry=job.retry,
         reserve_for=job.reserve_for,
         backtrace=job.backtrace,
         result_ttl=job.result_ttl,
-        created_at=now,
-        run_at=due_at,
-        enqueued_at=None if due_at else place,
-        expires_at=options.expiry(due_at or now),
+        created_at=adapt(now),
+        run_at=adapt(due_at),
+        enqueued_at=adapt(None if due_at else place),
+        expires_at=adapt(options.expiry(due_at or now)),
         unique_key=options.unique_key,
-        unique_expires_at=options.unique_ends(due_at or now),
+        unique_expires_at=adapt(options.unique_ends(due_at or now)),
         unique_until_start=options.unique_until_start,
         lock_key=options.lock_key,
         limit_key=options.limit_key,

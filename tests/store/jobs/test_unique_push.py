@@ -14,6 +14,7 @@ from django_faktory.models import Job, JobLock
 from django_faktory.store.jobs import acknowledgements, claims, exchanges, failures, pushes, transitions, unique_push
 from django_faktory.store.maintenance import due
 from tests.factories import T0, JobFactory, payload
+from tests.server.test_fetch_index import calls
 from tests.store.jobs.test_claims import in_threads
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -280,6 +281,14 @@ def test_the_fast_and_slow_push_paths_store_a_job_identically(wish, fields):
     Job.objects.all().delete()
     assert unique_push._push_slow_path(connection, [(0, job)], T0) == {}
     assert row(job.jid) == told
+
+
+def test_the_slow_path_takes_at_most_150_calls_for_each_job():
+    """Check that its transaction is short: SQLite's other writers wait for it."""
+    push(unique(args=["first"]))
+    jobs = [(place, unique(args=[place])) for place in range(400)]
+    assert calls(lambda: unique_push._push_slow_path(connection, jobs, T0)) < 150 * len(jobs)
+    assert Job.objects.count() == 401
 
 
 @on_postgresql
