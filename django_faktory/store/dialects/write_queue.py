@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -17,30 +16,13 @@ from types import TracebackType
 NO_QUEUE = nullcontext()
 
 
-LONG_S = 0.03
-"""Seconds from which on a turn is long: most turns take a tenth of that."""
-
-REST_FACTOR = 4.0
-"""A thread waits for this multiple of a long turn before its next one, while other threads write.
-
-Otherwise the large sets of one client would take nearly all of the time: every write of other clients would wait for
-one.
-"""
-
-LOOK_S = 0.02
-"""Seconds without another thread's turn after which a thread stops waiting."""
-
-
 class WriteQueue:
-    """A reentrant lock that threads get in the order in which they ask for it, after long turns with a pause.
+    """A reentrant lock that threads get in the order in which they ask for it.
 
     It is reentrant because hooks that run after a commit may write again.
     """
 
     def __init__(self) -> None:
-        self._turns = 0
-        self._turn_at = 0.0
-        self._own = threading.local()
         self._mutex = threading.Lock()
         self._waiting: deque[threading.Lock] = deque()
         self._owner: int | None = None
@@ -50,11 +32,8 @@ class WriteQueue:
         thread_id = threading.get_ident()
         # Read without the mutex: only this thread writes its own id.
         if self._owner != thread_id:
-            self._rest()
             self._await_turn()
             self._owner = thread_id
-            self._turns += 1
-            self._turn_at = time.monotonic()
         self._depth += 1
 
     def __exit__(
@@ -63,25 +42,11 @@ class WriteQueue:
         self._depth -= 1
         if self._depth:
             return
-        now = time.monotonic()
-        if (turn_s := now - self._turn_at) > LONG_S:
-            self._own.rest = now, now + REST_FACTOR * turn_s, self._turns
         with self._mutex:
             self._owner = None
             if self._waiting:
                 self._owner = -1  # no thread's: the queue is taken until the next one runs
                 self._waiting.popleft().release()
-
-    def _rest(self) -> None:
-        """Wait after a long turn of this thread, as long as other threads write."""
-        looked_at, until, turns = getattr(self._own, "rest", (0.0, 0.0, 0))
-        self._own.rest = (0.0, 0.0, 0)
-        while (now := time.monotonic()) < until:
-            if now >= looked_at + LOOK_S:
-                if self._turns == turns:
-                    return
-                looked_at, turns = now, self._turns
-            time.sleep(min(LOOK_S, until - now))
 
     def _await_turn(self) -> None:
         with self._mutex:

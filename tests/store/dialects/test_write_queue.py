@@ -64,57 +64,6 @@ def test_a_failed_writer_releases_the_queue_to_the_next():
     assert order == ["next"]
 
 
-class FakeTime:
-    """A clock that moves when a thread sleeps; `on_sleep` is called then."""
-
-    def __init__(self):
-        self.now, self.slept_s, self.on_sleep = 100.0, 0.0, lambda: None
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-        self.slept_s += seconds
-        self.on_sleep()
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = FakeTime()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
-
-
-def take_turn(queue, clock, seconds):
-    with queue:
-        clock.now += seconds
-
-
-@pytest.mark.parametrize(("turn_s", "expected_s"), [(0.5, 2.0), (0.1, 0.4), (0.02, 0.0)])
-def test_a_thread_waits_after_a_long_turn_while_others_write(clock, turn_s, expected_s):
-    queue = WriteQueue()
-
-    def write_elsewhere():
-        queue._turns += 1
-
-    clock.on_sleep = write_elsewhere
-    take_turn(queue, clock, turn_s)
-    take_turn(queue, clock, 0.001)
-    assert clock.slept_s == pytest.approx(expected_s)
-    take_turn(queue, clock, 0.001)
-    assert clock.slept_s == pytest.approx(expected_s), "a short turn needs no wait"
-
-
-@pytest.mark.parametrize(("pause_s", "expected_s"), [(0.0, module.LOOK_S), (0.1, 0.0)])
-def test_a_thread_does_not_wait_for_long_if_no_other_writes(clock, pause_s, expected_s):
-    queue = WriteQueue()
-    take_turn(queue, clock, 0.5)
-    clock.now += pause_s
-    take_turn(queue, clock, 0.5)
-    assert clock.slept_s == pytest.approx(expected_s)
-
-
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="about SQLite")
 def test_an_on_commit_hook_writes_in_the_turn_of_its_transaction(queue):
