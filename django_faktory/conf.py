@@ -40,13 +40,19 @@ class Setting(NamedTuple):
 
 
 def _integer(low: int, high: int = 2**31 - 1) -> Rule:
-    # `type`, because bool is a subclass of int. By default the largest value of an integer column.
-    return Rule(f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high)
+    # By default the largest value of an integer column.
+    return Rule(
+        f"a whole number from {low} to {high}",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
+    )
 
 
 def _seconds(low: float) -> Rule:
     # A comparison with NaN is false, and inf is above the largest value.
-    return Rule(f"seconds, {low:g} or more", lambda value: type(value) in (int, float) and low <= value <= 2**31 - 1)
+    return Rule(
+        f"seconds, {low:g} or more",
+        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= 2**31 - 1,
+    )
 
 
 def _or_none(rule: Rule) -> Rule:
