@@ -86,13 +86,14 @@ def _ack_chunk(
     storable = [ack for ack in acks if is_storable(ack.jid)]
     if not storable:
         return [False] * len(acks)
-    dialect = dialect_of(connections[using])
+    connection = connections[using]
+    dialect = dialect_of(connection)
     ending = run(
         using,
         lambda connection: dialect.end(connection, storable, now),
-        atomic=not (dialect.one_statement and dialect.can_join(connections[using])),
+        atomic=not (dialect.one_statement and dialect.can_join(connection)),
     )
-    locks.notify_ready(connections[using], set(ending.readied))
+    locks.notify_ready(connection, set(ending.readied))
     results = end_members(ending, storable, using=using, now=now, on_finished=on_finished)
     if len(storable) == len(acks):
         return results

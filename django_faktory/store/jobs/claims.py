@@ -245,7 +245,7 @@ class ClaimContext(NamedTuple):
         is_joined = len({slot.wid for slot in plan.slots}) == 1 or dialect.can_join(connections[self.using])
         return run(
             self.using,
-            lambda connection: dialect_of(connection).claim(connection, plan, self.now),
+            lambda connection: dialect.claim(connection, plan, self.now),
             atomic=not (dialect.one_statement and is_joined),
         )
 

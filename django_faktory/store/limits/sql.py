@@ -5,7 +5,7 @@ The SQL is the same for all databases; only the clause that locks rows differs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -128,9 +128,7 @@ def undo_claims(cursor: CursorWrapper, limiters: Mapping[int, int | None]) -> No
     _set_each(cursor, "limiter", to_block, f"state = 'blocked', {undo_columns}")
     to_enqueue = [row_id for row_id, limiter in limiters.items() if limiter is None]
     if to_enqueue:
-        cursor.execute(
-            f"UPDATE {JOB} SET state = 'enqueued', {undo_columns} WHERE id IN ({marks(to_enqueue)})", to_enqueue
-        )
+        cursor.execute(f"UPDATE {JOB} SET state = 'enqueued', {undo_columns} WHERE id IN ({_list_ids(to_enqueue)})")
 
 
 def _set_each(cursor: CursorWrapper, column: str, values: Mapping[int, Any], other_columns: str) -> None:
@@ -141,11 +139,17 @@ def _set_each(cursor: CursorWrapper, column: str, values: Mapping[int, Any], oth
     if len(distinct) == 1:
         value, params = "%s", [distinct.pop()]
     else:
-        value = f"CASE id {' '.join(['WHEN %s THEN %s'] * len(values))} ELSE {column} END"
-        params = [item for pair in values.items() for item in pair]
-    cursor.execute(
-        f"UPDATE {JOB} SET {column} = {value}, {other_columns} WHERE id IN ({marks(values)})", [*params, *values]
-    )
+        value = f"CASE id {' '.join(f'WHEN {int(row_id)} THEN %s' for row_id in values)} ELSE {column} END"
+        params = list(values.values())
+    cursor.execute(f"UPDATE {JOB} SET {column} = {value}, {other_columns} WHERE id IN ({_list_ids(values)})", params)
+
+
+def _list_ids(ids: Iterable[int]) -> str:
+    """Return the ids of rows as SQL text.
+
+    psycopg takes 7 µs of Python for each parameter that it writes into the statement: 3.5 ms for 500 ids.
+    """
+    return ", ".join(str(int(row_id)) for row_id in ids)
 
 
 def block_head(
@@ -167,8 +171,7 @@ def block_head(
     }
     if to_block:
         cursor.execute(
-            f"SELECT id FROM {JOB} WHERE id IN ({marks(to_block)}) AND state = 'enqueued'{dialect.skip_lock}",
-            [*to_block],
+            f"SELECT id FROM {JOB} WHERE id IN ({_list_ids(to_block)}) AND state = 'enqueued'{dialect.skip_lock}"
         )
         # Only rows to be blocked are locked, and not waited for: another transaction may be claiming them.
         to_block = {row_id: to_block[row_id] for (row_id,) in cursor.fetchall()}
@@ -193,7 +196,7 @@ def unblock_first(cursor: CursorWrapper, dialect: Dialect, limiter: int, room: i
         has_more |= len(rows) > room
         ids = [row_id for row_id, state in rows[:room] if state == "blocked"]
         if ids:
-            cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id IN ({marks(ids)})", ids)
+            cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id IN ({_list_ids(ids)})")
             counts[queue] = len(ids)
     return counts, has_more
 
@@ -232,9 +235,8 @@ def unblock_portion(cursor: CursorWrapper, dialect: Dialect, limiter: int, limit
     if rows:
         ids = [row_id for row_id, _ in rows]
         cursor.execute(
-            f"UPDATE {JOB} SET state = 'enqueued', limiter = NULL WHERE id IN ({marks(ids)})"
-            " AND state IN ('blocked', 'enqueued')",
-            ids,
+            f"UPDATE {JOB} SET state = 'enqueued', limiter = NULL WHERE id IN ({_list_ids(ids)})"
+            " AND state IN ('blocked', 'enqueued')"
         )
     return len(rows), {queue for _, queue in rows}
 

@@ -201,20 +201,16 @@ END = Statement(
     ["timestamptz", "json", "bigint", "int", "text[]"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
-asked AS MATERIALIZED (
-  SELECT r.*, (SELECT id FROM {JOB} WHERE jid = r.jid) AS id
-  FROM {REPORTS}),
+asked AS MATERIALIZED (SELECT * FROM {REPORTS}),
 locked AS MATERIALIZED (
   SELECT id, jid, wid, attempt, result_ttl, state, queue, jobtype, started_at,
     bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR permits IS NOT NULL AS is_apart
-  FROM {JOB} WHERE id = ANY (ARRAY(
-    SELECT id FROM asked
-    UNION ALL SELECT (SELECT id FROM {JOB} WHERE jid = incoming.jid) FROM {unnest(5)} AS incoming (jid)))
+  FROM {JOB} WHERE jid = ANY (ARRAY(SELECT jid FROM asked) || (SELECT $5))
   ORDER BY id FOR UPDATE),
 held AS MATERIALIZED (
   SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.queue, j.jobtype, j.started_at, j.is_apart,
     r.result
-  FROM asked AS r JOIN locked AS j USING (id)
+  FROM asked AS r JOIN locked AS j USING (jid)
   WHERE {IS_HOLDER}),
 gone AS (
   DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM held WHERE result_ttl IS NULL AND NOT is_apart))),

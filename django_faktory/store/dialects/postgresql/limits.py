@@ -27,13 +27,13 @@ def closed_queues(clock: int) -> str:
 _PASS = f"""
 WITH clock AS (SELECT COALESCE($2, CLOCK_TIMESTAMP()) AS now),
 claimed AS MATERIALIZED (
-  SELECT c.*, (SELECT id FROM {JOB} WHERE jid = c.jid) AS id FROM json_to_recordset($1)
+  SELECT * FROM json_to_recordset($1)
     AS c (jid text COLLATE "C", wid text COLLATE "C", attempt int, jobtype text COLLATE "C", queue text COLLATE "C",
       key text COLLATE "C")),
 locked AS MATERIALIZED (
-  SELECT id, wid, attempt FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM claimed)) AND permits = ''
+  SELECT id, jid, wid, attempt FROM {JOB} WHERE jid = ANY (ARRAY(SELECT jid FROM claimed)) AND permits = ''
   ORDER BY id FOR UPDATE),
-held AS MATERIALIZED (SELECT claimed.* FROM claimed JOIN locked USING (id, wid, attempt)),
+held AS MATERIALIZED (SELECT id, claimed.* FROM claimed JOIN locked USING (jid, wid, attempt)),
 limiters AS MATERIALIZED (
   SELECT id, scope, name, concurrency, rate, per, burst, is_paused, in_use, tokens, filled_at, opens_at
   FROM {LIMITER} WHERE id = ANY (ARRAY(

@@ -25,14 +25,14 @@ TAKE = Statement(
     f"""
 WITH clock AS (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now, make_interval(secs => $2) AS lease),
 claimed AS MATERIALIZED (
-  SELECT c.*, (SELECT id FROM {JOB} WHERE jid = c.jid) AS id FROM ROWS FROM (json_to_recordset($1)
+  SELECT * FROM ROWS FROM (json_to_recordset($1)
     AS (key text COLLATE "C", jid text COLLATE "C", wid text COLLATE "C", attempt int))
     WITH ORDINALITY AS c (key, jid, wid, attempt, place)),
 locked AS MATERIALIZED (
-  SELECT id, wid, attempt FROM {JOB}
-  WHERE id = ANY (ARRAY(SELECT id FROM claimed)) AND reserved_until IS NOT NULL AND lock_token IS NULL
+  SELECT id, jid, wid, attempt FROM {JOB}
+  WHERE jid = ANY (ARRAY(SELECT jid FROM claimed)) AND reserved_until IS NOT NULL AND lock_token IS NULL
   ORDER BY id FOR UPDATE),
-held AS MATERIALIZED (SELECT claimed.* FROM claimed JOIN locked USING (id, wid, attempt)),
+held AS MATERIALIZED (SELECT id, claimed.* FROM claimed JOIN locked USING (jid, wid, attempt)),
 got AS (
   INSERT INTO {LOCK} AS old (lock_key, jid, attempt, wid, lease, acquired_at, expires_at, is_lapsed)
   SELECT key, jid, attempt, wid, lease, now, now + lease, FALSE

@@ -61,7 +61,10 @@ def can_pipeline(connection: BaseDatabaseWrapper) -> bool:
     if connection.execute_wrappers or connection.queries_logged or has_own_cursor(connection):
         return False
     psycopg, raw = _driver(), connection.connection
-    if psycopg is None or not isinstance(raw, psycopg.Connection) or raw.info.encoding != "utf-8":
+    if psycopg is None or not isinstance(raw, psycopg.Connection):
+        return False
+    # Asked of libpq: `raw.info.encoding` takes four Python calls.
+    if raw.pgconn.parameter_status(b"client_encoding") != b"UTF8":
         return False
     # A transaction that has begun already has its characteristics; only a BEGIN of our own would be a plain one.
     return bool(raw.autocommit or not _is_idle(raw) or (raw.isolation_level, raw.read_only, raw.deferrable) == _PLAIN)
