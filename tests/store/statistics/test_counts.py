@@ -40,16 +40,21 @@ def fill():
     Counter.objects.create(day=now.date(), slot=77, processed=5, failed=1, late=0)
 
 
-def told(counts):
+def comparable(counts):
     return (counts.queues, counts.paused, counts.sets, counts.workers, counts.batches, counts.totals)
+
+
+def reading(caught):
+    """Return the statements that read tables; those that begin and end the transaction read none."""
+    return [query["sql"] for query in caught if "django_faktory_" in query["sql"]]
 
 
 def test_portions_count_the_same_as_one_statement():
     fill()
     with CaptureQueriesContext(connection) as caught:
         whole = statistics.counts(using=USING)
-    assert len(caught) == 1
-    assert told(whole) == (
+    assert len(reading(caught)) == 1
+    assert comparable(whole) == (
         {"q0": 12, "q1": 0, "q2": 0, "q3": 0, "q4": 0, "q5": 11, "q6": 0, "unlisted": 6},
         {"q3"},
         {"blocked": 9, "dead": 13, "retries": 6, "scheduled": 8, "working": 7},
@@ -65,14 +70,14 @@ def test_portions_count_the_same_as_one_statement():
     with CaptureQueriesContext(connection) as caught:
         portions = statistics.counts(using=USING, sizes=SMALL)
     assert len(caught) > 20
-    assert told(portions) == told(whole)
+    assert comparable(portions) == comparable(whole)
     assert portions.is_complete
     assert {name: round(age, -1) for name, age in portions.latencies.items()} == {"q0": 3600, "q5": 40, "unlisted": 10}
 
 
 def test_all_portions_read_the_same_snapshot(monkeypatch):
     fill()
-    before = told(statistics.counts(using=USING))
+    before = comparable(statistics.counts(using=USING))
     further = statistics._count_further_rows
 
     def further_while_jobs_move(*args):
@@ -82,7 +87,7 @@ def test_all_portions_read_the_same_snapshot(monkeypatch):
 
     moment = timezone.now()
     monkeypatch.setattr(statistics, "_count_further_rows", further_while_jobs_move)
-    assert told(statistics.counts(using=USING, sizes=SMALL)) == before
+    assert comparable(statistics.counts(using=USING, sizes=SMALL)) == before
 
 
 def run_elsewhere(work):
@@ -120,7 +125,7 @@ def test_twenty_thousand_queues_are_counted_in_one_statement():
     Job.objects.bulk_create(rows, batch_size=500)
     with CaptureQueriesContext(connection) as caught:
         found = statistics.counts(using=USING)
-    assert len(caught) == 1
+    assert len(reading(caught)) == 1
     assert (len(found.queues), sum(found.queues.values()), len(found.latencies)) == (20_000, 500, 500)
 
 
@@ -132,7 +137,7 @@ def test_latencies_of_a_thousand_queues_are_read_in_one_statement():
     names = [f"q{number}" for number in range(1000)]
     with CaptureQueriesContext(connection) as caught:
         found = queues.latency(names, using=USING)
-    assert len(caught) == 1
+    assert len(reading(caught)) == 1
     assert list(found) == names
     assert {name: round(age, -1) for name, age in found.items() if age} == {"q7": 3600, "q8": 600}
 
