@@ -134,13 +134,15 @@ class WorkerBroker(ABC):
     lock_heartbeat_s = 30.0
     """Interval between two calls of `extend_locks`, in seconds."""
 
-    # A property, because it depends on the database.
+    # Properties, because they depend on the database.
+    @property
+    def has_single_writer(self) -> bool:
+        """Return whether the store admits one write transaction at a time, so that a long one delays all others."""
+        return False
+
     @property
     def supports_lock_handoff(self) -> bool:
-        """Return whether `ack_and_fetch` passes the lock of a job that it ends to the next job of its key.
-
-        Both happen in one transaction, so that the key is never free in between.
-        """
+        """Return whether `ack_and_fetch` passes a lock from an ended job to the next one without freeing its key."""
         return False
 
     @abstractmethod

@@ -119,6 +119,11 @@ class OrmBroker(Broker):
         self._claim_numbers = ClaimNumbers()
 
     @property
+    def has_single_writer(self) -> bool:
+        """Return whether this database's dialect admits one writer at a time."""
+        return dialect_of(connections[self.alias]).has_single_writer
+
+    @property
     def supports_lock_handoff(self) -> bool:
         """Return whether this database's dialect passes locks on within an exchange."""
         return dialect_of(connections[self.alias]).supports_lock_handoff

@@ -60,7 +60,7 @@ class CommitQueue(Generic[Item, Answer]):
     `execute` takes a list of items and returns one answer for each; it runs in one of `width` threads. `weigh`
     returns the weight of an item. After each set the thread calls `lend`: with its result the event loop sends the next
     sets on the thread's connection and reads their answers, until the thread is needed again. `reset` closes the
-    connection.
+    connection. `pause_s` returns how long a thread waits after a set, from the set and its duration in seconds.
     """
 
     def __init__(
@@ -71,10 +71,12 @@ class CommitQueue(Generic[Item, Answer]):
         width: int = 1,
         weigh: Callable[[Item], int] = lambda _: 1,
         lend: Callable[[], Begin[Item, Answer] | None] = lambda: None,
+        pause_s: Callable[[list[Item], float], float] = lambda _items, _ran_s: 0.0,
         reset: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._execute, self._weigh, self._lend, self._reset, self._loop = execute, weigh, lend, reset, loop
+        self._pause_s = pause_s
         self._is_called = False
         self._look: asyncio.TimerHandle | None = None
         self._failed = 0  # commands since the last log line
@@ -98,6 +100,11 @@ class CommitQueue(Generic[Item, Answer]):
             self._is_called = True
             self._idle.clear()
             self._loop.call_soon(self._next)  # not now: commands of the same read of the socket join the set
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether all submitted items are answered and no thread pauses."""
+        return self._idle.is_set()
 
     async def wait_idle(self) -> None:
         """Wait until all submitted items are answered."""
@@ -221,22 +228,34 @@ class CommitQueue(Generic[Item, Answer]):
         return batch
 
     def _answer_batch(
-        self, commit_thread: _CommitThread[Item, Answer], batch: Batch[Item, Answer], answers: Answers[Answer]
+        self,
+        commit_thread: _CommitThread[Item, Answer],
+        batch: Batch[Item, Answer],
+        answers: Answers[Answer],
+        ran_s: float = 0.0,
     ) -> None:
-        self._free.append(commit_thread)
-        self._next()  # before the answers: the next set runs while these are written
+        if pause_s := self._pause_s([item for item, _ in batch], ran_s):
+            self._loop.call_later(pause_s, self._free_thread, commit_thread)
+        else:
+            self._free_thread(commit_thread)  # before the answers: the next set runs while these are written
         for (item, answer), result in zip(batch, answers, strict=True):
             try:
                 answer(result)
             except Exception:  # the other items of the set still need their answers
                 logger.exception("answer failed item=%s", _named(item))
 
+    def _free_thread(self, commit_thread: _CommitThread[Item, Answer]) -> None:
+        self._free.append(commit_thread)
+        self._next()
+
     def _work(self, commit_thread: _CommitThread[Item, Answer]) -> None:
         while (task := commit_thread.work.get()) is not None:
             batch, work = task
+            began_at = time.monotonic()
             answers = self._answers([item for item, _ in batch], work)
             commit_thread.begin = self._lend()
-            self._loop.call_soon_threadsafe(self._answer_batch, commit_thread, batch, answers)
+            ran_s = time.monotonic() - began_at
+            self._loop.call_soon_threadsafe(self._answer_batch, commit_thread, batch, answers, ran_s)
         self._reset()
 
     def _answers(self, items: list[Item], work: Callable[[], Answers[Answer]]) -> Answers[Answer]:

@@ -62,6 +62,15 @@ LISTEN_S = 60.0
 READ_WEIGHT = MAX_BATCH // 5
 """Weight of a read: the event loop writes five answers at a time. QUEUE LATENCY's may have 260 KB, 1 to 2 ms each."""
 
+UNPAUSED_BULK = 1000
+"""Weight of a set of the bulk queue up to which it does not pause: SQLite stores 1,000 jobs in about 40 ms."""
+
+BULK_PAUSE = 4.0
+"""Pause of the bulk queue as a multiple of the time that the set took."""
+
+MAX_BULK_PAUSE_S = 2.0
+"""Maximum pause: a set also takes long because a disk is slow, and then pauses would not help other clients."""
+
 MAX_PUSH_IN_TURN = 50
 """Weight above which a PUSH or PUSHB uses a commit queue of its own, so that it does not delay single commands."""
 
@@ -286,7 +295,9 @@ class Server:
             "exchange", run_exchange, width=WIDTH, weigh=weight, lend=self._lend, **common
         )
         in_sets = partial(execute_set, self.broker)
-        self._bulk_queue: CommitQueue[MayBlock, Any] = CommitQueue("bulk", in_sets, weigh=weight_of, **common)
+        self._bulk_queue: CommitQueue[MayBlock, Any] = CommitQueue(
+            "bulk", in_sets, weigh=weight_of, pause_s=self._bulk_pause_s, **common
+        )
         self._may_block_queue: CommitQueue[MayBlock, Any] = CommitQueue("may-block", in_sets, weigh=weight_of, **common)
         self._lock_wait_queue: CommitQueue[MayBlock, Any] = CommitQueue(
             "lock-wait", partial(execute_waiting, self.broker), width=LOCK_WAITS, weigh=lambda _: MAX_BATCH, **common
@@ -309,6 +320,16 @@ class Server:
             self.exchanges, self._bulk_queue, self._may_block_queue, self._lock_wait_queue, self._fail_queue,
             self._heartbeat_queue, self._confirm_queue, self._read_queue, self.long_work,
         )  # fmt: skip
+
+    def _bulk_pause_s(self, commands: Sequence[MayBlock], ran_s: float) -> float:
+        """Return how long the bulk queue pauses after a set, so that other clients can write before its next one.
+
+        It pauses if the database admits one writer at a time, the set was large, and other commands are in progress.
+        """
+        if self._is_stopping or not self.broker.has_single_writer or sum(map(weight_of, commands)) <= UNPAUSED_BULK:
+            return 0.0
+        are_others_idle = all(queue.is_idle for queue in self._commit_queues if queue is not self._bulk_queue)
+        return 0.0 if are_others_idle else min(BULK_PAUSE * ran_s, MAX_BULK_PAUSE_S)
 
     def _open_fetch_queue(self) -> None:
         self.deliveries = DeliveryTracker(confirm=self._confirm, loop=self.loop)

@@ -3,7 +3,7 @@
     python -m tests.attacks [--only PushBulk …] [--database sqlite,postgresql] [--connections 1,60] [--commands 400]
 
 An attack lasts until the good client has enough answers for a p99: at least `LEAST_S`, at most `MOST_S` seconds, and
-longer if the attackers have no reply yet.
+longer if the attackers have fewer than `LEAST_REPLIES` replies. The next one begins when its commands are executed.
 Prints a Markdown table. The exit code is 1 if a figure exceeds its bound, a worker was lost, or a reply was wrong.
 The attackers run on the same machine at a lower priority, because they represent clients on other machines.
 """
@@ -24,6 +24,9 @@ SIZE = 16 * 2**20
 WARM_UP_S = 1.0
 LEAST_S, MOST_S = 1.2, 15.0
 """Seconds of an attack."""
+
+DRAIN_S = 60.0
+"""Seconds within which the server must execute what the attackers have sent."""
 
 SETTLE_S = 30.0
 """Seconds within which the server must return memory."""
@@ -147,6 +150,7 @@ class Campaign:
         if found["wrong"]:
             trouble += f" wrong reply: {found['wrong']}"[:120].replace("|", "/")
         trouble += self._losses()
+        trouble = trouble or self._wait_until_executed(attack)
         measured = Measured(attack, connections, self.database, self.good.ms, left_mb, trouble, found["replies"])
         if measured.is_good():
             self._clean_up()
@@ -176,6 +180,23 @@ class Campaign:
         while (left := self.target.rss_mb() - before_mb) >= LEFT_MB and time.monotonic() < ends_at:
             time.sleep(0.1)
         return left
+
+    def _wait_until_executed(self, attack):
+        """Wait until the server has stored the jobs that the attackers sent; return what went wrong, or ""."""
+        from tests.server.raw import RawClient
+
+        if attack.server != "plain" or not attack.is_legal:
+            return ""
+        # More than 50 jobs: the server executes such pushes in the order of their arrival.
+        jobs = [{"jid": f"{self.database}-last-{number:04}", "jobtype": "T", "args": []} for number in range(51)]
+        client = RawClient.identified(("127.0.0.1", self.target.port), timeout_s=DRAIN_S)
+        try:
+            reply = client.ask(f"PUSHB {json.dumps(jobs)}")
+        except TimeoutError:
+            reply = b"none"
+        finally:
+            client.close()
+        return "" if reply == b"{}" else f" PUSHB after the attack: {reply!r}"[:120].replace("|", "/")
 
     def _losses(self):
         from django_faktory.models import Job, WorkerProcess

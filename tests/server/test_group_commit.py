@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 
 import pytest
 
@@ -94,6 +95,23 @@ def test_a_set_is_limited_in_number_and_total_weight():
     carry_out([1] * (MAX_BATCH + 1), counter)
     carry_out([300, 100, 100, 1, 900, 1], counter, weigh=lambda item: item)
     assert counter.sets == [MAX_BATCH, 1, 3, 1, 1, 1]
+
+
+def test_a_pause_after_a_set_delays_the_next_set_but_no_answer():
+    counter, pauses, answered_at = Counter(), [], []
+
+    def pause_s(items, ran_s):
+        pauses.append((items, ran_s))
+        return 0.2 if items == [1] else 0.0
+
+    def answer(_):
+        answered_at.append(time.monotonic())
+
+    carry_out([1, 2, 3], counter, weigh=lambda _: MAX_BATCH, answer=answer, pause_s=pause_s)
+    assert [items for items, _ in pauses] == [[1], [2], [3]]
+    assert all(ran_s > 0 for _, ran_s in pauses)
+    assert counter.sets == [1, 1, 1]
+    assert answered_at[1] - answered_at[0] >= 0.2
 
 
 def test_a_command_that_raises_is_logged_and_fails_alone(caplog):

@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -15,6 +16,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Beat, WorkerIdentity
 from django_faktory.models import Batch, Job, JobLock, Queue, WorkerProcess
 from django_faktory.server.connection import MAX_IN_A_ROW
+from django_faktory.server.server import UNPAUSED_BULK
 from django_faktory.store import queues, workers
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
@@ -134,6 +136,98 @@ def send_all(server, lines, clients):
 def make_silent(wid):
     WorkerProcess.objects.filter(wid=wid).update(beat_at=timezone.now() - LONG_AGO)
     assert workers.find_silent_wids(60, using="default") == [wid]
+
+
+class OneWriterBroker(HeldBroker):
+    """HeldBroker of a database with one writer at a time, in which each verb can be held alone."""
+
+    has_single_writer = True
+
+    def __init__(self):
+        super().__init__()
+        self.may_run = {verb: threading.Event() for verb in ("push", "pause")}
+        self.called_at = []
+
+    def wait(self, verb):
+        self.called_at.append(time.monotonic())
+        super().wait(verb)
+        if verb in self.may_run:
+            self.may_run[verb].wait(60)
+
+
+class TestLargePushesOnADatabaseWithOneWriter:
+    """The bulk queue pauses after a large set, so that the writes of other clients come between two of them."""
+
+    LARGE = UNPAUSED_BULK + 1
+
+    @pytest.fixture
+    def broker(self):
+        return OneWriterBroker()
+
+    @pytest.fixture
+    def server(self, serve, broker, monkeypatch):
+        # Longer than a client of this test waits for its reply.
+        monkeypatch.setattr("django_faktory.server.server.MAX_BULK_PAUSE_S", 300.0)
+        monkeypatch.setattr("django_faktory.server.server.BULK_PAUSE", 1e9)
+        return serve(broker)
+
+    @pytest.fixture
+    def two_pushes(self, server, broker, clients):
+        """Two clients with a PUSHB each; the first is in the broker, the second behind it."""
+
+        def begin(count):
+            for number in range(2):
+                clients.append(RawClient.identified(server.address))
+                clients[-1].send(bulk(f"bulk{number}", count))
+                wait_until(lambda number=number: server.command_count >= 2 * (number + 1))
+            wait_until(lambda: broker.calls == ["push"])
+            return clients[-2:]
+
+        yield begin
+        for event in broker.may_run.values():
+            event.set()
+
+    def end_first(self, server, broker, clients, first, *, beside):
+        if beside:
+            clients.append(RawClient.identified(server.address))
+            clients[-1].send("QUEUE PAUSE some")
+            wait_until(lambda: "pause" in broker.calls)
+        broker.may_run["push"].set()
+        assert first.reply() == b"{}"
+        broker.may_run["pause"].set()
+        if beside:
+            assert clients[-1].reply() == b"+OK"
+
+    def test_the_next_large_push_waits_while_other_commands_are_in_progress(
+        self, server, broker, clients, two_pushes, monkeypatch
+    ):
+        monkeypatch.setattr("django_faktory.server.server.MAX_BULK_PAUSE_S", 0.5)
+        first, second = two_pushes(self.LARGE)
+        released_at = time.monotonic()
+        self.end_first(server, broker, clients, first, beside=True)
+        assert second.reply() == b"{}"
+        assert broker.calls == ["push", "pause", "push"]
+        assert broker.called_at[-1] - released_at >= 0.5
+
+    def test_nothing_pauses_without_other_commands(self, server, broker, clients, two_pushes):
+        first, second = two_pushes(self.LARGE)
+        self.end_first(server, broker, clients, first, beside=False)
+        assert second.reply() == b"{}"
+
+    def test_nothing_pauses_after_a_set_of_usual_size(self, server, broker, clients, two_pushes):
+        first, second = two_pushes(UNPAUSED_BULK)
+        self.end_first(server, broker, clients, first, beside=True)
+        assert second.reply() == b"{}"
+
+    def test_nothing_pauses_on_a_database_with_many_writers(self, server, broker, clients, two_pushes):
+        broker.has_single_writer = False
+        first, second = two_pushes(self.LARGE)
+        self.end_first(server, broker, clients, first, beside=True)
+        assert second.reply() == b"{}"
+
+
+def test_sqlite_alone_has_a_single_writer():
+    assert OrmBroker("default").has_single_writer is (connection.vendor == "sqlite")
 
 
 class TestNothingHoldsUpABeat:

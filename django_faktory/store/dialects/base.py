@@ -280,6 +280,9 @@ class Dialect(ABC):
     skip_lock = ""
     """Like `plain_lock`, but skips rows that other transactions have locked."""
 
+    has_single_writer = False
+    """Whether the database admits one write transaction at a time."""
+
     supports_lock_handoff = False
     """Whether `exchange` passes the lock of an ended job to the next job of its key that it claims (ADR 0015)."""
 
@@ -460,10 +463,7 @@ class Dialect(ABC):
         return False
 
     def write_queue(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[object]:  # noqa: ARG002
-        """Return a context manager for writing transactions of this process.
-
-        It serializes them if the database itself does not queue writers.
-        """
+        """Return a context manager that queues this process' writing transactions if the database does not."""
         return NO_QUEUE
 
     has_lock_wait = False

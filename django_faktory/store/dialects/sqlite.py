@@ -34,6 +34,8 @@ class SqliteDialect(PortableDialect):
         " failed = failed + excluded.failed, late = late + excluded.late"
     )
 
+    has_single_writer = True
+
     # Deferred: the transaction takes no write lock, and its snapshot begins with its first read.
     begin_snapshot = ("BEGIN DEFERRED",)
 
