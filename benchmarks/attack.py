@@ -59,9 +59,9 @@ class GoodClient:
 
     def _ask(self, verb, rest):
         begun = time.perf_counter()
-        told = self._client.ask(f"{verb} {rest}")
+        reply = self._client.ask(f"{verb} {rest}")
         self.ms[verb].append((time.perf_counter() - begun) * 1000)
-        return told
+        return reply
 
     def figures(self):
         """Return the figures of all commands together, and the 99th percentile of each verb."""
@@ -149,13 +149,13 @@ def attacked(kind, options):
         attacker = _begin(kind, port, options)
         with Watch(pid) as watch:
             good.work(options.seconds)
-        said = attacker.communicate(timeout=60)[0]
+        output = attacker.communicate(timeout=60)[0]
         return {
             "alone": alone,
             "attacked": good.figures(),
             "rss_before_mb": round(before, 1),
             "rss_most_mb": round(max(watch.readings), 1),
-            "attacker": json.loads(said.splitlines()[-1]),
+            "attacker": json.loads(output.splitlines()[-1]),
         }
 
 
@@ -167,7 +167,7 @@ def _begin(kind, port, options):
         text=True,
     )
     if process.stdout.readline().strip() != "ready":
-        raise RuntimeError(f"{kind}: the attack did not begin; what it says is above")
+        raise RuntimeError(f"{kind}: the attack did not begin; its output is above")
     return process
 
 
@@ -182,11 +182,11 @@ def table(found):
         "| attack | p50 | p99 | most | p99 alone | RSS before | RSS most | |",
         "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
-    for kind, told in found.items():
-        under, alone = told["attacked"], told["alone"]
+    for kind, row in found.items():
+        under, alone = row["attacked"], row["alone"]
         lines.append(
             f"| {kind} | {under['p50_ms']} ms | {under['p99_ms']} ms | {under['max_ms']} ms | {alone['p99_ms']} ms"
-            f" | {told['rss_before_mb']} MB | {told['rss_most_mb']} MB | {'good' if is_good(told) else 'TOO MUCH'} |"
+            f" | {row['rss_before_mb']} MB | {row['rss_most_mb']} MB | {'good' if is_good(row) else 'TOO MUCH'} |"
         )
     return "\n".join(lines)
 

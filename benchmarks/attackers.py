@@ -35,7 +35,7 @@ class Attack:
         self.limit.reschedule(asyncio.get_running_loop().time() + self.seconds + 2)
         print("ready", flush=True)
 
-    def goes_on(self):
+    def is_running(self):
         return time.monotonic() < self.ends_at
 
     def many(self, full):
@@ -56,7 +56,7 @@ class Attack:
 
     async def again_and_again(self, act):
         """Repeat `act` until the time is over; count refusals and closed connections, and continue."""
-        while self.goes_on():
+        while self.is_running():
             try:
                 await act()
                 self.done["rounds"] += 1
@@ -92,7 +92,7 @@ async def silent(attack):
     async def connect():
         reader, writer = await attack.open(hello=b"")
         attack.done["connections"] += 1
-        while attack.goes_on() and await reader.read(1000):
+        while attack.is_running() and await reader.read(1000):
             pass
         writer.close()
 
@@ -152,7 +152,7 @@ async def slow(attack):
     async def trickle(hello):
         _, writer = await attack.open(hello=hello)
         attack.done["connections"] += 1
-        while attack.goes_on():
+        while attack.is_running():
             writer.write(b"P")
             await writer.drain()
             attack.done["bytes"] += 1
@@ -175,7 +175,7 @@ async def deaf(attack):
     async def ask():
         _, writer = await attack.open()
         writer.transport.pause_reading()  # so that replies are never read
-        while attack.goes_on():
+        while attack.is_running():
             writer.write(line)
             await writer.drain()
             attack.done["questions"] += 1
@@ -192,7 +192,7 @@ async def deep_json(attack):
 
     async def push():
         reader, writer = await attack.open()
-        while attack.goes_on():
+        while attack.is_running():
             writer.write(line)
             answer = await reader.readuntil(b"\r\n")
             attack.done["refused" if answer.startswith(b"-ERR") else "taken"] += 1
@@ -246,7 +246,7 @@ async def a_thousand_queues(attack):
 async def fetch(attack, line):
     wid = os.urandom(8).hex().encode()
     reader, writer = await attack.open(hello=WORKER % wid)
-    while attack.goes_on():
+    while attack.is_running():
         writer.write(line)
         answer = await reader.readline()
         attack.done[answer.decode()[:40].strip() or "closed"] += 1
@@ -262,7 +262,7 @@ async def large_jobs(attack):
 
     async def push():
         reader, writer = await attack.open()
-        while attack.goes_on():
+        while attack.is_running():
             jid = b"large-%d-%d" % (os.getpid(), next(numbers))
             writer.write(b'PUSH {"jid":"%s","jobtype":"noop","queue":"large","args":["%s"]}\r\n' % (jid, words))
             answer = await reader.readline()
@@ -314,7 +314,7 @@ async def ask_again_and_again(attack, count, line):
 
     async def ask():
         reader, writer = await attack.open()
-        while attack.goes_on():
+        while attack.is_running():
             writer.write(await asyncio.to_thread(line))
             answer = await reader.readline()
             if answer.startswith(b"$"):

@@ -233,8 +233,8 @@ def main():
     about = machine()
     print(json.dumps(about | vars(options), indent=2), flush=True)
     found = measured(options)
-    told = json.dumps({"machine": about, "options": vars(options), "rounds": found}, indent=2)
-    (HERE / "results" / "batches.json").write_text(told + "\n")
+    text = json.dumps({"machine": about, "options": vars(options), "rounds": found}, indent=2)
+    (HERE / "results" / "batches.json").write_text(text + "\n")
     print(f"\n{table(found)}")
     rates = [found[part]["members"]["jobs_per_s"] for part in ("drain", "wire") if part in found]
     if any(median(rate) < WANTED_PER_S for rate in rates):

@@ -97,12 +97,12 @@ def main():
             figures[name].append(MEASURES[name][2]())
         print(json.dumps({name: values[-1] for name, values in figures.items()}), flush=True)
     for name, values in figures.items():
-        label, told, _ = MEASURES[name]
+        label, template, _ = MEASURES[name]
         if isinstance(values[0], dict):
             middle = {key: statistics.median(one[key] for one in values) for key in values[0]}
-            print(f"{label:<30} {told.format(**middle)}")
+            print(f"{label:<30} {template.format(**middle)}")
         else:
-            print(f"{label:<30} {told.format(statistics.median(values))}")
+            print(f"{label:<30} {template.format(statistics.median(values))}")
 
 
 if __name__ == "__main__":

@@ -286,9 +286,9 @@ def main():
     if about["autovacuum"] != "on":
         print("autovacuum is off: what follows is not what a database that is looked after does")
     found = {name: PARTS[name](size, **options) for name, size in chosen.items()}
-    told = json.dumps({"machine": about, "options": options, "found": found}, indent=2)
-    (HERE / "results" / "growth.json").write_text(told + "\n")
-    print(told if options["json"] else f"\n{table(found)}")
+    text = json.dumps({"machine": about, "options": options, "found": found}, indent=2)
+    (HERE / "results" / "growth.json").write_text(text + "\n")
+    print(text if options["json"] else f"\n{table(found)}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Probe(threading.Thread):
         try:
             while not self._is_over.is_set():
                 self._take_one()
-        except Exception as error:  # noqa: BLE001 (told by the main thread)
+        except Exception as error:  # noqa: BLE001 (the main thread reports it)
             self._error = error
 
     def _take_one(self):

@@ -27,7 +27,7 @@ BEGIN = "<!-- scaling: begin; written by python -m benchmarks.scaling -->\n"
 END = "<!-- scaling: end -->"
 SETTLING_S = 5.0
 PROBING_S = 5.0
-TOLD_S = 1.2
+STATISTICS_DELAY_S = 1.2
 """PostgreSQL counts a session's transactions at the end of a later transaction, at least one second afterwards."""
 
 NODE = ("--processes", "1", "--concurrency", "5", "--queues", "default")
@@ -137,7 +137,7 @@ def drain(pids, server, jobs):
     notifier.announce("default", {"default"})
     while processed() < target:
         time.sleep(0.05)
-    time.sleep(TOLD_S)
+    time.sleep(STATISTICS_DELAY_S)
     _, used, did = meter.read()
     first, last, count = ask(
         "SELECT MIN(started_at), MAX(finished_at), COUNT(*) FROM django_faktory_job"
@@ -180,9 +180,9 @@ def write_docs(found, about, options):
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise SystemExit(f"{PAGE}: expected the lines {BEGIN!r} and {END!r}")
-    told = "; ".join(f"{name} {value}" for name, value in about.items())
+    description = "; ".join(f"{name} {value}" for name, value in about.items())
     what = (
-        f"{datetime.now(UTC).date()}: {told}. "
+        f"{datetime.now(UTC).date()}: {description}. "
         f"{options.rounds} interleaved rounds, medians; {options.jobs:,} no-op jobs."
     )
     PAGE.write_text(f"{before}{begin}{what}\n\n{table(found)}\n{end}{after}")
@@ -204,8 +204,8 @@ def main():
     counts = [int(count) for count in options.nodes.split(",")]
     rounds = [one_round(n, jobs=options.jobs, idle_s=options.idle_s) for _ in range(options.rounds) for n in counts]
     found = medians(rounds)
-    told = json.dumps({"machine": about, "options": vars(options), "found": found, "rounds": rounds}, indent=2)
-    (HERE / "results" / "scaling.json").write_text(told + "\n")
+    text = json.dumps({"machine": about, "options": vars(options), "found": found, "rounds": rounds}, indent=2)
+    (HERE / "results" / "scaling.json").write_text(text + "\n")
     print(f"\n{table(found)}")
     write_docs(found, about, options)
 

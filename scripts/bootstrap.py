@@ -31,7 +31,7 @@ def main():
     if found != wanted:
         if folder.is_symlink():  # making it again empties the folder, which belongs to another checkout
             sys.exit(f"{options.venv} is a link to {folder.resolve()}, made for another checkout: remove the link")
-        say(f"installing into {options.venv} (once; some minutes on a slow line)")
+        print_step(f"installing into {options.venv} (once; some minutes on a slow line)")
         if found.get("place") != wanted["place"]:
             make_venv(folder)
         install(folder, options)
@@ -102,10 +102,12 @@ def has_mysqlclient(folder):
 def add_mysqlclient(folder):
     missing = missing_for_mysqlclient()
     if missing and not apt_install(missing):
-        say(f"MariaDB is left out: its driver is compiled here and needs {', '.join(missing)}; install them, run again")
+        print_step(
+            f"MariaDB is left out: its driver is compiled here and needs {', '.join(missing)}; install them, run again"
+        )
         return
     if pip(folder, requirement("mysql"), quiet_errors=True) != 0:
-        say(
+        print_step(
             "MariaDB is left out: its driver could not be compiled; "
             f"to see why: {folder.name}/bin/pip install '{requirement('mysql')}'"
         )
@@ -143,7 +145,7 @@ def add_fuzzer(folder):
     """Install atheris if it is available for this machine; if it is not, the fuzzer prints a message."""
     found = subprocess.run([str(folder / "bin" / "python"), "-c", "import atheris"], check=False, capture_output=True)
     if found.returncode != 0:
-        say("installing atheris, for fuzzing")
+        print_step("installing atheris, for fuzzing")
         pip(folder, "--only-binary=:all:", requirement("fuzz"), quiet_errors=True)
 
 
@@ -151,7 +153,7 @@ def apt_install(packages):
     """Install Debian packages if this is Debian and we are root; return True if they are installed."""
     if shutil.which("apt-get") is None or os.geteuid() != 0:
         return False
-    say(f"installing Debian's {', '.join(packages)}")
+    print_step(f"installing Debian's {', '.join(packages)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
         done = subprocess.run(["apt-get", "-qq", *command], env=environment, check=False, stdout=subprocess.DEVNULL)
@@ -164,10 +166,10 @@ def add_node_client():
     found = read(NODE_FOLDER / "node_modules" / "faktory-worker" / "package.json").get("version")
     if found == wanted or shutil.which("npm") is None:
         return
-    say(f"installing Node's faktory-worker {wanted}, for the tests with it")
+    print_step(f"installing Node's faktory-worker {wanted}, for the tests with it")
     command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"]
     if subprocess.run(command, cwd=NODE_FOLDER, check=False, stdin=subprocess.DEVNULL).returncode != 0:
-        say("npm could not install it (see above)")
+        print_step("npm could not install it (see above)")
 
 
 def add_chromium(folder):
@@ -176,13 +178,13 @@ def add_chromium(folder):
     if subprocess.run([sys.executable, "-c", ask], cwd=ROOT, check=False).returncode == 0:
         return
     if not apt_install(["chromium", "fonts-dejavu-core"]):  # without a font its pages show empty boxes
-        say("fetching Chromium, for the tests with it")
+        print_step("fetching Chromium, for the tests with it")
         fetch = [str(folder / "bin" / "playwright"), "install", "chromium"]
         if subprocess.run(fetch, check=False).returncode != 0:
-            say("Chromium could not be fetched (see above): install it, and run this again")
+            print_step("Chromium could not be fetched (see above): install it, and run this again")
 
 
-def say(text):
+def print_step(text):
     print(f"-- {text}", flush=True)
 
 

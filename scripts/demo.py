@@ -61,17 +61,17 @@ def run(options):
     sys.path.insert(0, str(ROOT))
     options.logs.mkdir(exist_ok=True)
     manage = [sys.executable, "-u", str(ROOT / "manage.py")]
-    say("migrating the example project's database")
+    print_step("migrating the example project's database")
     subprocess.run([*manage, "migrate", "--verbosity=0", "--skip-checks"], cwd=ROOT, check=True)
     django.setup()
     password = admin_password()
     worker = [*manage, "runfaktory", f"127.0.0.1:{faktory}", "--processes=1", "--concurrency=4", "--no-reload"]
     server = [*manage, "runserver", "--noreload", f"127.0.0.1:{web}"]
     with running("web", server, port=web, logs=options.logs) as check_web:
-        say(f"shop    {shop}/")
-        say(f"admin   {shop}/admin/   login: admin   password: {password}")
+        print_step(f"shop    {shop}/")
+        print_step(f"admin   {shop}/admin/   login: admin   password: {password}")
         with running("runfaktory", worker, port=faktory, logs=options.logs) as check_worker:
-            say(f"faktory tcp://127.0.0.1:{faktory}   logs: {options.logs}/")
+            print_step(f"faktory tcp://127.0.0.1:{faktory}   logs: {options.logs}/")
             return put_jobs_through((check_web, check_worker), once=options.once, within_s=options.within)
 
 
@@ -84,7 +84,7 @@ def put_jobs_through(checks, *, once, within_s):
     delivery = send_delivery()
     screen = Screen({job.jid: job.shows for job in expected})
     deadline = time.monotonic() + within_s
-    told = False
+    is_note_shown = False
     while not (once and time.monotonic() > deadline):
         for check in checks:
             check()
@@ -93,9 +93,9 @@ def put_jobs_through(checks, *, once, within_s):
         if has_ended(jobs, expected) and not is_open(delivery):
             if once:
                 break
-            if not told:
+            if not is_note_shown:
                 screen.note = "All as expected. Order something in the shop, or look at the admin. Ctrl-C stops."
-                told = True
+                is_note_shown = True
         time.sleep(0.2)
     jobs_code = summary(list(since_now.all()), expected)
     return batches_summary(delivery) or jobs_code
@@ -153,15 +153,15 @@ def batches_summary(delivery):
     tree = tree_of(delivery)
     good = [batch for batch in tree if (batch.pending, batch.success_st) == (0, "2")]
     print(f"\n{'batch':<50} {'jobs':>5} {'pending':>7}  success callback")
-    told = {"": "NO: not enqueued", "1": "NO: not finished", "2": "done"}
+    texts = {"": "NO: not enqueued", "1": "NO: not finished", "2": "done"}
 
-    def tell(parent):
+    def print_children(parent):
         for batch in (one for one in tree if one.parent_bid == parent):
             name = "  " * batch.depth + batch.description
-            print(f"{name:<50.50} {batch.total:>5} {batch.pending:>7}  {told[batch.success_st]}")
-            tell(batch.bid)
+            print(f"{name:<50.50} {batch.total:>5} {batch.pending:>7}  {texts[batch.success_st]}")
+            print_children(batch.bid)
 
-    tell("")
+    print_children("")
     delivery.refresh_from_db()
     print(
         f"{len(good)} of {len(tree)} batches ended as expected, {delivery} {'left' if delivery.left_at else 'DID NOT LEAVE'}"
@@ -204,7 +204,7 @@ class Screen:
         if self._is_terminal:
             self._redraw(jobs[-ROWS:])
         else:
-            self._tell_changes(jobs)
+            self._print_changes(jobs)
 
     def _redraw(self, jobs):
         width = shutil.get_terminal_size().columns - 1
@@ -215,7 +215,7 @@ class Screen:
         sys.stdout.flush()
         self._drawn = len(shown)
 
-    def _tell_changes(self, jobs):
+    def _print_changes(self, jobs):
         for job in jobs:
             if self._seen.get(job.jid) != (job.state, job.attempt):
                 self._seen[job.jid] = (job.state, job.attempt)
@@ -224,8 +224,8 @@ class Screen:
     def _line(self, job):
         name = job.jobtype.rpartition(".")[2]
         trouble = job.errtype.rpartition(".")[2]
-        told = " – ".join(filter(None, [self._shows.get(job.jid, ""), trouble]))
-        return f"{name:<16} {job.state:<10} {job.attempt:>5}  {told}"
+        notes = " – ".join(filter(None, [self._shows.get(job.jid, ""), trouble]))
+        return f"{name:<16} {job.state:<10} {job.attempt:>5}  {notes}"
 
     @staticmethod
     def _coloured(line):
@@ -278,7 +278,7 @@ def stop(name, process):
     try:
         process.wait(STOPPED_WITHIN_S)
     except subprocess.TimeoutExpired:
-        say(f"{name} did not stop within {STOPPED_WITHIN_S} s and is killed")
+        print_step(f"{name} did not stop within {STOPPED_WITHIN_S} s and is killed")
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)  # it leads a process group of its own
@@ -316,7 +316,7 @@ def admin_password():
     return password
 
 
-def say(text):
+def print_step(text):
     print(f"-- {text}", flush=True)
 
 

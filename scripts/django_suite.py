@@ -129,24 +129,24 @@ def run(variant, source, expected):
     command = [sys.executable, "-m", "django", "test", "tasks", "--noinput"]
     done = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
     try:
-        told = json.loads((folder / "result.json").read_text())
+        result = json.loads((folder / "result.json").read_text())
     except FileNotFoundError:
         sys.exit(f"the tests did not run:\n{done.stdout}{done.stderr}")
-    return is_as_expected(variant, told, expected, done.stderr)
+    return is_as_expected(variant, result, expected, done.stderr)
 
 
-def is_as_expected(variant, told, expected, output):
-    failed, exceptions = {name.removeprefix("tasks.") for name in told["failed"]}, set(variant.exceptions)
-    print(f"{told['ran'] - len(failed) - len(told['skipped'])} of {told['ran']} pass; {expected} expected to run")
+def is_as_expected(variant, result, expected, output):
+    failed, exceptions = {name.removeprefix("tasks.") for name in result["failed"]}, set(variant.exceptions)
+    print(f"{result['ran'] - len(failed) - len(result['skipped'])} of {result['ran']} pass; {expected} expected to run")
     for name in sorted(failed & exceptions):
         print(f"  does not apply: {name}: {variant.exceptions[name]}")
     for name in sorted(failed - exceptions):
         print(f"  FAILED: {name}")
     for name in sorted(exceptions - failed):
         print(f"  PASSES, but is listed as an exception: {name}")
-    if told["skipped"]:
-        print(f"  SKIPPED: {', '.join(told['skipped'])}")
-    good = failed == exceptions and told["ran"] == expected and not told["skipped"]
+    if result["skipped"]:
+        print(f"  SKIPPED: {', '.join(result['skipped'])}")
+    good = failed == exceptions and result["ran"] == expected and not result["skipped"]
     if not good:
         print(output)
     return good

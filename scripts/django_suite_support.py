@@ -45,10 +45,10 @@ class Runner(DiscoverRunner):
 
     def suite_result(self, suite, result, **kwargs):
         bad = [*result.failures, *result.errors, *((test, "") for test in result.unexpectedSuccesses)]
-        told = {
+        outcome = {
             "ran": result.testsRun,
             "skipped": [test.id() for test, _ in result.skipped],
             "failed": sorted({getattr(test, "test_case", test).id() for test, _ in bad}),
         }
-        Path(os.environ["DJANGO_SUITE_FOLDER"], "result.json").write_text(json.dumps(told))
+        Path(os.environ["DJANGO_SUITE_FOLDER"], "result.json").write_text(json.dumps(outcome))
         return super().suite_result(suite, result, **kwargs)

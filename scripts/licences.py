@@ -103,15 +103,15 @@ def is_installed(name):
 def licence(name):
     """Return the licence from the SPDX expression, or else from the field, or else from the classifier."""
     about = distribution(name).metadata
-    told = [about.get("License-Expression") or "", about.get("License") or ""]
+    names = [about.get("License-Expression") or "", about.get("License") or ""]
     classified = [one for one in about.get_all("Classifier") or [] if one.startswith("License ::")]
-    told += [one.rpartition(" :: ")[2] for one in classified]
-    for words in told:
+    names += [one.rpartition(" :: ")[2] for one in classified]
+    for words in names:
         short = words.strip().splitlines()[0].strip() if words.strip() else ""
         parts = [SPELLED.get(part.lower(), part) for part in re.split(r" (?:OR|AND) ", short)]
         if short and all(part in ACCEPTED for part in parts):
             return " or ".join(parts) if " AND " not in short else " and ".join(parts)
-    return f"unknown: {'; '.join(filter(None, (one.strip()[:40] for one in told)))}"
+    return f"unknown: {'; '.join(filter(None, (one.strip()[:40] for one in names)))}"
 
 
 def rows(found):
@@ -136,7 +136,7 @@ def main():
         print(f"licences: {len(table)} packages, all accepted; not installed here: {', '.join(absent) or 'none'}")
         return
     if absent:
-        sys.exit(f"licences: not installed here, so not to be told: {', '.join(absent)}; run make setup")
+        sys.exit(f"licences: not installed here, so unknown: {', '.join(absent)}; run make setup")
     PAGE.write_text(HEAD + "".join(f"| {' | '.join(row)} |\n" for row in table), encoding="utf-8")
 
 

@@ -56,12 +56,12 @@ class Field:
             return Found(plant.name, plant.database, "", f"its text is {times} times in {plant.path}, expected 1", 0.0)
         path.write_text(text.replace(plant.old, plant.new), encoding="utf-8")
         try:
-            code, told = self.run(plant.database, *plant.tests)
+            code, output = self.run(plant.database, *plant.tests)
         finally:
             path.write_text(text, encoding="utf-8")
-        caught = re.findall(r"^FAILED (\S+)", told, re.MULTILINE) if code == SOME_FAILED else []
+        caught = re.findall(r"^FAILED (\S+)", output, re.MULTILINE) if code == SOME_FAILED else []
         trouble = (
-            "" if caught else "it survived: write the test" if code == 0 else f"no test failed, but:\n{told[-5000:]}"
+            "" if caught else "it survived: write the test" if code == 0 else f"no test failed, but:\n{output[-5000:]}"
         )
         return Found(plant.name, plant.database, "".join(caught[:1]), trouble, time.monotonic() - begun)
 
@@ -88,11 +88,10 @@ class Field:
         """Return True if the tests pass without a plant: otherwise a later failure proves nothing."""
         for database in sorted({plant.database for plant in plants}):
             for tests in sorted({plant.tests for plant in plants if plant.database == database}):
-                code, told = self.run(database, *tests)
+                code, output = self.run(database, *tests)
                 if code:
-                    print(
-                        f"without any plant, on {database}: pytest {' '.join(tests)} ended with {code}\n{told[-5000:]}"
-                    )
+                    ended = f"pytest {' '.join(tests)} ended with {code}"
+                    print(f"without any plant, on {database}: {ended}\n{output[-5000:]}")
                     return False
         return True
 
@@ -118,16 +117,16 @@ def plant_all(plants, options):
         found = []
         for plant in grown:
             found.append(field.planted(plant))
-            tell(found[-1])
+            print_result(found[-1])
     return summary(found, {kind: why for kind, why in missing.items() if why})
 
 
 def arguments():
     parser = argparse.ArgumentParser(description="Plant defects, and see that the tests notice them.")
-    parser.add_argument("--sample", type=int, metavar="N", help="so many of them, others for each commit")
-    parser.add_argument("--only", metavar="WORDS", default="", help="those with these words in their name")
+    parser.add_argument("--sample", type=int, metavar="N", help="number of plants to run; each commit selects others")
+    parser.add_argument("--only", metavar="WORDS", default="", help="run plants with these words in their name")
     parser.add_argument("--unchecked", action="store_true", help="do not run the tests without plants first")
-    parser.add_argument("--list", action="store_true", help="tell their names")
+    parser.add_argument("--list", action="store_true", help="print their names")
     return parser.parse_args()
 
 
@@ -147,9 +146,9 @@ def commits():
     return int(counted.stdout) if counted.returncode == 0 else 0
 
 
-def tell(found):
-    said = f"caught by {found.caught_by}" if found.caught_by else found.trouble
-    print(f"{found.seconds:5.1f} s  {found.database:<11} {found.name}\n{'':21}{said}", flush=True)
+def print_result(found):
+    result = f"caught by {found.caught_by}" if found.caught_by else found.trouble
+    print(f"{found.seconds:5.1f} s  {found.database:<11} {found.name}\n{'':21}{result}", flush=True)
 
 
 def summary(found, missing):

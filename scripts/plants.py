@@ -272,7 +272,7 @@ PLANTS = (
         ("tests/core/test_limits.py", "-k", "tokens_accrue_over_time_up_to_the_bucket_capacity"),
     ),
     Plant(
-        "who is refused by one limit takes a place of the others",
+        "a job refused by one limit takes permits of the other limits",
         "django_faktory/core/limits.py",
         "        if not closed:\n            for limiter in limiters:\n                limiter.take()\n        else:",
         "        for limiter in limiters:\n            if limiter not in closed:\n                limiter.take()\n        if closed:",
@@ -347,7 +347,7 @@ PLANTS = (
         ("tests/contrib/api/test_access.py", "-k", "a_user_with_view_permissions_can_only_read or every_other"),
     ),
     Plant(
-        "an act of the API shows the row to a user who may not view it",
+        "an action of the API shows the row to a user who may not view it",
         "django_faktory/contrib/api/base.py",
         "        return Response(get_row(), status=code) if self.may_see else",
         "        return Response(get_row(), status=code) if self.request.user else",
@@ -368,7 +368,7 @@ PLANTS = (
         ("tests/contrib/api/test_log_in.py",),
     ),
     Plant(
-        "who gives no password is let in",
+        "a client without a password is accepted",
         "django_faktory/core/protocol/connection.py",
         "        if self._password:\n            expected",
         "        if self._password and hello.pwdhash:\n            expected",
@@ -593,11 +593,11 @@ PLANTS = (
         "django_faktory/server/group_commit.py",
         "        if flight.is_last:\n",
         "        if False:\n",
-        ("tests/server/test_group_commit.py", "-k", "an_exception_on_the_event_loop_does_not_stop_the_lane"),
+        ("tests/server/test_group_commit.py", "-k", "an_exception_on_the_event_loop_does_not_stop_the_queue"),
         "sqlite",
     ),
     Plant(
-        "a FETCH waits for ever for jobs that are on their way",
+        "a FETCH waits without limit for a running prefetch",
         "django_faktory/server/waiting_fetches.py",
         "            if now >= until:\n",
         "            if False:\n",
@@ -630,7 +630,7 @@ PLANTS = (
         ("tests/core/protocol/test_bounded_work.py", "-k", "unique_push"),
     ),
     Plant(
-        "an answer of which the event loop does not tell is never looked for",
+        "an answer that the event loop does not report is never read",
         "django_faktory/server/group_commit.py",
         "            if commit_thread.since <= before:\n",
         "            if False:\n",
@@ -722,7 +722,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "acks that were carried out are reported again with those that were not",
+        "executed acks are repeated with the failed acks",
         f"{STORE}/jobs/acknowledgements.py",
         "        if connections[using].in_atomic_block:\n            raise\n        if not isinstance(error, LockTimeout)",
         "        raise\n        if not isinstance(error, LockTimeout)",
@@ -758,7 +758,7 @@ PLANTS = (
         ("tests/store/jobs/test_interruptions.py", "-k", "attempt_is_counted"),
     ),
     Plant(
-        "an interruption takes a job from whoever holds it",
+        "an interruption takes a job from another worker",
         f"{STORE}/jobs/failures.py",
         "held_jobs = [job for job in transaction.lock_rows(rows) if _is_sender(chunk[job.jid], job)]",
         "held_jobs = list(transaction.lock_rows(rows))",
@@ -923,7 +923,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "a sweep of locks begins anew each time",
+        "each sweep of locks starts at the first lock",
         f"{STORE}/locks/locks.py",
         "using=using, after=after, size=SWEEP_PORTION",
         "using=using, after=None, size=SWEEP_PORTION",
@@ -952,7 +952,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "a command that meets a lock holds up its neighbours, seen from the outside",
+        "a command that waits for a lock delays other clients",
         f"{SERVER}/may_block.py",
         "with self._broker.limited_lock_wait(wait_s):",
         "with self._broker.limited_lock_wait(3600.0):",
@@ -1001,10 +1001,10 @@ PLANTS = (
         ("tests/store/maintenance/test_unused.py", "-k", "used_again"),
     ),
     Plant(
-        "a heartbeat waits with commands that meet a lock",
+        "a heartbeat waits with commands that wait for a lock",
         f"{SERVER}/server.py",
         'MayBlock(sign, [f"wid:{sign.wid}"]), answer, commit_queue=self._heartbeat_queue)',
         'MayBlock(sign, [f"wid:{sign.wid}"]), answer, commit_queue=self._may_block_queue)',
-        ("tests/server/test_lanes.py", "-k", "every_other_lane"),
+        ("tests/server/test_commit_queues.py", "-k", "every_other_queue"),
     ),
 )

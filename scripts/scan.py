@@ -21,12 +21,12 @@ AUDIT_S = 20
 def secrets(*, accept):
     """Return exit code 1 if there is a secret that has not been accepted."""
     command = [BIN / "detect-secrets", "scan", "--no-verify", "--disable-plugin", "KeywordDetector"]
-    told = subprocess.run(
+    done = subprocess.run(
         [*command, "--exclude-files", r"\.secrets\.baseline"], cwd=ROOT, capture_output=True, check=True
     )
     found = {
         (path, one["hashed_secret"]): one
-        for path, several in json.loads(told.stdout)["results"].items()
+        for path, several in json.loads(done.stdout)["results"].items()
         for one in several
     }
     if accept:
@@ -42,7 +42,7 @@ def secrets(*, accept):
     ]
     print("\n".join(new) or f"secrets: none but the {len(known)} of {BASELINE.name}")
     if new:
-        print(f"secrets: {len(new)} new; take them away, or, where they are none: scripts/scan.py secrets --accept")
+        print(f"secrets: {len(new)} new; remove them; if they are no secrets: scripts/scan.py secrets --accept")
     return 1 if new else 0
 
 
@@ -60,16 +60,16 @@ def audit():
         "json",
     ]
     try:
-        told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=AUDIT_S, check=False)
-        packages = json.loads(told.stdout)["dependencies"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=AUDIT_S, check=False)
+        packages = json.loads(done.stdout)["dependencies"]
     except subprocess.TimeoutExpired:
         return left_out(f"no answer within {AUDIT_S} s")
     except ValueError:
-        return left_out((told.stderr.strip().splitlines() or ["no answer"])[-1][:200])
+        return left_out((done.stderr.strip().splitlines() or ["no answer"])[-1][:200])
     looked_at = [one for one in packages if "vulns" in one]
     holes = [(one["name"], one["version"], hole) for one in looked_at for hole in one["vulns"]]
     for name, version, hole in holes:
-        print(f"{name} {version}: {hole['id']}, mended in {', '.join(hole['fix_versions']) or 'no version yet'}")
+        print(f"{name} {version}: {hole['id']}, fixed in {', '.join(hole['fix_versions']) or 'no version yet'}")
     if not looked_at:
         return left_out(f"the service knows none of {len(packages)} packages")
     print(f"audit: {len(holes)} known holes in {len(looked_at)} packages; left out: {len(packages) - len(looked_at)}")

@@ -1,6 +1,6 @@
 """Take a screenshot of every admin page, in light and dark, and write docs/screens.md, which shows them.
 
-The pages and their data are those of tests/browser/test_pages.py, which also checks the layout.
+The pages and their data come from tests/browser/test_pages.py, which also checks the layout.
 """
 
 import os

@@ -40,7 +40,7 @@ COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / ".d
 """If the environment disables bytecode files, each of some 2,000 processes would compile the whole project again."""
 
 TAG = f"make{zlib.crc32(str(ROOT).encode()):08x}"
-"""Databases of this checkout; not those of pytest alone, which may run at the same time."""
+"""Databases of this checkout, which differ from those of pytest alone: both may run at the same time."""
 
 FEW = 5
 """Maximum number of failures that are run again. More failures than this have a common cause."""
@@ -146,7 +146,7 @@ def run_all(wanted, options, more):
 
 
 def compile_tests():
-    """Let pytest rewrite and compile all test modules once, if that was not done yet.
+    """Make pytest rewrite and compile all test modules once, if they are not compiled yet.
 
     Each process of the first run would compile all of them: 9 s of CPU time.
     """
@@ -177,7 +177,7 @@ def arguments():
     parser = argparse.ArgumentParser(description="Run the tests on every database that can be reached.")
     parser.add_argument("--databases", default=",".join(services.DATABASES), help="which (default: %(default)s)")
     parser.add_argument("--all", action="store_true", help="slow tests and all examples too, on each database")
-    parser.add_argument("--rest", action="store_true", help="what --all adds to a run without it, and no more")
+    parser.add_argument("--rest", action="store_true", help="only what --all adds to a run without it")
     parser.add_argument(
         "--coverage", action="store_true", help="measure that of --all; before Python 3.12 it takes long"
     )
@@ -202,9 +202,9 @@ def summary(runs, missing, wished):
     width = shutil.get_terminal_size().columns
     print(f"\n{' what ran ':=^{width}}")
     for run in runs:
-        told = ", ".join(f"{count} {word}" for word, count in run.counts.items())
+        counts = ", ".join(f"{count} {word}" for word, count in run.counts.items())
         trouble = "" if run.is_good else f"  (pytest ended with {run.exit_code})"
-        print(f"{services.DATABASES[run.kind]()!s:<24} {told} in {run.seconds:.0f} s{trouble}")
+        print(f"{services.DATABASES[run.kind]()!s:<24} {counts} in {run.seconds:.0f} s{trouble}")
         for test in run.unsteady:
             print(f"  unsteady: {test} failed, and passed when it ran alone")
     for service in (*missing, *wished):

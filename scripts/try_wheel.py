@@ -97,19 +97,19 @@ def main():
         wheel, sdist = build(dist)
         check(wheel, sdist)
         use(wheel, Path(folder))
-    say(f"good, {time.monotonic() - begun:.0f} s")
+    print_step(f"good, {time.monotonic() - begun:.0f} s")
 
 
 def build(dist):
     """Build both, the wheel from the sdist: a file that is missing there is missing in the wheel too."""
-    say("building")
+    print_step("building")
     run(sys.executable, "-m", "build", "--quiet", "--outdir", dist, ROOT)
     [wheel], [sdist] = dist.glob("*.whl"), dist.glob("*.tar.gz")
     return wheel, sdist
 
 
 def check(wheel, sdist):
-    say("looking at what is in them")
+    print_step("looking at what is in them")
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
     # W004: migrations begin with a digit, so no import statement can name them.
     run(Path(sys.executable).with_name("check-wheel-contents"), "--ignore", "W004", wheel)
@@ -127,8 +127,8 @@ def check(wheel, sdist):
 def committed():
     """Return the repository's files as git lists them, with new files unless they are ignored."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return {name for name in told.splitlines() if (ROOT / name).exists()}
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {name for name in output.splitlines() if (ROOT / name).exists()}
 
 
 def expect(is_so, what, found, wanted):
@@ -138,15 +138,15 @@ def expect(is_so, what, found, wanted):
 
 
 def use(wheel, folder):
-    """Set up a project and run a job, with only what the README says."""
-    say("installing it into an empty environment")
+    """Set up a project and run a job, following only the README."""
+    print_step("installing it into an empty environment")
     python = folder / "venv" / "bin" / "python"
     run(sys.executable, "-m", "venv", folder / "venv")
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
     place = folder / "site"
     place.mkdir()
     inside = {"cwd": place, "env": {**clean_environment(), "DJANGO_SETTINGS_MODULE": "site_of_ann.settings"}}
-    say("a project of its own")
+    print_step("a project of its own")
     run(python, "-m", "django", "startproject", "site_of_ann", ".", cwd=place, env=clean_environment())
     run(python, "manage.py", "startapp", "shop", **inside)
     with (place / "site_of_ann" / "settings.py").open("a") as settings:
@@ -167,7 +167,7 @@ def use(wheel, folder):
 
 def typed(python, place):
     """Check that each public name has a type, that correct calls pass, and that a wrong one is found."""
-    say("types, as a user's mypy sees them")
+    print_step("types, as a user's mypy sees them")
     asked = "import django_faktory; print(*django_faktory.__all__); print(django_faktory.__file__)"
     names, where = subprocess.run(
         [python, "-c", asked], cwd=place, env=clean_environment(), capture_output=True, text=True, check=True
@@ -177,15 +177,15 @@ def typed(python, place):
     reveals = "".join(f"reveal_type(django_faktory.{name})\n" for name in names.split())
     (place / "typed.py").write_text(TYPED + reveals)
     command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--python-executable", python, "typed.py"]
-    told = subprocess.run(
+    lines = subprocess.run(
         command, cwd=place, env=clean_environment(), capture_output=True, text=True, check=False
     ).stdout.splitlines()
-    notes = [line for line in told if "Revealed type" in line]
-    errors = [line for line in told if ": error:" in line]
+    notes = [line for line in lines if "Revealed type" in line]
+    errors = [line for line in lines if ": error:" in line]
     if len(notes) != len(names.split()) or any('"Any"' in line for line in notes):
-        sys.exit("a public name has no type:\n" + "\n".join(told))
+        sys.exit("a public name has no type:\n" + "\n".join(lines))
     if len(errors) != 1 or WRONG not in errors[0]:
-        sys.exit("expected one error, of the wrong argument:\n" + "\n".join(told))
+        sys.exit("expected one error, of the wrong argument:\n" + "\n".join(lines))
 
 
 def clean_environment():
@@ -199,7 +199,7 @@ def run(*command, **more):
         sys.exit(f"failed with {done.returncode}: {' '.join(map(str, command))[:200]}")
 
 
-def say(text):
+def print_step(text):
     print(f"-- {text}", flush=True)
 
 

@@ -22,8 +22,8 @@ def pytest_configure(config):
 
 def pytest_report_header():
     database = services.DATABASES[KIND]()
-    told = f"{database.name}: {database.missing}" if database.missing else str(database)
-    return f"on: {told}, Django {django.__version__}, Python {sys.version.split(maxsplit=1)[0]}"
+    label = f"{database.name}: {database.missing}" if database.missing else str(database)
+    return f"on: {label}, Django {django.__version__}, Python {sys.version.split(maxsplit=1)[0]}"
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -109,21 +109,21 @@ def _wish_for(service):
 
 
 @pytest.fixture
-def keeps_house(transactional_db):
+def start_maintenance(transactional_db):
     """Return a function that runs Maintenance in a thread, as nodes do; all threads are joined at the end."""
     from django_faktory.runtime.maintenance import Maintenance  # models can be imported only when the apps are ready
 
     started = []
 
     def start(**options):
-        upkeeper = Maintenance("default", **options)
-        thread = threading.Thread(target=upkeeper.run)
+        loop = Maintenance("default", **options)
+        thread = threading.Thread(target=loop.run)
         thread.start()
-        started.append((upkeeper, thread))
-        return upkeeper
+        started.append((loop, thread))
+        return loop
 
     yield start
-    for upkeeper, thread in started:
-        upkeeper.stop()
+    for loop, thread in started:
+        loop.stop()
         thread.join(10)
         assert not thread.is_alive()

@@ -8,7 +8,7 @@ PROFILES = {"quick": 15, "thorough": 100}
 
 
 def install():
-    """Load the profile. No time limits: the machine may be busy, so a slow example says nothing about the code."""
+    """Load the profile. No time limits: the machine may be busy, so the duration of an example is no defect."""
     for name, count in PROFILES.items():
         own = {"max_examples": count, "deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
         hypothesis.settings.register_profile(name, **own)

@@ -123,7 +123,7 @@ class Sent:
             error = str(refusal)
         else:
             return self.text
-        assert error.isprintable(), "one line, and no text of the client's as it is"
+        assert error.isprintable(), "one printable line, with the client's text escaped"
         self.refused.add(place)
         return short
 

@@ -56,7 +56,7 @@ class Program:
         for line in self._process.stdout:
             self.lines.append(line.rstrip("\n"))
 
-    def said(self, *words, times=1, timeout_s=60):
+    def wait_for_log(self, *words, times=1, timeout_s=60):
         """Wait for `times` lines that contain all these words, and return them."""
 
         def found():
@@ -65,7 +65,7 @@ class Program:
         with suppress(AssertionError):
             wait_until(lambda: len(found()) >= times or not self._reader.is_alive(), timeout_s)
         lines = found()
-        assert len(lines) >= times, f"expected {words} to be said, got:\n{self.text}"
+        assert len(lines) >= times, f"expected {words} in the log, got:\n{self.text}"
         return lines
 
     @property

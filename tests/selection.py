@@ -55,7 +55,7 @@ SLOW = (
 )
 """Tests that kill or roll out processes, run or race for seconds, or drive a browser or another client.
 
-Also tests whose claims others in `make test` check: `security/test_permission_matrix.py` sends the requests of
+Also tests of claims that other tests in `make test` check: `security/test_permission_matrix.py` sends the requests of
 `admin/test_access.py`, and `make lint` runs the house rules.
 """
 
@@ -114,7 +114,7 @@ ONCE_IF_QUICK = (
 
 EACH = (
     "admin/test_speed.py",
-    "contrib/metrics/test_telling.py",
+    "contrib/metrics/test_exports.py",
     "runtime/processes/test_isolation.py",
     "runtime/processes/test_runfaktory.py::test_the_job_of_a_killed_worker_runs_again",
     "server/handlers/test_batches.py",
@@ -136,11 +136,11 @@ TABLES = {"slow": (SLOW, QUICK), "core": (CORE, ()), "once": (ONCE, ()), "once_i
 """Each marker with its table and the exceptions."""
 
 LEFT_OUT = "FAKTORY_TEST_LEFT_OUT"
-"""Environment variable: markers, separated by commas, whose tests do not run."""
+"""Environment variable: markers of tests to skip, separated by commas."""
 
 
 def is_left_out(path, root, markers):
-    """Return whether no test of this file or folder runs if those with these markers do not.
+    """Return whether skipping these markers skips all tests of this file or folder.
 
     Its import takes CPU time in each process of the run.
     """

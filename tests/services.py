@@ -1,6 +1,6 @@
 """Servers and programs that tests need: which are available, in which version, and how to fix a missing one.
 
-Does not import Django: `scripts/test.py` uses it before Django is loaded. Addresses are those of `tests/settings.py`.
+Does not import Django: `scripts/test.py` uses it before Django is loaded. Addresses come from `tests/settings.py`.
 """
 
 import importlib.util
@@ -58,8 +58,8 @@ def postgresql():
         ) as connection:
             version = connection.info.server_version
     except psycopg.Error as error:
-        told = f"no server at {host}:{port} ({_line(error)}); start one, or set PGHOST, PGPORT, PGUSER, PGPASSWORD"
-        return Service(name, missing=told)
+        reason = f"no server at {host}:{port} ({_line(error)}); start one, or set PGHOST, PGPORT, PGUSER, PGPASSWORD"
+        return Service(name, missing=reason)
     return Service(name, f"{version // 10_000}.{version % 10_000}")
 
 
@@ -69,11 +69,11 @@ def mariadb():
     try:
         import MySQLdb  # an extra of the package, compiled at installation
     except ImportError:
-        told = (
+        reason = (
             "its driver is not installed: mysqlclient is compiled on the spot and needs the C headers; install "
             "libmariadb-dev, pkg-config and gcc, then run make again"
         )
-        return Service(name, missing=told)
+        return Service(name, missing=reason)
     try:
         connection = MySQLdb.connect(
             host=host,
@@ -83,11 +83,11 @@ def mariadb():
             connect_timeout=TIMEOUT_S,
         )
     except MySQLdb.Error as error:
-        told = (
+        reason = (
             f"no server at {host}:{port} ({_line(error)}); start one, or set MYSQL_HOST, MYSQL_PORT, MYSQL_USER, "
             "MYSQL_PASSWORD"
         )
-        return Service(name, missing=told)
+        return Service(name, missing=reason)
     version = connection.get_server_info().partition("-")[0]
     connection.close()
     return Service(name, version)
@@ -114,8 +114,8 @@ def redis_program():
     program = shutil.which(name)
     if program is None:
         return Service(name, missing="the program is not installed; install Redis (apt install redis-server)")
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    return Service(name, told.partition("v=")[2].partition(" ")[0])
+    output = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return Service(name, output.partition("v=")[2].partition(" ")[0])
 
 
 def pgbouncer():
@@ -123,8 +123,8 @@ def pgbouncer():
     program = pgbouncer_path()
     if program is None:
         return Service(name, missing="the program is not installed; install it (apt install pgbouncer)")
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    return Service(name, told.partition("\n")[0].rpartition(" ")[2])
+    output = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return Service(name, output.partition("\n")[0].rpartition(" ")[2])
 
 
 def pgbouncer_path():
@@ -147,7 +147,7 @@ def node_client():
     if shutil.which("node") is None:
         return Service(name, missing="node is not installed; install Node.js with npm, then run make again")
     if not (NODE_FOLDER / "node_modules" / "faktory-worker").is_dir():
-        return Service(name, missing="not installed; with npm at hand, run: make setup")
+        return Service(name, missing="not installed; if npm is available, run: make setup")
     version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
     return Service(name, f"on node {version.strip()}")
 
@@ -161,8 +161,8 @@ def go_client():
         try:
             build_go(GO_FOLDER, Path(folder))
         except subprocess.SubprocessError as error:
-            told = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
-            return Service(name, missing=f"its modules cannot be built ({_line(told)}); GOPROXY says where from")
+            reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+            return Service(name, missing=f"its modules cannot be built ({_line(reason)}); GOPROXY names the source")
     version = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout
     return Service(name, f"on {version.strip()}")
 
@@ -185,10 +185,10 @@ def ruby_client():
     if shutil.which("ruby") is None:
         return Service(name, missing="ruby is not installed; install Ruby 2.7 or newer (apt install ruby)")
     ask = 'require "faktory_worker_ruby"; print Faktory::VERSION, " on ruby ", RUBY_VERSION'
-    told = subprocess.run(["ruby", "-e", ask], capture_output=True, text=True, check=False)
-    if told.returncode or shutil.which("faktory-worker") is None:
+    done = subprocess.run(["ruby", "-e", ask], capture_output=True, text=True, check=False)
+    if done.returncode or shutil.which("faktory-worker") is None:
         return Service(name, missing="not installed; run: gem install faktory_worker_ruby (its programs on the PATH)")
-    return Service(name, told.stdout)
+    return Service(name, done.stdout)
 
 
 def chromium():
@@ -199,8 +199,8 @@ def chromium():
     program = chromium_path()
     if program is None:
         return Service(name, missing="not installed; run: make setup (or install Debian's package chromium)")
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    return Service(name, next((word for word in told.split() if word[0].isdigit()), ""))
+    output = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return Service(name, next((word for word in output.split() if word[0].isdigit()), ""))
 
 
 def chromium_path():

@@ -57,7 +57,7 @@ def _load(creation, snapshot, verbosity):
 
 @contextmanager
 def _alone():
-    """Let one process of this checkout migrate at a time; the others wait for its copy."""
+    """Lock the folder, so that one process of this checkout migrates at a time; others wait for its copy."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -65,8 +65,8 @@ def _alone():
 
 
 def _key(kind, connection):
-    told = f"{_sources()} {kind.version(connection)} {connection.settings_dict['TEST'].get('CHARSET')}"
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    inputs = f"{_sources()} {kind.version(connection)} {connection.settings_dict['TEST'].get('CHARSET')}"
+    return hashlib.sha256(inputs.encode()).hexdigest()[:16]
 
 
 @cache

@@ -15,7 +15,7 @@ MAX_ROOT_ENTRIES = 20
 MAX_SHARED_CLASS_NAMES = 5
 MAX_SUBJECT = 72
 SINCE = "2026-11-26"
-"""Date of the first commit whose subject is checked."""
+"""Date of the first commit with a checked subject."""
 
 ARCHAIC = re.compile(r"_(?:who|whom|nobody|somebody|told|tells?|anew|lest|for_ever|so_long_as)(?:_|$)")
 """Words for people in names of tests about jobs, threads and sockets, and archaic words."""
@@ -48,7 +48,7 @@ def imports(path):
 
 
 def modules_in_loops():
-    """Return the modules that can reach themselves: those left after modules without imports are removed."""
+    """Return the modules that can reach themselves: they remain after modules without imports are removed."""
     imported = {module: imports(path) for module, path in MODULES.items()}
     importers = defaultdict(set)
     for module, targets in imported.items():

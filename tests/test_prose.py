@@ -19,7 +19,7 @@ OLD_WORDS = re.compile(
 """Words for people (the text is about jobs and threads), and archaic words."""
 
 MAX_OLD_WORDS = 0.001
-"""Share of all words: a text about people may need a `who`."""
+"""Share of all words: a text about people may need one."""
 
 MIN_COMMENTS = 0.03
 """Share of lines with a comment, among all lines that are not blank."""

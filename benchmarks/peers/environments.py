@@ -58,4 +58,6 @@ def _run(command, system):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()
-        raise CannotInstall(f"{system.name} cannot be installed: {lines[0].strip() if lines else 'pip says nothing'}")
+        raise CannotInstall(
+            f"{system.name} cannot be installed: {lines[0].strip() if lines else 'pip printed nothing'}"
+        )

@@ -181,7 +181,7 @@ class LimitAdmin(ObjectActionsMixin):
     def waiting(self, limit: Limit) -> str:
         """Return the number of jobs that wait for it; those of a queue limit stay in their queue."""
         if limit.scope == Scope.QUEUE:
-            # None of them is blocked: the claim skips a queue whose limiter is closed (ADR 0016).
+            # None of them is blocked: the claim skips a queue whose limiter is full (ADR 0016).
             return "in the queue"
         count = definitions.count_blocked_jobs(limit, using=_alias(limit))
         return f"{count:,} or more" if count == definitions.MAX_COUNTED else f"{count:,}"

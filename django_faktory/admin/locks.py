@@ -99,11 +99,11 @@ def holder_of(job: Job) -> SafeString | str:
         return "–"
     lock = JobLock.objects.using(job._state.db).filter(key=job.lock_key).first()  # noqa: SLF001  (documented)
     if lock is None:
-        return "nobody"
+        return "none"
     link = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_joblock_change", args=[lock.pk]), lock.jid)
     # The row of an expired lock can still exist, so the row alone does not prove that the key is in use.
     if lock.expires_at <= datetime.now(UTC):
-        return format_html("nobody: that of {} was over at {}", link, _format_time(lock.expires_at))
+        return format_html("none: the lease of {} expired at {}", link, _format_time(lock.expires_at))
     holder = "this job" if lock.pk == job.lock_token else "another job"
     return format_html("{}, {}, until {}", holder, link, _format_time(lock.expires_at))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from ..core.payloads import (
     BatchStatus,
     Beat,
     Delivery,
+    ExchangeReply,
     Failure,
     FetchRequest,
     Interruption,
@@ -35,14 +36,6 @@ from ..errors import FaktoryError
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
-
-
-class ExchangeReply(NamedTuple):
-    """Answers of `push`, `ack` and `fetch`, from one `exchange`."""
-
-    pushed: list[FaktoryError | None]
-    acked: list[FaktoryError | bool]
-    fetched: list[list[Reservation]]
 
 
 class Transaction:

@@ -24,6 +24,7 @@ from ..core.payloads import (
     BatchStatus,
     Beat,
     Delivery,
+    ExchangeReply,
     Failure,
     FetchRequest,
     Interruption,
@@ -56,7 +57,7 @@ from ..store.locks import locks
 from ..store.notifier.postgresql import ANY_QUEUE
 from ..store.statistics import counts
 from ..store.transactions import first_line, is_collision, limited_lock_wait
-from .base import Broker, ExchangeReply, InFlightExchange, LoopConnection, Result, Transaction
+from .base import Broker, InFlightExchange, LoopConnection, Result, Transaction
 from .instrumentation import MetricsHook
 from .transactions import atomic
 
@@ -252,12 +253,12 @@ class OrmBroker(Broker):
         ):
             return None
 
-        def build_result(outcome: exchanges.ExchangeOutcome) -> Result:
+        def build_result(reply: ExchangeReply) -> Result:
             # The exchange was one message and one transaction: with its answer it is committed, so notify now.
             if queues_:
                 self._announce(self.alias, queues_)
-            self._metrics.started(_delivered_jobs(outcome.fetched))
-            return on_result(ExchangeReply([*outcome.pushed], outcome.acked, outcome.fetched))
+            self._metrics.started(_delivered_jobs(reply.fetched))
+            return on_result(reply)
 
         return async_exchange.begin(
             connection,

@@ -39,8 +39,8 @@ def check_cron(**_: Any) -> list[CheckMessage]:
     if entries and broker == "remote":
         messages.append(
             Warning(
-                f"{entries[0][0]}: nobody looks at cron entries where jobs live on a server elsewhere",
-                hint='FAKTORY = {"BROKER": "orm"}, or let that server have the entries.',
+                f"{entries[0][0]}: cron entries have no effect: the jobs are on a remote server",
+                hint='FAKTORY = {"BROKER": "orm"}, or set the entries on that server.',
                 id="django_faktory.W040",
             )
         )

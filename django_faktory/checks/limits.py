@@ -33,7 +33,7 @@ def check_limits(**_: Any) -> Iterable[CheckMessage]:
     # A warning: jobs are enqueued all the same, and that server may have limits of its own.
     if not invalid and broker == "remote" and any(conf.get("LIMITS").get(place) for place in limits.PLACES):
         yield Warning(
-            "FAKTORY['LIMITS']: nobody looks at them where jobs live on a server elsewhere",
-            hint='FAKTORY = {"BROKER": "orm"}, or let that server have the limits.',
+            "FAKTORY['LIMITS'] has no effect: the jobs are on a remote server",
+            hint='FAKTORY = {"BROKER": "orm"}, or set the limits on that server.',
             id="django_faktory.W050",
         )

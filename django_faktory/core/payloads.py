@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..errors import InvalidPayload
+from ..errors import FaktoryError, InvalidPayload
 from .job_options import JobOptions, compute_ttl, read_options
 from .json import jsontext
 from .json.fields import parse_instant as parse_instant  # noqa: PLC0414  (other modules import it from here)
@@ -273,6 +273,14 @@ class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     candidate_wids: tuple[str, ...] = ()
     """Wids that may receive the prefetched jobs. If one of them must not get jobs, nothing is prefetched."""
     lease: Lease = Lease.RESERVE_FOR
+
+
+class ExchangeReply(NamedTuple):
+    """Results of `push`, `ack` and `fetch` from one `exchange`, each in the order of its input."""
+
+    pushed: Sequence[FaktoryError | None]
+    acked: list[FaktoryError | bool]
+    fetched: list[list[Reservation]]
 
 
 class Delivery(NamedTuple):

@@ -395,7 +395,7 @@ class Maintenance:
         purged = batches.purge(using=self.alias, kept_for_s=conf.get("BATCH_TTL"))
         repaired = batches.sweep(using=self.alias)
         if repaired:
-            logger.error("batches had steps due that nobody took, they are taken now batches=%d", repaired)
+            logger.error("overdue steps of batches executed batches=%d", repaired)
         return batches.CHUNK in (expired, purged)
 
     def _forget_workers(self) -> bool:

@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..brokers.base import Broker, InFlightExchange, LoopConnection
-from ..core.payloads import Ack, FetchRequest, JobPayload
+from ..core.payloads import Ack, ExchangeReply, FetchRequest, JobPayload
 from .group_commit import MAX_BATCH
 
 Item = list[JobPayload] | Ack | FetchRequest
 """A PUSH or PUSHB (its jobs), an ACK, or a FETCH."""
-
-ExchangeResult = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
-"""Result of `Broker.exchange`: answers to the jobs, the acks and the requests."""
 
 BYTES_A_WEIGHT = 8 * 1024
 """Jobs up to this size weigh 1, so a transaction has about 4 MiB of larger ones."""
@@ -49,9 +46,9 @@ class ExchangeBatch:
         self.acks = [item for item in items if isinstance(item, Ack)]
         self.requests = [item for item in items if isinstance(item, FetchRequest)]
 
-    def answers(self, result: ExchangeResult) -> list[Any]:
+    def answers(self, reply: ExchangeReply) -> list[Any]:
         """Return the answer of `push`, `ack` or `fetch` for each item, in the order of `items`."""
-        pushed, acked, fetched = map(iter, result)
+        pushed, acked, fetched = map(iter, reply)
         answers: list[Any] = []
         for item in self.items:
             if isinstance(item, list):
@@ -68,12 +65,13 @@ def execute_exchange(broker: Broker, items: Sequence[Item]) -> list[Any]:
     # Only `exchange` can mix verbs and prefetch jobs.
     if is_mixed or any(request.prefetch for request in batch.requests):
         return batch.answers(broker.exchange(batch.jobs, batch.acks, batch.requests))
-    pushed: Sequence[Any] = broker.push(batch.jobs) if batch.jobs else []
-    acked: Sequence[Any] = broker.ack(batch.acks) if batch.acks else []
-    return batch.answers((pushed, acked, broker.fetch(batch.requests) if batch.requests else []))
+    pushed = broker.push(batch.jobs) if batch.jobs else []
+    acked = broker.ack(batch.acks) if batch.acks else []
+    fetched = broker.fetch(batch.requests) if batch.requests else []
+    return batch.answers(ExchangeReply(pushed, acked, fetched))
 
 
-def begin_exchange(lent: LoopConnection, items: Sequence[Item]) -> InFlightExchange[list[Any]] | None:
-    """Send the items on a lent connection without waiting; None if they need `execute_exchange`."""
+def begin_exchange(send: LoopConnection, items: Sequence[Item]) -> InFlightExchange[list[Any]] | None:
+    """Send the items without waiting, on a connection that a thread lends; None if they need `execute_exchange`."""
     batch = ExchangeBatch(items)
-    return lent(batch.jobs, batch.acks, batch.requests, batch.answers)
+    return send(batch.jobs, batch.acks, batch.requests, batch.answers)

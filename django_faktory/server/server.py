@@ -419,8 +419,8 @@ class Server:
 
     def _lend(self) -> Begin[Item, Any] | None:
         """Return how the event loop sends exchanges on this thread's connection, or None (ADR 0021)."""
-        lent = self.broker.lend()
-        return partial(begin_exchange, lent) if lent else None
+        send = self.broker.lend()
+        return partial(begin_exchange, send) if send else None
 
     def _hand_out(self, job: Reservation, wid: str) -> Reservation:
         delivered = self.broker.assign_prefetched(job, wid)

@@ -24,7 +24,7 @@ from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 APP = "django_faktory"
-NOBODY = "nobody may"
+NO_USER = "granted to no user"
 ROW = 900_001
 """First primary key of this test's rows, beyond the sequences of any database."""
 MODELS = {
@@ -63,8 +63,8 @@ def _pages():
         yield f"{model} changelist", Act(page(model, "changelist"), (view,))
         yield f"{model} change", Act(page(model, "change", pk), (view,))
         yield f"{model} history", Act(page(model, "history", pk), (view,))
-        yield f"{model} add", Act(page(model, "add"), (NOBODY,))
-        yield f"{model} delete", Act(page(model, "delete", pk), (NOBODY,))
+        yield f"{model} add", Act(page(model, "add"), (NO_USER,))
+        yield f"{model} delete", Act(page(model, "delete", pk), (NO_USER,))
     for model, column, needed in DOWNLOADS:
         yield f"{model} download {column}", Act(page(model, "download", MODELS[model], column), needed)
 
@@ -91,10 +91,10 @@ def _acts():
         ("kill", ROW + 2, "kill_job"), ("discard", ROW + 2, "discard_job"), ("prune", ROW, "prune_job"),
         ("clear", ROW + 2, "clear_queue"),
     ):  # fmt: skip
-        told = {"confirmed": "yes", "why": "because"}
+        form = {"confirmed": "yes", "why": "because"}
         if verb != "clear":
-            yield f"job act {verb}", Act(page("job", "act", pk, verb), ("view_job", codename), told)
-            chosen = {"action": verb, "_selected_action": [pk], **told}
+            yield f"job act {verb}", Act(page("job", "act", pk, verb), ("view_job", codename), form)
+            chosen = {"action": verb, "_selected_action": [pk], **form}
             yield f"job: {verb}", Act(page("job", "changelist"), ("view_job", codename), chosen)
         asked = f"{page('job', 'all')}?verb={verb}&state={Job.objects.get(pk=pk).state}"
         yield f"job all {verb}", Act(asked, ("view_job", codename), {})
@@ -110,8 +110,8 @@ def _acts():
     }
     for (model, pk), actions in one.items():
         for action, codename in actions.items():
-            told = {"action": action, "_selected_action": [pk], "confirmed": "yes", "post": "yes"}
-            yield f"{model}: {action}", Act(page(model, "changelist"), (f"view_{model}", codename), told)
+            form = {"action": action, "_selected_action": [pk], "confirmed": "yes", "post": "yes"}
+            yield f"{model}: {action}", Act(page(model, "changelist"), (f"view_{model}", codename), form)
             if model == "cronentry":
                 yield f"cronentry act {action}", Act(page(model, "act", pk, action), (f"view_{model}", codename), {})
             elif model == "limit" and action in limits.LimitAdmin.object_actions:
@@ -147,7 +147,7 @@ ACTS = [
 ]  # fmt: skip
 """Requests that change something; each is a POST."""
 
-SAYS_NOTHING = {"queue: clear"}
+NEEDS_CONFIRMATION = {"queue: clear"}
 """Shows a confirmation page; the POST from that page performs the action."""
 
 
@@ -196,7 +196,7 @@ def stored():
     return {one.__name__: list(one.objects.order_by("pk").values_list()) for one in [*models, LogEntry]}
 
 
-def who(*codenames, **fields):
+def staff_user(*codenames, **fields):
     user = User.objects.create_user(f"user{User.objects.count()}", is_staff=True, **fields)
     found = Permission.objects.filter(content_type__app_label=APP, codename__in=codenames)
     assert {one.codename for one in found} == set(codenames)
@@ -213,7 +213,7 @@ def views():
 
 
 def ask(client, act):
-    """Send the request; return whether it was let in, and whether something changed."""
+    """Send the request; return whether it was permitted, and whether a row changed."""
     before = stored()
     answer = client.get(act.address) if act.post is None else client.post(act.address, act.post)
     is_in = answer.status_code in (200, 302) and "/login/" not in answer.headers.get("Location", "")
@@ -224,7 +224,7 @@ def expect(client, name, act, *, may):
     is_in, is_changed = ask(client, act)
     if act.post is None:
         assert (is_in, is_changed) == (may, False)
-    elif name not in SAYS_NOTHING:
+    elif name not in NEEDS_CONFIRMATION:
         assert is_changed == may
         assert is_in or not may
 
@@ -262,14 +262,14 @@ def test_every_registered_url_and_action_is_in_the_permission_matrix(rows, rf, a
 def test_anonymous_users_and_staff_without_permissions_are_refused(client, rows, name):
     ready_for(name)
     expect(client, name, rows[name], may=False)
-    client.force_login(who())
+    client.force_login(staff_user())
     expect(client, name, rows[name], may=False)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_user_with_view_permissions_can_only_read(client, rows, name):
     ready_for(name)
-    client.force_login(who(*views()))
+    client.force_login(staff_user(*views()))
     expect(client, name, rows[name], may=rows[name].post is None and set(rows[name].needs) <= views())
 
 
@@ -277,32 +277,32 @@ def test_a_user_with_view_permissions_can_only_read(client, rows, name):
 def test_standard_django_permissions_do_not_permit_our_custom_actions(client, rows, name):
     ready_for(name)
     usual = {one for one in codenames() if one.split("_")[0] in ("view", "add", "change", "delete")}
-    client.force_login(who(*usual))
+    client.force_login(staff_user(*usual))
     expect(client, name, rows[name], may=set(rows[name].needs) <= usual)
 
 
 @pytest.mark.parametrize("name", ACTS)
 def test_a_user_with_every_other_permission_is_refused(client, rows, name):
     ready_for(name)
-    client.force_login(who(*(codenames() - {rows[name].needs[-1]})))
+    client.force_login(staff_user(*(codenames() - {rows[name].needs[-1]})))
     expect(client, name, rows[name], may=False)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_user_with_only_the_required_permissions_is_accepted(client, rows, name):
     ready_for(name)
-    needs = set(rows[name].needs) - {NOBODY}
+    needs = set(rows[name].needs) - {NO_USER}
     if "cronentry" in name or name.startswith("limit") or "outboxentry delete" in name:
         needs |= set() if rows[name].post is None else {f"view_{name.split()[0].rstrip(':')}"}
-    client.force_login(who(*needs))
-    expect(client, name, rows[name], may=NOBODY not in rows[name].needs)
+    client.force_login(staff_user(*needs))
+    expect(client, name, rows[name], may=NO_USER not in rows[name].needs)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_superuser_can_do_everything_and_actions_are_logged(admin_client, rows, name):
     ready_for(name)
-    expect(admin_client, name, rows[name], may=NOBODY not in rows[name].needs)
-    is_act = rows[name].post is not None and name not in SAYS_NOTHING
+    expect(admin_client, name, rows[name], may=NO_USER not in rows[name].needs)
+    is_act = rows[name].post is not None and name not in NEEDS_CONFIRMATION
     assert LogEntry.objects.exists() == is_act
 
 
@@ -321,13 +321,13 @@ def test_get_and_head_requests_change_nothing(admin_client, rows):
 def test_each_step_of_a_bulk_action_checks_the_user_and_permission_again(client, rows, verb):
     """Check for a permission that was revoked in between, and for a form that another user received."""
     act, codename = rows[f"job all {verb}"], needs(job_actions.ACTIONS[verb].needs).partition(".")[2]
-    user = who("view_job", codename)
+    user = staff_user("view_job", codename)
     client.force_login(user)
     sealed = client.post(act.address, {}).context["signed_run"]
     step = Act(reverse(f"admin:{APP}_job_all_step"), (), {"sweep": sealed})
     user.user_permissions.clear()
     assert ask(client, step) == (False, False)
-    client.force_login(who("view_job", codename))
+    client.force_login(staff_user("view_job", codename))
     assert ask(client, step)[1] is False
     client.force_login(user)
     user.user_permissions.set(Permission.objects.filter(codename__in=["view_job", codename]))

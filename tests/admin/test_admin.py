@@ -39,8 +39,8 @@ def test_a_job_in_any_state_is_listed_and_opens(admin_client, state):
     assert job.jid in page
     detail = admin_client.get(reverse("admin:django_faktory_job_change", args=[job.pk]))
     assert detail.status_code == 200
-    for told in ("no luck", "line 1", "Attempt 1 failed"):
-        assert told in detail.content.decode()
+    for text in ("no luck", "line 1", "Attempt 1 failed"):
+        assert text in detail.content.decode()
 
 
 def test_filters_narrow_the_list_by_state_and_queue(admin_client):

@@ -85,8 +85,8 @@ def test_an_action_retries_all_failed_members_of_a_batch(admin_client, tree):
         state="dead", finished_at="2026-01-01T00:00:00Z", purge_at="2036-01-01T00:00:00Z"
     )
     asked = {"action": "retry_failed", "_selected_action": [tree.pk]}
-    told = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
-    assert "Retried 2 jobs." in told
+    shown = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
+    assert "Retried 2 jobs." in shown
     assert Job.objects.filter(bid=tree.bid, state="enqueued").count() == 2
 
 
@@ -164,8 +164,8 @@ def ended(member, success=step):
 def test_list_and_page_show_how_a_batch_ended(admin_client, member, success, stage, bar, callback):
     row = ended(member, success)
     for text in (page(admin_client, "change", row.pk), page(admin_client, "changelist")):
-        for said in (stage, bar, callback):
-            assert said in words(text)
+        for expected in (stage, bar, callback):
+            assert expected in words(text)
 
 
 def test_the_page_of_an_expired_batch_shows_the_reason(admin_client):
@@ -201,16 +201,16 @@ def test_an_enqueued_callback_links_to_its_job(admin_client):
 def test_failed_callbacks_are_retried_too_and_the_retry_is_logged(admin_client):
     row = ended(step, fail)
     asked = {"action": "retry_failed", "_selected_action": [row.pk]}
-    told = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
-    assert "Retried 1 job." in told
+    shown = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
+    assert "Retried 1 job." in shown
     assert [(job.jobtype, job.state) for job in Job.objects.filter(callback_of=row.bid)] == [(fail.jobtype, "enqueued")]
     assert LogEntry.objects.get().get_change_message() == "Retried what failed."
 
 
 def test_retrying_a_batch_without_failures_changes_nothing(admin_client, tree):
     asked = {"action": "retry_failed", "_selected_action": [tree.pk]}
-    told = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
-    assert "Nothing to retry: no job has failed." in told
+    shown = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
+    assert "Nothing to retry: no job has failed." in shown
     assert Job.objects.filter(state="enqueued").count() == 3
 
 

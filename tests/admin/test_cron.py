@@ -104,7 +104,7 @@ def test_an_entry_created_in_the_admin_is_scheduled(admin_client):
 
 def test_an_entry_created_in_the_admin_can_have_typed_arguments(admin_client):
     args = '[{"$type": "decimal", "value": "1.20"}]'
-    assert "No task of this project" not in add(admin_client, jobtype=work.tells_types.jobtype, args=args, job="{}")
+    assert "No task of this project" not in add(admin_client, jobtype=work.returns_types.jobtype, args=args, job="{}")
     admin_client.post(address("act", CronEntry.objects.get().pk, "run_now"))
     assert '"args":[{"$type":"decimal","value":"1.20"}]' in Job.objects.get().payload
 
@@ -120,7 +120,7 @@ def test_editing_the_schedule_updates_the_next_run_and_other_edits_keep_it(admin
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("schedule", "61 * * * *", "minute: expected 0 to 59"),
         ("zone", "Mars", "expected the name of a time zone"),
@@ -135,11 +135,11 @@ def test_editing_the_schedule_updates_the_next_run_and_other_edits_keep_it(admin
         ("name", "", "This field is required"),
     ],
 )
-def test_errors_are_shown_at_their_field_and_nothing_is_saved(admin_client, field, value, said):
+def test_errors_are_shown_at_their_field_and_nothing_is_saved(admin_client, field, value, message):
     job = {"job": "{}"} if field == "jobtype" else {}
-    told = admin_client.post(address("add"), NEW | {field: value} | job)
-    errors = told.context["adminform"].form.errors
-    assert said in str(errors.get(field) or errors.get("args"))
+    response = admin_client.post(address("add"), NEW | {field: value} | job)
+    errors = response.context["adminform"].form.errors
+    assert message in str(errors.get(field) or errors.get("args"))
     assert not CronEntry.objects.exists()
 
 
@@ -155,8 +155,8 @@ def test_buttons_pause_resume_and_run_an_entry_with_a_reason(admin_client, entry
     assert "resumed." in press("resume")
     assert CronEntry.objects.get().next_at is not None
     assert Job.objects.get().jobtype == "ring"
-    told = LogEntry.objects.order_by("pk").values_list("change_message", flat=True)
-    assert [said.partition(": ")[2] for said in told] == ["to pause it", "to run_now it", "to resume it"]
+    messages = LogEntry.objects.order_by("pk").values_list("change_message", flat=True)
+    assert [message.partition(": ")[2] for message in messages] == ["to pause it", "to run_now it", "to resume it"]
 
 
 def test_list_actions_pause_resume_and_run_several_entries(admin_client, entry, of_code):
@@ -175,8 +175,8 @@ def test_list_actions_pause_resume_and_run_several_entries(admin_client, entry, 
 
 def test_a_run_that_cannot_be_enqueued_is_reported_and_recorded(admin_client, entry):
     CronEntry.objects.update(jobtype=work.once_a_group.jobtype, args='["a"]')
-    for said in ("enqueued as", "NotUnique: Job not unique"):
-        assert said in admin_client.post(address("act", entry.pk, "run_now"), follow=True).content.decode()
+    for expected in ("enqueued as", "NotUnique: Job not unique"):
+        assert expected in admin_client.post(address("act", entry.pk, "run_now"), follow=True).content.decode()
     assert [run.outcome for run in CronRun.objects.order_by("pk")] == ["enqueued", "refused"]
 
 

@@ -35,9 +35,9 @@ def words(text):
     return " ".join(unescape(re.sub("<[^>]*>", " ", text)).split())
 
 
-def all_of(client, verb, query, **said):
+def all_of(client, verb, query, **fields):
     """Start a bulk action and step through it; return the text of the last page and the number of pages."""
-    answer = client.post(f"{reverse('admin:django_faktory_job_all')}?verb={verb}&{query}", said)
+    answer = client.post(f"{reverse('admin:django_faktory_job_all')}?verb={verb}&{query}", fields)
     pages = 1
     while match := re.search(r'name="sweep" value="([^"]+)"', answer.content.decode()):
         answer = client.post(reverse("admin:django_faktory_job_all_step"), {"sweep": match[1]})
@@ -53,9 +53,9 @@ def test_dead_jobs_with_the_same_error_are_grouped(admin_client):
     found = error_groups.group_jobs(Job.objects.dead())
     assert (found.groups[0].kind, found.groups[0].count) == (KIND, 2)
     assert (len(found.groups), found.jobs_read, found.is_more) == (3, 4, False)
-    told = words(page(admin_client, "errors"))
-    assert "order N took N s" in told
-    assert "no error: killed by hand" in told
+    shown = words(page(admin_client, "errors"))
+    assert "order N took N s" in shown
+    assert "no error: killed by hand" in shown
 
 
 def test_error_groups_report_how_many_jobs_were_examined(admin_client, monkeypatch):
@@ -80,12 +80,12 @@ def test_trying_one_dead_job_shows_its_progress_and_outcome(admin_client):
     assert dict(Job.objects.values_list("pk", "state")) == {job.pk: "enqueued", other.pk: "dead"}
     assert LogEntry.objects.get().get_change_message() == "Retried, to see how it fares: deployed"
     query = f"{KIND.query}&tried={job.pk}"
-    for state, told in (("working", "it runs"), ("succeeded", "it has succeeded"), ("dead", "it has failed again")):
+    for state, outcome in (("working", "it runs"), ("succeeded", "it has succeeded"), ("dead", "it has failed again")):
         fields = {"started_at": "2026-01-01T00:00:00Z", "finished_at": "2026-01-01T00:00:00Z"}
         fields |= {"reserved_until": "2036-01-01T00:00:00Z", "purge_at": "2036-01-01T00:00:00Z", "attempt": 1}
         Job.objects.filter(pk=job.pk).update(state=state, **fields)
         part = page(admin_client, "tried", query)
-        assert told in words(part)
+        assert outcome in words(part)
         assert ("data-faktory-ended" in part) is (state != "working")
     Job.objects.filter(pk=job.pk).delete()
     assert "has left no row" in words(page(admin_client, "tried", query))
@@ -105,8 +105,8 @@ def test_a_job_that_is_no_longer_dead_is_not_tried(admin_client):
 def test_only_jobs_of_the_error_group_are_retried(admin_client):
     mine = [dead(number) for number in range(3)]
     others = [dead(1, failure='{"message":"something else"}'), dead(1, jobtype="shop.other"), JobFactory(dead=True)]
-    told, _ = all_of(admin_client, "retry", KIND.query, why="deployed")
-    assert "Done. Retried: 3." in told
+    shown, _ = all_of(admin_client, "retry", KIND.query, why="deployed")
+    assert "Done. Retried: 3." in shown
     assert set(Job.objects.enqueued()) == set(mine)
     assert set(Job.objects.dead()) == set(others)
     assert [entry.get_change_message() for entry in LogEntry.objects.order_by("pk")] == [
@@ -118,8 +118,8 @@ def test_only_jobs_of_the_error_group_are_retried(admin_client):
 
 def test_a_rate_limited_retry_spreads_jobs_over_time(admin_client):
     [dead(number) for number in range(3)]
-    told, _ = all_of(admin_client, "retry", KIND.query, per_minute="10")
-    assert "They run one after the other" in told
+    shown, _ = all_of(admin_client, "retry", KIND.query, per_minute="10")
+    assert "They run one after the other" in shown
     times = list(Job.objects.retries().order_by("pk").values_list("run_at", flat=True))
     assert [later - sooner for sooner, later in pairwise(times)] == [timedelta(seconds=6)] * 2
 
@@ -139,11 +139,11 @@ def test_a_bulk_retry_runs_in_steps_and_ignores_jobs_that_die_later(admin_client
     later = dead(9)
     [sealed] = re.findall(r'name="sweep" value="([^"]+)"', first)
     step = reverse("admin:django_faktory_job_all_step")
-    told = admin_client.post(step, {"sweep": sealed}).content.decode()
-    assert "Retried: 2 of 5." in words(told)
-    assert 'value="40"' in told
-    while match := re.search(r'name="sweep" value="([^"]+)"', told):
-        told = admin_client.post(step, {"sweep": match[1]}).content.decode()
+    shown = admin_client.post(step, {"sweep": sealed}).content.decode()
+    assert "Retried: 2 of 5." in words(shown)
+    assert 'value="40"' in shown
+    while match := re.search(r'name="sweep" value="([^"]+)"', shown):
+        shown = admin_client.post(step, {"sweep": match[1]}).content.decode()
     assert list(Job.objects.dead()) == [later]
 
 
@@ -168,7 +168,7 @@ def test_arguments_are_edited_before_a_retry(admin_client):
     address = reverse("admin:django_faktory_job_edit", args=[job.pk])
     bad = admin_client.post(address, {"args": "[1", "kwargs": "{}"}).content.decode()
     assert "args: invalid JSON" in unescape(bad)
-    assert ">[1</textarea>" in bad, "what somebody typed is not lost"
+    assert ">[1</textarea>" in bad, "the rejected input stays in the form"
     admin_client.post(address, {"args": "[2]", "kwargs": "", "why": "typo"})
     assert (
         Job.objects.get().payload

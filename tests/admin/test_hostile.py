@@ -59,14 +59,14 @@ def addresses(text):
 def seen(client, text):
     """Return the elements of each page, by the page's name."""
     hurry()
-    told = {}
+    found = {}
     for name, address in addresses(text).items():
         answer = client.get(address)
         assert answer.status_code in (200, 302), (name, answer.status_code)
-        said = answer.content.decode()
-        assert unwelcome(said) == [], (name, unwelcome(said))
-        told[name] = elements(said)
-    return told
+        html = answer.content.decode()
+        assert unwelcome(html) == [], (name, unwelcome(html))
+        found[name] = elements(html)
+    return found
 
 
 def shape(found):

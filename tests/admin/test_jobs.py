@@ -72,8 +72,8 @@ def test_a_bulk_action_changes_all_matching_jobs_and_no_others(admin_client):
     shown = page(admin_client, "changelist", "state=dead&q=queue:mail")
     assert "verb=retry&amp;q=queue%3Amail&amp;state=dead" in shown
     assert "These are 1 job" in words(page(admin_client, "all", "verb=discard&q=queue:mail&state=dead"))
-    told, _ = all_of(admin_client, "discard", "q=queue:mail&state=dead")
-    assert "Discarded: 1." in told
+    text, _ = all_of(admin_client, "discard", "q=queue:mail&state=dead")
+    assert "Discarded: 1." in text
     assert set(Job.objects.values_list("pk", flat=True)) == {queue.pk, waits.pk}
     assert LogEntry.objects.last().object_repr
     assert not Job.objects.filter(pk=mine.pk).exists()
@@ -170,8 +170,8 @@ def test_a_forged_or_foreign_bulk_step_changes_nothing(admin_client, client):
     step = reverse("admin:django_faktory_job_all_step")
     begun = bulk.begin("discard", bulk.BulkScope("dead"), total=1, user=0, reason="", using="default")
     for sealed in ("", "forged", bulk.dump_signed(begun), bulk.dump_signed(begun)[:-2]):
-        told = admin_client.post(step, {"sweep": sealed}, follow=True).content.decode()
-        assert "begin again for the rest" in told
+        text = admin_client.post(step, {"sweep": sealed}, follow=True).content.decode()
+        assert "begin again for the rest" in text
     assert Job.objects.count() == 1
 
 
@@ -272,8 +272,8 @@ def test_the_page_of_a_worker_shows_its_running_jobs(admin_client):
     listed = admin_client.get(reverse("admin:django_faktory_workerprocess_changelist")).content.decode()
     [address] = {part for part in listed.split('"') if part.endswith("/change/")}
     shown = admin_client.get(address).content.decode()
-    for told in (job.jid, "292 MB", "&lt;gpu&gt;", "Terminate"):
-        assert told in shown
+    for text in (job.jid, "292 MB", "&lt;gpu&gt;", "Terminate"):
+        assert text in shown
 
 
 def test_terminating_a_worker_requires_confirmation_and_quieting_does_not(admin_client):
@@ -293,11 +293,11 @@ def test_a_count_of_recent_jobs_only_is_shown_with_a_plus(admin_client, monkeypa
     monkeypatch.setattr(bulk, "RECENT", 2)
     monkeypatch.setattr(JobQuerySet.recent, "__defaults__", (2,))
     address = reverse("admin:django_faktory_job_all")
-    told = admin_client.get(address, {"verb": "discard", "q": "task:shop.tasks.mail"}).content.decode()
-    assert "2+ jobs" in told
+    text = admin_client.get(address, {"verb": "discard", "q": "task:shop.tasks.mail"}).content.decode()
+    assert "2+ jobs" in text
     nothing = admin_client.get(address, {"verb": "discard", "q": "task:shop.tasks.other"}).content.decode()
     assert "0+ jobs" in nothing
-    assert "Yes, " in nothing, "older ones may be meant"
+    assert "Yes, " in nothing, "the query may match older jobs"
     scope = bulk.BulkScope("task:shop.tasks.mail")
     counted = scope.count_jobs("discard", using="default")
     begun = bulk.begin("discard", scope, total=counted, user=0, reason="", using="default")

@@ -13,7 +13,7 @@ from django.utils.html import escape
 from django_faktory.models import Batch, Job, OutboxEntry
 from django_faktory.models.cron import CronEntry
 from django_faktory.store import texts
-from tests.admin.test_access import who
+from tests.admin.test_access import staff_user
 from tests.factories import T0, JobFactory
 
 pytestmark = pytest.mark.django_db
@@ -94,9 +94,9 @@ def test_redacted_arguments_of_any_length_are_hidden_on_pages_and_downloads(admi
 def test_a_download_requires_the_permission_of_its_page(client):
     job = large_job(500)
     for codenames in ((), ("change_job", "retry_job"), ("view_batch", "view_queue")):
-        client.force_login(who(*codenames))
+        client.force_login(staff_user(*codenames))
         assert client.get(page("job", job.pk, "payload", view="download")).status_code == 403
-    client.force_login(who("view_job"))
+    client.force_login(staff_user("view_job"))
     assert client.get(page("job", job.pk, "payload", view="download")).status_code == 200
     assert client.post(page("job", job.pk, "payload", view="download")).status_code == 405
     for column in ("jid", "queue", "no-such"):

@@ -58,8 +58,8 @@ def test_a_limit_is_listed_with_its_use_and_waiting_jobs(admin_client, node):
 
 def test_a_limit_created_in_the_admin_is_enforced(admin_client, node):
     node.push(*"abc")
-    told = {"scope": "task", "name": "noop", "concurrency": "2", "rate": "", "burst": ""}
-    assert admin_client.post(reverse(ADD), told).status_code == 302
+    form = {"scope": "task", "name": "noop", "concurrency": "2", "rate": "", "burst": ""}
+    assert admin_client.post(reverse(ADD), form).status_code == 302
     assert LogEntry.objects.get().object_repr == "task noop: 2 at a time"
     assert node.fetch(5) == ["a", "b"]
 
@@ -71,8 +71,8 @@ def test_an_edited_limit_applies_at_once_and_overrides_code(admin_client, node):
     assert node.fetch(5) == ["a"]
     one = Limit.objects.get()
     assert 'name="concurrency" value="1"' in admin_client.get(page_of(one)).content.decode()
-    told = {"concurrency": "2", "rate": "100/m", "burst": "7"}
-    assert admin_client.post(page_of(one), told).status_code == 302
+    form = {"concurrency": "2", "rate": "100/m", "burst": "7"}
+    assert admin_client.post(page_of(one), form).status_code == 302
     definitions.sync(code, using="default")
     one.refresh_from_db()
     assert (one.allowance_text, one.origin) == ("2 at a time and 100/m, 7 at once", "edited")
@@ -85,7 +85,7 @@ def test_an_edited_limit_applies_at_once_and_overrides_code(admin_client, node):
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("form", "message"),
     [
         ({"rate": "fast"}, "expected a number and a time"),
         ({}, "got neither"),
@@ -95,10 +95,10 @@ def test_an_edited_limit_applies_at_once_and_overrides_code(admin_client, node):
         ({"name": "known", "concurrency": "1"}, "there is a limit of this already"),
     ],
 )
-def test_an_invalid_limit_is_rejected_with_an_error_message(admin_client, node, told, said):
+def test_an_invalid_limit_is_rejected_with_an_error_message(admin_client, node, form, message):
     limit("task", "known", 1)
-    page = words(admin_client.post(reverse(ADD), {"scope": "task", "name": "noop"} | told))
-    assert said in page
+    page = words(admin_client.post(reverse(ADD), {"scope": "task", "name": "noop"} | form))
+    assert message in page
     assert Limit.objects.count() == 1
 
 

@@ -56,7 +56,7 @@ def release(client, lock, **more):
 def test_a_lock_is_listed_with_its_key_holder_and_times(admin_client, one):
     page = words(admin_client.get(reverse(LOCKS)))
     lock = JobLock.objects.get()
-    assert all(told in page for told in ("key of A", jid("A"), "old", f"{localtime(lock.acquired_at):%Y-%m-%d}"))
+    assert all(text in page for text in ("key of A", jid("A"), "old", f"{localtime(lock.acquired_at):%Y-%m-%d}"))
     assert "(over)" not in page
     JobLock.objects.update(expires_at=F("expires_at") - timedelta(hours=1))
     assert "(over)" in words(admin_client.get(reverse(LOCKS)))
@@ -82,7 +82,7 @@ def test_the_page_of_a_job_shows_the_holder_of_its_lock_key(admin_client, one):
     assert f"Lock held by another job, {jid('A')}" in job_page(admin_client, "A1")
     assert "Lock held by nobody" in job_page(admin_client, "B")
     JobLock.objects.update(expires_at=F("expires_at") - timedelta(hours=1))
-    assert f"nobody: that of {jid('A')} was over at" in job_page(admin_client, "A")
+    assert f"none: the lease of {jid('A')} expired at" in job_page(admin_client, "A")
 
 
 def test_the_page_of_a_job_without_a_lock_key_shows_no_holder(admin_client, node):  # noqa: F811
@@ -106,7 +106,7 @@ def test_the_old_holder_of_a_released_lock_cannot_affect_its_next_holder(admin_c
     assert one.fetch(wid="w2") == [jid("A1")]
     lock = JobLock.objects.get()
     assert (lock.jid, lock.pk > stale.pk) == (jid("A1"), True)
-    assert one.broker.extend_locks([stale.pk]) == {stale.pk}, "its worker is told"
+    assert one.broker.extend_locks([stale.pk]) == {stale.pk}, "its worker learns that the lock is lost"
     assert one.ack("A", wid="old") == [True]
     assert JobLock.objects.get().pk == lock.pk
     assert one.ack("A1", wid="w2") == [True]

@@ -30,10 +30,10 @@ def seen(client, name=PAGE):
     return answer.content.decode()
 
 
-def test_the_page_of_an_empty_project_says_that_nothing_exists(admin_client):
+def test_the_page_of_an_empty_project_states_that_it_is_empty(admin_client):
     page = seen(admin_client)
-    for told in ("Nothing.", "Nobody has used a queue yet.", "No worker is there"):
-        assert told in page
+    for text in ("Nothing.", "Nobody has used a queue yet.", "No worker is there"):
+        assert text in page
 
 
 def test_the_page_lists_current_problems(admin_client):
@@ -44,7 +44,7 @@ def test_the_page_lists_current_problems(admin_client):
     OutboxEntry.objects.create(jid="refused-job", queue="mail", job="{}", error="no room")
     WorkerFactory(beat_at=timezone.now() - timedelta(hours=1))
     page = seen(admin_client)
-    for told in (
+    for text in (
         "Queue mail is paused; waiting jobs: 1",
         "Timeout",
         "order N took N s",
@@ -52,7 +52,7 @@ def test_the_page_lists_current_problems(admin_client):
         "Jobs refused on their way elsewhere: 1",
         "Workers not heard of for 1 min: 1",
     ):
-        assert told in page
+        assert text in page
 
 
 def test_the_page_shows_latency_running_jobs_and_workers(admin_client):
@@ -61,8 +61,8 @@ def test_the_page_shows_latency_running_jobs_and_workers(admin_client):
     JobFactory(working=True, jobtype="shop.slow", wid="w1", started_at=timezone.now() - timedelta(hours=2))
     WorkerFactory(wid="w1", hostname="app-1", rss_kb=200_000)
     page = seen(admin_client)
-    for told in ("5 min", "shop.slow", "app-1:1", "195 MB"):
-        assert told in page
+    for text in ("5 min", "shop.slow", "app-1:1", "195 MB"):
+        assert text in page
 
 
 def test_a_large_set_is_counted_to_the_cap(monkeypatch):

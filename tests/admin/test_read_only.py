@@ -7,7 +7,7 @@ from django.urls import reverse
 
 from django_faktory.models import Batch, Job, JobLock, Limit, OutboxEntry, Queue, WorkerProcess
 from django_faktory.models.cron import CronEntry
-from tests.admin.test_access import APP, MODELS, codenames, page, rows, stored, who
+from tests.admin.test_access import APP, MODELS, codenames, page, rows, staff_user, stored
 from tests.factories import T0
 
 __all__ = ["rows"]  # the fixture
@@ -27,7 +27,7 @@ def form_of(row):
 
 @pytest.fixture(params=["superuser", "every permission"])
 def user_client(request, client, admin_user):
-    client.force_login(admin_user if request.param == "superuser" else who(*codenames()))
+    client.force_login(admin_user if request.param == "superuser" else staff_user(*codenames()))
     return client
 
 
@@ -104,7 +104,7 @@ def test_cron_entries_and_limits_cannot_be_copied_by_save_as_new(user_client, ro
 
 @pytest.mark.parametrize("needed", ["cronentry", "limit"])
 def test_a_user_without_view_permission_cannot_open_forms(client, rows, needed):
-    client.force_login(who(f"change_{needed}", f"delete_{needed}"))
+    client.force_login(staff_user(f"change_{needed}", f"delete_{needed}"))
     for view in ("change", "delete", "history"):
         assert client.get(page(needed, view, MODELS[needed])).status_code == 403
     assert client.get(page(needed, "changelist")).status_code == 403

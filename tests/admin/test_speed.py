@@ -91,16 +91,16 @@ def is_bounded(sql):
 
 def test_a_list_longer_than_the_cap_shows_a_plus_sign(admin_client, monkeypatch):
     JobFactory.create_batch(5)
-    assert "5 jobs" in said(admin_client)
+    assert "5 jobs" in job_list(admin_client)
     monkeypatch.setattr(CappedPaginator, "cap", 5)
-    assert "5 jobs" in said(admin_client)
+    assert "5 jobs" in job_list(admin_client)
     monkeypatch.setattr(CappedPaginator, "cap", 4)
-    assert "4+ jobs" in said(admin_client)
+    assert "4+ jobs" in job_list(admin_client)
     monkeypatch.setattr(CappedPaginator, "cap", 4000)
     assert str(CappedPaginator(list(range(9000)), 50).count) == "4,000+"
 
 
-def said(client):
+def job_list(client):
     return " ".join(client.get(reverse("admin:django_faktory_job_changelist")).content.decode().split())
 
 

@@ -26,7 +26,7 @@ class Target:
             FAKTORY_TEST_NAME=database,
             FAKTORY_TEST_SETTINGS=json.dumps(given),
         )
-        [found] = self.program.said("server listens")
+        [found] = self.program.wait_for_log("server listens")
         self.port = int(re.search(r"address=\S+:(\d+)", found)[1])
         [self._process] = self.program.children()
 

@@ -33,7 +33,7 @@ def run(options, more):
     needed = [services.postgresql(), services.django_pool() if options.pool else services.pgbouncer()]
     if missing := [service for service in needed if service.missing]:
         sys.exit("\n".join(f"{service.name}: {service.missing}" for service in missing))
-    print(*needed, sep="\n", flush=True)  # noqa: T201  (told to who runs it)
+    print(*needed, sep="\n", flush=True)  # noqa: T201  (output for the caller)
     more = ["-n", str(in_what_is_left(options.processes)), *more]
     if options.pool:
         return run_tests({"FAKTORY_TEST_VIA": "pool"}, more)

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(VIA != "", reason="has a PgBouncer of its own"),
 ]
 LONG_S = 30
-TOLD = "NOTIFY does not come through"
+NO_NOTIFY = "NOTIFY does not come through"
 
 
 def asked(sql):
@@ -36,7 +36,7 @@ def asked(sql):
             cursor.execute(f"SELECT pg_backend_pid(), ARRAY({sql})::text[]")
             session, rows = cursor.fetchone()
         found[session] = rows
-    assert len(found) > 1, "sessions are given in turn"
+    assert len(found) > 1, "PgBouncer uses several sessions"
     return sorted(row for rows in found.values() for row in rows)
 
 
@@ -55,14 +55,14 @@ def have_many_sessions():
 def test_a_node_behind_pgbouncer_works_and_logs_once_that_it_polls(bouncer, runfaktory, address):
     node = runfaktory("127.0.0.1:0", "--processes", "2", "--concurrency", "3", environment=bouncer().environment)
     client = RawClient.identified(address(node))
-    node.said("worker started", times=2)
-    node.said(TOLD)
+    node.wait_for_log("worker started", times=2)
+    node.wait_for_log(NO_NOTIFY)
     for number in range(100):
         assert client.ask(push(jid=f"pushed-{number}", jobtype="tests.project.tasks.noop")) == b"+OK"
     client.close()
     noop.enqueue_many([()] * 100)
     wait_until(lambda: not Job.objects.exclude(state="succeeded").exists(), LONG_S, what="all are done")
-    assert node.text.count(TOLD) == 1
+    assert node.text.count(NO_NOTIFY) == 1
     assert "connect to PostgreSQL directly" in node.text
     for trouble in ("Traceback", "database unavailable", "prepared statements are lost", "maintenance step failed"):
         assert trouble not in node.text
@@ -118,7 +118,7 @@ def test_a_listener_leaves_no_channel_in_shared_sessions(behind, closing_later, 
     wait_until(lambda: not listener._thread.is_alive())
     assert not listener.hears_all
     assert listener.poll_s(1.0) == 1.0
-    assert caplog.text.count(TOLD) == 1
+    assert caplog.text.count(NO_NOTIFY) == 1
     assert asked("SELECT pg_listening_channels()") == []
 
 
@@ -142,7 +142,7 @@ def test_in_session_mode_notifications_are_received(behind, closing_later, caplo
     listener = closing_later(notifier.listen("default"))
     wait_until(lambda: listener.hears_all)
     assert hears_what_is_announced(listener)
-    assert TOLD not in caplog.text
+    assert NO_NOTIFY not in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["session", "transaction"])

@@ -66,15 +66,15 @@ class Script:
         connection.settimeout(TIMEOUT_S)
         try:
             with self._tls.wrap_socket(connection, server_side=True) if self._tls else connection as peer:
-                for expected, said in exchanges:
-                    if not self._exchange(peer, expected, said):
+                for expected, reply in exchanges:
+                    if not self._exchange(peer, expected, reply):
                         return
                 if rest := peer.recv(4096):
                     self.troubles.append(f"more than expected: {rest!r}")
         except OSError as error:
             self.troubles.append(f"{exchanges}: {error!r}")
 
-    def _exchange(self, peer, expected, said):
+    def _exchange(self, peer, expected, reply):
         heard = b""
         while len(heard) < len(expected) and (data := peer.recv(min(65536, len(expected) - len(heard)))):
             heard += data
@@ -82,12 +82,12 @@ class Script:
         if heard != expected:
             self.troubles.append(f"expected {expected[:300]!r}, heard {heard[:300]!r}")
             return False
-        if said is RESET:
+        if reply is RESET:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        if said is RESET or said is CLOSE:
+        if reply is RESET or reply is CLOSE:
             return False
-        if said is not None:
-            peer.sendall(said)
+        if reply is not None:
+            peer.sendall(reply)
         return True
 
 

@@ -62,9 +62,9 @@ def test_valid_urls_are_parsed_into_their_parts(url, where, password, is_tls):
     ],
 )
 def test_an_invalid_url_error_names_the_part_but_not_the_password(url, part):
-    with pytest.raises(InvalidPayload, match=f"Faktory URL: expected .*{part}") as told:
+    with pytest.raises(InvalidPayload, match=f"Faktory URL: expected .*{part}") as caught:
         RemoteBroker(url)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(caught.value)
 
 
 # --- passwords ---
@@ -94,8 +94,8 @@ def test_a_wrong_password_raises_authentication_failed_without_a_retry():
 def test_a_temporarily_blocked_address_raises_broker_unavailable():
     near = ClientConnection(identity=WorkerIdentity(), password="right")
     near.receive(ASKED)
-    told = b"-ERR too many wrong passwords from this address; try again in 3 seconds\r\n"
-    sessions = session(greeting=ASKED, hello=near.hello(), welcome=told)
+    refusal = b"-ERR too many wrong passwords from this address; try again in 3 seconds\r\n"
+    sessions = session(greeting=ASKED, hello=near.hello(), welcome=refusal)
     with scripted(sessions) as server, pytest.raises(BrokerUnavailable, match="try again in 3 seconds"):
         RemoteBroker(server.url(":right@")).push([job()])
 
@@ -119,9 +119,9 @@ def test_the_error_for_a_missing_password_names_faktory_url():
 
 def test_reprs_and_errors_of_the_broker_omit_the_password():
     broker = RemoteBroker("tcp://:secret@localhost:1")
-    with pytest.raises(BrokerUnavailable) as told:
+    with pytest.raises(BrokerUnavailable) as caught:
         broker.push([job()])
-    assert "secret" not in f"{broker!r} {broker.address!r} {broker.address} {told.value}"
+    assert "secret" not in f"{broker!r} {broker.address!r} {broker.address} {caught.value}"
 
 
 # --- TLS ---

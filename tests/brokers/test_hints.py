@@ -31,7 +31,7 @@ def test_a_push_in_a_transaction_is_announced_after_the_commit(broker, heard, ve
             broker.push([payload(queue="a")])
         else:
             broker.exchange([payload(queue="a")], [], [])
-        assert heard == [], "who looks now finds nothing, and looks again late"
+        assert heard == [], "a worker that fetches now finds no job, and polls again only later"
     assert heard == [{"a"}]
 
 

@@ -145,7 +145,7 @@ def test_a_crash_after_the_push_leaves_a_lease_and_no_duplicate(box, monkeypatch
             box.push([payload("handed-on")])
     assert (stored(), waiting()) == (["handed-on"], ["handed-on"])
     OutboxRelay(box).run_once()
-    assert waiting() == ["handed-on"], "the lease still runs"
+    assert waiting() == ["handed-on"], "the lease has not expired"
     OutboxEntry.objects.update(leased_until=timezone.now() - timedelta(seconds=1))
     OutboxRelay(box).run_once()
     assert (stored(), waiting()) == (["handed-on"], [])

@@ -55,8 +55,8 @@ def ack(jid):
 
 
 def fail(jid, errtype="E", message="m", backtrace=""):
-    told = f'{{"jid":"{jid}","errtype":"{errtype}","message":"{message}","backtrace":[{backtrace}]}}'
-    return f"FAIL {told}\r\n".encode()
+    details = f'{{"jid":"{jid}","errtype":"{errtype}","message":"{message}","backtrace":[{backtrace}]}}'
+    return f"FAIL {details}\r\n".encode()
 
 
 # --- the verbs ---
@@ -120,8 +120,8 @@ def test_notunique_is_reported_for_single_and_bulk_pushes():
     """W27: for both kinds of reply the result is NotUnique."""
     one, other = job(), job("job-0002")
     both = f"PUSHB [{one.text},{other.text}]\r\n".encode()
-    told = resp.bulk('{"job-0002":"NOTUNIQUE Job not unique"}')
-    with Talk(session((push(one), b"-NOTUNIQUE Job not unique\r\n"), (both, told))) as broker:
+    reply = resp.bulk('{"job-0002":"NOTUNIQUE Job not unique"}')
+    with Talk(session((push(one), b"-NOTUNIQUE Job not unique\r\n"), (both, reply))) as broker:
         [refusal] = broker.push([one])
         assert isinstance(refusal, NotUnique)
         assert (refusal.jid, str(refusal)) == (one.jid, "Job not unique")
@@ -198,8 +198,8 @@ def test_failures_are_pipelined_and_answered_in_order():
     sent = fail("job-0001", backtrace='"a","b"') + fail("job-0002") + fail("job-0003")
     reports = [failure(jid=f"job-000{number}", errtype="E", message="m") for number in (2, 3)]
     first = failure(jid="job-0001", errtype="E", message="m", backtrace=["a", "b"])
-    said = OK + resp.error("Job not found job-0002") + resp.error("odd", code="ODD")
-    with Talk(session((sent, said))) as broker:
+    replies = OK + resp.error("Job not found job-0002") + resp.error("odd", code="ODD")
+    with Talk(session((sent, replies))) as broker:
         done, unknown, refused = broker.fail([first, *reports])
     assert done is True
     assert isinstance(unknown, JobNotFound)
@@ -225,8 +225,8 @@ def test_release_sends_a_fail_so_that_the_job_runs_again():
 def test_beat_returns_the_state_to_enter():
     """W21: real servers send a bulk string, the specification has a simple string."""
     sent = b"".join(b'BEAT {"wid":"w%d"}\r\n' % number for number in range(6))
-    said = OK + resp.bulk('{"state":"quiet"}') + b'+{"state": "terminate"}\r\n' + resp.error("unknown worker w3")
-    with Talk(session((sent, said + b"-ERR Unknown worker w4\r\n-ERR odd\r\n"))) as broker:
+    replies = OK + resp.bulk('{"state":"quiet"}') + b'+{"state": "terminate"}\r\n' + resp.error("unknown worker w3")
+    with Talk(session((sent, replies + b"-ERR Unknown worker w4\r\n-ERR odd\r\n"))) as broker:
         *states, gone, gone_too, refused = broker.beat([Beat(wid=f"w{number}") for number in range(6)])
     assert states == ["", "quiet", "terminate"]
     assert isinstance(gone, UnknownWorker)
@@ -248,11 +248,11 @@ def test_a_garbled_beat_reply_is_returned_as_a_protocol_error():
 
 
 @pytest.mark.parametrize(
-    ("told", "numbers"),
+    ("info", "numbers"),
     [({"faktory": {"queues": {"q": 1}}, "now": ""}, {"queues": {"q": 1}}), ({}, {}), ({"faktory": 7}, {})],
 )
-def test_info_returns_the_faktory_section_of_the_reply(told, numbers):
-    with Talk(session((b"INFO\r\n", resp.bulk(json.dumps(told))))) as broker:
+def test_info_returns_the_faktory_section_of_the_reply(info, numbers):
+    with Talk(session((b"INFO\r\n", resp.bulk(json.dumps(info))))) as broker:
         assert broker.info() == numbers
 
 

@@ -57,10 +57,10 @@ def test_a_certificate_with_its_key_creates_a_server_context(files, certificate,
     ],
 )
 def test_an_unusable_file_raises_a_one_line_error_with_its_name(files, certificate, key, words):
-    with pytest.raises(tls.UnusableFile) as told:
+    with pytest.raises(tls.UnusableFile) as caught:
         tls.server_context(str(files / certificate), key and str(files / key))
-    assert words.format(files) in str(told.value)
-    assert len(str(told.value).splitlines()) == 1
+    assert words.format(files) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_an_unreadable_file_raises_an_error_with_its_name():
@@ -70,9 +70,9 @@ def test_an_unreadable_file_raises_an_error_with_its_name():
 
 @pytest.mark.parametrize(("name", "words"), [("missing", "No such file"), ("junk", "expected a CA's certificate")])
 def test_an_unusable_ca_file_raises_an_error_with_its_name(files, name, words):
-    with pytest.raises(tls.UnusableFile, match=words) as told:
+    with pytest.raises(tls.UnusableFile, match=words) as caught:
         tls.client_context(str(files / name))
-    assert str(files / name) in str(told.value)
+    assert str(files / name) in str(caught.value)
 
 
 def test_a_client_context_always_verifies_certificate_and_host_name():

@@ -21,7 +21,9 @@ class Screen:
         self.complaints = []
         page.set_default_timeout(WAIT_MS)
         page.route("**/favicon.ico", lambda route: route.fulfill(status=204))  # the favicon is the project's
-        page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
+        page.on(
+            "console", lambda message: message.type in ("error", "warning") and self.complaints.append(message.text)
+        )
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
     def go(self, path):

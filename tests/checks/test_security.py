@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(databases=["default", "other"])
 GOOD = {"PASSWORD": "a-password-that-is-long-enough"}
 
 
-def said(*, deploy=True, environment=None, **settings):
+def find_warnings(*, deploy=True, environment=None, **settings):
     with override_settings(FAKTORY=settings):
         found = run_checks(include_deployment_checks=deploy)
     return {
@@ -29,12 +29,12 @@ def said(*, deploy=True, environment=None, **settings):
 
 
 def test_a_secure_project_gets_no_warnings():
-    assert said(**GOOD) == {}
+    assert find_warnings(**GOOD) == {}
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0:7419", "[::]:7419", "10.0.0.7:7419", "jobs.example.com:7419"])
 def test_a_public_bind_without_a_password_is_a_warning_even_without_deploy(bind):
-    found = said(deploy=False, BIND=bind)
+    found = find_warnings(deploy=False, BIND=bind)
     assert list(found) == ["W060"]
     assert "no password" in found["W060"]
     assert "FAKTORY_PASSWORD" in found["W060"]
@@ -42,39 +42,39 @@ def test_a_public_bind_without_a_password_is_a_warning_even_without_deploy(bind)
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:7419", "localhost:7419", "[::1]:7419", "127.8.8.8:1"])
 def test_a_loopback_bind_without_a_password_is_a_warning_only_with_deploy(bind):
-    assert said(deploy=False, BIND=bind) == {}
-    assert list(said(BIND=bind)) == ["W061"]
+    assert find_warnings(deploy=False, BIND=bind) == {}
+    assert list(find_warnings(BIND=bind)) == ["W061"]
 
 
 def test_a_short_password_is_a_warning_that_does_not_show_it():
-    found = said(PASSWORD="swordfish")
+    found = find_warnings(PASSWORD="swordfish")
     assert list(found) == ["W062"]
     assert "swordfish" not in found["W062"]
 
 
 def test_a_public_bind_without_tls_is_a_warning():
-    assert list(said(**GOOD, BIND="0.0.0.0:7419")) == ["W063"]
-    assert "W063" not in said(**GOOD, BIND="0.0.0.0:7419", TLS_CERT=str(CERTIFICATE))
+    assert list(find_warnings(**GOOD, BIND="0.0.0.0:7419")) == ["W063"]
+    assert "W063" not in find_warnings(**GOOD, BIND="0.0.0.0:7419", TLS_CERT=str(CERTIFICATE))
 
 
 def test_a_remote_broker_without_tls_is_a_warning(monkeypatch):
     monkeypatch.setenv("FAKTORY_URL", "tcp://:s3cr3t-word@jobs.example.com:7419")
-    found = said(**GOOD, BROKER="remote")
+    found = find_warnings(**GOOD, BROKER="remote")
     assert list(found) == ["W064"]
     assert "s3cr3t-word" not in found["W064"]
     monkeypatch.setenv("FAKTORY_URL", "tcp+tls://:s3cr3t-word@jobs.example.com:7419")
-    assert said(**GOOD, BROKER="remote") == {}
+    assert find_warnings(**GOOD, BROKER="remote") == {}
 
 
 def test_a_world_readable_password_file_is_a_warning(tmp_path):
     file = tmp_path / "password"
     file.write_text(GOOD["PASSWORD"])
     file.chmod(0o644)
-    found = said(PASSWORD=str(file))
+    found = find_warnings(PASSWORD=str(file))
     assert list(found) == ["W065"]
     assert str(file) in found["W065"]
     file.chmod(0o640)
-    assert said(PASSWORD=str(file)) == {}
+    assert find_warnings(PASSWORD=str(file)) == {}
 
 
 @pytest.fixture
@@ -92,14 +92,14 @@ def test_a_world_readable_sqlite_database_is_a_warning(open_folder, monkeypatch)
     settings = connections["default"].settings_dict
     monkeypatch.setitem(settings, "ENGINE", "django.db.backends.sqlite3")
     monkeypatch.setitem(settings, "NAME", file)
-    found = said(**GOOD)
+    found = find_warnings(**GOOD)
     assert list(found) == ["W065"]
     assert f"every user of this machine can read {file}" in found["W065"]
     file.chmod(0o640)
-    assert said(**GOOD) == {}
+    assert find_warnings(**GOOD) == {}
     file.chmod(0o644)
     open_folder.chmod(0o750)
-    assert said(**GOOD) == {}
+    assert find_warnings(**GOOD) == {}
 
 
 @pytest.mark.parametrize("name", [":memory:", "file:jobs?mode=memory&cache=shared", "", "no-such-file"])
@@ -107,11 +107,11 @@ def test_a_database_without_a_file_gives_no_warning(monkeypatch, name):
     settings = connections["default"].settings_dict
     monkeypatch.setitem(settings, "ENGINE", "django.db.backends.sqlite3")
     monkeypatch.setitem(settings, "NAME", name)
-    assert said(**GOOD) == {}
+    assert find_warnings(**GOOD) == {}
 
 
 def test_allowing_the_flush_command_is_a_warning():
-    assert list(said(**GOOD, ALLOW_FLUSH=True)) == ["W066"]
+    assert list(find_warnings(**GOOD, ALLOW_FLUSH=True)) == ["W066"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_loopback_hosts_are_recognized(host, is_near):
 
 def test_an_invalid_bind_address_gives_no_password_warning():
     """E002 already reports the invalid address."""
-    assert "W060" not in said(deploy=False, BIND="localhost")
+    assert "W060" not in find_warnings(deploy=False, BIND="localhost")
 
 
 ENCRYPTS = """

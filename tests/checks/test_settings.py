@@ -26,7 +26,7 @@ def ids(found=None):
     return [message.id for message in found if message.id.startswith("django_faktory.")]
 
 
-def said(identity):
+def message_of(identity):
     [message] = [message for message in run_checks() if message.id == f"django_faktory.{identity}"]
     return f"{message.msg} | {message.hint}"
 
@@ -53,7 +53,7 @@ def test_the_test_settings_pass_all_checks():
 
 def test_use_tz_false_is_an_error():
     with override_settings(USE_TZ=False):
-        assert "USE_TZ: expected True" in said("E011")
+        assert "USE_TZ: expected True" in message_of("E011")
 
 
 @pytest.mark.parametrize("key", conf.SETTINGS)
@@ -68,14 +68,14 @@ def test_the_limits_of_reserve_for_are_those_of_the_protocol():
 
 def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
     with override_settings(FAKTORY={"CONCURENCY": 5}):
-        assert said("E001") == "FAKTORY: unknown key 'CONCURENCY' | Did you mean 'CONCURRENCY'?"
+        assert message_of("E001") == "FAKTORY: unknown key 'CONCURENCY' | Did you mean 'CONCURRENCY'?"
     with override_settings(FAKTORY={"zzz": 5}):
-        assert "Known: ALLOW_FLUSH, API_ACTS, API_READS, BATCH_COMMIT_WITHIN, " in said("E001")
+        assert "Known: ALLOW_FLUSH, API_ACTS, API_READS, BATCH_COMMIT_WITHIN, " in message_of("E001")
 
 
 def test_the_old_name_of_a_setting_is_answered_with_the_new_one():
     with override_settings(FAKTORY={"READ_AHEAD": 4}):
-        assert said("E001") == "FAKTORY: unknown key 'READ_AHEAD' | It is called 'PREFETCH' now."
+        assert message_of("E001") == "FAKTORY: unknown key 'READ_AHEAD' | It is called 'PREFETCH' now."
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_the_old_name_of_a_setting_is_answered_with_the_new_one():
 )
 def test_a_wrong_value_is_an_error_that_names_the_rule(key, value):
     with override_settings(FAKTORY={key: value}):
-        assert said("E002").startswith(f"FAKTORY['{key}']: expected ")
+        assert message_of("E002").startswith(f"FAKTORY['{key}']: expected ")
 
 
 def test_valid_values_pass_the_check():
@@ -159,25 +159,25 @@ def test_a_broker_can_be_set_by_its_dotted_class_path():
 
 def test_an_invalid_password_setting_is_never_shown():
     with override_settings(FAKTORY={"PASSWORD": ["hunter2"]}):
-        assert "hunter2" not in said("E002")
+        assert "hunter2" not in message_of("E002")
 
 
 def test_the_faktory_setting_must_be_a_dict():
     with override_settings(FAKTORY=["CONCURRENCY"]):
-        assert said("E007").startswith("FAKTORY: expected a dict, got list")
+        assert message_of("E007").startswith("FAKTORY: expected a dict, got list")
         assert ids() == ["django_faktory.E007"]
 
 
 def test_an_unknown_database_is_an_error_that_names_the_known_ones():
     with override_settings(FAKTORY={"DATABASE": "jobs"}):
-        assert "'jobs'; known: 'default'" in said("E003")
+        assert "'jobs'; known: 'default'" in message_of("E003")
     with override_settings(FAKTORY={"DATABASE": "jobs", "BROKER": "remote"}):
         assert ids() == ["django_faktory.W040"]  # the shop's nightly report would never be enqueued
 
 
 def test_a_password_file_that_cannot_be_read_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("FAKTORY_PASSWORD", str(tmp_path / "missing"))
-    assert f"FAKTORY_PASSWORD: expected a readable file with the password at {tmp_path}/missing" in said("E004")
+    assert f"FAKTORY_PASSWORD: expected a readable file with the password at {tmp_path}/missing" in message_of("E004")
     (tmp_path / "missing").write_text("secret\n")
     assert ids() == []
     assert conf.password() == "secret"
@@ -192,10 +192,10 @@ def test_an_unusable_password_file_is_an_error(tmp_path, monkeypatch, content, w
     path = tmp_path / "password"
     path.mkdir() if content is None else path.write_bytes(content)
     with override_settings(FAKTORY={"PASSWORD": str(path)}):
-        told = said("E004")
-    assert told.startswith(f"FAKTORY['PASSWORD']: expected a readable file with the password at {path}, got: ")
-    assert words in told
-    assert "cret" not in told
+        message = message_of("E004")
+    assert message.startswith(f"FAKTORY['PASSWORD']: expected a readable file with the password at {path}, got: ")
+    assert words in message
+    assert "cret" not in message
 
 
 @pytest.mark.parametrize(
@@ -225,19 +225,19 @@ def test_the_environment_password_overrides_the_setting(monkeypatch):
 
 def test_a_certificate_that_cannot_be_used_is_an_error(tmp_path):
     with override_settings(FAKTORY={"TLS_CERT": tmp_path / "missing"}):
-        assert f"a certificate at {tmp_path}/missing, got: No such file" in said("E012")
+        assert f"a certificate at {tmp_path}/missing, got: No such file" in message_of("E012")
     with override_settings(FAKTORY={"TLS_KEY": str(CERTIFICATE)}):
-        assert said("E012").startswith("FAKTORY['TLS_KEY']: expected TLS_CERT with it, got none | PEM file with")
+        assert message_of("E012").startswith("FAKTORY['TLS_KEY']: expected TLS_CERT with it, got none | PEM file with")
     with override_settings(FAKTORY={"TLS_CERT": CERTIFICATE, "TLS_KEY": str(CERTIFICATE)}):
         assert ids() == []
 
 
 @pytest.mark.parametrize(
-    ("value", "said_so"), [("tcp://localhost:7419", "set FAKTORY_URL instead"), ("NO_SUCH_VARIABLE", "it is not set")]
+    ("value", "reason"), [("tcp://localhost:7419", "set FAKTORY_URL instead"), ("NO_SUCH_VARIABLE", "it is not set")]
 )
-def test_faktory_provider_must_name_a_variable_that_holds_a_url(monkeypatch, value, said_so):
+def test_faktory_provider_must_name_a_variable_that_holds_a_url(monkeypatch, value, reason):
     monkeypatch.setenv("FAKTORY_PROVIDER", value)
-    assert said_so in said("E005")
+    assert reason in message_of("E005")
 
 
 def test_a_faktory_provider_that_names_a_url_variable_passes(monkeypatch):
@@ -248,7 +248,7 @@ def test_a_faktory_provider_that_names_a_url_variable_passes(monkeypatch):
 
 def test_a_heartbeat_interval_too_long_for_worker_timeout_is_a_warning():
     with override_settings(FAKTORY={"BEAT_INTERVAL": 40, "WORKER_TIMEOUT": 60}):
-        assert "at least twice BEAT_INTERVAL" in said("W004")
+        assert "at least twice BEAT_INTERVAL" in message_of("W004")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_queue_name_the_protocol_cannot_carry_is_an_error():
 
 def test_options_of_the_backend_are_an_error():
     with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": {"CONCURRENCY": 5}}}):
-        assert said("E009").startswith("TASKS['default']: OPTIONS: expected none, got 'CONCURRENCY'")
+        assert message_of("E009").startswith("TASKS['default']: OPTIONS: expected none, got 'CONCURRENCY'")
 
 
 def test_the_backend_without_the_app_is_an_error(settings):
@@ -294,7 +294,7 @@ def test_the_backend_without_the_app_is_an_error(settings):
 )
 def test_sqlite_without_the_options_that_workers_need_is_a_warning(database, options, missing):
     database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS=options)
-    found = said("W002")
+    found = message_of("W002")
     assert [
         name for name in ("transaction_mode", "init_command", "timeout") if f"{name}: " in found.split("|")[0]
     ] == missing
@@ -302,7 +302,7 @@ def test_sqlite_without_the_options_that_workers_need_is_a_warning(database, opt
 
 def test_the_suggested_sqlite_options_pass_the_check(database):
     database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS={})
-    hint = said("W002").split(" | ")[1]
+    hint = message_of("W002").split(" | ")[1]
     pasted = eval(f"{{{hint}}}")
     database("sqlite", NAME="/srv/jobs.sqlite3", **pasted)
     assert ids() == []
@@ -316,7 +316,7 @@ def test_sqlite_in_memory_gives_no_warning(database):
 @pytest.mark.parametrize("level", [None, "repeatable read"])
 def test_mysql_isolation_levels_with_gap_locks_are_a_warning(database, level):
     database("mysql", OPTIONS={"isolation_level": level})
-    assert "isolation_level" in said("W003")
+    assert "isolation_level" in message_of("W003")
 
 
 def test_mysql_with_djangos_default_isolation_level_passes(database):
@@ -329,7 +329,7 @@ def test_mysql_with_djangos_default_isolation_level_passes(database):
 def test_serializable_transactions_on_mysql_are_an_error(database):
     database("mysql", OPTIONS={"isolation_level": "serializable"})
     assert ids() == ["django_faktory.E016"]
-    assert '"isolation_level": "read committed"' in said("E016")
+    assert '"isolation_level": "read committed"' in message_of("E016")
 
 
 @pytest.mark.skipif(KIND != "postgresql", reason="needs a driver of PostgreSQL")
@@ -339,7 +339,7 @@ def test_isolation_levels_of_postgresql_above_read_committed_are_an_error(databa
 
     database("postgresql", OPTIONS={"isolation_level": IsolationLevel[level]})
     assert ids() == ["django_faktory.E016"]
-    assert f"expected read committed, got {name}" in said("E016")
+    assert f"expected read committed, got {name}" in message_of("E016")
     database("postgresql", OPTIONS={"isolation_level": IsolationLevel.READ_COMMITTED})
     assert ids() == []
 
@@ -370,11 +370,11 @@ def test_the_server_isolation_level_is_checked_only_if_the_database_is_named(lev
 def test_a_database_without_autocommit_is_an_error(database):
     database(connection.vendor, AUTOCOMMIT=False)
     assert ids() == ["django_faktory.E017"]
-    assert "expected True, got False" in said("E017")
+    assert "expected True, got False" in message_of("E017")
     with override_settings(FAKTORY={"DATABASE": "other", "OUTBOX": ["default"]}):
-        assert "DATABASES['default']: AUTOCOMMIT" in said("E017")
+        assert "DATABASES['default']: AUTOCOMMIT" in message_of("E017")
     with override_settings(FAKTORY={"DATABASE": "other"}):
-        assert "DATABASES['default']: AUTOCOMMIT" in said("E017")  # the outbox is enabled by default
+        assert "DATABASES['default']: AUTOCOMMIT" in message_of("E017")  # the outbox is enabled by default
     with override_settings(FAKTORY={"DATABASE": "other", "OUTBOX": []}):
         assert ids() == []
 

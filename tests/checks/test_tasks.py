@@ -30,7 +30,7 @@ def broken_app(tmp_path, monkeypatch, settings):
 
 
 @pytest.mark.parametrize(
-    ("path", "said", "hint"),
+    ("path", "message", "hint"),
     [
         ("django_faktory.backends.FaktoryBackend", "No module named", OURS),
         ("django_faktory.backend.FactoryBackend", "does not define", OURS),
@@ -39,10 +39,10 @@ def broken_app(tmp_path, monkeypatch, settings):
         (5, "expected the dotted path of a backend, got 5", OURS),
     ],
 )
-def test_a_missing_backend_is_an_error_that_suggests_the_right_path(path, said, hint):
+def test_a_missing_backend_is_an_error_that_suggests_the_right_path(path, message, hint):
     with override_settings(TASKS={"default": {"BACKEND": path}}):
         [found] = tasks.check_backends()
-    assert (found.id, said in found.msg, hint in found.hint) == ("django_faktory.E014", True, True)
+    assert (found.id, message in found.msg, hint in found.hint) == ("django_faktory.E014", True, True)
 
 
 @pytest.mark.parametrize("entry", [{"BACKEND": OURS}, {}, {"BACKEND": tasks.FOR_TESTS[0]}])
@@ -52,7 +52,7 @@ def test_existing_backends_pass_the_check(entry):
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
         ("import no_such_thing\n", 1, "ModuleNotFoundError: No module named 'no_such_thing'"),
         ("from django_faktory import task\n\n@task\ndef f():\n    yield\n", 3, "InvalidTask"),
@@ -60,12 +60,12 @@ def test_existing_backends_pass_the_check(entry):
         ("def f():\n    raise KeyError('gone\\nand more')\n\nf()\n", 2, "KeyError"),
     ],
 )
-def test_a_broken_tasks_module_is_an_error_with_its_line(broken_app, text, line, said):
+def test_a_broken_tasks_module_is_an_error_with_its_line(broken_app, text, line, message):
     file = broken_app(text)
     [found] = [one for one in tasks.check_tasks_modules() if "broken_app" in one.msg]
     assert found.id == "django_faktory.E015"
     assert found.msg.startswith("broken_app.tasks cannot be imported: ")
-    assert said in found.msg
+    assert message in found.msg
     assert found.msg.endswith(f"({file}, line {line})")
     assert "\n" not in found.msg
 

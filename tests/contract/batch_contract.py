@@ -32,13 +32,13 @@ class BatchContract:
         )
         assert broker.push([member(bid, 1), member(bid, 2)]) == [None, None]
         broker.commit_batch(bid)
-        told = broker.batch_status(bid)
-        assert (told.bid, told.description, told.total, told.pending, told.failed) == (bid, "ü", 2, 2, 0)
-        assert told.created_at
+        status = broker.batch_status(bid)
+        assert (status.bid, status.description, status.total, status.pending, status.failed) == (bid, "ü", 2, 2, 0)
+        assert status.created_at
         ran = [self.do_next(broker, me, type(self)).jid for _ in range(4)]
         assert ran == ["member-0001", "member-0002", "callback-complete", "callback-success"]
-        told = broker.batch_status(bid)
-        assert (told.pending, told.complete_st, told.success_st, told.is_broken) == (0, "2", "2", False)
+        status = broker.batch_status(bid)
+        assert (status.pending, status.complete_st, status.success_st, status.is_broken) == (0, "2", "2", False)
 
     def test_a_parent_batch_waits_for_its_child_batch(self, broker, me):
         parent = broker.new_batch(NewBatch(success=callback("parents")), caller_wid=me)
@@ -98,6 +98,6 @@ class BatchContract:
         broker.exchange([member(bid, 1)], [], [])
         broker.commit_batch(bid)
         [one] = self.fetch(broker, wid=me)
-        told = broker.exchange([], [Ack(jid=one.jid, wid=me), Ack(jid="member-none", wid=me)], [])
-        assert told.acked[0] is True
+        exchanged = broker.exchange([], [Ack(jid=one.jid, wid=me), Ack(jid="member-none", wid=me)], [])
+        assert exchanged.acked[0] is True
         assert self.do_next(broker, me, type(self)).jid == "callback-success"

@@ -121,14 +121,14 @@ class BrokerContract:
         broker.push([payload(), payload()])
         done, running = self.fetch_all(broker, count=2)
         new = payload()
-        told = broker.exchange(
+        exchanged = broker.exchange(
             [new],
-            [Ack(jid=done.jid, wid=me, attempt=done.attempt), Ack(jid="nobody-knows", wid=me)],
+            [Ack(jid=done.jid, wid=me, attempt=done.attempt), Ack(jid="unknown-job", wid=me)],
             [FetchRequest(queues=("default",), wid=me)],
         )
-        assert told.pushed == [None]
-        assert told.acked[0] is True
-        [[got]] = told.fetched
+        assert exchanged.pushed == [None]
+        assert exchanged.acked[0] is True
+        [[got]] = exchanged.fetched
         assert got.jid == new.jid
         assert set(Job.objects.values_list("jid", "state")) == {(running.jid, "working"), (new.jid, "working")}
 
@@ -138,20 +138,20 @@ class BrokerContract:
             FetchRequest(queues=("a", "b"), wid=me), FetchRequest(queues=("b", "c"), wid=me),
             FetchRequest(queues=("a", "c"), wid=me),
         ]  # fmt: skip
-        told = broker.exchange([payload(queue="c")], [], requests)
-        assert [[got.queue for got in one] for one in told.fetched] == [["a"], ["b"], ["c"]]
+        exchanged = broker.exchange([payload(queue="c")], [], requests)
+        assert [[got.queue for got in one] for one in exchanged.fetched] == [["a"], ["b"], ["c"]]
 
     def test_a_large_exchange_processes_all_its_jobs_and_acks(self, broker, me):
         broker.push([payload() for _ in range(600)])
         held = self.fetch_all(broker, count=600)
-        told = broker.exchange(
+        exchanged = broker.exchange(
             [payload(queue="b") for _ in range(600)],
             [Ack(jid=job.jid, wid=me, attempt=job.attempt) for job in held] + [Ack(jid="no\x00such", wid=me)],
             [FetchRequest(queues=("b",), wid=me)],
         )
-        assert told.pushed == [None] * 600
-        assert told.acked[:600] == [True] * 600
-        assert [len(one) for one in told.fetched] == [1]
+        assert exchanged.pushed == [None] * 600
+        assert exchanged.acked[:600] == [True] * 600
+        assert [len(one) for one in exchanged.fetched] == [1]
         assert Job.objects.count() == 600
 
     def test_an_acknowledged_job_is_deleted(self, broker, me):
@@ -197,13 +197,13 @@ class BrokerContract:
 
     def test_failing_an_unknown_jid_returns_job_not_found(self, broker, me):
         """W17: the report is refused with JobNotFound."""
-        [answer] = broker.fail([failure(jid="nobody-knows", wid=me)])
+        [answer] = broker.fail([failure(jid="unknown-job", wid=me)])
         assert isinstance(answer, JobNotFound)
-        assert str(answer) == "Job not found nobody-knows"
+        assert str(answer) == "Job not found unknown-job"
 
     def test_acknowledging_an_unknown_jid_changes_nothing(self, broker, me):
         broker.push([payload()])
-        broker.ack([Ack(jid="nobody-knows", wid=me)])
+        broker.ack([Ack(jid="unknown-job", wid=me)])
         assert Job.objects.count() == 1
 
     def test_a_late_report_does_not_affect_the_new_worker_of_the_job(self, broker, me):
@@ -238,9 +238,9 @@ class BrokerContract:
         assert broker.beat([Beat(wid=me, current_state="quiet")]) == ["terminate"]
 
     def test_a_beat_of_an_unknown_worker_returns_unknown_worker(self, broker, me):
-        [answer] = broker.beat([Beat(wid="wid-nobody")])
+        [answer] = broker.beat([Beat(wid="wid-unknown")])
         assert isinstance(answer, UnknownWorker)
-        assert str(answer) == "unknown worker wid-nobody"
+        assert str(answer) == "unknown worker wid-unknown"
 
     def test_info_counts_queues_sets_and_totals(self, broker, me):
         """W22: queue sizes, sets and totals."""
@@ -311,13 +311,13 @@ class BrokerContract:
 
     def test_uniqueness_applies_to_pushes_of_an_exchange(self, broker, me):
         lock = {"unique_for": 60}
-        told = broker.exchange(
+        exchanged = broker.exchange(
             [payload(args=[1], custom=lock), payload(args=[1], custom=lock)],
             [],
             [FetchRequest(queues=("default",), wid=me)],
         )
-        assert [type(answer) for answer in told.pushed] == [type(None), NotUnique]
-        assert [len(got) for got in told.fetched] == [1]
+        assert [type(answer) for answer in exchanged.pushed] == [type(None), NotUnique]
+        assert [len(got) for got in exchanged.fetched] == [1]
 
     def test_an_expired_job_is_not_fetched_and_does_not_block_later_jobs(self, broker, me):
         ago = datetime.now(UTC) - LATER
@@ -359,8 +359,8 @@ class BrokerContract:
         assert states == ["enqueued", "failed", "dead", "unknown"]
 
     def test_tracking_an_unknown_job_stores_nothing(self, broker, me):
-        broker.track_set([TrackUpdate(jid="nobody-knows", percent=1)])
-        assert broker.track_get(["nobody-knows"]) == [Tracked(jid="nobody-knows", state="unknown", updated_at=None)]
+        broker.track_set([TrackUpdate(jid="unknown-job", percent=1)])
+        assert broker.track_get(["unknown-job"]) == [Tracked(jid="unknown-job", state="unknown", updated_at=None)]
         assert not Tracking.objects.exists()
 
     @pytest.mark.parametrize("jid", ["", " ", "two words", "line\r\nFLUSH", "\x00", "\ud800", "é" * 300])

@@ -63,8 +63,8 @@ class ManagementContract:
         for job in Job.objects.all():
             assert (job.state, job.run_at) == ("dead", None)
             assert abs(job.purge_at - timezone.now() - timedelta(days=180)) < timedelta(minutes=1)
-        told = broker.info()
-        assert (told["total_processed"], told["total_failures"]) == (0, 0)
+        info = broker.info()
+        assert (info["total_processed"], info["total_failures"]) == (0, 0)
 
     @pytest.mark.parametrize("command", ["clear", "discard"])
     def test_a_dropped_job_with_a_result_ttl_is_kept_as_discarded(self, broker, command):
@@ -79,7 +79,7 @@ class ManagementContract:
         one, two, elsewhere = JobFactory(dead=True), JobFactory(dead=True), JobFactory(retries=True)
         self.mutate(broker, "discard", jids=())
         assert len(states()) == 3
-        self.mutate(broker, "discard", jids=(one.jid, elsewhere.jid, "nobody-knows", "not\x00storable"))
+        self.mutate(broker, "discard", jids=(one.jid, elsewhere.jid, "unknown-job", "not\x00storable"))
         assert states() == {two.jid: "dead", elsewhere.jid: "retries"}
 
     def test_a_jids_filter_overrides_all_other_filters(self, broker):
@@ -222,9 +222,9 @@ class ManagementContract:
             JobFactory(queue="q", sort_priority=sort_priority, enqueued_at=now - timedelta(seconds=age))
         JobFactory(queue="q", retries=True, enqueued_at=now - timedelta(seconds=900))
         JobFactory(queue="ahead", enqueued_at=now + timedelta(minutes=5))
-        told = broker.latency(["q", "unknown", "ahead"])
-        assert told == {"q": pytest.approx(30, abs=10), "unknown": 0, "ahead": 0}
-        assert all(isinstance(seconds, float) for seconds in told.values())
+        latencies = broker.latency(["q", "unknown", "ahead"])
+        assert latencies == {"q": pytest.approx(30, abs=10), "unknown": 0, "ahead": 0}
+        assert all(isinstance(seconds, float) for seconds in latencies.values())
 
     def test_empty_queue_lists_change_nothing(self, broker):
         QueueFactory(name="a")
@@ -245,8 +245,8 @@ class ManagementContract:
         assert got
         broker.flush()
         assert not Job.objects.exists()
-        told = broker.info()
-        assert (told["queues"], told["total_processed"], told["total_failures"]) == ({}, 0, 0)
+        info = broker.info()
+        assert (info["queues"], info["total_processed"], info["total_failures"]) == ({}, 0, 0)
         assert WorkerProcess.objects.filter(wid="wid-stays").exists()
 
     def test_info_counts_live_workers_of_the_whole_cluster(self, broker):

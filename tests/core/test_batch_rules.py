@@ -67,7 +67,7 @@ def test_a_failed_complete_callback_does_not_block_the_parent():
     one = batch(complete_st=CallbackProgress.ENQUEUED, complete_failed=True)
     assert advance(one) == [BatchStep.CLOSE_IN_PARENT]
     one.complete_st = CallbackProgress.FINISHED
-    assert advance(one) == [BatchStep.FIRE_SUCCESS], "retried by hand, it goes on"
+    assert advance(one) == [BatchStep.FIRE_SUCCESS], "a manual retry continues the batch"
 
 
 def test_an_expired_batch_closes_in_its_parent_and_fires_no_callback():

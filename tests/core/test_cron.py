@@ -158,7 +158,7 @@ def test_ticks_ascend_and_do_not_depend_on_the_start_time(line, zone, moment):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("61 * * * *", 'minute: expected 0 to 59, *, a list (1,2), a range (1-5) or a step (*/5), got "61"'),
         ("* 24 * * *", "hour: expected 0 to 23"),
@@ -178,11 +178,11 @@ def test_ticks_ascend_and_do_not_depend_on_the_start_time(line, zone, moment):
         ("0 " * 200, "expected a cron line"),
     ],
 )
-def test_an_invalid_cron_line_is_refused_with_its_field_and_valid_values(line, said):
+def test_an_invalid_cron_line_is_refused_with_its_field_and_valid_values(line, message):
     with pytest.raises(InvalidCron) as raised:
         Schedule.of(line, "UTC")
     assert str(raised.value).startswith("schedule: ")
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @given(st.text("0123456789*/,-#LW@ MONSU", max_size=20))

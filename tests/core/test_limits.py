@@ -113,7 +113,7 @@ def test_new_jobs_do_not_overtake_jobs_waiting_for_tokens():
     one = limiter("100/s", tokens=0.0)
     allocate_permits([[one]], T0)
     assert allocate_permits([[one]], after(0.09)) == [one]
-    assert allocate_permits([[one]], after(0.11)) == [one], "it is theirs until it was let go"
+    assert allocate_permits([[one]], after(0.11)) == [one], "the new token belongs to a waiting job"
     one.fill(after(0.1))
     assert one.room == 10
 
@@ -154,4 +154,4 @@ def test_starts_in_any_window_stay_within_the_documented_rate_bound(text, seed):
     for width in (0.1, 1.0, 10.0):
         most = max(sum(start <= moment < start + width for moment in starts) for start in starts)
         assert most <= allows.per_second * (width + FORGIVEN_S) + allows.capacity + 1e-6
-    assert len(starts) <= allows.per_second * now + allows.capacity + 1e-6, "nothing is let go without time"
+    assert len(starts) <= allows.per_second * now + allows.capacity + 1e-6, "no job starts without a token"

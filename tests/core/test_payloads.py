@@ -140,9 +140,9 @@ def test_valid_field_values_are_accepted_or_clamped(fields, attribute, value):
 )
 def test_invalid_field_values_are_refused_in_one_line_that_names_the_field(fields, start, names):
     """W9: the message begins like the original server's, if that has one."""
-    with pytest.raises(InvalidPayload) as told:
+    with pytest.raises(InvalidPayload) as caught:
         job_of(**fields)
-    message = str(told.value)
+    message = str(caught.value)
     assert message.startswith(start)
     assert names in message
     assert message.isprintable()
@@ -168,9 +168,9 @@ def test_a_job_far_in_the_future_is_checked_like_any_other():
 )
 def test_a_refusal_carries_the_jid_if_the_job_has_one(text, jid):
     """W12: the jid of the refused job is reported if it is known."""
-    with pytest.raises(InvalidPayload) as told:
+    with pytest.raises(InvalidPayload) as caught:
         parse_job(text)
-    assert told.value.jid == jid
+    assert caught.value.jid == jid
 
 
 def test_duplicate_keys_are_refused_at_the_top_level_and_kept_below_it():
@@ -392,6 +392,6 @@ def test_times_are_parsed_in_every_rfc_3339_spelling(text, moment):
     assert payloads.parse_instant("at", text) == moment
 
 
-@given(st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC)))  # noqa: DTZ001  (the zone is given beside it)
+@given(st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC)))  # noqa: DTZ001  (`timezones` adds one)
 def test_every_timestamp_round_trips_through_text(moment):
     assert payloads.parse_instant("at", payloads.rfc3339(moment)) == moment

@@ -90,7 +90,7 @@ def test_a_quoted_star_is_matched_literally():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("stat:dead", "no such key: stat; known: state, queue,"),
         ("state:deed", "state: expected one of scheduled,"),
@@ -119,10 +119,10 @@ def test_a_quoted_star_is_matched_literally():
         ("queue:" + ",".join(["q"] * (MAX_VALUES + 1)), f"queue: expected at most {MAX_VALUES} values"),
     ],
 )
-def test_an_invalid_query_is_refused_with_a_one_line_error(text, said):
+def test_an_invalid_query_is_refused_with_a_one_line_error(text, message):
     with pytest.raises(InvalidQuery) as refused:
         parse_query(text)
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 300
 
@@ -132,11 +132,11 @@ def test_any_text_is_parsed_or_refused_with_invalid_query(text):
     try:
         query = parse_query(text)
     except InvalidQuery as error:
-        said = str(error)
+        printed = str(error)
     else:
-        said = str(query)
-        assert parse_query(said) == query
-    assert said == "" or said.isprintable()
+        printed = str(query)
+        assert parse_query(printed) == query
+    assert printed == "" or printed.isprintable()
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1h30m", 5400), ("0s", 0), ("1w1d", 691_200)])

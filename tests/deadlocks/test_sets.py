@@ -49,7 +49,7 @@ def shuffled(values, count=None):
 
 
 def names(count=SIZE):
-    """Return names that are not in alphabetical order, like those of clients."""
+    """Return names that are not in alphabetical order, like names that clients send."""
     return [f"set-{number * 7919 % 1000:04d}" for number in range(count)]
 
 

@@ -32,7 +32,7 @@ KNOWN = {
     ("dead", "noop", "E", 1, 0),
 }
 TROUBLE = re.compile(r"^(\S+ \S+ (WARNING|ERROR|CRITICAL) |Traceback|\S*(Error|Warning):)")
-TOLD = re.compile(
+EXPECTED = re.compile(
     rf" job dead jid=\S+ jobtype={TASKS}.fails | workers lost wids=from-\S+ jobs=0$"
     + "| NOTIFY does not come through, as behind a pooler" * (VIA == "bouncer")
 )
@@ -126,10 +126,10 @@ class Rollout(Arena):
         self._makers.append(web)
         node = self._of(version, "-m", "django", "runfaktory", "127.0.0.1:0", "--no-reload", *WORKERS)
         self._programs.append(node)
-        node.said("worker started", timeout_s=SOON_S)
-        [line] = node.said("server listens", timeout_s=SOON_S)
+        node.wait_for_log("worker started", timeout_s=SOON_S)
+        [line] = node.wait_for_log("server listens", timeout_s=SOON_S)
         self._nodes[number := len(self._programs)] = re.search(r"address=(\S+)", line)[1], node
-        self._tell()
+        self._write_nodes()
         return number, web
 
     def stop_all(self, number, web):
@@ -165,7 +165,7 @@ class Rollout(Arena):
             "unsure": verdict.unsure,
             "begun again": {jid: times for jid, times in verdict.doubled.items() if jid not in excused},
             "stuck": verdict.stuck,
-            "refused": history["refused"] + history["told"],
+            "refused": history["refused"] + history["error-reply"],
             "tried again": [jid for jid, times in _times(history["first"]).items() if times > 1],
             "called": {
                 word: f"{len(jids)} for {batches} batches"
@@ -191,7 +191,9 @@ class Rollout(Arena):
     def trouble(self):
         """Return the warnings and errors in all logs, except those of tasks that fail on purpose."""
         programs = [*self._programs, *self._clients]
-        return [line for program in programs for line in program.lines if TROUBLE.match(line) and not TOLD.search(line)]
+        return [
+            line for program in programs for line in program.lines if TROUBLE.match(line) and not EXPECTED.search(line)
+        ]
 
     def crossings(self):
         """Return pairs of versions for jobs of web processes: the one that pushed it, and the one that ran it."""

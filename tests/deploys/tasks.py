@@ -34,7 +34,7 @@ def tried_again(context):
 @task(takes_context=True, max_attempts=1)
 def fails(context):
     ends.func(context)
-    raise ValueError("as it was told")
+    raise ValueError("fails on purpose")
 
 
 @task(takes_context=True, atomic=True, backoff=lambda exception, task_result: 0)

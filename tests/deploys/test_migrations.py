@@ -23,20 +23,20 @@ def unmigrated(transactional_db):
 
 def test_runfaktory_starts_when_the_migrations_are_applied(unmigrated, runfaktory, address):
     program = runfaktory(*ARGUMENTS)
-    [line] = program.said("waiting up to 300 s for manage.py migrate")
+    [line] = program.wait_for_log("waiting up to 300 s for manage.py migrate")
     assert f"'default' lacks {len(MIGRATIONS)} migrations: django_faktory.{MIGRATIONS[0]}" in line
     unmigrated()
     connection.close()
     assert address(program)
     program.signal(signal.SIGTERM)
     assert program.code() == 0
-    assert len(program.said("waiting up to")) == 1
+    assert len(program.wait_for_log("waiting up to")) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_runfaktory_ends_on_a_signal_while_it_waits_for_migrations(unmigrated, runfaktory, number):
     program = runfaktory(*ARGUMENTS)
-    program.said("waiting up to")
+    program.wait_for_log("waiting up to")
     program.signal(number)
     assert program.code() == 0
 
@@ -44,19 +44,19 @@ def test_runfaktory_ends_on_a_signal_while_it_waits_for_migrations(unmigrated, r
 def test_runfaktory_reports_missing_migrations_after_the_wait(unmigrated, runfaktory):
     program = runfaktory(*ARGUMENTS, "--migrations-wait", "1")
     assert program.code() == 1
-    program.said(f"lacks {len(MIGRATIONS)} migrations of django_faktory; run manage.py migrate")
+    program.wait_for_log(f"lacks {len(MIGRATIONS)} migrations of django_faktory; run manage.py migrate")
 
 
 def test_missing_migrations_of_other_apps_delay_but_do_not_prevent_the_start(transactional_db, monkeypatch):
     call_command("migrate", "shop", "zero", verbosity=0)
-    said = []
+    lines = []
     try:
-        await_migrations("default", wait_s=0.5, write_line=said.append)
-        await_migrations("default", wait_s=0, write_line=said.append)
+        await_migrations("default", wait_s=0.5, write_line=lines.append)
+        await_migrations("default", wait_s=0, write_line=lines.append)
     finally:
         call_command("migrate", verbosity=0)
-    assert ["waiting up to" in said[0], "starting without them" in said[1], len(said)] == [True, True, 2]
-    assert "shop." in said[0]
+    assert ["waiting up to" in lines[0], "starting without them" in lines[1], len(lines)] == [True, True, 2]
+    assert "shop." in lines[0]
 
 
 def test_a_fully_migrated_database_causes_no_wait(transactional_db):

@@ -135,8 +135,10 @@ def put_off(jid):
     return Job.objects.filter(jid=jid, state="scheduled", wid="").first()
 
 
-def test_jobs_of_a_newer_version_wait_for_a_newer_worker_without_a_retry(work, state, forgotten, keeps_house, caplog):
-    keeps_house()
+def test_jobs_of_a_newer_version_wait_for_a_newer_worker_without_a_retry(
+    work, state, forgotten, start_maintenance, caplog
+):
+    start_maintenance()
     learn = forgotten(add)
     results = [add.enqueue(number, 1) for number in range(3)]
     with Batch(success=echo.callback("all")) as batch:
@@ -150,8 +152,8 @@ def test_jobs_of_a_newer_version_wait_for_a_newer_worker_without_a_retry(work, s
         job = state(result, "succeeded", timeout_s=90)
         assert (job.failures, job.history) == (0, "")
     wait_until(lambda: Job.objects.filter(callback_of=batch.bid, state="succeeded").exists(), 60)
-    told = [record for record in caplog.records if "left for newer workers" in record.getMessage()]
-    assert len(told) <= 1
+    records = [record for record in caplog.records if "left for newer workers" in record.getMessage()]
+    assert len(records) <= 1
 
 
 def test_other_jobs_run_while_a_postponed_job_waits(work, state, forgotten):

@@ -56,9 +56,9 @@ def test_lock_tokens_continue_across_migrations(rollout, next_version):
 @pytest.mark.django_db(transaction=True)
 def test_sqlmigrate_does_not_wait_for_table_locks():
     with busy_transaction(connection.settings_dict["NAME"]):
-        told = "\n".join(apply(TablesInUse([added("Queue")]), collect_sql=True))
-    assert "django_faktory_queue" in told
-    assert "LOCK TABLE" not in told
+        sql = "\n".join(apply(TablesInUse([added("Queue")]), collect_sql=True))
+    assert "django_faktory_queue" in sql
+    assert "LOCK TABLE" not in sql
 
 
 @pytest.mark.core

@@ -31,9 +31,9 @@ def hand_over(giver, taker):
     """Push a job to one server, then fetch it, send BEAT and end it at the other; return the replies."""
     jid = f"from-{giver[1]}-to-{taker[1]}"
     with closing(RawClient.identified(giver)) as pushes, closing(RawClient.identified(taker, **worker(jid))) as works:
-        told = [pushes.ask(push(jid=jid, queue="hand")), works.ask("BEAT " + json.dumps({"wid": jid}))]
+        replies = [pushes.ask(push(jid=jid, queue="hand")), works.ask("BEAT " + json.dumps({"wid": jid}))]
         assert json.loads(works.ask("FETCH hand"))["jid"] == jid
-        return [*told, works.ask("ACK " + json.dumps({"jid": jid}))]
+        return [*replies, works.ask("ACK " + json.dumps({"jid": jid}))]
 
 
 def version_of(address):
@@ -48,8 +48,8 @@ def migrate_under_load(rollout, version):
     with nullcontext() if KIND == "sqlite" else busy_transaction(rollout.store.name):
         migrate = rollout.start_migrate(version)
         if KIND != "sqlite" and version.name == NEXT:
-            migrate.said("migration waits for tables in use", timeout_s=60)
-        rollout.goes_on("end", JOBS, PHASE_S)
+            migrate.wait_for_log("migration waits for tables in use", timeout_s=60)
+        rollout.await_progress("end", JOBS, PHASE_S)
     assert migrate.code(SOON_S) == 0, migrate.text
     gaps = {word: round(rollout.longest_gap_s(word, begun), 2) for word in ("ok", "end")}
     print(f"migrated in {time.monotonic() - begun:.1f} s, longest gaps {gaps}")  # noqa: T201  (pytest -s shows it)
@@ -62,10 +62,10 @@ def test_a_rollout_and_a_rollback_lose_no_job_and_block_no_client(rollout, two_v
     first = rollout.start(old)
     rollout.start_makers(1, "wire")
     rollout.start_takers(2, "wire")
-    rollout.goes_on("end", JOBS, PHASE_S)
+    rollout.await_progress("end", JOBS, PHASE_S)
 
     gaps = migrate_under_load(rollout, new)
-    rollout.goes_on("end", JOBS, PHASE_S)
+    rollout.await_progress("end", JOBS, PHASE_S)
 
     second = rollout.start(new)
     both = {(giver.name, taker.name) for giver in two_versions for taker in two_versions}
@@ -76,7 +76,7 @@ def test_a_rollout_and_a_rollback_lose_no_job_and_block_no_client(rollout, two_v
 
     assert rollout.stop_all(*second) == [0, 0]
     rollout.start(old)
-    rollout.goes_on("end", JOBS, PHASE_S)
+    rollout.await_progress("end", JOBS, PHASE_S)
     assert rollout.faults(rollout.verdict()) == {}
     assert rollout.all_alive()
     assert {word: gap for word, gap in gaps.items() if gap > LONGEST_GAP_S} == {}

@@ -36,10 +36,10 @@ def command_lines():
     """Yield the text after `manage.py faktory` in all pages, and after `faktory` in backticks in the guides."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        told = re.findall(r"manage\.py faktory ([a-z][^\n`]*)", text)
+        lines = re.findall(r"manage\.py faktory ([a-z][^\n`]*)", text)
         if page.parent.name == "howto":
-            told += re.findall(r"`faktory ([a-z][^\n`]*)`", text)
-        for line in told:
+            lines += re.findall(r"`faktory ([a-z][^\n`]*)`", text)
+        for line in lines:
             if "…" not in line:
                 yield page, line
 
@@ -79,7 +79,7 @@ def test_alerts_use_only_existing_metrics():
 def test_documented_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
-    told = {
+    documented = {
         word for page in PAGES for word in re.findall(r"(?:`|\$ )make ([a-z]+)\b", page.read_text(encoding="utf-8"))
     }
-    assert told <= targets
+    assert documented <= targets

@@ -55,8 +55,8 @@ def test_systemd_accepts_the_documented_units(tmp_path):
     done = subprocess.run(
         ["systemd-analyze", "verify", *names], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
-    told = [line for line in (done.stdout + done.stderr).splitlines() if "faktory" in line]
-    assert (done.returncode, told) == (0, [])
+    complaints = [line for line in (done.stdout + done.stderr).splitlines() if "faktory" in line]
+    assert (done.returncode, complaints) == (0, [])
 
 
 @pytest.mark.parametrize(("name", "code"), [pytest.param(*one, id=one[0]) for one in units()])
@@ -97,11 +97,11 @@ def test_the_scaled_object_refers_to_the_deployment():
 
 def test_the_compose_file_is_consistent():
     (code,) = blocks("yaml", "containers.md")
-    told = yaml.safe_load(code)
-    services = told["services"]
+    compose = yaml.safe_load(code)
+    services = compose["services"]
     for one in services.values():
         assert set(one.get("depends_on", ())) <= services.keys()
-    assert {mount.partition(":")[0] for mount in services["database"]["volumes"]} == told["volumes"].keys()
+    assert {mount.partition(":")[0] for mount in services["database"]["volumes"]} == compose["volumes"].keys()
 
     ours = services["faktory"]
     options = runfaktory(ours["command"])

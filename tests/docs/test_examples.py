@@ -1,6 +1,6 @@
 """Run every Python example, page by page in order; settings in examples must pass the system checks.
 
-`PRESUMED` defines the names that a page presumes (`Order`, `transaction`); `NOT_RUN` says why an example cannot run.
+`PRESUMED` defines the names that a page presumes (`Order`, `transaction`); `NOT_RUN` lists examples that cannot run.
 """
 
 import ast

@@ -65,7 +65,7 @@ def guides_task(monkeypatch):
 
 def works(process, task):
     """Wait until the program has processed the job, and check its output and the result in Django."""
-    wait_until(lambda: Job.objects.get().state == "succeeded", 30, what="the other program has done it")
+    wait_until(lambda: Job.objects.get().state == "succeeded", 30, what="success of the job")
     process.terminate()
     assert "thumbnail of 42" in process.communicate(timeout=40)[0]
     assert task.get_result(Job.objects.get().jid).status.name == "SUCCESSFUL"
@@ -73,8 +73,8 @@ def works(process, task):
 
 def pushes(process, queue="mail"):
     """Check that the program exits with 0, and that a Django task can run the job it pushed."""
-    told, _ = process.communicate(timeout=30)
-    assert process.returncode == 0, told
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output
     job = Job.objects.get()
     assert (job.jobtype, job.queue) == ("invoice.send", queue)
     assert '"args":[42]' in job.payload

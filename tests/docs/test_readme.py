@@ -19,22 +19,22 @@ def rows(text):
 
 
 def test_benchmark_figures_equal_the_measured_ones():
-    head, _, *told = rows(section(README, "## How fast"))
+    head, _, *shown = rows(section(README, "## How fast"))
     table = section(text_of("performance.md"), "## Compared with its peers").partition("| django_faktory beside")[0]
     columns, _, *measured = rows(table)
     places = [columns.index(name) for name in head]
     known = {row[0]: [row[place] for place in places] for row in measured}
-    assert len(told) >= 5
-    assert told == [known[row[0]] for row in told]
+    assert len(shown) >= 5
+    assert shown == [known[row[0]] for row in shown]
 
 
 def test_supported_versions_equal_the_package_metadata():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = " ".join(project["classifiers"])
-    told = section(README, "## Supported")
+    supported = section(README, "## Supported")
     for django in re.findall(r"Framework :: Django :: ([\d.]+)", declared):
-        assert django in told
-    assert project["requires-python"] == ">=" + re.search(r"Python ([\d.]+) to", told)[1]
+        assert django in supported
+    assert project["requires-python"] == ">=" + re.search(r"Python ([\d.]+) to", supported)[1]
 
 
 def test_the_readme_names_the_command_that_runs_the_tests():

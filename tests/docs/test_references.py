@@ -44,19 +44,21 @@ def test_the_options_page_lists_the_options_of_task():
 
 
 def test_the_options_page_lists_the_arguments_of_using():
-    told = first_cells(section(text_of("reference", "task-options.md"), "## For one job"))
-    assert set(told) == set(inspect.signature(FaktoryTask.using).parameters) - {"self"}
+    documented = first_cells(section(text_of("reference", "task-options.md"), "## For one job"))
+    assert set(documented) == set(inspect.signature(FaktoryTask.using).parameters) - {"self"}
 
 
 def test_the_options_page_lists_the_members_of_the_context():
-    told = first_cells(section(text_of("reference", "task-options.md"), "## The context"))
+    documented = first_cells(section(text_of("reference", "task-options.md"), "## The context"))
     own = {name for name in vars(JobContext) if not name.startswith("_")} - {"control"}
-    assert {name.partition("(")[0] for name in told} == {*own, "attempt", "task_result"}
+    assert {name.partition("(")[0] for name in documented} == {*own, "attempt", "task_result"}
 
 
 def test_the_options_page_lists_the_fields_of_cron():
-    told = section(text_of("reference", "task-options.md"), "## Entries of cron")
-    assert {field for field in Cron.__dataclass_fields__ if f"`{field}`" not in told and field != "schedule"} == set()
+    documented = section(text_of("reference", "task-options.md"), "## Entries of cron")
+    assert {
+        field for field in Cron.__dataclass_fields__ if f"`{field}`" not in documented and field != "schedule"
+    } == set()
 
 
 def test_an_undocumented_task_option_is_rejected():
@@ -87,9 +89,9 @@ def names_of(heading):
 
 
 def test_the_python_page_lists_exactly_the_public_names():
-    told = names_of("## The package")
-    assert told == sorted(told, key=str.lower)
-    assert set(told) == set(django_faktory.__all__)
+    documented = names_of("## The package")
+    assert documented == sorted(documented, key=str.lower)
+    assert set(documented) == set(django_faktory.__all__)
 
 
 def test_the_python_page_lists_exactly_the_names_of_testing():
@@ -103,11 +105,11 @@ def test_the_python_page_lists_exactly_the_names_of_gearmonkey():
 
 
 def test_names_in_other_modules_on_the_python_page_can_be_imported():
-    told = re.findall(
+    documented = re.findall(
         r"^\| (`.*?) \| (.*?) \|", section(text_of("reference", "python.md"), "## Other modules"), re.MULTILINE
     )
-    assert len(told) > 10
-    for place, words in told:
+    assert len(documented) > 10
+    for place, words in documented:
         first, *more = re.findall(r"`([\w.]+)`", place)
         module = first
         while module:
@@ -151,9 +153,9 @@ def lines_of_the_log():
         for call in calls(tree):
             word = ast.unparse(call.func)
             texts = [node.value for node in call.args if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-            is_told = word.startswith("logger.") and call.func.attr in levels
-            is_told = is_told or (word == "logger.log" and "ERROR" in ast.unparse(call.args[0]))
-            if is_told and texts:
+            is_logged = word.startswith("logger.") and call.func.attr in levels
+            is_logged = is_logged or (word == "logger.log" and "ERROR" in ast.unparse(call.args[0]))
+            if is_logged and texts:
                 event = re.split(r" \w+=%| pid=%", texts[0])[0]
                 yield path, re.sub(r"%[sdr]", "…", event)
 
@@ -164,13 +166,13 @@ FORWARDED = {"…", "job …"}
 
 def test_the_errors_page_lists_each_log_event():
     page = section(text_of("reference", "errors.md"), "## Lines of the log")
-    told, said = set(first_cells(page)), {event for _, event in lines_of_the_log()} - FORWARDED
-    assert len(said) > 80
-    assert said - told == set()
-    assert told - said == {"the job was no longer this worker's when its task ended: rolled back"}
+    documented, logged = set(first_cells(page)), {event for _, event in lines_of_the_log()} - FORWARDED
+    assert len(logged) > 80
+    assert logged - documented == set()
+    assert documented - logged == {"the job was no longer this worker's when its task ended: rolled back"}
 
 
-def told(node):
+def literal_text(node):
     """Return the text of a string or f-string, with "…" for values."""
     if isinstance(node, ast.JoinedStr):
         return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
@@ -185,14 +187,14 @@ def reasons_not_to_start():
     for path, tree in trees():
         for call in calls(tree):
             if any(place in path.as_posix() for place in places.get(ast.unparse(call.func), ())):
-                yield told(call.args[0])
+                yield literal_text(call.args[0])
 
 
 def test_the_errors_page_lists_each_startup_error():
     page = set(first_cells(section(text_of("reference", "errors.md"), "## runfaktory does not start")))
-    said = set(reasons_not_to_start()) - {"…"}
-    assert len(said) > 18
-    assert said - page == set()
+    reasons = set(reasons_not_to_start()) - {"…"}
+    assert len(reasons) > 18
+    assert reasons - page == set()
 
 
 def test_the_api_page_lists_exactly_the_problem_types():
@@ -200,8 +202,8 @@ def test_the_api_page_lists_exactly_the_problem_types():
 
     kinds = {kind for _, _, kind, _ in problems._PACKAGE_PROBLEMS}
     kinds |= {kind for kind, _ in problems._FRAMEWORK_PROBLEMS.values()}
-    told = re.search(r"`type` ends in:(.*?)\n\n", text_of("api.md"), flags=re.DOTALL)[1]
-    assert set(re.findall(r"`([a-z-]+)`", told)) == kinds
+    documented = re.search(r"`type` ends in:(.*?)\n\n", text_of("api.md"), flags=re.DOTALL)[1]
+    assert set(re.findall(r"`([a-z-]+)`", documented)) == kinds
 
 
 # System checks
@@ -220,8 +222,8 @@ def ids_of_checks():
 
 
 def test_the_checks_page_lists_exactly_the_check_ids():
-    told = [cell for cell in first_cells(text_of("reference", "checks.md")) if re.fullmatch(r"[EWI]\d{3}", cell)]
-    assert sorted(told) == sorted(ids_of_checks())
+    documented = [cell for cell in first_cells(text_of("reference", "checks.md")) if re.fullmatch(r"[EWI]\d{3}", cell)]
+    assert sorted(documented) == sorted(ids_of_checks())
 
 
 def test_check_ids_named_in_the_docs_exist():
@@ -246,8 +248,8 @@ def test_the_metrics_page_lists_exactly_the_statsd_metrics():
     sums.succeeded = sums.failed = 1
     sent = [*statsd.format_job_counts({("mail", "send"): sums}), *statsd.format_sizes(numbers)]
     cells = first_cells(section(text_of("metrics.md"), "## statsd"))
-    told = {cell if cell.startswith("faktory.") else f"faktory{cell}" for cell in cells}
-    assert told == {line.partition(":")[0] for line in sent}
+    documented = {cell if cell.startswith("faktory.") else f"faktory{cell}" for cell in cells}
+    assert documented == {line.partition(":")[0] for line in sent}
 
 
 # Signals
@@ -262,16 +264,16 @@ def test_the_signals_page_lists_exactly_the_django_signals():
         for target in node.targets
     }
     django = {"task_enqueued", "task_started", "task_finished"}
-    told = first_cells(section(text_of("reference", "signals.md"), "## Django's"))
-    assert {cell.rpartition(".")[2] for cell in told} == own | django
+    documented = first_cells(section(text_of("reference", "signals.md"), "## Django's"))
+    assert {cell.rpartition(".")[2] for cell in documented} == own | django
 
 
 def test_the_signals_page_lists_exactly_the_handled_process_signals():
     from django_faktory.runtime.supervisor.contract import SIGNALS
 
-    told = first_cells(section(text_of("reference", "signals.md"), "## Of processes"))
+    documented = first_cells(section(text_of("reference", "signals.md"), "## Of processes"))
     heard = {number.name.removeprefix("SIG") for number in SIGNALS} - {"CHLD"}
-    assert {cell for cell in told if cell.isupper()} == heard | {"KILL"}
+    assert {cell for cell in documented if cell.isupper()} == heard | {"KILL"}
 
 
 # REST
@@ -281,11 +283,11 @@ def test_the_api_page_lists_each_resource_and_act():
     from django_faktory.contrib.api.urls import router
 
     page = section(text_of("api.md"), "## Resources") + section(text_of("api.md"), "## Jobs")
-    said = {part for pattern in router.urls for part in re.findall(r"([a-z]+)/", str(pattern.pattern))}
-    assert {word for word in said if f"{word}/" not in page} == set()
-    told = {
+    routed = {part for pattern in router.urls for part in re.findall(r"([a-z]+)/", str(pattern.pattern))}
+    assert {word for word in routed if f"{word}/" not in page} == set()
+    documented = {
         word
         for cell in first_cells(section(text_of("api.md"), "## Resources"))
         for word in re.findall(r"([a-z]+)/", cell)
     }
-    assert told - said == {"schema"}
+    assert documented - routed == {"schema"}

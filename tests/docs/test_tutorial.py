@@ -31,7 +31,7 @@ def typed(monkeypatch, settings):
         return names
 
     yield type_in
-    assert left == [], "every example is typed in"
+    assert left == [], "every example has run"
 
 
 def test_the_tutorial_examples_have_the_described_results(typed):

@@ -69,17 +69,17 @@ def demo(tmp_path):
 
 
 def test_the_demo_with_once_ends_with_every_job_as_expected(demo):
-    told, _ = demo("--once").communicate(timeout=150)
-    assert "7 of 7 jobs ended as expected" in told
-    assert re.search(r"7 of 7 batches ended as expected, delivery \d+ left", told)
-    assert "/admin/   login: admin   password: " in told
+    output, _ = demo("--once").communicate(timeout=150)
+    assert "7 of 7 jobs ended as expected" in output
+    assert re.search(r"7 of 7 batches ended as expected, delivery \d+ left", output)
+    assert "/admin/   login: admin   password: " in output
 
 
 def test_the_demo_exits_with_1_if_a_job_does_not_end_in_time(demo):
     process = demo("--once", "--within=0")
-    told, _ = process.communicate(timeout=100)
+    output, _ = process.communicate(timeout=100)
     assert process.returncode == 1
-    assert "NO: dead after 2" in told
+    assert "NO: dead after 2" in output
 
 
 def until_it_runs(process):
@@ -96,9 +96,9 @@ def test_ctrl_c_ends_the_demo_and_all_its_processes(demo):
     children = [child for found in until_it_runs(process).values() for child in found]
     assert len(children) == 4, "web, supervisor, server, worker"
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert told.endswith("stopped\n")
+    assert output.endswith("stopped\n")
     wait_until(lambda: not [child for child in children if child.is_running()], what="all have ended")
 
 
@@ -106,6 +106,6 @@ def test_the_demo_ends_when_one_of_its_processes_dies(demo):
     process = demo()
     [web] = until_it_runs(process)["runserver"]
     web.kill()
-    told, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "web ended with exit code -9; its log, " in told
+    assert "web ended with exit code -9; its log, " in output

@@ -35,11 +35,11 @@ class Arena:
     def start_node(self, *, at=None, environment=None):
         """Start a server and return its number. `at` maps its address to the one that clients use instead."""
         program = self._runfaktory("127.0.0.1:0", "--server-only", environment=environment)
-        [line, *_] = program.said("server listens", timeout_s=SOON_S)
+        [line, *_] = program.wait_for_log("server listens", timeout_s=SOON_S)
         address = re.search(r"address=(\S+)", line)[1]
         number = len(self._programs)
         self._nodes[number] = (at(address) if at else address), program
-        self._tell()
+        self._write_nodes()
         return number
 
     def start_workers(self, processes=1, concurrency=4, environment=None):
@@ -48,7 +48,7 @@ class Arena:
             *("--worker-only", "--processes", str(processes), "--concurrency", str(concurrency)),
             environment={"FAKTORY_FAULTS_FOLDER": str(self.folder)} | (environment or {}),
         )
-        program.said("worker started", times=processes, timeout_s=SOON_S)
+        program.wait_for_log("worker started", times=processes, timeout_s=SOON_S)
         return program
 
     def start_makers(self, count, queue="default", jobtype="noop"):
@@ -79,7 +79,7 @@ class Arena:
         self._programs.append(program)
         return program
 
-    def _tell(self):
+    def _write_nodes(self):
         """Write the nodes' addresses to the file FOLDER/nodes, which clients read."""
         new = self.folder / "new"
         new.write_text(" ".join(address for address, _ in self._nodes.values()))
@@ -106,7 +106,7 @@ class Arena:
     def stop_node(self, number, timeout_s=SOON_S):
         """Stop a node with SIGTERM; return its exit code and the seconds it took."""
         _, program = self._nodes.pop(number)
-        self._tell()
+        self._write_nodes()
         return self.stop(program, timeout_s)
 
     def stop(self, program, timeout_s=SOON_S):
@@ -120,7 +120,7 @@ class Arena:
         """Return the number of notes of this word."""
         return sum(path.read_bytes().count(f" {word} ".encode()) for path in self.folder.glob("*.history"))
 
-    def goes_on(self, word="ok", more=1, timeout_s=SOON_S):
+    def await_progress(self, word="ok", more=1, timeout_s=SOON_S):
         """Wait until `more` further notes of this word exist; return the seconds it took."""
         before, begun = self.so_far(word), time.monotonic()
         wait_until(lambda: self.so_far(word) >= before + more, timeout_s, every_s=0.05, what=f"{more} {word!r}")
@@ -132,11 +132,11 @@ class Arena:
     def verdict(self, timeout_s=600):
         """Stop the makers, wait until all accepted jobs are done, and judge."""
         (self.folder / "make-ends").touch()
-        wait_until(lambda: not self.is_making(), SOON_S, every_s=0.1, what="nobody makes jobs")
+        wait_until(lambda: not self.is_making(), SOON_S, every_s=0.1, what="the end of all makers")
         try:
             wait_until(self._is_done, timeout_s, every_s=0.5, what="all is done")
         except AssertionError:
-            self._tell_what_is_left()
+            self._print_unfinished()
             raise
         (self.folder / "take-ends").touch()
         for client in self._clients:
@@ -149,7 +149,7 @@ class Arena:
     def _is_done(self):
         return set(self.store.rows().values()) <= FINAL
 
-    def _tell_what_is_left(self):
+    def _print_unfinished(self):
         left = {jid for jid, state in self.store.rows().items() if state not in FINAL}
         for path in self.folder.glob("*.history"):
             for line in path.read_text().splitlines():

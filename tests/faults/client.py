@@ -37,21 +37,21 @@ class Client:
         while self._client is None:
             self._connect()
         try:
-            told = self._client.ask(line)
+            reply = self._client.ask(line)
         except OSError:
-            told = b""
-        if told == b"":
+            reply = b""
+        if reply == b"":
             self.leave()
-        return told
+        return reply
 
     def insist(self, line):
         """Repeat the command until it succeeds or the job is gone; the latter means that an earlier answer was lost."""
         while True:
-            told = self.ask(line)
-            if told[:1] == b"+" or told.startswith(b"-ERR Job not found"):
+            reply = self.ask(line)
+            if reply[:1] == b"+" or reply.startswith(b"-ERR Job not found"):
                 return
-            if told:
-                self.scribe.note("told", told.decode(errors="replace").replace(" ", "_"))
+            if reply:
+                self.scribe.note("error-reply", reply.decode(errors="replace").replace(" ", "_"))
                 time.sleep(0.05)
 
     def leave(self):
@@ -92,12 +92,12 @@ class Maker(Client):
             if number % FAILING == 0:
                 job["retry"] = 0
             self.scribe.note("sent", jid)
-            told = self.ask("PUSH " + json.dumps(job))
+            reply = self.ask("PUSH " + json.dumps(job))
             number += 1
-            if told == b"+OK":
+            if reply == b"+OK":
                 self.scribe.note("ok", jid)
-            elif told:
-                self.scribe.note("refused", jid, told.decode(errors="replace").replace(" ", "_"))
+            elif reply:
+                self.scribe.note("refused", jid, reply.decode(errors="replace").replace(" ", "_"))
 
 
 class Taker(Client):
@@ -118,20 +118,20 @@ class Taker(Client):
         while not (self.folder / "take-ends").exists():
             if time.monotonic() - self._beaten_at > BEAT_EVERY_S:
                 self.beat()
-            told = self.ask(f"FETCH {queue}")
-            if told == b"":
+            reply = self.ask(f"FETCH {queue}")
+            if reply == b"":
                 self._begin_anew()
-            elif told is None:
+            elif reply is None:
                 pass
-            elif told.startswith(b"-"):
-                self.scribe.note("told", told.decode(errors="replace").replace(" ", "_"))
+            elif reply.startswith(b"-"):
+                self.scribe.note("error-reply", reply.decode(errors="replace").replace(" ", "_"))
                 self._begin_anew()
             else:
-                self._work(json.loads(told))
+                self._work(json.loads(reply))
 
     def beat(self):
-        told = self.ask("BEAT " + json.dumps({"wid": self.wid}))
-        if told and not told.startswith(b"-"):
+        reply = self.ask("BEAT " + json.dumps({"wid": self.wid}))
+        if reply and not reply.startswith(b"-"):
             self._beaten_at = time.monotonic()
 
     def _begin_anew(self):
@@ -146,7 +146,7 @@ class Taker(Client):
         time.sleep(self.chance.choice((0.0, 0.0, 0.0, 0.02)))
         self.scribe.note("end", jid, self.wid)
         if job.get("retry") == 0:
-            self.insist("FAIL " + json.dumps({"jid": jid, "errtype": "E", "message": "as it was told"}))
+            self.insist("FAIL " + json.dumps({"jid": jid, "errtype": "E", "message": "fails on purpose"}))
         else:
             self.insist("ACK " + json.dumps({"jid": jid}))
         self.scribe.note("acked", jid, self.wid)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 class Note(NamedTuple):
     at: float
     """Time of the machine's monotonic clock, which all its processes share."""
-    who: str
+    writer: str
     rest: tuple[str, ...]
 
 

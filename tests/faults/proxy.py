@@ -1,4 +1,4 @@
-"""A TCP proxy that can disturb its connections. Knows no protocol.
+"""A TCP proxy that can disturb its connections. It parses no protocol.
 
 It runs in threads of the test's process, two for each connection. A new mode applies to open connections at once.
 """

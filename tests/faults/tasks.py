@@ -25,4 +25,4 @@ def step(context, number):
     time.sleep(random.choice((0.0, 0.0, 0.0, 0.02)))
     scribe().note("end", context.task_result.id, str(os.getpid()))
     if number % FAILING == 0:
-        raise ValueError("as it was told")
+        raise ValueError("fails on purpose")

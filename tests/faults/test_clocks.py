@@ -63,9 +63,9 @@ def set_clock(environment, offset):
 def off_by(run, node):
     """Return how far a node's clock is from ours, according to its INFO."""
     client = RawClient.identified(run.address(node))
-    told = json.loads(client.ask("INFO"))["now"]
+    now = json.loads(client.ask("INFO"))["now"]
     client.close()
-    return datetime.fromisoformat(told) - datetime.now(UTC)
+    return datetime.fromisoformat(now) - datetime.now(UTC)
 
 
 def is_about(found, expected):
@@ -89,7 +89,7 @@ def test_wrong_clocks_cause_no_lost_or_duplicate_jobs(arena, database, clock):
     run.start_makers(3, jobtype=STEP)
     run.start_makers(1, queue="wire")
     run.start_takers(2, queue="wire")
-    run.goes_on("end", max(JOBS, 500))
+    run.await_progress("end", max(JOBS, 500))
     found = run.verdict()
     assert found.lost == found.made_up == found.unsure == found.stuck == set()
     assert found.doubled.total() == 0
@@ -112,7 +112,7 @@ def test_jumping_clocks_cause_no_lost_or_duplicate_jobs(arena, database, clock):
             for environment in environments:
                 set_clock(environment, offset)
             wait_until(lambda offset=offset: is_about(off_by(run, jumping), offset))
-            run.goes_on("end", 20)
+            run.await_progress("end", 20)
     found = run.verdict()
     assert found.lost == found.made_up == found.unsure == found.stuck == set()
     assert found.doubled.total() == 0

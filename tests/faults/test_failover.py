@@ -47,18 +47,18 @@ def run(arena, pair):
     run.start_takers(TAKERS, queue="a")
     run.start_makers(MAKERS, queue="a")
     run.start_makers(1, jobtype=STEP)
-    run.goes_on("acked", 10)
+    run.await_progress("acked", 10)
     return run
 
 
 def switch(run, pair):
     """Switch the address to the new primary; return the seconds until jobs were pushed, and run, again."""
-    run.goes_on("refused", 3)
+    run.await_progress("refused", 3)
     time.sleep(random.uniform(0.5, 3))
     pair.switch_address()
     begun, before = time.monotonic(), steps(run)
-    run.goes_on("ok")
-    run.goes_on("acked")
+    run.await_progress("ok")
+    run.await_progress("acked")
     wait_until(lambda: steps(run) > before, SOON_S, what="our own workers run jobs")
     return time.monotonic() - begun
 
@@ -68,40 +68,40 @@ def steps(run):
     return sum(path.read_bytes().count(b" end ") for path in run.folder.glob("w*.history"))
 
 
-def goes_on_with_what_is_due(run):
+def await_due_jobs(run):
     """Check that threads that only read, such as the check for due jobs, have found the new primary too."""
     with closing(RawClient.identified(run.address(run.nodes()[0]))) as client:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2))
         job = {"jid": "due-soon", "jobtype": "noop", "queue": "due", "args": [], "at": at}
         assert client.ask("PUSH " + json.dumps(job)) == b"+OK"
-        wait_until(lambda: run.store.rows()["due-soon"] == "enqueued", 30, every_s=0.1, what="what is due is enqueued")
+        wait_until(lambda: run.store.rows()["due-soon"] == "enqueued", 30, every_s=0.1, what="due jobs are enqueued")
     run.store.primary.execute("DELETE FROM django_faktory_job WHERE queue = 'due'")
 
 
 def test_connections_move_from_a_read_only_primary_to_the_new_one(run, pair):
     """FI-8: the old primary breaks no connection, it only refuses writes; code that only reads would not notice."""
-    run.goes_on("ok", JOBS // 4)
+    run.await_progress("ok", JOBS // 4)
     pair.take_no_writes()
-    run.goes_on("refused", 3)
+    run.await_progress("refused", 3)
     pair.promote()
     took_s = switch(run, pair)
-    goes_on_with_what_is_due(run)
+    await_due_jobs(run)
     [[since]] = pair.standby.execute("SELECT now()", database=pair.database)
-    run.goes_on("ok", JOBS // 4)
+    run.await_progress("ok", JOBS // 4)
     asked = pair.standby.execute(ASKED, since, database=pair.database)
     found = run.verdict()
     print(f"served {took_s:.1f} s after the address led to the new primary")  # noqa: T201
     assert found.lost == found.made_up == found.stuck == set()
     assert run.all_alive(), "no server and no worker exits"
     assert took_s <= SERVED_WITHIN_S
-    assert asked == [], "nobody asks the old primary any more"
+    assert asked == [], "no query reaches the old primary any more"
 
 
 def test_repeated_failovers_lose_no_job_and_service_resumes_in_time(run, pair):
     """FI-8: the two servers exchange their roles several times."""
     took = []
     for _ in range(scaled(3)):
-        run.goes_on("ok", JOBS // 4)
+        run.await_progress("ok", JOBS // 4)
         pair.stop_primary()
         pair.promote()
         pair.follow()

@@ -28,7 +28,7 @@ def test_killed_workers_lose_no_job_and_repeat_only_the_jobs_they_held(arena, da
     run.start_makers(3, jobtype=STEP)
     kills = scaled(20)
     for _ in range(kills):
-        run.goes_on("end", JOBS // kills)
+        run.await_progress("end", JOBS // kills)
         time.sleep(pause_of_chance())
         place = random.randrange(2)
         if random.random() < 0.5 and (child := one_of(pools[place].children())):
@@ -57,13 +57,13 @@ def test_late_reports_of_suspended_clients_change_nothing(arena, database):
     run.start_makers(2)
     rounds, at_once = scaled(25), 4
     for _ in range(rounds):
-        run.goes_on("end", 5)
+        run.await_progress("end", 5)
         still = random.sample(takers, at_once)
         for taker in still:
             taker.signal(signal.SIGSTOP)
             time.sleep(random.uniform(0, 0.02))
         time.sleep(FAST["WORKER_TIMEOUT"] + 1)
-        run.goes_on("end", 5)
+        run.await_progress("end", 5)
         for taker in still:
             taker.signal(signal.SIGCONT)
     found = run.verdict()

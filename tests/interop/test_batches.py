@@ -21,12 +21,12 @@ def test_npms_client_runs_the_child_batch_first_and_adds_only_from_inside(url, n
     command = ["node", str(HERE / "node" / "batch.js"), url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told.pop("outside").startswith("ERR batch BID: it is committed, so only one of its own jobs")
-    ran = told.pop("ran")
+    replies = json.loads(done.stdout.splitlines()[-1])
+    assert replies.pop("outside").startswith("ERR batch BID: it is committed, so only one of its own jobs")
+    ran = replies.pop("ran")
     assert sorted(ran[:-1]) == ["Added", "BarJob", "BatchJob", "BatchJob"]
     assert ran[-1] == "FooJob", "last of all"
-    assert told == {"opened": True, "callback": "success", "child": [True, 0, "2"]}
+    assert replies == {"opened": True, "callback": "success", "child": [True, 0, "2"]}
 
 
 def test_a_batch_of_pyfaktory_enqueues_its_callback_and_then_rejects_open(url, start_worker):

@@ -49,9 +49,9 @@ def push_by_program(*command, url):
     environment = {**os.environ, "FAKTORY_URL": url}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["total"] == 1
-    return told["jid"]
+    printed = json.loads(done.stdout)
+    assert printed["total"] == 1
+    return printed["jid"]
 
 
 def processed():

@@ -21,12 +21,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_a_quiet_worker_fetches_no_job_and_ends_when_terminated(start_worker, kind):
     add, _ = JOBTYPES.get(kind, ("add", "fails"))
     process = start_worker(kind)
-    wid = wait_until(WorkerProcess.objects.first, 30, what="it has said HELLO").wid
+    wid = wait_until(WorkerProcess.objects.first, 30, what="its HELLO").wid
     call_command("faktory", "quiet", wid, "--yes")
-    told_at = WorkerProcess.objects.get(wid=wid).beat_at
-    wait_until(lambda: WorkerProcess.objects.get(wid=wid).beat_at != told_at, 30, what="it was told")
+    beat_at = WorkerProcess.objects.get(wid=wid).beat_at
+    wait_until(lambda: WorkerProcess.objects.get(wid=wid).beat_at != beat_at, 30, what="the reply to its next BEAT")
     heard_at = time.monotonic()
-    wait_until(lambda: time.monotonic() > heard_at + WAIT_S + 1, 10, what="a FETCH on its way was answered")
+    wait_until(lambda: time.monotonic() > heard_at + WAIT_S + 1, 10, what="the answer to a FETCH in transit")
     OrmBroker("default").push([payload("late", add, [4, 5])])
     call_command("faktory", "terminate", wid, "--yes")
     process.communicate(timeout=40)

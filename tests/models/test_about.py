@@ -111,9 +111,9 @@ def test_a_plain_push_does_not_insert_the_about_column():
     """The INSERT does not name the column, except where it replaces a row."""
     with CaptureQueriesContext(
         connection,
-    ) as said:
+    ) as queries:
         pushes.push([payload()], using="default")
-    inserts = [query["sql"] for query in said if "INSERT" in query["sql"]]
+    inserts = [query["sql"] for query in queries if "INSERT" in query["sql"]]
     assert all("about" not in sql.partition("ON CONFLICT")[0].partition("ON DUPLICATE")[0] for sql in inserts)
 
 

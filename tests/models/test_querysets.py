@@ -151,8 +151,8 @@ def test_recent_selects_from_the_last_rows_before_other_filters():
     ],
 )
 def test_a_page_without_a_matching_index_reads_only_the_latest_rows(query, is_bounded):
-    told = str(Job.objects.shown(query).query)
-    assert (f"- {RECENT})" in told) == is_bounded
+    sql = str(Job.objects.shown(query).query)
+    assert (f"- {RECENT})" in sql) == is_bounded
 
 
 def test_a_count_stops_at_its_maximum():
@@ -247,11 +247,11 @@ def test_batches_are_updated_by_bulk_verbs_on_their_members(verb):
 @pytest.mark.parametrize("verb", ["retry", "requeue"])
 @pytest.mark.django_db(transaction=True)
 def test_workers_are_notified_of_retried_and_requeued_jobs(verb, monkeypatch):
-    told = []
-    monkeypatch.setattr(notifier, "announce", lambda alias, names: told.append(alias))
+    notified = []
+    monkeypatch.setattr(notifier, "announce", lambda alias, names: notified.append(alias))
     job_in("dead")
     assert getattr(Job.objects.dead(), verb)() == 1
-    assert told == ["default"]
+    assert notified == ["default"]
 
 
 def test_queues_are_paused_and_resumed_and_counted():
@@ -296,7 +296,7 @@ def test_common_queries_use_an_index(find, index):
                 connection.vendor, "ANALYZE django_faktory_job"
             )
         )
-    told = find(Job.objects).explain()
+    plan = find(Job.objects).explain()
     led_by_state = ["faktory_ready", "faktory_due", "faktory_reserved", "faktory_purge"]
     others = led_by_state if connection.vendor == "mysql" else []
-    assert any(name in told for name in [index, *others])
+    assert any(name in plan for name in [index, *others])

@@ -94,7 +94,7 @@ class Enqueuer(Thread):
         return {"ms": self.chance.choice((1, 5, 20, 60, 200)), "fails": fails}
 
     def sent(self, task, result, **spec):
-        known = {"task": task.jobtype, "queue": "default", "fails": 0, "lane": "ours"}
+        known = {"task": task.jobtype, "queue": "default", "fails": 0, "kind": "django"}
         self.note("sent", result.id, compact(known | spec))
         return result.id
 
@@ -205,7 +205,7 @@ class Holder(Thread):
             with transaction.atomic():
                 result = tasks.unique.enqueue(profiles.HELD_KEY, UNIQUE_SCRIPT)
                 self.note("hold", result.id)
-                spec = {"task": tasks.unique.jobtype, "queue": "default", "fails": 0, "lane": "ours", "unique": 0}
+                spec = {"task": tasks.unique.jobtype, "queue": "default", "fails": 0, "kind": "django", "unique": 0}
                 self.note("sent", result.id, compact(spec))
                 until = time.monotonic() + profiles.HOLD_S
                 while time.monotonic() < until and not self.is_over():

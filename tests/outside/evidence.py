@@ -188,8 +188,8 @@ class Evidence:
     def batches(self):
         found = {}
         for note in self.history["new"]:
-            told = json.loads(note.rest[1])
-            found[note.rest[0]] = BatchNotes(note.rest[0], told["parent"], told["kinds"])
+            fields = json.loads(note.rest[1])
+            found[note.rest[0]] = BatchNotes(note.rest[0], fields["parent"], fields["kinds"])
         for note in self.history["new-ok"]:
             found[note.rest[0]].bid = note.rest[1]
         for word, name in (("commit", "commit"), ("committed", "committed")):

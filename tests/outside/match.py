@@ -97,9 +97,9 @@ class Match(Arena):
         return self._runfaktory("127.0.0.1:0", "--server-only")
 
     def _await_node(self, program):
-        [line, *_] = program.said("server listens", timeout_s=SOON_S)
+        [line, *_] = program.wait_for_log("server listens", timeout_s=SOON_S)
         self._nodes[program.pid] = re.search(r"address=(\S+)", line)[1], program
-        self._tell()
+        self._write_nodes()
 
     def _new_pool(self):
         counts = ("--processes", str(self.profile.processes), "--concurrency", str(self.profile.concurrency))
@@ -107,7 +107,7 @@ class Match(Arena):
         return self._runfaktory("--worker-only", "--queues", "default", *counts, environment=folder)
 
     def _await_pool(self, program):
-        program.said("worker started", times=self.profile.processes, timeout_s=SOON_S)
+        program.wait_for_log("worker started", times=self.profile.processes, timeout_s=SOON_S)
 
     def _runfaktory(self, *arguments, environment=None):
         return super()._runfaktory(*arguments, environment={"FAKTORY_TEST_APPS": "tests.outside"} | (environment or {}))
@@ -141,7 +141,7 @@ class Match(Arena):
         order = self.chance.sample(kinds, len(kinds))
         while done < faults or self.so_far("end") < jobs or time.monotonic() < until:
             self._thaw()
-            assert self.is_making(), "a program that makes jobs has ended by itself"
+            assert self.is_making(), "a program that makes jobs has ended unexpectedly"
             if done < faults and self.so_far("end") >= jobs * done / (faults + 1):
                 kind = order.pop() if order else self.chance.choices(kinds, often)[0]
                 getattr(self, kind)()
@@ -244,7 +244,7 @@ class Match(Arena):
         """End a node and start its replacement; with a single node, clients have none in between."""
         number = self.chance.choice(self.nodes())
         end(number)
-        self._tell()
+        self._write_nodes()
         self._await_node(self._new_node())
 
     def end_sessions(self):
@@ -264,7 +264,7 @@ class Match(Arena):
         """Stop the producers, wait until all jobs are done, and judge; return the violations by rule."""
         self._thaw(at_once=True)
         (self.folder / "make-ends").touch()
-        wait_until(lambda: not self.is_making(), SOON_S, every_s=0.05, what="nobody makes jobs")
+        wait_until(lambda: not self.is_making(), SOON_S, every_s=0.05, what="the end of all makers")
         with suppress(AssertionError):  # the referee reports the jobs that are left
             wait_until(self._are_jobs_done, timeout_s, every_s=0.2)
             wait_until(self._is_settled, SETTLED_S, every_s=0.2)

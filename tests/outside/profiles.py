@@ -158,7 +158,7 @@ PROFILES = {
 def on(vendor, profile):
     """Return the profile with what this database can do."""
     if vendor == "mysql":
-        # A transaction that reuses a unique key locks the gap beside it, so pushes of other keys wait for its end.
+        # A transaction that reuses a unique key locks the gap next to it, so pushes of other keys wait for its end.
         return profile._replace(holds=False)
     return _on_sqlite(profile) if vendor == "sqlite" else profile
 

@@ -31,13 +31,13 @@ def lost(evidence, left):
         wanted = "dead" if spec.get("dies") else "succeeded"
         attempts = evidence.attempts.get(jid, [])
         if row is None or row.state not in FINAL:
-            yield f"{jid} {spec['task']}: accepted, {row.state if row else 'not stored'} at the end; {_told(attempts)}"
+            yield f"{jid} {spec['task']}: accepted, {row.state if row else 'not stored'} at the end; {_join(attempts)}"
         elif row.state != wanted:
             is_poison = row.state == "dead" and row.losses >= MAX_LOSSES and _are_real(evidence, jid, attempts)
             if not is_poison and not _has_expired(evidence, row, attempts):
-                yield f"{jid} {spec['task']}: {row.state} {row.errtype}, wanted {wanted}; {_told(attempts)}"
+                yield f"{jid} {spec['task']}: {row.state} {row.errtype}, wanted {wanted}; {_join(attempts)}"
         elif wanted == "succeeded" and not any(attempt.outcome == "ok" for attempt in attempts):
-            yield f"{jid} {spec['task']}: succeeded, and no attempt ended well; {_told(attempts)}"
+            yield f"{jid} {spec['task']}: succeeded, and no attempt ended well; {_join(attempts)}"
 
 
 def _has_expired(evidence, row, attempts):
@@ -59,7 +59,7 @@ def _are_real(evidence, jid, attempts):
     return bool(lost) and len(lost) + len(killed - {attempt.pid for attempt in lost}) >= MAX_LOSSES
 
 
-def _told(attempts):
+def _join(attempts):
     return "attempts: " + ("; ".join(map(str, attempts)) or "none")
 
 
@@ -93,9 +93,9 @@ def _is_run_again_rightly(evidence, left, before, after):
     if evidence.is_killed(before, after.begin):
         return before.outcome != "ok" or not evidence.is_reported(before)
     if before.is_wire and (before.jid, before.executor) not in evidence.acked:
-        return False  # it insists until it has an answer
+        return False  # a wire client repeats an ACK until it is answered
     if not evidence.is_reported(before):
-        return True  # its process stood still, or its node did, before the end was reported, and it was lost
+        return True  # lost, because its process or its node was suspended before the end was reported
     if not evidence.specs.get(before.jid, {}).get("effect"):
         return False
     row = left.jobs.get(before.jid)
@@ -158,8 +158,8 @@ def limits(evidence, left):
             running = [one for one in running if one.end > attempt.begin] + [attempt]
             most = _in_force(evidence.limits[place], attempt)
             if len(running) > most:
-                told = ", ".join(f"{one.jid} {one}" for one in running)
-                yield f"{place[1]}: {len(running)} at {attempt.begin:.3f}, {most} allowed: {told}"
+                jobs = ", ".join(f"{one.jid} {one}" for one in running)
+                yield f"{place[1]}: {len(running)} at {attempt.begin:.3f}, {most} allowed: {jobs}"
 
 
 def _in_force(numbers, attempt):
@@ -238,7 +238,7 @@ def _too_early(evidence, batch, kind, called, left):
         if ran > called:
             sent = evidence.sent.get(jid, inf)
             times = f"sent {sent:.3f}, commit {batch.commit:.3f}, opened again {batch.reopened}"
-            yield f"{batch.tag}: {kind} came at {called:.3f} before its member {jid} ({times}); {_told(attempts)}"
+            yield f"{batch.tag}: {kind} came at {called:.3f} before its member {jid} ({times}); {_join(attempts)}"
     for tag in batch.children:
         # A child's success may follow the parent's complete: a member that failed once counts as executed.
         for one in ("complete", "success") if kind == "success" else ("complete",):
@@ -260,7 +260,7 @@ def answers(evidence, left):
             pass
         elif "unavailable" not in why:
             yield f"{jid}: refused with {why}"
-        elif not has_fault and spec["lane"] != "held":
+        elif not has_fault and spec["kind"] != "held":
             yield f"{jid}: refused with {why} after {at - sent:.1f} s, and the database had no fault"
         elif not has_fault and jid in left.jobs:
             yield f"{jid}: refused with {why}, and stored"
@@ -279,10 +279,10 @@ def answers(evidence, left):
 def neighbours(evidence, left):
     """Report commands that waited for another transaction while plain commands were answered quickly."""
     answered = evidence.ok | {jid: at for jid, (at, _) in evidence.refused.items()}
-    spans = [(evidence.sent[jid], at, evidence.specs[jid]["lane"], jid) for jid, at in answered.items()]
-    plain = [(sent, at) for sent, at, lane, _ in spans if lane == "plain"]
-    for sent, at, lane, jid in spans:
-        if lane == "apart" and at - sent > NEIGHBOURS_S and not evidence.has_fault(sent - FAULT_S, at):
+    spans = [(evidence.sent[jid], at, evidence.specs[jid]["kind"], jid) for jid, at in answered.items()]
+    plain = [(sent, at) for sent, at, kind, _ in spans if kind == "plain"]
+    for sent, at, kind, jid in spans:
+        if kind == "may_block" and at - sent > NEIGHBOURS_S and not evidence.has_fault(sent - FAULT_S, at):
             quick = [1 for begun, ended in plain if sent < begun and ended < at and ended - begun < (at - sent) / 4]
             if len(quick) >= PLAIN:
                 yield f"{jid}: answered after {at - sent:.1f} s, {len(quick)} plain ones meanwhile"

@@ -61,19 +61,19 @@ class Talker(Client):
     def asked(self, line):
         """Return the reply, b"" if none came. Note every error reply, because no note of a jid contains it."""
         begun = time.monotonic()
-        told = self.ask(line)
-        if told is not None and told.startswith(b"-"):
+        reply = self.ask(line)
+        if reply is not None and reply.startswith(b"-"):
             verb = "_".join(line.split()[: 2 if line.startswith("BATCH") else 1])
-            self.note("error", verb, f"{begun:.6f}", told.decode(errors="replace").replace(" ", "_"))
-        return told
+            self.note("error", verb, f"{begun:.6f}", reply.decode(errors="replace").replace(" ", "_"))
+        return reply
 
     def until_ok(self, line):
         """Repeat the command until it succeeds; return False if it is refused for good."""
         while True:
-            told = self.asked(line)
-            if told[:1] == b"+" or told.startswith(b"-ERR Job not found"):
-                return told[:1] == b"+"
-            if told and b"batch" in told:
+            reply = self.asked(line)
+            if reply[:1] == b"+" or reply.startswith(b"-ERR Job not found"):
+                return reply[:1] == b"+"
+            if reply and b"batch" in reply:
                 return False
             time.sleep(PAUSE_S)
 
@@ -108,17 +108,17 @@ class Pusher(Talker):
         script = script or self.script()
         custom = fields.pop("custom", {}) | {"result_ttl": KEPT_S}
         job = {"jid": jid, "jobtype": jobtype, "queue": queue, "args": [*args, script], "custom": custom, **fields}
-        known = {"task": jobtype, "queue": queue, "fails": script["fails"], "lane": "plain"}
+        known = {"task": jobtype, "queue": queue, "fails": script["fails"], "kind": "plain"}
         return job, known | (spec or {})
 
     def push(self, job, spec):
         self.note("sent", job["jid"], compact(spec))
-        told = self.ask("PUSH " + compact(job))
-        if told == b"+OK":
+        reply = self.ask("PUSH " + compact(job))
+        if reply == b"+OK":
             self.note("ok", job["jid"])
-        elif told:
-            self.note("refused", job["jid"], told.decode(errors="replace").replace(" ", "_"))
-        return told == b"+OK"
+        elif reply:
+            self.note("refused", job["jid"], reply.decode(errors="replace").replace(" ", "_"))
+        return reply == b"+OK"
 
     def plain(self):
         self.push(*self.job(priority=self.chance.randint(1, 9)))
@@ -129,10 +129,10 @@ class Pusher(Talker):
     def push_together(self, made):
         for job, spec in made:
             self.note("sent", job["jid"], compact(spec))
-        told = self.ask("PUSHB " + compact([job for job, _ in made]))
-        refused = json.loads(told) if told and not told.startswith(b"-") else {}
-        for job, _ in made if told else []:
-            why = refused.get(job["jid"], "") or (told.decode(errors="replace") if told.startswith(b"-") else "")
+        reply = self.ask("PUSHB " + compact([job for job, _ in made]))
+        refused = json.loads(reply) if reply and not reply.startswith(b"-") else {}
+        for job, _ in made if reply else []:
+            why = refused.get(job["jid"], "") or (reply.decode(errors="replace") if reply.startswith(b"-") else "")
             self.note(*(("refused", job["jid"], why.replace(" ", "_")) if why else ("ok", job["jid"])))
 
     def lock(self):
@@ -170,7 +170,7 @@ class Pusher(Talker):
     def unique(self):
         held = self.profile.holds and self.name.endswith("-0") and self.chance.random() < 0.2
         key = profiles.HELD_KEY if held else self.chance.randrange(1, profiles.UNIQUE_KEYS)
-        spec = {"unique": key, "lane": "held" if held else "apart"}
+        spec = {"unique": key, "kind": "held" if held else "may_block"}
         fields = {"queue": "default", "jobtype": f"{profiles.TASKS}.unique", "custom": {"unique_for": KEPT_S}}
         self.push(*self.job(spec, script=UNIQUE_SCRIPT, args=[key], **fields))
 
@@ -200,13 +200,13 @@ class Pusher(Talker):
             for kind in kinds
         }  # fmt: skip
         self.note("new", tag, compact({"parent": parent_tag, "kinds": kinds}))
-        told = self.ask("BATCH NEW " + compact({"description": tag, "parent_bid": parent_bid, **callbacks}))
-        if told.startswith(b"-"):
-            self.note("new-refused", tag, told.decode(errors="replace").replace(" ", "_"))
+        reply = self.ask("BATCH NEW " + compact({"description": tag, "parent_bid": parent_bid, **callbacks}))
+        if reply.startswith(b"-"):
+            self.note("new-refused", tag, reply.decode(errors="replace").replace(" ", "_"))
             return ""
-        if told:
-            self.note("new-ok", tag, told.decode())
-        return told.decode()
+        if reply:
+            self.note("new-ok", tag, reply.decode())
+        return reply.decode()
 
     def push_member(self, tag, bid, *, reopens=False):
         script = self.script(self.chance.choice((0, 0, 0, 1)))
@@ -216,7 +216,7 @@ class Pusher(Talker):
             fields["at"] = (datetime.now(UTC) + timedelta(seconds=0.4)).isoformat()
         if not reopens and self.chance.random() < 0.5:
             fields |= {"queue": "default", "jobtype": f"{profiles.TASKS}.member"}
-        self.push(*self.job({"tag": tag, "lane": "apart"}, script=script, **fields))
+        self.push(*self.job({"tag": tag, "kind": "may_block"}, script=script, **fields))
 
 
 class Taker(Talker):
@@ -234,21 +234,21 @@ class Taker(Talker):
     def run(self):
         while not self.is_over("take-ends"):
             self.beat()
-            told = self.ask(f"FETCH {' '.join(self.chance.sample((QUEUE, *QUEUES), 1 + len(QUEUES)))}")
-            if told == b"" or (told is not None and told.startswith(b"-")):
+            reply = self.ask(f"FETCH {' '.join(self.chance.sample((QUEUE, *QUEUES), 1 + len(QUEUES)))}")
+            if reply == b"" or (reply is not None and reply.startswith(b"-")):
                 self._begin_anew()
-            elif told is not None:
-                self._work(json.loads(told))
+            elif reply is not None:
+                self._work(json.loads(reply))
 
     def beat(self):
         asked_at = time.monotonic()
         if asked_at - self._beaten_at < BEAT_EVERY_S:
             return
-        told = self.ask("BEAT " + compact({"wid": self.wid}))
-        if told.startswith(b"-ERR unknown worker"):
+        reply = self.ask("BEAT " + compact({"wid": self.wid}))
+        if reply.startswith(b"-ERR unknown worker"):
             self.note("mute", self.wid, f"{asked_at - 60:.6f}")
             self._begin_anew()
-        elif told and not told.startswith(b"-"):
+        elif reply and not reply.startswith(b"-"):
             self._look_back()
             self._beaten_at = asked_at
 
@@ -279,8 +279,8 @@ class Taker(Talker):
             self.close_again(script)
 
     def reopen(self, script):
-        told = self.ask(f"BATCH OPEN {script['reopens']}")
-        if told == script["reopens"].encode():
+        reply = self.ask(f"BATCH OPEN {script['reopens']}")
+        if reply == script["reopens"].encode():
             self.note("reopened", script["tag"])
             return True
         return False
@@ -291,14 +291,14 @@ class Taker(Talker):
         more = {"ms": 5, "fails": 0}
         job = {"jid": jid, "jobtype": "wire", "queue": QUEUE, "args": [more], "custom": {"bid": script["reopens"]}}
         job["custom"]["result_ttl"] = KEPT_S
-        spec = {"task": "wire", "queue": QUEUE, "fails": 0, "lane": "apart", "tag": script["tag"], "adds": 1}
+        spec = {"task": "wire", "queue": QUEUE, "fails": 0, "kind": "may_block", "tag": script["tag"], "adds": 1}
         time.sleep(self.chance.uniform(0, 0.3))
         self.note("sent", jid, compact(spec))
-        told = self.ask("PUSH " + compact(job))
-        if told == b"+OK":
+        reply = self.ask("PUSH " + compact(job))
+        if reply == b"+OK":
             self.note("ok", jid)
-        elif told:
-            self.note("refused", jid, told.decode(errors="replace").replace(" ", "_"))
+        elif reply:
+            self.note("refused", jid, reply.decode(errors="replace").replace(" ", "_"))
         self.note("recommit", script["tag"])
         if self.until_ok(f"BATCH COMMIT {script['reopens']}"):
             self.note("recommitted", script["tag"])

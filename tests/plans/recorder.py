@@ -104,6 +104,6 @@ class Recorder:
         text = notice.message_primary or ""
         _, found, body = text.partition("plan:\n")
         if found and self._where:
-            told = json.loads(body)
-            nodes = list(_nodes(told["Plan"]))
-            self.statements.append(Statement(" ".join(told["Query Text"].split()), told["Plan"], self._where, nodes))
+            entry = json.loads(body)
+            nodes = list(_nodes(entry["Plan"]))
+            self.statements.append(Statement(" ".join(entry["Query Text"].split()), entry["Plan"], self._where, nodes))

@@ -24,7 +24,7 @@ from tests.plans.recorder import Recorder
 from tests.settings import KIND, VIA
 from tests.waiting import wait_until
 
-psycopg = pytest.importorskip("psycopg", reason="psycopg 3 hands on what auto_explain says")
+psycopg = pytest.importorskip("psycopg", reason="psycopg 3 passes on the notices of auto_explain")
 pytestmark = [
     pytest.mark.skipif(KIND != "postgresql", reason="the plans are PostgreSQL's"),
     pytest.mark.skipif(VIA != "", reason="auto_explain is a setting of a session"),

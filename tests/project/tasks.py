@@ -106,7 +106,7 @@ def does_atomically(what):
 
 @task(atomic=True, max_attempts=2)
 def writes_mark_atomically_and(text, then):
-    """Write a row, then act as `then` says: the ways an atomic task can end."""
+    """Write a row, then end in the way that `then` names."""
     Mark.objects.create(text=text)
     match then:
         case "fails":
@@ -187,12 +187,12 @@ def asks_for_retry(in_s=None):
 
 @task
 def asks_for_discard():
-    raise Discard("nobody needs it")
+    raise Discard("no longer needed")
 
 
 @task
 def asks_for_kill():
-    raise Kill("somebody must look")
+    raise Kill("needs inspection")
 
 
 def linear_backoff(exception, task_result):
@@ -219,7 +219,7 @@ def retries_only_connection_errors(kind):
 
 
 @task(discard_on=[Mark.DoesNotExist])
-def discards_what_is_gone():
+def discards_missing_row():
     Mark.objects.get(text="never written")
 
 
@@ -249,12 +249,12 @@ current_tenant = contextvars.ContextVar("current_tenant", default="none")
 @task
 def sets_context_variable():
     seen = current_tenant.get()
-    current_tenant.set("somebody")
+    current_tenant.set("acme")
     return seen
 
 
 @task
-def tells_its_cache():
+def returns_its_cache():
     return id(caches["default"])
 
 
@@ -262,7 +262,7 @@ waiting = []
 
 
 @task
-async def waits_for_ever():
+async def never_ends_async():
     waiting[-1].set()
     await asyncio.Event().wait()
 
@@ -327,7 +327,7 @@ def sees_trouble():
 
 
 @task(result_ttl=600)
-def tells_types(*args, **kwargs):
+def returns_types(*args, **kwargs):
     return {
         "args": [type(value).__name__ for value in args],
         "kwargs": {name: type(value).__name__ for name, value in kwargs.items()},
@@ -335,18 +335,18 @@ def tells_types(*args, **kwargs):
 
 
 @task
-async def async_tells_types(*args):
+async def async_returns_types(*args):
     await asyncio.sleep(0)
     return [type(value).__name__ for value in args]
 
 
 @task(takes_context=True)
-def tells_its_arguments(context, *args):
+def returns_its_arguments(context, *args):
     return context.task_result.args
 
 
 @task(missing="discard")
-def drops_what_is_gone(row):
+def drops_missing_row(row):
     pass
 
 
@@ -366,7 +366,7 @@ def takes_plain_json(value):
 
 
 @task
-def tells_its_context():
+def returns_its_context():
     return [
         translation.get_language(),
         timezone.get_current_timezone_name(),
@@ -376,14 +376,14 @@ def tells_its_context():
 
 
 @task
-async def tells_its_context_async():
+async def returns_its_context_async():
     await asyncio.sleep(0)
-    return tells_its_context.func()
+    return returns_its_context.func()
 
 
 @task
 def enqueues_another():
-    return tells_its_context.enqueue().id
+    return returns_its_context.enqueue().id
 
 
 def noticing():

@@ -20,7 +20,7 @@ def limits(monkeypatch):
     monkeypatch.setattr(transactions, "around", transactions.around)
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
     if connection.vendor != "postgresql":
-        pytest.skip("others' drivers cannot be woken, and have limits of their own")
+        pytest.skip("other drivers have timeouts of their own")
     yield lambda within_s: db_watchdog.enforce("default", within_s)
     connection.close()
     with connection.cursor() as cursor:  # no client waits for it, but while it runs no dead row here can be vacuumed

@@ -57,65 +57,65 @@ def test_tracking_records_are_deleted_after_30_minutes():
     assert Tracking.objects.get().jid == "job-just-gone"
 
 
-def test_a_due_job_is_enqueued_and_its_queue_is_notified(keeps_house):
-    told, heard = [], threading.Event()
-    keeps_house(on_work=lambda queues: (told.append(queues), heard.set()))
+def test_a_due_job_is_enqueued_and_its_queue_is_notified(start_maintenance):
+    announced, heard = [], threading.Event()
+    start_maintenance(on_work=lambda queues: (announced.append(queues), heard.set()))
     at = timezone.now() + timedelta(seconds=0.4)
     pushes.push([payload(at=at, queue="mail")], using="default")
     assert heard.wait(20)
     row = Job.objects.get()
-    assert (row.state, told) == ("enqueued", [{"mail"}])
+    assert (row.state, announced) == ("enqueued", [{"mail"}])
     assert timedelta(0) <= row.enqueued_at - at < timedelta(seconds=10)
 
 
-def test_an_earlier_due_job_of_this_node_interrupts_the_sleep(keeps_house, monkeypatch):
+def test_an_earlier_due_job_of_this_node_interrupts_the_sleep(start_maintenance, monkeypatch):
     """W13: the sleep is one hour here, so only the alarm can end it."""
     monkeypatch.setattr(maintenance, "LONGEST_SLEEP_S", 3600.0)
     heard = threading.Event()
-    upkeeper = keeps_house(
+    loop = start_maintenance(
         on_work=lambda queues: queues and heard.set()
     )  # None: another node may have enqueued jobs, so fetchers look once too often
-    wait_until(lambda: upkeeper._wake_at < math.inf)
+    wait_until(lambda: loop._wake_at < math.inf)
     at = timezone.now() + timedelta(seconds=0.3)
     pushes.push([payload(at=at)], using="default")
-    upkeeper.wake_by(at)
+    loop.wake_by(at)
     assert heard.wait(10)
     assert Job.objects.get().enqueued_at >= at
 
 
-def test_a_job_due_after_the_sleep_does_not_interrupt_it(keeps_house):
-    upkeeper = Maintenance("default")
-    upkeeper._wake_at = time.monotonic() + 1
-    upkeeper.wake_by(timezone.now() + timedelta(seconds=60))
-    assert not upkeeper._alarm.is_set()
-    upkeeper.wake_by(timezone.now() + timedelta(seconds=0.5))
-    assert upkeeper._alarm.is_set()
+def test_a_job_due_after_the_sleep_does_not_interrupt_it(start_maintenance):
+    loop = Maintenance("default")
+    loop._wake_at = time.monotonic() + 1
+    loop.wake_by(timezone.now() + timedelta(seconds=60))
+    assert not loop._alarm.is_set()
+    loop.wake_by(timezone.now() + timedelta(seconds=0.5))
+    assert loop._alarm.is_set()
 
 
 def test_fetchers_are_woken_for_a_due_job_that_another_node_enqueued(monkeypatch):
     """Without notifications between nodes, fetchers learn of such a job from maintenance (W13)."""
-    told = []
-    upkeeper = Maintenance("default", on_work=told.append)
+    announced = []
+    loop = Maintenance("default", on_work=announced.append)
     job = JobFactory(scheduled=True, run_at=timezone.now() + timedelta(seconds=60))
-    upkeeper._enqueue_due()
-    assert told == []
+    loop._enqueue_due()
+    assert announced == []
     Job.objects.filter(pk=job.pk).update(run_at=ago(seconds=1))
     assert due_work.enqueue_due(using="default"), "the other node"
     monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 61))
-    upkeeper._enqueue_due()
-    upkeeper._enqueue_due()
-    assert told == [None]
+    loop._enqueue_due()
+    loop._enqueue_due()
+    assert announced == [None]
 
 
 def test_a_node_looks_again_soon_while_another_enqueues_due_jobs():
     if not connection.features.has_select_for_update_skip_locked:
-        pytest.skip("one writer at a time: it waits for its turn")
-    told = []
-    upkeeper = Maintenance("default", on_work=told.append)
+        pytest.skip("one writer at a time: the second waits")
+    announced = []
+    loop = Maintenance("default", on_work=announced.append)
     JobFactory(scheduled=True, run_at=ago(seconds=1))
 
     def look():
-        waits.append(upkeeper._enqueue_due())
+        waits.append(loop._enqueue_due())
         connections.close_all()
 
     waits = []
@@ -125,8 +125,8 @@ def test_a_node_looks_again_soon_while_another_enqueues_due_jobs():
         busy.start()
         busy.join(10)  # it waits for no lock
         assert waits == [maintenance.RECHECK_DUE_S]
-    upkeeper._enqueue_due()
-    assert told == [None]
+    loop._enqueue_due()
+    assert announced == [None]
 
 
 def test_a_worker_without_heartbeats_is_declared_lost_and_reported():
@@ -179,19 +179,19 @@ def test_a_resumed_node_waits_for_heartbeats_before_it_declares_workers_lost(mon
 def test_after_an_outage_workers_have_time_for_a_heartbeat_before_being_lost(monkeypatch):
     """W20: while no node ran, or the database was unavailable, no heartbeat could be recorded."""
     WorkerFactory(wid="not heard", beat_at=ago(seconds=300))
-    upkeeper = Maintenance("default")
-    upkeeper._round()
+    loop = Maintenance("default")
+    loop._round()
     assert WorkerProcess.objects.exists(), "the node has just started"
-    with monkeypatch.context() as away:
-        away.setattr(maintenance.pending_work, "find_pending_work", fail_with(BrokerUnavailable("away")))
-        upkeeper._listens_since -= maintenance.HEARD_WITHIN_S
-        upkeeper._round()
-    upkeeper._check_all_at = time.monotonic()
-    upkeeper._round()
-    assert WorkerProcess.objects.exists(), "the database was away just now"
-    upkeeper._listens_since -= maintenance.HEARD_WITHIN_S
-    upkeeper._check_all_at = time.monotonic()
-    upkeeper._round()
+    with monkeypatch.context() as patched:
+        patched.setattr(maintenance.pending_work, "find_pending_work", fail_with(BrokerUnavailable("unavailable")))
+        loop._listens_since -= maintenance.HEARD_WITHIN_S
+        loop._round()
+    loop._check_all_at = time.monotonic()
+    loop._round()
+    assert WorkerProcess.objects.exists(), "the database has just become available"
+    loop._listens_since -= maintenance.HEARD_WITHIN_S
+    loop._check_all_at = time.monotonic()
+    loop._round()
     assert not WorkerProcess.objects.exists()
 
 
@@ -248,16 +248,16 @@ def test_one_run_processes_more_than_one_chunk():
     assert not Job.objects.filter(state="dead").exists()
 
 
-def test_two_concurrent_nodes_enqueue_each_due_job_once(keeps_house):
+def test_two_concurrent_nodes_enqueue_each_due_job_once(start_maintenance):
     JobFactory.create_batch(40, scheduled=True, run_at=ago(seconds=5))
-    keeps_house()
-    keeps_house()
+    start_maintenance()
+    start_maintenance()
     wait_until(lambda: Job.objects.filter(state="enqueued").count() == 40)
     assert Job.objects.count() == 40
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), BrokerUnavailable("database unavailable: gone")])
-def test_a_failing_step_stops_neither_the_loop_nor_the_other_steps(keeps_house, monkeypatch, error, caplog):
+def test_a_failing_step_stops_neither_the_loop_nor_the_other_steps(start_maintenance, monkeypatch, error, caplog):
     failed = threading.Event()
 
     def broken(**_):
@@ -267,7 +267,7 @@ def test_a_failing_step_stops_neither_the_loop_nor_the_other_steps(keeps_house, 
     monkeypatch.setattr(maintenance.failures, "reap", broken)
     JobFactory(scheduled=True, run_at=ago(seconds=1))
     old = JobFactory(dead=True, purge_at=ago(seconds=1))
-    keeps_house()
+    start_maintenance()
     assert failed.wait(10)
     wait_until(lambda: not Job.objects.filter(pk=old.pk).exists())
     assert Job.objects.get().state == "enqueued"
@@ -286,12 +286,12 @@ def minute(monkeypatch):
 
     monkeypatch.setattr(maintenance, "time", Clock)
 
-    def live(upkeeper):
+    def live(loop):
         sent, until = [], now[0] + 60
         note = lambda execute, sql, *rest: (sent.append(sql), execute(sql, *rest))[1]  # noqa: E731
         with connection.execute_wrapper(note):
             while now[0] < until:
-                now[0] += upkeeper._round()
+                now[0] += loop._round()
         return sent
 
     return live
@@ -300,21 +300,21 @@ def minute(monkeypatch):
 def test_an_idle_minute_takes_at_most_86_sql_statements(minute):
     JobFactory(scheduled=True, run_at=timezone.now() + timedelta(hours=1))
     JobFactory(working=True, reserved_until=timezone.now() + timedelta(hours=1), wid="")
-    upkeeper = Maintenance("default")
-    minute(upkeeper)  # the first round runs every step
-    assert len(minute(upkeeper)) <= 86
+    loop = Maintenance("default")
+    minute(loop)  # the first round runs every step
+    assert len(minute(loop)) <= 86
 
 
 def test_overdue_work_found_by_a_look_is_handled_in_the_same_round():
     """W19, W20: expired reservations, workers and jobs are found within the interval between two looks."""
-    upkeeper = Maintenance("default")
-    upkeeper._round()
-    upkeeper._listens_since -= maintenance.HEARD_WITHIN_S
+    loop = Maintenance("default")
+    loop._round()
+    loop._listens_since -= maintenance.HEARD_WITHIN_S
     overdue = JobFactory(working=True, reserved_until=ago(seconds=1), wid="")
     WorkerFactory(wid="silent", beat_at=ago(seconds=61))
     late = JobFactory(expires_at=ago(seconds=1))
-    upkeeper._check_all_at = time.monotonic()
-    upkeeper._round()
+    loop._check_all_at = time.monotonic()
+    loop._round()
     assert Job.objects.get(pk=overdue.pk).state == "retries"
     assert not WorkerProcess.objects.exists()
     assert not Job.objects.filter(pk=late.pk).exists()
@@ -322,9 +322,9 @@ def test_overdue_work_found_by_a_look_is_handled_in_the_same_round():
 
 
 def test_jobs_requeued_from_lost_workers_are_announced(monkeypatch):
-    told, queues = [], []
-    monkeypatch.setattr(maintenance.notifier, "announce", lambda alias, names: told.append(set(names)))
+    announced, queues = [], []
+    monkeypatch.setattr(maintenance.notifier, "announce", lambda alias, names: announced.append(set(names)))
     WorkerFactory(wid="silent", beat_at=ago(seconds=61))
     JobFactory(working=True, wid="silent", reserved_until=timezone.now() + timedelta(hours=1))
     Maintenance("default", on_work=queues.append).run_once()
-    assert (told, queues) == ([{ANY_QUEUE}], [None])
+    assert (announced, queues) == ([{ANY_QUEUE}], [None])

@@ -97,10 +97,10 @@ def test_arguments_and_result_are_stored_encrypted_and_the_task_gets_them_decryp
     job = state(result, "succeeded")
     assert MARKER not in stored()
     assert json.loads(job.result).keys() == {"$encrypted"}
-    told = echo.get_result(result.id)
-    assert told.return_value == {"args": [MARKER, 7], "kwargs": {"also": {"deep": [MARKER]}}}
-    assert MARKER not in str(told.args)
-    assert MARKER not in repr(told)
+    loaded = echo.get_result(result.id)
+    assert loaded.return_value == {"args": [MARKER, 7], "kwargs": {"also": {"deep": [MARKER]}}}
+    assert MARKER not in str(loaded.args)
+    assert MARKER not in repr(loaded)
 
 
 @pytest.mark.parametrize("value", ["", "ü\ud800", 10**40, 1.5, None, [], {"$encrypted": "x"}, {"$type": "date"}])
@@ -123,9 +123,9 @@ def test_async_atomic_and_bulk_enqueued_tasks_are_encrypted(encrypting, work, st
     assert async_add.get_result(added.id).return_value == 42
 
 
-def test_arguments_stay_encrypted_across_retries(encrypting, work, state, keeps_house):
+def test_arguments_stay_encrypted_across_retries(encrypting, work, state, start_maintenance):
     result = flaky.enqueue(2)
-    keeps_house()
+    start_maintenance()
     work()
     job = state(result, "succeeded")
     assert job.failures == 2
@@ -271,7 +271,7 @@ def test_unencrypted_jobs_do_not_require_the_cryptography_library(transactional_
     assert prepare(fetched()).result.args == [20, 22]
 
 
-def said(**settings):
+def find_errors(**settings):
     with override_settings(FAKTORY=settings):
         return [message for message in run_checks() if message.id == "django_faktory.E060"]
 
@@ -279,15 +279,15 @@ def said(**settings):
 @pytest.mark.django_db(databases=["default", "other"])
 def test_system_checks_report_invalid_keys_and_a_missing_library(monkeypatch):
     bad = "s3cr3t-but-no-k3y"
-    [message] = said(ENCRYPTION_KEYS=[NEW, bad])
+    [message] = find_errors(ENCRYPTION_KEYS=[NEW, bad])
     assert "32 bytes" in message.msg
     assert bad not in f"{message.msg} {message.hint}"
-    [message] = said(ENCRYPT_ARGUMENTS=True)
+    [message] = find_errors(ENCRYPT_ARGUMENTS=True)
     assert "got none" in message.msg
-    assert said(ENCRYPT_ARGUMENTS=True, ENCRYPTION_KEYS=[NEW]) == []
+    assert find_errors(ENCRYPT_ARGUMENTS=True, ENCRYPTION_KEYS=[NEW]) == []
     encryption._make_fernet.cache_clear()
     monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
-    [message] = said(ENCRYPT_ARGUMENTS=True, ENCRYPTION_KEYS=[NEW])
+    [message] = find_errors(ENCRYPT_ARGUMENTS=True, ENCRYPTION_KEYS=[NEW])
     assert "pip install django-faktory[crypto]" in message.msg
 
 

@@ -104,7 +104,7 @@ def test_hostile_names_and_messages_forge_no_log_lines_of_runfaktory(runfaktory,
     client.ask(push(jid=f"jid-jid-\n{FORGED}", jobtype=f"unknown\n{FORGED}", retry=0))
     client.ask(push(jid="bad-queue", queue=f"q\n{FORGED}"))
     client.ask(f"BEAT {{}}\x1b{FORGED}")
-    program.said("job cannot run", "jid=jid-jid-", timeout_s=60)
+    program.wait_for_log("job cannot run", "jid=jid-jid-", timeout_s=60)
     client.close()
     lines = list(program.lines)
     assert any("was here" in line for line in lines)

@@ -38,7 +38,7 @@ def hello(greeting, password=PASSWORD, **other):
 
 @over_both
 @pytest.mark.parametrize(
-    "said",
+    "line",
     [
         'HELLO {"v":2}',
         'HELLO {"v":2,"pwdhash":""}',
@@ -52,10 +52,10 @@ def hello(greeting, password=PASSWORD, **other):
         "",
     ],
 )
-def test_a_server_with_a_password_rejects_clients_without_it(serve, knock, said):
+def test_a_server_with_a_password_rejects_clients_without_it(serve, knock, line):
     server = serve(password=PASSWORD)
     client, _ = knock(server)
-    client.send("\r\n".join([said, push(jid="uninvited")]))
+    client.send("\r\n".join([line, push(jid="uninvited")]))
     assert client.reply().startswith(b"-ERR ")
     assert client.is_closed()
     assert not Job.objects.exists()

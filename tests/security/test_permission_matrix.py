@@ -14,7 +14,7 @@ from tests.security.matrix import rows
 from tests.security.matrix.asking import BACKEND, NONE, OTHER, Asker, Permissions
 from tests.security.matrix.routes import (
     MODELS,
-    NOBODY,
+    NO_USER,
     RESOURCES,
     Request,
     admin_requests,
@@ -58,7 +58,7 @@ def sets_for(asker, request, everything):
         asker.ask(request, OTHER)
         asked |= Permissions.asked
     yield from (frozenset({one}) for one in sorted(asked - OTHER))
-    if request.needs != NOBODY:
+    if request.needs != NO_USER:
         yield request.needs
         yield from (everything - {one} for one in request.needs)
     yield everything
@@ -81,9 +81,9 @@ def asked_by_all(asker, request, everything):
 
 def strangers(asker, request, everything):
     """Yield a message for each access by an anonymous user, or by a user without staff status to the admin."""
-    clients = {"an anonymous user": (asker.nobody, NONE)}
+    clients = {"an anonymous user": (asker.anonymous, NONE)}
     if request.path.startswith("/admin/"):
-        clients["a user who is no staff"] = (asker.other, everything)
+        clients["a user without staff status"] = (asker.other, everything)
     for name, (client, granted) in clients.items():
         answer = asker.ask(request, granted, client=client)
         if answer.is_in or answer.writes or answer.shown_to(NONE):
@@ -109,8 +109,8 @@ def check(asker, requests, everything):
     for request in requests:
         wrong += strangers(asker, request, everything)
         for granted, answer in asked_by_all(asker, request, everything):
-            who = called(granted, everything)
-            wrong += [f"{request.name}: {who} {words}" for words in wrong_with(request, granted, answer)]
+            label = called(granted, everything)
+            wrong += [f"{request.name}: {label} {words}" for words in wrong_with(request, granted, answer)]
     assert not wrong, "\n".join(wrong)
 
 

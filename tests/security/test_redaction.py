@@ -23,7 +23,7 @@ from django_faktory.store import outbox
 from django_faktory.store.jobs import claims, pushes
 from django_faktory.tasks import redaction
 from django_faktory.tasks.arguments import decode_call
-from tests.admin.test_access import who
+from tests.admin.test_access import staff_user
 from tests.factories import JobFactory, WorkerFactory, payload
 from tests.project import redacting
 from tests.project.tasks import echo
@@ -99,7 +99,7 @@ def test_no_admin_page_shows_hidden_arguments(marked, admin_client):
         shown = {address: text_of(admin_client.get(address, follow=True)) for address in addresses}
     assert [address for address, text in shown.items() if MARKER in text] == []
     assert "1 arguments of noop" in shown[reverse("admin:django_faktory_job_change", args=[marked[0].pk])]
-    for model, told in {
+    for model, expected in {
         "cronentry": "1 arguments of tests.project.tasks.echo",
         "outboxentry": "1 arguments of noop",
         "batch": "1 arguments of tests.project.tasks.echo",
@@ -107,8 +107,8 @@ def test_no_admin_page_shows_hidden_arguments(marked, admin_client):
     }.items():
         pages = [text for address, text in shown.items() if f"/{model}/" in address and "/download/" not in address]
         sent = [text for address, text in shown.items() if f"/{model}/" in address and "/download/" in address]
-        assert told in "".join(pages), model
-        assert told in "".join(sent), model
+        assert expected in "".join(pages), model
+        assert expected in "".join(sent), model
 
 
 def text_of(answer):
@@ -136,9 +136,9 @@ def addresses_of_the_api(client):
         yield address, answer.content.decode()
         if "json" not in answer.headers.get("Content-Type", ""):
             continue
-        said = answer.json()
+        data = answer.json()
         found += re.findall(r"http://testserver(/api/[^\"\s]*)", answer.content.decode())
-        rows = said.get("results") if isinstance(said, dict) else None
+        rows = data.get("results") if isinstance(data, dict) else None
         for row in rows or []:
             for key in ("jid", "bid", "name", "wid", "id", "token"):
                 if isinstance(row, dict) and key in row:
@@ -147,21 +147,21 @@ def addresses_of_the_api(client):
 
 def test_no_api_response_shows_hidden_arguments(marked, admin_client):
     with hidden, override_settings(FAKTORY=HIDE_ALL | {"API_READS": "", "API_ACTS": ""}):
-        told = dict(addresses_of_the_api(admin_client))
+        bodies = dict(addresses_of_the_api(admin_client))
         job = f"/api/jobs/{marked[1].jid}/"
         edited = admin_client.patch(job, json.dumps({"priority": 7}), content_type="application/json")
-        told["edited"] = edited.content.decode()
+        bodies["edited"] = edited.content.decode()
     assert edited.status_code == 200
-    assert [address for address, text in told.items() if MARKER in text] == []
-    assert json.loads(told[job])["job"]["args"] == "1 arguments of noop"
-    assert any("cron" in address and "1 arguments of" in text for address, text in told.items())
+    assert [address for address, text in bodies.items() if MARKER in text] == []
+    assert json.loads(bodies[job])["job"]["args"] == "1 arguments of noop"
+    assert any("cron" in address and "1 arguments of" in text for address, text in bodies.items())
 
 
 def test_api_responses_show_arguments_without_redaction(marked, admin_client):
     """Prove that the test above can fail."""
     with override_settings(FAKTORY={"API_READS": ""}):
-        told = dict(addresses_of_the_api(admin_client))
-    assert sum(MARKER in text for text in told.values()) > 10
+        bodies = dict(addresses_of_the_api(admin_client))
+    assert sum(MARKER in text for text in bodies.values()) > 10
 
 
 COMMANDS = [
@@ -173,9 +173,9 @@ COMMANDS = [
 @pytest.mark.parametrize("extra", [[], ["--json"]])
 def test_no_command_output_shows_hidden_arguments(marked, faktory, extra):
     with hidden:
-        told = [faktory(*words, *extra) for words in COMMANDS]
-        told += [faktory("job", job.jid, *extra) for job in Job.objects.all()]
-    text = "".join(one.out + one.err for one in told)
+        results = [faktory(*words, *extra) for words in COMMANDS]
+        results += [faktory("job", job.jid, *extra) for job in Job.objects.all()]
+    text = "".join(one.out + one.err for one in results)
     assert MARKER not in text
     assert "1 arguments of noop" in text
     assert MARKER in faktory("job", marked[0].jid, *extra).out
@@ -248,23 +248,25 @@ def test_an_invalid_form_shows_no_hidden_arguments(marked, admin_client, field):
 
 def test_admin_log_and_confirmation_pages_show_no_hidden_arguments(marked, admin_client):
     entry, outgoing = CronEntry.objects.get(name="marked"), OutboxEntry.objects.first()
-    told = []
+    responses = []
     with hidden:
         for model, row in (("cronentry", entry), ("outboxentry", outgoing)):
             one = reverse(f"admin:django_faktory_{model}_delete", args=[row.pk])
-            told += [admin_client.get(one), admin_client.post(one, {"post": "yes"}, follow=True)]
+            responses += [admin_client.get(one), admin_client.post(one, {"post": "yes"}, follow=True)]
         everything = reverse("admin:django_faktory_outboxentry_changelist")
         chosen = {"_selected_action": [row.pk for row in OutboxEntry.objects.all()]}
-        told += [admin_client.post(everything, {"action": name, **chosen}) for name in ("delete_selected", "try_again")]
+        responses += [
+            admin_client.post(everything, {"action": name, **chosen}) for name in ("delete_selected", "try_again")
+        ]
         for job in Job.objects.all():
             for verb in ("retry", "cancel", "kill", "discard"):
                 act = reverse("admin:django_faktory_job_act", args=[job.pk, verb])
-                told += [admin_client.post(act, post, follow=True) for post in ({}, {"confirmed": "yes"})]
-        told += [admin_client.get(reverse("admin:index"))]
-    assert [answer.request["PATH_INFO"] for answer in told if MARKER in text_of(answer)] == []
-    said = "".join(f"{one} {one.object_repr} {one.change_message}" for one in LogEntry.objects.all())
+                responses += [admin_client.post(act, post, follow=True) for post in ({}, {"confirmed": "yes"})]
+        responses += [admin_client.get(reverse("admin:index"))]
+    assert [answer.request["PATH_INFO"] for answer in responses if MARKER in text_of(answer)] == []
+    log_text = "".join(f"{one} {one.object_repr} {one.change_message}" for one in LogEntry.objects.all())
     assert LogEntry.objects.count() > 5
-    assert MARKER not in said
+    assert MARKER not in log_text
 
 
 def test_an_error_message_of_a_cron_entry_quotes_no_hidden_arguments(marked, admin_client):
@@ -287,26 +289,26 @@ def test_the_overview_shows_only_numbers_to_users_with_statistics_permission(cli
     WorkerFactory(wid="worker-7", hostname="host-of-worker-7")
     addresses = [reverse("admin:django_faktory_overview_changelist"), reverse("admin:django_faktory_overview_part")]
     words = ["quoted", "shop.Declined", "shop.pay", "shop.runs", "host-of-worker-7"]
-    client.force_login(who("view_statistics"))
+    client.force_login(staff_user("view_statistics"))
     for address in addresses:
         text = text_of(client.get(address))
         assert [word for word in words if word in text] == []
         assert "<strong>1</strong> dead" in text
-    client.force_login(who("view_statistics", "view_job", "view_workerprocess"))
+    client.force_login(staff_user("view_statistics", "view_job", "view_workerprocess"))
     assert [word for word in words if word not in text_of(client.get(addresses[1]))] == []
 
 
 def test_trying_a_job_shows_no_error_to_a_user_without_view_permission(client, transactional_db):
     job = JobFactory(dead=True, errtype="shop.Declined", failure=f'{{"message":"quoted {MARKER}"}}')
     address = reverse("admin:django_faktory_job_try", args=[job.pk])
-    client.force_login(who("retry_job", "change_job", "view_statistics"))
+    client.force_login(staff_user("retry_job", "change_job", "view_statistics"))
     answer = client.post(address)
     assert answer.status_code == 403
     assert Job.objects.get().state == "dead"
     for view in ("change", "history", "edit", "error", "tried", "errors"):
         args = [job.pk] if view in ("change", "history", "edit") else []
         assert client.get(reverse(f"admin:django_faktory_job_{view}", args=args), {"tried": job.pk}).status_code == 403
-    client.force_login(who("retry_job", "view_job"))
+    client.force_login(staff_user("retry_job", "view_job"))
     assert client.post(address).status_code == 302
 
 
@@ -316,10 +318,10 @@ def test_other_pages_show_no_job_data_without_permission_to_view_jobs(marked, cl
     rows = apps.get_model("django_faktory", model).objects.all()
     pages = [reverse(f"admin:django_faktory_{model}_changelist")]
     pages += [reverse(f"admin:django_faktory_{model}_change", args=[row.pk]) for row in rows]
-    client.force_login(who(f"view_{model}", f"change_{model}" if model == "cronentry" else f"view_{model}"))
+    client.force_login(staff_user(f"view_{model}", f"change_{model}" if model == "cronentry" else f"view_{model}"))
     texts = [text_of(client.get(page)) for page in pages]
     assert not any(MARKER in text or marked[2].jid in text or "no room" in text for text in texts)
-    client.force_login(who(f"view_{model}", "view_job"))
+    client.force_login(staff_user(f"view_{model}", "view_job"))
     texts = [text_of(client.get(page)) for page in pages]
     assert any(MARKER in text or marked[2].jid in text for text in texts)
 
@@ -335,10 +337,12 @@ def test_logs_and_recorded_failures_show_no_hidden_arguments(work, state, caplog
         work(broker=None)
         state(results[0], "dead")
         wait_until(lambda: not Job.objects.filter(state__in=("enqueued", "working")).exists(), 30)
-        told = [redaction.shown_job(job.jobtype, job.payload) + job.history + job.failure for job in Job.objects.all()]
+        recorded = [
+            redaction.shown_job(job.jobtype, job.payload) + job.history + job.failure for job in Job.objects.all()
+        ]
     assert "stumbled" in caplog.text
     assert MARKER not in caplog.text
-    assert MARKER not in "".join(told)
+    assert MARKER not in "".join(recorded)
 
 
 def test_reprs_show_no_hidden_arguments(transactional_db):
@@ -348,9 +352,9 @@ def test_reprs_show_no_hidden_arguments(transactional_db):
         [[held]] = claims.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
         made = payload(args=[MARKER])
         row = Job.objects.get(jid=result.id)
-        told = repr([result, again, held, made, row, str(row)])
-    assert MARKER not in told
-    assert result.id in told
+        reprs = repr([result, again, held, made, row, str(row)])
+    assert MARKER not in reprs
+    assert result.id in reprs
     assert MARKER in repr(echo.get_result(result.id))
 
 
@@ -406,9 +410,9 @@ def test_redacted_arguments_are_shown_and_other_job_fields_stay_verbatim():
 def test_a_failing_function_hides_all_arguments_and_is_logged_once(name, caplog):
     redaction._failed.clear()
     with override_settings(FAKTORY={"REDACT": f"tests.project.redacting.{name}"}):
-        told = [redaction.shown("noop", [MARKER]) for _ in range(3)]
+        shown = [redaction.shown("noop", [MARKER]) for _ in range(3)]
         job = redaction.shown_job("noop", text_with([MARKER], {"x": MARKER}))
-    assert told == [redaction.HIDDEN] * 3
+    assert shown == [redaction.HIDDEN] * 3
     assert MARKER not in job
     [record] = [record for record in caplog.records if record.name == "django_faktory.tasks.redaction"]
     assert "REDACT failed" in record.getMessage()

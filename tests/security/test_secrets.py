@@ -47,23 +47,23 @@ def test_logs_info_and_command_lines_of_a_running_server_show_no_secret(runfakto
     assert program.code() == 0
     client.close()
     wrong.close()
-    program.said("wrong password")
-    told = "\n".join([program.text, info, *commands])
-    assert SECRET not in told
-    assert SECRET[::-1] not in told
-    assert pwdhash not in told
+    program.wait_for_log("wrong password")
+    text = "\n".join([program.text, info, *commands])
+    assert SECRET not in text
+    assert SECRET[::-1] not in text
+    assert pwdhash not in text
 
 
 def test_a_password_in_a_command_line_url_causes_a_warning(runfaktory):
     program = runfaktory("--worker-only", "--drain", "--url", URL.replace("7419", "1"), "--no-reload")
-    program.said("`ps` shows its password")
+    program.wait_for_log("`ps` shows its password")
     assert SECRET not in program.text
 
 
 def test_a_public_server_without_a_password_warns_when_it_starts(runfaktory):
     program = runfaktory("0.0.0.0:0", "--server-only", "--no-reload")
-    program.said("can be reached from other machines, and there is no password")
-    program.said("server listens")
+    program.wait_for_log("can be reached from other machines, and there is no password")
+    program.wait_for_log("server listens")
 
 
 def test_the_repr_of_run_config_address_and_broker_shows_no_password():
@@ -73,8 +73,8 @@ def test_the_repr_of_run_config_address_and_broker_shows_no_password():
         "health": None, "max_jobs": None, "max_rss": None,
     }  # fmt: skip
     plan = make_run_config(options)
-    told = [f"{one!r} {one}" for one in (plan, parse_url(URL), brokers.remote_broker(URL))]
-    assert SECRET not in " ".join(told)
+    reprs = [f"{one!r} {one}" for one in (plan, parse_url(URL), brokers.remote_broker(URL))]
+    assert SECRET not in " ".join(reprs)
 
 
 @pytest.mark.parametrize("is_debug", [True, False])
@@ -84,8 +84,8 @@ def test_an_error_page_hides_secret_settings(is_debug):
         try:
             conf.get("no such setting")
         except KeyError:
-            told = ExceptionReporter(RequestFactory().get("/"), *sys.exc_info())
-        page = told.get_traceback_html() + told.get_traceback_text()
+            reporter = ExceptionReporter(RequestFactory().get("/"), *sys.exc_info())
+        page = reporter.get_traceback_html() + reporter.get_traceback_text()
     assert "METRICS_TOKEN" in page
     assert SECRET not in page
 
@@ -94,9 +94,9 @@ def test_an_error_report_to_admins_shows_no_url_password():
     with override_settings(DEBUG=False):
         try:
             parse_url(f"nonsense://:{SECRET}@localhost")
-        except Exception:  # noqa: BLE001  (whatever it is)
-            told = ExceptionReporter(None, *sys.exc_info())
-        parsed = [frame for frame in told.get_traceback_frames() if frame["function"] == "parse_url"]
+        except Exception:  # noqa: BLE001  (any error)
+            reporter = ExceptionReporter(None, *sys.exc_info())
+        parsed = [frame for frame in reporter.get_traceback_frames() if frame["function"] == "parse_url"]
     assert parsed
     assert SECRET not in str(parsed[0]["vars"])
 

@@ -1,4 +1,4 @@
-"""Commands that run on the event loop, over connections lent by threads; PostgreSQL only.
+"""Commands that run on the event loop, over connections of the commit threads; PostgreSQL only.
 
 Rules: W10, W14, W29, W30; ADR 0021.
 """
@@ -28,10 +28,10 @@ from tests.factories import JobFactory
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
+pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements need a session")]
 
 ENOUGH = 30
-"""Number of jobs after which both threads of the lane have prepared their statements, with a margin."""
+"""Number of jobs after which both commit threads have prepared their statements, with a margin."""
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def broker():
 
 @pytest.fixture
 def client(serve, broker, given):
-    """A worker's client on a server with threads that have lent their connections to the event loop."""
+    """A worker's client on a server with an event loop that uses the connections of the commit threads."""
     server = serve(broker)
     client = RawClient.identified(server.address, **worker())
     client.server = server
@@ -149,7 +149,7 @@ def test_an_outdated_query_plan_is_renewed_by_a_thread(client, given, monkeypatc
     """ADR 0006: only a thread makes a new plan."""
     monkeypatch.setattr(prepared, "REPLAN_S", 0.0)
     client.ask(push(jid="the-job-one"))
-    assert given == [], "what a push does hangs on nothing that is stored"
+    assert given == [], "a push does not depend on stored rows"
     assert json.loads(client.ask("FETCH default"))["jid"] == "the-job-one"
     assert given == [["FetchRequest"]]
 
@@ -181,9 +181,9 @@ def test_a_failing_job_is_refused_alone_and_its_set_is_retried(client, given):
     try:
         given.clear()
         pushed_together(client.server, "job-good-1", "job-good-2")
-        assert given == [], "it goes without a thread"
+        assert given == [], "it needs no thread"
         answers = pushed_together(client.server, "job-good-3", "job-poison", "job-good-4")
-        assert given == [["list"] * 3], "the thread was given all of it"
+        assert given == [["list"] * 3], "the thread executed all of it"
         assert answers.pop("job-poison").args == ("internal error",)
         assert answers == {"job-good-3": [None], "job-good-4": [None]}
         stored = Job.objects.filter(jid__startswith="job-").values_list("jid", flat=True)
@@ -202,20 +202,20 @@ def test_a_database_connection_lost_during_a_command_is_reported_and_replaced(cl
         client.send(line)
         end(wait_until(sessions))
         assert client.reply() == b"-ERR database unavailable"
-    assert len(given) == 1, "the thread was told, and has closed it"
+    assert len(given) == 1, "its thread was notified, and closed it"
     assert client.ask(push(jid="the-job-three")) == b"+OK"
     assert set(Job.objects.values_list("jid", flat=True)) == {"the-job-one", "the-job-three"}
-    assert broker._claim_numbers.has_checks_left() == line.startswith("FETCH"), "what it may have claimed is looked for"
+    assert broker._claim_numbers.has_checks_left() == line.startswith("FETCH"), "the broker checks for a lost claim"
     assert json.loads(client.ask("FETCH default"))["jid"] == "the-job-one"
 
 
 def test_a_database_connection_lost_while_idle_is_returned_to_its_thread(client, given):
     """W30: otherwise the event loop would report the closed socket again and again."""
-    lent = raw_connections(client.server)
+    connections = raw_connections(client.server)
     hands = [commit_thread for commit_thread in client.server.exchanges._commit_threads if commit_thread.fd is not None]
-    assert lent
+    assert connections
     assert hands
-    end([raw.info.backend_pid for raw in lent])
+    end([raw.info.backend_pid for raw in connections])
     wait_until(lambda: all(commit_thread.fd is None for commit_thread in hands))
     assert client.ask(push(jid="the-job-one")) in (b"+OK", b"-ERR database unavailable")
     assert client.ask(push(jid="the-job-two")) == b"+OK"
@@ -298,7 +298,7 @@ def test_an_ack_does_not_wait_for_counters_of_a_blocked_set(client, given):
 
         server.loop.call_soon_threadsafe(both)
         wait_until(sessions)
-        for _ in range(ENOUGH):  # until the other thread lends its connection too
+        for _ in range(ENOUGH):  # until the event loop has the connection of the other thread too
             one_job(client)
         given.clear()
         assert client.ask('ACK {"jid":"the-job-two"}') == b"+OK"
@@ -339,14 +339,14 @@ def test_a_broker_subclass_that_overrides_push_is_not_bypassed(serve, given):
     assert broker.pushed == ENOUGH
 
 
-def test_a_stopping_server_closes_all_lent_database_connections(serve, broker, given):
-    """W28: the threads close the connections that they lent."""
+def test_a_stopping_server_closes_database_connections_of_the_event_loop(serve, broker, given):
+    """W28: the commit threads close them."""
     server = serve(broker)
     with closing(RawClient.identified(server.address, **worker())) as client:
         for _ in range(ENOUGH):
             one_job(client)
-        lent = raw_connections(server)
+        connections = raw_connections(server)
     server.stop()
     wait_until(server.loop.is_closed)
-    assert lent
-    assert all(raw.closed for raw in lent)
+    assert connections
+    assert all(raw.closed for raw in connections)

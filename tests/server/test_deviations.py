@@ -127,7 +127,7 @@ def test_track_get_reports_untracked_jobs_and_unknown_for_missing_ones(connect):
     client = connect()
     client.ask(push(jid="abcdefgh"))
     assert json.loads(client.ask("TRACK GET abcdefgh"))["state"] == "enqueued"
-    assert json.loads(client.ask("TRACK GET nobody-s"))["state"] == "unknown"
+    assert json.loads(client.ask("TRACK GET unknown-1"))["state"] == "unknown"
 
 
 def test_only_the_same_unique_job_may_be_pushed_twice(connect):
@@ -151,7 +151,7 @@ def test_a_committed_batch_is_opened_only_by_a_worker_of_a_member(connect):
 
 
 @pytest.mark.parametrize(
-    ("line", "text"), [('BEAT {"wid":"nobody"}', "-ERR unknown worker nobody"), ("PUSH {", "-ERR invalid JSON: ")]
+    ("line", "text"), [('BEAT {"wid":"wid-9"}', "-ERR unknown worker wid-9"), ("PUSH {", "-ERR invalid JSON: ")]
 )
 def test_errors_append_the_reason_to_the_standard_wording(connect, line, text):
     assert connect(**worker()).ask(line).decode().startswith(text)

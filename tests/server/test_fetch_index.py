@@ -22,14 +22,14 @@ MANY = tuple(f"many-{number:04d}" for number in range(1000))
 
 def waiting(index, *queues):
     """Add a FETCH that was tried once and found no job."""
-    waiting_fetch = WaitingFetch(FetchRequest(queues=queues), lambda told: None)
+    waiting_fetch = WaitingFetch(FetchRequest(queues=queues), lambda reply: None)
     index.add(waiting_fetch)
     index.mark_tried(waiting_fetch)
     return waiting_fetch
 
 
 def calls(work):
-    """Return the number of Python and C calls that `work` makes, without those of the garbage collector."""
+    """Return the number of Python and C calls that `work` makes, without calls of the garbage collector."""
     count = 0
 
     def trace(frame, event, argument):
@@ -86,7 +86,7 @@ def test_a_claim_has_bounded_queue_names_and_at_most_one_large_fetch():
     assert all(sum(claim) <= fetch_index.NAMES_A_CLAIM + len(MANY) for claim in sizes)
     assert all(claim.count(len(MANY)) <= 1 for claim in sizes)
     assert sum(map(len, sizes)) == 100
-    assert sum(len(claim) > 1 for claim in sizes) == 5, "those with few are tried in the first claims"
+    assert sum(len(claim) > 1 for claim in sizes) == 5, "FETCHes with few names share the first claims"
 
 
 class CommitQueueSpy:
@@ -102,7 +102,7 @@ class CommitQueueSpy:
         self.submitted.pop(0)[1](result)
 
 
-def test_one_claim_of_many_names_runs_at_a_time_beside_claims_of_few_names():
+def test_at_most_one_claim_of_many_names_runs_at_a_time():
     """With two, both threads of the commit queue would be busy, and a PUSH would wait for them."""
 
     async def run():
@@ -138,7 +138,7 @@ def test_a_push_to_one_queue_of_a_large_fetch_does_not_count_as_a_claim_of_many_
 def test_a_new_fetch_is_preceded_by_the_longest_waiting_fetch():
     index = FetchIndex()
     elder, other = waiting(index, *MANY), waiting(index, "elsewhere")
-    newcomer = WaitingFetch(FetchRequest(queues=("new", MANY[3], MANY[1])), lambda told: None)
+    newcomer = WaitingFetch(FetchRequest(queues=("new", MANY[3], MANY[1])), lambda reply: None)
     index.add(newcomer)
     assert other not in index.with_longest_waiting(index.next_batch())
     assert index.with_longest_waiting([newcomer]) == [elder, newcomer]
@@ -158,11 +158,11 @@ def test_the_index_keeps_nothing_of_removed_fetches():
 def test_a_large_fetch_over_the_name_limit_is_tried_when_another_ends():
     index = FetchIndex()
     inside = [waiting(index, *MANY) for _ in range(50)]
-    late = WaitingFetch(FetchRequest(queues=MANY), lambda told: None)
+    late = WaitingFetch(FetchRequest(queues=MANY), lambda reply: None)
     assert not index.add(late)
     index.mark_all(None)
     assert late not in index._untried
-    assert index.add(WaitingFetch(FetchRequest(queues=("few",)), lambda told: None))
+    assert index.add(WaitingFetch(FetchRequest(queues=("few",)), lambda reply: None))
     assert index.remove(inside[0])
     assert late in index._untried
 
@@ -207,7 +207,7 @@ def test_fetches_with_many_queue_names_do_not_delay_other_clients(recording):
             assert good.ask(push(jid=f"good-{number:04d}", queue="good")) == b"+OK"
             assert json.loads(good.ask("FETCH good"))["jid"] == f"good-{number:04d}"
         for turn in recording.broker.names:
-            assert sum(map(len, turn)) <= 4 * (len(MANY) + 1), "two claims, each with one and its elder"
+            assert sum(map(len, turn)) <= 4 * (len(MANY) + 1), "two claims, each with a large FETCH and an older one"
 
 
 def test_a_push_to_one_queue_of_a_large_fetch_is_delivered(recording, monkeypatch):
@@ -219,7 +219,7 @@ def test_a_push_to_one_queue_of_a_large_fetch_is_delivered(recording, monkeypatc
         wait_until(lambda count=count: sum(bool(one.timer) for one in list(recording.fetch_queue._waiting)) == count)
     del recording.broker.names[:]
     assert good.ask(push(jid="for-many", queue=MANY[500])) == b"+OK"
-    assert json.loads(first.reply())["jid"] == "for-many", "who waits longest"
+    assert json.loads(first.reply())["jid"] == "for-many", "the FETCH that has waited longest"
     asked = [queues for turn in recording.broker.names for queues in turn]
     assert asked
     assert set(asked) == {(MANY[500],)}

@@ -18,21 +18,21 @@ from tests.waiting import wait_until
 class Slow(OrmBroker):
     """OrmBroker that returns claims only when the test allows it, and raises `release_errors` from `release`.
 
-    With `tells_nothing_late`, claims that found no job are delayed too.
+    With `delays_empty_claims`, claims that found no job are delayed too.
     """
 
     def __init__(self):
         super().__init__("default")
-        self.may_tell = threading.Event()
+        self.may_return = threading.Event()
         self.has_claimed = threading.Event()
         self.release_errors = []
-        self.tells_nothing_late = False
+        self.delays_empty_claims = False
 
     def fetch(self, requests):
         found = super().fetch(requests)
-        if any(found) or self.tells_nothing_late:
+        if any(found) or self.delays_empty_claims:
             self.has_claimed.set()
-            assert self.may_tell.wait(10)
+            assert self.may_return.wait(10)
         return found
 
     def release(self, reservations):
@@ -71,7 +71,7 @@ def test_a_job_claimed_for_a_disconnected_client_is_delivered_to_another(slow, b
     leave(leaver)
     wait_until(lambda: "gone" not in slow._by_wid)
     stays.send("FETCH default")
-    broker.may_tell.set()
+    broker.may_return.set()
     assert json.loads(stays.reply())["jid"] == "abcdefgh"
     for one in (leaver, producer, stays):
         one.close()
@@ -87,7 +87,7 @@ def test_a_release_is_retried_after_a_database_outage(slow, broker, times, monke
     assert broker.has_claimed.wait(10)
     leaver.close()
     wait_until(lambda: "gone" not in slow._by_wid)
-    broker.may_tell.set()
+    broker.may_return.set()
     wait_until(is_back)
     producer.close()
 
@@ -100,7 +100,7 @@ def test_a_release_that_raises_is_logged_and_the_server_continues(slow, broker, 
     assert broker.has_claimed.wait(10)
     leaver.close()
     wait_until(lambda: "gone" not in slow._by_wid)
-    broker.may_tell.set()
+    broker.may_return.set()
     wait_until(lambda: "jobs not released" in caplog.text)
     assert producer.ask("INFO")
     producer.close()
@@ -174,7 +174,7 @@ def test_a_fully_sent_job_is_not_released_when_its_client_resets(connect, server
     wait_until(lambda: not place._on_unsent)
     reset(late)
     wait_until(lambda: "deaf" not in server._by_wid)
-    assert connect().ask("INFO"), "what a reset could have given back would be given back by now"
+    assert connect().ask("INFO"), "a reset would have released the job by now"
     assert Job.objects.get().state == "working"
 
 
@@ -199,14 +199,14 @@ def test_a_claim_running_when_the_server_stops_is_answered(slow, broker, is_job_
     waits = RawClient.identified(slow.address, **worker())
     if is_job_there:
         waits.ask(push(jid="abcdefgh"))
-    broker.tells_nothing_late = True
+    broker.delays_empty_claims = True
     waits.send("FETCH default")
     assert broker.has_claimed.wait(10)
     slow.stop()
     wait_until(lambda: all(waiting_fetch.has_timed_out for waiting_fetch in list(slow.fetch_queue._waiting)))
-    broker.may_tell.set()
-    told = waits.reply()
-    assert (told and json.loads(told)["jid"]) == ("abcdefgh" if is_job_there else None)
+    broker.may_return.set()
+    reply = waits.reply()
+    assert (reply and json.loads(reply)["jid"]) == ("abcdefgh" if is_job_there else None)
     assert waits.is_closed()
     waits.close()
 

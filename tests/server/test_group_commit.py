@@ -15,7 +15,7 @@ pytestmark = pytest.mark.core
 
 
 class Counter:
-    """Test double for the work of a lane: records the size of each set, and can be made to wait."""
+    """Test double that executes sets: records the size of each set, and can be made to wait."""
 
     def __init__(self):
         self.sets, self.resets = [], 0
@@ -35,25 +35,25 @@ class Counter:
         self.resets += 1
 
 
-def carry_out(items, counter, *, at_once=True, answer=None, **options):
+def run_items(items, counter, *, at_once=True, answer=None, **options):
     """Submit all items and return the answers in order. Without `at_once`, the first item runs in a set of its own."""
 
     async def run():
-        loop, told = asyncio.get_running_loop(), []
+        loop, answers = asyncio.get_running_loop(), []
         commit_queue = CommitQueue("test", counter, reset=counter.reset, loop=loop, **options)
         first, rest = ([], items) if at_once else (items[:1], items[1:])
         if not at_once:
             counter.may_go.clear()
         for item in first:
-            commit_queue.submit(item, answer or told.append)
+            commit_queue.submit(item, answer or answers.append)
         if first:
             await asyncio.to_thread(counter.began.wait, 10)
         for item in rest:
-            commit_queue.submit(item, answer or told.append)
+            commit_queue.submit(item, answer or answers.append)
         counter.may_go.set()
         await commit_queue.wait_idle()
         await asyncio.to_thread(commit_queue.close)
-        return told
+        return answers
 
     return asyncio.run(run())
 
@@ -61,14 +61,14 @@ def carry_out(items, counter, *, at_once=True, answer=None, **options):
 def test_items_submitted_together_run_in_one_set_and_are_answered_in_order():
     """W29: commands submitted together run in one set."""
     counter = Counter()
-    assert carry_out([1, 2, 3], counter) == [2, 4, 6]
+    assert run_items([1, 2, 3], counter) == [2, 4, 6]
     assert counter.sets == [3]
 
 
 def test_items_submitted_during_a_transaction_share_the_next_one():
     """W29: commands submitted during a transaction share the next one."""
     counter = Counter()
-    assert carry_out([1, 2, 3, 4], counter, at_once=False) == [2, 4, 6, 8]
+    assert run_items([1, 2, 3, 4], counter, at_once=False) == [2, 4, 6, 8]
     assert counter.sets == [1, 3]
 
 
@@ -92,8 +92,8 @@ def test_a_second_thread_does_not_wait_for_the_first():
 
 def test_a_set_is_limited_in_number_and_total_weight():
     counter = Counter()
-    carry_out([1] * (MAX_BATCH + 1), counter)
-    carry_out([300, 100, 100, 1, 900, 1], counter, weigh=lambda item: item)
+    run_items([1] * (MAX_BATCH + 1), counter)
+    run_items([300, 100, 100, 1, 900, 1], counter, weigh=lambda item: item)
     assert counter.sets == [MAX_BATCH, 1, 3, 1, 1, 1]
 
 
@@ -107,7 +107,7 @@ def test_a_pause_after_a_set_delays_the_next_set_but_no_answer():
     def answer(_):
         answered_at.append(time.monotonic())
 
-    carry_out([1, 2, 3], counter, weigh=lambda _: MAX_BATCH, answer=answer, pause_s=pause_s)
+    run_items([1, 2, 3], counter, weigh=lambda _: MAX_BATCH, answer=answer, pause_s=pause_s)
     assert [items for items, _ in pauses] == [[1], [2], [3]]
     assert all(ran_s > 0 for _, ran_s in pauses)
     assert counter.sets == [1, 1, 1]
@@ -116,55 +116,55 @@ def test_a_pause_after_a_set_delays_the_next_set_but_no_answer():
 
 def test_a_command_that_raises_is_logged_and_fails_alone(caplog):
     counter = Counter()
-    told = carry_out([1, RuntimeError("poison"), 3], counter)
-    assert (told[0], str(told[1]), told[2]) == (2, "internal error", 6)
+    answers = run_items([1, RuntimeError("poison"), 3], counter)
+    assert (answers[0], str(answers[1]), answers[2]) == (2, "internal error", 6)
     assert counter.sets == [3, 1, 1, 1]
     assert "command failed" in caplog.text
 
 
 def test_a_known_error_is_returned_to_its_own_command():
-    told = carry_out([JobNotFound("abcdefgh"), 1], Counter())
-    assert [str(told[0]), told[1]] == ["Job not found abcdefgh", 2]
+    answers = run_items([JobNotFound("abcdefgh"), 1], Counter())
+    assert [str(answers[0]), answers[1]] == ["Job not found abcdefgh", 2]
 
 
 def test_an_unavailable_database_fails_the_whole_set_and_closes_the_connection():
     """W30: a lost database fails all commands of the set, and closes the connection."""
     counter = Counter()
-    told = carry_out([1, BrokerUnavailable("no route to host"), 3], counter)
-    assert [(type(one), str(one)) for one in told] == [(BrokerUnavailable, "database unavailable")] * 3
+    answers = run_items([1, BrokerUnavailable("no route to host"), 3], counter)
+    assert [(type(one), str(one)) for one in answers] == [(BrokerUnavailable, "database unavailable")] * 3
     assert counter.sets == [3]
-    assert counter.resets == 2, "after the error, and at the end"
+    assert counter.resets == 2, "one reset after the error, and one at the end"
 
 
 def test_a_reply_callback_that_raises_does_not_block_other_replies(caplog):
-    told = []
+    answered = []
 
     def answer(one):
         if one == 4:
-            raise ValueError("nobody is there")
-        told.append(one)
+            raise ValueError("the client has disconnected")
+        answered.append(one)
 
-    carry_out([1, 2, 3], Counter(), answer=answer)
-    assert told == [2, 6]
+    run_items([1, 2, 3], Counter(), answer=answer)
+    assert answered == [2, 6]
     assert "answer failed" in caplog.text
 
 
-def test_an_idle_lane_is_drained_and_closes_at_once():
+def test_an_idle_queue_is_drained_and_closes_at_once():
     counter = Counter()
-    assert carry_out([], counter) == []
+    assert run_items([], counter) == []
     assert (counter.sets, counter.resets) == ([], 1)
 
 
-def test_all_submitted_items_are_answered_before_the_lane_closes():
-    """W28: the lane drains before it closes."""
-    assert carry_out(list(range(1200)), Counter()) == [n * 2 for n in range(1200)]
+def test_all_submitted_items_are_answered_before_the_queue_closes():
+    """W28: the commit queue drains before it closes."""
+    assert run_items(list(range(1200)), Counter()) == [n * 2 for n in range(1200)]
 
 
 def test_an_internal_error_does_not_reveal_its_cause():
-    assert [type(one) for one in carry_out([RuntimeError("secret")], Counter())] == [FaktoryError]
+    assert [type(one) for one in run_items([RuntimeError("secret")], Counter())] == [FaktoryError]
 
 
-class Lent:
+class LoopConnection:
     """Test double for a connection of the event loop: a socket pair with a far end that answers each request."""
 
     def __init__(self, *, begin=None, read=None, is_last=False):
@@ -196,14 +196,14 @@ class Lent:
 
 
 def test_an_answer_that_the_event_loop_does_not_report_is_found(monkeypatch):
-    """A lane that never sees its answer would block every client of the server."""
+    """A commit queue that never receives its answer would block all clients of the server."""
     monkeypatch.setattr(group_commit, "LOOK_S", 0.02)
-    lent, counter = Lent(), Counter()
+    connection, counter = LoopConnection(), Counter()
 
     async def run():
         answers = []
         loop = asyncio.get_running_loop()
-        commit_queue = CommitQueue("test", counter, lend=lambda: lent.begin, reset=counter.reset, loop=loop)
+        commit_queue = CommitQueue("test", counter, lend=lambda: connection.begin, reset=counter.reset, loop=loop)
         commit_queue.submit(1, answers.append)
         await commit_queue.wait_idle()
         monkeypatch.setattr(loop, "add_reader", lambda *_: None)
@@ -215,28 +215,28 @@ def test_an_answer_that_the_event_loop_does_not_report_is_found(monkeypatch):
         return answers
 
     assert asyncio.run(run()) == [2, 200]
-    lent.close()
+    connection.close()
 
 
-@pytest.mark.parametrize(("trouble", "told", "resets"), [
+@pytest.mark.parametrize(("trouble", "expected", "resets"), [
     ({}, [2, 200, 300], 1),
     ({"begin": RuntimeError("a mistake of ours")}, [2, 4, 6], 1),
     ({"read": RuntimeError("a mistake of ours")}, [2, "database unavailable", "database unavailable"], 2),
     ({"is_last": True}, [2, 200, 300], 1),
 ], ids=["well", "sending", "reading", "last"])  # fmt: skip
-def test_an_exception_on_the_event_loop_does_not_stop_the_lane(trouble, told, resets):
+def test_an_exception_on_the_event_loop_does_not_stop_the_queue(trouble, expected, resets):
     """ADR 0021: an error of ours while sending or reading loses no set. The last reset is the end of each thread."""
-    lent, counter = Lent(**trouble), Counter()
+    connection, counter = LoopConnection(**trouble), Counter()
 
     async def run():
         answers = []
         loop = asyncio.get_running_loop()
-        commit_queue = CommitQueue("test", counter, lend=lambda: lent.begin, reset=counter.reset, loop=loop)
+        commit_queue = CommitQueue("test", counter, lend=lambda: connection.begin, reset=counter.reset, loop=loop)
         for items in ([1], [2, 3]):
             for item in items:
                 commit_queue.submit(item, answers.append)
             await commit_queue.wait_idle()
-        lent.broken_begin = lent.broken_read = None
+        connection.broken_begin = connection.broken_read = None
         commit_queue.submit(5, answers.append)
         await commit_queue.wait_idle()
         commit_queue.return_connections()
@@ -244,7 +244,7 @@ def test_an_exception_on_the_event_loop_does_not_stop_the_lane(trouble, told, re
         return answers
 
     *answers, last = [answer if isinstance(answer, int) else str(answer) for answer in asyncio.run(run())]
-    assert answers == told
-    assert last == (10 if lent.is_last else 500)
+    assert answers == expected
+    assert last == (10 if connection.is_last else 500)
     assert counter.resets == resets
-    lent.close()
+    connection.close()

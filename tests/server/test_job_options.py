@@ -31,9 +31,9 @@ def test_pushb_reports_notunique_under_the_jid_of_the_job(connect):
     """W12: PUSHB reports the refusal under the job's jid."""
     client = connect()
     jobs = [{"jid": jid, "jobtype": "t", "args": [1], "custom": UNIQUE} for jid in ("first-0001", "second-001")]
-    told = client.ask("PUSHB " + json.dumps([*jobs, {"jid": "bad-00001"}]))
-    assert json.loads(told)["second-001"] == "NOTUNIQUE Job not unique"
-    assert set(json.loads(told)) == {"second-001", "bad-00001"}
+    reply = client.ask("PUSHB " + json.dumps([*jobs, {"jid": "bad-00001"}]))
+    assert json.loads(reply)["second-001"] == "NOTUNIQUE Job not unique"
+    assert set(json.loads(reply)) == {"second-001", "bad-00001"}
     assert Job.objects.count() == 1
 
 
@@ -49,7 +49,7 @@ def test_only_one_of_several_concurrent_unique_pushes_is_accepted(connect):
 @pytest.mark.parametrize("asks", ["key", "batch"])
 def test_other_clients_proceed_while_pushes_wait_for_an_open_transaction(connect, asks):
     bid = batches.new(NewBatch(description="all", success=payload()), using="default")
-    custom, told = {"key": (UNIQUE, b"-NOTUNIQUE Job not unique"), "batch": ({"bid": bid}, b"+OK")}[asks]
+    custom, expected = {"key": (UNIQUE, b"-NOTUNIQUE Job not unique"), "batch": ({"bid": bid}, b"+OK")}[asks]
     # InnoDB blocks an insert in front of a key that has a waiter, and all jobs without a key would be inserted there.
     JobFactory(working=True, unique_key="0" * 64, queue="other")
     producers, others, consumer = [connect() for _ in range(3)], [connect() for _ in range(3)], connect(**worker())
@@ -61,15 +61,15 @@ def test_other_clients_proceed_while_pushes_wait_for_an_open_transaction(connect
             assert other.ask(push(jid=f"plain-{number:04}")) == b"+OK"
         assert json.loads(consumer.ask("FETCH default"))["jid"] == "plain-0000"
         assert consumer.ask('ACK {"jid":"plain-0000"}') == b"+OK"
-    assert {producer.reply() for producer in producers} == {told}
+    assert {producer.reply() for producer in producers} == {expected}
 
 
 def test_an_invalid_job_option_is_refused_with_a_one_line_error(connect):
     client = connect()
-    told = client.ask(push(jid="job-00001", custom={"unique_for": "60"}))
-    assert told == b'-ERR custom.unique_for: expected a number of seconds above 0, got "60"'
-    told = client.ask(push(jid="job-00001", custom={"expires_in": 0}))
-    assert told == b"-ERR custom.expires_in: expected a number of seconds above 0, got 0"
+    reply = client.ask(push(jid="job-00001", custom={"unique_for": "60"}))
+    assert reply == b'-ERR custom.unique_for: expected a number of seconds above 0, got "60"'
+    reply = client.ask(push(jid="job-00001", custom={"expires_in": 0}))
+    assert reply == b"-ERR custom.expires_in: expected a number of seconds above 0, got 0"
 
 
 def test_a_unique_lock_is_released_by_the_ack(connect):
@@ -89,13 +89,13 @@ def test_a_concurrency_limit_applies_to_plain_faktory_clients(connect):
     assert json.loads(first.ask("FETCH default"))["jid"] == "first-0001"
     second.send("FETCH default")
     assert first.ask('ACK {"jid":"first-0001"}') == b"+OK"
-    told = second.reply() or wait_until(lambda: second.ask("FETCH default"), 15)
-    assert json.loads(told)["jid"] == "second-001"
+    reply = second.reply() or wait_until(lambda: second.ask("FETCH default"), 15)
+    assert json.loads(reply)["jid"] == "second-001"
 
 
 def test_a_limit_that_is_not_a_string_is_refused(connect):
-    told = connect().ask(push(jid="job-00001", custom={"limit": 5}))
-    assert told == b"-ERR custom.limit: expected a key, got 5"
+    reply = connect().ask(push(jid="job-00001", custom={"limit": 5}))
+    assert reply == b"-ERR custom.limit: expected a key, got 5"
 
 
 def test_an_expired_job_is_not_fetched(connect):
@@ -114,8 +114,8 @@ def test_a_job_is_tracked_from_push_to_ack(connect):
     assert json.loads(producer.ask("TRACK get job-00001"))["state"] == "enqueued"
     consumer.ask("FETCH default")
     assert consumer.ask('TRACK SET {"jid":"job-00001","percent":50,"desc":"half"}') == b"+OK"
-    told = json.loads(producer.ask("TRACK GET job-00001"))
-    assert (told["state"], told["percent"], told["desc"]) == ("working", 50, "half")
+    status = json.loads(producer.ask("TRACK GET job-00001"))
+    assert (status["state"], status["percent"], status["desc"]) == ("working", 50, "half")
     consumer.ask('ACK {"jid":"job-00001"}')
     assert json.loads(producer.ask("TRACK GET job-00001"))["state"] == "success"
 

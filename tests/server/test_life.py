@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 
 class Moody(OrmBroker):
-    """OrmBroker with a database that the test can make unavailable or slow, or let fail on one jid."""
+    """OrmBroker with a database that the test can make unavailable or slow, or make fail on one jid."""
 
     def __init__(self):
         super().__init__("default")
@@ -83,8 +83,8 @@ def test_a_job_is_pushed_fetched_and_acknowledged_on_different_nodes(serve):
     assert nodes[0].ask(push(jid="abcdefgh")) == b"+OK"
     assert json.loads(nodes[1].ask("FETCH default"))["jid"] == "abcdefgh"
     assert nodes[2].ask('ACK {"jid":"abcdefgh"}') == b"+OK"
-    told = [json.loads(node.ask("INFO"))["faktory"] for node in nodes]
-    assert [one["total_processed"] for one in told] == [1, 1, 1]
+    infos = [json.loads(node.ask("INFO"))["faktory"] for node in nodes]
+    assert [one["total_processed"] for one in infos] == [1, 1, 1]
     for node in nodes:
         node.close()
 
@@ -148,7 +148,7 @@ def test_commands_received_during_a_transaction_share_the_next_one(moody, broker
     broker.may_push.set()
     assert [one.reply() for one in clients] == [b"+OK"] * 9
     assert Job.objects.count() == 9
-    assert len(sizes) <= 3, "a transaction for each thread of the lane, and one for all the others"
+    assert len(sizes) <= 3, "one transaction for each commit thread, and one for the remaining jobs"
     for one in clients:
         one.close()
 
@@ -186,21 +186,21 @@ def test_a_server_stopped_before_it_runs_ends_at_once(transactional_db):
 def test_an_address_in_use_raises_a_clear_error(transactional_db):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = Server(OrmBroker("default"), port=taken.getsockname()[1])
-        told = r"^cannot listen on 127\.0\.0\.1:\d+: address already in use; end what uses it, or choose another port$"
-        with pytest.raises(FaktoryError, match=told):
+        error = r"^cannot listen on 127\.0\.0\.1:\d+: address already in use; end what uses it, or choose another port$"
+        with pytest.raises(FaktoryError, match=error):
             server.run()
 
 
 @pytest.mark.parametrize(
-    ("host", "told"),
+    ("host", "reason"),
     [
         ("192.0.2.1", "cannot assign requested address; choose an address that this machine has"),
         ("no-such-host.invalid", "choose another address"),
     ],
 )
-def test_an_unusable_listen_address_raises_a_clear_error(transactional_db, host, told):
+def test_an_unusable_listen_address_raises_a_clear_error(transactional_db, host, reason):
     server = Server(OrmBroker("default"), host=host, port=0)
-    with pytest.raises(FaktoryError, match=f"^cannot listen on {host}:0: .*{told}"):
+    with pytest.raises(FaktoryError, match=f"^cannot listen on {host}:0: .*{reason}"):
         server.run()
 
 

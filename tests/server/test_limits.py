@@ -176,7 +176,7 @@ def test_the_command_timeout_does_not_run_while_a_fetch_waits(serve):
     client.send("FETCH default\r\nNO", end="")
     wait_until(lambda: len(server.fetch_queue._waiting) == 1)
     other.send("LA", end="")
-    assert b"within 0.2 seconds" in other.reply(), "as much time as the first would have had"
+    assert b"within 0.2 seconds" in other.reply(), "it waits as long as the first would have waited"
     late = RawClient.identified(server.address)
     late.ask(push(jid="abcdefgh"))
     assert json.loads(client.reply())["jid"] == "abcdefgh"

@@ -89,7 +89,7 @@ def waits(server, many):
 
 
 @with_locks
-class TestOthersGoOn:
+class TestOtherCommandsProceed:
     """Other commands are answered before the transaction of the project ends."""
 
     def test_pushes_and_batches_proceed_while_commands_wait_for_a_unique_key(self, server, connect):
@@ -300,8 +300,8 @@ class TestASet:
                     raise ValueError("poison")
                 return super().push(jobs)
 
-        told = execute_set(Poisoned("default"), [MayBlock([good]), MayBlock([bad]), MayBlock([good])])
-        assert [told[0], str(told[1]), told[2]] == [[None], "internal error", [None]]
+        answers = execute_set(Poisoned("default"), [MayBlock([good]), MayBlock([bad]), MayBlock([good])])
+        assert [answers[0], str(answers[1]), answers[2]] == [[None], "internal error", [None]]
         assert Job.objects.count() == 1
         assert "command failed" in caplog.text
         broker.close()
@@ -314,8 +314,8 @@ class TestASet:
             raise BrokerUnavailable("no route to host")
 
         commands = [MayBlock(partial(lose_the_connection, number)) for number in range(5)]
-        told = execute_set(OrmBroker("default"), commands)
-        assert [type(answer) for answer in told] == [BrokerUnavailable] * 5
+        answers = execute_set(OrmBroker("default"), commands)
+        assert [type(answer) for answer in answers] == [BrokerUnavailable] * 5
         assert tried == [0, 1]
 
     @with_locks
@@ -354,7 +354,7 @@ class LosesAnswers(OrmBroker):
         return bid
 
 
-class TestABatchOfWhichTheAnswerIsLost:
+class TestABatchWithALostAnswer:
     @pytest.mark.parametrize("has_parent", [False, True])
     def test_the_batch_is_stored_once_after_a_retry(self, serve, has_parent):
         broker = LosesAnswers("default")

@@ -45,14 +45,14 @@ def client(slow, connect):
 
 def store(*names, **fields):
     """Enqueue jobs of these names as another process does, without a hint."""
-    told = OrmBroker("default", announce=lambda *_: None).push([payload(name, **fields) for name in names])
-    assert not any(told)
+    errors = OrmBroker("default", announce=lambda *_: None).push([payload(name, **fields) for name in names])
+    assert not any(errors)
 
 
 def fetch(client, *queues):
     """Fetch a job and return its name, or None if no job came."""
-    told = client.ask(" ".join(["FETCH", *(queues or ["default"])]))
-    return told and json.loads(told)["jid"].removeprefix("job-").rstrip(".")
+    reply = client.ask(" ".join(["FETCH", *(queues or ["default"])]))
+    return reply and json.loads(reply)["jid"].removeprefix("job-").rstrip(".")
 
 
 def jid(name):
@@ -138,11 +138,11 @@ class TestTaking:
         while len(taken) < 400:
             for client in clients:
                 client.send("FETCH default")
-            taken += [json.loads(told)["jid"] for client in clients if (told := client.reply())]
-        assert from_shelf, "nothing was read ahead"
+            taken += [json.loads(reply)["jid"] for client in clients if (reply := client.reply())]
+        assert from_shelf, "no job was prefetched"
         assert sorted(taken) == sorted(jid(n) for n in range(400))
         places = [int(one.removeprefix("job-").rstrip(".")) for one in taken]
-        assert all(abs(place - n) <= 8 for n, place in enumerate(places)), "8 asked at a time"
+        assert all(abs(place - n) <= 8 for n, place in enumerate(places)), "8 clients fetched at a time"
 
     def test_a_low_buffer_is_refilled_with_the_next_ack(self, client, monkeypatch):
         monkeypatch.setattr(prefetch_buffer, "LOW_WATERMARK", 2)
@@ -170,17 +170,17 @@ class TestTaking:
         assert fetch(client) is None
 
     def test_only_delivered_jobs_are_recorded_as_started(self, slow, serve):
-        told = []
+        started_jobs = []
 
         class Recorder:
             def started(self, jobs):
-                told.extend(jobs)
+                started_jobs.extend(jobs)
 
         server = serve(OrmBroker("default", recorder=Recorder()))
         client = RawClient.identified(server.address, **worker())
         store("a", "b", "c")
         assert [fetch(client), fetch(client)] == ["a", "b"]
-        assert len(told) == 2
+        assert len(started_jobs) == 2
         client.close()
 
 
@@ -190,7 +190,7 @@ class TestOrder:
         assert fetch(client) == "a"
         assert client.ask(push(jid=jid("first"), priority=9)) == b"+OK"
         assert [fetch(client) for _ in range(3)] == ["first", "b", "c"]
-        assert on_the_shelf() == "", "this queue is left alone for a while"
+        assert on_the_shelf() == "", "this queue is not prefetched for a while"
 
     def test_a_priority_job_of_a_pushb_is_delivered_before_prefetched_jobs(self, client):
         store("a", "b", "c")
@@ -225,7 +225,7 @@ class TestOrder:
         assert [fetch(client) for _ in locked] == locked
         assert on_the_shelf() == ""
         assert fetch(client) == "a"
-        assert on_the_shelf() == "", "it was not known yet that there are others"
+        assert on_the_shelf() == "", "the other clients were not known yet"
         assert fetch(client) == "b"
         assert on_the_shelf() == "c"
 
@@ -391,7 +391,7 @@ class TestHandedOut:
 
     def test_a_confirmation_is_not_repeated_while_one_is_running(self):
         asked, loop = [], asyncio.new_event_loop()
-        handed = DeliveryTracker(confirm=lambda jobs, told: asked.append((len(jobs), told)), loop=loop)
+        handed = DeliveryTracker(confirm=lambda jobs, callback: asked.append((len(jobs), callback)), loop=loop)
         handed.add(Reservation(jid="job-a...", queue="default", text="{}", wid="w1", attempt=1))
         handed.confirm_all()
         handed._confirm_due()
@@ -399,7 +399,7 @@ class TestHandedOut:
         for left in (BrokerUnavailable("database unavailable"), {"job-a..."}):
             asked.pop()[1](left)
             handed.confirm_all()
-            assert [jobs for jobs, _ in asked] == [1], "it is still to be done"
+            assert [jobs for jobs, _ in asked] == [1], "the confirmation is still due"
         asked.pop()[1](set())
         handed.confirm_all()
         assert not asked

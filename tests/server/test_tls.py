@@ -71,11 +71,11 @@ class InMemory:
     def send(self):
         self.plain.sendall(self.outgoing.read())
 
-    def say(self, data):
+    def write(self, data):
         self.tls.write(data)
         self.send()
 
-    def hears(self):
+    def read(self):
         return self.until(lambda: self.tls.read(65536))
 
 
@@ -85,13 +85,13 @@ def client(secure, dial, context):
     one = InMemory(context, dial(secure))
     one.until(one.tls.do_handshake)
     one.send()
-    assert one.hears() == GREETING
-    one.say(b'HELLO {"v":2,"wid":"w1"}\r\n')
-    assert one.hears() == b"+OK\r\n"
+    assert one.read() == GREETING
+    one.write(b'HELLO {"v":2,"wid":"w1"}\r\n')
+    assert one.read() == b"+OK\r\n"
     return one
 
 
-def nobody_is_left(server):
+def has_no_connections(server):
     return not server.connection_count and not server._connection_factory._handshakes
 
 
@@ -115,7 +115,7 @@ def test_older_tls_versions_are_refused_without_affecting_the_server(secure, dia
     old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises(ssl.SSLError, match=r"(?i)version|alert"):
         old.wrap_socket(dial(secure), server_hostname="localhost")
-    wait_until(lambda: nobody_is_left(secure))
+    wait_until(lambda: has_no_connections(secure))
     assert still_serves(secure, context)
 
 
@@ -124,14 +124,14 @@ def test_plain_text_on_the_tls_port_is_rejected_without_affecting_the_server(sec
     plain = dial(secure)
     plain.sendall(words)
     assert b"HI" not in plain.recv(1000)
-    wait_until(lambda: nobody_is_left(secure))
+    wait_until(lambda: has_no_connections(secure))
     assert still_serves(secure, context)
 
 
 def test_tls_on_the_plain_port_fails_without_affecting_the_server(server, dial, context):
     with pytest.raises(ssl.SSLError, match=r"(?i)wrong.version|record"):
         context.wrap_socket(dial(server), server_hostname="localhost")
-    wait_until(lambda: nobody_is_left(server))
+    wait_until(lambda: has_no_connections(server))
     good = RawClient.identified(server.address)
     assert good.ask("INFO")
     good.close()
@@ -148,7 +148,7 @@ def test_an_unfinished_tls_handshake_is_closed_after_the_deadline(serve, dial, c
         begun.tls.do_handshake()
     silent.sendall(begun.outgoing.read()[:sent])
     assert silent.recv(100) == b""
-    assert nobody_is_left(server)
+    assert has_no_connections(server)
 
 
 def test_a_client_without_hello_after_the_handshake_is_closed_after_the_deadline(serve, dial, context):
@@ -188,28 +188,28 @@ def test_a_stop_does_not_wait_for_unfinished_handshakes(secure, dial):
 def test_a_hello_sent_with_the_last_handshake_record_is_answered(secure, dial, context):
     eager = InMemory(context, dial(secure))
     eager.until(eager.tls.do_handshake)  # the last handshake record is not sent yet
-    eager.say(b'HELLO {"v":2}\r\nNOPE\r\n')
-    said = b""
-    while b"NOPE" not in said:
-        said += eager.hears()
-    assert said == GREETING + b"+OK\r\n-ERR unknown command NOPE\r\n"
+    eager.write(b'HELLO {"v":2}\r\nNOPE\r\n')
+    received = b""
+    while b"NOPE" not in received:
+        received += eager.read()
+    assert received == GREETING + b"+OK\r\n-ERR unknown command NOPE\r\n"
 
 
 def test_a_tls_record_sent_byte_by_byte_is_accepted(secure, dial, context, client):
     client.tls.write(f"{push(jid='abcdefgh')}\r\n".encode())
     for byte in client.outgoing.read():
         client.plain.sendall(bytes([byte]))
-    assert client.hears() == b"+OK\r\n"
+    assert client.read() == b"+OK\r\n"
     assert Job.objects.get().jid == "abcdefgh"
 
 
 def test_a_large_job_is_pushed_and_fetched_over_tls(client):
     job = push(jid="abcdefgh", args=["x" * 3_000_000])
-    client.say(f"{job}\r\nFETCH default\r\n".encode())
-    said = b""
-    while not said.endswith(b"}\r\n"):
-        said += client.hears()
-    ok, _, rest = said.partition(b"\r\n")
+    client.write(f"{job}\r\nFETCH default\r\n".encode())
+    received = b""
+    while not received.endswith(b"}\r\n"):
+        received += client.read()
+    ok, _, rest = received.partition(b"\r\n")
     assert ok == b"+OK"
     assert len(json.loads(rest.partition(b"\r\n")[2])["args"][0]) == 3_000_000
 
@@ -220,28 +220,28 @@ def test_a_client_that_sends_close_notify_still_gets_its_replies(client):
     with pytest.raises(ssl.SSLWantReadError):
         client.tls.unwrap()  # queues close_notify; the server's is not here yet
     client.send()
-    assert client.hears() == b"+OK\r\n"
-    assert client.hears() == b"-ERR unknown command NOPE\r\n"
+    assert client.read() == b"+OK\r\n"
+    assert client.read() == b"-ERR unknown command NOPE\r\n"
     with pytest.raises(ssl.SSLZeroReturnError):  # the server's own close_notify
-        client.hears()
+        client.read()
     assert client.plain.recv(65536) == b""
 
 
 def test_close_notify_ends_a_waiting_fetch_without_a_job(client, secure):
     """W14: close_notify ends a waiting FETCH."""
-    client.say(b"FETCH default\r\n")
+    client.write(b"FETCH default\r\n")
     wait_until(lambda: len(secure.fetch_queue._waiting) == 1)
     with pytest.raises(ssl.SSLWantReadError):
         client.tls.unwrap()  # queues close_notify; the server's is not here yet
     client.send()
-    assert client.hears() == b"$-1\r\n"
-    wait_until(lambda: nobody_is_left(secure))
+    assert client.read() == b"$-1\r\n"
+    wait_until(lambda: has_no_connections(secure))
 
 
 def test_the_server_sends_close_notify_before_it_closes(client):
-    client.say(b"END\r\n")
-    assert client.hears() == b"+OK\r\n"
-    assert client.hears() == b""
+    client.write(b"END\r\n")
+    assert client.read() == b"+OK\r\n"
+    assert client.read() == b""
     assert client.plain.recv(100) == b""
 
 
@@ -249,25 +249,25 @@ def test_the_error_of_a_refused_hello_arrives_despite_unread_bytes(secure, dial,
     """W2: bytes that the server did not read must not discard the error line."""
     rude = InMemory(context, dial(secure))
     rude.until(rude.tls.do_handshake)
-    rude.say(b"NOPE\r\n" + b"x" * 50_000)
-    said = b""
-    while data := rude.hears():
-        said += data
-    assert said.startswith(GREETING + b"-ERR expected HELLO")
+    rude.write(b"NOPE\r\n" + b"x" * 50_000)
+    received = b""
+    while data := rude.read():
+        received += data
+    assert received.startswith(GREETING + b"-ERR expected HELLO")
 
 
 def test_a_corrupt_tls_record_closes_only_its_own_connection(client, secure, context):
-    client.say(f"{push(jid='abcdefgh')}\r\nFETCH default\r\n".encode())
-    said = b""
-    while b"enqueued_at" not in said:
-        said += client.hears()
+    client.write(f"{push(jid='abcdefgh')}\r\nFETCH default\r\n".encode())
+    received = b""
+    while b"enqueued_at" not in received:
+        received += client.read()
     (place,) = secure._by_wid["w1"]
     wait_until(lambda: not place._on_unsent)
     client.tls.write(b"INFO\r\n")
     record = bytearray(client.outgoing.read())
     record[-1] ^= 1  # breaks the record's authentication
     client.plain.sendall(record)
-    wait_until(lambda: nobody_is_left(secure))
+    wait_until(lambda: has_no_connections(secure))
     assert Job.objects.get().state == "working", "it was sent before"
     assert still_serves(secure, context)
 
@@ -279,7 +279,7 @@ def test_remote_broker_pushes_and_fetches_over_tls(secure):
     [[job]] = broker.fetch([FetchRequest(queues=("default",), wid="w1")])
     assert job.jid == "job-secured"
     broker.bye(["w1"])
-    wait_until(lambda: nobody_is_left(secure))
+    wait_until(lambda: has_no_connections(secure))
 
 
 def test_remote_broker_rejects_an_unknown_ca_and_a_wrong_host_name(secure):
@@ -301,4 +301,4 @@ def test_many_concurrent_tls_clients_are_served(secure, context):
         assert [stream.readline()[:4] for _ in range(3)] == [b"+HI ", b"+OK\r", b"-ERR"]
         stream.close()
         one.close()
-    wait_until(lambda: nobody_is_left(secure))
+    wait_until(lambda: has_no_connections(secure))

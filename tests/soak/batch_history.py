@@ -13,8 +13,8 @@ from django_faktory.models import Batch
 
 
 def job(jobtype, **custom):
-    told = {"jid": uuid.uuid4().hex, "jobtype": jobtype, "args": [], "custom": custom}
-    return parse_job(json.dumps(told, separators=(",", ":")))
+    fields = {"jid": uuid.uuid4().hex, "jobtype": jobtype, "args": [], "custom": custom}
+    return parse_job(json.dumps(fields, separators=(",", ":")))
 
 
 def insist(verb, *args, **named):
@@ -110,11 +110,11 @@ class History:
         """Return all violations of the rules, once every job and batch has finished."""
         rows = {row.bid: row for row in Batch.objects.all()}
         if rows.keys() != self.batches.keys():
-            return ["the batches that are stored are not those that were made"]
-        told = []
+            return ["the stored batches are not the created batches"]
+        found = []
         for bid, noted in self.batches.items():
-            told += [f"{rule} {bid}" for rule in (*self._of_row(rows[bid], noted), *self._of_order(noted, rows[bid]))]
-        return told
+            found += [f"{rule} {bid}" for rule in (*self._of_row(rows[bid], noted), *self._of_order(noted, rows[bid]))]
+        return found
 
     def _of_row(self, row, noted):
         """Check the final counters and which callbacks ran."""

@@ -1,6 +1,6 @@
 """A client in a process of its own, to be stopped and killed: fetches jobs over the wire and enters their keys' places.
 
-It moves from node to node, as clients do when their node is gone. From the view of a client, a lease ends when its
+It moves from node to node, as clients do when their node has ended. From the view of a client, a lease ends when its
 duration has passed since the client sent the last command that extends it: then it reports the lock as lost. It imports
 neither Django nor the store. Its log lines for the test are a word, and a jid, a wid or the ids of runs.
 """
@@ -33,15 +33,15 @@ class LockClient:
         self._connect()
         asked_at = time.monotonic()
         try:
-            told = self._client.ask("FETCH a b")
+            reply = self._client.ask("FETCH a b")
         except OSError:
-            told = b""
-        if told == b"" or (told is not None and told.startswith(b"-")):
+            reply = b""
+        if reply == b"" or (reply is not None and reply.startswith(b"-")):
             self._client, self.wid = None, ""  # a job in the lost reply is left to the lease of the old worker id
             return
-        if told is not None:
+        if reply is not None:
             self._valid_until = asked_at + self.lease_s
-            job = json.loads(told)
+            job = json.loads(reply)
             self._work(job["jid"], job["custom"]["lock"])
 
     def _work(self, jid, key):
@@ -50,19 +50,19 @@ class LockClient:
         place = Place(self.folder, key)
         inside = place.enter(run)
         if inside is not None:
-            self._say("overlap", inside, run)
+            self._log("overlap", inside, run)
         is_lost = not self._extended()
         until = time.monotonic() + self.chance.choice((0.0, 0.0, 0.02, 0.1))
         while (rest_s := until - time.monotonic()) > 0 or self.chance.random() < 0.3:
             time.sleep(max(0.0, min(rest_s, self.lease_s / 4)))
             is_lost |= not self._extended()
         if is_lost or time.monotonic() > self._valid_until:
-            self._say("lost", run)
+            self._log("lost", run)
         place.leave()
         if self.chance.random() < 0.1:
             self._insist("FAIL", {"jid": jid, "errtype": "E", "message": "by chance"})
         else:
-            self._say("ends", jid)
+            self._log("ends", jid)
             self._insist("ACK", {"jid": jid})
 
     def _extended(self):
@@ -78,10 +78,10 @@ class LockClient:
         while True:
             self._connect()
             try:
-                told = self._client.ask(f"{verb} {json.dumps(fields)}")
+                reply = self._client.ask(f"{verb} {json.dumps(fields)}")
             except OSError:
-                told = b""
-            if told is not None and told.startswith(b"+"):
+                reply = b""
+            if reply is not None and reply.startswith(b"+"):
                 return
             self._client = None
 
@@ -90,14 +90,14 @@ class LockClient:
             if not self.wid:
                 self._lives += 1
                 self.wid = f"{self.name}-{self._lives}"
-                self._say("wid", self.wid)
+                self._log("wid", self.wid)
             try:
                 host, port = self.chance.choice((self.folder / "nodes").read_text().split()).rsplit(":", 1)
                 self._client = RawClient.identified((host, int(port)), timeout_s=5, **worker(self.wid))
             except (OSError, AssertionError):  # refused, reset, or closed before HELLO was answered
                 time.sleep(0.02)
 
-    def _say(self, *words):
+    def _log(self, *words):
         with (self.folder / f"{self.name}.log").open("a") as log:
             log.write(" ".join(words) + "\n")
 

@@ -72,7 +72,7 @@ class WireProducer(Roamer):
         self.insist("PUSH " + json.dumps(job))
 
 
-def produce_for_ever():
+def produce_until_killed():
     """Run a producer process: a tree of batches with a row of its own in each transaction."""
     forget_connections()
     for number in itertools.count():
@@ -93,7 +93,7 @@ class Fleet:
         self.nodes = [self._node(), self._node()]
         self.workers = [self._worker(), self._worker()]
         self.addresses = [at for at, _ in self.nodes]
-        self.producer = forked(produce_for_ever)
+        self.producer = forked(produce_until_killed)
 
     def _node(self):
         program = self._started("127.0.0.1:0", "--server-only", "--no-reload")
@@ -113,7 +113,7 @@ class Fleet:
         self.stop_producer()
         self.nodes[place], self.workers[place] = self._node(), self._worker()
         self.addresses[place] = self.nodes[place][0]
-        self.producer = forked(produce_for_ever)
+        self.producer = forked(produce_until_killed)
 
     def stop_producer(self):
         os.kill(self.producer.pid, signal.SIGKILL)
@@ -172,7 +172,7 @@ def test_batches_call_back_once_and_lose_no_member_while_programs_are_killed(run
 
 def all_is_as_it_must_be(fleet, committed):
     assert batches.sweep(using="default") == 0
-    assert [line for one in fleet.programs for line in one.lines if "steps due that nobody took" in line] == []
+    assert [line for one in fleet.programs for line in one.lines if "overdue steps of batches" in line] == []
     forgotten = Row.objects.filter(committed_at=None)
     assert set(forgotten.values_list("bid", flat=True)).isdisjoint(committed)
     batches.expire(using="default", now=timezone.now() + timedelta(hours=1))

@@ -93,8 +93,8 @@ class Torture(Turning):
 
     def ends_well(self, one):
         """Run a job, and return True if it must be acknowledged. A failure has already been reported."""
-        if told := self.history.callback_ran(one):
-            self.refused_after(*told)
+        if callback := self.history.callback_ran(one):
+            self.refused_after(*callback)
             return True
         bid = self.history.member_ran(one)
         if self.chance.random() < 0.05:
@@ -170,7 +170,7 @@ def tortured(*others):
         made = time.monotonic()
         open_ones = Batch.objects.filter(finished_at=None).exclude(bid__in=forgotten)
         while open_ones.exists() or Job.objects.exists():  # B12: jobs of batches that are never committed run too
-            assert time.monotonic() - made < FINAL_WITHIN_S, "all came to an end in time"
+            assert time.monotonic() - made < FINAL_WITHIN_S, "all jobs ended in time"
             assert [one.error for one in working if one.error] == []
             working[0].over.wait(0.05)
         print(f"{history} final {time.monotonic() - made:.1f} s after the last COMMIT")  # noqa: T201

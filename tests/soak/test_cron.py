@@ -26,7 +26,7 @@ def test_each_cron_tick_enqueues_one_job_while_nodes_are_killed(runfaktory):
 
     nodes = [start() for _ in range(5)]
     for _, program in nodes:
-        program.said("server listens", timeout_s=60)
+        program.wait_for_log("server listens", timeout_s=60)
     entry = CronEntry(name="each second", schedule="* * * * * *", zone="UTC", jobtype="beat", missed="all")
     entries.save(entry, using="default")
     first = entry.next_at

@@ -65,7 +65,7 @@ def reading(processes):
 def test_memory_descriptors_and_threads_do_not_grow_under_load(runfaktory, address):
     program = runfaktory("127.0.0.1:0", "--processes", "1", "--concurrency", "2")
     at = address(program)
-    program.said("worker started")
+    program.wait_for_log("worker started")
     nodes = [psutil.Process(program.pid), *program.children()]
     begun, readings = time.monotonic(), []
     for number in itertools.count():

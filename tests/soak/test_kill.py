@@ -31,7 +31,7 @@ def live(wid, drain):
     Worker(OrmBroker("default"), queues=["default"], concurrency=4, wid=wid, drain=drain).run()
 
 
-def enqueue_for_ever():
+def enqueue_until_killed():
     """Run a producer process: data and a job in each transaction."""
     forget_connections()
     while True:
@@ -46,7 +46,7 @@ def forget_connections():
 
 
 def forked(target, *args):
-    for connection in connections.all():  # a forked process must not share them, nor those in a pool
+    for connection in connections.all():  # a forked process must not share them, nor pooled connections
         connection.close()
         if connection.vendor == "postgresql":
             connection.close_pool()
@@ -110,12 +110,12 @@ def test_non_atomic_tasks_write_some_rows_twice_and_miss_none():
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
-@pytest.mark.parametrize("faktory", [{}, {"DATABASE": "other"}], ids=["jobs beside the data", "jobs elsewhere"])
+@pytest.mark.parametrize("faktory", [{}, {"DATABASE": "other"}], ids=["jobs in the same database", "jobs elsewhere"])
 def test_a_killed_producer_leaves_jobs_and_data_consistent(faktory):
     rng = random.Random()
     with override_settings(FAKTORY=faktory):
         for _ in range(KILLS):
-            kill_soon(forked(enqueue_for_ever), rng)
+            kill_soon(forked(enqueue_until_killed), rng)
         OutboxEntry.objects.update(leased_until=None)  # release the entry that the killed producer was relaying
         if handing_on := make_outbox_relay():
             assert handing_on.run_once()

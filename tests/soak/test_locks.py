@@ -41,13 +41,13 @@ class Fleet:
         self.pushed = self.killed = self.stopped = self.nodes_killed = 0
         self.clients, self._still, self._spared = {}, {}, {}
         self.nodes = [self._node(), self._node()]
-        self._tell()
+        self._publish_addresses()
 
     def _node(self):
         program = self._run("127.0.0.1:0", "--server-only", "--no-reload", **SETTINGS)
         return self._address(program), program
 
-    def _tell(self):
+    def _publish_addresses(self):
         """Write the addresses of the nodes to the file that the clients read."""
         (self.folder / "new").write_text(" ".join(f"{host}:{port}" for (host, port), _ in self.nodes))
         (self.folder / "new").replace(self.folder / "nodes")
@@ -63,9 +63,9 @@ class Fleet:
     def victims(self):
         """Return the clients that may be stopped or killed.
 
-        A client that was continued lately is spared until it has had time to report the locks it lost.
+        A resumed client is spared until it has had time to report the locks it lost.
         """
-        ended = Counter(name for name, _ in self.said()["ends"])
+        ended = Counter(name for name, _ in self.read_logs()["ends"])
         return [name for name in self.living() if ended[name] > self._spared.get(name, -1)]
 
     def kill_client(self):
@@ -84,21 +84,21 @@ class Fleet:
         self._still[name] = time.monotonic() + LEASE_S + 1
         self.stopped += 1
 
-    def let_go_on(self, *, at_once=False):
+    def resume_paused(self, *, at_once=False):
         for name, until in list(self._still.items()):
             if at_once or time.monotonic() > until:
                 del self._still[name]
-                self._spared[name] = Counter(name for name, _ in self.said()["ends"])[name]
+                self._spared[name] = Counter(name for name, _ in self.read_logs()["ends"])[name]
                 self.clients[name].signal(signal.SIGCONT)
 
     def kill_node(self):
         place = random.randrange(2)
         kill(self.nodes[place])
         self.nodes[place] = self._node()
-        self._tell()
+        self._publish_addresses()
         self.nodes_killed += 1
 
-    def said(self):
+    def read_logs(self):
         """Return the log lines of the clients: for each word, the client's name and the other words."""
         found = defaultdict(list)
         for path in self.folder.glob("*.log"):
@@ -110,13 +110,13 @@ class Fleet:
     def gone_wids(self):
         """Return the worker ids of killed clients, and the ids that living clients no longer use."""
         of = defaultdict(list)
-        for name, wid in self.said()["wid"]:
+        for name, wid in self.read_logs()["wid"]:
             of[name].append(wid)
         living = self.living()
         return [wid for name, wids in of.items() for wid in (wids[:-1] if name in living else wids)]
 
     def end(self):
-        self.let_go_on(at_once=True)
+        self.resume_paused(at_once=True)
         (self.folder / "enough").touch()
         assert [self.clients[name].code() for name in self.living()].count(0) == CLIENTS
 
@@ -172,19 +172,19 @@ def test_no_two_jobs_of_a_lock_key_overlap_while_clients_and_nodes_die(runfaktor
             act()
             before = left(fleet)
             wait_until(lambda before=before: left(fleet) < max(before, 1), 60, every_s=random.uniform(0.1, 0.4))
-            fleet.let_go_on()
-        wait_until(lambda: fleet.let_go_on() or left(fleet, gives_up=True) == 0, 60 + JOBS / 10, every_s=0.2)
+            fleet.resume_paused()
+        wait_until(lambda: fleet.resume_paused() or left(fleet, gives_up=True) == 0, 60 + JOBS / 10, every_s=0.2)
         fleet.end()
     finally:
         fleet.clean_up()
-    said = fleet.said()
-    lost = {run for _, run in said["lost"]}
-    overlaps = [runs for _, *runs in said["overlap"]]
+    events = fleet.read_logs()
+    lost = {run for _, run in events["lost"]}
+    overlaps = [runs for _, *runs in events["overlap"]]
     print(  # noqa: T201  (pytest -s shows it)
         f"{fleet.pushed} jobs, killed {fleet.killed} clients and {fleet.nodes_killed} nodes, stopped {fleet.stopped}"
         f" clients: {len(lost)} locks reported lost, {len(overlaps)} overlaps"
     )
     assert [runs for runs in overlaps if lost.isdisjoint(runs)] == []
-    assert {jid for _, jid in said["ends"]} == {f"lock-{n:06d}" for n in range(fleet.pushed)}
+    assert {jid for _, jid in events["ends"]} == {f"lock-{n:06d}" for n in range(fleet.pushed)}
     assert list(JobLock.objects.values_list("key", "jid")) == []
     assert min(fleet.killed, fleet.nodes_killed, fleet.stopped) > 0

@@ -46,11 +46,11 @@ class Roamer(threading.Thread):
             try:
                 if self._client is None:
                     self._client = RawClient.identified(random.choice(self.addresses), **self.hello)
-                told = self._client.ask(line)
+                reply = self._client.ask(line)
             except (OSError, AssertionError):  # refused, reset, or closed before HELLO was answered
-                told = b""
-            if told is None or told[:1] not in (b"", b"-"):
-                return told
+                reply = b""
+            if reply is None or reply[:1] not in (b"", b"-"):
+                return reply
             self._leave()
             self.enough.wait(0.02)
 

@@ -74,7 +74,7 @@ def test_rolling_restarts_count_no_attempt_and_cause_no_overlapping_runs(runfakt
         wait_until(lambda long=long: are_running(long), 60, what="jobs that outlive this restart")
         before, nodes = nodes, [start(runfaktory) for _ in range(NODES)]
         for node in nodes:
-            node.said("worker started")
+            node.wait_for_log("worker started")
         for node in before:
             node.signal(signal.SIGTERM)
         assert [node.code() for node in before] == [0] * NODES

@@ -58,10 +58,10 @@ def test_repeated_collisions_raise_broker_unavailable_after_the_last_attempt():
 )
 def test_an_unavailable_database_is_reported_in_one_line_without_a_retry(error):
     verb = failing(1, error)
-    with pytest.raises(BrokerUnavailable) as told:
+    with pytest.raises(BrokerUnavailable) as raised:
         run("default", verb)
-    assert str(told.value) == f"database unavailable: {first_line(error)}"
-    assert "\n" not in str(told.value)
+    assert str(raised.value) == f"database unavailable: {first_line(error)}"
+    assert "\n" not in str(raised.value)
     assert verb(None) == 2
 
 
@@ -98,7 +98,7 @@ def test_other_errors_are_not_collisions():
 
 def test_a_lost_connection_is_reported_and_the_next_verb_reconnects():
     if connection.vendor != "postgresql":
-        pytest.skip("ends its own session by SQL: PostgreSQL")
+        pytest.skip("only PostgreSQL ends a session by SQL")
 
     def end_own_session(at):
         with at.cursor() as cursor:
@@ -165,7 +165,7 @@ TAKE_NO_WRITES = {
 }
 
 
-@needs_session("SET is a session's, and whoever has it next would be the read-only one")
+@needs_session("SET applies to a session, which the next client of a pooler would get")
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_read_only_database_is_reported_and_the_next_verb_reconnects(atomic, refusals):
     """A primary has become a standby; the next connection may find the new primary."""
@@ -177,11 +177,11 @@ def test_a_read_only_database_is_reported_and_the_next_verb_reconnects(atomic, r
     assert Job.objects.count() == 1
 
 
-@needs_session("SET, and the number of a session")
+@needs_session("SET and the session's id apply to one session")
 def test_a_refused_write_makes_other_threads_reconnect_once(refusals):
     """A look at waiting jobs is not a write: on the old primary's connection it would read stale data indefinitely."""
     if connection.vendor == "sqlite":
-        pytest.skip("one file, and no other to find")
+        pytest.skip("one file, no failover")
 
     def session(at):
         with at.cursor() as cursor:

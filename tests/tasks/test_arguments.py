@@ -104,7 +104,7 @@ def test_plain_json_accepts_only_json_and_keeps_it_unchanged():
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ({"$type": "date", "value": "yesterday"}, "expected the text of a date, got 'yesterday'"),
         ({"$type": "decimal", "value": "much"}, "expected the text of a decimal"),
@@ -118,8 +118,8 @@ def test_plain_json_accepts_only_json_and_keeps_it_unchanged():
         ({"$model": "auth.user", "pk": 1, "using": "elsewhere"}, "no database has the alias 'elsewhere'"),
     ],
 )
-def test_an_invalid_reference_is_refused_with_its_position(value, told):
-    with pytest.raises(InvalidArgument, match=rf"^args\[1\]: .*{told}"):
+def test_an_invalid_reference_is_refused_with_its_position(value, message):
+    with pytest.raises(InvalidArgument, match=rf"^args\[1\]: .*{message}"):
         decode_call([1, [value]], {})
 
 
@@ -133,7 +133,7 @@ def test_a_model_instance_is_sent_as_a_reference_and_fetched_again():
     assert args == [{"$model": "auth.user", "pk": user.pk}]
     User.objects.update(username="grace")
     [found], _ = decode_call(args, {})
-    assert (type(found), found.pk, found.username) == (User, user.pk, "grace"), "as it is when the task runs"
+    assert (type(found), found.pk, found.username) == (User, user.pk, "grace"), "the row as of when the task runs"
 
 
 @pytest.mark.django_db
@@ -154,7 +154,7 @@ def test_an_invalid_primary_key_in_a_reference_is_refused(pk):
 @pytest.mark.django_db(transaction=True)
 def test_a_task_receives_arguments_with_their_original_types():
     user, when = User.objects.create(username="ada"), django_timezone.now()
-    result = tasks.tells_types.enqueue(user, when, price=Decimal("1.2"))
+    result = tasks.returns_types.enqueue(user, when, price=Decimal("1.2"))
     assert work().result == jsontext.encode({"args": ["User", "datetime"], "kwargs": {"price": "Decimal"}})
     stored = Job.objects.get(jid=result.id)
     assert f'"args":[{{"$model":"auth.user","pk":{user.pk}}}' in stored.payload
@@ -163,17 +163,17 @@ def test_a_task_receives_arguments_with_their_original_types():
 @pytest.mark.django_db(transaction=True)
 def test_results_show_arguments_in_their_encoded_form():
     user = User.objects.create(username="ada")
-    result = tasks.tells_its_arguments.enqueue(user)
-    as_told = [{"$model": "auth.user", "pk": user.pk}]
-    assert result.args == as_told
-    assert work().result == jsontext.encode(as_told)
-    assert tasks.tells_its_arguments.get_result(result.id).args == as_told
+    result = tasks.returns_its_arguments.enqueue(user)
+    references = [{"$model": "auth.user", "pk": user.pk}]
+    assert result.args == references
+    assert work().result == jsontext.encode(references)
+    assert tasks.returns_its_arguments.get_result(result.id).args == references
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_deleted_row_fails_the_job_with_a_message_naming_it():
     user = User.objects.create(username="ada")
-    tasks.tells_types.enqueue(user)
+    tasks.returns_types.enqueue(user)
     pk = user.pk
     user.delete()
     report = work()
@@ -185,7 +185,7 @@ def test_a_deleted_row_fails_the_job_with_a_message_naming_it():
 @pytest.mark.django_db(transaction=True)
 def test_a_task_can_discard_its_job_if_a_row_was_deleted():
     group = Group.objects.create(name="a")
-    tasks.drops_what_is_gone.enqueue(group)
+    tasks.drops_missing_row.enqueue(group)
     group.delete()
     report = work()
     assert (report.errtype, report.verdict) == ("django_faktory.errors.Discard", "discard")
@@ -195,7 +195,7 @@ def test_a_task_can_discard_its_job_if_a_row_was_deleted():
 
 @pytest.mark.django_db(transaction=True)
 def test_an_invalid_reference_kills_the_job():
-    tasks.tells_types.enqueue(1)
+    tasks.returns_types.enqueue(1)
     Job.objects.update(payload=Job.objects.get().payload.replace('"args":[1]', '"args":[{"$type":"date","value":"x"}]'))
     report = work()
     assert (report.errtype, report.verdict) == ("InvalidArgument", "kill")
@@ -204,7 +204,7 @@ def test_an_invalid_reference_kills_the_job():
 
 @pytest.mark.django_db(transaction=True)
 def test_an_async_task_receives_its_model_instances():
-    tasks.async_tells_types.enqueue(Group.objects.create(name="a"))
+    tasks.async_returns_types.enqueue(Group.objects.create(name="a"))
     assert isinstance(work(), Ack)
 
 
@@ -218,7 +218,7 @@ def test_an_atomic_task_reads_its_rows_in_its_transaction():
 @pytest.mark.django_db(transaction=True)
 def test_a_client_in_another_language_may_write_references():
     group = Group.objects.create(name="a")
-    tasks.tells_types.enqueue(1)
+    tasks.returns_types.enqueue(1)
     payload = Job.objects.get().payload
     Job.objects.update(
         payload=payload.replace('"args":[1]', f'"args":[{{"\\u0024model":"auth.Group","pk":{group.pk}}}]')

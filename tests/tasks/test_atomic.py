@@ -130,7 +130,7 @@ def test_an_atomic_task_without_queries_returns_an_ack_on_postgresql():
         report = execution.run(get_broker())
     if connection.vendor == "postgresql":  # other databases cannot report whether a transaction has changes
         assert isinstance(report, Ack)
-        assert [query["sql"] for query in asked] == ["BEGIN", "COMMIT"], "what Django logs, and nobody sends"
+        assert [query["sql"] for query in asked] == ["BEGIN", "COMMIT"], "Django logs both, but sends neither"
         assert get_broker().ack([report]) == [True]
     else:
         assert report is None
@@ -193,7 +193,7 @@ holders = []
 
 def test_a_job_end_blocked_by_another_transaction_costs_no_attempt():
     if connection.vendor == "sqlite":
-        pytest.skip("SQLite has one writer, so no end meets another transaction")
+        pytest.skip("SQLite has one writer, so no commit waits for another transaction")
     holders[:] = [Holder()]
     jid = writes_while_another_transaction_locks_its_job.enqueue().id
     report = prepare(fetched()).run(get_broker())

@@ -27,7 +27,7 @@ from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "other"]),
-    needs_session("prepared statements are a session's"),
+    needs_session("prepared statements need a session"),
 ]
 
 steps = []
@@ -206,11 +206,11 @@ def test_an_earlier_attempt_by_the_same_worker_commits_nothing(sent):
 
 
 def test_a_violated_deferred_constraint_fails_the_attempt(sent):
-    sql("CREATE TABLE IF NOT EXISTS told (id int PRIMARY KEY, of int REFERENCES told DEFERRABLE INITIALLY DEFERRED)")
-    steps.append(lambda: sql("INSERT INTO told VALUES (1, 2)"))
+    sql("CREATE TABLE IF NOT EXISTS node (id int PRIMARY KEY, up int REFERENCES node DEFERRABLE INITIALLY DEFERRED)")
+    steps.append(lambda: sql("INSERT INTO node VALUES (1, 2)"))
     writes_and.enqueue("a")
     report = work()
-    sql("DROP TABLE told")
+    sql("DROP TABLE node")
     assert isinstance(report, Failure)
     assert report.errtype == "django.db.utils.IntegrityError"
     assert (sent, state(), marks()) == (["nothing"], "retries", [])
@@ -224,8 +224,8 @@ def test_a_serialization_failure_of_the_job_end_costs_no_attempt(sent):
     def works_isolated():
         sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         Mark.objects.create(text="a")
-        with another_connection() as beside:
-            beside.execute("UPDATE django_faktory_job SET cancel_requested_at = now()")
+        with another_connection() as other:
+            other.execute("UPDATE django_faktory_job SET cancel_requested_at = now()")
 
     steps.append(works_isolated)
     report = execution.run(get_broker())
@@ -246,15 +246,15 @@ def test_a_connection_lost_before_the_commit_fails_the_attempt(sent):
     assert_django_is_well()
 
 
-def test_a_commit_with_a_lost_reply_stands_and_later_fails_are_ignored(monkeypatch):
+def test_a_commit_with_a_lost_reply_is_valid_and_later_fails_are_ignored(monkeypatch):
     writes_and.enqueue("a")
     execution = prepare(fetched())
     real = pipeline._receive_results
 
     def cut_off(pgconn):
-        with another_connection() as beside:
+        with another_connection() as other:
             ask = "SELECT state FROM django_faktory_job"
-            wait_until(lambda: beside.execute(ask).fetchone() == ("succeeded",))
+            wait_until(lambda: other.execute(ask).fetchone() == ("succeeded",))
         cut(pgconn)
         return real(pgconn)
 
@@ -380,8 +380,8 @@ def test_the_recorder_counts_a_job_only_after_its_commit():
     steps.append(lambda: transaction.on_commit(lambda: heard.append(recorder.take())))
     heard = []
     execution.run(OrmBroker(recorder=recorder))
-    [(place, told)] = recorder.take().items()
-    assert (place, told.succeeded) == (("default", writes_and.jobtype), 1)
+    [(place, counts)] = recorder.take().items()
+    assert (place, counts.succeeded) == (("default", writes_and.jobtype), 1)
     assert heard == [{}]
 
 

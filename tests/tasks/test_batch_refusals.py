@@ -14,12 +14,12 @@ from django_faktory.tasks.compat import InvalidTask
 from django_faktory.testing import drain
 
 pytestmark = pytest.mark.django_db(transaction=True)
-said = []
+messages = []
 
 
 @pytest.fixture(autouse=True)
-def nothing_said():
-    said.clear()
+def clear_messages():
+    messages.clear()
 
 
 @task
@@ -50,14 +50,14 @@ def add_a_job_again(context):
 @task(takes_context=True)
 async def add_as_a_coroutine(context):
     async with context.batch:
-        await note.aenqueue("beside")
+        await note.aenqueue("added")
 
 
 def refused(batch, add):
     before = Row.objects.count(), Job.objects.count()
     with pytest.raises(BatchClosed) as error, batch:
         add()
-    said.append(str(error.value).replace(batch.bid, "BID"))
+    messages.append(str(error.value).replace(batch.bid, "BID"))
     assert (Row.objects.count(), Job.objects.count()) == before
 
 
@@ -131,7 +131,7 @@ def test_a_committed_batch_refuses_jobs_from_outside():
         note.enqueue()
     for add in (note.enqueue, lambda: Batch(success=note).__enter__()):
         refused(Batch.find(batch.bid), add)
-    assert said == [COMMITTED, COMMITTED]
+    assert messages == [COMMITTED, COMMITTED]
     assert batch.status().total == 1
 
 
@@ -139,7 +139,7 @@ def test_a_batch_block_can_be_entered_only_once():
     with Batch(success=note) as batch:
         note.enqueue()
     refused(batch, note.enqueue)
-    assert said == ["batch BID: its `with` was entered before; add to it from its own jobs, by context.batch"]
+    assert messages == ["batch BID: its `with` was entered before; add to it from its own jobs, by context.batch"]
 
 
 def test_a_batch_cannot_be_its_own_child():
@@ -157,21 +157,21 @@ def test_a_callback_cannot_add_to_its_batch(late):
     with Batch(success=late):
         pass
     drain()
-    assert said == [ENQUEUED]
+    assert messages == [ENQUEUED]
 
 
 def test_a_retry_after_the_complete_callback_cannot_add_to_the_batch():
     with Batch(complete=note, success=note) as batch:
         add_a_job_again.enqueue()
     drain(until=timedelta(hours=1))
-    assert said == [ENQUEUED]
+    assert messages == [ENQUEUED]
     assert batch.status().total == 1
 
 
 def test_a_finished_batch_cannot_become_a_parent():
     batch = finished()
     refused(Batch.find(batch.bid), lambda: Batch(success=note).__enter__())
-    assert said == [ENQUEUED]
+    assert messages == [ENQUEUED]
     callback = note.get_backend().callback_job(note, [], {})
     with pytest.raises(BatchClosed, match=f"batch {batch.bid}: a callback of it was enqueued already"):
         get_broker().new_batch(NewBatch(success=callback, parent_bid=batch.bid))

@@ -24,10 +24,10 @@ def uncommitted():
     return get_broker().new_batch(NewBatch(success=callback))
 
 
-def let_pass(**how_long):
+def age_batches(**duration):
     """Move all times of batches into the past by this duration, and run maintenance."""
     times = ("created_at", "expires_at", "finished_at")
-    Row.objects.update(**{name: F(name) - timedelta(**how_long) for name in times})
+    Row.objects.update(**{name: F(name) - timedelta(**duration) for name in times})
     Maintenance("default").run_once()
 
 
@@ -35,9 +35,9 @@ def let_pass(**how_long):
 def test_an_uncommitted_batch_expires_after_batch_commit_within(settings, own, minutes):
     settings.FAKTORY = own
     bid = uncommitted()
-    let_pass(minutes=minutes - 1)
+    age_batches(minutes=minutes - 1)
     assert get_broker().open_batch(bid) == bid
-    let_pass(minutes=2)
+    age_batches(minutes=2)
     with pytest.raises(BatchClosed, match=f"{bid}: it was not committed in time, and expired"):
         get_broker().open_batch(bid)
 
@@ -48,9 +48,9 @@ def test_an_ended_batch_stays_readable_for_batch_ttl(settings, own, days):
     with Batch(success=over) as batch:
         pass
     drain()
-    let_pass(days=days, minutes=-1)
+    age_batches(days=days, minutes=-1)
     assert batch.status().success_st == "2"
-    let_pass(minutes=2)
+    age_batches(minutes=2)
     with pytest.raises(UnknownBatch, match=batch.bid):
         batch.status()
 
@@ -58,5 +58,5 @@ def test_an_ended_batch_stays_readable_for_batch_ttl(settings, own, days):
 def test_an_unfinished_batch_is_never_purged():
     with Batch(success=over) as batch:
         over.enqueue()
-    let_pass(days=400)
+    age_batches(days=400)
     assert batch.status().pending == 1

@@ -95,15 +95,15 @@ def test_a_task_may_have_several_entries_each_with_its_arguments(task):
     task(cron=several)(greet)
     begin()
     assert take() == {"slow", "default"}
-    told = [json.loads(text) for text in Job.objects.order_by("queue", "pk").values_list("payload", flat=True)]
-    assert [job["args"] for job in told] == [[], ["Ada"]]
-    assert told[0]["custom"]["kwargs"] == {"name": "Bob", "loud": True}
+    payloads = [json.loads(text) for text in Job.objects.order_by("queue", "pk").values_list("payload", flat=True)]
+    assert [job["args"] for job in payloads] == [[], ["Ada"]]
+    assert payloads[0]["custom"]["kwargs"] == {"name": "Bob", "loud": True}
 
 
 def test_cron_arguments_are_encoded_as_in_any_enqueue(in_settings):
     mark = Mark.objects.create(text="here")
     args = [Decimal("1.20"), mark, {"$type": "mine"}]
-    in_settings(types={"zone": "UTC", "schedule": "0 12 * * *", "task": work.tells_types.jobtype, "args": args})
+    in_settings(types={"zone": "UTC", "schedule": "0 12 * * *", "task": work.returns_types.jobtype, "args": args})
     begin()
     take()
     assert json.loads(Job.objects.get().payload)["args"] == [
@@ -115,7 +115,7 @@ def test_cron_arguments_are_encoded_as_in_any_enqueue(in_settings):
 
 def test_a_deleted_argument_is_recorded_in_the_run_history(in_settings):
     mark = Mark.objects.create(text="here")
-    in_settings(types={"zone": "UTC", "schedule": "0 12 * * *", "task": work.tells_types.jobtype, "args": [mark]})
+    in_settings(types={"zone": "UTC", "schedule": "0 12 * * *", "task": work.returns_types.jobtype, "args": [mark]})
     begin()
     mark.delete()
     take()
@@ -128,9 +128,9 @@ def test_a_foreign_jobtype_entry_enqueues_the_job_a_client_would_push(in_setting
     begin()
     assert take() == {"bells"}
     job = Job.objects.get()
-    told = json.loads(job.payload)
-    assert told == {"jid": job.jid, "jobtype": "ring", "queue": "bells", "args": [1, "two"], **told}
-    assert (job.retry, job.priority, told["custom"]) == (3, 100, {"x": 1.5})
+    payload = json.loads(job.payload)
+    assert payload == {"jid": job.jid, "jobtype": "ring", "queue": "bells", "args": [1, "two"], **payload}
+    assert (job.retry, job.priority, payload["custom"]) == (3, 100, {"x": 1.5})
 
 
 def test_custom_options_apply_to_jobs_of_other_languages(in_settings):
@@ -159,7 +159,7 @@ def problems(**entries):
 
 
 @pytest.mark.parametrize(
-    ("change", "number", "said", "hint"),
+    ("change", "number", "text", "hint"),
     [
         ({"schedule": "61 * * * *"}, "E040", 'minute: expected 0 to 59', "docs/cron.md"),
         ({"schedule": None}, "E040", "schedule: expected a cron line", "docs/cron.md"),
@@ -188,11 +188,11 @@ def problems(**entries):
         ({"job": []}, "E044", "job: expected a dict", "cron.md"),
     ],
 )  # fmt: skip
-def test_a_wrong_entry_is_an_error_that_names_the_field_and_the_remedy(change, number, said, hint):
+def test_a_wrong_entry_is_an_error_that_names_the_field_and_the_remedy(change, number, text, hint):
     entry = {key: value for key, value in (RING | change).items() if not (key == "jobtype" and value is None)}
     [(found, message, remedy)] = problems(ring=entry)
     assert message.startswith("FAKTORY['CRON']['ring']: ")
-    assert (found, said in message, hint in remedy) == (number, True, True), (found, message, remedy)
+    assert (found, text in message, hint in remedy) == (number, True, True), (found, message, remedy)
 
 
 def test_a_malformed_cron_entry_is_an_error():
@@ -244,18 +244,18 @@ def test_an_invalid_entry_aborts_reading_the_definitions(in_settings):
 EACH_SECOND = RING | {"schedule": "* * * * * *"}
 
 
-def test_a_node_enqueues_due_entries_and_notifies_fetchers(keeps_house, in_settings):
+def test_a_node_enqueues_due_entries_and_notifies_fetchers(start_maintenance, in_settings):
     in_settings(ring=EACH_SECOND | {"queue": "bells"})
-    told, heard = [], threading.Event()
-    keeps_house(on_work=lambda queues: (told.append(queues), heard.set()))
+    announced, heard = [], threading.Event()
+    start_maintenance(on_work=lambda queues: (announced.append(queues), heard.set()))
     assert heard.wait(20)
-    assert told[0] == {"bells"}
+    assert announced[0] == {"bells"}
     run = CronRun.objects.earliest("pk")
     assert timedelta(0) <= run.at - run.tick < timedelta(seconds=10)
 
 
-def test_edits_pauses_and_new_entries_take_effect_without_a_restart(keeps_house):
-    keeps_house()
+def test_edits_pauses_and_new_entries_take_effect_without_a_restart(start_maintenance):
+    start_maintenance()
     entry = CronEntry(name="ring", schedule="0 0 1 1 *", zone="UTC", jobtype="ring")
     rows.save(entry, using="default")
     entry.schedule = "* * * * * *"
@@ -274,34 +274,34 @@ def test_edits_pauses_and_new_entries_take_effect_without_a_restart(keeps_house)
 
 def test_maintenance_wakes_at_the_next_tick_and_otherwise_every_second(in_settings):
     in_settings(ring=RING | {"schedule": "* * * * *"})
-    upkeeper = Maintenance("default")
-    upkeeper.run_once()
+    loop = Maintenance("default")
+    loop.run_once()
     entry = CronEntry.objects.get()
     CronEntry.objects.update(next_at=timezone.now() + timedelta(seconds=0.6))
-    assert 0.3 < upkeeper._round() < 0.7  # measured by two clocks
+    assert 0.3 < loop._round() < 0.7  # measured by two clocks
     CronEntry.objects.update(next_at=timezone.now() + timedelta(seconds=40))
-    assert upkeeper._round() == 1.0
+    assert loop._round() == 1.0
     entry.delete()
-    assert upkeeper._round() == 1.0
+    assert loop._round() == 1.0
 
 
 def test_an_idle_node_with_cron_entries_sends_one_query_per_round(in_settings, django_assert_max_num_queries):
     in_settings(ring=RING)
-    upkeeper = Maintenance("default")
-    upkeeper._round()
+    loop = Maintenance("default")
+    loop._round()
     with django_assert_max_num_queries(10):
         for _ in range(10):
-            upkeeper._round()
+            loop._round()
 
 
 def test_a_node_retries_after_failing_to_read_the_entries(in_settings, monkeypatch, caplog):
     monkeypatch.setattr("django_faktory.runtime.maintenance.AFTER_FAILURE_S", 0.0)
     in_settings(ring=RING | {"schedule": "* *"})
-    upkeeper = Maintenance("default")
-    upkeeper._round()
+    loop = Maintenance("default")
+    loop._round()
     assert "maintenance step failed step=cron entries of code" in caplog.text
     in_settings(ring=RING)
-    upkeeper._round()
+    loop._round()
     assert CronEntry.objects.get().name == "ring"
 
 

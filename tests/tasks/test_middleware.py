@@ -135,16 +135,16 @@ def test_an_invalid_middleware_setting_is_a_check_error(settings, paths):
 # --- context
 
 
-@pytest.mark.parametrize("task", [tasks.tells_its_context, tasks.tells_its_context_async])
+@pytest.mark.parametrize("task", [tasks.returns_its_context, tasks.returns_its_context_async])
 def test_a_task_runs_in_the_context_it_was_enqueued_in(use, task):
     use(*CONTEXT)
-    told = {"request_id": "r-1", "traceparent": TRACEPARENT}
-    with translation.override("de"), timezone.override("Asia/Tokyo"), tracing.use_context(told):
+    context = {"request_id": "r-1", "traceparent": TRACEPARENT}
+    with translation.override("de"), timezone.override("Asia/Tokyo"), tracing.use_context(context):
         task.enqueue()
     before = (translation.get_language(), timezone.get_current_timezone_name(), tracing.current_context())
     assert jsontext.decode(work().result) == ["de", "Asia/Tokyo", "r-1", TRACEPARENT]
     assert (translation.get_language(), timezone.get_current_timezone_name(), tracing.current_context()) == before
-    assert custom() | {"locale": "de", "timezone": "Asia/Tokyo", **told} == custom()
+    assert custom() | {"locale": "de", "timezone": "Asia/Tokyo", **context} == custom()
 
 
 def test_a_job_enqueued_by_a_job_inherits_the_request_id(use):
@@ -156,14 +156,14 @@ def test_a_job_enqueued_by_a_job_inherits_the_request_id(use):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "context",
     [{"locale": 5, "timezone": 5, "request_id": 5}, {"timezone": "No/Where", "traceparent": "x"}, {"timezone": "../x"}],
 )
-def test_an_invalid_context_is_ignored(use, told):
-    tasks.tells_its_context.enqueue()
+def test_an_invalid_context_is_ignored(use, context):
+    tasks.returns_its_context.enqueue()
     job = Job.objects.get()
     known = jsontext.decode(job.payload)
-    Job.objects.update(payload=jsontext.encode({**known, "custom": told}))
+    Job.objects.update(payload=jsontext.encode({**known, "custom": context}))
     use(*CONTEXT)
     report = work()
     assert isinstance(report, Ack)
@@ -173,7 +173,7 @@ def test_an_invalid_context_is_ignored(use, told):
 
 
 def test_a_job_with_a_null_custom_field_runs(use):
-    tasks.tells_its_context.enqueue()
+    tasks.returns_its_context.enqueue()
     job = Job.objects.get()
     Job.objects.update(payload=jsontext.encode({**jsontext.decode(job.payload), "custom": None}))
     use(*CONTEXT)

@@ -1,4 +1,4 @@
-"""Invalid tasks are refused when decorated or enqueued, and the message says how to fix it."""
+"""Invalid tasks are refused when decorated or enqueued, and the message explains how to fix it."""
 
 import functools
 import subprocess
@@ -36,7 +36,7 @@ class Shop:
         pass
 
     @staticmethod
-    def stands_alone(number):
+    def is_static(number):
         return number
 
 
@@ -77,7 +77,7 @@ def test_a_method_is_refused():
 
 
 def test_a_static_method_is_accepted():
-    assert task(Shop.stands_alone).jobtype.endswith("Shop.stands_alone")
+    assert task(Shop.is_static).jobtype.endswith("Shop.is_static")
 
 
 @pytest.mark.parametrize("func", [yields, yields_async])

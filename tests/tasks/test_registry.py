@@ -34,7 +34,7 @@ def test_a_task_is_found_by_its_jobtype():
     assert lookup("billing.charge") is tasks.charge
 
 
-@pytest.mark.parametrize("jobtype", ["os.system", "tests.project.tasks.charge", "nobody.knows.this", "", "\ud800"])
+@pytest.mark.parametrize("jobtype", ["os.system", "tests.project.tasks.charge", "unknown.app.tasks", "", "\ud800"])
 def test_an_unregistered_jobtype_is_refused(jobtype):
     with pytest.raises(UnknownJobType, match="no task is registered as"):
         lookup(jobtype)

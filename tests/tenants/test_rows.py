@@ -13,7 +13,7 @@ from tests.tenants.conftest import PAGE
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor != "postgresql", reason="about PostgreSQL"),
-    needs_session("the tenant is a variable of it"),
+    needs_session("the tenant is a session variable"),
 ]
 
 

@@ -76,7 +76,7 @@ def test_alternating_requests_store_jobs_in_the_schema_of_their_host(own_queues)
 
 def test_a_worker_of_a_schema_runs_only_jobs_of_its_tenant(own_queues, runfaktory):
     acme = runfaktory(own_queues, "--processes", "1", "127.0.0.1:0", TENANT_SCHEMA="acme")
-    acme.said("server listens")
+    acme.wait_for_log("server listens")
     own_queues.python(ALTERNATE.format(times=20, around="nullcontext()"))
     wait_until(lambda: len(own_queues.words("acme")) == 10, 60)
     assert own_queues.words("bolt") == []
@@ -117,14 +117,14 @@ def test_a_schema_set_on_only_one_connection_is_rejected(own_queues):
     )  # fmt: skip
     try:
         assert program.code(60) == 1
-        program.said("the schema 'acme' is set on one connection only", "docs/howto/multi-tenant.md")
+        program.wait_for_log("the schema 'acme' is set on one connection only", "docs/howto/multi-tenant.md")
     finally:
         program.clean_up()
 
 
 def test_a_protocol_client_uses_the_schema_of_its_server(own_queues, runfaktory):
     program = runfaktory(own_queues, "--server-only", "127.0.0.1:0", TENANT_SCHEMA="acme")
-    [line] = program.said("server listens")
+    [line] = program.wait_for_log("server listens")
     host, port = re.search(r"address=(\S+):(\d+)", line).groups()
     with closing(RawClient.identified((host, int(port)), **hello("w"))) as worker:
         for number in range(5):

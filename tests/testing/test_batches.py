@@ -46,7 +46,7 @@ def enqueue_another():
 def grow(context, what):
     ran.append(what)
     with context.batch:
-        note.enqueue(f"beside {what}")
+        note.enqueue(f"added by {what}")
         with Batch(success=note.callback(f"after the child of {what}")):
             note.enqueue(f"in the child of {what}")
 
@@ -69,7 +69,7 @@ def add_too_late(context):
 
 
 @task(takes_context=True)
-def tell(context):
+def note_total(context):
     ran.append(context.batch.status().total)
 
 
@@ -178,7 +178,7 @@ def test_immediate_running_job_can_add_to_its_own_batch(tasks_setting):
     tasks_setting(IMMEDIATE)
     with Batch(success=note.callback("success")) as batch:
         grow.enqueue("a")
-    assert ran == ["a", "beside a", "in the child of a", "after the child of a", "success"]
+    assert ran == ["a", "added by a", "in the child of a", "after the child of a", "success"]
     assert batch.status().total == 2
 
 
@@ -199,7 +199,7 @@ def test_immediate_jobs_enqueued_by_a_member_do_not_join_its_batch(tasks_setting
 
 def test_immediate_callback_can_read_its_batch_but_not_add_to_it(tasks_setting):
     tasks_setting(IMMEDIATE)
-    with Batch(complete=tell, success=add_too_late) as batch:
+    with Batch(complete=note_total, success=add_too_late) as batch:
         note.enqueue(1)
     assert ran == [1, 1, f"batch {batch.bid}: a callback of it was enqueued already, nothing can be added any more"]
 
@@ -268,15 +268,15 @@ def test_immediate_exception_rolls_back_batch_and_rows_without_callbacks(tasks_s
 @pytest.mark.django_db
 def test_immediate_callbacks_run_after_the_transaction_of_the_block(tasks_setting):
     tasks_setting(IMMEDIATE)
-    with Batch(success=in_transaction_told):
+    with Batch(success=note_transaction_depth):
         pass
-    with transaction.atomic(), Batch(success=in_transaction_told):
+    with transaction.atomic(), Batch(success=note_transaction_depth):
         pass
     assert ran[1] - ran[0] == 1, "the block's own transaction has ended; the caller's has not"
 
 
 @task
-def in_transaction_told():
+def note_transaction_depth():
     ran.append(len(transaction.get_connection().savepoint_ids))
 
 
@@ -356,7 +356,7 @@ class WithoutDatabaseTest(SimpleTestCase):
                 assert workflow().status().total == 1
 
 
-def told(batches):
+def summary(batches):
     return [
         (
             one.description,
@@ -375,7 +375,11 @@ def test_made_batches_lists_batches_with_their_jobs_and_callbacks(tasks_setting,
         tasks_setting(name)
     batch = workflow()
     made = made_batches()
-    assert told(made) == [("A", ["A"], ["all executed"], [[1]]), ("B", ["B"], None, [[2]]), ("C", ["C"], None, [[3]])]
+    assert summary(made) == [
+        ("A", ["A"], ["all executed"], [[1]]),
+        ("B", ["B"], None, [[2]]),
+        ("C", ["C"], None, [[3]]),
+    ]
     assert [one.parent_bid for one in made] == ["", made[0].bid, made[1].bid]
     assert made[0].bid == batch.bid
     assert {job.bid for job in enqueued_jobs()} == {one.bid for one in made}

@@ -10,7 +10,7 @@ TEXT = DOCUMENT.read_text()
 
 
 def _examples():
-    """Return the Python blocks, with empty lines for the text between them: line numbers are those of the page."""
+    """Return the Python blocks, with empty lines for the text between them: line numbers equal the page's."""
     lines, inside = [], False
     for line in TEXT.splitlines():
         if inside and line == "```":

@@ -56,13 +56,13 @@ def breaks_a_constraint(pk):
 
 
 @task(takes_context=True, track=True)
-def tells_progress(context):
+def reports_progress(context):
     context.progress(1, 4)
     context.progress(2, 4, "half")
 
 
 @task(takes_context=True, track=True)
-async def async_tells_progress(context):
+async def async_reports_progress(context):
     context.progress(2, 4, "half")
 
 
@@ -130,7 +130,7 @@ def test_async_tasks_see_rows_written_by_the_test():
     assert ran.result.return_value == "here"
 
 
-@pytest.mark.parametrize("made", [tells_progress, async_tells_progress])
+@pytest.mark.parametrize("made", [reports_progress, async_reports_progress])
 def test_progress_of_a_drained_task_can_be_read(made):
     result = made.enqueue()
     drain()
@@ -139,7 +139,7 @@ def test_progress_of_a_drained_task_can_be_read(made):
 
 
 def test_an_unknown_jobtype_fails_and_is_retried():
-    get_broker().push([payload(jobtype="nobody.knows")])
+    get_broker().push([payload(jobtype="unknown.task")])
     [ran] = drain()
     assert (ran.state, ran.result, type(ran.error)) == ("retries", None, FaktoryError)
 

@@ -35,7 +35,7 @@ def run(tmp_path):
     """Yield a run with its own Redis: its program, the guard and the server."""
     program = Program("-c", RUN, TMPDIR=str(tmp_path))
     try:
-        program.said("started")
+        program.wait_for_log("started")
         [guard] = psutil.Process(program.pid).children()
         [server] = guard.children()
         yield program, guard, server

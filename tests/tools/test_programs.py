@@ -31,10 +31,10 @@ child.wait()
 def test_a_process_with_end_with_parent_ends_when_its_parent_is_killed():
     parent = Program("-c", ENDS_WITH_PARENT)
     try:
-        pid = int(parent.said("started")[0].split()[1])
+        pid = int(parent.wait_for_log("started")[0].split()[1])
         assert psutil.pid_exists(pid)
         parent.signal(signal.SIGKILL)
-        wait_until(lambda: not psutil.pid_exists(pid), 60, what="its child is gone")
+        wait_until(lambda: not psutil.pid_exists(pid), 60, what="its child has ended")
     finally:
         parent.clean_up()
 
@@ -43,8 +43,8 @@ def test_a_process_with_end_with_parent_ends_when_its_parent_is_killed():
 def test_a_program_ends_when_the_test_run_that_started_it_is_killed():
     run = Program("-c", STARTS_ANOTHER)
     try:
-        pid = int(run.said("started")[0].split()[1])
+        pid = int(run.wait_for_log("started")[0].split()[1])
         run.signal(signal.SIGKILL)
-        wait_until(lambda: not psutil.pid_exists(pid), 20, what="its program is gone")
+        wait_until(lambda: not psutil.pid_exists(pid), 20, what="its program has ended")
     finally:
         run.clean_up()

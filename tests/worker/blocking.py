@@ -1,4 +1,4 @@
-"""Tasks that run until the test lets them end, and brokers that the test can make unavailable."""
+"""Tasks that run until the test releases them, and brokers that the test can make unavailable."""
 
 import asyncio
 import threading
@@ -88,16 +88,16 @@ def enqueues(name, times):
 
 
 class Unreliable(OrmBroker):
-    """A broker on the database; each verb named in `away` raises BrokerUnavailable."""
+    """A broker on the database; each verb named in `unavailable` raises BrokerUnavailable."""
 
     def __init__(self):
         super().__init__("default")
-        self.away = set()
+        self.unavailable = set()
         self.tried = []
 
     def _record_call(self, verb):
         self.tried.append(verb)
-        if verb in self.away:
+        if verb in self.unavailable:
             raise BrokerUnavailable("switched off by the test")
 
     def hello(self, worker):

@@ -84,12 +84,12 @@ async def is_quick_async():
 
 
 @task
-def runs_for_ever(name):
+def never_ends(name):
     _spin(name)
 
 
 @task
-async def runs_for_ever_async(name):
+async def never_ends_async(name):
     gates[name].begun.release()
     await asyncio.Event().wait()
 
@@ -117,7 +117,7 @@ def fails_when_cancelled(context, name):
 
 
 @task(takes_context=True)
-def tells_progress(context, name):
+def reports_progress(context, name):
     context.progress(1, 3, "begun")
     _spin(name)
     for done in range(1, 2001):
@@ -125,7 +125,7 @@ def tells_progress(context, name):
 
 
 @task(takes_context=True, atomic=True)
-def tells_progress_atomically(context, name):
+def reports_progress_atomically(context, name):
     Mark.objects.create(text=name)
     context.progress(1, 2, "half")
     _spin(name)
@@ -133,7 +133,7 @@ def tells_progress_atomically(context, name):
 
 
 @task(takes_context=True)
-async def tells_progress_async(context, name):
+async def reports_progress_async(context, name):
     context.progress(5, 4)
     gates[name].begun.release()
     while not gates[name].opened.is_set():  # noqa: ASYNC110  (opened by a thread)

@@ -132,7 +132,7 @@ def test_an_async_task_receives_its_context():
 def test_an_async_job_cancelled_from_outside_raises_cancelled_error():
     async def cancelled():
         tasks.waiting.append(asyncio.Event())
-        running = asyncio.create_task(prepare(reserved(tasks.waits_for_ever)).arun())
+        running = asyncio.create_task(prepare(reserved(tasks.never_ends_async)).arun())
         await tasks.waiting[-1].wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -199,16 +199,16 @@ def test_an_unserializable_result_kills_the_job_without_a_retry(seen):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "name"),
     [
         ('{"jid":"0123456789","jobtype":"os.system","args":["ls"]}', "'os.system'; deploy the code"),
         ('{"jid":"0123456789","jobtype":"tests.project.tasks.nothing","args":[]}', "tests.project.tasks.nothing"),
     ],
 )
-def test_an_unknown_jobtype_fails_with_its_name_and_is_retried(text, said):
+def test_an_unknown_jobtype_fails_with_its_name_and_is_retried(text, name):
     report = prepare(given(text, attempt=3))
     assert (report.errtype, report.verdict, report.wid, report.attempt) == ("UnknownJobType", "", "w1", 3)
-    assert said in report.message
+    assert name in report.message
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_an_out_of_range_retry_delay_is_clamped_or_ignored(wish, becomes):
 
 @pytest.mark.parametrize(
     ("task", "verdict", "message"),
-    [(tasks.asks_for_kill, "kill", "somebody must look"), (tasks.asks_for_discard, "discard", "nobody needs it")],
+    [(tasks.asks_for_kill, "kill", "needs inspection"), (tasks.asks_for_discard, "discard", "no longer needed")],
 )
 def test_kill_and_discard_requests_end_the_job(task, verdict, message, seen):
     report = ran(task)
@@ -326,8 +326,8 @@ def test_a_dead_job_is_logged_in_one_line_with_id_attempt_and_error(caplog):
         ran(tasks.asks_for_kill)
         ran(tasks.asks_for_discard)
     mine = [record for record in caplog.records if record.name == "django_faktory.worker.execution"]
-    told = [(record.levelname, record.getMessage().partition(" jid=")[0], bool(record.exc_info)) for record in mine]
-    assert told == [("ERROR", "job dead", True), ("ERROR", "job dead", False), ("INFO", "job discarded", False)]
+    logged = [(record.levelname, record.getMessage().partition(" jid=")[0], bool(record.exc_info)) for record in mine]
+    assert logged == [("ERROR", "job dead", True), ("ERROR", "job dead", False), ("INFO", "job discarded", False)]
     assert re.fullmatch(
         r"job dead jid=\S+ jobtype=tests\.project\.tasks\.fails attempt=1 error='no luck'", mine[0].getMessage()
     )
@@ -367,7 +367,7 @@ def test_jobs_of_one_thread_share_its_cache(settings):
     """Django keeps a cache in the context that created it, and a job's own context ends with the job."""
 
     def two_jobs():
-        found.extend(ran(tasks.tells_its_cache).result for _ in range(2))
+        found.extend(ran(tasks.returns_its_cache).result for _ in range(2))
 
     found = []
     thread = threading.Thread(target=two_jobs)

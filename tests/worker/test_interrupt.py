@@ -53,7 +53,7 @@ def test_an_interruption_is_never_raised_outside_its_task():
         stopper.join()
         sum(range(200))
     assert is_hit
-    assert min(ended.values()) > 0, f"one of both was never tried: {ended}"
+    assert min(ended.values()) > 0, f"one of the two was never tried: {ended}"
 
 
 AFTERWARDS = """
@@ -134,10 +134,10 @@ def test_an_interrupted_coroutine_leaves_its_asyncio_task_uncancelled():
     ("done", "total", "percent"), [(0, 3, 0), (1, 3, 33), (2.5, 5, 50), (3, 3, 100), (9, 3, 100), (1e300, 1e-300, 100)]
 )
 def test_progress_is_reported_as_a_percentage(done, total, percent):
-    control, told = Control(), []
-    control.report_progress = lambda *words: told.append(words)
+    control, reported = Control(), []
+    control.report_progress = lambda *words: reported.append(words)
     control.progress(done, total, "note")
-    assert [words[:2] for words in told] == [(percent, "note")]
+    assert [words[:2] for words in reported] == [(percent, "note")]
 
 
 @pytest.mark.parametrize(("done", "total"), [(-1, 3), (1, 0), (1, -1), (float("nan"), 1), (1, float("inf"))])

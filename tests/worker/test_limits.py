@@ -22,20 +22,20 @@ IMPATIENT = MonitorLimits(query_every_s=0.2, cancel_grace_s=30, stop_grace_s=30)
 
 
 class WritesLate(OrmBroker):
-    """A broker that blocks the progress thread at its first write, until the test sets `may_go_on`."""
+    """A broker that blocks the progress thread at its first write, until the test sets `may_continue`."""
 
     def __init__(self, alias):
         super().__init__(alias)
-        self.began, self.may_go_on = threading.Event(), threading.Event()
+        self.began, self.may_continue = threading.Event(), threading.Event()
 
     def track_set(self, updates):
         if threading.current_thread().name == "faktory-progress" and not self.began.is_set():
             self.began.set()
-            self.may_go_on.wait(20)
+            self.may_continue.wait(20)
         super().track_set(updates)
 
 
-def told(task, result):
+def status_and_errors(task, result):
     """Return the status of a job's result and its errors, as bare class names."""
     found = task.get_result(result.id)
     return found.status, [error.exception_class_path.rpartition(".")[2] for error in found.errors]
@@ -51,7 +51,7 @@ class TestTimeout:
         assert "_spin" in job.failure, "where it was"
         Job.objects.update(state="enqueued")
         assert state(result, "dead").failures == 2
-        assert told(limited.spins, result) == (TaskResultStatus.FAILED, ["TaskTimeout"] * 2)
+        assert status_and_errors(limited.spins, result) == (TaskResultStatus.FAILED, ["TaskTimeout"] * 2)
 
     def test_a_coroutine_is_cancelled_at_its_timeout(self, work, state):
         work()
@@ -108,12 +108,12 @@ class TestCancelling:
         assert get_broker().cancel([result.id]) == 1
         return result
 
-    @pytest.mark.parametrize("task", [limited.runs_for_ever, limited.runs_for_ever_async, limited.looks_at_its_context])
+    @pytest.mark.parametrize("task", [limited.never_ends, limited.never_ends_async, limited.looks_at_its_context])
     def test_a_cancelled_running_job_is_discarded(self, work, state, task):
         result = self.cancelled(task, work)
         job = state(result, "discarded")
         assert job.errtype == "Cancelled"
-        assert told(task, result) == (TaskResultStatus.FAILED, ["Cancelled"])
+        assert status_and_errors(task, result) == (TaskResultStatus.FAILED, ["Cancelled"])
 
     def test_a_task_that_ignores_its_context_is_stopped_after_the_grace_period(self, work, state):
         result = self.cancelled(limited.never_looks, work, limits=MonitorLimits(query_every_s=0.2, cancel_grace_s=0.2))
@@ -145,7 +145,7 @@ class TestCancelling:
 class TestProgress:
     def test_progress_is_throttled_and_the_last_update_is_always_written(self, work, state):
         work()
-        result = limited.tells_progress.enqueue("a")
+        result = limited.reports_progress.enqueue("a")
         first = wait_until(lambda: Tracking.objects.filter(jid=result.id).first())
         assert (first.percent, first.desc) == (33, "begun")
         began_at = time.monotonic()
@@ -153,11 +153,11 @@ class TestProgress:
         state(result, "succeeded")
         wait_until(lambda: Tracking.objects.get(jid=result.id).desc == "2000 of 2000")
         assert time.monotonic() - began_at < 10
-        progress = limited.tells_progress.get_result(result.id).progress
+        progress = limited.reports_progress.get_result(result.id).progress
         assert (progress.percent, progress.desc, progress.state) == (100, "2000 of 2000", "success")
 
     @pytest.mark.parametrize(
-        "task", [limited.tells_progress, limited.tells_progress_async, limited.tells_progress_atomically]
+        "task", [limited.reports_progress, limited.reports_progress_async, limited.reports_progress_atomically]
     )
     def test_a_succeeded_job_shows_its_last_progress(self, work, state, task):
         """Check the progress when the job ends, although updates in quick succession are written a second apart."""
@@ -174,20 +174,20 @@ class TestProgress:
         """The task's transaction writes the last progress. An earlier write that waited must not replace it."""
         broker = WritesLate("default")
         running = work(broker)
-        result = limited.tells_progress_atomically.enqueue("a")
+        result = limited.reports_progress_atomically.enqueue("a")
         assert gates["a"].begun.acquire(timeout=10)
         assert broker.began.wait(10)
         gates["a"].opened.set()
         state(result, "succeeded")
-        assert limited.tells_progress_atomically.get_result(result.id).progress.percent == 100
-        broker.may_go_on.set()
+        assert limited.reports_progress_atomically.get_result(result.id).progress.percent == 100
+        broker.may_continue.set()
         running.stop()
         assert running.ended()
-        assert limited.tells_progress_atomically.get_result(result.id).progress.percent == 100
+        assert limited.reports_progress_atomically.get_result(result.id).progress.percent == 100
 
     def test_the_last_progress_is_written_when_the_worker_stops(self, work, state):
         running = work()
-        result = limited.tells_progress.enqueue("a")
+        result = limited.reports_progress.enqueue("a")
         assert gates["a"].begun.acquire(timeout=10)
         gates["a"].opened.set()
         state(result, "succeeded")
@@ -197,12 +197,12 @@ class TestProgress:
 
     def test_a_coroutine_can_report_progress(self, work):
         work()
-        result = limited.tells_progress_async.enqueue("a")
+        result = limited.reports_progress_async.enqueue("a")
         wait_until(lambda: Tracking.objects.filter(jid=result.id, percent=100).exists())
 
     def test_progress_of_an_atomic_task_is_visible_before_its_commit(self, work):
         work()
-        result = limited.tells_progress_atomically.enqueue("a")
+        result = limited.reports_progress_atomically.enqueue("a")
         if connection.vendor == "sqlite":  # one writer at a time: others wait for the transaction
             gates["a"].opened.set()
             wait_until(lambda: Tracking.objects.filter(jid=result.id, percent=100).exists())

@@ -37,18 +37,18 @@ def test_the_reason_for_recycling_is_returned_only_once():
 
 
 def test_jobs_that_end_concurrently_are_all_counted():
-    one, said, barrier = share(max_jobs=8000), [], threading.Barrier(8)
+    one, reasons, barrier = share(max_jobs=8000), [], threading.Barrier(8)
 
     def end_many():
         barrier.wait()
-        said.extend(filter(None, (one.count_job() for _ in range(2000))))
+        reasons.extend(filter(None, (one.count_job() for _ in range(2000))))
 
     threads = [threading.Thread(target=end_many) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(said) == 1
+    assert len(reasons) == 1
 
 
 def test_memory_above_max_rss_after_a_job_triggers_recycling():

@@ -69,7 +69,7 @@ def test_a_report_waits_for_others_if_more_are_expected_soon(held):
     sets = []
     reporter = None
 
-    class Telling(OrmBroker):
+    class Recording(OrmBroker):
         def ack(self, acks):
             sets.append(len(acks))
             reporter.close(time.monotonic() + 10)
@@ -83,7 +83,7 @@ def test_a_report_waits_for_others_if_more_are_expected_soon(held):
             finished.put(others.pop())
         return True
 
-    reporter = Reporter(Telling("default"), finished, more_soon=more_soon)
+    reporter = Reporter(Recording("default"), finished, more_soon=more_soon)
     finished.put(ack(held[0]))
     thread = threading.Thread(target=reporter.run)
     thread.start()

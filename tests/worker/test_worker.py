@@ -68,7 +68,7 @@ class TestWork:
 
     @override_settings(FAKTORY={"UNKNOWN_JOBTYPE_GRACE": 0})
     def test_a_job_of_unknown_type_fails_and_the_next_job_runs(self, work, state):
-        JobFactory(jid="unknown-1", jobtype="nobody.knows")
+        JobFactory(jid="unknown-1", jobtype="unknown.task")
         result = tasks.add.enqueue(1, 1)
         work()
         state(result, "succeeded")
@@ -273,10 +273,10 @@ class TestStopping:
         result = sleeps.enqueue("later")
         running = work(broker, shutdown_timeout=0.1)
         begun("later")
-        broker.away = {"interrupt"}
+        broker.unavailable = {"interrupt"}
         running.stop()
         wait_until(lambda: broker.tried.count("interrupt") >= 2)
-        broker.away = set()
+        broker.unavailable = set()
         assert running.ended()
         assert (Job.objects.get(jid=result.id).state, Job.objects.get(jid=result.id).interruptions) == ("enqueued", 1)
 
@@ -307,7 +307,7 @@ class TestStopping:
         tasks.noop.enqueue_many([()] * 100)
         running = work(broker, concurrency=1)
         wait_until(lambda: not Job.objects.exclude(state="succeeded").exists())
-        broker.away = {"release"}
+        broker.unavailable = {"release"}
         passes.enqueue_many([("last",)] * 5)
         begun("last")
         running.stop()
@@ -322,13 +322,13 @@ class TestStopping:
         worker = Worker(OrmBroker("default"), queues=["default"], concurrency=1)
         rescue = threading.Timer(15, worker.stop)
 
-        def tell_another_thread():
+        def signal_another_thread():
             with contextlib.closing(connection):
                 wait_until(lambda: WorkerProcess.objects.filter(wid=worker.wid).exists())
             signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 
         before = signal.signal(signal.SIGUSR1, lambda *_: worker.stop())
-        another = threading.Thread(target=tell_another_thread)
+        another = threading.Thread(target=signal_another_thread)
         another.start()
         rescue.start()
         try:
@@ -455,56 +455,56 @@ class TestOutages:
 
     def test_reports_are_kept_until_the_broker_is_available(self, work, state):
         broker = Unreliable()
-        broker.away = {"ack", "fail"}
+        broker.unavailable = {"ack", "fail"}
         results = [tasks.noop.enqueue(), tasks.fails.enqueue()]
         work(broker)
         wait_until(lambda: broker.tried.count("ack") > 1 and broker.tried.count("fail") > 1)
-        broker.away = set()
+        broker.unavailable = set()
         state(results[0], "succeeded")
         state(results[1], "retries")
 
     def test_fetching_resumes_when_the_broker_is_available_again(self, work, state):
         broker = Unreliable()
-        broker.away = {"fetch"}
+        broker.unavailable = {"fetch"}
         result = tasks.noop.enqueue()
         work(broker)
         wait_until(lambda: broker.tried.count("fetch") > 1)
-        broker.away = set()
+        broker.unavailable = set()
         state(result, "succeeded")
 
     def test_a_worker_without_acknowledged_heartbeats_does_not_fetch(self, work, state):
         """Its wid may have been given up (W20), and the heartbeat of an unknown wid is not missed."""
         broker = Unreliable()
-        broker.away = {"beat"}
+        broker.unavailable = {"beat"}
         result = tasks.noop.enqueue()
         work(broker)
         wait_until(lambda: broker.tried.count("beat") > 3)
         assert "fetch" not in broker.tried
-        broker.away = set()
+        broker.unavailable = set()
         state(result, "succeeded")
 
     def test_a_worker_waits_for_a_broker_that_is_unavailable_at_startup(self, work, state):
         broker = Unreliable()
-        broker.away = {"hello"}
+        broker.unavailable = {"hello"}
         result = tasks.noop.enqueue()
         work(broker)
         wait_until(lambda: broker.tried.count("hello") > 1)
-        broker.away = set()
+        broker.unavailable = set()
         state(result, "succeeded")
 
     def test_quiet_is_kept_while_the_broker_is_unavailable_at_startup(self, work):
         broker = Unreliable()
-        broker.away = {"hello"}
+        broker.unavailable = {"hello"}
         running = work(broker)
         wait_until(lambda: broker.tried)
         running.worker.quiet()
         wait_until(lambda: running.worker._is_quiet)
-        broker.away = set()
+        broker.unavailable = set()
         wait_until(lambda: (process := listed(running)) and process.state == "quiet")
 
     def test_a_worker_can_stop_while_the_broker_is_unavailable_at_startup(self, work):
         broker = Unreliable()
-        broker.away = {"hello"}
+        broker.unavailable = {"hello"}
         running = work(broker)
         wait_until(lambda: broker.tried)
         running.stop()
@@ -522,7 +522,7 @@ class TestOutages:
 
     def test_jobs_that_cannot_be_reported_at_shutdown_are_logged_by_jid(self, work, caplog):
         broker = Unreliable()
-        broker.away = {"ack", "bye"}
+        broker.unavailable = {"ack", "bye"}
         result = tasks.noop.enqueue()
         running = work(broker)
         wait_until(lambda: "ack" in broker.tried)

@@ -47,7 +47,7 @@ ACTIONS = {
     ),
     "kill": JobAction(
         "Kill", "Killed", "job.kill", bulk.STATES[Verb.KILL],
-        "They will not run any more, unless somebody retries them among the dead.",
+        "They run again only if they are retried from the dead jobs.",
     ),
     "discard": JobAction(
         "Discard", "Discarded", "job.discard", bulk.STATES[Verb.DISCARD],

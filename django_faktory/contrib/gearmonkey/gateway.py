@@ -158,7 +158,7 @@ class Gateway:
         ends = []
         for jid, job in self._open_jobs.items():
             # Without an outcome for a removed row the client would wait until its timeout.
-            outcome = outcomes.get(jid, JobStatus(jid, True, None, "JobRemoved: somebody removed its row", None))
+            outcome = outcomes.get(jid, JobStatus(jid, True, None, "JobRemoved: its row was removed", None))
             if outcome.is_over:
                 status = Status.ERROR if outcome.error else Status.SUCCESS
                 output = outcome.error.encode("utf-8", "replace") if outcome.error else output_of(outcome.result)

@@ -46,7 +46,7 @@ class MaintenanceLoop:
                 self._audit_at = time.monotonic() + AUDIT_EVERY_S
                 requeued = self._redis_worker.audit()
                 if requeued:
-                    logger.warning("jobs that somebody lost are queued again jobs=%s", ",".join(requeued))
+                    logger.warning("lost jobs queued again jobs=%s", ",".join(requeued))
         except FaktoryError as error:
             logger.warning("the sweep waits for the server error=%s", error)
         except Exception:  # log and continue

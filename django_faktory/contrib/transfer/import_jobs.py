@@ -71,7 +71,7 @@ class Import:
             suffix = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
             notes.append(f"keys that are none of the open Faktory's stay: {', '.join(unknown[:10])}{suffix}")
         if any(place.kind == WORKING for place in self._contents.places):
-            notes.append("jobs somebody works on are scheduled for the end of their reservations")
+            notes.append("running jobs are scheduled for the end of their reservations")
 
     def _import_place(self, place: Place, counts: Counts, advance: Callable[[int], object]) -> None:
         skip = 0

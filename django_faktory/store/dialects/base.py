@@ -249,8 +249,8 @@ class InsertResult(NamedTuple):
     """The time of the statement."""
 
 
-class PendingExchange(Protocol):
-    """An exchange that was sent without waiting, and is read by an event loop as its results arrive."""
+class PendingReply(Protocol):
+    """The reply to an exchange that was sent without waiting. An event loop reads it as it arrives."""
 
     is_sent: bool
     """Whether all of it was sent; if not, call `send` when the socket is writable."""
@@ -419,7 +419,7 @@ class Dialect(ABC):
         acks: Sequence[Ack],  # noqa: ARG002
         plan: ClaimPlan,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
-    ) -> PendingExchange | None:
+    ) -> PendingReply | None:
         """Send `exchange` as its own transaction without waiting for the answer (ADR 0021).
 
         Returns None, with nothing done, if this is impossible now.

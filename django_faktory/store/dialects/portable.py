@@ -407,7 +407,7 @@ class PausedSources(NamedTuple):
     """Conditions that a claim reads in addition to the jobs."""
 
     queues: set[str]
-    """Paused queues, and queues with a full or closed limiter: they hand out no job."""
+    """Paused queues, and queues with a full or paused limiter: they hand out no job."""
     wids: set[str]
     """Quiet or terminating workers: they get no job."""
     limited: set[tuple[str, str]]

@@ -14,17 +14,18 @@ from typing import Generic, TypeVar
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ...core.payloads import ExchangeReply
 from ...errors import BrokerUnavailable
 from .. import transactions
-from ..dialects.base import ClaimPlan, PendingExchange
+from ..dialects.base import ClaimPlan, PendingReply
 from ..transactions import first_line
-from .exchanges import Exchange, ExchangeOutcome, execute
+from .exchanges import Exchange, execute
 
 Result = TypeVar("Result")
 
 
 def begin(
-    connection: BaseDatabaseWrapper, work: Exchange, on_result: Callable[[ExchangeOutcome], Result]
+    connection: BaseDatabaseWrapper, work: Exchange, on_result: Callable[[ExchangeReply], Result]
 ) -> SentExchange[Result] | None:
     """Send an exchange without blocking; `on_result` converts its result.
 
@@ -57,11 +58,11 @@ class SentExchange(Generic[Result]):
         connection: BaseDatabaseWrapper,
         work: Exchange,
         plan: ClaimPlan,
-        on_result: Callable[[ExchangeOutcome], Result],
+        on_result: Callable[[ExchangeReply], Result],
     ) -> None:
         self._connection, self._work, self._plan, self._on_result = connection, work, plan, on_result
 
-    def set_pending(self, pending: PendingExchange, time_limit: ExitStack) -> None:
+    def set_pending(self, pending: PendingReply, time_limit: ExitStack) -> None:
         """Store the pending reply and the time limit, which `read` closes."""
         self._pending, self._time_limit, self.fd = pending, time_limit, pending.fd
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
 
 from django.db import connections
 
-from ...core.payloads import Ack, FetchRequest, JobPayload, Reservation, is_storable
-from ...errors import FaktoryError
+from ...core.payloads import Ack, ExchangeReply, FetchRequest, JobPayload, Reservation, is_storable
 from ..dialects import dialect_of
 from ..dialects.base import AckResult, ClaimPlan, Dialect, OrderedJobs
 from ..locks import locks
@@ -29,14 +27,6 @@ from .claims import (
 )
 from .lost_claims import ClaimNumbers
 from .pushes import CHUNK, any_needs_lookup, order_jobs, push
-
-
-class ExchangeOutcome(NamedTuple):
-    """Result of `exchange`: the results of `push`, `ack` and `fetch`, each in the order of its input."""
-
-    pushed: Sequence[FaktoryError | None]
-    acked: list[FaktoryError | bool]
-    fetched: list[list[Reservation]]
 
 
 class Exchange:
@@ -105,7 +95,7 @@ class Exchange:
         # Different requests that got too few jobs need a second plan, by the number of waiting jobs.
         return sum(not job.is_prefetched for job in claimed) >= sum(request.count for request in self.requests)
 
-    def conclude(self, plan: ClaimPlan, ending: AckResult, claimed: list[Reservation]) -> ExchangeOutcome:
+    def conclude(self, plan: ClaimPlan, ending: AckResult, claimed: list[Reservation]) -> ExchangeReply:
         """Finish the exchange and return its results. May block on further queries, see `needs_no_query`.
 
         Ends the jobs that the hot statement left unchanged, acquires locks and permits for the claimed jobs, and
@@ -124,7 +114,7 @@ class Exchange:
         fetched = distribute(self.requests, runnable, context, has_committed_work=True, is_all=is_all)
         if len(requested) < len(claimed):
             fetched = prefetch.append_prefetched(fetched, self.requests, [job for job in claimed if job.is_prefetched])
-        return ExchangeOutcome([None] * len(self.jobs), acked, fetched)
+        return ExchangeReply([None] * len(self.jobs), acked, fetched)
 
 
 def exchange(
@@ -137,7 +127,7 @@ def exchange(
     lease_s: float = locks.LEASE_S,
     claim_numbers: ClaimNumbers | None = None,
     on_finished: OnFinished = ignore_finished,
-) -> ExchangeOutcome:
+) -> ExchangeReply:
     """Run `ack`, `push` and `fetch` in one transaction; on PostgreSQL in one round trip.
 
     A pushed job may be fetched by a request of the same exchange.
@@ -146,7 +136,7 @@ def exchange(
     return execute(Exchange(jobs, acks, requests, context, on_finished, dialect=dialect_of(connections[using])))
 
 
-def execute(work: Exchange) -> ExchangeOutcome:
+def execute(work: Exchange) -> ExchangeReply:
     """Execute an exchange, in one transaction if the dialect can; blocks until the database has committed."""
     acks, context = work.acks, work.context
     using, now = context.using, context.now
@@ -154,7 +144,7 @@ def execute(work: Exchange) -> ExchangeOutcome:
         # Acks first: the locks and permits that they release may be what the fetched jobs need.
         acked = ack(acks, using=using, now=now, on_finished=work.on_finished)
         pushed = push(work.jobs, using=using, now=now)
-        return ExchangeOutcome(pushed, acked, fetch_filtered(work.requests, context))
+        return ExchangeReply(pushed, acked, fetch_filtered(work.requests, context))
     if work.may_hand_off_lock():
         handoff = _hand_off_lock(work)
         if handoff:
@@ -171,7 +161,7 @@ def execute(work: Exchange) -> ExchangeOutcome:
         return work.conclude(plan, ending, claimed)
 
 
-def _hand_off_lock(work: Exchange) -> ExchangeOutcome | None:
+def _hand_off_lock(work: Exchange) -> ExchangeReply | None:
     """Execute an exchange as a lock handoff; return None, with nothing changed, if that is not possible (ADR 0020).
 
     The first request that asks for a job gets the next job of the lock key of the job that ends.
@@ -198,4 +188,4 @@ def _hand_off_lock(work: Exchange) -> ExchangeOutcome | None:
     if others and not (handoff.is_all and all(set(other.queues) <= set(first.queues) for other in others)):
         fetched = fetch_after_commit(others, context)
     fetched.insert(place, [handoff.job])
-    return ExchangeOutcome([], [True], fetched)
+    return ExchangeReply([], [True], fetched)

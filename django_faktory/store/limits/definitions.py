@@ -238,9 +238,9 @@ def _save(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
 
 
 def _must_count_running(limiter: Limiter, limit: Limit) -> bool:
-    """Return whether a limiter must be closed until its running jobs are counted.
+    """Return whether a limiter must be paused until its running jobs are counted.
 
-    It must if it did not count jobs before, or if it is closed for that reason already.
+    It must if it did not count jobs before, or if it is paused for that reason already.
     """
     return limit.concurrency is not None and (limiter.concurrency is None or limiter.is_paused)
 

@@ -190,15 +190,15 @@ def create_limiters(keys: Sequence[str], *, using: str) -> None:
         Limiter.objects.using(using).bulk_create(rows, ignore_conflicts=True)
 
     run(using, verb)
-    # All closed limiters of these keys, including one that another process has inserted and not counted yet.
-    closed = Limiter.objects.using(using).filter(scope=Scope.KEY, name__in=list(keys), is_paused=True)
-    count_running(run(using, lambda _: list(closed.values_list("pk", flat=True)), atomic=False), using=using)
+    # All paused limiters of these keys, including one that another process has inserted and not counted yet.
+    paused = Limiter.objects.using(using).filter(scope=Scope.KEY, name__in=list(keys), is_paused=True)
+    count_running(run(using, lambda _: list(paused.values_list("pk", flat=True)), atomic=False), using=using)
 
 
 def build_limiter(limit: Limit, name: str) -> Limiter:
     """Build a limiter of this limit without permits in use.
 
-    It stays closed until `count_running` has counted the jobs that already run.
+    It stays paused until `count_running` has counted the jobs that already run.
     """
     numbers = {field: getattr(limit, field) for field in _NUMBERS}
     tokens = limit.allowance.capacity if limit.rate else 0.0
@@ -215,17 +215,17 @@ def _block_refused(cursor: CursorWrapper, dialect: Dialect, refused: dict[int, t
         cursor,
         {row_id: None if limiter.scope == Scope.QUEUE else limiter.id for row_id, (_, limiter) in refused.items()},
     )
-    closed = {limiter.id: limiter for _, limiter in refused.values() if limiter.scope != Scope.QUEUE}
-    if not closed:
+    full = {limiter.id: limiter for _, limiter in refused.values() if limiter.scope != Scope.QUEUE}
+    if not full:
         return
     by_scope = {
-        scope: {limiter.name: limiter.id for limiter in closed.values() if limiter.scope == scope}
+        scope: {limiter.name: limiter.id for limiter in full.values() if limiter.scope == scope}
         for scope in (Scope.TASK, Scope.KEY)
     }
     for queue in sorted({queue for queue, limiter in refused.values() if limiter.scope != Scope.QUEUE}):
         # Otherwise the next claims would take, and put back, the same kind of job again and again.
         sql.block_head(cursor, dialect, queue, tasks=by_scope[Scope.TASK], keys=by_scope[Scope.KEY])
-    for limiter in closed.values():
+    for limiter in full.values():
         limiter.is_awaited = True
 
 
@@ -256,7 +256,7 @@ def _unblock_fitting(
 ) -> set[str]:
     """Make as many blocked jobs ready as a limiter has room for; return the queues that got work."""
     if limiter.scope == Scope.QUEUE:
-        # Jobs of a queue with a closed limiter were never blocked, so the waiting FETCHes only need a notification.
+        # Jobs of a queue with a full limiter were never blocked, so the waiting FETCHes only need a notification.
         return {limiter.name} if was_full and limiter.room else set()
     if not limiter.is_awaited:
         return set()
@@ -329,7 +329,7 @@ def find_limiters_of(jobs: JobQuerySet) -> list[int]:
 def count_running(ids: Iterable[int], *, using: str) -> None:
     """Give running jobs the permits of these limiters that they lack, count them, and open the limiters.
 
-    A limiter that is new, or did not count running jobs before, is closed until then, so that running jobs count from
+    A limiter that is new, or did not count running jobs before, is paused until then, so that running jobs count from
     the commit of the change on. Claims that read the limits before that commit are waited for, because their jobs run
     too: see `Dialect.await_claims`. In the caller's transaction there is no such commit yet: the limiters open at once,
     and the jobs are counted again after the commit.
@@ -352,7 +352,7 @@ def _count_each(ids: Iterable[int], using: str) -> None:
 
 
 def _open_counted(connection: BaseDatabaseWrapper, limiter_id: int) -> None:
-    """Leave a counted limiter closed only if its limit is paused. Limits are locked before limiters."""
+    """Leave a counted limiter paused only if its limit is paused. Limits are locked before limiters."""
     limits = Limit.objects.using(connection.alias).filter(limiters=limiter_id)
     if connection.features.has_select_for_update:
         limits = limits.select_for_update()

@@ -9,7 +9,7 @@ from django.core.cache import cache
 
 
 @pytest.fixture(autouse=True)
-def nobody_has_asked_yet():
+def empty_cache():
     """Clear the cache, which stores the throttles' counts."""
     cache.clear()
 
@@ -40,8 +40,8 @@ def api(client):
             options["query_params"] = params
         answer = client.generic(method, f"/api/{path}", content_type="application/json", **options)
         is_json = "json" in answer.headers.get("Content-Type", "")
-        told = answer.json() if is_json and answer.content else None
-        return SimpleNamespace(status=answer.status_code, said=told, headers=answer.headers, text=answer.content)
+        data = answer.json() if is_json and answer.content else None
+        return SimpleNamespace(status=answer.status_code, data=data, headers=answer.headers, text=answer.content)
 
     return ask
 

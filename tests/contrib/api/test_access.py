@@ -120,7 +120,7 @@ def stored():
 
 def test_every_endpoint_is_in_the_permission_matrix(as_root):
     """ENDPOINTS lists each operation of the OpenAPI document; a new action without a line there fails this test."""
-    paths = as_root("GET", "schema/", format="json").said["paths"]
+    paths = as_root("GET", "schema/", format="json").data["paths"]
     described = {
         (method.upper(), path) for path, methods in paths.items() for method in methods if method != "parameters"
     }
@@ -133,7 +133,7 @@ def test_anonymous_requests_are_refused_and_change_nothing(api, rows, method, pa
     before = stored()
     answer = api(method, path, body)
     assert (answer.status, answer.headers["Content-Type"]) == (403, "application/problem+json")
-    assert set(answer.said) == {"type", "title", "status", "detail", "instance"}
+    assert set(answer.data) == {"type", "title", "status", "detail", "instance"}
     assert stored() == before
 
 
@@ -154,8 +154,8 @@ def test_a_user_with_every_other_permission_is_refused(api, rows, user, method, 
 @pytest.mark.parametrize(("method", "path", "body", "permission"), ENDPOINTS, ids=IDS)
 def test_a_user_with_only_the_required_permission_is_accepted(api, rows, user, method, path, body, permission):
     answer = api(method, path, body, by=user(permission))
-    assert answer.status in (200, 201, 204), answer.said
-    assert LogEntry.objects.count() == (method != "GET"), "every change leaves one"
+    assert answer.status in (200, 201, 204), answer.data
+    assert LogEntry.objects.count() == (method != "GET"), "each change adds a log entry"
 
 
 @pytest.mark.parametrize(("method", "path", "body", "permission"), ENDPOINTS, ids=IDS)
@@ -179,7 +179,7 @@ def test_a_superuser_can_read_everything_and_reading_changes_nothing(as_root, ro
 @pytest.mark.parametrize("path", ["jobs/", "queues/default/", "statistics/"])
 def test_an_unsupported_method_returns_405(as_root, rows, path):
     answer = as_root("PUT", path, {})
-    assert (answer.status, answer.said["title"]) == (405, "Not to be used with this method")
+    assert (answer.status, answer.data["title"]) == (405, "Not to be used with this method")
 
 
 def test_a_session_without_a_csrf_token_changes_nothing(rows, root):
@@ -198,11 +198,11 @@ def test_an_inactive_user_is_refused(api, user):
 
 def test_reads_and_writes_have_separate_rate_limits(api, rows, user, settings):
     settings.FAKTORY = {"API_READS": "2/minute", "API_ACTS": "1/minute"}
-    somebody = user("view_queue", "pause_queue")
-    assert [api("GET", "queues/", by=somebody).status for _ in range(3)] == [200, 200, 429]
+    operator = user("view_queue", "pause_queue")
+    assert [api("GET", "queues/", by=operator).status for _ in range(3)] == [200, 200, 429]
     assert [api("POST", "queues/default/pause/", {}).status for _ in range(2)] == [200, 429]
     answer = api("GET", "queues/")
-    assert (answer.said["type"], int(answer.headers["Retry-After"]) > 0) == (
+    assert (answer.data["type"], int(answer.headers["Retry-After"]) > 0) == (
         "urn:django-faktory:problem:too-many",
         True,
     )
@@ -211,14 +211,14 @@ def test_reads_and_writes_have_separate_rate_limits(api, rows, user, settings):
 
 def test_an_empty_rate_setting_means_no_rate_limit(api, rows, user, settings):
     settings.FAKTORY = {"API_READS": ""}
-    somebody = user("view_queue")
-    assert {api("GET", "queues/", by=somebody).status for _ in range(5)} == {200}
+    viewer = user("view_queue")
+    assert {api("GET", "queues/", by=viewer).status for _ in range(5)} == {200}
 
 
 def test_the_api_returns_501_if_jobs_are_stored_on_a_remote_server(as_root, settings):
     settings.FAKTORY = {"BROKER": "remote"}
     answer = as_root("GET", "jobs/")
-    assert (answer.status, answer.said["type"]) == (501, "urn:django-faktory:problem:jobs-elsewhere")
+    assert (answer.status, answer.data["type"]) == (501, "urn:django-faktory:problem:jobs-elsewhere")
 
 
 def test_a_database_error_returns_503_without_the_driver_message(as_root, monkeypatch):

@@ -55,8 +55,8 @@ def test_responses_are_ascii_json_that_preserves_hostile_texts(client, settings,
         assert not any(byte < 32 for byte in answer.content), place
         answer.json()
     died = Job.objects.get(queue="died")
-    [told] = client.get("/api/jobs/?state=dead").json()["results"]
-    assert told["jid"] == died.jid
+    [listed] = client.get("/api/jobs/?state=dead").json()["results"]
+    assert listed["jid"] == died.jid
     if "/" not in died.jid:
         whole = client.get(f"/api/jobs/{quote(died.jid, safe='')}/").json()
         assert whole["job"]["args"] == [text, {text: text}]

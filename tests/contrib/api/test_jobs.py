@@ -21,16 +21,16 @@ def job_in(state, **fields):
 
 def found(answer):
     assert answer.status == 200, answer
-    return [job["jid"] for job in answer.said["results"]]
+    return [job["jid"] for job in answer.data["results"]]
 
 
 def test_jobs_are_listed_newest_first_and_paginated(as_root):
     jids = [job_in("dead").jid for _ in range(5)]
     first = as_root("GET", "jobs/", page_size=2)
     assert found(first) == jids[:2:-1]
-    second = as_root("GET", first.said["next"].partition("/api/")[2])
+    second = as_root("GET", first.data["next"].partition("/api/")[2])
     assert found(second) == [jids[2], jids[1]]
-    assert found(as_root("GET", second.said["previous"].partition("/api/")[2])) == jids[:2:-1]
+    assert found(as_root("GET", second.data["previous"].partition("/api/")[2])) == jids[:2:-1]
 
 
 @pytest.mark.parametrize(
@@ -71,33 +71,33 @@ def test_an_invalid_query_is_rejected_with_the_field_and_position(as_root, param
     answer = as_root("GET", "jobs/", **params)
     assert answer.status == 400
     assert answer.headers["Content-Type"] == "application/problem+json"
-    assert answer.said["type"] == "urn:django-faktory:problem:invalid-query"
-    assert answer.said["position"] == position
-    assert answer.said["errors"] == [{"field": field, "detail": answer.said["detail"]}]
+    assert answer.data["type"] == "urn:django-faktory:problem:invalid-query"
+    assert answer.data["position"] == position
+    assert answer.data["errors"] == [{"field": field, "detail": answer.data["detail"]}]
 
 
 @pytest.mark.parametrize("params", [{"query": "a\x00b"}, {"queue": "\x00"}, {"cursor": "x"}, {"query": "a" * 5000}])
 def test_an_invalid_parameter_value_is_rejected_with_its_field(as_root, params):
     answer = as_root("GET", "jobs/", **params)
-    assert (answer.status, answer.said["type"]) == (400, "urn:django-faktory:problem:invalid")
-    assert [one["field"] for one in answer.said["errors"]] == list(params)
+    assert (answer.status, answer.data["type"]) == (400, "urn:django-faktory:problem:invalid")
+    assert [one["field"] for one in answer.data["errors"]] == list(params)
 
 
 @pytest.mark.parametrize("position", ["x", "-1", "9" * 30, "1.5", "\x00", "\ud800", "²"])
 def test_a_forged_cursor_is_rejected(as_root, position):
     job_in("dead")
-    told = urlencode({"p": position}, errors="surrogatepass")
-    answer = as_root("GET", "jobs/", cursor=b64encode(told.encode()).decode())
+    query = urlencode({"p": position}, errors="surrogatepass")
+    answer = as_root("GET", "jobs/", cursor=b64encode(query.encode()).decode())
     assert answer.status == 400
-    assert answer.said["errors"][0]["field"] == "cursor"
+    assert answer.data["errors"][0]["field"] == "cursor"
 
 
 def test_interruptions_of_a_job_are_reported_with_worker_and_time(as_root):
     stopped = '[{"kind":"interrupted","wid":"w7","message":"x","started_at":"","failed_at":"2026-05-01T13:00:05Z"}]'
     job = JobFactory(interruptions=1, history=stopped)
-    told = as_root("GET", f"jobs/{job.jid}/").said
-    assert (told["attempt"], told["attempts"], told["interruptions"]) == (0, [], 1)
-    assert told["interrupted"] == [
+    shown = as_root("GET", f"jobs/{job.jid}/").data
+    assert (shown["attempt"], shown["attempts"], shown["interruptions"]) == (0, [], 1)
+    assert shown["interrupted"] == [
         {"worker": "w7", "message": "x", "started_at": None, "interrupted_at": "2026-05-01T13:00:05Z"}
     ]
 
@@ -105,15 +105,15 @@ def test_interruptions_of_a_job_are_reported_with_worker_and_time(as_root):
 def test_a_job_is_returned_with_its_complete_payload(as_root):
     job = job_in("dead", jid="a job+ü.1", payload='{"jid":"x","args":[12345678901234567890123,"\\ud800",1e999]}')
     answer = as_root("GET", "jobs/a%20job+%C3%BC.1/")
-    assert answer.said["jid"] == job.jid
-    assert answer.said["job"]["args"] == [12345678901234567890123, "\ud800", "inf"]
+    assert answer.data["jid"] == job.jid
+    assert answer.data["job"]["args"] == [12345678901234567890123, "\ud800", "inf"]
 
 
 @pytest.mark.parametrize("jid", ["no-such-job", "x" * 300, "a%00b", "%F0%9F", "%0A"])
 def test_an_unknown_job_is_not_found(as_root, jid):
     answer = as_root("GET", f"jobs/{jid}/")
     assert (answer.status, answer.headers["Content-Type"]) == (404, "application/problem+json")
-    assert answer.said["instance"].startswith("/api/jobs/")
+    assert answer.data["instance"].startswith("/api/jobs/")
 
 
 def test_a_single_job_is_returned_regardless_of_its_age(as_root, monkeypatch):
@@ -121,7 +121,7 @@ def test_a_single_job_is_returned_regardless_of_its_age(as_root, monkeypatch):
     monkeypatch.setattr(JobQuerySet, "recent", lambda self: self.none())
     job = job_in("succeeded")
     assert as_root("GET", f"jobs/{job.jid}/").status == 200
-    assert as_root("GET", "jobs/", queue="default").said["results"] == []
+    assert as_root("GET", "jobs/", queue="default").data["results"] == []
 
 
 def test_api_and_command_line_report_the_same_job_fields():
@@ -147,7 +147,7 @@ def test_a_registered_task_is_enqueued_with_its_arguments_and_options(as_root, r
         },
     )
     assert answer.status == 201
-    job = Job.objects.get(jid=answer.said["jid"])
+    job = Job.objects.get(jid=answer.data["jid"])
     assert (job.state, job.queue, job.priority, job.about) == ("scheduled", "later", 40, "shop.order/42")
     assert job.run_at.isoformat() == "2040-05-01T10:00:00+00:00"
     assert '"args":[7]' in job.payload
@@ -178,8 +178,8 @@ def test_a_registered_task_is_enqueued_with_its_arguments_and_options(as_root, r
 )
 def test_an_invalid_enqueue_request_is_rejected_and_stores_nothing(as_root, body, field):
     answer = as_root("POST", "jobs/", body)
-    assert answer.status == 400, answer.said
-    assert [one["field"] for one in answer.said.get("errors", [{"field": None}])] == [field]
+    assert answer.status == 400, answer.data
+    assert [one["field"] for one in answer.data.get("errors", [{"field": None}])] == [field]
     assert not Job.objects.exists()
     assert not LogEntry.objects.exists()
 
@@ -188,7 +188,7 @@ def test_a_second_unique_job_is_a_conflict(as_root):
     body = {"task": once_a_group.jobtype, "args": ["a"]}
     assert as_root("POST", "jobs/", body).status == 201
     answer = as_root("POST", "jobs/", body)
-    assert (answer.status, answer.said["type"]) == (409, "urn:django-faktory:problem:not-unique")
+    assert (answer.status, answer.data["type"]) == (409, "urn:django-faktory:problem:not-unique")
     assert Job.objects.count() == 1
 
 
@@ -205,13 +205,13 @@ def test_too_deeply_nested_arguments_are_rejected(as_root):
     deep = "[" * 200 + "]" * 200
     answer = as_root("POST", "jobs/", f'{{"task":"{add.jobtype}","args":[1,{deep}]}}')
     assert answer.status == 400
-    assert "nested deeper" in answer.said["detail"]
+    assert "nested deeper" in answer.data["detail"]
 
 
 def test_a_body_longer_than_the_maximum_command_is_rejected(as_root, settings):
     settings.FAKTORY = {"MAX_COMMAND_BYTES": 100}
     answer = as_root("POST", "jobs/", {"task": add.jobtype, "args": ["x" * 100, 1]})
-    assert (answer.status, answer.said["title"]) == (413, "Too large")
+    assert (answer.status, answer.data["title"]) == (413, "Too large")
 
 
 # --- actions
@@ -240,11 +240,11 @@ def test_an_action_changes_a_job_or_conflicts_depending_on_its_state(as_root, ro
     answer = as_root("POST", f"jobs/{job.jid}/{verb}/", {"reason": "on call"})
     if becomes == 409:
         assert answer.status == 409
-        assert state in answer.said["detail"]
+        assert state in answer.data["detail"]
         assert Job.objects.get().state == state
         assert not LogEntry.objects.exists()
         return
-    assert (answer.status, answer.said) == (200, {"changed": 1, "state": becomes})
+    assert (answer.status, answer.data) == (200, {"changed": 1, "state": becomes})
     row = Job.objects.filter(pk=job.pk).first()
     assert (row.state if row else None) == becomes
     entry = LogEntry.objects.get()
@@ -269,10 +269,10 @@ def test_a_bulk_action_processes_matching_jobs_in_bounded_portions(as_root):
     answers_, after = [], None
     while True:
         answer = as_root("POST", "jobs/bulk/retry/", body | ({"after": after} if after else {}))
-        answers_.append((answer.said["found"], answer.said["changed"]))
+        answers_.append((answer.data["found"], answer.data["changed"]))
         if after is None:
             job_in("dead", queue="mail")  # added later, so the action leaves it alone
-        after = answer.said["next"]
+        after = answer.data["next"]
         if after is None:
             break
     assert answers_ == [(2, 2), (2, 2), (1, 1)]
@@ -290,7 +290,7 @@ def test_a_bulk_action_terminates_if_changed_jobs_still_match(as_root):
     seen, after = 0, None
     for _ in range(5):
         answer = as_root("POST", "jobs/bulk/kill/", {"query": "dead", "limit": 2} | ({"after": after} if after else {}))
-        seen, after = seen + answer.said["changed"], answer.said["next"]
+        seen, after = seen + answer.data["changed"], answer.data["next"]
         if after is None:
             break
     assert (seen, after) == (3, None)
@@ -300,7 +300,7 @@ def test_a_bulk_action_terminates_if_changed_jobs_still_match(as_root):
 def test_a_dry_run_counts_matching_jobs_and_changes_none(as_root, verb):
     job_in("dead")
     answer = as_root("POST", f"jobs/bulk/{verb}/", {"query": "dead", "dry_run": True})
-    assert answer.said == {"query": "state:dead", "found": 1, "changed": 0, "next": None}
+    assert answer.data == {"query": "state:dead", "found": 1, "changed": 0, "next": None}
     assert Job.objects.get().state == "dead"
     assert not LogEntry.objects.exists()
 
@@ -336,9 +336,9 @@ def test_editing_a_dead_job_is_recorded_in_the_admin_log(as_root, root):
     answer = as_root(
         "PATCH", f"jobs/{job.jid}/", {"args": [1, 2], "queue": "low", "priority": -10, "reason": "wrong sum"}
     )
-    assert answer.status == 200, answer.said
-    assert answer.said["job"]["args"] == [1, 2]
-    assert (answer.said["queue"], answer.said["priority"], answer.said["state"]) == ("low", -10, "dead")
+    assert answer.status == 200, answer.data
+    assert answer.data["job"]["args"] == [1, 2]
+    assert (answer.data["queue"], answer.data["priority"], answer.data["state"]) == ("low", -10, "dead")
     entry = LogEntry.objects.get()
     assert entry.change_message == "Edited args, priority, queue, through the API: wrong sum"
 
@@ -371,5 +371,5 @@ def test_a_running_or_finished_job_cannot_be_edited(as_root, state):
 def test_an_invalid_edit_is_rejected(as_root, state, body, status):
     job = job_in(state, jobtype=add.jobtype)
     answer = as_root("PATCH", f"jobs/{job.jid}/", body)
-    assert answer.status == status, answer.said
+    assert answer.status == status, answer.data
     assert Job.objects.get().payload == job.payload

@@ -21,8 +21,8 @@ CRON = {"name": "mine", "schedule": "0 2 * * *", "zone": "Europe/Berlin", "jobty
 
 
 def names(answer, key="name"):
-    assert answer.status == 200, answer.said
-    return [row[key] for row in answer.said["results"]]
+    assert answer.status == 200, answer.data
+    return [row[key] for row in answer.data["results"]]
 
 
 def last_words():
@@ -36,7 +36,7 @@ def test_queues_report_size_latency_and_pause_state(as_root):
     QueueFactory(name="empty", paused_at=T0)
     QueueFactory(name="mail")
     JobFactory(queue="mail", enqueued_at=timezone.now() - timedelta(seconds=100))
-    empty, mail = as_root("GET", "queues/").said["results"]
+    empty, mail = as_root("GET", "queues/").data["results"]
     assert empty == {
         "name": "empty",
         "size": 0,
@@ -46,7 +46,7 @@ def test_queues_report_size_latency_and_pause_state(as_root):
         "paused_at": "2026-05-01T12:00:00Z",
     }
     assert (mail["size"], mail["is_paused"], 99 < mail["latency_s"] < 160) == (1, False, True)
-    assert as_root("GET", "queues/mail/").said["size"] == 1
+    assert as_root("GET", "queues/mail/").data["size"] == 1
     assert list(answers.QueueSerializer().fields) == list(mail)
 
 
@@ -61,16 +61,16 @@ def test_queues_are_filtered_and_paged_by_name(as_root, params, found):
     assert names(as_root("GET", "queues/", **params)) == found
     first = as_root("GET", "queues/", page_size=1, **params)
     assert names(first) == found[:1]
-    if first.said["next"]:
-        assert names(as_root("GET", first.said["next"].partition("/api/")[2])) == found[1:2]
+    if first.data["next"]:
+        assert names(as_root("GET", first.data["next"].partition("/api/")[2])) == found[1:2]
 
 
 def test_a_queue_is_paused_and_resumed(as_root):
     QueueFactory(name="mail")
-    assert as_root("POST", "queues/mail/pause/", {"reason": "the relay is down"}).said["is_paused"] is True
+    assert as_root("POST", "queues/mail/pause/", {"reason": "the relay is down"}).data["is_paused"] is True
     assert Queue.objects.paused().exists()
     assert last_words() == "Paused, through the API: the relay is down"
-    assert as_root("POST", "queues/mail/resume/").said["is_paused"] is False
+    assert as_root("POST", "queues/mail/resume/").data["is_paused"] is False
     assert not Queue.objects.paused().exists()
     assert last_words() == "Resumed, through the API"
 
@@ -80,7 +80,7 @@ def test_clearing_a_queue_deletes_its_enqueued_and_blocked_jobs_only(as_root):
     for state in ({}, {"blocked": True}, {"scheduled": True}):
         JobFactory(queue="mail", **state)
     JobFactory(queue="other")
-    assert as_root("POST", "queues/mail/clear/").said == {"is_done": True}
+    assert as_root("POST", "queues/mail/clear/").data == {"is_done": True}
     assert sorted(Job.objects.values_list("queue", "state")) == [("mail", "scheduled"), ("other", "enqueued")]
     assert not Queue.objects.exists()
 
@@ -91,12 +91,12 @@ def test_a_long_queue_is_cleared_by_several_requests(as_root, monkeypatch):
     QueueFactory(name="mail")
     for _ in range(3):
         JobFactory(queue="mail")
-    assert as_root("POST", "queues/mail/clear/").said == {"is_done": False}
+    assert as_root("POST", "queues/mail/clear/").data == {"is_done": False}
     assert Job.objects.count() == 1
     assert last_words().startswith("Cleared in part")
-    assert as_root("POST", "queues/mail/clear/").said == {"is_done": False}
+    assert as_root("POST", "queues/mail/clear/").data == {"is_done": False}
     monkeypatch.setattr(queues, "CLEARS_FOR_S", 60)
-    assert as_root("POST", "queues/mail/clear/").said == {"is_done": True}
+    assert as_root("POST", "queues/mail/clear/").data == {"is_done": True}
 
 
 @pytest.mark.parametrize("verb", ["", "pause/", "resume/", "clear/"])
@@ -115,20 +115,20 @@ def test_live_workers_are_listed_with_their_job_counts_and_labels(as_root):
     WorkerFactory(wid="gone", seen_at=T0 - timedelta(days=1))
     JobFactory(working=True)
     JobFactory(working=True)
-    first, second = as_root("GET", "workers/").said["results"]
+    first, second = as_root("GET", "workers/").data["results"]
     assert (first["wid"], first["jobs"], first["labels"]) == ("w1", 2, ["golang"])
     assert (second["wid"], second["jobs"]) == ("w2", 0)
-    assert as_root("GET", "workers/w1/").said == first
+    assert as_root("GET", "workers/w1/").data == first
     assert as_root("GET", "workers/gone/").status == 404
     assert list(answers.WorkerSerializer().fields) == list(first)
 
 
 def test_a_worker_is_quieted_then_terminated_and_cannot_return_to_quiet(as_root):
     worker = WorkerFactory(wid="w1")
-    assert as_root("POST", "workers/w1/quiet/").said == {"changed": 1}
-    assert as_root("POST", "workers/w1/terminate/", {"reason": "too fat"}).said == {"changed": 1}
+    assert as_root("POST", "workers/w1/quiet/").data == {"changed": 1}
+    assert as_root("POST", "workers/w1/terminate/", {"reason": "too fat"}).data == {"changed": 1}
     assert last_words() == "Sent terminate, through the API: too fat"
-    assert as_root("POST", "workers/w1/quiet/").said == {"changed": 0}
+    assert as_root("POST", "workers/w1/quiet/").data == {"changed": 0}
     assert WorkerProcess.objects.get(pk=worker.pk).state == "terminate"
 
 
@@ -146,14 +146,14 @@ def test_the_whole_batch_tree_is_returned_for_any_of_its_batches(as_root):
     root, (first, second), grandchild = family()
     for bid in (root, second, grandchild):
         answer = as_root("GET", f"batches/{bid}/tree/")
-        assert [(one["bid"], one["depth"]) for one in answer.said["batches"]] == [
+        assert [(one["bid"], one["depth"]) for one in answer.data["batches"]] == [
             (root, 0),
             (first, 1),
             (grandchild, 2),
             (second, 1),
         ]
-        assert answer.said["is_more"] is False
-    assert list(answers.BatchTreeItemSerializer().fields) == list(answer.said["batches"][0])
+        assert answer.data["is_more"] is False
+    assert list(answers.BatchTreeItemSerializer().fields) == list(answer.data["batches"][0])
 
 
 def test_a_batch_lists_its_children_and_members(as_root):
@@ -162,7 +162,7 @@ def test_a_batch_lists_its_children_and_members(as_root):
     JobFactory()
     assert names(as_root("GET", f"batches/{root}/children/"), "bid") == children[::-1]
     assert names(as_root("GET", f"batches/{root}/members/"), "jid") == [member.jid]
-    assert as_root("GET", f"batches/{root}/").said["description"] == "root"
+    assert as_root("GET", f"batches/{root}/").data["description"] == "root"
     assert list(answers.BatchSerializer().fields) == list(serializers.batch_of(Batch.objects.get(bid=root)))
 
 
@@ -185,7 +185,7 @@ def test_only_failed_jobs_and_callbacks_of_a_batch_are_retried(as_root):
         JobFactory(dead=True, callback_of="b-1"),
     ]
     others = [JobFactory(dead=True), JobFactory(scheduled=True, bid="b-1")]
-    assert as_root("POST", "batches/b-1/retry/", {"reason": "again"}).said == {"changed": 3}
+    assert as_root("POST", "batches/b-1/retry/", {"reason": "again"}).data == {"changed": 3}
     assert set(Job.objects.enqueued()) == set(failed)
     assert not set(Job.objects.enqueued()) & set(others)
     assert LogEntry.objects.get().object_id == str(batch.pk)
@@ -197,22 +197,22 @@ def test_only_failed_jobs_and_callbacks_of_a_batch_are_retried(as_root):
 def test_a_cron_entry_is_created_edited_and_deleted(as_root):
     made = as_root("POST", "cron/", CRON | {"reason": "new"})
     assert made.status == 201
-    assert (made.said["origin"], made.said["state"], made.said["window"]) == ("admin", "active", 86_400)
-    assert len(made.said["next_times"]) == 5
-    assert list(answers.CronDetailSerializer().fields) == list(made.said)
+    assert (made.data["origin"], made.data["state"], made.data["window"]) == ("admin", "active", 86_400)
+    assert len(made.data["next_times"]) == 5
+    assert list(answers.CronDetailSerializer().fields) == list(made.data)
     changed = as_root("PATCH", "cron/mine/", {"schedule": "5 2 * * *", "args": [3, 4]})
-    assert (changed.said["schedule"], changed.said["args"], changed.said["zone"]) == (
+    assert (changed.data["schedule"], changed.data["args"], changed.data["zone"]) == (
         "5 2 * * *",
         [3, 4],
         "Europe/Berlin",
     )
-    assert changed.said["next_at"] == changed.said["next_times"][0]
-    assert as_root("DELETE", "cron/mine/", reason="nobody reads it").status == 204
+    assert changed.data["next_at"] == changed.data["next_times"][0]
+    assert as_root("DELETE", "cron/mine/", reason="no longer needed").status == 204
     assert not CronEntry.objects.exists()
     assert [entry.change_message for entry in LogEntry.objects.order_by("pk")] == [
         "Written, through the API: new",
         "Edited args, schedule, through the API",
-        "Deleted, through the API: nobody reads it",
+        "Deleted, through the API: no longer needed",
     ]
 
 
@@ -236,7 +236,7 @@ def test_a_cron_entry_is_created_edited_and_deleted(as_root):
 )
 def test_an_invalid_cron_entry_is_rejected_with_its_field(as_root, wrong, field):
     answer = as_root("POST", "cron/", CRON | wrong)
-    assert (answer.status, [one["field"] for one in answer.said["errors"]]) == (400, [field])
+    assert (answer.status, [one["field"] for one in answer.data["errors"]]) == (400, [field])
     assert not CronEntry.objects.exists()
 
 
@@ -258,12 +258,12 @@ def test_a_cron_entry_defined_in_code_cannot_be_changed(as_root):
 
 def test_a_cron_entry_is_paused_resumed_and_run(as_root):
     as_root("POST", "cron/", CRON)
-    assert as_root("POST", "cron/mine/pause/").said["state"] == "paused"
-    jid = as_root("POST", "cron/mine/run/", {"reason": "month's end"}).said["jid"]
+    assert as_root("POST", "cron/mine/pause/").data["state"] == "paused"
+    jid = as_root("POST", "cron/mine/run/", {"reason": "month's end"}).data["jid"]
     assert '"args":[1,2]' in Job.objects.get(jid=jid).payload
     assert last_words() == "Run by hand, through the API: month's end"
-    assert as_root("POST", "cron/mine/resume/").said["state"] == "active"
-    [listed] = as_root("GET", "cron/").said["results"]
+    assert as_root("POST", "cron/mine/resume/").data["state"] == "active"
+    [listed] = as_root("GET", "cron/").data["results"]
     assert (listed["latest"]["jid"], listed["latest"]["outcome"], listed["latest"]["tick"]) == (jid, "enqueued", None)
     assert list(answers.CronSummarySerializer().fields) == list(listed)
     assert list(answers.CronRunSerializer().fields) == list(listed["latest"])
@@ -271,8 +271,8 @@ def test_a_cron_entry_is_paused_resumed_and_run(as_root):
 
 def test_a_cron_entry_may_have_a_slash_in_its_name(as_root):
     as_root("POST", "cron/", CRON | {"name": "reports/daily"})
-    assert as_root("GET", "cron/reports/daily/").said["name"] == "reports/daily"
-    assert as_root("POST", "cron/reports/daily/pause/").said["state"] == "paused"
+    assert as_root("GET", "cron/reports/daily/").data["name"] == "reports/daily"
+    assert as_root("POST", "cron/reports/daily/pause/").data["state"] == "paused"
     assert CronRun.objects.count() == 0
 
 
@@ -286,8 +286,8 @@ def test_locks_are_listed_and_released(as_root):
     assert names(as_root("GET", "locks/"), "key") == ["order/43", "order/42"]
     assert names(as_root("GET", "locks/", key="order/42"), "token") == [held.pk]
     assert names(as_root("GET", "locks/", worker="w1"), "token") == [held.pk]
-    assert list(answers.LockSerializer().fields) == list(as_root("GET", f"locks/{held.pk}/").said)
-    assert as_root("POST", f"locks/{held.pk}/release/", {"reason": "stuck"}).said == {"changed": 1}
+    assert list(answers.LockSerializer().fields) == list(as_root("GET", f"locks/{held.pk}/").data)
+    assert as_root("POST", f"locks/{held.pk}/release/", {"reason": "stuck"}).data == {"changed": 1}
     assert last_words() == "Released by hand, through the API: stuck"
     assert list(JobLock.objects.values_list("key", flat=True)) == ["order/43"]
 
@@ -305,10 +305,10 @@ def test_limits_are_created_changed_and_deleted(as_root):
     assert made.status == 201
     assert last_words() == "Written, through the API: API"
     assert as_root("POST", "limits/", {"scope": "task", "name": "noop", "concurrency": 1}).status == 409
-    where = f"limits/{made.said['id']}/"
-    assert list(answers.LimitDetailSerializer().fields) == list(made.said) == list(as_root("GET", where).said)
-    assert [made.said[field] for field in ("concurrency", "rate", "burst", "origin")] == [None, "10/m", 3, "admin"]
-    assert as_root("PUT", where, {"concurrency": 2}).said["rate"] is None
+    where = f"limits/{made.data['id']}/"
+    assert list(answers.LimitDetailSerializer().fields) == list(made.data) == list(as_root("GET", where).data)
+    assert [made.data[field] for field in ("concurrency", "rate", "burst", "origin")] == [None, "10/m", 3, "admin"]
+    assert as_root("PUT", where, {"concurrency": 2}).data["rate"] is None
     assert last_words() == "Edited: 2 at a time, through the API"
     assert names(as_root("GET", "limits/", scope="task")) == ["noop"]
     assert names(as_root("GET", "limits/", scope="queue")) == []
@@ -330,12 +330,12 @@ def test_a_limit_with_an_invalid_scope_or_name_is_rejected(as_root, scope, name)
 
 
 def test_tasks_are_paused_and_resumed(as_root):
-    assert as_root("POST", "limits/pause/", {"tasks": ["noop", "add"], "reason": "broken"}).said == {
+    assert as_root("POST", "limits/pause/", {"tasks": ["noop", "add"], "reason": "broken"}).data == {
         "tasks": ["add", "noop"]
     }
     assert last_words() == "Paused, through the API: broken"
-    assert [one["is_paused"] for one in as_root("GET", "limits/").said["results"]] == [True, True]
-    assert as_root("POST", "limits/resume/", {"tasks": ["noop"]}).said == {"tasks": ["noop"]}
+    assert [one["is_paused"] for one in as_root("GET", "limits/").data["results"]] == [True, True]
+    assert as_root("POST", "limits/resume/", {"tasks": ["noop"]}).data == {"tasks": ["noop"]}
     assert names(as_root("GET", "limits/")) == ["add"]
 
 
@@ -346,15 +346,15 @@ def test_statistics_report_sets_workers_and_batches(as_root):
     JobFactory(dead=True)
     JobFactory()
     WorkerFactory()
-    said = as_root("GET", "statistics/").said
-    assert (said["sets"]["dead"], said["sets"]["enqueued"], said["workers"]["running"]) == (1, 1, 1)
-    assert said["batches"] == {"open": 0, "committed": 0}
-    assert list(answers.StatisticsSerializer().fields) == list(said)
+    figures = as_root("GET", "statistics/").data
+    assert (figures["sets"]["dead"], figures["sets"]["enqueued"], figures["workers"]["running"]) == (1, 1, 1)
+    assert figures["batches"] == {"open": 0, "committed": 0}
+    assert list(answers.StatisticsSerializer().fields) == list(figures)
 
 
 def test_statistics_are_counted_up_to_the_reported_cap(as_root, monkeypatch):
     for _ in range(5):
         JobFactory()
     monkeypatch.setattr(statistics, "COUNTED", 3)
-    said = as_root("GET", "statistics/").said
-    assert (said["sets"]["enqueued"], said["counted_to"]) == (3, 3)
+    figures = as_root("GET", "statistics/").data
+    assert (figures["sets"]["enqueued"], figures["counted_to"]) == (3, 3)

@@ -55,7 +55,7 @@ def test_thirty_rows_take_as_many_statements_as_one(as_root, path):
 
 
 def size(answer):
-    found = answer.said.get("results", answer.said.get("batches"))
+    found = answer.data.get("results", answer.data.get("batches"))
     return len(found) if isinstance(found, list) else 0
 
 
@@ -71,8 +71,8 @@ def statements(ask, path):
 def test_a_list_runs_no_unbounded_count(as_root, path):
     Batch.objects.create(bid="root", children=1)
     make(2)
-    _, told = statements(as_root, path)
-    unbounded = [sql for sql in told if "COUNT(" in sql.upper() and "LIMIT" not in sql and "wid" not in sql]
+    _, queries = statements(as_root, path)
+    unbounded = [sql for sql in queries if "COUNT(" in sql.upper() and "LIMIT" not in sql and "wid" not in sql]
     assert unbounded == []
 
 
@@ -97,8 +97,8 @@ PLANS = [
 def test_a_list_query_uses_an_index(as_root, path, table, index):
     """PostgreSQL would scan a small table, so sequential scans are switched off."""
     make(3)
-    _, told = statements(as_root, path)
-    [sql] = [one for one in told if one.startswith("SELECT") and f'FROM "{table}"' in one and "ORDER BY" in one][-1:]
+    _, queries = statements(as_root, path)
+    [sql] = [one for one in queries if one.startswith("SELECT") and f'FROM "{table}"' in one and "ORDER BY" in one][-1:]
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
         cursor.execute(f"EXPLAIN {sql}")
@@ -111,5 +111,5 @@ def test_live_workers_are_listed_with_their_jobs(as_root):
     """Runs on each database, because sizes, latencies and holders are our own SQL."""
     make(2)
     WorkerProcess.objects.filter(wid="wid000").update(seen_at=T0)
-    assert [one["jobs"] for one in as_root("GET", "workers/").said["results"]] == [1, 1]
-    assert [(one["size"], one["latency_s"] > 0) for one in as_root("GET", "queues/").said["results"]] == [(1, True)] * 2
+    assert [one["jobs"] for one in as_root("GET", "workers/").data["results"]] == [1, 1]
+    assert [(one["size"], one["latency_s"] > 0) for one in as_root("GET", "queues/").data["results"]] == [(1, True)] * 2

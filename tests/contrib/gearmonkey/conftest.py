@@ -96,7 +96,7 @@ def events(server):
         pubsub.get_message(timeout=0.1)
     pubsub.get_message(timeout=1)
 
-    def told(count):
+    def wait_for_events(count):
         def enough():
             message = pubsub.get_message(timeout=0.01)
             if message:
@@ -108,6 +108,6 @@ def events(server):
             heard.append(message["data"].decode())
         return heard
 
-    yield told
+    yield wait_for_events
     pubsub.close()
     client.close()

@@ -60,7 +60,7 @@ class NaiveWorker:
         while not self._stopping.is_set():
             id = self.pop()
             if id is not None:
-                self.carry_out(id)
+                self.execute(id)
         self.exit()
 
     def pop(self, timeout=1):
@@ -70,7 +70,7 @@ class NaiveWorker:
             item = self.redis.brpop([f"queue:{fn}:high", f"queue:{fn}:normal", f"queue:{fn}:low"], timeout)
         return item and int(item[1])
 
-    def carry_out(self, id):
+    def execute(self, id):
         if self.drops(id):
             self.dropped.append(id)
             return

@@ -31,14 +31,14 @@ class RedisServer:
             self.port = free_port()
             if self._came_up():
                 return
-        raise AssertionError(f"no Redis came up: {self.said}")
+        raise AssertionError(f"no Redis came up: {self.log_text}")
 
     @property
     def url(self):
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
-    def said(self):
+    def log_text(self):
         return self._log.read_text(errors="replace")[-2000:] if self._log.exists() else ""
 
     @property
@@ -47,7 +47,7 @@ class RedisServer:
 
     def start(self):
         """Start the server again on its old port."""
-        assert self._came_up(), self.said
+        assert self._came_up(), self.log_text
 
     def _came_up(self):
         """Start the process; return False if another process has taken the port meanwhile."""
@@ -125,8 +125,8 @@ def become_cluster(*servers):
         node.execute_command("CLUSTER", "ADDSLOTSRANGE", begin, end - 1)
 
     def is_one():
-        told = [node.cluster("INFO") for node in nodes]
-        return all(one["cluster_state"] == "ok" and one["cluster_known_nodes"] == str(len(nodes)) for one in told)
+        infos = [node.cluster("INFO") for node in nodes]
+        return all(one["cluster_state"] == "ok" and one["cluster_known_nodes"] == str(len(nodes)) for one in infos)
 
     wait_until(is_one, START_S, every_s=0.05, what="a cluster")
     return f"redis+cluster://127.0.0.1:{servers[0].port}"

@@ -123,10 +123,10 @@ except Exception as error:
 
 
 def test_without_redis_py_only_gearmonkey_is_unavailable():
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", WITHOUT_REDIS], capture_output=True, text=True, check=False, timeout=60
     )
-    assert "redis-py is not installed: pip install django-faktory[redis]" in told.stdout, told.stderr
+    assert "redis-py is not installed: pip install django-faktory[redis]" in completed.stdout, completed.stderr
 
 
 @task(gearmonkey="taken.twice")

@@ -103,7 +103,7 @@ def test_a_removed_row_is_reported_to_the_client_as_an_error(make_gateway, clien
     idle(here)
     Job.objects.all().delete()
     idle(here)
-    assert outcome(client, "shout", id) == (Status.ERROR, "JobRemoved: somebody removed its row")
+    assert outcome(client, "shout", id) == (Status.ERROR, "JobRemoved: its row was removed")
 
 
 def test_invalid_input_creates_no_row(make_gateway, client):

@@ -47,7 +47,7 @@ def spawn(server, tmp_path):
         )
         programs.append(program)
         if waits:
-            program.said("working")
+            program.wait_for_log("working")
         return program
 
     yield start
@@ -166,7 +166,7 @@ class TestDeaths:
         before = client.get("f", id).output
         assert before == f"HOLD by {second.pid}".encode()
         first.signal(signal.SIGCONT)
-        first.said("no longer this worker's")
+        first.wait_for_log("no longer this worker's")
         assert client.get("f", id).output == before
         assert events(4) == ["create:1", "start:1", "start:1", "finish:1"]
 
@@ -354,9 +354,9 @@ class TestWaiting:
                 ids = await asyncio.gather(*runs)
                 jobs = [await client.get("f", id) for id in ids]
                 with pytest.raises(NoWorkers):
-                    await client.run("nobody", "x", options=[OPT_ROLLCALL])
+                    await client.run("unserved", "x", options=[OPT_ROLLCALL])
                 with pytest.raises(JobTimeout):
-                    await client.run("nobody", "x", options=[OPT_BLOCKING], timeout=0.1)
+                    await client.run("unserved", "x", options=[OPT_BLOCKING], timeout=0.1)
             return sorted(job.text for job in jobs)
 
         assert asyncio.run(main()) == sorted(f"JOB {n}" for n in range(20))
@@ -376,15 +376,15 @@ class TestTheServer:
         assert redis_worker.audit(after_s=0) == []
 
     def test_without_redis_memory_new_jobs_are_rejected_and_running_ones_finish(self, redis, client, work):
-        may_go_on = threading.Event()
-        work(f=lambda input: may_go_on.wait(30) and shout(input))
+        may_finish = threading.Event()
+        work(f=lambda input: may_finish.wait(30) and shout(input))
         ids = [client.run("f", "x") for _ in range(20)]
         wait_until(lambda: b"busy" in statuses(redis, "f", ids))
         redis.config_set("maxmemory", 1)
         try:
             with pytest.raises(JobCreationFailed, match="maxmemory"):
                 client.run("f", "x")
-            may_go_on.set()
+            may_finish.set()
             all_succeed(redis, "f", ids, 20)
         finally:
             redis.config_set("maxmemory", 0)

@@ -10,7 +10,7 @@ import pytest
 from django_faktory.contrib.gearmonkey import OPT_BLOCKING, OPT_ROLLCALL, NoWorkers, Status
 from django_faktory.models import Job
 from tests.contrib.gearmonkey.naive import NaiveWorker
-from tests.contrib.gearmonkey.tasks import elsewhere, elsewhere_sum, nobody
+from tests.contrib.gearmonkey.tasks import elsewhere, elsewhere_sum, unserved
 from tests.runtime.processes.conftest import meeting, runfaktory  # noqa: F401  (fixtures)
 from tests.waiting import wait_until
 
@@ -44,8 +44,8 @@ def test_workers_keep_retrying_an_unreachable_cluster_without_a_traceback(runfak
         *(*WORKER, "--gearmonkey", "redis+cluster://127.0.0.1:9"),
         environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"},
     )
-    said = program.said("Redis unavailable", "trying again", times=2)
-    assert not [line for line in said if "Traceback" in line]
+    log_lines = program.wait_for_log("Redis unavailable", "trying again", times=2)
+    assert not [line for line in log_lines if "Traceback" in line]
     program.signal(signal.SIGTERM)
     assert program.code() == 0
 
@@ -78,7 +78,7 @@ class TestDirect:
         wait_until(lambda: client.get("slowly", id).divisor is not None)
         job = client.get("slowly", id)
         assert (job.status, job.dividend, job.divisor) == (Status.BUSY, 3, 10)
-        meeting.go_on()
+        meeting.release_task()
         wait_until(lambda: client.get("slowly", id).text == "done")
 
     def test_a_naive_client_is_served_and_sees_no_additional_field(self, serve, naive, redis):
@@ -99,7 +99,7 @@ class TestDirect:
         begun = time.monotonic()
         meeting.pid(but=first)
         assert time.monotonic() - begun < 15
-        meeting.go_on()
+        meeting.release_task()
         wait_until(lambda: client.get("slowly", id).status is Status.SUCCESS)
         assert set(naive.get("slowly", id)) == {
             *(b"status", b"input", b"output", b"status:dividend", b"status:divisor"),
@@ -133,7 +133,7 @@ class TestDirect:
 
     def test_the_first_output_line_names_the_server_and_functions_without_a_password(self, serve, redis, server):
         program = serve()
-        [line] = program.said("runfaktory:")
+        [line] = program.wait_for_log("runfaktory:")
         assert f"GearMonkey direct at redis://127.0.0.1:{server.port}/0, functions " in line
         assert "shout" in line
 
@@ -161,7 +161,7 @@ class TestElsewhere:
 
     def test_a_task_with_a_roll_call_fails_if_no_worker_serves_it(self, serve, server):
         serve(GEARMONKEY_URL=server.url)
-        result = nobody.enqueue()
+        result = unserved.enqueue()
         wait_until(lambda: Job.objects.get(jid=result.id).state == "dead", 30)
         assert "NoWorkers" in Job.objects.get(jid=result.id).errtype
 
@@ -196,7 +196,7 @@ def test_workers_start_as_soon_as_redis_has_memory_again(runfaktory, server, red
             GEARMONKEY_LEASE=2,
             GEARMONKEY_MODE=mode,
         )
-        program.said("maxmemory", timeout_s=60)
+        program.wait_for_log("maxmemory", timeout_s=60)
         assert redis.get("count:shout") is None
     finally:
         redis.config_set("maxmemory", 0)

@@ -48,20 +48,20 @@ def overheard(server):
 @contextmanager
 def effects(server):
     """Collect the events of each key, in order, from keyspace notifications."""
-    told = defaultdict(list)
+    changes = defaultdict(list)
     redis = server.client()
     redis.config_set("notify-keyspace-events", "KA")
     pubsub = redis.pubsub(ignore_subscribe_messages=True)
     pubsub.psubscribe("__keyspace@0__:*")
     pubsub.get_message(timeout=1)
-    yield told
+    yield changes
     redis.set("end", END)
     while True:
         message = pubsub.get_message(timeout=5)
         key = message["channel"].decode().partition(":")[2]
         if key == "end":
             break
-        told[key].append(message["data"].decode())
+        changes[key].append(message["data"].decode())
     redis.config_set("notify-keyspace-events", "")
     pubsub.close()
 
@@ -74,14 +74,14 @@ class Session:
         redis = server.client(single_connection_client=True)
         address = redis.client_info()["addr"].rpartition(":")[2]
         naive, self.answers = NaiveClient(redis), []
-        with effects(server) as told, overheard(server) as heard, worker():
+        with effects(server) as changes, overheard(server) as heard, worker():
             wait_until(lambda: server.client().get("count:f") == b"1")
             for prio in ("normal", "high", "scheduled"):
                 id = naive.run("f", prio, prio, blocking=True, rollcall=True, timeout=10, scheduled=1)
                 self.answers.append((id, naive.answer, naive.get("f", id), round(redis.ttl(f"job:f:{id}"), -1)))
-        self.said = [command for (_, port), command, is_script in heard if str(port) == address and not is_script]
+        self.commands = [command for (_, port), command, is_script in heard if str(port) == address and not is_script]
         self.named = {key for _, command, _ in heard for key in SPOKEN.findall(command)}
-        self.became = {key: visible(key, events) for key, events in told.items() if not key.startswith("gm:")}
+        self.became = {key: visible(key, events) for key, events in changes.items() if not key.startswith("gm:")}
 
 
 def visible(key, events):
@@ -111,7 +111,7 @@ def theirs(server):
 
 def test_h13_a_naive_client_sends_and_receives_the_same_with_our_worker(server, ours, theirs):
     with_ours, with_theirs = Session(server, ours), Session(server, theirs)
-    assert with_ours.said == with_theirs.said != []
+    assert with_ours.commands == with_theirs.commands != []
     assert with_ours.answers == with_theirs.answers
     assert [status[b"status"] for _, _, status, _ in with_ours.answers] == [b"success"] * 3
 

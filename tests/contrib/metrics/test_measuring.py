@@ -124,7 +124,7 @@ class TestBroker:
         assert {job.jobtype for job in found} == {"mailing"}
         good, bad, kept = (job.jid for job in found)
         broker.ack([Ack(jid=good, wid="w"), Ack(jid=kept, wid="w"), Ack(jid="unknown", wid="w")])
-        broker.fail([failure(jid=bad, wid="w"), failure(jid="nobody")])
+        broker.fail([failure(jid=bad, wid="w"), failure(jid="unknown")])
         [(names, sums)] = recorder.take().items()
         assert names == ("default", "mailing")
         assert (sums.started, sums.succeeded, sums.failed) == (3, 2, 1)

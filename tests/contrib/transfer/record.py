@@ -27,18 +27,18 @@ def job(jid, queue="default", **fields):
 def scenario(client):
     """Push a job of each kind, and several jobs to a queue to record their order."""
 
-    def say(verb, payload):
+    def send(verb, payload):
         text = payload if isinstance(payload, str) else json.dumps(payload)
         return client.ask(f"{verb} {text}")
 
-    say("PUSHB", [job(f"mail{n}", "mail", custom={"trace": n}) for n in range(5)])
-    say("PUSH", job("default", retry=3, reserve_for=90))
-    say("PUSH", job("later", at=FAR))
-    say("PUSH", job("held", "halted"))
-    say("QUEUE", "PAUSE halted")
+    send("PUSHB", [job(f"mail{n}", "mail", custom={"trace": n}) for n in range(5)])
+    send("PUSH", job("default", retry=3, reserve_for=90))
+    send("PUSH", job("later", at=FAR))
+    send("PUSH", job("held", "halted"))
+    send("QUEUE", "PAUSE halted")
     for jid, retry in (("retry", 25), ("dead", -1), ("again", 25), ("working", 25)):
-        say("PUSH", job(jid, "work", retry=retry))
-        assert say("FETCH", "work")
+        send("PUSH", job(jid, "work", retry=retry))
+        assert send("FETCH", "work")
         if jid != "working":
             failure = {
                 "jid": f"jid-{jid}".ljust(8, "-"),
@@ -46,11 +46,11 @@ def scenario(client):
                 "message": "no",
                 "backtrace": ["a", "b"],
             }
-            say("FAIL", failure)
-    say("MUTATE", '{"cmd":"requeue","target":"retries","filter":{"jids":["jid-again"]}}')
-    say("PUSH", job("done", "work2"))
-    say("FETCH", "work2")
-    say("ACK", {"jid": "jid-done"})
+            send("FAIL", failure)
+    send("MUTATE", '{"cmd":"requeue","target":"retries","filter":{"jids":["jid-again"]}}')
+    send("PUSH", job("done", "work2"))
+    send("FETCH", "work2")
+    send("ACK", {"jid": "jid-done"})
 
 
 def contents(redis):

@@ -98,8 +98,8 @@ def test_a_rescheduled_job_is_exported_with_its_current_time(redis, give):
 def test_jobs_that_are_not_exported_are_reported_with_reason_and_count(give):
     JobFactory(working=True)
     JobFactory(bid="b-1", queue="mail")
-    told = give(code=4)
-    assert {problem["reason"].split()[0]: problem["count"] for problem in told["problems"]} == {"a": 1, "belongs": 1}
+    report = give(code=4)
+    assert {problem["reason"].split()[0]: problem["count"] for problem in report["problems"]} == {"a": 1, "belongs": 1}
     assert Job.objects.count() == 2
 
 
@@ -130,9 +130,9 @@ def test_the_answer_has_the_documented_shape(give):
     JobFactory()
     JobFactory(working=True)
     queues.pause(["mail"], using="default")
-    told = give(code=4)
-    assert [problem.pop("jids") for problem in told["problems"]] == [[]]  # these jobs are only counted
-    assert shape(told | {"problems": documented("export-faktory")["problems"]}) == shape(documented("export-faktory"))
+    report = give(code=4)
+    assert [problem.pop("jids") for problem in report["problems"]] == [[]]  # these jobs are only counted
+    assert shape(report | {"problems": documented("export-faktory")["problems"]}) == shape(documented("export-faktory"))
 
 
 def test_exporting_no_jobs_exits_with_code_2(give):
@@ -174,5 +174,5 @@ def test_an_interrupted_export_neither_loses_nor_duplicates_jobs(when, times, re
 def test_a_job_started_here_after_its_export_is_reported(redis, give, server):
     job = JobFactory(working=True)
     load(redis, {EXPORTED: ["set", [job.jid]]})
-    told = give(code=4)
-    assert {"reason": export_jobs.MAY_RUN_TWICE, "count": 1, "jids": [job.jid]} in told["problems"]
+    report = give(code=4)
+    assert {"reason": export_jobs.MAY_RUN_TWICE, "count": 1, "jids": [job.jid]} in report["problems"]

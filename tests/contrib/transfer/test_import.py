@@ -66,11 +66,11 @@ def test_recorded_data_exists_for_each_layout():
 @EVERY
 def test_all_jobs_of_real_faktory_data_are_imported_in_their_states(release, redis, take):
     load(redis, recorded(release))
-    told = take()
+    report = take()
     assert states() == STATES
-    assert told["layout"] == release.rpartition(".")[0]
-    assert (told["found"], told["moved"], told["left"], told["problems"]) == (12, 12, 0, [])
-    assert {(one["kind"], one["name"]): one["moved"] for one in told["places"]} == {
+    assert report["layout"] == release.rpartition(".")[0]
+    assert (report["found"], report["moved"], report["left"], report["problems"]) == (12, 12, 0, [])
+    assert {(one["kind"], one["name"]): one["moved"] for one in report["places"]} == {
         ("queue", "default"): 1,
         ("queue", "mail"): 5,
         ("queue", "halted"): 1,
@@ -289,10 +289,10 @@ def test_jobs_finished_before_their_removal_from_redis_are_not_imported_again(se
 )
 def test_invalid_jobs_are_reported_and_left_in_redis(job, reason, redis, take):
     load(redis, {"q:mail": ["list", [job, raw("good", "mail")]]})
-    told = take(code=4)
-    [problem] = told["problems"]
+    report = take(code=4)
+    [problem] = report["problems"]
     assert reason in problem["reason"]
-    assert (problem["count"], told["moved"], told["left"]) == (1, 1, 1)
+    assert (problem["count"], report["moved"], report["left"]) == (1, 1, 1)
     assert redis.lrange("q:mail", 0, -1) == [job if isinstance(job, bytes) else job.encode()]
     redis.close()
 
@@ -316,8 +316,8 @@ def test_only_the_first_of_two_jobs_with_one_jid_is_imported(redis, take):
 def test_only_one_of_two_equal_unique_jobs_is_imported(redis, take):
     unique = {"unique_for": 600}
     load(redis, {"q:mail": ["list", [raw("b", "mail", custom=unique), raw("a", "mail", custom=unique)]]})
-    told = take(code=4)
-    assert [problem["reason"] for problem in told["problems"]] == ["Job not unique"]
+    report = take(code=4)
+    assert [problem["reason"] for problem in report["problems"]] == ["Job not unique"]
     assert states() == {"jid-a---": "enqueued"}
 
 
@@ -357,16 +357,16 @@ def test_import_requires_the_yes_option(redis, faktory, server):
 
 
 @pytest.mark.parametrize(
-    ("url", "code", "told"),
+    ("url", "code", "message"),
     [
         ("redis://127.0.0.1:1/0", 3, "Redis unavailable"),
         ("tcp://127.0.0.1:7419", 1, "redis://"),
         ("redis+cluster://127.0.0.1:1", 1, "one server"),
     ],
 )
-def test_an_invalid_or_unreachable_address_is_reported_in_one_line(url, code, told, faktory):
+def test_an_invalid_or_unreachable_address_is_reported_in_one_line(url, code, message, faktory):
     answer = faktory("import-faktory", url, "--yes")
-    assert (answer.code, told in answer.err, answer.err.strip().count("\n")) == (code, True, 0)
+    assert (answer.code, message in answer.err, answer.err.strip().count("\n")) == (code, True, 0)
 
 
 def test_import_refuses_a_redis_that_does_not_list_its_clients(redis, faktory, server):

@@ -74,6 +74,6 @@ def _check_meaning(connection, command):
     again = ServerConnection(max_command_bytes=1 << 30)
     again.receive(HELLO + command.line())
     assert isinstance(again.next_command(), Hello)
-    said = again.next_command()
-    assert said == command, (said, command)
+    reparsed = again.next_command()
+    assert reparsed == command, (reparsed, command)
     assert again.buffered_bytes == 0

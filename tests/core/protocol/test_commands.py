@@ -114,7 +114,7 @@ def test_a_hello_can_omit_fields_or_add_unknown_ones(text, identity):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "invalid HELLO"),
         ("{", "invalid HELLO"),
@@ -138,18 +138,18 @@ def test_a_hello_can_omit_fields_or_add_unknown_ones(text, identity):
         ("[" * 2000, "nested deeper"),
     ],
 )
-def test_an_invalid_hello_is_refused_with_the_wrong_field(text, said):
+def test_an_invalid_hello_is_refused_with_the_wrong_field(text, message):
     """W2: the error names the wrong field."""
-    with pytest.raises(InvalidPayload, match=said):
+    with pytest.raises(InvalidPayload, match=message):
         parse_hello(text)
 
 
 @pytest.mark.parametrize("verb", ["", "push", "Fetch", "PING", "CRON", "CONFIG", "HELLO", "PUSH\t{}", "\x00", "FETCHX"])
 def test_an_unknown_verb_is_refused_by_name(verb):
     """W5: the error repeats the unknown verb."""
-    with pytest.raises(UnknownCommand) as told:
+    with pytest.raises(UnknownCommand) as caught:
         parse(f"{verb} {{}}" if verb else "")
-    assert str(told.value) == f"unknown command {verb}"
+    assert str(caught.value) == f"unknown command {verb}"
 
 
 @pytest.mark.parametrize(
@@ -194,22 +194,22 @@ def test_an_unknown_verb_is_refused_by_name(verb):
     ],
 )
 def test_malformed_commands_are_refused_with_the_original_servers_message(line, start):
-    with pytest.raises(InvalidPayload) as told:
+    with pytest.raises(InvalidPayload) as caught:
         parse(line)
-    assert str(told.value).startswith(start)
+    assert str(caught.value).startswith(start)
 
 
 def test_the_error_about_an_overlong_verb_is_truncated():
-    with pytest.raises(UnknownCommand) as told:
+    with pytest.raises(UnknownCommand) as caught:
         parse("X" * 1_000_000)
-    assert str(told.value) == f"unknown command {'X' * 100}"
+    assert str(caught.value) == f"unknown command {'X' * 100}"
 
 
 @pytest.mark.parametrize("verb", ["ACK", "FAIL", "BEAT"])
 def test_the_error_about_a_huge_command_is_short(verb):
-    with pytest.raises(InvalidPayload) as told:
+    with pytest.raises(InvalidPayload) as caught:
         parse(f'{verb} {{"x":"{"y" * 1_000_000}","jid":7,"wid":7}}')
-    assert len(str(told.value)) < 500
+    assert len(str(caught.value)) < 500
 
 
 def test_an_invalid_job_in_pushb_does_not_affect_the_others():

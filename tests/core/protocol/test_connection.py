@@ -117,9 +117,9 @@ def test_a_worker_is_identified_by_its_hello():
 def test_a_first_line_other_than_a_valid_hello_closes_the_connection(line):
     """W2: the error has a message, and later input is dropped."""
     connection = server(line + b"\r\n" + HELLO + b"INFO\r\n")
-    with pytest.raises(ProtocolError) as told:
+    with pytest.raises(ProtocolError) as caught:
         connection.next_command()
-    assert str(told.value)
+    assert str(caught.value)
     assert not connection.is_identified
     assert connection.next_command() is None
     connection.receive(HELLO)
@@ -337,20 +337,20 @@ def client(*sent, password=""):
 def test_a_client_sends_hello_after_the_full_greeting_at_every_split():
     stream = b'+HI {"v":2}\r\n+OK\r\n$-1\r\n-ERR no\r\n$2\r\n{}\r\n'
     for pieces in every_split(stream):
-        connection, said, replies = client(), None, []
+        connection, sent, replies = client(), None, []
         for piece in pieces:
             connection.receive(piece)
-            if said is None:
-                said = connection.hello()
-            while said is not None and (reply := connection.next_reply()) is not None:
+            if sent is None:
+                sent = connection.hello()
+            while sent is not None and (reply := connection.next_reply()) is not None:
                 replies.append(reply)
-        assert said == Hello(identity=WORKER).line()
+        assert sent == Hello(identity=WORKER).line()
         assert replies == [Simple("OK"), BulkString(None), Error("ERR", "no"), BulkString("{}")]
 
 
 def test_a_client_sends_the_password_hash_if_requested():
-    said = client(b'+HI {"v":2,"s":"123456789abc","i":1735}\r\n', password="secret").hello()
-    assert said == Hello(identity=WORKER, pwdhash=hash_password("secret", "123456789abc", 1735)).line()
+    sent = client(b'+HI {"v":2,"s":"123456789abc","i":1735}\r\n', password="secret").hello()
+    assert sent == Hello(identity=WORKER, pwdhash=hash_password("secret", "123456789abc", 1735)).line()
 
 
 def test_a_client_sends_no_password_hash_unless_requested():

@@ -31,7 +31,7 @@ text = (some_object | job | st.lists(job | anything, max_size=3) | anything).map
 )
 words = st.sampled_from(["PAUSE *", "resume a", "REMOVE a b", "LATENCY a", "SET {}", "GET 12345678", "set", "", "a b"])
 command = st.builds("{} {}".format, st.sampled_from([*VERBS, "HELLO", "NO", ""]), text | words)
-line = (command.map(lambda said: said.encode("utf-8", "surrogatepass")) | st.binary(max_size=40)).flatmap(
+line = (command.map(lambda written: written.encode("utf-8", "surrogatepass")) | st.binary(max_size=40)).flatmap(
     lambda raw: st.just(raw) | st.integers(0, len(raw)).map(lambda at: raw[:at] + b"\x00\xff" + raw[at:])
 )
 stream = st.lists(line, max_size=6).map(lambda lines: b"".join(one + b"\r\n" for one in lines))

@@ -107,7 +107,7 @@ def test_queue_subcommands_are_case_insensitive(verb):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "compacted"),
     [
         ('{"a":1}', '{"a":1}'),
         ('{ "a" : [ 1 , 2 ] }\n', '{"a":[1,2]}'),
@@ -115,6 +115,6 @@ def test_queue_subcommands_are_case_insensitive(verb):
         ('{"a": "\\\\", "b": " "}', '{"a":"\\\\","b":" "}'),
     ],
 )
-def test_compact_removes_white_space_between_tokens_but_not_in_strings(text, told):
+def test_compact_removes_white_space_between_tokens_but_not_in_strings(text, compacted):
     """W23: globs are matched against the compact text."""
-    assert compact(text) == told
+    assert compact(text) == compacted

@@ -35,7 +35,7 @@ def test_the_track_subcommand_is_case_insensitive(get, set_):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("TRACK", "invalid TRACK: expected SET {…} or GET jid, got nothing"),
         ("TRACK DROP job", "invalid TRACK: expected SET {…} or GET jid, got DROP"),
@@ -52,10 +52,10 @@ def test_the_track_subcommand_is_case_insensitive(get, set_):
         ('TRACK SET {"jid":"j","reserve_until":"soon"}', "invalid timestamp for 'reserve_until': "),
     ],
 )
-def test_a_malformed_track_command_is_refused_with_a_one_line_reason(line, told):
+def test_a_malformed_track_command_is_refused_with_a_one_line_reason(line, message):
     with pytest.raises(InvalidPayload) as caught:
         parse(line)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -72,7 +72,7 @@ def test_an_unknown_job_is_reported_as_by_the_original_server():
 
 
 def test_all_known_fields_of_a_tracked_job_are_reported():
-    told = Tracked(jid="job-0001", percent=5, desc="d", state="working", updated_at=T0)
-    assert format_tracked(told) == (
+    tracked = Tracked(jid="job-0001", percent=5, desc="d", state="working", updated_at=T0)
+    assert format_tracked(tracked) == (
         '{"jid":"job-0001","percent":5,"desc":"d","state":"working","updated_at":"2026-05-01T12:00:00Z"}'
     )

@@ -3,7 +3,7 @@
 const faktory = require("faktory-worker");
 
 const ran = [];
-const told = {};
+const replies = {};
 
 (async () => {
   const client = await faktory.connect({ url: process.argv[2] });
@@ -14,7 +14,7 @@ const told = {};
     ran.push("BatchJob");
     if (ran.length === 1) {
       const bid = job.custom.bid;
-      told.opened = (await batch("OPEN", bid)) === bid;
+      replies.opened = (await batch("OPEN", bid)) === bid;
       await push("Added", bid);
       await batch("COMMIT", bid);
     }
@@ -35,17 +35,17 @@ const told = {};
   await push("BatchJob", child);
   await batch("COMMIT", child);
   await batch("COMMIT", parent);
-  told.outside = await push("BatchJob", parent).then(
+  replies.outside = await push("BatchJob", parent).then(
     () => "accepted",
     (error) => error.message.replace(parent, "BID")
   );
 
   const worker = await faktory.work({ url: process.argv[2], concurrency: 1, timeout: 5 });
   const custom = await end;
-  told.callback = custom._bid === parent && custom._cb;
+  replies.callback = custom._bid === parent && custom._cb;
   const status = JSON.parse(await batch("STATUS", child));
-  told.child = [status.parent_bid === parent, status.pending, status.success_st];
-  console.log(JSON.stringify({ ran, ...told }));
+  replies.child = [status.parent_bid === parent, status.pending, status.success_st];
+  console.log(JSON.stringify({ ran, ...replies }));
   await worker.stop();
   await client.close();
 })().catch((error) => {

@@ -25,8 +25,8 @@ def faktory():
         try:
             call_command("faktory", *map(str, words), stdout=out, stderr=err)
         except CommandError as error:
-            code, said = error.returncode, str(error)
-            err.write(said)
+            code, message = error.returncode, str(error)
+            err.write(message)
         except SystemExit as stop:
             code = stop.code
         return SimpleNamespace(code=code, out=out.getvalue(), err=err.getvalue())

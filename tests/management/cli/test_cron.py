@@ -30,17 +30,17 @@ def test_list_shows_the_state_and_problem_of_each_entry(asked, faktory):
     entry("gone", origin="code", schedule="0 1 * * *")
     entries.sync([], using="default")
     CronEntry.objects.filter(pk=entry("broken").pk).update(next_at=None, problem="zone: unknown")
-    told = {one["name"]: one for one in asked("cron")["entries"]}
-    assert list(told) == ["broken", "daily", "gone", "paused"]
-    assert {name: one["state"] for name, one in told.items()} == {
+    listed = {one["name"]: one for one in asked("cron")["entries"]}
+    assert list(listed) == ["broken", "daily", "gone", "paused"]
+    assert {name: one["state"] for name, one in listed.items()} == {
         "broken": "never",
         "daily": "active",
         "gone": "removed",
         "paused": "paused",
     }
-    assert (told["broken"]["problem"], told["daily"]["problem"]) == ("zone: unknown", None)
-    assert (told["daily"]["next_at"], told["daily"]["latest"]) == ("2026-05-02T12:00:00Z", None)
-    assert told["daily"]["queue"] == "bells"
+    assert (listed["broken"]["problem"], listed["daily"]["problem"]) == ("zone: unknown", None)
+    assert (listed["daily"]["next_at"], listed["daily"]["latest"]) == ("2026-05-02T12:00:00Z", None)
+    assert listed["daily"]["queue"] == "bells"
     lines = faktory("cron", "list", "daily", "broken").out.splitlines()
     assert [line.split()[0] for line in lines] == ["ENTRY", "broken", "daily"]
     assert "zone: unknown" in lines[1]
@@ -85,7 +85,7 @@ def test_run_rejects_an_entry_with_an_invalid_job(faktory):
 
 
 @pytest.mark.parametrize("verb", ["list", "pause", "resume", "run"])
-@pytest.mark.parametrize("name", ["nobody", "a\x1b[31m\x00"])
+@pytest.mark.parametrize("name", ["unknown", "a\x1b[31m\x00"])
 def test_an_unknown_name_exits_with_2_and_changes_nothing(faktory, verb, name):
     entry("daily")
     answer = faktory("cron", verb, name)
@@ -98,7 +98,7 @@ def test_an_unknown_name_exits_with_2_and_changes_nothing(faktory, verb, name):
 @pytest.mark.parametrize("verb", ["pause", "resume"])
 def test_one_unknown_name_leaves_the_other_entries_unchanged(faktory, verb):
     entry("daily")
-    assert faktory("cron", verb, "daily", "nobody").code == 2
+    assert faktory("cron", verb, "daily", "unknown").code == 2
     assert names() == {"daily"}
 
 

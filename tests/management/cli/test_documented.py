@@ -39,8 +39,8 @@ def test_the_page_lists_exactly_the_existing_subcommands():
 @pytest.mark.core
 @pytest.mark.parametrize("word", subcommands())
 def test_the_page_lists_every_option_of_a_subcommand(word):
-    told = chapter_of(word)
-    assert [option for option in options_of(subcommands()[word]) if f"`{option}" not in told] == []
+    chapter = chapter_of(word)
+    assert [option for option in options_of(subcommands()[word]) if f"`{option}" not in chapter] == []
 
 
 @pytest.mark.core
@@ -122,10 +122,10 @@ def test_json_output_has_the_documented_shape(asked, word):
         asked("limits", "set", "task", "ring", "5")
     if word == "resume":
         asked("pause", "mail")
-    came, told = asked(*EXAMPLES[word]), documented(word)
+    output, example = asked(*EXAMPLES[word]), documented(word)
     if word == "top":
-        came |= {"queues": [], "workers": []}
-    assert shape(came) == shape(told)
+        output |= {"queues": [], "workers": []}
+    assert shape(output) == shape(example)
 
 
 def payloads_of_a_batch():

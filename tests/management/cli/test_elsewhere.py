@@ -29,8 +29,8 @@ def test_info_queues_and_top_work_with_a_remote_server(asked):
     assert asked("info")["queues"] == {"mail": 1}
     [queue] = asked("queues")["queues"]
     assert (queue["name"], queue["size"], queue["is_paused"]) == ("mail", 1, None)
-    told = asked("top", "--once")
-    assert (told["workers"], told["working"], told["sets"]) == (None, None, {"dead": 0} | told["sets"])
+    shown = asked("top", "--once")
+    assert (shown["workers"], shown["working"], shown["sets"]) == (None, None, {"dead": 0} | shown["sets"])
     assert asked("workers") == {"workers": None, "count": 0}
 
 

@@ -27,8 +27,8 @@ def test_output_contains_no_control_characters_from_job_data(faktory, asked, nam
         for is_terminal in (False, True):
             answer = faktory(*call, is_terminal=is_terminal)
             assert answer.code in (0, 2), (call, answer)
-            said = COLOURS.sub("", answer.out + answer.err) if is_terminal else answer.out + answer.err
-            assert not [char for char in said if is_unwelcome(char) or char in "\t\r"], call
+            text = COLOURS.sub("", answer.out + answer.err) if is_terminal else answer.out + answer.err
+            assert not [char for char in text if is_unwelcome(char) or char in "\t\r"], call
         if answer.code == 0:
             asked(*call)  # checks that it is one line of ASCII
     died = Job.objects.get(queue="died")

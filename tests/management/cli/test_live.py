@@ -34,12 +34,12 @@ def test_top_draws_the_current_state_and_ends_after_count_refreshes():
     words = [*WITH_US, sys.executable, "-m", "django", "faktory", "top", "--count", "2", "--interval", "0.1"]
     program = subprocess.Popen(words, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
-    said = b""
+    output = b""
     with suppress(OSError):  # Linux raises it when the other side is closed
         while some := os.read(ours, 65_536):
-            said += some
+            output += some
     os.close(ours)
     assert program.wait(60) == 0
-    told = said.decode()
-    assert all(word in told for word in ("processed 0", "(0.0/s)", "mail", "shop.slow", "\\x1b[31mw"))
-    assert "\x1b[2K" in told  # the screen is redrawn in place
+    text = output.decode()
+    assert all(word in text for word in ("processed 0", "(0.0/s)", "mail", "shop.slow", "\\x1b[31mw"))
+    assert "\x1b[2K" in text  # the screen is redrawn in place

@@ -31,8 +31,8 @@ COMMANDING = {chr(code) for code in (*range(32), *range(127, 160), *range(0x202A
 @pytest.mark.core
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_cleaned_text_is_one_printable_line(text):
-    told = clean(text)
-    assert told.isprintable()
+    cleaned = clean(text)
+    assert cleaned.isprintable()
     assert len(clean(text, longest=80)) <= 80
 
 
@@ -77,8 +77,8 @@ def test_no_command_outputs_control_characters_from_clients(faktory, text, is_te
     for words in [("jobs",), ("job", job.jid), ("queues",), ("info",), ("workers",), ("batches",), ("top", "--once")]:
         answer = faktory(*words, is_terminal=is_terminal)
         assert answer.code == 0
-        told = _without_colours(answer.out + answer.err) if is_terminal else answer.out + answer.err
-        assert COMMANDING & set(told) <= {"\n"}
+        output = _without_colours(answer.out + answer.err) if is_terminal else answer.out + answer.err
+        assert COMMANDING & set(output) <= {"\n"}
     for words in [("jobs", text), ("pause", text), ("batches", text), ("push", text, text), ("job", text)]:
         answer = faktory(*words)
         assert COMMANDING & set(answer.out + answer.err) <= {"\n"}

@@ -33,8 +33,8 @@ def states():
 def test_info_shows_the_numbers_of_the_broker(asked, faktory):
     JobFactory(queue="mail")
     dead()
-    told = asked("info")
-    assert (told["queues"], told["sets"]["dead"]) == ({"mail": 1}, 1)
+    output = asked("info")
+    assert (output["queues"], output["sets"]["dead"]) == ({"mail": 1}, 1)
     assert "mail   1" in faktory("info").out
 
 
@@ -51,9 +51,9 @@ def test_queues_shows_size_latency_and_pause(asked, faktory):
 def test_jobs_lists_jobs_that_match_the_query_newest_first(asked, faktory):
     made = [dead(queue="mail", errtype="x.Timeout") for _ in range(3)]
     dead()
-    told = asked("jobs", "dead", "queue:mail", "--limit", 2)
-    assert [job["jid"] for job in told["jobs"]] == [made[2].jid, made[1].jid]
-    assert (told["query"], told["is_more"]) == ("state:dead queue:mail", True)
+    output = asked("jobs", "dead", "queue:mail", "--limit", 2)
+    assert [job["jid"] for job in output["jobs"]] == [made[2].jid, made[1].jid]
+    assert (output["query"], output["is_more"]) == ("state:dead queue:mail", True)
     assert asked("jobs", "dead", "queue:mail", "--count") == {
         "query": "state:dead queue:mail",
         "count": 3,
@@ -71,9 +71,9 @@ def test_jobs_returns_an_empty_list_if_none_match(asked):
 def test_job_shows_the_payload_and_all_attempts(asked, faktory):
     attempt = {"wid": "w1", "errtype": "x.Timeout", "message": "too late", "backtrace": ["line 1", "line 2"]}
     job = dead(payload='{"jid":"1","args":[42,1.50]}', history=json.dumps([attempt]), errtype="x.Timeout")
-    told = asked("job", job.jid)
-    assert (told["jid"], told["job"]["args"]) == (job.jid, [42, 1.5])
-    assert told["attempts"][0] == {
+    output = asked("job", job.jid)
+    assert (output["jid"], output["job"]["args"]) == (job.jid, [42, 1.5])
+    assert output["attempts"][0] == {
         "worker": "w1",
         "errtype": "x.Timeout",
         "message": "too late",
@@ -97,9 +97,9 @@ STOPPED = {
 
 def test_job_shows_when_and_where_it_was_interrupted(asked, faktory):
     job = JobFactory(interruptions=1, history=json.dumps([STOPPED]))
-    told = asked("job", job.jid)
-    assert (told["attempt"], told["attempts"], told["interruptions"]) == (0, [], 1)
-    assert told["interrupted"] == [
+    output = asked("job", job.jid)
+    assert (output["attempt"], output["attempts"], output["interruptions"]) == (0, [], 1)
+    assert output["interrupted"] == [
         {
             "worker": "w7",
             "message": "interrupted by shutdown",
@@ -118,8 +118,8 @@ def test_workers_shows_the_number_of_held_jobs(asked, faktory):
     WorkerFactory(wid="w1", rss_kb=2048)
     WorkerFactory(wid="gone", seen_at=T0)
     JobFactory(working=True, wid="w1")
-    told = asked("workers")
-    assert [(worker["wid"], worker["jobs"], worker["state"]) for worker in told["workers"]] == [("w1", 1, "running")]
+    output = asked("workers")
+    assert [(worker["wid"], worker["jobs"], worker["state"]) for worker in output["workers"]] == [("w1", 1, "running")]
     assert "2 MB" in faktory("workers").out
 
 
@@ -127,9 +127,9 @@ def test_batches_shows_the_progress_of_each_batch(asked, faktory):
     bid = batches.new(NewBatch(description="import", success=payload()), using="default")
     child = batches.new(NewBatch(parent_bid=bid), using="default")
     pushes.push([payload(custom={"bid": bid}) for _ in range(2)], using="default")
-    told = asked("batches")
-    assert [batch["bid"] for batch in told["batches"]] == [child, bid]
-    assert told["batches"][1]["total"] == 2
+    output = asked("batches")
+    assert [batch["bid"] for batch in output["batches"]] == [child, bid]
+    assert output["batches"][1]["total"] == 2
     assert [batch["bid"] for batch in asked("batches", bid)["batches"]] == [bid, child]
     assert "0 of 2" in faktory("batches").out
 
@@ -145,8 +145,8 @@ def test_top_refreshes_once_or_count_times(faktory, asked):
     JobFactory(working=True, jobtype="shop.slow")
     QueueFactory(name="mail")
     WorkerFactory(wid="w1")
-    told = asked("top", "--once")
-    assert (told["processed_per_s"], told["working"][0]["jobtype"]) == (None, "shop.slow")
+    output = asked("top", "--once")
+    assert (output["processed_per_s"], output["working"][0]["jobtype"]) == (None, "shop.slow")
     out = faktory("top", "--once").out
     assert all(word in out for word in ("processed 0", "mail", "w1", "shop.slow"))
     looks = faktory("top", "--count", 2, "--interval", 0.01, "--json").out.splitlines()
@@ -211,8 +211,8 @@ BECOMES = {"retry": "enqueued", "requeue": "enqueued", "kill": "dead", "discard"
 def test_a_verb_changes_only_jobs_that_match_the_query(asked, verb):
     meant, other = dead(queue="mail"), dead()
     sure = [] if verb in ("retry", "requeue") else ["--yes"]
-    told = asked(verb, "dead", "queue:mail", *sure)
-    assert told == {"query": "state:dead queue:mail", "found": 1, "changed": 1, "dry_run": False}
+    output = asked(verb, "dead", "queue:mail", *sure)
+    assert output == {"query": "state:dead queue:mail", "found": 1, "changed": 1, "dry_run": False}
     assert (states().get(meant.jid), states()[other.jid]) == (BECOMES[verb], "dead")
 
 
@@ -241,11 +241,11 @@ def test_destructive_verbs_require_yes_without_a_terminal(faktory, verb, monkeyp
     assert states() == {job.jid: "dead"}
 
 
-@pytest.mark.parametrize(("said", "left"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
-def test_the_answer_to_the_confirmation_prompt_decides(faktory, monkeypatch, said, left):
+@pytest.mark.parametrize(("typed", "left"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
+def test_the_answer_to_the_confirmation_prompt_decides(faktory, monkeypatch, typed, left):
     from tests.management.cli.conftest import Terminal
 
-    monkeypatch.setattr("sys.stdin", Terminal(said))
+    monkeypatch.setattr("sys.stdin", Terminal(typed))
     dead()
     answer = faktory("discard", "dead")
     assert "discard 1 jobs (state:dead)? [y/N]" in answer.err
@@ -307,7 +307,7 @@ def test_quiet_and_terminate_set_the_state_of_named_workers(asked, faktory, verb
     assert asked(verb, "w1", "--yes") == {"changed": 1}
     assert dict(WorkerProcess.objects.values_list("wid", "state")) == {"w1": verb, "w2": "running"}
     assert asked(verb, "--all", "--yes") == {"changed": 1}
-    assert asked(verb, "nobody", "--yes", code=2) == {"changed": 0}
+    assert asked(verb, "unknown", "--yes", code=2) == {"changed": 0}
 
 
 # --- usage

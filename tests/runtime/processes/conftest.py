@@ -43,7 +43,7 @@ def address():
     """Return the host and port that a started server listens on."""
 
     def found(program):
-        [line] = program.said("server listens")
+        [line] = program.wait_for_log("server listens")
         host, port = re.search(r"address=(\S+):(\d+)", line).groups()
         return host, int(port)
 
@@ -67,12 +67,12 @@ class Meeting:
     def pid(self, but=None):
         """Return the pid of the process that runs the task, once it is written and differs from `but`."""
 
-        def told():
+        def read_pid():
             path = self.folder / "pid"
             pid = int(path.read_text()) if path.exists() else None
             return pid if pid != but else None
 
-        return wait_until(told, 30, what="a task that tells its pid")
+        return wait_until(read_pid, 30, what="the pid written by a task")
 
-    def go_on(self):
+    def release_task(self):
         (self.folder / "pipe").write_text("go on")

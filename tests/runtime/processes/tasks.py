@@ -26,26 +26,26 @@ def writes_pid(path):
 @task
 def waits(folder):
     """Write the pid to `folder`/pid, and return when the test writes to `folder`/pipe."""
-    tell_pid(folder)
+    write_pid(folder)
     (Path(folder) / "pipe").read_text()
 
 
 @task
 async def waits_async(folder):
-    tell_pid(folder)
+    write_pid(folder)
     await asyncio.to_thread((Path(folder) / "pipe").read_text)
 
 
 @task
 def never_ends(folder):
-    tell_pid(folder)
+    write_pid(folder)
     threading.Event().wait()
 
 
 @task(timeout=0.5, max_attempts=1)
 def never_ends_although_stopped(folder):
     """Wait in C, where no exception reaches the thread."""
-    tell_pid(folder)
+    write_pid(folder)
     threading.Event().wait()
 
 
@@ -66,7 +66,7 @@ def keeps_memory(mb):
     _kept.append(b"\xff" * (mb * 2**20))
 
 
-def tell_pid(folder):
+def write_pid(folder):
     """Write the pid atomically: a reader must not see half a number."""
     path = Path(folder) / "pid"
     path.with_suffix(".new").write_text(str(os.getpid()))
@@ -79,7 +79,7 @@ def leaves_a_process_behind():
     subprocess.run(["sh", "-c", "sleep 1 &"], check=True)
 
 
-def go_on(folder, name, restarts):
+def remaining_steps(folder, name, restarts):
     """Do the steps of the job `name`, one for each restart. Continue at the step that an earlier run reached."""
     path = Path(folder) / f"{name}.steps"
     path.touch()
@@ -105,7 +105,7 @@ STEP_S = 0.02
 
 def steps_of(folder, name, restarts):
     with noted(folder, name):
-        for _ in go_on(folder, name, restarts):
+        for _ in remaining_steps(folder, name, restarts):
             time.sleep(STEP_S)
 
 
@@ -117,7 +117,7 @@ def is_long(folder, name, restarts):
 @task(max_attempts=1)
 async def is_long_and_async(folder, name, restarts):
     with noted(folder, name):
-        for _ in go_on(folder, name, restarts):
+        for _ in remaining_steps(folder, name, restarts):
             await asyncio.sleep(STEP_S)
 
 
@@ -172,14 +172,14 @@ def holds_the_gil(folder):
     """Match a regular expression in 2 to the power of 60 steps. Until it ends no other thread of the process runs."""
     with (Path(folder) / "runs").open("a") as file:
         file.write(f"{os.getpid()}\n")
-    tell_pid(folder)
+    write_pid(folder)
     CATASTROPHE.match("a" * 60 + "b")
 
 
 @task
 async def blocks_the_loop(folder):
     """Block the event loop, as a function that is no coroutine would."""
-    tell_pid(folder)
+    write_pid(folder)
     (Path(folder) / "pipe").read_text()
 
 
@@ -187,8 +187,8 @@ LONGEST_ALONE_S = 3.0
 
 
 @task
-def dies_beside_another(folder):
-    """End the process once `runs_beside_it` runs in it, or after a timeout if it runs alone."""
+def dies_with_another_job(folder):
+    """End the process once `runs_with_a_dying_job` runs in it, or after a timeout if it runs alone."""
     deaths = Path(folder) / "deaths"
     wait_for(lambda: _count(Path(folder) / "runs") > _count(deaths), LONGEST_ALONE_S)
     with deaths.open("a") as file:
@@ -197,7 +197,7 @@ def dies_beside_another(folder):
 
 
 @task
-def runs_beside_it(folder):
+def runs_with_a_dying_job(folder):
     with (Path(folder) / "runs").open("a") as file:
         file.write(f"{os.getpid()}\n")
     wait_for(lambda: False, 2 * LONGEST_ALONE_S)

@@ -10,7 +10,7 @@ from tests.settings import KIND
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(KIND != "postgresql", reason="a default of the database is PostgreSQL's"),
-    needs_session("those that are open keep their default"),
+    needs_session("open sessions keep their default"),
 ]
 
 
@@ -26,5 +26,5 @@ def test_a_database_with_serializable_as_default_is_refused_with_exit_code_1(run
         with connection.cursor() as cursor:
             cursor.execute(f"ALTER DATABASE {name} RESET default_transaction_isolation")
         connection.close()
-    program.said("django_faktory.E016", "expected read committed, got serializable")
-    program.said("HINT", "default_transaction_isolation")
+    program.wait_for_log("django_faktory.E016", "expected read committed, got serializable")
+    program.wait_for_log("HINT", "default_transaction_isolation")

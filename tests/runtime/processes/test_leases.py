@@ -42,7 +42,7 @@ def wire():
 
 
 def long_jobs(tmp_path, *kinds):
-    """Enqueue jobs that run until their meeting lets them end, each with a reservation of a second."""
+    """Enqueue jobs that run until the test releases them, each with a reservation of 1 s."""
     meetings = {}
     for kind in kinds:
         (tmp_path / kind.func.__name__).mkdir()
@@ -62,10 +62,10 @@ def all_run(meetings):
 
 
 def end_well(meetings):
-    """Let the jobs end, and check that each ran once."""
+    """Release the jobs, and check that each ran once."""
     assert not Job.objects.exclude(state="working", attempt=1, failures=0, losses=0).exists()
     for meeting in meetings.values():
-        meeting.go_on()
+        meeting.release_task()
     wait_until(lambda: not Job.objects.exclude(state="succeeded").exists(), 60, what="all succeeded")
     assert set(Job.objects.values_list("attempt", "failures", "losses")) == {(1, 0, 0)}
     assert [begun(meeting) for meeting in meetings.values()] == [1] * len(meetings)
@@ -81,31 +81,31 @@ def test_a_job_that_runs_much_longer_than_its_reservation_runs_once(runfaktory, 
     all_run(meetings)
     reserved = max(Job.objects.values_list("reserved_until", flat=True))
     longer = {"reserved_until__gt": reserved + timedelta(seconds=1.2 * LEASE_S)}
-    wait_until(lambda: not Job.objects.exclude(**longer).exists(), 90, what="all are kept for twice as long")
+    wait_until(lambda: not Job.objects.exclude(**longer).exists(), 90, what="all reservations are extended")
     end_well(meetings)
 
 
 def test_a_living_worker_keeps_its_jobs_through_a_long_database_outage(runfaktory, tmp_path):
     """A worker keeps its running job, and a job that ended while its end could not be reported (ADR 0017)."""
     if connection.vendor not in PORT:
-        pytest.skip("a database server has a wire")
+        pytest.skip("needs a network connection to the database")
     meetings = long_jobs(tmp_path, tasks.runs_long, tasks.runs_long_async)
     with wire() as (proxy, environment):
         runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", environment=environment, WORKER_TIMEOUT=TIMEOUT_S)
         all_run(meetings)
         wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).exists(), 30)
         proxy.harm("reset")
-        meetings[tasks.runs_long_async].go_on()
+        meetings[tasks.runs_long_async].release_task()
         over = Job.objects.filter(state="working", reserved_until__lt=Now())
-        wait_until(lambda: over.count() == len(meetings), 60, what="all reservations are over")
+        wait_until(lambda: over.count() == len(meetings), 60, what="all reservations have expired")
         proxy.harm("")
         ended = Job.objects.filter(state="succeeded", attempt=1, failures=0, losses=0)
-        wait_until(ended.exists, 60, what="the end is reported that could not be")
-        wait_until(lambda: not over.exists(), 60, what="the other is kept")
+        wait_until(ended.exists, 60, what="the delayed end of the job is reported")
+        wait_until(lambda: not over.exists(), 60, what="the other reservation is extended")
         del meetings[tasks.runs_long_async]
         assert Job.objects.filter(state="working", attempt=1, failures=0, losses=0).count() == 1
-        meetings[tasks.runs_long].go_on()
-        wait_until(lambda: ended.count() == 2, 60, what="both ended well")
+        meetings[tasks.runs_long].release_task()
+        wait_until(lambda: ended.count() == 2, 60, what="both succeeded")
     assert begun(meetings[tasks.runs_long]) == 1
 
 
@@ -117,7 +117,9 @@ def test_a_worker_suspended_beyond_its_timeout_loses_its_jobs(runfaktory, tmp_pa
     [child] = pool.children()
     suspend_process(child.pid)
     try:
-        wait_until(lambda: Job.objects.filter(state="enqueued", losses=1, failures=0).exists(), 60, what="it went back")
+        wait_until(
+            lambda: Job.objects.filter(state="enqueued", losses=1, failures=0).exists(), 60, what="the job is released"
+        )
     finally:
         os.kill(child.pid, signal.SIGCONT)
 

@@ -33,7 +33,7 @@ def test_a_worker_writes_its_statistics_when_it_stops(runfaktory):
 def test_a_server_records_statistics_of_workers_in_any_language(runfaktory, address):
     add.enqueue(2, 3)
     program = runfaktory(ANY_PORT, "--server-only")
-    client = RawClient.identified(address(program), wid="somebody-else")
+    client = RawClient.identified(address(program), wid="another-worker")
     jid = json.loads(client.ask("FETCH default"))["jid"]
     assert client.ask(f'ACK {{"jid":"{jid}"}}') == b"+OK"
     client.close()
@@ -50,10 +50,10 @@ def test_statsd_receives_job_counts_and_queue_sizes(runfaktory):
         result = add.enqueue(2, 3)
         runfaktory(ANY_PORT, "--processes", "1", STATSD=f"127.0.0.1:{statsd.getsockname()[1]}")
         reaches(result, "succeeded")
-        said = []
+        received = []
         wanted = ("faktory.jobs.count:1|c|#queue:default", "faktory.queue.size:")
-        while not all(any(line.startswith(begin) for line in said) for begin in wanted):
+        while not all(any(line.startswith(begin) for line in received) for begin in wanted):
             try:
-                said += statsd.recv(65536).decode().split("\n")
+                received += statsd.recv(65536).decode().split("\n")
             except TimeoutError:
-                pytest.fail(f"expected lines that begin with {wanted}, got {said}")
+                pytest.fail(f"expected lines that begin with {wanted}, got {received}")

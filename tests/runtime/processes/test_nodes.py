@@ -84,7 +84,7 @@ def test_a_job_can_be_pushed_fetched_and_acknowledged_on_different_nodes(nodes, 
 
 
 def test_info_on_each_node_describes_the_whole_cluster(nodes, client):
-    """Check that sizes, totals and workers are those of the whole cluster (W22)."""
+    """Check that sizes, totals and workers cover the whole cluster (W22)."""
     first, second = nodes(2)
     one, other = client(first, **worker("wid-1")), client(second, **worker("wid-2"))
     one.ask('BEAT {"wid":"wid-1"}')
@@ -96,11 +96,11 @@ def test_info_on_each_node_describes_the_whole_cluster(nodes, client):
     assert one.ask(f'ACK {{"jid":"{done}"}}') == b"+OK"  # it belongs to another worker: no effect
     other.ask(f'ACK {{"jid":"{done}"}}')
     other.ask(f'FAIL {{"jid":"{failed}","errtype":"E"}}')
-    for told in (info(one), info(other)):
-        assert told["queues"]["mail"] == 2
-        assert told["sets"] == {"scheduled": 1, "retries": 1, "dead": 0, "working": 1, "blocked": 0}
-        assert (told["total_processed"], told["total_failures"], told["total_enqueued"]) == (2, 1, 2)
-        assert told["tasks"]["Workers"]["size"] == 2
+    for counts in (info(one), info(other)):
+        assert counts["queues"]["mail"] == 2
+        assert counts["sets"] == {"scheduled": 1, "retries": 1, "dead": 0, "working": 1, "blocked": 0}
+        assert (counts["total_processed"], counts["total_failures"], counts["total_enqueued"]) == (2, 1, 2)
+        assert counts["tasks"]["Workers"]["size"] == 2
     assert held == "counted-2"
 
 
@@ -146,7 +146,7 @@ def test_a_killed_node_loses_no_jobs(nodes, client):
 
 
 def test_the_remaining_nodes_do_the_maintenance(nodes, client):
-    """Check W13 and W20: any node enqueues due jobs and reclaims those of lost workers."""
+    """Check W13 and W20: any node enqueues due jobs and reclaims jobs of lost workers."""
     first, second = nodes(2, WORKER_TIMEOUT=1)
     doomed = client(first, **worker("wid-lost"))
     doomed.ask(push(jid="was-held"))
@@ -157,12 +157,12 @@ def test_the_remaining_nodes_do_the_maintenance(nodes, client):
     assert jid_of(wait_until(lambda: heir.ask("FETCH default"), 30)) == "was-held"
 
 
-@needs_session("hints of the database are a session's")
+@needs_session("hints of the database need a session")
 def test_processes_of_one_node_do_not_rely_on_polling(runfaktory, address, client):
     """Check W13: notifications of the database, or of other processes of the node, report pushed and due jobs."""
     program = runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", POLL_INTERVAL=60)
     pusher = client((address(program), program))
-    program.said("worker started")
+    program.wait_for_log("worker started")
     for number in range(3):
         at = (timezone.now() + timedelta(seconds=0.3 * number)).isoformat()
         text = {"jid": f"by-wire-{number}", "jobtype": "tests.project.tasks.noop", "args": [], "at": at}

@@ -28,9 +28,9 @@ def _can_be_first():
     try:
         found = subprocess.run([*AS_FIRST, "true"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        pytest.skip("left out: there is no unshare on this machine; install util-linux")
+        pytest.skip("skipped: this machine has no unshare; install util-linux")
     if found.returncode:
-        pytest.skip(f"left out: no PID namespace may be made here: {found.stderr.strip()}; run as root")
+        pytest.skip(f"skipped: no PID namespace can be created here: {found.stderr.strip()}; run as root")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def container(_can_be_first, transactional_db):
             FAKTORY_TEST_SETTINGS=json.dumps(FAST),
         )
         programs.append(program)
-        program.said("worker started")
+        program.wait_for_log("worker started")
         [first] = program.children()
         with open(f"/proc/{first.pid}/status") as file:
             [numbers] = [line.split() for line in file if line.startswith("NSpid:")]
@@ -84,7 +84,7 @@ def test_process_1_reaps_orphans_of_tasks(container):
     results = [tasks.leaves_a_process_behind.enqueue() for _ in range(3)]
     wait_until(lambda: all(map(has_succeeded, results)), 60)
     wait_until(lambda: names(first).count("sleep") == 0, 20, what="the orphans have ended")
-    assert len(names(first)) == 1, "the worker goes on"
+    assert len(names(first)) == 1, "the worker keeps running"
     after = noop.enqueue()
     wait_until(lambda: has_succeeded(after), 60)
     first.send_signal(signal.SIGTERM)

@@ -34,7 +34,7 @@ def asked(address, path, method="GET", **headers):
 
 
 def place(program):
-    line = wait_until(lambda: program.said("probes are answered"), 60, what="a port for probes")[0]
+    line = wait_until(lambda: program.wait_for_log("probes are answered"), 60, what="a port for probes")[0]
     host, port = re.search(r"address=(\S+):(\d+)", line).groups()
     return host, int(port)
 
@@ -93,9 +93,9 @@ def test_a_stalled_maintenance_loop_fails_the_liveness_probe(answering):
     address = answering(health_server.check_maintenance(maintenance))
     assert asked(address, "/healthz") == good("maintenance")
     maintenance._round_at -= 100
-    code, told = asked(address, "/healthz")
-    assert (code, told["status"]) == (503, "failing")
-    assert re.match(r"its last round was 1\d\d s ago", told["checks"]["maintenance"])
+    code, body = asked(address, "/healthz")
+    assert (code, body["status"]) == (503, "failing")
+    assert re.match(r"its last round was 1\d\d s ago", body["checks"]["maintenance"])
     maintenance._round()
     assert asked(address, "/healthz") == good("maintenance")
 

@@ -33,7 +33,7 @@ def test_a_process_at_max_jobs_is_replaced_and_each_job_runs_once(runfaktory):
     writes_mark.enqueue_many([(text,) for text in sorted(wanted)])
     program = runfaktory("--worker-only", "--processes", "2", "--concurrency", "2", "--max-jobs", "20")
     assert set(written(wanted).values()) == {1}
-    assert len(set(pids(program.said(REPLACED, "it ran", times=3)))) >= 3
+    assert len(set(pids(program.wait_for_log(REPLACED, "it ran", times=3)))) >= 3
     wait_until(lambda: not Job.objects.filter(state="working").exists())
     assert not Job.objects.exclude(losses=0, failures=0).exists()
     assert "child ended" not in program.text
@@ -44,7 +44,7 @@ def test_a_replaced_worker_unregisters_itself(runfaktory):
     """Check that a replaced worker unregisters, so that the maintenance does not have to detect its loss."""
     noop.enqueue()
     program = runfaktory(*WORKER, "--max-jobs", "1")
-    program.said("worker started", times=2)
+    program.wait_for_log("worker started", times=2)
     wait_until(lambda: WorkerProcess.objects.count() == 1, 30)
 
 
@@ -54,12 +54,12 @@ def test_a_process_to_be_replaced_waits_for_its_running_jobs(runfaktory, meeting
     program = runfaktory(*WORKER, "--max-jobs", "1", SHUTDOWN_TIMEOUT=0)
     pid = meeting.pid()
     reaches(noop.enqueue(), "succeeded")
-    program.said(REPLACED, f"pid={pid}")
-    program.said("worker is quiet")
+    program.wait_for_log(REPLACED, f"pid={pid}")
+    program.wait_for_log("worker is quiet")
     waiting = noop.enqueue()
     assert psutil.pid_exists(pid)
     assert (state_of(long), state_of(waiting)) == ("working", "enqueued")
-    meeting.go_on()
+    meeting.release_task()
     reaches(long, "succeeded")
     reaches(waiting, "succeeded")
     assert Job.objects.get(jid=long.id).failures == 0
@@ -69,7 +69,7 @@ def test_a_process_above_max_rss_is_replaced_after_the_job(runfaktory, tmp_path)
     program = runfaktory(*WORKER, "--max-rss", "350")
     fat = tasks.keeps_memory.enqueue(400)
     reaches(fat, "succeeded")
-    [pid] = pids(program.said(REPLACED, "MAX_RSS is 350"))
+    [pid] = pids(program.wait_for_log(REPLACED, "MAX_RSS is 350"))
     reaches(tasks.writes_pid.enqueue(str(tmp_path / "pid")), "succeeded")
     assert int((tmp_path / "pid").read_text()) != pid
     wait_until(lambda: not psutil.pid_exists(pid), 30)
@@ -80,9 +80,9 @@ def test_a_drain_continues_with_new_processes_until_no_job_is_ready(runfaktory):
     program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2", "--drain", "--max-jobs", "5")
     assert program.code(90) == 0
     assert {state_of(result) for result in results} == {"succeeded"}
-    program.said(REPLACED, times=2)
+    program.wait_for_log(REPLACED, times=2)
 
 
 def test_the_max_jobs_setting_triggers_replacement(runfaktory):
     noop.enqueue()
-    runfaktory(*WORKER, MAX_JOBS=1).said(REPLACED, "it ran 1 job")
+    runfaktory(*WORKER, MAX_JOBS=1).wait_for_log(REPLACED, "it ran 1 job")

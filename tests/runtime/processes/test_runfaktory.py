@@ -48,7 +48,7 @@ class TestWorking:
         results = [add.enqueue(2, 3), async_add.enqueue(2, 3)]
         for result in results:
             reaches(result, "succeeded")
-        client = RawClient.identified(address(program), wid="somebody-else")
+        client = RawClient.identified(address(program), wid="another-worker")
         client.close()
         program.signal(signal.SIGTERM)
         assert program.code() == 0
@@ -56,7 +56,7 @@ class TestWorking:
 
     def test_the_first_log_line_describes_the_configuration(self, runfaktory):
         program = runfaktory(ANY_PORT, "--processes", "2", "--concurrency", "3", "--queues", "mail,default:2")
-        [line] = program.said("runfaktory:")
+        [line] = program.wait_for_log("runfaktory:")
         for words in ("127.0.0.1:0", f"database default ({wire_name()})", "2 × 3 threads", "mail,default:2"):
             assert words in line
 
@@ -93,7 +93,7 @@ class TestWorking:
         result = add.enqueue(2, 3)
         reaches(result, "succeeded")
         assert "s3cret" not in server.text + worker.text
-        [line] = server.said("runfaktory:")
+        [line] = server.wait_for_log("runfaktory:")
         assert "with TLS" in line
 
     def test_the_url_of_the_environment_is_used_with_a_remote_broker(self, runfaktory, address):
@@ -130,9 +130,9 @@ class TestStopping:
         program = runfaktory(*WORKER)
         meeting.pid()
         program.signal(number)
-        program.said("worker stops")
+        program.wait_for_log("worker stops")
         assert state_of(result) == "working"
-        meeting.go_on()
+        meeting.release_task()
         assert program.code() == 0
         assert state_of(result) == "succeeded"
         assert not WorkerProcess.objects.exists()
@@ -152,7 +152,7 @@ class TestStopping:
         program = runfaktory(*WORKER)
         meeting.pid()
         program.signal(signal.SIGTERM)
-        program.said("worker stops")
+        program.wait_for_log("worker stops")
         program.insist(signal.SIGTERM, "stopping at once")
         assert program.code(20) == 0
         job = Job.objects.get(jid=result.id)
@@ -163,8 +163,8 @@ class TestStopping:
         program = runfaktory(*WORKER)
         worker_pid = meeting.pid()
         program.signal(signal.SIGKILL)
-        program.said("the parent process is gone")
-        meeting.go_on()
+        program.wait_for_log("the parent process is gone")
+        meeting.release_task()
         wait_until(lambda: not psutil.pid_exists(worker_pid), 30)
         assert state_of(result) == "succeeded"
 
@@ -177,7 +177,7 @@ class TestCrashes:
         pid = meeting.pid()
         os.kill(pid, signal.SIGKILL)
         meeting.pid(but=pid)
-        meeting.go_on()
+        meeting.release_task()
         reaches(result, "succeeded")
         assert Job.objects.get(jid=result.id).losses == 1
 
@@ -207,7 +207,7 @@ class TestCrashes:
         assert len((meeting.folder / "deaths").read_text().split()) == 3
 
     @pytest.mark.skipif(KIND != "postgresql", reason="SQLite has no connections to break")
-    @needs_session("the test would end the sessions it has itself")
+    @needs_session("the test would end its own sessions")
     def test_terminated_database_connections_are_reopened_without_losing_jobs(
         self, runfaktory, address, meeting, empty_pool
     ):
@@ -223,7 +223,7 @@ class TestCrashes:
                     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
             reaches(add.enqueue(1, 2), "succeeded")
-        meeting.go_on()
+        meeting.release_task()
         reaches(running, "succeeded")
         assert Job.objects.get(jid=running.id).attempt == 1
 
@@ -234,7 +234,7 @@ class TestOrders:
         program = runfaktory(*WORKER)
         process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30)
         workers.advance([process.wid], "quiet", using="default")
-        program.said("worker is quiet")
+        program.wait_for_log("worker is quiet")
         result = noop.enqueue()
         program.signal(signal.SIGTERM)
         assert program.code() == 0
@@ -242,7 +242,7 @@ class TestOrders:
 
     def test_sigtstp_makes_the_worker_quiet(self, runfaktory):
         program = runfaktory(*WORKER)
-        program.said("worker started")
+        program.wait_for_log("worker started")
         program.signal(signal.SIGTSTP)
         wait_until(lambda: WorkerProcess.objects.filter(state="quiet").exists())
 
@@ -251,7 +251,7 @@ class TestOrders:
         program = runfaktory(*WORKER)
         process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30)
         workers.advance([process.wid], "terminate", using="default")
-        program.said("worker stopped", process.wid)
+        program.wait_for_log("worker stopped", process.wid)
         wait_until(lambda: WorkerProcess.objects.exclude(wid=process.wid).exists(), 30)
 
     def test_sigttin_logs_the_stacks_of_server_and_workers(self, runfaktory, address, meeting):
@@ -260,9 +260,9 @@ class TestOrders:
         address(program)
         meeting.pid()
         program.signal(signal.SIGTTIN)
-        program.said("stacks of all threads", times=2)
-        program.said("in waits")
-        meeting.go_on()
+        program.wait_for_log("stacks of all threads", times=2)
+        program.wait_for_log("in waits")
+        meeting.release_task()
 
     def test_a_worker_suspended_beyond_worker_timeout_is_replaced(self, runfaktory, meeting):
         """Check that a worker that was paused beyond WORKER_TIMEOUT is replaced (W20)."""
@@ -271,14 +271,14 @@ class TestOrders:
         pid = meeting.pid()
         suspend_process(pid)
         try:
-            program.said("workers lost")
+            program.wait_for_log("workers lost")
         finally:
             os.kill(pid, signal.SIGCONT)
-        program.said("worker counts as lost")
-        meeting.go_on()
-        program.said("came too late", result.id)
+        program.wait_for_log("worker counts as lost")
+        meeting.release_task()
+        program.wait_for_log("came too late", result.id)
         meeting.pid(but=pid)
-        meeting.go_on()
+        meeting.release_task()
         reaches(result, "succeeded")
 
 

@@ -33,7 +33,7 @@ def test_an_invalid_option_exits_with_1(runfaktory):
 def test_an_invalid_setting_exits_with_1(runfaktory):
     program = runfaktory(ANY_PORT, CONCURRENCY="many")
     assert program.code() == 1
-    program.said("FAKTORY['CONCURRENCY']", "expected", "'many'")
+    program.wait_for_log("FAKTORY['CONCURRENCY']", "expected", "'many'")
 
 
 def test_a_port_in_use_exits_with_3(runfaktory):
@@ -41,7 +41,7 @@ def test_a_port_in_use_exits_with_3(runfaktory):
         port = taken.getsockname()[1]
         program = runfaktory(f"127.0.0.1:{port}", "--processes", "1")
         assert program.code() == 3
-    program.said("server cannot start", f"127.0.0.1:{port}", times=1)
+    program.wait_for_log("server cannot start", f"127.0.0.1:{port}", times=1)
     assert "Traceback" not in program.text
 
 
@@ -49,7 +49,7 @@ def test_a_wrong_password_for_a_remote_server_exits_with_3(runfaktory, address):
     server = runfaktory(ANY_PORT, "--server-only", PASSWORD="s3cret")
     program = runfaktory(*WORKER, "--url", "tcp://:wr0ng@{}:{}".format(*address(server)))
     assert program.code() == 3
-    program.said("worker cannot start", "assword")
+    program.wait_for_log("worker cannot start", "assword")
     assert "wr0ng" not in program.text
 
 
@@ -73,7 +73,7 @@ def test_a_database_that_cannot_be_reached_exits_with_3(runfaktory):
 def test_logging_configured_by_the_project_is_kept(runfaktory):
     quiet = {"FAKTORY_TEST_LOGGING": "1"}
     program = runfaktory(*WORKER, environment=quiet)
-    program.said("theirs: worker started")
+    program.wait_for_log("theirs: worker started")
     assert program.text.count("worker started") == 1
 
 
@@ -97,8 +97,8 @@ class TestReloading:
 
     def test_changed_code_restarts_server_and_workers(self, start, app):
         program = start("--reload")
-        program.said("server listens")
-        program.said("worker started")
+        program.wait_for_log("server listens")
+        program.wait_for_log("worker started")
         (app / "tasks.py").write_text("print('version 2')\n")
         moments = itertools.count(int(time.time()))
 
@@ -109,32 +109,32 @@ class TestReloading:
             return "worker stopped" in program.text
 
         wait_until(changed_and_noticed, 30, every_s=0.5)
-        program.said("server listens", times=2)
-        program.said("worker started", times=2)
-        program.said("version 2")
+        program.wait_for_log("server listens", times=2)
+        program.wait_for_log("worker started", times=2)
+        program.wait_for_log("version 2")
         self.ends(program)
 
     def test_reloading_is_the_default_in_debug_mode(self, start):
         program = start(FAKTORY_TEST_DEBUG="1")
-        program.said("server listens")
+        program.wait_for_log("server listens")
         assert len(psutil.Process(program.pid).children(recursive=True)) == 4
         self.ends(program)
 
     def test_no_reload_disables_reloading_in_debug_mode(self, start):
         program = start("--no-reload", FAKTORY_TEST_DEBUG="1")
-        program.said("server listens")
-        program.said("worker started")
+        program.wait_for_log("server listens")
+        program.wait_for_log("worker started")
         assert len(psutil.Process(program.pid).children(recursive=True)) == 2
 
     def test_an_invalid_option_ends_the_reloader_with_1(self, start):
         program = start("--reload", "--concurrency", "many")
         assert program.code() == 1
-        program.said("--concurrency: expected")
+        program.wait_for_log("--concurrency: expected")
 
     def test_the_death_of_the_reloader_ends_all_processes(self, start):
         program = start("--reload")
-        program.said("worker started")
-        program.said("server listens")
+        program.wait_for_log("worker started")
+        program.wait_for_log("server listens")
         family = psutil.Process(program.pid).children(recursive=True)
         program.signal(signal.SIGKILL)
         family[0].kill()

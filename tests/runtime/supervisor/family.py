@@ -17,7 +17,7 @@ from django_faktory.runtime.supervisor.supervisor import Supervisor
 from django_faktory.worker.process import CANNOT_START
 
 
-def tell(*words):
+def log(*words):
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
@@ -25,18 +25,18 @@ def steady(child_spec):
     """Run until the supervisor stops it."""
     stopped = threading.Event()
     install_signals(
-        child_spec, stop=lambda: threading.Thread(target=stopped.set).start(), quiet=lambda: tell("quiet", os.getpid())
+        child_spec, stop=lambda: threading.Thread(target=stopped.set).start(), quiet=lambda: log("quiet", os.getpid())
     )
-    tell("started", os.getpid(), child_spec.wid, ",".join(child_spec.lost))
+    log("started", os.getpid(), child_spec.wid, ",".join(child_spec.lost))
     stopped.wait()
-    tell("stopped", os.getpid())
+    log("stopped", os.getpid())
     return 0
 
 
 def deaf(child_spec):
     """Ignore the order to stop."""
-    install_signals(child_spec, stop=lambda: tell("ignored", os.getpid()))
-    tell("started", os.getpid(), child_spec.wid)
+    install_signals(child_spec, stop=lambda: log("ignored", os.getpid()))
+    log("started", os.getpid(), child_spec.wid)
     threading.Event().wait()
 
 
@@ -44,28 +44,28 @@ def lingers(child_spec):
     """Take 0.3 s to stop."""
     stopped = threading.Event()
     install_signals(child_spec, stop=lambda: threading.Thread(target=stopped.set).start())
-    tell("started", os.getpid(), child_spec.wid)
+    log("started", os.getpid(), child_spec.wid)
     stopped.wait()
-    tell("lingering", os.getpid())
+    log("lingering", os.getpid())
     threading.Event().wait(0.3)
-    tell("stopped", os.getpid())
+    log("stopped", os.getpid())
     return 0
 
 
 def never_ready(child_spec):
     """Hang before it handles signals."""
-    tell("started", os.getpid(), child_spec.wid)
+    log("started", os.getpid(), child_spec.wid)
     threading.Event().wait()
 
 
 def crashes(child_spec):
-    tell("crashing", os.getpid(), child_spec.wid, ",".join(child_spec.lost))
+    log("crashing", os.getpid(), child_spec.wid, ",".join(child_spec.lost))
     raise RuntimeError("a bug in the child")
 
 
 def leaves(child_spec):
     """Exit with 0, without an order to stop."""
-    tell("started", os.getpid(), child_spec.wid, ",".join(child_spec.lost))
+    log("started", os.getpid(), child_spec.wid, ",".join(child_spec.lost))
     return 0
 
 
@@ -75,8 +75,8 @@ def cannot_start(child_spec):
 
 def holds_the_gil(child_spec):
     """Match a regular expression that does not end, in a thread: no other thread of the process runs again."""
-    install_signals(child_spec, stop=lambda: tell("stopped", os.getpid()))
-    tell("started", os.getpid(), child_spec.wid, ",".join(child_spec.lost), child_spec.unresponsive)
+    install_signals(child_spec, stop=lambda: log("stopped", os.getpid()))
+    log("started", os.getpid(), child_spec.wid, ",".join(child_spec.lost), child_spec.unresponsive)
     if len(child_spec.lost) < 3:
         threading.Thread(target=CATASTROPHE.match, args=("a" * 60 + "b",)).start()
     threading.Event().wait()
@@ -86,10 +86,10 @@ def does_nothing(child_spec):
     """Keep threads running, but do not respond."""
     install_signals(
         child_spec,
-        stop=lambda: tell("stopped", os.getpid()),
+        stop=lambda: log("stopped", os.getpid()),
         responds=None if child_spec.lost else threading.Event().wait,
     )
-    tell("started", os.getpid(), child_spec.wid, "does-nothing", ",".join(child_spec.lost))
+    log("started", os.getpid(), child_spec.wid, "does-nothing", ",".join(child_spec.lost))
     if not child_spec.lost:  # the supervisor watches a child from its first heartbeat on
         os.write(child_spec.beats, child_spec.wid.encode())
     threading.Event().wait()
@@ -98,20 +98,20 @@ def does_nothing(child_spec):
 def sees_alarms(child_spec):
     """Print when a process of the family does not respond, and when all respond again."""
     install_signals(child_spec, stop=lambda: os._exit(0))
-    tell("started", os.getpid(), child_spec.wid)
+    log("started", os.getpid(), child_spec.wid)
     for word, timeout_s in (("alarm", None), ("calm", 0)):
         while bool(select.select([child_spec.alarm], [], [], timeout_s)[0]) != (word == "alarm"):
             threading.Event().wait(0.01)
-        tell(word)
+        log(word)
     threading.Event().wait()
 
 
 def farewell(wids):
-    tell("farewell", *wids)
+    log("farewell", *wids)
 
 
 def farewell_hangs(wids):
-    tell("farewell", *wids)
+    log("farewell", *wids)
     threading.Event().wait()
 
 
@@ -159,7 +159,7 @@ def main(scene):
     roles = [Role(name=name, main=main, ends=name in ends) for name, main in setting.pop("roles").items()]
     handler = signal.getsignal(signal.SIGTERM)
     code = Supervisor(roles, setting.pop("farewell"), **setting).run()
-    tell("ended", code, signal.getsignal(signal.SIGTERM) is handler)
+    log("ended", code, signal.getsignal(signal.SIGTERM) is handler)
     return code
 
 

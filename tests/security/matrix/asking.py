@@ -86,7 +86,7 @@ class Asker:
 
     def __init__(self):
         self.staff, self.other = (self._client(name, is_staff=name == "staff") for name in ("staff", "other"))
-        self.nobody = Client()
+        self.anonymous = Client()
 
     def _client(self, name, **fields):
         client = Client()

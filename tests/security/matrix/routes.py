@@ -18,7 +18,7 @@ from tests.project.tasks import add
 from tests.security.matrix.rows import ROW
 
 APP = "django_faktory"
-NOBODY = frozenset({"no user has this"})
+NO_USER = frozenset({"no user has this"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +269,7 @@ def pages_of_the_site():
     yield Request("admin index", "GET", reverse("admin:index"), frozenset())
     another = _at("cronentry", "change", ROW + 1)
     yield Request("cronentry change of another", "GET", another, frozenset({"view_cronentry"}))
-    yield Request("admin app_list", "GET", reverse("admin:app_list", args=[APP]), NOBODY, is_a_list_of_pages=True)
+    yield Request("admin app_list", "GET", reverse("admin:app_list", args=[APP]), NO_USER, is_a_list_of_pages=True)
 
 
 def admin_requests_of(model):
@@ -295,7 +295,7 @@ def _of_page(model, site, name):
         needed, _, query = _PAGES[name]
         path = reverse(f"admin:{APP}_{name}") + query
         yield Request(name, "GET", path, frozenset({needed}))
-        yield Request(f"{name} POST", "POST", path, NOBODY, _form({}))
+        yield Request(f"{name} POST", "POST", path, NO_USER, _form({}))
     elif page == "act":
         yield from _buttons(model, site)
     else:
@@ -306,13 +306,13 @@ def _of_django(model, page, path, view):
     name = f"{model} {page}"
     needed, form = _FORMS.get(name, (None, None))
     if page in ("add", "delete"):
-        yield Request(name, "GET", path, frozenset(needed.split()) if needed else NOBODY)
+        yield Request(name, "GET", path, frozenset(needed.split()) if needed else NO_USER)
     else:
         yield Request(name, "GET", path, view)
     if needed:
         yield Request(f"{name} POST", "POST", path, frozenset(needed.split()), _form(form), is_act=True)
     else:
-        yield Request(f"{name} POST", "POST", path, NOBODY, _form(_CRON_FORM | _STAYS))
+        yield Request(f"{name} POST", "POST", path, NO_USER, _form(_CRON_FORM | _STAYS))
 
 
 def _buttons(model, site):
@@ -320,7 +320,7 @@ def _buttons(model, site):
     for name in acts:
         needs = frozenset({f"view_{model}", _ADMIN_ACTIONS[model][name]})
         path = _at(model, "act", _pk(model, name), name)
-        yield Request(f"{model} act {name} GET", "GET", path, NOBODY)
+        yield Request(f"{model} act {name} GET", "GET", path, NO_USER)
         yield Request(f"{model} act {name}", "POST", path, needs, _form({"confirmed": "yes", "why": "because"}), True)
         if model == "job" and job_actions.ACTIONS[name].warning:
             yield Request(f"{model} act {name} unconfirmed", "POST", path, needs, _form({}))
@@ -333,15 +333,15 @@ def _actions(model, site):
     for name in names:
         view = f"view_{model}"
         needs = frozenset({view, _ADMIN_ACTIONS[model][name]})
-        told = {"action": name, "_selected_action": [_pk(model, name)], **_STAYS}
+        form = {"action": name, "_selected_action": [_pk(model, name)], **_STAYS}
         is_act = (model, name) != ("queue", "clear")  # it leads to the bulk page for all matching jobs
         prepare = (lambda: Queue.objects.update(paused_at=T0)) if (model, name) == ("queue", "resume") else None
-        yield Request(f"{model}: {name}", "POST", _at(model, "changelist"), needs, _form(told), is_act, prepare)
+        yield Request(f"{model}: {name}", "POST", _at(model, "changelist"), needs, _form(form), is_act, prepare)
 
 
 def _try():
     path = _at("job", "try", ROW)
-    yield Request("job try GET", "GET", path, NOBODY)
+    yield Request("job try GET", "GET", path, NO_USER)
     yield Request("job try", "POST", path, frozenset({"view_job", "retry_job"}), _form({}), is_act=True)
 
 
@@ -361,7 +361,7 @@ def _all():
 
 def _step():
     yield Request("job all step GET", "GET", _at("job", "all_step"), frozenset())
-    yield Request("job all step", "POST", _at("job", "all_step"), NOBODY, _form({"sweep": "forged"}))
+    yield Request("job all step", "POST", _at("job", "all_step"), NO_USER, _form({"sweep": "forged"}))
 
 
 def _pk(model, act):

@@ -52,8 +52,8 @@ def fail(worker):
 
 
 def progress(client, bid):
-    told = status(client, bid)
-    return told["pending"], told["failed"], told["complete_st"], told["success_st"], "broken" in told
+    fields = status(client, bid)
+    return fields["pending"], fields["failed"], fields["complete_st"], fields["success_st"], "broken" in fields
 
 
 def status(client, bid):
@@ -65,9 +65,9 @@ def test_a_batch_runs_its_callback_after_its_member_succeeds(client, worker):
     assert bid.startswith("b-")
     assert push(client, "Member", bid, 1) == "OK"
     assert ask(client, f"BATCH COMMIT {bid}") == "OK"
-    told = status(client, bid)
-    assert told.pop("created_at")
-    assert told == {
+    fields = status(client, bid)
+    assert fields.pop("created_at")
+    assert fields == {
         "bid": bid, "description": "d", "total": 1, "pending": 1, "failed": 0, "complete_st": "", "success_st": "",
     }  # fmt: skip
     assert work(worker)["custom"] == {"bid": bid}
@@ -192,7 +192,7 @@ def test_pushb_refuses_only_the_member_of_an_unknown_batch(client):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "error"),
     [
         ("BATCH", "expected NEW {…}, OPEN bid, COMMIT bid or STATUS bid, got nothing"),
         ("BATCH CLOSE b-1", "got CLOSE"),
@@ -211,13 +211,13 @@ def test_pushb_refuses_only_the_member_of_an_unknown_batch(client):
         ("BATCH STATUS a b", "expected the id of a batch"),
     ],
 )
-def test_an_invalid_batch_command_is_refused_and_creates_nothing(client, line, told):
+def test_an_invalid_batch_command_is_refused_and_creates_nothing(client, line, error):
     reply = ask(client, line)
     assert reply.startswith("ERR ")
-    assert told in reply
+    assert error in reply
     assert not Batch.objects.exists()
     assert not Job.objects.exists()
-    assert ask(client, "batch new {}".replace("batch", "BATCH")).startswith("ERR"), "the connection goes on"
+    assert ask(client, "batch new {}".replace("batch", "BATCH")).startswith("ERR"), "the connection stays open"
 
 
 def test_batch_subcommands_are_case_insensitive(client):
@@ -238,17 +238,17 @@ LATER = "2999-01-01T00:00:00Z"
         ({}, "QUEUE REMOVE default"),
         ({"retry": 0}, "FAIL"),
         ({"retry": -1}, 'MUTATE {"cmd":"clear","target":"dead"}'),
-        ({"custom": {"expires_at": "2020-01-01T00:00:00Z"}}, "nobody takes it in time"),
+        ({"custom": {"expires_at": "2020-01-01T00:00:00Z"}}, "expiry"),
     ],
 )
 def test_a_member_removed_without_success_completes_its_batch(client, worker, fields, line):
-    """A batch always settles: the complete callback runs, the success callback does not, and BATCH STATUS says so."""
+    """A batch always settles: the complete callback runs, the success callback does not, as BATCH STATUS reports."""
     bid = new(client, **BOTH)
     assert push(client, "Member", bid, 1, **fields) == "OK"
     assert ask(client, f"BATCH COMMIT {bid}") == "OK"
     if "retry" in fields:
         fail(worker)
-    if line.startswith("nobody"):
+    if line == "expiry":
         due.expire(using="default")
     elif line != "FAIL":
         assert ask(client, line) == "OK"
@@ -316,7 +316,7 @@ def test_a_finished_batch_refuses_a_child_and_accepts_a_second_commit(client, wo
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
-class TestBesideATransactionOfTheProject:
+class TestDuringATransactionOfTheProject:
     """A transaction of the project locks a batch and stays open."""
 
     def test_other_clients_are_answered_while_a_commit_waits_for_the_batch_lock(self, client, connect):
@@ -342,8 +342,8 @@ class TestBesideATransactionOfTheProject:
             assert json.loads(ask(other, "FETCH default"))["jid"] == "plain-0001"
             assert ask(other, 'FAIL {"jid":"plain-0001"}') == "OK"
         assert {worker.reply() for worker in workers} == {b"+OK"}
-        told = status(client, bid)
-        assert (told["pending"], told["failed"]) == (1, 1)
+        fields = status(client, bid)
+        assert (fields["pending"], fields["failed"]) == (1, 1)
 
     def test_a_refused_commit_does_not_repeat_batch_new_of_the_same_set(self, client, connect):
         """The commands wait in the same queue, so the server runs them in one set."""

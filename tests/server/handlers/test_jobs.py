@@ -14,8 +14,8 @@ from tests.waiting import wait_until
 
 
 def fetched(client, *queues):
-    told = client.ask(f"FETCH {' '.join(queues) or 'default'}")
-    return told and json.loads(told)
+    reply = client.ask(f"FETCH {' '.join(queues) or 'default'}")
+    return reply and json.loads(reply)
 
 
 @pytest.mark.parametrize(
@@ -76,19 +76,19 @@ def test_a_fetched_job_keeps_the_text_that_was_pushed(connect):
     sent = f'{{"jid":"verbatim1","zz":1.0,"jobtype":"t","args":{args},"custom":{{"b":1,"a":2}}}}'
     client = connect(**worker())
     assert client.ask(f"PUSH {sent}") == b"+OK"
-    told = client.ask("FETCH default").decode()
-    assert told.startswith(f'{sent[:-1]},"queue":"default","retry":25,"created_at":"')
-    assert '"enqueued_at":"' in told
+    reply = client.ask("FETCH default").decode()
+    assert reply.startswith(f'{sent[:-1]},"queue":"default","retry":25,"created_at":"')
+    assert '"enqueued_at":"' in reply
 
 
 def test_created_at_is_kept_but_enqueued_at_and_failure_are_replaced(connect):
     """W11: `created_at` is the client's, `enqueued_at` and `failure` are the server's."""
     client = connect(**worker())
     client.ask(push(jid="abcdefgh", created_at="2020-02-02T02:02:02Z", enqueued_at="never", failure={"retry_count": 9}))
-    told = fetched(client)
-    assert told["created_at"] == "2020-02-02T02:02:02Z"
-    assert told["enqueued_at"].startswith(timezone.now().isoformat()[:10])
-    assert "failure" not in told
+    job = fetched(client)
+    assert job["created_at"] == "2020-02-02T02:02:02Z"
+    assert job["enqueued_at"].startswith(timezone.now().isoformat()[:10])
+    assert "failure" not in job
 
 
 @over_both
@@ -102,9 +102,9 @@ def test_pushb_reports_refused_jobs_and_stores_the_others(connect):
         5,
         {"jid": "good-two", "jobtype": "t", "args": []},
     ]
-    told = json.loads(client.ask(f"PUSHB {json.dumps(jobs)}"))
-    assert set(told) == {"bad-one!", ""}
-    assert told["bad-one!"].startswith("jobs must have a jobtype parameter")
+    errors = json.loads(client.ask(f"PUSHB {json.dumps(jobs)}"))
+    assert set(errors) == {"bad-one!", ""}
+    assert errors["bad-one!"].startswith("jobs must have a jobtype parameter")
     assert set(Job.objects.values_list("jid", flat=True)) == {"good-one", "good-two"}
 
 
@@ -184,8 +184,8 @@ def test_clients_that_disconnect_during_a_fetch_lose_no_job(connect, server):
         assert producer.reply() == b"+OK"
     stays = connect(**worker("stays"))
     seen = set()
-    while told := fetched(stays):
-        seen.add(told["jid"])
+    while job := fetched(stays):
+        seen.add(job["jid"])
     left = set(Job.objects.filter(wid="leaver").values_list("jid", flat=True))
     assert len(seen | left) == 60
     assert not Job.objects.filter(wid="stays").exclude(jid__in=seen).exists()
@@ -260,8 +260,8 @@ def test_a_failure_report_is_truncated_at_character_boundaries(connect):
     fetched(client)
     report = {"jid": "abcdefgh", "errtype": "é" * 90, "message": "é" * 900, "backtrace": ["x"] * 50}
     assert client.ask(f"FAIL {json.dumps(report)}") == b"+OK"
-    told = json.loads(Job.objects.get().failure)
-    assert (told["errtype"], told["message"], len(told["backtrace"])) == ("é" * 50, "é" * 500, 30)
+    failure = json.loads(Job.objects.get().failure)
+    assert (failure["errtype"], failure["message"], len(failure["backtrace"])) == ("é" * 50, "é" * 500, 30)
 
 
 def test_a_retried_job_is_fetched_with_its_failure(connect):
@@ -313,16 +313,16 @@ def test_info_has_the_same_members_as_the_original_server(connect):
     """W22: the same members as the original server."""
     client = connect(**worker())
     client.ask(push(jid="abcdefgh", queue="mail"))
-    told = json.loads(client.ask("INFO please"))
-    assert set(told) == {"now", "server_utc_time", "faktory", "server"}
-    assert set(told["faktory"]) == {
+    info = json.loads(client.ask("INFO please"))
+    assert set(info) == {"now", "server_utc_time", "faktory", "server"}
+    assert set(info["faktory"]) == {
         "queues", "sets", "tasks", "total_failures", "total_processed", "total_enqueued", "total_queues",
     }  # fmt: skip
-    assert told["faktory"]["queues"]["mail"] == 1
-    assert set(told["faktory"]["tasks"]) == {"Busy", "Dead", "Retries", "Scheduled", "Workers"}
-    assert set(told["server"]) == {
+    assert info["faktory"]["queues"]["mail"] == 1
+    assert set(info["faktory"]["tasks"]) == {"Busy", "Dead", "Retries", "Scheduled", "Workers"}
+    assert set(info["server"]) == {
         "description", "faktory_version", "uptime", "connections", "command_count", "used_memory_mb",
     }  # fmt: skip
-    assert told["server"]["faktory_version"] == semantic(__version__)
-    assert told["server"]["connections"] == 1
-    assert told["server"]["command_count"] == 3
+    assert info["server"]["faktory_version"] == semantic(__version__)
+    assert info["server"]["connections"] == 1
+    assert info["server"]["command_count"] == 3

@@ -121,8 +121,8 @@ def test_queue_latency_is_reported_in_seconds(connect):
     JobFactory(queue="q", enqueued_at=timezone.now() - timedelta(seconds=100))
     answer = connect().ask("QUEUE latency q unknown")
     assert b'"unknown":0}' in answer  # as the original server writes it, not 0.0
-    told = json.loads(answer)
-    assert told == {"q": pytest.approx(100, abs=20), "unknown": 0}
+    latencies = json.loads(answer)
+    assert latencies == {"q": pytest.approx(100, abs=20), "unknown": 0}
     assert json.loads(connect().ask("QUEUE LATENCY")) == {}
 
 
@@ -147,11 +147,11 @@ def test_flush_is_refused_unless_allow_flush_or_debug_permits_it(
     """W25: the project's DEBUG decides if ALLOW_FLUSH is not set."""
     settings.FAKTORY, settings.DEBUG = setting, debug
     JobFactory()
-    told = open_client(serve()).ask("FLUSH")
+    reply = open_client(serve()).ask("FLUSH")
     if is_allowed:
-        assert told == b"+OK"
+        assert reply == b"+OK"
     else:
-        assert told == b'-ERR FLUSH is disabled; to allow it, set FAKTORY["ALLOW_FLUSH"] = True where the server runs'
+        assert reply == b'-ERR FLUSH is disabled; to allow it, set FAKTORY["ALLOW_FLUSH"] = True where the server runs'
     assert Job.objects.exists() is not is_allowed
 
 
@@ -211,8 +211,8 @@ def test_a_stopping_server_ends_a_long_mutation_between_two_steps(serve, open_cl
         server.stop()
 
     server = serve(OrmBroker("default", announce=stop_after_the_first_step))
-    told = open_client(server).ask('MUTATE {"cmd":"requeue","target":"dead"}')
-    assert told.startswith(b"-ERR shutdown in progress: the jobs so far were changed; send it again")
+    reply = open_client(server).ask('MUTATE {"cmd":"requeue","target":"dead"}')
+    assert reply.startswith(b"-ERR shutdown in progress: the jobs so far were changed; send it again")
     assert Job.objects.filter(state="dead").count() == bulk.CHUNK
 
 
@@ -245,5 +245,5 @@ def test_the_number_of_workers_is_the_same_on_every_node(serve, open_client):
     open_client(there)
     WorkerFactory(wid="wid-gone", seen_at=timezone.now() - timedelta(hours=1))
     for node in (here, there):
-        told = json.loads(open_client(node).ask("INFO"))["faktory"]
-        assert told["tasks"]["Workers"] == {"reaped": 0, "size": 2}
+        info = json.loads(open_client(node).ask("INFO"))["faktory"]
+        assert info["tasks"]["Workers"] == {"reaped": 0, "size": 2}

@@ -24,8 +24,8 @@ _numbers = iter(range(10**9))
 
 def job(jobtype="member", **custom):
     jid = f"job-{next(_numbers):08d}"
-    told = ",".join(f'"{key}":"{value}"' for key, value in custom.items())
-    return parse_job(f'{{"jid":"{jid}","jobtype":"{jobtype}","args":[],"custom":{{{told}}}}}')
+    members = ",".join(f'"{key}":"{value}"' for key, value in custom.items())
+    return parse_job(f'{{"jid":"{jid}","jobtype":"{jobtype}","args":[],"custom":{{{members}}}}}')
 
 
 def new(parent="", *, complete=True, success=True, caller_wid=""):

@@ -68,13 +68,13 @@ def test_the_time_to_the_next_tick_is_read_in_one_statement(django_assert_num_qu
 def test_two_nodes_enqueue_one_job_for_the_same_tick():
     """Both nodes see that it is due before either takes it."""
     entry()
-    both_saw, told = threading.Barrier(2), []
+    both_saw, woken = threading.Barrier(2), []
 
     def node():
         one = CronEntry.objects.get(next_at__lte=NOON)
         both_saw.wait(20)
         for _ in range(5):
-            told.append(cron_runs.run(USING, lambda here: cron_runs._take_runs(here, one.pk, enqueue, NOON)))
+            woken.append(cron_runs.run(USING, lambda here: cron_runs._take_runs(here, one.pk, enqueue, NOON)))
         connections.close_all()
 
     nodes = [threading.Thread(target=node) for _ in range(2)]
@@ -82,7 +82,7 @@ def test_two_nodes_enqueue_one_job_for_the_same_tick():
         one.start()
     for one in nodes:
         one.join(30)
-    assert sorted(map(len, told)) == [0] * 9 + [1]
+    assert sorted(map(len, woken)) == [0] * 9 + [1]
     assert Job.objects.count() == CronRun.objects.count() == 1
 
 
@@ -91,10 +91,10 @@ def test_a_node_skips_an_entry_locked_by_another_node():
         pytest.skip("one writer at a time: the second waits for the first")
     entry()
     entry("free")
-    told = []
+    woken = []
 
     def node():
-        told.append(take(NOON))
+        woken.append(take(NOON))
         connections.close_all()
 
     with transaction.atomic():
@@ -102,7 +102,7 @@ def test_a_node_skips_an_entry_locked_by_another_node():
         second = threading.Thread(target=node)
         second.start()
         second.join(20)
-    assert told == [{"default"}]
+    assert woken == [{"default"}]
     assert {run.entry.name for run in CronRun.objects.all()} == {"free", "hourly"}
     assert Job.objects.count() == 2
 

@@ -16,7 +16,7 @@ from django_faktory.store.dialects.postgresql.prepared import (
 )
 from tests.bouncer import needs_session
 
-pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
+pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements need a session")]
 
 USES = 2 * USES_BEFORE + 3
 

@@ -19,7 +19,7 @@ from django_faktory.store.dialects.postgresql import pipeline, prepared
 from django_faktory.store.dialects.postgresql.prepared import Statement
 from tests.bouncer import needs_session
 
-pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
+pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements need a session")]
 
 ODD = ["", "a", "NULL", 'quo"te', "back\\slash", "{}", ",", "ü€😀", "\x01\x7f", " "]
 
@@ -262,7 +262,7 @@ class TestWithoutACursor:
 
     def test_a_health_check_replaces_a_dead_connection_before_use(self, echo):
         if connection.pool:
-            pytest.skip("a pool looks by itself")
+            pytest.skip("a pool checks its connections")
         other = connection.copy()
         with other.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.connection.info.backend_pid])
@@ -317,15 +317,15 @@ def test_a_reset_after_a_partial_answer_is_reported_at_once(new_loop):
     near, far = connected()
     os.dup2(near.fileno(), connection.connection.pgconn.socket)
     flight = prepared.begin(connection, [(echo, ["?"])], lambda found: found)
-    told = []
+    outcomes = []
 
     def read():
         try:
             if flight.read() is not None:
-                told.append("an answer")
+                outcomes.append("an answer")
         except OperationalError:
-            told.append("lost")
-        if told:
+            outcomes.append("lost")
+        if outcomes:
             loop.remove_reader(flight_fd)
             loop.stop()
 
@@ -337,7 +337,7 @@ def test_a_reset_after_a_partial_answer_is_reported_at_once(new_loop):
     loop.call_later(5, loop.stop)
     loop.run_forever()
     loop.close()
-    assert told == ["lost"]
+    assert outcomes == ["lost"]
     assert connection.connection.closed
     connection.close()
     near.close()
@@ -404,13 +404,13 @@ def test_custom_loaders_of_the_project_do_not_affect_results(sent):
 
 
 def test_times_are_returned_in_utc_in_any_session_time_zone(sent):
-    tell = Statement("tell", ["timestamptz"], "SELECT $1")
-    make_ready(tell)
+    echo_time = Statement("echo_time", ["timestamptz"], "SELECT $1")
+    make_ready(echo_time)
     with connection.cursor() as cursor:
         cursor.execute("SET TIME ZONE 'Asia/Tokyo'")
     try:
-        [[told]] = rows_of(tell, datetime(2026, 11, 23, 8, tzinfo=UTC))
+        [[returned]] = rows_of(echo_time, datetime(2026, 11, 23, 8, tzinfo=UTC))
     finally:
         connection.close()
-    assert told.isoformat() == "2026-11-23T08:00:00+00:00"
-    assert sent == [["tell"]]
+    assert returned.isoformat() == "2026-11-23T08:00:00+00:00"
+    assert sent == [["echo_time"]]

@@ -15,7 +15,7 @@ from django_faktory.store.dialects.postgresql.prepared import Statement
 from tests.bouncer import needs_session
 from tests.clocks import Clock
 
-pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
+pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements need a session")]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_several_statements_are_one_message_and_each_returns_its_rows(statement)
             with CaptureQueriesContext(connection) as queries, connection.cursor() as own:
                 found = prepared.execute(own, [(statement, [use, "b"]), (note, ["x"]), (read, [9])])
             assert found == [[(use + 1, "bb")], [], [("x",)] * (use + 1)]
-            assert len(queries) == (4 if use == 2 else 1), "two uses as they are, the third prepares all three"
+            assert len(queries) == (4 if use == 2 else 1), "the third use prepares all three statements"
         with pytest.raises(Exception, match="division by zero"):
             prepared.execute(cursor, [(note, ["x"]), (Statement("wrong", ["int"], "SELECT 1 / $1"), [0])])
         assert prepared.execute(cursor, [(read, [9])]) == [[("x",)] * 4], "all of them or none"

@@ -32,9 +32,9 @@ def plan(statement, values):
         cursor.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         cursor.execute(f"PREPARE looked_at ({', '.join(statement.types)}) AS {statement.sql}")
         cursor.execute(f"EXPLAIN (FORMAT JSON) EXECUTE looked_at ({values})")
-        told = cursor.fetchone()[0]
+        explanation = cursor.fetchone()[0]
         cursor.execute("DEALLOCATE looked_at")
-    return (json.loads(told) if isinstance(told, str) else told)[0]["Plan"]
+    return (json.loads(explanation) if isinstance(explanation, str) else explanation)[0]["Plan"]
 
 
 def test_a_claim_reads_only_its_own_rows_despite_a_large_backlog():

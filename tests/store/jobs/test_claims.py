@@ -157,7 +157,7 @@ def test_a_fetch_skips_a_job_held_back_by_a_lock_or_limit(fetched, held_back_by)
 
 def test_claims_for_different_workers_are_one_message_on_postgresql(monkeypatch):
     if connection.vendor != "postgresql":
-        pytest.skip("a promise of the PostgreSQL dialect")
+        pytest.skip("guaranteed by the PostgreSQL dialect")
     looks = []
     real = dialect_of(connection).count_ready
     dialect = dialect_of(connection)
@@ -166,27 +166,27 @@ def test_claims_for_different_workers_are_one_message_on_postgresql(monkeypatch)
     def serve(count):
         push([payload(queue="a") for _ in range(count)], using=USING)
         requests = [FetchRequest(queues=("b", "a"), wid=f"w{n}") for n in range(count)]
-        told = exchange([], [], requests, using=USING).fetched
-        assert [len(one) for one in told] == [1] * count
+        fetched = exchange([], [], requests, using=USING).fetched
+        assert [len(one) for one in fetched] == [1] * count
 
     serve(claiming.MAX_REQUEST_CLAIMS)
     assert looks == []
     serve(claiming.MAX_REQUEST_CLAIMS + 1)
-    assert looks, "for so many it is less to look first"
+    assert looks, "for many requests it counts the ready jobs first"
 
 
 def test_jobs_are_prefetched_for_several_workers_in_one_exchange():
     if not prefetch.supports(connection):
-        pytest.skip("this database reads nothing ahead")
+        pytest.skip("this database does not prefetch")
     push([payload(f"a{n}", queue="a") for n in range(5)], using=USING)
     candidate_wids = ("w1", "w2")
     requests = [
         FetchRequest(queues=("a", "b"), wid="w1", prefetch=2, candidate_wids=candidate_wids),
         FetchRequest(queues=("b", "a"), wid="w2"),
     ]
-    told = exchange([], [], requests, using=USING).fetched
-    assert [[job.jid.strip(".") for job in one] for one in told] == [["job-a0", "job-a2", "job-a3"], ["job-a1"]]
-    assert [job.is_prefetched for job in told[0]] == [False, True, True]
+    fetched = exchange([], [], requests, using=USING).fetched
+    assert [[job.jid.strip(".") for job in one] for one in fetched] == [["job-a0", "job-a2", "job-a3"], ["job-a1"]]
+    assert [job.is_prefetched for job in fetched[0]] == [False, True, True]
 
 
 def test_a_fetch_skips_a_paused_queue():
@@ -207,13 +207,13 @@ def test_two_workers_with_600_queues_each_are_served():
 
 def test_a_set_is_claimed_acked_or_pushed_by_one_statement_on_postgresql():
     if connection.vendor != "postgresql" or not has_psycopg3():
-        pytest.skip("a promise of the PostgreSQL dialect, with psycopg 3")
+        pytest.skip("guaranteed by the PostgreSQL dialect, with psycopg 3")
 
     def statements(verb, *args):
-        with CaptureQueriesContext(connection) as told:
+        with CaptureQueriesContext(connection) as queries:
             found = verb(*args, using=USING)
         # a connection from a pool, used before, may prepare its statement now
-        return found, sum("PREPARE" not in one["sql"] for one in told)
+        return found, sum("PREPARE" not in one["sql"] for one in queries)
 
     push([payload() for _ in range(20)], using=USING)
     [got], claims = statements(fetch, [FetchRequest(queues=("x", "default"), wid="w1", count=15)])
@@ -233,9 +233,9 @@ def test_an_error_between_two_claims_loses_no_job_and_no_answer(monkeypatch):
 
     monkeypatch.setattr(dialect_of(connection), "count_ready", fails, raising=False)
     monkeypatch.setattr(claiming, "MAX_REQUEST_CLAIMS", 1)  # otherwise one message makes both claims
-    told = exchange([payload(queue="z")], [], requests, using=USING)
-    assert [[job.queue for job in one] for one in told.fetched] == [["a"], []]
-    assert told.pushed == [None]
+    result = exchange([payload(queue="z")], [], requests, using=USING)
+    assert [[job.queue for job in one] for one in result.fetched] == [["a"], []]
+    assert result.pushed == [None]
     push([payload(queue="a")], using=USING)
     assert [[job.queue for job in one] for one in fetch(requests, using=USING)] == [["a"], []]
     with pytest.raises(BrokerUnavailable):
@@ -336,8 +336,8 @@ def test_jobs_pushed_during_concurrent_exchanges_are_all_claimed():
             return
         while not is_over.is_set() or Job.objects.in_state("enqueued").exists():
             requests = together("w1", *(random.sample("abc", random.randint(1, 3)) for _ in range(4)))
-            told = exchange([], [Ack(jid=jid, wid="w1") for jid in got[-4:]], requests, using=USING)
-            got.extend(job.jid for found in told.fetched for job in found)
+            result = exchange([], [Ack(jid=jid, wid="w1") for jid in got[-4:]], requests, using=USING)
+            got.extend(job.jid for found in result.fetched for job in found)
 
     in_threads(2, work)
     assert sorted(got) == sorted(pushed)

@@ -37,9 +37,9 @@ def test_an_edited_job_keeps_its_state_and_times(state):
     after = changed(job.jid, args=[1, {"a": [None]}], kwargs={"b": 2}, queue="low", priority=25)
     assert (after.state, after.queue, after.priority) == (state, "low", 25)
     assert (after.enqueued_at, after.run_at, after.failures) == (job.enqueued_at, job.run_at, job.failures)
-    told = jsontext.decode(after.payload)
-    assert (told["args"], told["custom"]["kwargs"]) == ([1, {"a": [None]}], {"b": 2})
-    assert (told["queue"], told["priority"]) == ("low", 6)
+    stored = jsontext.decode(after.payload)
+    assert (stored["args"], stored["custom"]["kwargs"]) == ([1, {"a": [None]}], {"b": 2})
+    assert (stored["queue"], stored["priority"]) == ("low", 6)
 
 
 @pytest.mark.parametrize("state", sorted(set(State) - editing.EDITABLE))
@@ -89,7 +89,7 @@ def test_arguments_that_the_task_does_not_accept_are_rejected(changes):
 
 
 def test_arguments_of_a_job_without_a_python_task_are_not_checked():
-    job = job_in("dead", jobtype="somebody.elses")
+    job = job_in("dead", jobtype="other.language")
     assert jsontext.decode(changed(job.jid, args=[1, 2, 3]).payload)["args"] == [1, 2, 3]
 
 

@@ -17,7 +17,7 @@ from tests.factories import JobFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-of_a_session = needs_session("prepared statements are a session's")
+of_a_session = needs_session("prepared statements need a session")
 
 
 @pytest.fixture
@@ -47,11 +47,11 @@ def messages(monkeypatch):
     def spy(name, *more):
         real = getattr(prepared, name)
 
-        def told(on, calls):
+        def run(on, calls):
             sent.append([*names(calls), *more])
             return real(on, calls)
 
-        monkeypatch.setattr(prepared, name, told)
+        monkeypatch.setattr(prepared, name, run)
 
     spy("run_prepared")
     spy("run_and_commit", "COMMIT")
@@ -132,9 +132,9 @@ def test_each_failure_report_gets_its_own_answer(ways):
         used_to_it()
     ours, theirs, done = JobFactory(working=True), JobFactory(working=True, wid="w2"), JobFactory(succeeded=True)
     late = sum(Counter.objects.values_list("late", flat=True))
-    unknown = failure(jid="nobody-knows", wid="w1")
-    told = failures.fail([failure(jid=job.jid, wid="w1") for job in (ours, theirs, ours, done)], using="default")
-    assert told == [True, False, False, False], "the second time it has failed already"
+    unknown = failure(jid="unknown-1", wid="w1")
+    answers = failures.fail([failure(jid=job.jid, wid="w1") for job in (ours, theirs, ours, done)], using="default")
+    assert answers == [True, False, False, False], "the second time it has failed already"
     [answer] = failures.fail([unknown], using="default")
     assert isinstance(answer, JobNotFound)
     assert sum(Counter.objects.values_list("late", flat=True)) == late + 3

@@ -26,9 +26,9 @@ def fail_once(job, **report):
 
 def test_a_failure_record_has_the_fields_of_the_original_server():
     row = fail_once(JobFactory(working=True, retry=5), errtype="KeyError", message="'x'", backtrace=["a", "b"])
-    told = json.loads(row.failure)
-    assert told.pop("next_at") > "2026-05-01T12:00:14Z"
-    assert told == {
+    recorded = json.loads(row.failure)
+    assert recorded.pop("next_at") > "2026-05-01T12:00:14Z"
+    assert recorded == {
         "retry_count": 0,
         "remaining": 5,
         "failed_at": "2026-05-01T12:00:00Z",
@@ -42,9 +42,9 @@ def test_a_second_failure_keeps_the_failed_at_time_of_the_first():
     row = fail_once(JobFactory(working=True, retry=5))
     Job.objects.filter(pk=row.pk).update(state="working", run_at=None, reserved_until=T0)
     [_] = failures.fail([failure(jid=row.jid, wid="w1")], using=USING, now=T0 + timedelta(hours=1))
-    told = json.loads(Job.objects.get().failure)
-    assert (told["retry_count"], told["remaining"]) == (1, 4)
-    assert told["failed_at"] == "2026-05-01T12:00:00Z"
+    recorded = json.loads(Job.objects.get().failure)
+    assert (recorded["retry_count"], recorded["remaining"]) == (1, 4)
+    assert recorded["failed_at"] == "2026-05-01T12:00:00Z"
 
 
 @pytest.mark.parametrize(("wanted", "kept"), [(-1, 0), (0, 30), (3, 3), (200, 200)])

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def interrupted(job, **changes):
-    told = {"jid": job.jid, "wid": job.wid, "attempt": job.attempt, "queue": job.queue, "message": "stopped"}
-    return Interruption(**told | changes)
+    fields = {"jid": job.jid, "wid": job.wid, "attempt": job.attempt, "queue": job.queue, "message": "stopped"}
+    return Interruption(**fields | changes)
 
 
 class Node:
@@ -132,9 +132,9 @@ def test_the_history_records_when_and_where_a_job_was_interrupted(node):
     assert (run.is_interruption, run.wid, run.message) == (True, "w7", "interrupted by shutdown")
     assert datetime.fromisoformat(run.failed_at) >= datetime.fromisoformat(run.started_at)
     assert attempts_of(job.history) == []
-    told = whole_job_of(job)
-    [one] = told["interrupted"]
-    assert (told["attempt"], told["attempts"], one["worker"]) == (0, [], "w7")
+    whole_job = whole_job_of(job)
+    [one] = whole_job["interrupted"]
+    assert (whole_job["attempt"], whole_job["attempts"], one["worker"]) == (0, [], "w7")
     assert one["interrupted_at"] == run.failed_at
 
 
@@ -281,11 +281,11 @@ def test_an_ack_that_is_being_committed_wins_over_an_interruption(node):
     """An atomic task commits its end just as its worker releases it."""
     node.push("a", result_ttl=600)
     job = node.fetch_one()
-    told, threads = [], []
+    results, threads = [], []
 
     def give_back():
         try:
-            told.append(node.interrupt(job))
+            results.append(node.interrupt(job))
         finally:
             connections.close_all()
 
@@ -298,7 +298,7 @@ def test_an_ack_that_is_being_committed_wins_over_an_interruption(node):
         give_back()
     else:
         threads[0].join(20)
-    assert told == [[False]]
+    assert results == [[False]]
     assert (row(job).state, row(job).interruptions) == ("succeeded", 0)
 
 

@@ -152,10 +152,10 @@ class TestReaping:
     def test_maintenance_listens_for_beats_before_it_reaps(self):
         JobFactory(working=True, reserved_until=T0)
         WorkerProcess.objects.update_or_create(wid="w1", defaults={"beat_at": T0})
-        upkeeper = Maintenance("default")
-        upkeeper._reap_reservations()
+        loop = Maintenance("default")
+        loop._reap_reservations()
         assert Job.objects.get().state == "working"
-        upkeeper.run_once()
+        loop.run_once()
         assert Job.objects.get().state != "working"
 
 
@@ -223,18 +223,18 @@ class TestDelivery:
         if connection.vendor == "sqlite":
             pytest.skip("one writer at a time")
         jobs = claimed(broker, Lease.DELIVERY, payload("a"), payload("b"), count=2)
-        told = []
+        unconfirmed = []
         with transaction.atomic():
             Job.objects.filter(jid=jobs[0].jid).update(backtrace=1)
 
             def confirm():
-                told.append(broker.confirm([Delivery(job, 1.0) for job in jobs]))
+                unconfirmed.append(broker.confirm([Delivery(job, 1.0) for job in jobs]))
                 broker.close()
 
             other = threading.Thread(target=confirm)
             other.start()
             other.join(20)
-        assert told == [{jobs[0].jid}]
+        assert unconfirmed == [{jobs[0].jid}]
         assert broker.confirm([Delivery(job, 1.0) for job in jobs]) == set()
         assert not Job.objects.filter(claim__lt=0).exists()
 

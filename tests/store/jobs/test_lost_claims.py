@@ -109,10 +109,10 @@ def test_an_exchange_with_a_lost_response_loses_no_job(broker, cut):
     ack = Ack(jid=first.jid, wid="w1", attempt=first.attempt)
     with pytest.raises(BrokerUnavailable):
         broker.exchange([], [ack], [DEFAULT])
-    assert states() == ["working"], "the one is done, and the other taken"
-    told = broker.exchange([payload(jid="third")], [ack], [DEFAULT])
-    assert told.acked == [False], "it was acknowledged the first time"
-    assert [job.jid for job in told.fetched[0]] == ["job-second", "job-third"]
+    assert states() == ["working"], "the first job is done, and the second is claimed"
+    result = broker.exchange([payload(jid="third")], [ack], [DEFAULT])
+    assert result.acked == [False], "it was acknowledged the first time"
+    assert [job.jid for job in result.fetched[0]] == ["job-second", "job-third"]
 
 
 def test_a_lock_acquired_by_a_fetch_with_a_lost_response_is_released(broker, cut):

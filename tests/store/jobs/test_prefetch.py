@@ -145,11 +145,11 @@ def test_an_ack_concurrent_with_the_confirmation_ends_the_job(broker, postgresql
     """W16: the ack first saw an empty wid, and finds its own after the wait."""
     stored("a")
     [[a]] = broker.exchange([], [], [asking(1, count=0)]).fetched
-    told = []
+    acked = []
 
     def ack():
         try:
-            told.extend(OrmBroker("default").ack([Ack(jid="a", wid="w1")]))
+            acked.extend(OrmBroker("default").ack([Ack(jid="a", wid="w1")]))
         finally:
             connection.close()
 
@@ -157,9 +157,9 @@ def test_an_ack_concurrent_with_the_confirmation_ends_the_job(broker, postgresql
     with transaction.atomic():
         broker.confirm([Delivery(broker.assign_prefetched(a, "w1"), 0.0)])
         other.start()
-        wait_until(somebody_waits)
+        wait_until(is_a_session_waiting)
     other.join(10)
-    assert told == [True]
+    assert acked == [True]
     assert not Job.objects.exists()
 
 
@@ -183,22 +183,22 @@ def test_confirmation_skips_a_locked_job_without_waiting_and_confirms_it_later(b
 
 def confirmed_elsewhere(handed):
     """Return the jobs that are not confirmed when another session confirms."""
-    told = []
+    unconfirmed = []
 
     def confirm():
         try:
-            told.append(OrmBroker("default").confirm(handed))
+            unconfirmed.append(OrmBroker("default").confirm(handed))
         finally:
             connection.close()
 
     other = threading.Thread(target=confirm)
     other.start()
     other.join(10)
-    assert told, "it waits"
-    return told[0]
+    assert unconfirmed, "it waits"
+    return unconfirmed[0]
 
 
-def somebody_waits():
+def is_a_session_waiting():
     """Return whether a session waits for the end of this session's transaction."""
     with connection.cursor() as cursor:
         cursor.execute(

@@ -75,8 +75,8 @@ def test_jobs_of_a_set_are_stored_in_order_as_if_pushed_singly(size, last):
 def test_a_set_of_jobs_with_one_run_time_is_scheduled():
     later = T0 + timedelta(hours=1)
     some = [new_job(jid=f"job-{number:05d}", jobtype="t", args=[], at=later) for number in range(20)]
-    told = {(row["state"], row["run_at"], row["enqueued_at"]) for row in stored([some]).values()}
-    assert told == {("scheduled", later, None)}
+    times = {(row["state"], row["run_at"], row["enqueued_at"]) for row in stored([some]).values()}
+    assert times == {("scheduled", later, None)}
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -145,4 +145,4 @@ def test_a_replaced_job_resets_everything_but_its_attempt_number():
     row = Job.objects.get()
     assert (row.state, row.jobtype, row.failures, row.losses, row.errtype) == ("enqueued", "newer", 0, 0, "")
     assert (row.history, row.failure, row.finished_at, row.purge_at) == ("", "", None, None)
-    assert row.attempt == job.attempt, "the attempt goes on, so that a late report of the old life stays fenced"
+    assert row.attempt == job.attempt, "the attempt number increases, so late reports of the old job stay fenced"

@@ -260,7 +260,7 @@ WISHES = {
 }
 FIELDS = {
     "plain": {},
-    "told": {"queue": "q", "priority": -7, "retry": 3, "reserve_for": 60, "backtrace": 5, "result_ttl": 9},
+    "set": {"queue": "q", "priority": -7, "retry": 3, "reserve_for": 60, "backtrace": 5, "result_ttl": 9},
     "later": {"at": T0 + 60 * MINUTE},
     "past": {"at": T0 - 60 * MINUTE},
 }
@@ -276,11 +276,11 @@ def row(jid):
 def test_the_fast_and_slow_push_paths_store_a_job_identically(wish, fields):
     job = payload(args=["é\u2028", {"a": 1}], custom=WISHES[wish], **FIELDS[fields])
     push(job, now=T0)
-    told = row(job.jid)
+    expected = row(job.jid)
     assert Job.objects.get().payload == job.text
     Job.objects.all().delete()
     assert unique_push._push_slow_path(connection, [(0, job)], T0) == {}
-    assert row(job.jid) == told
+    assert row(job.jid) == expected
 
 
 @pytest.mark.skipif("connection.vendor != 'sqlite'", reason="drivers of servers make calls of their own")
@@ -298,8 +298,8 @@ def test_the_slow_path_takes_at_most_150_calls_for_each_job():
 def test_a_job_with_options_is_pushed_by_one_statement(wish, is_within):
     with transaction.atomic() if is_within else nullcontext(), CaptureQueriesContext(connection) as captured:
         push(payload(custom=WISHES[wish]))
-    told = [query["sql"].split("; ")[-1].split()[0] for query in captured]
-    assert told in (["INSERT"], ["WITH"], ["PREPARE", "EXECUTE"])
+    statements = [query["sql"].split("; ")[-1].split()[0] for query in captured]
+    assert statements in (["INSERT"], ["WITH"], ["PREPARE", "EXECUTE"])
 
 
 @on_postgresql
@@ -314,10 +314,10 @@ def test_rejecting_a_duplicate_unique_job_takes_one_statement():
 def test_a_set_with_unique_keys_takes_one_statement_in_one_transaction():
     with CaptureQueriesContext(connection) as captured:
         push(*(unique(args=[number]) for number in range(100)), payload())
-    told = [query["sql"].split()[0] for query in captured if "PREPARE" not in query["sql"]]
-    assert told[0] == "BEGIN"
-    assert told[1] in ("WITH", "EXECUTE")
-    assert told[2:] == ["COMMIT"]
+    statements = [query["sql"].split()[0] for query in captured if "PREPARE" not in query["sql"]]
+    assert statements[0] == "BEGIN"
+    assert statements[1] in ("WITH", "EXECUTE")
+    assert statements[2:] == ["COMMIT"]
 
 
 @pytest.mark.parametrize("wish", ["expires in", "lock", "unique"])
@@ -361,7 +361,7 @@ def test_a_push_of_a_live_job_with_options_changes_nothing(wish, state):
 @pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
 def test_a_push_does_not_replace_a_dead_batch_member(wish):
     job = payload(custom=WISHES[wish])
-    JobFactory(dead=True, jid=job.jid, bid="b-of-somebody")
+    JobFactory(dead=True, jid=job.jid, bid="b-unknown")
     push(job)
     assert Job.objects.get().state == "dead"
 
@@ -428,9 +428,9 @@ def test_jobs_pushed_in_an_exchange_can_be_fetched_in_the_same_exchange(wish):
     [held] = fetch()
     sent = [payload(custom=WISHES[wish]), payload()]
     request = FetchRequest(queues=("default",), wid="w2", count=5)
-    told = exchanges.exchange(sent, [Ack(jid=held.jid, wid="w1")], [request], using=USING)
-    assert (told.pushed, told.acked) == ([None, None], [True])
-    assert [job.jid for job in told.fetched[0]] == [job.jid for job in sent]
+    result = exchanges.exchange(sent, [Ack(jid=held.jid, wid="w1")], [request], using=USING)
+    assert (result.pushed, result.acked) == ([None, None], [True])
+    assert [job.jid for job in result.fetched[0]] == [job.jid for job in sent]
 
 
 def test_pushing_jobs_in_the_exchange_that_releases_their_lock_strands_none():
@@ -438,9 +438,9 @@ def test_pushing_jobs_in_the_exchange_that_releases_their_lock_strands_none():
     [held] = fetch()
     request = FetchRequest(queues=("default",), wid="w2", count=5)
     report = Ack(jid=held.jid, wid="w1", attempt=held.attempt)
-    told = exchanges.exchange([locked(), locked()], [report], [request], using=USING)
-    got = told.fetched[0] or fetch(wid="w2", count=5)
-    assert (told.acked, len(got)) == ([True], 1)
+    result = exchanges.exchange([locked(), locked()], [report], [request], using=USING)
+    got = result.fetched[0] or fetch(wid="w2", count=5)
+    assert (result.acked, len(got)) == ([True], 1)
     acknowledgements.ack([Ack(jid=got[0].jid, wid="w2")], using=USING)
     assert len(fetch()) == 1
 
@@ -455,9 +455,9 @@ def test_plain_jobs_are_pushed_by_one_statement():
     ) as captured:
         push(payload())
     # a connection from a pool, used before, may prepare its statement now
-    told = [query["sql"] for query in captured if "PREPARE" not in query["sql"]]
-    assert len([sql for sql in told if "INSERT" in sql or "EXECUTE" in sql]) == 1
-    assert not [sql for sql in told if "SAVEPOINT" in sql or "BEGIN" in sql]
+    statements = [query["sql"] for query in captured if "PREPARE" not in query["sql"]]
+    assert len([sql for sql in statements if "INSERT" in sql or "EXECUTE" in sql]) == 1
+    assert not [sql for sql in statements if "SAVEPOINT" in sql or "BEGIN" in sql]
 
 
 # --- expiry

@@ -80,7 +80,7 @@ def at_once(count, work):
         try:
             barrier.wait(60)
             found[number] = work(number)
-        except Exception as error:  # noqa: BLE001  (told to the test)
+        except Exception as error:  # noqa: BLE001  (reported to the test)
             errors.append(error)
         finally:
             connections.close_all()

@@ -16,10 +16,10 @@ exec(TASKS, page)
 
 def test_example_tasks_have_their_documented_limits(transactional_db):
     limits.sync(using="default")
-    told = {one.name.rpartition(".")[2]: (one.scope, one.allowance_text) for one in Limit.objects.all()}
-    assert told["render"] == ("task", "5 at a time")
-    assert told["call_api"] == ("task", "100/s")
-    assert told["sync"] == ("key", "2 at a time and 10/m, 3 at once")
+    allowances = {one.name.rpartition(".")[2]: (one.scope, one.allowance_text) for one in Limit.objects.all()}
+    assert allowances["render"] == ("task", "5 at a time")
+    assert allowances["call_api"] == ("task", "100/s")
+    assert allowances["sync"] == ("key", "2 at a time and 10/m, 3 at once")
     page["sync"].enqueue(42)
     assert Job.objects.get().limit_key == f"{__name__}.sync:42"
 

@@ -88,7 +88,7 @@ def test_a_paused_task_starts_no_jobs_while_other_tasks_continue(node):
     assert limit_definitions.pause(["noop"], using="default") == []
     assert limit_definitions.paused_tasks(using="default") == ["noop"]
     assert node.fetch(5) == ["x"]
-    assert node.ack("a") == [True], "what runs goes on"
+    assert node.ack("a") == [True], "a running job continues"
     assert node.fetch(5) == []
     assert limit_definitions.resume(["noop"], using="default") == ["noop"]
     assert limit_definitions.resume(["noop"], using="default") == []

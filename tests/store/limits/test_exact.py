@@ -50,7 +50,7 @@ def test_a_job_started_before_its_limit_was_set_releases_a_permit(node, scope, e
     held = node.reserve(2)
     limit(scope, name, 2)
     if scope == "key":
-        assert node.fetch() == [], "the limiter of a key is made when it is first needed"
+        assert node.fetch() == [], "the limiter of a key is created on first use"
     assert in_use(name) == 2
     assert node.fetch() == []
     if end == "release":
@@ -103,7 +103,7 @@ def test_sweep_opens_a_limiter_left_shut_by_a_crash_before_counting(node, monkey
         patch.setattr(limiters, "count_running", crash)
         with pytest.raises(KeyboardInterrupt):
             limit("task", "noop", 3)
-    assert node.fetch() == [], "it is shut until they are counted"
+    assert node.fetch() == [], "the limit admits no job until running jobs are counted"
     limiters.sweep(using="default")
     assert in_use("noop") == 2
     assert node.fetch(5) == ["c"]
@@ -113,7 +113,7 @@ def test_sweep_opens_a_limiter_left_shut_by_a_crash_before_counting(node, monkey
 @needs_row_locks
 def test_a_claim_concurrent_with_a_new_limit_is_counted(node):
     node.push(*"ab")
-    claimed, go_on = threading.Event(), threading.Event()
+    claimed, resume = threading.Event(), threading.Event()
 
     def work(number):
         if number:
@@ -123,7 +123,7 @@ def test_a_claim_concurrent_with_a_new_limit_is_counted(node):
             with transaction.atomic():
                 assert node.fetch() == ["a"]
                 claimed.set()
-                go_on.wait(0.05)  # within the time that claims are waited for
+                resume.wait(0.05)  # within the time that claims are waited for
 
     at_once(2, work)
     assert in_use("noop") == 1

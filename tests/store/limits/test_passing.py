@@ -164,9 +164,9 @@ def test_limits_of_other_jobs_add_no_statements_to_a_claim(node):
     def statements():
         with CaptureQueriesContext(
             connection,
-        ) as told:
+        ) as queries:
             assert len(node.fetch()) == 1
-        return sum("PREPARE" not in one["sql"] for one in told)
+        return sum("PREPARE" not in one["sql"] for one in queries)
 
     without = statements()
     limit("task", "another", 1)
@@ -179,12 +179,12 @@ def test_fetch_and_ack_of_40_limited_jobs_cost_the_statements_of_one(node):
 
     def statements(count):
         node.push(*(f"{count}-{number}" for number in range(count)))
-        with CaptureQueriesContext(connection) as told:
+        with CaptureQueriesContext(connection) as claimed:
             found = node.reserve(count)
         with CaptureQueriesContext(connection) as ended:
             node.broker.ack([Ack(jid=job.jid, wid="w1") for job in found])
         assert len(found) == count
-        return [sum("PREPARE" not in one["sql"] for one in some) for some in (told, ended)]
+        return [sum("PREPARE" not in one["sql"] for one in some) for some in (claimed, ended)]
 
     statements(1)  # statements that a connection sends once
     assert statements(1) == statements(40)
@@ -195,9 +195,9 @@ def test_a_fetch_does_not_update_blocked_jobs(node):
     node.push(*map(str, range(300)))
     node.fetch(2)
     assert blocked() == 299
-    with CaptureQueriesContext(connection) as told:
+    with CaptureQueriesContext(connection) as queries:
         assert node.fetch(5) == []
-    assert not any("UPDATE" in one["sql"] and "blocked" in one["sql"] for one in told)
+    assert not any("UPDATE" in one["sql"] and "blocked" in one["sql"] for one in queries)
 
 
 def test_fifty_workers_never_exceed_a_limit_of_five(node):
@@ -368,9 +368,9 @@ def test_claiming_in_an_exchange_respects_the_limit(node):
     limit("task", "noop", 1)
     node.push("a", "b")
     [first] = node.reserve()
-    told = node.broker.exchange(
+    result = node.broker.exchange(
         [payload(jid="c")], [Ack(jid=first.jid, wid="w1")], [FetchRequest(queues=("default",), wid="w1", count=5)]
     )
-    assert [short(job.jid) for job in told.fetched[0]] == ["b"]
+    assert [short(job.jid) for job in result.fetched[0]] == ["b"]
     assert claims.MAX_ROUNDS > 1
     assert State.BLOCKED in states("c")

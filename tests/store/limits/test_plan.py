@@ -22,8 +22,8 @@ def explained(sql, values):
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE django_faktory_job")
         cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", values)
-        [told] = cursor.fetchone()
-    return told[0]["Plan"]
+        [explanation] = cursor.fetchone()
+    return explanation[0]["Plan"]
 
 
 def read(node):
@@ -49,8 +49,8 @@ def test_a_claim_reads_no_blocked_jobs():
         ("$8", "60"),
     ):
         sql = sql.replace(place, value)
-    told = explained(sql, None)
-    assert read(told) <= 4
+    executed_plan = explained(sql, None)
+    assert read(executed_plan) <= 4
     free.refresh_from_db()
     assert free.state == "working"
 
@@ -80,5 +80,5 @@ IN_ORDER = "ORDER BY sort_priority, enqueued_at, id"
 def test_unblocking_reads_only_the_jobs_it_unblocks(sql, values):
     for limiter in (7, 8):
         Job.objects.bulk_create(JobFactory.many(2000, state="blocked", limiter=limiter), batch_size=1000)
-    told = explained(sql.format(Job._meta.db_table), values)
-    assert read(told) <= 6
+    executed_plan = explained(sql.format(Job._meta.db_table), values)
+    assert read(executed_plan) <= 6

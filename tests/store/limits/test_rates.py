@@ -71,7 +71,7 @@ def test_later_jobs_do_not_overtake_jobs_waiting_for_a_rate_limit(node, at):
     order = ["a"]
     for second in (1, 2, 3):
         now = at(second + 0.001)
-        assert node.fetch(5) == [], "before maintenance lets go of those who wait, nobody comes in between"
+        assert node.fetch(5) == [], "no job overtakes jobs that maintenance has not unblocked yet"
         limiters.unblock_due(using="default", now=now)
         order += node.fetch(5)
     assert order == ["a", "b", "c", "d"]
@@ -100,9 +100,9 @@ def test_a_rate_limited_queue_is_skipped_until_its_next_token(node, at):
     assert node.fetch(5, queues=("default", "other")) == ["x"]
     assert blocked() == 0
     now = at(0.5)
-    with CaptureQueriesContext(connection) as told:
+    with CaptureQueriesContext(connection) as queries:
         assert node.fetch(5) == []
-    assert not any("UPDATE" in one["sql"] and '"attempt" - 1' in one["sql"] for one in told)
+    assert not any("UPDATE" in one["sql"] and '"attempt" - 1' in one["sql"] for one in queries)
     now = at(1.0)
     assert limiters.unblock_due(using="default", now=now) == {"default"}
     assert node.fetch(5) == ["b"]
@@ -115,9 +115,9 @@ def test_acking_a_rate_limited_job_costs_no_more_than_a_plain_one(node):
     node.fetch(6)
 
     def statements(name):
-        with CaptureQueriesContext(connection) as told:
+        with CaptureQueriesContext(connection) as queries:
             node.broker.ack([Ack(jid=jid(name), wid="w1")])
-        return sum("PREPARE" not in one["sql"] for one in told)
+        return sum("PREPARE" not in one["sql"] for one in queries)
 
     statements("a"), statements("x")
     assert statements("b") == statements("y")

@@ -25,11 +25,11 @@ def problems():
 def test_limits_of_tasks_and_settings_are_read(settings, transactional_db):
     settings.FAKTORY = settings.FAKTORY | {"LIMITS": {"queues": {"mail": 5}, "keys": {"customer": "10/m"}}}
     limits.sync(using="default")
-    told = {(one.scope, one.name): one.allowance_text for one in Limit.objects.all()}
-    assert told[("queue", "mail")] == "5 at a time"
-    assert told[("key", "customer")] == "10/m"
-    assert told[("task", tasks.at_most_two.jobtype)] == "2 at a time"
-    assert told[("key", tasks.by_customer.jobtype)] == "1 at a time and 100/s"
+    allowances = {(one.scope, one.name): one.allowance_text for one in Limit.objects.all()}
+    assert allowances[("queue", "mail")] == "5 at a time"
+    assert allowances[("key", "customer")] == "10/m"
+    assert allowances[("task", tasks.at_most_two.jobtype)] == "2 at a time"
+    assert allowances[("key", tasks.by_customer.jobtype)] == "1 at a time and 100/s"
 
 
 def test_limits_in_settings_override_limits_of_tasks(settings, transactional_db):
@@ -39,7 +39,7 @@ def test_limits_in_settings_override_limits_of_tasks(settings, transactional_db)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "number", "said"),
+    ("wrong", "number", "text"),
     [
         ({"clients": {}}, "E050", "LIMITS: no such scope: 'clients'"),
         ({"queues": 5}, "E051", "LIMITS['queues']: expected a dict of names"),
@@ -51,10 +51,10 @@ def test_limits_in_settings_override_limits_of_tasks(settings, transactional_db)
         ({"keys": {"k": {"speed": 1}}}, "E051", "LIMITS['keys']['k']: no such key: 'speed'"),
     ],
 )
-def test_an_invalid_limit_setting_is_reported_with_its_path(settings, wrong, number, said):
+def test_an_invalid_limit_setting_is_reported_with_its_path(settings, wrong, number, text):
     settings.FAKTORY = settings.FAKTORY | {"LIMITS": wrong}
     found = problems()
-    assert [one for one, message in found if said in message] == [number]
+    assert [one for one, message in found if text in message] == [number]
     with pytest.raises(InvalidLimit):
         list(limits.definitions())
 

@@ -19,7 +19,7 @@ class Place:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return os.pread(self._file, 1000, 0).decode() or "somebody"
+            return os.pread(self._file, 1000, 0).decode() or "unknown"
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, jid.encode(), 0)
         return None

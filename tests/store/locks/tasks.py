@@ -1,4 +1,4 @@
-"""Tasks that hold locks, and wait until a test lets them end."""
+"""Tasks that hold locks, and wait until a test releases them."""
 
 import threading
 from typing import ClassVar
@@ -40,7 +40,7 @@ def by_shop(shop_id, page=0):
 
 
 @task(lock="meeting", takes_context=True)
-def meets(context, folder):
+def waits_with_lock(context, folder):
     """Write the pid, wait for the test, and return whether the lock was lost."""
     waits.func(folder)
     return context.lock_lost

@@ -128,15 +128,15 @@ def cost(verb):
         finally:
             connection.connection.set_progress_handler(None, 0)
         return len(steps)
-    told = {
+    query = {
         "postgresql": "SELECT '', SUM(seq_tup_read + COALESCE(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables",
         "mysql": "SHOW SESSION STATUS LIKE 'Handler_read%'",
     }[connection.vendor]
     with transaction.atomic(), connection.cursor() as cursor:  # PostgreSQL counts by transaction
-        cursor.execute(told)
+        cursor.execute(query)
         before = sum(int(count) for _, count in cursor.fetchall())
         verb()
-        cursor.execute(told)
+        cursor.execute(query)
         return sum(int(count) for _, count in cursor.fetchall()) - before
 
 
@@ -233,15 +233,15 @@ def test_a_due_retry_of_a_locked_key_is_blocked_without_an_attempt(node):
     assert (retried.state, retried.attempt, retried.failures) == ("blocked", 1, 1)
 
 
-@pytest.mark.parametrize(("names", "taken", "told"), [(("A", "A1", "A2"), 1, (2, 2)), (("A", "A1", "B"), 1, (2, 1))])
-def test_a_queue_counts_as_locked_when_all_its_waiting_jobs_are(node, names, taken, told):
+@pytest.mark.parametrize(("names", "taken", "counts"), [(("A", "A1", "A2"), 1, (2, 2)), (("A", "A1", "B"), 1, (2, 1))])
+def test_a_queue_counts_as_locked_when_all_its_waiting_jobs_are(node, names, taken, counts):
     """Check the counts of waiting and locked jobs (L29)."""
     one = node()
     one.push(*names)
     one.fetch(count=1)
     state = locks.locket_state("default", using="default")
-    assert (state.waiting, state.locked) == told
-    assert state.is_locked is (told[0] == told[1])
+    assert (state.waiting, state.locked) == counts
+    assert state.is_locked is (counts[0] == counts[1])
 
 
 def test_an_empty_queue_is_not_locked(node):

@@ -32,9 +32,9 @@ on_postgresql = pytest.mark.skipif(
 def hand_over(node, job, *queues, wid="w1", count=1):
     """Acknowledge this job and fetch in the same exchange. If that returns no job, fetch again."""
     request = FetchRequest(queues=queues or ("default",), wid=wid, count=count)
-    told = node.broker.exchange([], [Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)], [request])
-    assert told.acked == [True]
-    return told.fetched[0] or node.broker.fetch([request])[0]
+    result = node.broker.exchange([], [Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)], [request])
+    assert result.acked == [True]
+    return result.fetched[0] or node.broker.fetch([request])[0]
 
 
 @pytest.fixture(params=["the long way", "a relay"] if connection.vendor == "postgresql" else ["the long way"])
@@ -145,8 +145,8 @@ def test_a_late_ack_does_not_hand_the_lock_over(one):
     one.broker.release([stale])
     holder = one.reserve(wid="w2")
     request = FetchRequest(queues=("default",), wid="w1")
-    told = one.broker.exchange([], [Ack(jid=stale.jid, wid="w1", attempt=stale.attempt)], [request])
-    assert (told.acked, told.fetched) == ([False], [[]])
+    result = one.broker.exchange([], [Ack(jid=stale.jid, wid="w1", attempt=stale.attempt)], [request])
+    assert (result.acked, result.fetched) == ([False], [[]])
     assert JobLock.objects.get().pk == holder.lock_token
 
 
@@ -226,8 +226,8 @@ def test_a_chain_of_handoffs_takes_one_statement_per_job(node):
         [job] = hand_over(one, job)
     assert job.jid == jid("A3")
     # A connection that was used before, as one of a pool, may have prepared it, or prepare it now.
-    [told] = [query["sql"] for query in sent if "PREPARE" not in query["sql"]]
-    assert "heir AS" in told or (told.startswith("EXECUTE faktory_relay") and ";" not in told)
+    [statement] = [query["sql"] for query in sent if "PREPARE" not in query["sql"]]
+    assert "heir AS" in statement or (statement.startswith("EXECUTE faktory_relay") and ";" not in statement)
     assert [job.jid for job in hand_over(one, job)] == [jid("A4")]
     assert holders() == [jid("A4")]
 
@@ -237,9 +237,9 @@ def test_other_requests_of_the_exchange_get_the_remaining_jobs(one):
     holder = one.reserve()
     one.push("B", "C")
     requests = [FetchRequest(queues=("default",), wid=wid) for wid in ("w1", "w2", "w3", "w4")]
-    told = one.broker.exchange([], [Ack(jid=holder.jid, wid="w1", attempt=1)], requests)
-    assert told.acked == [True]
-    assert [[job.jid for job in found] for found in told.fetched] == [[jid("A1")], [jid("B")], [jid("C")], []]
+    result = one.broker.exchange([], [Ack(jid=holder.jid, wid="w1", attempt=1)], requests)
+    assert result.acked == [True]
+    assert [[job.jid for job in found] for found in result.fetched] == [[jid("A1")], [jid("B")], [jid("C")], []]
     assert state_of("A2") == "blocked"
 
 
@@ -250,9 +250,9 @@ def test_other_requests_in_a_handoff_chain_cost_nothing_without_ready_jobs(node,
     job = chain(one)
     requests = [*before, *(FetchRequest(queues=("default",), wid=wid) for wid in ("w1", "w2", "w3"))]
     with CaptureQueriesContext(connection) as sent:
-        told = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=1)], requests)
-    assert told.acked == [True]
-    assert [[job.jid for job in found] for found in told.fetched[len(before) :]] == [[jid("A3")], [], []]
+        result = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=1)], requests)
+    assert result.acked == [True]
+    assert [[job.jid for job in found] for found in result.fetched[len(before) :]] == [[jid("A3")], [], []]
     assert len([query for query in sent if "PREPARE" not in query["sql"]]) == 1
 
 
@@ -263,8 +263,8 @@ def test_other_requests_in_a_handoff_chain_get_the_ready_jobs(node, queue, queue
     job = chain(one)
     one.push("B", queue=queue, priority=-9)
     requests = [FetchRequest(queues=("default",), wid="w1"), FetchRequest(queues=queues, wid="w2")]
-    told = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=1)], requests)
-    assert [[job.jid for job in found] for found in told.fetched] == [[jid("A3")], [jid("B")]]
+    result = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=1)], requests)
+    assert [[job.jid for job in found] for found in result.fetched] == [[jid("A3")], [jid("B")]]
 
 
 @on_postgresql
@@ -311,7 +311,7 @@ def test_two_nodes_that_hand_off_the_same_keys_do_not_deadlock(node, caplog):
                     break
             if job is not None:
                 lost.append(job)
-        except Exception as error:  # noqa: BLE001  (told to the test)
+        except Exception as error:  # noqa: BLE001  (reported to the test)
             errors.append(error)
         finally:
             connections.close_all()
@@ -339,16 +339,16 @@ def test_a_worker_fetches_the_next_job_of_a_key_with_its_ack(work, state, monkey
 
     class Watched(OrmBroker):
         def exchange(self, jobs_, acks, requests):
-            told = super().exchange(jobs_, acks, requests)
-            handed.extend(job.jid for job in told.fetched[0])
-            return told
+            result = super().exchange(jobs_, acks, requests)
+            handed.extend(job.jid for job in result.fetched[0])
+            return result
 
     monkeypatch.setattr(locks, "on_ready", [lambda *_: [one.wake() for one in woken]])
     pages = [tasks.by_shop.enqueue(1, page) for page in range(10)]
     woken.append(work(Watched("default"), listen=PollingListener, poll_interval=600).worker)
     for job in pages:
         state(job, "succeeded")
-    assert handed, "but for the first, when it may be fetching at the same moment"
+    assert handed, "only the first may be fetched separately"
     assert handed == [job.id for job in pages if job.id in handed]
 
 
@@ -358,11 +358,11 @@ def test_jobs_of_a_handoff_with_a_lost_response_still_run(work, state, monkeypat
     real = exchanges.run
 
     def lossy(*args, **kwargs):
-        told = real(*args, **kwargs)
-        if not lost and isinstance(told, tuple) and told[1]:
-            lost.append(told)
+        result = real(*args, **kwargs)
+        if not lost and isinstance(result, tuple) and result[1]:
+            lost.append(result)
             raise BrokerUnavailable("database unavailable: the connection was lost")
-        return told
+        return result
 
     def some_are_done():
         pages = [tasks.by_shop.enqueue(1, page) for page in range(4)]
@@ -372,5 +372,5 @@ def test_jobs_of_a_handoff_with_a_lost_response_still_run(work, state, monkeypat
 
     monkeypatch.setattr(exchanges, "run", lossy)
     work(OrmBroker("default"), poll_interval=0.05)
-    wait_until(some_are_done, 60, what="one was handed over: the worker was not fetching as another one ended")
+    wait_until(some_are_done, 60, what="one job was handed over: the worker was not fetching when another ended")
     assert holders() == []

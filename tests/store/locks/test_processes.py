@@ -13,7 +13,7 @@ from tests.runtime.processes.conftest import address, meeting, runfaktory  # noq
 from tests.runtime.processes.test_nodes import kill
 from tests.runtime.processes.test_runfaktory import reaches
 from tests.standing import suspend_process
-from tests.store.locks.tasks import meets
+from tests.store.locks.tasks import waits_with_lock
 from tests.waiting import wait_until
 
 WORKER = ("--worker-only", "--processes", "1", "--concurrency", "1", "--no-reload")
@@ -50,7 +50,7 @@ class Other:
 
 def test_a_worker_suspended_beyond_its_lease_cannot_release_the_next_lock(nodes, meeting):  # noqa: F811
     """Check that the task sees the loss, and that its late end keeps the new lock (L22)."""
-    first, second = meets.enqueue(str(meeting)), meets.enqueue(str(meeting))
+    first, second = waits_with_lock.enqueue(str(meeting)), waits_with_lock.enqueue(str(meeting))
     worker = nodes(1)
     pid = meeting.pid()
     stale = JobLock.objects.get()
@@ -61,12 +61,12 @@ def test_a_worker_suspended_beyond_its_lease_cannot_release_the_next_lock(nodes,
         os.kill(pid, signal.SIGCONT)
     assert (stale.jid, taken.jid) == (first.id, second.id)
     assert taken.lock_token > stale.pk
-    worker.said("lock is lost", first.id)
-    meeting.go_on()
+    worker.wait_for_log("lock is lost", first.id)
+    meeting.release_task()
     reaches(first, "succeeded")
     first.refresh()
     assert first.return_value is True, "the task saw it"
-    assert len(worker.said("lock is lost")) == 1
+    assert len(worker.wait_for_log("lock is lost")) == 1
     assert JobLock.objects.get().pk == taken.lock_token
     assert Other().ends(taken) == [True]
     assert not JobLock.objects.exists()
@@ -74,7 +74,7 @@ def test_a_worker_suspended_beyond_its_lease_cannot_release_the_next_lock(nodes,
 
 def test_the_lock_of_a_killed_node_passes_to_the_next_at_expiry(nodes, meeting):  # noqa: F811
     """Check that the twin runs after the lease is over, and the lost job after its twin (L23)."""
-    first, second = meets.enqueue(str(meeting)), meets.enqueue(str(meeting))
+    first, second = waits_with_lock.enqueue(str(meeting)), waits_with_lock.enqueue(str(meeting))
     worker = nodes(2, WORKER_TIMEOUT=6)
     meeting.pid()
     kill((None, worker))
@@ -91,13 +91,13 @@ def test_the_lock_of_a_killed_node_passes_to_the_next_at_expiry(nodes, meeting):
 
 def test_the_lock_of_a_killed_worker_is_released_early_by_its_node(nodes, meeting):  # noqa: F811
     """Check that the supervisor reports the loss, which releases the lock long before its lease is over."""
-    first = meets.enqueue(str(meeting))
+    first = waits_with_lock.enqueue(str(meeting))
     nodes(600)
     pid = meeting.pid()
     token = JobLock.objects.get().pk
     os.kill(pid, signal.SIGKILL)
     meeting.pid(but=pid)
     assert JobLock.objects.get().pk > token
-    meeting.go_on()
+    meeting.release_task()
     reaches(first, "succeeded")
     assert (Job.objects.get().attempt, JobLock.objects.count()) == (2, 0)

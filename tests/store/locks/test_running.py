@@ -130,7 +130,7 @@ class Node:
                 [FetchRequest(queues=("q1", "q2"), wid=self.wid, count=self.rng.choice((1, 3)))]
             )
             places = [self._entered(job) for job in found]
-            while found and self._goes_on(found.pop(0), places):
+            while found and self._end(found.pop(0), places):
                 pass
             for place in places:
                 place.leave()
@@ -143,9 +143,9 @@ class Node:
             self.overlaps.append((job.lock_key, inside, job.jid))
         return place
 
-    def _goes_on(self, job, places):
+    def _end(self, job, places):
         """End the job. Return False if the worker unregisters and so abandons all its jobs."""
-        self.broker.beat([Beat(wid=self.wid)])  # a statement that lets other threads run meanwhile
+        self.broker.beat([Beat(wid=self.wid)])  # a statement during which other threads can run
         places.pop(0).leave()
         chance = self.rng.random()
         if chance < 0.1:

@@ -92,7 +92,7 @@ def test_a_second_node_enqueues_due_jobs_not_locked_by_the_first():
 )
 def test_polled_jobs_are_read_in_index_order(jobs, index):
     if not connection.features.supports_partial_indexes:
-        pytest.skip("the index is led by the state there, and read state by state")
+        pytest.skip("the index begins with the state there, and is read once per state")
     waiting(5, T0 + timedelta(hours=1))
     with transaction.atomic(), connection.cursor() as cursor:
         if connection.vendor == "postgresql":
@@ -105,7 +105,7 @@ def test_polled_jobs_are_read_in_index_order(jobs, index):
 
 def test_on_mariadb_only_the_head_of_the_index_is_read():
     if connection.features.supports_partial_indexes:
-        pytest.skip("the plan above says it")
+        pytest.skip("the test above checks its plan")
     waiting(300, T0 + timedelta(hours=1))
     waiting(300, T0 + timedelta(hours=1), "retries")
     with connection.cursor() as cursor:

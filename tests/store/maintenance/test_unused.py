@@ -1,4 +1,4 @@
-"""Unused queues and totals of unused tasks are deleted; those in use or with settings stay."""
+"""Unused queues and totals of unused tasks are deleted; queues and totals in use or with settings stay."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta

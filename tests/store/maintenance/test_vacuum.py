@@ -28,7 +28,7 @@ def leave_dead_rows(count):
     Job.objects.bulk_create(JobFactory.many(count))
     Job.objects.all().delete()
     if connection.vendor == "postgresql":
-        let_sessions_tell()
+        flush_statistics()
 
 
 _OTHERS = """
@@ -37,7 +37,7 @@ FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"""
 
 
-def let_sessions_tell():
+def flush_statistics():
     """Flush the statistics of every session at once: otherwise they follow seconds later, or when the session ends.
 
     Behind any pooler, rows were written by another session than the one that reads the statistics, and the counts of
@@ -66,7 +66,7 @@ def clean(monkeypatch):
     monkeypatch.setattr(vacuum, "SHORTEST_REST_S", 0)
     monkeypatch.setattr(vacuum, "REST", 0)
     if connection.vendor == "postgresql":
-        let_sessions_tell()
+        flush_statistics()
         vacuum.vacuum(using=USING)
         wait_until(lambda: vacuum.count_dead_rows(using=USING) == 0)
 
@@ -86,9 +86,9 @@ def test_the_migration_sets_and_resets_storage_parameters_on_postgresql_only(cap
     forwards = capsys.readouterr().out
     call_command("sqlmigrate", "django_faktory", "0001", backwards=True)
     backwards = capsys.readouterr().out
-    is_told = connection.vendor == "postgresql"
-    assert ("SET (autovacuum_vacuum_scale_factor = 0.01" in forwards) is is_told
-    assert ("RESET (autovacuum_vacuum_scale_factor, " in backwards) is is_told
+    is_postgresql = connection.vendor == "postgresql"
+    assert ("SET (autovacuum_vacuum_scale_factor = 0.01" in forwards) is is_postgresql
+    assert ("RESET (autovacuum_vacuum_scale_factor, " in backwards) is is_postgresql
 
 
 def test_a_few_dead_rows_start_no_vacuum(clean):
@@ -149,7 +149,7 @@ def test_the_pause_after_a_vacuum_grows_with_the_index_size():
 def test_a_vacuum_restores_the_cost_delay_of_its_session(clean):
     with connection.execute_wrapper(remember := Remembered()):
         vacuum.vacuum(using=USING)
-    assert [sql.partition(" ")[0] for sql in remember.told][-1] in ("RESET", "VACUUM")
+    assert [sql.partition(" ")[0] for sql in remember.statements][-1] in ("RESET", "VACUUM")
     with connection.cursor() as cursor:
         cursor.execute("SHOW vacuum_cost_delay")
         assert cursor.fetchone() == ("0",)
@@ -159,10 +159,10 @@ class Remembered:
     """Record the statements of a session, in order."""
 
     def __init__(self):
-        self.told = []
+        self.statements = []
 
     def __call__(self, execute, sql, params, many, context):
-        self.told.append(sql)
+        self.statements.append(sql)
         return execute(sql, params, many, context)
 
 

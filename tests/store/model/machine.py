@@ -71,11 +71,11 @@ specs = st.builds(
     until_start=flags,
     expires=seldom,
 )
-senders = st.sampled_from(["holder", "holder", "holder", "nobody", "stranger", "stale"])
+senders = st.sampled_from(["holder", "holder", "holder", "unnamed", "stranger", "stale"])
 orders = st.permutations(QUEUES)
 
 
-class StoreBesideItsModel(RuleBasedStateMachine):
+class StoreComparedWithModel(RuleBasedStateMachine):
     """Run the rules on the store and on the model. `steps` counts the rules that ran, in all examples together."""
 
     steps = 0
@@ -93,10 +93,10 @@ class StoreBesideItsModel(RuleBasedStateMachine):
 
     # --- producers ---
 
-    @rule(told=st.lists(specs, min_size=1, max_size=3), by=st.sampled_from(SENDERS), pick=picks, joins=flags)
-    def push(self, told, by, pick, joins):
-        told = [self._named(spec, pick if joins else None) for spec in told]
-        assert self._push(told, by) == self.model.push(told, by)
+    @rule(pushed=st.lists(specs, min_size=1, max_size=3), by=st.sampled_from(SENDERS), pick=picks, joins=flags)
+    def push(self, pushed, by, pick, joins):
+        pushed = [self._named(spec, pick if joins else None) for spec in pushed]
+        assert self._push(pushed, by) == self.model.push(pushed, by)
 
     @precondition(lambda self: self.model.jobs)
     @rule(spec=specs, pick=picks)
@@ -105,8 +105,8 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         again = self._replaced(spec, jid=self._job(pick).spec.jid)
         assert self._push([again], "") == self.model.push([again])
 
-    def _push(self, told, by):
-        return [_name(answer) for answer in push([_payload(spec, by) for spec in told], **USING)]
+    def _push(self, pushed, by):
+        return [_name(answer) for answer in push([_payload(spec, by) for spec in pushed], **USING)]
 
     def _named(self, spec, pick):
         self.made += 1
@@ -133,7 +133,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         assert ack(ends, **USING) == [self.model.ack(jid, wid, attempt) for _ in ends]
 
     @rule(pick=picks)
-    def ack_what_does_not_run(self, pick):
+    def ack_a_job_that_does_not_run(self, pick):
         """Acknowledge an ended or unknown job: no job changes, and the report is counted."""
         idle = sorted(jid for jid, job in self.model.jobs.items() if job.state != "working")
         jid = ["job-unknown", *idle][pick % (1 + len(idle))]
@@ -145,13 +145,13 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         """Fail a running job, as its holder or as another sender (W17, W18)."""
         jid, wid, attempt = self._report(pick, sender)
         wish = plain.RETRY_S if has_wish or verdict == "later" else None
-        told = failure(jid=jid, wid=wid, attempt=attempt, verdict=verdict, retry_in_s=wish)
-        [answer] = failures.fail([told], dead_for_s=plain.DEAD_S, rng=self.rng, **USING)
+        report = failure(jid=jid, wid=wid, attempt=attempt, verdict=verdict, retry_in_s=wish)
+        [answer] = failures.fail([report], dead_for_s=plain.DEAD_S, rng=self.rng, **USING)
         expected = self.model.fail(jid, wid, attempt, verdict, has_wish=has_wish)
         assert (answer if isinstance(answer, bool) else _name(answer)) == expected
 
     @rule(pick=picks)
-    def fail_what_is_unknown(self, pick):
+    def fail_an_unknown_job(self, pick):
         [answer] = failures.fail([failure(jid=f"unknown-{pick}")], **USING)
         assert _name(answer) == "JobNotFound"
 
@@ -161,11 +161,11 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         """Release a job, which keeps its old place (W14)."""
         job = self._running(pick)
         row = Job.objects.get(jid=job.spec.jid)
-        told = Reservation(
+        reservation = Reservation(
             jid=row.jid, queue=row.queue, text="", wid=row.wid, attempt=row.attempt, lock_key=row.lock_key,
             lock_token=row.lock_token, permits=row.permits,
         )  # fmt: skip
-        assert releases.release([told], **USING) == 1
+        assert releases.release([reservation], **USING) == 1
         self.model.give_back([row.jid])
 
     @precondition(lambda self: self._working())
@@ -192,7 +192,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         self.model.reclaim_lost(wid)
 
     @rule(wid=st.sampled_from(WIDS))
-    def worker_takes_leave(self, wid):
+    def unregister(self, wid):
         held = self.model.held_by(wid)
         assert workers.unregister([wid], **USING) == len(held)
         self.model.interrupt(held)
@@ -203,11 +203,11 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     def worker_interrupts(self, wid):
         held = self.model.held_by(wid)
         jobs = [self.model.jobs[jid] for jid in held]
-        told = [
+        interruptions = [
             Interruption(jid=jid, wid=wid, attempt=job.attempt, queue=job.spec.queue, message="stopped")
             for jid, job in zip(held, jobs, strict=True)
         ]
-        assert failures.interrupt(told, **USING) == [True] * len(held)
+        assert failures.interrupt(interruptions, **USING) == [True] * len(held)
         self.model.interrupt(held)
 
     @rule(wid=st.sampled_from(WIDS))
@@ -238,11 +238,11 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     def act(self, pick, verb):
         job = self._job(pick)
         if verb == "requeue":
-            self._let_moments_pass()  # SQLite's own clock has milliseconds, and the order must not depend on them
+            self._age_enqueued_jobs()  # SQLite's own clock has milliseconds, and the order must not depend on them
         more = {"dead_for_s": plain.DEAD_S} if verb == "kill" else {}
         changed = getattr(transitions, verb)([Job.objects.get(jid=job.spec.jid).pk], **USING, **more)
         assert changed == getattr(self.model, verb)(job.spec.jid)
-        self._let_moments_pass()
+        self._age_enqueued_jobs()
 
     @rule(queue=st.sampled_from(QUEUES))
     def pause_or_resume(self, queue):
@@ -262,9 +262,9 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         self.made += 1
         jids = [f"{kind}-{self.made:06d}" * wanted for kind, wanted in (("complete", complete), ("success", success))]
         callbacks = [_payload(Spec(jid), "") if jid else None for jid in jids]
-        told = NewBatch(parent_bid=parent, complete=callbacks[0], success=callbacks[1])
+        new = NewBatch(parent_bid=parent, complete=callbacks[0], success=callbacks[1])
         try:
-            bid, answer = batches.new(told, caller_wid=by, commit_within_s=plain.COMMIT_WITHIN_S, **USING), ""
+            bid, answer = batches.new(new, caller_wid=by, commit_within_s=plain.COMMIT_WITHIN_S, **USING), ""
         except FaktoryError as error:
             bid, answer = "refused", _name(error)
         assert answer == self.model.new(bid, parent=parent, complete=jids[0], success=jids[1], by=by)
@@ -308,16 +308,16 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         due.purge(**USING)
         batches.purge(kept_for_s=plain.BATCH_KEPT_S, **USING)
         self.model.upkeep()
-        self.nobody_has_anything_to_mend()
+        self.sweeps_find_nothing_to_repair()
 
     def teardown(self):
-        self.nobody_has_anything_to_mend()
+        self.sweeps_find_nothing_to_repair()
 
-    @rule(told=st.lists(specs, max_size=2), order=orders, wid=st.sampled_from(WIDS), pick=picks)
-    def crash_before_the_commit(self, told, order, wid, pick):
+    @rule(pushed=st.lists(specs, max_size=2), order=orders, wid=st.sampled_from(WIDS), pick=picks)
+    def crash_before_the_commit(self, pushed, order, wid, pick):
         """Check that a transaction that is rolled back has no effect."""
         with transaction.atomic():
-            push([_payload(self._named(spec, pick), wid) for spec in told], **USING)
+            push([_payload(self._named(spec, pick), wid) for spec in pushed], **USING)
             fetch([FetchRequest(queues=tuple(order), wid=wid, count=3)], **USING)
             if self._working():
                 ack([Ack(jid=self._running(pick).spec.jid)], **USING)
@@ -328,18 +328,18 @@ class StoreBesideItsModel(RuleBasedStateMachine):
             moments = [field.name for field in model._meta.fields if isinstance(field, DateTimeField)]
             model.objects.update(**{name: F(name) - delta for name in moments})
 
-    def _let_moments_pass(self):
+    def _age_enqueued_jobs(self):
         Job.objects.update(enqueued_at=F("enqueued_at") - timedelta(seconds=1))
 
     # --- invariants ---
 
     @invariant()
-    def both_say_the_same(self):
+    def store_equals_model(self):
         type(self).steps += 1
         rows = {row.jid: row for row in Job.objects.values_list(*JOB, named=True)}
         self._learn_from(rows)
-        assert {jid: _told_by(row) for jid, row in rows.items()} == {
-            jid: _told_by_model(job) for jid, job in self.model.jobs.items()
+        assert {jid: _fields_of_row(row) for jid, row in rows.items()} == {
+            jid: _fields_of_model(job) for jid, job in self.model.jobs.items()
         }
         assert {batch.bid: _status(batch) for batch in Batch.objects.values_list(*BATCH, named=True)} == {
             bid: batch.status() for bid, batch in self.model.batches.items()
@@ -356,20 +356,20 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         for batch, kind in self.model.fired:
             is_first = (batch.bid, kind) not in self.have_fired
             self.have_fired.add((batch.bid, kind))
-            assert is_first, f"B1: the {kind} callback of {batch.bid} came twice"
+            assert is_first, f"B1: the {kind} callback of {batch.bid} was enqueued twice"
             assert batch.is_committed, "B2"
             assert batch.reopened_until is None, "B2: it was opened again"
             assert all(member.way for member in batch.members), "B3"
-            told = jsontext.members(Job.objects.get(jid=getattr(batch, kind)).payload)["custom"]
+            custom = jsontext.members(Job.objects.get(jid=getattr(batch, kind)).payload)["custom"]
             above = {"_pbid": f'"{batch.parent.bid}"'} if batch.parent else {}
-            assert jsontext.members(told) == {"_bid": f'"{batch.bid}"', "_cb": f'"{kind}"'} | above
+            assert jsontext.members(custom) == {"_bid": f'"{batch.bid}"', "_cb": f'"{kind}"'} | above
             if kind == "success":
                 assert batch.complete_st == "2", "B5"
                 assert not batch.pending, "B4"
                 assert all(child.success_st == "2" for child in batch.children), "B6"
         self.model.fired.clear()
 
-    def nobody_has_anything_to_mend(self):
+    def sweeps_find_nothing_to_repair(self):
         """Check that sweeps find no work: they repair crashes between two commits, and none happens here."""
         assert not batches.sweep(**USING)
         assert not locks.sweep(**USING).repaired
@@ -393,14 +393,14 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         live = {key: lock for key, lock in self.model.locks.items() if not lock.is_lapsed}
         assert held.keys() == live.keys()
         running = [job.spec.lock for job in self.model.jobs.values() if job.lock and job.lock in live.values()]
-        assert len(running) == len(set(running)), "of the jobs with one key one runs"
+        assert len(running) == len(set(running)), "at most one job of each key runs"
         places = {}
         for row in rows.values():
             if row.state in ("enqueued", "blocked") and row.lock_key:
                 places.setdefault((row.lock_key, row.queue, row.sort_priority), []).append(row.state)
-            assert row.state != "blocked" or row.lock_key, "who waits for no lock is not blocked"
+            assert row.state != "blocked" or row.lock_key, "a job without a lock key is not blocked"
         for (key, *_), states in places.items():
-            assert key in live or "enqueued" in states, f"nobody is ready for {key}, and nobody holds it"
+            assert key in live or "enqueued" in states, f"the lock {key} is free, and no job with it is ready"
 
     # --- choosing ---
 
@@ -419,7 +419,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     def _report(self, pick, sender):
         """Return the jid, the worker id and the attempt of a report."""
         job = self._running(pick)
-        wid = {"nobody": "", "stranger": "w3"}.get(sender, job.wid)
+        wid = {"unnamed": "", "stranger": "w3"}.get(sender, job.wid)
         attempt = {"stale": job.attempt - 1, "holder": job.attempt}.get(sender)
         return job.spec.jid, wid, attempt
 
@@ -432,13 +432,13 @@ def _payload(spec, by):
         custom |= {"unique_for": plain.UNIQUE_S, "unique_until": "start" if spec.until_start else "success"}
     if spec.expires:
         custom["expires_in"] = plain.EXPIRES_S
-    told = {
+    fields = {
         "jid": spec.jid, "jobtype": "noop", "args": [spec.unique], "queue": spec.queue, "priority": spec.priority,
         "retry": spec.retry, "reserve_for": plain.RESERVED_S, "custom": custom,
     }  # fmt: skip
     if spec.is_later:
-        told["at"] = rfc3339(timezone.now() + timedelta(seconds=plain.SCHEDULED_S))
-    job = parse_job(jsontext.encode(told))
+        fields["at"] = rfc3339(timezone.now() + timedelta(seconds=plain.SCHEDULED_S))
+    job = parse_job(jsontext.encode(fields))
     options = msgspec.structs.replace(job.options, caller_wid=by) if job.options else None
     return msgspec.structs.replace(job, options=options, result_ttl=plain.KEPT_S if spec.is_kept else None)
 
@@ -447,7 +447,7 @@ def _name(answer):
     return "" if answer is None else type(answer).__name__
 
 
-def _told_by(row):
+def _fields_of_row(row):
     state = "ready" if row.state in ("enqueued", "blocked") else row.state
     is_working = state == "working"
     return (
@@ -457,7 +457,7 @@ def _told_by(row):
     )  # fmt: skip
 
 
-def _told_by_model(job):
+def _fields_of_model(job):
     is_working = job.state == "working"
     return (
         job.state, job.spec.queue, job.attempt, job.failures, job.losses, job.unique is not None,

@@ -50,7 +50,7 @@ class Lock:
 
 @dataclass
 class PlainJob:
-    """A row. The state "ready" stands for enqueued and blocked in the table."""
+    """A row. The state "ready" means enqueued or blocked in the table."""
 
     spec: Spec
     state: str
@@ -207,7 +207,7 @@ class Plain:
         if not self.is_held(jid, wid, attempt):
             self.late += 1
             return False
-        job = self._let_go(jid)
+        job = self._release(jid)
         self.processed += 1
         self._end(job, "succeeded" if job.spec.is_kept else "", KEPT_S, is_good=True)
         return True
@@ -219,14 +219,14 @@ class Plain:
             self.late += 1
             return False
         if verdict == "later":
-            job = self._let_go(jid)
+            job = self._release(jid)
             job.state, job.due_at = "scheduled", self.now + RETRY_S
         else:
             self._fail(jid, verdict, has_wish=has_wish)
         return True
 
     def _fail(self, jid, verdict="", *, has_wish=False):
-        job = self._let_go(jid)
+        job = self._release(jid)
         retry = job.spec.retry
         self.processed += 1
         self.failed += 1
@@ -246,7 +246,7 @@ class Plain:
         else:
             self._end(job, to, DEAD_S if to == "dead" else KEPT_S)
 
-    def _let_go(self, jid):
+    def _release(self, jid):
         """End the run of a job: release its lock, permit and reservation."""
         job = self.jobs[jid]
         if job.lock and self.locks.get(job.spec.lock) is job.lock:
@@ -270,7 +270,7 @@ class Plain:
 
     def give_back(self, jids):
         for jid in jids:
-            job = self._let_go(jid)
+            job = self._release(jid)
             job.state, job.wid = "ready", ""
 
     def interrupt(self, jids):
@@ -285,7 +285,7 @@ class Plain:
         self.known.discard(wid)
         self.quiet.discard(wid)
         for jid in self.held_by(wid):
-            job = self._let_go(jid)
+            job = self._release(jid)
             job.losses += 1
             if job.losses >= 3:
                 self.processed += 1

@@ -124,10 +124,10 @@ class PlainBatch:
                 if self.success:
                     fire(self, "success")
         if self.is_committed or self.is_expired:
-            self._tell(now)
+            self._close_or_mark_broken(now)
         return before != (self.complete_st, self.success_st, self.is_closed, self.has_reported_broken, self.over_at)
 
-    def _tell(self, now):
+    def _close_or_mark_broken(self, now):
         if self.is_broken and not self.has_reported_broken:
             self.has_reported_broken = True
             if self.parent:

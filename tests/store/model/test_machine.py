@@ -8,7 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.examples import examples
 from tests.settings import KIND
-from tests.store.model.machine import StoreBesideItsModel
+from tests.store.model.machine import StoreComparedWithModel
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(1200)]
 
@@ -24,7 +24,7 @@ PARTS, WALK = 5, 50
 def test_the_store_behaves_like_its_model(part):
     """Run in parts, so that test processes can share them. Each walk begins with an empty store."""
 
-    class Part(StoreBesideItsModel):
+    class Part(StoreComparedWithModel):
         steps = 0
 
     wanted = settings(

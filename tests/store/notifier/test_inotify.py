@@ -58,11 +58,11 @@ def test_a_file_watch_is_refused_on_systems_other_than_linux(file, monkeypatch):
 
 @on_sqlite
 @pytest.mark.parametrize("mode", ["WAL", "DELETE"])
-@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("has_file_watch", [True, False])
 def test_a_commit_is_detected_with_and_without_a_file_watch(
-    is_told, mode, tmp_path, database, closing_later, monkeypatch
+    has_file_watch, mode, tmp_path, database, closing_later, monkeypatch
 ):
-    if is_told:
+    if has_file_watch:
         # No regular look within the test: only the file watch can report the commit.
         monkeypatch.setattr(sqlite, "REGULAR_LOOK_S", LONG_S)
     else:

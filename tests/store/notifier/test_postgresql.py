@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     needs_notifications,
-    needs_session("LISTEN is a session's; what comes instead says tests/bouncer"),
+    needs_session("LISTEN needs a session; tests/bouncer covers poolers"),
 ]
 
 LONG_S = 30
@@ -64,7 +64,7 @@ def drain(listener):
         pass
 
 
-def say(*queues):
+def announce(*queues):
     """Announce from a process without earlier announcements."""
     publisher._announced_at.clear()
     notifier.announce("default", queues)
@@ -76,8 +76,10 @@ class TestAnnouncing:
         assert sorted(heard()) == ["default", "mail"]
 
     def test_a_burst_of_announcements_is_one_hint(self, heard):
-        said = [publisher._select_to_announce("default", ["mail"], now=100 + number / 10_000) for number in range(100)]
-        assert [news for news in said if news] == [["mail"]]
+        announced = [
+            publisher._select_to_announce("default", ["mail"], now=100 + number / 10_000) for number in range(100)
+        ]
+        assert [news for news in announced if news] == [["mail"]]
 
     def test_a_queue_is_announced_again_after_the_debounce_time(self):
         assert publisher._select_to_announce("default", ["mail"], now=100.0) == ["mail"]
@@ -109,21 +111,21 @@ class TestAnnouncing:
         connection.ensure_connection()
         connection.connection.close()
         notifier.announce("default", ["mail"])
-        say("mail")
+        announce("mail")
         assert heard() == ["mail"]
 
 
 class TestListening:
     def test_a_listener_receives_an_earlier_announcement(self, listen):
         listener = listen()
-        say("mail")
+        announce("mail")
         assert listener.wait(LONG_S) is True
 
     def test_an_announcement_wakes_a_waiting_listener(self, listen):
         listener, heard = listen(), []
         waiting = threading.Thread(target=lambda: heard.append(listener.wait(LONG_S)))
         waiting.start()
-        say("mail")
+        announce("mail")
         waiting.join(5)
         assert heard == [True]
 
@@ -132,14 +134,14 @@ class TestListening:
 
     def test_a_listener_ignores_announcements_of_other_queues(self, listen):
         listener = listen(queues=["mail"])
-        say("other")
+        announce("other")
         assert listener.wait(0.1) is False
-        say("other", "mail")
+        announce("other", "mail")
         assert listener.wait(LONG_S) is True
 
     def test_a_hint_for_any_queue_wakes_every_listener(self, listen):
         listener = listen(queues=["mail"])
-        say(*(f"queue-{number}" for number in range(postgresql.MAX_NAMED + 1)))
+        announce(*(f"queue-{number}" for number in range(postgresql.MAX_NAMED + 1)))
         assert listener.wait(LONG_S) is True
 
     def test_self_tests_of_other_listeners_are_not_hints(self, listen):
@@ -181,7 +183,7 @@ class TestTrouble:
         pooler.is_open = True
         assert listener.wait(LONG_S) is True  # hints of the outage were lost, so look now
         drain(listener)
-        say("mail")
+        announce("mail")
         assert listener.wait(LONG_S) is True
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
@@ -203,7 +205,7 @@ class TestTrouble:
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert "pooler" in caplog.text
         assert not listener.hears_all
-        say("mail")
+        announce("mail")
         assert listener.wait(0.05) is False
         listener.close()
 
@@ -218,12 +220,12 @@ class TestTrouble:
         pooler.swallows = False
         wait_until(lambda: listener.hears_all)
         drain(listener)
-        say("mail")
+        announce("mail")
         assert listener.wait(LONG_S) is True
 
     def test_a_pooler_that_forwards_notifications_is_supported(self, listen, behind, monkeypatch):
         monkeypatch.setattr(postgresql, "TEST_TIMEOUT_S", 0.5)
         listener = listen(behind)
         assert listener.wait(0.7) is False
-        say("mail")
+        announce("mail")
         assert listener.wait(LONG_S) is True

@@ -12,7 +12,7 @@ from tests.waiting import wait_until
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     needs_notifications,
-    needs_session("LISTEN is a session's; what comes instead says tests/bouncer"),
+    needs_session("LISTEN needs a session; tests/bouncer covers poolers"),
 ]
 
 

@@ -45,7 +45,7 @@ def comparable(counts):
 
 
 def reading(caught):
-    """Return the statements that read tables; those that begin and end the transaction read none."""
+    """Return the statements that read tables; BEGIN and COMMIT read none."""
     return [query["sql"] for query in caught if "django_faktory_" in query["sql"]]
 
 

@@ -22,12 +22,12 @@ def plans(call):
     with CaptureQueriesContext(connection) as captured:
         call()
     with connection.cursor() as cursor:
-        told = []
+        lines = []
         for query in captured:
             if query["sql"].startswith(("SELECT", "(SELECT", "DELETE")):
                 cursor.execute("EXPLAIN " + query["sql"].replace("%", "%%"))
-                told += [line for (line,) in cursor.fetchall()]
-    return "\n".join(told)
+                lines += [line for (line,) in cursor.fetchall()]
+    return "\n".join(lines)
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def test_a_snapshot_counts_the_jobs_of_each_set():
 
 @on_postgresql
 def test_counting_the_sets_uses_indexes_despite_a_large_backlog(backlog):
-    told = plans(lambda: counts.snapshot(using=USING))
-    assert told.count("Seq Scan on django_faktory_job ") <= 1  # for the queues: all stored jobs are waiting
-    assert all(index in told for index in ("faktory_due", "faktory_reserved"))
-    assert "faktory_purge" in told or "faktory_failed" in told  # either index finds the dead jobs
+    explanation = plans(lambda: counts.snapshot(using=USING))
+    assert explanation.count("Seq Scan on django_faktory_job ") <= 1  # for the queues: all stored jobs are waiting
+    assert all(index in explanation for index in ("faktory_due", "faktory_reserved"))
+    assert "faktory_purge" in explanation or "faktory_failed" in explanation  # either index finds the dead jobs
 
 
 def test_a_purge_deletes_the_oldest_jobs_up_to_its_limit():
@@ -72,6 +72,6 @@ def test_a_purge_is_two_statements_in_one_transaction(django_assert_max_num_quer
 @on_postgresql
 def test_a_purge_finds_its_jobs_by_index_without_a_table_scan(backlog):
     Job.objects.bulk_create(JobFactory.build_batch(20, dead=True, purge_at=T0 - timedelta(seconds=5)))
-    told = plans(lambda: due.purge(using=USING, now=T0))
-    assert "faktory_purge" in told
-    assert "Seq Scan on django_faktory_job" not in told
+    explanation = plans(lambda: due.purge(using=USING, now=T0))
+    assert "faktory_purge" in explanation
+    assert "Seq Scan on django_faktory_job" not in explanation

@@ -30,7 +30,7 @@ from ..base import (
     LastAckResult,
     LockedRows,
     OrderedJobs,
-    PendingExchange,
+    PendingReply,
     Tally,
 )
 from ..idle_sessions import was_ended_by_postgresql
@@ -168,7 +168,7 @@ class PostgresqlDialect(Dialect):
         acks: Sequence[Ack],
         plan: ClaimPlan,
         now: datetime | None,
-    ) -> PendingExchange | None:
+    ) -> PendingReply | None:
         """Send an exchange for an event loop; None unless all its statements are prepared."""
         return begin(connection, *self._build_exchange(connection, jobs, acks, plan, now))
 

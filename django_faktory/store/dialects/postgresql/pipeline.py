@@ -2,7 +2,7 @@
 
 A cursor's work for a statement (binding values, wrappers, adaptation by type) takes longer than PostgreSQL needs to run
 a hot one. Only for the package's own statements, because their types are known. Outside a transaction, all statements
-before a sync are one transaction. Main functions: `run_prepared`, `run_and_commit`; `SocketExchange` does not block.
+before a sync are one transaction. Main functions: `run_prepared`, `run_and_commit`; `SentStatements` does not block.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def run_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, S
         return rows
 
 
-class SocketExchange(Generic[Result]):
-    """Non-blocking `run_prepared`: sent by the constructor, read as results arrive.
+class SentStatements(Generic[Result]):
+    """Non-blocking `run_prepared`: the constructor sends the statements, `read` returns their rows once all arrived.
 
     `on_result` converts the rows into the result. The connection must not be used until everything was read. Raises the
     errors of `run_prepared`; after an error that is not a statement's the connection is closed.

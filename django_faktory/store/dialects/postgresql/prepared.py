@@ -21,7 +21,7 @@ from django.db.backends.utils import CursorWrapper
 
 from ....core.logs import get_logger
 from ..cursor_hooks import has_own_cursor
-from .pipeline import Result, Rows, SocketExchange, can_pipeline, has_psycopg3, run_and_commit, run_prepared
+from .pipeline import Result, Rows, SentStatements, can_pipeline, has_psycopg3, run_and_commit, run_prepared
 from .pooler import is_pooled
 
 logger = get_logger(__name__)
@@ -225,10 +225,10 @@ def execute_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -
 
 def begin(
     connection: BaseDatabaseWrapper, calls: Sequence[Call], on_result: Callable[[list[Rows]], Result]
-) -> SocketExchange[Result] | None:
+) -> SentStatements[Result] | None:
     """Send statements without waiting for their rows; None, with nothing done, unless all are prepared."""
     named = _prepared_calls(connection, calls)
-    return SocketExchange(connection, named, on_result) if named else None
+    return SentStatements(connection, named, on_result) if named else None
 
 
 def _prepared_calls(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[tuple[str, Sequence[Any]]]:

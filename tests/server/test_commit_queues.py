@@ -114,7 +114,7 @@ LINES = [
     *[about("MUTATE", cmd="kill", target="retries", filter={"jobtype": name}) for name in "abc"],
     "QUEUE REMOVE some",
 ]  # fmt: skip
-"""Commands of each kind, enough to fill each lane."""
+"""Commands of each kind, enough to occupy all threads of each commit queue."""
 
 
 @pytest.fixture
@@ -187,15 +187,15 @@ class TestLargePushesOnADatabaseWithOneWriter:
         for event in broker.may_run.values():
             event.set()
 
-    def end_first(self, server, broker, clients, first, *, beside):
-        if beside:
+    def end_first(self, server, broker, clients, first, *, with_pause):
+        if with_pause:
             clients.append(RawClient.identified(server.address))
             clients[-1].send("QUEUE PAUSE some")
             wait_until(lambda: "pause" in broker.calls)
         broker.may_run["push"].set()
         assert first.reply() == b"{}"
         broker.may_run["pause"].set()
-        if beside:
+        if with_pause:
             assert clients[-1].reply() == b"+OK"
 
     def test_the_next_large_push_waits_while_other_commands_are_in_progress(
@@ -204,25 +204,25 @@ class TestLargePushesOnADatabaseWithOneWriter:
         monkeypatch.setattr("django_faktory.server.server.MAX_BULK_PAUSE_S", 0.5)
         first, second = two_pushes(self.LARGE)
         released_at = time.monotonic()
-        self.end_first(server, broker, clients, first, beside=True)
+        self.end_first(server, broker, clients, first, with_pause=True)
         assert second.reply() == b"{}"
         assert broker.calls == ["push", "pause", "push"]
         assert broker.called_at[-1] - released_at >= 0.5
 
     def test_nothing_pauses_without_other_commands(self, server, broker, clients, two_pushes):
         first, second = two_pushes(self.LARGE)
-        self.end_first(server, broker, clients, first, beside=False)
+        self.end_first(server, broker, clients, first, with_pause=False)
         assert second.reply() == b"{}"
 
     def test_nothing_pauses_after_a_set_of_usual_size(self, server, broker, clients, two_pushes):
         first, second = two_pushes(UNPAUSED_BULK)
-        self.end_first(server, broker, clients, first, beside=True)
+        self.end_first(server, broker, clients, first, with_pause=True)
         assert second.reply() == b"{}"
 
     def test_nothing_pauses_on_a_database_with_many_writers(self, server, broker, clients, two_pushes):
         broker.has_single_writer = False
         first, second = two_pushes(self.LARGE)
-        self.end_first(server, broker, clients, first, beside=True)
+        self.end_first(server, broker, clients, first, with_pause=True)
         assert second.reply() == b"{}"
 
 
@@ -230,8 +230,8 @@ def test_sqlite_alone_has_a_single_writer():
     assert OrmBroker("default").has_single_writer is (connection.vendor == "sqlite")
 
 
-class TestNothingHoldsUpABeat:
-    def test_beat_hello_and_end_are_answered_while_every_other_lane_is_blocked(self, serve, clients):
+class TestNoCommandDelaysABeat:
+    def test_beat_hello_and_end_are_answered_while_every_other_queue_is_blocked(self, serve, clients):
         broker = HeldBroker()
         server = serve(broker)
         living = RawClient.identified(server.address, **worker("living"))
@@ -240,10 +240,10 @@ class TestNothingHoldsUpABeat:
         assert living.ask(push(jid="held-0001")) == b"+OK"
         assert json.loads(living.ask("FETCH default"))["jid"] == "held-0001"
         make_silent("living")
-        lanes = 8  # threads by lane: turn 2, bulk, apart, fail, read, long 2
+        threads = 8  # by queue: exchanges 2, bulk, may block, fail, read, long 2
         with held(broker):
             send_all(server, LINES, clients)
-            wait_until(lambda: len(broker.waiting) >= lanes, what="every lane is held")
+            wait_until(lambda: len(broker.waiting) >= threads, what="all threads are occupied")
             assert living.ask(about("BEAT", wid="living")) == b"+OK"
             assert workers.find_silent_wids(60, using="default") == []
             newcomer = RawClient.identified(server.address, **worker("newcomer"))
@@ -350,8 +350,8 @@ class TestASetOfBeats:
     def test_the_most_advanced_state_of_a_worker_is_kept(self):
         broker = OrmBroker("default")
         WorkerProcess.objects.create(wid="wid-1")
-        told = broker.beat([Beat(wid="wid-1", current_state="quiet"), Beat(wid="wid-1", rss_kb=7)])
-        assert told == ["quiet", "quiet"]
+        states = broker.beat([Beat(wid="wid-1", current_state="quiet"), Beat(wid="wid-1", rss_kb=7)])
+        assert states == ["quiet", "quiet"]
         found = WorkerProcess.objects.get()
         assert (found.state, found.rss_kb) == ("quiet", 7)
 
@@ -359,8 +359,8 @@ class TestASetOfBeats:
         broker = OrmBroker("default")
         identities = [identity(f"wid-{number}") for number in range(50)]
         with django_assert_max_num_queries(8):
-            told = broker.register([*identities, identity("bad\x00wid"), identity("wid-1")])
-        assert [answer is None for answer in told] == [True] * 50 + [False, True]
+            answers = broker.register([*identities, identity("bad\x00wid"), identity("wid-1")])
+        assert [answer is None for answer in answers] == [True] * 50 + [False, True]
         assert WorkerProcess.objects.count() == 50
         assert broker.register(identities) == [None] * 50
 

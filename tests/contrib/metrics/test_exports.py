@@ -53,33 +53,36 @@ class TestPrometheus:
     def test_exports_sizes_latencies_and_pause_states_of_queues(self):
         JobFactory.create_batch(2, queue="mail", enqueued_at=timezone.now() - timedelta(seconds=90))
         Queue.objects.create(name="quiet", paused_at=timezone.now())
-        told = scraped()
-        assert told["django_faktory_queue_size", "mail"] == 2
-        assert 89 < told["django_faktory_queue_latency_seconds", "mail"] < 150
-        assert (told["django_faktory_queue_paused", "mail"], told["django_faktory_queue_paused", "quiet"]) == (0, 1)
+        samples = scraped()
+        assert samples["django_faktory_queue_size", "mail"] == 2
+        assert 89 < samples["django_faktory_queue_latency_seconds", "mail"] < 150
+        assert (samples["django_faktory_queue_paused", "mail"], samples["django_faktory_queue_paused", "quiet"]) == (
+            0,
+            1,
+        )
 
     def test_exports_jobs_workers_and_batches_by_state(self):
         JobFactory(dead=True)
         JobFactory(working=True)
         WorkerProcess.objects.create(wid="w1", hostname="h", pid=1)
         Batch.objects.create(bid="b-1", committed_at=timezone.now())
-        told = scraped()
-        assert (told["django_faktory_jobs", "dead"], told["django_faktory_jobs", "working"]) == (1, 1)
-        assert (told["django_faktory_workers", "running"], told["django_faktory_workers", "quiet"]) == (1, 0)
-        assert (told["django_faktory_batches", "committed"], told["django_faktory_batches", "open"]) == (1, 0)
+        samples = scraped()
+        assert (samples["django_faktory_jobs", "dead"], samples["django_faktory_jobs", "working"]) == (1, 1)
+        assert (samples["django_faktory_workers", "running"], samples["django_faktory_workers", "quiet"]) == (1, 0)
+        assert (samples["django_faktory_batches", "committed"], samples["django_faktory_batches", "open"]) == (1, 0)
 
     def test_exports_counts_and_run_times_by_queue_and_task(self):
         passed(JobTiming("mail", "send", 0.05), JobTiming("mail", "send", 3.0))
         passed(JobTiming("mail", "send", 9000.0), succeeded=False)
-        told = scraped()
-        assert told["django_faktory_started_total", "mail", "send"] == 3
-        assert told["django_faktory_ended_total", "mail", "send", "succeeded"] == 2
-        assert told["django_faktory_ended_total", "failed", "mail", "send"] == 1
+        samples = scraped()
+        assert samples["django_faktory_started_total", "mail", "send"] == 3
+        assert samples["django_faktory_ended_total", "mail", "send", "succeeded"] == 2
+        assert samples["django_faktory_ended_total", "failed", "mail", "send"] == 1
         ends = ("0.025", "0.1", "5", "7200", "+Inf")
-        buckets = {end: told["django_faktory_run_seconds_bucket", *sorted([end, "mail", "send"])] for end in ends}
+        buckets = {end: samples["django_faktory_run_seconds_bucket", *sorted([end, "mail", "send"])] for end in ends}
         assert buckets == {"0.025": 0, "0.1": 1, "5": 2, "7200": 2, "+Inf": 3}
-        assert told["django_faktory_run_seconds_sum", "mail", "send"] == pytest.approx(9003.05)
-        assert told["django_faktory_run_seconds_count", "mail", "send"] == 3
+        assert samples["django_faktory_run_seconds_sum", "mail", "send"] == pytest.approx(9003.05)
+        assert samples["django_faktory_run_seconds_count", "mail", "send"] == 3
 
     def test_hostile_queue_names_are_escaped(self):
         hostile = 'x"} 1\ndjango_faktory_up 1 \\ {'
@@ -143,21 +146,21 @@ class TestAccess:
 
 
 class TestProbes:
-    def told(self, view):
+    def probe(self, view):
         response = get(view)
         return response.status_code, json.loads(response.content)["checks"]
 
     def test_the_liveness_probe_checks_the_database(self):
-        assert self.told(views.healthz) == (200, {"database": "ok"})
+        assert self.probe(views.healthz) == (200, {"database": "ok"})
 
     def test_the_readiness_probe_requires_a_running_worker(self):
-        code, checks = self.told(views.readyz)
+        code, checks = self.probe(views.readyz)
         assert code == 503
         assert checks["workers"] == "no worker process lives that takes jobs: start manage.py runfaktory"
         WorkerProcess.objects.create(wid="w1", hostname="h", pid=1, state="quiet")
-        assert self.told(views.readyz)[0] == 503
+        assert self.probe(views.readyz)[0] == 503
         WorkerProcess.objects.create(wid="w2", hostname="h", pid=2)
-        assert self.told(views.readyz) == (
+        assert self.probe(views.readyz) == (
             200,
             dict.fromkeys(("database", "migrations", "workers", "maintenance"), "ok"),
         )
@@ -165,11 +168,11 @@ class TestProbes:
     def test_the_readiness_probe_fails_if_due_jobs_are_not_enqueued(self):
         WorkerProcess.objects.create(wid="w1", hostname="h", pid=1)
         JobFactory(scheduled=True, run_at=timezone.now() - timedelta(minutes=2))
-        code, checks = self.told(views.readyz)
+        code, checks = self.probe(views.readyz)
         assert code == 503
         assert re.match(r"a job is due since 12\d s and no node has enqueued it", checks["maintenance"])
         Job.objects.update(run_at=timezone.now() + timedelta(minutes=2))
-        assert self.told(views.readyz)[0] == 200
+        assert self.probe(views.readyz)[0] == 200
 
 
 class TestStatsd:
@@ -271,10 +274,10 @@ def test_the_docs_list_every_metric_and_the_dashboard_uses_only_these():
     numbers = ExportedStatistics(
         queues={}, latencies={}, paused={}, sets={}, workers={}, batches={}, processed=0, failed=0, late=0, series=sums
     )
-    told = set(re.findall(r"# TYPE (\S+)", exposition(numbers).decode()))
+    exported = set(re.findall(r"# TYPE (\S+)", exposition(numbers).decode()))
     page = (DOCS / "metrics.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `(django_faktory_\w+)`", page, re.MULTILINE)) == told
+    assert set(re.findall(r"^\| `(django_faktory_\w+)`", page, re.MULTILINE)) == exported
     dashboard = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))
     asked = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
     used = {re.sub("_bucket$", "", name) for name in re.findall(r"django_faktory_\w+", asked)}
-    assert used <= told
+    assert used <= exported
