@@ -279,7 +279,7 @@ class ExchangeReply(NamedTuple):
     """Results of `push`, `ack` and `fetch` from one `exchange`, each in the order of its input."""
 
     pushed: Sequence[FaktoryError | None]
-    acked: list[FaktoryError | bool]
+    acked: Sequence[FaktoryError | bool]
     fetched: list[list[Reservation]]
 
 

@@ -80,7 +80,7 @@ def test_the_page_of_a_job_shows_the_holder_of_its_lock_key(admin_client, one):
     assert f"Lock held by this job, {jid('A')}" in job_page(admin_client, "A")
     assert f"Lock token {token} " in job_page(admin_client, "A")
     assert f"Lock held by another job, {jid('A')}" in job_page(admin_client, "A1")
-    assert "Lock held by nobody" in job_page(admin_client, "B")
+    assert "Lock held by none" in job_page(admin_client, "B")
     JobLock.objects.update(expires_at=F("expires_at") - timedelta(hours=1))
     assert f"none: the lease of {jid('A')} expired at" in job_page(admin_client, "A")
 

@@ -404,7 +404,7 @@ def test_custom_loaders_of_the_project_do_not_affect_results(sent):
 
 
 def test_times_are_returned_in_utc_in_any_session_time_zone(sent):
-    echo_time = Statement("echo_time", ["timestamptz"], "SELECT $1")
+    echo_time = Statement("echo", ["timestamptz"], "SELECT $1")
     make_ready(echo_time)
     with connection.cursor() as cursor:
         cursor.execute("SET TIME ZONE 'Asia/Tokyo'")
@@ -413,4 +413,4 @@ def test_times_are_returned_in_utc_in_any_session_time_zone(sent):
     finally:
         connection.close()
     assert returned.isoformat() == "2026-11-23T08:00:00+00:00"
-    assert sent == [["echo_time"]]
+    assert sent == [["echo"]]
