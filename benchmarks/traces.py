@@ -76,7 +76,7 @@ def served():
     from django_faktory.brokers.orm import OrmBroker
     from django_faktory.server.server import Server
 
-    server = Server(OrmBroker("default", announce=lambda *_: None, announces_apart=True), port=0)
+    server = Server(OrmBroker("default", announce=lambda *_: None, announces_in_thread=True), port=0)
     thread = threading.Thread(target=server.run)
     thread.start()
     server.started.wait(10)

@@ -41,10 +41,16 @@ class ExchangeBatch:
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = items
-        self.sets = [item for item in items if isinstance(item, list)]
-        self.jobs = [job for jobs in self.sets for job in jobs]
-        self.acks = [item for item in items if isinstance(item, Ack)]
-        self.requests = [item for item in items if isinstance(item, FetchRequest)]
+        self.jobs: list[JobPayload] = []
+        self.acks: list[Ack] = []
+        self.requests: list[FetchRequest] = []
+        for item in items:
+            if isinstance(item, list):
+                self.jobs += item
+            elif isinstance(item, Ack):
+                self.acks.append(item)
+            else:
+                self.requests.append(item)
 
     def answers(self, reply: ExchangeReply) -> list[Any]:
         """Return the answer of `push`, `ack` or `fetch` for each item, in the order of `items`."""

@@ -25,6 +25,9 @@ WARM_UP_S = 1.0
 LEAST_S, MOST_S = 1.2, 15.0
 """Seconds of an attack."""
 
+LEAST_REPLIES = 3
+"""Replies of an attack: with them the good client is measured while the server executes the commands, too."""
+
 DRAIN_S = 60.0
 """Seconds within which the server must execute what the attackers have sent."""
 
@@ -134,8 +137,8 @@ class Campaign:
     def _attacked(self, attack, connections):
         self._start(attack.server)
         before_mb = self.target.rss_mb()
-        needs_reply = attack.reads and attack.server != "tls"
-        asked = {"connections": connections, "size": SIZE, "seconds": 2 * MOST_S, "needs_reply": needs_reply}
+        least_replies = LEAST_REPLIES if attack.reads and attack.server != "tls" else 0
+        asked = {"connections": connections, "size": SIZE, "seconds": 2 * MOST_S, "least_replies": least_replies}
         trouble = ""
         self._attackers.begin(name=str(attack), port=self.target.port, **asked)
         try:

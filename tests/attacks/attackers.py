@@ -1,8 +1,8 @@
 """Send one input repeatedly from many clients: `python -m tests.attacks.attackers`, for the attacks at full size.
 
-Reads one line of JSON (name, port, connections, size, seconds) for each attack. Prints "ready" when it has begun. A
-further line ends it before its `seconds` are over, once it has `LEAST_REPLIES`. Then prints the most frequent replies
-with their counts.
+Reads one line of JSON (name, port, connections, size, seconds, replies) for each attack. Prints "ready" when it has
+begun. A further line ends it before its `seconds` are over, once it has `least_replies`. Then prints the most frequent
+replies with their counts.
 """
 
 import asyncio
@@ -21,25 +21,22 @@ PIECE = 256 * 1024
 FIRST_BYTES = 70
 HELLOS = {"producer": lambda number: b'HELLO {"v":2}\r\n', "worker": hello_line}
 LONGEST_S = 40.0
-"""Seconds that an attack waits for `LEAST_REPLIES`, if it needs replies."""
-
-LEAST_REPLIES = 3
-"""Replies of an attack: with them the good client is measured while the server executes the commands, too."""
+"""Seconds that an attack waits for the replies that it needs."""
 
 
 class Attackers:
     """The connections of one attack. `replies` counts the server's answers by their first bytes."""
 
-    def __init__(self, attack, port, *, connections, size, seconds, needs_reply=False):
+    def __init__(self, attack, port, *, connections, size, seconds, least_replies=0):
         self.attack, self.port, self.size = attack, port, size
-        self._connections, self._seconds, self._needs_reply = connections, seconds, needs_reply
+        self._connections, self._seconds, self._least_replies = connections, seconds, least_replies
         self.replies = Counter()
         self.wrong = Counter()
         self._ends_at = 0.0
         self._parts = lru_cache(connections if connections == 1 else 4)(attack.parts)
 
     async def run(self, on_begin=lambda: None, *, stop=None):
-        """Send until `stop` or until the time is over, and until `LEAST_REPLIES` have arrived if they are needed."""
+        """Send until `stop` or until the time is over, and until `least_replies` have arrived."""
         self._ends_at = time.monotonic() + self._seconds
         tasks = [asyncio.create_task(self._client(number)) for number in range(self._connections)]
         on_begin()
@@ -61,7 +58,7 @@ class Attackers:
         return not is_late or self._lacks_replies()
 
     def _lacks_replies(self):
-        return self._needs_reply and self.replies.total() < LEAST_REPLIES
+        return self.replies.total() < self._least_replies
 
     async def _client(self, number):
         while self._goes_on():

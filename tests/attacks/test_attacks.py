@@ -40,9 +40,9 @@ def test_no_hostile_input_stops_the_server_or_loses_a_worker(target):
 
 def attack_while_working(attack, target, good):
     """Return replies that the attack does not expect; the good client works before, during and after it."""
-    needs_reply = attack.reads and attack.server != "tls"
+    least_replies = int(attack.reads and attack.server != "tls")
     attackers = Attackers(
-        attack, target.port, connections=1, size=attack.small, seconds=SECONDS, needs_reply=needs_reply
+        attack, target.port, connections=1, size=attack.small, seconds=SECONDS, least_replies=least_replies
     )
     thread = threading.Thread(target=lambda: asyncio.run(attackers.run()))
     thread.start()
@@ -51,6 +51,6 @@ def attack_while_working(attack, target, good):
         good.work()
         thread.join(0.02)
     good.work()
-    if needs_reply:
+    if least_replies:
         assert attackers.replies, f"{attack}: no reply"
     return attackers.wrong

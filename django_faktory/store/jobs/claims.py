@@ -102,6 +102,8 @@ def plan_per_request(requests: Sequence[FetchRequest]) -> ClaimPlan:
 
 def are_alike(requests: Sequence[FetchRequest]) -> bool:
     """Return True if all requests with a count name the same worker and the same queues in the same order."""
+    if len(requests) == 1:
+        return requests[0].count > 0
     return len({(request.queues, request.wid) for request in requests if request.count}) == 1
 
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from django.db import connections
 
 from ...core.payloads import Ack, ExchangeReply, FetchRequest, JobPayload, Reservation, is_storable
+from ...errors import FaktoryError
 from ..dialects import dialect_of
 from ..dialects.base import AckResult, ClaimPlan, Dialect, OrderedJobs
 from ..locks import locks
@@ -71,11 +72,13 @@ class Exchange:
 
     def ordered_jobs(self) -> OrderedJobs:
         """Return the jobs to store, in insertion order."""
-        return order_jobs(self.jobs)
+        return order_jobs(self.jobs) if self.jobs else []
 
     def plan(self, number: int) -> ClaimPlan:
         """Return the claim plan, marked with this claim number. Without slots, a query must find the work first."""
         plan = ClaimPlan()
+        if not self.requests:
+            return plan
         if self.dialect.claims_in_turn and not are_alike(self.requests):
             plan = plan_per_request(self.requests)
         if not plan.slots:
@@ -90,7 +93,7 @@ class Exchange:
             return False
         if not all(is_runnable(job) for job in claimed):
             return False
-        if plan.next_plans or are_alike(self.requests):
+        if not self.requests or plan.next_plans or are_alike(self.requests):
             return True
         # Different requests that got too few jobs need a second plan, by the number of waiting jobs.
         return sum(not job.is_prefetched for job in claimed) >= sum(request.count for request in self.requests)
@@ -106,7 +109,11 @@ class Exchange:
             locks.notify_ready(connections[context.using], set(ending.readied))
         if ending.blocked:
             locks.promote_waiters_later(connections[context.using], ending.blocked)
-        acked = end_members(ending, self.acks, using=context.using, now=context.now, on_finished=self.on_finished)
+        acked: Sequence[FaktoryError | bool] = []
+        if self.acks:
+            acked = end_members(ending, self.acks, using=context.using, now=context.now, on_finished=self.on_finished)
+        if not self.requests:
+            return ExchangeReply([None] * len(self.jobs), acked, [])
         # Prefetched jobs are always plain: they need neither lock nor permit, and belong to no request yet (ADR 0022).
         requested = [job for job in claimed if not job.is_prefetched]
         runnable = context.acquire_locks_and_permits(plan, requested)

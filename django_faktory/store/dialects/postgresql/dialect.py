@@ -203,7 +203,7 @@ class PostgresqlDialect(Dialect):
             next_holders = results.pop() if is_handed_over else []
             # Another job of its key is likely to follow such a job: try `hand_off_lock` at its end (ADR 0020).
             self._relay.remember(jid for jid, _, _ in next_holders)
-            ending = self._build_ack_result(results[:end_count] if acks else [[]], next_holders)
+            ending = self._build_ack_result(results[:end_count], next_holders) if acks else AckResult({}, set())
             if jobs and (keys := blocked_keys(results[end_count])):
                 ending = ending._replace(blocked={*ending.blocked, *keys})
             return ending, with_tokens(reservations(results[claims_from:]), next_holders) + prefetched

@@ -11,8 +11,7 @@ import functools
 import select
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -123,10 +122,13 @@ class SentStatements(Generic[Result]):
             # Before the connection is touched: a value that cannot be encoded must not close it.
             packed = _encode_calls(calls)
             self._pgconn = connection.connection.pgconn
-            with self._close_on_error():
+            try:
                 _send(connection.connection, packed)
                 # libpq keeps what a full socket does not take; the event loop must not wait for it (ADR 0021).
                 self.is_sent: bool = not self._pgconn.flush()
+            except BaseException:
+                self._pgconn.finish()
+                raise
 
     @property
     def fd(self) -> int:
@@ -135,17 +137,24 @@ class SentStatements(Generic[Result]):
 
     def send(self) -> None:
         """Send the next part, if the socket did not take everything."""
-        with self._connection.wrap_database_errors, self._close_on_error():
-            self.is_sent = not self._pgconn.flush()
+        with self._connection.wrap_database_errors:
+            try:
+                self.is_sent = not self._pgconn.flush()
+            except BaseException:
+                self._pgconn.finish()
+                raise
 
     def read(self) -> Result | None:
         """Return the result, or None until all of it has arrived."""
         with self._connection.wrap_database_errors:
-            with self._close_on_error():
+            try:
                 self._pgconn.consume_input()
                 while not (is_whole := self._collect_results()) and is_readable(self._pgconn.socket):
                     self._pgconn.consume_input()  # drain: libuv reports a reset behind the data only once
                 self.is_last = is_whole and is_readable(self._pgconn.socket)
+            except BaseException:
+                self._pgconn.finish()  # the next user would read results that are not its own
+                raise
             return self._on_result(_rows_of_calls(self._results, self._call_count)) if is_whole else None
 
     def _collect_results(self) -> bool:
@@ -165,26 +174,23 @@ class SentStatements(Generic[Result]):
             self._results.append(result)
         return False
 
-    @contextmanager
-    def _close_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            # After half a pipeline the next user of this connection would read results that are not its own.
-            self._pgconn.finish()
-            raise
-
 
 def _encode_calls(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[EncodedCall]:
     encoded: list[EncodedCall] = []
     for name, values in calls:
-        # Checked here, not in a function for each value: this runs for every value of every statement.
-        binary = [type(value) is list and _are_texts(value) for value in values]
-        data = [
-            None if value is None else _encode_texts(value) if is_binary else _encode_value(value)
-            for value, is_binary in zip(values, binary, strict=True)
-        ]
-        encoded.append((name.encode(), data, list(map(int, binary))))
+        data: list[bytes | None] = []
+        formats: list[int] = []
+        for value in values:
+            is_binary = type(value) is list and _are_texts(value)
+            # Usual types are encoded here: a function call for every value of every statement takes longer than this.
+            if type(value) is str and "\x00" not in value:
+                data.append(value.encode())
+            elif value is None or type(value) is int:
+                data.append(None if value is None else b"%d" % value)
+            else:
+                data.append(_encode_texts(value) if is_binary else _encode_value(value))
+            formats.append(int(is_binary))
+        encoded.append((name.encode(), data, formats))
     return encoded
 
 
