@@ -201,7 +201,7 @@ END = Statement(
     ["timestamptz", "json", "bigint", "int", "text[]"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
-asked AS MATERIALIZED (SELECT * FROM {REPORTS}),
+asked AS MATERIALIZED (SELECT jid, wid, attempt, result FROM {REPORTS}),
 locked AS MATERIALIZED (
   SELECT id, jid, wid, attempt, result_ttl, state, queue, jobtype, started_at,
     bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR permits IS NOT NULL AS is_apart
