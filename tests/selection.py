@@ -74,6 +74,7 @@ QUICK = (
     "contrib/gearmonkey/test_servers.py::test_clients_find_the_master_through_sentinels",
     "contrib/gearmonkey/test_servers.py::test_the_documented_access_list_is_sufficient_and_permits_nothing_else",
     "deploys/test_newer_workers.py",
+    "deploys/test_statements.py",
     "deploys/test_tables_in_use.py",
     "outside/test_outside.py::test_no_job_is_lost_duplicated_or_over_its_limit_while_programs_die",
     "runtime/processes/test_isolation.py",
@@ -99,6 +100,7 @@ ONCE = ("browser", "contrib/api", "contrib/gearmonkey", "docs", "example", "inte
 
 ONCE_IF_QUICK = (
     "admin",
+    "attacks",
     "checks/test_security.py",
     "contract/test_remote.py",
     "contrib/metrics",
