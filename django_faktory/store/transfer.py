@@ -20,6 +20,7 @@ from ..core.json import jsontext
 from ..core.lifecycle import DEAD_FOR_S, Event, State, sources
 from ..errors import InvalidPayload
 from ..models import Job, JobQuerySet
+from .deletion import delete_locked
 from .dialects import dialect_of
 from .limits import limiters
 from .locks import locks
@@ -171,7 +172,7 @@ def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, usin
         # The state is checked again: on databases without SKIP LOCKED the rows are not locked during `write`.
         legal = Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).in_state(*EXPORTED)
         keys, limiter_ids = locks.keys_of(legal), limiters.find_limiters_of(legal)
-        deleted, _ = legal.delete()
+        deleted = delete_locked(legal)
         locks.promote_waiters_later(connection, keys)
         limiters.promote_waiters_later(connection, limiter_ids)
         return deleted

@@ -24,6 +24,7 @@ from ...core.lifecycle import GONE, State
 from ...core.logs import get_logger
 from ...core.payloads import Ack
 from ...models import Batch, Job, JobQuerySet
+from ..deletion import delete_locked
 from ..dialects import dialect_of
 from ..dialects.base import Ended, EndedRun, Tally, holds
 from ..jobs import unique_push
@@ -66,19 +67,18 @@ def record_changes(connection: BaseDatabaseWrapper, changes: Iterable[Change], n
         _apply_deltas(connection, pending, now)
 
 
-def lock_members(jobs: JobQuerySet) -> list[Job]:
-    """Return the jobs among these that belong to a batch, locked by id, for `record_changes`."""
-    members = jobs.filter(HAS_BATCH).order_by("id").only(*FIELDS)
-    return list(_lock_rows(members))
+def members_of(jobs: JobQuerySet) -> list[Job]:
+    """Return the jobs among these locked jobs that belong to a batch, by id, for `record_changes`."""
+    return list(jobs.filter(HAS_BATCH).order_by("id").only(*FIELDS))
 
 
 def split_members(jobs: JobQuerySet) -> tuple[JobQuerySet, JobQuerySet, list[Job]]:
-    """Split these jobs into jobs without a batch and jobs of batches; return the latter also as rows.
+    """Split these locked jobs into jobs without a batch and jobs of batches; return the latter also as rows.
 
-    Pass the rows to `record_changes` after the change. The second set contains only rows locked here. A member that
-    enters a matching state a moment later would be changed without being counted, and its batch would never finish.
+    Pass the rows to `record_changes` after the change. A job that is not locked could enter a matching state in
+    between, and would be changed without being counted: its batch would never finish.
     """
-    members = lock_members(jobs)
+    members = members_of(jobs)
     all_jobs = Job.objects.using(jobs.db)
     return jobs.filter(bid=None, callback_of=None), all_jobs.filter(pk__in=[job.pk for job in members]), members
 
@@ -244,7 +244,7 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
         ]
         dialect.mark_succeeded(cursor, to_keep, clock)
     if deleted_ids := [rows[jid].pk for jid in ack_by_jid if rows[jid].result_ttl is None]:
-        jobs.filter(pk__in=deleted_ids).delete()
+        delete_locked(jobs.filter(pk__in=deleted_ids))
     ends = [
         Change(rows[jid], GONE if rows[jid].result_ttl is None else State.SUCCEEDED, succeeded=True)
         for jid in ack_by_jid

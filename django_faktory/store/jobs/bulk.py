@@ -26,6 +26,7 @@ from ...core.mutation import Mutation
 from ...core.payloads import Reservation, is_storable
 from ...errors import FaktoryError
 from ...models import Batch, Counter, Job, JobLock, JobQuerySet, Queue, Tracking
+from ..deletion import delete_locked
 from ..limits import limiters
 from ..locks import locks
 from ..queues import known_names
@@ -139,7 +140,7 @@ def _delete_flushed(jobs: JobQuerySet) -> int:
     """Delete jobs and release the locks and permits they hold. Jobs claimed meanwhile keep their locks and permits."""
     connection = connections[jobs.db]
     rows = list(lock_rows(jobs).only("lock_key", "lock_token", "permits"))
-    deleted, _ = Job.objects.using(jobs.db).filter(pk__in=[row.pk for row in rows]).delete()
+    deleted = delete_locked(Job.objects.using(jobs.db).filter(pk__in=[row.pk for row in rows]))
     locks.release(connection, rows)
     limiters.release(connection, [row.permits for row in rows])
     return deleted

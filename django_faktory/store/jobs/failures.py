@@ -32,6 +32,7 @@ from ...core.payloads import (
 from ...errors import FaktoryError, JobNotFound
 from ...models import Job, JobQuerySet, WorkerProcess
 from ..batches import counters
+from ..deletion import delete_locked
 from ..dialects import dialect_of
 from ..dialects.base import EndedRun, FailureColumns, Tally, holds
 from ..limits import limiters
@@ -352,7 +353,7 @@ class _FailureTransaction:
             dialect.save(connection, _columns_to_save(kept), now, tally, is_last=True)
             return len(failed)
         if deleted:
-            Job.objects.using(self.using).filter(pk__in=[job.pk for job in deleted]).delete()
+            delete_locked(Job.objects.using(self.using).filter(pk__in=[job.pk for job in deleted]))
         dialect.save(connection, _columns_to_save(kept), now, Tally())
         changes = [*((job, GONE) for job in deleted), *((job, State(job.state)) for job in kept)]
         self._changes += [counters.Change(job, to) for job, to in changes]

@@ -18,6 +18,7 @@ from django.db.models.functions import Now
 from ...core.lifecycle import DEAD_FOR_S, GONE, Event, State, sources
 from ...models import Job, JobLock, JobQuerySet
 from ..batches import counters
+from ..deletion import delete_locked
 from ..dialects.base import JOB, marks
 from ..limits import limiters
 from ..locks import locks
@@ -170,16 +171,15 @@ def _discard_rows(jobs: JobQuerySet) -> int:
         finished_at=Now(),
         purge_at=Now() + DISCARDED_FOR,
     )
-    deleted, _ = jobs.filter(result_ttl__isnull=True).delete()
-    return updated + deleted
+    return updated + delete_locked(jobs.filter(result_ttl__isnull=True))
 
 
 def purged(jobs: JobQuerySet) -> int:
     """Delete finished jobs before their `purge_at`, and return the number of deleted rows."""
     legal = lock_rows(jobs.in_state(*sources(Event.PURGE)))
     # Dead members only: the other finished ones were counted when they ended, a batch still waits for a dead one.
-    dead = counters.lock_members(legal.in_state(State.DEAD))
-    deleted, _ = legal.delete()
+    dead = counters.members_of(legal.in_state(State.DEAD))
+    deleted = delete_locked(legal)
     counters.record_all(jobs.db, dead, GONE)
     return deleted
 

@@ -17,6 +17,7 @@ from ...core.json.fields import later
 from ...core.lifecycle import FINISHED, GONE, WAITING, Event, State, sources
 from ...models import Job, JobQuerySet
 from ..batches import counters
+from ..deletion import delete_locked
 from ..dialects import dialect_of
 from ..limits import limiters
 from ..locks import locks
@@ -82,7 +83,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         # A ready job keeps later jobs of its key and limiter blocked, so its expiry has to make another one ready.
         locks.promote_waiters_later(connection, {job.lock_key for job in ready if job.lock_key})
         limiters.promote_waiters_later(connection, {job.limiter for job in ready})
-        all_jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl is None]).delete()
+        delete_locked(all_jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl is None]))
         for ttl in {job.result_ttl for job in rows if job.result_ttl is not None}:
             all_jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl == ttl]).update(
                 state=State.EXPIRED,
@@ -149,7 +150,8 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
         if not rows:
             return 0
         # The state is checked again: without SKIP LOCKED a dead job may have been requeued since.
-        deleted_count = Job.objects.using(using).filter(pk__in=[job.pk for job in rows]).in_state(*FINISHED).delete()[0]
+        due_jobs = Job.objects.using(using).filter(pk__in=[job.pk for job in rows])
+        deleted_count = delete_locked(due_jobs.in_state(*FINISHED))
         # Other finished members were counted when they ended; a dead one still keeps its batch waiting until it is
         # deleted.
         dead = [job for job in rows if job.state == State.DEAD and (job.bid or job.callback_of)]
