@@ -326,7 +326,8 @@ class Server:
 
         It pauses if the database admits one writer at a time, the set was large, and other commands are in progress.
         """
-        if self._is_stopping or not self.broker.has_single_writer or sum(map(weight_of, commands)) <= UNPAUSED_BULK:
+        # The weight first: on the event loop, a look-up of the dialect creates a connection object.
+        if self._is_stopping or sum(map(weight_of, commands)) <= UNPAUSED_BULK or not self.broker.has_single_writer:
             return 0.0
         are_others_idle = all(queue.is_idle for queue in self._commit_queues if queue is not self._bulk_queue)
         return 0.0 if are_others_idle else min(BULK_PAUSE * ran_s, MAX_BULK_PAUSE_S)
