@@ -952,7 +952,7 @@ PLANTS = (
         "postgresql",
     ),
     Plant(
-        "a command that waits for a lock delays other clients",
+        "a command that waits for a lock delays other clients, seen from the outside",
         f"{SERVER}/may_block.py",
         "with self._broker.limited_lock_wait(wait_s):",
         "with self._broker.limited_lock_wait(3600.0):",

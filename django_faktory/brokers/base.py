@@ -361,7 +361,7 @@ class Broker(WorkerBroker, BatchBroker, ManagementBroker):
         """
         # Fetch last, so that it finds jobs that the acks made ready or the push has just stored.
         acked = self.ack(acks)
-        return ExchangeReply(self.push(jobs), [*acked], self.fetch(requests))
+        return ExchangeReply(self.push(jobs), acked, self.fetch(requests))
 
     def lend(self) -> LoopConnection | None:
         """Lend this thread's connection to an event loop for exchanges (ADR 0021). None: the store cannot lend now.

@@ -69,7 +69,7 @@ BULK_PAUSE = 4.0
 """Pause of the bulk queue as a multiple of the time that the set took."""
 
 MAX_BULK_PAUSE_S = 2.0
-"""Maximum pause: a set also takes long because a disk is slow, and then pauses would not help other clients."""
+"""Maximum pause of the bulk queue. On a slow disk a set takes long too, and longer pauses would help no client."""
 
 MAX_PUSH_IN_TURN = 50
 """Weight above which a PUSH or PUSHB uses a commit queue of its own, so that it does not delay single commands."""

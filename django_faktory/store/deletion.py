@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from django.db import connections
 
 from ..models import JobQuerySet
 from .dialects.base import JOB, marks
 
 
-def delete_locked(jobs: JobQuerySet) -> int:
+def delete_locked(jobs: JobQuerySet, ids: Sequence[int] | None = None) -> int:
     """Delete these jobs, whose rows are locked where the database has row locks; return their number.
 
-    On MariaDB a DELETE waits for each locked row that its plan reads. If the jobs are most of a small table, the plan
-    of `jobs.delete()` is a scan of all rows. LIMIT makes it look up each id (MariaDB 10.11).
+    Pass `ids`, those of exactly these rows, if they are known: it saves a query on MariaDB. There a DELETE waits for
+    each locked row that its plan reads. If the jobs are most of a small table, the plan of `jobs.delete()` is a scan of
+    all rows. LIMIT makes it look up each id (MariaDB 10.11).
     """
     connection = connections[jobs.db]
     if connection.vendor != "mysql":
         deleted, _ = jobs.delete()
         return deleted
-    ids = list(jobs.values_list("pk", flat=True))
+    if ids is None:
+        ids = list(jobs.values_list("pk", flat=True))
     if not ids:
         return 0
     with connection.cursor() as cursor:

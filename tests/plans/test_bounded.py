@@ -139,6 +139,16 @@ def test_repeated_statements_read_a_bounded_part_of_a_large_table(recorder):
     assert min(len(grown), len(vacuumed), len(known)) > 15
 
 
+def test_counts_of_requests_use_indexes_whatever_the_planner_prefers(recorder):
+    """Sessions of requests allow sequential scans, which old statistics can make look cheap."""
+    table.fill(1, 2000, total=2000)
+    run("ANALYZE")
+    run("SET random_page_cost = 1000")
+    counted = recorded(recorder, only={"statistics of the API"})
+    assert counted
+    assert [str(one) for one in counted if one.reads_whole(JOB)] == []
+
+
 COMMANDS = {
     "MUTATE clear dead": lambda: bulk.mutate(Mutation(command="clear", target="dead"), using=USING),
     "MUTATE kill scheduled": lambda: bulk.mutate(

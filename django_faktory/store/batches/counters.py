@@ -244,7 +244,7 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
         ]
         dialect.mark_succeeded(cursor, to_keep, clock)
     if deleted_ids := [rows[jid].pk for jid in ack_by_jid if rows[jid].result_ttl is None]:
-        delete_locked(jobs.filter(pk__in=deleted_ids))
+        delete_locked(jobs.filter(pk__in=deleted_ids), deleted_ids)
     ends = [
         Change(rows[jid], GONE if rows[jid].result_ttl is None else State.SUCCEEDED, succeeded=True)
         for jid in ack_by_jid

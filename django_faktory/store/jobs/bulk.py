@@ -140,7 +140,8 @@ def _delete_flushed(jobs: JobQuerySet) -> int:
     """Delete jobs and release the locks and permits they hold. Jobs claimed meanwhile keep their locks and permits."""
     connection = connections[jobs.db]
     rows = list(lock_rows(jobs).only("lock_key", "lock_token", "permits"))
-    deleted = delete_locked(Job.objects.using(jobs.db).filter(pk__in=[row.pk for row in rows]))
+    ids = [row.pk for row in rows]
+    deleted = delete_locked(Job.objects.using(jobs.db).filter(pk__in=ids), ids)
     locks.release(connection, rows)
     limiters.release(connection, [row.permits for row in rows])
     return deleted

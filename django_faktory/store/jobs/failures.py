@@ -353,7 +353,8 @@ class _FailureTransaction:
             dialect.save(connection, _columns_to_save(kept), now, tally, is_last=True)
             return len(failed)
         if deleted:
-            delete_locked(Job.objects.using(self.using).filter(pk__in=[job.pk for job in deleted]))
+            ids = [job.pk for job in deleted]
+            delete_locked(Job.objects.using(self.using).filter(pk__in=ids), ids)
         dialect.save(connection, _columns_to_save(kept), now, Tally())
         changes = [*((job, GONE) for job in deleted), *((job, State(job.state)) for job in kept)]
         self._changes += [counters.Change(job, to) for job, to in changes]

@@ -24,6 +24,7 @@ from ...core.payloads import JobPayload
 from ...errors import FaktoryError, NotUnique
 from ...models import Job
 from ..batches import membership
+from ..deletion import delete_locked
 from ..dialects import dialect_of
 from ..dialects.base import JOB, OrderedJobs, insertion_key, marks, unique_key_of
 from ..locks import locks
@@ -210,7 +211,7 @@ def _find_holders(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> dict[
 def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[_NewRow]) -> None:
     """Delete the finished rows with the same jids, then insert the new rows in insertion order."""
     for chunk in _chunks(sorted(finished)):
-        Job.objects.using(connection.alias).filter(pk__in=chunk).in_state(*FINISHED).delete()
+        delete_locked(Job.objects.using(connection.alias).filter(pk__in=chunk).in_state(*FINISHED))
     if not rows:
         return
     columns = msgspec.structs.fields(_NewRow)

@@ -147,7 +147,7 @@ def _set_each(cursor: CursorWrapper, column: str, values: Mapping[int, Any], oth
 def _list_ids(ids: Iterable[int]) -> str:
     """Return the ids of rows as SQL text.
 
-    psycopg takes 7 µs of Python for each parameter that it writes into the statement: 3.5 ms for 500 ids.
+    psycopg takes 4 to 5 µs of Python for each parameter that it writes into the statement: 2.2 ms for 500 ids.
     """
     return ", ".join(str(int(row_id)) for row_id in ids)
 

@@ -83,7 +83,8 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         # A ready job keeps later jobs of its key and limiter blocked, so its expiry has to make another one ready.
         locks.promote_waiters_later(connection, {job.lock_key for job in ready if job.lock_key})
         limiters.promote_waiters_later(connection, {job.limiter for job in ready})
-        delete_locked(all_jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl is None]))
+        ids = [job.pk for job in rows if job.result_ttl is None]
+        delete_locked(all_jobs.filter(pk__in=ids), ids)
         for ttl in {job.result_ttl for job in rows if job.result_ttl is not None}:
             all_jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl == ttl]).update(
                 state=State.EXPIRED,
@@ -149,9 +150,9 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
             rows += due_rows[: limit - len(rows)]
         if not rows:
             return 0
-        # The state is checked again: without SKIP LOCKED a dead job may have been requeued since.
-        due_jobs = Job.objects.using(using).filter(pk__in=[job.pk for job in rows])
-        deleted_count = delete_locked(due_jobs.in_state(*FINISHED))
+        ids = [job.pk for job in rows]
+        # The state is checked again where no row is locked: a dead job may have been requeued since.
+        deleted_count = delete_locked(Job.objects.using(using).filter(pk__in=ids).in_state(*FINISHED), ids)
         # Other finished members were counted when they ended; a dead one still keeps its batch waiting until it is
         # deleted.
         dead = [job for job in rows if job.state == State.DEAD and (job.bid or job.callback_of)]

@@ -110,7 +110,7 @@ class AllCounts:
 
 def read_bounded_counts(*, using: str, worker_timeout_s: float = 60, sizes: CountLimits = SIZES) -> AllCounts:
     """Read all counts with one statement, each up to `sizes`."""
-    # Requests read them too, and their sessions leave the choice of the plan to PostgreSQL: a snapshot does not.
+    # In a snapshot PostgreSQL plans without sequential scans. Sessions of requests allow them (ADR 0036).
     return run(
         using, lambda connection: _sum_up(_read_first(connection, worker_timeout_s, sizes), sizes), snapshot=True
     )

@@ -87,7 +87,7 @@ class PostgresqlDialect(Dialect):
     plain_lock = " FOR UPDATE"
     skip_lock = " FOR UPDATE SKIP LOCKED"
 
-    # A bounded count stays bounded only by index, also where statistics are old (ADR 0036).
+    # With old statistics the planner may prefer a sequential scan, which makes a bounded count read the whole table.
     begin_snapshot = (
         "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
         "SELECT set_config('enable_seqscan', 'off', TRUE), set_config('jit', 'off', TRUE)",
