@@ -37,6 +37,10 @@ DRAIN_S = 60.0
 IDLE_S = 2.0
 """Seconds without a new job after which it has: to parse and store one line takes less than one."""
 
+NO_WORK_S = 0.4
+IDLE_CPU = 0.1
+"""It also has if it uses at most this share of a core for so many seconds: MUTATE and QUEUE REMOVE store no job."""
+
 SETTLE_S = 30.0
 """Seconds within which the server must return memory."""
 
@@ -191,23 +195,24 @@ class Campaign:
         return left
 
     def _wait_until_executed(self):
-        """Wait until the server stores no more jobs of the attackers; return what went wrong, or "".
+        """Wait until the server has executed all lines of the attackers; return what went wrong, or "".
 
         It executes each line that it has received, also if the client has left. No command is sent in the meantime, so
         that it does not pause between large sets.
         """
         ends_at = time.monotonic() + DRAIN_S
-        newest, unchanged_since = None, time.monotonic()
-        while (newest_now := self._newest_job_of_attackers()) is not None:
-            now = time.monotonic()
-            if newest_now != newest:
-                newest, unchanged_since = newest_now, now
-            elif now - unchanged_since > IDLE_S:
-                break
-            if now > ends_at:
-                return f" jobs are still being stored after {DRAIN_S:.0f} s"
-            time.sleep(0.1)
+        while self._is_busy():
+            if time.monotonic() > ends_at:
+                return f" commands are still being executed after {DRAIN_S:.0f} s"
         return ""
+
+    def _is_busy(self):
+        """Return True if the server uses its CPU or, while jobs of the attackers are stored, has just stored one."""
+        newest, used_s = self._newest_job_of_attackers(), self.target.cpu_s()
+        pause_s = NO_WORK_S if newest is None else IDLE_S
+        time.sleep(pause_s)
+        is_idle = self.target.cpu_s() - used_s < IDLE_CPU * pause_s
+        return not is_idle or self._newest_job_of_attackers() != newest
 
     @staticmethod
     def _newest_job_of_attackers():

@@ -37,6 +37,11 @@ class Target:
     def rss_mb(self):
         return self._process.memory_info().rss / MB
 
+    def cpu_s(self):
+        """Return the CPU seconds that the server has used."""
+        times = self._process.cpu_times()
+        return times.user + times.system
+
     def is_alive(self):
         return self.program.is_alive() and self._process.is_running()
 

@@ -29,7 +29,8 @@ from ...models import Batch, Counter, Job, JobLock, JobQuerySet, Queue, Tracking
 from ..deletion import delete_locked
 from ..limits import limiters
 from ..locks import locks
-from ..queues import known_names
+from ..queues import CHUNK as QUEUES_AT_ONCE
+from ..queues import known_names, read_waiting
 from ..transactions import run
 from . import scan
 from .transitions import Change, discarded, killed, lock_rows, requeued
@@ -108,16 +109,24 @@ def remove_queues(queues: Sequence[str] | None, *, using: str) -> Iterator[Step]
     Enqueued jobs are discarded before the queue and its pause are deleted, so that no worker gets them in between.
     Scheduled and retrying jobs of these queues stay; the queue is created again when they become due.
     """
-    for queue in known_names(using=using) if queues is None else queues:
-        # Blocked jobs first: discarding an enqueued job would make the next blocked job of its key ready.
-        for state in (State.BLOCKED, State.ENQUEUED):
-            yield from _by_ids(Job.objects.using(using), state, discarded, queue=queue)
-        yield partial(_forget_queue, queue, using)
+    for names in _chunks(known_names(using=using) if queues is None else queues, QUEUES_AT_ONCE):
+        # Reading the jobs of each name took 7 statements: 2.5 s for 1,000 names without jobs on PostgreSQL.
+        waiting = read_waiting(names, using=using, max_count=1)
+        for queue in [name for name in names if waiting[name].size]:
+            # Blocked jobs first: discarding an enqueued job would make the next blocked job of its key ready.
+            for state in (State.BLOCKED, State.ENQUEUED):
+                yield from _by_ids(Job.objects.using(using), state, discarded, queue=queue)
+        yield partial(_forget_queues, names, using)
 
 
-def _forget_queue(queue: str, using: str) -> int:
-    run(using, lambda _: Queue.objects.using(using).filter(name=queue).delete())
-    return 0
+def _forget_queues(names: Sequence[str], using: str) -> int:
+    def verb(_: BaseDatabaseWrapper) -> int:
+        rows = Queue.objects.using(using).filter(name__in=names)
+        in_order = rows.order_by("name").select_for_update().values_list("name", flat=True)
+        rows.filter(name__in=list(in_order)).delete()
+        return 0
+
+    return run(using, verb)
 
 
 def flush(*, using: str) -> Iterator[Step]:

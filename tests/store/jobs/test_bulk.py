@@ -91,6 +91,16 @@ def test_a_removed_queue_keeps_its_pause_until_it_is_empty(chunks_of_three):
     assert not Queue.objects.exists()
 
 
+def test_the_removal_of_many_empty_queues_takes_few_statements(django_assert_max_num_queries):
+    """W24: a client may send 1,000 names, and each took 7 statements."""
+    names = [f"q{number}" for number in range(300)]
+    queues.add(names, using="default")
+    JobFactory(queue="q299")
+    with django_assert_max_num_queries(40):
+        assert sum(step() for step in bulk.remove_queues(names, using="default")) == 1
+    assert not Queue.objects.exists()
+
+
 def test_a_flush_deletes_jobs_in_steps_and_totals_at_the_end(chunks_of_three):
     """W25: the steps delete batches, jobs, progress records, and totals at the end."""
     dead(2)
