@@ -1,8 +1,8 @@
 """The support matrix: each Python with each Django on SQLite, and each database and driver with the newest pair.
 
-    nox                                   all that this machine has; the end of the run says what was left out, and why
-    nox -s versions-3.12-6.0              one cell
-    nox -t databases -- tests/management/cli -x      other tests than those that depend on versions and drivers
+    nox                                   everything this machine has; the summary says what was left out, and why
+    nox -s versions-3.12-6.0              one combination
+    nox -t databases -- tests/management/cli -x      other tests than the default ones
 
 Needs `pip install nox`. Each pair of Python and Django has a virtual environment of its own under .nox.
 """
@@ -20,7 +20,7 @@ PYTHON_OF = {"5.2": "3.11", "6.0": "3.12", "6.1": "3.12"}
 
 EXTRAS = "dev,postgres,redis,mysql"
 DEPENDENT = ("tests/store", "tests/brokers", "tests/tasks", "tests/contract")
-"""The rooms that hang on the version of Django or on the driver; `make test` runs all of them."""
+"""Folders of tests that depend on the version of Django or on the driver; `make test` runs all folders."""
 
 SERVICES = {
     "postgresql": ("postgresql", {"FAKTORY_TEST_DB": "postgresql"}, DEPENDENT),
@@ -28,10 +28,10 @@ SERVICES = {
     "mariadb": ("mariadb", {"FAKTORY_TEST_DB": "mariadb"}, DEPENDENT),
     "redis": ("redis_program", {"FAKTORY_TEST_DB": "sqlite"}, ("tests/contrib/gearmonkey", "tests/contrib/transfer")),
 }
-"""Which of tests/services.py must be there, what the tests are told, and which they are."""
+"""For each session: the required service of tests/services.py, the environment and the folders of tests."""
 
 PYTHON = ("python", "-m", "tests.own_servers", "python")
-"""A Python that finds the servers of its run."""
+"""Command prefix that starts the servers of the run first."""
 
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = False
@@ -39,7 +39,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 
 def interpreter(version):
-    """A Python of this version that runs: a name on PATH may be there and not work, as pyenv's do."""
+    """Return the path of a Python of this version, or None. Names on PATH may not work, for example those of pyenv."""
     places = [Path(folder) / f"python{version}" for folder in os.environ["PATH"].split(os.pathsep)]
     places += sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
     ask = f"import sys; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
@@ -58,44 +58,44 @@ NEWEST = next((version for version in reversed(PYTHONS) if FOUND[version]), PYTH
 NEWEST_DJANGO = next(django for django in reversed(DJANGOS) if at_least(NEWEST, PYTHON_OF[django]))
 
 
-def run_tests(session, django, told, rooms):
-    """Install, say what is tried, run."""
+def run_tests(session, django, environment, folders):
+    """Install the package, print the versions, and run the tests."""
     extras = EXTRAS if at_least(django, "6.0") else f"{EXTRAS},django52"
     session.install("--quiet", "--editable", f".[{extras}]", f"django=={django}.*")
     session.run("python", "-c", "import sys, django; print('Python', sys.version, 'Django', django.get_version())")
     tag = "nox_" + "".join(char if char.isalnum() else "_" for char in session.name)
-    command = [*PYTHON, "-m", "pytest", "-q", "-n", "2", *(session.posargs or rooms)]
-    session.run(*command, env={"FAKTORY_TEST_TAG": tag[:30], **told})
+    command = [*PYTHON, "-m", "pytest", "-q", "--processes", "2", *(session.posargs or folders)]
+    session.run(*command, env={"FAKTORY_TEST_TAG": tag[:30], **environment})
 
 
 def missing(session, service):
-    """Why this service cannot be used here, as `make test` says it; empty where it can."""
+    """Return why this service cannot be used, or an empty string."""
     ask = f"from tests import services; print(services.{service}().missing)"
     return session.run(*PYTHON, "-c", ask, silent=True).strip()
 
 
-def add_cell(python, django):
-    """Python and Django on SQLite."""
+def add_versions(python, django):
+    """Add a session with this Python and Django on SQLite."""
 
     @nox.session(name=f"versions-{python}-{django}", python=FOUND[python] or python, tags=["versions"])
-    def cell(session):
+    def with_versions(session):
         run_tests(session, django, {"FAKTORY_TEST_DB": "sqlite"}, DEPENDENT)
 
 
-def add_service(name, service, told, rooms):
-    """A database, driver or server with the newest pair."""
+def add_service(name, service, environment, folders):
+    """Add a session with a database, driver or server, and the newest Python and Django."""
 
     @nox.session(name=name, python=FOUND[NEWEST] or NEWEST, tags=["databases"])
-    def cell(session):
+    def with_service(session):
         session.install("--quiet", "--editable", f".[{EXTRAS}]", f"django=={NEWEST_DJANGO}.*")
         if why := missing(session, service):
             session.skip(why)
-        run_tests(session, NEWEST_DJANGO, told, rooms)
+        run_tests(session, NEWEST_DJANGO, environment, folders)
 
 
 for one in PYTHONS:
     for other in DJANGOS:
         if at_least(one, PYTHON_OF[other]):
-            add_cell(one, other)
-for one, (asked, told, rooms) in SERVICES.items():
-    add_service(one, asked, told, rooms)
+            add_versions(one, other)
+for one, (service, environment, folders) in SERVICES.items():
+    add_service(one, service, environment, folders)

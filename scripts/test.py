@@ -1,5 +1,6 @@
 """Run the tests on SQLite, PostgreSQL and MariaDB, and print what was left out.
 
+The databases run at the same time; the output of the second and third is printed at the end.
 Without --all the tests marked `slow` are left out, Hypothesis tries few examples, and the second and third database run
 only what is about SQL and transactions (tests/selection.py). --rest runs only what --all adds to a run without it.
 Arguments that are not its own go to pytest: if they name tests, as in `scripts/test.py tests/store -x`, all of these
@@ -10,12 +11,12 @@ passes then is reported as unsteady, a bug of the test or of the code.
 """
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import zlib
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -28,12 +29,13 @@ from tests.own_servers import Guard  # noqa: E402
 from tests.programs import WITH_US  # noqa: E402
 from tests.selection import LEFT_OUT  # noqa: E402
 
-PROCESSES = 4
-QUICK_PROCESSES = min(12, 3 * (os.cpu_count() or 2))
-"""Quick tests wait for two thirds of their time.
+PROCESSES = 3
+QUICK_PROCESSES = min(16, 3 * (os.cpu_count() or 2))
+QUICK_PROCESSES_OF_OTHERS = 2
+"""Processes on one database; the others have fewer quick tests.
 
-Each process needs 4 s of CPU to collect them, which is too much for the few tests of the other databases. Tests that
-are left to --all need a whole core more often.
+Tests wait for half of their time, so that there are more processes than CPUs. Too many take CPU time for polling: with
+6 + 2 + 2, 8 + 3 + 3 and 14 + 4 + 4 processes on two CPUs the quick run took 339, 364 and 374 s of it.
 """
 
 COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / ".demo" / "compiled")}
@@ -68,32 +70,48 @@ class Run:
             chosen.append("(slow or varied)" if is_first else "(slow or varied or once_if_quick)")
         self.command += (["-m", " and ".join(chosen)] if chosen else []) + more
         self._examples = "quick" if is_quick else "thorough"
-        self._processes = QUICK_PROCESSES if is_quick and is_first else PROCESSES
+        quick = QUICK_PROCESSES if is_first else QUICK_PROCESSES_OF_OTHERS
+        self._processes = quick if is_quick else PROCESSES
         self.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
+        self.seconds = 0.0
         self.unsteady = []
         """Tests that failed in parallel with others and passed alone."""
 
-    def __call__(self, *, again):
-        """Run the tests; with `again`, run a few failed tests a second time."""
-        begun = time.monotonic()
-        suites = self._pytest("-n", str(self._processes), "--dist", "worksteal")
+    def start(self, *, is_shown):
+        """Start pytest; its output goes to the terminal or, unless `is_shown`, to a file until it ends."""
+        self._output = None if is_shown else self.report.with_suffix(".log")
+        self._process = self._pytest("--processes", str(self._processes))
+
+    def finish(self):
+        """Wait for pytest, print its output, and count its results."""
+        self.exit_code = self._process.wait()
+        if self._output:
+            print(f"\n== {self.kind}\n{self._output.read_text(encoding='utf-8', errors='replace')}", flush=True)
+            self._output = None
+        suites = ET.parse(self.report).getroot() if self.report.exists() else ET.Element("testsuites")
         self._count(suites)
-        failed = [f"{case.get('classname')}.{case.get('name')}" for case in suites.iter("testcase") if _failed(case)]
-        if again and self.exit_code == SOME_FAILED and len(failed) <= FEW:
-            print(f"\n{len(failed)} failed on {self.kind}: once more, without company", flush=True)
-            self.report = self.report.with_stem(f"{self.report.stem}-again")
-            self._pytest("--last-failed", "--last-failed-no-failures", "none")
-            self.unsteady = failed if self.is_good else []
-        self.seconds = time.monotonic() - begun
+        self._failed = [
+            f"{case.get('classname')}.{case.get('name')}" for case in suites.iter("testcase") if _failed(case)
+        ]
+
+    def repeat_failed(self):
+        """Run a few failed tests a second time, alone."""
+        if self.exit_code != SOME_FAILED or len(self._failed) > FEW:
+            return
+        print(f"\n{len(self._failed)} failed on {self.kind}: once more, alone", flush=True)
+        self.exit_code = self._pytest("--last-failed", "--last-failed-no-failures", "none").wait()
+        self.unsteady = self._failed if self.is_good else []
 
     def _pytest(self, *options):
         self.report.unlink(missing_ok=True)
         own = {"FAKTORY_TEST_DB": self.kind} | ({"COVERAGE_CORE": "sysmon"} if sys.version_info >= (3, 12) else {})
-        mine = {"FAKTORY_TEST_TAG": TAG, "FAKTORY_TEST_EXAMPLES": self._examples}
+        mine = {"FAKTORY_TEST_TAG": f"{TAG}{self.kind[:1]}", "FAKTORY_TEST_EXAMPLES": self._examples}
         mine[LEFT_OUT] = ",".join(self._left_out)
         environment = {**mine, **os.environ, **COMPILED, **own}
-        self.exit_code = subprocess.run([*self.command, *options], cwd=ROOT, env=environment, check=False).returncode
-        return ET.parse(self.report).getroot() if self.report.exists() else ET.Element("testsuites")
+        with self._output.open("w") if self._output else contextlib.nullcontext() as output:
+            return subprocess.Popen(
+                [*self.command, *options], cwd=ROOT, env=environment, stdout=output, stderr=output and subprocess.STDOUT
+            )
 
     def _count(self, suites):
         for suite in suites.iter("testsuite"):
@@ -102,6 +120,7 @@ class Run:
             self.counts["failed"] += failed
             self.counts["skipped"] += skipped
             self.counts["passed"] += int(suite.get("tests")) - failed - skipped
+            self.seconds = float(suite.get("time"))
 
     @property
     def is_good(self):
@@ -135,8 +154,11 @@ def run_all(wanted, options, more):
     if not names_tests(more):
         compile_tests()
     for run in runs:
-        print(f"\n== {run.kind}", flush=True)
-        run(again=is_ci)
+        run.start(is_shown=run is runs[0])
+    for run in runs:
+        run.finish()
+    for run in runs if is_ci else ():
+        run.repeat_failed()
     missing = [service for service in (*asked, *others) if service.missing]
     wished = [service for service in (ask() for ask in services.OPTIONAL) if service.missing]
     is_covered = not measure or covered(enough={"sqlite", "postgresql"} <= {run.kind for run in runs})

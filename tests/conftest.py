@@ -9,6 +9,7 @@ import pytest
 from django.db import connections
 
 from tests import emptying, examples, programs, selection, services, snapshots
+from tests.processes import pytest_addoption, pytest_runtestloop  # noqa: F401  (hooks)
 from tests.settings import KIND
 
 emptying.install()

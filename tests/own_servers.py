@@ -308,9 +308,8 @@ def guard(names):
 
 
 def pytest_addoption(parser):
-    """Start the servers before pytest-django reads the settings; xdist's processes inherit the addresses."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        parser.extra_info["guard"] = Guard().__enter__()
+    """Start the servers before pytest-django reads the settings."""
+    parser.extra_info["guard"] = Guard().__enter__()
 
 
 def pytest_unconfigure(config):

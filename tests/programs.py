@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent():
-    """Make the kernel end this process with its parent: processes of xdist outlive a killed pytest by 10 s and more."""
+    """Make the kernel end this process with its parent, for example when pytest is killed."""
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

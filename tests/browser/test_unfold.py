@@ -15,7 +15,7 @@ def test_the_browser_tests_pass_in_django_unfold(chromium_path):
     pytest.importorskip("unfold")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV"))}
     environment |= {"FAKTORY_TEST_ADMIN": "unfold", "FAKTORY_TEST_DB": "sqlite", "FAKTORY_TEST_TAG": f"{TAG}_unfold"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "tests/browser/in_unfold.py"], env=environment, capture_output=True, text=True, check=False
     )
