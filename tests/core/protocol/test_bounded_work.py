@@ -20,7 +20,7 @@ pytestmark = pytest.mark.core
 MOST_CALLS = 15_000
 """Most calls between two steps: about 5 ms."""
 
-SIZE = 60_000
+SIZE = 40_000
 """Characters of arguments: several times what `MOST_CALLS` can read."""
 
 ARGS = {

@@ -2,6 +2,7 @@
 
 import re
 from contextlib import ExitStack
+from functools import cached_property
 from typing import ClassVar
 
 from django.apps import apps
@@ -28,9 +29,10 @@ class Permissions:
 
     granted = NONE
     asked: ClassVar[set[str]] = set()
+    users: ClassVar[dict[int, User]] = {}
 
     def get_user(self, pk):
-        return User.objects.filter(pk=pk).first()
+        return Permissions.users.get(pk)
 
     def has_perm(self, user, name, obj=None):
         app, _, codename = name.partition(".")
@@ -66,7 +68,7 @@ class Answer:
     def is_in(self):
         return self.status < 400 and not self.is_to_log_in
 
-    @property
+    @cached_property
     def markers(self):
         """Return the markers in the answer, without markers that the user sent."""
         sent = f"{self.request.path} {self.request.sent}"
@@ -74,11 +76,7 @@ class Answer:
 
     def shown_to(self, granted):
         """Return the markers in the answer that a user with these permissions may not see."""
-        return [
-            marker
-            for marker, sets in MARKERS.items()
-            if marker in self.markers and not any(needed <= granted for needed in sets)
-        ]
+        return [marker for marker in self.markers if not any(needed <= granted for needed in MARKERS[marker])]
 
 
 class Asker:
@@ -90,7 +88,9 @@ class Asker:
 
     def _client(self, name, **fields):
         client = Client()
-        client.force_login(User.objects.create(username=name, **fields), backend=BACKEND)
+        user = User.objects.create(username=name, **fields)
+        Permissions.users[user.pk] = user
+        client.force_login(user, backend=BACKEND)
         return client
 
     def ask(self, request, granted=NONE, *, client=None, compare=False):

@@ -202,7 +202,7 @@ def test_a_fetch_does_not_update_blocked_jobs(node):
 
 def test_fifty_workers_never_exceed_a_limit_of_five(node):
     limit("task", "noop", 5)
-    total = 50 if connection.vendor == "sqlite" else 150
+    total = 50 if connection.vendor == "sqlite" else 75
     node.push(*map(str, range(total)))
     inside, most, done, guard = set(), [], [], threading.Lock()
 
