@@ -70,7 +70,7 @@ class Run:
             for process in list(self._processes):
                 if process.pipe in ready:
                     self._receive(process)
-                elif process.has_ended():
+                elif process.has_ended() and not process.pipe.poll():  # it may have sent reports before it ended
                     self._end(process)
 
     def _start(self, name, share):
