@@ -31,7 +31,7 @@ from .compat import (
     Task,
     TaskResult,
 )
-from .validation import RULES, classes_of, suggest_method, suggest_option
+from .options import RULES, classes_of, suggest_method, suggest_option
 
 if TYPE_CHECKING:
     from django.db.models import Model

@@ -18,7 +18,7 @@ from . import encryption
 from .base import FaktoryTask
 from .compat import TaskResult
 from .middleware import Call
-from .validation import TIMEOUT_MARGIN_S
+from .options import TIMEOUT_MARGIN_S
 
 
 class JobBuilder:
