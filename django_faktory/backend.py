@@ -34,6 +34,7 @@ from .tasks.compat import (
 from .tasks.job_builder import JobBuilder
 from .tasks.job_id import new_jid, new_jids
 from .tasks.middleware import Call
+from .tasks.options import to_custom
 from .tasks.refusals import name_of, problem_with, remedy_for
 from .tasks.results import JobResult, result_of
 
@@ -215,24 +216,7 @@ def registered_queues() -> tuple[str, ...]:
 
 
 def _custom(task: FaktoryTask[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the task's options as members of `custom`, in the form every Faktory client uses."""
-    custom: dict[str, Any] = {}
-    if task.unique_for is not None:
-        custom |= {"unique_for": task.unique_for, "unique_until": task.unique_until}
-    if task.expires_in is not None:
-        custom["expires_in"] = task.expires_in
-    if task.track:
-        custom["track"] = 1  # a number, as the protocol has it (W27)
-    if task.about:
-        custom["about"] = task.about
-    if task.lock is not None:
-        lock = task.lock(*args, **kwargs) if callable(task.lock) else task.lock
-        # A lock of None opts out of LOCKET as well, which only `false` does (docs/locks.md).
-        custom["lock"] = False if lock is None else lock
-    if task.limit_key is not None:
-        key = task.limit_key(*args, **kwargs) if callable(task.limit_key) else task.limit_key
-        if key is not None:  # a limit defined on the task has keys of its own
-            custom["limit"] = key if task.limit is None or not isinstance(key, str) else f"{task.jobtype}:{key}"
+    custom = to_custom(task, args, kwargs)
     batch = batches.current()
     if batch is not None:
         custom["bid"] = batch.bid

@@ -31,7 +31,7 @@ from .compat import (
     Task,
     TaskResult,
 )
-from .options import RULES, classes_of, suggest_method, suggest_option
+from .options import OPTIONS, classes_of, options_at_run, suggest_method, suggest_option
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -183,18 +183,18 @@ class FaktoryTask(GenericTask[P, R]):
         # first.
         Task.__post_init__(self)
         # The dataclass is frozen, so normalized values are set with object.__setattr__.
-        for option in ("retry_on", "discard_on"):
-            object.__setattr__(self, option, classes_of(getattr(self, option)))
+        for name in ("retry_on", "discard_on"):
+            object.__setattr__(self, name, classes_of(getattr(self, name)))
         try:
             object.__setattr__(self, "cron", parse_crons(self.cron))
         except InvalidCron as error:
             raise InvalidTask(f"task {self.module_path}: cron: {error}") from None
-        # The jobtype is set before RULES is applied, so that its rule checks the default too.
+        # The jobtype is set before the rules are applied, so that its own rule checks the default too.
         object.__setattr__(self, "jobtype", self.jobtype or self.module_path)
-        for option, (is_valid, rule) in RULES.items():
-            value = getattr(self, option)
-            if not is_valid(value):
-                raise InvalidTask(f"task {self.module_path}: {option}: expected {rule}, got {value!r:.80}")
+        for name, option in OPTIONS.items():
+            value = getattr(self, name)
+            if not option.is_valid(value):
+                raise InvalidTask(f"task {self.module_path}: {name}: expected {option.expected}, got {value!r:.80}")
         if self.limit is not None and self.limit_key is not None and ":" in self.jobtype:
             raise InvalidTask(
                 f"task {self.module_path}: limit_key: expected a task whose name has no colon, which ends names in "
@@ -365,7 +365,7 @@ def _register(task: FaktoryTask[..., Any]) -> None:
             "of them another name="
         )
     # A worker finds one task by name, so two definitions that run differently would be ambiguous.
-    elif _worker_options(earlier) != _worker_options(task):
+    elif options_at_run(earlier) != options_at_run(task):
         raise InvalidTask(
             f"task {task.module_path}: already defined with other options of the run (such as takes_context, "
             "atomic, timeout or retry_on); a worker finds one task by a name: give one of them another name="
@@ -377,12 +377,6 @@ def _was_reloaded(old: Callable[..., Any], new: Callable[..., Any]) -> bool:
     same_path = (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)
     # All lambdas of a module share one qualified name, so a lambda cannot be recognized as the same function.
     return old is not new and same_path and new.__name__ != "<lambda>"
-
-
-def _worker_options(task: FaktoryTask[..., Any]) -> tuple[Any, ...]:
-    """Return the options that a worker reads from the registry, at the run of a job."""
-    call_options = task.takes_context, task.atomic, task.plain_json, task.missing, task.timeout
-    return *call_options, task.backoff, task.retry_on, task.discard_on
 
 
 def _parse_call(position: int, call: object) -> tuple[list[Any], dict[str, Any]]:

@@ -1,12 +1,15 @@
-"""Validation of the options of `@task`: `RULES` has a predicate and an error text for each."""
+"""The table of task options: `OPTIONS` has the rule of each, its member of `custom`, and whether workers read it.
+
+Defaults and types are the fields of `tasks.base.FaktoryTask`. Texts for people: docs/reference/task-options.md.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.limits import Allowance, InvalidLimit
 from ..core.payloads import FUNCTION, MAX_BACKTRACE_LINES, MAX_NAME, MAX_RESERVE_FOR, MIN_RESERVE_FOR
@@ -18,7 +21,8 @@ TIMEOUT_MARGIN_S = 30
 LONGEST_TIMEOUT_S = MAX_RESERVE_FOR - TIMEOUT_MARGIN_S
 
 _MAX_INTEGER = 2**31 - 1
-
+_FLAG = "True or False"
+_DURATION = "a number of seconds above 0"
 
 _OPTIONS_ELSEWHERE = {
     "autoretry_for": "retry_on",
@@ -86,7 +90,17 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
 
 
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_key(value: Any) -> bool:
+    return value is None or callable(value) or (isinstance(value, str) and value != "")
+
+
 def _is_duration(value: Any) -> bool:
+    if value is None:
+        return True
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
@@ -97,54 +111,119 @@ def _is_limit(value: Any) -> bool:
         return False
 
 
-RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "jobtype": (_is_name, f"a name of 1 to {MAX_NAME} printable characters"),
-    "max_attempts": (
+def _if_unique(value: str, task: Any, *_: Any) -> str | None:
+    return value if task.unique_for is not None else None
+
+
+def _unless_empty(value: str, *_: Any) -> str | None:
+    return value or None
+
+
+def _tracked(value: bool, *_: Any) -> int | None:
+    return 1 if value else None  # a number, as the protocol has it (W27)
+
+
+def _lock(value: Any, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | bool:
+    key: str | bool | None = value(*args, **kwargs) if callable(value) else value
+    # A lock of None opts out of LOCKET as well, which only `false` does (docs/locks.md).
+    return False if key is None else key
+
+
+def _limit_key(value: Any, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    key = value(*args, **kwargs) if callable(value) else value
+    # A limit that is defined on the task has keys of its own.
+    return key if task.limit is None or not isinstance(key, str) else f"{task.jobtype}:{key}"
+
+
+class Option(NamedTuple):
+    """One option of a task."""
+
+    is_valid: Callable[[Any], bool]
+    expected: str
+    """Text after "expected" in the error about a value that is not valid."""
+    is_read_at_run: bool = False
+    """Whether workers read it from the registry, at the run of a job; the others act when the job is enqueued."""
+    member: str = ""
+    """Member of the job's `custom` that has its value, in the form every Faktory client uses; "": none."""
+    convert: Callable[[Any, Any, Sequence[Any], Mapping[str, Any]], Any] = lambda value, *_: value
+    """Return the member's value for a value other than None, the task and the arguments; None: leave it out."""
+
+
+OPTIONS: dict[str, Option] = {
+    "jobtype": Option(_is_name, f"a name of 1 to {MAX_NAME} printable characters"),
+    "max_attempts": Option(
         lambda value: value is None or _is_whole(value, 1, _MAX_INTEGER),
         f"a whole number from 1 (never retried) to {_MAX_INTEGER}",
     ),
-    "backoff": (
+    "backoff": Option(
         lambda value: value is None or (callable(value) and not iscoroutinefunction(value)),
         "a function, not a coroutine, of (exception, task_result) that returns seconds",
+        is_read_at_run=True,
     ),
-    "retry_on": (lambda value: value is None or _are_exceptions(value), "an exception class, or a list of them"),
-    "discard_on": (_are_exceptions, "an exception class, or a list of them"),
-    "reserve_for": (
+    "retry_on": Option(
+        lambda value: value is None or _are_exceptions(value),
+        "an exception class, or a list of them",
+        is_read_at_run=True,
+    ),
+    "discard_on": Option(_are_exceptions, "an exception class, or a list of them", is_read_at_run=True),
+    "reserve_for": Option(
         lambda value: value is None or _is_whole(value, MIN_RESERVE_FOR, MAX_RESERVE_FOR),
         f"whole seconds from {MIN_RESERVE_FOR} to {MAX_RESERVE_FOR}",
     ),
-    "result_ttl": (
+    "result_ttl": Option(
         lambda value: value is None or _is_whole(value, 0, _MAX_INTEGER),
         f"whole seconds from 0 to {_MAX_INTEGER}",
     ),
-    "atomic": (lambda value: isinstance(value, bool), "True or False"),
-    "backtrace": (
+    "atomic": Option(_is_flag, _FLAG, is_read_at_run=True),
+    "backtrace": Option(
         lambda value: _is_whole(value, -1, MAX_BACKTRACE_LINES),
         f"a whole number from -1 (none) to {MAX_BACKTRACE_LINES}",
     ),
-    "unique_for": (lambda value: value is None or _is_duration(value), "a number of seconds above 0"),
-    "unique_until": (lambda value: value in ("success", "start"), '"success" or "start"'),
-    "expires_in": (lambda value: value is None or _is_duration(value), "a number of seconds above 0"),
-    "lock": (
+    "unique_for": Option(_is_duration, _DURATION, member="unique_for"),
+    "unique_until": Option(
+        lambda value: value in ("success", "start"), '"success" or "start"', member="unique_until", convert=_if_unique
+    ),
+    "expires_in": Option(_is_duration, _DURATION, member="expires_in"),
+    "track": Option(_is_flag, _FLAG, member="track", convert=_tracked),
+    "about": Option(lambda value: isinstance(value, str), "a text", member="about", convert=_unless_empty),
+    "lock": Option(
         # `is`, not `==`: 1 equals True, and is no key.
-        lambda value: value is None or value is True or callable(value) or (isinstance(value, str) and value != ""),
+        lambda value: value is True or _is_key(value),
         "a key, True, or a function of the arguments that returns one of these or None",
+        member="lock",
+        convert=_lock,
     ),
-    "limit": (_is_limit, 'a number, a rate such as "100/s", or {"concurrency": 5, "rate": "10/m", "burst": 3}'),
-    "limit_key": (
-        lambda value: value is None or callable(value) or (isinstance(value, str) and value != ""),
-        "a key, or a function of the arguments that returns one or None",
+    "limit": Option(_is_limit, 'a number, a rate such as "100/s", or {"concurrency": 5, "rate": "10/m", "burst": 3}'),
+    "limit_key": Option(
+        _is_key, "a key, or a function of the arguments that returns one or None", member="limit", convert=_limit_key
     ),
-    "track": (lambda value: isinstance(value, bool), "True or False"),
-    "encrypt": (lambda value: value is None or isinstance(value, bool), "True, False or None"),
-    "plain_json": (lambda value: isinstance(value, bool), "True or False"),
-    "missing": (lambda value: value in ("fail", "discard"), '"fail" or "discard"'),
-    "gearmonkey": (
+    "encrypt": Option(lambda value: value is None or _is_flag(value), "True, False or None"),
+    "plain_json": Option(_is_flag, _FLAG, is_read_at_run=True),
+    "missing": Option(lambda value: value in ("fail", "discard"), '"fail" or "discard"', is_read_at_run=True),
+    "gearmonkey": Option(
         lambda value: value == "" or (isinstance(value, str) and re.fullmatch(FUNCTION, value) is not None),
         "the name of a function: 1 to 100 letters, digits and _ . - { }",
     ),
-    "timeout": (
+    "timeout": Option(
         lambda value: value is None or (_is_duration(value) and value <= LONGEST_TIMEOUT_S),
         f"seconds above 0, at most {LONGEST_TIMEOUT_S}",
+        is_read_at_run=True,
     ),
 }
+
+_SENT = tuple((name, option.member, option.convert) for name, option in OPTIONS.items() if option.member)
+
+
+def options_at_run(task: Any) -> tuple[Any, ...]:
+    """Return the values of the options that a worker reads from the registry."""
+    return task.takes_context, *(getattr(task, name) for name, option in OPTIONS.items() if option.is_read_at_run)
+
+
+def to_custom(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the task's options as members of `custom`."""
+    custom: dict[str, Any] = {}
+    for name, member, convert in _SENT:
+        value = getattr(task, name)
+        if value is not None and (sent := convert(value, task, args, kwargs)) is not None:
+            custom[member] = sent
+    return custom
