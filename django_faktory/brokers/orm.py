@@ -52,7 +52,7 @@ from ..store.jobs import (
     releases,
     tracking,
 )
-from ..store.jobs.lost_claims import ClaimNumbers
+from ..store.jobs.unanswered_claims import ClaimNumbers
 from ..store.locks import locks
 from ..store.notifier.postgresql import ANY_QUEUE
 from ..store.statistics import counts
@@ -189,7 +189,7 @@ class OrmBroker(Broker):
         """Run `ack`, `push` and `fetch` in one transaction if the dialect and the jobs allow it."""
         # Pushes and acks alone need not wait for the release of lost claims, nor fail because of wrong lock settings.
         if requests:
-            self._release_lost_claims()
+            self._release_unanswered_claims()
             self.locket.raise_if_invalid()
         stored, refused = self._with_lock_keys(jobs_)
         pushed, acked, fetched = exchanges.execute(
@@ -295,7 +295,7 @@ class OrmBroker(Broker):
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         """Reserve jobs, after lost claims of this process have been released."""
-        self._release_lost_claims()
+        self._release_unanswered_claims()
         self.locket.raise_if_invalid()
         fetched = claims.fetch_filtered(
             [*map(claims.drop_unstorable_queues, requests)], self._build_claim_context(requests)
@@ -303,7 +303,7 @@ class OrmBroker(Broker):
         self._metrics.started(_delivered_jobs(fetched))
         return fetched
 
-    def _release_lost_claims(self) -> None:
+    def _release_unanswered_claims(self) -> None:
         """Release jobs of claims that got no answer: these jobs were never delivered (ADR 0017)."""
         # Inside the caller's transaction a failure here would break it, and its rollback would undo the release.
         if connections[self.alias].in_atomic_block:
@@ -397,7 +397,7 @@ class OrmBroker(Broker):
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """Record heartbeats, and extend the reservations of the workers' jobs by at least 2 × `worker_timeout_s`."""
         # An idle worker sends no FETCH, but the jobs of its lost claims must not wait until their reservations expire.
-        self._release_lost_claims()
+        self._release_unanswered_claims()
         # Twice the timeout: a worker counts as lost before any of its reservations ends (ADR 0026).
         return workers.beat(beats, using=self.alias, at_least_s=2 * self.worker_timeout_s, now=self.clock())
 

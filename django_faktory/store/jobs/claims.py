@@ -23,7 +23,7 @@ from ..dialects.base import DELIVERY_LEASE_S, ClaimPlan, ClaimSlot
 from ..locks import locks
 from ..transactions import run
 from . import acquire, releases
-from .lost_claims import ClaimNumbers
+from .unanswered_claims import ClaimNumbers
 
 logger = get_logger(__name__)
 

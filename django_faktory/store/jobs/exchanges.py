@@ -26,7 +26,7 @@ from .claims import (
     is_runnable,
     plan_per_request,
 )
-from .lost_claims import ClaimNumbers
+from .unanswered_claims import ClaimNumbers
 from .pushes import CHUNK, any_needs_lookup, order_jobs, push
 
 

@@ -119,7 +119,7 @@ def test_a_released_prefetched_job_can_be_claimed_by_a_worker(broker, postgresql
     assert Job.objects.get().claim > 0
 
 
-def test_releasing_a_lost_claim_also_releases_its_prefetched_jobs(broker, postgresql):
+def test_releasing_an_unanswered_claim_also_releases_its_prefetched_jobs(broker, postgresql):
     stored("a", "b")
     read(broker, asking(1))
     number = Job.objects.get(jid="a").claim

@@ -11,8 +11,8 @@ from django_faktory.core.payloads import Ack, Beat, FetchRequest
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, JobLock
 from django_faktory.store.jobs import claims as claiming
-from django_faktory.store.jobs import exchanges, lost_claims, releases
-from django_faktory.store.jobs.lost_claims import CHECK_DELAYS_S, NUMBERS_PER_DRAW, RECHECK_DELAY_S, ClaimNumbers
+from django_faktory.store.jobs import exchanges, unanswered_claims, releases
+from django_faktory.store.jobs.unanswered_claims import CHECK_DELAYS_S, NUMBERS_PER_DRAW, RECHECK_DELAY_S, ClaimNumbers
 from django_faktory.store.jobs.releases import release_claims
 from django_faktory.store.locks import locks
 from tests.clocks import Clock
@@ -27,7 +27,7 @@ DEFAULT = FetchRequest(queues=("default",), wid="w1", count=5)
 def clock(monkeypatch):
     """The clock of the lookup of lost claims; a test may set `clock.now`."""
     one = Clock()
-    monkeypatch.setattr(lost_claims, "time", one)
+    monkeypatch.setattr(unanswered_claims, "time", one)
     return one
 
 
@@ -90,7 +90,7 @@ def test_the_next_fetch_returns_jobs_of_a_fetch_with_lost_response(broker, cut):
     assert {job.jid: job.enqueued_at for job in found} == ages
 
 
-def test_releasing_a_lost_claim_keeps_other_jobs_of_the_worker(broker, cut):
+def test_releasing_an_unanswered_claim_keeps_other_jobs_of_the_worker(broker, cut):
     broker.push([payload(jid="held")])
     [[held]] = broker.fetch([DEFAULT])
     broker.push([payload(jid="lost")])
@@ -125,7 +125,7 @@ def test_a_lock_acquired_by_a_fetch_with_a_lost_response_is_released(broker, cut
     assert (found.jid, JobLock.objects.get().jid) == ("job-first", "job-first")
 
 
-def test_a_heartbeat_also_releases_lost_claims(broker, cut):
+def test_a_heartbeat_also_releases_unanswered_claims(broker, cut):
     broker.push([payload(jid="first")])
     cut(claiming, "run")
     with pytest.raises(BrokerUnavailable):
@@ -208,7 +208,7 @@ def test_a_claim_with_a_received_response_is_not_checked(broker):
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("database unavailable"), IntegrityError("a\nb")])
-def test_a_failed_lost_claim_check_is_retried_without_failing_the_fetch(broker, clock, cut, monkeypatch, caplog, error):
+def test_a_failed_check_of_unanswered_claims_is_retried_without_failing_the_fetch(broker, clock, cut, monkeypatch, caplog, error):
     broker.push([payload(jid="first")])
     cut(claiming, "run")
     with pytest.raises(BrokerUnavailable):
