@@ -62,7 +62,7 @@ class Event(StrEnum):
 GONE = None
 """Target state of a deleted row; the state of a job that is not stored."""
 
-# GONE is listed with a final state because the rows of some jobs only are kept, see `outcome_of_failure`.
+# A job that ends is also listed as GONE: its row is kept only if it has a result to keep (`outcome_of_failure`).
 _failed = frozenset({State.RETRIES, State.DEAD, State.DISCARDED, GONE})
 _dropped = frozenset({State.DISCARDED, GONE})
 _expired = frozenset({State.EXPIRED, GONE})

@@ -199,7 +199,7 @@ class Migration(migrations.Migration):
                 ('lock_token', models.BigIntegerField(help_text='Id of the lock that it holds while it runs.', null=True)),
                 ('limit_key', django_faktory.models.fields.ExactCharField(help_text='The key whose limit applies to it (ADR 0016).', max_length=255, null=True)),
                 ('limiter', models.BigIntegerField(help_text='The limiter that blocks it, or that unblocked it.', null=True)),
-                ('permits', django_faktory.models.fields.ExactCharField(help_text='The limiters it holds permits of; empty: it must acquire them.', max_length=64, null=True)),
+                ('permits', django_faktory.models.fields.ExactCharField(help_text='The limiters it holds permits of; empty: claimed, without permits yet; NULL: it needs none.', max_length=64, null=True)),
                 ('bid', django_faktory.models.fields.ExactCharField(help_text='The batch it is a member of.', max_length=255, null=True)),
                 ('callback_of', django_faktory.models.fields.ExactCharField(help_text='The batch whose callback it is.', max_length=255, null=True)),
                 ('has_run', models.BooleanField(db_default=False, default=False, help_text='Whether its batch counts it as executed.')),

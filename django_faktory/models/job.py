@@ -366,7 +366,9 @@ class Job(models.Model):
     # No foreign key: a limiter may be deleted while jobs name it, and a sweep then unblocks them (ADR 0016).
     limiter = models.BigIntegerField(null=True, help_text="The limiter that blocks it, or that unblocked it.")
     permits = ExactCharField(
-        max_length=64, null=True, help_text="The limiters it holds permits of; empty: it must acquire them."
+        max_length=64,
+        null=True,
+        help_text="The limiters it holds permits of; empty: claimed, without permits yet; NULL: it needs none.",
     )
 
     bid = ExactCharField(max_length=255, null=True, help_text="The batch it is a member of.")

@@ -88,6 +88,7 @@ class Limiter(models.Model):
     rate = models.IntegerField(null=True)
     per = models.IntegerField(default=1)
     burst = models.IntegerField(null=True)
+    # A limiter that is paused gives no permits: its limit is paused, or its running jobs are not counted yet.
     is_paused = models.BooleanField(default=False)
     in_use = models.IntegerField(default=0, db_default=0, help_text="Running jobs that hold a permit.")
     # A token bucket: tokens are added by the database's clock when the row is read, so no timer is needed (ADR 0016).

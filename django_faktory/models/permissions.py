@@ -75,7 +75,7 @@ FIELDS: Mapping[str, str] = {
 }
 """Fields that need the permission of a second action in addition to `view` of their resource; no other field does."""
 
-OPEN_WORDS = frozenset({"states", "queues", "tasks", "batches", "jids", "older_s", "newer_s", "among"})
+PUBLIC_QUERY_FIELDS = frozenset({"states", "queues", "tasks", "batches", "jids", "older_s", "newer_s", "among"})
 """Query fields by which a user without `job.view` may select jobs for an action.
 
 Results of a selection by other fields (`args`, `texts`, `errors`, `about`) would reveal parts of a job that the user
@@ -107,9 +107,9 @@ def may_see(user: HasPermissions, resource: str, field: str | None = None) -> bo
     return may(user, f"{resource}.view") and (second is None or may(user, second))
 
 
-def hidden_words(user: HasPermissions, words: Iterable[str]) -> list[str]:
+def forbidden_query_fields(user: HasPermissions, fields: Iterable[str]) -> list[str]:
     """Return the fields of a query by which this user may not select jobs, sorted."""
-    return [] if may_see(user, "job") else sorted(set(words) - OPEN_WORDS)
+    return [] if may_see(user, "job") else sorted(set(fields) - PUBLIC_QUERY_FIELDS)
 
 
 # Permissions that Django stores

@@ -2,7 +2,6 @@
 
 Without it a driver waits indefinitely if a network drops packets, a pooler hangs or a server stops responding while the
 socket stays open. Only long-running programs (`runfaktory`) enable it; web requests keep the project's own limits.
-Source: reliability class D2.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def enforce(alias: str, timeout_s: float) -> None:
         options.setdefault(name, value)
     if connection.vendor == "postgresql":
         watchdog = _Watchdog(timeout_s)
-        transactions.around = watchdog.limit
+        transactions.limit_attempt = watchdog.limit
         watchdog.start()
 
 
@@ -100,7 +99,7 @@ class _Watchdog:
         return time.monotonic() - self.stood_still_s
 
     def _run(self) -> None:
-        while transactions.around == self.limit:
+        while transactions.limit_attempt == self.limit:
             slept_from = time.monotonic()
             time.sleep(CHECK_EVERY_S)
             # Replies may have arrived meanwhile, so the waiting threads get the rest of their time to read them.

@@ -59,8 +59,9 @@ reservation that a BEAT may extend, before it has itself listened for that time.
 WORKER_TIMEOUT, or than a reservation, would make running jobs run twice.
 """
 
-STOOD_STILL_S = 3.0
-"""Seconds by which a round may begin late before the node listens again."""
+SUSPENDED_S = 3.0
+"""A round that begins so many seconds late means that the process was suspended: it must hear BEATs again before it
+counts a worker as lost."""
 
 IDLE_LIMITERS_S = 50.0
 """Seconds between checks of the limiters' counts while no limiter is in use."""
@@ -170,7 +171,7 @@ class Maintenance:
     def _round(self) -> float:
         """Query for due work and run the due steps; return the seconds to sleep."""
         # A process that stood still (SIGSTOP, a suspended machine) received no BEAT either.
-        if time.monotonic() - self._round_at > LONGEST_SLEEP_S + STOOD_STILL_S:
+        if time.monotonic() - self._round_at > LONGEST_SLEEP_S + SUSPENDED_S:
             self._listens_since = math.inf
         self._steps_with_work.clear()
         self._wake_at = math.inf  # a push during this round must end the next sleep

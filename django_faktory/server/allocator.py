@@ -16,7 +16,7 @@ ARENAS = 2
 GROWTH_BYTES = 32 * 1024 * 1024
 """Free memory is returned while the process is larger by this much than at its start."""
 
-LOOK_S = 5.0
+CHECK_S = 5.0
 """Seconds between checks of the resident memory."""
 
 _OPTIONS = (
@@ -45,7 +45,7 @@ def _return_free_pages() -> None:
     """Trim the heap while the process is larger than at its start: malloc itself returns only the top of the heap."""
     trim, pause = ctypes.CDLL(None).malloc_trim, threading.Event()
     at_start = _resident_bytes()
-    while not pause.wait(LOOK_S):
+    while not pause.wait(CHECK_S):
         # Not compared with the size after the last trim: that may have come while the memory was in use, and then
         # nothing would return it. A repeated trim takes up to 15 ms for 300 MB of fragments.
         if _resident_bytes() > at_start + GROWTH_BYTES:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..brokers.base import Broker, InFlightExchange, LoopConnection
 from ..core.payloads import Ack, ExchangeReply, FetchRequest, JobPayload
-from .group_commit import MAX_BATCH
+from .group_commit import MAX_SET_WEIGHT
 
 Item = list[JobPayload] | Ack | FetchRequest
 """A PUSH or PUSHB (its jobs), an ACK, or a FETCH."""
@@ -25,12 +25,12 @@ NAMES_A_WEIGHT = 10
 
 
 def weight(item: object) -> int:
-    """Return the weight of an item in a transaction of at most `MAX_BATCH`; a plain command weighs 1."""
+    """Return the weight of an item in a transaction of at most `MAX_SET_WEIGHT`; a plain command weighs 1."""
     # A claim reads each named queue, so many names would lengthen the transaction of the other commands.
     if isinstance(item, FetchRequest):
         return 1 + len(item.queues) // NAMES_A_WEIGHT
     if isinstance(item, list):
-        if len(item) >= MAX_BATCH:  # fills a transaction alone; adding up the sizes of its jobs is not worth it
+        if len(item) >= MAX_SET_WEIGHT:  # fills a transaction alone; adding up the sizes of its jobs is not worth it
             return len(item)
         return sum(1 + len(job.text) // BYTES_A_WEIGHT for job in item)
     return 1

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ..core.payloads import FetchRequest, Reservation
 from ..errors import FaktoryError
-from .group_commit import MAX_BATCH
+from .group_commit import MAX_SET_WEIGHT
 
 FEW_NAMES = 100
 """A FETCH with more names counts as one with many; a claim tries at most one of these."""
@@ -171,7 +171,7 @@ class FetchIndex:
                 if names > NAMES_A_CLAIM:
                     break  # not `continue`: later FETCHes must not overtake this one
             batch.append(waiting_fetch)
-            if len(batch) == MAX_BATCH:
+            if len(batch) == MAX_SET_WEIGHT:
                 break
         return batch
 

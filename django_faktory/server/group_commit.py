@@ -22,20 +22,20 @@ from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
 
 logger = get_logger(__name__)
 
-MAX_BATCH = 500
+MAX_SET_WEIGHT = 500
 """Maximum weight of a transaction; a plain command weighs 1. Large enough to hide the cost of the commit, small enough
 to keep the transaction short."""
 
 LOG_EVERY_S = 5.0
 """Minimum seconds between log lines about an unavailable database, however many commands fail."""
 
-LOOK_S = 1.0
-"""Read an answer after 1 to 2 times this, even without an event: a lost event would block the queue and all
+READ_ANYWAY_S = 1.0
+"""Read an answer after 1 to 2 times this, even without an event: a missed event would block the queue and all
 clients."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-Batch = list[tuple[Item, Callable[[Answer | FaktoryError], object]]]
+CommandSet = list[tuple[Item, Callable[[Answer | FaktoryError], object]]]
 
 
 Answers = Sequence[Answer | FaktoryError]
@@ -48,10 +48,10 @@ class _CommitThread(Generic[Item, Answer]):
 
     def __init__(self) -> None:
         self.begin: Begin[Item, Answer] | None = None
-        self.in_flight: tuple[Batch[Item, Answer], InFlightExchange[Answers[Answer]]] | None = None
+        self.in_flight: tuple[CommandSet[Item, Answer], InFlightExchange[Answers[Answer]]] | None = None
         self.since = 0.0  # by the loop's clock
         self.fd: int | None = None
-        self.work: SimpleQueue[tuple[Batch[Item, Answer], Callable[[], Answers[Answer]]] | None] = SimpleQueue()
+        self.work: SimpleQueue[tuple[CommandSet[Item, Answer], Callable[[], Answers[Answer]]] | None] = SimpleQueue()
 
 
 class CommitQueue(Generic[Item, Answer]):
@@ -77,8 +77,8 @@ class CommitQueue(Generic[Item, Answer]):
     ) -> None:
         self._execute, self._weigh, self._lend, self._reset, self._loop = execute, weigh, lend, reset, loop
         self._pause_s = pause_s
-        self._is_called = False
-        self._look: asyncio.TimerHandle | None = None
+        self._is_scheduled = False
+        self._read_timer: asyncio.TimerHandle | None = None
         self._failed = 0  # commands since the last log line
         self._log_again_at = 0.0
         self._pending: deque[tuple[Item, Callable[[Answer | FaktoryError], object]]] = deque()
@@ -96,8 +96,8 @@ class CommitQueue(Generic[Item, Answer]):
     def submit(self, item: Item, answer: Callable[[Answer | FaktoryError], object]) -> None:
         """Execute an item with the next set; `answer` is called on the event loop with its result or error."""
         self._pending.append((item, answer))
-        if self._free and not self._is_called:
-            self._is_called = True
+        if self._free and not self._is_scheduled:
+            self._is_scheduled = True
             self._idle.clear()
             self._loop.call_soon(self._next)  # not now: commands of the same read of the socket join the set
 
@@ -123,15 +123,15 @@ class CommitQueue(Generic[Item, Answer]):
             thread.join(10)
 
     def _next(self) -> None:
-        self._is_called = False
+        self._is_scheduled = False
         if self._pending and self._free:
-            commit_thread, batch = self._free.pop(), self._pop_batch()
-            items = [item for item, _ in batch]
+            commit_thread, command_set = self._free.pop(), self._pop_set()
+            items = [item for item, _ in command_set]
             flight = self._begin(commit_thread, items)
             if flight is None:
-                self._run_in_thread(commit_thread, batch, partial(self._execute, items))
+                self._run_in_thread(commit_thread, command_set, partial(self._execute, items))
             else:
-                self._wait(commit_thread, batch, flight)
+                self._wait(commit_thread, command_set, flight)
         elif len(self._free) == len(self._commit_threads):
             self._idle.set()
 
@@ -148,13 +148,13 @@ class CommitQueue(Generic[Item, Answer]):
     def _wait(
         self,
         commit_thread: _CommitThread[Item, Answer],
-        batch: Batch[Item, Answer],
+        command_set: CommandSet[Item, Answer],
         flight: InFlightExchange[Answers[Answer]],
     ) -> None:
         """Answer when the exchange has been read. Until then nothing else uses its connection."""
-        commit_thread.in_flight, commit_thread.since = (batch, flight), self._loop.time()
-        if self._look is None:
-            self._look = self._loop.call_later(LOOK_S, self._poll_overdue)
+        commit_thread.in_flight, commit_thread.since = (command_set, flight), self._loop.time()
+        if self._read_timer is None:
+            self._read_timer = self._loop.call_later(READ_ANYWAY_S, self._poll_overdue)
         if commit_thread.fd is None:
             commit_thread.fd = flight.fd
             self._loop.add_reader(commit_thread.fd, self._read, commit_thread)
@@ -162,11 +162,11 @@ class CommitQueue(Generic[Item, Answer]):
             self._loop.add_writer(flight.fd, self._send, commit_thread)
 
     def _poll_overdue(self) -> None:
-        self._look = None
+        self._read_timer = None
         in_flight = [commit_thread for commit_thread in self._commit_threads if commit_thread.in_flight is not None]
         if in_flight:
-            self._look = self._loop.call_later(LOOK_S, self._poll_overdue)
-        before = self._loop.time() - LOOK_S
+            self._read_timer = self._loop.call_later(READ_ANYWAY_S, self._poll_overdue)
+        before = self._loop.time() - READ_ANYWAY_S
         for commit_thread in in_flight:
             if commit_thread.since <= before:
                 self._read(commit_thread)
@@ -177,22 +177,23 @@ class CommitQueue(Generic[Item, Answer]):
                 commit_thread
             )  # readable without a request: the database has closed the connection, or is about to
             return
-        batch, flight = commit_thread.in_flight
+        command_set, flight = commit_thread.in_flight
         try:
             result = flight.read()
         except Exception:
-            logger.exception("answer not read on the event loop items=%d", len(batch))
+            logger.exception("answer not read on the event loop items=%d", len(command_set))
             result = _unavailable  # the thread closes the connection: parts of an answer may be left on it
         if result is None:
             return
         commit_thread.in_flight = None
         if flight.is_last:
-            # libuv reports a reset once: it was reported with this answer, so the next set would wait in vain.
+            # uvloop reports a reset connection once, here with this answer: the next set would wait for an event in
+            # vain.
             self._return_connection(commit_thread)
         if callable(result):  # the work that is left, such as a job that needs a lock (ADR 0021)
-            self._run_in_thread(commit_thread, batch, result)
+            self._run_in_thread(commit_thread, command_set, result)
         else:
-            self._answer_batch(commit_thread, batch, result)
+            self._answer_set(commit_thread, command_set, result)
 
     def _send(self, commit_thread: _CommitThread[Item, Answer]) -> None:
         assert commit_thread.in_flight is not None and commit_thread.fd is not None  # noqa: S101, PT018  (only while it flies)
@@ -213,32 +214,32 @@ class CommitQueue(Generic[Item, Answer]):
     def _run_in_thread(
         self,
         commit_thread: _CommitThread[Item, Answer],
-        batch: Batch[Item, Answer],
+        command_set: CommandSet[Item, Answer],
         work: Callable[[], Answers[Answer]],
     ) -> None:
         self._return_connection(commit_thread)
-        commit_thread.work.put((batch, work))
+        commit_thread.work.put((command_set, work))
 
-    def _pop_batch(self) -> Batch[Item, Answer]:
-        """Remove and return the next set: one item of any weight, and more up to a total of `MAX_BATCH`."""
-        batch = [self._pending.popleft()]
-        room = MAX_BATCH - self._weigh(batch[0][0])
+    def _pop_set(self) -> CommandSet[Item, Answer]:
+        """Remove and return the next set: one item of any weight, and more up to a total of `MAX_SET_WEIGHT`."""
+        command_set = [self._pending.popleft()]
+        room = MAX_SET_WEIGHT - self._weigh(command_set[0][0])
         while self._pending and (room := room - self._weigh(self._pending[0][0])) >= 0:
-            batch.append(self._pending.popleft())
-        return batch
+            command_set.append(self._pending.popleft())
+        return command_set
 
-    def _answer_batch(
+    def _answer_set(
         self,
         commit_thread: _CommitThread[Item, Answer],
-        batch: Batch[Item, Answer],
+        command_set: CommandSet[Item, Answer],
         answers: Answers[Answer],
         ran_s: float = 0.0,
     ) -> None:
-        if pause_s := self._pause_s([item for item, _ in batch], ran_s):
+        if pause_s := self._pause_s([item for item, _ in command_set], ran_s):
             self._loop.call_later(pause_s, self._free_thread, commit_thread)
         else:
             self._free_thread(commit_thread)  # before the answers: the next set runs while these are written
-        for (item, answer), result in zip(batch, answers, strict=True):
+        for (item, answer), result in zip(command_set, answers, strict=True):
             try:
                 answer(result)
             except Exception:  # the other items of the set still need their answers
@@ -250,12 +251,12 @@ class CommitQueue(Generic[Item, Answer]):
 
     def _work(self, commit_thread: _CommitThread[Item, Answer]) -> None:
         while (task := commit_thread.work.get()) is not None:
-            batch, work = task
+            command_set, work = task
             began_at = time.monotonic()
-            answers = self._answers([item for item, _ in batch], work)
+            answers = self._answers([item for item, _ in command_set], work)
             commit_thread.begin = self._lend()
             ran_s = time.monotonic() - began_at
-            self._loop.call_soon_threadsafe(self._answer_batch, commit_thread, batch, answers, ran_s)
+            self._loop.call_soon_threadsafe(self._answer_set, commit_thread, command_set, answers, ran_s)
         self._reset()
 
     def _answers(self, items: list[Item], work: Callable[[], Answers[Answer]]) -> Answers[Answer]:
@@ -276,11 +277,11 @@ class CommitQueue(Generic[Item, Answer]):
 
     def _without_details(self, answers: Answers[Answer]) -> Answers[Answer]:
         """Log errors of single commands and replace their text: the driver's message must not reach clients."""
-        lost = [answer for answer in answers if _is_lost(answer)]
-        if not lost:
+        unavailable = [answer for answer in answers if _is_unavailable(answer)]
+        if not unavailable:
             return answers
-        self._log_unavailable(len(lost), lost[0])
-        return [BrokerUnavailable("database unavailable") if _is_lost(answer) else answer for answer in answers]
+        self._log_unavailable(len(unavailable), unavailable[0])
+        return [BrokerUnavailable("database unavailable") if _is_unavailable(answer) else answer for answer in answers]
 
     def _log_unavailable(self, commands: int, error: object) -> None:
         self._failed += commands
@@ -289,7 +290,7 @@ class CommitQueue(Generic[Item, Answer]):
             self._failed, self._log_again_at = 0, now + LOG_EVERY_S
 
 
-def _is_lost(answer: object) -> bool:
+def _is_unavailable(answer: object) -> bool:
     return isinstance(answer, BrokerUnavailable) and not isinstance(answer, LockTimeout)
 
 

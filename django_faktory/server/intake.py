@@ -33,7 +33,7 @@ class Intake:
         self._loop, self._pause_s, self._is_full = loop, pause_s, is_full
         self._waiting: deque[Callable[[], None]] = deque()
         self._to_free: deque[Callable[[], None]] = deque()
-        self._is_called = False
+        self._is_scheduled = False
 
     def free(self, free: Callable[[], None]) -> None:
         """Call `free` later, which frees the memory of a long line: some milliseconds for 16 MiB."""
@@ -46,9 +46,9 @@ class Intake:
         self._call()
 
     def _call(self) -> None:
-        if self._is_called or not (self._waiting or self._to_free):
+        if self._is_scheduled or not (self._waiting or self._to_free):
             return
-        self._is_called = True
+        self._is_scheduled = True
         if self._to_free or not self._is_full():
             self._loop.call_later(self._pause_s, self._next) if self._pause_s else self._loop.call_soon(self._next)
         else:
@@ -56,7 +56,7 @@ class Intake:
             self._loop.call_later(FULL_S, self._next)
 
     def _next(self) -> None:
-        self._is_called = False
+        self._is_scheduled = False
         if self._to_free:  # first, and one per iteration: it makes room, but takes milliseconds
             self._to_free.popleft()()
         elif not self._is_full():

@@ -36,7 +36,7 @@ LAST_BUDGET_S = 5.0
 LOST_IN_A_ROW = 2
 """Lost connections in a row after which the other commands of a set fail untried: the database is unavailable."""
 
-# The jobs of a PUSH or PUSHB, one report, one sign of life, or any other call.
+# The jobs of a PUSH or PUSHB, one report, one heartbeat or registration, or any other call.
 Work = list[JobPayload] | Ack | Failure | Beat | WorkerIdentity | Callable[[], Any]
 
 WAITED_TOO_LONG = LockTimeout(

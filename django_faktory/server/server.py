@@ -31,7 +31,7 @@ from .buffer_limits import LONGEST_AT_ONCE, LineBufferLimit
 from .context import ConnectedClient
 from .deliveries import DeliveryTracker
 from .exchange_batch import Item, begin_exchange, execute_exchange, weight
-from .group_commit import MAX_BATCH, Begin, CommitQueue
+from .group_commit import MAX_SET_WEIGHT, Begin, CommitQueue
 from .handlers.jobs import execute
 from .handshake_queue import HandshakeQueue
 from .intake import REST_S, Intake
@@ -59,7 +59,7 @@ RELEASE_AGAIN_S = 1.0
 LISTEN_S = 60.0
 """Longest wait for one notification; closing the listener ends it early."""
 
-READ_WEIGHT = MAX_BATCH // 5
+READ_WEIGHT = MAX_SET_WEIGHT // 5
 """Weight of a read: the event loop writes five answers at a time. QUEUE LATENCY's may have 260 KB, 1 to 2 ms each."""
 
 UNPAUSED_BULK = 1000
@@ -211,9 +211,9 @@ class Server:
         commit_queue = self._may_block_queue if self.deliveries.is_batch_member(report.jid) else self._fail_queue
         self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer, commit_queue=commit_queue)
 
-    def sign(self, sign: Beat | WorkerIdentity, answer: Callable[[Any], object]) -> None:
+    def record_worker(self, report: Beat | WorkerIdentity, answer: Callable[[Any], object]) -> None:
         """Record a heartbeat or a registration in a commit queue that no other command uses (ADR 0032)."""
-        self.lock_waits.submit(MayBlock(sign, [f"wid:{sign.wid}"]), answer, commit_queue=self._heartbeat_queue)
+        self.lock_waits.submit(MayBlock(report, [f"wid:{report.wid}"]), answer, commit_queue=self._heartbeat_queue)
 
     def may_block(
         self,
@@ -280,7 +280,7 @@ class Server:
 
     # One commit queue for each kind of verb: a slow or blocked command delays only commands of its own kind (ADR 0032).
     # Heartbeats and confirmations share theirs with no other verb: a late BEAT costs a live worker its jobs, and a late
-    # confirmation runs a job twice. Waiting and long commands weigh MAX_BATCH, so each is a set of its own.
+    # confirmation runs a job twice. Waiting and long commands weigh MAX_SET_WEIGHT, so each is a set of its own.
     def _open_commit_queues(self) -> None:
         self.handshake_queue = HandshakeQueue(self.loop)
         most_bytes = LONGEST_AT_ONCE * self.max_command_bytes
@@ -300,7 +300,11 @@ class Server:
         )
         self._may_block_queue: CommitQueue[MayBlock, Any] = CommitQueue("may-block", in_sets, weigh=weight_of, **common)
         self._lock_wait_queue: CommitQueue[MayBlock, Any] = CommitQueue(
-            "lock-wait", partial(execute_waiting, self.broker), width=LOCK_WAITS, weigh=lambda _: MAX_BATCH, **common
+            "lock-wait",
+            partial(execute_waiting, self.broker),
+            width=LOCK_WAITS,
+            weigh=lambda _: MAX_SET_WEIGHT,
+            **common,
         )
         self.lock_waits = LockWaits(
             self._may_block_queue, self._lock_wait_queue, give_up_after_s=conf.get("DATABASE_TIMEOUT"), loop=self.loop
@@ -314,7 +318,7 @@ class Server:
             "read", partial(_read_each, reset=self.broker.close), weigh=lambda _: READ_WEIGHT, **common
         )
         self.long_work: CommitQueue[Callable[[], Any], Any] = CommitQueue(
-            "long", one_by_one, width=WIDTH, weigh=lambda _: MAX_BATCH, **common
+            "long", one_by_one, width=WIDTH, weigh=lambda _: MAX_SET_WEIGHT, **common
         )
         self._commit_queues: tuple[CommitQueue[Any, Any], ...] = (
             self.exchanges, self._bulk_queue, self._may_block_queue, self._lock_wait_queue, self._fail_queue,

@@ -74,7 +74,7 @@ class FetchQueue:
         self._poll: asyncio.TimerHandle | None = None
         self._delay_timer: asyncio.TimerHandle | None = None
         self._notified_queues: set[str] | None = set()  # None: all queues
-        self._is_called = False
+        self._is_scheduled = False
         self._is_stopping = False
         self._delayed: dict[WaitingFetch, tuple[str, float]] = {}
         """FETCHes that wait for jobs moving to or from the buffer: their first queue, and until when."""
@@ -104,8 +104,8 @@ class FetchQueue:
         self._call()
 
     def _call(self) -> None:
-        if not self._is_called:
-            self._is_called = True
+        if not self._is_scheduled:
+            self._is_scheduled = True
             self._loop.call_soon(self._try_notified)  # one claim for all jobs that a transaction stored
 
     def submit_refills(self) -> None:
@@ -254,7 +254,7 @@ class FetchQueue:
             self._keep_waiting(waiting_fetch)
 
     def _try_notified(self) -> None:
-        queues, self._notified_queues, self._is_called = self._notified_queues, set(), False
+        queues, self._notified_queues, self._is_scheduled = self._notified_queues, set(), False
         self._waiting.mark_all(queues)
         self._claim()
 

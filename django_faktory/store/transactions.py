@@ -1,6 +1,6 @@
 """Run a function of the store in a transaction: `run` retries collisions and translates database errors.
 
-Retried: deadlocks, serialization failures, lock timeouts, a busy SQLite (reliability class D8), and statements that
+Retried: deadlocks, serialization failures, lock timeouts, a busy SQLite, and statements that
 name a prepared statement lost behind a pooler; from then on none is prepared. Translated: a database that cannot be
 reached or is read-only raises BrokerUnavailable (W30).
 """
@@ -45,8 +45,8 @@ _lock_waits: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
 T = TypeVar("T")
 
-around: Callable[[BaseDatabaseWrapper], AbstractContextManager[object]] = nullcontext
-"""Context manager around each attempt. `db_watchdog` sets it, per process, to limit how long a connection may wait."""
+limit_attempt: Callable[[BaseDatabaseWrapper], AbstractContextManager[object]] = nullcontext
+"""Context manager of each attempt. `db_watchdog` sets it, per process, to limit how long a connection may wait."""
 
 
 def run(
@@ -73,7 +73,7 @@ def run(
         return verb(connection)
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            with around(connection):
+            with limit_attempt(connection):
                 _replace_unusable_session(connection)
                 return _execute_verb(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
         except (OperationalError, InterfaceError, InternalError) as error:

@@ -24,7 +24,7 @@ _MAX_INTEGER = 2**31 - 1
 _FLAG = "True or False"
 _DURATION = "a number of seconds above 0"
 
-_OPTIONS_ELSEWHERE = {
+_OPTION_OF_OTHER_LIBRARY = {
     "autoretry_for": "retry_on",
     "bind": "takes_context",
     "default_retry_delay": "backoff",
@@ -39,8 +39,8 @@ _OPTIONS_ELSEWHERE = {
     "throws": "discard_on",
     "time_limit": "timeout",
 }
-"""Option names of those libraries, with their equivalents here."""
-_CALLS_ELSEWHERE = {
+"""Option names of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, with the options to use here."""
+_METHOD_OF_OTHER_LIBRARY = {
     "apply_async": "using(…).enqueue(…)",
     "apply_async_on_commit": "using(…).enqueue(…), which commits with its transaction",
     "defer": "enqueue(…)",
@@ -51,21 +51,23 @@ _CALLS_ELSEWHERE = {
     "send": "enqueue(…)",
     "si": "callback(…), for a batch",
 }
-"""Method names of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, with their equivalents here."""
+"""Method names of the same libraries, with the calls to use here."""
 
 
 def suggest_option(name: str, known: Iterable[str]) -> str:
     """Return a hint at a similar option, as the end of an error message; "" if none is similar."""
     # Names of other libraries first: a similar spelling is a worse guess than a known meaning.
     suggestions = (
-        [_OPTIONS_ELSEWHERE[name]] if name in _OPTIONS_ELSEWHERE else get_close_matches(name, list(known), n=1)
+        [_OPTION_OF_OTHER_LIBRARY[name]]
+        if name in _OPTION_OF_OTHER_LIBRARY
+        else get_close_matches(name, list(known), n=1)
     )
     return f"; did you mean {suggestions[0]!r}?" if suggestions else ""
 
 
 def suggest_method(name: str) -> str:
     """Return a hint at the equivalent of another library's method, as the end of an error message, or ""."""
-    return f": here it is {_CALLS_ELSEWHERE[name]}" if name in _CALLS_ELSEWHERE else ""
+    return f": here it is {_METHOD_OF_OTHER_LIBRARY[name]}" if name in _METHOD_OF_OTHER_LIBRARY else ""
 
 
 def classes_of(value: Any) -> Any:

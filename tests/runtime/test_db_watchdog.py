@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def limits(monkeypatch):
     """Return a function that sets a deadline for this process until the test ends; connection options are restored."""
     monkeypatch.setattr(db_watchdog, "CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr(transactions, "around", transactions.around)
+    monkeypatch.setattr(transactions, "limit_attempt", transactions.limit_attempt)
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
     if connection.vendor != "postgresql":
         pytest.skip("other drivers have timeouts of their own")
@@ -66,7 +66,7 @@ class Clock:
     def sleep(self, _):
         self.now += self.durations.pop(0)
         if not self.durations:
-            transactions.around = None  # ends the watch
+            transactions.limit_attempt = None  # ends the watch
 
 
 @pytest.mark.parametrize(("durations", "is_cut"), [([1, 60, 1, 1], False), ([1] * 12, True)])
@@ -75,7 +75,7 @@ def test_time_while_the_process_is_suspended_is_not_counted(monkeypatch, duratio
     monkeypatch.setattr(db_watchdog, "_cut", cuts.append)
     monkeypatch.setattr(db_watchdog, "time", Clock(*durations))
     watch = db_watchdog._Watchdog(10)
-    monkeypatch.setattr(transactions, "around", watch.limit)
+    monkeypatch.setattr(transactions, "limit_attempt", watch.limit)
     with watch.limit(connection):
         watch._run()
     assert bool(cuts) == is_cut
@@ -93,7 +93,7 @@ def test_a_thread_can_have_a_longer_deadline(limits, monkeypatch):
 def test_driver_timeouts_are_set_unless_the_project_sets_them(monkeypatch, vendor, wanted):
     if connection.vendor != vendor:
         pytest.skip("of another driver")
-    monkeypatch.setattr(transactions, "around", transactions.around)
+    monkeypatch.setattr(transactions, "limit_attempt", transactions.limit_attempt)
     options = {**connection.settings_dict["OPTIONS"], "connect_timeout": 2}
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
     db_watchdog.enforce("default", 30)

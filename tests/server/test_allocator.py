@@ -17,7 +17,7 @@ GROWS_AND_SHRINKS = """
 from django_faktory.server import allocator
 from tests.waiting import wait_until
 
-allocator.LOOK_S = 0.05
+allocator.CHECK_S = 0.05
 looks = []
 resident_bytes = allocator._resident_bytes
 allocator._resident_bytes = lambda: looks.append(0) or resident_bytes()

@@ -224,7 +224,7 @@ def test_a_database_connection_lost_while_idle_is_returned_to_its_thread(client,
 def test_database_timeout_applies_to_commands_on_the_event_loop(serve, broker, given, monkeypatch):
     """Reliability class D2: DATABASE_TIMEOUT applies on the event loop too."""
     monkeypatch.setattr(db_watchdog, "CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr(transactions, "around", transactions.around)
+    monkeypatch.setattr(transactions, "limit_attempt", transactions.limit_attempt)
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
     server = serve(broker)
     with closing(RawClient.identified(server.address, **worker())) as client:

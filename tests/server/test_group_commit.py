@@ -9,7 +9,7 @@ import pytest
 
 from django_faktory.errors import BrokerUnavailable, FaktoryError, JobNotFound
 from django_faktory.server import group_commit
-from django_faktory.server.group_commit import MAX_BATCH, CommitQueue
+from django_faktory.server.group_commit import MAX_SET_WEIGHT, CommitQueue
 
 pytestmark = pytest.mark.core
 
@@ -92,9 +92,9 @@ def test_a_second_thread_does_not_wait_for_the_first():
 
 def test_a_set_is_limited_in_number_and_total_weight():
     counter = Counter()
-    run_items([1] * (MAX_BATCH + 1), counter)
+    run_items([1] * (MAX_SET_WEIGHT + 1), counter)
     run_items([300, 100, 100, 1, 900, 1], counter, weigh=lambda item: item)
-    assert counter.sets == [MAX_BATCH, 1, 3, 1, 1, 1]
+    assert counter.sets == [MAX_SET_WEIGHT, 1, 3, 1, 1, 1]
 
 
 def test_a_pause_after_a_set_delays_the_next_set_but_no_answer():
@@ -107,7 +107,7 @@ def test_a_pause_after_a_set_delays_the_next_set_but_no_answer():
     def answer(_):
         answered_at.append(time.monotonic())
 
-    run_items([1, 2, 3], counter, weigh=lambda _: MAX_BATCH, answer=answer, pause_s=pause_s)
+    run_items([1, 2, 3], counter, weigh=lambda _: MAX_SET_WEIGHT, answer=answer, pause_s=pause_s)
     assert [items for items, _ in pauses] == [[1], [2], [3]]
     assert all(ran_s > 0 for _, ran_s in pauses)
     assert counter.sets == [1, 1, 1]
@@ -197,7 +197,7 @@ class LoopConnection:
 
 def test_an_answer_that_the_event_loop_does_not_report_is_found(monkeypatch):
     """A commit queue that never receives its answer would block all clients of the server."""
-    monkeypatch.setattr(group_commit, "LOOK_S", 0.02)
+    monkeypatch.setattr(group_commit, "READ_ANYWAY_S", 0.02)
     connection, counter = LoopConnection(), Counter()
 
     async def run():

@@ -42,7 +42,7 @@ TIMELINE_BYTES = 48 * 1024
 MAX_EDITED = WHOLE
 """Characters of the longest arguments that the edit page shows."""
 
-TOO_LONG = "Its arguments are too long to be edited on a page: the API takes others."
+TOO_LONG = "Its arguments are too long to be edited on a page; edit them through the API."
 
 
 class TimelineEntry(NamedTuple):

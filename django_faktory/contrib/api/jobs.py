@@ -16,7 +16,7 @@ from rest_framework.response import Response
 
 from ...core.queries import Query
 from ...models import Job, JobQuerySet
-from ...models.permissions import hidden_words
+from ...models.permissions import forbidden_query_fields
 from ...operations import bulk
 from ...operations.bulk import Verb
 from ...operations.edit import Changes, check_call, edit
@@ -265,7 +265,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         errors by trying words.
         """
         fields = [name for name in query.__struct_fields__ if getattr(query, name) not in ((), None)]
-        hidden = [_WORDS[name] for name in hidden_words(self.request.user, fields)]
+        hidden = [_WORDS[name] for name in forbidden_query_fields(self.request.user, fields)]
         # A count alone would reveal content: `dead text:s3cr3t` changes or counts jobs, or none (ADR 0034).
         if hidden:
             raise PermissionDenied(f"query: {', '.join(hidden)} look at what only users who may view jobs see")

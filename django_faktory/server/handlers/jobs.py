@@ -46,7 +46,7 @@ def hello(server: ServerContext, connection: ConnectedClient, command: Hello) ->
         else:
             connection.reply_and_close(resp.refusal(result))
 
-    server.sign(command.identity, answer)
+    server.record_worker(command.identity, answer)
     return None
 
 
@@ -236,8 +236,8 @@ def beat(server: ServerContext, connection: ConnectedClient, command: BeatWorker
             connection.finish(resp.bulk(jsontext.encode({"state": state})) if state else resp.OK)
 
     # Extends the reservations of confirmed deliveries only: a job that never arrived must return (ADR 0026).
-    sign = replace(command.beat, keeps_delivered=True) if conf.get("BEAT_KEEPS_JOBS") else command.beat
-    server.sign(sign, answer)
+    beat = replace(command.beat, keeps_delivered=True) if conf.get("BEAT_KEEPS_JOBS") else command.beat
+    server.record_worker(beat, answer)
     return None
 
 

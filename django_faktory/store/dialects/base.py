@@ -119,7 +119,7 @@ class ClaimPlan(msgspec.Struct, frozen=True, gc=False):
     lease_s: float = 0.0
     """Lease in seconds of a lock that is acquired together with the claim, see `Dialect.exchange`."""
     claim: int | None = None
-    """Number that marks the claimed rows, see `store.jobs.unanswered_claims`; negated until the delivery is confirmed."""
+    """Number that marks the claimed rows, see `unanswered_claims`; negated until the delivery is confirmed."""
     at_least_s: float | None = None
     """Minimum reservation in seconds, for workers with heartbeats that extend it: it must outlast WORKER_TIMEOUT."""
     at_most_s: float | None = None

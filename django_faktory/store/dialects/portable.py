@@ -339,8 +339,8 @@ class PortableDialect(Dialect):
             remaining = {row[1] for row in working_rows if row[5]}
             rows = {
                 jid: (row_id, ttl, EndedRun(wid, attempt, queue, jobtype, seconds_since(started_at, clock)))
-                for row_id, jid, wid, attempt, ttl, is_apart, queue, jobtype, started_at in working_rows
-                if not is_apart
+                for row_id, jid, wid, attempt, ttl, needs_more, queue, jobtype, started_at in working_rows
+                if not needs_more
             }
             # The first ack of the holder counts; a second one for the same jid is late.
             ended: dict[str, tuple[int, Ack, int | None]] = {}
@@ -421,7 +421,7 @@ def read_paused_sources(connection: BaseDatabaseWrapper, wids: Collection[str], 
         cursor.execute(
             f"SELECT 'paused', name FROM {QUEUE} WHERE paused_at IS NOT NULL"
             f" UNION ALL SELECT 'paused', name FROM {LIMITER} WHERE scope = 'queue'"
-            f" AND (in_use >= concurrency OR opens_at > %s)"
+            f" AND (in_use >= concurrency OR opens_at > %s OR is_paused)"
             f" UNION ALL SELECT scope, name FROM {LIMIT} WHERE scope IN ('queue', 'task'){muted if wids else ''}",
             [clock, *wids],
         )

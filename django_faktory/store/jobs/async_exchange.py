@@ -38,7 +38,7 @@ def begin(
         return None  # the plan depends on the number of waiting jobs, which is another query
     # The time limit covers the whole round trip: it is entered here and closed by `SentExchange.read`.
     with ExitStack() as time_limit:
-        time_limit.enter_context(transactions.around(connection))
+        time_limit.enter_context(transactions.limit_attempt(connection))
         try:
             pending = work.dialect.begin(connection, work.ordered_jobs(), work.acks, plan, work.context.now)
         except Error:  # an invalid value or a lost connection: the thread's attempt reports which

@@ -26,8 +26,8 @@ from .claims import (
     is_runnable,
     plan_per_request,
 )
-from .unanswered_claims import ClaimNumbers
 from .pushes import CHUNK, any_needs_lookup, order_jobs, push
+from .unanswered_claims import ClaimNumbers
 
 
 class Exchange:

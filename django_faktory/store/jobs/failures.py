@@ -346,10 +346,8 @@ class _FailureTransaction:
             (deleted if self._apply_failure(job, failure, now) is GONE else kept).append(job)
         dialect, tally = dialect_of(connection), Tally(processed=len(failed), failed=len(failed), late=late)
         # Plain retries need no further statement, so UPDATE, counter and COMMIT can be one message.
-        needs_more_statements = (
-            deleted or self._lock_holders or self._permits or any(job.bid or job.callback_of for job in kept)
-        )
-        if self._commits and not needs_more_statements:
+        needs_more = deleted or self._lock_holders or self._permits or any(job.bid or job.callback_of for job in kept)
+        if self._commits and not needs_more:
             dialect.save(connection, _columns_to_save(kept), now, tally, is_last=True)
             return len(failed)
         if deleted:

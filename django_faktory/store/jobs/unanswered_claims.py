@@ -1,7 +1,7 @@
 """Track claims that got no reply: the database may have committed them although no worker received the jobs.
 
 Each claim has a random number that is stored in the rows it takes (`Job.claim`). `ClaimNumbers` keeps the numbers of
-claims that ended with an error; the broker releases their jobs by number. Source: reliability class C4, ADR 0017.
+claims that ended with an error; the broker releases their jobs by number (ADR 0017).
 """
 
 from __future__ import annotations

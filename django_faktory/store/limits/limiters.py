@@ -348,11 +348,14 @@ def count_running(ids: Iterable[int], *, using: str) -> None:
 def _count_each(ids: Iterable[int], using: str) -> None:
     for limiter_id in ids:
         give_missing_permits(limiter_id, using=using)
-        run(using, lambda connection, pk=limiter_id: _open_counted(connection, pk))  # type: ignore[misc]
+        run(using, lambda connection, pk=limiter_id: _unpause_counted(connection, pk))  # type: ignore[misc]
 
 
-def _open_counted(connection: BaseDatabaseWrapper, limiter_id: int) -> None:
-    """Leave a counted limiter paused only if its limit is paused. Limits are locked before limiters."""
+def _unpause_counted(connection: BaseDatabaseWrapper, limiter_id: int) -> None:
+    """End the pause of a limiter whose running jobs are counted now, unless its limit is paused.
+
+    Limits are locked before limiters.
+    """
     limits = Limit.objects.using(connection.alias).filter(limiters=limiter_id)
     if connection.features.has_select_for_update:
         limits = limits.select_for_update()

@@ -18,8 +18,8 @@ from django_faktory.store.jobs import failures, prefetch
 from django_faktory.store.jobs.acknowledgements import ack
 from django_faktory.store.jobs.claims import ClaimContext, distribute, fetch
 from django_faktory.store.jobs.exchanges import exchange
-from django_faktory.store.jobs.unanswered_claims import ClaimNumbers
 from django_faktory.store.jobs.pushes import push
+from django_faktory.store.jobs.unanswered_claims import ClaimNumbers
 from django_faktory.store.limits import definitions
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 

@@ -11,9 +11,9 @@ from django_faktory.core.payloads import Ack, Beat, FetchRequest
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, JobLock
 from django_faktory.store.jobs import claims as claiming
-from django_faktory.store.jobs import exchanges, unanswered_claims, releases
-from django_faktory.store.jobs.unanswered_claims import CHECK_DELAYS_S, NUMBERS_PER_DRAW, RECHECK_DELAY_S, ClaimNumbers
+from django_faktory.store.jobs import exchanges, releases, unanswered_claims
 from django_faktory.store.jobs.releases import release_claims
+from django_faktory.store.jobs.unanswered_claims import CHECK_DELAYS_S, NUMBERS_PER_DRAW, RECHECK_DELAY_S, ClaimNumbers
 from django_faktory.store.locks import locks
 from tests.clocks import Clock
 from tests.factories import payload
@@ -208,7 +208,9 @@ def test_a_claim_with_a_received_response_is_not_checked(broker):
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("database unavailable"), IntegrityError("a\nb")])
-def test_a_failed_check_of_unanswered_claims_is_retried_without_failing_the_fetch(broker, clock, cut, monkeypatch, caplog, error):
+def test_a_failed_check_of_unanswered_claims_is_retried_without_failing_the_fetch(
+    broker, clock, cut, monkeypatch, caplog, error
+):
     broker.push([payload(jid="first")])
     cut(claiming, "run")
     with pytest.raises(BrokerUnavailable):

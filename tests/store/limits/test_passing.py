@@ -200,6 +200,18 @@ def test_a_fetch_does_not_update_blocked_jobs(node):
     assert not any("UPDATE" in one["sql"] and "blocked" in one["sql"] for one in queries)
 
 
+def test_a_fetch_claims_no_job_of_a_queue_whose_limiter_is_paused(node):
+    """A limiter is paused until its running jobs are counted: a claimed job would get no permit and be put back."""
+    limit("queue", "default", 1)
+    node.push("a")
+    Limiter.objects.filter(scope="queue").update(is_paused=True)
+    with CaptureQueriesContext(connection) as queries:
+        assert node.fetch() == []
+    assert len([one["sql"] for one in queries if "PREPARE" not in one["sql"]]) <= 4
+    Limiter.objects.update(is_paused=False)
+    assert node.fetch() == ["a"]
+
+
 def test_fifty_workers_never_exceed_a_limit_of_five(node):
     limit("task", "noop", 5)
     total = 50 if connection.vendor == "sqlite" else 75

@@ -175,7 +175,7 @@ class StoreComparedWithModel(RuleBasedStateMachine):
         spec = self._named(spec, None)
         jid, by, attempt = self._report(pick, sender)
         # jobs that its end makes ready may be claimed in this exchange or in the next
-        if self.model.jobs[jid].is_apart:
+        if self.model.jobs[jid].needs_more:
             count = 0
         requests = [FetchRequest(queues=tuple(order), wid=wid, count=count)] if count else []
         done = exchange([_payload(spec, "")], [Ack(jid=jid, wid=by, attempt=attempt)], requests, **USING)

@@ -80,7 +80,7 @@ class PlainJob:
         return self.batch is not None or self.callback is not None
 
     @property
-    def is_apart(self):
+    def needs_more(self):
         """True if its end can make other jobs ready."""
         return self.belongs or self.lock is not None or self.has_pass
 

@@ -334,7 +334,7 @@ class PostgresqlDialect(Dialect):
         end_rows, *other_results = results
         readied = Counter[str]()
         skipped: set[str] = set()
-        ended = {jid: _to_ended_run(row) for jid, *row, is_apart in end_rows if not is_apart}
+        ended = {jid: _to_ended_run(row) for jid, *row, needs_more in end_rows if not needs_more}
         remaining = {row[0] for row in end_rows if row[-1]}
         # Some of them probably hold locks: end those with the same message from now on.
         if remaining:

@@ -204,22 +204,23 @@ WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 asked AS MATERIALIZED (SELECT jid, wid, attempt, result FROM {REPORTS}),
 locked AS MATERIALIZED (
   SELECT id, jid, wid, attempt, result_ttl, state, queue, jobtype, started_at,
-    bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR permits IS NOT NULL AS is_apart
+    bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR permits IS NOT NULL AS needs_more
   FROM {JOB} WHERE jid = ANY (ARRAY(SELECT jid FROM asked) || (SELECT $5))
   ORDER BY id FOR UPDATE),
 held AS MATERIALIZED (
-  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.queue, j.jobtype, j.started_at, j.is_apart,
+  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.queue, j.jobtype, j.started_at, j.needs_more,
     r.result
   FROM asked AS r JOIN locked AS j USING (jid)
   WHERE {IS_HOLDER}),
 gone AS (
-  DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM held WHERE result_ttl IS NULL AND NOT is_apart))),
+  DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM held WHERE result_ttl IS NULL AND NOT needs_more))),
 kept AS (
   UPDATE {JOB} AS j SET {set_succeeded("held.result")}
-  FROM held, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart),
+  FROM held, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.needs_more),
 counted AS (
-  {count_processed(3, "(SELECT COUNT(*) FROM held WHERE NOT is_apart)", late="$4 - (SELECT COUNT(*) FROM held)")})
-SELECT jid, wid, attempt, queue, jobtype, CASE WHEN NOT is_apart THEN now END, started_at, is_apart FROM held, clock""",
+  {count_processed(3, "(SELECT COUNT(*) FROM held WHERE NOT needs_more)", late="$4 - (SELECT COUNT(*) FROM held)")})
+SELECT jid, wid, attempt, queue, jobtype, CASE WHEN NOT needs_more THEN now END, started_at, needs_more
+FROM held, clock""",
 )
 
 NOT_HELD = "the job is no longer held as it was: nothing of its task may be committed"

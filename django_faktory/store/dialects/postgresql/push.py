@@ -90,11 +90,13 @@ PUSH_LOCKED = Statement(
     f"{replacing(3, 4)}{_insert(**_REPLACE, is_blocked=_IS_BLOCKED)} ON CONFLICT (jid) DO NOTHING RETURNING {_BLOCKED}",
 )
 
-# Rows that the caller may change to store conflicting jobs are locked here, by id, because after the insert it would be
-# too late. If such a row no longer has the jid or key once it is locked, its job is inserted in its turn. Rows that
-# stay unchanged must not be waited for: a job that conflicts with one is not inserted, and is judged by the row's state
-# before the insert. With a snapshot from the start of the transaction, a key taken since then would raise an error:
-# then nothing is inserted.
+# 1. Find the stored rows with the same jid or key: 'changed' is a row that the caller may replace, 'alive' has the same
+#    jid and 'refused' the same key.
+# 2. Lock the rows that may be replaced, by id: after the insert it would be too late (ADR 0030). Rows that stay unchanged
+#    are not locked, because a job that conflicts with one needs no wait.
+# 3. Insert each job without a conflict, and each job whose row has lost that jid or key before it was locked.
+# Above READ COMMITTED insert nothing, and leave it to the caller's slow path: the snapshot does not show a key that was
+# taken since the transaction began, and the insert would raise an error.
 _IS_FREE = """WHERE current_setting('transaction_isolation') = 'read committed' AND place <> ALL (ARRAY(
   SELECT place FROM met WHERE kind <> 'changed'
   UNION ALL SELECT place FROM met JOIN stored USING (id)
