@@ -1003,8 +1003,8 @@ PLANTS = (
     Plant(
         "a heartbeat waits with commands that wait for a lock",
         f"{SERVER}/server.py",
-        'MayBlock(sign, [f"wid:{sign.wid}"]), answer, commit_queue=self._heartbeat_queue)',
-        'MayBlock(sign, [f"wid:{sign.wid}"]), answer, commit_queue=self._may_block_queue)',
+        'MayBlock(report, [f"wid:{report.wid}"]), answer, commit_queue=self._heartbeat_queue)',
+        'MayBlock(report, [f"wid:{report.wid}"]), answer, commit_queue=self._may_block_queue)',
         ("tests/server/test_commit_queues.py", "-k", "every_other_queue"),
     ),
 )

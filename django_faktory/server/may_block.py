@@ -14,7 +14,7 @@ from ..brokers.base import Broker
 from ..core.logs import get_logger
 from ..core.payloads import Ack, Beat, Failure, JobPayload, WorkerIdentity
 from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
-from .exchange_batch import weight
+from .exchange_set import weight
 
 logger = get_logger(__name__)
 
@@ -81,7 +81,7 @@ def _subjects_of(jobs: Sequence[JobPayload]) -> Iterable[str]:
 
 
 def weight_of(command: MayBlock) -> int:
-    """Return the weight of a command within a set (see `exchange_batch.weight`)."""
+    """Return the weight of a command within a set (see `exchange_set.weight`)."""
     return weight(command.work)
 
 

@@ -30,7 +30,7 @@ from ..errors import BrokerUnavailable, FaktoryError
 from .buffer_limits import LONGEST_AT_ONCE, LineBufferLimit
 from .context import ConnectedClient
 from .deliveries import DeliveryTracker
-from .exchange_batch import Item, begin_exchange, execute_exchange, weight
+from .exchange_set import Item, begin_exchange, execute_exchange, weight
 from .group_commit import MAX_SET_WEIGHT, Begin, CommitQueue
 from .handlers.jobs import execute
 from .handshake_queue import HandshakeQueue

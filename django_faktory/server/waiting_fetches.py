@@ -15,7 +15,7 @@ from math import inf
 
 from ..core.payloads import FetchRequest, Reservation
 from ..errors import FaktoryError
-from .exchange_batch import Item
+from .exchange_set import Item
 from .fetch_index import FEW_NAMES, FetchIndex, WaitingFetch
 from .group_commit import CommitQueue
 from .prefetch_buffer import PrefetchBuffer

@@ -258,19 +258,19 @@ class TestOrder:
 
     def test_waiting_fetches_share_one_claim_so_that_the_longest_is_served_first(self, slow, serve, monkeypatch):
         """If they were tried one by one, a job pushed meanwhile would go to an arbitrary client."""
-        sets, real = [], CommitQueue._pop_batch
+        sets, real = [], CommitQueue._pop_set
 
         def spy(commit_queue):
-            batch = real(commit_queue)
-            sets.append([item.count for item, _ in batch if isinstance(item, FetchRequest)])
-            return batch
+            commands = real(commit_queue)
+            sets.append([item.count for item, _ in commands if isinstance(item, FetchRequest)])
+            return commands
 
         server = serve()
         clients = [RawClient.identified(server.address, **worker(f"w{n}")) for n in range(5)]
         for number, client in enumerate(clients):
             client.send("FETCH default")
             wait_until(lambda number=number: idle(server) == number + 1)
-        monkeypatch.setattr(CommitQueue, "_pop_batch", spy)
+        monkeypatch.setattr(CommitQueue, "_pop_set", spy)
         store("a")
         server.wake()
         assert json.loads(clients[0].reply())["jid"] == jid("a")

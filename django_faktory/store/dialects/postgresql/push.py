@@ -92,8 +92,8 @@ PUSH_LOCKED = Statement(
 
 # 1. Find the stored rows with the same jid or key: 'changed' is a row that the caller may replace, 'alive' has the same
 #    jid and 'refused' the same key.
-# 2. Lock the rows that may be replaced, by id: after the insert it would be too late (ADR 0030). Rows that stay unchanged
-#    are not locked, because a job that conflicts with one needs no wait.
+# 2. Lock the rows that may be replaced, by id: after the insert it would be too late (ADR 0030). Rows that stay
+#    unchanged are not locked, because a job that conflicts with one needs no wait.
 # 3. Insert each job without a conflict, and each job whose row has lost that jid or key before it was locked.
 # Above READ COMMITTED insert nothing, and leave it to the caller's slow path: the snapshot does not show a key that was
 # taken since the transaction began, and the insert would raise an error.

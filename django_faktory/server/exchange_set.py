@@ -36,7 +36,7 @@ def weight(item: object) -> int:
     return 1
 
 
-class ExchangeBatch:
+class ExchangeSet:
     """Items of one exchange, sorted by kind."""
 
     def __init__(self, items: Sequence[Item]) -> None:
@@ -66,18 +66,18 @@ class ExchangeBatch:
 
 def execute_exchange(broker: Broker, items: Sequence[Item]) -> list[Any]:
     """Execute the items and return an answer for each. Items of one kind use `push`, `ack` or `fetch`; blocks."""
-    batch = ExchangeBatch(items)
-    is_mixed = bool(batch.jobs) + bool(batch.acks) + bool(batch.requests) > 1
+    commands = ExchangeSet(items)
+    is_mixed = bool(commands.jobs) + bool(commands.acks) + bool(commands.requests) > 1
     # Only `exchange` can mix verbs and prefetch jobs.
-    if is_mixed or any(request.prefetch for request in batch.requests):
-        return batch.answers(broker.exchange(batch.jobs, batch.acks, batch.requests))
-    pushed = broker.push(batch.jobs) if batch.jobs else []
-    acked = broker.ack(batch.acks) if batch.acks else []
-    fetched = broker.fetch(batch.requests) if batch.requests else []
-    return batch.answers(ExchangeReply(pushed, acked, fetched))
+    if is_mixed or any(request.prefetch for request in commands.requests):
+        return commands.answers(broker.exchange(commands.jobs, commands.acks, commands.requests))
+    pushed = broker.push(commands.jobs) if commands.jobs else []
+    acked = broker.ack(commands.acks) if commands.acks else []
+    fetched = broker.fetch(commands.requests) if commands.requests else []
+    return commands.answers(ExchangeReply(pushed, acked, fetched))
 
 
 def begin_exchange(send: LoopConnection, items: Sequence[Item]) -> InFlightExchange[list[Any]] | None:
     """Send the items without waiting, on a connection that a thread lends; None if they need `execute_exchange`."""
-    batch = ExchangeBatch(items)
-    return send(batch.jobs, batch.acks, batch.requests, batch.answers)
+    commands = ExchangeSet(items)
+    return send(commands.jobs, commands.acks, commands.requests, commands.answers)
