@@ -35,7 +35,7 @@ class BatchStep(Enum):
     MARK_PARENT_BROKEN = "mark the parent as unable to succeed"
     CLOSE_IN_PARENT = "count the child as closed in its parent"
     SUCCEED_IN_PARENT = "count the child as succeeded in its parent"
-    END = "keep it for a while, then let it go"
+    END = "record its end; it is purged later"
 
 
 class CounterChange(NamedTuple):

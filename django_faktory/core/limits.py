@@ -1,7 +1,8 @@
 """Limiter arithmetic: parse limits, count permits and tokens, and decide which jobs pass.
 
-Pure: no Django, and the caller passes the time. PostgreSQL repeats the usual case of these rules in SQL, in
-`store/dialects/postgresql/limits.py`: change both. Source: ADR 0016; docs/limits.md.
+Pure: no Django, and the caller passes the time. SQL repeats a part of these rules; also change `closed_queues` and
+`_ACQUIRE_PERMITS` in `store/dialects/postgresql/limits.py`, and `read_paused_sources` in `store/dialects/portable.py`.
+Source: ADR 0016; docs/limits.md.
 """
 
 from __future__ import annotations

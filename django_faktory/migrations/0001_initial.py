@@ -204,7 +204,7 @@ class Migration(migrations.Migration):
                 ('callback_of', django_faktory.models.fields.ExactCharField(help_text='The batch whose callback it is.', max_length=255, null=True)),
                 ('has_run', models.BooleanField(db_default=False, default=False, help_text='Whether its batch counts it as executed.')),
                 ('counts_failed', models.BooleanField(db_default=False, default=False, help_text='Whether its batch counts it as failed.')),
-                ('claim', models.BigIntegerField(help_text='The claim that took it last; negative: prefetched (ADR 0022).', null=True)),
+                ('claim', models.BigIntegerField(help_text='The claim that took it last; negative: not confirmed (ADR 0026).', null=True)),
                 ('about', django_faktory.models.fields.ExactCharField(help_text='The related object, as app.model/pk.', max_length=255, null=True)),
                 ('cancel_requested_at', models.DateTimeField(help_text='Time at which it was cancelled while it ran; cleared when it is enqueued again.', null=True)),
             ],

@@ -379,7 +379,9 @@ class Job(models.Model):
     )
 
     # Drawn by the sender before the claim, so that it can release the jobs of a claim without an answer (ADR 0017).
-    claim = models.BigIntegerField(null=True, help_text="The claim that took it last; negative: prefetched (ADR 0022).")
+    claim = models.BigIntegerField(
+        null=True, help_text="The claim that took it last; negative: not confirmed (ADR 0026)."
+    )
 
     about = ExactCharField(max_length=255, null=True, help_text="The related object, as app.model/pk.")
 

@@ -122,4 +122,4 @@ def _cut(connection: BaseDatabaseWrapper) -> None:
     with suppress(Exception):  # any driver error means that the connection has already ended
         with socket.socket(fileno=os.dup(session.fileno())) as duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
-        logger.warning("the database says nothing, the connection is cut alias=%s", connection.alias)
+        logger.warning("the database did not reply in time, closed the connection alias=%s", connection.alias)

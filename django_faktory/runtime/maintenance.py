@@ -140,7 +140,7 @@ class Maintenance:
             Step("expired jobs", ON_DEMAND, self._expire_jobs),
             Step("limits of code", ON_DEMAND, self._sync_limits),
             Step("limiters", ON_DEMAND, self._open_limiters),
-            Step("limiters not passed", 60.0, self._release_without_permit),
+            Step("jobs without permits", 60.0, self._release_without_permit),
             Step("limiters' counts", 10.0, self._check_limiters),
             Step("limiters of keys", 600.0, lambda: limiters.delete_idle(using=alias) == limiters.CHUNK),
             Step("locks", ON_DEMAND, self._expire_locks),
@@ -267,7 +267,7 @@ class Maintenance:
         tick_in_s = math.inf if pending.tick_in_s is None else pending.tick_in_s
         opens_in_s = math.inf if pending.opens_in_s is None else pending.opens_in_s
         has_work = {
-            "locks": pending.has_lapsed_locks,
+            "locks": pending.has_expired_locks,
             "reservations": pending.has_expired_reservations,
             "workers": pending.has_silent_workers,
             "expired jobs": pending.has_expired_jobs,

@@ -39,7 +39,7 @@ _OPTION_OF_OTHER_LIBRARY = {
     "throws": "discard_on",
     "time_limit": "timeout",
 }
-"""Option names of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, with the options to use here."""
+"""TaskOption names of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, with the options to use here."""
 _METHOD_OF_OTHER_LIBRARY = {
     "apply_async": "using(…).enqueue(…)",
     "apply_async_on_commit": "using(…).enqueue(…), which commits with its transaction",
@@ -137,7 +137,7 @@ def _limit_key(value: Any, task: Any, args: Sequence[Any], kwargs: Mapping[str, 
     return key if task.limit is None or not isinstance(key, str) else f"{task.jobtype}:{key}"
 
 
-class Option(NamedTuple):
+class TaskOption(NamedTuple):
     """One option of a task."""
 
     is_valid: Callable[[Any], bool]
@@ -151,62 +151,64 @@ class Option(NamedTuple):
     """Return the member's value for a value other than None, the task and the arguments; None: leave it out."""
 
 
-OPTIONS: dict[str, Option] = {
-    "jobtype": Option(_is_name, f"a name of 1 to {MAX_NAME} printable characters"),
-    "max_attempts": Option(
+OPTIONS: dict[str, TaskOption] = {
+    "jobtype": TaskOption(_is_name, f"a name of 1 to {MAX_NAME} printable characters"),
+    "max_attempts": TaskOption(
         lambda value: value is None or _is_whole(value, 1, _MAX_INTEGER),
         f"a whole number from 1 (never retried) to {_MAX_INTEGER}",
     ),
-    "backoff": Option(
+    "backoff": TaskOption(
         lambda value: value is None or (callable(value) and not iscoroutinefunction(value)),
         "a function, not a coroutine, of (exception, task_result) that returns seconds",
         is_read_at_run=True,
     ),
-    "retry_on": Option(
+    "retry_on": TaskOption(
         lambda value: value is None or _are_exceptions(value),
         "an exception class, or a list of them",
         is_read_at_run=True,
     ),
-    "discard_on": Option(_are_exceptions, "an exception class, or a list of them", is_read_at_run=True),
-    "reserve_for": Option(
+    "discard_on": TaskOption(_are_exceptions, "an exception class, or a list of them", is_read_at_run=True),
+    "reserve_for": TaskOption(
         lambda value: value is None or _is_whole(value, MIN_RESERVE_FOR, MAX_RESERVE_FOR),
         f"whole seconds from {MIN_RESERVE_FOR} to {MAX_RESERVE_FOR}",
     ),
-    "result_ttl": Option(
+    "result_ttl": TaskOption(
         lambda value: value is None or _is_whole(value, 0, _MAX_INTEGER),
         f"whole seconds from 0 to {_MAX_INTEGER}",
     ),
-    "atomic": Option(_is_flag, _FLAG, is_read_at_run=True),
-    "backtrace": Option(
+    "atomic": TaskOption(_is_flag, _FLAG, is_read_at_run=True),
+    "backtrace": TaskOption(
         lambda value: _is_whole(value, -1, MAX_BACKTRACE_LINES),
         f"a whole number from -1 (none) to {MAX_BACKTRACE_LINES}",
     ),
-    "unique_for": Option(_is_duration, _DURATION, member="unique_for"),
-    "unique_until": Option(
+    "unique_for": TaskOption(_is_duration, _DURATION, member="unique_for"),
+    "unique_until": TaskOption(
         lambda value: value in ("success", "start"), '"success" or "start"', member="unique_until", convert=_if_unique
     ),
-    "expires_in": Option(_is_duration, _DURATION, member="expires_in"),
-    "track": Option(_is_flag, _FLAG, member="track", convert=_tracked),
-    "about": Option(lambda value: isinstance(value, str), "a text", member="about", convert=_unless_empty),
-    "lock": Option(
+    "expires_in": TaskOption(_is_duration, _DURATION, member="expires_in"),
+    "track": TaskOption(_is_flag, _FLAG, member="track", convert=_tracked),
+    "about": TaskOption(lambda value: isinstance(value, str), "a text", member="about", convert=_unless_empty),
+    "lock": TaskOption(
         # `is`, not `==`: 1 equals True, and is no key.
         lambda value: value is True or _is_key(value),
         "a key, True, or a function of the arguments that returns one of these or None",
         member="lock",
         convert=_lock,
     ),
-    "limit": Option(_is_limit, 'a number, a rate such as "100/s", or {"concurrency": 5, "rate": "10/m", "burst": 3}'),
-    "limit_key": Option(
+    "limit": TaskOption(
+        _is_limit, 'a number, a rate such as "100/s", or {"concurrency": 5, "rate": "10/m", "burst": 3}'
+    ),
+    "limit_key": TaskOption(
         _is_key, "a key, or a function of the arguments that returns one or None", member="limit", convert=_limit_key
     ),
-    "encrypt": Option(lambda value: value is None or _is_flag(value), "True, False or None"),
-    "plain_json": Option(_is_flag, _FLAG, is_read_at_run=True),
-    "missing": Option(lambda value: value in ("fail", "discard"), '"fail" or "discard"', is_read_at_run=True),
-    "gearmonkey": Option(
+    "encrypt": TaskOption(lambda value: value is None or _is_flag(value), "True, False or None"),
+    "plain_json": TaskOption(_is_flag, _FLAG, is_read_at_run=True),
+    "missing": TaskOption(lambda value: value in ("fail", "discard"), '"fail" or "discard"', is_read_at_run=True),
+    "gearmonkey": TaskOption(
         lambda value: value == "" or (isinstance(value, str) and re.fullmatch(FUNCTION, value) is not None),
         "the name of a function: 1 to 100 letters, digits and _ . - { }",
     ),
-    "timeout": Option(
+    "timeout": TaskOption(
         lambda value: value is None or (_is_duration(value) and value <= LONGEST_TIMEOUT_S),
         f"seconds above 0, at most {LONGEST_TIMEOUT_S}",
         is_read_at_run=True,

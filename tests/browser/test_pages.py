@@ -135,6 +135,6 @@ def test_dead_jobs_can_be_retried_without_javascript(screen):
     seen.go("/admin/django_faktory/job/errors/")
     seen.page.get_by_role("link", name="requests.exceptions.Timeout").click()
     seen.page.get_by_role("button", name="Retry the rest").click()
-    seen.page.get_by_role("button", name="Go on").click()
+    seen.page.get_by_role("button", name="Continue").click()
     seen.sees("Done.")
     assert not Job.objects.dead().filter(errtype="requests.exceptions.Timeout").exists()

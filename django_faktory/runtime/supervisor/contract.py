@@ -21,8 +21,9 @@ SILENT_BEATS = 9
 """A child that misses this many heartbeats in a row is killed and replaced."""
 
 ALARM_BEATS = 6
-"""Missed heartbeats from which on probes report a child: late enough that Kubernetes, with its usual three failures in
-30 s, does not restart the whole node for one process that is about to be replaced (15 s with the default settings).
+"""Missed heartbeats after which probes report a child: with the default settings 15 s before it is killed.
+
+Kubernetes restarts the whole node only after three failures in 30 s.
 """
 
 

@@ -250,7 +250,7 @@ class Supervisor:
         child.unresponsive[child.wid] = silent_s
         os.kill(child.pid, signal.SIGKILL)  # no other signal reaches a thread that does not release the GIL
         logger.error(
-            "process does not respond, killed it role=%s pid=%d wid=%s silent=%d s; its jobs go back",
+            "process does not respond, killed it role=%s pid=%d wid=%s silent=%d s; its jobs are released",
             *(child.role.name, child.pid, child.wid, silent_s),
         )
 

@@ -1,7 +1,7 @@
-"""Run due cron entries: enqueue each run's job in the transaction that takes the run. ADR 0014.
+"""Run due cron entries: enqueue the job of each tick in the transaction that takes the tick. ADR 0014.
 
-So a run happens at most once and is never lost. The module knows no tasks: its caller supplies the function that makes
-an entry's job. Lock order: the entry, then the rows its job needs.
+So each tick enqueues at most one job, and a crash loses none. The module knows no tasks: its caller supplies the
+function that makes an entry's job. Lock order: the entry, then the rows its job needs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _take_runs(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: 
     try:
         schedule = Schedule.of(entry.schedule, entry.zone)
     except InvalidCron as error:  # the zone data changed, or the row was edited by hand
-        logger.error("cron entry can be due no more name=%s error=%s", entry.name, error)  # noqa: TRY400
+        logger.error("cron entry disabled, its schedule is invalid name=%s error=%s", entry.name, error)  # noqa: TRY400
         rows.update(next_at=None, problem=str(error))
         return set()
     plan = due(schedule, entry.next_at, clock, missed=entry.missed, window_s=entry.window_s)
@@ -108,7 +108,7 @@ def _take_runs(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: 
     )
     runs, queues = [], set()
     if plan.passed and plan.passed not in taken_ticks:
-        note = "no node took it in time, nor those after it that are not listed"
+        note = "missed: no node ran at that time; later missed ticks are not listed"
         runs.append(CronRun(entry=entry, tick=plan.passed, outcome=RunOutcome.MISSED, note=note))
         logger.warning("cron entry missed ticks name=%s first=%s", entry.name, plan.passed.isoformat())
     # A loop below sets it after the first job: of several missed runs with overlap "skip", one is enqueued.

@@ -1,4 +1,4 @@
-"""Prefetch: jobs that a server claimed for its clients, until their delivery is confirmed (ADR 0022 and 0026).
+"""Jobs that a server has claimed for its clients, until their delivery is confirmed (ADR 0022 and 0026).
 
 `Job.claim` is negative until `confirm`. If the delivery lease ends first, maintenance releases the job: it was not
 delivered, or its server died within seconds of delivering it.

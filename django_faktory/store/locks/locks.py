@@ -366,12 +366,12 @@ def _extend(locks: Any, *, skip_locked: bool = False) -> int:
     return run(locks.db, verb)
 
 
-def lapsed_locks(*, using: str) -> Any:
+def expired_locks(*, using: str) -> Any:
     """Return the locks that have expired and are not marked as lapsed yet."""
-    return held_locks(using=using).filter(expires_at__lte=Now())
+    return unmarked_locks(using=using).filter(expires_at__lte=Now())
 
 
-def held_locks(*, using: str) -> Any:
+def unmarked_locks(*, using: str) -> Any:
     """Return the locks that are not marked as lapsed.
 
     The earliest expiry among them shows whether `mark_expired` has anything to do.
@@ -386,8 +386,8 @@ def mark_expired(*, using: str, limit: int = CHUNK) -> int:
     """
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        earliest = lapsed_locks(using=using).order_by("expires_at").values_list("key", flat=True)
-        expired = lapsed_locks(using=using).filter(key__in=list(earliest[:limit])).order_by("key")
+        earliest = expired_locks(using=using).order_by("expires_at").values_list("key", flat=True)
+        expired = expired_locks(using=using).filter(key__in=list(earliest[:limit])).order_by("key")
         if connection.features.has_select_for_update_skip_locked:
             expired = expired.select_for_update(skip_locked=True)
         keys = list(expired.values_list("key", flat=True))
@@ -443,7 +443,7 @@ def _find_stuck_keys(keys: Collection[str], using: str) -> set[str]:
     ordered, stuck_keys = sorted(keys), set()
     for start in range(0, len(ordered), KEY_CHUNK):
         chunk = ordered[start : start + KEY_CHUNK]
-        held_keys = held_locks(using=using).filter(key__in=chunk).values_list("key", flat=True)
+        held_keys = unmarked_locks(using=using).filter(key__in=chunk).values_list("key", flat=True)
         free = sorted(set(chunk) - set(run(using, lambda _, held_keys=held_keys: list(held_keys), atomic=False)))  # type: ignore[misc]  # a default is no parameter to mypy
         if free:
             stuck_keys |= run(using, partial(_select_stuck_keys, keys=free), atomic=False)

@@ -18,7 +18,7 @@ from django.db.models.functions import Now
 from ...models import Job, Limiter
 from ...models.cron import CronEntry
 from ..jobs.failures import reserved_jobs
-from ..locks.locks import held_locks
+from ..locks.locks import unmarked_locks
 from ..transactions import run
 from ..workers import find_stale_workers
 from .due import find_expiring_jobs, find_waiting_jobs
@@ -29,7 +29,7 @@ class PendingWork(NamedTuple):
 
     due_in_s: float | None
     """Seconds until the next scheduled or retrying job is due, at most 0 if one is due; None if there is none."""
-    has_lapsed_locks: bool = False
+    has_expired_locks: bool = False
     """Whether locks have expired."""
     has_expired_reservations: bool = False
     """Whether reservations have expired (W19). Like the next two, False if it was not requested."""
@@ -58,11 +58,11 @@ def find_pending_work(*, using: str, now: datetime | None = None, worker_timeout
         # Compared with the database's clock: the clocks of two nodes may differ.
         delays_s = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the first column is never NULL
         due_in_s = min((seconds for seconds in delays_s[2:] if seconds is not None), default=None)
-        has_lapsed_locks, *requested = map(bool, row[heads + 3 :])
+        has_expired_locks, *requested = map(bool, row[heads + 3 :])
         has_expired_reservations, has_silent_workers, has_expired_jobs = requested or (False, False, False)
         return PendingWork(
             due_in_s=due_in_s,
-            has_lapsed_locks=has_lapsed_locks,
+            has_expired_locks=has_expired_locks,
             has_expired_reservations=has_expired_reservations,
             has_silent_workers=has_silent_workers,
             has_expired_jobs=has_expired_jobs,
@@ -89,7 +89,7 @@ def _build_statement(using: str, worker_timeout_s: float | None) -> tuple[str, t
     heads = [_compile_first(ticks, "next_at", using), _compile_first(opening, "opens_at", using)]
     heads += [_compile_first(jobs, "run_at", using) for jobs in due]
     now, now_values = _compile_now(using)
-    checks = [_compile_first(held_locks(using=using), "expires_at", using)]
+    checks = [_compile_first(unmarked_locks(using=using), "expires_at", using)]
     if worker_timeout_s is not None:
         checks.append(_compile_first(reserved_jobs(using=using), "reserved_until", using))
         # A condition is cheap here: the table has one row per worker process.

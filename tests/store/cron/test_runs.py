@@ -301,7 +301,7 @@ def test_an_invalid_entry_records_its_problem_and_is_no_longer_due(caplog):
     one.refresh_from_db()
     assert one.next_at is None
     assert one.problem.startswith("zone: expected the name of a time zone")
-    assert "can be due no more name=hourly" in caplog.text
+    assert "disabled, its schedule is invalid name=hourly" in caplog.text
     one.zone = "UTC"
     entries.save(one, using=USING, now=NOON)
     one.refresh_from_db()

@@ -5,7 +5,7 @@ from django.db import connection
 
 from django_faktory.models import Job
 from django_faktory.store.dialects.postgresql.jobs import CLAIM
-from django_faktory.store.dialects.postgresql.limits import END_PASSED, PASS
+from django_faktory.store.dialects.postgresql.limits import ACQUIRE_PERMITS, END_WITH_PERMITS
 from tests.factories import JobFactory
 from tests.store.jobs.test_claim_plan import plan, scans, unexpected
 
@@ -55,7 +55,7 @@ def test_a_claim_reads_no_blocked_jobs():
     assert free.state == "working"
 
 
-PASSING = {"pass": (PASS, "'[]', NULL"), "end": (END_PASSED, "NULL, '[]', 0")}
+PASSING = {"pass": (ACQUIRE_PERMITS, "'[]', NULL"), "end": (END_WITH_PERMITS, "NULL, '[]', 0")}
 
 
 @pytest.mark.parametrize("state", ["blocked", "working"])

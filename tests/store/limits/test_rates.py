@@ -156,6 +156,6 @@ def test_acks_look_for_permits_only_after_a_claim_acquired_some(node, monkeypatc
     node.fetch()
     with CaptureQueriesContext(connection) as captured:
         node.ack("a")
-    is_sent = any("done_passed" in query["sql"] or "btrim(permits" in query["sql"] for query in captured)
+    is_sent = any("end_with_permits" in query["sql"] or "btrim(permits" in query["sql"] for query in captured)
     assert is_sent is has_permits
     assert states("a") == ["gone"]

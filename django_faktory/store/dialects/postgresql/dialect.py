@@ -47,7 +47,7 @@ from .jobs import (
     end_last_call,
     lock_stored_call,
 )
-from .limits import END_PASSED, PASS, PASS_ALONE
+from .limits import ACQUIRE_PERMITS, ACQUIRE_PERMITS_ALONE, END_WITH_PERMITS
 from .lock_handoff import LockHandoff
 from .locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
 from .pipeline import Rows
@@ -321,7 +321,7 @@ class PostgresqlDialect(Dialect):
         if is_locking:
             calls.append((END_LOCKED, values[:3]))
         if self._permits_seen_at > recently:
-            calls.append((END_PASSED, values[:3]))
+            calls.append((END_WITH_PERMITS, values[:3]))
         if is_locking:
             calls.append((NEXT_OF_FREED, [True]))
         return calls
@@ -361,7 +361,7 @@ class PostgresqlDialect(Dialect):
         ]  # fmt: skip
         with connection.cursor() as cursor:
             # As for CLAIM_ALONE: `synchronous_commit` must not be turned off for the caller's transaction.
-            statement = PASS if connection.in_atomic_block else PASS_ALONE
+            statement = ACQUIRE_PERMITS if connection.in_atomic_block else ACQUIRE_PERMITS_ALONE
             [rows] = execute(cursor, [(statement, [str(_json.encode(records), "utf-8"), now])])
         acquired: dict[str, str | None] = dict(rows)
         # A limiter without `concurrency` only counts starts: its jobs hold nothing that their end must release.

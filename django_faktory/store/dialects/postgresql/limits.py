@@ -24,7 +24,7 @@ def closed_queues(clock: int) -> str:
 # limiter that counts starts. Otherwise the statement does nothing, and the caller uses the general way. Jobs are locked
 # first, then limiters in the order of their ids. The ids pass through arrays, which are computed once, whatever changes
 # while the statement waits for a row.
-_PASS = f"""
+_ACQUIRE_PERMITS = f"""
 WITH clock AS (SELECT COALESCE($2, CLOCK_TIMESTAMP()) AS now),
 claimed AS MATERIALIZED (
   SELECT * FROM json_to_recordset($1)
@@ -60,7 +60,7 @@ fits AS MATERIALIZED (
       OR (rate IS NOT NULL AND tokens < jobs))
     AND NOT EXISTS (SELECT 1 FROM held WHERE key IS NOT NULL
       AND NOT EXISTS (SELECT 1 FROM limiters WHERE scope = 'key' AND name = held.key)) AS all_of_them),
-passed AS (
+permitted AS (
   UPDATE {JOB} AS j SET unique_key = CASE WHEN j.unique_until_start AND (j.lock_key IS NULL OR j.lock_token IS NOT NULL)
       THEN NULL ELSE j.unique_key END,
     permits = (SELECT ',' || string_agg(limiter::text, ',' ORDER BY limiter) || ',' FROM asked
@@ -72,11 +72,13 @@ used AS (
     tokens = CASE WHEN g.rate IS NULL THEN g.tokens ELSE filled.tokens - filled.jobs END,
     filled_at = GREATEST(g.filled_at, now)
   FROM filled, clock WHERE g.id = filled.id AND (SELECT all_of_them FROM fits))
-SELECT jid, permits FROM passed"""
+SELECT jid, permits FROM permitted"""
 
 _ALONE = "(SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"
-PASS = Statement("pass", ["json", "timestamptz"], _PASS.replace("$3", "TRUE"))
-PASS_ALONE = Statement("pass_alone", ["json", "timestamptz"], _PASS.replace("$3", _ALONE))
+ACQUIRE_PERMITS = Statement("acquire_permits", ["json", "timestamptz"], _ACQUIRE_PERMITS.replace("$3", "TRUE"))
+ACQUIRE_PERMITS_ALONE = Statement(
+    "acquire_permits_alone", ["json", "timestamptz"], _ACQUIRE_PERMITS.replace("$3", _ALONE)
+)
 """Like CLAIM_ALONE, it commits without waiting for the disk.
 
 If a crash of the database undoes it, the job was not delivered yet, or runs again.
@@ -85,8 +87,8 @@ If a crash of the database undoes it, the job was not delivered yet, or runs aga
 
 # Ends the jobs that END skips because they hold permits, if they belong to no batch, have no lock, and no job waits for
 # their permits. A waiting job needs the general way, which unblocks it.
-END_PASSED = Statement(
-    "done_passed",
+END_WITH_PERMITS = Statement(
+    "end_with_permits",
     ["timestamptz", "json", "bigint"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
