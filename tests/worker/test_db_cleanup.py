@@ -238,6 +238,7 @@ def test_only_the_async_task_that_disables_autocommit_without_a_commit_fails():
         return prepare(Reservation(jid=job.jid, queue="default", text=job.text, wid="w1", attempt=1))
 
     async def all_of_them():
+        await sync_to_async(connections.close_all)()  # its thread may have one that an earlier test has ended
         reports = [await job_of(tasks.async_writes_mark, "before").arun()]
         reports += [await job_of(tasks.async_switches_autocommit_off, "lost").arun()]
         reports += [await job_of(tasks.async_switches_autocommit_off, "by hand", "commits").arun()]
