@@ -20,6 +20,8 @@ from tests.settings import VIA
 TASKS = "tests.deploys.tasks"
 JOBS = "SELECT jid, state FROM django_faktory_job"
 FAILURES = "SELECT jid, state, jobtype, errtype, failures, losses FROM django_faktory_job WHERE failures + losses > 0"
+ROLLED_BACK = re.compile(r"job interrupted jid=(\w+) .*rolled back by the database")
+
 EXCUSED = f"SELECT jid, failure FROM django_faktory_job WHERE jobtype = '{TASKS}.writes' AND failures > 0"
 TAKE = (
     "INSERT INTO django_faktory_joblock (lock_key, jid, attempt, wid, lease, acquired_at, expires_at, is_lapsed)"
@@ -182,11 +184,13 @@ class Rollout(Arena):
     def _excused(self):
         """Return the jids of atomic tasks that ran again as victims of a MariaDB deadlock.
 
-        MariaDB may choose any transaction as the victim.
+        MariaDB may choose any transaction as the victim: during the task, which is a failure, or at its end, which is
+        an interruption.
         """
         if self.store.connection.vendor != "mysql":
             return set()
-        return {jid for jid, failure in self.store.query(EXCUSED) if "(1213, 'Deadlock" in failure}
+        failed = {jid for jid, failure in self.store.query(EXCUSED) if "(1213, 'Deadlock" in failure}
+        return failed | {found[1] for line in self.trouble() if (found := ROLLED_BACK.search(line))}
 
     def trouble(self):
         """Return the warnings and errors in all logs, except those of tasks that fail on purpose."""
