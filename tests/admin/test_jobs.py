@@ -71,7 +71,7 @@ def test_a_bulk_action_changes_all_matching_jobs_and_no_others(admin_client):
     waits = JobFactory(queue="mail")
     shown = page(admin_client, "changelist", "state=dead&q=queue:mail")
     assert "verb=retry&amp;q=queue%3Amail&amp;state=dead" in shown
-    assert "These are 1 job" in words(page(admin_client, "all", "verb=discard&q=queue:mail&state=dead"))
+    assert "Number 1 job" in words(page(admin_client, "all", "verb=discard&q=queue:mail&state=dead"))
     text, _ = all_of(admin_client, "discard", "q=queue:mail&state=dead")
     assert "Discarded: 1." in text
     assert set(Job.objects.values_list("pk", flat=True)) == {queue.pk, waits.pk}
