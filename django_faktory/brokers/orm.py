@@ -187,7 +187,8 @@ class OrmBroker(Broker):
         self, jobs_: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]
     ) -> ExchangeReply:
         """Run `ack`, `push` and `fetch` in one transaction if the dialect and the jobs allow it."""
-        # Pushes and acks alone need not wait for the release of lost claims, nor fail because of wrong lock settings.
+        # Pushes and acks alone need not wait for the release of unanswered claims, nor fail because of wrong lock
+        # settings.
         if requests:
             self._release_unanswered_claims()
             self.locket.raise_if_invalid()
@@ -244,8 +245,8 @@ class OrmBroker(Broker):
         on_result: Callable[[ExchangeReply], Result],
     ) -> InFlightExchange[Result] | None:
         queues_ = {job.queue for job in jobs_}
-        # The event loop must not block: computing lock keys, releasing lost claims and inserting queue rows are left to
-        # the thread. Nothing has been sent yet, so it may still run the whole exchange.
+        # The event loop must not block: the thread computes lock keys, releases unanswered claims and inserts queues.
+        # Nothing has been sent yet, so it may still run the whole exchange.
         if (
             not self.locket.is_inactive
             or (requests and self._claim_numbers.has_checks_left())
@@ -294,7 +295,7 @@ class OrmBroker(Broker):
             self._known_queues.update(dict.fromkeys(unknown, now + REMEMBER_QUEUE_S))
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
-        """Reserve jobs, after lost claims of this process have been released."""
+        """Reserve jobs, after unanswered claims of this process have been released."""
         self._release_unanswered_claims()
         self.locket.raise_if_invalid()
         fetched = claims.fetch_filtered(
@@ -396,7 +397,8 @@ class OrmBroker(Broker):
 
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """Record heartbeats, and extend the reservations of the workers' jobs by at least 2 × `worker_timeout_s`."""
-        # An idle worker sends no FETCH, but the jobs of its lost claims must not wait until their reservations expire.
+        # An idle worker sends no FETCH, but the jobs of its unanswered claims must not wait until their reservations
+        # expire.
         self._release_unanswered_claims()
         # Twice the timeout: a worker counts as lost before any of its reservations ends (ADR 0026).
         return workers.beat(beats, using=self.alias, at_least_s=2 * self.worker_timeout_s, now=self.clock())

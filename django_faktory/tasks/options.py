@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from inspect import iscoroutinefunction
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ..core.limits import Allowance, InvalidLimit
@@ -39,7 +40,7 @@ _OPTION_OF_OTHER_LIBRARY = {
     "throws": "discard_on",
     "time_limit": "timeout",
 }
-"""TaskOption names of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, with the options to use here."""
+"""Option names of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, with the options to use here."""
 _METHOD_OF_OTHER_LIBRARY = {
     "apply_async": "using(…).enqueue(…)",
     "apply_async_on_commit": "using(…).enqueue(…), which commits with its transaction",
@@ -218,9 +219,8 @@ OPTIONS: dict[str, TaskOption] = {
 _SENT = tuple((name, option.member, option.convert) for name, option in OPTIONS.items() if option.member)
 
 
-def options_at_run(task: Any) -> tuple[Any, ...]:
-    """Return the values of the options that a worker reads from the registry."""
-    return task.takes_context, *(getattr(task, name) for name, option in OPTIONS.items() if option.is_read_at_run)
+# A tuple of the values of a task. Each copy of a task is compared by it, also one for a single enqueue.
+options_at_run = attrgetter("takes_context", *(name for name, option in OPTIONS.items() if option.is_read_at_run))
 
 
 def to_custom(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -205,7 +205,9 @@ def test_a_database_connection_lost_during_a_command_is_reported_and_replaced(cl
     assert len(given) == 1, "its thread was notified, and closed it"
     assert client.ask(push(jid="the-job-three")) == b"+OK"
     assert set(Job.objects.values_list("jid", flat=True)) == {"the-job-one", "the-job-three"}
-    assert broker._claim_numbers.has_checks_left() == line.startswith("FETCH"), "the broker checks for a lost claim"
+    assert broker._claim_numbers.has_checks_left() == line.startswith("FETCH"), (
+        "the broker checks for an unanswered claim"
+    )
     assert json.loads(client.ask("FETCH default"))["jid"] == "the-job-one"
 
 

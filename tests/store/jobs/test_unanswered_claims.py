@@ -25,7 +25,7 @@ DEFAULT = FetchRequest(queues=("default",), wid="w1", count=5)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The clock of the lookup of lost claims; a test may set `clock.now`."""
+    """The clock of the checks of unanswered claims; a test may set `clock.now`."""
     one = Clock()
     monkeypatch.setattr(unanswered_claims, "time", one)
     return one

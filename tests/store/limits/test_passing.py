@@ -10,6 +10,7 @@ from django_faktory.core.lifecycle import State
 from django_faktory.core.payloads import Ack, FetchRequest, failure
 from django_faktory.models import Job, Limiter
 from django_faktory.store.jobs import claims, transitions
+from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
 from tests.factories import payload
 from tests.settings import VIA
@@ -209,6 +210,18 @@ def test_a_fetch_claims_no_job_of_a_queue_whose_limiter_is_paused(node):
         assert node.fetch() == []
     assert len([one["sql"] for one in queries if "PREPARE" not in one["sql"]]) <= 4
     Limiter.objects.update(is_paused=False)
+    assert node.fetch() == ["a"]
+
+
+def test_waiting_fetches_are_notified_when_the_running_jobs_of_a_queue_are_counted(node, monkeypatch):
+    """Claims skip the queue until then, so no other event wakes them."""
+    limit("queue", "default", 1)
+    Limiter.objects.filter(scope="queue").update(is_paused=True)
+    node.push("a")
+    notified = []
+    monkeypatch.setattr(locks, "notify_ready", lambda _, queues: notified.extend(queues))
+    limit("queue", "default", 1)
+    assert notified == ["default"]
     assert node.fetch() == ["a"]
 
 
