@@ -115,7 +115,6 @@ ONCE_IF_QUICK = (
     "contrib/api/test_speed.py",
     "contrib/metrics",
     "contrib/transfer",
-    "outside",
     "runtime/processes",
     "security",
     "server",
