@@ -27,9 +27,15 @@ from .dialects.postgresql.prepared import LOST
 logger = get_logger(__name__)
 
 ATTEMPTS = 6
+DEADLOCK_ATTEMPTS = 12
+"""Attempts if the last one was the victim of a deadlock, which takes no time: MariaDB ends some even of short
+transactions, because it also locks gaps of indexes and the rows that it reads past (ADR 0024)."""
+MAX_PAUSE_S = 0.32
+
 # PostgreSQL's SQLSTATEs as strings, MariaDB's error numbers as integers.
 _COLLISIONS = frozenset({"40001", "40P01", "55P03", 1213, 1205, 1020})
 _LOCK_TIMEOUTS = frozenset({"55P03", 1205})
+_DEADLOCKS = frozenset({"40P01", 1213})
 _READ_ONLY = frozenset({"25006", 1290, 1792})
 """Errors of a primary that has become a standby: the next connection may reach the new primary."""
 
@@ -58,7 +64,8 @@ def run(
     snapshot: bool = False,
     raises_lock_timeout: bool = True,
 ) -> T:
-    """Run `verb(connection)` in a new transaction, and return its result. Blocks; up to `ATTEMPTS` attempts.
+    """Run `verb(connection)` in a new transaction, and return its result. Blocks; up to `ATTEMPTS` attempts, or
+    `DEADLOCK_ATTEMPTS` if they end in deadlocks.
 
     `verb` must be safe to repeat. With `atomic=False` it is one statement that commits by itself; pass `writes` if it
     is not a SELECT. With `snapshot` it only reads: all its statements see the same snapshot, and it takes no lock.
@@ -71,7 +78,7 @@ def run(
     if connection.in_atomic_block:
         # No retry: a failed statement has aborted the caller's transaction, or its earlier statements would be lost.
         return verb(connection)
-    for attempt in range(1, ATTEMPTS + 1):
+    for attempt in range(1, DEADLOCK_ATTEMPTS + 1):
         try:
             with limit_attempt(connection):
                 _replace_unusable_session(connection)
@@ -87,17 +94,17 @@ def run(
             # Before the check for collisions, because a lock timeout is one of them.
             if raises_lock_timeout:
                 _raise_lock_timeout(error)
-            if attempt == ATTEMPTS or not is_collision(error):
+            if attempt >= _max_attempts(error):
                 # The session may be broken: the next transaction starts on a new connection.
                 connection.close()
                 raise BrokerUnavailable(f"database unavailable: {first_line(error)}{_remedy(error)}") from error
             logger.debug("transaction collided, trying again attempt=%d error=%s", attempt, first_line(error))
         except ProgrammingError as error:
             # A pooler has taken the session with its prepared statements; the next attempt sends plain SQL.
-            if attempt == ATTEMPTS or error_code(error) not in LOST:
+            if attempt >= ATTEMPTS or error_code(error) not in LOST:
                 raise
         # Random, so that two transactions that collided do not meet again; up to 10 ms, doubled each time.
-        time.sleep(random.uniform(0, 0.005 * 2**attempt))
+        time.sleep(random.uniform(0, min(MAX_PAUSE_S, 0.005 * 2**attempt)))
     raise AssertionError("unreachable")
 
 
@@ -241,6 +248,12 @@ def is_collision(error: Exception) -> bool:
     if code in _COLLISIONS:
         return True
     return isinstance(code, str) and ("database is locked" in code or "database table is locked" in code)
+
+
+def _max_attempts(error: Exception) -> int:
+    if error_code(error) in _DEADLOCKS:
+        return DEADLOCK_ATTEMPTS
+    return ATTEMPTS if is_collision(error) else 1
 
 
 def _remedy(error: Exception) -> str:

@@ -9,7 +9,7 @@ from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
 from django_faktory.store import transactions
 from django_faktory.store.jobs import pushes
-from django_faktory.store.transactions import ATTEMPTS, first_line, is_collision, run
+from django_faktory.store.transactions import ATTEMPTS, DEADLOCK_ATTEMPTS, first_line, is_collision, run
 from tests.bouncer import needs_session
 from tests.factories import JobFactory, payload
 from tests.sessions import end_idle
@@ -19,13 +19,23 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def collision():
-    """Return a deadlock error, as this database's driver reports it."""
+    """Return a lock timeout, as this database's driver reports it."""
     if connection.vendor == "sqlite":
         return OperationalError("database is locked")
-    cause = Exception()
-    cause.sqlstate = "40P01"
-    error = OperationalError(1213, "Deadlock found") if connection.vendor == "mysql" else OperationalError("deadlock")
-    error.__cause__ = cause
+    return server_error("55P03", 1205)
+
+
+def deadlock():
+    """Return a deadlock error, as this database's driver reports it."""
+    return server_error("40P01", 1213)
+
+
+def server_error(sqlstate, number):
+    if connection.vendor == "mysql":
+        return OperationalError(number, "message")
+    error = OperationalError("message")
+    error.__cause__ = Exception()
+    error.__cause__.sqlstate = sqlstate
     return error
 
 
@@ -51,6 +61,14 @@ def test_repeated_collisions_raise_broker_unavailable_after_the_last_attempt():
     with pytest.raises(BrokerUnavailable, match="database unavailable: "):
         run("default", failing(ATTEMPTS, collision()))
     assert run("default", failing(ATTEMPTS - 1, collision())) == ATTEMPTS
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="one writer at a time")
+def test_a_deadlock_is_retried_more_often_because_its_victim_waited_for_nothing(monkeypatch):
+    monkeypatch.setattr(transactions, "MAX_PAUSE_S", 0)
+    assert run("default", failing(DEADLOCK_ATTEMPTS - 1, deadlock())) == DEADLOCK_ATTEMPTS
+    with pytest.raises(BrokerUnavailable, match="database unavailable: "):
+        run("default", failing(DEADLOCK_ATTEMPTS, deadlock()))
 
 
 @pytest.mark.parametrize(
