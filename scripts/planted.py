@@ -1,8 +1,9 @@
 """Plant one defect after the other in a copy of the source, and check that the tests detect each.
 
 A suite that passes proves something only if it can fail. For each plant (`scripts/plants.py`), the few tests that
-should detect it run until the first failure; before that, the same tests must pass without plants. Prints a table. The
-exit code is 1 if a plant survived, if its text was not found exactly once, or if pytest failed in another way.
+should detect it run until the first failure: first those of `make test`, then those that only `make test-all` runs.
+Before that, the same tests must pass without plants. Prints a table. The exit code is 1 if a plant survived, if its
+text was not found exactly once, or if pytest failed in another way.
 `--sample 3`: only three plants, different ones at each commit.
 """
 
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,15 +28,17 @@ from tests.own_servers import Guard  # noqa: E402
 
 LEFT_OUT = (".*", "*.egg-info", "__pycache__", "node_modules", "db.sqlite3*")
 SOME_FAILED = 1
+NOTHING_CHOSEN = 5
 LONGEST_S = 120
 
 
 class Found(NamedTuple):
-    """The result of one plant, with the test that caught it."""
+    """The result of one plant, with the test that caught it and the command that runs this test."""
 
     name: str
     database: str
     caught_by: str
+    command: str
     trouble: str
     seconds: float
 
@@ -53,17 +57,27 @@ class Field:
         text = path.read_text(encoding="utf-8")
         times = text.count(plant.old)
         if times != 1:
-            return Found(plant.name, plant.database, "", f"its text is {times} times in {plant.path}, expected 1", 0.0)
+            return Found(
+                plant.name, plant.database, "", "", f"its text is {times} times in {plant.path}, expected 1", 0.0
+            )
         path.write_text(text.replace(plant.old, plant.new), encoding="utf-8")
         try:
-            code, output = self.run(plant.database, *plant.tests)
+            command, code, output = self._run_by_command(plant)
         finally:
             path.write_text(text, encoding="utf-8")
         caught = re.findall(r"^FAILED (\S+)", output, re.MULTILINE) if code == SOME_FAILED else []
         trouble = (
-            "" if caught else "it survived: write the test" if code == 0 else f"no test failed, but:\n{output[-5000:]}"
+            "" if caught else "it survived: write the test" if not code else f"no test failed, but:\n{output[-5000:]}"
         )
-        return Found(plant.name, plant.database, "".join(caught[:1]), trouble, time.monotonic() - begun)
+        return Found(plant.name, plant.database, "".join(caught[:1]), command, trouble, time.monotonic() - begun)
+
+    def _run_by_command(self, plant):
+        """Run the tests of each command until one fails; return the command, pytest's exit code and its output."""
+        for command, markers in _markers_by_command(plant.database).items():
+            code, output = self.run(plant.database, *plant.tests, "-m", markers)
+            if code not in (0, NOTHING_CHOSEN):
+                return command, code, output
+        return "", 0, output
 
     def run(self, database, *tests):
         """Return pytest's exit code and its output."""
@@ -94,6 +108,12 @@ class Field:
                     print(f"without any plant, on {database}: {ended}\n{output[-5000:]}")
                     return False
         return True
+
+
+def _markers_by_command(database):
+    """Return the markers of the tests that `make test` runs on this database, and of the others."""
+    left_out = "slow" if database == "sqlite" else "slow or once_if_quick or once or core"
+    return {"make test": f"not ({left_out})", "make test-all": left_out}
 
 
 def main():
@@ -147,13 +167,15 @@ def commits():
 
 
 def print_result(found):
-    result = f"caught by {found.caught_by}" if found.caught_by else found.trouble
+    result = f"caught by {found.command}: {found.caught_by}" if found.caught_by else found.trouble
     print(f"{found.seconds:5.1f} s  {found.database:<11} {found.name}\n{'':21}{result}", flush=True)
 
 
 def summary(found, missing):
     survived = [one for one in found if not one.caught_by]
-    print(f"\n{len(found)} planted, {len(found) - len(survived)} caught")
+    caught = Counter(one.command for one in found if one.caught_by)
+    commands = "".join(f", {count} by {command}" for command, count in sorted(caught.items()))
+    print(f"\n{len(found)} planted, {len(found) - len(survived)} caught{commands}")
     for one in survived:
         print(f"NOT CAUGHT  {one.name}: {one.trouble.splitlines()[0]}")
     for kind, why in missing.items():
