@@ -34,12 +34,15 @@ from .tasks.compat import (
 from .tasks.job_builder import JobBuilder
 from .tasks.job_id import new_jid, new_jids
 from .tasks.middleware import Call
-from .tasks.options import to_custom
 from .tasks.refusals import name_of, problem_with, remedy_for
 from .tasks.results import JobResult, result_of
 
 if TYPE_CHECKING:
     from .models import Job
+
+
+MAX_BUILDERS = 256
+"""Maximum number of job builders that a backend keeps; beyond it, all are dropped."""
 
 
 class FaktoryBackend(BaseTaskBackend):
@@ -51,6 +54,11 @@ class FaktoryBackend(BaseTaskBackend):
     supports_async_task = True
     supports_get_result = True
     supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self._builders: dict[int, JobBuilder] = {}
+        """Job builders of tasks that are known to be valid, by the id of the task object."""
 
     def validate_task(self, task: Task[..., Any]) -> None:
         """Raise InvalidTask for a task that this backend cannot run."""
@@ -88,25 +96,36 @@ class FaktoryBackend(BaseTaskBackend):
         accepted jobs stay enqueued and `task_enqueued` is sent for each. NotUnique carries the results of accepted
         jobs.
         """
-        self.validate_task(task)
-        assert isinstance(task, FaktoryTask)  # noqa: S101  (checked by validate_task)
-        # A list, because a generator could be read only once.
-        now, calls = timezone.now(), list(calls)
+        now = timezone.now()
         # One moment for all calls, so that a delay means the same time for each job of the push.
-        due_task = task.due(now)
-        results: list[TaskResult[P, R]] = [
-            self._new_result(due_task, args, kwargs, jid=jid, now=now)
+        builder = self._builder(task.due(now) if isinstance(task, FaktoryTask) else task)
+        batch = batches.current()
+        bid, caller_wid = (batch.bid, batch.caller_wid) if batch is not None else ("", "")
+        calls = list(calls)  # a generator could be read only once
+        wrapped = [
+            self._new_call(builder, args, kwargs, jid=jid, now=now, bid=bid)
             for (args, kwargs), jid in zip(calls, new_jids(len(calls)), strict=True)
         ]
-        wrapped = [
-            Call(result=result, custom=_custom(due_task, args, kwargs))
-            for result, (args, kwargs) in zip(results, calls, strict=True)
-        ]
-        middleware.enqueue(wrapped, lambda: self._push(JobBuilder(due_task, now), wrapped))
-        return results
+        middleware.enqueue(wrapped, lambda: self._push(builder.jobs(wrapped, now, caller_wid), wrapped))
+        results: list[TaskResult[..., Any]] = [call.result for call in wrapped]
+        return results  # type: ignore[return-value]  # of this task
 
-    def _push(self, job_builder: JobBuilder, calls: Sequence[Call]) -> None:
-        jobs = [job_builder.job(call) for call in calls]
+    def _builder(self, task: Task[..., Any]) -> JobBuilder:
+        """Return the task's job builder. Raises InvalidTask."""
+        settings = conf.configured()
+        # The builder refers to its task, so no other task object has the same id while the builder is kept.
+        builder = self._builders.get(id(task))
+        if builder is None or builder.settings is not settings:
+            self.validate_task(task)
+            assert isinstance(task, FaktoryTask)  # noqa: S101  (checked by validate_task)
+            builder = JobBuilder(task, settings)
+            # Tasks made by `using` for one enqueue are never used again.
+            if len(self._builders) >= MAX_BUILDERS:
+                self._builders.clear()
+            self._builders[id(task)] = builder
+        return builder
+
+    def _push(self, jobs: Sequence[JobPayload], calls: Sequence[Call]) -> None:
         refusals = self._hand_over(jobs, [call.result for call in calls]) if jobs else []
         results = [None if refusal else call.result for call, refusal in zip(calls, refusals, strict=True)]
         # Signals first: receivers must learn of the accepted jobs even if the loop below raises.
@@ -135,20 +154,17 @@ class FaktoryBackend(BaseTaskBackend):
         Raises the same errors as `enqueue` raises before writing; also InvalidTask for options that a callback cannot
         have.
         """
-        self.validate_task(task)
-        assert isinstance(task, FaktoryTask)  # noqa: S101  (checked by validate_task)
         now = timezone.now()
-        task = task.due(now)
+        builder = self._builder(task.due(now) if isinstance(task, FaktoryTask) else task)
         for option in ("unique_for", "run_after"):
-            if getattr(task, option) is not None:
+            if getattr(builder.task, option) is not None:
                 raise InvalidTask(
-                    f"task {task.module_path}: {option}: expected none in a batch's callback, which comes when the "
-                    "batch is done; let it enqueue another task"
+                    f"task {builder.task.module_path}: {option}: expected none in a batch's callback, which comes when "
+                    "the batch is done; let it enqueue another task"
                 )
         # A callback is not a member: with a bid it would count in the batch that is open while it is built.
-        custom = {key: value for key, value in _custom(task, args, kwargs).items() if key != "bid"}
-        result: TaskResult[..., Any] = self._new_result(task, args, kwargs, jid=new_jid(), now=now)
-        return JobBuilder(task, now).job(Call(result=result, custom=custom))
+        [job] = builder.jobs([self._new_call(builder, args, kwargs, jid=new_jid(), now=now)], now)
+        return job
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Read a job back as a TaskResult.
@@ -187,24 +203,35 @@ class FaktoryBackend(BaseTaskBackend):
             )
         return messages
 
-    def _new_result(
-        self, task: FaktoryTask[P, R], args: Sequence[Any], kwargs: Mapping[str, Any], *, jid: str, now: datetime
-    ) -> TaskResult[P, R]:
-        args, kwargs = encode_call(args, kwargs, plain_json=task.plain_json)
-        return JobResult(
-            task=task,
+    def _new_call(
+        self,
+        builder: JobBuilder,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        jid: str,
+        now: datetime,
+        bid: str = "",
+    ) -> Call:
+        encoded_args, encoded_kwargs = encode_call(args, kwargs, plain_json=builder.task.plain_json)
+        custom = builder.custom(args, kwargs)
+        if bid:
+            custom["bid"] = bid
+        result: JobResult[..., Any] = JobResult(
+            task=builder.task,
             id=jid,
             status=TaskResultStatus.READY,
             enqueued_at=now,
             started_at=None,
             finished_at=None,
             last_attempted_at=None,
-            args=args,
-            kwargs=kwargs,
+            args=encoded_args,
+            kwargs=encoded_kwargs,
             backend=self.alias,
             errors=[],
             worker_ids=[],
         )
+        return Call(result=result, custom=custom)
 
 
 def registered_queues() -> tuple[str, ...]:
@@ -213,14 +240,6 @@ def registered_queues() -> tuple[str, ...]:
     backends = {backend.alias: backend for backend in task_backends.all() if isinstance(backend, FaktoryBackend)}
     task_queues = {task.queue_name for task in registered() if task.backend in backends}
     return tuple(sorted(task_queues.union({DEFAULT_QUEUE}, *(backend.queues for backend in backends.values()))))
-
-
-def _custom(task: FaktoryTask[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    custom = to_custom(task, args, kwargs)
-    batch = batches.current()
-    if batch is not None:
-        custom["bid"] = batch.bid
-    return custom
 
 
 def _problem_with_queue(name: object) -> str:

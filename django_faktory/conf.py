@@ -407,6 +407,8 @@ SETTINGS: dict[str, Setting] = {
 
 DEFAULTS: dict[str, Any] = {name: setting.default for name, setting in SETTINGS.items()}
 
+_NO_SETTINGS: Mapping[str, Any] = {}
+
 RENAMED = {"READ_AHEAD": "PREFETCH"}
 """Old names of settings, with their present ones."""
 
@@ -420,8 +422,11 @@ def get(name: str) -> Any:
 
 
 def configured() -> Mapping[str, Any]:
-    """Return the project's FAKTORY setting, unchanged. Raises ImproperlyConfigured unless it is a mapping."""
-    configured_value = getattr(settings, "FAKTORY", {})
+    """Return the project's FAKTORY setting, unchanged. Raises ImproperlyConfigured unless it is a mapping.
+
+    It is the same object until the settings change.
+    """
+    configured_value = getattr(settings, "FAKTORY", _NO_SETTINGS)
     if not isinstance(configured_value, Mapping):
         raise ImproperlyConfigured(f"FAKTORY: expected a dict, got {type(configured_value).__name__}")
     return configured_value

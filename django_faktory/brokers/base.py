@@ -336,7 +336,7 @@ class Broker(WorkerBroker, BatchBroker, ManagementBroker):
     """Whether push takes part in the caller's database transaction."""
 
     @abstractmethod
-    def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
+    def push(self, jobs: Sequence[JobPayload]) -> Sequence[FaktoryError | None]:
         """Store jobs.
 
         Each job has its own answer: None, or the reason of its refusal; one refusal does not affect other jobs.

@@ -152,23 +152,21 @@ class OrmBroker(Broker):
                 raise
             raise EndRolledBack(first_line(error)) from error
 
-    def push(self, jobs_: Sequence[JobPayload]) -> list[FaktoryError | None]:
+    def push(self, jobs_: Sequence[JobPayload]) -> Sequence[FaktoryError | None]:
         """Store jobs; the notification of workers is sent after the commit.
 
         PostgreSQL takes a global lock in a transaction that notifies, which would serialize the commits of all pushes.
         """
-        stored, refused = self._with_lock_keys(jobs_)
+        stored, refused = self._with_lock_keys(jobs_) if self.locket.is_enabled else (jobs_, [])
         pushed = pushes.push(stored, using=self.alias, now=self.clock())
         self._notify_after_commit(stored)
-        return _merge_answers(refused, pushed)
+        return _merge_answers(refused, pushed) if refused else pushed
 
     def _with_lock_keys(self, jobs_: Sequence[JobPayload]) -> tuple[Sequence[JobPayload], list[FaktoryError | None]]:
         """Return the jobs with their lock keys, and for each given job its error or None.
 
-        Without locketed queues, the jobs are returned unchanged. A job is left out if its key cannot be computed.
+        A job is left out if its key cannot be computed.
         """
-        if not self.locket.is_enabled:
-            return jobs_, [None] * len(jobs_)
         stored: list[JobPayload] = []
         refused: list[FaktoryError | None] = []
         for job in jobs_:
@@ -192,13 +190,13 @@ class OrmBroker(Broker):
         if requests:
             self._release_unanswered_claims()
             self.locket.raise_if_invalid()
-        stored, refused = self._with_lock_keys(jobs_)
+        stored, refused = self._with_lock_keys(jobs_) if self.locket.is_enabled else (jobs_, [])
         pushed, acked, fetched = exchanges.execute(
             self._build_exchange(connections[self.alias], stored, acks, requests, self._metrics.ended)
         )
         self._notify_after_commit(stored)
         self._metrics.started(_delivered_jobs(fetched))
-        return ExchangeReply(_merge_answers(refused, pushed), acked, fetched)
+        return ExchangeReply(_merge_answers(refused, pushed) if refused else pushed, acked, fetched)
 
     def ack_and_fetch(
         self, acks: Sequence[Ack], request: FetchRequest

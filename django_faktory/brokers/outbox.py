@@ -36,7 +36,7 @@ class Outbox:
         self._own_alias = own_alias
         self._paused_until = 0.0
 
-    def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
+    def push(self, jobs: Sequence[JobPayload]) -> Sequence[FaktoryError | None]:
         """Store jobs as `Broker.push` does; jobs stored as rows are answered with None, and may be refused later.
 
         Outside any transaction, jobs are pushed to the target at once, and stored as rows only if it is unavailable.
@@ -98,7 +98,7 @@ class Outbox:
                 refused[row_id] = str(answer)
         _settle(alias, done=jobs.keys() - refused.keys(), refused=refused)
 
-    def _push_or_refuse(self, jobs: list[JobPayload]) -> list[FaktoryError | None]:
+    def _push_or_refuse(self, jobs: list[JobPayload]) -> Sequence[FaktoryError | None]:
         """Return the target's answers.
 
         If the set fails, each job is pushed alone, so that one bad job does not block the others.

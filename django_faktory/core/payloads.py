@@ -328,7 +328,6 @@ class JobTemplate:
         reserve_for: int = DEFAULT_RESERVE_FOR,
         backtrace: int = 0,
         at: datetime | None = None,
-        created_at: datetime | None = None,
         result_ttl: int | None = None,
     ) -> None:
         trailing: dict[str, Any] = {"retry": retry}
@@ -341,8 +340,6 @@ class JobTemplate:
             trailing["backtrace"] = backtrace
         if at is not None:
             trailing["at"] = rfc3339(at)
-        if created_at is not None:
-            trailing["created_at"] = rfc3339(created_at)
         # Without their braces: `job` writes the arguments between these two parts, which are encoded once.
         self._before_args = jsontext.encode({"jobtype": jobtype, "queue": queue})[1:-1]
         self._after_args = jsontext.encode(trailing)[1:-1]
@@ -366,15 +363,15 @@ class JobTemplate:
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None = None,
         custom: Mapping[str, Any] | None = None,
+        created_at: str = "",
     ) -> JobPayload:
-        """Build one job. Only its own members are encoded; the text equals that of `jsontext.encode`."""
+        """Build one job. Only its own members are encoded; the text equals that of `jsontext.encode`.
+
+        `created_at` is in the form of RFC 3339; "" leaves it to the server.
+        """
         custom_texts: dict[str, str] = {}
-        custom_member, options, result_ttl, args_text = (
-            self._default_custom,
-            None,
-            self._result_ttl,
-            jsontext.encode(args),
-        )
+        custom_member, options, result_ttl = self._default_custom, None, self._result_ttl
+        args_text = jsontext.encode(args)
         if custom or kwargs:
             members = {**custom} if custom else {}
             if kwargs:
@@ -385,8 +382,10 @@ class JobTemplate:
                 custom_texts = {key: jsontext.encode(value) for key, value in (members | self._shared_custom).items()}
                 options = read_options(self._jobtype, self._queue, args_text, custom_texts)
                 result_ttl = compute_ttl(custom_texts, result_ttl)
+        created_member = f',"created_at":"{created_at}"' if created_at else ""
         text = (
-            f'{{"jid":{jsontext.encode(jid)},{self._before_args},"args":{args_text},{self._after_args}{custom_member}}}'
+            f'{{"jid":{jsontext.encode(jid)},{self._before_args},"args":{args_text},'
+            f"{self._after_args}{created_member}{custom_member}}}"
         )
         return JobPayload(jid=jid, text=text, result_ttl=result_ttl, options=options, **self._columns)
 

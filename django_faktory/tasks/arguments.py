@@ -51,6 +51,8 @@ def encode_call(
         value if type(value) in UNCHANGED else _convert_at(f"args[{position}]", encode, value)
         for position, value in enumerate(args)
     ]
+    if not kwargs:
+        return positional, {}
     named = {
         normalize(name): value if type(value) in UNCHANGED else _convert_at(f"kwargs[{name!r}]", encode, value)
         for name, value in kwargs.items()

@@ -1,7 +1,8 @@
-"""Builds jobs from calls of tasks: what all jobs of one enqueue share is computed once by `JobBuilder`."""
+"""Builds jobs from calls of tasks: what all jobs of one task share is computed once by `JobBuilder`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from math import ceil
 from typing import Any
@@ -11,21 +12,23 @@ from msgspec.structs import replace
 
 from .. import conf
 from ..core.json import jsontext
-from ..core.payloads import JobPayload, JobTemplate
+from ..core.payloads import JobPayload, JobTemplate, rfc3339
 from ..errors import InvalidPayload
-from . import batch as batches
 from . import encryption
 from .base import FaktoryTask
 from .compat import TaskResult
 from .middleware import Call
-from .options import TIMEOUT_MARGIN_S
+from .options import TIMEOUT_MARGIN_S, to_custom
 
 
 class JobBuilder:
-    """Job builder for one task at one moment."""
+    """Builds the jobs of one task. A backend keeps it, because what all jobs of the task share is computed once.
 
-    def __init__(self, task: FaktoryTask[..., Any], enqueued_at: datetime) -> None:
-        self._task = task
+    It is valid as long as `settings` are the project's FAKTORY settings.
+    """
+
+    def __init__(self, task: FaktoryTask[..., Any], settings: Mapping[str, Any]) -> None:
+        self.task, self.settings = task, settings
         self._is_encrypted = encryption.is_enabled(task.encrypt)
         self._template = JobTemplate(
             jobtype=task.jobtype,
@@ -35,26 +38,36 @@ class JobBuilder:
             retry=_option_or_setting(task.max_attempts, "MAX_ATTEMPTS") - 1,
             reserve_for=_reserve_for(task),
             backtrace=task.backtrace,
-            at=_make_aware(task.run_after),
-            created_at=_make_aware(enqueued_at),
+            at=_make_aware(task.run_after) if task.run_after else None,
             result_ttl=_option_or_setting(task.result_ttl, "RESULT_TTL"),
         )
-        batch = batches.current()
-        self._caller_wid = batch.caller_wid if batch is not None else ""
+        # Only a function among the options makes the members depend on the arguments.
+        has_function = callable(task.lock) or callable(task.limit_key)
+        self._custom = None if has_function else to_custom(task, (), {})
 
-    def job(self, call: Call) -> JobPayload:
-        """Build the job of one call. Raises InvalidPayload if no worker could read it, CannotEncrypt without a key."""
-        args, kwargs = self._arguments(call.result)
-        job = self._template.job(call.result.id, args, kwargs, call.custom)
-        jsontext.check_depth(job.text)  # FETCH rejects deeper JSON
-        # Only members of a batch need the wid of the pushing job: it proves that the job may add to the batch.
-        if self._caller_wid and job.options:
-            return replace(job, options=replace(job.options, caller_wid=self._caller_wid))
-        return job
+    def custom(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the members of `custom` of a job with these arguments, without those of a batch."""
+        return to_custom(self.task, args, kwargs) if self._custom is None else self._custom.copy()
+
+    def jobs(self, calls: Sequence[Call], enqueued_at: datetime, caller_wid: str = "") -> list[JobPayload]:
+        """Build the jobs of these calls, with the `caller_wid` of the job that adds them to its batch.
+
+        Raises InvalidPayload if no worker could read one, CannotEncrypt without a key.
+        """
+        created_at = rfc3339(_make_aware(enqueued_at))
+        jobs: list[JobPayload] = []
+        for call in calls:
+            args, kwargs = self._arguments(call.result)
+            job = self._template.job(call.result.id, args, kwargs, call.custom, created_at)
+            jsontext.check_depth(job.text)  # FETCH rejects deeper JSON
+            if caller_wid and job.options:
+                job = replace(job, options=replace(job.options, caller_wid=caller_wid))
+            jobs.append(job)
+        return jobs
 
     def _arguments(self, result: TaskResult[..., Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments as the job carries them: encrypted if the task or the project asks for it."""
-        task = self._task
+        task = self.task
         if not self._is_encrypted:
             if task.plain_json and encryption.is_encrypted(result.args):
                 raise InvalidPayload("args[0]: expected no Fernet token in $encrypted: it would be decrypted")
@@ -74,9 +87,9 @@ def _reserve_for(task: FaktoryTask[..., Any]) -> int:
     return max(seconds, ceil(task.timeout) + TIMEOUT_MARGIN_S)
 
 
-def _make_aware(moment: datetime | None) -> datetime | None:
+def _make_aware(moment: datetime) -> datetime:
     """Make a time aware: without USE_TZ Django's times are naive and local."""
-    return timezone.make_aware(moment) if moment is not None and timezone.is_naive(moment) else moment
+    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
 
 
 def _option_or_setting(option: int | None, name: str) -> int:

@@ -10,7 +10,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_faktory import task
-from django_faktory.backend import FaktoryBackend
+from django_faktory.backend import MAX_BUILDERS, FaktoryBackend
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.json import jsontext
 from django_faktory.errors import CommandRefused, InvalidPayload
@@ -55,6 +55,21 @@ def test_settings_apply_if_the_task_has_no_such_option():
     with override_settings(FAKTORY={"MAX_ATTEMPTS": 3, "RESERVE_FOR": 90, "RESULT_TTL": 7}):
         job, _ = stored(tasks.noop.enqueue())
     assert (job.retry, job.reserve_for, job.result_ttl) == (2, 90, 7)
+
+
+def test_the_second_enqueue_of_a_task_reads_changed_settings():
+    tasks.noop.enqueue()
+    with override_settings(FAKTORY={"MAX_ATTEMPTS": 3}):
+        assert stored(tasks.noop.enqueue())[0].retry == 2
+    assert stored(tasks.noop.enqueue())[0].retry == 25
+
+
+def test_a_backend_keeps_few_of_the_tasks_made_by_using():
+    backend = task_backends["default"]
+    copies = [tasks.noop.using(priority=number % 100) for number in range(MAX_BUILDERS + 20)]
+    jobs = [backend.callback_job(copy, [], {}) for copy in copies]
+    assert [job.priority for job in jobs] == [copy.priority for copy in copies]
+    assert len(backend._builders) <= MAX_BUILDERS
 
 
 @pytest.mark.parametrize(("timeout", "reserve_for"), [(10, 90), (60, 90), (60.5, 91), (3600, 3630)])

@@ -29,13 +29,12 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
     """
     if not jobs:
         return []
-    ordered = order_jobs(jobs)
-    if any_needs_lookup(jobs, dialect_of(connections[using])):
+    ordered, dialect = order_jobs(jobs), dialect_of(connections[using])
+    if any_needs_lookup(jobs, dialect):
         refusals = run(using, lambda connection: unique_push.push(connection, ordered, now), atomic=False, writes=True)
         return [refusals.get(job.jid) for job in jobs]
 
     def insert(connection: BaseDatabaseWrapper) -> None:
-        dialect = dialect_of(connection)
         # One INSERT locks the rows it meets by itself. With several, all of these rows must be locked before the first
         # INSERT, or two overlapping sets deadlock (ADR 0030).
         clock, may_exist = dialect.lock_stored(connection, ordered, now) if len(ordered) > CHUNK else (now, True)
@@ -45,22 +44,23 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
             blocked_keys = dialect.insert(connection, ordered[start : start + CHUNK], clock, may_exist=may_exist)
             locks.promote_waiters_later(connection, blocked_keys)
 
-    one_statement = len(ordered) <= CHUNK and not _needs_atomic(using, ordered)
-    run(using, insert, atomic=not one_statement, writes=True)
+    # Some dialects insert a set with several statements. One row needs a single statement on every database.
+    is_one_statement = len(ordered) == 1 or (dialect.one_statement and len(ordered) <= CHUNK)
+    run(using, insert, atomic=not is_one_statement, writes=True)
     return [None] * len(jobs)
 
 
 def any_needs_lookup(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
     """Return True if one of the jobs needs lookups before its insert: a unique key, a batch, or an unsupported lock."""
-    options = [job.options for job in jobs if job.options is not None]
-    return any(option.may_block or (option.lock_key is not None and not dialect.stores_keyed) for option in options)
+    for job in jobs:
+        options = job.options
+        if options and (options.may_block or (options.lock_key is not None and not dialect.stores_keyed)):
+            return True
+    return False
 
 
 def order_jobs(jobs: Sequence[JobPayload]) -> OrderedJobs:
     """Return the first job of each jid, in the insertion order that all transactions share."""
+    if len(jobs) == 1:
+        return [(0, jobs[0])]
     return insertion_order(list({job.jid: job for job in reversed(jobs)}.values())[::-1])
-
-
-def _needs_atomic(using: str, jobs: OrderedJobs) -> bool:
-    # Some dialects insert a set with several statements. One row needs a single statement on every database.
-    return len(jobs) > 1 and not dialect_of(connections[using]).one_statement

@@ -79,8 +79,8 @@ def _notify_outside_transaction(connection: BaseDatabaseWrapper, payloads: Seque
     """
     import psycopg  # `can_listen` has checked that psycopg 3 is installed
 
-    calls = ", ".join(f"pg_notify($1, ${place})" for place in range(2, 2 + len(payloads)))
-    values = [CHANNEL.encode(), *(payload.encode() for payload in payloads)]
+    calls = ", ".join([f"pg_notify($1, ${place})" for place in range(2, 2 + len(payloads))])
+    values = [CHANNEL.encode(), *[payload.encode() for payload in payloads]]
     with connection.wrap_database_errors:
         result = connection.connection.pgconn.exec_params((_NOTIFY_STRAIGHT % calls).encode(), values)
         if result.status != psycopg.pq.ExecStatus.TUPLES_OK:

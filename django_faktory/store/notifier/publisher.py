@@ -55,11 +55,12 @@ def announce(alias: str, queues: Collection[str]) -> None:
 
 
 def _select_to_announce(alias: str, queues: Collection[str], *, now: float) -> list[str]:
-    to_announce = [queue for queue in queues if now - _announced_at.get((alias, queue), -1.0) >= DEBOUNCE_S]
     # Forgetting all queues costs at most one more notification for each.
     if len(_announced_at) > MAX_REMEMBERED:
         _announced_at.clear()
-    _announced_at.update(((alias, queue), now) for queue in to_announce)
+    to_announce = [queue for queue in queues if now - _announced_at.get((alias, queue), -1.0) >= DEBOUNCE_S]
+    for queue in to_announce:
+        _announced_at[alias, queue] = now
     return to_announce
 
 

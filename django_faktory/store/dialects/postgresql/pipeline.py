@@ -238,10 +238,10 @@ def _receive_results(pgconn: Any) -> list[Any]:
 
 
 def _rows_of_calls(results: list[Any], call_count: int) -> list[Rows]:
-    # Results after the first error only report that the pipeline was aborted.
-    error = next((result for result in results if result.status == _driver().pq.ExecStatus.FATAL_ERROR), None)
-    if error is not None:
-        raise _driver().errors.error_from_result(error)
+    failed = _driver().pq.ExecStatus.FATAL_ERROR
+    for result in results:
+        if result.status == failed:  # later results only report that the pipeline was aborted
+            raise _driver().errors.error_from_result(result)
     # The result of BEGIN, if it was sent, comes first and is skipped.
     return [_rows(result) for result in results[len(results) - call_count :]]
 

@@ -235,8 +235,13 @@ def _prepared_calls(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> l
     """Return names and values if all statements are prepared and may bypass the cursor, else an empty list."""
     if not Statement.works or not can_pipeline(connection):
         return []
-    named = [(statement.prepared_name(connection), values) for statement, values in calls]
-    return named if all(name for name, _ in named) else []
+    named: list[tuple[str, Sequence[Any]]] = []
+    for statement, values in calls:
+        name = statement.prepared_name(connection)
+        if not name:
+            return []
+        named.append((name, values))
+    return named
 
 
 def _are_statements_lost(error: Error) -> bool:

@@ -151,10 +151,11 @@ class _JobRecord(msgspec.Struct, omit_defaults=True, gc=False):
 
 def any_push_call(jobs: OrderedJobs, now: datetime | None, *, may_exist: bool) -> Call:
     """Return the call that inserts jobs with distinct jids and no unique key, in the given order."""
-    if not any(job.options for _, job in jobs):
+    options = [job.options for _, job in jobs if job.options]
+    if not options:
         return push_call(jobs, now, may_exist=may_exist)
     values = [_to_json(jobs), now, [job.jid for _, job in jobs] if may_exist else [], may_exist]
-    if any(job.options and job.options.lock_key for _, job in jobs):
+    if any(option.lock_key for option in options):
         return PUSH_LOCKED, values
     # A lone job can be upserted without locking its row first, see PUSH_ONE.
     return (PUSH_OPTIONED, values) if len(jobs) > 1 else (PUSH_ONE_OPTIONED, values[:2])
@@ -167,7 +168,7 @@ def unique_call(jobs: OrderedJobs, now: datetime | None) -> Call:
 
 def blocked_keys(rows: Rows) -> set[str]:
     """Return the keys of locks that inserted jobs wait for, from the rows of these statements."""
-    return {key for key, *_ in rows if key is not None}
+    return {key for key, *_ in rows if key is not None} if rows else set()
 
 
 def _to_json(jobs: OrderedJobs) -> str:
