@@ -91,8 +91,7 @@ def run(
             if is_read_only:
                 _refusals[alias] += 1
                 _discard(connection)
-            # Before the check for collisions, because a lock timeout is one of them.
-            if raises_lock_timeout:
+            if raises_lock_timeout:  # before the check for collisions, of which a lock timeout is one
                 _raise_lock_timeout(error)
             if attempt >= _max_attempts(error):
                 # The session may be broken: the next transaction starts on a new connection.
