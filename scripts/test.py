@@ -29,10 +29,9 @@ from tests.own_servers import Guard  # noqa: E402
 from tests.programs import WITH_US  # noqa: E402
 from tests.selection import LEFT_OUT  # noqa: E402
 
-PROCESSES = 3
-QUICK_PROCESSES = min(16, 3 * (os.cpu_count() or 2))
-QUICK_PROCESSES_OF_OTHERS = 2
-"""Processes on one database; the others have fewer quick tests.
+PROCESSES = min(16, 3 * (os.cpu_count() or 2))
+PROCESSES_OF_OTHERS = 2
+"""Processes on the first database, and on each other one, which has fewer tests.
 
 Tests wait for half of their time, so that there are more processes than CPUs. Too many take CPU time for polling: with
 6 + 2 + 2, 8 + 3 + 3 and 14 + 4 + 4 processes on two CPUs the quick run took 339, 364 and 374 s of it.
@@ -70,8 +69,7 @@ class Run:
             chosen.append("(slow or varied)" if is_first else "(slow or varied or once_if_quick)")
         self.command += (["-m", " and ".join(chosen)] if chosen else []) + more
         self._examples = "quick" if is_quick else "thorough"
-        quick = QUICK_PROCESSES if is_first else QUICK_PROCESSES_OF_OTHERS
-        self._processes = quick if is_quick else PROCESSES
+        self._processes = PROCESSES if is_first else PROCESSES_OF_OTHERS
         self.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
         self.seconds = 0.0
         self.unsteady = []

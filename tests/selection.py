@@ -102,21 +102,40 @@ QUICK = (
 CORE = ("brokers/test_tls.py", "core", "tools")
 """Tests that need no database. Modules elsewhere are marked `core` themselves."""
 
-ONCE = ("browser", "contrib/api", "contrib/gearmonkey", "docs", "example", "interop", "management/cli", "typing")
+ONCE = (
+    "attacks",
+    "browser",
+    "checks/test_security.py",
+    "contract/test_remote.py",
+    "contrib/api",
+    "contrib/gearmonkey",
+    "deploys/test_migrations.py",
+    "docs",
+    "example",
+    "interop",
+    "management/cli",
+    "runtime/processes/test_pid_one.py",
+    "runtime/processes/test_probes.py",
+    "runtime/processes/test_replacing.py",
+    "runtime/processes/test_unresponsive.py",
+    "security",
+    "server/test_handshake.py",
+    "server/test_limits.py",
+    "server/test_long_lines.py",
+    "server/test_tls.py",
+    "typing",
+)
 """Tests that do not depend on the kind of database: they run on the first one only, except modules marked
 `each_database`.
 """
 
 ONCE_IF_QUICK = (
     "admin",
-    "attacks",
     "checks",
-    "contract/test_remote.py",
     "contrib/api/test_speed.py",
     "contrib/metrics",
     "contrib/transfer",
     "runtime/processes",
-    "security",
     "server",
     "tasks",
     "testing",

@@ -5,6 +5,7 @@ classes, so that a new page without an entry here fails.
 """
 
 from datetime import timedelta
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -125,6 +126,12 @@ def _acts():
     yield "outboxentry delete", Act(page("outboxentry", "delete", ROW), ("delete_outboxentry",), {"post": "yes"})
 
 
+@cache
+def _all_acts():
+    """Return the requests by name: the same for each test, because the rows have fixed keys and states."""
+    return dict(_acts())
+
+
 NAMES = [
     *(f"{model} {view}" for model in MODELS for view in ("changelist", "change", "history", "add", "delete")),
     *(f"{model} download {column}" for model, column, _ in DOWNLOADS),
@@ -177,7 +184,7 @@ def rows(db):
     )
     Limit.objects.create(pk=ROW, scope="task", name="noop", concurrency=5, origin=Limit.Origin.EDITED)
     OutboxEntry.objects.create(pk=ROW, jid="job-out", queue="mail", job="{}", error="no room")
-    return dict(_acts())
+    return _all_acts()
 
 
 def ready_for(name):

@@ -4,9 +4,6 @@ import pytest
 from django.contrib.admin.models import LogEntry
 
 from django_faktory.models import Job
-from tests.browser.test_journey import (
-    test_an_operator_finds_edits_and_retries_dead_jobs_and_all_is_logged as test_the_journey,  # noqa: F401
-)
 from tests.browser.test_pages import fill, monkeys, own_server, redis, server  # noqa: F401  (fixtures)
 from tests.browser.test_pages import (
     test_every_page_has_labels_and_no_overflow_in_each_theme_and_width as looks_as_it_should,

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from django_faktory.core.json import jsontext
 from tests.examples import examples
 from tests.server.raw import push, worker
+from tests.settings import KIND
 
 real = settings(
-    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(60 if KIND == "sqlite" else 20),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 """All examples share one server, one database and its clients: each example fetches the job that it pushed."""
 

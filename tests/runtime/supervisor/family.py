@@ -5,7 +5,6 @@ Each line of its output is one event, with the pid of the process. The test that
 
 import logging
 import os
-import re
 import select
 import signal
 import sys
@@ -15,6 +14,7 @@ from django_faktory.runtime.supervisor import supervisor
 from django_faktory.runtime.supervisor.child import Role, install_signals
 from django_faktory.runtime.supervisor.supervisor import Supervisor
 from django_faktory.worker.process import CANNOT_START
+from tests.gil import hold_gil
 
 
 def log(*words):
@@ -74,11 +74,11 @@ def cannot_start(child_spec):
 
 
 def holds_the_gil(child_spec):
-    """Match a regular expression that does not end, in a thread: no other thread of the process runs again."""
+    """Hold the GIL in a thread: no other thread of the process runs again."""
     install_signals(child_spec, stop=lambda: log("stopped", os.getpid()))
     log("started", os.getpid(), child_spec.wid, ",".join(child_spec.lost), child_spec.unresponsive)
     if len(child_spec.lost) < 3:
-        threading.Thread(target=CATASTROPHE.match, args=("a" * 60 + "b",)).start()
+        threading.Thread(target=hold_gil).start()
     threading.Event().wait()
 
 
@@ -125,9 +125,6 @@ def sleep_through_term():
 
     threading.Thread(target=relay, daemon=True).start()
 
-
-CATASTROPHE = re.compile("(a+)+$")
-"""Takes 2 to the power of 60 steps for 60 letters and another one, all of them in C."""
 
 SCENES = {
     "steady": {"roles": {"one": steady, "two": steady}},
