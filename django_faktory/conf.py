@@ -100,6 +100,10 @@ def _is_function_path(value: Any) -> bool:
         return False
 
 
+def _is_web_address(value: Any) -> bool:
+    return isinstance(value, str) and (value == "" or re.fullmatch(r"https?://\S+", value) is not None)
+
+
 def _are_refusable(value: Any) -> bool:
     return isinstance(value, list | tuple | set) and all(name in REFUSABLE for name in value)
 
@@ -354,6 +358,27 @@ SETTINGS: dict[str, Setting] = {
         60,
         _seconds(1),
         "Seconds without a heartbeat after which a worker counts as lost.",
+    ),
+    "ALARM_EMAILS": Setting(
+        [],
+        _list("a list of e-mail addresses"),
+        "Addresses to which `runfaktory` sends alarms, with Django's e-mail settings. Empty: none.",
+    ),
+    "ALARM_WEBHOOK": Setting(
+        "",
+        Rule('an address that begins with https:// or http://, or ""', _is_web_address),
+        "Address to which `runfaktory` posts alarms as JSON. Empty: none.",
+        is_secret=True,
+    ),
+    "ALARM_REPEAT": Setting(
+        14_400.0,
+        _seconds(60),
+        "Seconds after which a message repeats an alarm that still lasts.",
+    ),
+    "ALARM_LATENCY": Setting(
+        600.0,
+        _seconds(0),
+        "Seconds that the first job of a queue may wait before an alarm reports the queue. 0: never.",
     ),
     "BEAT_KEEPS_JOBS": Setting(
         False,

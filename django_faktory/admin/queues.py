@@ -18,7 +18,8 @@ from ..models.permissions import may, may_see
 from ..models.queue import QueueQuerySet
 from ..operations import bulk
 from .base import ReadOnlyAdmin, SafeChangeList, jobs_link, log_action, requires_permission
-from .overview.data import QueueLine, build_queue_lines, build_recent_chart, format_age
+from .formats import format_age
+from .overview.data import QueueLine, build_queue_lines, build_recent_chart
 
 
 class QueueList(SafeChangeList):

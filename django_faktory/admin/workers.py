@@ -12,7 +12,8 @@ from django.utils.html import format_html
 from ..models import Job, WorkerProcess, permissions
 from ..store import workers
 from .base import ReadOnlyAdmin, SafeChangeList, log_action, requires_permission
-from .overview.data import format_age, format_memory, is_stale
+from .formats import format_age
+from .overview.data import format_memory, is_stale
 
 # A client fetches as many jobs as it likes, so the number of running jobs is not bounded.
 RUNS_SHOWN = 100

@@ -3,6 +3,7 @@
 Imports no broker, task or setting. Times are the database's, aware, in UTC.
 """
 
+from .alarm import AlarmRecord
 from .batch import Batch
 from .cron import CronEntry, CronRun
 from .job import Job, JobQuerySet, Tracking
@@ -14,6 +15,7 @@ from .statistics import Counter, Measure
 from .worker import WorkerProcess
 
 __all__ = [
+    "AlarmRecord",
     "Batch",
     "Counter",
     "CronEntry",

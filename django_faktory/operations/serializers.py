@@ -19,6 +19,7 @@ from ..models import Batch, Job, JobLock, Limit, WorkerProcess
 from ..models.cron import CronEntry, CronRun
 from ..tasks import redaction
 from ..tasks.results import attempts_of, runs_of
+from .alarms import Alarm
 
 SHORT = (
     "id", "jid", "jobtype", "queue", "state", "sort_priority", "failures", "losses", "interruptions", "errtype",
@@ -199,6 +200,19 @@ def lock_of(lock: JobLock) -> dict[str, Any]:
         "worker": lock.wid or None,
         "acquired_at": time_of(lock.acquired_at),
         "expires_at": time_of(lock.expires_at),
+    }
+
+
+def alarm_of(alarm: Alarm) -> dict[str, Any]:
+    """Serialize an alarm with its text and its advice."""
+    return {
+        "kind": alarm.kind,
+        "subject": alarm.subject,
+        "is_critical": alarm.is_critical,
+        "text": alarm.text,
+        "advice": alarm.advice,
+        "since": time_of(alarm.since),
+        "affected": alarm.affected,
     }
 
 

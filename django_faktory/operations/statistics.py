@@ -11,6 +11,7 @@ from ..core.histograms import OTHER, Series
 from ..store.shared_reads import shared
 from ..store.statistics import counts as statistics
 from ..store.statistics import histograms
+from . import alarms
 
 MAX_EXPORTED = 200
 """Maximum number of queues, and of pairs of queue and task, with series of their own. Clients choose their names, so
@@ -37,6 +38,8 @@ class ExportedStatistics:
     failed: int
     late: int
     """Reports that came too late to change anything."""
+    alarms: Mapping[str, float] = field(default_factory=dict)
+    """Number of alarms by kind, 0 for kinds without one."""
     series: dict[tuple[str, str], Series] = field(default_factory=dict)
 
 
@@ -46,7 +49,10 @@ def read(*, using: str, limit: int = MAX_EXPORTED) -> ExportedStatistics:
     series = shared(
         (histograms.read_totals, limit), partial(histograms.read_totals, using=using, limit=limit), using=using
     )
-    return _select(counts, series, limit)
+    numbers = dict.fromkeys(sorted(alarms.CRITICAL | alarms.WARNINGS), 0.0)
+    for alarm in alarms.read(using=using):
+        numbers[alarm.kind] += 1
+    return replace(_select(counts, series, limit), alarms=numbers)
 
 
 def _select(counts: statistics.AllCounts, series: dict[tuple[str, str], Series], limit: int) -> ExportedStatistics:

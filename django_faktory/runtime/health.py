@@ -12,6 +12,7 @@ from .. import conf
 from ..core.lifecycle import State
 from ..errors import FaktoryError
 from ..models import Job, WorkerProcess
+from ..operations import alarms
 from ..store.transactions import first_line
 from ..store.workers import living
 
@@ -38,6 +39,20 @@ def check_ready(*, using: str) -> dict[str, str]:
         "workers": check_working(using=using),
         "maintenance": _run_check(lambda: _check_maintenance(using)),
     }
+
+
+def check_alarms(*, using: str) -> dict[str, str]:
+    """Check that there is no critical alarm; return the alarms as results by kind."""
+    problems: dict[str, str] = {}
+
+    def check() -> str:
+        for alarm in alarms.read(using=using):
+            if alarm.is_critical:
+                problems.setdefault(alarm.kind, alarm.text)
+        return ""
+
+    failed = _run_check(check)
+    return {"alarms": failed} if failed or not problems else problems
 
 
 def check_working(*, using: str) -> str:

@@ -21,7 +21,7 @@ from .. import conf
 from ..brokers import configured_locket
 from ..core.logs import get_logger
 from ..errors import BrokerUnavailable
-from ..store import notifier, queues, workers
+from ..store import alarm_records, notifier, queues, workers
 from ..store.batches import batches
 from ..store.cron import runs
 from ..store.jobs import failures, releases, tracking
@@ -401,6 +401,7 @@ class Maintenance:
 
     def _forget_workers(self) -> bool:
         workers.delete_stale(FORGET_UNSEEN_S, using=self.alias)
+        alarm_records.purge_lost(using=self.alias)
         return False
 
     def _expire_jobs(self) -> bool:

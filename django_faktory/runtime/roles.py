@@ -26,6 +26,7 @@ from ..worker.process import CANNOT_START, CLEAN
 from ..worker.recycling import RecyclePolicy
 from ..worker.worker import Worker
 from . import db_watchdog, health_server
+from .alarm_notifier import make_alarm_notifier
 from .background_loops import BackgroundLoops
 from .config import RunConfig
 from .maintenance import Maintenance
@@ -121,6 +122,7 @@ def _serve(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, child
         loops.start(make_metrics_flusher(run_config.alias, recorder, sends_sizes=True), "measures")
         loops.start(maintenance, "maintenance", after=server.started)
         loops.start(make_outbox_relay(), "outbox")
+        loops.start(make_alarm_notifier(run_config.alias), "alarms", after=server.started)
         try:
             loops.start(
                 health_server.Probes(run_config.health, *checks) if run_config.health else None,

@@ -55,7 +55,7 @@ def test_dead_jobs_with_the_same_error_are_grouped(admin_client):
     assert (len(found.groups), found.jobs_read, found.is_more) == (3, 4, False)
     shown = words(page(admin_client, "errors"))
     assert "order N took N s" in shown
-    assert "no error: killed by hand" in shown
+    assert "Killed manually" in shown
 
 
 def test_error_groups_report_how_many_jobs_were_examined(admin_client, monkeypatch):

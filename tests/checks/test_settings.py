@@ -70,7 +70,7 @@ def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
     with override_settings(FAKTORY={"CONCURENCY": 5}):
         assert message_of("E001") == "FAKTORY: unknown key 'CONCURENCY' | Did you mean 'CONCURRENCY'?"
     with override_settings(FAKTORY={"zzz": 5}):
-        assert "Known: ALLOW_FLUSH, API_ACTS, API_READS, BATCH_COMMIT_WITHIN, " in message_of("E001")
+        assert "Known: ALARM_EMAILS, ALARM_LATENCY, ALARM_REPEAT, ALARM_WEBHOOK, ALLOW_FLUSH, " in message_of("E001")
 
 
 def test_the_old_name_of_a_setting_is_answered_with_the_new_one():

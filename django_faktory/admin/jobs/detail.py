@@ -28,8 +28,8 @@ from ...store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, format_json
 from ...tasks import redaction
 from ...tasks.results import Attempt, runs_of
 from ..base import build_shown_text, jobs_link
+from ..formats import format_duration
 from ..locks import holder_of
-from ..overview.data import format_duration
 from . import actions, error_groups
 
 MAX_ATTEMPTS_SHOWN = 50

@@ -5,7 +5,7 @@ Counts come from the snapshot that all pages, INFO and metrics of this process s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from heapq import nlargest, nsmallest
@@ -19,13 +19,14 @@ from django.utils.formats import date_format
 
 from ... import conf
 from ...core.lifecycle import State
-from ...models import Counter, Job, JobQuerySet, OutboxEntry, Queue, WorkerProcess
-from ...models.cron import CronEntry
+from ...models import Counter, Job, JobQuerySet, Queue, WorkerProcess
 from ...store import queues, workers
-from ...store.statistics import bounded_counts, histograms
 from ...store.statistics import counts as statistics
-from ..base import format_capped, jobs_link
+from ...store.statistics import histograms
+from ..base import jobs_link
+from ..formats import format_age, format_duration, make_aware
 from ..jobs.error_groups import ErrorGroup, group_jobs
+from .alarms import AlarmLine, read_alarm_lines
 from .charts import Chart, Point, build_chart
 
 # Each statement of the page reads a bounded number of rows, however large the tables are.
@@ -59,12 +60,10 @@ class QueueLine(NamedTuple):
 
 
 class QueueLines(NamedTuple):
-    """The fullest queues and the paused queues."""
+    """The fullest queues, and how many queues there are."""
 
     fullest: list[QueueLine]
     total: int
-    paused: list[QueueLine]
-    paused_count: int
 
 
 class WorkerLine(NamedTuple):
@@ -75,13 +74,6 @@ class WorkerLine(NamedTuple):
     memory: str
     last_seen: str
     is_stale: bool
-
-
-class Alarm(NamedTuple):
-    """A condition that needs attention."""
-
-    text: str
-    link: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,24 +87,18 @@ class OverviewData:
     hidden_queues: int
     running: list[tuple[Job, str]] | None
     workers: list[WorkerLine] | None
-    alarms: list[Alarm]
+    alarms: list[AlarmLine]
     groups: list[ErrorGroup] | None
     """These three are None if the user may see numbers only."""
 
 
-def format_duration(seconds: float) -> str:
-    """Format a duration in its two largest units."""
-    remaining = round(seconds)
-    counts: list[tuple[int, str]] = []
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, remaining = divmod(remaining, size)
-        if count or counts:
-            counts.append((count, unit))
-    return " ".join(f"{count} {unit}" for count, unit in counts[:2] if count) or "0 s"
+def read(
+    may_see: Callable[[str], bool] = lambda _: True, may: Callable[[str], bool] = lambda _: True, *, using: str
+) -> OverviewData:
+    """Read the numbers of the page, and its parts `running`, `workers` and `errors` if `may_see` admits them.
 
-
-def read(may_see: Callable[[str], bool] = lambda _: True, *, using: str) -> OverviewData:
-    """Read the numbers of the page, and its parts `running`, `workers` and `errors` if `may_see` admits them."""
+    `may` is whether the user has a permission, `resource.verb`.
+    """
     now = timezone.now()
     counts = statistics.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     # Only a complete snapshot shows which queues are the fullest.
@@ -126,8 +112,8 @@ def read(may_see: Callable[[str], bool] = lambda _: True, *, using: str) -> Over
         # Parts that the user may not see are not even queried.
         running=_running_lines(now, using) if may_see("running") else None,
         workers=_worker_lines(using) if may_see("workers") else None,
-        # Numbers only, as in the tiles: they quote no job, so the permission of the page suffices (ADR 0034).
-        alarms=[*_paused_queue_alarms(queues_), *_other_alarms(_format_count(counts, State.BLOCKED), using)],
+        # They quote no job, so the permission of the page suffices (ADR 0034).
+        alarms=read_alarm_lines(may, using=using),
         groups=_largest_groups(using) if may_see("errors") else None,
     )
 
@@ -149,8 +135,7 @@ def _all_queues(counts: statistics.AllCounts) -> QueueLines:
 
     # Equal sizes remain in the order of names.
     fullest = nlargest(QUEUES_SHOWN, counts.queues, key=counts.queues.__getitem__)
-    paused = [line(name) for name in sorted(counts.paused)[:ROWS]]
-    return QueueLines([line(name) for name in fullest], len(counts.queues), paused, len(counts.paused))
+    return QueueLines([line(name) for name in fullest], len(counts.queues))
 
 
 def _first_queues(using: str) -> QueueLines:
@@ -158,8 +143,7 @@ def _first_queues(using: str) -> QueueLines:
     rows = list(Queue.objects.using(using).order_by("name")[: QUEUES_READ + 1])
     lines = build_queue_lines(rows[:QUEUES_READ], using=using)
     fullest = nsmallest(QUEUES_SHOWN, lines, key=lambda line: (-line.size, line.name))
-    paused = [line for line in lines if line.is_paused]
-    return QueueLines(fullest, len(rows), paused[:ROWS], len(paused))
+    return QueueLines(fullest, len(rows))
 
 
 def _build_line(name: str, size: int, depth: str, latency_s: float, *, is_paused: bool) -> QueueLine:
@@ -212,39 +196,6 @@ def _largest_groups(using: str) -> list[ErrorGroup]:
     return group_jobs(Job.objects.using(using).dead(), limit=DEAD_JOBS_READ).groups[:5]
 
 
-def _paused_queue_alarms(queues_: QueueLines) -> Iterator[Alarm]:
-    for line in queues_.paused:
-        yield Alarm(f"Queue {line.name} is paused; waiting jobs: {line.depth}", line.link)
-    if queues_.paused_count > len(queues_.paused):
-        yield Alarm(f"More queues are paused: {queues_.paused_count - len(queues_.paused)}", _list_url("queue"))
-
-
-def _other_alarms(blocked: str, using: str) -> Iterator[Alarm]:
-    stale_workers = workers.find_stale_workers(conf.get("WORKER_TIMEOUT"), using=using)
-    refused_entries = OutboxEntry.objects.using(using).exclude(error="")
-    # No next time, although it is neither paused nor removed: its schedule matches no date.
-    never_due = CronEntry.objects.using(using).filter(next_at=None, paused_at=None, removed_at=None)
-    # One statement for three counts.
-    counts = bounded_counts.counts([stale_workers, refused_entries, never_due], max_count=COUNTED + 1, using=using)
-    stale, outbox, cron = (format_capped(count, COUNTED) if count else "" for count in counts)
-    if stale:
-        limit = format_duration(conf.get("WORKER_TIMEOUT"))
-        yield Alarm(f"Workers not heard of for {limit}: {stale}", _list_url("workerprocess"))
-    if blocked != "0":
-        yield Alarm(f"Jobs that wait for a lock or a limit: {blocked}", jobs_link(state="blocked"))
-    if outbox:
-        yield Alarm(
-            f"Jobs refused on their way elsewhere: {outbox}",
-            f"{_list_url('outboxentry')}?error__isempty=0",
-        )
-    if cron:
-        yield Alarm(f"Cron entries that will never be due: {cron}", f"{_list_url('cronentry')}?state=never+due")
-
-
-def _list_url(model: str) -> str:
-    return reverse(f"admin:django_faktory_{model}_changelist")
-
-
 def _worker_lines(using: str) -> list[WorkerLine]:
     timeout_s = conf.get("WORKER_TIMEOUT")
     rows = list(WorkerProcess.objects.using(using).filter(workers.living(timeout_s)).order_by("started_at")[:ROWS])
@@ -260,24 +211,13 @@ def format_memory(worker: WorkerProcess) -> str:
     return f"{worker.rss_kb // 1024:,} MB" if worker.rss_kb else "–"
 
 
-def format_age(moment: datetime) -> str:
-    """Format the time since `moment`."""
-    # The clock of the database may be ahead of this one.
-    return format_duration(max(0.0, (_aware(timezone.now()) - _aware(moment)).total_seconds()))
-
-
 def is_stale(worker: WorkerProcess) -> bool:
     """Return whether the worker has sent a heartbeat, but none within WORKER_TIMEOUT.
 
     A worker that never sent a heartbeat is not stale.
     """
     limit = timezone.now() - timedelta(seconds=conf.get("WORKER_TIMEOUT"))
-    return worker.beat_at is not None and _aware(worker.beat_at) < _aware(limit)
-
-
-def _aware(moment: datetime) -> datetime:
-    # Moments are naive if the project sets USE_TZ to False.
-    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+    return worker.beat_at is not None and make_aware(worker.beat_at) < make_aware(limit)
 
 
 def build_recent_chart(now: datetime, *, using: str, queue: str | None = None) -> Chart:
@@ -285,13 +225,13 @@ def build_recent_chart(now: datetime, *, using: str, queue: str | None = None) -
 
     It covers one queue, or all queues without `queue`.
     """
-    last_minute = _aware(now).replace(second=0, microsecond=0)
+    last_minute = make_aware(now).replace(second=0, microsecond=0)
     first_minute = last_minute - timedelta(minutes=MINUTES - 1)
     sums = [[0, 0] for _ in range(MINUTES // MINUTES_PER_BAR)]
     # One second earlier, because `pace` returns later minutes than `since` only.
     pace = histograms.pace(using=using, since=first_minute - timedelta(seconds=1), queue=queue)
     for minute, (succeeded, failed) in pace.items():
-        index = int((_aware(minute) - first_minute).total_seconds()) // (60 * MINUTES_PER_BAR)
+        index = int((make_aware(minute) - first_minute).total_seconds()) // (60 * MINUTES_PER_BAR)
         # A minute outside of the chart, for example from a clock ahead of this one, is left out.
         if 0 <= index < len(sums):
             sums[index][0] += succeeded
@@ -304,7 +244,7 @@ def build_recent_chart(now: datetime, *, using: str, queue: str | None = None) -
 
 
 def _build_daily_chart(now: datetime, using: str) -> Chart:
-    today = _aware(now).astimezone(UTC).date()  # the database counts by days in UTC
+    today = make_aware(now).astimezone(UTC).date()  # the database counts by days in UTC
     days = [today - timedelta(days=DAYS - 1 - index) for index in range(DAYS)]
     # A day has a row for each connection that counts, so that no transaction waits for the row of another.
     rows = Counter.objects.using(using).filter(day__gte=days[0]).order_by().values("day")

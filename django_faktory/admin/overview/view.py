@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
 
 from ... import conf
-from ...models.permissions import may_see
+from ...models.permissions import may, may_see
 from ..base import ReadOnlyAdmin
 from . import data
 
@@ -41,7 +41,8 @@ class OverviewAdmin(ReadOnlyAdmin):
     def _render(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        overview = data.read(partial(may_see, request.user, "overview"), using=conf.get("DATABASE"))
+        user = request.user
+        overview = data.read(partial(may_see, user, "overview"), partial(may, user), using=conf.get("DATABASE"))
         return self.page(
             request,
             template,
@@ -50,5 +51,6 @@ class OverviewAdmin(ReadOnlyAdmin):
             every_s=REFRESHED_EVERY_S,
             part_url=reverse("admin:django_faktory_overview_part"),
             errors_url=reverse("admin:django_faktory_job_errors"),
+            dead_jobs_read=data.DEAD_JOBS_READ,
             **context,
         )

@@ -13,6 +13,7 @@ from ...core.lifecycle import State
 from ...models import WorkerProcess
 from ...models.cron import CronEntry
 from ...operations import serializers as operation_serializers
+from ...operations.alarms import CRITICAL, WARNINGS
 
 # Subscripted for the type checker only; at run time the plain class is the base.
 if TYPE_CHECKING:
@@ -111,6 +112,20 @@ class JobDetailSerializer(JobSummarySerializer):
     attempts = FailedAttemptSerializer(many=True, read_only=True, help_text="Failed attempts, the oldest first.")
     interrupted = InterruptedRunSerializer(many=True, read_only=True, help_text="Interrupted runs, the latest 10.")
     result = _json("Return value of the task; null if it is not kept.")
+
+
+class AlarmSerializer(ShapedSerializer):
+    """A condition that needs attention."""
+
+    shape = staticmethod(operation_serializers.alarm_of)
+
+    kind = serializers.ChoiceField(sorted(CRITICAL | WARNINGS), read_only=True, help_text="The kind of the problem.")
+    subject = _text("The queue, task, worker, batch or cron entry; empty if it is about the whole installation.")
+    is_critical = _flag("Whether jobs do not run at all, or fail.")
+    text = _text("What is wrong, in one line.")
+    advice = _text("Consequence and remedy.")
+    since = _time("When it began, as far as it is known.")
+    affected = _number("Jobs, runs or rows that are affected.")
 
 
 class EnqueuedSerializer(Base):

@@ -12,6 +12,7 @@ from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import APIRootView, DefaultRouter
 
 from .access import IsLoggedIn
+from .alarms import Alarms
 from .base import ApiView
 from .batches import Batches
 from .cron import CronEntries
@@ -33,11 +34,12 @@ RESOURCES: dict[str, Any] = {
     "limits": Limits,
     "locks": Locks,
     "statistics": Numbers,
+    "alarms": Alarms,
 }
 
 
 class Root(ApiView, APIRootView):
-    """Jobs, queues, workers, batches, cron entries, limits, locks and statistics."""
+    """Jobs, queues, workers, batches, cron entries, limits, locks, statistics and alarms."""
 
     permission_classes = (IsLoggedIn,)
     schema: Any = None

@@ -53,6 +53,7 @@ class _Numbers(Collector):
         yield _gauge("django_faktory_jobs", "Jobs in each state that waits for something.", "state", exported.sets)
         yield _gauge("django_faktory_workers", "Worker processes that live, by state.", "state", exported.workers)
         yield _gauge("django_faktory_batches", "Batches that are not over, by state.", "state", exported.batches)
+        yield _gauge("django_faktory_alarms", "Conditions that need attention.", "kind", exported.alarms)
         for name, text, value in (
             ("processed", "Ends of jobs, good and bad.", exported.processed),
             ("failed", "Failures; a job may have several.", exported.failed),

@@ -49,9 +49,16 @@ def metrics(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
 
 
 @_guard
-def healthz(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
-    """Return 200 if this process and its database answer; else 503 with the reason."""
-    return _response(health.check_alive(using=conf.get("DATABASE")))
+def healthz(request: HttpRequest) -> HttpResponse:
+    """Return 200 if this process and its database answer; else 503 with the reason.
+
+    With the parameter `deep` a critical alarm is a reason too: for uptime monitors. An orchestrator that restarts
+    processes must not use it, because a restart repairs none of the alarms.
+    """
+    checks = health.check_alive(using=conf.get("DATABASE"))
+    if "deep" in request.GET and not any(checks.values()):
+        checks |= health.check_alarms(using=conf.get("DATABASE"))
+    return _response(checks)
 
 
 @_guard

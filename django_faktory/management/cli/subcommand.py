@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from ...brokers import Broker, get_broker
@@ -54,6 +55,17 @@ class Invocation:
         """Return the query given on the command line. Raises InvalidQuery."""
         # The shell has split an unquoted query into several arguments.
         return query_of(" ".join(self.options["query"]))
+
+
+def require_known(call: Invocation, kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise Unsupported for the first name that is not known, unless the option --new is given."""
+    known = set(known)
+    unknown = [name for name in names if name not in known]
+    if not unknown or call.options["new"]:
+        return
+    similar = get_close_matches(unknown[0], sorted(known), n=1)
+    hint = f"did you mean {similar[0]}?" if similar else "see the list of names,"
+    raise Unsupported(f"{call.name}: there is no {kind} {unknown[0]}; {hint} or add --new for a name not used yet")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-// Pages work without this. With it parts of them stay fresh, and long work goes on by itself.
+// Pages work without this script. With it, parts of them are updated, and bulk actions continue without a click.
 "use strict";
 (() => {
   const focusOf = (part) => {
@@ -22,9 +22,15 @@
     restoreFocus(part, focus);
   };
 
-  // Fetches a part anew every few seconds, unless the tab is hidden, somebody paused it, or the answer is no such part.
+  // Fetches a part every few seconds, unless the tab is hidden, the user paused it, or the session has ended.
   const keepFresh = (part) => {
     const pause = document.querySelector("[data-faktory-pause]");
+    const stale = document.querySelector("[data-faktory-stale]");
+    const warn = (text) => {
+      if (!stale) return;
+      stale.textContent = text;
+      stale.hidden = !text;
+    };
     const every = Number(part.dataset.faktoryEvery || 5) * 1000;
     let paused = false;
     let timer = 0;
@@ -35,11 +41,16 @@
     const refresh = async () => {
       try {
         const answer = await fetch(part.dataset.faktoryRefresh, { headers: { "X-Requested-With": "fetch" } });
-        if (answer.redirected || answer.status === 403) return; // logged out
-        if (answer.ok && !paused && !document.hidden) replace(part, await answer.text());
+        if (answer.redirected || answer.status === 403) {
+          warn("You are logged out: this page is no longer updated. Reload it to log in.");
+          return;
+        }
+        if (!answer.ok) throw new Error(String(answer.status));
+        if (!paused && !document.hidden) replace(part, await answer.text());
+        warn("");
         if (part.querySelector("[data-faktory-ended]")) return;
       } catch (error) {
-        // The server is away: the next try may find it.
+        warn("The server does not answer: this page shows old numbers. It tries again every few seconds.");
       }
       plan();
     };
@@ -48,14 +59,14 @@
       pause.hidden = false;
       pause.addEventListener("click", () => {
         paused = !paused;
-        pause.textContent = paused ? "Go on updating" : "Pause updates";
+        pause.textContent = paused ? "Resume updates" : "Pause updates";
         if (paused) clearTimeout(timer); else refresh();
       });
     }
     plan();
   };
 
-  // Sends the form of a step, shows the page that comes, and so on, until it has no form any more.
+  // Sends the form of a step and shows the page that is returned, until that has no form.
   const goOn = async (work) => {
     const form = work.querySelector("form[data-faktory-step]");
     if (!form) return;

@@ -29,8 +29,9 @@ from ...core.payloads import (
     limit_backtrace,
     rfc3339,
 )
-from ...errors import FaktoryError, JobNotFound
+from ...errors import FaktoryError, JobNotFound, UnknownJobType
 from ...models import Job, JobQuerySet, WorkerProcess
+from .. import alarm_records
 from ..batches import counters
 from ..deletion import delete_locked
 from ..dialects import dialect_of
@@ -200,16 +201,13 @@ def reclaim_lost(
     working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
     # Two statements: a DELETE with a subquery would lock the job rows that it reads on MariaDB.
     idle_wids = set(wids) - run(using, lambda _: set(working.values_list("wid", flat=True)), atomic=False)
-    run(
-        using,
-        lambda _: WorkerProcess.objects.using(using).filter(wid__in=idle_wids).delete(),
-        atomic=False,
-        writes=True,
-    )
+    lost = WorkerProcess.objects.using(using).filter(wid__in=idle_wids)
+    alarm_records.record_lost(run(using, lambda _: list(lost), atomic=False), using=using)
+    run(using, lambda _: lost.delete(), atomic=False, writes=True)
     return reclaimed
 
 
-_RESCHEDULED_FIELDS = ("state", "wid", "run_at", "started_at", "reserved_until", "lock_token", "permits")
+_RESCHEDULED_FIELDS = ("state", "wid", "run_at", "started_at", "reserved_until", "lock_token", "permits", "errtype")
 
 
 class _FailureTransaction:
@@ -288,6 +286,8 @@ class _FailureTransaction:
             job.state, job.wid = State.SCHEDULED, ""
             job.run_at = now + timedelta(seconds=failure.retry_in_s or 0.0)
             job.started_at = job.reserved_until = job.lock_token = job.permits = None
+            if failure.errtype == UnknownJobType.__name__:
+                job.errtype = failure.errtype  # the alarm about unknown tasks finds it by that
             Job.objects.using(self.using).filter(pk=job.pk).update(
                 **{name: getattr(job, name) for name in _RESCHEDULED_FIELDS}, enqueued_at=None
             )

@@ -16,6 +16,7 @@ from ...core.lifecycle import State
 from ...models import Batch, Counter, Job, Queue, WorkerProcess
 from ..dialects import dialect_of
 from ..jobs import scan
+from ..queues import Waiting
 from ..shared_reads import shared
 from ..transactions import run
 from ..workers import living
@@ -65,6 +66,8 @@ class AllCounts:
     """Enqueued and blocked jobs of every queue that is known or has such jobs."""
     latencies: dict[str, float] = field(default_factory=dict)
     """Seconds that the oldest of them has waited; queues without jobs are left out."""
+    claimable: dict[str, Waiting] = field(default_factory=dict)
+    """Size and latency of queues with enqueued jobs, without blocked ones."""
     paused: set[str] = field(default_factory=set)
     sets: dict[str, int] = field(default_factory=dict)
     """Jobs by state; blocked jobs are in the sizes of their queues too."""
@@ -307,6 +310,9 @@ def _sum_up(rows: Iterable[Row], sizes: CountLimits) -> AllCounts:
         if kind in _WAITING:
             waiting[name] = waiting.get(name, 0) + count
             latencies[name] = max(latencies.get(name, 0.0), float(value))
+            if kind == State.ENQUEUED:
+                earlier = result.claimable.get(name, Waiting(0, 0.0))
+                result.claimable[name] = Waiting(earlier.size + count, max(earlier.latency_s, float(value)))
         elif kind == _TOTAL:
             result.totals[name] = int(value or 0)
         else:

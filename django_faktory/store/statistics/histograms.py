@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Q, Sum
+from django.db.models import Max, Min, Q, Sum
 from django.db.models.functions import Now
 
 from ...core.histograms import BUCKETS, OTHER, Series
@@ -135,6 +135,36 @@ def pace(*, using: str, since: datetime, queue: str | None = None) -> dict[datet
         .values_list("minute", "succeeded_sum", "failed_sum")
     )
     return {minute: (int(succeeded), int(failed)) for minute, succeeded, failed in sums}
+
+
+class RecentRuns(NamedTuple):
+    """Runs of one task in one queue within a time."""
+
+    queue: str
+    jobtype: str
+    started: int
+    succeeded: int
+    failed: int
+    started_at: datetime | None
+    """Minute of the latest start, rounded down."""
+    failed_at: datetime | None
+    """Minute of the first failure, rounded down."""
+
+
+def read_recent_runs(*, using: str, since: datetime) -> list[RecentRuns]:
+    """Return the runs since a time, rounded up to the minute, by queue and task."""
+    rows = Measure.objects.using(using).filter(minute__gt=since).order_by()
+    sums = rows.values_list("queue", "jobtype").annotate(
+        started_sum=Sum("started"),
+        succeeded_sum=Sum("succeeded"),
+        failed_sum=Sum("failed"),
+        started_at=Max("minute", filter=Q(started__gt=0)),
+        failed_at=Min("minute", filter=Q(failed__gt=0)),
+    )
+    return [
+        RecentRuns(queue, jobtype, int(started), int(succeeded), int(failed), started_at, failed_at)
+        for queue, jobtype, started, succeeded, failed, started_at, failed_at in sums
+    ]
 
 
 def _write(connection: BaseDatabaseWrapper, series: Sequence[tuple[datetime, str, str, Series]]) -> None:

@@ -72,6 +72,7 @@ ENDPOINTS = [
     ("PUT", "limits/900/", {"concurrency": 3}, "change_limit"),
     ("DELETE", "limits/900/", None, "delete_limit"),
     ("GET", "statistics/", None, "view_statistics"),
+    ("GET", "alarms/", None, "view_statistics"),
 ]
 VIEWS = (
     "view_job",

@@ -16,7 +16,10 @@ TEXT = pytest.mark.parametrize("name", TEXTS)
 
 def addresses(text):
     """Return the address of each list and each detail, by name."""
-    found = {name: f"/api/{name}/" for name in ("jobs", "queues", "workers", "batches", "cron", "locks", "statistics")}
+    found = {
+        name: f"/api/{name}/"
+        for name in ("jobs", "queues", "workers", "batches", "cron", "locks", "statistics", "alarms")
+    }
     names = {
         "jobs": Job.objects.order_by("pk").values_list("jid", flat=True)[:2],
         "workers": WorkerProcess.objects.values_list("wid", flat=True),

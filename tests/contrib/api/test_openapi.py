@@ -198,7 +198,9 @@ def connection_stays():
         signal.connect(close_old_connections)
 
 
-@pytest.mark.parametrize("tag", ["jobs", "queues", "workers", "batches", "cron", "limits", "locks", "statistics"])
+@pytest.mark.parametrize(
+    "tag", ["jobs", "queues", "workers", "batches", "cron", "limits", "locks", "statistics", "alarms"]
+)
 @pytest.mark.usefixtures("rows")
 def test_no_request_is_answered_with_a_5xx(document, settings, monkeypatch, client, root, tag):
     """Schemathesis generates valid and invalid requests."""

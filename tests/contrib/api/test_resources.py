@@ -1,6 +1,6 @@
 """Queues, workers, batches, cron entries, locks, limits and statistics through the API: reading and actions."""
 
-from datetime import timedelta
+from datetime import UTC, timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -339,7 +339,16 @@ def test_tasks_are_paused_and_resumed(as_root):
     assert names(as_root("GET", "limits/")) == ["add"]
 
 
-# --- statistics
+# --- statistics and alarms
+
+
+def test_alarms_are_listed_with_their_age_and_advice(as_root):
+    began = timezone.now() - timedelta(minutes=5)
+    JobFactory(queue="mail", enqueued_at=began)
+    [alarm] = as_root("GET", "alarms/").data
+    assert list(answers.AlarmSerializer().fields) == list(alarm)
+    assert (alarm["kind"], alarm["is_critical"], alarm["affected"]) == ("no-workers", True, 1)
+    assert alarm["since"][:16] == began.astimezone(UTC).isoformat()[:16]
 
 
 def test_statistics_report_sets_workers_and_batches(as_root):

@@ -91,7 +91,7 @@ class TestPrometheus:
 
     def test_the_number_of_queries_does_not_grow_with_tasks(self, django_assert_max_num_queries):
         passed(*(JobTiming("mail", f"task{number}", 0.1) for number in range(50)))
-        with django_assert_max_num_queries(2):
+        with django_assert_max_num_queries(18):  # 2 for the numbers, the others for the alarms
             get(views.metrics)
 
     def test_exports_the_largest_and_slowest_queues_and_sums_the_others(self):
@@ -107,6 +107,12 @@ class TestPrometheus:
         }  # fmt: skip
         assert found.paused == {"q8": 0, "q7": 0, "q6": 0, "slow": 0, OTHER: 1}
 
+    def test_exports_the_number_of_alarms_of_each_kind(self):
+        JobFactory(queue="mail", enqueued_at=timezone.now() - timedelta(minutes=5))
+        found = scraped()
+        assert found["django_faktory_alarms", "no-workers"] == 1
+        assert found["django_faktory_alarms", "failing-task"] == 0
+
     def test_exports_the_most_used_tasks_and_sums_the_others(self):
         for number in range(5):
             passed(*[JobTiming("mail", f"task{number}", 1.0)] * (number + 1))
@@ -120,6 +126,21 @@ class TestPrometheus:
     def test_exports_a_bounded_number_of_lines_for_20_000_queues(self):
         Queue.objects.bulk_create([Queue(name=f"q{number}") for number in range(20_000)], batch_size=1000)
         assert get(views.metrics).content.count(b"django_faktory_queue_size{") == MAX_EXPORTED + 1
+
+
+class TestDeepProbe:
+    def test_healthz_fails_for_a_critical_alarm_only_if_asked_for_it(self):
+        JobFactory(queue="mail", enqueued_at=timezone.now() - timedelta(minutes=5))
+        assert views.healthz(RequestFactory().get("/")).status_code == 200
+        answer = views.healthz(RequestFactory().get("/?deep"))
+        assert answer.status_code == 503
+        assert json.loads(answer.content)["checks"]["no-workers"] == "No running worker; jobs waiting: 1"
+
+    def test_healthz_succeeds_with_a_warning(self):
+        WorkerProcess.objects.create(wid="w", seen_at=timezone.now(), beat_at=timezone.now())
+        Queue.objects.create(name="mail", paused_at=timezone.now())
+        JobFactory(queue="mail", enqueued_at=timezone.now())
+        assert views.healthz(RequestFactory().get("/?deep")).status_code == 200
 
 
 class TestAccess:

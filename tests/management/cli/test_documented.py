@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from django.utils import timezone
 
 from django_faktory.management.cli.subcommands import subcommands
-from django_faktory.models import CronEntry
+from django_faktory.models import CronEntry, Queue
 from django_faktory.store.batches import batches
 from django_faktory.store.cron import entries
 from django_faktory.store.jobs import pushes
@@ -67,6 +68,7 @@ def shape(value):
 
 
 EXAMPLES = {
+    "doctor": ("doctor",),
     "info": ("info",),
     "top": ("top", "--once"),
     "queues": ("queues",),
@@ -120,8 +122,12 @@ def test_json_output_has_the_documented_shape(asked, word):
         asked("cron", "run", "ring")
     if word == "limits":
         asked("limits", "set", "task", "ring", "5")
-    if word == "resume":
-        asked("pause", "mail")
+    if word in ("pause", "resume"):
+        asked("pause", "mail", "--new")
+    if word == "pause":
+        asked("resume", "mail")
+    if word == "doctor":
+        Queue.objects.update(paused_at=timezone.now())
     output, example = asked(*EXAMPLES[word]), documented(word)
     if word == "top":
         output |= {"queues": [], "workers": []}

@@ -285,7 +285,7 @@ def test_prune_without_a_query_deletes_jobs_past_purge_at(asked):
 
 
 def test_queues_are_paused_and_resumed(asked, faktory):
-    assert asked("pause", "mail", "new") == {"queues": ["mail", "new"]}
+    assert asked("pause", "mail", "new", "--new") == {"queues": ["mail", "new"]}
     assert asked("pause", "mail", code=2) == {"queues": []}
     assert set(Queue.objects.paused().values_list("name", flat=True)) == {"mail", "new"}
     assert faktory("resume", "--all").out == "resume: mail, new\n"

@@ -67,6 +67,7 @@ _VIEWS = {
     "limits": "view_limit",
     "locks": "view_joblock",
     "statistics": "view_statistics",
+    "alarms": "view_statistics",
 }
 _ACTIONS = {
     "jobs create": ("add_job", {"task": add.jobtype, "args": [1, 2]}),

@@ -10,7 +10,8 @@ from ....models import Limit
 from ....operations.serializers import limit_of
 from ....store.limits import definitions
 from ....tasks import limits as task_limits
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
+from ....tasks.base import registered
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, require_known
 
 _VERBS = ("list", "set", "remove", "pause", "resume")
 
@@ -20,6 +21,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="set: task|queue|key NAME LIMIT…; remove: SCOPE NAME; pause: tasks."
     )
+    parser.add_argument("--new", action="store_true", help="pause: accept tasks that this project does not define.")
 
 
 def _limits(call: Invocation) -> int:
@@ -39,6 +41,8 @@ def _limits(call: Invocation) -> int:
                 return _print_changed(call, verb, [name] if limit else [])
             case (("pause" | "resume"), [_, *_]):
                 tasks = [task_limits.check_name(Scope.TASK, name) for name in names]
+                if verb == "pause":
+                    require_known(call, "task", tasks, [task.jobtype for task in registered()])
                 return _print_changed(
                     call, verb, (definitions.pause if verb == "pause" else definitions.resume)(tasks, using=using)
                 )

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ....models import Queue
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, require_known
 
 
 def queues_of(call: Invocation) -> list[dict[str, Any]]:
@@ -46,7 +46,8 @@ def queue_line(queue: dict[str, Any]) -> tuple[object, ...]:
 
 def _name_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="QUEUE", help="The queues.")
-    parser.add_argument("--all", action="store_true", help="All there are.")
+    parser.add_argument("--all", action="store_true", help="All queues.")
+    parser.add_argument("--new", action="store_true", help="Accept names of queues that were never used.")
 
 
 def _change(call: Invocation) -> int:
@@ -57,8 +58,11 @@ def _change(call: Invocation) -> int:
         raise Unsupported(f"{call.name}: no queue has the name {unprintable[0]}")
     # Read before the change, to report only the queues that changed.
     paused_before = _paused(call.alias) if call.alias else set()
+    known = {*call.broker.info().get("queues", {}), *paused_before}
     if is_all:
-        names = sorted({*call.broker.info().get("queues", {}), *paused_before})
+        names = sorted(known)
+    # A misspelt name would become a new queue, and the intended one would run on.
+    require_known(call, "queue", names, known)
     # None means all queues that exist by then, not only those that were just listed.
     (call.broker.pause if call.name == "pause" else call.broker.resume)(None if is_all else names)
     # Without the table, it is not known which queues were paused before.
@@ -73,7 +77,7 @@ def _change(call: Invocation) -> int:
 
 
 SUBCOMMANDS = (
-    Subcommand("queues", "Show queues: size, how long the oldest job waits, pauses.", _queues),
-    Subcommand("pause", "Give out no more jobs of queues.", _change, _name_arguments),
-    Subcommand("resume", "Give out jobs of queues again.", _change, _name_arguments),
+    Subcommand("queues", "Show queues: size, latency, pauses.", _queues),
+    Subcommand("pause", "Pause queues.", _change, _name_arguments),
+    Subcommand("resume", "Resume queues.", _change, _name_arguments),
 )

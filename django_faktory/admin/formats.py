@@ -1,0 +1,29 @@
+"""Format durations and ages for the admin pages."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.utils import timezone
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration in its two largest units."""
+    remaining = round(seconds)
+    counts: list[tuple[int, str]] = []
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, remaining = divmod(remaining, size)
+        if count or counts:
+            counts.append((count, unit))
+    return " ".join(f"{count} {unit}" for count, unit in counts[:2] if count) or "0 s"
+
+
+def format_age(moment: datetime) -> str:
+    """Format the time since `moment`."""
+    # The clock of the database may be ahead of this one.
+    return format_duration(max(0.0, (make_aware(timezone.now()) - make_aware(moment)).total_seconds()))
+
+
+def make_aware(moment: datetime) -> datetime:
+    """Make a time aware: times are naive if the project sets USE_TZ to False."""
+    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment

@@ -1,0 +1,88 @@
+"""Show alarms on the overview: a link to the page that explains each, and the button that ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+from django.contrib.admin.utils import quote
+from django.urls import reverse
+
+from ...core.limits import Scope
+from ...models import Limit
+from ...operations import alarms
+from ...operations.alarms import Alarm
+from ..base import jobs_link
+from ..formats import format_age
+
+
+class Button(NamedTuple):
+    """A form that performs an action of a list on one row."""
+
+    label: str
+    url: str
+    action: str
+    row: str
+
+
+class AlarmLine(NamedTuple):
+    """An alarm with its age, link and button."""
+
+    alarm: Alarm
+    age: str
+    """How long it has lasted; "" if that is unknown."""
+    link: str
+    button: Button | None
+
+
+def read_alarm_lines(may: Callable[[str], bool], *, using: str) -> list[AlarmLine]:
+    """Return the present alarms, critical ones first. `may` is whether the user has a permission, `resource.verb`.
+
+    Without it an alarm has no button, and names no row that the user may not view.
+    """
+    lines: list[AlarmLine] = []
+    for alarm in alarms.hide_names(alarms.read(using=using), lambda resource: may(f"{resource}.view")):
+        button = None
+        if alarm.kind == "paused-queue" and may("queue.resume"):
+            button = Button("Resume queue", _list_url("queue"), "resume", alarm.subject)
+        elif alarm.kind == "paused-task" and may("limit.resume"):
+            limit = Limit.objects.using(using).filter(scope=Scope.TASK, name=alarm.subject).first()
+            button = Button("Resume task", _list_url("limit"), "resume", str(limit.pk)) if limit else None
+        age = format_age(alarm.since) if alarm.since else ""
+        lines.append(AlarmLine(alarm, age, _LINKS[alarm.kind](alarm.subject), button))
+    return lines
+
+
+def _list_url(model: str, **filters: str) -> str:
+    query = f"?{urlencode(filters)}" if filters else ""
+    return f"{reverse(f'admin:django_faktory_{model}_changelist')}{query}"
+
+
+def _page_url(model: str, key: str) -> str:
+    # Names may contain `_`, with which the URLs of the admin begin an escape.
+    return reverse(f"admin:django_faktory_{model}_change", args=[quote(key)]) if key else _list_url(model)
+
+
+def _jobs_of(task: str) -> str:
+    return jobs_link(q=f'task:"{task}"') if task else jobs_link()
+
+
+_LINKS: dict[str, Callable[[str], str]] = {
+    "no-workers": lambda _: _list_url("workerprocess"),
+    "lost-worker": lambda _: _list_url("workerprocess"),
+    "silent-worker": lambda wid: _page_url("workerprocess", wid),
+    "unserved-queue": lambda name: _page_url("queue", name),
+    "late-queue": lambda name: _page_url("queue", name),
+    "paused-queue": lambda name: _page_url("queue", name),
+    "paused-task": lambda name: _list_url("limit", q=name),
+    "failing-task": _jobs_of,
+    "unknown-task": _jobs_of,
+    "overdue-jobs": lambda _: jobs_link(state="scheduled"),
+    "stuck-batch": lambda bid: _list_url("batch", q=bid) if bid else _list_url("batch", stage="failing"),
+    "cron-never-runs": lambda _: _list_url("cronentry", state="never due"),
+    "cron-overdue": lambda _: _list_url("cronentry"),
+    "outbox-refused": lambda _: _list_url("outboxentry", error__isempty="0"),
+    "slow-database": lambda _: _list_url("workerprocess"),
+}
+"""The page that explains an alarm, from its kind and its subject."""

@@ -1,0 +1,36 @@
+"""Alarms over the REST API: the conditions that need attention, as on the overview of the admin."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import ViewSet
+
+from ...models.permissions import may_see
+from ...operations import alarms
+from . import answers
+from .access import HasActionPermission
+from .base import ApiView, get_alias
+from .described import describe
+
+
+class Alarms(ApiView, ViewSet):
+    """List the conditions that need attention, for monitors and dashboards."""
+
+    permission_classes = (HasActionPermission,)
+    needs: ClassVar = {"list": "overview.view"}
+
+    @describe(
+        operation_id="alarms_list",
+        summary="List what needs attention",
+        description="Critical alarms come first. Names of what the user may not view are left out. The list may be a "
+        "second old, or ten times as old as reading it takes.",
+        responses=answers.AlarmSerializer(many=True),
+    )
+    def list(self, request: Request) -> Response:
+        """Return the present alarms."""
+        found = alarms.hide_names(alarms.read(using=get_alias()), partial(may_see, request.user))
+        return Response(answers.AlarmSerializer(found, many=True).data)

@@ -1,0 +1,31 @@
+"""Model of recorded alarms. Changed only by `store.alarm_records`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models.functions import Now
+
+from .fields import ExactCharField
+
+
+class AlarmRecord(models.Model):
+    """An alarm that cannot be read from other rows, or about which a message was or will be sent.
+
+    `operations.alarms` has the kinds and what the subject of each is.
+    """
+
+    kind = ExactCharField(max_length=40)
+    subject = ExactCharField(max_length=255, default="")
+    text = models.TextField(default="", db_default="")
+    began_at = models.DateTimeField(db_default=Now())
+    notified_at = models.DateTimeField(null=True, help_text="Time of the latest message about it.")
+
+    class Meta:
+        # Internal rows without an admin page, so no permissions.
+        default_permissions = ()
+        constraints: ClassVar = [models.UniqueConstraint(fields=["kind", "subject"], name="faktory_alarm")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.subject}".strip()

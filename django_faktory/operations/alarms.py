@@ -1,0 +1,494 @@
+"""Alarms: conditions in which jobs do not run as they should. One definition for admin, API, command line and metrics.
+
+`read` returns the present ones. Each check reads a bounded number of rows, and reports at most `MAX_PER_KIND` alarms.
+Texts name queues, tasks, workers, batches and cron entries, but no contents of jobs (ADR 0034); see `hide_names`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property, partial
+from typing import NamedTuple
+
+from django.db import connections
+from django.db.models import Exists, Max, Min, OuterRef, Q
+from django.utils import timezone
+
+from .. import conf
+from ..core.lifecycle import State
+from ..core.limits import Scope
+from ..errors import UnknownJobType
+from ..models import Batch, Job, Limit, Limiter, OutboxEntry, Queue, WorkerProcess
+from ..models.cron import CronEntry
+from ..store import alarm_records, queues, workers
+from ..store.shared_reads import shared
+from ..store.statistics import bounded_counts, counts, histograms
+
+MAX_PER_KIND = 20
+
+UNSERVED_S = 120.0
+"""Seconds that the first job of a queue has waited while no job of the queue started or ran."""
+
+WINDOW_S = 600
+"""Seconds in which the runs of a task are compared."""
+MIN_FAILURES = 5
+MAX_FAILED_SHARE = 0.5
+"""A task fails if at least `MIN_FAILURES` of its runs in the window failed, and more than this share of all."""
+
+OVERDUE_S = 60.0
+"""Seconds that a due job, or a due cron entry, has waited for maintenance, which looks once a second."""
+
+SLOW_S = 0.1
+"""Seconds of a round trip to the database, the faster of two."""
+
+UNKNOWN_TASKS_READ = 1000
+RECENT_BATCHES = 20_000
+COUNTED = 1000
+"""Bounds of the rows that one check reads."""
+
+
+CRITICAL = frozenset(
+    {"no-workers", "unserved-queue", "failing-task", "unknown-task", "overdue-jobs", "cron-overdue", "outbox-refused"}
+)
+WARNINGS = frozenset(
+    {
+        "silent-worker",
+        "lost-worker",
+        "paused-queue",
+        "paused-task",
+        "late-queue",
+        "stuck-batch",
+        "cron-never-runs",
+        "slow-database",
+    }
+)  # fmt: skip
+
+
+class Alarm(NamedTuple):
+    """A condition that needs attention."""
+
+    kind: str
+    """One of `CRITICAL` or `WARNINGS`; fixed, so that programs can compare it."""
+    subject: str
+    """The queue, task, worker, batch or cron entry; "" if the alarm is about the whole installation."""
+    text: str
+    """What is wrong, in one line without a full stop."""
+    advice: str
+    """Consequence and remedy, in one or two sentences."""
+    since: datetime | None
+    """Time at which the condition began, as far as it is known."""
+    affected: int
+    """Number of jobs, runs or rows that are affected."""
+
+    @property
+    def is_critical(self) -> bool:
+        """Return whether jobs do not run at all, or fail; otherwise they are late, or may soon be."""
+        return self.kind in CRITICAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What several checks need, read once."""
+
+    using: str
+    now: datetime
+    counts: counts.AllCounts
+    waiting: dict[str, queues.Waiting]
+    """Queues with claimable jobs that are not paused: how many wait, and for how long the first one."""
+    runs: list[histograms.RecentRuns]
+
+    @property
+    def has_workers(self) -> bool:
+        """Return whether a worker process fetches jobs."""
+        return self.counts.workers[WorkerProcess.Phase.RUNNING] > 0
+
+    @cached_property
+    def unserved(self) -> list[str]:
+        """Queues whose first job waits while workers run, but none has started or runs a job of the queue."""
+        if not self.has_workers:
+            return []  # one alarm for that is enough
+        # The minute of a start is rounded down, so its jobs may be up to 60 s younger.
+        limit = _ago(self, UNSERVED_S + 60)
+        served = {run.queue for run in self.runs if run.started_at is not None and run.started_at > limit}
+        names = {name for name, found in self.waiting.items() if found.latency_s >= UNSERVED_S} - served
+        if not names:
+            return []
+        # The jobs of the workers are few, those of the queues may be many.
+        running = Job.objects.using(self.using).working().order_by().values_list("queue", flat=True)
+        return sorted(names - set(running.distinct()))
+
+
+Check = Callable[[Reading], Iterator[Alarm]]
+
+
+def read(*, using: str) -> list[Alarm]:
+    """Return the present alarms, critical ones first. They may be a second old; see `store.shared_reads`."""
+    return shared(read_now, partial(read_now, using=using), using=using)
+
+
+def read_now(*, using: str) -> list[Alarm]:
+    """Return the present alarms, critical ones first."""
+    all_counts = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    now = timezone.now()
+    reading = Reading(
+        using=using,
+        now=now,
+        counts=all_counts,
+        waiting=_read_waiting(all_counts, using),
+        runs=histograms.read_recent_runs(using=using, since=now - timedelta(seconds=WINDOW_S)),
+    )
+    alarms = [alarm for check in CHECKS for alarm in check(reading)]
+    return sorted(alarms, key=lambda alarm: not alarm.is_critical)
+
+
+def hide_names(alarms: Sequence[Alarm], may_see: Callable[[str], bool]) -> list[Alarm]:
+    """Return the alarms, without the names of workers, tasks, batches and cron entries that the user may not see.
+
+    `may_see` is whether the user has the view permission of a resource (ADR 0034).
+    """
+    return [
+        alarm._replace(subject="", text=_NAMELESS[alarm.kind].text)
+        if alarm.kind in _NAMELESS and not may_see(_NAMELESS[alarm.kind].resource)
+        else alarm
+        for alarm in alarms
+    ]
+
+
+class _Nameless(NamedTuple):
+    resource: str
+    text: str
+
+
+_NAMELESS = {
+    "silent-worker": _Nameless("workerprocess", "A worker sends no heartbeat"),
+    "lost-worker": _Nameless("workerprocess", "A worker was lost"),
+    "failing-task": _Nameless("job", "A task fails"),
+    "unknown-task": _Nameless("job", "No worker knows a task"),
+    "paused-task": _Nameless("limit", "A task with waiting jobs is paused"),
+    "stuck-batch": _Nameless("batch", "A batch cannot finish"),
+    "cron-never-runs": _Nameless("cronentry", "A cron entry never runs"),
+}
+"""The resource whose view permission an alarm needs, and its text for users without that."""
+
+
+def _read_waiting(all_counts: counts.AllCounts, using: str) -> dict[str, queues.Waiting]:
+    if all_counts.is_complete:
+        waiting = all_counts.claimable
+    else:  # the counts end at their limits: look at the queues that come first by name instead
+        names = queues.find_names_in_use(using=using)
+        waiting = {}
+        for start in range(0, len(names), queues.CHUNK):
+            waiting |= queues.read_waiting(names[start : start + queues.CHUNK], using=using, max_count=COUNTED)
+    return {name: found for name, found in waiting.items() if found.size and name not in all_counts.paused}
+
+
+def _ago(reading: Reading, seconds: float) -> datetime:
+    return reading.now - timedelta(seconds=seconds)
+
+
+# --- workers
+
+
+def _find_no_workers(reading: Reading) -> Iterator[Alarm]:
+    if reading.has_workers or not reading.waiting:
+        return
+    count = sum(found.size for found in reading.waiting.values())
+    stopping = sum(reading.counts.workers.values())
+    detail = f"; workers that are stopping: {stopping}" if stopping else ""
+    yield Alarm(
+        kind="no-workers",
+        subject="",
+        text=f"No running worker; jobs waiting: {count:,}{detail}",
+        advice="Queued jobs wait until a worker runs. Start manage.py runfaktory, or read its log if it should run.",
+        since=_ago(reading, max(found.latency_s for found in reading.waiting.values())),
+        affected=count,
+    )
+
+
+def _find_silent_workers(reading: Reading) -> Iterator[Alarm]:
+    timeout_s = conf.get("WORKER_TIMEOUT")
+    silent = workers.find_stale_workers(timeout_s / 2, using=reading.using).order_by("beat_at")
+    for worker in silent[:MAX_PER_KIND]:
+        yield Alarm(
+            kind="silent-worker",
+            subject=worker.wid,
+            text=f"Worker {worker.hostname}:{worker.pid} sends no heartbeat",
+            advice=f"After {timeout_s:g} s without a heartbeat it counts as lost, and its jobs run again elsewhere.",
+            since=worker.beat_at,
+            affected=1,
+        )
+
+
+def _find_lost_workers(reading: Reading) -> Iterator[Alarm]:
+    lost = alarm_records.read_lost(using=reading.using, since=_ago(reading, alarm_records.LOST_SHOWN_S))
+    for record in lost[:MAX_PER_KIND]:
+        yield Alarm(
+            kind=alarm_records.LOST_WORKER,
+            subject=record.subject,
+            text=record.text,
+            advice="It was killed, or its machine or network failed. Its jobs run again on other workers. The loss is "
+            "shown for an hour.",
+            since=record.began_at,
+            affected=1,
+        )
+
+
+# --- queues
+
+
+def _find_unserved_queues(reading: Reading) -> Iterator[Alarm]:
+    for name in reading.unserved[:MAX_PER_KIND]:
+        found = reading.waiting[name]
+        yield Alarm(
+            kind="unserved-queue",
+            subject=name,
+            text=f"No worker takes jobs of queue {name}; waiting: {found.size:,}",
+            advice="Workers run, but none has started a job of this queue. Add it to the queues of a worker "
+            "(runfaktory --queues), or stop the workers that are busy with other queues.",
+            since=_ago(reading, found.latency_s),
+            affected=found.size,
+        )
+
+
+def _find_late_queues(reading: Reading) -> Iterator[Alarm]:
+    limit_s = conf.get("ALARM_LATENCY")
+    late = [
+        (name, found)
+        for name, found in reading.waiting.items()
+        if reading.has_workers and limit_s and found.latency_s >= limit_s and name not in reading.unserved
+    ]
+    for name, found in sorted(late, key=lambda item: -item[1].latency_s)[:MAX_PER_KIND]:
+        yield Alarm(
+            kind="late-queue",
+            subject=name,
+            text=f"Jobs of queue {name} start late; waiting: {found.size:,}",
+            advice=f"Its first job has waited for more than {limit_s:g} s (ALARM_LATENCY). Add workers, or find the "
+            "jobs that keep them busy.",
+            since=_ago(reading, found.latency_s - limit_s),
+            affected=found.size,
+        )
+
+
+def _find_paused_queues(reading: Reading) -> Iterator[Alarm]:
+    if not reading.counts.paused:
+        return
+    rows = Queue.objects.using(reading.using).filter(paused_at__isnull=False).order_by("paused_at")
+    paused = dict(rows.values_list("name", "paused_at")[: MAX_PER_KIND * 5])
+    sizes = queues.read_waiting(list(paused)[: queues.CHUNK], using=reading.using, max_count=COUNTED)
+    stuck = [name for name in paused if name in sizes and sizes[name].size]
+    for name in stuck[:MAX_PER_KIND]:
+        size = sizes[name].size
+        yield Alarm(
+            kind="paused-queue",
+            subject=name,
+            text=f"Queue {name} is paused; waiting: {size:,}",
+            advice="No worker gets its jobs until the queue is resumed.",
+            since=paused[name],
+            affected=size,
+        )
+
+
+# --- tasks and limits
+
+
+def _find_failing_tasks(reading: Reading) -> Iterator[Alarm]:
+    runs_by_task: dict[str, list[histograms.RecentRuns]] = defaultdict(list)
+    for run in reading.runs:
+        runs_by_task[run.jobtype].append(run)
+    failing: list[tuple[int, int, str, datetime | None]] = []
+    for jobtype, runs in runs_by_task.items():
+        failed, ended = sum(run.failed for run in runs), sum(run.failed + run.succeeded for run in runs)
+        if failed >= MIN_FAILURES and failed > MAX_FAILED_SHARE * ended:
+            since = min((run.failed_at for run in runs if run.failed_at), default=None)
+            failing.append((failed, ended, jobtype, since))
+    for failed, ended, jobtype, since in sorted(failing, key=lambda item: -item[0])[:MAX_PER_KIND]:
+        yield Alarm(
+            kind="failing-task",
+            subject=jobtype,
+            text=f"Task {jobtype} fails: {failed:,} of {ended:,} runs in the last {WINDOW_S // 60} minutes",
+            advice="Failed jobs are retried until their attempts are used up. Read the traceback; pause the task while "
+            "you repair it, so that its jobs wait without using attempts.",
+            since=since,
+            affected=failed,
+        )
+
+
+def _find_unknown_tasks(reading: Reading) -> Iterator[Alarm]:
+    # A job that its worker did not know is due again within 30 s, so it is among the first scheduled jobs.
+    soon = reading.now + timedelta(seconds=60)
+    scheduled = Job.objects.using(reading.using).scheduled().filter(run_at__lte=soon).order_by("run_at")
+    columns = scheduled.values_list("errtype", "jobtype", "created_at")[:UNKNOWN_TASKS_READ]
+    created_by_task: dict[str, list[datetime]] = defaultdict(list)
+    for errtype, jobtype, created_at in columns:
+        if errtype == UnknownJobType.__name__:
+            created_by_task[jobtype].append(created_at)
+    for jobtype, created in sorted(created_by_task.items())[:MAX_PER_KIND]:
+        yield Alarm(
+            kind="unknown-task",
+            subject=jobtype,
+            text=f"No worker knows task {jobtype}; jobs waiting: {len(created):,}",
+            advice="Deploy the code that defines the task, or correct its name. After UNKNOWN_JOBTYPE_GRACE its jobs "
+            "fail.",
+            since=min(created),
+            affected=len(created),
+        )
+
+
+def _find_paused_tasks(reading: Reading) -> Iterator[Alarm]:
+    rows = Limit.objects.using(reading.using).filter(scope=Scope.TASK, paused_at__isnull=False).order_by("paused_at")
+    limits = list(rows[:MAX_PER_KIND])
+    if not limits:
+        return
+    pks = dict(Limiter.objects.using(reading.using).filter(limit__in=limits).values_list("limit_id", "pk"))
+    jobs = Job.objects.using(reading.using).blocked()
+    blocked = [jobs.filter(limiter=pks.get(limit.pk, 0)) for limit in limits]
+    numbers = bounded_counts.counts(blocked, max_count=COUNTED, using=reading.using)
+    for limit, number in zip(limits, numbers, strict=True):
+        if number:
+            yield Alarm(
+                kind="paused-task",
+                subject=limit.name,
+                text=f"Task {limit.name} is paused; waiting: {number:,}",
+                advice="No worker gets its jobs until the task is resumed.",
+                since=limit.paused_at,
+                affected=number,
+            )
+
+
+# --- batches, cron, outbox
+
+
+def _find_stuck_batches(reading: Reading) -> Iterator[Alarm]:
+    batches = Batch.objects.using(reading.using)
+    # The newest batches only: no index has the failed ones.
+    newest_pk = batches.aggregate(newest=Max("pk"))["newest"] or 0
+    members = Job.objects.using(reading.using).filter(bid=OuterRef("bid"))
+    dead = members.dead()
+    alive = members.in_state(State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WORKING, State.RETRIES)
+    stuck = (
+        batches.filter(pk__gt=newest_pk - RECENT_BATCHES, finished_at=None, committed_at__isnull=False)
+        .filter(Q(failed__gt=0) | Q(complete_failed=True) | Q(success_failed=True))
+        .filter(Exists(dead) | Q(complete_failed=True) | Q(success_failed=True), ~Exists(alive))
+        .order_by("-pk")
+    )
+    rows = list(stuck.values_list("bid", "committed_at")[:COUNTED])
+    if not rows:
+        return
+    subject = rows[0][0] if len(rows) == 1 else ""
+    yield Alarm(
+        kind="stuck-batch",
+        subject=subject,
+        text=f"Batch {subject} cannot finish" if subject else f"Batches that cannot finish: {len(rows):,}",
+        advice="All jobs that are left, or a callback, are dead. Retry them, or discard them to end the batch without "
+        "success.",
+        since=min(committed_at for _, committed_at in rows if committed_at),
+        affected=len(rows),
+    )
+
+
+def _find_cron_problems(reading: Reading) -> Iterator[Alarm]:
+    entries = CronEntry.objects.using(reading.using)
+    # No next time, although it is neither paused nor removed: its schedule matches no date.
+    never = list(
+        entries.filter(next_at=None, paused_at=None, removed_at=None)
+        .order_by("name")
+        .values_list("name", flat=True)[:COUNTED]
+    )
+    if never:
+        yield Alarm(
+            kind="cron-never-runs",
+            subject=never[0] if len(never) == 1 else "",
+            text=f"Cron entries that never run: {', '.join(never[:3])}{', …' if len(never) > 3 else ''}",
+            advice="Their schedules match no date, or cannot be read. Open the entry to see why.",
+            since=None,
+            affected=len(never),
+        )
+    overdue = entries.filter(next_at__lt=_ago(reading, OVERDUE_S)).aggregate(first=Min("next_at"))["first"]
+    if overdue:
+        yield Alarm(
+            kind="cron-overdue",
+            subject="",
+            text="Cron entries are due, but no node enqueues their jobs",
+            advice="Every runfaktory does this. Start one, or read its log.",
+            since=overdue,
+            affected=1,
+        )
+
+
+def _find_overdue_jobs(reading: Reading) -> Iterator[Alarm]:
+    due = Job.objects.using(reading.using).in_state(State.SCHEDULED, State.RETRIES).order_by("run_at")
+    overdue = due.filter(run_at__lt=_ago(reading, OVERDUE_S))
+    first = overdue.values_list("run_at", flat=True).first()
+    if first:
+        [count] = bounded_counts.counts([overdue], max_count=COUNTED, using=reading.using)
+        yield Alarm(
+            kind="overdue-jobs",
+            subject="",
+            text=f"Jobs are due, but no node enqueues them; waiting: {count:,}",
+            advice="Scheduled jobs and retries wait for maintenance, which every runfaktory does. Start one, or read "
+            "its log.",
+            since=first,
+            affected=count,
+        )
+
+
+def _find_refused_entries(reading: Reading) -> Iterator[Alarm]:
+    refused = OutboxEntry.objects.using(reading.using).exclude(error="")
+    [count] = bounded_counts.counts([refused], max_count=COUNTED, using=reading.using)
+    if count:
+        yield Alarm(
+            kind="outbox-refused",
+            subject="",
+            text=f"Jobs that the Faktory server refused: {count:,}",
+            advice="They stay in the outbox. Read the error, correct the cause, and send them again or delete them.",
+            since=refused.order_by("pk").values_list("created_at", flat=True).first(),
+            affected=count,
+        )
+
+
+# --- the database
+
+
+def _find_slow_database(reading: Reading) -> Iterator[Alarm]:
+    # The faster of two: one slow answer is not yet a slow database.
+    round_trip_s = min(_time_round_trip(reading.using) for _ in range(2))
+    if round_trip_s >= SLOW_S:
+        yield Alarm(
+            kind="slow-database",
+            subject="",
+            text=f"The database needs {round_trip_s * 1000:.0f} ms for an empty statement",
+            advice="Each job needs several statements, so all jobs are slow. Look at the load of the database and the "
+            "network.",
+            since=None,
+            affected=1,
+        )
+
+
+def _time_round_trip(using: str) -> float:
+    with connections[using].cursor() as cursor:
+        begun = time.perf_counter()
+        cursor.execute("SELECT 1")
+        cursor.fetchone()
+        return time.perf_counter() - begun
+
+
+CHECKS: tuple[Check, ...] = (
+    _find_no_workers,
+    _find_unserved_queues,
+    _find_failing_tasks,
+    _find_unknown_tasks,
+    _find_overdue_jobs,
+    _find_cron_problems,
+    _find_refused_entries,
+    _find_silent_workers,
+    _find_lost_workers,
+    _find_paused_queues,
+    _find_paused_tasks,
+    _find_late_queues,
+    _find_stuck_batches,
+    _find_slow_database,
+)

@@ -1,0 +1,147 @@
+"""Send alarms by e-mail and to a webhook: one message for all that is new, and one when it is over.
+
+Every node runs the loop; a row lock lets one of them send each message (`store.alarm_records`).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Callable, Sequence
+from urllib.error import URLError
+
+from django.core.mail import send_mail
+from django.db import connections
+
+from .. import conf
+from ..core.logs import get_logger
+from ..errors import BrokerUnavailable
+from ..operations import alarms
+from ..operations.alarms import Alarm
+from ..operations.serializers import alarm_of
+from ..store import alarm_records
+
+logger = get_logger(__name__)
+
+EVERY_S = 30.0
+"""Seconds between two looks at the alarms."""
+CONFIRM_S = 60.0
+"""Seconds that an alarm has to last before it is sent: a deploy causes some for a moment."""
+PAUSE_S = 300.0
+"""Seconds between two messages."""
+WEBHOOK_TIMEOUT_S = 10.0
+SHOWN = 20
+"""Alarms that one message lists."""
+
+
+class AlarmNotifier:
+    """The loop that sends messages; `run` is the target of a thread."""
+
+    def __init__(self, alias: str, *, confirm_s: float = CONFIRM_S, pause_s: float = PAUSE_S) -> None:
+        self._alias = alias
+        self._confirm_s, self._pause_s = confirm_s, pause_s
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Look for alarms every `EVERY_S` seconds until stopped."""
+        while not self._stopping.is_set():
+            try:
+                self.run_once()
+            except BrokerUnavailable as error:
+                logger.warning("alarms cannot be read error=%s", error)
+            except Exception:  # the loop must survive: log and continue
+                logger.exception("alarms cannot be sent")
+                connections[self._alias].close()
+            self._stopping.wait(EVERY_S)
+        connections[self._alias].close()
+
+    def stop(self) -> None:
+        """Ask the loop to end; from any thread or a signal handler."""
+        self._stopping.set()
+
+    def run_once(self) -> bool:
+        """Send a message if one is due; return whether it was sent."""
+        found = {(alarm.kind, alarm.subject): alarm for alarm in alarms.read_now(using=self._alias)}
+        message = alarm_records.claim_message(
+            {key: alarm.text for key, alarm in found.items()},
+            using=self._alias,
+            confirm_s=self._confirm_s,
+            repeat_s=conf.get("ALARM_REPEAT"),
+            pause_s=self._pause_s,
+        )
+        if message is None:
+            return False
+        due = [found[key] for key in message.due]
+        if self._send(due, message.resolved):
+            return True
+        alarm_records.forget_message(message.due, using=self._alias)
+        return False
+
+    def _send(self, due: Sequence[Alarm], resolved: Sequence[str]) -> bool:
+        """Send the message on each configured way; return False if all of them failed."""
+        due = sorted(due, key=lambda alarm: not alarm.is_critical)
+        subject, body = build_subject(due, resolved), build_body(due, resolved)
+        is_sent = False
+        if recipients := conf.get("ALARM_EMAILS"):
+            is_sent |= _attempt("e-mail", lambda: send_mail(f"[Faktory] {subject}", body, None, list(recipients)))
+        if url := conf.get("ALARM_WEBHOOK"):
+            document: dict[str, object] = {
+                "text": f"{subject}\n{body}",
+                "alarms": [alarm_of(alarm) for alarm in due[:SHOWN]],
+                "resolved": list(resolved[:SHOWN]),
+            }
+            is_sent |= _attempt("webhook", lambda: _post(url, document))
+        return is_sent
+
+
+def build_subject(due: Sequence[Alarm], resolved: Sequence[str]) -> str:
+    """Return the subject: the worst alarm, and how many more there are."""
+    if not due:
+        return f"Resolved: {_one_line(resolved[0])}" + (f" and {len(resolved) - 1} more" if len(resolved) > 1 else "")
+    level = "CRITICAL" if due[0].is_critical else "WARNING"
+    return f"{level}: {_one_line(due[0].text)}" + (f" and {len(due) - 1} more" if len(due) > 1 else "")
+
+
+def build_body(due: Sequence[Alarm], resolved: Sequence[str]) -> str:
+    """Return the message: each alarm with its advice, then the alarms that have ended."""
+    lines: list[str] = []
+    for alarm in due[:SHOWN]:
+        since = f" (since {alarm.since:%Y-%m-%d %H:%M:%S %Z})" if alarm.since else ""
+        lines += [
+            f"{'CRITICAL' if alarm.is_critical else 'WARNING'}: {_one_line(alarm.text)}{since}",
+            alarm.advice,
+            "",
+        ]
+    if len(due) > SHOWN:
+        lines += [f"{len(due) - SHOWN} more alarms: see manage.py faktory doctor", ""]
+    lines += [f"Resolved: {_one_line(text)}" for text in resolved[:SHOWN]]
+    return "\n".join(lines).strip()
+
+
+def _one_line(text: str) -> str:
+    # Names of queues and tasks are the clients'; a line break would end the header of an e-mail.
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)[:200]
+
+
+def _attempt(way: str, send: Callable[[], object]) -> bool:
+    try:
+        send()
+    except (OSError, URLError, ValueError) as error:  # of the network, of SMTP, of an address
+        logger.warning("alarms could not be sent, they are sent again way=%s error=%s", way, error)
+        return False
+    logger.info("alarms sent way=%s", way)
+    return True
+
+
+def _post(url: str, document: dict[str, object]) -> None:
+    request = urllib.request.Request(  # noqa: S310  (the setting allows http and https only)
+        url, json.dumps(document).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT_S) as answer:  # noqa: S310
+        answer.read()
+
+
+def make_alarm_notifier(alias: str) -> AlarmNotifier | None:
+    """Return the loop, or None if neither ALARM_EMAILS nor ALARM_WEBHOOK is set."""
+    return AlarmNotifier(alias) if conf.get("ALARM_EMAILS") or conf.get("ALARM_WEBHOOK") else None

@@ -1,0 +1,128 @@
+"""Records of alarms: workers that were lost, and which alarms a message was sent about.
+
+Every node calls `claim_message`; the row locks let one of them send the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..models import AlarmRecord, WorkerProcess
+from .dialects import dialect_of
+from .transactions import run
+
+LOST_WORKER = "lost-worker"
+LOST_SHOWN_S = 3600.0
+"""Seconds for which the loss of a worker is reported."""
+MAX_LOST = 100
+"""Number of records of lost workers that one read returns."""
+
+LATEST_MESSAGE = "latest-message"
+"""Kind of the record whose `notified_at` is the time of the latest message."""
+
+Key = tuple[str, str]
+"""Kind and subject of an alarm."""
+
+
+class Message(NamedTuple):
+    """What the next message is about."""
+
+    due: list[Key]
+    resolved: list[str]
+    """Texts of the alarms that were reported, and have ended."""
+
+
+def record_lost(workers: Sequence[WorkerProcess], *, using: str) -> None:
+    """Record that these workers were lost. Safe to repeat."""
+    records = [
+        AlarmRecord(kind=LOST_WORKER, subject=worker.wid, text=f"Worker {worker.hostname}:{worker.pid} was lost")
+        for worker in workers
+    ]
+    if records:
+        run(
+            using,
+            lambda _: AlarmRecord.objects.using(using).bulk_create(records, ignore_conflicts=True),
+            atomic=False,
+            writes=True,
+        )
+
+
+def read_lost(*, using: str, since: datetime) -> list[AlarmRecord]:
+    """Return the latest lost workers, at most `MAX_LOST`."""
+    lost = AlarmRecord.objects.using(using).filter(kind=LOST_WORKER, began_at__gt=since).order_by("-began_at")
+    return run(using, lambda _: list(lost[:MAX_LOST]), atomic=False)
+
+
+def purge_lost(*, using: str) -> int:
+    """Delete the records of lost workers that are no longer shown; return how many."""
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        with connection.cursor() as cursor:
+            limit = dialect_of(connection).now(cursor) - timedelta(seconds=2 * LOST_SHOWN_S)
+        return AlarmRecord.objects.using(using).filter(kind=LOST_WORKER, began_at__lt=limit).delete()[0]
+
+    return run(using, verb)
+
+
+def claim_message(
+    texts: Mapping[Key, str], *, using: str, confirm_s: float, repeat_s: float, pause_s: float
+) -> Message | None:
+    """Record the present alarms, and return what to report now; None if there is nothing or another node reports it.
+
+    `texts` are all present alarms. An alarm is due if it lasts for `confirm_s`, and again `repeat_s` after the previous
+    message about it. Between two messages `pause_s` must pass.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> Message | None:
+        rows = AlarmRecord.objects.using(using)
+        with connection.cursor() as cursor:
+            now = dialect_of(connection).now(cursor)
+        # In the order of the unique key, so that two nodes wait for each other instead of deadlocking.
+        expected = sorted([(LATEST_MESSAGE, ""), *texts])
+        rows.bulk_create(
+            [AlarmRecord(kind=kind, subject=subject, began_at=now) for kind, subject in expected], ignore_conflicts=True
+        )
+        locked = rows.order_by("kind", "subject")
+        if connection.features.has_select_for_update:
+            locked = locked.select_for_update()
+        record_by_key = {(record.kind, record.subject): record for record in locked}
+        latest = record_by_key.pop((LATEST_MESSAGE, ""))
+        ended = [record for key, record in record_by_key.items() if key not in texts and record.kind != LOST_WORKER]
+        due = [
+            key
+            for key, record in record_by_key.items()
+            if key in texts and _is_due(record, now, confirm_s=confirm_s, repeat_s=repeat_s)
+        ]
+        resolved = [record.text for record in ended if record.notified_at is not None]
+        if latest.notified_at is not None and now - latest.notified_at < timedelta(seconds=pause_s):
+            return None
+        rows.filter(pk__in=[record.pk for record in ended]).delete()
+        if not due and not resolved:
+            return None
+        for key in due:
+            rows.filter(pk=record_by_key[key].pk).update(notified_at=now, text=texts[key])
+        rows.filter(pk=latest.pk).update(notified_at=now)
+        return Message(due, resolved)
+
+    return run(using, verb)
+
+
+def _is_due(record: AlarmRecord, now: datetime, *, confirm_s: float, repeat_s: float) -> bool:
+    if record.notified_at is None:
+        return now - record.began_at >= timedelta(seconds=confirm_s)
+    return now - record.notified_at >= timedelta(seconds=repeat_s)
+
+
+def forget_message(due: Sequence[Key], *, using: str) -> None:
+    """Make these alarms due again, because the message about them could not be sent."""
+    rows = AlarmRecord.objects.using(using)
+
+    def verb(_: BaseDatabaseWrapper) -> None:
+        for kind, subject in sorted(due):
+            rows.filter(kind=kind, subject=subject).update(notified_at=None)
+
+    run(using, verb)

@@ -1,0 +1,214 @@
+"""Messages about alarms: sent once, repeated, resolved, and sent again after a failure."""
+
+import json
+import threading
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from django.core import mail
+from django.db.models import F
+
+from django_faktory.models import AlarmRecord, Queue
+from django_faktory.operations import alarms
+from django_faktory.runtime.alarm_notifier import AlarmNotifier, make_alarm_notifier
+from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.store.jobs import failures
+from tests.factories import JobFactory, QueueFactory, WorkerFactory
+from tests.operations.test_alarms import ago, running_worker, waiting
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def addresses(settings):
+    settings.FAKTORY = {**getattr(settings, "FAKTORY", {}), "ALARM_EMAILS": ["on-call@example.org"]}
+
+
+def notifier(**options):
+    return AlarmNotifier("default", **{"confirm_s": 0, "pause_s": 0, **options})
+
+
+def pause_a_queue(name="mail"):
+    running_worker(f"worker of {name}")
+    waiting(name, minutes=1)
+    Queue.objects.update(paused_at=ago(minutes=5))
+
+
+def let_pass(**duration):
+    """Make the records older."""
+    AlarmRecord.objects.update(began_at=F("began_at") - timedelta(**duration))
+    AlarmRecord.objects.filter(notified_at__isnull=False).update(notified_at=F("notified_at") - timedelta(**duration))
+
+
+class Receiver(HTTPServer):
+    """A webhook that answers with `status` and keeps the documents."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status, self.documents = 200, []
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}/hook"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        text = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.documents.append(json.loads(text))
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def webhook(settings):
+    receiver = Receiver()
+    thread = threading.Thread(target=receiver.serve_forever)
+    thread.start()
+    settings.FAKTORY = {**settings.FAKTORY, "ALARM_EMAILS": [], "ALARM_WEBHOOK": receiver.url}
+    yield receiver
+    receiver.shutdown()
+    thread.join()
+    receiver.server_close()
+
+
+def test_an_alarm_is_sent_once():
+    pause_a_queue()
+    assert notifier().run_once()
+    assert not notifier().run_once()
+    [message] = mail.outbox
+    assert message.subject == "[Faktory] WARNING: Queue mail is paused; waiting: 1"
+    assert message.to == ["on-call@example.org"]
+    assert "No worker gets its jobs until the queue is resumed." in message.body
+
+
+def test_one_message_has_all_alarms_with_the_critical_ones_first():
+    pause_a_queue()
+    waiting("accounts", minutes=13)
+    assert notifier().run_once()
+    [message] = mail.outbox
+    assert message.subject == "[Faktory] CRITICAL: No worker takes jobs of queue accounts; waiting: 1 and 1 more"
+    assert message.body.index("accounts") < message.body.index("mail")
+
+
+def test_an_alarm_is_sent_when_it_has_lasted():
+    pause_a_queue()
+    assert not notifier(confirm_s=60).run_once()
+    let_pass(seconds=59)
+    assert not notifier(confirm_s=60).run_once()
+    let_pass(seconds=2)
+    assert notifier(confirm_s=60).run_once()
+
+
+def test_a_lasting_alarm_is_repeated():
+    pause_a_queue()
+    assert notifier().run_once()
+    let_pass(hours=3, minutes=59)
+    assert not notifier().run_once()
+    let_pass(minutes=2)
+    assert notifier().run_once()
+    assert len(mail.outbox) == 2
+
+
+def test_the_end_of_an_alarm_is_sent_if_its_beginning_was():
+    pause_a_queue()
+    notifier().run_once()
+    Queue.objects.update(paused_at=None)
+    assert notifier().run_once()
+    assert not notifier().run_once()
+    assert mail.outbox[1].subject == "[Faktory] Resolved: Queue mail is paused; waiting: 1"
+    pause_a_queue("short")
+    notifier(confirm_s=60).run_once()
+    Queue.objects.update(paused_at=None)
+    assert not notifier(confirm_s=60).run_once()
+    assert len(mail.outbox) == 2
+
+
+def test_there_is_a_pause_between_two_messages():
+    pause_a_queue()
+    assert notifier().run_once()
+    pause_a_queue("other")
+    assert not notifier(pause_s=300).run_once()
+    let_pass(seconds=301)
+    assert notifier(pause_s=300).run_once()
+    assert "other" in mail.outbox[1].subject
+
+
+def test_of_many_nodes_one_sends_the_message():
+    pause_a_queue()
+    sent, barrier = [], threading.Barrier(4)
+
+    def look():
+        from django.db import connection
+
+        barrier.wait(30)
+        sent.append(notifier().run_once())
+        connection.close()
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(sent) == [False, False, False, True]
+    assert len(mail.outbox) == 1
+
+
+def test_a_webhook_receives_the_alarms_as_json(webhook):
+    pause_a_queue()
+    assert notifier().run_once()
+    [document] = webhook.documents
+    [alarm] = document["alarms"]
+    assert (alarm["kind"], alarm["subject"], alarm["affected"]) == ("paused-queue", "mail", 1)
+    assert document["resolved"] == []
+    assert document["text"].startswith("WARNING: Queue mail is paused")
+    assert not mail.outbox
+
+
+def test_a_message_that_a_webhook_refused_is_sent_again(webhook):
+    pause_a_queue()
+    webhook.status = 503
+    assert not notifier().run_once()
+    webhook.status = 200
+    assert notifier().run_once()
+    assert len(webhook.documents) == 2
+
+
+def test_an_unreachable_webhook_does_not_end_the_loop(settings):
+    pause_a_queue()
+    settings.FAKTORY = {**settings.FAKTORY, "ALARM_WEBHOOK": "http://127.0.0.1:1/"}
+    assert notifier().run_once(), "the e-mail was sent"
+    assert len(mail.outbox) == 1
+
+
+def test_a_name_with_a_line_break_does_not_end_the_header():
+    running_worker()
+    JobFactory(queue="a\nBcc: b@example.org", enqueued_at=ago(minutes=9))
+    QueueFactory(name="a\nBcc: b@example.org")
+    assert notifier().run_once()
+    [message] = mail.outbox
+    assert "\n" not in message.subject
+    assert set(message.message().keys()).isdisjoint({"Bcc", "Cc"})
+
+
+def test_a_lost_worker_is_reported_for_an_hour():
+    running_worker()
+    WorkerFactory(wid="w-lost", hostname="app-2", pid=77, beat_at=ago(minutes=5))
+    JobFactory(working=True, wid="w-lost", enqueued_at=ago(seconds=1))
+    assert failures.reclaim_lost(["w-lost"], using="default") == 1
+    [alarm] = alarms.read_now(using="default")
+    assert (alarm.kind, alarm.subject, alarm.text) == ("lost-worker", "w-lost", "Worker app-2:77 was lost")
+    let_pass(minutes=61)
+    assert alarms.read_now(using="default") == []
+    let_pass(minutes=61)
+    Maintenance("default").run_once()
+    assert not AlarmRecord.objects.exists()
+
+
+def test_nothing_runs_without_a_destination(settings):
+    settings.FAKTORY = {**settings.FAKTORY, "ALARM_EMAILS": []}
+    assert make_alarm_notifier("default") is None
