@@ -117,6 +117,7 @@ ONCE = (
     "runtime/processes/test_pid_one.py",
     "runtime/processes/test_probes.py",
     "runtime/processes/test_replacing.py",
+    "runtime/processes/test_runfaktory.py",
     "runtime/processes/test_unresponsive.py",
     "security",
     "server/test_handshake.py",

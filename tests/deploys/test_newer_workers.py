@@ -78,7 +78,8 @@ class TestInTheStore:
         assert failures.fail([later(job)], using="default", now=T0) == [True]
         row = Job.objects.get()
         assert (row.state, row.run_at, row.wid) == ("scheduled", T0 + timedelta(seconds=5), "")
-        assert (row.failures, row.losses, row.failure, row.history, row.errtype) == (0, 0, "", "", "")
+        assert (row.failures, row.losses, row.failure, row.history) == (0, 0, "", "")
+        assert row.errtype == "UnknownJobType", "the alarm about unknown tasks finds the job by it"
         assert fetch() is None
         due.enqueue_due(using="default", now=T0 + timedelta(seconds=6))
         assert fetch(now=T0 + timedelta(seconds=6)).jid == job.jid

@@ -170,6 +170,7 @@ class TestStopping:
 
 
 class TestCrashes:
+    @pytest.mark.each_database
     def test_the_job_of_a_killed_worker_runs_again(self, runfaktory, meeting):
         """Check W20: the replacement reports the loss at once, without waiting for missing heartbeats."""
         result = tasks.waits.enqueue(str(meeting))
@@ -206,6 +207,7 @@ class TestCrashes:
         assert Job.objects.get(jid=pill.id).errtype == "WorkerLost"
         assert len((meeting.folder / "deaths").read_text().split()) == 3
 
+    @pytest.mark.each_database
     @pytest.mark.skipif(KIND != "postgresql", reason="SQLite has no connections to break")
     @needs_session("the test would end its own sessions")
     def test_terminated_database_connections_are_reopened_without_losing_jobs(

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(1200)
 PHASES = [Phase.generate, Phase.shrink] if "FAKTORY_MODEL_SHRINK" in os.environ else [Phase.generate]
 """Shrinking a failed walk takes minutes, so it must be requested."""
 
-STEPS = int(os.environ.get("FAKTORY_MODEL_STEPS") or examples(6000 if KIND == "sqlite" else 1000))
+STEPS = int(os.environ.get("FAKTORY_MODEL_STEPS") or examples(3000 if KIND == "sqlite" else 1000))
 """10,000 steps on all three databases together."""
 PARTS, WALK = 5, 50
 
