@@ -401,10 +401,11 @@ def new_job(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     custom: Mapping[str, Any] | None = None,
+    created_at: str = "",
     **shared: Any,
 ) -> JobPayload:
-    """Build a single job; `shared` are the arguments of `JobTemplate`."""
-    return JobTemplate(**shared).job(jid, args, kwargs, custom)
+    """Build a single job; `shared` are the arguments of `JobTemplate`, the others are those of its `job`."""
+    return JobTemplate(**shared).job(jid, args, kwargs, custom, created_at)
 
 
 def failure(

@@ -137,6 +137,7 @@ class Maintenance:
             Step("reservations", ON_DEMAND, self._reap_reservations),
             Step("vanished workers", 10.0, self._reclaim_unknown_workers),
             Step("unseen workers", 60.0, self._forget_workers),
+            Step("lost workers", 3600.0, self._purge_lost_workers),
             Step("expired jobs", ON_DEMAND, self._expire_jobs),
             Step("limits of code", ON_DEMAND, self._sync_limits),
             Step("limiters", ON_DEMAND, self._open_limiters),
@@ -401,6 +402,9 @@ class Maintenance:
 
     def _forget_workers(self) -> bool:
         workers.delete_stale(FORGET_UNSEEN_S, using=self.alias)
+        return False
+
+    def _purge_lost_workers(self) -> bool:
         alarm_records.purge_lost(using=self.alias)
         return False
 

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.functions import Now
 
 from ..models import AlarmRecord, WorkerProcess
 from .dialects import dialect_of
@@ -59,13 +60,10 @@ def read_lost(*, using: str, since: datetime) -> list[AlarmRecord]:
 
 def purge_lost(*, using: str) -> int:
     """Delete the records of lost workers that are no longer shown; return how many."""
-
-    def verb(connection: BaseDatabaseWrapper) -> int:
-        with connection.cursor() as cursor:
-            limit = dialect_of(connection).now(cursor) - timedelta(seconds=2 * LOST_SHOWN_S)
-        return AlarmRecord.objects.using(using).filter(kind=LOST_WORKER, began_at__lt=limit).delete()[0]
-
-    return run(using, verb)
+    outdated = AlarmRecord.objects.using(using).filter(
+        kind=LOST_WORKER, began_at__lt=Now() - timedelta(seconds=2 * LOST_SHOWN_S)
+    )
+    return run(using, lambda _: outdated.delete()[0], atomic=False, writes=True)
 
 
 def claim_message(

@@ -287,7 +287,7 @@ def test_a_new_job_equals_its_parsed_text():
         reserve_for=60,
         backtrace=3,
         at=T0,
-        created_at=T0,
+        created_at="2026-05-01T12:00:00Z",
         result_ttl=60,
         custom={"track": 1},
     )

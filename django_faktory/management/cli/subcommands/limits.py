@@ -42,7 +42,8 @@ def _limits(call: Invocation) -> int:
             case (("pause" | "resume"), [_, *_]):
                 tasks = [task_limits.check_name(Scope.TASK, name) for name in names]
                 if verb == "pause":
-                    require_known(call, "task", tasks, [task.jobtype for task in registered()])
+                    limited = Limit.objects.using(using).filter(scope=Scope.TASK).values_list("name", flat=True)
+                    require_known(call, "task", tasks, [*(task.jobtype for task in registered()), *limited])
                 return _print_changed(
                     call, verb, (definitions.pause if verb == "pause" else definitions.resume)(tasks, using=using)
                 )
