@@ -222,7 +222,10 @@ class ReasonForm(ActionForm):
     """Form of the action bar, extended by a reason."""
 
     why = forms.CharField(
-        label="Why", required=False, max_length=500, widget=forms.TextInput({"placeholder": "reason, for the record"})
+        label="Reason",
+        required=False,
+        max_length=500,
+        widget=forms.TextInput({"placeholder": "optional, kept in the history"}),
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -64,7 +64,7 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
         """Return the memory that the worker reports."""
         return format_memory(worker)
 
-    @admin.display(description="latest sign of life", ordering="seen_at")
+    @admin.display(description="last heartbeat", ordering="seen_at")
     def last_seen(self, worker: WorkerProcess) -> str:
         """Return the time since the worker was last seen."""
         return f"{format_age(worker.seen_at)} ago"

@@ -45,6 +45,7 @@ OVERDUE_S = 60.0
 SLOW_S = 0.1
 """Seconds of a round trip to the database, the faster of two."""
 
+QUEUES_READ, QUEUES_AT_ONCE, QUEUE_COUNTED = 100, 50, 100
 UNKNOWN_TASKS_READ = 1000
 RECENT_BATCHES = 20_000
 COUNTED = 1000
@@ -179,10 +180,11 @@ def _read_waiting(all_counts: counts.AllCounts, using: str) -> dict[str, queues.
     if all_counts.is_complete:
         waiting = all_counts.claimable
     else:  # the counts end at their limits: look at the queues that come first by name instead
-        names = queues.find_names_in_use(using=using)
+        names = queues.find_names_in_use(using=using)[:QUEUES_READ]
         waiting = {}
-        for start in range(0, len(names), queues.CHUNK):
-            waiting |= queues.read_waiting(names[start : start + queues.CHUNK], using=using, max_count=COUNTED)
+        for start in range(0, len(names), QUEUES_AT_ONCE):
+            portion = names[start : start + QUEUES_AT_ONCE]
+            waiting |= queues.read_waiting(portion, using=using, max_count=QUEUE_COUNTED)
     return {name: found for name, found in waiting.items() if found.size and name not in all_counts.paused}
 
 
@@ -277,15 +279,15 @@ def _find_paused_queues(reading: Reading) -> Iterator[Alarm]:
     if not reading.counts.paused:
         return
     rows = Queue.objects.using(reading.using).filter(paused_at__isnull=False).order_by("paused_at")
-    paused = dict(rows.values_list("name", "paused_at")[: MAX_PER_KIND * 5])
-    sizes = queues.read_waiting(list(paused)[: queues.CHUNK], using=reading.using, max_count=COUNTED)
+    paused = dict(rows.values_list("name", "paused_at")[:QUEUES_AT_ONCE])
+    sizes = queues.read_waiting(list(paused), using=reading.using, max_count=QUEUE_COUNTED)
     stuck = [name for name in paused if name in sizes and sizes[name].size]
     for name in stuck[:MAX_PER_KIND]:
         size = sizes[name].size
         yield Alarm(
             kind="paused-queue",
             subject=name,
-            text=f"Queue {name} is paused; waiting: {size:,}",
+            text=f"Queue {name} is paused; waiting: {size:,}{'+' if size == QUEUE_COUNTED else ''}",
             advice="No worker gets its jobs until the queue is resumed.",
             since=paused[name],
             affected=size,

@@ -75,7 +75,7 @@ CRON = {
     "kwargs": "{}", "job": "{}", "missed": "once", "window_s": "60", "overlap": "allow",
 }  # fmt: skip
 LIMIT = {"scope": "queue", "name": "mail", "concurrency": "3"}
-KIND = "error=E&task=noop&head="
+KIND = "error=E&task=noop&at="
 
 
 def _acts():

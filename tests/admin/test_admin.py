@@ -85,14 +85,14 @@ def test_an_action_changes_jobs_in_permitted_states_and_reports_the_number(admin
     page = act(admin_client, JOBS, action, job).content.decode()
     row = Job.objects.filter(pk=job.pk).first()
     assert (row.state if row else None) == becomes
-    assert f"{0 if state == becomes else 1} jobs." in page
+    assert ("0 jobs." if state == becomes else "1 job.") in page
     assert LogEntry.objects.get().object_repr == str(job)
 
 
 def test_a_running_job_is_marked_as_cancelled_and_its_progress_is_shown(admin_client):
     job = job_in("working")
     page = act(admin_client, JOBS, "cancel", job).content.decode()
-    assert "Cancelled 1 jobs." in page
+    assert "Cancelled 1 job." in page
     job.refresh_from_db()
     assert job.is_cancelled
     assert job.state == "working", "its worker stops it"

@@ -1,5 +1,6 @@
 """Test dead jobs by error: groups, trying one job, retrying the others at a limited rate, and editing arguments."""
 
+import json
 import re
 from datetime import timedelta
 from html import unescape
@@ -50,37 +51,84 @@ def test_dead_jobs_with_the_same_error_are_grouped(admin_client):
         dead(number, **fields)
     JobFactory(dead=True)
     JobFactory(retries=True)
-    found = error_groups.group_jobs(Job.objects.dead())
+    found = error_groups.group_failed(using="default")
     assert (found.groups[0].kind, found.groups[0].count) == (KIND, 2)
-    assert (len(found.groups), found.jobs_read, found.is_more) == (3, 4, False)
+    assert (len(found.groups), found.jobs_read, found.is_more) == (3, 5, False)
     shown = words(page(admin_client, "errors"))
     assert "order N took N s" in shown
     assert "Killed manually" in shown
 
 
+TRACEBACK = """{"retry_count":0,"message":%s,"errtype":"E","backtrace":["Traceback (most recent call last):",
+"  File \\"/srv/app/shop/tasks.py\\", line %d, in charge", "    client.pay(card)",
+"  File \\"/srv/venv/lib/python3.11/site-packages/stripe/http.py\\", line 99, in pay", "E: no"]}"""
+
+
+def test_jobs_are_grouped_by_the_place_in_the_projects_code_and_not_by_the_message(admin_client):
+    messages = ["Your card was declined. request_id=req_8fKq2", "Your card was declined. request_id=req_Hv1x", "other"]
+    for line, message in enumerate(messages):
+        dead(errtype="E", failure=TRACEBACK % (json.dumps(message), line))
+    [group] = error_groups.group_failed(using="default").groups
+    assert (group.count, group.kind) == (3, ErrorKind("E", "shop.send", "charge (shop/tasks.py)"))
+    shown = words(page(admin_client, "error", group.kind.query))
+    assert "charge (shop/tasks.py)" in shown
+    assert "client.pay(card)" in shown, "the traceback of the latest job is on the page"
+
+
+def test_a_backtrace_of_another_language_is_grouped_by_its_first_line():
+    failure = '{"message":"%s","errtype":"E","backtrace":["app/jobs/mail.rb:%d:in perform","lib/worker.rb:3:in run"]}'
+    for line in (10, 11):
+        dead(errtype="E", failure=failure % (f"text {line}", line))
+    [group] = error_groups.group_failed(using="default").groups
+    assert group.kind.place == "app/jobs/mail.rb:in perform"
+
+
+def test_dead_and_retrying_jobs_are_in_one_group(admin_client):
+    dead(1)
+    JobFactory.create_batch(2, retries=True, errtype="net.Timeout", jobtype="shop.send", failure=TIMEOUT % 2)
+    [group] = error_groups.group_failed(using="default").groups
+    assert (group.count, group.retrying) == (1, 2)
+    assert "Waiting to retry 2" in words(page(admin_client, "error", group.kind.query))
+
+
+def test_a_group_of_retrying_jobs_shows_the_failure_and_no_buttons_for_dead_jobs(admin_client):
+    JobFactory(retries=True, errtype="E", jobtype="shop.send", failure=TRACEBACK % ('"no"', 1))
+    [group] = error_groups.group_failed(using="default").groups
+    shown = words(page(admin_client, "error", group.kind.query))
+    assert "client.pay(card)" in shown
+    assert "No dead jobs are left." in shown
+    assert "Test one" not in shown
+
+
+@pytest.mark.parametrize("failure", ["", "{", '{"backtrace":"text"}', '{"backtrace":[1,{}]}', '{"message":"cut'])
+def test_a_failure_that_is_no_job_failure_has_a_page(admin_client, failure):
+    job = dead(failure=failure)
+    assert page(admin_client, "error", error_groups.read_kind(job).query)
+
+
 def test_error_groups_report_how_many_jobs_were_examined(admin_client, monkeypatch):
     [dead(number) for number in range(3)]
-    found = error_groups.group_jobs(Job.objects.dead(), limit=2)
+    found = error_groups.group_failed(using="default", limit=2)
     assert (found.jobs_read, found.is_more, found.groups[0].count) == (2, True, 2)
 
 
 def test_error_pages_take_few_queries_for_30_groups(admin_client, django_assert_max_num_queries):
     [dead(number, errtype=f"E{number}") for number in range(30)]
     page(admin_client, "errors")
-    with django_assert_max_num_queries(4):
+    with django_assert_max_num_queries(5):
         page(admin_client, "errors")
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(9):
         page(admin_client, "error", KIND.query)
 
 
 def test_trying_one_dead_job_shows_its_progress_and_outcome(admin_client):
     job, other = dead(1), dead(2)
     answer = admin_client.post(reverse("admin:django_faktory_job_try", args=[job.pk]), {"why": "deployed"}, follow=True)
-    assert "it waits for a worker" in words(answer.content.decode())
+    assert "Waiting for a worker" in words(answer.content.decode())
     assert dict(Job.objects.values_list("pk", "state")) == {job.pk: "enqueued", other.pk: "dead"}
-    assert LogEntry.objects.get().get_change_message() == "Retried, to see how it fares: deployed"
+    assert LogEntry.objects.get().get_change_message() == "Retried as a test: deployed"
     query = f"{KIND.query}&tried={job.pk}"
-    for state, outcome in (("working", "it runs"), ("succeeded", "it has succeeded"), ("dead", "it has failed again")):
+    for state, outcome in (("working", "Running"), ("succeeded", "Succeeded"), ("dead", "Failed again")):
         fields = {"started_at": "2026-01-01T00:00:00Z", "finished_at": "2026-01-01T00:00:00Z"}
         fields |= {"reserved_until": "2036-01-01T00:00:00Z", "purge_at": "2036-01-01T00:00:00Z", "attempt": 1}
         Job.objects.filter(pk=job.pk).update(state=state, **fields)
@@ -99,7 +147,7 @@ def test_an_invalid_job_id_in_the_url_shows_nothing(admin_client, tried):
 def test_a_job_that_is_no_longer_dead_is_not_tried(admin_client):
     job = JobFactory(succeeded=True)
     answer = admin_client.post(reverse("admin:django_faktory_job_try", args=[job.pk]), follow=True)
-    assert "It is succeeded by now: nothing was done." in words(answer.content.decode())
+    assert "Nothing done: the job is now succeeded." in words(answer.content.decode())
 
 
 def test_only_jobs_of_the_error_group_are_retried(admin_client):

@@ -46,11 +46,9 @@ def addresses(text):
     for verb in ("retry", "discard"):
         found[f"all {verb}"] = f"{reverse('admin:django_faktory_job_all')}?{asked(verb=verb, error=text, task=text)}"
     dead = Job.objects.get(state="dead")
-    found["error"] = f"{reverse('admin:django_faktory_job_error')}?{error_groups.get_kind(dead, dead.failure).query}"
-    found["tried"] = (
-        f"{reverse('admin:django_faktory_job_tried')}?{error_groups.get_kind(dead, dead.failure).query}&tried={dead.pk}"
-    )
-    found["error by head"] = f"{reverse('admin:django_faktory_job_error')}?{asked(error=text, task=text, head=text)}"
+    found["error"] = f"{reverse('admin:django_faktory_job_error')}?{error_groups.read_kind(dead).query}"
+    found["tried"] = f"{reverse('admin:django_faktory_job_tried')}?{error_groups.read_kind(dead).query}&tried={dead.pk}"
+    found["error by head"] = f"{reverse('admin:django_faktory_job_error')}?{asked(error=text, task=text, at=text)}"
     found["batches by q"] = f"{page('batch', view='changelist')}?{asked(q=text, stage=text)}"
     found["entries by q"] = f"{page('cronentry', view='changelist')}?{asked(q=text, state=text)}"
     return found

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db
 
 PAGES = {
     "overview": "overview/", "jobs": "job/", "dead jobs": "job/?state=dead", "jobs by error": "job/?q=error:E",
-    "errors": "job/errors/", "an error": "job/errors/one/?error=E&task=noop&head=", "queues": "queue/",
+    "errors": "job/errors/", "an error": "job/errors/one/?error=E&task=noop&at=", "queues": "queue/",
     "workers": "workerprocess/", "batches": "batch/", "cron entries": "cronentry/", "locks": "joblock/",
     "outbox": "outboxentry/", "a job": "job/{job}/change/", "a queue": "queue/queue0/change/",
     "a worker": "workerprocess/wid0/change/", "a batch": "batch/{batch}/change/",

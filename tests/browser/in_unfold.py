@@ -28,7 +28,7 @@ def test_a_list_action_is_selected_and_executed(screen, width):
     page.locator("#changelist-actions input[name=why]").fill("the card is good now")
     seen.keep(f"chosen-{width}")
     page.get_by_role("button", name="Run").click()
-    seen.sees("Retried 1 jobs.")
+    seen.sees("Retried 1 job.")
     assert not Job.objects.dead().filter(errtype="shop.Declined").exists()
     assert LogEntry.objects.get().get_change_message() == "Retried: the card is good now"
     assert seen.complaints == []
@@ -45,5 +45,5 @@ def test_a_destructive_action_requires_confirmation(screen):
     seen.sees("Discard 1 job?")
     seen.keep("asked")
     page.get_by_role("button", name="Yes, discard").click()
-    seen.sees("Discarded 1 jobs.")
+    seen.sees("Discarded 1 job.")
     assert seen.complaints == []

@@ -89,7 +89,7 @@ def fill():
 
 def pages(order):
     dead = Job.objects.filter(errtype="requests.exceptions.Timeout").latest("pk")
-    error = "error=requests.exceptions.Timeout&task=shop.tasks.call_webhook&head=order+N:+no+answer+in+N+s"
+    error = "error=requests.exceptions.Timeout&task=shop.tasks.call_webhook&at=order+N:+no+answer+in+N+s"
     batch = BatchRow.objects.get(depth=0)
     return {
         "overview": "overview/", "jobs": "job/?state=dead", "job": f"job/{dead.pk}/change/",
@@ -134,7 +134,8 @@ def test_dead_jobs_can_be_retried_without_javascript(screen):
     seen = screen(script=False)
     seen.go("/admin/django_faktory/job/errors/")
     seen.page.get_by_role("link", name="requests.exceptions.Timeout").click()
-    seen.page.get_by_role("button", name="Retry the rest").click()
+    seen.page.get_by_role("link", name="Retry 25 jobs").click()
+    seen.page.get_by_role("button", name="Yes, retry now 25 jobs").click()
     seen.page.get_by_role("button", name="Continue").click()
     seen.sees("Done.")
     assert not Job.objects.dead().filter(errtype="requests.exceptions.Timeout").exists()

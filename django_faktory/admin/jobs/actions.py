@@ -43,23 +43,23 @@ ACTIONS = {
     "requeue": JobAction("Run now", "Run by hand", "job.requeue", bulk.STATES[Verb.REQUEUE]),
     "cancel": JobAction(
         "Cancel", "Cancelled", "job.cancel", _CANCELLED,
-        "Jobs that wait are dropped. Those that run are stopped within seconds, where the worker is ours.",
+        "Waiting jobs are dropped. Running jobs are stopped within seconds (Python workers only).",
     ),
     "kill": JobAction(
-        "Kill", "Killed", "job.kill", bulk.STATES[Verb.KILL],
-        "They run again only if they are retried from the dead jobs.",
+        "Move to dead", "Moved to dead", "job.kill", bulk.STATES[Verb.KILL],
+        "They move to the dead jobs and do not run unless someone retries them.",
     ),
     "discard": JobAction(
         "Discard", "Discarded", "job.discard", bulk.STATES[Verb.DISCARD],
-        "They are dropped. There is no way back.",
+        "They are removed without running. This cannot be undone.",
     ),
     "prune": JobAction(
         "Delete", "Deleted", "job.prune", bulk.STATES[Verb.PRUNE],
-        "What is known of their end, their results too, is deleted. There is no way back.",
+        "Their history and results are deleted. This cannot be undone.",
     ),
     "clear": JobAction(
         "Clear", "Cleared", "queue.clear", _CLEARED,
-        "All that waits in the queue is dropped. There is no way back.",
+        "All waiting jobs in this queue are removed. This cannot be undone.",
     ),
 }  # fmt: skip
 """Actions by the name used in URLs and buttons. `clear` is an action on a queue, all other ones on any job."""
@@ -80,7 +80,7 @@ def execute(name: str, ids: Sequence[int], *, using: str) -> int:
 def get_allowed_actions(job: Job, request: HttpRequest) -> list[tuple[str, JobAction]]:
     """Return the actions that the user may perform on this job now.
 
-    For a failed job retry and requeue have the same effect; only retry is returned.
+    For a failed job retry and requeue have the same effect; only retry is returned. A dead job need not be killed.
     """
     allowed = [
         (name, action)
@@ -88,4 +88,7 @@ def get_allowed_actions(job: Job, request: HttpRequest) -> list[tuple[str, JobAc
         if name != "clear" and job.state in action.states and action.is_allowed(request)
     ]
     names = [name for name, _ in allowed]
-    return [(name, action) for name, action in allowed if not (name == "requeue" and "retry" in names)]
+    superfluous = {"requeue"} if "retry" in names else set()
+    if job.state == State.DEAD:
+        superfluous.add("kill")
+    return [(name, action) for name, action in allowed if name not in superfluous]

@@ -48,7 +48,7 @@ class BulkScope(NamedTuple):
         """Return the scope as shown to users and written to the log."""
         if self.kind is None:
             return self.query or "all jobs"
-        return f"dead, {self.kind.errtype or 'no error'}: {self.kind.head} ({self.kind.jobtype})"
+        return f"dead, {self.kind.errtype or 'no error'}: {self.kind.place} ({self.kind.jobtype})"
 
     def rows(self, verb: str, *, using: str) -> JobQuerySet:
         """Return the jobs in scope to which the action applies."""
@@ -63,7 +63,7 @@ class BulkScope(NamedTuple):
         last_id = ids[-1] if ids else None
         if self.kind is None or not ids:
             return ids, last_id
-        # In Python: the database cannot reduce a message to its kind.
+        # In Python: the database cannot find the place in a traceback.
         return list(
             error_groups.ids_of_kind(rows.model.objects.using(rows.db).filter(pk__in=ids).order_by("pk"), self.kind)
         ), last_id
@@ -87,7 +87,7 @@ class BulkScope(NamedTuple):
 def parse_scope(params: Mapping[str, Any]) -> BulkScope:
     """Return the scope that URL parameters ask for. Raises InvalidQuery."""
     if "error" in params and "task" in params:
-        return BulkScope("", ErrorKind(params["error"], params["task"], params.get("head", "")))
+        return BulkScope("", ErrorKind(params["error"], params["task"], params.get("at", "")))
     return BulkScope(str(build_query(params)))
 
 

@@ -207,7 +207,7 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
         changed = job_actions.execute(verb, [job.pk for job in jobs], using=queryset.db)
         log_action(request, jobs, action.done_label)
         unchanged = len(jobs) - changed
-        note = f" {unchanged} could not be in the state they are in." if unchanged else ""
+        note = f" {unchanged} skipped: already in another state." if unchanged else ""
         level = messages.WARNING if unchanged else messages.SUCCESS
-        self.message_user(request, f"{action.done_label} {changed} jobs.{note}", level)
+        self.message_user(request, f"{action.done_label} {changed} job{'' if changed == 1 else 's'}.{note}", level)
         return None

@@ -57,6 +57,8 @@ class TimelineEntry(NamedTuple):
     error: str = ""
     message: str = ""
     backtrace: str = ""
+    is_open: bool = False
+    """Whether the traceback is shown without a click: the newest one."""
 
 
 def build_context(
@@ -74,6 +76,7 @@ def build_context(
             shown_texts[name] = build_shown_text(payload, urls["payload"], format_json(text))
     return {
         "job": job,
+        "status": STATUS_WORDS.get(State(job.state), job.state),
         "facts": [(name, value) for name, value in _build_facts(job) if value not in (None, "", "–")],
         "times": [(name, at) for name, at in _build_times(job) if at is not None],
         "texts": shown_texts,
@@ -81,10 +84,7 @@ def build_context(
         "timeline": build_timeline(job, stored["history"]),
         "job_actions": actions.get_allowed_actions(job, request),
         "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
-        # The beginning that the page of groups reads too, so that both find the same group.
-        "kind": error_groups.get_kind(job, stored["failure"].text[: error_groups.FAILURE_CHARACTERS])
-        if job.state == State.DEAD
-        else None,
+        "kind": error_groups.read_kind(job) if job.state == State.DEAD else None,
         "may_try": job.state == State.DEAD and actions.ACTIONS["retry"].is_allowed(request),
     }
 
@@ -117,7 +117,7 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
     unrecorded = max(0, job.failures + job.losses - sum(not run.is_interruption for run in runs))
     number = unrecorded + sum(not run.is_interruption for run in omitted_runs)
     messages, backtraces = _cut_runs(shown_runs)
-    entries = [TimelineEntry("Pushed", job.created_at)]
+    entries = [TimelineEntry("Enqueued", job.created_at)]
     if earlier := unrecorded + len(omitted_runs):
         entries.append(TimelineEntry(f"{earlier} earlier attempt{'s' * (earlier > 1)}", None))
     for run, message, backtrace in zip(shown_runs, messages, backtraces, strict=True):
@@ -139,6 +139,9 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
                 backtrace=backtrace,
             )
         )
+    newest = max((place for place, entry in enumerate(entries) if entry.backtrace), default=None)
+    if newest is not None:
+        entries[newest] = entries[newest]._replace(is_open=True)
     return [*entries, _current_entry(job)]
 
 
@@ -154,11 +157,14 @@ def _cut_runs(runs: Sequence[Attempt]) -> tuple[list[str], list[str]]:
     return messages[::-1], backtraces[::-1]
 
 
+STATUS_WORDS = {State.RETRIES: "waiting to retry", State.WORKING: "running"}
+"""Words for states whose names people do not use."""
+
 _WAITS = {
-    State.SCHEDULED: ("Waits for its time", "run_at"),
-    State.RETRIES: ("Waits for its next try", "run_at"),
-    State.ENQUEUED: ("Waits for a worker, since", "enqueued_at"),
-    State.BLOCKED: ("Waits for a lock or a limit, since", "enqueued_at"),
+    State.SCHEDULED: ("Scheduled for", "run_at"),
+    State.RETRIES: ("Next retry at", "run_at"),
+    State.ENQUEUED: ("Waiting for a worker since", "enqueued_at"),
+    State.BLOCKED: ("Waiting for a lock or a limit since", "enqueued_at"),
 }
 
 
@@ -168,7 +174,7 @@ def _current_entry(job: Job) -> TimelineEntry:
         title, column = _WAITS[state]
         return TimelineEntry(title, getattr(job, column))
     if state is State.WORKING:
-        return TimelineEntry(f"Attempt {job.attempts} runs, since", job.started_at, worker=job.wid)
+        return TimelineEntry(f"Attempt {job.attempts} running since", job.started_at, worker=job.wid)
     if state is State.SUCCEEDED:
         return TimelineEntry(
             "Succeeded",
@@ -192,11 +198,14 @@ def _build_facts(job: Job) -> list[tuple[str, Any]]:
         ("Queue", _admin_link("queue", job.queue, job.queue)),
         ("About", _subject(job.about)),
         ("Priority", job.priority or None),
-        ("Attempts", f"{job.attempts}, of at most {max(job.retry, 0) + 1}" if job.attempts else None),
+        ("Attempts", f"{job.attempts} of {max(job.retry, 0) + 1}" if job.attempts else None),
         ("Interruptions", job.interruptions or None),
         ("Lost workers", job.losses or None),
         ("Progress", _progress(job, using)),
-        ("Cancelled", "yes: its worker has been notified" if job.is_cancelled and job.state == State.WORKING else None),
+        (
+            "Cancelled",
+            "requested; the worker was notified" if job.is_cancelled and job.state == State.WORKING else None,
+        ),
         ("Worker", _worker(job, using)),
         ("Batch", _batch(job.bid, using)),
         ("Callback of batch", _batch(job.callback_of, using)),
@@ -204,10 +213,10 @@ def _build_facts(job: Job) -> list[tuple[str, Any]]:
         ("Lock held by", holder_of(job)),
         ("Lock token", job.lock_token),
         ("Limit of the key", job.limit_key),
-        ("Waits at the limit of", _limiter(job, using)),
+        ("Held by limit", _limiter(job, using)),
         ("Unique until", job.unique_expires_at),
         ("Cron entry", _cron(job, using)),
-        ("Job id", job.jid),
+        ("Job ID", job.jid),
     ]
 
 
@@ -219,7 +228,7 @@ def _limiter(job: Job, using: str) -> Any:
 
 def _build_times(job: Job) -> list[tuple[str, datetime | None]]:
     return [
-        ("Pushed", job.created_at),
+        ("Created", job.created_at),
         ("Due", job.run_at),
         ("Enqueued", job.enqueued_at),
         ("Started", job.started_at),

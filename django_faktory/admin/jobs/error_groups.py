@@ -1,6 +1,7 @@
-"""Group dead jobs by cause: error class, task, and the message's first line without numbers and ids.
+"""Group failed jobs by cause: error class, task, and the place in the code that raised the error.
 
-Reads the newest `JOBS_READ` jobs only, and no backtraces; a page shows how many were read.
+The place is the innermost frame of the project's own code, without its line. Without a traceback it is the message
+without numbers and ids. Reads the newest `JOBS_READ` dead and retrying jobs; a page shows how many were read.
 """
 
 from __future__ import annotations
@@ -8,27 +9,37 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from django.db.models.functions import Substr
+from django.db.models.functions import Right, Substr
 
+from ...core.lifecycle import State
 from ...core.payloads import is_storable
 from ...models import Job, JobQuerySet
 
 JOBS_READ = 5000
-FAILURE_CHARACTERS = 1200
-"""Characters read of a failure's text: the message is near its beginning."""
+BEGINNING, END = 1200, 2000
+"""Characters read of a failure's text: the message is near its beginning, the innermost frames are at its end."""
 MAX_HEAD_LENGTH = 120
+PATH_PARTS = 2
+"""Parts of a file's path that a place shows: the same code has another path on each machine."""
 
 # Not parsed as JSON: the text is cut off in the middle.
 _message_pattern = re.compile(r'"message":"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
-# Addresses, UUIDs, other long hexadecimal numbers, and decimal numbers: they differ from job to job.
+_python_frame = re.compile(r'File \\"([^"\\]+)\\", line \d+, in ([^\s"\\]+)')
+_first_line = re.compile(r'"backtrace":\["((?:[^"\\]|\\.)*)')
+_line_number = re.compile(r":\d+")
+# Quoted texts, e-mail addresses, UUIDs, and words with a digit: they differ from job to job.
 _varying_parts = re.compile(
-    r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b(?=\w*\d)[0-9a-fA-F]{12,}\b|\d+(?:[.,:]\d+)*"
+    r"'[^']*'|\"[^\"]*\"|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
+    r"|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b[\w-]*\d[\w-]*(?:[.,:]\d+)*"
 )
+# Identifiers such as cus_NsNXKzkNRizNiN: lower and upper case mixed, after an underscore.
+_mixed_id = re.compile(r"\b[a-z]+_(?=\w*[a-z])(?=\w*[A-Z])\w{8,}\b")
+_libraries = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 
 
 class ErrorKind(NamedTuple):
@@ -36,24 +47,28 @@ class ErrorKind(NamedTuple):
 
     errtype: str
     jobtype: str
-    head: str
+    place: str
 
     @property
     def query(self) -> str:
         """Return the kind as a URL query string."""
-        return urlencode({"error": self.errtype, "task": self.jobtype, "head": self.head})
+        return urlencode({"error": self.errtype, "task": self.jobtype, "at": self.place})
 
 
 @dataclass(slots=True)
 class ErrorGroup:
-    """Dead jobs of one kind."""
+    """Failed jobs of one kind."""
 
     kind: ErrorKind
-    count: int
-    latest_pk: int
-    latest_at: datetime | None
-    message: str
-    queues: set[str]
+    head: str
+    """Message of the newest job, without numbers and ids."""
+    count: int = 0
+    """Number of its dead jobs."""
+    retrying: int = 0
+    first_at: datetime | None = None
+    latest_at: datetime | None = None
+    """Earliest and latest end of a dead job."""
+    queues: set[str] = field(default_factory=set)
 
 
 class ErrorGroups(NamedTuple):
@@ -67,13 +82,15 @@ class ErrorGroups(NamedTuple):
 def extract_message(failure: str) -> str:
     """Return the message at the beginning of a failure's text, or ""."""
     match = _message_pattern.search(failure)
-    if match is None:
-        return ""
+    return "" if match is None else _unescape(match[1])
+
+
+def _unescape(text: str) -> str:
     try:
-        message = json.loads(f'"{match[1]}"', strict=False)
+        unescaped = json.loads(f'"{text}"', strict=False)
     except ValueError:
-        message = match[1]
-    return replace_unsendable(message)
+        unescaped = text
+    return replace_unsendable(unescaped)
 
 
 def replace_unsendable(text: str) -> str:
@@ -84,44 +101,80 @@ def replace_unsendable(text: str) -> str:
 def normalize_message(message: str) -> str:
     """Return the first line of a message, with N in place of everything that varies between jobs."""
     # Cut before the substitution too: a very long line would make it slow.
-    line = message.strip().partition("\n")[0]
-    return _varying_parts.sub("N", line[: MAX_HEAD_LENGTH * 2])[:MAX_HEAD_LENGTH]
+    line = message.strip().partition("\n")[0][: MAX_HEAD_LENGTH * 2]
+    return _mixed_id.sub("N", _varying_parts.sub("N", line))[:MAX_HEAD_LENGTH]
 
 
-def get_kind(job: Job, failure: str) -> ErrorKind:
-    """Return the group of a dead job; `failure` is the beginning of its failure's text."""
-    return ErrorKind(job.errtype, job.jobtype, normalize_message(extract_message(failure)))
+def find_place(beginning: str, end: str) -> str:
+    """Return the place in the code that raised the error, "" if the failure has no traceback."""
+    frames = _python_frame.findall(end)
+    if frames:
+        own = [frame for frame in frames if not any(library in frame[0] for library in _libraries)]
+        path, function = (own or frames)[-1]
+        return replace_unsendable(f"{function} ({'/'.join(path.split('/')[-PATH_PARTS:])})")[:MAX_HEAD_LENGTH]
+    # Other languages begin a backtrace with the innermost frame.
+    match = _first_line.search(beginning) or _first_line.search(end)
+    return _line_number.sub("", _unescape(match[1]))[:MAX_HEAD_LENGTH] if match else ""
 
 
-def group_jobs(jobs: JobQuerySet, *, limit: int = JOBS_READ) -> ErrorGroups:
-    """Return the groups of these jobs, newest `limit` jobs only, in one query."""
-    fields = ("pk", "errtype", "jobtype", "failure_text", "finished_at", "queue")
-    rows: list[Any] = list(_with_failure_text(jobs).order_by("-pk").values_list(*fields)[: limit + 1])
+def read_kind(job: Job) -> ErrorKind:
+    """Return the group of a failed job; one query."""
+    beginning, end = _with_ends(Job.objects.using(job._state.db).filter(pk=job.pk)).values_list(*_ENDS)[0]  # noqa: SLF001
+    return _kind(job.errtype, job.jobtype, beginning, end)
+
+
+def _kind(errtype: str, jobtype: str, beginning: str, end: str) -> ErrorKind:
+    return ErrorKind(errtype, jobtype, find_place(beginning, end) or normalize_message(extract_message(beginning)))
+
+
+def group_failed(*, using: str, limit: int = JOBS_READ) -> ErrorGroups:
+    """Return the groups of the newest `limit` dead and `limit` retrying jobs, in two queries."""
     groups: dict[ErrorKind, ErrorGroup] = {}
-    for pk, errtype, jobtype, failure_text, finished_at, queue in rows[:limit]:
-        message = extract_message(failure_text)
-        kind = ErrorKind(errtype, jobtype, normalize_message(message))
-        group = groups.setdefault(kind, ErrorGroup(kind, 0, pk, finished_at, message, set()))
-        group.count += 1
-        group.queues.add(queue)
-    in_order = sorted(groups.values(), key=lambda group: (-group.count, -group.latest_pk))
-    return ErrorGroups(in_order, min(len(rows), limit), len(rows) > limit)
+    jobs_read, is_more = 0, False
+    for state in (State.DEAD, State.RETRIES):
+        fields = ("errtype", "jobtype", "finished_at", "queue", *_ENDS)
+        jobs = _with_ends(Job.objects.using(using).in_state(state)).order_by("-pk")
+        rows: list[Any] = list(jobs.values_list(*fields)[: limit + 1])
+        for errtype, jobtype, finished_at, queue, beginning, end in rows[:limit]:
+            kind = _kind(errtype, jobtype, beginning, end)
+            group = groups.get(kind)
+            if group is None:
+                group = groups[kind] = ErrorGroup(kind, normalize_message(extract_message(beginning)))
+            _add(group, state, finished_at, queue)
+        jobs_read += min(len(rows), limit)
+        is_more |= len(rows) > limit
+    in_order = sorted(groups.values(), key=lambda group: (-(group.count + group.retrying), -group.count))
+    return ErrorGroups(in_order, jobs_read, is_more)
 
 
-def filter_kind(kind: ErrorKind, *, using: str) -> JobQuerySet:
-    """Return dead jobs with this error and task; `ids_of_kind` picks those with its message."""
+def _add(group: ErrorGroup, state: State, finished_at: datetime | None, queue: str) -> None:
+    group.queues.add(queue)
+    if state is State.RETRIES:
+        group.retrying += 1
+        return
+    group.count += 1
+    if finished_at is not None:
+        group.first_at = min(group.first_at or finished_at, finished_at)
+        group.latest_at = max(group.latest_at or finished_at, finished_at)
+
+
+def filter_kind(kind: ErrorKind, *, using: str, state: State = State.DEAD) -> JobQuerySet:
+    """Return jobs with this error and task; `ids_of_kind` picks those of its place."""
     # An edited URL may contain NUL, which PostgreSQL rejects.
     if not (is_storable(kind.errtype) and is_storable(kind.jobtype)):
         return Job.objects.using(using).none()
-    return Job.objects.using(using).dead().filter(errtype=kind.errtype, jobtype=kind.jobtype)
+    return Job.objects.using(using).in_state(state).filter(errtype=kind.errtype, jobtype=kind.jobtype)
 
 
 def ids_of_kind(jobs: JobQuerySet, kind: ErrorKind) -> Iterable[int]:
-    """Return the ids of the jobs with a message of this kind, in the order of `jobs`."""
-    rows = _with_failure_text(jobs).values_list("pk", "failure_text")
-    return [pk for pk, failure_text in rows if normalize_message(extract_message(failure_text)) == kind.head]
+    """Return the ids of the jobs that failed at the place of this kind, in the order of `jobs`."""
+    rows = _with_ends(jobs).values_list("pk", *_ENDS)
+    return [pk for pk, beginning, end in rows if _kind(kind.errtype, kind.jobtype, beginning, end) == kind]
 
 
-def _with_failure_text(jobs: JobQuerySet) -> Any:
-    # Only the beginning of the text leaves the database: backtraces can be large.
-    return jobs.annotate(failure_text=Substr("failure", 1, FAILURE_CHARACTERS))
+_ENDS = ("failure_beginning", "failure_end")
+
+
+def _with_ends(jobs: JobQuerySet) -> Any:
+    # Only the ends of the text leave the database: tracebacks can be large.
+    return jobs.annotate(failure_beginning=Substr("failure", 1, BEGINNING), failure_end=Right("failure", END))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.contrib import messages
@@ -11,17 +13,23 @@ from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
 
 from ... import conf
+from ...core.json import jsontext
 from ...core.lifecycle import State
+from ...errors import InvalidPayload
 from ...models import Job
 from ...models.permissions import may
 from ...operations import bulk
 from ...store import texts
-from ..base import ReadOnlyAdmin, format_capped, log_action
+from ..base import ReadOnlyAdmin, format_capped, jobs_link, log_action
 from . import actions, error_groups
 from . import bulk as bulk_actions
 from .error_groups import ErrorKind
 
 JOBS_SHOWN = 20
+GROUPS_SHOWN = 200
+RETRIES_READ = 1001
+FAILURE_SHOWN = 50_000
+"""Characters of the newest failure that the page of a group reads."""
 REFRESHED_EVERY_S = 1
 
 
@@ -41,22 +49,27 @@ class ErrorViews(ReadOnlyAdmin):
 
     def _errors(self, request: HttpRequest) -> HttpResponse:
         self._require_view_permission(request)
-        groups = error_groups.group_jobs(Job.objects.using(conf.get("DATABASE")).dead())
-        return self.page(request, "errors", title="Dead jobs by error", groups=groups, shown_groups=groups.groups[:200])
+        groups = error_groups.group_failed(using=conf.get("DATABASE"))
+        return self.page(
+            request, "errors", title="Failed jobs by error", groups=groups, shown_groups=groups.groups[:GROUPS_SHOWN]
+        )
 
     def _error(self, request: HttpRequest) -> HttpResponse:
-        """Show a group: its latest jobs, a button to retry one, and actions on all."""
+        """Show a group: a test of one job, actions on all, the latest traceback and the latest jobs."""
         self._require_view_permission(request)
         using, kind = conf.get("DATABASE"), _parse_kind(request)
         scope = bulk_actions.BulkScope("", kind)
-        # The message is not a column: read the newest ids and compare the messages of those.
+        # The place is not a column: read the newest ids and compare the places of those.
         ids = list(
             error_groups.ids_of_kind(
                 error_groups.filter_kind(kind, using=using).order_by("-pk")[: bulk_actions.COUNTED + 1], kind
             )
         )
         columns = ("jid", "jobtype", "queue", "state", "failures", "losses", "finished_at", "about")
-        latest = Job.objects.using(using).filter(pk__in=ids[:JOBS_SHOWN]).order_by("-pk").only(*columns)
+        latest = list(Job.objects.using(using).filter(pk__in=ids[:JOBS_SHOWN]).order_by("-pk").only(*columns))
+        retrying = error_groups.filter_kind(kind, using=using, state=State.RETRIES)
+        retrying_ids = list(error_groups.ids_of_kind(retrying.order_by("-pk")[:RETRIES_READ], kind))
+        failed = latest or list(Job.objects.using(using).filter(pk__in=retrying_ids[:1]).only(*columns))
         retry = actions.ACTIONS["retry"]
         return self.page(
             request,
@@ -65,7 +78,11 @@ class ErrorViews(ReadOnlyAdmin):
             kind=kind,
             scope=scope,
             count=len(ids),
+            count_text=format_capped(len(ids), bulk_actions.COUNTED),
             latest=latest,
+            failure=_read_latest_failure(failed),
+            retrying=format_capped(len(retrying_ids), RETRIES_READ - 1),
+            retrying_url=jobs_link(state="retries", q=f'error:"{kind.errtype}" task:"{kind.jobtype}"'),
             may_retry=retry.is_allowed(request),
             may_edit=may(request.user, "job.change"),
             may_discard=actions.ACTIONS["discard"].is_allowed(request),
@@ -81,12 +98,11 @@ class ErrorViews(ReadOnlyAdmin):
         if not actions.ACTIONS["retry"].is_allowed(request):
             raise PermissionDenied
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
-        # Read before the retry: the next run may replace the failure.
-        kind = error_groups.get_kind(job, _read_failure(job))
+        kind = error_groups.read_kind(job)  # before the retry: the next run may replace the failure
         if bulk.try_one(job):
-            log_action(request, [job], "Retried, to see how it fares")
+            log_action(request, [job], "Retried as a test")
         else:
-            self.message_user(request, f"It is {job.state} by now: nothing was done.", messages.WARNING)
+            self.message_user(request, f"Nothing done: the job is now {job.state}.", messages.WARNING)
         return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_error')}?{kind.query}&tried={pk}")
 
     def _trial_part(self, request: HttpRequest) -> HttpResponse:
@@ -111,7 +127,7 @@ class ErrorViews(ReadOnlyAdmin):
             "is_bad": state in (State.DEAD, State.RETRIES),
             # None: the row has been deleted, so no further state will follow.
             "is_over": state in (State.SUCCEEDED, State.DEAD, State.RETRIES, State.DISCARDED, State.EXPIRED, None),
-            "message": error_groups.extract_message(_read_failure(job)) if job else "",
+            "message": error_groups.extract_message(_read_failure(job, error_groups.BEGINNING)) if job else "",
         }
 
     def _require_view_permission(self, request: HttpRequest) -> None:
@@ -119,10 +135,26 @@ class ErrorViews(ReadOnlyAdmin):
             raise PermissionDenied
 
 
-def _read_failure(job: Job) -> str:
-    # As many characters as the page of groups reads, so that both find the same group.
-    return texts.read_beginnings(job, {"failure": error_groups.FAILURE_CHARACTERS})["failure"]
+def _read_failure(job: Job, length: int) -> str:
+    return texts.read_beginnings(job, {"failure": length})["failure"]
+
+
+def _read_latest_failure(jobs: Sequence[Job]) -> dict[str, str] | None:
+    """Return message and traceback of the newest job, as far as they fit into `FAILURE_SHOWN` characters."""
+    if not jobs:
+        return None
+    text = _read_failure(jobs[0], FAILURE_SHOWN)
+    lines: list[str] = []
+    # A text that was cut off, or that a client wrote, may be no JSON object.
+    with suppress(InvalidPayload):
+        members = jsontext.decode(text)
+        lines = members.get("backtrace") or [] if isinstance(members, dict) else []
+    traceback = "\n".join(str(line) for line in lines) if isinstance(lines, list) else ""
+    return {
+        "message": error_groups.extract_message(text),
+        "traceback": error_groups.replace_unsendable(traceback),
+    }
 
 
 def _parse_kind(request: HttpRequest) -> ErrorKind:
-    return ErrorKind(request.GET.get("error", ""), request.GET.get("task", ""), request.GET.get("head", ""))
+    return ErrorKind(request.GET.get("error", ""), request.GET.get("task", ""), request.GET.get("at", ""))

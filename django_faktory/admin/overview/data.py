@@ -25,7 +25,7 @@ from ...store.statistics import counts as statistics
 from ...store.statistics import histograms
 from ..base import jobs_link
 from ..formats import format_age, format_duration, make_aware
-from ..jobs.error_groups import ErrorGroup, group_jobs
+from ..jobs.error_groups import ErrorGroup, group_failed
 from .alarms import AlarmLine, read_alarm_lines
 from .charts import Chart, Point, build_chart
 
@@ -33,7 +33,7 @@ from .charts import Chart, Point, build_chart
 COUNTED = 5000
 QUEUES_READ, QUEUES_SHOWN = 100, 20
 ROWS = 10
-DEAD_JOBS_READ = 500
+FAILED_JOBS_READ = 500
 MINUTES, MINUTES_PER_BAR = 180, 3
 DAYS = 30
 _TILES = (State.ENQUEUED, State.SCHEDULED, State.WORKING, State.RETRIES, State.BLOCKED, State.DEAD)
@@ -193,7 +193,7 @@ def _running_lines(now: datetime, using: str) -> list[tuple[Job, str]]:
 
 
 def _largest_groups(using: str) -> list[ErrorGroup]:
-    return group_jobs(Job.objects.using(using).dead(), limit=DEAD_JOBS_READ).groups[:5]
+    return group_failed(using=using, limit=FAILED_JOBS_READ).groups[:5]
 
 
 def _worker_lines(using: str) -> list[WorkerLine]:

@@ -51,6 +51,6 @@ class OverviewAdmin(ReadOnlyAdmin):
             every_s=REFRESHED_EVERY_S,
             part_url=reverse("admin:django_faktory_overview_part"),
             errors_url=reverse("admin:django_faktory_job_errors"),
-            dead_jobs_read=data.DEAD_JOBS_READ,
+            failed_jobs_read=data.FAILED_JOBS_READ,
             **context,
         )

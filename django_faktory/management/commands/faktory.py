@@ -25,7 +25,7 @@ _USAGE = 2
 class Command(BaseCommand):
     """Manage the jobs of this project: see docs/cli.md."""
 
-    help = "Looks after jobs, queues, workers, batches and cron entries."
+    help = "Manage jobs, queues, workers, batches and cron entries."
     requires_system_checks = ()
     is_parsed = False
 
@@ -40,7 +40,7 @@ class Command(BaseCommand):
             subparser = subparsers.add_parser(
                 subcommand.name, help=subcommand.help, description=subcommand.help, parents=[common]
             )
-            subparser.add_argument("--json", action="store_true", help="Answer with one JSON document.")
+            subparser.add_argument("--json", action="store_true", help="Print one JSON document.")
             subcommand.arguments(subparser)
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -83,9 +83,9 @@ def _django_options() -> argparse.ArgumentParser:
     Its defaults are suppressed, so that they do not override options given before the subcommand.
     """
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
-    group = common.add_argument_group("of every command of Django's")
+    group = common.add_argument_group("Django options")
     group.add_argument("--settings", help="The Python path of the settings module.")
     group.add_argument("--pythonpath", help="A folder to add to the Python path.")
-    group.add_argument("--traceback", action="store_true", help="Show where an error comes from.")
-    group.add_argument("--no-color", action="store_true", help="No colours.")
+    group.add_argument("--traceback", action="store_true", help="Show the traceback of an error.")
+    group.add_argument("--no-color", action="store_true", help="Disable colors.")
     return common

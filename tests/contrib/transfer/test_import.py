@@ -151,7 +151,7 @@ def test_only_the_latest_failure_of_an_imported_job_is_known(redis, take):
     take()
     job = Job.objects.get()
     assert [one.title for one in timeline_of(job)] == [
-        "Pushed", "2 earlier attempts", "Attempt 3 failed", "Waits for its next try",
+        "Enqueued", "2 earlier attempts", "Attempt 3 failed", "Next retry at",
     ]  # fmt: skip
     assert whole_job_of(job)["attempts"][0]["failed_at"] is None  # Faktory stores that of the first failure
 

@@ -138,7 +138,7 @@ def test_batches_shows_the_progress_of_each_batch(asked, faktory):
 def test_an_unknown_id_exits_with_2(faktory, words):
     answer = faktory(*words)
     assert (answer.code, answer.out) == (2, "")
-    assert "has the id" in answer.err
+    assert "has the ID" in answer.err
 
 
 def test_top_refreshes_once_or_count_times(faktory, asked):
@@ -220,7 +220,7 @@ def test_a_verb_changes_only_jobs_that_match_the_query(asked, verb):
 def test_a_dry_run_changes_nothing_and_needs_no_confirmation(faktory, verb):
     dead()
     answer = faktory(verb, "dead", "--dry-run")
-    assert (answer.code, answer.out) == (0, f"{verb}: it would be 1 jobs\n")
+    assert (answer.code, answer.out) == (0, f"{verb}: 1 job would be changed\n")
     assert set(states().values()) == {"dead"}
 
 
@@ -248,14 +248,14 @@ def test_the_answer_to_the_confirmation_prompt_decides(faktory, monkeypatch, typ
     monkeypatch.setattr("sys.stdin", Terminal(typed))
     dead()
     answer = faktory("discard", "dead")
-    assert "discard 1 jobs (state:dead)? [y/N]" in answer.err
+    assert "discard 1 job (state:dead)? [y/N]" in answer.err
     assert Job.objects.count() == left
 
 
 def test_a_limit_selects_the_newest_jobs_that_can_be_changed(faktory):
     old, new = dead(), dead()
     JobFactory(queue="default")
-    assert faktory("retry", "queue:default", "--limit", 1).out == "retry: 1 jobs\n"
+    assert faktory("retry", "queue:default", "--limit", 1).out == "retry: 1 job\n"
     assert (states()[old.jid], states()[new.jid]) == ("dead", "enqueued")
 
 

@@ -215,7 +215,7 @@ _CRON_FORM = {
     "name": "another", "schedule": "0 2 * * *", "zone": "UTC", "jobtype": "elsewhere", "queue": "", "args": "[]",
     "kwargs": "{}", "job": "{}", "missed": "once", "window_s": "60", "overlap": "allow",
 }  # fmt: skip
-_KIND = "error=Seen&task=seen-job-task&head=seen-job-message"
+_KIND = "error=Seen&task=seen-job-task&at=seen-job-message"
 _STAYS = {"post": "yes", "confirmed": "yes"}
 _FORMS = {
     "cronentry add": ("add_cronentry", _CRON_FORM),

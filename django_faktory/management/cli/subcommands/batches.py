@@ -13,7 +13,7 @@ from ..subcommand import NOTHING, OK, Invocation, Subcommand, whole
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bid", nargs="?", help="One of them, with its children.")
-    parser.add_argument("--limit", type=whole, default=50, metavar="N", help="At most so many; default: 50.")
+    parser.add_argument("--limit", type=whole, default=50, metavar="N", help="Maximum number of batches; default: 50.")
 
 
 def _batches(call: Invocation) -> int:
@@ -42,7 +42,7 @@ def _batches(call: Invocation) -> int:
 
 
 def _unknown(call: Invocation, bid: str) -> int:
-    call.screen.note(f"no batch has the id {bid}")
+    call.screen.note(f"no batch has the ID {bid}")
     return NOTHING
 
 
@@ -53,7 +53,7 @@ def _show(call: Invocation, documents: list[dict[str, Any]], *, is_more: bool) -
     heads = ("BID", "DESCRIPTION", "SETTLED", "FAILED", "COMPLETE", "SUCCESS", "CREATED")
     call.screen.table(heads, map(_line, documents))
     if is_more:
-        call.screen.note("there are more: --limit")
+        call.screen.note("use --limit for more")
     return OK
 
 

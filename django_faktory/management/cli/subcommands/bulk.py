@@ -23,18 +23,18 @@ _DESTROYS = (Verb.KILL, Verb.DISCARD, Verb.PRUNE)
 
 def _arguments(parser: argparse.ArgumentParser, *, nargs: str = "+") -> None:
     parser.add_argument("query", nargs=nargs, help="Which jobs, such as: dead queue:mail error:Timeout, or a jid.")
-    parser.add_argument("--limit", type=whole, metavar="N", help="At most so many, the newest first: one to try.")
+    parser.add_argument("--limit", type=whole, metavar="N", help="Maximum number of jobs, newest first (1 for a test).")
     parser.add_argument("--dry-run", action="store_true", help="Only print how many jobs would change.")
 
 
 def _confirmed_arguments(parser: argparse.ArgumentParser) -> None:
     _arguments(parser)
-    parser.add_argument("--yes", action="store_true", help="Do not ask.")
+    parser.add_argument("--yes", action="store_true", help="Skip the question.")
 
 
 def _prune_arguments(parser: argparse.ArgumentParser) -> None:
     _arguments(parser, nargs="*")
-    parser.add_argument("--yes", action="store_true", help="Do not ask.")
+    parser.add_argument("--yes", action="store_true", help="Skip the question.")
 
 
 def _run_operation(call: Invocation) -> int:
@@ -58,7 +58,7 @@ def _run_operation(call: Invocation) -> int:
         _print_result(call, query, 0, total=operation.total)
         return OK if operation.total else NOTHING
     if operation.total and verb in _DESTROYS:
-        _require_confirmation(call, f"{verb} {operation.total} jobs ({query})?")
+        _require_confirmation(call, f"{verb} {_jobs(operation.total)} ({query})?")
     changed = 0
     try:
         with call.screen.progress(call.name, operation.total) as advance:
@@ -68,7 +68,7 @@ def _run_operation(call: Invocation) -> int:
     # Each step is committed by itself: report the finished ones and let the same command continue.
     except KeyboardInterrupt:
         _print_result(call, query, changed, total=operation.total)
-        call.screen.note("stopped: the same command does the rest")
+        call.screen.note("stopped; run the same command again to continue")
         return INTERRUPTED
     _print_result(call, query, changed, total=operation.total)
     return OK if changed else NOTHING
@@ -76,20 +76,24 @@ def _run_operation(call: Invocation) -> int:
 
 def _require_confirmation(call: Invocation, question: str) -> None:
     if not call.screen.confirm(question, is_sure=call.options["yes"]):
-        raise Unsupported(f"{call.name}: nothing was done; to do it without being asked add --yes")
+        raise Unsupported(f"{call.name}: aborted; add --yes to skip the question")
 
 
 def _print_result(call: Invocation, query: Query, changed: int | None, *, total: int | None) -> None:
     if call.screen.is_json:
         call.screen.json({"query": str(query), "found": total, "changed": changed, "dry_run": call.options["dry_run"]})
     elif call.options["dry_run"]:
-        call.screen.line(f"{call.name}: it would be {total} jobs")
+        call.screen.line(f"{call.name}: {_jobs(total)} would be changed")
     elif changed is None:
         call.screen.line(f"{call.name}: done; the server does not report the number of jobs")
     else:
         # Between the count and its step, a worker or another command may have changed a job.
-        note = f", {total - changed} had left their state" if total and total > changed else ""
-        call.screen.line(f"{call.name}: {changed} jobs{note}")
+        note = f", {total - changed} skipped: already in another state" if total and total > changed else ""
+        call.screen.line(f"{call.name}: {_jobs(changed)}{note}")
+
+
+def _jobs(count: int | None) -> str:
+    return f"{count} job{'' if count == 1 else 's'}"
 
 
 def _prune_expired(call: Invocation) -> int:
@@ -146,14 +150,14 @@ def _mutations(call: Invocation, verb: Verb, query: Query) -> list[Mutation]:
 SUBCOMMANDS = (
     Subcommand(
         "retry",
-        "Run jobs that failed again now: dead ones, and those that wait for a retry.",
+        "Run failed jobs now: dead ones and those waiting to retry.",
         _run_operation,
         _arguments,
     ),
-    Subcommand("requeue", "Run jobs now that are dead, or wait for their time.", _run_operation, _arguments),
-    Subcommand("kill", "Give jobs up that do not run: they are dead.", _run_operation, _confirmed_arguments),
-    Subcommand("discard", "Drop jobs that do not run.", _run_operation, _confirmed_arguments),
+    Subcommand("requeue", "Run dead, scheduled and retrying jobs now.", _run_operation, _arguments),
+    Subcommand("kill", "Move waiting jobs to dead.", _run_operation, _confirmed_arguments),
+    Subcommand("discard", "Remove waiting jobs without running them.", _run_operation, _confirmed_arguments),
     Subcommand(
-        "prune", "Delete jobs that ended; without a query those whose time is over.", _run_operation, _prune_arguments
+        "prune", "Delete finished jobs; without a query, those past their retention.", _run_operation, _prune_arguments
     ),
 )

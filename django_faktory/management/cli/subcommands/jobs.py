@@ -27,8 +27,8 @@ COUNTED = 10_000
 
 def _jobs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("query", nargs="*", help="Which jobs, such as: dead queue:mail error:Timeout.")
-    parser.add_argument("--limit", type=whole, default=50, metavar="N", help="At most so many; default: 50.")
-    parser.add_argument("--count", action="store_true", help=f"Only how many there are, counted up to {COUNTED}.")
+    parser.add_argument("--limit", type=whole, default=50, metavar="N", help="Maximum number of jobs; default: 50.")
+    parser.add_argument("--count", action="store_true", help=f"Print only their number, counted up to {COUNTED}.")
 
 
 def _jobs(call: Invocation) -> int:
@@ -51,9 +51,9 @@ def _jobs(call: Invocation) -> int:
     heads = ("JID", "TASK", "STATE", "QUEUE", "SINCE", "FAILURES", "ERROR", "ABOUT")
     screen.table(heads, [_line(job) for job in documents])
     if len(rows) > limit:
-        screen.note(f"the latest {limit}; there are more: --limit")
+        screen.note(f"showing the latest {limit}; use --limit for more")
     if not rows:
-        screen.note(f"no such job among the latest {RECENT} or in the states asked for")
+        screen.note(f"no matching jobs (searched the latest {RECENT:,}, or the given states)")
     return OK
 
 
@@ -77,7 +77,7 @@ def _job(call: Invocation) -> int:
     # A jid with unprintable characters cannot exist, and PostgreSQL raises for NUL.
     row = Job.objects.using(call.alias).filter(jid=jid).first() if jid.isprintable() else None
     if row is None:
-        screen.note(f"no job has the id {jid}")
+        screen.note(f"no job has the ID {jid}")
         return NOTHING
     values = whole_job_of(row)
     if screen.is_json:
@@ -117,12 +117,10 @@ def _push_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", help="The task, by its jobtype.")
     parser.add_argument("values", nargs="*", metavar="ARG", help="Its arguments: JSON, or else text.")
     parser.add_argument("--kwargs", metavar="JSON", default="{}", help="Its keyword arguments: a JSON object.")
-    parser.add_argument("--queue", metavar="NAME", help="Another queue than the task's own.")
-    parser.add_argument("--in", dest="delay", metavar="DURATION", help="Not before so long: 90s, 15m, 2h, 1d.")
-    parser.add_argument("--about", metavar="APP.MODEL/PK", help="The object it is about.")
-    parser.add_argument(
-        "--unregistered", action="store_true", help="The task is another program's: nothing here knows its name."
-    )
+    parser.add_argument("--queue", metavar="NAME", help="Queue, instead of the task's own.")
+    parser.add_argument("--in", dest="delay", metavar="DURATION", help="Delay: 90s, 15m, 2h, 1d.")
+    parser.add_argument("--about", metavar="APP.MODEL/PK", help="Object that the job is about.")
+    parser.add_argument("--unregistered", action="store_true", help="Accept a task that this project does not define.")
 
 
 def _push(call: Invocation) -> int:

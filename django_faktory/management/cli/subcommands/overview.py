@@ -31,10 +31,10 @@ def _info(call: Invocation) -> int:
 
 def _top_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--interval", type=duration, default=1.0, metavar="S", help="Seconds between looks; default: 1."
+        "--interval", type=duration, default=1.0, metavar="S", help="Seconds between updates; default: 1."
     )
-    parser.add_argument("--count", type=whole, metavar="N", help="End after so many looks.")
-    parser.add_argument("--once", action="store_true", help="End after one look.")
+    parser.add_argument("--count", type=whole, metavar="N", help="Exit after this many updates.")
+    parser.add_argument("--once", action="store_true", help="Exit after one update.")
 
 
 def _top(call: Invocation) -> int:
@@ -115,7 +115,7 @@ def _tables(statistics: dict[str, Any]) -> list[Table]:
             (job["jid"], job["jobtype"], job["queue"], job["worker"], job["started_at"])
             for job in statistics["working"]
         ]
-        tables.append(("what runs, the longest first", ("JID", "TASK", "QUEUE", "WORKER", "SINCE"), running))
+        tables.append(("running now (longest first)", ("JID", "TASK", "QUEUE", "WORKER", "SINCE"), running))
     return tables
 
 
@@ -151,6 +151,6 @@ def _run_live(call: Invocation, remaining: int | None) -> int:
 
 
 SUBCOMMANDS = (
-    Subcommand("info", "Show totals, sets and queues in numbers.", _info),
-    Subcommand("top", "Show what goes on, again and again: rates, queues, workers, what runs.", _top, _top_arguments),
+    Subcommand("info", "Print totals, job states and queue sizes.", _info),
+    Subcommand("top", "Live view of rates, queues, workers and running jobs.", _top, _top_arguments),
 )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="The Redis of the Faktory: redis://…, rediss://… or unix://….")
     parser.add_argument("--dry-run", action="store_true", help="Only print what would change.")
-    parser.add_argument("--yes", action="store_true", help="Do not ask.")
+    parser.add_argument("--yes", action="store_true", help="Skip the question.")
     parser.add_argument(
         "--while-connected", action="store_true", help="Go on although other programs are connected: none is Faktory."
     )
@@ -73,13 +73,13 @@ def _run_transfer(call: Invocation, transfer: Import | Export) -> int:
     if report.found and not call.options["dry_run"]:
         verb = "take over" if call.name == "import-faktory" else "hand over"
         if not call.screen.confirm(f"{verb} {report.found} jobs?", is_sure=call.options["yes"]):
-            raise Unsupported(f"{call.name}: nothing was done; to do it without being asked add --yes")
+            raise Unsupported(f"{call.name}: aborted; add --yes to skip the question")
     try:
         with call.screen.progress(call.name, report.found) as advance:
             transfer.run(advance)
     except KeyboardInterrupt:
         _print_report(call, report)
-        call.screen.note("stopped: the same command does the rest")
+        call.screen.note("stopped; run the same command again to continue")
         return INTERRUPTED
     _print_report(call, report)
     if report.problems:

@@ -48,8 +48,8 @@ def worker_line(worker: dict[str, Any]) -> tuple[object, ...]:
 
 def _wid_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("wids", nargs="*", metavar="WID", help="The worker processes.")
-    parser.add_argument("--all", action="store_true", help="All there are.")
-    parser.add_argument("--yes", action="store_true", help="Do not ask.")
+    parser.add_argument("--all", action="store_true", help="All workers.")
+    parser.add_argument("--yes", action="store_true", help="Skip the question.")
 
 
 def _advance(call: Invocation) -> int:
@@ -59,20 +59,22 @@ def _advance(call: Invocation) -> int:
         raise Unsupported(f"{call.name}: expected the wids of workers, or --all")
     # `quiet` asks as well: a quiet worker cannot be set to run again.
     target = "all workers" if is_all else ", ".join(wids)
-    if not call.screen.confirm(f"{call.name} {target}? There is no way back.", is_sure=call.options["yes"]):
-        raise Unsupported(f"{call.name}: nothing was done; to do it without being asked add --yes")
+    if not call.screen.confirm(f"{call.name} {target}? This cannot be undone.", is_sure=call.options["yes"]):
+        raise Unsupported(f"{call.name}: aborted; add --yes to skip the question")
     count = workers.advance(None if is_all else wids, call.name, using=alias)
     if call.screen.is_json:
         call.screen.json({"changed": count})
     else:
-        call.screen.line(f"{call.name}: {count} workers will hear of it at their next beat")
+        call.screen.line(
+            f"{call.name}: {count} workers, at their next heartbeat" if count else f"{call.name}: no worker has this ID"
+        )
     return OK if count else NOTHING
 
 
 SUBCOMMANDS = (
     Subcommand("workers", "Show worker processes: state, jobs, memory.", _workers),
     Subcommand(
-        "quiet", "Have workers fetch no more jobs; they stay until they are terminated.", _advance, _wid_arguments
+        "quiet", "Stop workers from fetching jobs (cannot be undone; restart to resume).", _advance, _wid_arguments
     ),
-    Subcommand("terminate", "Have workers finish what they have, and exit.", _advance, _wid_arguments),
+    Subcommand("terminate", "Let workers finish their jobs, then exit.", _advance, _wid_arguments),
 )
