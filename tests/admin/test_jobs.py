@@ -1,14 +1,18 @@
 """Test the job list and the job page: queries, views, and actions on one job or on all that match."""
 
+from urllib.parse import urlencode
+
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 from django.utils import timezone
 
 from django_faktory.admin.jobs import bulk
+from django_faktory.core.histograms import Series
 from django_faktory.models import Batch, Job
 from django_faktory.models.cron import CronEntry, CronRun
 from django_faktory.models.job import JobQuerySet
+from django_faktory.store.statistics import histograms
 from example_project.shop.models import Order
 from tests.admin.test_admin import act, staff
 from tests.admin.test_errors import all_of, page, words
@@ -313,3 +317,46 @@ def test_the_log_entry_of_a_bulk_action_shows_the_capped_count(admin_client, mon
     monkeypatch.setattr(JobQuerySet.recent, "__defaults__", (2,))
     admin_client.post(f"{reverse('admin:django_faktory_job_all')}?verb=discard&q=task:shop.tasks.mail", {"why": "old"})
     assert "begun for all that match (2+): old" in LogEntry.objects.latest("pk").change_message
+
+
+# --- search by what people type
+
+
+def found(client, text):
+    answer = client.get(f"{reverse('admin:django_faktory_job_changelist')}?{urlencode({'q': text})}")
+    assert answer.status_code == 200
+    return answer.context["cl"].result_list, words(answer.content.decode())
+
+
+@pytest.fixture
+def mails(db):
+    histograms.add({("mail", "shop.tasks.send_receipt"): Series(started=1)}, using="default")
+    JobFactory(jobtype="shop.tasks.other")
+    return JobFactory(jobtype="shop.tasks.send_receipt", jid="0199a5b2c3d4e5f6", created_at=timezone.now())
+
+
+@pytest.mark.parametrize(
+    "text", ["send_receipt", "task:send_receipt", "shop.tasks.send", "0199a5b2", "0199a5b2c3d4e5f6"]
+)
+def test_a_job_is_found_by_the_end_of_its_task_or_the_beginning_of_its_id(admin_client, mails, text):
+    jobs, _ = found(admin_client, text)
+    assert [job.pk for job in jobs] == [mails.pk]
+
+
+@pytest.mark.parametrize("text", ["receipt", "task:send_reciept", "SEND_RECEIPT"])
+def test_a_search_that_finds_nothing_suggests_similar_tasks(admin_client, mails, text):
+    jobs, shown = found(admin_client, text)
+    assert list(jobs) == []
+    assert "Did you mean the task shop.tasks.send_receipt" in shown
+
+
+def test_a_name_that_is_a_task_itself_is_not_replaced(admin_client, mails):
+    histograms.add({("mail", "send_receipt"): Series(started=1)}, using="default")
+    own = JobFactory(jobtype="send_receipt", created_at=timezone.now())
+    jobs, _ = found(admin_client, "task:send_receipt")
+    assert [job.pk for job in jobs] == [own.pk]
+
+
+def test_a_hostile_word_in_a_search_is_no_element_of_the_page(admin_client, mails):
+    _, shown = found(admin_client, "<script>send_receipt</script>")
+    assert "0 jobs" in shown

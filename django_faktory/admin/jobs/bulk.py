@@ -16,13 +16,14 @@ from django.core import signing
 from django.db.models import Min
 from msgspec import structs
 
+from ... import conf
 from ...core.lifecycle import State
 from ...core.payloads import is_storable
-from ...core.queries import Pattern, Query, parse_query
+from ...core.queries import MAX_VALUES, Pattern, Query, parse_query
 from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet
-from ...models.job import RECENT
-from ...operations import bulk
+from ...models.job import LAST, RECENT
+from ...operations import bulk, task_names
 from ...tasks.redaction import query_of
 from ..base import LowerBound
 from . import actions, error_groups
@@ -35,6 +36,8 @@ MAX_WORK_S = 1.0
 COUNTED = 10_000
 # Own salt: other signed texts of the site are not accepted as a run.
 SALT = "django_faktory.sweep"
+MIN_JID_BEGINNING = 6
+"""Characters from which a word counts as the beginning of a job ID."""
 MAX_AGE_S = 86_400
 
 
@@ -110,18 +113,32 @@ def build_query(params: Mapping[str, Any], search: Query | None = None) -> Query
 
 
 def parse_search(text: str) -> Query:
-    """Parse search text: a query, or one word that is a jid, the beginning of a task, or an error."""
-    word = text.strip()
+    """Parse search text: a query, or one word.
+
+    A word is a job ID or its beginning, the last part of a task's name, the beginning of a task's name, or an error.
+    """
+    word, using = text.strip(), conf.get("DATABASE")
     if not word or ":" in word or " " in word or '"' in word or word in set(State):
-        return query_of(text)
-    jobs = Job.objects.all()
-    # The jid first: it is the only exact one of the three.
-    if jobs.filter(jid=word).exists():
-        return Query(jids=(word,))
+        return task_names.expand_short_names(query_of(text), using=using)
+    jobs = Job.objects.using(using)
+    # The jid first: it is the only exact one of them.
+    if jids := _find_jids(jobs, word):
+        return Query(jids=jids)
+    by_last_part = task_names.expand_short_names(Query(tasks=(Pattern(word),)), using=using)
+    if by_last_part.tasks != (Pattern(word),):
+        return by_last_part
     # Among recent jobs only: no index serves a look-up of the beginning of a task in all states.
     if jobs.recent(RECENT).task(f"{word.rstrip('*')}*").exists():
         return Query(tasks=(Pattern(word.rstrip("*"), is_prefix=True),))
     return Query(errors=(Pattern(word.rstrip("*"), is_prefix=word.endswith("*")),))
+
+
+def _find_jids(jobs: JobQuerySet, word: str) -> tuple[str, ...]:
+    if jobs.filter(jid=word).exists():
+        return (word,)
+    if len(word) < MIN_JID_BEGINNING:
+        return ()
+    return tuple(jobs.filter(jid__gte=word, jid__lt=word + LAST).values_list("jid", flat=True)[:MAX_VALUES])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,14 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 
+from ... import conf
 from ...core.lifecycle import State
 from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
-from ..base import CappedPaginator, log_action, requires_permission
+from ...operations import task_names
+from ..base import CappedPaginator, jobs_link, log_action, requires_permission
 from . import actions as job_actions
 from . import bulk
 from .bulk_views import BulkViews
@@ -77,7 +79,7 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
     search_fields = ("jid",)
     search_help_text = (
         "A query, such as: error:Timeout task:shop.* queue:mail older:2d about:shop.order/42 text:word. "
-        "Or one word: a jid, the beginning of a task, or an error."
+        "Or one word: a job ID or its beginning, a task, or an error."
     )
     ordering = ("-id",)
     # No index serves a sort by the other columns, and the table can be large.
@@ -109,7 +111,21 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
             self.message_user(request, str(error), messages.ERROR)
             # Not all jobs: a bulk action could follow on a list that the query did not restrict.
             return queryset.none(), False
-        return (jobs if query.is_empty or query.has_index else jobs.recent()), False
+        found = jobs if query.is_empty or query.has_index else jobs.recent()
+        if search_term and not found.exists():
+            self._suggest(request, search_term)
+        return found, False
+
+    def _suggest(self, request: HttpRequest, search_term: str) -> None:
+        """Offer searches for tasks with a similar name, after a search that found nothing."""
+        word = search_term.strip().removeprefix("task:").strip('"')
+        if not word or " " in word or ":" in word:
+            return
+        similar = task_names.find_similar(word, using=conf.get("DATABASE"))
+        links = [(jobs_link(q=f'task:"{name}"'), name) for name in similar if name != word]
+        if links:
+            offer = format_html_join(", ", '<a href="{}">{}</a>', links)
+            self.message_user(request, format_html("No matching jobs. Did you mean the task {}?", offer), messages.INFO)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Render the list with its tabs and the actions on all matching jobs."""

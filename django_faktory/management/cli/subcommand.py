@@ -11,6 +11,7 @@ from typing import Any
 from ...brokers import Broker, get_broker
 from ...core.queries import Query
 from ...errors import FaktoryError
+from ...operations import task_names
 from ...tasks.redaction import query_of
 from .screen import Screen
 
@@ -54,7 +55,8 @@ class Invocation:
     def query(self) -> Query:
         """Return the query given on the command line. Raises InvalidQuery."""
         # The shell has split an unquoted query into several arguments.
-        return query_of(" ".join(self.options["query"]))
+        query = query_of(" ".join(self.options["query"]))
+        return query if self.alias is None else task_names.expand_short_names(query, using=self.alias)
 
 
 def require_known(call: Invocation, kind: str, names: Iterable[str], known: Iterable[str]) -> None:

@@ -54,3 +54,10 @@ def test_a_misspelt_task_is_not_paused(asked, faktory):
     assert f"did you mean {add.jobtype}?" in result.err
     assert not Limit.objects.exists()
     assert asked("limits", "pause", "of.another.language", "--new") == {"limits": ["of.another.language"]}
+
+
+def test_a_query_finds_a_task_by_the_end_of_its_name(asked):
+    JobFactory(jobtype=add.jobtype, jid="job-of-add")
+    JobFactory(jobtype="another.one")
+    [job] = asked("jobs", "task:add")["jobs"]
+    assert job["jid"] == "job-of-add"

@@ -1,0 +1,46 @@
+"""Find tasks by what people type: the last part of a dotted name, or a name with a typing error."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from msgspec import structs
+
+from ..core.queries import Pattern, Query
+from ..store.statistics import histograms
+from ..tasks.base import registered
+
+SUGGESTED = 5
+"""Number of suggestions for one word."""
+
+
+def known_tasks(*, using: str) -> set[str]:
+    """Return the tasks of this project, and the 1,000 tasks that were started most often in any language."""
+    started = {jobtype for _, jobtype in histograms.read_totals(using=using)}
+    return started | {task.jobtype for task in registered()}
+
+
+def expand_short_names(query: Query, *, using: str) -> Query:
+    """Return the query with full names of tasks in place of last parts: `shop.tasks.charge` for `task:charge`.
+
+    A name that is a task itself, or no last part of one, stays unchanged.
+    """
+    short = [pattern.text for pattern in query.tasks if not pattern.is_prefix and "." not in pattern.text]
+    if not short:
+        return query
+    known = known_tasks(using=using)
+    tasks: list[Pattern] = []
+    for pattern in query.tasks:
+        full = [] if pattern.text in known else sorted(name for name in known if name.endswith(f".{pattern.text}"))
+        tasks += [Pattern(name) for name in full] if pattern.text in short and full else [pattern]
+    return structs.replace(query, tasks=tuple(tasks))
+
+
+def find_similar(word: str, *, using: str) -> list[str]:
+    """Return tasks whose name has the word in it, or whose last part is spelled like it."""
+    known = known_tasks(using=using)
+    lowered = word.lower()
+    containing = sorted(name for name in known if lowered in name.lower())
+    by_last_part = {name.rpartition(".")[2]: name for name in sorted(known)}
+    close = [by_last_part[part] for part in get_close_matches(word, list(by_last_part), n=SUGGESTED)]
+    return list(dict.fromkeys([*containing, *close]))[:SUGGESTED]
