@@ -82,6 +82,7 @@ def _acts():
     """Yield a name and an `Act` for each request; names of actions contain a colon."""
     yield from _pages()
     yield "overview part", Act(reverse(f"admin:{APP}_overview_part"), ("view_statistics",))
+    yield "job part", Act(page("job", "part", ROW), ("view_job",))
     yield "job errors", Act(page("job", "errors"), ("view_job",))
     yield "job error", Act(f"{page('job', 'error')}?{KIND}", ("view_job",))
     yield "job tried", Act(f"{page('job', 'tried')}?{KIND}&tried={ROW}", ("view_job",))
@@ -135,7 +136,7 @@ def _all_acts():
 NAMES = [
     *(f"{model} {view}" for model in MODELS for view in ("changelist", "change", "history", "add", "delete")),
     *(f"{model} download {column}" for model, column, _ in DOWNLOADS),
-    "overview part", "job errors", "job error", "job tried", "job try", "job edit",
+    "overview part", "job part", "job errors", "job error", "job tried", "job try", "job edit",
     *(f"job {how} {verb}" for how in ("act", "all") for verb in job_actions.ACTIONS if (how, verb) != ("act", "clear")),
     *(f"cronentry act {verb}" for verb in cron.CronEntryAdmin.object_actions), "cronentry save",
     *(f"limit act {verb}" for verb in limits.LimitAdmin.object_actions), "limit save", "limit: delete_selected",

@@ -77,6 +77,7 @@ def build_context(
     return {
         "job": job,
         "status": STATUS_WORDS.get(State(job.state), job.state),
+        "is_final": job.state in FINAL,
         "facts": [(name, value) for name, value in _build_facts(job) if value not in (None, "", "–")],
         "times": [(name, at) for name, at in _build_times(job) if at is not None],
         "texts": shown_texts,
@@ -156,6 +157,9 @@ def _cut_runs(runs: Sequence[Attempt]) -> tuple[list[str], list[str]]:
         remaining = max(0, remaining - len(escape(messages[-1] + backtraces[-1]).encode("utf-8", "replace")))
     return messages[::-1], backtraces[::-1]
 
+
+FINAL = frozenset({State.SUCCEEDED, State.DEAD, State.DISCARDED, State.EXPIRED})
+"""States in which a job's page need not be reloaded: only people change these jobs."""
 
 STATUS_WORDS = {State.RETRIES: "waiting to retry", State.WORKING: "running"}
 """Words for states whose names people do not use."""
@@ -239,13 +243,16 @@ def _build_times(job: Job) -> list[tuple[str, datetime | None]]:
     ]
 
 
-def _progress(job: Job, using: str) -> str:
+def _progress(job: Job, using: str) -> SafeString | str:
     tracking = Tracking.objects.using(using).filter(jid=job.jid).first()
     # A tracking row older than the job belongs to an earlier job with the same jid.
     if tracking is None or tracking.updated_at < job.created_at:
         return ""
-    parts = (f"{tracking.percent} %" if tracking.percent is not None else "", cut(tracking.desc or "", MESSAGE_BYTES))
-    return " ".join(part for part in parts if part)
+    desc = cut(tracking.desc or "", MESSAGE_BYTES)
+    if tracking.percent is None:
+        return desc
+    bar = '<progress max="100" value="{0}" aria-label="Progress"></progress> {0} % {1}'
+    return format_html(bar, tracking.percent, desc)
 
 
 def _worker(job: Job, using: str) -> SafeString | str | None:

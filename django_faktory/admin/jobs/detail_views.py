@@ -18,8 +18,10 @@ from ...models.permissions import may_see
 from ...operations import edit
 from ...store import texts
 from ...tasks import redaction
-from ..base import LongText, ReadOnlyAdmin, log_action, requires_permission
+from ..base import SAFE_METHODS, LongText, ReadOnlyAdmin, log_action, requires_permission
 from . import actions, detail
+
+REFRESHED_EVERY_S = 2
 
 
 class JobViews(ReadOnlyAdmin):
@@ -40,20 +42,35 @@ class JobViews(ReadOnlyAdmin):
         return [
             path("<int:pk>/act/<str:verb>/", wrap(self._execute_one), name="django_faktory_job_act"),
             path("<int:pk>/edit/", wrap(self._edit), name="django_faktory_job_edit"),
+            path("<int:pk>/part/", wrap(self._part), name="django_faktory_job_part"),
             *super().get_urls(),
         ]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Render the job's page; it does not use a Django form."""
         job = kwargs.get("obj")
-        page_context = {}
-        if job is not None:
-            # Read separately from the row, and cut by the database: a job may have 16 MiB of arguments.
-            stored = texts.read(job, *self.long_texts)
-            stored["payload"] = self.redact_stored(job, "payload", stored["payload"])
-            urls = {column: self.download_url(job, column) for column in self.long_texts}
-            page_context = detail.build_context(job, stored, urls, request)
+        page_context = {} if job is None else self._build_context(request, job)
         return super().render_change_form(request, {**context, **page_context}, *args, **kwargs)
+
+    def _build_context(self, request: HttpRequest, job: Job) -> dict[str, Any]:
+        # Read separately from the row, and cut by the database: a job may have 16 MiB of arguments.
+        stored = texts.read(job, *self.long_texts)
+        stored["payload"] = self.redact_stored(job, "payload", stored["payload"])
+        urls = {column: self.download_url(job, column) for column in self.long_texts}
+        return {
+            **detail.build_context(job, stored, urls, request),
+            "part_url": reverse("admin:django_faktory_job_part", args=[job.pk]),
+            "every_s": REFRESHED_EVERY_S,
+        }
+
+    def _part(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Render the part of the job's page that is reloaded until the job has ended."""
+        if request.method not in SAFE_METHODS:
+            return HttpResponseNotAllowed(SAFE_METHODS)
+        if not may_see(request.user, "job"):
+            raise PermissionDenied
+        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
+        return self.page(request, "job_body", **self._build_context(request, job))
 
     def _execute_one(self, request: HttpRequest, pk: int, verb: str) -> HttpResponse:
         if request.method != "POST":
@@ -80,7 +97,7 @@ class JobViews(ReadOnlyAdmin):
             self.message_user(request, f"{action.done_label}: {job.jid}", messages.SUCCESS)
         else:
             self.message_user(
-                request, f"{action.label}: the job has left the state for it; nothing was done.", messages.WARNING
+                request, f"{action.label}: nothing done, the job has changed its state meanwhile.", messages.WARNING
             )
         # A deleted job has no page to return to.
         still_exists = Job.objects.using(conf.get("DATABASE")).filter(pk=pk).exists()
@@ -102,7 +119,7 @@ class JobViews(ReadOnlyAdmin):
                 problem = str(error)
             else:
                 log_action(request, [job], "Edited its arguments")
-                self.message_user(request, "It has other arguments now.", messages.SUCCESS)
+                self.message_user(request, "Arguments saved. The job has not been retried.", messages.SUCCESS)
                 return HttpResponseRedirect(_page_url(pk))
         return self.page(
             request, "edit_job", title=f"Edit the arguments of {job.jobtype}", job=job, args=args, kwargs=kwargs,

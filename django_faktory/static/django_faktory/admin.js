@@ -34,6 +34,7 @@
     const every = Number(part.dataset.faktoryEvery || 5) * 1000;
     let paused = false;
     let timer = 0;
+    let shown = "";
     const plan = () => {
       clearTimeout(timer);
       if (!paused && !document.hidden) timer = setTimeout(refresh, every);
@@ -45,8 +46,17 @@
           warn("You are logged out: this page is no longer updated. Reload it to log in.");
           return;
         }
+        if (answer.status === 404) {
+          warn("This row no longer exists: it was deleted.");
+          return;
+        }
         if (!answer.ok) throw new Error(String(answer.status));
-        if (!paused && !document.hidden) replace(part, await answer.text());
+        const html = await answer.text();
+        // Unchanged parts stay, so that a selection of text stays too.
+        if (!paused && !document.hidden && html !== shown) {
+          replace(part, html);
+          shown = html;
+        }
         warn("");
         if (part.querySelector("[data-faktory-ended]")) return;
       } catch (error) {

@@ -300,7 +300,13 @@ def _of_page(model, site, name):
     elif page == "act":
         yield from _buttons(model, site)
     else:
-        yield from {"try": _try, "edit": _edit, "all": _all, "all_step": _step}[page]()
+        yield from {"try": _try, "edit": _edit, "part": _part, "all": _all, "all_step": _step}[page]()
+
+
+def _part():
+    path = _at("job", "part", ROW)
+    yield Request("job part", "GET", path, frozenset({"view_job"}))
+    yield Request("job part POST", "POST", path, NO_USER, _form({}))
 
 
 def _of_django(model, page, path, view):
