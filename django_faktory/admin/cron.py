@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from ..core.cron import Schedule
+from ..core.cron import Schedule, zone_of
 from ..core.json import jsontext
 from ..errors import InvalidCron
 from ..models.cron import CronEntry, CronRun
@@ -54,16 +54,29 @@ class CronEntryForm(EntryForm):
         """Validate like entries of the settings, so that no node finds an entry that it cannot run."""
         cleaned: dict[str, Any] = super().clean() or {}
         base.autodiscover()  # a web process may not have imported all tasks
+        # Each field by itself first, so that the page shows all errors at once; then the fields together.
+        if "schedule" in cleaned:
+            self._report(lambda: Schedule.of(cleaned["schedule"], "UTC"))
+        if "zone" in cleaned:
+            self._report(lambda: zone_of(cleaned["zone"]))
+        for field in _TEXTS:
+            if field in cleaned:
+                self._report(lambda field=field: cron.decode_member(field, cleaned[field]))  # type: ignore[misc]
+        if not self.errors:
+            self._report(lambda: self._check(cleaned))
+        return cleaned
+
+    def _report(self, check: Callable[[], object]) -> None:
+        """Run the check; add its error to its field."""
         try:
-            self._check(cleaned)
+            check()
         except InvalidCron as error:
             field = error.field.partition(".")[0]
             field = _FIELD_OF.get(field, field)
             self.add_error(field if field in self.fields else None, ValidationError(error.problem))
-        return cleaned
 
     def _check(self, cleaned: dict[str, Any]) -> None:
-        if self.errors or self.instance.origin == CronEntry.EntryOrigin.CODE:  # its fields are not in the form
+        if self.instance.origin == CronEntry.EntryOrigin.CODE:  # its fields are not in the form
             return
         policies = {"missed": cleaned["missed"], "window": cleaned["window_s"], "overlap": cleaned["overlap"]}
         plain = ("name", "schedule", "zone", "jobtype", "queue")

@@ -95,7 +95,7 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
             buttons.append(("terminate", "Terminate", True))
         return buttons
 
-    @admin.action(description="Quiet: fetch no more jobs", permissions=["quiet"])
+    @admin.action(description="Quiet: stop fetching jobs (cannot be undone)", permissions=["quiet"])
     def quiet(self, request: HttpRequest, queryset: QuerySet[WorkerProcess]) -> None:
         """Quiet the workers: they finish their jobs and fetch none; this cannot be undone."""
         self._advance(request, queryset, "quiet")
@@ -103,7 +103,10 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
     @admin.action(description="Terminate: finish and exit", permissions=["terminate"])
     def terminate(self, request: HttpRequest, queryset: QuerySet[WorkerProcess]) -> HttpResponse | None:
         """Terminate the workers after confirmation: they exit within 30 seconds."""
-        note = "They finish what they have, within their time to stop, and exit. Who started them may do so again."
+        note = (
+            "They finish running jobs, within SHUTDOWN_TIMEOUT, and exit. runfaktory, systemd or Kubernetes may "
+            "restart them."
+        )
         confirmation = self.confirmation_page(
             request, "Terminate workers?", objects=queryset, note=note, button="Yes, terminate"
         )

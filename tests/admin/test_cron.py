@@ -213,3 +213,10 @@ def test_action_urls_require_post_a_known_action_and_an_existing_entry(admin_cli
     assert admin_client.get(address("act", entry.pk, "run_now")).status_code == 405
     assert admin_client.post(address("act", entry.pk, "explode")).status_code == 403
     assert admin_client.post(address("act", 999_999, "pause")).status_code == 404
+
+
+def test_all_errors_of_the_form_are_shown_at_once(admin_client):
+    form = {**NEW, "schedule": "every hour", "zone": "Europe/Berln", "args": "[1,", "kwargs": "{}"}
+    answer = admin_client.post(reverse("admin:django_faktory_cronentry_add"), form)
+    assert set(answer.context["adminform"].form.errors) == {"schedule", "zone", "args"}
+    assert not CronEntry.objects.exists()
