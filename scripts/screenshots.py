@@ -19,8 +19,8 @@ TITLES = {
     "jobs": "Jobs in a state, here the dead ones",
     "job": "A job: its attempts, its error, its arguments",
     "edit": "Editing a job before it runs again",
-    "errors": "Dead jobs, grouped by error",
-    "error": "One error: retry one as a canary, then the rest at a chosen pace",
+    "errors": "Failed jobs, grouped by error",
+    "error": "One error: test one job, then retry the others at a chosen pace",
     "all": "Acting on all jobs that a filter means",
     "queues": "Queues",
     "queue": "A queue",
@@ -60,7 +60,7 @@ def main() -> int:
     PICTURES.mkdir(parents=True, exist_ok=True)
     for old in PICTURES.glob("*.png"):
         old.unlink()
-    tests = ["tests/browser/test_pages.py", "-k", "looks_as_it_should and desk", "-q", "-p", "no:randomly"]
+    tests = ["tests/browser/test_pages.py", "-k", "each_theme_and_width and desk", "-q", "-p", "no:randomly"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *tests],
         cwd=ROOT,
