@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from difflib import get_close_matches
 
 from msgspec import structs
@@ -41,6 +42,8 @@ def find_similar(word: str, *, using: str) -> list[str]:
     known = known_tasks(using=using)
     lowered = word.lower()
     containing = sorted(name for name in known if lowered in name.lower())
-    by_last_part = {name.rpartition(".")[2]: name for name in sorted(known)}
-    close = [by_last_part[part] for part in get_close_matches(word, list(by_last_part), n=SUGGESTED)]
+    by_last_part: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(known):
+        by_last_part[name.rpartition(".")[2]].append(name)
+    close = [name for part in get_close_matches(word, list(by_last_part), n=SUGGESTED) for name in by_last_part[part]]
     return list(dict.fromkeys([*containing, *close]))[:SUGGESTED]
