@@ -29,6 +29,7 @@ from ..store.shared_reads import shared
 from ..store.statistics import bounded_counts, counts, histograms
 
 MAX_PER_KIND = 20
+"""Alarms of one kind that are reported."""
 
 UNSERVED_S = 120.0
 """Seconds that the first job of a queue has waited while no job of the queue started or ran."""
@@ -119,8 +120,10 @@ class Reading:
         if not names:
             return []
         # The jobs of the workers are few, those of the queues may be many.
-        running = Job.objects.using(self.using).working().order_by().values_list("queue", flat=True)
-        return sorted(names - set(running.distinct()))
+        rows = Job.objects.using(self.using).working().order_by().values_list("queue", flat=True)
+        running = set(rows.distinct())
+        # No job started at all, and some run: the workers are busy, and the queue is late.
+        return [] if running and not served else sorted(names - running)
 
 
 Check = Callable[[Reading], Iterator[Alarm]]

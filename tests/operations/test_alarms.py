@@ -256,6 +256,15 @@ def test_a_healthy_day_has_no_alarm():
     assert found() == []
 
 
+def test_a_queue_behind_long_jobs_of_another_queue_is_late_and_not_unserved():
+    running_worker()
+    JobFactory(working=True, wid="app-1", queue="reports", started_at=ago(hours=1))
+    waiting("mail", minutes=5)
+    assert found() == []
+    waiting("accounts", minutes=15)
+    assert [(alarm.kind, alarm.subject) for alarm in found()] == [("late-queue", "accounts")]
+
+
 def test_an_idle_project_without_workers_has_no_alarm():
     assert found() == []
 

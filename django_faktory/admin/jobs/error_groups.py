@@ -119,7 +119,8 @@ def find_place(beginning: str, end: str) -> str:
 
 def read_kind(job: Job) -> ErrorKind:
     """Return the group of a failed job; one query."""
-    beginning, end = _with_ends(Job.objects.using(job._state.db).filter(pk=job.pk)).values_list(*_ENDS)[0]  # noqa: SLF001
+    rows = _with_ends(Job.objects.using(job._state.db).filter(pk=job.pk)).values_list(*_ENDS)  # noqa: SLF001
+    beginning, end = rows.first() or ("", "")  # it may be deleted meanwhile
     return _kind(job.errtype, job.jobtype, beginning, end)
 
 
