@@ -11,6 +11,7 @@ from django.db import connection
 from django.test import override_settings
 
 from django_faktory.admin.overview import data
+from django_faktory.core.lifecycle import State
 from django_faktory.core.locket import locket
 from django_faktory.core.mutation import Mutation
 from django_faktory.core.payloads import Beat
@@ -18,7 +19,7 @@ from django_faktory.operations import statistics
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store import queues, shared_reads, workers
 from django_faktory.store.jobs import bulk, scan
-from django_faktory.store.statistics import counts
+from django_faktory.store.statistics import bounded_counts, counts
 from tests.plans import table
 from tests.plans.recorder import Recorder
 from tests.settings import KIND, VIA
@@ -147,6 +148,16 @@ def test_counts_of_requests_use_indexes_whatever_the_planner_prefers(recorder):
     counted = recorded(recorder, only={"statistics of the API"})
     assert counted
     assert [str(one) for one in counted if one.reads_whole(JOB)] == []
+
+
+def test_a_count_that_ends_early_follows_the_index_of_its_set(recorder):
+    """Without the order of the index the planner reads the table, in which the jobs of a set may come last."""
+    table.fill(1, 2000, total=2000)
+    run("ANALYZE")
+    with recorder.during("count"):
+        bounded_counts.counts([scan.in_index_order(State.ENQUEUED, using=USING)], max_count=10, using=USING)
+    [counted] = recorder.statements
+    assert not counted.reads_whole(JOB), str(counted)
 
 
 COMMANDS = {
