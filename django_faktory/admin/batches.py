@@ -55,9 +55,9 @@ _LABELS = {
 _STAGES = {
     "open": ("open", Q(expires_at__isnull=False) | Q(reopened_until__isnull=False)),
     "running": ("running", Q(committed_at__isnull=False, finished_at=None, reopened_until=None)),
-    "failing": ("has failed members", Q(failed__gt=0)),
+    "failing": ("failing", Q(failed__gt=0)),
     "broken": ("cannot succeed", Q(is_broken=True)),
-    "over": ("over", Q(finished_at__isnull=False)),
+    "over": ("finished", Q(finished_at__isnull=False)),
 }
 
 
@@ -80,12 +80,12 @@ class StageFilter(admin.SimpleListFilter):
 class RootFilter(admin.SimpleListFilter):
     """Hide child batches so that each tree is one line."""
 
-    title = "place in its tree"
+    title = "level"
     parameter_name = "place"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
         """Return the two choices: root and child."""
-        return [("root", "has no parent"), ("child", "is a child")]
+        return [("root", "top level"), ("child", "nested")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:  # noqa: ARG002
         """Return the batches of the chosen place."""
@@ -282,7 +282,7 @@ def _format_stage(batch: Batch) -> SafeString | str:
         return "opened again" if batch.is_committed else "not committed"
     if batch.complete_failed or batch.success_failed:
         return _mark_bad("a callback failed")
-    return _mark_bad("has failed jobs") if batch.failed else "running"
+    return _mark_bad("failing") if batch.failed else "running"
 
 
 def _mark_bad(text: str) -> SafeString:
@@ -293,7 +293,7 @@ def _render_bar(batch: Batch) -> SafeString:
     """Return a bar of settled, failed and waiting members, in this order."""
     settled = batch.total - batch.pending
     if not batch.total:
-        return format_html('<span class="faktory-quiet">{}</span>', "no jobs of its own")
+        return format_html('<span class="faktory-quiet">{}</span>', "only sub-batches")
     text = f"{settled:,} of {batch.total:,} ended" + (f", {batch.failed:,} failed" if batch.failed else "")
     return format_html(
         '<svg class="faktory-bar" aria-hidden="true" viewBox="0 0 100 10" preserveAspectRatio="none">'

@@ -118,7 +118,7 @@ class CronStateFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
         """Return the states, with the names that the list shows."""
-        return [(state, state) for state in ("active", "paused", "removed from code", "never due")]
+        return [(state, state) for state in ("active", "paused", "removed from code", "never runs")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> QuerySet[CronEntry]:  # noqa: ARG002
         """Return the entries in the chosen state."""
@@ -130,7 +130,7 @@ class CronStateFilter(admin.SimpleListFilter):
                 return queryset.filter(paused_at__isnull=False, removed_at=None)
             case "removed from code":
                 return queryset.filter(removed_at__isnull=False)
-            case "never due":
+            case "never runs":
                 return queryset.filter(next_at=None, paused_at=None, removed_at=None)
         return queryset
 
@@ -270,7 +270,7 @@ class CronEntryAdmin(ObjectActionsMixin):
     def state(self, entry: CronEntry) -> str:
         """Return the state, with the reason if the entry is never due."""
         if entry.state == "never":
-            return entry.problem or "never due"
+            return entry.problem or "never runs"
         return "removed from code" if entry.state == "removed" else entry.state
 
     @admin.display(description="next", ordering="next_at")
@@ -360,8 +360,8 @@ def _render_history(entry: CronEntry, *, has_notes: bool = False) -> SafeString 
         for run in runs
     ]
     if not lines:
-        return "none yet"
-    names = ("tick", "taken", "outcome", "job", *(["note"] if has_notes else []))
+        return "no runs yet"
+    names = ("scheduled for", "enqueued at", "result", "job", *(["note"] if has_notes else []))
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
     row = SafeString(f"<tr>{'<td>{}</td>' * len(names)}</tr>")
     return format_html(

@@ -30,9 +30,7 @@ _NUMBERS = ("concurrency", "rate", "burst")
 class LimitForm(AnyLimitForm):
     """Form of a limit, with the rate as settings write it; an error is shown at its field."""
 
-    rate = forms.CharField(
-        required=False, max_length=40, help_text='How many start in a time: "100/s", "10/m", "5/30s".'
-    )
+    rate = forms.CharField(required=False, max_length=40, help_text='Starts per period: "100/s", "10/m", "5/30s".')
 
     class Meta:
         model = Limit
@@ -67,7 +65,7 @@ class LimitForm(AnyLimitForm):
         if not self.instance.pk and not self.errors:
             key = {"scope": self.cleaned_data["scope"], "name": self.cleaned_data["name"]}
             if Limit.objects.using(self.instance._state.db or Limit.objects.db).filter(**key).exists():  # noqa: SLF001
-                self.add_error("name", ValidationError("there is a limit of this already; change that"))
+                self.add_error("name", ValidationError("a limit with this name exists; edit it instead"))
 
 
 def _task_name(limit: Limit) -> str:
@@ -85,7 +83,9 @@ def _resume(limit: Limit) -> str:
 
 
 def _revert_edit(limit: Limit) -> str:
-    return "as in code again." if task_limits.revert_to_code(limit, using=_alias(limit)) else "was not edited."
+    return (
+        "reset to the value in code." if task_limits.revert_to_code(limit, using=_alias(limit)) else "was not edited."
+    )
 
 
 @admin.register(Limit)
@@ -103,7 +103,7 @@ class LimitAdmin(ObjectActionsMixin):
     object_actions: ClassVar = {
         "pause": ObjectAction(_pause, "Paused", "limit.pause"),
         "resume": ObjectAction(_resume, "Resumed", "limit.resume"),
-        "as_in_code": ObjectAction(_revert_edit, "Edit taken back", "limit.change"),
+        "as_in_code": ObjectAction(_revert_edit, "Reset to code", "limit.change"),
     }
     has_pause_permission = requires_permission("limit.pause")
     has_resume_permission = requires_permission("limit.resume")
@@ -162,7 +162,7 @@ class LimitAdmin(ObjectActionsMixin):
     def buttons(self, row: Limit) -> list[tuple[str, str]]:
         """Offer pause or resume for tasks, and the reset of an edit."""
         # An edit overrides code until it is reverted (ADR 0016).
-        buttons = [("as_in_code", "As in code")] if row.origin == Limit.Origin.EDITED else []
+        buttons = [("as_in_code", "Reset to code")] if row.origin == Limit.Origin.EDITED else []
         if row.scope == Scope.TASK:
             buttons.append(("resume", "Resume") if row.paused_at else ("pause", "Pause"))
         return buttons
@@ -201,7 +201,7 @@ class LimitAdmin(ObjectActionsMixin):
         """Let jobs of these tasks start again, within their limits."""
         self.execute(request, queryset, "resume")
 
-    @admin.action(description="As in code", permissions=["change"])
+    @admin.action(description="Reset to code", permissions=["change"])
     def as_in_code(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """Reset edited limits to their definition in code."""
         self.execute(request, queryset, "as_in_code")

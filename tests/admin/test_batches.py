@@ -156,7 +156,7 @@ def ended(member, success=step):
     ("member", "success", "stage", "bar", "callback"),
     [
         (step, step, "succeeded", "1 of 1 ended", "step: done"),
-        (fail, step, "has failed jobs", "0 of 1 ended, 1 failed", "step: not yet"),
+        (fail, step, "failing", "0 of 1 ended, 1 failed", "step: not yet"),
         (drop, step, "cannot succeed", "1 of 1 ended", "step: not yet"),
         (step, fail, "a callback failed", "1 of 1 ended", "fail: failed"),
     ],

@@ -65,7 +65,7 @@ def test_entries_are_filtered_by_state(admin_client, entry, of_code):
     CronEntry.objects.create(name="broken", schedule="* *", zone="UTC", jobtype="ring", problem="schedule: no")
     CronEntry.objects.create(name="gone", schedule="@daily", zone="UTC", jobtype="ring", removed_at=timezone.now())
     entries.pause([entry.pk], using="default")
-    states = {"active": "of code", "paused": "hourly &lt;b&gt;", "never due": "broken", "removed from code": "gone"}
+    states = {"active": "of code", "paused": "hourly &lt;b&gt;", "never runs": "broken", "removed from code": "gone"}
     for state, name in states.items():
         text = page(admin_client, "changelist", state=state)
         assert (text.count('class="action-select"'), f">{name}</a>" in text) == (1, True), state

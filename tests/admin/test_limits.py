@@ -92,7 +92,7 @@ def test_an_edited_limit_applies_at_once_and_overrides_code(admin_client, node):
         ({"concurrency": "0"}, "concurrency: expected a whole number"),
         ({"burst": "3", "concurrency": "1"}, "expected a rate beside it"),
         ({"scope": "queue", "name": "a b", "concurrency": "1"}, "queue names must match"),
-        ({"name": "known", "concurrency": "1"}, "there is a limit of this already"),
+        ({"name": "known", "concurrency": "1"}, "a limit with this name exists"),
     ],
 )
 def test_an_invalid_limit_is_rejected_with_an_error_message(admin_client, node, form, message):

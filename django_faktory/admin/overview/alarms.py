@@ -80,7 +80,7 @@ _LINKS: dict[str, Callable[[str], str]] = {
     "unknown-task": _jobs_of,
     "overdue-jobs": lambda _: jobs_link(state="scheduled"),
     "stuck-batch": lambda bid: _list_url("batch", q=bid) if bid else _list_url("batch", stage="failing"),
-    "cron-never-runs": lambda _: _list_url("cronentry", state="never due"),
+    "cron-never-runs": lambda _: _list_url("cronentry", state="never runs"),
     "cron-overdue": lambda _: _list_url("cronentry"),
     "outbox-refused": lambda _: _list_url("outboxentry", error__isempty="0"),
     "slow-database": lambda _: _list_url("workerprocess"),
