@@ -222,7 +222,19 @@ def test_arguments_are_edited_before_a_retry(admin_client):
         Job.objects.get().payload
         == '{"jid":"a-job-12","jobtype":"shop.send","args":[2],"queue":"default","retry":25,"custom":{"kwargs":{}}}'
     )
-    assert LogEntry.objects.get().get_change_message() == "Edited its arguments: typo"
+    edited = 'Edited its arguments from [1] {"a":1} to [2]: typo'
+    assert LogEntry.objects.get().get_change_message() == edited
+    shown = words(page(admin_client, "change", "", job.pk))
+    assert shown.index(edited) < shown.index("Dead 2026")
+    assert "by admin" in shown
+
+
+def test_an_edit_is_logged_without_arguments_if_the_project_hides_some(admin_client, settings):
+    settings.FAKTORY = {"REDACT": "tests.project.redacting.hides_cards"}
+    job = dead(payload='{"jid":"a-job-12","jobtype":"shop.send","args":[1],"queue":"default","retry":25}')
+    address = reverse("admin:django_faktory_job_edit", args=[job.pk])
+    admin_client.post(address, {"args": '[{"card": "4111"}]', "kwargs": ""})
+    assert LogEntry.objects.get().get_change_message() == "Edited its arguments."
 
 
 def test_a_running_job_cannot_be_edited(admin_client):

@@ -55,7 +55,7 @@ def test_an_operator_finds_edits_and_retries_dead_jobs_and_all_is_logged(screen)
         live.stop()
     reasons = [entry.get_change_message() for entry in LogEntry.objects.order_by("pk")]
     assert reasons == [
-        "Edited its arguments: wrong address",
+        'Edited its arguments from [7] to [7] {"address":"https"}: wrong address',
         "Retried as a test.",
         "Retry now: begun for all that match (2): the partner is back",
         "Retried 2 of all that match: the partner is back",

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from django.apps import apps
+from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
+from django.contrib.contenttypes.models import ContentType
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import escape, format_html
@@ -34,6 +37,8 @@ from . import actions, error_groups
 
 MAX_ATTEMPTS_SHOWN = 50
 """Attempts shown at most, the latest ones."""
+MAX_ACTIONS_SHOWN = 20
+"""Actions of users shown at most, the latest ones."""
 
 MESSAGE_BYTES = 2048
 TIMELINE_BYTES = 48 * 1024
@@ -57,6 +62,8 @@ class TimelineEntry(NamedTuple):
     error: str = ""
     message: str = ""
     backtrace: str = ""
+    by: str = ""
+    """The user, if a person did it."""
     is_open: bool = False
     """Whether the traceback is shown without a click: the newest one."""
 
@@ -82,7 +89,7 @@ def build_context(
         "times": [(name, at) for name, at in _build_times(job) if at is not None],
         "texts": shown_texts,
         "is_too_long": not payload.is_whole,
-        "timeline": build_timeline(job, stored["history"]),
+        "timeline": add_operator_actions(build_timeline(job, stored["history"]), job),
         "job_actions": actions.get_allowed_actions(job, request),
         "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
         "kind": error_groups.read_kind(job) if job.state == State.DEAD else None,
@@ -144,6 +151,28 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
     if newest is not None:
         entries[newest] = entries[newest]._replace(is_open=True)
     return [*entries, _current_entry(job)]
+
+
+def add_operator_actions(entries: Sequence[TimelineEntry], job: Job) -> list[TimelineEntry]:
+    """Return the entries with what users did to this job in the admin, at their times."""
+    content_type = ContentType.objects.get_for_model(Job)
+    # An earlier job with this primary key may have had entries.
+    logged = LogEntry.objects.filter(
+        content_type=content_type, object_id=str(job.pk), action_time__gte=job.created_at
+    ).select_related("user")
+    latest = list(logged.order_by("-action_time")[:MAX_ACTIONS_SHOWN])
+    if not latest:
+        return list(entries)
+    *events, current = entries
+    timed: list[tuple[datetime, TimelineEntry]] = []
+    at = job.created_at
+    for event in events:
+        at = event.at or at  # an entry without a time stays behind the one before it
+        timed.append((at, event))
+    for entry in latest:
+        title = cut(entry.get_change_message(), MESSAGE_BYTES)
+        timed.append((entry.action_time, TimelineEntry(title, entry.action_time, by=entry.user.get_username())))
+    return [*(event for _, event in sorted(timed, key=itemgetter(0))), current]
 
 
 def _cut_runs(runs: Sequence[Attempt]) -> tuple[list[str], list[str]]:

@@ -11,7 +11,7 @@ from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
 
 from ... import conf
-from ...core.json.jsontext import decode
+from ...core.json.jsontext import compact, decode
 from ...errors import FaktoryError, InvalidPayload
 from ...models import Job
 from ...models.permissions import may_see
@@ -22,6 +22,8 @@ from ..base import SAFE_METHODS, LongText, ReadOnlyAdmin, log_action, requires_p
 from . import actions, detail
 
 REFRESHED_EVERY_S = 2
+LOGGED_BYTES = 500
+"""Length of the arguments, before and after an edit, that the history keeps."""
 
 
 class JobViews(ReadOnlyAdmin):
@@ -111,6 +113,7 @@ class JobViews(ReadOnlyAdmin):
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
         args, kwargs, problem = detail.editable_call(job, texts.read(job, "payload")["payload"])
         if request.method == "POST" and not problem:
+            before = _call_text(args, kwargs)
             # The form shows the same texts again if they are refused, so that no input is lost.
             args, kwargs = request.POST.get("args", ""), request.POST.get("kwargs", "") or "{}"
             try:
@@ -118,13 +121,21 @@ class JobViews(ReadOnlyAdmin):
             except FaktoryError as error:
                 problem = str(error)
             else:
-                log_action(request, [job], "Edited its arguments")
+                # Hidden arguments must not be in the log either.
+                details = "" if redaction.is_on() else f" from {before} to {_call_text(args, kwargs)}"
+                log_action(request, [job], f"Edited its arguments{details}")
                 self.message_user(request, "Arguments saved. The job has not been retried.", messages.SUCCESS)
                 return HttpResponseRedirect(_page_url(pk))
         return self.page(
             request, "edit_job", title=f"Edit the arguments of {job.jobtype}", job=job, args=args, kwargs=kwargs,
             problem=problem, back_url=_page_url(pk),
         )  # fmt: skip
+
+
+def _call_text(args: str, kwargs: str) -> str:
+    """Return arguments as one short line of JSON."""
+    named = "" if decode(kwargs or "{}") == {} else f" {compact(kwargs)}"
+    return texts.cut(f"{compact(args)}{named}", LOGGED_BYTES)
 
 
 def _changes(args: str, kwargs: str) -> edit.Changes:
