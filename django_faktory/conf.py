@@ -402,9 +402,10 @@ SETTINGS: dict[str, Setting] = {
     ),
     # metrics
     "METRICS_TTL": Setting(
-        86_400,
+        2_592_000,
         _seconds(0),
-        "Seconds that the sums of each minute are kept for charts. Totals are kept until 14 days after the last job.",
+        "Seconds that timings are kept for charts: by minute for 4 hours, then by hour. Totals are kept until 14 days "
+        "after the last job.",
     ),
     "METRICS_TOKEN": Setting(
         "",

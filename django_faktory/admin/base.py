@@ -36,6 +36,7 @@ from django.utils.safestring import SafeString
 from ..models import permissions
 from ..store import texts
 from ..tasks import redaction
+from .navigation import build_navigation
 from .sanitize import with_readable_text
 
 if TYPE_CHECKING:
@@ -381,13 +382,23 @@ class FaktoryModelAdmin(AnyAdmin):
         """Reject `_saveasnew` unless the page offers it, because Django obeys it in any case."""
         if "_saveasnew" in request.POST and not self.save_as:
             raise PermissionDenied
-        return super().changeform_view(request, object_id, form_url, extra_context)
+        return super().changeform_view(request, object_id, form_url, _frame(request, extra_context))
+
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
+        """Add the navigation bar."""
+        return super().delete_view(request, object_id, _frame(request, extra_context))
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Reject a POST: there is nothing to write."""
         if request.method not in SAFE_METHODS:
             return HttpResponseNotAllowed(SAFE_METHODS)
-        return super().history_view(request, object_id, extra_context)
+        context = {"media": self.media, **(extra_context or {})}
+        return super().history_view(request, object_id, _frame(request, context))
+
+    change_list_template = "admin/django_faktory/list.html"
+    change_form_template = "admin/django_faktory/form.html"
+    object_history_template = "admin/django_faktory/history.html"
+    delete_confirmation_template = "admin/django_faktory/delete.html"
 
     @property
     def media(self) -> forms.Media:
@@ -429,18 +440,24 @@ class FaktoryModelAdmin(AnyAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Set the title to the plural name: Django's "select … to change" is wrong for a read-only list."""
         title = {"title": str(self.opts.verbose_name_plural).capitalize()}
-        return super().changelist_view(request, {**title, **(extra_context or {})})
+        return super().changelist_view(request, _frame(request, {**title, **(extra_context or {})}))
 
-    def page(self, request: HttpRequest, name: str, **context: Any) -> HttpResponse:
+    def page(self, request: HttpRequest, name: str, *, shows_navigation: bool = True, **context: Any) -> HttpResponse:
         """Return a page of the package inside the admin's frame."""
         page_context = {
             **self.admin_site.each_context(request),
             "opts": self.opts,
             "media": self.media,
+            "faktory_nav": build_navigation(request) if shows_navigation else None,
             "shows_title": is_in_unfold(),
             **context,
         }
         return TemplateResponse(request, f"admin/django_faktory/{name}.html", page_context)
+
+
+def _frame(request: HttpRequest, context: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the context of one of Django's pages with the navigation bar."""
+    return {"faktory_nav": build_navigation(request), **(context or {})}
 
 
 class ReadOnlyAdmin(FaktoryModelAdmin):

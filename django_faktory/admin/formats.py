@@ -18,6 +18,15 @@ def format_duration(seconds: float) -> str:
     return " ".join(f"{count} {unit}" for count, unit in counts[:2] if count) or "0 s"
 
 
+def format_latency(seconds: float | None) -> str:
+    """Format a duration to two digits below ten seconds: "12 ms", "1.5 s"; "–" for None."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{seconds * 1000:.{0 if seconds >= 0.001 else 1}f} ms"
+    return f"{seconds:.2g} s" if seconds < 9.95 else format_duration(seconds)
+
+
 def format_age(moment: datetime) -> str:
     """Format the time since `moment`."""
     # The clock of the database may be ahead of this one.

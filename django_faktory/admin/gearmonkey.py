@@ -8,7 +8,7 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
-from ..contrib.gearmonkey.settings import url_of, without_password
+from ..contrib.gearmonkey.settings import is_configured, url_of, without_password
 from ..errors import FaktoryError
 from ..models.proxies import GearMonkeyFunction
 from .base import ReadOnlyAdmin, requires_permission
@@ -22,7 +22,7 @@ class GearMonkeyAdmin(ReadOnlyAdmin):
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Hide the page if GearMonkey is not configured."""
-        return _url() != "" and super().has_module_permission(request)
+        return is_configured() and super().has_module_permission(request)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the state of all functions; a POST searches for lost jobs and queues them again."""

@@ -9,17 +9,17 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.html import format_html
 
 from ..core.limits import Scope
 from ..models import Limit, Queue
 from ..models.permissions import may, may_see
 from ..models.queue import QueueQuerySet
-from ..operations import bulk
+from ..operations import bulk, timings
 from .base import ReadOnlyAdmin, SafeChangeList, jobs_link, log_action, requires_permission
 from .formats import format_age
-from .overview.data import QueueLine, build_queue_lines, build_recent_chart
+from .overview.data import QueueLine, build_queue_lines
+from .overview.tasks import build_charts, build_line, build_period_tabs, read_period, task_link
 
 
 class QueueList(SafeChangeList):
@@ -86,11 +86,26 @@ class QueueAdmin(ReadOnlyAdmin):
                 "limit": _read_limits([queue]).get(queue.name),
                 "may_see_limits": may_see(request.user, "queue", "limit"),
                 "may_set_limits": may(request.user, "limit.add"),
-                "chart": build_recent_chart(timezone.now(), using=_alias(queue), queue=queue.name),
+                **self._timings(request, queue),
                 "jobs": jobs_link(queue=queue.name),
                 "queue_actions": self._possible_actions(request, queue),
             }
         return super().render_change_form(request, context, *args, **kwargs)
+
+    def _timings(self, request: HttpRequest, queue: Queue) -> dict[str, Any]:
+        """Return charts of the queue's jobs, and their timings by task."""
+        using, period = _alias(queue), read_period(request)
+        sees_tasks = may_see(request.user, "job")
+        by_task = timings.read_tasks_of_queue(queue.name, period, using=using) if sees_tasks else []
+        return {
+            "period": period,
+            "periods": build_period_tabs(period),
+            "charts": build_charts(
+                queue.name, timings.QUEUE, period, using=using, may_see_workers=may_see(request.user, "workerprocess")
+            ),
+            "total": build_line(timings.read_total(queue.name, timings.QUEUE, period, using=using), ""),
+            "tasks": [build_line(one, task_link(one.name, period.name)) for one in by_task],
+        }
 
     def _possible_actions(self, request: HttpRequest, queue: Queue) -> list[tuple[str, str, bool]]:
         buttons = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,6 +69,23 @@ class Series:
         self.ran_s = max(0.0, self.ran_s - other.ran_s)
         self.waits = [max(0, count - subtracted) for count, subtracted in zip(self.waits, other.waits, strict=True)]
         self.runs = [max(0, count - subtracted) for count, subtracted in zip(self.runs, other.runs, strict=True)]
+
+
+def estimate_quantile(counts: Sequence[int], quantile: float) -> float | None:
+    """Return the time in seconds that this share of the jobs did not exceed; None without jobs.
+
+    Estimated by linear interpolation within a bucket; for the last bucket, its lower bound is returned.
+    """
+    remaining = quantile * sum(counts)
+    if not remaining:
+        return None
+    for place, count in enumerate(counts):
+        if count and remaining <= count:
+            lower = BOUNDS_S[place - 1] if place else 0.0
+            upper = BOUNDS_S[place] if place < len(BOUNDS_S) else lower
+            return lower + (upper - lower) * remaining / count
+        remaining -= count
+    return BOUNDS_S[-1]
 
 
 class Recorder:

@@ -69,6 +69,7 @@ FIELDS: Mapping[str, str] = {
     "outboxentry.error": "job.view",  # a server's message may quote the job
     "overview.errors": "job.view",
     "overview.running": "job.view",
+    "overview.tasks": "job.view",  # names of tasks
     "overview.workers": "workerprocess.view",  # host names and process ids
     "queue.limit": "limit.view",
     "workerprocess.running": "job.view",

@@ -12,10 +12,11 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeVar
 
 from django.db import connections
+from django.utils import timezone
 
 from .. import conf
 from ..brokers import configured_locket
@@ -119,6 +120,7 @@ class Maintenance:
         self._backfill_position: backfill.Position | None = None
         self._sweep_position: locks.Place | None = None
         self._fold_position: tuple[str, str] | None = None
+        self._folded_hour: datetime | None = None  # the hour that is folded next
         self._list_position = self._forget_position = ""  # names of queues
         self._limiters_rest_until = 0.0
         self._vacuumer = Vacuumer(alias)
@@ -153,6 +155,7 @@ class Maintenance:
             Step("tracking", 60.0, self._purge_tracking),
             Step("batches", 60.0, self._maintain_batches),
             Step("measures", 600.0, self._purge_histograms),
+            Step("minutes of measures", 600.0, self._fold_minutes),
             Step("totals of tasks", 600.0, self._fold_histograms),
             Step("queues in use", 600.0, self._list_queues),
             Step("unused queues", 600.0, self._forget_queues),
@@ -429,6 +432,18 @@ class Maintenance:
 
     def _purge_histograms(self) -> bool:
         return histograms.purge(using=self.alias, kept_for_s=conf.get("METRICS_TTL")) == histograms.CHUNK
+
+    def _fold_minutes(self) -> bool:
+        """Combine the rows of minutes into hours, one hour at a time, up to the latest hour that is old enough."""
+        oldest_kept = timezone.now() - timedelta(seconds=histograms.MINUTES_KEPT_S)
+        if self._folded_hour is None:
+            # Minutes before that day stay as they are: pages add up both.
+            self._folded_hour = oldest_kept.replace(minute=0, second=0, microsecond=0) - timedelta(days=1)
+        if self._folded_hour + histograms.HOUR > oldest_kept:
+            return False
+        if not histograms.fold_hour(self._folded_hour, using=self.alias):
+            self._folded_hour += histograms.HOUR
+        return True
 
     def _fold_histograms(self) -> bool:
         """Fold all rows of totals, a bounded number at a time."""

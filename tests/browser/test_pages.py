@@ -8,7 +8,7 @@ from django.utils import timezone
 from django_faktory import Batch
 from django_faktory.contrib.gearmonkey import Client
 from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
-from django_faktory.core.histograms import Series
+from django_faktory.core.histograms import JobTiming, Recorder
 from django_faktory.core.limits import Allowance
 from django_faktory.models import Batch as BatchRow
 from django_faktory.models import Counter, Job, JobLock, Limit
@@ -40,6 +40,19 @@ STICKS_OUT = "() => document.documentElement.scrollWidth - document.documentElem
 NARROW = "shop.tasks.call_webhook"
 
 
+def timings_of_minute(minute):
+    """Return timings of a few tasks, of which one fails often."""
+    recorder = Recorder()
+    for name, queue, seconds, failures in (
+        (NARROW, "partners", 0.4, 5), ("shop.tasks.send_invoice", "mail", 0.02, 0), ("shop.tasks.check_stock", "default", 4, 1),
+    ):  # fmt: skip
+        jobs = [JobTiming(queue, name, seconds * (1 + (minute + n) % 7)) for n in range(8 + minute % 5)]
+        recorder.started(jobs)
+        recorder.ended(jobs[failures:], succeeded=True)
+        recorder.ended(jobs[:failures], succeeded=False)
+    return recorder.take()
+
+
 def fill():
     """Fill the database with a project in trouble: dead jobs, a paused queue, a silent worker."""
     now = timezone.now()
@@ -65,9 +78,8 @@ def fill():
         errtype="shop.Declined",
         failure='{"message":"card 4242 is declined"}',
     )
-    for minute in range(0, 180, 3):
-        passed = Series(succeeded=40 + minute % 37, failed=minute % 11)
-        histograms.add({("mail", "t"): passed}, using="default", now=now - timedelta(minutes=minute))
+    for minute in (*range(0, 180, 3), *range(180, 30 * 1440, 300)):
+        histograms.add(timings_of_minute(minute), using="default", now=now - timedelta(minutes=minute))
     for day in range(30):
         Counter.objects.create(day=now.date() - timedelta(days=day), slot=0, processed=9000 - 97 * day, failed=11 * day)
     with Batch(description="delivery 42", success=send_invoice.callback(1)):
@@ -101,6 +113,7 @@ def pages(order):
         "lock": f"joblock/{JobLock.objects.get().pk}/change/", "app": "", "outbox": "outboxentry/",
         "limits": "limit/", "limit": f"limit/{Limit.objects.get(name=NARROW).pk}/change/", "new-limit": "limit/add/",
         "new-entry": "cronentry/add/", "gearmonkey": "gearmonkeyfunction/",
+        "tasks": "overview/tasks/?period=24h", "task": f"overview/tasks/one/?task={NARROW}&period=30d",
         "object": f"../shop/order/{order.pk}/change/",
     }  # fmt: skip
 

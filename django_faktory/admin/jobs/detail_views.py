@@ -72,7 +72,7 @@ class JobViews(ReadOnlyAdmin):
         if not may_see(request.user, "job"):
             raise PermissionDenied
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
-        return self.page(request, "job_body", **self._build_context(request, job))
+        return self.page(request, "job_body", shows_navigation=False, **self._build_context(request, job))
 
     def _execute_one(self, request: HttpRequest, pk: int, verb: str) -> HttpResponse:
         if request.method != "POST":

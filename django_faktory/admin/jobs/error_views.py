@@ -108,7 +108,9 @@ class ErrorViews(ReadOnlyAdmin):
     def _trial_part(self, request: HttpRequest) -> HttpResponse:
         """Render the part of the page that is reloaded until the tried job has ended."""
         self._require_view_permission(request)
-        return self.page(request, "tried", tried=self._trial_status(request), kind=_parse_kind(request))
+        return self.page(
+            request, "tried", shows_navigation=False, tried=self._trial_status(request), kind=_parse_kind(request)
+        )
 
     def _trial_status(self, request: HttpRequest) -> dict[str, Any] | None:
         """Return the state of the job that was tried, or None if none was."""

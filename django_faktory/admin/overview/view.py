@@ -11,15 +11,15 @@ from django.urls import URLPattern, path, reverse
 
 from ... import conf
 from ...models.permissions import may, may_see
-from ..base import ReadOnlyAdmin
 from . import data
+from .tasks import TaskViews
 
 # A count is shared by all pages of a process for at least a second, so that open pages do not add up (ADR 0031).
 REFRESHED_EVERY_S = 5
 
 
-class OverviewAdmin(ReadOnlyAdmin):
-    """Admin with a single page, and the part of it that is reloaded."""
+class OverviewAdmin(TaskViews):
+    """Admin of the overview, with the part of it that is reloaded, and of the pages of tasks."""
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may see the overview, and with it the entry in the admin index."""
@@ -36,7 +36,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         return self._render(request, "overview", **(extra_context or {}))
 
     def _part(self, request: HttpRequest) -> HttpResponse:
-        return self._render(request, "overview_body")
+        return self._render(request, "overview_body", shows_navigation=False)
 
     def _render(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
         if not self.has_view_permission(request):

@@ -22,6 +22,11 @@ def url_of(url: str | None = None) -> str:
     return str(configured)
 
 
+def is_configured() -> bool:
+    """Return whether the project names a server."""
+    return bool(os.environ.get("GEARMONKEY_URL") or conf.get("GEARMONKEY_URL"))
+
+
 def without_password(url: str) -> str:
     """Return the URL without user and password, for log lines."""
     split_url = urlsplit(url)

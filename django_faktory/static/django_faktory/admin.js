@@ -14,16 +14,53 @@
 
   const openOnes = (part) => [...part.querySelectorAll("details")].map((one) => one.open);
 
+  // On a phone a row of a table is shown as a card, whose cells need the names of their columns.
+  const labelCells = (root) => {
+    root.querySelectorAll(".faktory-wide table, #result_list").forEach((table) => {
+      const heads = [...table.querySelectorAll("thead tr:last-child th")].map((one) => one.textContent.trim());
+      const first = table.querySelectorAll("thead tr").length > 1 ? null : heads;
+      table.classList.toggle("faktory-cards", Boolean(first));
+      if (!first) return; // a head of two rows: it scrolls instead
+      table.querySelectorAll("tbody tr").forEach((row) => {
+        [...row.children].forEach((cell, place) => { cell.dataset.label = first[place] || ""; });
+      });
+    });
+  };
+
   const replace = (part, html) => {
     const focus = focusOf(part);
     const open = openOnes(part);
     part.innerHTML = html;
     part.querySelectorAll("details").forEach((one, place) => { one.open = Boolean(open[place]); });
+    labelCells(part);
     restoreFocus(part, focus);
   };
 
+  // Replaces the form of a list, with its rows, counts and pages. Django's script handles the new checkboxes.
+  const replaceList = (form, html) => {
+    const focus = focusOf(form);
+    form.innerHTML = html;
+    labelCells(form);
+    const boxes = form.querySelectorAll("tr input.action-select");
+    if (boxes.length && window.Actions) window.Actions(boxes);
+    restoreFocus(form, focus);
+  };
+
+  // The user is choosing rows or typing: a new version of the part would take that away.
+  const isInUse = (part) =>
+    part.querySelector("input:checked, select:focus, input:focus, textarea:focus") !== null ||
+    [...part.querySelectorAll('input[type="text"], input[name="why"]')].some((one) => one.value);
+
+  // The same page again, of which only the part with this id is used.
+  const partOfPage = async (answer, id) => {
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const part = page.getElementById(id);
+    if (!part) throw new Error("the page has no such part");
+    return part.innerHTML;
+  };
+
   // Fetches a part every few seconds, unless the tab is hidden, the user paused it, or the session has ended.
-  const keepFresh = (part) => {
+  const keepFresh = (part, url, read, put) => {
     const pause = document.querySelector("[data-faktory-pause]");
     const stale = document.querySelector("[data-faktory-stale]");
     const warn = (text) => {
@@ -41,7 +78,7 @@
     };
     const refresh = async () => {
       try {
-        const answer = await fetch(part.dataset.faktoryRefresh, { headers: { "X-Requested-With": "fetch" } });
+        const answer = await fetch(url, { headers: { "X-Requested-With": "fetch" } });
         if (answer.redirected || answer.status === 403) {
           warn("You are logged out: this page is no longer updated. Reload it to log in.");
           return;
@@ -51,10 +88,10 @@
           return;
         }
         if (!answer.ok) throw new Error(String(answer.status));
-        const html = await answer.text();
+        const html = await read(answer);
         // Unchanged parts stay, so that a selection of text stays too.
-        if (!paused && !document.hidden && html !== shown) {
-          replace(part, html);
+        if (!paused && !document.hidden && !isInUse(part) && html !== shown) {
+          put(part, html);
           shown = html;
         }
         warn("");
@@ -94,7 +131,18 @@
   };
 
   document.addEventListener("DOMContentLoaded", () => {
-    document.querySelectorAll("[data-faktory-refresh]").forEach(keepFresh);
+    labelCells(document);
+    document.querySelectorAll("[data-faktory-refresh]").forEach((part) => {
+      keepFresh(part, part.dataset.faktoryRefresh, (answer) => answer.text(), replace);
+    });
+    document.querySelectorAll("[data-faktory-live]").forEach((part) => {
+      keepFresh(part, window.location.href, (answer) => partOfPage(answer, part.id), replace);
+    });
+    const list = document.querySelector("[data-faktory-list]") && document.getElementById("changelist-form");
+    // In django-unfold another script owns the list.
+    if (list && !list.closest("[x-data]") && !list.hasAttribute("x-data")) {
+      keepFresh(list, window.location.href, (answer) => partOfPage(answer, list.id), replaceList);
+    }
     document.querySelectorAll("[data-faktory-work]").forEach(goOn);
   });
 })();

@@ -1,6 +1,7 @@
 """Histograms of waiting and running times of all processes, added up per minute and since the beginning.
 
-Processes with new values add them every few seconds, in one statement; an idle node writes nothing.
+Processes with new values add them every few seconds, in one statement; an idle node writes nothing. After
+`MINUTES_KEPT_S` the rows of an hour's minutes become one row, at the beginning of the hour.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Max, Min, Q, Sum
+from django.db.models import Max, Min, Q, QuerySet, Sum
 from django.db.models.functions import Now
 
 from ...core.histograms import BUCKETS, OTHER, Series
@@ -23,6 +24,14 @@ from ..transactions import run
 CHUNK = 200
 UNUSED_S = 14 * 86_400
 """Seconds after the last job that the all-time sums of a queue and task are kept."""
+
+MINUTES_KEPT_S = 4 * 3600
+"""Seconds that the sums of each minute are kept; older ones are kept by the hour.
+
+The charts of the last three hours need the minutes.
+"""
+
+HOUR = timedelta(hours=1)
 
 EVER = datetime(1970, 1, 1, tzinfo=UTC)
 """The "minute" of the all-time rows, which are never purged."""
@@ -66,6 +75,30 @@ def purge(*, using: str, kept_for_s: float) -> int:
         return len(ids)
 
     return run(using, verb, atomic=False, writes=True)
+
+
+def fold_hour(hour: datetime, *, using: str) -> bool:
+    """Add the sums of an hour's minutes to the row of the hour, and delete them; return whether more are left.
+
+    `hour` is the beginning of the hour. Handles at most `CHUNK` rows.
+    """
+    measures = Measure.objects.using(using)
+    # The row of the hour is that of its first minute, which is not moved.
+    minutes = measures.filter(minute__gt=hour, minute__lt=hour + HOUR).order_by("queue", "jobtype", "minute")
+    if not run(using, lambda _: minutes[:1].exists(), atomic=False):
+        return False
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        sums: dict[tuple[str, str], Series] = {}
+        # Locked before they are added up: an `add` between the read and the DELETE would be lost.
+        rows = list(skip_locked(minutes.values_list("pk", "queue", "jobtype", *_SUMS))[:CHUNK])
+        for _, queue, jobtype, *values in rows:
+            sums.setdefault((queue, jobtype), Series()).add(_build_series(values))
+        measures.filter(pk__in=[pk for pk, *_ in rows]).delete()
+        _write(connection, [(hour, *names, sums[names]) for names in sorted(sums)])
+        return len(rows)
+
+    return run(using, verb) == CHUNK
 
 
 def fold_idle_series(
@@ -165,6 +198,40 @@ def read_recent_runs(*, using: str, since: datetime) -> list[RecentRuns]:
         RecentRuns(queue, jobtype, int(started), int(succeeded), int(failed), started_at, failed_at)
         for queue, jobtype, started, succeeded, failed, started_at, failed_at in sums
     ]
+
+
+def read_series(
+    by: str, *, using: str, since: datetime, queue: str | None = None, jobtype: str | None = None
+) -> dict[str, Series]:
+    """Return the sums since a time by the column `by`, "queue" or "jobtype"; of one queue or task, or all.
+
+    Sums older than `MINUTES_KEPT_S` belong to whole hours.
+    """
+    rows = _rows_since(since, queue, jobtype, using=using).values(by)
+    return {name: _build_series(sums) for name, *sums in _sum_columns(rows).values_list(by, *_sum_names())}
+
+
+def read_times(
+    *, using: str, since: datetime, queue: str | None = None, jobtype: str | None = None
+) -> dict[datetime, Series]:
+    """Return the sums of each minute, or older hour, since a time; of one queue or task, or all."""
+    rows = _rows_since(since, queue, jobtype, using=using).values("minute")
+    return {minute: _build_series(sums) for minute, *sums in _sum_columns(rows).values_list("minute", *_sum_names())}
+
+
+def _rows_since(since: datetime, queue: str | None, jobtype: str | None, *, using: str) -> QuerySet[Measure]:
+    rows = Measure.objects.using(using).filter(minute__gt=since).order_by()
+    if queue is not None:
+        rows = rows.filter(queue=queue)
+    return rows if jobtype is None else rows.filter(jobtype=jobtype)
+
+
+def _sum_columns(rows: Any) -> Any:
+    return rows.annotate(**{f"{name}_sum": Sum(name) for name in _SUMS})
+
+
+def _sum_names() -> list[str]:
+    return [f"{name}_sum" for name in _SUMS]
 
 
 def _write(connection: BaseDatabaseWrapper, series: Sequence[tuple[datetime, str, str, Series]]) -> None:

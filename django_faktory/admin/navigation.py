@@ -1,0 +1,98 @@
+"""The navigation bar above each page of the admin: the pages that the user may see, with numbers of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+
+from .. import conf
+from ..contrib.gearmonkey.settings import is_configured as is_gearmonkey_configured
+from ..core.lifecycle import State
+from ..models import OutboxEntry, WorkerProcess
+from ..models.permissions import may_see
+from ..store.statistics import counts
+
+
+class Entry(NamedTuple):
+    """A link of the bar."""
+
+    label: str
+    url: str
+    number: str
+    """Empty if there is nothing to count, or the user may not see numbers."""
+    is_bad: bool
+    is_current: bool
+
+
+def _count_failed(all_counts: counts.AllCounts) -> str:
+    failed = (State.DEAD, State.RETRIES)
+    is_partial = any(all_counts.is_partial(state) for state in failed)
+    return f"{sum(all_counts.of(state) for state in failed):,}{'+' if is_partial else ''}"
+
+
+def _count_waiting(all_counts: counts.AllCounts) -> str:
+    is_partial = all_counts.is_partial(State.ENQUEUED)
+    return f"{all_counts.of(State.ENQUEUED):,}{'+' if is_partial else ''}"
+
+
+def _count_workers(all_counts: counts.AllCounts) -> str:
+    return f"{all_counts.workers[WorkerProcess.Phase.RUNNING]:,}"
+
+
+class _Page(NamedTuple):
+    label: str
+    url_name: str
+    resource: str
+    field: str | None = None
+    count: Callable[[counts.AllCounts], str] | None = None
+
+
+_PAGES = (
+    _Page("Overview", "overview_changelist", "overview"),
+    _Page("Tasks", "tasks", "overview", "tasks"),
+    _Page("Jobs", "job_changelist", "job"),
+    _Page("Errors", "job_errors", "job", None, _count_failed),
+    _Page("Queues", "queue_changelist", "queue", None, _count_waiting),
+    _Page("Workers", "workerprocess_changelist", "workerprocess", None, _count_workers),
+    _Page("Batches", "batch_changelist", "batch"),
+    _Page("Cron", "cronentry_changelist", "cronentry"),
+    _Page("Limits", "limit_changelist", "limit"),
+    _Page("Locks", "joblock_changelist", "joblock"),
+    _Page("Outbox", "outboxentry_changelist", "outboxentry"),
+    _Page("GearMonkey", "gearmonkeyfunction_changelist", "gearmonkeyfunction"),
+)
+
+
+def build_navigation(request: HttpRequest) -> list[Entry]:
+    """Return the links that the user may follow. Pages of features that are not in use are left out."""
+    using = conf.get("DATABASE")
+    pages = [(page, url) for page in _PAGES if (url := _find_url(page, request, using))]
+    numbers = None
+    if may_see(request.user, "overview") and any(page.count for page, _ in pages):
+        numbers = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    # The address of the errors begins with that of the jobs: the longest one is that of the page.
+    current = max((url for _, url in pages if request.path.startswith(url)), key=len, default="")
+    entries = []
+    for page, url in pages:
+        number = page.count(numbers) if page.count and numbers else ""
+        is_bad = (page.label == "Errors" and number not in ("", "0")) or (page.label == "Workers" and number == "0")
+        entries.append(Entry(page.label, url, number, is_bad, url == current))
+    return entries
+
+
+def _find_url(page: _Page, request: HttpRequest, using: str) -> str:
+    """Return the address of the page, "" if the user may not see it or the feature is not in use."""
+    if not may_see(request.user, page.resource, page.field):
+        return ""
+    try:
+        url = reverse(f"admin:django_faktory_{page.url_name}")
+    except NoReverseMatch:  # a project may unregister pages
+        return ""
+    if page.resource == "outboxentry" and not request.path.startswith(url):
+        return url if OutboxEntry.objects.using(using).exists() else ""
+    if page.resource == "gearmonkeyfunction" and not is_gearmonkey_configured():
+        return ""
+    return url

@@ -1,0 +1,221 @@
+"""Admin pages of tasks: how many jobs of each ran, how long they waited and ran, and what holds a task back."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from django.contrib import messages
+from django.contrib.admin.utils import quote
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.http import urlencode
+
+from ... import conf
+from ...core.limits import Scope
+from ...core.payloads import is_storable
+from ...models import Limit
+from ...models.cron import CronEntry
+from ...models.permissions import may, may_see
+from ...operations import task_names, timings
+from ...operations.timings import PERIODS, QUEUE, TASK, Period, Timing
+from ...store.limits import definitions
+from ..base import ReadOnlyAdmin, describe_action, jobs_link, log_action
+from ..formats import format_latency
+from ..jobs.error_groups import group_failed
+from .charts import Chart, Latencies, LineChart, Mark, Point, build_chart, build_line_chart, build_marks
+
+FAILED_JOBS_READ = 500
+CRON_SHOWN = 5
+
+
+class TimingLine(NamedTuple):
+    """A row of a table of timings."""
+
+    timing: Timing
+    link: str
+    failed_percent: str
+    per_minute: str
+    waits: tuple[str, ...]
+    runs: tuple[str, ...]
+    is_bad: bool
+    is_paused: bool = False
+
+
+class TimingCharts(NamedTuple):
+    """Charts of one task or queue over a period."""
+
+    jobs: Chart
+    waits: LineChart
+    runs: LineChart
+
+
+def task_link(name: str, period: str = "1h") -> str:
+    """Return the address of a task's page."""
+    return f"{reverse('admin:django_faktory_task')}?{urlencode({'task': name, 'period': period})}"
+
+
+def _queue_link(name: str) -> str:
+    # Names may contain `_`, with which the URLs of the admin begin an escape.
+    return reverse("admin:django_faktory_queue_change", args=[quote(name)])
+
+
+def read_period(request: HttpRequest) -> Period:
+    """Return the chosen period, one hour without a choice."""
+    return PERIODS.get(request.GET.get("period", ""), PERIODS["1h"])
+
+
+def build_line(timing: Timing, link: str, *, is_paused: bool = False) -> TimingLine:
+    """Return the texts of a row."""
+    percent = timing.failed_percent
+    return TimingLine(
+        timing=timing,
+        link=link,
+        failed_percent="–" if percent is None else f"{percent:.1f} %" if 0 < percent < 10 else f"{percent:.0f} %",
+        per_minute=f"{timing.per_minute:,.0f}" if timing.per_minute >= 10 else f"{timing.per_minute:.2g}",
+        waits=tuple(map(format_latency, timing.waits)),
+        runs=tuple(map(format_latency, timing.runs)),
+        is_bad=bool(percent and percent > 50),
+        is_paused=is_paused,
+    )
+
+
+def build_charts(name: str, by: str, period: Period, *, using: str, may_see_workers: bool) -> TimingCharts:
+    """Return the charts of one task or queue, with marks where workers started."""
+    intervals = timings.read_intervals(name, by, period, using=using)
+    first, interval_s = intervals[0][0], period.interval.total_seconds()
+    labels = [_format_interval(at, period) for at, _ in intervals]
+    sums = [series for _, series in intervals]
+    marks: tuple[Mark, ...] = ()
+    if may_see_workers:
+        starts = timings.read_deployments(first, using=using)
+        marks = build_marks([(at, _describe_start(at, count)) for at, count in starts], first, interval_s)
+    jobs = [Point(label, series.succeeded, series.failed) for label, series in zip(labels, sums, strict=True)]
+    waits = [Latencies(label, *timings.estimate_quantiles(one.waits)) for label, one in zip(labels, sums, strict=True)]
+    runs = [Latencies(label, *timings.estimate_quantiles(one.runs)) for label, one in zip(labels, sums, strict=True)]
+    return TimingCharts(
+        build_chart("Finished runs", jobs, marks),
+        build_line_chart("Waiting time", waits, marks),
+        build_line_chart("Run time", runs, marks),
+    )
+
+
+def _format_interval(at: datetime, period: Period) -> str:
+    return date_format(at, "j M" if period.interval >= timedelta(days=1) else "H:i")
+
+
+def _describe_start(at: datetime, count: int) -> str:
+    local = timezone.localtime(at) if timezone.is_aware(at) else at
+    return f"{date_format(local, 'Y-m-d H:i')}: {count} worker{'' if count == 1 else 's'} started"
+
+
+class TaskViews(ReadOnlyAdmin):
+    """Mixin for the overview's admin that adds the pages of tasks."""
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the URLs, those of tasks first."""
+        wrap = self.admin_site.admin_view
+        return [
+            path("tasks/", wrap(self._tasks), name="django_faktory_tasks"),
+            path("tasks/one/", wrap(self._task), name="django_faktory_task"),
+            path("tasks/pause/", wrap(self._pause), name="django_faktory_task_pause"),
+            *super().get_urls(),
+        ]
+
+    def _tasks(self, request: HttpRequest) -> HttpResponse:
+        """Show the timings of all tasks and all queues."""
+        self._require_permission(request)
+        using, period = conf.get("DATABASE"), read_period(request)
+        paused = set(definitions.paused_tasks(using=using))
+        by_task = timings.read_table(TASK, period, using=using)
+        by_queue = timings.read_table(QUEUE, period, using=using)
+        return self.page(
+            request,
+            "tasks",
+            title="Tasks",
+            period=period,
+            periods=build_period_tabs(period),
+            tasks=[build_line(one, task_link(one.name, period.name), is_paused=one.name in paused) for one in by_task],
+            queues=[build_line(one, _queue_link(one.name)) for one in by_queue],
+            idle_tasks=[
+                (name, task_link(name, period.name))
+                for name in sorted(task_names.known_tasks(using=using) - {one.name for one in by_task})
+            ],
+        )
+
+    def _task(self, request: HttpRequest) -> HttpResponse:
+        """Show one task: timings in each period, charts, errors, its limit, its cron entries."""
+        self._require_permission(request)
+        using, period, name = conf.get("DATABASE"), read_period(request), _read_name(request.GET.get("task", ""))
+        sees_limits = may(request.user, "limit.view")
+        limit = Limit.objects.using(using).filter(scope=Scope.TASK, name=name).first() if sees_limits else None
+        totals = [(one, build_line(timings.read_total(name, TASK, one, using=using), "")) for one in PERIODS.values()]
+        groups = group_failed(using=using, limit=FAILED_JOBS_READ).groups
+        return self.page(
+            request,
+            "task",
+            title=name,
+            task=name,
+            period=period,
+            periods=build_period_tabs(period, task=name),
+            totals=totals,
+            charts=build_charts(
+                name, TASK, period, using=using, may_see_workers=may_see(request.user, "overview", "workers")
+            ),
+            errors=[group for group in groups if group.kind.jobtype == name],
+            failed_jobs_read=FAILED_JOBS_READ,
+            sees_limits=sees_limits,
+            limit=limit,
+            may_pause=may(request.user, "limit.pause"),
+            may_resume=may(request.user, "limit.resume"),
+            entries=_read_entries(name, using) if may(request.user, "cronentry.view") else None,
+            jobs_url=jobs_link(q=f'task:"{name}"'),
+        )
+
+    def _pause(self, request: HttpRequest) -> HttpResponse:
+        """Pause or resume a task."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        name, verb = _read_name(request.POST.get("task", "")), request.POST.get("verb", "")
+        if verb not in ("pause", "resume") or not may(request.user, f"limit.{verb}"):
+            raise PermissionDenied
+        using = conf.get("DATABASE")
+        before = Limit.objects.using(using).filter(scope=Scope.TASK, name=name).first()
+        changed = (definitions.pause if verb == "pause" else definitions.resume)([name], using=using)
+        # A limit that was only a pause is deleted by the resume: the row before is logged.
+        row = Limit.objects.using(using).filter(scope=Scope.TASK, name=name).first() or before
+        done = "Paused" if verb == "pause" else "Resumed"
+        if changed and row is not None:
+            log_action(request, [row], done)
+            self.message_user(request, f"{describe_action(request, done).rstrip('.')}: {name}", messages.SUCCESS)
+        else:
+            self.message_user(request, f"Nothing done: {name} was {done.lower()} already.", messages.WARNING)
+        return HttpResponseRedirect(
+            task_link(name) if self._may_see_tasks(request) else reverse("admin:django_faktory_overview_changelist")
+        )
+
+    def _may_see_tasks(self, request: HttpRequest) -> bool:
+        return may_see(request.user, "overview", "tasks")
+
+    def _require_permission(self, request: HttpRequest) -> None:
+        if not self._may_see_tasks(request):
+            raise PermissionDenied
+
+
+def _read_name(text: str) -> str:
+    if not text or not is_storable(text):
+        raise Http404
+    return text
+
+
+def build_period_tabs(period: Period, **parameters: str) -> list[tuple[str, str, bool]]:
+    """Return label and address of each period, and whether it is the chosen one."""
+    return [(one.label, f"?{urlencode({**parameters, 'period': one.name})}", one is period) for one in PERIODS.values()]
+
+
+def _read_entries(name: str, using: str) -> list[Any]:
+    entries = CronEntry.objects.using(using).filter(jobtype=name, removed_at=None).order_by("next_at", "name")
+    return list(entries.only("name", "schedule", "next_at", "paused_at", "zone")[:CRON_SHOWN])

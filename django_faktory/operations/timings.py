@@ -1,0 +1,157 @@
+"""Read how long jobs waited and ran, by task or queue and over time, for pages and reports.
+
+Quantiles are estimated from histograms (`core.histograms.BOUNDS_S`), which keep no single job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import NamedTuple
+
+from django.utils import timezone
+
+from ..core.histograms import Series, estimate_quantile
+from ..models import WorkerProcess
+from ..store.shared_reads import shared
+from ..store.statistics import histograms
+
+TASK, QUEUE = "jobtype", "queue"
+"""Columns by which timings are summed."""
+
+QUANTILES = (0.5, 0.95, 0.99)
+MAX_ROWS = 500
+"""Tasks or queues of one table, those with the most starts."""
+
+STARTS_READ = 200
+"""Workers whose start is marked at most, the latest ones."""
+SAME_DEPLOY_S = 300
+"""Workers that start within this time of each other count as one deployment."""
+
+
+class Period(NamedTuple):
+    """A time until now, and the intervals of its charts."""
+
+    name: str
+    label: str
+    length: timedelta
+    interval: timedelta
+
+    def starts(self, now: datetime) -> list[datetime]:
+        """Return the beginnings of its intervals; the last one contains `now`."""
+        local = timezone.localtime(now) if timezone.is_aware(now) else now
+        minute = local.replace(second=0, microsecond=0)
+        if self.interval >= timedelta(days=1):
+            last = minute.replace(hour=0, minute=0)
+        elif self.interval >= timedelta(hours=1):
+            last = minute.replace(minute=0)
+        else:
+            last = minute - timedelta(minutes=minute.minute % (self.interval // timedelta(minutes=1)))
+        count = self.length // self.interval
+        return [last - self.interval * (count - 1 - index) for index in range(count)]
+
+
+PERIODS = {
+    period.name: period
+    for period in (
+        Period("1h", "1 hour", timedelta(hours=1), timedelta(minutes=2)),
+        Period("24h", "24 hours", timedelta(hours=24), timedelta(hours=1)),
+        Period("30d", "30 days", timedelta(days=30), timedelta(days=1)),
+    )
+}
+
+
+class Timing(NamedTuple):
+    """Jobs of a task or queue in a period: numbers, and quantiles of waiting and running time in seconds."""
+
+    name: str
+    started: int
+    ended: int
+    failed: int
+    per_minute: float
+    """Ended runs."""
+    waits: tuple[float | None, ...]
+    """In the order of `QUANTILES`; None without jobs."""
+    runs: tuple[float | None, ...]
+
+    @property
+    def failed_percent(self) -> float | None:
+        """Share of the runs that failed; None without runs."""
+        return 100 * self.failed / self.ended if self.ended else None
+
+
+def read_table(by: str, period: Period, *, using: str) -> list[Timing]:
+    """Return the timings of each task or queue with jobs in the period, those with the most starts first."""
+    # Sums older than four hours are kept by the hour, so an hour that began before the period is left out.
+    since = timezone.now() - period.length
+    read = partial(histograms.read_series, by, using=using, since=since)
+    return _list_largest(shared((read_table, by, period.name), read, using=using), period)
+
+
+def read_total(name: str, by: str, period: Period, *, using: str) -> Timing:
+    """Return the timings of one task or queue in the period."""
+    since = timezone.now() - period.length
+    rows = histograms.read_series(by, using=using, since=since, **{by: name})
+    return build_timing(name, rows.get(name, Series()), period)
+
+
+def read_tasks_of_queue(queue: str, period: Period, *, using: str) -> list[Timing]:
+    """Return the timings of each task with jobs in this queue, those with the most starts first."""
+    rows = histograms.read_series(TASK, using=using, since=timezone.now() - period.length, queue=queue)
+    return _list_largest(rows, period)
+
+
+def _list_largest(rows: dict[str, Series], period: Period) -> list[Timing]:
+    largest = sorted(rows, key=lambda name: (-rows[name].started, name))[:MAX_ROWS]
+    return [build_timing(name, rows[name], period) for name in largest]
+
+
+def build_timing(name: str, series: Series, period: Period) -> Timing:
+    """Return the figures of a series that covers the period."""
+    ended = series.succeeded + series.failed
+    return Timing(
+        name=name,
+        started=series.started,
+        ended=ended,
+        failed=series.failed,
+        per_minute=ended / (period.length / timedelta(minutes=1)),
+        waits=estimate_quantiles(series.waits),
+        runs=estimate_quantiles(series.runs),
+    )
+
+
+def estimate_quantiles(counts: Sequence[int]) -> tuple[float | None, ...]:
+    """Return the quantiles of a histogram in seconds, each None without jobs."""
+    return tuple(estimate_quantile(counts, quantile) for quantile in QUANTILES)
+
+
+def read_intervals(name: str, by: str, period: Period, *, using: str) -> list[tuple[datetime, Series]]:
+    """Return the sums of one task or queue in each interval of the period."""
+    starts = period.starts(timezone.now())
+    sums = [Series() for _ in starts]
+    rows = histograms.read_times(using=using, since=starts[0] - timedelta(seconds=1), **{by: name})
+    for minute, series in rows.items():
+        index = (minute - starts[0]) // period.interval
+        # A minute outside of the chart, for example from a clock ahead of this one, is left out.
+        if 0 <= index < len(sums):
+            sums[index].add(series)
+    return list(zip(starts, sums, strict=True))
+
+
+def read_deployments(since: datetime, *, using: str) -> list[tuple[datetime, int]]:
+    """Return when groups of the known workers started, and how many each, oldest first.
+
+    Rows of stopped workers are deleted after a while, so older deployments are missing.
+    """
+    rows = WorkerProcess.objects.using(using).filter(started_at__gte=since).order_by("-started_at")
+    groups: list[tuple[datetime, int]] = []
+    latest: datetime | None = None
+    for started_at in reversed(rows.values_list("started_at", flat=True)[:STARTS_READ]):
+        if latest is not None and (started_at - latest).total_seconds() <= SAME_DEPLOY_S:
+            started, count = groups[-1]
+            groups[-1] = (started, count + 1)
+        else:
+            groups.append((started_at, 1))
+        latest = started_at
+    return groups
