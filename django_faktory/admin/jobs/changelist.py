@@ -73,7 +73,7 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
 
     link_parameters = ("about", "bid")
     change_list_template = "admin/django_faktory/jobs.html"
-    list_display = ("jobtype", "marked_state", "queue", "event_time", "attempts", "error", "jid")
+    list_display = ("task", "marked_state", "queue", "event_time", "attempts", "error", "job_id")
     list_filter = (StateFilter, QueueFilter)
     # Django shows a search box only with search_fields; `get_search_results` ignores them.
     search_fields = ("jid",)
@@ -155,7 +155,17 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
         """Return the state, highlighted if it needs attention."""
         return format_html('<span class="{}">{}</span>', _MARKS.get(State(job.state), ""), job.state)
 
-    @admin.display(description="when")
+    @admin.display(description="task")
+    def task(self, job: Job) -> str:
+        """Return the name of the task."""
+        return str(job.jobtype)
+
+    @admin.display(description="job ID")
+    def job_id(self, job: Job) -> str:
+        """Return the job's ID."""
+        return str(job.jid)
+
+    @admin.display(description="time")
     def event_time(self, job: Job) -> str:
         """Return the time that matters in the job's state."""
         moment = job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else job.enqueued_at)

@@ -1,16 +1,21 @@
 // Pages work without this script. With it, parts of them are updated, and bulk actions continue without a click.
 "use strict";
 (() => {
+  const identityOf = (one) => [one.tagName, ...["href", "name", "value"].map((name) => one.getAttribute(name))].join(" ");
+
   const focusOf = (part) => {
     const focused = document.activeElement;
-    return focused && part.contains(focused) ? [focused.tagName, focused.getAttribute("href")] : null;
+    return focused && part.contains(focused) ? identityOf(focused) : null;
   };
 
   const restoreFocus = (part, focus) => {
     if (!focus) return;
-    const same = [...part.querySelectorAll(focus[0])].find((one) => one.getAttribute("href") === focus[1]);
+    const same = [...part.querySelectorAll("a, button, input, select, summary")].find((one) => identityOf(one) === focus);
     if (same) same.focus({ preventScroll: true });
   };
+
+  // Each page has another token, which is no change of its contents.
+  const withoutToken = (html) => html.replace(/name="csrfmiddlewaretoken" value="[^"]*"/g, "");
 
   const openOnes = (part) => [...part.querySelectorAll("details")].map((one) => one.open);
 
@@ -48,7 +53,7 @@
 
   // The user is choosing rows or typing: a new version of the part would take that away.
   const isInUse = (part) =>
-    part.querySelector("input:checked, select:focus, input:focus, textarea:focus") !== null ||
+    part.querySelector('input:checked, select:focus, input:not([type="checkbox"]):focus, textarea:focus') !== null ||
     [...part.querySelectorAll('input[type="text"], input[name="why"]')].some((one) => one.value);
 
   // The same page again, of which only the part with this id is used.
@@ -90,9 +95,9 @@
         if (!answer.ok) throw new Error(String(answer.status));
         const html = await read(answer);
         // Unchanged parts stay, so that a selection of text stays too.
-        if (!paused && !document.hidden && !isInUse(part) && html !== shown) {
+        if (!paused && !document.hidden && !isInUse(part) && withoutToken(html) !== shown) {
           put(part, html);
-          shown = html;
+          shown = withoutToken(html);
         }
         warn("");
         if (part.querySelector("[data-faktory-ended]")) return;

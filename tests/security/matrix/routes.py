@@ -231,6 +231,8 @@ _FORMS = {
 _JOB_OF = {"retry": ROW, "requeue": ROW + 1, "prune": ROW}
 _PAGES = {
     "overview_part": ("view_statistics", {}, ""),
+    "tasks": ("view_statistics view_job", {}, ""),
+    "task": ("view_statistics view_job", {}, "?task=seen-job-task&period=30d"),
     "job_errors": ("view_job", {}, ""),
     "job_error": ("view_job", {}, f"?{_KIND}"),
     "job_tried": ("view_job", {}, f"?{_KIND}&tried={ROW}"),
@@ -295,18 +297,27 @@ def _of_page(model, site, name):
     elif name in _PAGES:
         needed, _, query = _PAGES[name]
         path = reverse(f"admin:{APP}_{name}") + query
-        yield Request(name, "GET", path, frozenset({needed}))
+        yield Request(name, "GET", path, frozenset(needed.split()))
         yield Request(f"{name} POST", "POST", path, NO_USER, _form({}))
     elif page == "act":
         yield from _buttons(model, site)
     else:
-        yield from {"try": _try, "edit": _edit, "part": _part, "all": _all, "all_step": _step}[page]()
+        yield from {"try": _try, "edit": _edit, "part": _part, "all": _all, "all_step": _step,
+            "task_pause": _task_pause}[page]()  # fmt: skip
 
 
 def _part():
     path = _at("job", "part", ROW)
     yield Request("job part", "GET", path, frozenset({"view_job"}))
     yield Request("job part POST", "POST", path, NO_USER, _form({}))
+
+
+def _task_pause():
+    path = reverse(f"admin:{APP}_task_pause")
+    yield Request("task pause GET", "GET", path, NO_USER)
+    for verb, task in (("pause", "other"), ("resume", "paused")):
+        form = _form({"task": task, "verb": verb, "why": "because"})
+        yield Request(f"task {verb}", "POST", path, frozenset({f"{verb}_limit"}), form, is_act=True)
 
 
 def _of_django(model, page, path, view):

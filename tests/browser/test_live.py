@@ -1,0 +1,94 @@
+"""Lists and pages of rows in a browser: they update themselves, and leave what the user is doing alone."""
+
+import pytest
+from django.utils import timezone
+
+from tests.factories import JobFactory, QueueFactory, WorkerFactory
+
+pytestmark = pytest.mark.timeout(180)
+PATH = "/admin/django_faktory/"
+LATER_MS = 6000
+
+
+@pytest.fixture
+def opened(screen):
+    """`opened(path)` opens a page whose clock the test moves."""
+
+    def open_(path, **options):
+        seen = screen(**options)
+        seen.page.clock.install()
+        seen.go(PATH + path)
+        return seen
+
+    return open_
+
+
+def wait_for_update(page):
+    """Move the page's clock until it has fetched itself once more."""
+    with page.expect_response(lambda answer: answer.request.headers.get("x-requested-with") == "fetch"):
+        page.clock.run_for(LATER_MS)
+
+
+def test_a_list_shows_new_rows_and_their_checkboxes_work(opened):
+    JobFactory(jobtype="shop.first", dead=True)
+    seen = opened("job/?state=dead")
+    page = seen.page
+    JobFactory(jobtype="shop.second", dead=True)
+    wait_for_update(page)
+    seen.sees("shop.second", "2 jobs")
+    page.locator("tr", has_text="shop.second").locator("input.action-select").check()
+    seen.sees("1 of 2 selected")
+    page.locator("#action-toggle").check()
+    seen.sees("2 of 2 selected")
+    assert seen.complaints == []
+
+
+def test_a_list_stays_while_rows_are_selected(opened):
+    JobFactory(jobtype="shop.first", dead=True)
+    seen = opened("job/?state=dead")
+    page = seen.page
+    page.locator("input.action-select").check()
+    JobFactory(jobtype="shop.second", dead=True)
+    wait_for_update(page)
+    assert page.get_by_text("shop.second").count() == 0
+    assert page.locator("input.action-select").is_checked()
+    page.locator("input.action-select").uncheck()
+    wait_for_update(page)
+    seen.sees("shop.second")
+
+
+def test_a_list_says_that_the_session_has_ended(opened):
+    JobFactory()
+    seen = opened("job/")
+    seen.page.context.clear_cookies()
+    wait_for_update(seen.page)
+    seen.sees("You are logged out")
+
+
+def test_the_page_of_a_queue_shows_new_jobs(opened):
+    QueueFactory(name="mail")
+    seen = opened("queue/mail/change/")
+    page = seen.page
+    assert page.locator("dd", has_text="0").count()
+    JobFactory.create_batch(7, queue="mail")
+    wait_for_update(page)
+    page.locator("dt:text-is('Waiting') + dd", has_text="7").wait_for()
+
+
+def test_a_page_stays_while_a_reason_is_typed_and_the_reason_stays(opened):
+    WorkerFactory(wid="w1", beat_at=timezone.now())
+    seen = opened("workerprocess/w1/change/")
+    page = seen.page
+    page.get_by_label("Reason").fill("deploy")
+    JobFactory(working=True, wid="w1", jobtype="shop.first", started_at=timezone.now())
+    wait_for_update(page)
+    seen.sees("shop.first")
+    assert page.get_by_label("Reason").input_value() == "deploy"
+
+
+def test_rows_are_cards_with_labels_on_a_phone(opened):
+    JobFactory(jobtype="shop.first", dead=True)
+    seen = opened("job/?state=dead", width=390)
+    cell = seen.page.locator("td.field-queue")
+    assert cell.get_attribute("data-label") == "Queue"
+    assert seen.page.locator("td.field-error").bounding_box()["x"] < 390
