@@ -67,8 +67,10 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """JSON of all positional arguments."""
     texts: tuple[str, ...] = ()
     """Texts that the job's JSON, as it was sent, must all contain."""
+    messages: tuple[str, ...] = ()
+    """Texts that the message or the traceback of the latest failure must all contain."""
     among: int = SEARCHED
-    """Number of jobs that the `args` and `texts` conditions search."""
+    """Number of jobs that the `args`, `texts` and `messages` conditions search."""
 
     def __str__(self) -> str:
         """Return the canonical text of this query; `parse_query` reads it back."""
@@ -84,6 +86,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             _format_values("newer", [] if self.newer_s is None else [_format_duration(self.newer_s)]),
             _format_values("args", [] if self.args is None else [self.args]),
             *(_format_values("text", [_quote_if_needed(text)]) for text in self.texts),
+            *(_format_values("message", [_quote_if_needed(text)]) for text in self.messages),
             _format_values("among", [] if self.among == SEARCHED else [str(self.among)]),
         ]
         return " ".join(filter(None, terms))
@@ -96,6 +99,11 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def searches(self) -> bool:
         """True if the query searches the texts of jobs."""
+        return self.searches_arguments or bool(self.messages)
+
+    @property
+    def searches_arguments(self) -> bool:
+        """True if the query searches the arguments of jobs."""
         return self.args is not None or bool(self.texts)
 
     @property
@@ -328,6 +336,7 @@ _READERS: dict[str, Reader] = {
     "newer": _single_reader("newer", "newer_s", lambda text: parse_seconds(text, "newer")),
     "args": _read_arguments,
     "text": _names_reader("text", "texts"),
+    "message": _names_reader("message", "messages"),
     "among": _single_reader("among", "among", _parse_count),
 }
 KEYS = tuple(_READERS)

@@ -159,6 +159,13 @@ class JobQuerySet(models.QuerySet["Job"]):
         """
         return self.newest(among).filter(*map(_has_text, texts))
 
+    def with_message(self, *texts: str, among: int = queries.SEARCHED) -> Self:
+        """Filter jobs by texts that the message or traceback of their latest failure must all contain; case-sensitive.
+
+        Searches the newest `among` jobs of the set only.
+        """
+        return self.newest(among).filter(*map(_has_message, texts))
+
     def newest(self, count: int) -> Self:
         """Keep the `count` newest jobs of this set, unordered. Bounds filters that no index serves."""
         # A lower bound on the key, not a slice: a sliced queryset can be neither filtered nor updated.
@@ -183,7 +190,8 @@ class JobQuerySet(models.QuerySet["Job"]):
         # Last, so that `newest` counts jobs that match all other conditions.
         if parsed.searches:
             by_args = [] if parsed.args is None else [_has_args(parsed.args)]
-            jobs = jobs.newest(parsed.among).filter(*by_args, *map(_has_text, parsed.texts))
+            by_message = map(_has_message, parsed.messages)
+            jobs = jobs.newest(parsed.among).filter(*by_args, *map(_has_text, parsed.texts), *by_message)
         return jobs
 
     def shown(self, query: Query | str) -> Self:
@@ -290,12 +298,19 @@ def _failed_with(patterns: Iterable[Pattern]) -> Q:
 _Equals: Callable[[Any, Any], Any] = models.lookups.Exact
 
 
-def _has_text(text: str) -> Q:
+def _has_text(text: str, column: str = "payload") -> Q:
     """Match a text exactly.
 
     LIKE is fast but ignores case on SQLite; the position of the text is compared there exactly.
     """
-    return Q(payload__contains=text) & Q(models.lookups.GreaterThan(StrIndex("payload", Value(text)), 0))
+    position = StrIndex(column, Value(text))
+    return Q(**{f"{column}__contains": text}) & Q(models.lookups.GreaterThan(position, 0))
+
+
+def _has_message(text: str) -> Q:
+    """Match a text within the JSON of the latest failure, whether its characters are escaped there or not."""
+    spellings = {json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
+    return reduce(or_, (_has_text(spelling, "failure") for spelling in sorted(spellings)))
 
 
 def _has_args(args: str) -> Q:

@@ -70,7 +70,7 @@ def query_of(text: str) -> Query:
     """Parse a user's query. Raises InvalidQuery, also for a query that would reveal redacted arguments."""
     query = parse_query(text)
     # Matches of guessed texts would reveal an argument letter by letter.
-    if query.searches and is_on():
+    if query.searches_arguments and is_on():
         raise InvalidQuery("args, text: expected a query that looks into no arguments: FAKTORY['REDACT'] hides them")
     return query
 

@@ -250,6 +250,7 @@ def test_every_registered_url_and_action_is_in_the_permission_matrix(rows, rf, a
     known = (
         set(NAMES)
         | {"job all_step"}
+        | {"tasks", "task", "task pause"}  # tests/security/test_permission_matrix.py requests them
         | {"job act", "job all", "cronentry act", "limit act"}
         | {f"{model} download" for model, *_ in DOWNLOADS}
     )  # the first has tests of its own

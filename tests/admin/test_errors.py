@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
+from django.utils import timezone
 
 from django_faktory.admin.jobs import bulk, error_groups
 from django_faktory.admin.jobs.error_groups import ErrorKind
@@ -115,9 +116,9 @@ def test_error_groups_report_how_many_jobs_were_examined(admin_client, monkeypat
 def test_error_pages_take_few_queries_for_30_groups(admin_client, django_assert_max_num_queries):
     [dead(number, errtype=f"E{number}") for number in range(30)]
     page(admin_client, "errors")
-    with django_assert_max_num_queries(5):
+    with django_assert_max_num_queries(7):
         page(admin_client, "errors")
-    with django_assert_max_num_queries(9):
+    with django_assert_max_num_queries(13):
         page(admin_client, "error", KIND.query)
 
 
@@ -242,3 +243,32 @@ def test_a_running_job_cannot_be_edited(admin_client):
     address = reverse("admin:django_faktory_job_edit", args=[job.pk])
     assert "It is working" in admin_client.post(address, {"args": "[2]"}).content.decode()
     assert Job.objects.get().payload == job.payload
+
+
+def test_a_paced_retry_shows_its_duration_and_end_and_can_be_stopped(admin_client):
+    failure = '{"message":"no answer","backtrace":[]}'
+    jobs = JobFactory.create_batch(3, dead=True, jobtype="shop.send", errtype="x.Timeout", failure=failure)
+    kind = "error=x.Timeout&task=shop.send&at=no+answer"
+    asked = admin_client.get(f"/admin/django_faktory/job/all/?verb=retry&{kind}").content.decode()
+    assert "10 per minute, takes 18 s" in asked
+    begun = admin_client.post(f"/admin/django_faktory/job/all/?verb=retry&{kind}", {"per_minute": "10"})
+    sweep = begun.context["signed_run"]
+    ended = admin_client.post("/admin/django_faktory/job/all/step/", {"sweep": sweep})
+    assert "They run one after the other, the last one at" in ended.content.decode()
+    group = admin_client.get(ended.context["error_url"])
+    last = max(Job.objects.filter(state="retries").values_list("run_at", flat=True))
+    assert group.context["last_retry_at"] == last
+    assert "Stop: move them to dead" in group.content.decode()
+    begun = admin_client.post(f"/admin/django_faktory/job/all/?verb=kill&{kind}")
+    admin_client.post("/admin/django_faktory/job/all/step/", {"sweep": begun.context["signed_run"]})
+    assert Job.objects.filter(state="dead").count() == len(jobs)
+
+
+def test_the_page_of_a_group_counts_failures_of_the_last_day_by_hour(admin_client):
+    now = timezone.now()
+    for hours in (0, 0, 3, 30):
+        JobFactory(dead=True, jobtype="shop.send", errtype="x.Timeout", finished_at=now - timedelta(hours=hours))
+    chart = admin_client.get("/admin/django_faktory/job/errors/one/?error=x.Timeout&task=shop.send&at=").context[
+        "chart"
+    ]
+    assert sorted(point.failed for point in chart.points) == [1, 2]

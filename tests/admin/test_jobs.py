@@ -48,6 +48,15 @@ def test_the_search_box_accepts_the_query_language_and_single_words(admin_client
     assert other.jid not in shown
 
 
+@pytest.mark.parametrize("query", ["declined", "card is declined", 'message:"is declined"', "retries message:declined"])
+def test_the_search_box_finds_words_of_an_error_message(admin_client, query):
+    JobFactory(retries=True, jid="the-job-of-mine", failure='{"message":"card is declined"}', errtype="shop.Refused")
+    other = JobFactory(dead=True, failure='{"message":"no answer"}')
+    shown = page(admin_client, "changelist", f"q={query}")
+    assert "the-job-of-mine" in shown
+    assert other.jid not in shown
+
+
 def test_an_invalid_query_shows_an_error_and_finds_nothing(admin_client):
     job = JobFactory()
     shown = page(admin_client, "changelist", "q=stat:dead")

@@ -44,7 +44,8 @@ def timings_of_minute(minute):
     """Return timings of a few tasks, of which one fails often."""
     recorder = Recorder()
     for name, queue, seconds, failures in (
-        (NARROW, "partners", 0.4, 5), ("shop.tasks.send_invoice", "mail", 0.02, 0), ("shop.tasks.check_stock", "default", 4, 1),
+        (NARROW, "partners", 0.4, 5), ("shop.tasks.send_invoice", "mail", 0.02, 0),
+        ("shop.tasks.check_stock", "default", 4, 1),
     ):  # fmt: skip
         jobs = [JobTiming(queue, name, seconds * (1 + (minute + n) % 7)) for n in range(8 + minute % 5)]
         recorder.started(jobs)

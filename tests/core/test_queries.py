@@ -34,6 +34,7 @@ queries = st.builds(
     older_s=st.none() | st.integers(0, 10**8),
     newer_s=st.none() | st.integers(0, 10**8),
     texts=names,
+    messages=names,
     among=st.integers(1, 10**7),
 )
 
@@ -41,7 +42,7 @@ queries = st.builds(
 def test_every_query_key_is_parsed():
     query = parse_query(
         "state:dead,retries queue:mail task:shop.* error:Timeout about:shop.order/42 batch:b-1 jid:12345678 older:2d "
-        'newer:1w2h args:[42, "x y"] text:"a b",c among:500'
+        'newer:1w2h args:[42, "x y"] text:"a b",c message:declined among:500'
     )
     assert query == Query(
         states=(State.DEAD, State.RETRIES),
@@ -55,6 +56,7 @@ def test_every_query_key_is_parsed():
         newer_s=7 * 86_400 + 7200,
         args='[42,"x y"]',
         texts=("a b", "c"),
+        messages=("declined",),
         among=500,
     )
     assert all(f"{key}:" in str(query) for key in KEYS)

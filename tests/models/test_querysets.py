@@ -81,8 +81,14 @@ def test_each_state_has_a_queryset_method_and_a_query_value():
             {"payload": '{"args":["a_b","%x"]}'},
             [{"payload": '{"args":["acb","%x"]}'}, {"payload": '{"args":["A_B","%X"]}'}],
         ),
+        (
+            lambda q: q.with_message("is declined", 'card "é"'),
+            'message:"is declined","card \\"é\\""',
+            {"failure": '{"message":"card \\"\\u00e9\\" is declined"}'},
+            [{"failure": '{"message":"is declined"}'}, {"payload": '{"args":["is declined"]}'}],
+        ),
     ],
-    ids=["queue", "queues", "prefix", "task", "error", "class", "about", "batch", "jid", "args", "text"],
+    ids=["queue", "queues", "prefix", "task", "error", "class", "about", "batch", "jid", "args", "text", "message"],
 )
 def test_queryset_methods_and_query_text_select_the_same_jobs(by_words, by_text, meant, others):
     wanted = JobFactory(**meant)

@@ -39,6 +39,8 @@ SALT = "django_faktory.sweep"
 MIN_JID_BEGINNING = 6
 """Characters from which a word counts as the beginning of a job ID."""
 MAX_AGE_S = 86_400
+FAILED = (State.DEAD, State.RETRIES)
+"""States whose jobs have a message: with them a search covers the newest failed jobs, not the newest of all."""
 
 
 class BulkScope(NamedTuple):
@@ -51,12 +53,14 @@ class BulkScope(NamedTuple):
         """Return the scope as shown to users and written to the log."""
         if self.kind is None:
             return self.query or "all jobs"
-        return f"dead, {self.kind.errtype or 'no error'}: {self.kind.place} ({self.kind.jobtype})"
+        return f"{self.kind.errtype or 'no error'}: {self.kind.place} ({self.kind.jobtype})"
 
     def rows(self, verb: str, *, using: str) -> JobQuerySet:
         """Return the jobs in scope to which the action applies."""
         if self.kind is not None:
-            return error_groups.filter_kind(self.kind, using=using)
+            # The dead jobs of a group are retried or discarded; killing concerns those that wait to retry.
+            state = State.RETRIES if verb == "kill" else State.DEAD
+            return error_groups.filter_kind(self.kind, using=using, state=state)
         return Job.objects.using(using).matching(self.query).in_state(*actions.ACTIONS[verb].states)
 
     def select_ids(self, rows: JobQuerySet) -> tuple[list[int], int | None]:
@@ -113,14 +117,17 @@ def build_query(params: Mapping[str, Any], search: Query | None = None) -> Query
 
 
 def parse_search(text: str) -> Query:
-    """Parse search text: a query, or one word.
+    """Parse search text: a query, one word, or words of an error's message.
 
-    A word is a job ID or its beginning, the last part of a task's name, the beginning of a task's name, or an error.
+    A word is a job ID or its beginning, the last part of a task's name, the beginning of a task's name, an error, or
+    part of an error's message.
     """
     word, using = text.strip(), conf.get("DATABASE")
-    if not word or ":" in word or " " in word or '"' in word or word in set(State):
+    if not word or ":" in word or '"' in word or not set(State).isdisjoint(word.split()):
         return task_names.expand_short_names(query_of(text), using=using)
     jobs = Job.objects.using(using)
+    if " " in word:
+        return Query(states=FAILED, messages=(word,))
     # The jid first: it is the only exact one of them.
     if jids := _find_jids(jobs, word):
         return Query(jids=jids)
@@ -130,7 +137,10 @@ def parse_search(text: str) -> Query:
     # Among recent jobs only: no index serves a look-up of the beginning of a task in all states.
     if jobs.recent(RECENT).task(f"{word.rstrip('*')}*").exists():
         return Query(tasks=(Pattern(word.rstrip("*"), is_prefix=True),))
-    return Query(errors=(Pattern(word.rstrip("*"), is_prefix=word.endswith("*")),))
+    error = Query(errors=(Pattern(word.rstrip("*"), is_prefix=word.endswith("*")),))
+    if jobs.in_state(*FAILED).matching(error).exists():
+        return error
+    return Query(states=FAILED, messages=(word,))
 
 
 def _find_jids(jobs: JobQuerySet, word: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib import messages
@@ -16,8 +17,13 @@ from ... import conf
 from ...errors import InvalidQuery
 from ...models import Job
 from ..base import LowerBound, ReadOnlyAdmin, describe_action, format_capped, get_reason
+from ..formats import format_duration
 from . import actions, bulk
 from .bulk import BulkRun
+from .error_groups import ErrorKind
+
+PACES = (10, 60, 600, 6000)
+"""Retries per minute that the page offers."""
 
 
 class BulkViews(ReadOnlyAdmin):
@@ -64,7 +70,7 @@ class BulkViews(ReadOnlyAdmin):
             # A bound of 0 means that no recent job matches; older ones may.
             may_begin=total > 0 or isinstance(total, LowerBound),
             count=count,
-            is_paced=verb == "retry",
+            paces=_list_paces(total) if verb == "retry" else None,
             back_url=self._list_url(request.GET),
         )
 
@@ -100,6 +106,8 @@ class BulkViews(ReadOnlyAdmin):
             signed_run=bulk.dump_signed(run),
             step_url=reverse("admin:django_faktory_job_all_step"),
             back_url=self._list_url(),
+            last_retry_at=datetime.fromtimestamp(run.first_at + run.every_s * max(run.placed - 1, 0), UTC),
+            error_url=f"{reverse('admin:django_faktory_job_error')}?{ErrorKind(*run.kind).query}" if run.kind else "",
         )
 
     def _list_url(self, params: QueryDict | None = None) -> str:
@@ -109,6 +117,12 @@ class BulkViews(ReadOnlyAdmin):
         filters = params.copy()
         filters.pop("verb", None)
         return f"{address}?{filters.urlencode()}"
+
+
+def _list_paces(total: int) -> list[tuple[int, str]]:
+    """Return the paces to choose from, each with the time that so many retries take."""
+    more = "more than " if isinstance(total, LowerBound) or total > bulk.COUNTED else ""
+    return [(pace, f"{pace:,} per minute, takes {more}{format_duration(60 * total / pace)}") for pace in PACES]
 
 
 def _read_pace_s(request: HttpRequest) -> float:

@@ -79,7 +79,7 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
     search_fields = ("jid",)
     search_help_text = (
         "A query, such as: error:Timeout task:shop.* queue:mail older:2d about:shop.order/42 text:word. "
-        "Or one word: a job ID or its beginning, a task, or an error."
+        "Or a job ID or its beginning, a task, an error, or words of its message."
     )
     ordering = ("-id",)
     # No index serves a sort by the other columns, and the table can be large.

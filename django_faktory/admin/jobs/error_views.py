@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
+from django.db.models import Max
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
+from django.utils import timezone
 
 from ... import conf
 from ...core.json import jsontext
@@ -19,8 +23,10 @@ from ...errors import InvalidPayload
 from ...models import Job
 from ...models.permissions import may
 from ...operations import bulk
+from ...operations.timings import PERIODS
 from ...store import texts
 from ..base import ReadOnlyAdmin, format_capped, jobs_link, log_action
+from ..overview.charts import Chart, Point, build_chart
 from . import actions, error_groups
 from . import bulk as bulk_actions
 from .error_groups import ErrorKind
@@ -28,6 +34,8 @@ from .error_groups import ErrorKind
 JOBS_SHOWN = 20
 GROUPS_SHOWN = 200
 RETRIES_READ = 1001
+CHARTED = 5000
+"""Dead jobs of a group, the latest ones, that its chart counts."""
 FAILURE_SHOWN = 50_000
 """Characters of the newest failure that the page of a group reads."""
 REFRESHED_EVERY_S = 1
@@ -75,6 +83,9 @@ class ErrorViews(ReadOnlyAdmin):
             request,
             "error",
             title=f"{kind.errtype or 'No error'}: {format_capped(len(ids), bulk_actions.COUNTED)} dead jobs",
+            chart=_build_chart(ids, using=using) if ids else None,
+            last_retry_at=_find_last_retry(retrying_ids, using=using),
+            may_kill=actions.ACTIONS["kill"].is_allowed(request),
             kind=kind,
             scope=scope,
             count=len(ids),
@@ -135,6 +146,21 @@ class ErrorViews(ReadOnlyAdmin):
     def _require_view_permission(self, request: HttpRequest) -> None:
         if not self.has_view_permission(request):
             raise PermissionDenied
+
+
+def _build_chart(ids: Sequence[int], *, using: str) -> Chart:
+    """Return the deaths of these jobs over the last day, by the hour."""
+    intervals = PERIODS["24h"].starts(timezone.now())
+    times = Job.objects.using(using).filter(pk__in=ids[:CHARTED], finished_at__gte=intervals[0])
+    counts = Counter((at - intervals[0]) // timedelta(hours=1) for at in times.values_list("finished_at", flat=True))
+    points = [Point(f"{at:%H:%M}", 0, counts[index]) for index, at in enumerate(intervals)]
+    return build_chart("Failed finally in the last 24 hours", points)
+
+
+def _find_last_retry(ids: Sequence[int], *, using: str) -> datetime | None:
+    """Return the time at which the last of these jobs is due."""
+    latest: datetime | None = Job.objects.using(using).filter(pk__in=ids).aggregate(at=Max("run_at"))["at"]
+    return latest
 
 
 def _read_failure(job: Job, length: int) -> str:
