@@ -47,7 +47,7 @@ class _Page(NamedTuple):
     url_name: str
     resource: str
     field: str | None = None
-    count: Callable[[counts.AllCounts], str] | None = None
+    read_number: Callable[[counts.AllCounts], str] | None = None
 
 
 _PAGES = (
@@ -71,13 +71,13 @@ def build_navigation(request: HttpRequest) -> list[Entry]:
     using = conf.get("DATABASE")
     pages = [(page, url) for page in _PAGES if (url := _find_url(page, request, using))]
     numbers = None
-    if may_see(request.user, "overview") and any(page.count for page, _ in pages):
+    if may_see(request.user, "overview") and any(page.read_number for page, _ in pages):
         numbers = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     # The address of the errors begins with that of the jobs: the longest one is that of the page.
     current = max((url for _, url in pages if request.path.startswith(url)), key=len, default="")
     entries = []
     for page, url in pages:
-        number = page.count(numbers) if page.count and numbers else ""
+        number = page.read_number(numbers) if page.read_number and numbers else ""
         is_bad = (page.label == "Errors" and number not in ("", "0")) or (page.label == "Workers" and number == "0")
         entries.append(Entry(page.label, url, number, is_bad, url == current))
     return entries

@@ -125,9 +125,11 @@ def parse_search(text: str) -> Query:
     word, using = text.strip(), conf.get("DATABASE")
     if not word or ":" in word or '"' in word or not set(State).isdisjoint(word.split()):
         return task_names.expand_short_names(query_of(text), using=using)
+    return Query(states=FAILED, messages=(word,)) if " " in word else _parse_word(word, using)
+
+
+def _parse_word(word: str, using: str) -> Query:
     jobs = Job.objects.using(using)
-    if " " in word:
-        return Query(states=FAILED, messages=(word,))
     # The jid first: it is the only exact one of them.
     if jids := _find_jids(jobs, word):
         return Query(jids=jids)
@@ -138,9 +140,8 @@ def parse_search(text: str) -> Query:
     if jobs.recent(RECENT).task(f"{word.rstrip('*')}*").exists():
         return Query(tasks=(Pattern(word.rstrip("*"), is_prefix=True),))
     error = Query(errors=(Pattern(word.rstrip("*"), is_prefix=word.endswith("*")),))
-    if jobs.in_state(*FAILED).matching(error).exists():
-        return error
-    return Query(states=FAILED, messages=(word,))
+    is_error = jobs.in_state(*FAILED).matching(error).exists()
+    return error if is_error else Query(states=FAILED, messages=(word,))
 
 
 def _find_jids(jobs: JobQuerySet, word: str) -> tuple[str, ...]:

@@ -152,7 +152,8 @@ def _build_chart(ids: Sequence[int], *, using: str) -> Chart:
     """Return the deaths of these jobs over the last day, by the hour."""
     intervals = PERIODS["24h"].starts(timezone.now())
     times = Job.objects.using(using).filter(pk__in=ids[:CHARTED], finished_at__gte=intervals[0])
-    counts = Counter((at - intervals[0]) // timedelta(hours=1) for at in times.values_list("finished_at", flat=True))
+    ends = times.values_list("finished_at", flat=True)
+    counts = Counter((at - intervals[0]) // timedelta(hours=1) for at in ends if at is not None)
     points = [Point(f"{at:%H:%M}", 0, counts[index]) for index, at in enumerate(intervals)]
     return build_chart("Failed finally in the last 24 hours", points)
 
