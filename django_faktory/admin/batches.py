@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
@@ -27,6 +28,7 @@ from .base import (
     CappedPaginator,
     LongText,
     ReadOnlyAdmin,
+    SafeChangeList,
     format_capped,
     jobs_link,
     log_action,
@@ -43,6 +45,9 @@ MAX_COUNTED = 10_000
 # A callback is a job and may be as long as one, and a page lists 50 batches with two callbacks each.
 CALLBACK_CHARACTERS = 4096
 """Characters of a callback's job that the list reads. They include the jobtype unless the job is long."""
+
+MAX_FAILED_SHOWN = 5
+"""Failed jobs that the page of a batch shows."""
 
 MAX_BATCHES_SHOWN = 200
 """Batches of a tree that one page shows."""
@@ -74,24 +79,45 @@ class StageFilter(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:  # noqa: ARG002
         """Return the batches of the chosen stage."""
         _, condition = _STAGES.get(self.value() or "", ("", Q()))
+        if self.value() == "failing":
+            condition |= Q(bid__in=batch_tree.find_failing_ancestors(using=queryset.db))
         return queryset.filter(condition)
 
 
-class RootFilter(admin.SimpleListFilter):
-    """Hide child batches so that each tree is one line."""
+class LevelFilter(admin.SimpleListFilter):
+    """Show one line for each tree of batches, unless nested ones are asked for."""
 
     title = "level"
     parameter_name = "place"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
-        """Return the two choices: root and child."""
-        return [("root", "top level"), ("child", "nested")]
+        """Return the choices beside the top level."""
+        return [("child", "nested"), ("all", "all")]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:  # noqa: ARG002
-        """Return the batches of the chosen place."""
-        return {"root": queryset.filter(depth=0), "child": queryset.filter(depth__gt=0)}.get(
-            self.value() or "", queryset
-        )
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """Return the choices with the top level, which needs no parameter, in place of "all"."""
+        default, *others = super().choices(changelist)
+        return iter([{**default, "display": "top level"}, *others])
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:
+        """Return the batches of the chosen level; a search covers all levels."""
+        if self.value() == "all" or (self.value() is None and request.GET.get("q")):
+            return queryset
+        return queryset.filter(depth__gt=0) if self.value() == "child" else queryset.filter(depth=0)
+
+
+class BatchList(SafeChangeList):
+    """Change list that marks batches with a failed batch below them, found once for the page."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Fetch the page's rows and attach `is_failing_below` to each."""
+        super().get_results(request)
+        rows: list[Any] = list(self.result_list)
+        has_parents = any(row.children for row in rows)
+        failing = batch_tree.find_failing_ancestors(using=rows[0]._state.db) if has_parents else set()  # noqa: SLF001  (documented)
+        for row in rows:
+            row.is_failing_below = row.bid in failing
+        self.result_list = rows
 
 
 def _redact_callback(_: Batch, text: str) -> str:
@@ -104,7 +130,9 @@ class BatchAdmin(ReadOnlyAdmin):
     """Search batches by id or description, and retry their failed jobs together."""
 
     list_display = ("name", "stage", "bar", "callbacks", "created")
-    list_filter = (StageFilter, RootFilter)
+    list_filter = (StageFilter, LevelFilter)
+    list_class = BatchList
+    change_form_template = "admin/django_faktory/batch.html"
     search_fields = ("bid__exact", "description__startswith")
     search_help_text = "A whole bid, or the beginning of a description."
     # By id, not by time of creation, which has no index.
@@ -113,7 +141,18 @@ class BatchAdmin(ReadOnlyAdmin):
     list_per_page = 50
     actions = ("retry_failed",)
     has_retry_permission = requires_permission("batch.retry")
-    extra_fields = ("name", "stage", "bar", "tree", "members", "complete_", "success_", "complete_job", "success_job")
+    extra_fields = (
+        "name",
+        "stage",
+        "bar",
+        "tree",
+        "members",
+        "failed_jobs",
+        "complete_",
+        "success_",
+        "complete_job",
+        "success_job",
+    )
     long_texts: ClassVar = {
         "complete": LongText("callbacks", _redact_callback),
         "success": LongText("callbacks", _redact_callback),
@@ -126,9 +165,12 @@ class BatchAdmin(ReadOnlyAdmin):
     }
     restricted_fields: ClassVar = dict.fromkeys(
         ("callbacks", "complete_", "success_", "complete_job", "success_job"), "callbacks"
-    ) | {"members": "members"}
+    ) | {"members": "members", "failed_jobs": "members"}
     fieldsets = (
-        (None, {"fields": ("name", "bid", "stage", "bar", "members", "complete_", "success_", "tree")}),
+        (
+            None,
+            {"fields": ("name", "bid", "stage", "bar", "members", "failed_jobs", "complete_", "success_", "tree")},
+        ),
         (
             "Times",
             {"fields": ("created_at", "committed_at", "expires_at", "expired_at", "reopened_until", "finished_at")},
@@ -154,7 +196,10 @@ class BatchAdmin(ReadOnlyAdmin):
     @admin.display(description="stage")
     def stage(self, batch: Batch) -> SafeString | str:
         """Return the progress in words."""
-        return _format_stage(batch)
+        if not hasattr(batch, "is_failing_below"):  # the page of one batch
+            failing = batch_tree.find_failing_ancestors(using=batch._state.db) if batch.children else set()  # noqa: SLF001  (documented)
+            return _format_stage(batch, is_failing_below=batch.bid in failing)
+        return _format_stage(batch, is_failing_below=batch.is_failing_below)
 
     @admin.display(description="jobs")
     def bar(self, batch: Batch) -> SafeString:
@@ -221,13 +266,27 @@ class BatchAdmin(ReadOnlyAdmin):
         links = format_html_join(SafeString(" &nbsp; "), '<a href="{}" class="{}">{} {}</a>', lines)
         return format_html("{} &nbsp; {}", links, missing_text) if links or missing_text else "none"
 
+    @admin.display(description="failed jobs")
+    def failed_jobs(self, batch: Batch) -> SafeString | str:
+        """Return the latest failed members of the batch and of the batches below it, with their errors."""
+        using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
+        bids = [one.bid for one in _read_tree(batch) if one.depth >= batch.depth]
+        failed = Job.objects.using(using).in_state(State.DEAD, State.RETRIES).filter(bid__in=bids).order_by("-pk")
+        jobs = failed.only("pk", "jobtype", "state", "errtype", "jid")[:MAX_FAILED_SHOWN]
+        lines = [
+            (reverse("admin:django_faktory_job_change", args=[job.pk]), job.jobtype, job.state, job.errtype or "–")
+            for job in jobs
+        ]
+        row = '<li><a href="{}"><bdi>{}</bdi></a> {}: <bdi>{}</bdi></li>'
+        return format_html("<ul>{}</ul>", format_html_join("", row, lines)) if lines else "none"
+
     @admin.display(description="tree")
     def tree(self, batch: Batch) -> SafeString:
         """Return the whole tree of the batch with the progress of each; this batch in bold."""
         if not batch.parent_bid and not batch.children:
-            return format_html("{}", "neither parent nor children")
+            return format_html("{}", "not part of a tree")
         # One statement per level; a client can create trees of any size, so their rows are bounded.
-        batches = batch_tree.tree_of(batch, max_count=MAX_BATCHES_SHOWN)
+        batches = _read_tree(batch)
         lines = [
             (
                 # The style sheet has indents up to this depth.
@@ -243,15 +302,25 @@ class BatchAdmin(ReadOnlyAdmin):
         row = (
             '<tr><td><div class="faktory-in-{}"><a href="{}"{}><bdi>{}</bdi></a></div></td><td>{}</td><td>{}</td></tr>'
         )
+        total, pending = sum(one.total for one in batches), sum(one.pending for one in batches)
+        failed = sum(one.failed for one in batches)
         is_cut = len(batches) >= MAX_BATCHES_SHOWN
+        sums = f"{total - pending:,} of {total:,} jobs of the tree ended, {failed:,} failed"
         note = format_html("<div>Only {} of its batches are shown.</div>", len(batches)) if is_cut else ""
         return format_html(
-            '<div class="faktory-wide"><table class="faktory-tree">{}</table></div>{}',
+            '<p>{}</p><div class="faktory-wide"><table class="faktory-tree">{}</table></div>{}',
+            sums,
             format_html_join("", row, lines),
             note,
         )
 
-    @admin.action(description="Retry what failed: jobs and callbacks", permissions=["retry"])
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Add the button that retries failed jobs."""
+        batch = kwargs.get("obj")
+        may_retry = batch is not None and self.has_retry_permission(request)
+        return super().render_change_form(request, context | {"may_retry": may_retry}, *args, **kwargs)
+
+    @admin.action(description="Retry failed jobs and callbacks", permissions=["retry"])
     def retry_failed(self, request: HttpRequest, queryset: QuerySet[Batch]) -> None:
         """Requeue the members and callbacks that are dead or wait for a retry."""
         bids = list(queryset.values_list("bid", flat=True))
@@ -259,30 +328,44 @@ class BatchAdmin(ReadOnlyAdmin):
         jobs = Job.objects.using(queryset.db).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
         count = bulk.execute(Verb.RETRY, jobs)
         # The log needs the names only; the texts of callbacks may be long.
-        log_action(request, queryset.defer(None).defer("complete", "success"), "Retried what failed")
+        log_action(request, queryset.defer(None).defer("complete", "success"), "Retried failed jobs")
         message = (
             f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."
         )
         self.message_user(request, message, messages.SUCCESS if count else messages.WARNING)
 
 
+def _read_tree(batch: Any) -> list[Batch]:
+    """Return the tree of the batch, read once for its page."""
+    if not hasattr(batch, "shown_tree"):
+        batch.shown_tree = batch_tree.tree_of(batch, max_count=MAX_BATCHES_SHOWN)
+    tree: list[Batch] = batch.shown_tree
+    return tree
+
+
 def _format_name(batch: Batch) -> str:
     return Truncator(batch.description or batch.bid).chars(MAX_NAME_LENGTH)
 
 
-def _format_stage(batch: Batch) -> SafeString | str:
+def _format_stage(batch: Batch, *, is_failing_below: bool = False) -> SafeString | str:
     if batch.success_st == CallbackProgress.FINISHED:
         return "succeeded"
-    # Before `is_broken`, which an expiry sets too: this text says more.
-    if batch.is_expired:
-        return _mark_bad("expired: not committed in time")
-    if batch.is_broken:
-        return _mark_bad("cannot succeed")
-    if is_open(batch):
+    problem = _find_problem(batch, is_failing_below=is_failing_below)
+    if is_open(batch) and not (batch.is_expired or batch.is_broken):
         return "opened again" if batch.is_committed else "not committed"
-    if batch.complete_failed or batch.success_failed:
-        return _mark_bad("a callback failed")
-    return _mark_bad("failing") if batch.failed else "running"
+    return _mark_bad(problem) if problem else "running"
+
+
+def _find_problem(batch: Batch, *, is_failing_below: bool) -> str:
+    problems = (
+        # Before `is_broken`, which an expiry sets too: this text says more.
+        (batch.is_expired, "expired: not committed in time"),
+        (batch.is_broken, "cannot succeed"),
+        (batch.complete_failed or batch.success_failed, "a callback failed"),
+        (batch.failed, "failing"),
+        (is_failing_below, "a nested batch is failing"),
+    )
+    return next((text for is_true, text in problems if is_true), "")
 
 
 def _mark_bad(text: str) -> SafeString:

@@ -17,6 +17,7 @@ from django_faktory.models import Batch as Row
 from django_faktory.models import Job
 from django_faktory.store.batches import batches
 from django_faktory.testing import drain
+from tests.factories import JobFactory
 
 pytestmark = pytest.mark.django_db
 
@@ -49,7 +50,7 @@ def page(client, name, *args, **query):
 
 
 def test_the_list_shows_the_progress_of_each_batch(admin_client, tree):
-    text = page(admin_client, "changelist")
+    text = page(admin_client, "changelist", place="all")
     assert "album 42" in text
     assert "0 of 2 ended" in text
     assert "success: step: " in " ".join(re.sub("<[^>]*>", "", text).split())
@@ -57,7 +58,7 @@ def test_the_list_shows_the_progress_of_each_batch(admin_client, tree):
 
 
 @pytest.mark.parametrize(
-    ("stage", "count"), [("open", 0), ("running", 2), ("failing", 0), ("broken", 0), ("over", 0), ("", 2)]
+    ("stage", "count"), [("open", 0), ("running", 1), ("failing", 0), ("broken", 0), ("over", 0), ("", 1)]
 )
 def test_batches_are_filtered_by_stage(admin_client, tree, stage, count):
     text = page(admin_client, "changelist", **({"stage": stage} if stage else {}))
@@ -139,10 +140,33 @@ def test_an_oversized_tree_is_cut_and_still_shows_the_current_batch(admin_client
     assert f"<bdi>{tree.description}</bdi>" in text
 
 
-def test_batches_are_filtered_by_root_or_child(admin_client, tree):
-    for place, count in (("root", 1), ("child", 1), ("", 2)):
+def test_the_list_shows_top_level_batches_unless_nested_ones_are_asked_for(admin_client, tree):
+    for place, count in (("", 1), ("child", 1), ("all", 2)):
         text = page(admin_client, "changelist", **({"place": place} if place else {}))
         assert text.count('class="action-select"') == count
+
+
+def test_a_failed_job_deep_in_a_tree_shows_on_each_batch_above_it(admin_client, tree):
+    child = Row.objects.get(parent_bid=tree.bid)
+    [grandchild] = made(1, child)
+    Row.objects.filter(pk=grandchild.pk).update(
+        failed=1, total=1, pending=1, committed_at=timezone.now(), expires_at=None
+    )
+    Row.objects.filter(pk__in=[tree.pk, child.pk]).update(committed_at=timezone.now(), expires_at=None)
+    job = JobFactory(dead=True, bid=grandchild.bid, jobtype="shop.send", errtype="shop.Declined")
+    for batch in (tree, child):
+        text = page(admin_client, "change", batch.pk)
+        assert "a nested batch is failing" in text
+        assert "shop.Declined" in text
+        assert f"/job/{job.pk}/change/" in text
+    assert "a nested batch is failing" in page(admin_client, "changelist")
+    failing = page(admin_client, "changelist", stage="failing")
+    assert failing.count('class="action-select"') == 1
+    assert "1 failed" in words(page(admin_client, "change", tree.pk))
+
+
+def test_the_page_of_a_batch_has_a_button_that_retries_failed_jobs(admin_client, tree):
+    assert "Retry failed jobs" in page(admin_client, "change", tree.pk)
 
 
 def ended(member, success=step):
@@ -204,7 +228,7 @@ def test_failed_callbacks_are_retried_too_and_the_retry_is_logged(admin_client):
     shown = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
     assert "Retried 1 job." in shown
     assert [(job.jobtype, job.state) for job in Job.objects.filter(callback_of=row.bid)] == [(fail.jobtype, "enqueued")]
-    assert LogEntry.objects.get().get_change_message() == "Retried what failed."
+    assert LogEntry.objects.get().get_change_message() == "Retried failed jobs."
 
 
 def test_retrying_a_batch_without_failures_changes_nothing(admin_client, tree):

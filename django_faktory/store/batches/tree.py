@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from django.db.models import Max, Q
+
 from ...models import Batch
+
+HAS_FAILED = Q(failed__gt=0) | Q(is_broken=True) | Q(complete_failed=True) | Q(success_failed=True)
+"""Batches with a failed member or callback."""
+
+RECENT = 20_000
+"""Batches that are searched for failed ones, the newest: no index has these."""
+MAX_FAILED = 1000
 
 MAX_BATCHES = 200
 """Batches of a tree that are read at most."""
@@ -31,6 +40,19 @@ def tree_of(batch: Batch, *, max_count: int = MAX_BATCHES) -> list[Batch]:
         siblings = children.setdefault(node.parent_bid, [])
         siblings += [node] if node not in siblings else []
     return _depth_first(path[0], children)
+
+
+def find_failing_ancestors(*, using: str) -> set[str]:
+    """Return the bids of unfinished batches with a failed batch somewhere below them. One statement per level."""
+    batches = Batch.objects.using(using)
+    newest = batches.aggregate(newest=Max("pk"))["newest"] or 0
+    nested = batches.filter(pk__gt=newest - RECENT, depth__gt=0, finished_at=None)
+    level = set(nested.filter(HAS_FAILED).order_by("-pk").values_list("parent_bid", flat=True)[:MAX_FAILED])
+    found: set[str] = set()
+    while level := level - found - {""}:
+        found |= level
+        level = set(batches.filter(bid__in=level, depth__gt=0).values_list("parent_bid", flat=True))
+    return found
 
 
 def _depth_first(root: Batch, children: dict[str, list[Batch]]) -> list[Batch]:
