@@ -21,6 +21,7 @@ from ..tasks import redaction
 from . import batches, cron, gearmonkey, limits, locks  # noqa: F401  (importing them registers their pages)
 from .base import CappedPaginator as CappedPaginator  # (documented import location)
 from .base import FaktoryModelAdmin, LongText, ReadOnlyAdmin, log_action, render_long_text, requires_permission
+from .formats import time_column
 from .jobs.changelist import JobAdmin
 from .mixins import JobsOfObjectMixin as JobsOfObjectMixin
 from .overview.view import OverviewAdmin
@@ -51,7 +52,7 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
     An entry with an error stays until a user retries or deletes it.
     """
 
-    list_display = ("id", "jid", "queue", "created_at", "short_error")
+    list_display = ("id", "job_id", "queue", "created", "short_error")
     list_filter = (("error", admin.EmptyFieldListFilter), "queue")
     search_fields = ("jid", "error")
     ordering = ("id",)
@@ -61,8 +62,16 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
     long_texts: ClassVar = {"job": LongText("job", _redact_job), "error": LongText("error", is_json=False)}
     beginnings: ClassVar = {"error": 400}
     restricted_fields: ClassVar = {"short_error": "error", "shown_error": "error", "shown_job": "job"}
-    extra_fields = ("shown_job", "shown_error")
-    fieldsets = ((None, {"fields": ("jid", "queue", "created_at", "leased_until", "shown_error", "shown_job")}),)
+    extra_fields = ("job_id", "created", "leased", "shown_job", "shown_error")
+    fieldsets = ((None, {"fields": ("job_id", "queue", "created", "leased", "shown_error", "shown_job")}),)
+
+    created = time_column("created_at", "created")
+    leased = time_column("leased_until", "leased until")
+
+    @admin.display(description="job ID", ordering="jid")
+    def job_id(self, entry: OutboxEntry) -> str:
+        """Return the job's ID."""
+        return str(entry.jid)
 
     @admin.display(description="error", ordering="error")
     def short_error(self, entry: OutboxEntry) -> str:
@@ -102,4 +111,4 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
         rows = list(queryset.exclude(error="").only("jid"))
         count = OutboxEntry.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows]).update(error="")
         log_action(request, rows, "Tried again")
-        self.message_user(request, f"{count} jobs will be handed on again.", messages.SUCCESS)
+        self.message_user(request, f"{count} job{'' if count == 1 else 's'} will be sent again.", messages.SUCCESS)

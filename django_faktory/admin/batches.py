@@ -12,7 +12,6 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
-from django.utils.timezone import localtime
 
 from ..core.batch_rules import CallbackProgress, Kind, is_open
 from ..core.json.jsontext import decode
@@ -35,9 +34,12 @@ from .base import (
     render_long_text,
     requires_permission,
 )
+from .formats import time_column
 
 MAX_NAME_LENGTH = 200
 """Characters of a description that are shown; the protocol sets no limit on its length."""
+
+_TIMES = ("created", "committed", "expires", "expired", "reopened", "finished")
 
 MAX_COUNTED = 10_000
 """Members counted in each state; larger counts are shown as "10,000+"."""
@@ -134,7 +136,7 @@ class BatchAdmin(ReadOnlyAdmin):
     list_class = BatchList
     change_form_template = "admin/django_faktory/batch.html"
     search_fields = ("bid__exact", "description__startswith")
-    search_help_text = "A whole bid, or the beginning of a description."
+    search_help_text = "A whole batch ID, or the beginning of a description."
     # By id, not by time of creation, which has no index.
     ordering = ("-id",)
     paginator = CappedPaginator
@@ -152,6 +154,7 @@ class BatchAdmin(ReadOnlyAdmin):
         "success_",
         "complete_job",
         "success_job",
+        *_TIMES,
     )
     long_texts: ClassVar = {
         "complete": LongText("callbacks", _redact_callback),
@@ -173,7 +176,7 @@ class BatchAdmin(ReadOnlyAdmin):
         ),
         (
             "Times",
-            {"fields": ("created_at", "committed_at", "expires_at", "expired_at", "reopened_until", "finished_at")},
+            {"fields": tuple(_TIMES)},
         ),
         ("Callbacks", {"classes": ["collapse"], "fields": ("complete_job", "success_job")}),
         (
@@ -197,7 +200,8 @@ class BatchAdmin(ReadOnlyAdmin):
     def stage(self, batch: Batch) -> SafeString | str:
         """Return the progress in words."""
         if not hasattr(batch, "is_failing_below"):  # the page of one batch
-            failing = batch_tree.find_failing_ancestors(using=batch._state.db) if batch.children else set()  # noqa: SLF001  (documented)
+            using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
+            failing = batch_tree.find_failing_ancestors(using=using) if batch.children else set()
             return _format_stage(batch, is_failing_below=batch.bid in failing)
         return _format_stage(batch, is_failing_below=batch.is_failing_below)
 
@@ -212,10 +216,12 @@ class BatchAdmin(ReadOnlyAdmin):
         callbacks = [(str(kind), _render_callback(batch, kind)) for kind in Kind if getattr(batch, kind)]
         return format_html_join("", "<div>{}: {}</div>", callbacks)
 
-    @admin.display(description="created", ordering="created_at")
-    def created(self, batch: Batch) -> str:
-        """Return the time of creation in a short form, because the list is already wide."""
-        return localtime(batch.created_at).strftime("%Y-%m-%d %H:%M")
+    created = time_column("created_at", "created")
+    committed = time_column("committed_at", "committed")
+    expires = time_column("expires_at", "expires")
+    expired = time_column("expired_at", "expired")
+    reopened = time_column("reopened_until", "reopened until")
+    finished = time_column("finished_at", "finished")
 
     @admin.display(description="complete")
     def complete_(self, batch: Batch) -> SafeString | str:

@@ -26,6 +26,7 @@ from ..store.cron import entries as cron_entries
 from ..store.cron import runs as cron_runs
 from ..tasks import base, cron, redaction
 from .base import LongText, SafeChangeList, jobs_link, render_long_text, requires_permission
+from .formats import render_time, time_column
 from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:
@@ -172,13 +173,13 @@ class CronEntryAdmin(ObjectActionsMixin):
         "noted_history": "note",
     }
     readonly_fields = (
-        "origin", "state", "in_words", "next_times", "history", "noted_history", "created_at", *_SHOWN_FIELDS.values(),
+        "origin", "state", "in_words", "next_times", "history", "noted_history", "created", *_SHOWN_FIELDS.values(),
     )  # fmt: skip
     fieldsets = (
         (None, {"fields": ("name", "schedule", "zone", "in_words", "state", "next_times")}),
         ("History", {"fields": ("history", "noted_history")}),
         ("Job", {"fields": ("jobtype", "queue", "args", "kwargs", "job")}),
-        ("Policies", {"fields": ("missed", "window_s", "overlap", "origin", "created_at")}),
+        ("Policies", {"fields": ("missed", "window_s", "overlap", "origin", "created")}),
     )
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
@@ -266,6 +267,8 @@ class CronEntryAdmin(ObjectActionsMixin):
             return []
         return [("run_now", "Run now"), ("resume", "Resume") if row.paused_at else ("pause", "Pause")]
 
+    created = time_column("created_at", "created")
+
     @admin.display(description="state")
     def state(self, entry: CronEntry) -> str:
         """Return the state, with the reason if the entry is never due."""
@@ -274,7 +277,7 @@ class CronEntryAdmin(ObjectActionsMixin):
         return "removed from code" if entry.state == "removed" else entry.state
 
     @admin.display(description="next", ordering="next_at")
-    def next_time(self, entry: CronEntry) -> str:
+    def next_time(self, entry: CronEntry) -> SafeString | str:
         """Return the next tick in the entry's time zone."""
         return _format_time(entry, entry.next_at) if entry.next_at else "–"
 
@@ -300,10 +303,10 @@ class CronEntryAdmin(ObjectActionsMixin):
         return format_html_join("", "<div><b>{}</b> = {}</div>", times)
 
     @admin.display(description="latest run")
-    def latest_run(self, entry: Any) -> str:
+    def latest_run(self, entry: Any) -> SafeString | str:
         """Return the time and the outcome of the latest run."""
         run = entry.latest
-        return "–" if run is None else f"{_format_time(entry, run.tick or run.at)} {run.outcome}"
+        return "–" if run is None else format_html("{} {}", _format_time(entry, run.tick or run.at), run.outcome)
 
     @admin.display(description="runs")
     def history(self, entry: CronEntry) -> SafeString | str:
@@ -331,13 +334,14 @@ class CronEntryAdmin(ObjectActionsMixin):
         self.execute(request, queryset, "run_now")
 
 
-def _format_time(entry: CronEntry, moment: Any) -> str:
+def _format_time(entry: CronEntry, moment: Any) -> SafeString:
     # An entry with an invalid zone must still have a page on which it can be corrected.
     try:
         local = moment.astimezone(Schedule.of(entry.schedule, entry.zone).zone)
     except InvalidCron:
         local = moment
-    return f"{local:%Y-%m-%d %H:%M:%S %Z}"
+    text = f"{local:%Y-%m-%d %H:%M:%S %Z}"
+    return format_html('<time class="faktory-together" datetime="{}">{}</time>', local.isoformat(), text)
 
 
 def _alias(entry: CronEntry) -> str:
@@ -352,7 +356,7 @@ def _render_history(entry: CronEntry, *, has_notes: bool = False) -> SafeString 
     lines = [
         (
             _format_time(entry, run.tick) if run.tick else "by hand",
-            f"{run.at:%Y-%m-%d %H:%M:%S} UTC",
+            render_time(run.at),
             outcomes.get(run.jid, run.outcome),
             format_html('<a href="{}">{}</a>', jobs_link(q=run.jid), run.jid) if run.jid else "–",
             *([run.note] if has_notes else []),

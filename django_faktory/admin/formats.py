@@ -1,10 +1,16 @@
-"""Format durations and ages for the admin pages."""
+"""Format durations, ages and times for the admin pages."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
+from typing import Any
 
+from django.contrib import admin
 from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 
 def format_duration(seconds: float) -> str:
@@ -31,6 +37,26 @@ def format_age(moment: datetime) -> str:
     """Format the time since `moment`."""
     # The clock of the database may be ahead of this one.
     return format_duration(max(0.0, (make_aware(timezone.now()) - make_aware(moment)).total_seconds()))
+
+
+def render_time(moment: datetime | None) -> SafeString | str:
+    """Return the time with its zone; the script of the pages adds how long ago it was. "–" for None."""
+    if moment is None:
+        return "–"
+    local = timezone.localtime(make_aware(moment))
+    # As the templates' `date:"Y-m-d H:i:s T"`.
+    text = date_format(local, "Y-m-d H:i:s T", use_l10n=False)
+    return format_html('<time class="faktory-together" datetime="{}">{}</time>', local.isoformat(), text)
+
+
+def time_column(field: str, description: str) -> Callable[[Any, Any], SafeString | str]:
+    """Return a method that shows this field of a row, for the columns and fields of an admin."""
+
+    @admin.display(description=description, ordering=field)
+    def show(_: Any, row: Any) -> SafeString | str:
+        return render_time(getattr(row, field))
+
+    return show
 
 
 def make_aware(moment: datetime) -> datetime:

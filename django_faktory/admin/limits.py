@@ -9,7 +9,7 @@ from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.db.models import Min, QuerySet, Sum
 from django.http import HttpRequest
-from django.utils.timezone import localtime
+from django.utils.safestring import SafeString
 
 from ..core.limits import Allowance, InvalidLimit, Scope, rate_text
 from ..errors import FaktoryError
@@ -17,6 +17,7 @@ from ..models import Limit
 from ..store.limits import definitions
 from ..tasks import limits as task_limits
 from .base import CappedPaginator, requires_permission
+from .formats import render_time, time_column
 from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:
@@ -107,10 +108,10 @@ class LimitAdmin(ObjectActionsMixin):
     }
     has_pause_permission = requires_permission("limit.pause")
     has_resume_permission = requires_permission("limit.resume")
-    readonly_fields = ("allows", "in_use", "waiting", "opens_at", "origin", "paused_at")
+    readonly_fields = ("allows", "in_use", "waiting", "opens_at", "origin", "paused")
     fieldsets = (
         (None, {"fields": ("scope", "name", "concurrency", "rate", "burst")}),
-        ("In use", {"fields": ("allows", "in_use", "waiting", "opens_at", "origin", "paused_at")}),
+        ("In use", {"fields": ("allows", "in_use", "waiting", "opens_at", "origin", "paused")}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Limit]:
@@ -186,10 +187,12 @@ class LimitAdmin(ObjectActionsMixin):
         count = definitions.count_blocked_jobs(limit, using=_alias(limit))
         return f"{count:,} or more" if count == definitions.MAX_COUNTED else f"{count:,}"
 
-    @admin.display(description="opens at")
-    def opens_at(self, limit: Any) -> str:
+    paused = time_column("paused_at", "paused since")
+
+    @admin.display(description="next slot at")
+    def opens_at(self, limit: Any) -> SafeString | str:
         """Return when the next job that waits for the rate may start."""
-        return localtime(limit.opens).strftime("%Y-%m-%d %H:%M:%S") if limit.opens else "–"
+        return render_time(limit.opens)
 
     @admin.action(description="Pause tasks", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:

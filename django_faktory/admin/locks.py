@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
@@ -11,12 +10,12 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.timezone import localtime
 
 from ..core.lifecycle import State
 from ..models import Job, JobLock
 from ..store.jobs import transitions
 from .base import CappedPaginator, ReadOnlyAdmin, jobs_link, log_action, requires_permission
+from .formats import render_time
 
 MAX_COUNTED = 10_000
 """Largest number of waiting jobs that a page counts."""
@@ -56,14 +55,14 @@ class JobLockAdmin(ReadOnlyAdmin):
         return format_html('<a href="{}">{}</a>', jobs_link(q=lock.jid), lock.jid)
 
     @admin.display(description="since", ordering="acquired_at")
-    def since(self, lock: JobLock) -> str:
+    def since(self, lock: JobLock) -> SafeString | str:
         """Return when the lock was acquired."""
-        return _format_time(lock.acquired_at)
+        return render_time(lock.acquired_at)
 
     @admin.display(description="until", ordering="expires_at")
     def until(self, lock: JobLock) -> SafeString | str:
         """Return when the lock expires unless it is extended, marked if it has expired."""
-        moment = _format_time(lock.expires_at)
+        moment = render_time(lock.expires_at)
         if lock.expires_at > datetime.now(UTC):
             return moment
         return format_html('<span class="faktory-bad">{} (over)</span>', moment)
@@ -103,14 +102,10 @@ def holder_of(job: Job) -> SafeString | str:
     link = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_joblock_change", args=[lock.pk]), lock.jid)
     # The row of an expired lock can still exist, so the row alone does not prove that the key is in use.
     if lock.expires_at <= datetime.now(UTC):
-        return format_html("none: the lease of {} expired at {}", link, _format_time(lock.expires_at))
+        return format_html("none: the lease of {} expired at {}", link, render_time(lock.expires_at))
     holder = "this job" if lock.pk == job.lock_token else "another job"
-    return format_html("{}, {}, until {}", holder, link, _format_time(lock.expires_at))
+    return format_html("{}, {}, until {}", holder, link, render_time(lock.expires_at))
 
 
 def _describe(lock: JobLock) -> str:
     return f"{lock.key}, held by {lock.jid}" + (f" of worker {lock.wid}" if lock.wid else "")
-
-
-def _format_time(moment: Any) -> str:
-    return localtime(moment).strftime("%Y-%m-%d %H:%M:%S")

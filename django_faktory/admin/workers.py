@@ -12,7 +12,7 @@ from django.utils.html import format_html
 from ..models import Job, WorkerProcess, permissions
 from ..store import workers
 from .base import ReadOnlyAdmin, SafeChangeList, log_action, requires_permission
-from .formats import format_age
+from .formats import format_age, time_column
 from .overview.data import format_memory, is_stale
 
 # A client fetches as many jobs as it likes, so the number of running jobs is not bounded.
@@ -39,7 +39,7 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
 
     change_form_template = "admin/django_faktory/worker.html"
     list_class = WorkerList
-    list_display = ("wid", "hostname", "pid", "marked_state", "jobs", "memory", "started_at", "last_seen")
+    list_display = ("worker_id", "hostname", "pid", "marked_state", "jobs", "memory", "started", "last_seen")
     search_fields = ("wid", "hostname")
     ordering = ("-started_at",)
     list_per_page = 50
@@ -47,6 +47,13 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
 
     has_quiet_permission = requires_permission("workerprocess.quiet")
     has_terminate_permission = requires_permission("workerprocess.terminate")
+
+    started = time_column("started_at", "started")
+
+    @admin.display(description="worker ID", ordering="wid")
+    def worker_id(self, worker: WorkerProcess) -> str:
+        """Return the worker's ID."""
+        return str(worker.wid)
 
     @admin.display(description="state", ordering="state")
     def marked_state(self, worker: WorkerProcess) -> str:

@@ -162,7 +162,7 @@ def test_a_rejected_outbox_job_is_shown_retried_and_deleted(admin_client):
     shown = admin_client.get(reverse(page)).content.decode()
     assert "no room for it" in shown
     assert waits.jid in shown
-    assert "1 jobs will be handed on again" in act(admin_client, page, "try_again", refused, waits).content.decode()
+    assert "1 job will be sent again" in act(admin_client, page, "try_again", refused, waits).content.decode()
     assert not OutboxEntry.objects.exclude(error="").exists()
     admin_client.post(reverse(page), {"action": "delete_selected", "_selected_action": [refused.pk], "post": "yes"})
     assert list(OutboxEntry.objects.all()) == [waits]

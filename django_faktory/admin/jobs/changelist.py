@@ -8,7 +8,6 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 
 from ... import conf
@@ -17,6 +16,7 @@ from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
 from ...operations import task_names
 from ..base import CappedPaginator, jobs_link, log_action, requires_permission
+from ..formats import render_time
 from . import actions as job_actions
 from . import bulk
 from .bulk_views import BulkViews
@@ -169,10 +169,7 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
     def event_time(self, job: Job) -> str:
         """Return the time that matters in the job's state."""
         moment = job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else job.enqueued_at)
-        if moment is None:
-            return ""
-        local_time = timezone.localtime(moment) if timezone.is_aware(moment) else moment
-        return format_html('<span class="faktory-together">{}</span>', f"{local_time:%Y-%m-%d %H:%M:%S}")
+        return render_time(moment)
 
     @admin.display(description="error")
     def error(self, job: Job) -> str:

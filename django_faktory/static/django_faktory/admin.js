@@ -32,12 +32,25 @@
     });
   };
 
+  // Says beside each time how long ago it was, or in how much time it will be, in the language of the page.
+  const UNITS = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
+  const showAges = (root) => {
+    const format = new Intl.RelativeTimeFormat(document.documentElement.lang || "en", { style: "short" });
+    root.querySelectorAll("time[datetime]").forEach((one) => {
+      const seconds = (Date.parse(one.dateTime) - Date.now()) / 1000;
+      if (Number.isNaN(seconds) || one.closest("[data-faktory-no-age]")) return;
+      const [unit, size] = UNITS.find(([, length]) => Math.abs(seconds) >= length) || UNITS[3];
+      one.dataset.age = format.format(Math.trunc(seconds / size), unit);
+    });
+  };
+
   const replace = (part, html) => {
     const focus = focusOf(part);
     const open = openOnes(part);
     part.innerHTML = html;
     part.querySelectorAll("details").forEach((one, place) => { one.open = Boolean(open[place]); });
     labelCells(part);
+    showAges(part);
     restoreFocus(part, focus);
   };
 
@@ -46,6 +59,7 @@
     const focus = focusOf(form);
     form.innerHTML = html;
     labelCells(form);
+    showAges(form);
     const boxes = form.querySelectorAll("tr input.action-select");
     if (boxes.length && window.Actions) window.Actions(boxes);
     restoreFocus(form, focus);
@@ -137,6 +151,8 @@
 
   document.addEventListener("DOMContentLoaded", () => {
     labelCells(document);
+    showAges(document);
+    setInterval(() => showAges(document), 10000);
     document.querySelectorAll("[data-faktory-refresh]").forEach((part) => {
       keepFresh(part, part.dataset.faktoryRefresh, (answer) => answer.text(), replace);
     });
