@@ -299,8 +299,10 @@ class CronEntryAdmin(ObjectActionsMixin):
             ticks = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
         except InvalidCron:
             return "–"
+        if entry.zone == "UTC":
+            return format_html_join("", "<div>{}</div>", [(_format_time(entry, t),) for t in islice(ticks, NEXT_TIMES)])
         times = [(_format_time(entry, tick), f"{tick:%Y-%m-%d %H:%M:%S} UTC") for tick in islice(ticks, NEXT_TIMES)]
-        return format_html_join("", "<div><b>{}</b> = {}</div>", times)
+        return format_html_join("", "<div>{} = {}</div>", times)
 
     @admin.display(description="latest run")
     def latest_run(self, entry: Any) -> SafeString | str:
