@@ -11,9 +11,10 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 from django.utils import timezone
 
-from django_faktory.admin.jobs import bulk, error_groups
-from django_faktory.admin.jobs.error_groups import ErrorKind
+from django_faktory.admin.jobs import bulk
 from django_faktory.models import Job
+from django_faktory.operations import error_groups
+from django_faktory.operations.error_groups import ErrorKind
 from tests.factories import JobFactory
 
 pytestmark = pytest.mark.django_db

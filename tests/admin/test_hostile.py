@@ -7,10 +7,10 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.urls import reverse
 
-from django_faktory.admin.jobs import error_groups
 from django_faktory.core.json.jsontext import decode
 from django_faktory.models import Batch, Job, JobLock, OutboxEntry, Queue, Tracking, WorkerProcess
 from django_faktory.models.cron import CronEntry
+from django_faktory.operations import error_groups
 from tests.hostile import HARMLESS, REFUSED, TEXTS, asked, elements, fill, hurry, unwelcome
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]

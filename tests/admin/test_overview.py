@@ -9,12 +9,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_faktory.admin import base
-from django_faktory.admin.jobs import error_groups
 from django_faktory.admin.overview import charts, data
 from django_faktory.admin.overview.charts import Point
 from django_faktory.core.histograms import Series
 from django_faktory.models import Counter, Limit, OutboxEntry, Queue, WorkerProcess
-from django_faktory.operations import alarms
+from django_faktory.operations import alarms, error_groups
 from django_faktory.store import queues
 from django_faktory.store.limits import definitions
 from django_faktory.store.statistics import counts, histograms

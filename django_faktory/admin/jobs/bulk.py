@@ -23,11 +23,11 @@ from ...core.queries import MAX_VALUES, Pattern, Query, parse_query
 from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet
 from ...models.job import LAST, RECENT
-from ...operations import bulk, task_names
+from ...operations import bulk, error_groups, task_names
+from ...operations.error_groups import ErrorKind
 from ...tasks.redaction import query_of
 from ..base import LowerBound
-from . import actions, error_groups
-from .error_groups import ErrorKind
+from . import actions
 
 # As in `store.jobs.bulk`: row locks are held for one step only.
 CHUNK = 500

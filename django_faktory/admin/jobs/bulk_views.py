@@ -16,11 +16,11 @@ from django.urls import URLPattern, path, reverse
 from ... import conf
 from ...errors import InvalidQuery
 from ...models import Job
+from ...operations.error_groups import ErrorKind
 from ..base import LowerBound, ReadOnlyAdmin, describe_action, format_capped, get_reason
 from ..formats import format_duration
 from . import actions, bulk
 from .bulk import BulkRun
-from .error_groups import ErrorKind
 
 PACES = (10, 60, 600, 6000)
 """Retries per minute that the page offers."""

@@ -25,6 +25,7 @@ from ...errors import FaktoryError
 from ...models import Batch, Job, Limiter, Tracking, WorkerProcess
 from ...models.cron import CronRun
 from ...models.permissions import may
+from ...operations import error_groups
 from ...operations.edit import EDITABLE
 from ...store.jobs.prefetch import is_unconfirmed
 from ...store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, format_json
@@ -33,7 +34,7 @@ from ...tasks.results import Attempt, runs_of
 from ..base import build_shown_text, jobs_link
 from ..formats import format_duration
 from ..locks import holder_of
-from . import actions, error_groups
+from . import actions
 
 MAX_ATTEMPTS_SHOWN = 50
 """Attempts shown at most, the latest ones."""

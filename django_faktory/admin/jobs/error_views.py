@@ -22,14 +22,14 @@ from ...core.lifecycle import State
 from ...errors import InvalidPayload
 from ...models import Job
 from ...models.permissions import may
-from ...operations import bulk
+from ...operations import bulk, error_groups
+from ...operations.error_groups import ErrorKind
 from ...operations.timings import PERIODS
 from ...store import texts
 from ..base import ReadOnlyAdmin, format_capped, jobs_link, log_action
 from ..overview.charts import Chart, Point, build_chart
-from . import actions, error_groups
+from . import actions
 from . import bulk as bulk_actions
-from .error_groups import ErrorKind
 
 JOBS_SHOWN = 20
 GROUPS_SHOWN = 200

@@ -20,12 +20,12 @@ from django.utils.formats import date_format
 from ... import conf
 from ...core.lifecycle import State
 from ...models import Counter, Job, JobQuerySet, Queue, WorkerProcess
+from ...operations.error_groups import ErrorGroup, group_failed
 from ...store import queues, workers
 from ...store.statistics import counts as statistics
 from ...store.statistics import histograms
 from ..base import jobs_link
 from ..formats import format_age, format_duration, make_aware
-from ..jobs.error_groups import ErrorGroup, group_failed
 from .alarms import AlarmLine, read_alarm_lines
 from .charts import Chart, Point, build_chart
 

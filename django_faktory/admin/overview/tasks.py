@@ -21,11 +21,11 @@ from ...models import Limit
 from ...models.cron import CronEntry
 from ...models.permissions import may, may_see
 from ...operations import task_names, timings
+from ...operations.error_groups import group_failed
 from ...operations.timings import PERIODS, QUEUE, TASK, Period, Timing
 from ...store.limits import definitions
 from ..base import ReadOnlyAdmin, describe_action, jobs_link, log_action
 from ..formats import format_latency
-from ..jobs.error_groups import group_failed
 from .charts import Chart, Latencies, LineChart, Mark, Point, build_chart, build_line_chart, build_marks
 
 FAILED_JOBS_READ = 500

@@ -1,7 +1,7 @@
 """Group failed jobs by cause: error class, task, and the place in the code that raised the error.
 
 The place is the innermost frame of the project's own code, without its line. Without a traceback it is the message
-without numbers and ids. Reads the newest `JOBS_READ` dead and retrying jobs; a page shows how many were read.
+without numbers and ids. Reads the newest `JOBS_READ` dead and retrying jobs; the result contains how many were read.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from urllib.parse import urlencode
 
 from django.db.models.functions import Right, Substr
 
-from ...core.lifecycle import State
-from ...core.payloads import is_storable
-from ...models import Job, JobQuerySet
+from ..core.lifecycle import State
+from ..core.payloads import is_storable
+from ..models import Job, JobQuerySet
 
 JOBS_READ = 5000
 BEGINNING, END = 1200, 2000
