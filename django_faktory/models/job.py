@@ -213,6 +213,10 @@ class JobQuerySet(models.QuerySet["Job"]):
         """Enqueue jobs that are dead or wait for their time now; return how many."""
         return self._run_operation("requeue")
 
+    def cancel(self) -> int:
+        """Drop jobs that wait, and ask the workers of running jobs to stop them; return the number of both."""
+        return self._run_operation("cancel")
+
     def kill(self) -> int:
         """Move jobs that are not running to the dead set; return how many."""
         return self._run_operation("kill")
@@ -227,10 +231,10 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     # Not exposed on the manager, so that `Job.objects.kill()` cannot hit every job by accident.
     retry.queryset_only = requeue.queryset_only = kill.queryset_only = True  # type: ignore[attr-defined]
-    discard.queryset_only = prune.queryset_only = True  # type: ignore[attr-defined]
+    cancel.queryset_only = discard.queryset_only = prune.queryset_only = True  # type: ignore[attr-defined]
     # Templates must not call these: Django renders a method with alters_data as an empty text.
     retry.alters_data = requeue.alters_data = kill.alters_data = True  # type: ignore[attr-defined]
-    discard.alters_data = prune.alters_data = True  # type: ignore[attr-defined]
+    cancel.alters_data = discard.alters_data = prune.alters_data = True  # type: ignore[attr-defined]
 
     def _run_operation(self, verb: str) -> int:
         return operations().execute(verb, self)

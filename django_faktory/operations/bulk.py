@@ -1,4 +1,4 @@
-"""Apply bulk operations to jobs and queues: retry, requeue, kill, discard, prune, pause, resume.
+"""Apply bulk operations to jobs and queues: retry, requeue, cancel, kill, discard, prune, pause, resume.
 
 Adds the notifications and the project's settings to the functions of `store.jobs.bulk`; used by querysets, the admin,
 the API and the command line. Each step is one short transaction over at most `store.jobs.bulk.CHUNK` jobs; inside a
@@ -16,11 +16,11 @@ from typing import NamedTuple
 from django.db import transaction
 
 from .. import conf
-from ..core.lifecycle import Event, State, sources
+from ..core.lifecycle import LIVE, Event, State, sources
 from ..models import Job, JobQuerySet
 from ..models.queue import QueueQuerySet
 from ..store import notifier, queues
-from ..store.jobs import bulk, transitions
+from ..store.jobs import bulk, cancellations, transitions
 from ..store.notifier.postgresql import ANY_QUEUE
 
 TRIED_FOR_S = 3600
@@ -32,6 +32,7 @@ class Verb(StrEnum):
 
     RETRY = "retry"
     REQUEUE = "requeue"
+    CANCEL = "cancel"
     KILL = "kill"
     DISCARD = "discard"
     PRUNE = "prune"
@@ -40,6 +41,7 @@ class Verb(StrEnum):
 STATES: dict[Verb, frozenset[State]] = {
     Verb.RETRY: frozenset({State.RETRIES, State.DEAD}),
     Verb.REQUEUE: sources(Event.REQUEUE),
+    Verb.CANCEL: LIVE,
     Verb.KILL: sources(Event.KILL),
     Verb.DISCARD: sources(Event.DISCARD),
     Verb.PRUNE: sources(Event.PURGE),
@@ -128,6 +130,8 @@ def _change_for(verb: Verb) -> transitions.Change:
     match verb:
         case Verb.KILL:
             return transitions.killed(conf.get("DEAD_TTL"))
+        case Verb.CANCEL:
+            return cancellations.cancelled
         case Verb.DISCARD:
             return transitions.discarded
         case Verb.PRUNE:

@@ -24,7 +24,7 @@ from ...operations.serializers import SHORT, whole_job_of
 from ...tasks import base
 from ...tasks.redaction import query_of
 from . import answers, inputs
-from .base import Resource, get_alias, get_database_broker
+from .base import Resource, get_alias
 from .described import UNSEEN, F, describe
 from .filters import JobFilter
 from .journal import ADDED, CHANGED, DELETED, record_change
@@ -38,6 +38,7 @@ _WORDS = {"args": "args:", "texts": "text:", "errors": "error:", "about": "about
 _DONE_LABELS = {
     Verb.RETRY: "Retried",
     Verb.REQUEUE: "Requeued",
+    Verb.CANCEL: "Cancelled",
     Verb.KILL: "Killed",
     Verb.DISCARD: "Discarded",
     Verb.PRUNE: "Deleted",
@@ -93,6 +94,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         "cancel": "job.cancel",
         "bulk_retry": "job.retry",
         "bulk_requeue": "job.requeue",
+        "bulk_cancel": "job.cancel",
         "bulk_kill": "job.kill",
         "bulk_discard": "job.discard",
         "bulk_prune": "job.prune",
@@ -204,11 +206,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, **_: Any) -> Response:
         """Cancel the job, even if it is running."""
-        validated = self.read_input(inputs.ReasonSerializer)
-        job = self.get_object()
-        return self._finish_action(
-            request, job, "Cancelled", get_database_broker().cancel([job.jid]), validated["reason"]
-        )
+        return self._execute(request, Verb.CANCEL)
 
     @_describe_bulk_action("Run many failed jobs again now")
     @action(detail=False, methods=["post"], url_path="bulk/retry")
@@ -221,6 +219,12 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     def bulk_requeue(self, request: Request) -> Response:
         """Run many jobs now that are dead, scheduled or waiting for a retry."""
         return self._execute_on_many(request, Verb.REQUEUE)
+
+    @_describe_bulk_action("Cancel many jobs, even if they are running")
+    @action(detail=False, methods=["post"], url_path="bulk/cancel")
+    def bulk_cancel(self, request: Request) -> Response:
+        """Discard many waiting jobs, and ask the workers of running ones to stop them."""
+        return self._execute_on_many(request, Verb.CANCEL)
 
     @_describe_bulk_action("Kill many jobs")
     @action(detail=False, methods=["post"], url_path="bulk/kill")

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Value
 from django.db.models.functions import Greatest
 
-from ...core.lifecycle import WAITING, State
+from ...core.lifecycle import LIVE, State
 from ...core.payloads import is_storable
-from ...models import Job
+from ...models import Job, JobQuerySet
 from ..dialects import dialect_of
 from ..transactions import run
 from . import transitions
 
 CHUNK = 500
-_READY = (State.ENQUEUED, State.BLOCKED)
 
 
 def cancel(jids: Sequence[str], *, using: str, now: datetime | None = None) -> int:
@@ -29,8 +29,8 @@ def cancel(jids: Sequence[str], *, using: str, now: datetime | None = None) -> i
     storable = [jid for jid in jids if is_storable(jid)]
     changed = 0
 
-    def verb(connection: BaseDatabaseWrapper) -> int:
-        return _cancel(connection, chunk, using, now)
+    def verb(_: BaseDatabaseWrapper) -> int:
+        return cancelled(Job.objects.using(using).filter(jid__in=chunk), now)
 
     for start in range(0, len(storable), CHUNK):
         chunk = storable[start : start + CHUNK]
@@ -38,13 +38,14 @@ def cancel(jids: Sequence[str], *, using: str, now: datetime | None = None) -> i
     return changed
 
 
-def _cancel(connection: BaseDatabaseWrapper, jids: Sequence[str], using: str, now: datetime | None) -> int:
-    jobs = Job.objects.using(using).filter(jid__in=jids)
-    jobs = transitions.lock_rows(jobs.in_state(*WAITING, *_READY, State.WORKING))
+def cancelled(jobs: JobQuerySet, now: datetime | None = None) -> int:
+    """Apply `cancel` to a queryset, inside the caller's transaction."""
+    connection = connections[jobs.db]
+    jobs = transitions.lock_rows(jobs.in_state(*LIVE))
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
     # Discard before marking: without row locks (SQLite), a job that is claimed between the two updates gets marked.
-    discarded = transitions.discarded(jobs.in_state(*WAITING, *_READY))
+    discarded = transitions.discarded(jobs.in_state(*LIVE - {State.WORKING}))
     # `Greatest`: if the clock is behind `enqueued_at`, a mark with its time would be ignored.
     marked = jobs.in_state(State.WORKING).update(cancel_requested_at=Greatest(Value(clock), F("enqueued_at")))
     return discarded + marked

@@ -35,6 +35,7 @@ ENDPOINTS = [
     ("POST", "jobs/job-ready/cancel/", {}, "cancel_job"),
     ("POST", "jobs/bulk/retry/", {"query": "dead"}, "retry_job"),
     ("POST", "jobs/bulk/requeue/", {"query": "dead"}, "requeue_job"),
+    ("POST", "jobs/bulk/cancel/", {"query": "enqueued"}, "cancel_job"),
     ("POST", "jobs/bulk/kill/", {"query": "dead"}, "kill_job"),
     ("POST", "jobs/bulk/discard/", {"query": "dead"}, "discard_job"),
     ("POST", "jobs/bulk/prune/", {"query": "dead"}, "prune_job"),

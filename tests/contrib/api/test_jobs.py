@@ -296,6 +296,16 @@ def test_a_bulk_action_terminates_if_changed_jobs_still_match(as_root):
     assert (seen, after) == (3, None)
 
 
+def test_a_bulk_cancel_discards_waiting_jobs_and_marks_running_ones(as_root):
+    running, waiting, other = job_in("working", queue="mail"), job_in("enqueued", queue="mail"), job_in("enqueued")
+    answer = as_root("POST", "jobs/bulk/cancel/", {"query": "queue:mail"})
+    assert (answer.status, answer.data["found"], answer.data["changed"]) == (200, 2, 2)
+    assert Job.objects.get(pk=running.pk).is_cancelled
+    assert not Job.objects.filter(pk=waiting.pk).exists()
+    assert Job.objects.get(pk=other.pk).state == "enqueued"
+    assert LogEntry.objects.get().change_message.startswith("Cancelled 2 jobs")
+
+
 @pytest.mark.parametrize("verb", ["retry", "requeue", "kill", "discard", "prune"])
 def test_a_dry_run_counts_matching_jobs_and_changes_none(as_root, verb):
     job_in("dead")

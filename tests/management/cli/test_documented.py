@@ -79,6 +79,7 @@ EXAMPLES = {
     "push": ("push", add.jobtype, "1", "2"),
     "retry": ("retry", "dead"),
     "requeue": ("requeue", "dead"),
+    "cancel": ("cancel", "enqueued", "--yes"),
     "kill": ("kill", "dead", "--yes"),
     "discard": ("discard", "dead", "--yes"),
     "prune": ("prune", "dead", "--yes"),

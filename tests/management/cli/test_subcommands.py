@@ -241,6 +241,16 @@ def test_destructive_verbs_require_yes_without_a_terminal(faktory, verb, monkeyp
     assert states() == {job.jid: "dead"}
 
 
+def test_cancel_drops_waiting_jobs_and_marks_running_ones(asked, faktory, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    running, waiting, other = JobFactory(working=True, queue="mail"), JobFactory(queue="mail"), dead(queue="mail")
+    assert faktory("cancel", "queue:mail").code == 1
+    assert asked("cancel", "queue:mail", "--yes")["changed"] == 2
+    assert states() == {running.jid: "working", other.jid: "dead"}
+    assert Job.objects.get(jid=running.jid).is_cancelled
+    assert waiting.jid not in states()
+
+
 @pytest.mark.parametrize(("typed", "left"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
 def test_the_answer_to_the_confirmation_prompt_decides(faktory, monkeypatch, typed, left):
     from tests.management.cli.conftest import Terminal

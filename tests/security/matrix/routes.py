@@ -80,6 +80,7 @@ _ACTIONS = {
     "jobs cancel": ("cancel_job", {}),
     "jobs bulk_retry": ("retry_job", {"query": "dead"}),
     "jobs bulk_requeue": ("requeue_job", {"query": "scheduled"}),
+    "jobs bulk_cancel": ("cancel_job", {"query": "enqueued"}),
     "jobs bulk_kill": ("kill_job", {"query": "enqueued"}),
     "jobs bulk_discard": ("discard_job", {"query": "enqueued"}),
     "jobs bulk_prune": ("prune_job", {"query": "dead"}),

@@ -1,4 +1,4 @@
-"""Operations on sets of jobs: retry, requeue, kill, discard, prune.
+"""Operations on sets of jobs: retry, requeue, cancel, kill, discard, prune.
 
 Jobs in this database are selected by any query; jobs on a Faktory server by what MUTATE supports: a set, and jids or
 one task.
@@ -18,7 +18,7 @@ from ....store.batches import batches
 from ....store.maintenance import due
 from ..subcommand import INTERRUPTED, NOTHING, OK, Invocation, Subcommand, Unsupported, whole
 
-_DESTROYS = (Verb.KILL, Verb.DISCARD, Verb.PRUNE)
+_DESTROYS = (Verb.CANCEL, Verb.KILL, Verb.DISCARD, Verb.PRUNE)
 
 
 def _arguments(parser: argparse.ArgumentParser, *, nargs: str = "+") -> None:
@@ -47,9 +47,10 @@ def _run_operation(call: Invocation) -> int:
         raise Unsupported(
             f"{verb}: expected a query; such as {' or '.join(sorted(bulk.STATES[verb]))} for all of these"
         )
-    if call.alias is None:
+    # MUTATE does not know running jobs, and has no verb to cancel them.
+    if call.alias is None and verb is not Verb.CANCEL:
         return _run_on_remote_server(call, verb, query)
-    jobs = Job.objects.using(call.alias).matching(query)
+    jobs = Job.objects.using(call.database()).matching(query)
     if call.options["limit"]:
         # Legal states first: the limit must count jobs that the operation accepts.
         jobs = jobs.in_state(*bulk.STATES[verb]).order_by("-pk")[: call.options["limit"]]
@@ -155,6 +156,12 @@ SUBCOMMANDS = (
         _arguments,
     ),
     Subcommand("requeue", "Run dead, scheduled and retrying jobs now.", _run_operation, _arguments),
+    Subcommand(
+        "cancel",
+        "Remove waiting jobs, and stop running ones (Python workers only).",
+        _run_operation,
+        _confirmed_arguments,
+    ),
     Subcommand("kill", "Move waiting jobs to dead.", _run_operation, _confirmed_arguments),
     Subcommand("discard", "Remove waiting jobs without running them.", _run_operation, _confirmed_arguments),
     Subcommand(
