@@ -149,6 +149,10 @@ class TaskTimeout(FaktoryError):
     """A task ran longer than its `timeout`: it was stopped, and the job failed."""
 
 
+class ResultTimeout(FaktoryError, TimeoutError):
+    """A job did not end while `result.wait` waited for it. The job itself is not affected."""
+
+
 class WorkerShutdown(FaktoryError):
     """The worker stopped before the task ended. The job returns to its queue and no attempt is used up."""
 

@@ -36,6 +36,8 @@ from .options import OPTIONS, classes_of, options_at_run, suggest_method, sugges
 if TYPE_CHECKING:
     from django.db.models import Model
 
+    from .results import JobResult
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -167,8 +169,19 @@ class FaktoryTask(GenericTask[P, R]):
     """Schedule of automatic enqueues: a cron line, a `Cron`, or several of them."""
     gearmonkey: str = ""
     """GearMonkey function that this task serves (`docs/gearmonkey.md`); "" for none."""
+    own_timeout: float | None = None
+    """Timeout of single jobs, sent with them; set by `using(timeout=…)`. Workers read that of the task in their code.
+    """
     starts_in: timedelta | None = None
     """Delay that is counted from each enqueue; set by `using(run_after=timedelta)`."""
+
+    if TYPE_CHECKING:
+        # Django's methods, with the class that this backend returns.
+        def get_result(self, result_id: str) -> JobResult[P, R]:
+            """Return the result of a job of this task."""
+
+        async def aget_result(self, result_id: str) -> JobResult[P, R]:
+            """Return the result of a job of this task."""
 
     # Hidden from type checkers: they would accept any attribute because of `__getattr__`.
     if not TYPE_CHECKING:
@@ -206,10 +219,11 @@ class FaktoryTask(GenericTask[P, R]):
                 "transactions do not span awaits; write it as `def`"
             )
         # The broker would reclaim the job before the timeout, and another worker would run it a second time.
-        if self.timeout is not None and self.reserve_for is not None and self.reserve_for <= self.timeout:
+        timeout = self.own_timeout or self.timeout
+        if timeout is not None and self.reserve_for is not None and self.reserve_for <= timeout:
             raise InvalidTask(
                 f"task {self.module_path}: timeout: expected less than reserve_for ({self.reserve_for} s), got "
-                f"{self.timeout:g}; leave reserve_for out and it will be long enough"
+                f"{timeout:g}; leave reserve_for out and it will be long enough"
             )
         _register(self)
 
@@ -221,13 +235,26 @@ class FaktoryTask(GenericTask[P, R]):
         run_after: datetime | timedelta | None = None,
         backend: str | None = None,
         about: Model | str | None = None,
+        max_attempts: int | None = None,
+        unique_for: float | None = None,
+        expires_in: float | None = None,
+        timeout: float | None = None,
     ) -> FaktoryTask[P, R]:
         """Return a copy with other defaults. `run_after`: an aware datetime, or a timedelta counted from each enqueue.
 
-        `about`: the saved object that jobs are found by, or its name `app.model/pk`. Raises TypeError for a `run_after`
-        of another type.
+        `about`: the saved object that jobs are found by, or its name `app.model/pk`. The other arguments are options of
+        `@task`; None keeps the value of this task. Raises TypeError for a `run_after` of another type, InvalidTask for
+        an option out of its range.
         """
-        options: dict[str, Any] = {"priority": priority, "queue_name": queue_name, "backend": backend}
+        options: dict[str, Any] = {
+            "priority": priority,
+            "queue_name": queue_name,
+            "backend": backend,
+            "max_attempts": max_attempts,
+            "unique_for": unique_for,
+            "expires_in": expires_in,
+            "own_timeout": timeout,
+        }
         changes = {key: value for key, value in options.items() if value is not None}
         if about is not None:
             # The package of models can only be imported once apps are ready; settings import this module before.
@@ -250,27 +277,29 @@ class FaktoryTask(GenericTask[P, R]):
         changes: dict[str, Any] = {"run_after": now + self.starts_in, "starts_in": None}
         return replace(self, **changes)
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[P, R]:
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult[P, R]:
         """Enqueue a job that calls the function with these arguments.
 
         Inside a transaction the job is stored if the transaction commits. Raises NotUnique for a task with `unique_for`
         if another such job already exists.
         """
         task = self.due(timezone.now())
-        result: TaskResult[P, R] = task.get_backend().enqueue(task, list(args), kwargs)
+        backend: Any = task.get_backend()
+        result: JobResult[P, R] = backend.enqueue(task, list(args), kwargs)
         return result
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[P, R]:
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobResult[P, R]:
         """Enqueue a job from async code; see `enqueue`."""
         task = self.due(timezone.now())
-        result: TaskResult[P, R] = await task.get_backend().aenqueue(task, list(args), kwargs)
+        backend: Any = task.get_backend()
+        result: JobResult[P, R] = await backend.aenqueue(task, list(args), kwargs)
         return result
 
     def callback(self, *args: P.args, **kwargs: P.kwargs) -> Callback:
         """Return this task with these arguments, for a batch to enqueue when it completes or succeeds."""
         return Callback(self, args, kwargs)
 
-    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[TaskResult[P, R]]:
+    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[JobResult[P, R]]:
         """Enqueue a job for each call in one operation. A tuple holds positional arguments, a dict keyword arguments.
 
         All calls are checked before anything is written. A backend of another library receives the jobs one by one.
@@ -280,12 +309,12 @@ class FaktoryTask(GenericTask[P, R]):
         task = self.due(timezone.now())
         # All calls are parsed first: a bad one must not leave the ones before it enqueued.
         arguments = [_parse_call(position, call) for position, call in enumerate(calls)]
-        backend = task.get_backend()
+        backend: Any = task.get_backend()
         # Backends of other libraries implement Django's interface only.
         enqueue_many = getattr(backend, "enqueue_many", None)
         if enqueue_many is None:
             return [backend.enqueue(task, args, kwargs) for args, kwargs in arguments]
-        results: list[TaskResult[P, R]] = enqueue_many(task, arguments)
+        results: list[JobResult[P, R]] = enqueue_many(task, arguments)
         return results
 
 

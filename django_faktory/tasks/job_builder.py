@@ -82,9 +82,10 @@ class JobBuilder:
 def _reserve_for(task: FaktoryTask[..., Any]) -> int:
     """Return the reservation in seconds: long enough for the timeout unless the task sets it."""
     seconds = _option_or_setting(task.reserve_for, "RESERVE_FOR")
-    if task.timeout is None or task.reserve_for is not None:
+    timeout = task.own_timeout or task.timeout
+    if timeout is None or task.reserve_for is not None:
         return seconds
-    return max(seconds, ceil(task.timeout) + TIMEOUT_MARGIN_S)
+    return max(seconds, ceil(timeout) + TIMEOUT_MARGIN_S)
 
 
 def _make_aware(moment: datetime) -> datetime:

@@ -24,6 +24,7 @@ LONGEST_TIMEOUT_S = MAX_RESERVE_FOR - TIMEOUT_MARGIN_S
 _MAX_INTEGER = 2**31 - 1
 _FLAG = "True or False"
 _DURATION = "a number of seconds above 0"
+_TIMEOUT = f"seconds above 0, at most {LONGEST_TIMEOUT_S}"
 
 _OPTION_OF_OTHER_LIBRARY = {
     "autoretry_for": "retry_on",
@@ -105,6 +106,11 @@ def _is_duration(value: Any) -> bool:
     if value is None:
         return True
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def is_timeout(value: Any) -> bool:
+    """Return whether the value is a timeout in seconds, or None."""
+    return value is None or (_is_duration(value) and value <= LONGEST_TIMEOUT_S)
 
 
 def _is_limit(value: Any) -> bool:
@@ -209,11 +215,8 @@ OPTIONS: dict[str, TaskOption] = {
         lambda value: value == "" or (isinstance(value, str) and re.fullmatch(FUNCTION, value) is not None),
         "the name of a function: 1 to 100 letters, digits and _ . - { }",
     ),
-    "timeout": TaskOption(
-        lambda value: value is None or (_is_duration(value) and value <= LONGEST_TIMEOUT_S),
-        f"seconds above 0, at most {LONGEST_TIMEOUT_S}",
-        is_read_at_run=True,
-    ),
+    "timeout": TaskOption(is_timeout, _TIMEOUT, is_read_at_run=True),
+    "own_timeout": TaskOption(is_timeout, _TIMEOUT, member="timeout"),
 }
 
 _SENT = tuple((name, option.member, option.convert) for name, option in OPTIONS.items() if option.member)

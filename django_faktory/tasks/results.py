@@ -6,25 +6,33 @@ Reads rows it receives and imports no model, because backends are built while ap
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 import msgspec
+from asgiref.sync import sync_to_async
+from django.db import connections
 
-from .. import brokers, errors
+from .. import brokers, conf, errors
 from ..core.json import jsontext
 from ..core.lifecycle import State
 from ..core.payloads import DEFAULT_RETRY, INTERRUPTED, Tracked, parse_instant
-from ..errors import InvalidPayload
+from ..errors import FaktoryError, InvalidPayload, ResultTimeout
 from . import encryption, redaction
-from .compat import GenericResult, InvalidTask, TaskError, TaskResult, TaskResultStatus
+from .compat import GenericResult, InvalidTask, Task, TaskError, TaskResult, TaskResultStatus
+from .options import is_timeout
 
 if TYPE_CHECKING:
     from ..core.payloads import Reservation
     from ..models import Job
-    from .base import FaktoryTask
+
+FIRST_POLL_S, LONGEST_POLL_S = 0.02, 1.0
+"""Bounds of the pause between two reads of `JobResult.wait`; each pause is half as long again as the one before."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,6 +56,7 @@ class Custom(msgspec.Struct):
 
     kwargs: dict[str, Any] | None = None
     bid: Any = None
+    timeout: Any = None
     callback_of: Any = msgspec.field(name="_bid", default=None)
 
 
@@ -85,6 +94,12 @@ class ParsedCall(msgspec.Struct):
         """The batch that it is a member or callback of; "" for none."""
         bid = self.custom and (self.custom.bid or self.custom.callback_of)
         return bid if isinstance(bid, str) else ""
+
+    @property
+    def timeout(self) -> float | None:
+        """The timeout that was set for this job alone; None also for a value of another client that is none."""
+        seconds: Any = self.custom and self.custom.timeout
+        return seconds if is_timeout(seconds) else None
 
 
 class Attempt(msgspec.Struct):
@@ -159,8 +174,54 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
         [tracked] = brokers.get_broker().track_get([self.id])
         return tracked
 
+    def cancel(self) -> bool:
+        """Drop the job if it waits, or ask its worker to stop it; return False if it has ended already.
 
-def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskResult[..., Any]:
+        Raises FaktoryError if the jobs are on a Faktory server, which has no such command.
+        """
+        return brokers.get_broker().cancel([self.id]) > 0
+
+    async def acancel(self) -> bool:
+        """Cancel the job from async code; see `cancel`."""
+        return await sync_to_async(self.cancel)()
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait until the job has ended, successfully or not; update this result and return it.
+
+        `timeout` is in seconds; None waits without a limit, 0 reads once. Raises ResultTimeout if the job has not ended
+        by then, TaskResultDoesNotExist if its row is gone, and FaktoryError inside a transaction.
+        """
+        for pause_s in self._poll(timeout):
+            if pause_s:
+                _refuse_open_transaction()
+                time.sleep(pause_s)
+            self.refresh()
+        return self
+
+    async def wait_async(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109  (as in `wait`)
+        """Wait from async code; see `wait`."""
+        for pause_s in self._poll(timeout):
+            if pause_s:
+                # In the thread that the ORM uses for async code: transactions belong to a thread.
+                await sync_to_async(_refuse_open_transaction)()
+                await asyncio.sleep(pause_s)
+            await self.arefresh()
+        return self
+
+    def _poll(self, timeout_s: float | None) -> Iterator[float]:
+        """Yield the pause before each read, until the job has ended. Raises ResultTimeout."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s = 0.0  # before the first read: the caller may have had this object for a long time
+        while not self.is_finished:
+            yield pause_s
+            pause_s = min(max(pause_s * 1.5, FIRST_POLL_S), LONGEST_POLL_S)
+            if deadline is not None and not self.is_finished:
+                pause_s = min(pause_s, deadline - time.monotonic())
+                if pause_s <= 0:
+                    raise ResultTimeout(f"the job has not ended within {timeout_s:g} s: {self.status} id={self.id}")
+
+
+def result_of(job: Job, task: Task[..., Any], *, backend: str) -> TaskResult[..., Any]:
     """Return the result of a stored job. Raises InvalidPayload if its JSON is not a valid job."""
     call = call_of(job.payload)
     runs = runs_of(job.history)
@@ -191,7 +252,7 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
 
 
 def running_result(
-    reservation: Reservation, task: FaktoryTask[..., Any], call: ParsedCall, *, failures: int
+    reservation: Reservation, task: Task[..., Any], call: ParsedCall, *, failures: int
 ) -> TaskResult[..., Any]:
     """Return the result of a job that starts now; `failures` counts failures before this attempt."""
     runs = runs_of(reservation.history) if reservation.history else []
@@ -248,7 +309,13 @@ def task_error(attempt: Attempt) -> TaskError:
     return TaskError(exception_class_path=path, traceback=f"{trace}\n")
 
 
-def _restore_options(task: FaktoryTask[..., Any], job: Job, call: ParsedCall, backend: str) -> FaktoryTask[..., Any]:
+def _refuse_open_transaction() -> None:
+    # No worker can see a job before its transaction commits, so the wait would never end.
+    if connections[conf.get("DATABASE")].in_atomic_block:
+        raise FaktoryError("wait: expected no open transaction, got one: no worker sees its jobs before it commits")
+
+
+def _restore_options(task: Task[..., Any], job: Job, call: ParsedCall, backend: str) -> Task[..., Any]:
     """Return the task with the options that `using` set for this job; unchanged if the backend rejects them."""
     changes: dict[str, Any] = {"priority": job.priority, "queue_name": job.queue, "backend": backend}
     changes |= {"run_after": _parse_instant_or_none(call.at), "about": job.about or ""}

@@ -119,6 +119,7 @@ class Execution:
         self._is_last_attempt = True
         self.control = InterruptibleControl()
         self.control.wid, self.control.bid = reservation.wid, call.bid
+        self.control.timeout_s = call.timeout or task.timeout
         self.result = running_result(reservation, task, call, failures=self._failures)
 
     @property

@@ -29,13 +29,15 @@ class InterruptibleControl(Control):
 
     __slots__ = (
         "_lock", "_loop", "_task", "_thread", "began_at", "cancelled_at", "reason", "stopped_at", "take_progress",
-        "was_interrupted",
+        "timeout_s", "was_interrupted",
     )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
         self.began_at = time.monotonic()
         self.cancelled_at = self.stopped_at = float("inf")
+        self.timeout_s: float | None = None
+        """Seconds that the run may take; None: any number."""
         self.reason: FaktoryError | None = None
         """Why the job was stopped; None while it was not."""
         self.was_interrupted = False
@@ -83,18 +85,18 @@ class InterruptibleControl(Control):
                 None if isinstance(error, Interrupted) else error
             )
 
-    async def acall(self, make_coroutine: Callable[[], Awaitable[Any]], *, timeout_s: float | None) -> Any:
+    async def acall(self, make_coroutine: Callable[[], Awaitable[Any]]) -> Any:
         """Await `make_coroutine()`; if `stop` or the timeout ends it, raise the reason."""
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(timeout_s) as limit:
+            async with asyncio.timeout(self.timeout_s) as limit:
                 return await make_coroutine()
         except TimeoutError:
             # A TimeoutError of the task itself, such as one of a socket.
             if not limit.expired():
                 raise
-            raise build_timeout_error(timeout_s) from None
+            raise build_timeout_error(self.timeout_s) from None
         except asyncio.CancelledError:
             if self.reason is None or self._task is None:
                 raise

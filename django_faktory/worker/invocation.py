@@ -59,7 +59,7 @@ async def acall(
         return await middleware.arun(_build_call(result, text), call_function)
 
     function = call_with_middleware if middleware.get_middleware() else call_function
-    value = await control.acall(function, timeout_s=task.timeout)
+    value = await control.acall(function)
     _refuse_cancelled(control)
     return value
 

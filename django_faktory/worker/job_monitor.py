@@ -67,7 +67,7 @@ class JobMonitor:
         self._running[id(execution)] = execution
         self._is_used = True
         # While it is awake it finds the job within `query_every_s`; only a timeout may be due sooner.
-        if self._is_asleep or execution.task.timeout is not None:
+        if self._is_asleep or execution.control.timeout_s is not None:
             self._due.set()
 
     def remove(self, execution: Execution) -> None:
@@ -126,7 +126,7 @@ class JobMonitor:
         elif control.reason is None and now >= self._cancel_at(execution):
             control.stop(Cancelled("cancelled while it ran"))
         elif control.reason is None and now >= self._timeout_at(execution):
-            control.stop(build_timeout_error(execution.task.timeout))
+            control.stop(build_timeout_error(control.timeout_s))
 
     def _give_up_job(self, execution: Execution, reason: FaktoryError) -> None:
         self.remove(execution)
@@ -137,9 +137,10 @@ class JobMonitor:
 
         A coroutine has its own timeout; it is stopped 0.5 s later if it ignores that.
         """
-        if execution.task.timeout is None:
+        control = execution.control
+        if control.timeout_s is None:
             return float("inf")
-        return execution.control.began_at + execution.task.timeout + (0.5 if execution.is_async else 0.0)
+        return control.began_at + control.timeout_s + (0.5 if execution.is_async else 0.0)
 
     def _cancel_at(self, execution: Execution) -> float:
         """Return when to stop the job for its cancellation: at once, unless its task can see it."""

@@ -80,6 +80,16 @@ def test_reserve_for_is_longer_than_the_task_timeout(timeout, reserve_for):
     assert job.reserve_for == reserve_for
 
 
+def test_using_sets_options_of_single_jobs():
+    one = tasks.noop.using(max_attempts=3, unique_for=60, expires_in=90, timeout=3600)
+    _, payload = stored(one.enqueue())
+    assert (payload["retry"], payload["reserve_for"]) == (2, 3630)
+    assert {name: payload["custom"].get(name) for name in ("unique_for", "expires_in", "timeout")} == {
+        "unique_for": 60, "expires_in": 90, "timeout": 3600,
+    }  # fmt: skip
+    assert "timeout" not in stored(tasks.noop.enqueue())[1]["custom"]
+
+
 def test_a_job_has_25_retries_by_default():
     assert stored(tasks.noop.enqueue())[0].retry == 25
 

@@ -1,5 +1,6 @@
 """The options of @task: accepted values, refused values, and error messages."""
 
+import json
 import pickle
 from datetime import UTC, datetime, timedelta
 
@@ -9,6 +10,7 @@ import pytest
 from django_faktory import task
 from django_faktory.tasks.base import FaktoryTask, new_task
 from django_faktory.tasks.compat import InvalidTask, task_backends
+from django_faktory.tasks.results import call_of
 from tests.project import tasks
 
 pytestmark = pytest.mark.core
@@ -146,6 +148,23 @@ def test_using_returns_a_copy_that_keeps_the_other_options():
         "billing.charge",
     )
     assert (tasks.charge.priority, tasks.charge.queue_name) == (0, "default")
+
+
+@pytest.mark.parametrize("option", ["max_attempts", "unique_for", "expires_in", "timeout"])
+def test_using_rejects_options_out_of_their_range(option):
+    with pytest.raises(InvalidTask, match=option):
+        tasks.noop.using(**{option: -1})
+
+
+def test_using_rejects_a_timeout_that_the_reservation_does_not_cover():
+    with pytest.raises(InvalidTask, match="timeout: expected less than reserve_for"):
+        tasks.charge.using(timeout=120)
+
+
+@pytest.mark.parametrize("timeout", ["soon", True, -1, [], 1e300])
+def test_a_timeout_of_another_client_that_is_no_number_of_seconds_is_ignored(timeout):
+    call = call_of(json.dumps({"jobtype": "x", "args": [], "custom": {"timeout": timeout}}))
+    assert call.timeout is None
 
 
 def test_using_with_a_timedelta_counts_from_each_enqueue():

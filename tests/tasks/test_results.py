@@ -1,10 +1,14 @@
 """get_result: the states of stored jobs as statuses of Django's Tasks."""
 
+from contextlib import contextmanager
 from datetime import timedelta
+from threading import Event, Thread
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.db import connection, connections, transaction
 from django.test import override_settings
+from django.utils import timezone
 
 from django_faktory import errors
 from django_faktory.brokers import get_broker
@@ -50,6 +54,80 @@ def test_a_succeeded_job_has_its_return_value():
         TaskResultStatus.SUCCESSFUL, 3, ["w7"], [],
     )  # fmt: skip
     assert sent.enqueued_at <= sent.started_at <= sent.finished_at
+
+
+def test_a_result_cancels_its_job():
+    waits, runs, done = tasks.noop.enqueue(), tasks.noop.enqueue(), tasks.noop.enqueue()
+    Job.objects.filter(jid=waits.id).update(queue="low")
+    fetched()
+    Job.objects.filter(jid=done.id).update(state=State.SUCCEEDED, finished_at=timezone.now(), purge_at=timezone.now())
+    assert (waits.cancel(), async_to_sync(runs.acancel)(), done.cancel()) == (True, True, False)
+    assert Job.objects.get(jid=waits.id).state == State.DISCARDED
+    assert Job.objects.get(jid=runs.id).is_cancelled
+
+
+@contextmanager
+def work_after_the_first_query():
+    """Run a job in another thread, once this thread has sent a query."""
+    has_read = Event()
+
+    def run():
+        try:
+            has_read.wait()
+            work()
+        finally:
+            connections.close_all()
+
+    def record(execute, *args):
+        try:
+            return execute(*args)
+        finally:
+            has_read.set()
+
+    thread = Thread(target=run)
+    thread.start()
+    try:
+        with connection.execute_wrapper(record):
+            yield
+    finally:
+        has_read.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("wait", [lambda sent: sent.wait(60), lambda sent: async_to_sync(sent.wait_async)(60)])
+def test_wait_returns_the_result_when_the_job_has_ended(wait):
+    sent = tasks.add.enqueue(1, 2)
+    with work_after_the_first_query():
+        assert wait(sent) is sent
+    assert (sent.status, sent.return_value) == (TaskResultStatus.SUCCESSFUL, 3)
+
+
+def test_wait_returns_the_result_of_a_failed_job():
+    sent = tasks.fails.using(max_attempts=1).enqueue("out of paper")
+    work()
+    assert sent.wait().status is TaskResultStatus.FAILED
+
+
+def test_wait_raises_a_timeout_error_if_the_job_does_not_end_in_time():
+    sent = tasks.noop.enqueue()
+    with pytest.raises(TimeoutError, match=f"not ended within 0.05 s: READY id={sent.id}"):
+        sent.wait(0.05)
+    with pytest.raises(errors.ResultTimeout):
+        async_to_sync(sent.wait_async)(0)
+
+
+def test_wait_refuses_a_transaction_in_which_no_worker_sees_the_job():
+    with transaction.atomic():
+        sent = tasks.noop.enqueue()
+        with pytest.raises(errors.FaktoryError, match="no open transaction"):
+            sent.wait(60)
+
+
+def test_wait_returns_an_ended_job_inside_a_transaction():
+    sent = tasks.add.enqueue(1, 2)
+    work()
+    with transaction.atomic():
+        assert sent.wait(60).return_value == 3
 
 
 def test_a_job_waiting_for_a_retry_is_ready_and_lists_its_errors():

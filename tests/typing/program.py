@@ -43,12 +43,15 @@ fetch.enqueue("https://example.com")
 crawl.enqueue("https://example.com")
 add.enqueue_many([(1, 2), {"first": 1}])
 assert_type(report.get_result("some-jid").return_value, dict[str, int])
+assert_type(add.enqueue(1).wait(timeout=5).return_value, int)
+assert_type(add.get_result("some-jid").cancel(), bool)
 
 
 async def in_a_view() -> None:
     assert_type((await add.aenqueue(1)).return_value, int)
     await report.aenqueue("May")
     await fetch.aenqueue("https://example.com")
+    assert_type((await (await add.aenqueue(1)).wait_async(5)).return_value, int)
     await add.aenqueue("1")  # E: arg-type
     await fetch.aenqueue(url=1)  # E: arg-type
 

@@ -21,6 +21,11 @@ def spins(name):
     _spin(name)
 
 
+@task(max_attempts=1)
+def spins_without_timeout(name):
+    _spin(name)
+
+
 @task(timeout=0.2)
 def spins_and_catches(name):
     try:

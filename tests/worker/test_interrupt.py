@@ -113,8 +113,10 @@ def test_a_timeout_error_raised_by_the_task_is_passed_through():
     async def fails():
         raise TimeoutError("of a socket")
 
+    one = InterruptibleControl()
+    one.timeout_s = 5.0
     with pytest.raises(TimeoutError, match="of a socket"):
-        asyncio.run(InterruptibleControl().acall(fails, timeout_s=5))
+        asyncio.run(one.acall(fails))
 
 
 def test_an_interrupted_coroutine_leaves_its_asyncio_task_uncancelled():
@@ -126,7 +128,7 @@ def test_an_interrupted_coroutine_leaves_its_asyncio_task_uncancelled():
             await asyncio.Event().wait()
 
         with pytest.raises(TaskTimeout):
-            await one.acall(waits, timeout_s=None)
+            await one.acall(waits)
         assert asyncio.current_task().cancelling() == 0
 
     asyncio.run(both())

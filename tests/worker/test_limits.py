@@ -53,6 +53,15 @@ class TestTimeout:
         assert state(result, "dead").failures == 2
         assert status_and_errors(limited.spins, result) == (TaskResultStatus.FAILED, ["TaskTimeout"] * 2)
 
+    def test_a_job_has_the_timeout_of_using_in_place_of_its_task(self, work, state):
+        work()
+        result = limited.spins_without_timeout.using(timeout=0.2).enqueue("a")
+        assert state(result, "dead").errtype == "TaskTimeout"
+        longer = limited.spins.using(timeout=3600, max_attempts=1).enqueue("b")
+        assert gates["b"].begun.acquire(timeout=30)
+        gates["b"].opened.set()
+        assert state(longer, "succeeded").reserve_for == 3630
+
     def test_a_coroutine_is_cancelled_at_its_timeout(self, work, state):
         work()
         assert state(limited.waits_async.enqueue("a"), "retries").errtype == "TaskTimeout"
