@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDic
 from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules
 
-from ..brokers import get_broker
 from ..core.cron import Cron, parse_crons
 from ..core.job_control import Control
 from ..core.payloads import DEFAULT_QUEUE
 from ..errors import InvalidCron, UnknownJobType
-from .batch import Callback, RunningBatch
+from .batch import Callback, RunningBatch, batch_of
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     GenericContext,
@@ -87,11 +86,7 @@ class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in D
 
         `with context.batch:` adds jobs to it, `.status()` returns its progress.
         """
-        if not self.control.bid:
-            return None
-        # Test backends keep their batches in memory; any other backend uses the broker.
-        store = getattr(self.task_result.task.get_backend(), "batch_store", get_broker)
-        return RunningBatch(self.control.bid, self.control.wid, store)
+        return batch_of(self.task_result.task, self.control.bid, self.control.wid) if self.control.bid else None
 
     @property
     def cancelled(self) -> bool:

@@ -22,6 +22,8 @@ from .compat import Task, task_backends
 
 _current: ContextVar[_ActiveBatch | None] = ContextVar("django_faktory_batch", default=None)
 
+_of_job: ContextVar[RunningBatch | None] = ContextVar("django_faktory_batch_of_job", default=None)
+
 batch_committed = Signal()
 """Sent inside the transaction of a `with Batch(…)`, at its end, when callbacks may be due. Used by `testing`."""
 
@@ -123,6 +125,11 @@ class Batch(_ActiveBatch):
             return RunningBatch(bid, "", store)
         raise UnknownBatch(bid)
 
+    @classmethod
+    def of_this_job(cls) -> RunningBatch | None:
+        """Return the batch of the job that runs here, as a member or as a callback; None for any other code."""
+        return _of_job.get()
+
     def __enter__(self) -> Self:
         if self.bid:
             raise BatchClosed(self.bid, "its `with` was entered before; add to it from its own jobs, by context.batch")
@@ -195,6 +202,17 @@ class RunningBatch(_ActiveBatch):
 
     async def __aexit__(self, *_: object) -> None:
         self._leave()
+
+
+def batch_of(task: Task[..., Any], bid: str, wid: str) -> RunningBatch:
+    """Return the batch of a job of this task that the worker `wid` runs."""
+    # Test backends keep their batches in memory; any other backend uses the broker.
+    return RunningBatch(bid, wid, getattr(task.get_backend(), "batch_store", brokers.get_broker))
+
+
+def enter_job(task: Task[..., Any], bid: str, wid: str) -> None:
+    """Set the batch that `Batch.of_this_job` returns, in the current context."""
+    _of_job.set(batch_of(task, bid, wid))
 
 
 def current() -> _ActiveBatch | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from typing import Any, cast
 
 from asgiref.sync import async_to_sync
@@ -30,6 +31,7 @@ class RecordedExecution(Execution):
     def perform(self, broker: WorkerBroker) -> Ack | Failure | None:
         """Run the job now, a coroutine too; see `Execution.run`."""
         with batch.without_batch():  # a batch that this thread is filling must not adopt its jobs
-            # The ORM calls of a coroutine use this thread's connections, and so the test's transaction.
-            report = async_to_sync(self.arun)() if self.is_async else self.run(broker)
+            # The ORM calls of a coroutine use this thread's connections, and so the test's transaction. In a copy of
+            # the context, because async_to_sync passes context variables back to its caller.
+            report = copy_context().run(async_to_sync(self.arun)) if self.is_async else self.run(broker)
         return cast("Ack | Failure | None", report)  # no worker stops here, so no Interruption

@@ -50,6 +50,7 @@ from ..errors import (
 )
 from ..tasks import encryption
 from ..tasks.base import FaktoryTask, lookup
+from ..tasks.batch import enter_job
 from ..tasks.compat import TaskResultStatus, task_backends, task_finished, task_started
 from ..tasks.json_values import encode_json, normalize
 from ..tasks.results import Attempt, ParsedCall, call_of, failures_of, running_result, task_error
@@ -141,6 +142,7 @@ class Execution:
 
     def _run(self, broker: WorkerBroker, outer_aliases: frozenset[str]) -> Report | None:
         report: Report | None
+        self._enter_batch()
         try:
             task_started.send_robust(self._sender, task_result=self.result)
             try:
@@ -206,6 +208,7 @@ class Execution:
         the cancellation; the caller then decides what happens to the job.
         """
         report: Report
+        self._enter_batch()
         await task_started.asend_robust(self._sender, task_result=self.result)
         try:
             value = await acall(self.task, self.result, self.reservation.text, self.control)
@@ -228,6 +231,11 @@ class Execution:
     def build_stuck_report(self, reason: FaktoryError) -> Report:
         """Return the report for a task that was stopped and does not end. Sends no signal."""
         return self._report_error(reason)
+
+    def _enter_batch(self) -> None:
+        # Nearly all jobs have none, and would pay for the context variable.
+        if self.control.bid:
+            enter_job(self.task, self.control.bid, self.control.wid)
 
     def _call_task(self) -> Any:
         return call(self.task, self.result, self.reservation.text, self.control)

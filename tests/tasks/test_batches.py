@@ -57,6 +57,28 @@ def test_a_callback_adds_the_next_step_to_the_parent_of_its_batch():
     assert ran == ["first", *steps, "done"]
 
 
+@task
+def note_batch(what):
+    batch = Batch.of_this_job()
+    ran.append((what, batch and batch.bid, batch and batch.status().failed))
+
+
+@task
+async def note_batch_async(what):
+    batch = Batch.of_this_job()
+    ran.append((what, batch and batch.bid))
+
+
+def test_members_and_callbacks_know_their_batch_without_the_context():
+    with Batch(success=note_batch.callback("callback"), complete=note_batch_async.callback("first")) as batch:
+        note_batch.enqueue("member")
+    drain()
+    note_batch.enqueue("other")
+    drain()
+    assert ran == [("member", batch.bid, 0), ("first", batch.bid), ("callback", batch.bid, 0), ("other", None, None)]
+    assert Batch.of_this_job() is None
+
+
 def test_a_batch_extended_by_its_own_job_needs_no_second_commit():
     with Batch(success=note.callback("success")):
         grow.enqueue("a", 1)
