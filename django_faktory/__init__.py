@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .core.cron import Cron
     from .tasks.base import JobContext, task
     from .tasks.batch import Batch
+    from .tasks.external import apush, push
 
 __all__ = [
     "Batch",
@@ -40,6 +41,8 @@ __all__ = [
     "Retry",
     "TaskTimeout",
     "UnknownBatch",
+    "apush",
+    "push",
     "task",
 ]
 __version__ = "1.0.0rc1"
@@ -55,6 +58,10 @@ def __getattr__(name: str) -> Any:
         from .core.cron import Cron
 
         return Cron
+    if name in ("apush", "push"):
+        from .tasks import external
+
+        return getattr(external, name)
     if name == "Batch":
         from .tasks.batch import Batch
 

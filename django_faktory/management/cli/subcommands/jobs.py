@@ -8,17 +8,14 @@ import re
 from datetime import timedelta
 from typing import Any
 
-from django.utils import timezone
-
-from .... import brokers
-from ....core.payloads import new_job, queue_name, rfc3339
+from ....core.payloads import DEFAULT_QUEUE, rfc3339
 from ....core.queries import parse_seconds
 from ....errors import InvalidPayload, UnknownJobType
 from ....models import Job
 from ....models.job import RECENT
 from ....operations.serializers import SHORT, job_of, whole_job_of
 from ....tasks import base
-from ....tasks.job_id import new_jid
+from ....tasks.external import push
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
 
 # An exact count of a large table takes too long; the output says when there are more.
@@ -138,7 +135,11 @@ def _push(call: Invocation) -> int:
         # Probably a mistyped name: only the option says that another program has a task of this name.
         if not options["unregistered"]:
             raise Unsupported(f"{error}; for a worker in another language add --unregistered") from None
-        jid = _push_unregistered(options, args, kwargs, delay)
+        # As a client in another language would push it: no task here could check its arguments.
+        jid = push(
+            options["task"], *args, kwargs=kwargs, queue_name=options["queue"] or DEFAULT_QUEUE, run_after=delay,
+            about=options["about"],
+        )  # fmt: skip
     else:
         task_with_options = task.using(queue_name=options["queue"], run_after=delay, about=options["about"])
         jid = task_with_options.enqueue(*args, **kwargs).id
@@ -147,27 +148,6 @@ def _push(call: Invocation) -> int:
     else:
         call.screen.line(jid)
     return OK
-
-
-def _push_unregistered(
-    options: dict[str, Any], args: list[Any], kwargs: dict[str, Any], delay: timedelta | None
-) -> str:
-    # As a client in another language would push it: no task here could check its arguments.
-    custom = {"about": options["about"]} if options["about"] else None
-    job = new_job(
-        jid=new_jid(),
-        jobtype=options["task"],
-        args=args,
-        kwargs=kwargs,
-        queue=queue_name(options["queue"] or "default"),
-        at=timezone.now() + delay if delay else None,
-        custom=custom,
-    )
-    # An outbox answers None here, and logs a refusal by its target later (ADR 0008).
-    [refusal] = brokers.get_producer().push([job])
-    if refusal:
-        raise refusal
-    return job.jid
 
 
 # An argument that is not JSON is taken as text, so that a plain word needs no quotes.
