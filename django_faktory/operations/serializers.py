@@ -6,15 +6,17 @@ Times are RFC 3339, in UTC.
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import islice
 from math import isfinite
 from typing import Any
 
 from django.utils import timezone
 
+from ..core.cron import Schedule
 from ..core.json import jsontext
 from ..core.limits import rate_text
 from ..core.payloads import BatchStatus, rfc3339
-from ..errors import InvalidPayload
+from ..errors import InvalidCron, InvalidPayload
 from ..models import Batch, Job, JobLock, Limit, WorkerProcess
 from ..models.cron import CronEntry, CronRun
 from ..tasks import redaction
@@ -149,6 +151,16 @@ def cron_entry_of(entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
         "next_at": time_of(entry.next_at),
         "latest": run and cron_run_of(run),
     }
+
+
+def next_times_of(entry: CronEntry, count: int) -> list[str]:
+    """Return the next times of an entry, as if it were not paused; none if its schedule is invalid or has no more."""
+    try:
+        ticks = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
+    # `problem` of the entry says why.
+    except InvalidCron:
+        return []
+    return [rfc3339(tick) for tick in islice(ticks, count)]
 
 
 def cron_call_of(entry: CronEntry) -> dict[str, Any]:

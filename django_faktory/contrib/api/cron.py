@@ -4,12 +4,10 @@ entries."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Any, ClassVar
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema_view
 from rest_framework import status
@@ -18,12 +16,9 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from ...core.cron import Schedule
-from ...core.payloads import rfc3339
-from ...errors import InvalidCron
 from ...models.cron import CronEntry, CronRun
 from ...models.permissions import may_see
-from ...operations.serializers import cron_call_of, cron_entry_of, cron_run_of
+from ...operations.serializers import cron_call_of, cron_entry_of, cron_run_of, next_times_of
 from ...store.cron import entries as cron_entries
 from ...store.cron import runs as cron_runs
 from ...tasks import base, cron, redaction
@@ -204,7 +199,7 @@ class CronEntries(Resource):
             **self._summary_of(entry, runs[0] if runs else None),
             **self._hide_fields(cron_call_of(entry)),
             **policies,
-            "next_times": _compute_next_times(entry),
+            "next_times": next_times_of(entry, NEXT_TIMES),
             "runs": [self._hide_fields(cron_run_of(run)) for run in runs],
         }
 
@@ -247,12 +242,3 @@ def _get_definition(entry: CronEntry) -> dict[str, Any]:
     plain = {field: getattr(entry, field) for field in ("name", "schedule", "zone", "jobtype", "queue", "missed")}
     texts = {field: cron.decode_member(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
     return {**plain, **texts, "window": entry.window_s, "overlap": entry.overlap}
-
-
-def _compute_next_times(entry: CronEntry) -> list[str]:
-    try:
-        ticks = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
-    # A stored schedule that is invalid has no next ticks; `problem` of the entry says why.
-    except InvalidCron:
-        return []
-    return [rfc3339(tick) for tick in islice(ticks, NEXT_TIMES)]

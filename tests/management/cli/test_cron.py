@@ -1,6 +1,6 @@
 """Test `manage.py faktory cron`: list, pause, resume and run entries."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -54,6 +54,29 @@ def test_the_latest_run_shows_the_outcome_of_its_job(asked, faktory):
     assert (latest["tick"], latest["outcome"]) == ("2026-05-03T12:00:00Z", "enqueued")
     faktory("kill", latest["jid"], "--yes")
     assert asked("cron")["entries"][0]["latest"]["outcome"] == "dead"
+
+
+def test_next_shows_the_next_times_of_an_entry(asked, faktory):
+    entry("daily", zone="Asia/Tokyo")
+    found = asked("cron", "next", "daily", "--count", 3)
+    times = [datetime.fromisoformat(time) for time in found.pop("next_times")]
+    assert found == {"entry": "daily", "state": "active", "problem": None, "zone": "Asia/Tokyo"}
+    assert [time.hour for time in times] == [3] * 3
+    assert times[2] - times[0] == timedelta(days=2)
+    lines = faktory("cron", "next", "daily").out.splitlines()
+    assert lines[0].split() == ["UTC", "Asia/Tokyo"]
+    assert len(lines) == 6
+    assert all(line.endswith("12:00:00") for line in lines[1:])
+
+
+def test_next_reports_an_entry_that_is_paused_or_has_no_time(faktory):
+    entries.pause([entry("daily").pk], using="default")
+    CronEntry.objects.filter(pk=entry("broken").pk).update(schedule="0 0 31 2 *", problem="never due")
+    paused, broken = faktory("cron", "next", "daily"), faktory("cron", "next", "broken")
+    assert (paused.code, "the entry is paused" in paused.err) == (0, True)
+    assert (broken.code, "never due" in broken.err) == (2, True)
+    assert faktory("cron", "next", "nosuch").code == 2
+    assert faktory("cron", "next", "--all").code == 1
 
 
 def test_pause_and_resume_change_only_the_named_entries(asked):

@@ -1,23 +1,29 @@
-"""`cron`: show cron entries with their due times and outcomes; pause, resume, or run one now."""
+"""`cron`: show cron entries with their due times and outcomes; pause, resume, run one now, or show its next times."""
 
 from __future__ import annotations
 
 import argparse
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from ....models.cron import CronEntry
-from ....operations.serializers import cron_entry_of
+from ....operations.serializers import cron_entry_of, next_times_of
 from ....store.cron import entries as rows
 from ....store.cron import runs
 from ....tasks import cron
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
 
-_VERBS = ("list", "pause", "resume", "run")
+_VERBS = ("list", "pause", "resume", "run", "next")
+NEXT_TIMES = 5
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", nargs="?", choices=_VERBS, default="list", help="What to do; default: list.")
-    parser.add_argument("names", nargs="*", metavar="ENTRY", help="The entries; run takes one.")
+    parser.add_argument("names", nargs="*", metavar="ENTRY", help="The entries; run and next take one.")
+    parser.add_argument(
+        "--count", type=whole, default=NEXT_TIMES, metavar="N", help=f"next: how many times; default: {NEXT_TIMES}."
+    )
     parser.add_argument("--all", action="store_true", help="All entries that are defined; for pause and resume.")
 
 
@@ -32,8 +38,8 @@ def _cron(call: Invocation) -> int:
             raise Unsupported("cron list: shows all without --all, or those named")
         selected = list(entries.filter(name__in=names) if names else entries)
         return _unknown(call, selected, names) or _list(call, selected)
-    if verb == "run" and (is_all or len(names) != 1):
-        raise Unsupported("cron run: expected the name of one entry")
+    if verb in ("run", "next") and (is_all or len(names) != 1):
+        raise Unsupported(f"cron {verb}: expected the name of one entry")
     if bool(names) == is_all:
         raise Unsupported(f"cron {verb}: expected names of entries, or --all")
     # Entries removed from the code are listed, but cannot be changed.
@@ -41,7 +47,9 @@ def _cron(call: Invocation) -> int:
     selected = list(defined if is_all else defined.filter(name__in=names))
     if code := _unknown(call, selected, names):
         return code
-    return _run(call, selected[0]) if verb == "run" else _change(call, verb, selected)
+    if verb in ("run", "next"):
+        return (_run if verb == "run" else _show_next)(call, selected[0])
+    return _change(call, verb, selected)
 
 
 def _unknown(call: Invocation, entries: list[CronEntry], names: list[str]) -> int:
@@ -73,6 +81,22 @@ def _run(call: Invocation, entry: CronEntry) -> int:
     return OK
 
 
+def _show_next(call: Invocation, entry: CronEntry) -> int:
+    times = next_times_of(entry, call.options["count"])
+    if call.screen.is_json:
+        state = {"entry": entry.name, "state": entry.state, "problem": entry.problem or None}
+        call.screen.json({**state, "zone": entry.zone, "next_times": times})
+        return OK if times else NOTHING
+    zone = ZoneInfo(entry.zone) if times else None
+    call.screen.table(
+        ("UTC", entry.zone),
+        [(time, f"{datetime.fromisoformat(time).astimezone(zone):%a %Y-%m-%d %H:%M:%S}") for time in times],
+    )
+    if not times or entry.state != "active":
+        call.screen.note(f"cron next: the entry is {entry.state}{f': {entry.problem}' if entry.problem else ''}")
+    return OK if times else NOTHING
+
+
 def _list(call: Invocation, entries: list[CronEntry]) -> int:
     # One query for the runs of all entries.
     latest = runs.read_latest([entry.pk for entry in entries], using=call.database())
@@ -94,5 +118,7 @@ def _line(entry: dict[str, Any]) -> tuple[object, ...]:
 
 
 SUBCOMMANDS = (
-    Subcommand("cron", "Show cron entries; pause, resume or run them: cron pause ENTRY.", _cron, _arguments),
+    Subcommand(
+        "cron", "Show cron entries; pause, resume or run them: cron pause ENTRY, cron next ENTRY.", _cron, _arguments
+    ),
 )
