@@ -51,7 +51,7 @@ from ..errors import (
 from ..tasks import encryption
 from ..tasks.base import FaktoryTask, lookup
 from ..tasks.batch import enter_job
-from ..tasks.compat import TaskResultStatus, task_backends, task_finished, task_started
+from ..tasks.compat import TaskResult, TaskResultStatus, task_backends, task_finished, task_started
 from ..tasks.json_values import encode_json, normalize
 from ..tasks.results import Attempt, ParsedCall, call_of, failures_of, running_result, task_error
 from .db_cleanup import drop_connections, in_transaction, reset_connections, reset_connections_async
@@ -127,6 +127,11 @@ class Execution:
     def is_async(self) -> bool:
         """True if the task is an `async def`, which `arun` runs on an event loop."""
         return _is_async(self.task.func)
+
+    @property
+    def has_succeeded(self) -> bool:
+        """True once the task has returned and its end is reported or can be."""
+        return self.result.status is TaskResultStatus.SUCCESSFUL
 
     def run(self, broker: WorkerBroker, *, outer_aliases: frozenset[str] | None = None) -> Report | None:
         """Run the job in this thread, in a copy of the context variables.
@@ -277,9 +282,9 @@ class Execution:
         self._is_last_attempt = self._ends_job(verdict)
         if self._is_last_attempt:
             self._set_ended(TaskResultStatus.FAILED)
-            _log_final_failure(self.task, job, error, verdict)
+            _log_final_failure(self.task, self.result, error, verdict)
         else:
-            _log_retry(self.task, job, error)
+            _log_retry(self.task, self.result, error)
         return payloads.failure(
             jid=job.jid,
             wid=job.wid,
@@ -434,21 +439,24 @@ def _clamp_delay(delay_s: float) -> float:
     return min(max(seconds, 0.0), LONGEST_WAIT_S)
 
 
-def _log_retry(task: FaktoryTask[..., Any], job: Reservation, error: BaseException) -> None:
+def _log_retry(task: FaktoryTask[..., Any], result: TaskResult[..., Any], error: BaseException) -> None:
     # A requested retry is no error, so it is logged without a traceback.
     is_requested = isinstance(error, Retry)
     logger.log(
         logging.INFO if is_requested else logging.WARNING,
         "job failed, runs again jid=%s jobtype=%s attempt=%d error=%s",
-        job.jid,
+        result.id,
         task.jobtype,
-        job.attempt,
+        # Not that of the reservation, which also counts claims that were released.
+        result.attempts,
         ascii(_describe_error(error)[:200]),
         exc_info=None if is_requested else (type(error), error, _skip_own_frames(error)),
     )
 
 
-def _log_final_failure(task: FaktoryTask[..., Any], job: Reservation, error: BaseException, verdict: str) -> None:
+def _log_final_failure(
+    task: FaktoryTask[..., Any], result: TaskResult[..., Any], error: BaseException, verdict: str
+) -> None:
     """Log the final end of a job, with its attempt.
 
     Django's own task logger logs this too, but by default nothing shows its records while DEBUG is off.
@@ -458,9 +466,9 @@ def _log_final_failure(task: FaktoryTask[..., Any], job: Reservation, error: Bas
         logging.INFO if is_discarded else logging.ERROR,
         "job %s jid=%s jobtype=%s attempt=%d error=%s",
         "discarded" if is_discarded else "dead",
-        job.jid,
+        result.id,
         task.jobtype,
-        job.attempt,
+        result.attempts,
         ascii(_describe_error(error)[:200]),
         exc_info=None if isinstance(error, Discard | Kill) else (type(error), error, _skip_own_frames(error)),
     )

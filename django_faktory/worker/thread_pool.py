@@ -6,6 +6,7 @@ Passes the broker on without calling it. Each job ends exactly once, whatever it
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -25,6 +26,7 @@ from .execution import Execution, prepare
 from .job_buffer import JobBuffer, Report
 from .job_monitor import JobMonitor, MonitorLimits
 from .progress import ProgressWriter
+from .unknown_jobs import LATER
 
 logger = get_logger(__name__)
 
@@ -144,7 +146,7 @@ class ThreadPool:
 
     def _end_execution(self, execution: Execution, end: End, began_at: float) -> None:
         self._monitor.remove(execution)
-        self._finish(execution.reservation, end, began_at)
+        self._finish(execution.reservation, end, began_at, execution)
 
     def _give_up(self, execution: Execution, reason: FaktoryError) -> None:
         """Report a job that cannot be stopped; its thread stays occupied until the process ends."""
@@ -158,14 +160,16 @@ class ThreadPool:
             )
             self._on_stuck()
 
-    def _finish(self, job: Reservation, end: End, began_at: float) -> None:
+    def _finish(self, job: Reservation, end: End, began_at: float, execution: Execution | None = None) -> None:
         ran_s = time.monotonic() - began_at
         # A job that was given up is reported already: `finish` then returns False and this end is dropped.
         report = end if isinstance(end, Ack) else self._build_report(job, end)
         if self._buffer.finish(job, report, ran_s=ran_s):
             if isinstance(end, BaseException) and isinstance(report, Failure):
                 logger.error("job ended outside its task jid=%s error=%r", job.jid, end, exc_info=end)
-            logger.debug("job ended jid=%s seconds=%.3f", job.jid, ran_s)
+            # Checked here: the line must cost nothing if nobody reads it.
+            if logger.isEnabledFor(logging.INFO):
+                _log_end(job, report, execution, ran_s)
             self._on_end()
         self._places.put(None)
 
@@ -176,6 +180,16 @@ class ThreadPool:
         if self._interruption_reason and isinstance(end, asyncio.CancelledError):  # outside of its task's own code
             return build_interruption(job, self._interruption_reason, self._broker)
         return _build_failure(job, end) if isinstance(end, BaseException) else end
+
+
+def _log_end(job: Reservation, report: Report | None, execution: Execution | None, ran_s: float) -> None:
+    """Log one line for a run that ended; none for a job that another worker has or that waits for newer code."""
+    is_success = isinstance(report, Ack) or (execution is not None and execution.has_succeeded)
+    if not is_success and (report is None or (isinstance(report, Failure) and report.verdict == LATER)):
+        return
+    outcome = "succeeded" if is_success else "failed" if isinstance(report, Failure) else "interrupted"
+    jobtype = execution.task.jobtype if execution else job.jobtype
+    logger.info("job %s jid=%s jobtype=%s queue=%s seconds=%.3f", outcome, job.jid, jobtype, job.queue, ran_s)
 
 
 def build_interruption(job: Reservation, reason: str, broker: WorkerBroker) -> Interruption:

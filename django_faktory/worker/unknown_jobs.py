@@ -18,6 +18,8 @@ from ..errors import InvalidPayload, UnknownJobType
 
 logger = get_logger(__name__)
 
+LATER = "later"
+"""Verdict of the report that defers a job."""
 FIRST_S, LONGEST_S = 2.0, 30.0
 """Bounds of the seconds between two looks at one job, which are half the time it has waited. The lower one keeps
 workers from fetching the job in a tight loop.
@@ -40,7 +42,7 @@ def defer_to_newer_worker(job: Reservation, at: str | None, error: UnknownJobTyp
         logger.warning("jobs of a task this code lacks are left for newer workers jid=%s error=%s", job.jid, error)
     return payloads.failure(
         jid=job.jid, wid=job.wid, attempt=job.attempt, errtype=type(error).__name__, message=str(error),
-        retry_in_s=wait_s, verdict="later",
+        retry_in_s=wait_s, verdict=LATER,
     )  # fmt: skip
 
 

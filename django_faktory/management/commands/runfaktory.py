@@ -94,7 +94,7 @@ class Command(BaseCommand):
         # Not for a drain, which is to end by itself.
         if options["reload"] is None:
             options["reload"] = settings.DEBUG and not options["drain"]
-        _configure_logging()
+        _configure_logging(options["verbosity"])
         if options["reload"]:
             run_with_reloader(base.autodiscover)
             return
@@ -116,14 +116,19 @@ class Command(BaseCommand):
             sys.exit(code)
 
 
-def _configure_logging() -> None:
-    """Log to stderr unless the project has configured logging for this package."""
+def _configure_logging(verbosity: int) -> None:
+    """Log to stderr unless the project has configured logging for this package.
+
+    `-v` sets the level: 0 WARNING, 1 INFO, more DEBUG. 1 is the default and leaves the level of the project.
+    """
     logger = logging.getLogger("django_faktory")
-    if not logger.hasHandlers():
+    is_configured = logger.hasHandlers()
+    if not is_configured or verbosity != 1:
+        logger.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))
+    if not is_configured:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(process)d %(message)s"))
         logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
     backport = logging.getLogger("django_tasks")
     if not backport.hasHandlers():  # Python's last-resort handler would print its failures a second time
         backport.addHandler(logging.NullHandler())

@@ -116,6 +116,16 @@ class TestWorking:
         assert program.code() == 0
         assert [state_of(result) for result in results] == ["succeeded"] * 20 + ["dead", "succeeded"]
 
+    @pytest.mark.parametrize(
+        ("verbosity", "levels"), [("0", []), ("1", ["INFO"]), ("2", ["INFO", "DEBUG"]), ("3", ["INFO", "DEBUG"])]
+    )
+    def test_the_verbosity_selects_the_level_of_the_log(self, runfaktory, verbosity, levels):
+        result = noop.enqueue()
+        program = runfaktory(*WORKER, "--drain", "-v", verbosity)
+        assert program.code() == 0
+        assert (f"job succeeded jid={result.id} jobtype={noop.jobtype} queue=default" in program.text) == bool(levels)
+        assert [level for level in ("INFO", "DEBUG") if f" {level} " in program.text] == levels
+
     def test_draining_also_ends_the_server(self, runfaktory):
         result = noop.enqueue()
         program = runfaktory(ANY_PORT, "--drain", "--processes", "2")
