@@ -483,6 +483,14 @@ class Job(models.Model):
         return self.failures + self.losses + (self.state in (State.WORKING, State.SUCCEEDED))
 
     @property
+    def max_attempts(self) -> int:
+        """Attempts it may use: the first, its retries, and one for each loss, which uses no retry.
+
+        A retry by hand adds one to a job that has used them all.
+        """
+        return max(max(self.retry, 0) + 1 + self.losses, self.attempts)
+
+    @property
     def is_cancelled(self) -> bool:
         """True if it was cancelled after its latest enqueue."""
         requested_at, enqueued_at = self.cancel_requested_at, self.enqueued_at

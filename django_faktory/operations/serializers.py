@@ -24,8 +24,8 @@ from ..tasks.results import attempts_of, runs_of
 from .alarms import Alarm
 
 SHORT = (
-    "id", "jid", "jobtype", "queue", "state", "sort_priority", "failures", "losses", "interruptions", "errtype",
-    "about", "bid", "wid", "created_at", "run_at", "enqueued_at", "started_at", "finished_at",
+    "id", "jid", "jobtype", "queue", "state", "sort_priority", "retry", "failures", "losses", "interruptions",
+    "errtype", "about", "bid", "wid", "created_at", "run_at", "enqueued_at", "started_at", "finished_at",
 )  # fmt: skip
 """Columns that `job_of` reads, so that lists do not load long texts."""
 
@@ -39,6 +39,7 @@ def job_of(job: Job) -> dict[str, Any]:
         "state": str(job.state),
         "priority": job.priority,
         "attempt": job.attempts,
+        "max_attempts": job.max_attempts,
         "failures": job.failures,
         "interruptions": job.interruptions,
         # The columns are empty texts where the API has null.

@@ -68,6 +68,7 @@ class JobSummarySerializer(ShapedSerializer):
     state = serializers.ChoiceField([str(state) for state in State], read_only=True, help_text="Its state.")
     priority = _number("Django's priority, -100 to 100, larger first.")
     attempt = _number("Its attempts: failed ones, lost ones, and the one that runs or succeeded.")
+    max_attempts = _number("Attempts it may use; a retry by hand adds one to a job that has used them all.")
     failures = _number("How often it failed.")
     interruptions = _number("How often a worker that stopped gave it back; not counted as an attempt.")
     errtype = _text("Type of the latest failure.", null=True)
