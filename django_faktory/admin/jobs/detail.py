@@ -232,7 +232,7 @@ def _build_facts(job: Job) -> list[tuple[str, Any]]:
         ("Queue", _admin_link("queue", job.queue, job.queue)),
         ("About", _subject(job.about)),
         ("Priority", job.priority or None),
-        ("Attempts", f"{job.attempts} of {max(job.retry, 0) + 1}" if job.attempts else None),
+        ("Attempts", f"{job.attempts} of {job.max_attempts}" if job.attempts else None),
         ("Interruptions", job.interruptions or None),
         ("Lost workers", job.losses or None),
         ("Progress", _progress(job, using)),
