@@ -314,7 +314,8 @@ class BatchAdmin(ReadOnlyAdmin):
         sums = f"{total - pending:,} of {total:,} jobs of the tree ended, {failed:,} failed"
         note = format_html("<div>Only {} of its batches are shown.</div>", len(batches)) if is_cut else ""
         return format_html(
-            '<p>{}</p><div class="faktory-wide"><table class="faktory-tree" aria-label="Tree of batches">{}</table></div>{}',
+            '<p>{}</p><div class="faktory-wide"><table class="faktory-tree" aria-label="Tree of batches">'
+            "{}</table></div>{}",
             sums,
             format_html_join("", row, lines),
             note,

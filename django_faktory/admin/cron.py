@@ -371,7 +371,8 @@ def _render_history(entry: CronEntry, *, has_notes: bool = False) -> SafeString 
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
     row = SafeString(f"<tr>{'<td>{}</td>' * len(names)}</tr>")
     return format_html(
-        '<div class="faktory-wide"><table aria-label="Latest runs"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
+        '<div class="faktory-wide"><table aria-label="Latest runs">'
+        "<thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>",
         SafeString(head),  # constants only
         format_html_join("", row, lines),
     )

@@ -77,7 +77,8 @@ class JobsOfObjectMixin(AnyAdmin):
             "", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", map(_row, jobs[:JOBS_SHOWN])
         )
         table = format_html(
-            '<div class="faktory-wide"><table aria-label="Latest jobs"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
+            '<div class="faktory-wide"><table aria-label="Latest jobs">'
+            "<thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>",
             heads,
             rows,
         )
