@@ -94,4 +94,4 @@ site:
 
 clean:
 	rm -rf .venv .venv-django* .venv-peers .demo .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf .fuzz .nox .import_linter_cache build/site tests/interop/node/node_modules example_project/db.sqlite3*
+	rm -rf .fuzz .nox .import_linter_cache build/site tests/*/node/node_modules example_project/db.sqlite3*

@@ -15,7 +15,8 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NODE_FOLDER = ROOT / "tests" / "interop" / "node"
+NODE_FOLDERS = (ROOT / "tests" / "interop" / "node", ROOT / "tests" / "browser" / "node")
+"""Each has a package.json, whose description says why its package is needed."""
 EXTRAS = "dev,docs,postgres,redis"
 OLDEST = (3, 11)
 
@@ -39,7 +40,8 @@ def main():
     if not has_mysqlclient(folder):
         add_mysqlclient(folder)
     if options.node:
-        add_node_client()
+        for place in NODE_FOLDERS:
+            add_node_packages(place)
     if options.browser:
         add_chromium(folder)
     if options.fuzz:
@@ -50,7 +52,7 @@ def arguments():
     parser = argparse.ArgumentParser(description="Make a virtual environment with all that make needs.")
     parser.add_argument("--venv", default=".venv", help="its folder")
     parser.add_argument("--django", help="which Django: 6.1 (default: the newest that this Python runs)")
-    parser.add_argument("--node", action="store_true", help="Node's Faktory client too, for its tests")
+    parser.add_argument("--node", action="store_true", help="packages of npm too: a Faktory client and axe-core, for their tests")
     parser.add_argument("--browser", action="store_true", help="Chromium too, for the tests with it")
     parser.add_argument("--fuzz", action="store_true", help="the fuzzer too")
     return parser.parse_args()
@@ -160,15 +162,15 @@ def apt_install(packages):
     return done.returncode == 0
 
 
-def add_node_client():
-    """Install Node's Faktory client if npm is available; if not, `scripts/test.py` reports the tests left out."""
-    wanted = json.loads((NODE_FOLDER / "package.json").read_text())["dependencies"]["faktory-worker"]
-    found = read(NODE_FOLDER / "node_modules" / "faktory-worker" / "package.json").get("version")
+def add_node_packages(place):
+    """Install what a package.json names if npm is available; if not, `scripts/test.py` reports the tests left out."""
+    wanted = json.loads((place / "package.json").read_text())["dependencies"]
+    found = {name: read(place / "node_modules" / name / "package.json").get("version") for name in wanted}
     if found == wanted or shutil.which("npm") is None:
         return
-    print_step(f"installing Node's faktory-worker {wanted}, for the tests with it")
+    print_step("installing npm's {}, for the tests with it".format(", ".join(" ".join(one) for one in wanted.items())))
     command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"]
-    if subprocess.run(command, cwd=NODE_FOLDER, check=False, stdin=subprocess.DEVNULL).returncode != 0:
+    if subprocess.run(command, cwd=place, check=False, stdin=subprocess.DEVNULL).returncode != 0:
         print_step("npm could not install it (see above)")
 
 

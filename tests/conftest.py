@@ -98,6 +98,13 @@ def chromium_path():
     return services.chromium_path()
 
 
+@pytest.fixture(scope="session")
+def axe_script():
+    """Return the path of axe-core's script."""
+    _require(services.axe_core())
+    return services.AXE_FOLDER / "axe.min.js"
+
+
 def _require(service):
     if service.missing:
         stop = pytest.fail if os.environ.get("CI") == "true" else pytest.skip

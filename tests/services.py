@@ -4,6 +4,7 @@ Does not import Django: `scripts/test.py` uses it before Django is loaded. Addre
 """
 
 import importlib.util
+import json
 import os
 import shutil
 import sqlite3
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 NODE_FOLDER = Path(__file__).parent / "interop" / "node"
 GO_FOLDER = NODE_FOLDER.parent / "go"
 RUBY_FOLDER = NODE_FOLDER.parent / "ruby"
+AXE_FOLDER = Path(__file__).parent / "browser" / "node" / "node_modules" / "axe-core"
 TIMEOUT_S = 3
 GO_BUILD_S = 120
 
@@ -210,8 +212,17 @@ def chromium_path():
     return on_path or next(map(str, sorted(fetched.glob("chromium-*/chrome-linux*/chrome"), reverse=True)), None)
 
 
+def axe_core():
+    """Check the script that finds problems of accessibility; it runs in the browser, npm only installs it."""
+    name = "axe-core"
+    try:
+        return Service(name, json.loads((AXE_FOLDER / "package.json").read_text())["version"])
+    except OSError:
+        return Service(name, missing="not installed; if npm is available, run: make setup")
+
+
 DATABASES = {"sqlite": sqlite, "postgresql": postgresql, "mariadb": mariadb}
-OTHERS = (redis, redis_program, node_client, chromium)
+OTHERS = (redis, redis_program, node_client, chromium, axe_core)
 OPTIONAL = (go_client, ruby_client, pgbouncer)
 """Services without which their tests are skipped, even if CI=true."""
 

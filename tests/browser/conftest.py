@@ -68,13 +68,16 @@ def chromium(chromium_path):
 
 @pytest.fixture
 def screen(chromium, transactional_db, live_server):
-    """`screen(width=…, theme=…)` opens a window in which a superuser is logged in."""
+    """`screen(width=…, theme=…)` opens a window in which a superuser is logged in; `scale` enlarges its pages."""
     User.objects.create_superuser("on-call", password="secret")
     opened = []
 
-    def open_(*, width=1280, height=900, theme="light", script=True):
+    def open_(*, width=1280, height=900, scale=1, theme="light", script=True):
         context = chromium.new_context(
-            viewport={"width": width, "height": height}, color_scheme=theme, java_script_enabled=script
+            viewport={"width": width // scale, "height": height // scale},
+            device_scale_factor=scale,
+            color_scheme=theme,
+            java_script_enabled=script,
         )
         opened.append(context)
         found = Screen(context.new_page(), live_server.url)
