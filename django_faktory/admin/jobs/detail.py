@@ -18,7 +18,7 @@ from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
 
 from ...core.json.fields import parse_instant
-from ...core.json.jsontext import last_members
+from ...core.json.jsontext import decode, items, last_members
 from ...core.lifecycle import State
 from ...core.queries import split_about
 from ...errors import FaktoryError
@@ -27,13 +27,16 @@ from ...models.cron import CronRun
 from ...models.permissions import may
 from ...operations import error_groups
 from ...operations.edit import EDITABLE
+from ...operations.signatures import bind, find_task
 from ...store.jobs.prefetch import is_unconfirmed
 from ...store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, format_json
 from ...tasks import redaction
+from ...tasks.encryption import is_encrypted
 from ...tasks.results import Attempt, runs_of
 from ..base import build_shown_text, jobs_link
 from ..formats import format_duration
 from ..locks import holder_of
+from ..sanitize import make_readable
 from . import actions
 
 MAX_ATTEMPTS_SHOWN = 50
@@ -44,6 +47,11 @@ MAX_ACTIONS_SHOWN = 20
 MESSAGE_BYTES = 2048
 TIMELINE_BYTES = 48 * 1024
 """Bytes of HTML: for the message of one attempt, and for all messages and backtraces together."""
+
+MAX_ARGUMENTS_SHOWN = 50
+"""Rows of the table of arguments; the JSON below it has all of them."""
+ARGUMENT_BYTES = 1024
+"""Bytes of HTML for the name, and for the value, of one argument in the table."""
 
 MAX_EDITED = WHOLE
 """Characters of the longest arguments that the edit page shows."""
@@ -67,6 +75,14 @@ class TimelineEntry(NamedTuple):
     """The user, if a person did it."""
     is_open: bool = False
     """Whether the traceback is shown without a click: the newest one."""
+
+
+class ShownArgument(NamedTuple):
+    """A row of the table of arguments."""
+
+    name: str
+    text: str
+    is_cut: bool
 
 
 def build_context(
@@ -116,6 +132,43 @@ def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
     if redaction.is_redacted(job.jobtype, payload.text):
         return *call, "FAKTORY['REDACT'] hides some of its arguments: they cannot be edited on a page."
     return *call, ""
+
+
+def name_arguments(job: Job, payload: StoredText, shown: StoredText) -> list[ShownArgument]:
+    """Return the arguments with the names of their parameters; none if the task is unknown or cannot take them.
+
+    `payload` is the stored text, `shown` the part of it that `REDACT` shows.
+    """
+    task = find_task(job.jobtype) if payload.is_whole and shown.is_whole else None
+    if task is None:
+        return []
+    try:
+        stored_args, stored_kwargs = _raw_call(payload.text)
+        args, kwargs = _raw_call(shown.text)
+        if len(args) == 1 and is_encrypted([decode(args[0])]):
+            return []
+    except FaktoryError:
+        return []
+    # A value that `REDACT` removed moves the values behind it to other places: names would be wrong.
+    if len(args) != len(stored_args) or kwargs.keys() != stored_kwargs.keys():
+        return []
+    rows: list[ShownArgument] = []
+    remaining = SHOWN_BYTES
+    for _, name, raw in (bind(task, args, kwargs) or [])[:MAX_ARGUMENTS_SHOWN]:
+        whole = format_json(raw, ARGUMENT_BYTES)
+        limit = min(remaining, ARGUMENT_BYTES)
+        # A client chooses the names of further keyword arguments: half a character could not be encoded.
+        name, text = cut(make_readable(name), limit), cut(whole, limit)
+        remaining = max(0, remaining - len(escape(name + text).encode("utf-8", "replace")))
+        rows.append(ShownArgument(name, text, len(text) < len(whole)))
+    return rows
+
+
+def _raw_call(payload: str) -> tuple[list[str], dict[str, str]]:
+    """Return the JSON text of each argument. Raises InvalidPayload."""
+    members = last_members(payload)
+    kwargs = _members(members.get("custom", "")).get("kwargs", "")
+    return items(members.get("args", "[]")), _members(kwargs)
 
 
 def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:

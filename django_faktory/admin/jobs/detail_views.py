@@ -57,10 +57,12 @@ class JobViews(ReadOnlyAdmin):
     def _build_context(self, request: HttpRequest, job: Job) -> dict[str, Any]:
         # Read separately from the row, and cut by the database: a job may have 16 MiB of arguments.
         stored = texts.read(job, *self.long_texts)
-        stored["payload"] = self.redact_stored(job, "payload", stored["payload"])
+        payload = stored["payload"]
+        stored["payload"] = self.redact_stored(job, "payload", payload)
         urls = {column: self.download_url(job, column) for column in self.long_texts}
         return {
             **detail.build_context(job, stored, urls, request),
+            "arguments": detail.name_arguments(job, payload, stored["payload"]),
             "part_url": reverse("admin:django_faktory_job_part", args=[job.pk]),
             "every_s": REFRESHED_EVERY_S,
         }
