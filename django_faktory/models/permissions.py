@@ -84,6 +84,23 @@ may not see.
 """
 
 
+_VIEWERS = frozenset(codename for codename in ACTS.values() if codename.startswith("view_"))
+_OPERATORS = _VIEWERS | {
+    ACTS[act]
+    for act in (
+        "job.retry", "job.requeue", "job.cancel", "job.change", "batch.retry", "queue.pause", "queue.resume",
+        "workerprocess.quiet", "workerprocess.terminate", "cronentry.pause", "cronentry.resume", "cronentry.run",
+        "joblock.release", "limit.pause", "limit.resume", "outboxentry.retry", "gearmonkeyfunction.audit",
+    )
+}  # fmt: skip
+ROLES: Mapping[str, frozenset[str]] = {
+    "Faktory viewers": _VIEWERS,
+    "Faktory operators": _OPERATORS,
+    "Faktory administrators": frozenset(ACTS.values()),
+}
+"""Groups that `faktory groups` creates, and their permissions. Operators remove no job and enqueue none."""
+
+
 class HasPermissions(Protocol):
     """A user of Django or of a project's own user model."""
 

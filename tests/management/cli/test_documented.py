@@ -69,6 +69,7 @@ def shape(value):
 
 EXAMPLES = {
     "doctor": ("doctor",),
+    "groups": ("groups",),
     "info": ("info",),
     "top": ("top", "--once"),
     "queues": ("queues",),
