@@ -52,7 +52,9 @@ def arguments():
     parser = argparse.ArgumentParser(description="Make a virtual environment with all that make needs.")
     parser.add_argument("--venv", default=".venv", help="its folder")
     parser.add_argument("--django", help="which Django: 6.1 (default: the newest that this Python runs)")
-    parser.add_argument("--node", action="store_true", help="packages of npm too: a Faktory client and axe-core, for their tests")
+    parser.add_argument(
+        "--node", action="store_true", help="packages of npm too: a Faktory client and axe-core, for their tests"
+    )
     parser.add_argument("--browser", action="store_true", help="Chromium too, for the tests with it")
     parser.add_argument("--fuzz", action="store_true", help="the fuzzer too")
     return parser.parse_args()
