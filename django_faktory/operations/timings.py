@@ -70,7 +70,7 @@ class Timing(NamedTuple):
     ended: int
     failed: int
     per_minute: float
-    """Ended runs."""
+    """Number of runs that ended, per minute."""
     waits: tuple[float | None, ...]
     """In the order of `QUANTILES`; None without jobs."""
     runs: tuple[float | None, ...]

@@ -158,9 +158,9 @@ def name_arguments(job: Job, payload: StoredText, shown: StoredText) -> list[Sho
         whole = format_json(raw, ARGUMENT_BYTES)
         limit = min(remaining, ARGUMENT_BYTES)
         # A client chooses the names of further keyword arguments: half a character could not be encoded.
-        name, text = cut(make_readable(name), limit), cut(whole, limit)
-        remaining = max(0, remaining - len(escape(name + text).encode("utf-8", "replace")))
-        rows.append(ShownArgument(name, text, len(text) < len(whole)))
+        shown_name, text = cut(make_readable(name), limit), cut(whole, limit)
+        remaining = max(0, remaining - len(escape(shown_name + text).encode("utf-8", "replace")))
+        rows.append(ShownArgument(shown_name, text, len(text) < len(whole)))
     return rows
 
 
