@@ -6,20 +6,27 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.html import format_html
 
 from ..core.limits import Scope
-from ..models import Limit, Queue
+from ..models import Job, Limit, Queue
 from ..models.permissions import may, may_see
 from ..models.queue import QueueQuerySet
 from ..operations import bulk, timings
-from .base import ReadOnlyAdmin, SafeChangeList, jobs_link, log_action, requires_permission
+from .base import ReadOnlyAdmin, SafeChangeList, format_capped, jobs_link, log_action, requires_permission
 from .formats import format_age
 from .overview.data import QueueLine, build_queue_lines
 from .overview.tasks import build_charts, build_line, build_period_tabs, read_period, task_link
+
+MAX_RUNNING = 1000
+"""Running jobs of a queue that its page counts."""
+PAUSED = "Paused"
+"""Beginning of the log entry of a pause."""
 
 
 class QueueList(SafeChangeList):
@@ -84,6 +91,8 @@ class QueueAdmin(ReadOnlyAdmin):
             context |= {
                 "line": line,
                 "limit": _read_limits([queue]).get(queue.name),
+                "running": _count_running(queue),
+                "pause": _read_pause(queue) if queue.paused_at else None,
                 "may_see_limits": may_see(request.user, "queue", "limit"),
                 "may_set_limits": may(request.user, "limit.add"),
                 **self._timings(request, queue),
@@ -120,7 +129,7 @@ class QueueAdmin(ReadOnlyAdmin):
     @admin.action(description="Pause: give out no jobs", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Pause the queues; running jobs continue, pushed jobs wait."""
-        self._apply(request, queryset, bulk.pause, "Paused")
+        self._apply(request, queryset, bulk.pause, PAUSED)
 
     @admin.action(description="Resume: give out jobs again", permissions=["resume"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
@@ -160,6 +169,19 @@ def _read_limits(rows: list[Any]) -> dict[str, Limit]:
         return {}
     limits = Limit.objects.using(_alias(rows[0])).filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])
     return {limit.name: limit for limit in limits}
+
+
+def _count_running(queue: Queue) -> str:
+    jobs = Job.objects.using(_alias(queue)).working().filter(queue=queue.name)
+    return format_capped(jobs.count_up_to(MAX_RUNNING + 1), MAX_RUNNING)
+
+
+def _read_pause(queue: Queue) -> LogEntry | None:
+    """Return the admin's log entry of the pause, None if the queue was paused elsewhere."""
+    content_type = ContentType.objects.get_for_model(Queue)
+    entries = LogEntry.objects.filter(content_type=content_type, object_id=queue.pk).select_related("user")
+    latest = entries.order_by("-action_time", "-pk").first()
+    return latest if latest is not None and latest.change_message.startswith(PAUSED) else None
 
 
 def _alias(queue: Queue) -> str:

@@ -3,7 +3,10 @@
 import pytest
 from django.utils import timezone
 
+from django_faktory import Batch
+from django_faktory.models import Batch as Row
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
+from tests.project.tasks import add
 
 pytestmark = pytest.mark.timeout(180)
 PATH = "/admin/django_faktory/"
@@ -73,6 +76,18 @@ def test_the_page_of_a_queue_shows_new_jobs(opened):
     JobFactory.create_batch(7, queue="mail")
     wait_for_update(page)
     page.locator("dt:text-is('Waiting') + dd", has_text="7").wait_for()
+
+
+def test_the_page_of_a_batch_shows_its_progress(opened):
+    with Batch(description="delivery 42", success=add.callback(3, 4)) as batch:
+        add.enqueue(1, 2)
+    row = Row.objects.get(bid=batch.bid)
+    seen = opened(f"batch/{row.pk}/change/")
+    seen.sees("0 of 1 ended")
+    Row.objects.update(pending=0)
+    wait_for_update(seen.page)
+    seen.sees("1 of 1 ended")
+    assert seen.complaints == []
 
 
 def test_a_page_stays_while_a_reason_is_typed_and_the_reason_stays(opened):

@@ -159,11 +159,13 @@
     document.querySelectorAll("[data-faktory-live]").forEach((part) => {
       keepFresh(part, window.location.href, (answer) => partOfPage(answer, part.id), replace);
     });
-    const list = document.querySelector("[data-faktory-list]") && document.getElementById("changelist-form");
-    // In django-unfold another script owns the list.
-    if (list && !list.closest("[x-data]") && !list.hasAttribute("x-data")) {
-      keepFresh(list, window.location.href, (answer) => partOfPage(answer, list.id), replaceList);
-    }
+    // Forms of Django's own templates, which cannot be marked themselves. In django-unfold another script owns the list.
+    document.querySelectorAll("[data-faktory-follow]").forEach((mark) => {
+      const form = document.getElementById(mark.dataset.faktoryFollow);
+      if (!form || form.closest("[x-data]")) return;
+      const put = form.id === "changelist-form" ? replaceList : replace;
+      keepFresh(form, window.location.href, (answer) => partOfPage(answer, form.id), put);
+    });
     document.querySelectorAll("[data-faktory-work]").forEach(goOn);
   });
 })();
