@@ -84,7 +84,7 @@ def test_the_page_of_a_batch_shows_its_progress(opened):
     row = Row.objects.get(bid=batch.bid)
     seen = opened(f"batch/{row.pk}/change/")
     seen.sees("0 of 1 ended")
-    Row.objects.update(pending=0)
+    Row.objects.update(pending=0, unrun=0)
     wait_for_update(seen.page)
     seen.sees("1 of 1 ended")
     assert seen.complaints == []
