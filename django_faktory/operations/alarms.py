@@ -67,7 +67,7 @@ WARNINGS = frozenset(
         "cron-never-runs",
         "slow-database",
     }
-)  # fmt: skip
+)
 
 
 class Alarm(NamedTuple):
