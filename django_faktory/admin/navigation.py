@@ -16,7 +16,7 @@ from ..models.permissions import may_see
 from ..store.statistics import counts
 
 
-class Entry(NamedTuple):
+class NavigationLink(NamedTuple):
     """A link of the bar."""
 
     label: str
@@ -66,7 +66,7 @@ _PAGES = (
 )
 
 
-def build_navigation(request: HttpRequest) -> list[Entry]:
+def build_navigation(request: HttpRequest) -> list[NavigationLink]:
     """Return the links that the user may follow. Pages of features that are not in use are left out."""
     using = conf.get("DATABASE")
     pages = [(page, url) for page in _PAGES if (url := _find_url(page, request, using))]
@@ -79,7 +79,7 @@ def build_navigation(request: HttpRequest) -> list[Entry]:
     for page, url in pages:
         number = page.read_number(numbers) if page.read_number and numbers else ""
         is_bad = (page.label == "Errors" and number not in ("", "0")) or (page.label == "Workers" and number == "0")
-        entries.append(Entry(page.label, url, number, is_bad, url == current))
+        entries.append(NavigationLink(page.label, url, number, is_bad, url == current))
     return entries
 
 
