@@ -2,14 +2,18 @@
 
 import time
 
+FIRST_S, LONGEST_S = 0.005, 0.05
+"""Pauses between two polls: they grow with the time waited, because most conditions query a database."""
 
-def wait_until(predicate, timeout_s=10, *, every_s=0.01, what=""):
+
+def wait_until(predicate, timeout_s=10, *, every_s=None, what=""):
     """Return the first true value of `predicate()`; raise AssertionError after `timeout_s`, naming the condition."""
-    deadline = time.monotonic() + timeout_s
+    begun = time.monotonic()
     while True:
         value = predicate()
         if value:
             return value
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begun
+        if waited > timeout_s:
             raise AssertionError(f"not true within {timeout_s} s: {what or predicate}; last seen: {value!r:.200}")
-        time.sleep(every_s)
+        time.sleep(every_s or min(max(waited / 4, FIRST_S), LONGEST_S))
