@@ -15,8 +15,9 @@ MANY = 1000
 
 
 def install():
-    """Empty the database with this module after each test that commits."""
+    """Empty the database with this module after each test that commits, and keep the connections."""
     TransactionTestCase._fixture_teardown = _fixture_teardown
+    TransactionTestCase._should_reload_connections = _should_reload_connections
 
 
 def _fixture_teardown(test):
@@ -25,6 +26,18 @@ def _fixture_teardown(test):
     for alias in test._databases_names(include_mirrors=False):
         empty(connections[alias])
     shared_reads.forget()
+
+
+def _should_reload_connections(test):
+    """Close only connections that had an error; Django closes all of them.
+
+    A session of PostgreSQL takes 10 ms of CPU time until it has run its first statements. A test that changes settings
+    of its session closes the connection itself.
+    """
+    for connection in connections.all(initialized_only=True):
+        if connection.errors_occurred or not connection.autocommit:
+            connection.close()
+    return False
 
 
 def empty(connection):

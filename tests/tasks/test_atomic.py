@@ -203,6 +203,7 @@ def test_a_job_end_blocked_by_another_transaction_costs_no_attempt():
     job = Job.objects.get(jid=jid)
     assert (job.state, job.failures, job.losses, job.interruptions) == ("enqueued", 0, 0, 1)
     assert not Mark.objects.exists()
+    connection.close()  # the task has set the lock timeout of its session
 
 
 def test_atomic_coroutines_are_refused_at_definition():

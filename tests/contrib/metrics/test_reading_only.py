@@ -48,6 +48,7 @@ def is_written(stored):
         other.execute("UPDATE django_faktory_queue SET paused_at = NULL")
         yield
         other.execute("ROLLBACK")
+    connection.close()  # a test has set its busy timeout
 
 
 SMALL = counts.CountLimits(at_once=2, queues=1, portion=1)

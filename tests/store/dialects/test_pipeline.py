@@ -31,8 +31,8 @@ def on_postgresql():
     yield
     Statement.works = True
     with connection.cursor() as cursor:
-        cursor.execute("DEALLOCATE ALL")
         cursor.execute("DROP TABLE IF EXISTS noted")
+    connection.close()  # ends its prepared statements
 
 
 def make_ready(*statements):

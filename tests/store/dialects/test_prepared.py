@@ -24,8 +24,7 @@ def statement():
         pytest.skip("about PostgreSQL")
     yield Statement("answer", ["int", "text"], "SELECT $1 + 1, $2 || $2")
     Statement.works = True
-    with connection.cursor() as cursor:
-        cursor.execute("DEALLOCATE ALL")
+    connection.close()  # ends its prepared statements
 
 
 def answers(statement, times=1):

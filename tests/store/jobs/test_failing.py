@@ -153,6 +153,7 @@ def test_a_failure_is_recorded_even_if_a_pooler_drops_prepared_statements():
         assert not prepared.Statement.works
     finally:
         prepared.Statement.works = True
+        connection.close()
     assert Job.objects.get(pk=job.pk).failures == 1
 
 
