@@ -520,9 +520,9 @@ def test_a_batch_created_during_a_flush_keeps_its_members():
 def test_members_that_fail_during_a_concurrent_discard_settle_their_batch():
     """A job that changed since the look is left alone: dropped then, it would never settle its batch."""
     bid = new(complete=False)
-    push(bid, 40)
+    push(bid, 20)
     commit(bid)
-    taken, pks = fetch(40), list(Job.objects.values_list("pk", flat=True))
+    taken, pks = fetch(20), list(Job.objects.values_list("pk", flat=True))
     over, errors = threading.Event(), []
 
     def drop():
@@ -543,4 +543,4 @@ def test_members_that_fail_during_a_concurrent_discard_settle_their_batch():
     transitions.discard(pks, using="default")
     assert errors == []
     assert not Job.objects.exists()
-    assert status(bid) == (40, 0, 0, "2", "")
+    assert status(bid) == (20, 0, 0, "2", "")

@@ -78,10 +78,10 @@ def test_release_requeues_plain_jobs_together_with_newly_limited_ones(node):
     counts_are_true()
 
 
-def test_permits_of_a_running_job_follow_thirty_rounds_of_limit_changes(node):
+def test_permits_of_a_running_job_follow_ten_rounds_of_limit_changes(node):
     node.push("a", "b", custom={"limit": "mail"})
     assert node.fetch() == ["a"]
-    for _ in range(30):
+    for _ in range(10):
         found = [limit(scope, name, 1) for scope, name in (("task", "noop"), ("queue", "default"), ("key", "mail"))]
         assert node.fetch() == []
         held = parse_permits(Job.objects.get(jid=jid("a")).permits)

@@ -225,9 +225,9 @@ def test_waiting_fetches_are_notified_when_the_running_jobs_of_a_queue_are_count
     assert node.fetch() == ["a"]
 
 
-def test_fifty_workers_never_exceed_a_limit_of_five(node):
+def test_twenty_workers_never_exceed_a_limit_of_five(node):
     limit("task", "noop", 5)
-    total = 50 if connection.vendor == "sqlite" else 75
+    total = 50
     node.push(*map(str, range(total)))
     inside, most, done, guard = set(), [], [], threading.Lock()
 
@@ -252,7 +252,7 @@ def test_fifty_workers_never_exceed_a_limit_of_five(node):
             with guard:
                 done.append(found[0].jid)
 
-    at_once(50, work)
+    at_once(20, work)
     assert len(done) == len(set(done)) == total
     assert max(most) <= 5
     assert in_use("noop") == 0
