@@ -46,28 +46,6 @@ def everything(db):
     return codenames()
 
 
-def sets_for(asker, request, everything):
-    """Yield the sets of permissions to ask with: none, each single one, those the route needs, all but one, and all.
-
-    Only those single permissions are used that the request checks when the user has none: no other changes the answer.
-    """
-    yield NONE
-    if request.is_variant:
-        yield from (request.needs, everything)
-        return
-    asker.ask(request)
-    asked = set(Permissions.asked)
-    if asked & OTHER:
-        yield OTHER
-        asker.ask(request, OTHER)
-        asked |= Permissions.asked
-    yield from (frozenset({one}) for one in sorted(asked - OTHER))
-    if request.needs != NO_USER:
-        yield request.needs
-        yield from (everything - {one} for one in request.needs)
-    yield everything
-
-
 def called(granted, everything):
     """Return a name for a set of permissions."""
     without = sorted(everything - granted)
@@ -77,10 +55,31 @@ def called(granted, everything):
 
 
 def asked_by_all(asker, request, everything):
-    """Yield each set of permissions, once, with the answer to the request."""
-    for granted in dict.fromkeys(sets_for(asker, request, everything)):
-        compare = request.is_act and request.needs <= granted
-        yield granted, asker.ask(request, granted, compare=compare)
+    """Return the answer for each set of permissions: none, each single one, those the route needs, all but one, all.
+
+    Only those single permissions are used that the request checks when the user has none: no other changes the answer.
+    """
+    answers = {}
+
+    def ask(*sets):
+        """Ask with each new set; return the permissions that the last of them checked."""
+        for granted in sets:
+            if granted not in answers:
+                compare = request.is_act and request.needs <= granted
+                answers[granted] = asker.ask(request, granted, compare=compare)
+        return set(Permissions.asked)
+
+    asked = ask(NONE)
+    if request.is_variant:
+        ask(request.needs, everything)
+        return answers
+    if asked & OTHER:
+        asked |= ask(OTHER)
+    ask(*(frozenset({one}) for one in sorted(asked - OTHER)))
+    if request.needs != NO_USER:
+        ask(request.needs, *(everything - {one} for one in request.needs))
+    ask(everything)
+    return answers
 
 
 def strangers(asker, request, everything):
@@ -112,7 +111,7 @@ def check(asker, requests, everything):
     wrong = []
     for request in requests:
         wrong += strangers(asker, request, everything)
-        for granted, answer in asked_by_all(asker, request, everything):
+        for granted, answer in asked_by_all(asker, request, everything).items():
             label = called(granted, everything)
             wrong += [f"{request.name}: {label} {words}" for words in wrong_with(request, granted, answer)]
     assert not wrong, "\n".join(wrong)
@@ -180,7 +179,7 @@ def test_admin_lists_cannot_be_filtered_by_prefixes_of_text_fields(asker, everyt
 
 
 def test_permissions_that_a_request_does_not_check_do_not_change_its_answer(asker, everything):
-    """Check an assumption of `sets_for`."""
+    """Check an assumption of `asked_by_all`."""
     request = Request("jobs", "GET", "/api/jobs/", frozenset({"view_job"}))
     asker.ask(request)
     assert Permissions.asked == {"view_job"}
