@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 from scripts.plants import PLANTS  # noqa: E402  (found by the path above)
 from tests import services  # noqa: E402
 from tests.own_servers import Guard  # noqa: E402
+from tests.selection import left_out  # noqa: E402
 
 LEFT_OUT = (".*", "*.egg-info", "__pycache__", "node_modules", "db.sqlite3*")
 SOME_FAILED = 1
@@ -112,8 +113,8 @@ class Field:
 
 def _markers_by_command(database):
     """Return the markers of the tests that `make test` runs on this database, and of the others."""
-    left_out = "slow" if database == "sqlite" else "slow or once_if_quick or once or core"
-    return {"make test": f"not ({left_out})", "make test-all": left_out}
+    skipped = " or ".join(left_out(database, is_first=database == "sqlite", is_quick=True))
+    return {"make test": f"not ({skipped})", "make test-all": skipped}
 
 
 def main():

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from tests import services  # noqa: E402  (found by the path above)
 from tests.own_servers import Guard  # noqa: E402
 from tests.programs import WITH_US  # noqa: E402
-from tests.selection import LEFT_OUT  # noqa: E402
+from tests.selection import LEFT_OUT, left_out  # noqa: E402
 
 PROCESSES = min(16, 3 * (os.cpu_count() or 2))
 PROCESSES_OF_OTHERS = 2
@@ -61,12 +61,12 @@ class Run:
         self.command = [*python, "-m", *(["coverage", "run", "-m"] if measure else []), "pytest", "-q"]
         self.command += [f"--junit-xml={self.report}", "-o", "junit_logging=no"]
         self.command += ["-o", f"cache_dir={ROOT / '.demo' / f'cache-{kind}'}"]
-        left_out = [] if is_first else ["core", "once", *(["once_if_quick"] if is_quick else [])]
-        left_out += ["slow"] if is_quick else []
-        self._left_out = [] if more else left_out
-        chosen = [f"not {name}" for name in left_out]
+        skipped = left_out(kind, is_first=is_first, is_quick=is_quick)
+        self._left_out = [] if more else skipped
+        chosen = [f"not {name}" for name in skipped]
         if is_rest:
-            chosen.append("(slow or varied)" if is_first else "(slow or varied or once_if_quick)")
+            quick = left_out(kind, is_first=is_first, is_quick=True)
+            chosen.append(f"({' or '.join([*sorted(set(quick) - set(skipped)), 'varied'])})")
         self.command += (["-m", " and ".join(chosen)] if chosen else []) + more
         self._examples = "quick" if is_quick else "thorough"
         self._processes = PROCESSES if is_first else PROCESSES_OF_OTHERS

@@ -136,7 +136,12 @@ ONCE_IF_QUICK = (
     "contrib/api/test_speed.py",
     "contrib/metrics",
     "contrib/transfer",
+    "deploys/test_newer_workers.py",
+    "models/test_about.py",
+    "operations",
     "runtime/processes",
+    "runtime/test_alarm_notifier.py",
+    "runtime/test_maintenance.py",
     "server",
     "tasks",
     "testing",
@@ -144,26 +149,57 @@ ONCE_IF_QUICK = (
 )
 """Tests with little SQL or transactions: `make test` runs them on the first database only, except EACH."""
 
+PORTABLE = (
+    "models/test_querysets.py",
+    "store/jobs/test_edits.py",
+    "store/jobs/test_scan.py",
+    "store/jobs/test_state_machine.py",
+    "store/jobs/test_tracking.py",
+    "store/limits/test_settings.py",
+)
+"""Tests of statements that MariaDB shares with SQLite (`store/dialects/portable.py`), without concurrency: `make test`
+runs them on these two other databases only, except EACH.
+"""
+
 EACH = (
+    "models/test_querysets.py::test_common_queries_use_an_index",
     "runtime/processes/test_isolation.py",
     "runtime/processes/test_runfaktory.py::test_the_job_of_a_killed_worker_runs_again",
-    "server/handlers/test_batches.py",
+    "runtime/test_maintenance.py::test_an_idle_minute_takes_at_most_86_sql_statements",
+    "server/handlers/test_batches.py::test_a_refused_commit_does_not_repeat_batch_new_of_the_same_set",
+    "server/handlers/test_batches.py::test_other_clients_are_answered_while_a_commit_waits_for_the_batch_lock",
+    "server/handlers/test_batches.py::test_other_jobs_proceed_while_member_reports_wait_for_the_batch_lock",
     "server/test_async_exchange.py",
     "server/test_job_options.py",
     "server/test_lock_waits.py",
     "server/test_prefetch_buffer.py",
     "tasks/test_atomic.py",
     "tasks/test_atomic_commit.py",
-    "tasks/test_cron.py",
     "tasks/test_isolation.py",
-    "testing/test_live.py",
-    "worker/test_limits.py",
+    "worker/test_limits.py::test_a_succeeded_job_shows_its_last_progress",
+    "worker/test_limits.py::test_the_thread_continues_with_working_connections_after_a_timeout",
 )
-"""Exceptions from ONCE_IF_QUICK: `make test` runs them on each database."""
+"""Exceptions from ONCE_IF_QUICK and PORTABLE: `make test` runs them on each database."""
 
 
-TABLES = {"slow": (SLOW, QUICK), "core": (CORE, ()), "once": (ONCE, ()), "once_if_quick": (ONCE_IF_QUICK, EACH)}
+TABLES = {
+    "slow": (SLOW, QUICK),
+    "core": (CORE, ()),
+    "once": (ONCE, ()),
+    "once_if_quick": (ONCE_IF_QUICK, EACH),
+    "portable": (PORTABLE, EACH),
+}
 """Each marker with its table and the exceptions."""
+
+
+def left_out(kind, *, is_first, is_quick):
+    """Return the markers that a run on this kind of database skips."""
+    markers = [] if is_first else ["core", "once"]
+    if is_quick:
+        markers += ["slow"] if is_first else ["once_if_quick", "slow"]
+        markers += ["portable"] if kind == "mariadb" and not is_first else []
+    return markers
+
 
 LEFT_OUT = "FAKTORY_TEST_LEFT_OUT"
 """Environment variable: markers of tests to skip, separated by commas."""
@@ -203,5 +239,7 @@ def mark(item, root):
         item.add_marker(pytest.mark.core)
     if names & set(ONCE) and not item.get_closest_marker("each_database"):
         item.add_marker(pytest.mark.once)
-    if names & set(ONCE_IF_QUICK) and not names & set(EACH):
-        item.add_marker(pytest.mark.once_if_quick)
+    for marker in ("once_if_quick", "portable"):
+        table, exceptions = TABLES[marker]
+        if names & set(table) and not names & set(exceptions):
+            item.add_marker(getattr(pytest.mark, marker))

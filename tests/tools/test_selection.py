@@ -21,7 +21,8 @@ def test_each_table_entry_names_existing_tests(table, entry):
 
 
 def test_exceptions_are_inside_the_folders_they_exempt():
-    for exceptions, table in ((selection.QUICK, selection.SLOW), (selection.EACH, selection.ONCE_IF_QUICK)):
+    each = (*selection.ONCE_IF_QUICK, *selection.PORTABLE)
+    for exceptions, table in ((selection.QUICK, selection.SLOW), (selection.EACH, each)):
         for entry in exceptions:
             path = PurePosixPath(entry.partition("::")[0])
             assert {place.as_posix() for place in (path, *path.parents)} & set(table), entry
@@ -40,6 +41,8 @@ def test_exceptions_are_inside_the_folders_they_exempt():
         ("server/test_limits.py", ["slow"], False),
         ("worker/test_idle.py", ["once_if_quick"], True),
         ("worker/test_limits.py", ["once_if_quick"], False),
+        ("store/jobs/test_scan.py", ["portable"], True),
+        ("models/test_querysets.py", ["portable"], False),
         ("docs/test_links.py", ["core", "once"], True),
         ("core", ["core", "once"], True),
         ("store", ["core", "once", "once_if_quick", "slow"], False),
@@ -47,3 +50,18 @@ def test_exceptions_are_inside_the_folders_they_exempt():
 )
 def test_files_are_not_imported_if_none_of_their_tests_runs(path, markers, expected):
     assert selection.is_left_out(TESTS / path, TESTS, markers) is expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_first", "is_quick", "expected"),
+    [
+        ("sqlite", True, True, {"slow"}),
+        ("postgresql", False, True, {"core", "once", "once_if_quick", "slow"}),
+        ("mariadb", False, True, {"core", "once", "once_if_quick", "portable", "slow"}),
+        ("mariadb", True, True, {"slow"}),
+        ("sqlite", True, False, set()),
+        ("mariadb", False, False, {"core", "once"}),
+    ],
+)
+def test_each_database_skips_only_what_another_one_runs(kind, is_first, is_quick, expected):
+    assert set(selection.left_out(kind, is_first=is_first, is_quick=is_quick)) == expected
