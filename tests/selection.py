@@ -103,6 +103,10 @@ CORE = ("brokers/test_tls.py", "core", "tools")
 """Tests that need no database. Modules elsewhere are marked `core` themselves."""
 
 ONCE = (
+    "admin/test_access.py",
+    "admin/test_hostile.py",
+    "admin/test_large_jobs.py",
+    "admin/test_read_only.py",
     "attacks",
     "browser",
     "checks/test_security.py",
@@ -120,11 +124,18 @@ ONCE = (
     "runtime/processes/test_runfaktory.py",
     "runtime/processes/test_unresponsive.py",
     "security",
+    "server/test_going_away.py",
     "server/test_handshake.py",
     "server/test_limits.py",
     "server/test_long_lines.py",
+    "server/test_order.py",
+    "server/test_protocol_page.py",
     "server/test_tls.py",
+    "tasks/test_refusals.py",
+    "tasks/test_registry.py",
     "typing",
+    "worker/test_interrupt.py",
+    "worker/test_worker.py",
 )
 """Tests that do not depend on the kind of database: they run on the first one only, except modules marked
 `each_database`.
