@@ -61,6 +61,8 @@ class Run:
         gc.freeze()  # a collection in a forked process would copy the memory of all tests
         gc.set_threshold(*COLLECTED)
         self._session.config._tmp_path_factory.getbasetemp()  # forked processes make folders in it
+        for item in self._session.items:
+            item.location  # noqa: B018  (cached: otherwise both this process and the forked one read the source)
         total = len(self._session.items)
         for number in range(count):
             share = range(total * number // count, total * (number + 1) // count)
