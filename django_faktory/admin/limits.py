@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db.models import Min, QuerySet, Sum
 from django.http import HttpRequest
@@ -146,9 +146,11 @@ class LimitAdmin(ObjectActionsMixin):
         written = definitions.save_limit(*key, form.allowance, using=_alias(obj))
         obj.__dict__.update(written.__dict__)  # the log entry shows the written values
 
-    def delete_model(self, request: HttpRequest, obj: Limit) -> None:  # noqa: ARG002
+    def delete_model(self, request: HttpRequest, obj: Limit) -> None:
         """Remove the limit and unblock all jobs that wait for it."""
         definitions.remove(obj, using=_alias(obj))
+        if obj.returns:
+            self.message_user(request, f"{obj.name}: {obj.returns}", messages.WARNING)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """Remove the limits one by one, because each removal unblocks jobs."""
@@ -157,7 +159,7 @@ class LimitAdmin(ObjectActionsMixin):
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:  # noqa: ARG002
         """List the limits only. Their limiters are deleted with them and need no permission of their own."""
-        names = [str(limit) for limit in objs]
+        names = [f"{limit}. {limit.returns}" if limit.returns else str(limit) for limit in objs]
         return names, {"limits": len(names)}, set(), []
 
     def buttons(self, row: Limit) -> list[tuple[str, str]]:

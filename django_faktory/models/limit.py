@@ -64,6 +64,13 @@ class Limit(models.Model):
         return f"{self.scope} {self.name}: {self.allowance_text}"
 
     @property
+    def returns(self) -> str:
+        """Sentence about what follows a deletion: a limit of code is created again. "" for any other limit."""
+        if self.origin == self.Origin.ADMIN:
+            return ""
+        return "It is defined in code, and returns when a node starts; remove it there."
+
+    @property
     def allowance(self) -> Allowance:
         """The allowance while the limit is not paused."""
         return Allowance(concurrency=self.concurrency, rate=self.rate, per=self.per, burst=self.burst)

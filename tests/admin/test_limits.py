@@ -111,6 +111,16 @@ def test_deleting_a_limit_releases_its_waiting_jobs(admin_client, node):
     assert states("b") == ["enqueued"]
 
 
+@pytest.mark.parametrize(("origin", "returns"), [("admin", False), ("code", True), ("edited", True)])
+def test_deleting_a_limit_of_code_says_before_and_after_that_it_returns(admin_client, origin, returns):
+    one = limit("task", "noop", 1)
+    Limit.objects.update(origin=origin)
+    where = reverse("admin:django_faktory_limit_delete", args=[one.pk])
+    assert ("returns when a node starts" in words(admin_client.get(where))) == returns
+    assert ("returns when a node starts" in words(admin_client.post(where, {"post": "yes"}, follow=True))) == returns
+    assert not Limit.objects.exists()
+
+
 def test_a_task_is_paused_and_resumed_by_buttons(admin_client, node):
     one = limit("task", "noop", 1)
     node.push("a")

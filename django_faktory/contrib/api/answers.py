@@ -314,6 +314,12 @@ class LimitDetailSerializer(LimitSerializer):
     waiting = _number("Jobs that wait for it, counted up to 10,000.")
 
 
+class RemovedLimitSerializer(Base):
+    """Note about a deleted limit that is defined in code."""
+
+    detail = _text("What follows: the limit returns when a node starts.")
+
+
 class ChangedTasksSerializer(Base):
     """Tasks changed by a pause or resume."""
 

@@ -119,14 +119,16 @@ class Limits(Resource):
         summary="Delete a limit",
         description="Jobs that wait for it may start. A limit defined in code is created again when a node starts.",
         parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Reason for the log.")],
-        responses={204: None},
+        responses={200: answers.RemovedLimitSerializer, 204: None},
     )
     def destroy(self, request: Request, **_: Any) -> Response:
-        """Delete the limit; its running jobs continue."""
+        """Delete the limit; its running jobs continue. The response to a limit of code says that it returns."""
         validated, limit = self.read_input(inputs.ReasonSerializer, source=request.query_params), self.get_object()
         # Written before the delete: the log entry needs the primary key of the row.
         record_change(request, limit, "Deleted", flag=DELETED, reason=validated["reason"])
         definitions.remove(limit, using=get_alias())
+        if limit.returns:
+            return self.respond(lambda: {"detail": limit.returns})
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @_describe_action("Pause tasks", "None of their jobs starts from now on; running jobs continue.")

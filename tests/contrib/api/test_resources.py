@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from django_faktory.contrib.api import answers, queues, statistics
 from django_faktory.core.payloads import NewBatch
-from django_faktory.models import Batch, Job, JobLock, Queue, WorkerProcess
+from django_faktory.models import Batch, Job, JobLock, Limit, Queue, WorkerProcess
 from django_faktory.models.cron import CronEntry, CronRun
 from django_faktory.operations import serializers
 from django_faktory.store.batches import batches
@@ -314,6 +314,14 @@ def test_limits_are_created_changed_and_deleted(as_root):
     assert names(as_root("GET", "limits/", scope="queue")) == []
     assert as_root("DELETE", where).status == 204
     assert as_root("GET", where).status == 404
+
+
+def test_deleting_a_limit_of_code_says_that_it_returns(as_root):
+    made = as_root("POST", "limits/", {"scope": "task", "name": "noop", "concurrency": 1})
+    Limit.objects.update(origin="code")
+    answer = as_root("DELETE", f"limits/{made.data['id']}/")
+    assert (answer.status, "returns when a node starts" in answer.data["detail"]) == (200, True)
+    assert not Limit.objects.exists()
 
 
 @pytest.mark.parametrize(

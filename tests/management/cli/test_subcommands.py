@@ -10,7 +10,7 @@ from django.utils import timezone
 from django_faktory.core.lifecycle import State
 from django_faktory.core.payloads import NewBatch
 from django_faktory.management.commands.faktory import Command
-from django_faktory.models import Batch, Job, Queue, WorkerProcess
+from django_faktory.models import Batch, Job, Limit, Queue, WorkerProcess
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import pushes
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory, payload
@@ -363,3 +363,15 @@ def test_job_times_have_seconds_in_text_and_microseconds_in_json(asked, faktory)
     JobFactory(enqueued_at=datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC))
     assert " 2026-01-02T03:04:05Z " in faktory("jobs").out
     assert asked("jobs")["jobs"][0]["enqueued_at"] == "2026-01-02T03:04:05.678901Z"
+
+
+# --- limits
+
+
+def test_removing_a_limit_of_code_says_that_it_returns(faktory):
+    for name, origin in (("ring", "admin"), ("code", "code")):
+        faktory("limits", "set", "task", name, "5")
+        Limit.objects.filter(name=name).update(origin=origin)
+    assert "returns when a node starts" in faktory("limits", "remove", "task", "code").err
+    assert faktory("limits", "remove", "task", "ring").err == ""
+    assert not Limit.objects.exists()

@@ -37,6 +37,8 @@ def _limits(call: Invocation) -> int:
                 limit = Limit.objects.using(using).filter(scope=scope, name=name).first()
                 if limit is not None:
                     definitions.remove(limit, using=using)
+                    if limit.returns:
+                        call.screen.note(f"limits remove: {name}: {limit.returns}")
                 # Nothing to remove is a result and no error: the exit code reports it.
                 return _print_changed(call, verb, [name] if limit else [])
             case (("pause" | "resume"), [_, *_]):
