@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, register
 from django.utils import timezone
 
 from . import brokers, conf
@@ -232,6 +232,23 @@ class FaktoryBackend(BaseTaskBackend):
             worker_ids=[],
         )
         return Call(result=result, custom=custom)
+
+
+def is_checked_by_django() -> bool:
+    """Return whether Django calls `check` of each backend."""
+    # The backport does so only if it is in INSTALLED_APPS, which is optional.
+    return BaseTaskBackend.__module__.startswith("django.") or apps.is_installed("django_tasks")
+
+
+@register
+def check_installation(**_: Any) -> list[CheckMessage]:
+    """Report the backends of a project that has not installed the app, whose own checks are then not registered."""
+    # Importing any task registers this check.
+    if apps.is_installed("django_faktory") or is_checked_by_django():
+        return []
+    return [
+        message for backend in task_backends.all() if isinstance(backend, FaktoryBackend) for message in backend.check()
+    ]
 
 
 def registered_queues() -> tuple[str, ...]:

@@ -20,14 +20,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
 from .. import conf
-from ..backend import FaktoryBackend
+from ..backend import FaktoryBackend, is_checked_by_django
 from ..brokers import Broker, tls
 from ..core import locket
 from ..core.payloads import FUNCTION, queue_name
 from ..errors import InvalidPayload
 from ..moved import new_place
 from ..store.dialects import cursor_hooks
-from ..tasks.compat import BaseTaskBackend, task_backends
+from ..tasks.compat import task_backends
 from ..tasks.middleware import Middleware, instantiate
 
 OLDEST = {"postgresql": (15,), "mariadb": (10, 6), "mysql": (8, 0, 11)}
@@ -71,9 +71,7 @@ def check_tasks_setting(**_: Any) -> list[CheckMessage]:
         task_backends[alias] for alias, params in getattr(settings, "TASKS", {}).items() if _is_faktory_entry(params)
     ]
     if backends:
-        # Django checks each backend itself; the backport does so only if it is in INSTALLED_APPS, which is optional.
-        is_checked_by_django = BaseTaskBackend.__module__.startswith("django.") or apps.is_installed("django_tasks")
-        return [] if is_checked_by_django else [message for backend in backends for message in backend.check()]
+        return [] if is_checked_by_django() else [message for backend in backends for message in backend.check()]
     return [
         Warning(
             "TASKS: no entry uses FaktoryBackend: tasks are enqueued elsewhere, or run at once",

@@ -1,6 +1,8 @@
 """System checks: each id, its cause, and the remedy that it names."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from django.core.checks import run_checks
@@ -273,6 +275,25 @@ def test_a_queue_name_the_protocol_cannot_carry_is_an_error():
 def test_options_of_the_backend_are_an_error():
     with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": {"CONCURRENCY": 5}}}):
         assert message_of("E009").startswith("TASKS['default']: OPTIONS: expected none, got 'CONCURRENCY'")
+
+
+WITHOUT_THE_APP = """
+import django
+from django.conf import settings
+
+settings.configure(TASKS={"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}})
+django.setup()
+from django.core.checks import run_checks
+from django_faktory.tasks.compat import task_backends
+
+task_backends["default"]  # as the import of any task does
+print([message.id for message in run_checks()])
+"""
+
+
+def test_a_project_that_has_not_installed_the_app_is_checked_once_a_task_is_imported():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_THE_APP], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['django_faktory.E010']"
 
 
 def test_the_backend_without_the_app_is_an_error(settings):
