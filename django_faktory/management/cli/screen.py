@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 # A client may store names of any length: one of them must not make a table unreadable.
@@ -132,6 +133,21 @@ class Screen:
         # On stderr: stdout may be a file or a pipe while the terminal still answers.
         self.err.write(f"{clean(question)} [y/N] ")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def span(seconds: float) -> str:
+    """Return a length of time in its largest unit: `0.5 s`, `22 min`, `3.1 h`, `2.5 d`."""
+    for unit, size in (("d", 86_400), ("h", 3600)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{max(seconds, 0):.1f} s"
+
+
+def age(moment: str | None) -> str:
+    """Return how long ago a time of a JSON document was; "" for none."""
+    if moment is None:
+        return ""
+    return f"{span((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds())} ago"
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from ...backend import registered_queues
 from ...brokers import Broker, get_broker
+from ...checks.tasks import broken_modules
 from ...core.queries import Query
 from ...errors import FaktoryError
 from ...operations import task_names
@@ -56,6 +58,8 @@ class Invocation:
         """Return the query given on the command line. Raises InvalidQuery."""
         # The shell has split an unquoted query into several arguments.
         query = query_of(" ".join(self.options["query"]))
+        if query.tasks:
+            load_tasks()
         return query if self.alias is None else task_names.expand_short_names(query, using=self.alias)
 
 
@@ -63,11 +67,44 @@ def require_known(call: Invocation, kind: str, names: Iterable[str], known: Iter
     """Raise Unsupported for the first name that is not known, unless the option --new is given."""
     known = set(known)
     unknown = [name for name in names if name not in known]
-    if not unknown or call.options["new"]:
+    if not unknown or call.options.get("new"):
         return
-    similar = get_close_matches(unknown[0], sorted(known), n=1)
-    hint = f"did you mean {similar[0]}?" if similar else "see the list of names,"
-    raise Unsupported(f"{call.name}: there is no {kind} {unknown[0]}; {hint} or add --new for a name not used yet")
+    remedy = " or add --new for a name not used yet" if "new" in call.options else ""
+    hint = suggest(unknown[0], known) or ("; see the list of names," if remedy else "")
+    raise Unsupported(f"{call.name}: there is no {kind} {unknown[0]}{hint}{remedy}")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the most similar known name, as the end of a sentence; "" if none is similar."""
+    similar = get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {similar[0]}?" if similar else ""
+
+
+def note_unknown_names(call: Invocation, query: Query) -> None:
+    """Note queues and tasks of a query that are not known, because the query has found nothing."""
+    queues = [pattern.text for pattern in query.queues if not pattern.is_prefix]
+    tasks = [pattern.text for pattern in query.tasks if not pattern.is_prefix]
+    if queues:
+        known_queues = known_queue_names(call)
+        for name in [name for name in queues if name not in known_queues]:
+            call.screen.note(f"there is no queue {name}{suggest(name, known_queues)}")
+    if tasks and call.alias is not None:
+        known_tasks = task_names.known_tasks(using=call.alias)
+        for name in [name for name in tasks if name not in known_tasks]:
+            similar = task_names.find_similar(name, using=call.alias)
+            call.screen.note(f"there is no task {name}{f'; did you mean {similar[0]}?' if similar else ''}")
+
+
+def load_tasks() -> None:
+    """Import the project's tasks, which the command does not do itself, unlike a worker."""
+    # Broken modules are left out: a command must work when the latest deployment does not.
+    broken_modules()
+
+
+def known_queue_names(call: Invocation) -> set[str]:
+    """Return the queues that were used at least once, and those of the project's tasks."""
+    load_tasks()
+    return {*call.broker.info().get("queues", {}), *registered_queues()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 import argparse
 import json
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from django.utils import timezone
 
 from django_faktory.management.cli.subcommands import subcommands
-from django_faktory.models import CronEntry, Queue
+from django_faktory.models import CronEntry, JobLock, Queue
 from django_faktory.store.batches import batches
 from django_faktory.store.cron import entries
 from django_faktory.store.jobs import pushes
@@ -77,6 +78,8 @@ EXAMPLES = {
     "job": ("job", "jid-of-one"),
     "workers": ("workers",),
     "batches": ("batches",),
+    "errors": ("errors",),
+    "edit": ("edit", "jid-of-one", "--priority", "5"),
     "push": ("push", add.jobtype, "1", "2"),
     "retry": ("retry", "dead"),
     "requeue": ("requeue", "dead"),
@@ -86,6 +89,8 @@ EXAMPLES = {
     "prune": ("prune", "dead", "--yes"),
     "pause": ("pause", "mail"),
     "resume": ("resume", "mail"),
+    "clear": ("clear", "default", "--yes"),
+    "locks": ("locks",),
     "quiet": ("quiet", "w1", "--yes"),
     "terminate": ("terminate", "w1", "--yes"),
     "cron": ("cron",),
@@ -101,8 +106,8 @@ def documented(word):
     return None
 
 
-ELSEWHERE = {"import-faktory", "export-faktory"}
-"""Tested in tests/contrib/transfer, which has a Redis."""
+ELSEWHERE = {"import-faktory", "export-faktory", "outbox"}
+"""Tested in tests/contrib/transfer, which has a Redis, and in test_outbox.py, which has a second database."""
 
 
 @pytest.mark.core
@@ -123,7 +128,11 @@ def test_json_output_has_the_documented_shape(asked, word):
         entries.save(CronEntry(name="ring", schedule="@daily", zone="UTC", jobtype="ring"), using="default")
         asked("cron", "run", "ring")
     if word == "limits":
-        asked("limits", "set", "task", "ring", "5")
+        asked("limits", "set", "task", "ring", "5", "--new")
+    if word == "locks":
+        locked = JobFactory(working=True, jid="jid-of-holder")
+        times = {"acquired_at": timezone.now(), "expires_at": timezone.now(), "lease": timedelta(minutes=2)}
+        JobLock.objects.create(key="shop 1", jid=locked.jid, attempt=1, wid="w1", **times)
     if word in ("pause", "resume"):
         asked("pause", "mail", "--new")
     if word == "pause":
@@ -132,7 +141,7 @@ def test_json_output_has_the_documented_shape(asked, word):
         Queue.objects.update(paused_at=timezone.now())
     output, example = asked(*EXAMPLES[word]), documented(word)
     if word == "top":
-        output |= {"queues": [], "workers": []}
+        output |= {"alarms": [], "queues": [], "workers": []}
     assert shape(output) == shape(example)
 
 

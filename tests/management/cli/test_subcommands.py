@@ -64,6 +64,58 @@ def test_jobs_lists_jobs_that_match_the_query_newest_first(asked, faktory):
     assert len(lines) == 4
 
 
+def test_long_shows_arguments_and_the_message_of_the_latest_failure(asked, faktory):
+    failure = '{"errtype":"x.Timeout","message":"took 30 s","backtrace":[]}'
+    text = '{"jid":"1","jobtype":"noop","args":[42,"é"],"custom":{"kwargs":{"a":1}}}'
+    dead(payload=text, failure=failure)
+    [job] = asked("jobs", "dead", "--long")["jobs"]
+    assert (job["args"], job["kwargs"], job["message"]) == ([42, "é"], {"a": 1}, "took 30 s")
+    out = faktory("jobs", "dead", "--long").out
+    assert '[42, "é"] {"a": 1}  took 30 s' in out
+    assert "args" not in asked("jobs", "dead")["jobs"][0]
+
+
+@pytest.mark.parametrize("text", ['{"args":["' + "x" * 20_000 + '"]}', "{broken", '{"args":["' + "y" * 200 + '"]}'])
+def test_long_shows_no_long_or_invalid_arguments(asked, faktory, text):
+    dead(payload=text)
+    [job] = asked("jobs", "--long")["jobs"]
+    assert (job["args"] is None) == ("y" not in text)
+    assert max(map(len, faktory("jobs", "--long").out.splitlines())) < 400
+
+
+def test_long_hides_what_the_project_redacts(asked, settings):
+    settings.FAKTORY = {"REDACT": lambda jobtype, arguments: "***"}
+    dead(payload='{"jid":"1","jobtype":"noop","args":["secret"],"custom":{"kwargs":{"a":"secret"}}}')
+    assert "secret" not in json.dumps(asked("jobs", "--long"))
+
+
+def test_errors_groups_failed_jobs_by_their_cause(asked, faktory):
+    for number in range(3):
+        dead(errtype="x.Declined", failure=f'{{"message":"card {number} declined","backtrace":[]}}', finished_at=T0)
+    JobFactory(retries=True, errtype="x.Declined", failure='{"message":"card 9 declined","backtrace":[]}')
+    dead(errtype="y.Other")
+    first, second = asked("errors")["groups"]
+    assert (first["errtype"], first["dead"], first["retrying"], first["message"]) == (
+        "x.Declined", 3, 1, "card N declined",
+    )  # fmt: skip
+    assert (first["first_at"], second["dead"]) == (first["latest_at"], 1)
+    assert len(asked("errors", "--limit", 1)["groups"]) == 1
+    assert "card N declined" in faktory("errors").out
+
+
+def test_errors_without_failed_jobs_says_so(faktory):
+    assert "no failed jobs" in faktory("errors").err
+
+
+def test_top_begins_with_the_alarms(faktory, asked):
+    JobFactory(queue="mail")
+    lines = faktory("top", "--once").out.splitlines()
+    assert lines[0].startswith("CRITICAL  No running worker")
+    titles = [line for line in lines if line in ("queues", "running now (longest first)", "workers")]
+    assert titles == ["queues", "running now (longest first)", "workers"]
+    assert [alarm["kind"] for alarm in asked("top", "--once")["alarms"]] == ["no-workers"]
+
+
 def test_jobs_returns_an_empty_list_if_none_match(asked):
     assert asked("jobs", "dead")["jobs"] == []
 
@@ -179,7 +231,7 @@ def test_push_of_an_unregistered_task_requires_unregistered(faktory):
     assert refused.code == 1
     assert "--unregistered" in refused.err
     jid = faktory(
-        "push", "GoJob", "1", "--unregistered", "--queue", "go", "--in", "10m", "--about", "a.b/1"
+        "push", "GoJob", "1", "--unregistered", "--queue", "go", "--new", "--in", "10m", "--about", "a.b/1"
     ).out.strip()
     job = Job.objects.get(jid=jid)
     assert (job.jobtype, job.queue, job.state, job.about) == ("GoJob", "go", "scheduled", "a.b/1")
@@ -291,7 +343,47 @@ def test_prune_without_a_query_deletes_jobs_past_purge_at(asked):
     assert asked("prune", code=2)["changed"] == 0
 
 
+def test_a_retry_at_a_pace_spreads_the_oldest_jobs_first(asked, faktory):
+    made = [dead() for _ in range(5)]
+    other = JobFactory()
+    began = timezone.now()
+    assert asked("retry", "dead", "--per-minute", 30)["changed"] == 5
+    rows = {job.jid: job for job in Job.objects.exclude(pk=other.pk)}
+    assert {job.state for job in rows.values()} == {"retries"}
+    first, *later = [rows[job.jid].run_at for job in made]
+    assert abs(first - began) < timedelta(seconds=30)
+    assert [time - first for time in later] == [timedelta(seconds=2 * number) for number in range(1, 5)]
+    assert "the last one runs in 8.0 s" in faktory("retry", "retries", "--per-minute", 30).err
+
+
+def test_a_retry_at_a_pace_in_many_steps_keeps_the_pace(asked, monkeypatch):
+    monkeypatch.setattr("django_faktory.management.cli.subcommands.bulk.CHUNK", 2)
+    made = [dead() for _ in range(5)]
+    assert asked("retry", "dead", "--per-minute", 60)["changed"] == 5
+    times = list(Job.objects.filter(pk__in=[job.pk for job in made]).order_by("pk").values_list("run_at", flat=True))
+    assert [later - times[0] for later in times] == [timedelta(seconds=number) for number in range(5)]
+
+
+def test_a_retry_at_a_pace_takes_the_newest_jobs_of_a_limit(asked):
+    old, new = dead(), dead()
+    assert asked("retry", "dead", "--per-minute", 30, "--limit", 1)["changed"] == 1
+    assert (states()[old.jid], states()[new.jid]) == ("dead", "retries")
+
+
 # --- queues and workers
+
+
+def test_clear_removes_waiting_jobs_of_the_named_queues(asked, faktory, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    for name in ("mail", "low"):
+        QueueFactory(name=name)
+        JobFactory(queue=name)
+    later = JobFactory(queue="mail", scheduled=True)
+    assert "add --yes" in faktory("clear", "mail").err
+    assert Job.objects.count() == 3
+    assert asked("clear", "mail", "--yes") == {"queues": ["mail"]}
+    assert set(Job.objects.values_list("queue", "state")) == {("low", "enqueued"), ("mail", "scheduled")}
+    assert later.jid in states()
 
 
 def test_queues_are_paused_and_resumed(asked, faktory):
@@ -370,7 +462,7 @@ def test_job_times_have_seconds_in_text_and_microseconds_in_json(asked, faktory)
 
 def test_removing_a_limit_of_code_says_that_it_returns(faktory):
     for name, origin in (("ring", "admin"), ("code", "code")):
-        faktory("limits", "set", "task", name, "5")
+        faktory("limits", "set", "task", name, "5", "--new")
         Limit.objects.filter(name=name).update(origin=origin)
     assert "returns when a node starts" in faktory("limits", "remove", "task", "code").err
     assert faktory("limits", "remove", "task", "ring").err == ""

@@ -7,16 +7,21 @@ one task.
 from __future__ import annotations
 
 import argparse
+from datetime import timedelta
+
+from django.utils import timezone
 
 from ....core.lifecycle import State
 from ....core.mutation import TARGETS, Mutation
 from ....core.queries import Query
-from ....models import Job
+from ....models import Job, JobQuerySet
 from ....operations import bulk
-from ....operations.bulk import Verb
+from ....operations.bulk import BulkOperation, Verb
 from ....store.batches import batches
+from ....store.jobs.bulk import CHUNK
 from ....store.maintenance import due
-from ..subcommand import INTERRUPTED, NOTHING, OK, Invocation, Subcommand, Unsupported, whole
+from ..screen import span
+from ..subcommand import INTERRUPTED, NOTHING, OK, Invocation, Subcommand, Unsupported, note_unknown_names, whole
 
 _DESTROYS = (Verb.CANCEL, Verb.KILL, Verb.DISCARD, Verb.PRUNE)
 
@@ -25,6 +30,11 @@ def _arguments(parser: argparse.ArgumentParser, *, nargs: str = "+") -> None:
     parser.add_argument("query", nargs=nargs, help="Which jobs, such as: dead queue:mail error:Timeout, or a jid.")
     parser.add_argument("--limit", type=whole, metavar="N", help="Maximum number of jobs, newest first (1 for a test).")
     parser.add_argument("--dry-run", action="store_true", help="Only print how many jobs would change.")
+
+
+def _retry_arguments(parser: argparse.ArgumentParser) -> None:
+    _arguments(parser)
+    parser.add_argument("--per-minute", type=whole, metavar="N", help="Run at most N of them in a minute.")
 
 
 def _confirmed_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,19 +57,30 @@ def _run_operation(call: Invocation) -> int:
         raise Unsupported(
             f"{verb}: expected a query; such as {' or '.join(sorted(bulk.STATES[verb]))} for all of these"
         )
-    # MUTATE does not know running jobs, and has no verb to cancel them.
-    if call.alias is None and verb is not Verb.CANCEL:
+    # MUTATE does not know running jobs, has no verb to cancel them, and no times.
+    if call.alias is None and verb is not Verb.CANCEL and not call.options.get("per_minute"):
         return _run_on_remote_server(call, verb, query)
-    jobs = Job.objects.using(call.database()).matching(query)
-    if call.options["limit"]:
-        # Legal states first: the limit must count jobs that the operation accepts.
-        jobs = jobs.in_state(*bulk.STATES[verb]).order_by("-pk")[: call.options["limit"]]
-    operation = bulk.begin(verb, jobs)
+    operation = _begin(call, verb, query)
+    if not operation.total:
+        note_unknown_names(call, query)
     if call.options["dry_run"]:
         _print_result(call, query, 0, total=operation.total)
         return OK if operation.total else NOTHING
     if operation.total and verb in _DESTROYS:
         _require_confirmation(call, f"{verb} {_jobs(operation.total)} ({query})?")
+    return _execute(call, query, operation)
+
+
+def _begin(call: Invocation, verb: Verb, query: Query) -> BulkOperation:
+    jobs = Job.objects.using(call.database()).matching(query)
+    if call.options["limit"]:
+        # Legal states first: the limit must count jobs that the operation accepts.
+        jobs = jobs.in_state(*bulk.STATES[verb]).order_by("-pk")[: call.options["limit"]]
+    per_minute = call.options.get("per_minute")
+    return _begin_paced(jobs, per_minute) if per_minute else bulk.begin(verb, jobs)
+
+
+def _execute(call: Invocation, query: Query, operation: BulkOperation) -> int:
     changed = 0
     try:
         with call.screen.progress(call.name, operation.total) as advance:
@@ -72,7 +93,27 @@ def _run_operation(call: Invocation) -> int:
         call.screen.note("stopped; run the same command again to continue")
         return INTERRUPTED
     _print_result(call, query, changed, total=operation.total)
+    if changed and (per_minute := call.options.get("per_minute")):
+        call.screen.note(f"the last one runs in {span((operation.total - 1) * 60 / per_minute)}")
     return OK if changed else NOTHING
+
+
+def _begin_paced(jobs: JobQuerySet, per_minute: int) -> BulkOperation:
+    """Return the steps that defer failed jobs, so that workers get `per_minute` of them in a minute."""
+    if not jobs.query.is_sliced:
+        jobs = jobs.in_state(*bulk.STATES[Verb.RETRY]).order_by("pk")
+    # Oldest first, as in the admin.
+    ids, every_s, now = sorted(jobs.values_list("pk", flat=True)), 60 / per_minute, timezone.now()
+    return BulkOperation(
+        len(ids),
+        (
+            bulk.spread(
+                ids[start : start + CHUNK], first_at=now + timedelta(seconds=every_s * start), every_s=every_s,
+                using=jobs.db,
+            )
+            for start in range(0, len(ids), CHUNK)
+        ),
+    )  # fmt: skip
 
 
 def _require_confirmation(call: Invocation, question: str) -> None:
@@ -151,9 +192,9 @@ def _mutations(call: Invocation, verb: Verb, query: Query) -> list[Mutation]:
 SUBCOMMANDS = (
     Subcommand(
         "retry",
-        "Run failed jobs now: dead ones and those waiting to retry.",
+        "Run failed jobs now, or N per minute: dead ones and those waiting to retry.",
         _run_operation,
-        _arguments,
+        _retry_arguments,
     ),
     Subcommand("requeue", "Run dead, scheduled and retrying jobs now.", _run_operation, _arguments),
     Subcommand(

@@ -12,7 +12,7 @@ from ....operations.serializers import cron_entry_of, next_times_of
 from ....store.cron import entries as rows
 from ....store.cron import runs
 from ....tasks import cron
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, suggest, whole
 
 _VERBS = ("list", "pause", "resume", "run", "next")
 NEXT_TIMES = 5
@@ -56,7 +56,8 @@ def _unknown(call: Invocation, entries: list[CronEntry], names: list[str]) -> in
     """Report one unknown name. The caller then changes nothing."""
     missing = set(names) - {entry.name for entry in entries}
     if missing:
-        call.screen.note(f"no cron entry is defined as {min(missing)}")
+        known = CronEntry.objects.using(call.database()).filter(removed_at=None).values_list("name", flat=True)
+        call.screen.note(f"no cron entry is defined as {min(missing)}{suggest(min(missing), known)}")
     return NOTHING if missing else OK
 
 

@@ -8,23 +8,44 @@ import re
 from datetime import timedelta
 from typing import Any
 
-from ....core.payloads import DEFAULT_QUEUE, rfc3339
+from django.db.models import Case, F, TextField, Value, When
+from django.db.models.functions import Substr
+from django.db.models.lookups import Exact
+
+from ....core.payloads import DEFAULT_QUEUE, queue_name, rfc3339
 from ....core.queries import parse_seconds
-from ....errors import InvalidPayload, UnknownJobType
-from ....models import Job
+from ....errors import FaktoryError, InvalidPayload, UnknownJobType
+from ....models import Job, JobQuerySet
 from ....models.job import RECENT
+from ....operations import error_groups
+from ....operations.edit import call_of
 from ....operations.serializers import SHORT, job_of, whole_job_of
-from ....tasks import base
+from ....tasks import base, redaction
 from ....tasks.external import push
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
+from ..subcommand import (
+    NOTHING,
+    OK,
+    Invocation,
+    Subcommand,
+    Unsupported,
+    known_queue_names,
+    load_tasks,
+    note_unknown_names,
+    require_known,
+    suggest,
+    whole,
+)
 
 # An exact count of a large table takes too long; the output says when there are more.
 COUNTED = 10_000
+MAX_SHOWN = 16 * 1024
+"""Characters of a job's JSON up to which a list shows its arguments."""
 
 
 def _jobs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("query", nargs="*", help="Which jobs, such as: dead queue:mail error:Timeout.")
     parser.add_argument("--limit", type=whole, default=50, metavar="N", help="Maximum number of jobs; default: 50.")
+    parser.add_argument("--long", action="store_true", help="Show arguments and the message of the latest failure too.")
     parser.add_argument("--count", action="store_true", help=f"Print only their number, counted up to {COUNTED}.")
 
 
@@ -40,17 +61,20 @@ def _jobs(call: Invocation) -> int:
         return OK
     limit = call.options["limit"]
     # One row more than shown: its presence means that there are more, without a count.
-    rows = list(jobs.order_by("-pk").only(*SHORT)[: limit + 1])
-    documents = [job_of(job) for job in rows[:limit]]
+    is_long = call.options["long"]
+    selected: Any = _with_texts(jobs).only(*SHORT) if is_long else jobs.only(*SHORT)
+    rows = list(selected.order_by("-pk")[: limit + 1])
+    documents = [job_of(job) | (_texts_of(job) if is_long else {}) for job in rows[:limit]]
     if screen.is_json:
         screen.json({"query": str(query), "jobs": documents, "is_more": len(rows) > limit})
         return OK
-    heads = ("JID", "TASK", "STATE", "QUEUE", "SINCE", "FAILURES", "ERROR", "ABOUT")
-    screen.table(heads, [_line(job) for job in documents])
+    heads = ["JID", "TASK", "STATE", "QUEUE", "SINCE", "FAILURES", "ERROR", "ABOUT"]
+    screen.table([*heads, *(("ARGUMENTS", "MESSAGE") if is_long else ())], [_line(job) for job in documents])
     if len(rows) > limit:
         screen.note(f"showing the latest {limit}; use --limit for more")
     if not rows:
         screen.note(f"no matching jobs (searched the latest {RECENT:,}, or the given states)")
+        note_unknown_names(call, query)
     return OK
 
 
@@ -59,8 +83,36 @@ def _line(job: dict[str, Any]) -> tuple[object, ...]:
     moment = re.sub(r"\.\d+", "", since or job["enqueued_at"] or "")  # seconds are enough to read; --json has fractions
     return (
         job["jid"], job["jobtype"], job["state"], job["queue"], moment, job["failures"],
-        job["errtype"], job["about"],
+        job["errtype"], job["about"], *((_format_call(job), job["message"]) if "message" in job else ()),
     )  # fmt: skip
+
+
+def _with_texts(jobs: JobQuerySet) -> Any:
+    """Add the job's JSON if it is short enough to be shown, and the beginning of its latest failure."""
+    # A job may have 16 MiB of arguments: the database leaves out long ones, so that none of them is read.
+    is_short = Exact(Substr("payload", MAX_SHOWN + 1, 1), Value(""))
+    return jobs.annotate(
+        shown_payload=Case(When(is_short, then=F("payload")), default=Value(""), output_field=TextField()),
+        failure_beginning=Substr("failure", 1, error_groups.BEGINNING),
+    )
+
+
+def _texts_of(job: Any) -> dict[str, Any]:
+    """Return the visible arguments of a job, None if they are too long, and the message of its latest failure."""
+    message = error_groups.extract_message(job.failure_beginning or "") or None
+    try:
+        shown = Job(payload=redaction.shown_job(job.jobtype, job.shown_payload))
+        args, kwargs = call_of(shown) if job.shown_payload else (None, None)
+    except FaktoryError:  # a row that was edited by hand
+        args = kwargs = None
+    return {"args": args, "kwargs": kwargs, "message": message}
+
+
+def _format_call(job: dict[str, Any]) -> str:
+    if job["args"] is None:
+        return "(too long)"
+    named = f" {json.dumps(job['kwargs'], ensure_ascii=False)}" if job["kwargs"] else ""
+    return f"{json.dumps(job['args'], ensure_ascii=False)}{named}"
 
 
 def _job_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,23 +170,27 @@ def _push_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--in", dest="delay", metavar="DURATION", help="Delay: 90s, 15m, 2h, 1d.")
     parser.add_argument("--about", metavar="APP.MODEL/PK", help="Object that the job is about.")
     parser.add_argument("--unregistered", action="store_true", help="Accept a task that this project does not define.")
+    parser.add_argument("--new", action="store_true", help="Accept a queue that was never used.")
 
 
 def _push(call: Invocation) -> int:
     options = call.options
-    args = [_value(text) for text in options["values"]]
-    kwargs = _value(options["kwargs"])
+    args = [parse_value(text) for text in options["values"]]
+    kwargs = parse_value(options["kwargs"])
     if not isinstance(kwargs, dict):
         raise Unsupported("--kwargs: expected a JSON object, such as '{\"user\": 7}'")
-    # The command loads no tasks by itself, unlike a worker.
-    base.autodiscover()
+    load_tasks()
+    # Jobs of a misspelt queue would wait for a worker that never comes.
+    if options["queue"]:
+        require_known(call, "queue", [queue_name(options["queue"])], known_queue_names(call))
     delay = timedelta(seconds=parse_seconds(options["delay"], "--in")) if options["delay"] else None
     try:
         task = base.lookup(options["task"])
     except UnknownJobType as error:
         # Probably a mistyped name: only the option says that another program has a task of this name.
         if not options["unregistered"]:
-            raise Unsupported(f"{error}; for a worker in another language add --unregistered") from None
+            hint = suggest(options["task"], {task.jobtype for task in base.registered()})
+            raise Unsupported(f"{error}{hint}; for a worker in another language add --unregistered") from None
         # As a client in another language would push it: no task here could check its arguments.
         jid = push(
             options["task"], *args, kwargs=kwargs, queue_name=options["queue"] or DEFAULT_QUEUE, run_after=delay,
@@ -150,8 +206,8 @@ def _push(call: Invocation) -> int:
     return OK
 
 
-# An argument that is not JSON is taken as text, so that a plain word needs no quotes.
-def _value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """Parse an argument of the command line: JSON, or else text, so that a plain word needs no quotes."""
     try:
         return json.loads(text)
     except ValueError:
@@ -161,7 +217,7 @@ def _value(text: str) -> Any:
 
 
 SUBCOMMANDS = (
-    Subcommand("jobs", "Show the latest jobs that a query means.", _jobs, _jobs_arguments),
+    Subcommand("jobs", "List the latest jobs that match a query.", _jobs, _jobs_arguments),
     Subcommand("job", "Show one job with its arguments, attempts and result.", _job, _job_arguments),
     Subcommand("push", "Enqueue a task.", _push, _push_arguments),
 )

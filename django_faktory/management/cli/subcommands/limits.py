@@ -7,11 +7,21 @@ from typing import Any
 
 from ....core.limits import Allowance, InvalidLimit, Scope
 from ....models import Limit
+from ....operations import task_names
 from ....operations.serializers import limit_of
 from ....store.limits import definitions
 from ....tasks import limits as task_limits
-from ....tasks.base import registered
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, require_known
+from ..subcommand import (
+    NOTHING,
+    OK,
+    Invocation,
+    Subcommand,
+    Unsupported,
+    known_queue_names,
+    load_tasks,
+    require_known,
+    suggest,
+)
 
 _VERBS = ("list", "set", "remove", "pause", "resume")
 
@@ -21,7 +31,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="set: task|queue|key NAME LIMIT…; remove: SCOPE NAME; pause: tasks."
     )
-    parser.add_argument("--new", action="store_true", help="pause: accept tasks that this project does not define.")
+    parser.add_argument("--new", action="store_true", help="set, pause: accept names of tasks and queues not used yet.")
 
 
 def _limits(call: Invocation) -> int:
@@ -39,13 +49,14 @@ def _limits(call: Invocation) -> int:
                     definitions.remove(limit, using=using)
                     if limit.returns:
                         call.screen.note(f"limits remove: {name}: {limit.returns}")
+                else:
+                    known = Limit.objects.using(using).filter(scope=scope).values_list("name", flat=True)
+                    call.screen.note(f"limits remove: there is no limit of the {scope} {name}{suggest(name, known)}")
                 # Nothing to remove is a result and no error: the exit code reports it.
                 return _print_changed(call, verb, [name] if limit else [])
             case (("pause" | "resume"), [_, *_]):
                 tasks = [task_limits.check_name(Scope.TASK, name) for name in names]
-                if verb == "pause":
-                    limited = Limit.objects.using(using).filter(scope=Scope.TASK).values_list("name", flat=True)
-                    require_known(call, "task", tasks, [*(task.jobtype for task in registered()), *limited])
+                _require_known_names(call, Scope.TASK, tasks, using)
                 return _print_changed(
                     call, verb, (definitions.pause if verb == "pause" else definitions.resume)(tasks, using=using)
                 )
@@ -71,8 +82,20 @@ def _set(call: Invocation, using: str, scope: str, name: str, values: list[str])
     if scope not in list(Scope):
         raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")
     allowance = Allowance.of(numbers)
-    limit = definitions.save_limit(scope, task_limits.check_name(scope, name), allowance, using=using)
+    checked_name = task_limits.check_name(scope, name)
+    _require_known_names(call, scope, [checked_name], using)
+    limit = definitions.save_limit(scope, checked_name, allowance, using=using)
     return _print_changed(call, "set", [limit.name])
+
+
+def _require_known_names(call: Invocation, scope: str, names: list[str], using: str) -> None:
+    # Keys are made by jobs while they run, so any may be new.
+    if scope == Scope.KEY:
+        return
+    load_tasks()
+    limited = Limit.objects.using(using).filter(scope=scope).values_list("name", flat=True)
+    known = task_names.known_tasks(using=using) if scope == Scope.TASK else known_queue_names(call)
+    require_known(call, scope, names, {*known, *limited})
 
 
 def _print_changed(call: Invocation, verb: str, names: list[str]) -> int:

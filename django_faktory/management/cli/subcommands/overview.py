@@ -8,9 +8,11 @@ from typing import Any
 
 from ....errors import BrokerUnavailable
 from ....models import Job
-from ....operations.serializers import SHORT, job_of
-from ..screen import build_rich_table, clean
+from ....operations import alarms
+from ....operations.serializers import SHORT, alarm_of, job_of
+from ..screen import age, build_rich_table, clean
 from ..subcommand import OK, Invocation, Subcommand, Unsupported, duration, whole
+from .doctor import CRITICAL, WARNING, format_alarm
 from .queues import queue_line, queues_of
 from .workers import worker_line, workers_of
 
@@ -60,6 +62,7 @@ def read_statistics(call: Invocation, previous: dict[str, Any] | None = None) ->
     """Return the current statistics; rates are computed since the statistics `previous`."""
     read_at, info = time.monotonic(), call.broker.info()
     statistics: dict[str, Any] = {
+        "alarms": [alarm_of(alarm) for alarm in alarms.read(using=call.alias)] if call.alias else None,
         "processed": info.get("total_processed", 0),
         "failed": info.get("total_failures", 0),
         "processed_per_s": None,
@@ -89,6 +92,8 @@ def _print(call: Invocation, statistics: dict[str, Any]) -> None:
         # `_at` is a monotonic time, without meaning outside this process.
         call.screen.json({name: value for name, value in statistics.items() if name != "_at"})
         return
+    for line in alarm_lines(statistics):
+        call.screen.line(line)
     call.screen.line(headline(statistics))
     for title, heads, rows in _tables(statistics):
         call.screen.table(heads, rows, title=title)
@@ -101,6 +106,14 @@ def headline(statistics: dict[str, Any]) -> str:
     return f"processed {statistics['processed']}{rates}  failed {statistics['failed']}  {sets}"
 
 
+def alarm_lines(statistics: dict[str, Any]) -> list[str]:
+    """Return a line for each alarm, as the overview of the admin begins; nothing is known of a Faktory server."""
+    found = statistics["alarms"]
+    if found is None:
+        return []
+    return [format_alarm(alarm) for alarm in found] or ["No problems found."]
+
+
 Table = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
 """A table of `top`: title, heads and rows."""
 
@@ -109,13 +122,13 @@ def _tables(statistics: dict[str, Any]) -> list[Table]:
     queues = sorted(statistics["queues"], key=lambda queue: (-queue["size"], queue["name"]))[:SHOWN]
     tables: list[Table] = [("queues", ("QUEUE", "SIZE", "LATENCY", "STATE"), list(map(queue_line, queues)))]
     if statistics["workers"] is not None:
-        heads = ("WID", "HOST", "PID", "STATE", "JOBS", "MEMORY", "BEAT")
-        tables.append(("workers", heads, list(map(worker_line, statistics["workers"][:SHOWN]))))
         running: list[tuple[object, ...]] = [
-            (job["jid"], job["jobtype"], job["queue"], job["worker"], job["started_at"])
+            (job["jid"], job["jobtype"], job["queue"], job["worker"], age(job["started_at"]))
             for job in statistics["working"]
         ]
-        tables.append(("running now (longest first)", ("JID", "TASK", "QUEUE", "WORKER", "SINCE"), running))
+        tables.append(("running now (longest first)", ("JID", "TASK", "QUEUE", "WORKER", "STARTED"), running))
+        heads = ("WID", "HOST", "PID", "STATE", "JOBS", "MEMORY", "BEAT")
+        tables.append(("workers", heads, list(map(worker_line, statistics["workers"][:SHOWN]))))
     return tables
 
 
@@ -138,7 +151,8 @@ def _run_live(call: Invocation, remaining: int | None) -> int:
                         )
                         for title, heads, rows in _tables(statistics)
                     ]
-                    live.update(Group(Text(headline(statistics), style="bold"), *tables), refresh=True)
+                    found = [Text(clean(line), style=_style_of(line)) for line in alarm_lines(statistics)]
+                    live.update(Group(*found, Text(headline(statistics), style="bold"), *tables), refresh=True)
                 # Only an outage is expected to end by itself.
                 except BrokerUnavailable as error:
                     live.update(Text(clean(error), style="red"), refresh=True)
@@ -150,7 +164,11 @@ def _run_live(call: Invocation, remaining: int | None) -> int:
     return OK
 
 
+def _style_of(line: str) -> str:
+    return "red" if line.startswith(CRITICAL) else "yellow" if line.startswith(WARNING) else "green"
+
+
 SUBCOMMANDS = (
     Subcommand("info", "Print totals, job states and queue sizes.", _info),
-    Subcommand("top", "Live view of rates, queues, workers and running jobs.", _top, _top_arguments),
+    Subcommand("top", "Live view of alarms, rates, queues, running jobs and workers.", _top, _top_arguments),
 )

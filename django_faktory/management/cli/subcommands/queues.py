@@ -1,4 +1,4 @@
-"""`queues`, `pause` and `resume`: show queues and pause or resume them."""
+"""`queues`, `pause`, `resume` and `clear`: show queues, pause and resume them, remove their jobs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ....models import Queue
+from ..screen import span
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, require_known
 
 
@@ -41,13 +42,36 @@ def _queues(call: Invocation) -> int:
 
 def queue_line(queue: dict[str, Any]) -> tuple[object, ...]:
     """Return a queue's row of the table."""
-    return queue["name"], queue["size"], f"{queue['latency_s']:.1f} s", "paused" if queue["is_paused"] else ""
+    # Whether a queue of a Faktory server is paused is not known.
+    state = {True: "paused", False: "active", None: ""}[queue["is_paused"]]
+    return queue["name"], queue["size"], span(queue["latency_s"]), state
 
 
 def _name_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="QUEUE", help="The queues.")
     parser.add_argument("--all", action="store_true", help="All queues.")
     parser.add_argument("--new", action="store_true", help="Accept names of queues that were never used.")
+
+
+def _clear_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="+", metavar="QUEUE", help="The queues.")
+    parser.add_argument("--yes", action="store_true", help="Skip the question.")
+
+
+def _clear(call: Invocation) -> int:
+    names = list(dict.fromkeys(call.options["names"]))
+    sizes = call.broker.info().get("queues", {})
+    require_known(call, "queue", names, sizes)
+    count = sum(sizes[name] for name in names)
+    question = f"remove {count} waiting job{'' if count == 1 else 's'} of {', '.join(names)}? This cannot be undone."
+    if not call.screen.confirm(question, is_sure=call.options["yes"]):
+        raise Unsupported("clear: aborted; add --yes to skip the question")
+    call.broker.remove(names)
+    if call.screen.is_json:
+        call.screen.json({"queues": names})
+    else:
+        call.screen.line(f"clear: {', '.join(names)}")
+    return OK
 
 
 def _change(call: Invocation) -> int:
@@ -80,4 +104,5 @@ SUBCOMMANDS = (
     Subcommand("queues", "Show queues: size, latency, pauses.", _queues),
     Subcommand("pause", "Pause queues.", _change, _name_arguments),
     Subcommand("resume", "Resume queues.", _change, _name_arguments),
+    Subcommand("clear", "Remove the waiting jobs of queues.", _clear, _clear_arguments),
 )

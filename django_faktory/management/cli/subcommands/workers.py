@@ -9,7 +9,8 @@ from .... import conf
 from ....models import WorkerProcess
 from ....operations.serializers import worker_of
 from ....store import workers
-from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported
+from ..screen import age
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, suggest
 
 SHOWN = 1000
 
@@ -43,7 +44,8 @@ def _workers(call: Invocation) -> int:
 def worker_line(worker: dict[str, Any]) -> tuple[object, ...]:
     """Return a worker's row of the table."""
     memory = f"{worker['rss_kb'] // 1024} MB" if worker["rss_kb"] else ""
-    return worker["wid"], worker["hostname"], worker["pid"], worker["state"], worker["jobs"], memory, worker["beat_at"]
+    beat = age(worker["beat_at"])
+    return worker["wid"], worker["hostname"], worker["pid"], worker["state"], worker["jobs"], memory, beat
 
 
 def _wid_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +59,13 @@ def _advance(call: Invocation) -> int:
     wids, is_all = list(dict.fromkeys(call.options["wids"])), call.options["all"]
     if bool(wids) == is_all:
         raise Unsupported(f"{call.name}: expected the wids of workers, or --all")
+    if not is_all:
+        known = set(WorkerProcess.objects.using(alias).values_list("wid", flat=True))
+        if unknown := [wid for wid in wids if wid not in known]:
+            call.screen.note(f"{call.name}: no worker has the ID {unknown[0]}{suggest(unknown[0], known)}")
+            if call.screen.is_json:
+                call.screen.json({"changed": 0})
+            return NOTHING
     # `quiet` asks as well: a quiet worker cannot be set to run again.
     target = "all workers" if is_all else ", ".join(wids)
     if not call.screen.confirm(f"{call.name} {target}? This cannot be undone.", is_sure=call.options["yes"]):
@@ -66,7 +75,9 @@ def _advance(call: Invocation) -> int:
         call.screen.json({"changed": count})
     else:
         call.screen.line(
-            f"{call.name}: {count} workers, at their next heartbeat" if count else f"{call.name}: no worker has this ID"
+            f"{call.name}: {count} worker{'' if count == 1 else 's'}, at their next heartbeat"
+            if count
+            else f"{call.name}: no worker was changed"
         )
     return OK if count else NOTHING
 

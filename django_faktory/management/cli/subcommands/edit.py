@@ -1,0 +1,84 @@
+"""`edit`: change the arguments, queue, priority or time of a job that is not running."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from ....core.payloads import queue_name
+from ....core.queries import parse_seconds
+from ....errors import JobNotFound
+from ....models import Job
+from ....operations.edit import Changes, edit
+from ....operations.serializers import whole_job_of
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, known_queue_names, require_known
+from .jobs import parse_value
+
+
+def _edit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("jid", help="The job's id.")
+    # Another name than "args", which call_command() takes for itself.
+    parser.add_argument("--args", dest="arguments", metavar="JSON", help="Its arguments: a JSON array.")
+    parser.add_argument("--kwargs", metavar="JSON", help="Its keyword arguments: a JSON object.")
+    parser.add_argument("--queue", metavar="NAME", help="Its queue.")
+    parser.add_argument("--priority", type=priority, metavar="N", help="Its priority, -100 to 100, larger first.")
+    parser.add_argument("--in", dest="delay", metavar="DURATION", help="Run a scheduled job after this delay.")
+    parser.add_argument("--new", action="store_true", help="Accept a queue that was never used.")
+
+
+def _edit(call: Invocation) -> int:
+    options, using = call.options, call.database()
+    delay_s = parse_seconds(options["delay"], "--in") if options["delay"] else None
+    changes = Changes(
+        args=_structure("--args", options["arguments"], list),
+        kwargs=_structure("--kwargs", options["kwargs"], dict),
+        queue=queue_name(options["queue"]) if options["queue"] else None,
+        priority=options["priority"],
+        run_at=None if delay_s is None else timezone.now() + timedelta(seconds=delay_s),
+    )
+    changed = [name for name, value in changes._asdict().items() if value is not None]
+    if not changed:
+        raise Unsupported("edit: expected a change: --args, --kwargs, --queue, --priority or --in")
+    if changes.queue:
+        require_known(call, "queue", [changes.queue], known_queue_names(call))
+    # No job has an unprintable id, and PostgreSQL raises for NUL.
+    job = _edit_if_found(options["jid"], changes, using) if options["jid"].isprintable() else None
+    if job is None:
+        call.screen.note(f"no job has the ID {options['jid']}")
+        return NOTHING
+    if call.screen.is_json:
+        call.screen.json(whole_job_of(job))
+    else:
+        call.screen.line(f"edit: {', '.join(changed)} of {job.jid}; the job is {job.state}")
+    return OK
+
+
+def _edit_if_found(jid: str, changes: Changes, using: str) -> Job | None:
+    try:
+        return edit(jid, changes, using=using)
+    except JobNotFound:
+        return None
+
+
+def _structure(option: str, text: str | None, kind: type[Any]) -> Any:
+    if text is None:
+        return None
+    value = parse_value(text)
+    if not isinstance(value, kind):
+        raise Unsupported(f"{option}: expected a JSON {'array' if kind is list else 'object'}, got {text:.80}")
+    return value
+
+
+# argparse shows the name of the function in its error: `invalid priority value: 'x'`.
+def priority(text: str) -> int:
+    """Parse an option as a priority, -100 to 100. Raises ValueError."""
+    number = int(text)
+    if not -100 <= number <= 100:
+        raise ValueError
+    return number
+
+
+SUBCOMMANDS = (Subcommand("edit", "Change arguments, queue, priority or time of a job.", _edit, _edit_arguments),)

@@ -1,0 +1,56 @@
+"""`errors`: show failed jobs in groups of the same cause, as the admin does."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ....operations import error_groups
+from ....operations.error_groups import ErrorGroup
+from ....operations.serializers import time_of
+from ..screen import age
+from ..subcommand import OK, Invocation, Subcommand, whole
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--limit", type=whole, default=20, metavar="N", help="Maximum number of groups; default: 20.")
+
+
+def _errors(call: Invocation) -> int:
+    found, limit = error_groups.group_failed(using=call.database()), call.options["limit"]
+    documents = [_document(group) for group in found.groups[:limit]]
+    if call.screen.is_json:
+        is_more = found.is_more or len(found.groups) > limit
+        call.screen.json({"jobs_read": found.jobs_read, "is_more": is_more, "groups": documents})
+        return OK
+    heads = ("DEAD", "RETRYING", "ERROR", "TASK", "PLACE", "MESSAGE", "LATEST")
+    call.screen.table(heads, map(_line, documents))
+    if len(found.groups) > limit:
+        call.screen.note(f"showing {limit} of {len(found.groups)} groups; use --limit for more")
+    if found.is_more:
+        call.screen.note(f"only the newest {error_groups.JOBS_READ:,} dead and retrying jobs were read")
+    if not documents:
+        call.screen.note("no failed jobs")
+    return OK
+
+
+def _document(group: ErrorGroup) -> dict[str, Any]:
+    return {
+        "errtype": group.kind.errtype or None,
+        "jobtype": group.kind.jobtype,
+        "place": group.kind.place,
+        "message": group.head,
+        "dead": group.count,
+        "retrying": group.retrying,
+        "queues": sorted(group.queues),
+        "first_at": time_of(group.first_at),
+        "latest_at": time_of(group.latest_at),
+    }
+
+
+def _line(group: dict[str, Any]) -> tuple[object, ...]:
+    columns = (group[name] for name in ("dead", "retrying", "errtype", "jobtype", "place", "message"))
+    return *columns, age(group["latest_at"])
+
+
+SUBCOMMANDS = (Subcommand("errors", "Show failed jobs grouped by their cause.", _errors, _arguments),)

@@ -1,0 +1,83 @@
+"""`locks`: show lock keys in use with the jobs that wait for them; release locks by hand."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ....models import Job, JobLock
+from ....operations.serializers import lock_of
+from ....store.jobs import transitions
+from ..screen import age
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
+
+COUNTED = 1000
+"""Largest number of waiting jobs that is counted for one lock."""
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("verb", nargs="?", choices=("list", "release"), default="list", help="Default: list.")
+    parser.add_argument("names", nargs="*", metavar="KEY|TOKEN", help="list: keys to show; release: tokens of locks.")
+    parser.add_argument("--limit", type=whole, default=50, metavar="N", help="Maximum number of locks; default: 50.")
+    parser.add_argument("--yes", action="store_true", help="Skip the question.")
+
+
+def _locks(call: Invocation) -> int:
+    using, names = call.database(), list(dict.fromkeys(call.options["names"]))
+    return _release(call, names, using) if call.options["verb"] == "release" else _list(call, names, using)
+
+
+def _list(call: Invocation, keys: list[str], using: str) -> int:
+    limit = call.options["limit"]
+    locks = JobLock.objects.using(using).order_by("-pk")
+    # No lock has an unprintable key, and PostgreSQL raises for NUL.
+    if keys:
+        locks = locks.filter(key__in=[key for key in keys if key.isprintable()])
+    # One row more than shown: its presence means that there are more, without a count.
+    rows = list(locks[: limit + 1])
+    documents = [lock_of(lock) | {"waiting": _count_waiting(lock, using)} for lock in rows[:limit]]
+    if call.screen.is_json:
+        call.screen.json({"locks": documents, "is_more": len(rows) > limit})
+    else:
+        call.screen.table(("TOKEN", "KEY", "JID", "WORKER", "HELD SINCE", "EXPIRES", "WAITING"), map(_line, documents))
+        if len(rows) > limit:
+            call.screen.note("use --limit for more")
+    for key in [key for key in keys if key not in {lock.key for lock in rows}]:
+        call.screen.note(f"no job has a lock of the key {key}")
+    return OK if rows or not keys else NOTHING
+
+
+def _count_waiting(lock: JobLock, using: str) -> int:
+    return Job.objects.using(using).blocked().filter(lock_key=lock.key).count_up_to(COUNTED)
+
+
+def _line(lock: dict[str, Any]) -> tuple[object, ...]:
+    waiting = f"{lock['waiting']}{'+' if lock['waiting'] == COUNTED else ''}"
+    return (
+        lock["token"], lock["key"], lock["jid"], lock["worker"], age(lock["acquired_at"]), lock["expires_at"], waiting,
+    )  # fmt: skip
+
+
+def _release(call: Invocation, names: list[str], using: str) -> int:
+    # At most 18 digits: larger numbers do not fit the database's integer.
+    if not names or not all(name.isascii() and name.isdigit() and len(name) <= 18 for name in names):
+        raise Unsupported("locks release: expected the tokens of locks, as `faktory locks` prints them")
+    tokens = {int(name) for name in names}
+    keys = dict(JobLock.objects.using(using).filter(pk__in=tokens).values_list("pk", "key"))
+    if missing := sorted(tokens - keys.keys()):
+        call.screen.note(f"locks release: no lock has the token {missing[0]}; it was released, or acquired again")
+        return NOTHING
+    question = f"release {', '.join(keys.values())}? Other jobs of the key may run while the holder still runs."
+    if not call.screen.confirm(question, is_sure=call.options["yes"]):
+        raise Unsupported("locks release: aborted; add --yes to skip the question")
+    changed = transitions.free_locks(sorted(tokens), using=using)
+    if call.screen.is_json:
+        call.screen.json({"changed": changed})
+    else:
+        call.screen.line(f"locks release: {changed} lock{'' if changed == 1 else 's'}")
+    return OK if changed else NOTHING
+
+
+SUBCOMMANDS = (
+    Subcommand("locks", "Show locks and who waits for them; release them: locks release TOKEN.", _locks, _arguments),
+)

@@ -1,0 +1,109 @@
+"""`outbox`: show jobs on their way to another database or server; relay refused ones again, or delete them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from django.db import connections
+
+from .... import conf
+from ....core.json import jsontext
+from ....errors import FaktoryError
+from ....models import OutboxEntry
+from ....operations.serializers import time_of
+from ..screen import age
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("verb", nargs="?", choices=("list", "retry", "delete"), default="list", help="Default: list.")
+    parser.add_argument("jids", nargs="*", metavar="JID", help="retry, delete: jobs that the target refused.")
+    parser.add_argument("--all", action="store_true", help="All that the target refused; for retry and delete.")
+    parser.add_argument("--limit", type=whole, default=50, metavar="N", help="Maximum number of jobs; default: 50.")
+    parser.add_argument("--yes", action="store_true", help="Skip the question.")
+
+
+def _outbox(call: Invocation) -> int:
+    # Also with jobs on a Faktory server: the outbox is then in the project's databases.
+    aliases = [alias for alias in conf.outbox() if alias in connections]
+    if not aliases:
+        raise Unsupported("outbox: this project has none: its transactions store the jobs directly")
+    jids, is_all = list(dict.fromkeys(call.options["jids"])), call.options["all"]
+    if call.options["verb"] == "list":
+        if jids or is_all:
+            raise Unsupported("outbox list: takes no names; it shows refused jobs first")
+        return _list(call, aliases)
+    if bool(jids) == is_all:
+        raise Unsupported(f"outbox {call.options['verb']}: expected jids of refused jobs, or --all")
+    return _change(call, aliases, None if is_all else jids)
+
+
+def _list(call: Invocation, aliases: list[str]) -> int:
+    limit = call.options["limit"]
+    rows = [
+        (alias, entry)
+        for alias in aliases
+        # Refused jobs first: they wait for a person. An empty text is the smallest.
+        for entry in OutboxEntry.objects.using(alias).order_by("-error", "pk")[: limit + 1]
+    ]
+    documents = [_document(alias, entry) for alias, entry in rows[:limit]]
+    if call.screen.is_json:
+        call.screen.json({"entries": documents, "is_more": len(rows) > limit})
+    else:
+        call.screen.table(("JID", "TASK", "QUEUE", "DATABASE", "ENQUEUED", "STATE"), map(_line, documents))
+        if len(rows) > limit:
+            call.screen.note("use --limit for more")
+    return OK
+
+
+def _document(alias: str, entry: OutboxEntry) -> dict[str, Any]:
+    try:
+        jobtype = jsontext.decode(jsontext.last_members(entry.job)["jobtype"])
+    except (FaktoryError, KeyError):  # a row that was edited by hand
+        jobtype = None
+    return {
+        "jid": entry.jid,
+        "jobtype": jobtype,
+        "queue": entry.queue,
+        "database": alias,
+        "created_at": time_of(entry.created_at),
+        "error": entry.error or None,
+    }
+
+
+def _line(entry: dict[str, Any]) -> tuple[object, ...]:
+    state = f"refused: {entry['error']}" if entry["error"] else "waiting"
+    return entry["jid"], entry["jobtype"], entry["queue"], entry["database"], age(entry["created_at"]), state
+
+
+def _change(call: Invocation, aliases: list[str], jids: list[str] | None) -> int:
+    verb = call.options["verb"]
+    refused = {alias: OutboxEntry.objects.using(alias).exclude(error="") for alias in aliases}
+    if jids is not None:
+        storable = [jid for jid in jids if jid.isprintable()]
+        refused = {alias: entries.filter(jid__in=storable) for alias, entries in refused.items()}
+        found = {jid for entries in refused.values() for jid in entries.values_list("jid", flat=True)}
+        if missing := [jid for jid in jids if jid not in found]:
+            call.screen.note(f"outbox {verb}: no refused job in the outbox has the ID {missing[0]}")
+            return NOTHING
+    count = sum(entries.count() for entries in refused.values())
+    if verb == "delete" and count:
+        question = f"delete {count} refused job{'' if count == 1 else 's'}? They are never run."
+        if not call.screen.confirm(question, is_sure=call.options["yes"]):
+            raise Unsupported("outbox delete: aborted; add --yes to skip the question")
+    changed = sum(
+        # The relay of any node sends entries without an error.
+        entries.update(error="") if verb == "retry" else entries.delete()[0]
+        for entries in refused.values()
+    )
+    if call.screen.is_json:
+        call.screen.json({"changed": changed})
+    else:
+        call.screen.line(f"outbox {verb}: {changed} job{'' if changed == 1 else 's'}")
+    return OK if changed else NOTHING
+
+
+SUBCOMMANDS = (
+    Subcommand("outbox", "Show jobs in the outbox; relay refused ones again: outbox retry JID.", _outbox, _arguments),
+)

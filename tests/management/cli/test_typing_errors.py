@@ -1,0 +1,82 @@
+"""Every subcommand that takes a name refuses one that is misspelt, and suggests the right one."""
+
+import pytest
+from django.utils import timezone
+
+from django_faktory.models import CronEntry, Job, Limit, Queue, WorkerProcess
+from django_faktory.store.cron import entries
+from tests.factories import JobFactory, QueueFactory, WorkerFactory
+from tests.project.tasks import add
+
+pytestmark = pytest.mark.django_db
+
+TASK = add.jobtype
+
+
+@pytest.fixture(autouse=True)
+def names():
+    QueueFactory(name="billing")
+    JobFactory(queue="billing", jobtype=TASK, jid="job-of-billing")
+    WorkerFactory(wid="worker-one")
+    entries.save(CronEntry(name="close the day", schedule="@daily", zone="UTC", jobtype="ring"), using="default")
+    Limit.objects.create(scope="task", name=TASK, concurrency=1)
+
+
+def state():
+    return [
+        list(Job.objects.order_by("pk").values_list("jid", "state", "queue")),
+        list(Queue.objects.order_by("name").values_list("name", "paused_at")),
+        list(Limit.objects.order_by("pk").values_list("name", "concurrency", "paused_at")),
+        list(WorkerProcess.objects.values_list("state", flat=True)),
+        list(CronEntry.objects.values_list("paused_at", flat=True)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "hint"),
+    [
+        (("pause", "biling"), 1, "did you mean billing?"),
+        (("resume", "biling"), 1, "did you mean billing?"),
+        (("clear", "biling", "--yes"), 1, "did you mean billing?"),
+        (("limits", "set", "task", f"{TASK}x", "5"), 1, f"did you mean {TASK}?"),
+        (("limits", "set", "queue", "biling", "5"), 1, "did you mean billing?"),
+        (("limits", "pause", f"{TASK}x"), 1, f"did you mean {TASK}?"),
+        (("limits", "resume", f"{TASK}x"), 1, f"did you mean {TASK}?"),
+        (("limits", "remove", "task", f"{TASK}x"), 2, f"did you mean {TASK}?"),
+        (("cron", "pause", "close the dai"), 2, "did you mean close the day?"),
+        (("cron", "run", "close the dai"), 2, "did you mean close the day?"),
+        (("cron", "next", "close the dai"), 2, "did you mean close the day?"),
+        (("quiet", "worker-one", "worker-on", "--yes"), 2, "did you mean worker-one?"),
+        (("terminate", "worker-on", "--yes"), 2, "did you mean worker-one?"),
+        (("push", f"{TASK}x"), 1, f"did you mean {TASK}?"),
+        (("push", TASK, "1", "2", "--queue", "biling"), 1, "did you mean billing?"),
+        (("edit", "job-of-billing", "--queue", "biling"), 1, "did you mean billing?"),
+        (("jobs", "queue:biling"), 0, "did you mean billing?"),
+        (("discard", "queue:biling", "--yes"), 2, "did you mean billing?"),
+        (("discard", "enqueued", "task:ad", "--yes"), 2, f"did you mean {TASK}?"),
+        (("retry", f"task:{TASK[:-1]}", "--dry-run"), 2, f"did you mean {TASK}?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_misspelt_name_changes_nothing_and_the_right_one_is_suggested(faktory, words, code, hint):
+    before = state()
+    answer = faktory(*words)
+    assert (answer.code, hint in answer.err) == (code, True), answer
+    assert state() == before
+
+
+def test_new_accepts_names_that_were_not_used_yet(faktory):
+    assert faktory("limits", "set", "queue", "other", "5", "--new").code == 0
+    assert faktory("edit", "job-of-billing", "--queue", "other", "--new").code == 0
+    assert faktory("push", TASK, "1", "2", "--queue", "third", "--new").code == 0
+    assert set(Job.objects.values_list("queue", flat=True)) == {"other", "third"}
+
+
+def test_names_of_tasks_are_known_although_no_module_imported_them_yet(faktory):
+    assert faktory("limits", "set", "task", TASK, "5").code == 0
+    assert faktory("limits", "set", "key", "customer:42", "5").code == 0
+
+
+def test_a_limit_of_a_paused_queue_and_its_name_are_known(faktory):
+    Queue.objects.create(name="paused", paused_at=timezone.now())
+    assert faktory("limits", "set", "queue", "paused", "5").code == 0
