@@ -1,32 +1,51 @@
 """Time pages of the admin and lists of the API with millions of jobs: `python -m benchmarks.pages [N]`.
 
-PostgreSQL only: its generate_series makes the rows. Exits with 1 if a median is 300 ms or more. With --keep it times
-the data of the latest run again.
+There are 1,000 queues and 100 tasks, with timings of 30 days. Each page is requested without shared results. Then it
+measures the cost of 500 open pages that update themselves. PostgreSQL only: its generate_series makes the rows.
+
+Exits with 1 if a median is 300 ms or more. With --keep it times the data of the latest run again.
 """
 
 import argparse
+import json
 import os
 import statistics
 import sys
 import time
+from pathlib import Path
 
 LIMIT_MS = 300
 TIMES = 5
+WATCHERS = 500
+WATCHED_TIMES = 40
 NEEDED = {"BENCH_NAME": "faktory_bench_pages", "DJANGO_SETTINGS_MODULE": "benchmarks.page_settings"}
 
 STATES = """
-CASE WHEN n % 1000 < 40 THEN 'enqueued' WHEN n % 1000 < 50 THEN 'scheduled' WHEN n % 1000 < 53 THEN 'retries'
-     WHEN n % 1000 < 63 THEN 'dead' WHEN n % 1000 < 66 THEN 'discarded' WHEN n % 1000 < 68 THEN 'expired'
-     WHEN n % 1000 = 68 AND n <= 1000000 THEN 'working' WHEN n % 1000 = 69 THEN 'blocked' ELSE 'succeeded' END"""
+CASE WHEN n % 1000 < 40 THEN 'enqueued' WHEN n % 1000 < 80 THEN 'scheduled' WHEN n % 1000 < 100 THEN 'retries'
+     WHEN n % 1000 < 140 THEN 'dead' WHEN n % 1000 < 143 THEN 'discarded' WHEN n % 1000 < 145 THEN 'expired'
+     WHEN n % 1000 = 145 AND n <= 1000000 THEN 'working' WHEN n % 1000 = 146 THEN 'blocked' ELSE 'succeeded' END"""
 """States per thousand jobs: most have succeeded and are kept for their results. At most 1,000 are running."""
+TRACEBACK = json.dumps(
+    [
+        line
+        for depth in range(12)
+        for line in (
+            f'  File "/srv/venv/lib/python3.13/site-packages/requests/layer_{depth}.py", line {depth}, in send',
+            "    return super().send(request, **options)",
+        )
+    ]
+    + ['  File "/srv/shop/tasks.py", line 12, in call', "    answer = session.post(url)"]
+)
+TASK, QUEUE = "n / 11 % 100", "CASE WHEN n % 2 = 0 THEN n / 1000 % 20 ELSE n / 7 % 1000 END"
+"""Half of the jobs are in the first 20 of 1,000 queues. Neither follows the order of states."""
 
 JOB_ROWS = f"""
 INSERT INTO django_faktory_job (jid, jobtype, queue, state, sort_priority, payload, retry, reserve_for, backtrace,
   result_ttl, created_at, run_at, enqueued_at, started_at, reserved_until, finished_at, purge_at, wid, attempt,
   failures, errtype, failure, history, result, lock_key, bid, has_run, about)
-SELECT 'job-' || n, 'shop.tasks.task_' || (n % 40), 'queue-' || (n % 20), state, 0,
-  '{{"jid":"job-' || n || '","jobtype":"shop.tasks.task_' || (n % 40) || '","args":[' || n
-    || ',{{"address":"https://example.org/hook","retries":3}}],"queue":"queue-' || (n % 20) || '","retry":25}}',
+SELECT 'job-' || n, 'shop.tasks.task_' || task, 'queue-' || queue, state, 0,
+  '{{"jid":"job-' || n || '","jobtype":"shop.tasks.task_' || task || '","args":[' || n
+    || ',{{"address":"https://example.org/hook","retries":3}}],"queue":"queue-' || queue || '","retry":25}}',
   25, 1800, 0, CASE WHEN state = 'succeeded' THEN 86400 END,
   born, CASE WHEN state IN ('scheduled', 'retries') THEN now() + n % 100000 * interval '1 s' END,
   CASE WHEN state NOT IN ('scheduled', 'retries') THEN born END,
@@ -37,21 +56,23 @@ SELECT 'job-' || n, 'shop.tasks.task_' || (n % 40), 'queue-' || (n % 20), state,
   CASE WHEN state IN ('working', 'dead', 'succeeded') THEN 1 ELSE 0 END,
   CASE WHEN state IN ('retries', 'dead') THEN 1 ELSE 0 END,
   CASE WHEN state IN ('retries', 'dead') THEN 'requests.exceptions.Error' || (n / 1000 % 12) ELSE '' END,
-  CASE WHEN state IN ('retries', 'dead') THEN '{{"message":"order ' || n || ': no answer in 30 s"}}' ELSE '' END,
+  CASE WHEN state IN ('retries', 'dead') THEN '{{"message":"order ' || n
+    || ': no answer in 30 s","backtrace":{TRACEBACK}}}' ELSE '' END,
   CASE WHEN state IN ('retries', 'dead') THEN '[{{"attempt":1,"wid":"w","errtype":"E","message":"order ' || n
-    || ': no answer","backtrace":["' || repeat('  File shop/tasks.py, line 12, in call\\n', 20) || '"]}}]' ELSE '' END,
+    || ': no answer","backtrace":{TRACEBACK}}}]' ELSE '' END,
   CASE WHEN state = 'succeeded' THEN '{{"sent":true}}' END,
   CASE WHEN state IN ('blocked', 'working') THEN 'order-' || (n / 1000 % 1000) END,
   CASE WHEN n % 10 = 1 THEN CASE WHEN n % 20 = 1 THEN 'b-large' ELSE 'b-' || (n / 1000) END END,
   has_ended, CASE WHEN n % 3 = 0 THEN 'shop.order/' || (n % 5000) END
-FROM (SELECT n, {STATES} AS state, now() - (%s - n) %% 2592000 * interval '1 s' AS born
+FROM (SELECT n, {STATES} AS state, {TASK} AS task, {QUEUE} AS queue,
+        now() - (%s - n) % 2592000 * interval '1 s' AS born
       FROM generate_series(%s, %s) AS n) AS job,
   LATERAL (SELECT state IN ('dead', 'succeeded', 'discarded', 'expired') AS has_ended) AS ended"""
 CHUNK = 250_000
 
 OTHERS = """
 INSERT INTO django_faktory_queue (name, paused_at)
-  SELECT 'queue-' || n, CASE WHEN n = 7 THEN now() END FROM generate_series(0, 19) AS n;
+  SELECT 'queue-' || n, CASE WHEN n = 7 THEN now() END FROM generate_series(0, 999) AS n;
 INSERT INTO django_faktory_workerprocess (wid, hostname, pid, labels, state, rss_kb, started_at, seen_at, beat_at)
   SELECT 'wid-' || n, 'app-' || (n / 8), n, '["python"]', 'running', 90000, now(), now(), now()
   FROM generate_series(0, 199) AS n;
@@ -72,36 +93,45 @@ INSERT INTO django_faktory_cronrun (entry_id, tick, at, jid, outcome)
   SELECT id, now() - n * interval '1 d', now(), 'job-' || (n * 1000 + 500), 'enqueued'
   FROM django_faktory_cronentry, generate_series(1, 100) AS n;
 INSERT INTO django_faktory_joblock (lock_key, jid, attempt, wid, lease, acquired_at, expires_at, is_lapsed)
-  SELECT 'order-' || n, 'job-' || (n * 1000 + 68), 1, 'wid-' || (n % 200), interval '35 s', now(),
+  SELECT 'order-' || n, 'job-' || (n * 1000 + 145), 1, 'wid-' || (n % 200), interval '35 s', now(),
     now() + interval '1 h', false FROM generate_series(0, 999) AS n;
 INSERT INTO django_faktory_outboxentry (jid, queue, job, created_at, error)
   SELECT 'out-' || n, 'queue-1', '{}', now(), CASE WHEN n % 3 = 0 THEN 'refused' ELSE '' END
   FROM generate_series(1, {jobs} / 50) AS n;
+INSERT INTO django_faktory_limit (scope, name, origin, concurrency, per)
+  SELECT 'task', 'shop.tasks.task_' || n, 'admin', 5, 1 FROM generate_series(0, 99) AS n;
 INSERT INTO django_faktory_counter (day, slot, processed, failed, late)
   SELECT current_date - d, s, 10000, 100, 1 FROM generate_series(0, 700) AS d, generate_series(0, 15) AS s"""
+
+SERIES = """
+INSERT INTO django_faktory_measure (minute, queue, jobtype, used_at, {sums})
+SELECT minute, 'queue-' || CASE WHEN part = 0 THEN task % 20 ELSE (task * 7 + part) % 1000 END,
+  'shop.tasks.task_' || task, now(), {values}
+FROM ({minutes}) AS times, generate_series(0, 99) AS task, generate_series(0, 2) AS part"""
+MINUTES = """
+SELECT date_trunc('hour', now()) - n * interval '1 h' AS minute FROM generate_series(4, 30 * 24) AS n
+UNION ALL SELECT date_trunc('minute', now()) - n * interval '1 min' FROM generate_series(0, 200) AS n
+UNION ALL SELECT to_timestamp(0)"""
+"""Times of the sums: each hour of 30 days, each minute since, and all time. Each task has jobs in three queues."""
 
 
 def fill(jobs):
     """Insert `jobs` jobs and all rows that belong to them."""
     from django.contrib.auth.models import User
     from django.db import connection
-    from django.utils import timezone
 
-    from django_faktory.core.histograms import Series
-    from django_faktory.store.statistics import histograms
+    from django_faktory.core.histograms import BUCKETS
 
     with connection.cursor() as cursor:
         for first in range(1, jobs + 1, CHUNK):
-            text = JOB_ROWS.replace("n % ", "n %% ").replace("n / 1000 % ", "n / 1000 %% ")
+            text = JOB_ROWS.replace("%", "%%").replace("%%s", "%s")
             cursor.execute(text, [jobs, first, min(first + CHUNK - 1, jobs)])
             print(f"-- {min(first + CHUNK - 1, jobs):,} jobs", file=sys.stderr)
         for statement in OTHERS.replace("{jobs}", str(jobs)).split(";\n"):
             cursor.execute(statement)
-        now = timezone.now()
-        names = [(f"queue-{n % 20}", f"shop.tasks.task_{n}") for n in range(40)]
-        for minute in range(180):
-            moment = now - timezone.timedelta(minutes=minute)
-            histograms.add({name: Series(succeeded=50, failed=2) for name in names}, using="default", now=moment)
+        sums = {"started": 52, "succeeded": 50, "failed": 2, "waited_s": 9.5, "ran_s": 30.5}
+        sums |= {f"{kind}_{place}": 9 - abs(4 - place) for kind in ("wait", "run") for place in range(BUCKETS)}
+        cursor.execute(SERIES.format(sums=", ".join(sums), values=", ".join(map(str, sums.values())), minutes=MINUTES))
         cursor.execute("VACUUM ANALYZE")
     User.objects.create_superuser("on-call")
 
@@ -119,15 +149,23 @@ def of(model, row):
 
 
 JOBS, PART = "/admin/django_faktory/job/", "/admin/django_faktory/"
+LIST_EVERY_S = 5
+"""The default of admin.js."""
 
 
 def _admin_pages():
-    from django_faktory.models import Batch, CronEntry, Job, JobLock, OutboxEntry
+    from django_faktory.admin.jobs.error_groups import read_kind
+    from django_faktory.models import Batch, CronEntry, Job, JobLock, Limit, OutboxEntry
 
     dead = Job.objects.dead().latest("pk")
-    kind = f"error={dead.errtype}&task={dead.jobtype}&head=order+N:+no+answer+in+N+s"
+    kind = read_kind(dead).query
     jobs, part = JOBS, PART
-    return {
+    periods = ("1h", "24h", "30d")
+    found = {f"tasks, {period}": f"{part}overview/tasks/?period={period}" for period in periods}
+    task = f"{part}overview/tasks/one/?task=shop.tasks.task_3"
+    found |= {f"a task, {period}": f"{task}&period={period}" for period in periods}
+    found |= {f"a queue, {period}": f"{part}queue/queue-3/change/?period={period}" for period in periods}
+    return found | {
         "index": "/admin/",
         "app": part,
         "overview": f"{part}overview/",
@@ -142,11 +180,11 @@ def _admin_pages():
         "a dead job": of("job", dead),
         "edit it": f"{jobs}{dead.pk}/edit/",
         "a running job": of("job", Job.objects.working().latest("pk")),
+        "a running job, its part": f"{jobs}{Job.objects.working().latest('pk').pk}/part/",
         "a blocked job": of("job", Job.objects.in_state("blocked").latest("pk")),
         "queues": f"{part}queue/",
-        "a queue": f"{part}queue/queue-3/change/",
         "workers": f"{part}workerprocess/",
-        "a worker": f"{part}workerprocess/wid-68/change/",
+        "a worker": f"{part}workerprocess/wid-145/change/",
         "batches": f"{part}batch/",
         "batches that run": f"{part}batch/?stage=running",
         "batches that fail": f"{part}batch/?stage=failing",
@@ -162,6 +200,9 @@ def _admin_pages():
         "outbox": f"{part}outboxentry/",
         "an outbox entry": of("outboxentry", OutboxEntry.objects.first()),
         "limits": f"{part}limit/",
+        "a limit": of("limit", Limit.objects.first()),
+        "a new limit": f"{part}limit/add/",
+        "a new cron entry": f"{part}cronentry/add/",
     }
 
 
@@ -222,13 +263,66 @@ def _api():
 
 def measure(client, address):
     """Return the milliseconds of `TIMES` requests, after one request that is not counted."""
+    from django_faktory.store import shared_reads
+
     found = []
     for _ in range(TIMES + 1):
+        shared_reads.forget()
         began = time.perf_counter()
         answer = client.get(address)
         found.append((time.perf_counter() - began) * 1000)
         assert answer.status_code == 200, (address, answer.status_code)
     return found[1:]
+
+
+def find_slowest_statement(client, address):
+    """Return the milliseconds and the beginning of the statement of a page that takes the most time."""
+    from django.db import connection
+    from django.test.utils import CaptureQueriesContext
+
+    from django_faktory.store import shared_reads
+
+    shared_reads.forget()
+    with CaptureQueriesContext(connection) as captured:
+        client.get(address)
+    slowest = max(captured.captured_queries, key=lambda query: float(query["time"]))
+    return float(slowest["time"]) * 1000, slowest["sql"][:600]
+
+
+def measure_watchers(client):
+    """Return {page: (requests per second of all watchers, CPU seconds of a request)}.
+
+    The CPU is that of this process and of PostgreSQL's for this connection. Requests share results as in a server.
+    """
+    from django_faktory.admin.jobs.detail_views import REFRESHED_EVERY_S as JOB_EVERY_S
+    from django_faktory.admin.overview.view import REFRESHED_EVERY_S as OVERVIEW_EVERY_S
+    from django_faktory.models import Job
+
+    running = Job.objects.working().latest("pk")
+    watched = {
+        "the overview": (f"{PART}overview/part/", OVERVIEW_EVERY_S),
+        "a running job": (f"{JOBS}{running.pk}/part/", JOB_EVERY_S),
+        "a list of jobs": (f"{JOBS}?state=dead", LIST_EVERY_S),
+        "a task": (f"{PART}overview/tasks/one/?task=shop.tasks.task_3&period=1h", LIST_EVERY_S),
+    }
+    found = {}
+    for name, (address, every_s) in watched.items():
+        client.get(address)
+        began = read_cpu_s()
+        for _ in range(WATCHED_TIMES):
+            assert client.get(address).status_code == 200, address
+        found[name] = WATCHERS / every_s, (read_cpu_s() - began) / WATCHED_TIMES
+    return found
+
+
+def read_cpu_s():
+    """Return the CPU seconds of this process and of PostgreSQL's process for its connection, on the same machine."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        fields = Path(f"/proc/{cursor.fetchone()[0]}/stat").read_text().rpartition(")")[2].split()
+    return time.process_time() + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main():
@@ -254,12 +348,19 @@ def main():
     client.force_login(User.objects.get(username="on-call"))
     for name, value in database.machine().items():
         print(f"{name}: {value}")
-    figures = {name: measure(client, address) for name, address in pages().items()}
+    addresses = pages()
+    figures = {name: measure(client, address) for name, address in addresses.items()}
     print(f"\n| page, {options.jobs:,} jobs | median ms | max ms |\n|---|---|---|")
     for name, times in figures.items():
         print(f"| {name} | {statistics.median(times):.0f} | {max(times):.0f} |")
     slow = [name for name, times in figures.items() if statistics.median(times) >= LIMIT_MS]
     print(f"\n{len(slow)} of {len(figures)} pages take {LIMIT_MS} ms or more{': ' if slow else ''}{', '.join(slow)}")
+    for name in slow:
+        took_ms, statement = find_slowest_statement(client, addresses[name])
+        print(f"\n{name}: {took_ms:.0f} ms of\n{statement}")
+    print(f"\n| {WATCHERS} open pages of | requests/s | CPU ms of each | share of a core |\n|---|---|---|---|")
+    for name, (rate, cpu_s) in measure_watchers(client).items():
+        print(f"| {name} | {rate:.0f} | {cpu_s * 1000:.1f} | {rate * cpu_s:.0%} |")
     sys.exit(1 if slow else 0)
 
 
