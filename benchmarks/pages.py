@@ -154,8 +154,8 @@ LIST_EVERY_S = 5
 
 
 def _admin_pages():
-    from django_faktory.admin.jobs.error_groups import read_kind
     from django_faktory.models import Batch, CronEntry, Job, JobLock, Limit, OutboxEntry
+    from django_faktory.operations.error_groups import read_kind
 
     dead = Job.objects.dead().latest("pk")
     kind = read_kind(dead).query
