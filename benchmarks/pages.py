@@ -138,7 +138,7 @@ def fill(jobs):
 
 def pages():
     """Return {name: address}: each page and list, and searches that users make."""
-    return _admin_pages() | _lists_of_jobs() | _api()
+    return _admin_pages() | _timings() | _lists_of_jobs() | _api()
 
 
 def of(model, row):
@@ -160,12 +160,7 @@ def _admin_pages():
     dead = Job.objects.dead().latest("pk")
     kind = read_kind(dead).query
     jobs, part = JOBS, PART
-    periods = ("1h", "24h", "30d")
-    found = {f"tasks, {period}": f"{part}overview/tasks/?period={period}" for period in periods}
-    task = f"{part}overview/tasks/one/?task=shop.tasks.task_3"
-    found |= {f"a task, {period}": f"{task}&period={period}" for period in periods}
-    found |= {f"a queue, {period}": f"{part}queue/queue-3/change/?period={period}" for period in periods}
-    return found | {
+    return {
         "index": "/admin/",
         "app": part,
         "overview": f"{part}overview/",
@@ -203,6 +198,19 @@ def _admin_pages():
         "a limit": of("limit", Limit.objects.first()),
         "a new limit": f"{part}limit/add/",
         "a new cron entry": f"{part}cronentry/add/",
+    }
+
+
+def _timings():
+    pages_of = {
+        "tasks": "overview/tasks/?",
+        "a task": "overview/tasks/one/?task=shop.tasks.task_3&",
+        "a queue": "queue/queue-3/change/?",
+    }
+    return {
+        f"{name}, {period}": f"{PART}{address}period={period}"
+        for name, address in pages_of.items()
+        for period in ("1h", "24h", "30d")
     }
 
 
