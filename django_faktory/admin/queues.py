@@ -155,8 +155,12 @@ class QueueAdmin(ReadOnlyAdmin):
         # Exactly the rows that are logged: a second evaluation of `queryset` could match others.
         queues = Queue.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows])
         changed = change(queues)
-        log_action(request, rows, summary)
-        self.message_user(request, f"{summary}: {changed} queue{'' if changed == 1 else 's'}.", messages.SUCCESS)
+        if changed:  # else another user was faster
+            log_action(request, [row for row in rows if (row.paused_at is None) == (change is bulk.pause)], summary)
+        unchanged = len(rows) - changed
+        note = f" {unchanged} skipped: already {'paused' if change is bulk.pause else 'active'}." if unchanged else ""
+        level = messages.WARNING if unchanged else messages.SUCCESS
+        self.message_user(request, f"{summary}: {changed} queue{'' if changed == 1 else 's'}.{note}", level)
 
 
 def _read_lines(rows: list[Any]) -> list[QueueLine]:

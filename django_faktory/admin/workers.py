@@ -126,7 +126,10 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
         processes = list(queryset)
         # Claims give these workers no job from now on (W15). Workers in a later state stay in it and are not counted.
         changed = workers.advance([process.wid for process in processes], state, using=queryset.db)
-        log_action(request, processes, f"Sent {state}")
+        if changed:  # else another user was faster
+            log_action(request, processes, f"Sent {state}")
         plural = "" if changed == 1 else "s"
         message = f"{state} requested for {changed} worker{plural}, with effect from the next heartbeat."
-        self.message_user(request, message, messages.SUCCESS)
+        if changed < len(processes):
+            message += f" {len(processes) - changed} skipped: already in this state, or stopping."
+        self.message_user(request, message, messages.SUCCESS if changed == len(processes) else messages.WARNING)

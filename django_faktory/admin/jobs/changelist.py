@@ -218,7 +218,7 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
             params["verb"] = verb
             return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_all')}?{params.urlencode()}")
         # Without the long texts: a page of the list may have 200 of them.
-        jobs = list(queryset.only("pk", "jid", "jobtype"))
+        jobs = list(queryset.only("pk", "jid", "jobtype", "state"))
         if action.warning:
             question = f"{action.label} {len(jobs)} job{'' if len(jobs) == 1 else 's'}?"
             confirmation = self.confirmation_page(
@@ -228,7 +228,8 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
                 return confirmation
         # The selection may be older than the states of its jobs: those that have moved are not changed.
         changed = job_actions.execute(verb, [job.pk for job in jobs], using=queryset.db)
-        log_action(request, jobs, action.done_label)
+        if changed:  # else another user was faster
+            log_action(request, [job for job in jobs if job.state in action.states], action.done_label)
         unchanged = len(jobs) - changed
         note = f" {unchanged} skipped: already in another state." if unchanged else ""
         level = messages.WARNING if unchanged else messages.SUCCESS
