@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.apps import apps
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.filters import FieldListFilter
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -25,7 +25,14 @@ from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
 from django.db.models.functions import Substr
-from django.http import FileResponse, Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import (
+    FileResponse,
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseNotAllowed,
+    HttpResponseRedirect,
+)
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
@@ -441,6 +448,24 @@ class FaktoryModelAdmin(AnyAdmin):
         """Set the title to the plural name: Django's "select … to change" is wrong for a read-only list."""
         title = {"title": str(self.opts.verbose_name_plural).capitalize()}
         return super().changelist_view(request, _frame(request, {**title, **(extra_context or {})}))
+
+    def answer_get(self, request: HttpRequest, back_url: str) -> HttpResponse:
+        """Answer a request other than POST to the address of an action: change nothing, lead back to its page.
+
+        A browser sends a GET if the session ended before the action, and the user has logged in again.
+        """
+        if request.method != "GET":
+            return HttpResponseNotAllowed(["POST"])
+        self.message_user(request, "Nothing done. If you had to log in again, repeat the action.", messages.WARNING)
+        return HttpResponseRedirect(back_url)
+
+    def answer_missing(self, request: HttpRequest) -> HttpResponse:
+        """Answer an action on a row that another user has deleted: lead back to the list."""
+        name = self.opts.verbose_name
+        self.message_user(request, f"Nothing done: the {name} no longer exists.", messages.WARNING)
+        return HttpResponseRedirect(
+            reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_changelist")
+        )
 
     def page(self, request: HttpRequest, name: str, *, shows_navigation: bool = True, **context: Any) -> HttpResponse:
         """Return a page of the package inside the admin's frame."""

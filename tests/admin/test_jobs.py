@@ -172,7 +172,7 @@ def staff_with(user, *codenames):
 def test_get_requests_to_actions_change_nothing(admin_client, verb):
     job = JobFactory(dead=True)
     for name, args in (("act", [job.pk, verb]), ("try", [job.pk])):
-        assert admin_client.get(reverse(f"admin:django_faktory_job_{name}", args=args)).status_code == 405
+        assert admin_client.get(reverse(f"admin:django_faktory_job_{name}", args=args)).status_code == 302
     admin_client.get(f"{reverse('admin:django_faktory_job_all')}?verb={verb}&state=dead")
     assert admin_client.get(reverse("admin:django_faktory_job_all_step")).status_code == 302
     assert Job.objects.get().state == "dead"

@@ -164,7 +164,7 @@ def test_each_limit_action_requires_its_own_permission(on_call, node):
 def test_action_urls_require_post_and_a_known_action(admin_client, node):
     one = limit("task", "noop", 1)
     where = reverse("admin:django_faktory_limit_act", args=[one.pk, "pause"])
-    assert admin_client.get(where).status_code == 405
+    assert admin_client.put(where).status_code == 405
     assert admin_client.post(where.replace("pause", "burn")).status_code == 403
 
 

@@ -112,12 +112,14 @@ def test_a_user_without_view_permission_cannot_open_forms(client, rows, needed):
 
 @pytest.mark.parametrize("name", ["cronentry", "limit"])
 @pytest.mark.parametrize("pk", ["0", "none", "99999999999999999999", "a/b"])
-def test_an_action_on_a_missing_row_returns_404(admin_client, name, pk):
-    assert admin_client.post(page(name, "act", pk, "pause")).status_code == 404
+def test_an_action_on_a_missing_row_leads_to_the_list(admin_client, name, pk):
+    answer = admin_client.post(page(name, "act", pk, "pause"), follow=True)
+    assert answer.redirect_chain == [(page(name, "changelist"), 302)]
+    assert "no longer exists." in answer.content.decode()
 
 
 def test_actions_have_their_own_urls_and_are_logged(user_client, rows):
     assert user_client.post(page("job", "act", MODELS["job"], "retry"), {"why": "because"}).status_code == 302
     assert Job.objects.get(pk=MODELS["job"]).state == "enqueued"
     assert LogEntry.objects.get().get_change_message() == "Retried: because"
-    assert user_client.get(reverse(f"admin:{APP}_job_act", args=[MODELS["job"], "retry"])).status_code == 405
+    assert user_client.put(reverse(f"admin:{APP}_job_act", args=[MODELS["job"], "retry"])).status_code == 405

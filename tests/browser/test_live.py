@@ -1,10 +1,12 @@
 """Lists and pages of rows in a browser: they update themselves, and leave what the user is doing alone."""
 
 import pytest
+from django.contrib.sessions.models import Session
 from django.utils import timezone
 
 from django_faktory import Batch
 from django_faktory.models import Batch as Row
+from django_faktory.models import Job
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
 
@@ -66,6 +68,22 @@ def test_a_list_says_that_the_session_has_ended(opened):
     seen.page.context.clear_cookies()
     wait_for_update(seen.page)
     seen.sees("You are logged out")
+
+
+def test_a_bulk_run_says_that_the_session_has_ended_and_keeps_what_is_done(opened):
+    JobFactory.create_batch(3, dead=True)
+    seen = opened("job/all/?verb=retry&state=dead")
+    page = seen.page
+
+    def end_session(route):
+        Session.objects.all().delete()
+        route.continue_()
+
+    page.route("**/all/step/", end_session)
+    page.get_by_role("button", name="Yes, retry now 3 jobs").click()
+    seen.sees("You are logged out. Finished changes are kept")
+    assert Job.objects.dead().count() == 3
+    assert seen.complaints == []
 
 
 def test_the_page_of_a_queue_shows_new_jobs(opened):

@@ -77,8 +77,7 @@ class BulkViews(ReadOnlyAdmin):
     def _step(self, request: HttpRequest) -> HttpResponse:
         """Continue the run of the form for about a second and show its progress. POST only."""
         if request.method != "POST":
-            # A GET changes nothing; a browser sends one when the address is opened again.
-            return HttpResponseRedirect(self._list_url())
+            return self.answer_get(request, self._list_url())
         try:
             run = bulk.load_signed(request.POST.get("sweep", ""), user=request.user.pk)
         except BadSignature:

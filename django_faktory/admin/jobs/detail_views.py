@@ -78,13 +78,15 @@ class JobViews(ReadOnlyAdmin):
 
     def _execute_one(self, request: HttpRequest, pk: int, verb: str) -> HttpResponse:
         if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+            return self.answer_get(request, _page_url(pk))
         action = actions.ACTIONS.get(verb)
         # "clear" acts on a queue and is no action on one job.
         if action is None or verb == "clear" or not action.is_allowed(request) or not may_see(request.user, "job"):
             raise PermissionDenied
         # The long texts can be large, and the action needs none of them.
-        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
+        job = Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts).filter(pk=pk).first()
+        if job is None:
+            return self.answer_missing(request)
         if action.warning:
             confirmation = self.confirmation_page(
                 request,
@@ -112,7 +114,9 @@ class JobViews(ReadOnlyAdmin):
         # The form shows the arguments, so editing alone does not suffice (ADR 0034).
         if not self.has_edit_permission(request) or not may_see(request.user, "job"):
             raise PermissionDenied
-        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
+        job = Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts).filter(pk=pk).first()
+        if job is None:
+            return self.answer_missing(request)
         args, kwargs, problem = detail.editable_call(job, texts.read(job, "payload")["payload"])
         if request.method == "POST" and not problem:
             before = _call_text(args, kwargs)

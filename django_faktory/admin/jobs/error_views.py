@@ -11,8 +11,7 @@ from typing import Any
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import Max
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
-from django.shortcuts import get_object_or_404
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 
@@ -104,11 +103,13 @@ class ErrorViews(ReadOnlyAdmin):
     def _try(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Retry one job; the redirect leads to its group's page, which shows how it ends."""
         if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+            return self.answer_get(request, reverse("admin:django_faktory_job_change", args=[pk]))
         self._require_view_permission(request)  # the redirect's URL contains the job's error
         if not actions.ACTIONS["retry"].is_allowed(request):
             raise PermissionDenied
-        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
+        job = Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts).filter(pk=pk).first()
+        if job is None:
+            return self.answer_missing(request)
         kind = error_groups.read_kind(job)  # before the retry: the next run may replace the failure
         if bulk.try_one(job):
             log_action(request, [job], "Retried as a test")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from django.contrib import messages
 from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.formats import date_format
@@ -178,7 +178,7 @@ class TaskViews(ReadOnlyAdmin):
     def _pause(self, request: HttpRequest) -> HttpResponse:
         """Pause or resume a task."""
         if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+            return self.answer_get(request, reverse("admin:django_faktory_tasks"))
         name, verb = _read_name(request.POST.get("task", "")), request.POST.get("verb", "")
         if verb not in ("pause", "resume") or not may(request.user, f"limit.{verb}"):
             raise PermissionDenied

@@ -136,14 +136,23 @@
   const goOn = async (work) => {
     const form = work.querySelector("form[data-faktory-step]");
     if (!form) return;
+    const stop = (text) => {
+      const note = work.querySelector("[data-faktory-stopped]");
+      note.textContent = text;
+      note.hidden = false; // the form is still there, with its button
+    };
     try {
       const answer = await fetch(form.action, { method: "POST", body: new FormData(form) });
+      if (answer.redirected) {
+        stop("You are logged out. Finished changes are kept: log in, and begin again for the rest.");
+        return;
+      }
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const next = page.getElementById(work.id);
       if (!answer.ok || !next) throw new Error(String(answer.status));
       work.innerHTML = next.innerHTML;
     } catch (error) {
-      work.querySelector("[data-faktory-stopped]").hidden = false; // the form is still there, with its button
+      stop("Stopped. Finished changes are kept.");
       return;
     }
     goOn(work);
