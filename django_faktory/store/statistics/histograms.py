@@ -211,6 +211,13 @@ def read_series(
     return {name: _build_series(sums) for name, *sums in _sum_columns(rows).values_list(by, *_sum_names())}
 
 
+def read_pairs(*, using: str, since: datetime) -> dict[tuple[str, str], Series]:
+    """Return the sums since a time by queue and jobtype; see `read_series`."""
+    pair = ("queue", "jobtype")
+    rows = _sum_columns(_rows_since(since, None, None, using=using).values(*pair))
+    return {(queue, jobtype): _build_series(sums) for queue, jobtype, *sums in rows.values_list(*pair, *_sum_names())}
+
+
 def read_times(
     *, using: str, since: datetime, queue: str | None = None, jobtype: str | None = None
 ) -> dict[datetime, Series]:
