@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..core.logs import get_logger
 from ..errors import UnknownJobType
-from ..tasks.base import FaktoryTask, autodiscover, lookup
+from ..tasks.base import FaktoryTask, autodiscover, lookup, registered
 
 V = TypeVar("V")
 
@@ -32,6 +32,12 @@ def find_task(jobtype: str) -> FaktoryTask[..., Any] | None:
         return lookup(jobtype)
     except UnknownJobType:
         return None
+
+
+def find_tasks() -> tuple[FaktoryTask[..., Any], ...]:
+    """Return all tasks of this project."""
+    _import_tasks()
+    return registered()
 
 
 @cache

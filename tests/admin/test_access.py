@@ -21,6 +21,7 @@ from django_faktory.models import Batch, Job, JobLock, Limit, OutboxEntry
 from django_faktory.models.cron import CronEntry
 from django_faktory.models.permissions import needs
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
+from tests.project.tasks import noop
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
@@ -88,6 +89,7 @@ def _acts():
     yield "job tried", Act(f"{page('job', 'tried')}?{KIND}&tried={ROW}", ("view_job",))
     yield "job try", Act(page("job", "try", ROW), ("view_job", "retry_job"), {})
     yield "job edit", Act(page("job", "edit", ROW), ("view_job", "change_job"), {"args": "[1]", "kwargs": "{}"})
+    yield "job run", Act(f"{page('job', 'run')}?task={noop.jobtype}", ("add_job",), {})
     for verb, pk, codename in (
         ("retry", ROW, "retry_job"), ("requeue", ROW + 1, "requeue_job"), ("cancel", ROW + 2, "cancel_job"),
         ("kill", ROW + 2, "kill_job"), ("discard", ROW + 2, "discard_job"), ("prune", ROW, "prune_job"),
@@ -137,6 +139,7 @@ NAMES = [
     *(f"{model} {view}" for model in MODELS for view in ("changelist", "change", "history", "add", "delete")),
     *(f"{model} download {column}" for model, column, _ in DOWNLOADS),
     "overview part", "job part", "job errors", "job error", "job tried", "job try", "job edit",
+    "job run",
     *(f"job {how} {verb}" for how in ("act", "all") for verb in job_actions.ACTIONS if (how, verb) != ("act", "clear")),
     *(f"cronentry act {verb}" for verb in cron.CronEntryAdmin.object_actions), "cronentry save",
     *(f"limit act {verb}" for verb in limits.LimitAdmin.object_actions), "limit save", "limit: delete_selected",
@@ -150,7 +153,7 @@ NAMES = [
 
 ACTS = [
     name for name in NAMES
-    if ":" in name or name.split()[1] in ("act", "all", "try", "edit", "save")
+    if ":" in name or name.split()[1] in ("act", "all", "try", "edit", "run", "save")
     or name in ("cronentry add", "cronentry delete", "limit add", "limit delete", "outboxentry delete")
 ]  # fmt: skip
 """Requests that change something; each is a POST."""

@@ -43,6 +43,16 @@ def test_arguments_are_shown_with_the_names_of_the_parameters(admin_client):
     assert "As JSON" in page
 
 
+def test_references_are_shown_as_their_values(admin_client):
+    half = {"$type": "time", "value": "\ud83d"}
+    job = job_of(
+        echo, {"$type": "decimal", "value": "1.20"}, {"$model": "shop.order", "pk": 7}, {"$type": "date"}, half
+    )
+    assert [text for _, text in table(admin_client, job)] == [
+        "1.20 (decimal)", "shop.order 7", '{\n  "$type": "date"\n}', "\ufffd (time)",
+    ]  # fmt: skip
+
+
 def test_a_keyword_argument_is_shown_at_its_parameter(admin_client):
     assert table(admin_client, job_of(add, b=2, a=1)) == [("a", "1"), ("b", "2")]
 

@@ -1,6 +1,7 @@
 """Test each page in light and dark, on a desktop and a phone: nothing overflows, and every control has a label."""
 
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 from django.utils import timezone
@@ -17,6 +18,7 @@ from django_faktory.store.limits import definitions
 from django_faktory.store.statistics import histograms
 from example_project.shop.models import Order
 from example_project.shop.tasks import send_invoice
+from tests.admin.test_run_task import typed
 from tests.contrib.gearmonkey.conftest import own_server, redis, server  # noqa: F401  (fixtures)
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
@@ -79,6 +81,9 @@ def fill():
         errtype="shop.Declined",
         failure='{"message":"card 4242 is declined"}',
     )
+    typed.using(run_after=now + timedelta(days=1)).enqueue(
+        7, name="Ada <ada@example.org>", price=Decimal("18.43"), at=now, rest={"parcels": [1, 2], "note": "n" * 300}
+    )
     for minute in (*range(0, 180, 3), *range(180, 30 * 1440, 300)):
         histograms.add(timings_of_minute(minute), using="default", now=now - timedelta(minutes=minute))
     for day in range(30):
@@ -104,9 +109,12 @@ def pages(order):
     dead = Job.objects.filter(errtype="requests.exceptions.Timeout").latest("pk")
     error = "error=requests.exceptions.Timeout&task=shop.tasks.call_webhook&at=order+N:+no+answer+in+N+s"
     batch = BatchRow.objects.get(depth=0)
+    known = Job.objects.filter(jobtype=typed.jobtype).latest("pk")
     return {
         "overview": "overview/", "jobs": "job/?state=dead", "job": f"job/{dead.pk}/change/",
         "edit": f"job/{dead.pk}/edit/",
+        "named": f"job/{known.pk}/change/", "edit-typed": f"job/{known.pk}/edit/",
+        "run": f"job/run/?task={send_invoice.jobtype}", "run-typed": f"job/run/?task={typed.jobtype}",
         "errors": "job/errors/", "error": f"job/errors/one/?{error}", "all": "job/all/?verb=discard&state=dead",
         "queues": "queue/", "queue": "queue/partners/change/", "workers": "workerprocess/",
         "worker": "workerprocess/app-1-w1/change/", "batches": "batch/", "batch": f"batch/{batch.pk}/change/",

@@ -22,6 +22,7 @@ from . import bulk
 from .bulk_views import BulkViews
 from .detail_views import JobViews
 from .error_views import ErrorViews
+from .run_views import RunViews, run_link
 
 _TABS = (
     State.ENQUEUED, State.SCHEDULED, State.WORKING, State.RETRIES, State.DEAD, State.SUCCEEDED, State.BLOCKED,
@@ -68,7 +69,7 @@ class QueueFilter(admin.SimpleListFilter):
         return queryset.filter(queue=name) if name and name.isprintable() else queryset
 
 
-class JobAdmin(JobViews, ErrorViews, BulkViews):
+class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
     """Admin of jobs: search with the query language; retry, run, cancel, kill, discard, delete."""
 
     link_parameters = ("about", "bid")
@@ -146,6 +147,7 @@ class JobAdmin(JobViews, ErrorViews, BulkViews):
         page_context = {
             "tabs": tabs,
             "bulk_actions": offered,
+            "run_url": run_link() if self.has_run_permission(request) else "",
             "filters": f"{filters.urlencode()}&state={state}" if state else filters.urlencode(),
         }
         return super().changelist_view(request, {**page_context, **(extra_context or {})})

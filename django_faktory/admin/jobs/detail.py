@@ -31,6 +31,7 @@ from ...operations.signatures import bind, find_task
 from ...store.jobs.prefetch import is_unconfirmed
 from ...store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, format_json
 from ...tasks import redaction
+from ...tasks.arguments import may_have_references
 from ...tasks.encryption import is_encrypted
 from ...tasks.results import Attempt, runs_of
 from ..base import build_shown_text, jobs_link
@@ -155,13 +156,24 @@ def name_arguments(job: Job, payload: StoredText, shown: StoredText) -> list[Sho
     rows: list[ShownArgument] = []
     remaining = SHOWN_BYTES
     for _, name, raw in (bind(task, args, kwargs) or [])[:MAX_ARGUMENTS_SHOWN]:
-        whole = format_json(raw, ARGUMENT_BYTES)
+        whole = _describe_value(raw, is_plain=task.plain_json)
         limit = min(remaining, ARGUMENT_BYTES)
         # A client chooses the names of further keyword arguments: half a character could not be encoded.
-        shown_name, text = cut(make_readable(name), limit), cut(whole, limit)
-        remaining = max(0, remaining - len(escape(shown_name + text).encode("utf-8", "replace")))
-        rows.append(ShownArgument(shown_name, text, len(text) < len(whole)))
+        row_name, text = cut(make_readable(name), limit), cut(make_readable(whole), limit)
+        remaining = max(0, remaining - len(escape(row_name + text).encode("utf-8", "replace")))
+        rows.append(ShownArgument(row_name, text, len(text) < len(whole)))
     return rows
+
+
+def _describe_value(raw: str, *, is_plain: bool) -> str:
+    """Return the JSON of an argument, or the value and type that a reference stands for."""
+    if not is_plain and may_have_references(raw) and len(raw) < ARGUMENT_BYTES:
+        match decode(raw):
+            case {"$type": str(name), "value": str(value), **others} if not others:
+                return f"{value} ({name})"
+            case {"$model": str(name), "pk": str() | int() as key, **others} if not others:
+                return f"{name} {key}"
+    return format_json(raw, ARGUMENT_BYTES)
 
 
 def _raw_call(payload: str) -> tuple[list[str], dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any, ClassVar
 
 from django.contrib import messages
@@ -11,15 +12,18 @@ from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
 
 from ... import conf
-from ...core.json.jsontext import compact, decode
+from ...core.json.jsontext import compact, decode, encode
 from ...errors import FaktoryError, InvalidPayload
 from ...models import Job
 from ...models.permissions import may_see
 from ...operations import edit
+from ...operations.signatures import bind, find_task
 from ...store import texts
 from ...tasks import redaction
+from ...tasks.encryption import is_encrypted
 from ..base import SAFE_METHODS, LongText, ReadOnlyAdmin, log_action, requires_permission
 from . import actions, detail
+from .arguments_form import ArgumentsForm
 
 REFRESHED_EVERY_S = 2
 LOGGED_BYTES = 500
@@ -118,27 +122,63 @@ class JobViews(ReadOnlyAdmin):
         if job is None:
             return self.answer_missing(request)
         args, kwargs, problem = detail.editable_call(job, texts.read(job, "payload")["payload"])
+        seen = _fingerprint(args, kwargs)
+        form = None if problem else _build_form(request, job, args, kwargs)
         if request.method == "POST" and not problem:
-            before = _call_text(args, kwargs)
-            # The form shows the same texts again if they are refused, so that no input is lost.
-            args, kwargs = request.POST.get("args", ""), request.POST.get("kwargs", "") or "{}"
             try:
-                edit.edit(job.jid, _changes(args, kwargs), using=conf.get("DATABASE"))
+                _refuse_stale(request, seen, has_form=form is not None)
+                changes = _read_changes(request, form)
+                if changes is not None:
+                    edit.edit(job.jid, changes, using=conf.get("DATABASE"))
+                    return self._finish_edit(request, job, call_text(args, kwargs), changes)
             except FaktoryError as error:
                 problem = str(error)
-            else:
-                # Hidden arguments must not be in the log either.
-                details = "" if redaction.is_on() else f" from {before} to {_call_text(args, kwargs)}"
-                log_action(request, [job], f"Edited its arguments{details}")
-                self.message_user(request, "Arguments saved. The job has not been retried.", messages.SUCCESS)
-                return HttpResponseRedirect(_page_url(pk))
+            # The form shows the same texts again if they are refused, so that no input is lost.
+            args, kwargs = request.POST.get("args", args), request.POST.get("kwargs", kwargs)
         return self.page(
             request, "edit_job", title=f"Edit the arguments of {job.jobtype}", job=job, args=args, kwargs=kwargs,
-            problem=problem, back_url=_page_url(pk),
+            problem=problem, form=form, seen=seen, back_url=_page_url(pk),
         )  # fmt: skip
 
+    def _finish_edit(self, request: HttpRequest, job: Job, before: str, changes: edit.Changes) -> HttpResponse:
+        after = call_text(encode(changes.args), encode(changes.kwargs))
+        # Hidden arguments must not be in the log either.
+        details = "" if redaction.is_on() else f" from {before} to {after}"
+        log_action(request, [job], f"Edited its arguments{details}")
+        self.message_user(request, "Arguments saved. The job has not been retried.", messages.SUCCESS)
+        return HttpResponseRedirect(_page_url(job.pk))
 
-def _call_text(args: str, kwargs: str) -> str:
+
+def _build_form(request: HttpRequest, job: Job, args: str, kwargs: str) -> ArgumentsForm | None:
+    """Return the form with a field for each parameter; None if the user or the job needs a form for JSON."""
+    if "args" in request.POST or request.GET.get("as") == "json":
+        return None
+    task, stored = find_task(job.jobtype), (decode(args), decode(kwargs))
+    if task is None or is_encrypted(stored[0]) or bind(task, *stored) is None:
+        return None
+    return ArgumentsForm(task, request.POST if request.method == "POST" else None, stored=stored)
+
+
+def _read_changes(request: HttpRequest, form: ArgumentsForm | None) -> edit.Changes | None:
+    """Return the submitted arguments; None if the form shows errors. Raises InvalidPayload, which names the field."""
+    if form is not None:
+        return edit.Changes(form.args, form.kwargs) if form.is_valid() else None
+    return _changes(request.POST["args"], request.POST.get("kwargs", "") or "{}")
+
+
+def _fingerprint(args: str, kwargs: str) -> str:
+    return sha256(f"{args}\0{kwargs}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _refuse_stale(request: HttpRequest, seen: str, *, has_form: bool) -> None:
+    """Raise InvalidPayload if the user has not seen the present arguments, or the form no longer fits."""
+    if request.POST.get("seen", seen) != seen:
+        raise InvalidPayload("The arguments were changed meanwhile. Compare yours with the job; Save replaces them.")
+    if not has_form and "args" not in request.POST:
+        raise InvalidPayload("The task has changed meanwhile. Edit the arguments as JSON.")
+
+
+def call_text(args: str, kwargs: str) -> str:
     """Return arguments as one short line of JSON."""
     named = "" if decode(kwargs or "{}") == {} else f" {compact(kwargs)}"
     return texts.cut(f"{compact(args)}{named}", LOGGED_BYTES)

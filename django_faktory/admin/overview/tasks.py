@@ -26,6 +26,7 @@ from ...operations.timings import PERIODS, QUEUE, TASK, Period, Timing
 from ...store.limits import definitions
 from ..base import ReadOnlyAdmin, describe_action, jobs_link, log_action
 from ..formats import format_latency
+from ..jobs.run_views import find_run_link
 from .charts import Chart, Latencies, LineChart, Mark, Point, build_chart, build_line_chart, build_marks
 
 FAILED_JOBS_READ = 500
@@ -173,6 +174,7 @@ class TaskViews(ReadOnlyAdmin):
             may_resume=may(request.user, "limit.resume"),
             entries=_read_entries(name, using) if may(request.user, "cronentry.view") else None,
             jobs_url=jobs_link(q=f'task:"{name}"'),
+            run_url=find_run_link(name) if may(request.user, "job.add") else "",
         )
 
     def _pause(self, request: HttpRequest) -> HttpResponse:

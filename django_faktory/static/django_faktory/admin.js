@@ -158,7 +158,16 @@
     goOn(work);
   };
 
+  // A second click on a button must not send its form again. A page from the browser's history can send once more.
+  const sendOnce = (form) => {
+    const buttons = [...form.querySelectorAll('[type="submit"]')];
+    const allow = (allowed) => buttons.forEach((one) => { one.disabled = !allowed; });
+    form.addEventListener("submit", () => setTimeout(() => allow(false)));
+    window.addEventListener("pageshow", () => allow(true));
+  };
+
   document.addEventListener("DOMContentLoaded", () => {
+    document.querySelectorAll("form[data-faktory-once]").forEach(sendOnce);
     labelCells(document);
     showAges(document);
     setInterval(() => showAges(document), 10000);

@@ -303,7 +303,7 @@ def _of_page(model, site, name):
     elif page == "act":
         yield from _buttons(model, site)
     else:
-        yield from {"try": _try, "edit": _edit, "part": _part, "all": _all, "all_step": _step,
+        yield from {"try": _try, "edit": _edit, "run": _run, "part": _part, "all": _all, "all_step": _step,
             "task_pause": _task_pause}[page]()  # fmt: skip
 
 
@@ -368,6 +368,20 @@ def _edit():
     path, needs = _at("job", "edit", ROW), frozenset({"view_job", "change_job"})
     yield Request("job edit GET", "GET", path, needs)
     yield Request("job edit", "POST", path, needs, _form({"args": "[1]", "kwargs": "{}"}), is_act=True)
+
+    # A job of a known task has a form with a field for each parameter.
+    path = _at("job", "edit", ROW + 4)
+    yield Request("job edit of a known task GET", "GET", path, needs)
+    form = _form({"arg-args": "[1]", "arg-kwargs": "{}"})
+    yield Request("job edit of a known task", "POST", path, needs, form, is_act=True)
+
+
+def _run():
+    needs = frozenset({"add_job"})
+    yield Request("job run without a task GET", "GET", _at("job", "run"), needs)
+    path = f"{_at('job', 'run')}?task={add.jobtype}"
+    yield Request("job run GET", "GET", path, needs)
+    yield Request("job run", "POST", path, needs, _form({"arg-a": "1", "arg-b": "2"}), is_act=True)
 
 
 def _all():

@@ -106,6 +106,8 @@ def _jobs():
     JobFactory(pk=ROW + 1, jid="job-scheduled", scheduled=True, **known)
     JobFactory(pk=ROW + 2, jid="job-ready", **known)
     JobFactory(pk=ROW + 3, jid="job-working", working=True, **known)
+    known = {"jobtype": echo.jobtype, "payload": text.replace("seen-job-task", echo.jobtype)}
+    JobFactory(pk=ROW + 4, jid="job-known", dead=True, **known)
     Tracking.objects.create(jid="job-dead", percent=1, desc="seen-job-progress", updated_at=T0 + timedelta(days=1))
     Job.objects.filter(pk=ROW).update(created_at=T0)
 

@@ -1,0 +1,153 @@
+"""Admin page *Run a task*: choose a task, fill in its arguments, and enqueue a job."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+from django.utils.http import urlencode
+
+from ... import conf
+from ...core.json.jsontext import encode
+from ...core.payloads import queue_name
+from ...errors import FaktoryError
+from ...models import Job
+from ...models.permissions import may_see
+from ...operations.signatures import find_task, find_tasks
+from ...tasks import encryption, redaction
+from ...tasks.arguments import decode_call
+from ...tasks.base import FaktoryTask
+from ...tasks.compat import InvalidTask
+from ..base import ReadOnlyAdmin, log_action, requires_permission
+from .arguments_form import ArgumentsForm
+from .detail_views import call_text
+
+_EARLIEST, _LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
+"""Times that every database and time zone can represent."""
+
+
+class OptionsForm(forms.Form):
+    """Options of a single job; without a value the task's own option applies."""
+
+    queue = forms.CharField(required=False, max_length=255)
+    priority = forms.IntegerField(required=False, min_value=-100, max_value=100)
+    run_at = forms.DateTimeField(
+        required=False, widget=forms.DateTimeInput({"type": "datetime-local"}, format="%Y-%m-%dT%H:%M")
+    )
+
+    def __init__(self, task: FaktoryTask[..., Any], data: Any = None) -> None:
+        super().__init__(data, prefix="job")
+        zone = timezone.get_current_timezone_name()
+        for name, text in (
+            ("queue", f"Blank: {task.queue_name}"),
+            ("priority", f"-100 to 100, larger first. Blank: {task.priority}"),
+            ("run_at", f"In the time zone {zone}. Blank: now"),
+        ):
+            self.fields[name].help_text = text
+        self._task = task
+        self.task = task
+
+    def clean_queue(self) -> str:
+        """Check that the protocol can carry the name."""
+        name: str = self.cleaned_data["queue"]
+        if name:
+            try:
+                queue_name(name)
+            except FaktoryError as error:
+                raise forms.ValidationError(str(error)) from error
+        return name
+
+    def clean_run_at(self) -> datetime | None:
+        """Return an aware time."""
+        moment: datetime | None = self.cleaned_data["run_at"]
+        if moment is None:
+            return None
+        try:
+            moment = (timezone.make_aware(moment) if timezone.is_naive(moment) else moment).astimezone(UTC)
+        except (OverflowError, ValueError):
+            moment = datetime.max.replace(tzinfo=UTC)
+        if not _EARLIEST <= moment <= _LATEST:
+            raise forms.ValidationError("expected a time from 1970 to 9999")
+        return moment
+
+    def clean(self) -> dict[str, Any]:
+        """Build the task with these options, in `task`."""
+        cleaned: dict[str, Any] = super().clean() or {}
+        if not self.errors:
+            try:
+                self.task = self._task.using(
+                    queue_name=cleaned["queue"] or None, priority=cleaned["priority"], run_after=cleaned["run_at"]
+                )
+            except InvalidTask as error:  # QUEUES of the backend does not have the queue
+                self.add_error("queue", str(error))
+        return cleaned
+
+
+class RunViews(ReadOnlyAdmin):
+    """Mixin for the admin of jobs that adds the page to run a task."""
+
+    has_run_permission = requires_permission("job.add")
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the URLs, this page first."""
+        view = self.admin_site.admin_view(self._run)
+        return [path("run/", view, name="django_faktory_job_run"), *super().get_urls()]
+
+    def _run(self, request: HttpRequest) -> HttpResponse:
+        """Show the form of the chosen task; POST enqueues it."""
+        if not self.has_run_permission(request):
+            raise PermissionDenied
+        tasks = {task.jobtype: task for task in find_tasks()}
+        name = request.GET.get("task", "")
+        task = tasks.get(name)
+        problem = f"No task of this project has the name {name[:255]}." if name and task is None else ""
+        form = options = None
+        if task is not None:
+            data = request.POST if request.method == "POST" else None
+            form, options = ArgumentsForm(task, data), OptionsForm(task, data)
+            # Both are checked, so that all errors are shown at once.
+            if request.method == "POST" and all([form.is_valid(), options.is_valid()]):
+                try:
+                    return self._enqueue(request, options.task, form)
+                except (FaktoryError, TypeError, ValueError) as error:
+                    problem = str(error)
+        return self.page(
+            request, "run_task", title="Run a task" if task is None else f"Run {task.jobtype}", task=task,
+            tasks=sorted(tasks), form=form, options=options, problem=problem, back_url=self._back_url(request),
+        )  # fmt: skip
+
+    def _enqueue(self, request: HttpRequest, task: FaktoryTask[..., Any], form: ArgumentsForm) -> HttpResponse:
+        args, kwargs = form.args, form.kwargs
+        # References become values, which `enqueue` would otherwise wrap as plain dicts.
+        decoded = (args, kwargs) if task.plain_json else decode_call(args, kwargs)
+        # By its own `enqueue`, so that options, middleware and signals apply as to any other job.
+        result = task.enqueue(*decoded[0], **decoded[1])
+        job = Job.objects.using(conf.get("DATABASE")).defer("payload").filter(jid=result.id).first()
+        is_hidden = redaction.is_on() or encryption.is_enabled(task.encrypt)
+        details = "" if is_hidden else f" with {call_text(encode(args), encode(kwargs))}"
+        # A worker may have ended the job already; or the jobs are stored elsewhere.
+        row = job or Job(jid=result.id, jobtype=task.jobtype)
+        log_action(request, [row], f"Enqueued by hand{details}")
+        self.message_user(request, f"Enqueued {task.jobtype} as {result.id}.", messages.SUCCESS)
+        if job is not None and may_see(request.user, "job"):
+            return HttpResponseRedirect(reverse("admin:django_faktory_job_change", args=[job.pk]))
+        return HttpResponseRedirect(run_link(task.jobtype))
+
+    def _back_url(self, request: HttpRequest) -> str:
+        return reverse("admin:django_faktory_job_changelist" if may_see(request.user, "job") else "admin:index")
+
+
+def run_link(task: str = "") -> str:
+    """Return the address of the page, with this task chosen."""
+    return reverse("admin:django_faktory_job_run") + (f"?{urlencode({'task': task})}" if task else "")
+
+
+def find_run_link(task: str) -> str:
+    """Return the address of the page for a task of this project; "" for other tasks."""
+    return run_link(task) if find_task(task) is not None else ""
