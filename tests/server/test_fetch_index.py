@@ -237,7 +237,7 @@ def test_invalid_queue_names_of_a_waiting_fetch_never_reach_a_claim(recording):
     assert recording.broker.names == []
     for client in clients:
         client.send(f"FETCH {'q' * 300} good")
-    wait_until(lambda: len(recording.fetch_queue._waiting) == 3)
+    wait_until(lambda: len(recording.fetch_queue._waiting) == 3 and recording.broker.names)
     for client in clients:
         client.close()
     wait_until(lambda: not recording.connection_count)
