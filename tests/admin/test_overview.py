@@ -5,6 +5,8 @@ from functools import partial
 
 import pytest
 from django.contrib.auth.models import Permission
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -217,3 +219,15 @@ def test_viewing_the_page_changes_no_worker_row(admin_client):
     before = list(WorkerProcess.objects.values())
     seen(admin_client, PART)
     assert list(WorkerProcess.objects.values()) == before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_polls_share_the_numbers_and_the_page_reads_them_again(admin_client):
+    JobFactory(dead=True)
+
+    def reads_failures(name):
+        with CaptureQueriesContext(connection) as captured:
+            seen(admin_client, name)
+        return any("failure_beginning" in query["sql"] for query in captured.captured_queries)
+
+    assert [reads_failures(name) for name in (PART, PART, PAGE)] == [True, False, True]

@@ -6,8 +6,9 @@ Counts come from the snapshot that all pages, INFO and metrics of this process s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
@@ -16,12 +17,14 @@ from django.db.models import Sum
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.formats import date_format
+from django.utils.translation import get_language
 
 from ... import conf
 from ...core.lifecycle import State
 from ...models import Counter, Job, JobQuerySet, Queue, WorkerProcess
 from ...operations.error_groups import ErrorGroup, group_failed
 from ...store import queues, workers
+from ...store.shared_reads import shared
 from ...store.statistics import counts as statistics
 from ...store.statistics import histograms
 from ..base import jobs_link
@@ -36,6 +39,7 @@ ROWS = 10
 FAILED_JOBS_READ = 500
 MINUTES, MINUTES_PER_BAR = 180, 3
 DAYS = 30
+_PARTS = ("running", "workers", "errors")
 _TILES = (State.ENQUEUED, State.SCHEDULED, State.WORKING, State.RETRIES, State.BLOCKED, State.DEAD)
 
 
@@ -93,12 +97,27 @@ class OverviewData:
 
 
 def read(
-    may_see: Callable[[str], bool] = lambda _: True, may: Callable[[str], bool] = lambda _: True, *, using: str
+    may_see: Callable[[str], bool] = lambda _: True,
+    may: Callable[[str], bool] = lambda _: True,
+    *,
+    using: str,
+    is_shared: bool = False,
 ) -> OverviewData:
     """Read the numbers of the page, and its parts `running`, `workers` and `errors` if `may_see` admits them.
 
-    `may` is whether the user has a permission, `resource.verb`.
+    `may` is whether the user has a permission, `resource.verb`. With `is_shared`, users with the same permissions get
+    the same numbers for a while; see `shared_reads`.
     """
+    parts = tuple(part for part in _PARTS if may_see(part))
+    read_now = partial(_read_numbers, parts, using=using)
+    # Texts of times depend on language and zone.
+    key = (_read_numbers, parts, get_language(), timezone.get_current_timezone_name())
+    numbers = shared(key, read_now, using=using) if is_shared else read_now()
+    # They quote no job, so the permission of the page suffices (ADR 0034).
+    return replace(numbers, alarms=read_alarm_lines(may, using=using))
+
+
+def _read_numbers(parts: Sequence[str], *, using: str) -> OverviewData:
     now = timezone.now()
     counts = statistics.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     # Only a complete snapshot shows which queues are the fullest.
@@ -110,11 +129,10 @@ def read(
         queues=sorted(queues_.fullest, key=lambda line: line.name),
         hidden_queues=queues_.total - len(queues_.fullest),
         # Parts that the user may not see are not even queried.
-        running=_running_lines(now, using) if may_see("running") else None,
-        workers=_worker_lines(using) if may_see("workers") else None,
-        # They quote no job, so the permission of the page suffices (ADR 0034).
-        alarms=read_alarm_lines(may, using=using),
-        groups=_largest_groups(using) if may_see("errors") else None,
+        running=_running_lines(now, using) if "running" in parts else None,
+        workers=_worker_lines(using) if "workers" in parts else None,
+        alarms=[],
+        groups=_largest_groups(using) if "errors" in parts else None,
     )
 
 

@@ -36,13 +36,16 @@ class OverviewAdmin(TaskViews):
         return self._render(request, "overview", **(extra_context or {}))
 
     def _part(self, request: HttpRequest) -> HttpResponse:
-        return self._render(request, "overview_body", shows_navigation=False)
+        # Shared, because many users may watch; the page itself shows the results of their own actions at once.
+        return self._render(request, "overview_body", is_shared=True, shows_navigation=False)
 
-    def _render(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
+    def _render(self, request: HttpRequest, template: str, *, is_shared: bool = False, **context: Any) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
         user = request.user
-        overview = data.read(partial(may_see, user, "overview"), partial(may, user), using=conf.get("DATABASE"))
+        overview = data.read(
+            partial(may_see, user, "overview"), partial(may, user), using=conf.get("DATABASE"), is_shared=is_shared
+        )
         return self.page(
             request,
             template,
