@@ -44,6 +44,7 @@ from ..models import permissions
 from ..store import texts
 from ..tasks import redaction
 from .navigation import build_navigation
+from .polling import with_poll_factor
 from .sanitize import with_readable_text
 
 if TYPE_CHECKING:
@@ -418,10 +419,10 @@ class FaktoryModelAdmin(AnyAdmin):
 
     @property
     def urls(self) -> list[URLPattern]:
-        """Return the addresses of `get_urls`; their pages show control characters as symbols."""
+        """Return the addresses of `get_urls`; their pages show control characters as symbols, and bound their polls."""
         patterns = self.get_urls()
         for pattern in patterns:
-            pattern.callback = with_readable_text(pattern.callback)
+            pattern.callback = with_poll_factor(with_readable_text(pattern.callback))
         return patterns
 
     def confirmation_page(

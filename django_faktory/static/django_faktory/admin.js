@@ -88,16 +88,19 @@
       stale.hidden = !text;
     };
     const every = Number(part.dataset.faktoryEvery || 5) * 1000;
+    let factor = 1; // the server raises it while many pages are open
     let paused = false;
     let timer = 0;
     let shown = "";
     const plan = () => {
       clearTimeout(timer);
-      if (!paused && !document.hidden) timer = setTimeout(refresh, every);
+      if (!paused && !document.hidden) timer = setTimeout(refresh, every * factor);
     };
     const refresh = async () => {
       try {
-        const answer = await fetch(url, { headers: { "X-Requested-With": "fetch" } });
+        const answer = await fetch(url, {
+          headers: { "X-Requested-With": "fetch", "X-Faktory-Poll-Factor": String(factor) },
+        });
         if (answer.redirected || answer.status === 403) {
           warn("You are logged out: this page is no longer updated. Reload it to log in.");
           return;
@@ -107,13 +110,15 @@
           return;
         }
         if (!answer.ok) throw new Error(String(answer.status));
+        factor = Number(answer.headers.get("X-Faktory-Poll-Factor")) || 1;
         const html = await read(answer);
         // Unchanged parts stay, so that a selection of text stays too.
         if (!paused && !document.hidden && !isInUse(part) && withoutToken(html) !== shown) {
           put(part, html);
           shown = withoutToken(html);
         }
-        warn("");
+        const wait = Math.round((every * factor) / 1000);
+        warn(wait > 30 ? `Many users watch: this page is updated every ${wait} s only.` : "");
         if (part.querySelector("[data-faktory-ended]")) return;
       } catch (error) {
         warn("The server does not answer: this page shows old numbers. It tries again every few seconds.");
