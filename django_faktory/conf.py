@@ -309,6 +309,17 @@ SETTINGS: dict[str, Setting] = {
         "Dotted path of a function `(jobtype, arguments)` that returns the arguments to show to users. "
         "Empty: all are shown.",
     ),
+    "LOG_LINES": Setting(
+        50,
+        _integer(0, 500),
+        "Log lines of a failed attempt that are kept and shown on the page of its job, the latest ones. 0: none.",
+    ),
+    "REDACT_LOG": Setting(
+        "",
+        Rule("the dotted path of a function that takes a jobtype and log lines, or an empty text", _is_function_path),
+        "Dotted path of a function `(jobtype, lines)` that returns the log lines to show to users. "
+        "Empty: all are shown, but none if `REDACT` is set.",
+    ),
     "ENCRYPT_ARGUMENTS": Setting(
         False,
         _FLAG,

@@ -157,6 +157,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """"" follows the retry count; "kill" makes the job dead at once; "discard" drops it at once; "later" means that it
     was not begun: it waits `retry_in_s` and uses no retry, if the broker supports that.
     """
+    log: tuple[str, ...] = ()
+    """The latest lines that the task logged; not on the wire."""
 
 
 INTERRUPTED = "interrupted"
@@ -418,6 +420,7 @@ def failure(
     backtrace: Sequence[str] = (),
     retry_in_s: float | None = None,
     verdict: str = "",
+    log: Sequence[str] = (),
 ) -> Failure:
     """Build a Failure with texts cut to the protocol's limits (W17)."""
     return Failure(
@@ -430,6 +433,7 @@ def failure(
         backtrace=tuple(cut(line, MAX_BACKTRACE_LINE_BYTES) for line in backtrace[:MAX_BACKTRACE_LINES]),
         retry_in_s=retry_in_s,
         verdict=verdict,
+        log=tuple(log),
     )
 
 

@@ -7,6 +7,7 @@ arguments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.utils.module_loading import import_string
@@ -55,6 +56,37 @@ def shown_job(jobtype: str, text: str) -> str:
         return jsontext.encode(HIDDEN)
 
 
+def shows_log() -> bool:
+    """Return True if users may see log lines: all of them, or what `REDACT_LOG` returns."""
+    # A line may quote any argument, and `REDACT` knows arguments only.
+    return bool(conf.get("REDACT_LOG")) or not is_on()
+
+
+def shown_log(jobtype: str, lines: Sequence[str]) -> list[str]:
+    """Return the visible log lines of an attempt."""
+    if not lines or not shows_log():
+        return []
+    if not conf.get("REDACT_LOG"):
+        return list(lines)
+    shown_lines = jsontext.decode(_call("REDACT_LOG", jobtype, jsontext.encode(lines)))
+    is_valid = isinstance(shown_lines, list) and all(isinstance(line, str) for line in shown_lines)
+    return shown_lines if is_valid else [HIDDEN]
+
+
+def shown_history(jobtype: str, text: str) -> str:
+    """Return the JSON of a job's attempts with the visible log lines. Text that is not valid is hidden whole."""
+    if '"log"' not in text or not (conf.get("REDACT_LOG") or is_on()):
+        return text
+    try:
+        attempts = jsontext.decode(text)
+        for attempt in attempts:
+            if "log" in attempt:
+                attempt["log"] = shown_log(jobtype, attempt["log"])
+        return jsontext.encode(attempts)
+    except (FaktoryError, AttributeError, TypeError):  # a row that was edited by hand
+        return jsontext.encode(HIDDEN)
+
+
 def is_redacted(jobtype: str, text: str) -> bool:
     """Return True if a part of this job is redacted: then a page must not offer the job for editing."""
     if not is_on():
@@ -81,7 +113,12 @@ def describe_value(value: object) -> str:
 
 
 def _redact(jobtype: str, text: str) -> str:
-    path = conf.get("REDACT")
+    return _call("REDACT", jobtype, text)
+
+
+def _call(setting: str, jobtype: str, text: str) -> str:
+    """Return the JSON that the function of this setting returns for this JSON."""
+    path = conf.get(setting)
     try:
         hook = import_string(path) if isinstance(path, str) else path
         redacted = jsontext.encode(hook(jobtype, jsontext.decode(text)))
@@ -90,6 +127,8 @@ def _redact(jobtype: str, text: str) -> str:
     except Exception as error:  # noqa: BLE001  (anybody's code; its message may quote what it was given)
         if str(path) not in _failed:
             _failed.add(str(path))
-            logger.error("REDACT failed, arguments are hidden path=%s jobtype=%s error=%s", path, jobtype, type(error))  # noqa: TRY400
+            logger.error(  # noqa: TRY400
+                "%s failed, values are hidden path=%s jobtype=%s error=%s", setting, path, jobtype, type(error)
+            )
         return jsontext.encode(HIDDEN)
     return redacted

@@ -113,6 +113,8 @@ class Attempt(msgspec.Struct):
     started_at: str = ""
     failed_at: str = ""
     kind: str = ""
+    log: list[str] = []
+    """The latest lines that its task logged."""
 
     @property
     def is_interruption(self) -> bool:

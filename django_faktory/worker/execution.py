@@ -58,6 +58,7 @@ from .db_cleanup import drop_connections, in_transaction, reset_connections, res
 from .interrupt import InterruptibleControl
 from .invocation import acall, call
 from .job_buffer import Report
+from .job_log import lines_of, running_control
 from .unknown_jobs import defer_to_newer_worker
 
 logger = get_logger(__name__)
@@ -215,6 +216,8 @@ class Execution:
         report: Report
         self._enter_batch()
         await task_started.asend_robust(self._sender, task_result=self.result)
+        if not self._is_encrypted:
+            running_control.set(self.control)
         try:
             value = await acall(self.task, self.result, self.reservation.text, self.control)
             _refuse_open_transactions(await reset_connections_async())
@@ -243,6 +246,8 @@ class Execution:
             enter_job(self.task, self.control.bid, self.control.wid)
 
     def _call_task(self) -> Any:
+        if not self._is_encrypted:  # a line may quote the arguments, which must not be stored in plain text
+            running_control.set(self.control)
         return call(self.task, self.result, self.reservation.text, self.control)
 
     def _build_ack(self, value: Any) -> Ack:
@@ -274,6 +279,7 @@ class Execution:
 
     def _build_failure(self, error: BaseException) -> Failure:
         job = self.reservation
+        log = lines_of(self.control)  # before this worker logs the failure
         errtype = _get_error_name(error)
         message, lines = _describe_error(error), _format_backtrace(error, self._call.backtrace or 0)
         # Before `_choose_verdict` and `_choose_delay_s`: a backoff function sees this error among those of the result.
@@ -294,6 +300,7 @@ class Execution:
             backtrace=lines,
             retry_in_s=None if self._is_last_attempt else self._choose_delay_s(error),
             verdict=verdict,
+            log=log,
         )
 
     def _choose_verdict(self, error: BaseException) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from ..core.job_control import Control
 from ..core.payloads import TrackUpdate
 from ..errors import FaktoryError, TaskTimeout
+from .job_log import JobLog
 
 
 class Interrupted(BaseException):
@@ -28,8 +29,8 @@ class InterruptibleControl(Control):
     """The control of one attempt at one job, which can also stop it."""
 
     __slots__ = (
-        "_lock", "_loop", "_task", "_thread", "began_at", "cancelled_at", "reason", "stopped_at", "take_progress",
-        "timeout_s", "was_interrupted",
+        "_lock", "_loop", "_task", "_thread", "began_at", "cancelled_at", "log", "reason", "stopped_at",
+        "take_progress", "timeout_s", "was_interrupted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -42,6 +43,8 @@ class InterruptibleControl(Control):
         """Why the job was stopped; None while it was not."""
         self.was_interrupted = False
         """True if its thread was interrupted, which may have left its resources in any state."""
+        self.log: JobLog | None = None
+        """The lines that the task has logged; None while there are none."""
         self.take_progress: Callable[[], TrackUpdate | None] = _nothing_to_write
         """Returns progress of the job that is not written yet."""
         self._lock = threading.Lock()

@@ -55,7 +55,7 @@ def typed(
 
 @task
 def needs_all(a: int, b: str, c: list, d: Literal[1, 2]):
-    """Four required arguments."""
+    """Take four required arguments."""
 
 
 @task(plain_json=True)

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.timeout(180)
 HISTORY = """[{"attempt":1,"wid":"app-1-w1","errtype":"requests.exceptions.Timeout",
 "message":"order 7: no answer in 30 s",
 "started_at":"2026-05-01T11:59:00Z","failed_at":"2026-05-01T11:59:30Z",
+"log":["2026-05-01T11:59:00.120Z INFO shop.tasks: report order 7 to https://example.org/hook",
+"2026-05-01T11:59:29.998Z WARNING urllib3.connectionpool: Retrying after connection broken by 'ReadTimeoutError'"],
 "backtrace":["  File \\"shop/tasks.py\\", line 12",
 "    answer = session.post(url, timeout=30)"]},{"attempt":2,"wid":"app-2-w1",
 "errtype":"requests.exceptions.Timeout","message":"order 7: no answer in 30 s",

@@ -30,3 +30,7 @@ def returns_no_json(jobtype, arguments):
 def empties(jobtype, arguments):
     arguments.clear()
     return arguments
+
+
+def hides_lines(jobtype, lines):
+    return [line.replace("secret", "****") for line in lines]

@@ -74,6 +74,9 @@ class TimelineEntry(NamedTuple):
     backtrace: str = ""
     by: str = ""
     """The user, if a person did it."""
+    log: str = ""
+    log_count: int = 0
+    """The latest lines that the task logged, and how many there are."""
     is_open: bool = False
     """Whether the traceback is shown without a click: the newest one."""
 
@@ -190,11 +193,11 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
     # The stored history is limited in length, and an imported job has its latest failure only.
     unrecorded = max(0, job.failures + job.losses - sum(not run.is_interruption for run in runs))
     number = unrecorded + sum(not run.is_interruption for run in omitted_runs)
-    messages, backtraces = _cut_runs(shown_runs)
+    texts = _cut_runs(job, shown_runs)
     entries = [TimelineEntry("Enqueued", job.created_at)]
     if earlier := unrecorded + len(omitted_runs):
         entries.append(TimelineEntry(f"{earlier} earlier attempt{'s' * (earlier > 1)}", None))
-    for run, message, backtrace in zip(shown_runs, messages, backtraces, strict=True):
+    for run, (message, backtrace, log) in zip(shown_runs, texts, strict=True):
         started_at, failed_at = _parse_time(run.started_at), _parse_time(run.failed_at)
         number += not run.is_interruption
         if run.is_interruption:
@@ -211,6 +214,8 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
                 error=run.errtype,
                 message=message,
                 backtrace=backtrace,
+                log=log,
+                log_count=log.count("\n") + bool(log),
             )
         )
     newest = max((place for place, entry in enumerate(entries) if entry.backtrace), default=None)
@@ -241,16 +246,23 @@ def add_operator_actions(entries: Sequence[TimelineEntry], job: Job) -> list[Tim
     return [*(event for _, event in sorted(timed, key=itemgetter(0))), current]
 
 
-def _cut_runs(runs: Sequence[Attempt]) -> tuple[list[str], list[str]]:
-    """Return the messages and backtraces of these attempts, cut to `TIMELINE_BYTES` in total."""
-    remaining, messages, backtraces = TIMELINE_BYTES, [], []
-    # The latest first: if room is missing, the earlier backtraces are cut.
+def _cut_runs(job: Job, runs: Sequence[Attempt]) -> list[tuple[str, str, str]]:
+    """Return message, backtrace and log lines of each attempt, cut to `TIMELINE_BYTES` in total."""
+    remaining, texts = TIMELINE_BYTES, []
+    # The latest first: if room is missing, the earlier texts are cut.
     for run in reversed(runs):
-        messages.append(cut(run.message, min(remaining, MESSAGE_BYTES)))
-        backtraces.append(cut("\n".join(run.backtrace), min(remaining, SHOWN_BYTES)))
-        # Escaped size: `<` becomes four bytes of HTML.
-        remaining = max(0, remaining - len(escape(messages[-1] + backtraces[-1]).encode("utf-8", "replace")))
-    return messages[::-1], backtraces[::-1]
+        shown: list[str] = []
+        for text, limit in (
+            (run.message, MESSAGE_BYTES),
+            ("\n".join(run.backtrace), SHOWN_BYTES),
+            ("\n".join(redaction.shown_log(job.jobtype, run.log)), SHOWN_BYTES),
+        ):
+            shown.append(cut(text, min(remaining, limit)))
+            # Escaped size: `<` becomes four bytes of HTML.
+            remaining = max(0, remaining - len(escape(shown[-1]).encode("utf-8", "replace")))
+        message, backtrace, log = shown
+        texts.append((message, backtrace, log))
+    return texts[::-1]
 
 
 FINAL = frozenset({State.SUCCEEDED, State.DEAD, State.DISCARDED, State.EXPIRED})

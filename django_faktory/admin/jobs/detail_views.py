@@ -37,7 +37,7 @@ class JobViews(ReadOnlyAdmin):
     long_texts: ClassVar = {
         "payload": LongText(redact=lambda job, text: redaction.shown_job(job.jobtype, text)),
         "result": LongText(),
-        "history": LongText(),
+        "history": LongText(redact=lambda job, text: redaction.shown_history(job.jobtype, text)),
         "failure": LongText(),
     }
     has_edit_permission = requires_permission("job.change")

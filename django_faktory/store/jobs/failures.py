@@ -48,6 +48,8 @@ logger = get_logger(__name__)
 CHUNK = 200
 HISTORY_LIMIT = 50
 """Maximum failed attempts in a job's history; the oldest are dropped first, so that rows stay bounded."""
+LOGS_LIMIT = 5
+"""Attempts that keep the lines of their log; a row is written again with all of them at each failure."""
 INTERRUPTIONS_LIMIT = 10
 """Maximum interrupted runs among them, so that frequent deployments do not push out the errors (ADR 0025)."""
 
@@ -538,7 +540,7 @@ def _is_sender(report: Interruption, job: Job) -> bool:
 def _append_attempt(job: Job, failure: Failure, lines: Sequence[str], now: datetime) -> str:
     """Return the job's history with this failed attempt appended."""
     attempts = jsontext.items(job.history)[1 - HISTORY_LIMIT :] if job.history else []
-    attempt = {
+    attempt: dict[str, Any] = {
         "attempt": job.attempt,
         "wid": job.wid,
         "started_at": rfc3339(job.started_at) if job.started_at else "",
@@ -547,7 +549,19 @@ def _append_attempt(job: Job, failure: Failure, lines: Sequence[str], now: datet
         "message": failure.message,
         "backtrace": lines,
     }
+    if failure.log:
+        attempt["log"] = failure.log
+        if len(attempts) >= LOGS_LIMIT:
+            attempts[: 1 - LOGS_LIMIT] = map(_without_log, attempts[: 1 - LOGS_LIMIT])
     return f"[{','.join([*attempts, jsontext.encode(attempt)])}]"
+
+
+def _without_log(item: str) -> str:
+    # A text search first: only one attempt among the older ones can still have a log.
+    attempt = jsontext.decode(item) if '"log"' in item else None
+    if not isinstance(attempt, dict) or attempt.pop("log", None) is None:
+        return item
+    return jsontext.encode(attempt)
 
 
 def _is_holder(failure: Failure, job: Job) -> bool:

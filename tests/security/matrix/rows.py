@@ -20,6 +20,7 @@ MARKERS = {
     "seen-job-result": _JOB,
     "seen-job-message": _JOB,
     "seen-job-backtrace": _JOB,
+    "seen-job-log": _JOB,
     "seen-job-progress": _JOB,
     "seen-job-lock": _JOB,
     "seen-job-task": _JOB,
@@ -71,6 +72,7 @@ def _jobs():
         "errtype": "Seen",
         "message": "seen-job-message",
         "backtrace": ["seen-job-backtrace"],
+        "log": ["seen-job-log"],
         "started_at": "2026-05-01T12:00:00Z",
         "failed_at": "2026-05-01T12:00:01Z",
     }

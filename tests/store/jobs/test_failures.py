@@ -47,6 +47,16 @@ def test_a_second_failure_keeps_the_failed_at_time_of_the_first():
     assert recorded["failed_at"] == "2026-05-01T12:00:00Z"
 
 
+def test_only_the_latest_attempts_of_a_job_keep_their_log_lines():
+    job = JobFactory(working=True)
+    for number in range(8):
+        row = fail_once(job, log=[f"line {number}"])
+        Job.objects.filter(pk=job.pk).update(state="working", run_at=None, reserved_until=T0)
+    kept = [attempt.get("log") for attempt in json.loads(row.history)]
+    assert kept == [None, None, None, *([f"line {number}"] for number in range(3, 8))]
+    assert "log" not in json.loads(row.failure)
+
+
 @pytest.mark.parametrize(("wanted", "kept"), [(-1, 0), (0, 30), (3, 3), (200, 200)])
 def test_a_job_keeps_as_many_backtrace_lines_as_it_asks_for(wanted, kept):
     """W17: the first lines are kept, 30 by default."""
