@@ -121,7 +121,9 @@ class Execution:
         self._is_last_attempt = True
         self.control = InterruptibleControl()
         self.control.wid, self.control.bid = reservation.wid, call.bid
-        self.control.timeout_s = call.timeout or task.timeout
+        # Few jobs have a timeout of their own, and a call of the property for each job would cost more than this test.
+        has_timeout = call.custom is not None and call.custom.timeout is not None
+        self.control.timeout_s = (call.timeout if has_timeout else None) or task.timeout
         self.result = running_result(reservation, task, call, failures=self._failures)
 
     @property
@@ -148,7 +150,8 @@ class Execution:
 
     def _run(self, broker: WorkerBroker, outer_aliases: frozenset[str]) -> Report | None:
         report: Report | None
-        self._enter_batch()
+        if self.control.bid:  # nearly all jobs have none, and would pay for the context variable
+            enter_job(self.task, self.control.bid, self.control.wid)
         try:
             task_started.send_robust(self._sender, task_result=self.result)
             try:
@@ -214,7 +217,8 @@ class Execution:
         the cancellation; the caller then decides what happens to the job.
         """
         report: Report
-        self._enter_batch()
+        if self.control.bid:  # nearly all jobs have none, and would pay for the context variable
+            enter_job(self.task, self.control.bid, self.control.wid)
         await task_started.asend_robust(self._sender, task_result=self.result)
         if not self._is_encrypted:
             running_control.set(self.control)
@@ -239,11 +243,6 @@ class Execution:
     def build_stuck_report(self, reason: FaktoryError) -> Report:
         """Return the report for a task that was stopped and does not end. Sends no signal."""
         return self._report_error(reason)
-
-    def _enter_batch(self) -> None:
-        # Nearly all jobs have none, and would pay for the context variable.
-        if self.control.bid:
-            enter_job(self.task, self.control.bid, self.control.wid)
 
     def _call_task(self) -> Any:
         if not self._is_encrypted:  # a line may quote the arguments, which must not be stored in plain text

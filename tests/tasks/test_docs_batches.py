@@ -26,8 +26,16 @@ def names(ran):
 def test_every_function_of_the_docs_page_is_listed():
     defined = set(re.findall(r"^def (\w+)", "\n".join(SNIPPETS), re.MULTILINE))
     tasks = {"resize", "publish", "weigh", "pick", "write_label", "close_parcel", "send_off", "crawl"}
-    tasks |= {"reserve", "wrap", "ship", "pack"}
+    tasks |= {"reserve", "wrap", "ship", "pack", "count_failures"}
     assert defined == tasks | {"make_album", "deliver", "progress", "fulfil"}
+
+
+def test_a_callback_counts_the_failures_of_its_batch():
+    with Batch(complete=page["count_failures"].callback(42)):
+        page["resize"].using(max_attempts=1).enqueue(1)
+        page["resize"].enqueue(1, 1200)
+    callback = [one for one in drain() if one.jobtype.endswith("count_failures")]
+    assert [one.result.return_value for one in callback] == ["album 42: 1 of 2 failed"]
 
 
 def test_the_album_example_publishes_after_all_images_are_resized():

@@ -11,6 +11,7 @@ from django_faktory.brokers import get_broker
 from django_faktory.core.payloads import Beat, WorkerIdentity
 from django_faktory.models import WorkerProcess
 from django_faktory.store.notifier import PollingListener
+from django_faktory.worker.interrupt import InterruptibleControl
 from django_faktory.worker.job_monitor import DEFAULT_MONITOR_LIMITS, JobMonitor
 from tests.project import tasks
 from tests.waiting import wait_until
@@ -65,7 +66,7 @@ def test_the_job_monitor_sleeps_while_no_job_runs():
 
 def test_short_jobs_do_not_wake_the_job_monitor_each_time():
     watch = JobMonitor(get_broker(), give_up=lambda *_: None)
-    execution = type("Short", (), {"task": type("Task", (), {"timeout": None})})()
+    execution = type("Short", (), {"control": InterruptibleControl()})()
     watch.add(execution)
     watch.remove(execution)
     assert watch._pause_s() == pytest.approx(DEFAULT_MONITOR_LIMITS.query_every_s, abs=0.1)
