@@ -123,6 +123,18 @@ def test_wait_refuses_a_transaction_in_which_no_worker_sees_the_job():
             sent.wait(60)
 
 
+@pytest.mark.parametrize(("backend", "is_finished"), [("DummyBackend", False), ("ImmediateBackend", True)])
+def test_jobs_of_the_test_backends_are_waited_for_and_not_cancelled(backend, is_finished):
+    with override_settings(TASKS={"default": {"BACKEND": f"django_faktory.testing.backends.{backend}", "QUEUES": []}}):
+        sent = tasks.add.enqueue(1, 2)
+        if is_finished:
+            assert sent.wait(0).return_value == 3
+        else:
+            with pytest.raises(errors.ResultTimeout):
+                sent.wait(0)
+        assert not sent.cancel()
+
+
 def test_wait_returns_an_ended_job_inside_a_transaction():
     sent = tasks.add.enqueue(1, 2)
     work()
