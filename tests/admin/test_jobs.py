@@ -4,6 +4,8 @@ from urllib.parse import urlencode
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -369,3 +371,13 @@ def test_a_name_that_is_a_task_itself_is_not_replaced(admin_client, mails):
 def test_a_hostile_word_in_a_search_is_no_element_of_the_page(admin_client, mails):
     _, shown = found(admin_client, "<script>send_receipt</script>")
     assert "0 jobs" in shown
+
+
+@pytest.mark.parametrize("query", ["older:2d", "text:example", "nothing-like-it", "dead error:Other"])
+def test_a_search_does_not_look_for_the_first_row_without_an_order(admin_client, query):
+    JobFactory(dead=True)
+    with CaptureQueriesContext(connection) as captured:
+        admin_client.get(reverse(JOBS), {"q": query})
+    tests_of_existence = [one["sql"] for one in captured.captured_queries if 'SELECT 1 AS "a"' in one["sql"]]
+    # With millions of rows PostgreSQL would read the table from its beginning; a jid has a unique index.
+    assert [sql for sql in tests_of_existence if "django_faktory_job" in sql and '"jid" =' not in sql] == []

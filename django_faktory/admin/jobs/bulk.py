@@ -137,11 +137,17 @@ def _parse_word(word: str, using: str) -> Query:
     if by_last_part.tasks != (Pattern(word),):
         return by_last_part
     # Among recent jobs only: no index serves a look-up of the beginning of a task in all states.
-    if jobs.recent(RECENT).task(f"{word.rstrip('*')}*").exists():
+    if _has_rows(jobs.recent(RECENT).task(f"{word.rstrip('*')}*")):
         return Query(tasks=(Pattern(word.rstrip("*"), is_prefix=True),))
     error = Query(errors=(Pattern(word.rstrip("*"), is_prefix=word.endswith("*")),))
-    is_error = jobs.in_state(*FAILED).matching(error).exists()
+    # The list of an error shows recent jobs only too.
+    is_error = _has_rows(jobs.recent(RECENT).in_state(*FAILED).matching(error))
     return error if is_error else Query(states=FAILED, messages=(word,))
+
+
+def _has_rows(recent_jobs: JobQuerySet) -> bool:
+    # Not exists(): without an order PostgreSQL looks for the first row from the beginning of the table.
+    return bool(recent_jobs.order_by("-pk").values_list("pk", flat=True)[:1])
 
 
 def _find_jids(jobs: JobQuerySet, word: str) -> tuple[str, ...]:

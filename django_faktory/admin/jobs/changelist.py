@@ -112,10 +112,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             self.message_user(request, str(error), messages.ERROR)
             # Not all jobs: a bulk action could follow on a list that the query did not restrict.
             return queryset.none(), False
-        found = jobs if query.is_empty or query.has_index else jobs.recent()
-        if search_term and not found.exists():
-            self._suggest(request, search_term)
-        return found, False
+        return jobs if query.is_empty or query.has_index else jobs.recent(), False
 
     def _suggest(self, request: HttpRequest, search_term: str) -> None:
         """Offer searches for tasks with a similar name, after a search that found nothing."""
@@ -150,7 +147,13 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             "run_url": run_link() if self.has_run_permission(request) else "",
             "filters": f"{filters.urlencode()}&state={state}" if state else filters.urlencode(),
         }
-        return super().changelist_view(request, {**page_context, **(extra_context or {})})
+        response = super().changelist_view(request, {**page_context, **(extra_context or {})})
+        # The list has counted its rows. A query of its own could read the whole table: PostgreSQL does not use the
+        # primary key for `LIMIT 1` of a search that it expects to match many rows.
+        rows = (getattr(response, "context_data", None) or {}).get("cl")
+        if rows is not None and rows.query and not rows.result_count:
+            self._suggest(request, rows.query)
+        return response
 
     @admin.display(description="state")
     def marked_state(self, job: Job) -> str:
