@@ -104,6 +104,10 @@ def _is_web_address(value: Any) -> bool:
     return isinstance(value, str) and (value == "" or re.fullmatch(r"https?://\S+", value) is not None)
 
 
+def _is_trace_address(value: Any) -> bool:
+    return _is_web_address(value) and (value == "" or "{trace_id}" in value)
+
+
 def _are_refusable(value: Any) -> bool:
     return isinstance(value, list | tuple | set) and all(name in REFUSABLE for name in value)
 
@@ -319,6 +323,12 @@ SETTINGS: dict[str, Setting] = {
         Rule("the dotted path of a function that takes a jobtype and log lines, or an empty text", _is_function_path),
         "Dotted path of a function `(jobtype, lines)` that returns the log lines to show to users. "
         "Empty: all are shown, but none if `REDACT` is set.",
+    ),
+    "TRACE_URL": Setting(
+        "",
+        Rule('an address such as "https://traces.example.org/trace/{trace_id}", or ""', _is_trace_address),
+        "Address of a trace in your tracing system, with `{trace_id}`. The page of a job with a `traceparent` links to "
+        "it. Empty: no link.",
     ),
     "ENCRYPT_ARGUMENTS": Setting(
         False,

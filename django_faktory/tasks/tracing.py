@@ -50,6 +50,12 @@ def use_context(values: Mapping[str, Any]) -> Iterator[None]:
             variable.reset(token)
 
 
+def trace_id_of(traceparent: object) -> str:
+    """Return the trace id in a job's `traceparent`; "" for a malformed one, and for the id that the W3C forbids."""
+    text = _match_or_empty(traceparent, _VARIABLES["traceparent"][1])
+    return text.split("-")[1].strip("0") and text.split("-")[1] if text else ""
+
+
 def request_context(get_response: View) -> View:
     """Django middleware that reads the `traceparent` and `X-Request-ID` headers, and generates a missing id."""
 

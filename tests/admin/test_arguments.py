@@ -121,7 +121,7 @@ def test_hostile_arguments_add_no_element_to_the_table(admin_client, name):
         assert unwelcome(html) == []
         return elements(html)
 
-    assert page_with(TEXTS[name]) == page_with("harmless")
+    assert page_with(TEXTS[name]) == page_with("harmless" if len(TEXTS[name]) < 1000 else "W" * len(TEXTS[name]))
 
 
 def test_tasks_that_cannot_be_imported_do_not_break_the_page(admin_client, monkeypatch, caplog):
@@ -137,3 +137,43 @@ def test_tasks_that_cannot_be_imported_do_not_break_the_page(admin_client, monke
     assert table(admin_client, job) == []
     assert caplog.text.count("tasks cannot be imported") == 1
     signatures._import_tasks.cache_clear()
+
+
+# --- copy buttons, and the link to a trace
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACES = {"TRACE_URL": "https://traces.example.org/trace/{trace_id}?tab=1&x=2"}
+
+
+def test_texts_that_are_shown_whole_have_a_button_that_copies_them(admin_client):
+    page = shown(admin_client, job_of(add, 1, b=2)).content.decode()
+    for name in ("faktory-jid", "faktory-args", "faktory-kwargs"):
+        assert f'id="{name}"' in page
+        assert f'<button type="button" name="copy" value="{name}"' in page
+    assert page.count('name="copy"') == page.count("hidden>Copy</button>") == 3, "hidden without the script"
+    long = shown(admin_client, job_of(add, "x" * 100_000, 2)).content.decode()
+    assert 'value="faktory-args"' not in long
+
+
+def test_a_job_with_a_trace_context_links_to_its_trace(admin_client):
+    job = JobFactory(payload=json.dumps({"args": [], "custom": {"traceparent": PARENT}}))
+    assert "Trace" not in dict(shown(admin_client, job).context["facts"])
+    with override_settings(FAKTORY=TRACES):
+        page = shown(admin_client, job).content.decode()
+    link = "https://traces.example.org/trace/0af7651916cd43dd8448eb211c80319c?tab=1&amp;x=2"
+    assert f'<a href="{link}" rel="noreferrer">0af7651916cd43dd8448eb211c80319c</a>' in page
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *TEXTS.values(), 7, None, [], {}, "", PARENT.upper(), f"{PARENT} ", PARENT.replace("0af7", "javascript:"),
+        f"00-{'0' * 32}-b7ad6b7169203331-01",
+    ],
+)  # fmt: skip
+def test_a_malformed_trace_context_is_no_link(admin_client, value):
+    job = JobFactory(payload=json.dumps({"args": [], "custom": {"traceparent": value}}))
+    with override_settings(FAKTORY=TRACES):
+        answer = shown(admin_client, job)
+    assert "Trace" not in dict(answer.context["facts"])
+    assert "traces.example.org" not in answer.content.decode()

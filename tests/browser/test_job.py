@@ -1,11 +1,15 @@
 """The page of a job in a browser: progress and end appear without a reload, and a selection stays."""
 
+import json
+from datetime import timedelta
+
 import pytest
 from django.utils import timezone
 
 from django_faktory.admin.jobs import detail_views
 from django_faktory.models import Job, Tracking
 from tests.factories import JobFactory
+from tests.project.tasks import add
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -55,3 +59,42 @@ def test_the_page_of_a_deleted_job_says_so(screen):
     seen.go(f"/admin/django_faktory/job/{job.pk}/change/")
     job.delete()
     seen.sees("This row no longer exists")
+
+
+def test_buttons_copy_the_job_id_and_the_arguments_also_after_an_update(screen):
+    now = timezone.now()
+    job = JobFactory(working=True, started_at=now, jobtype=add.jobtype, payload='{"args":[1,{"b":"<two>"}]}')
+    seen = screen()
+    page = seen.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    seen.go(f"/admin/django_faktory/job/{job.pk}/change/")
+    page.get_by_role("button", name="Copy job ID").click()
+    page.get_by_role("button", name="Copy job ID").get_by_text("Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == job.jid
+    Tracking.objects.create(jid=job.jid, percent=5, desc="half way", updated_at=now + timedelta(minutes=1))
+    seen.sees("half way")
+    page.get_by_text("As JSON").click()
+    page.get_by_role("button", name="Copy arguments", exact=True).click()
+    page.get_by_role("button", name="Copy arguments", exact=True).get_by_text("Copied").wait_for()
+    assert json.loads(page.evaluate("navigator.clipboard.readText()")) == [1, {"b": "<two>"}]
+    assert seen.complaints == []
+
+
+def test_copy_buttons_are_hidden_without_script(screen):
+    job = JobFactory()
+    seen = screen(script=False)
+    seen.go(f"/admin/django_faktory/job/{job.pk}/change/")
+    assert seen.page.locator('button[name="copy"]').count() == 2
+    assert not any(button.is_visible() for button in seen.page.locator('button[name="copy"]').all())
+
+
+def test_a_double_click_on_run_task_enqueues_one_job(screen):
+    seen = screen()
+    page = seen.page
+    seen.go(f"/admin/django_faktory/job/run/?task={add.jobtype}")
+    page.get_by_label("a (required)").fill("1")
+    page.get_by_label("b (required)").fill('"two"')
+    page.get_by_role("button", name="Run task").dblclick()
+    page.get_by_text("Enqueued tests.project.tasks.add as").first.wait_for()
+    assert [json.loads(job.payload)["args"] for job in Job.objects.all()] == [[1, "two"]]
+    assert seen.complaints == []

@@ -15,8 +15,9 @@ from django.contrib.contenttypes.models import ContentType
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import escape, format_html
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 
+from ... import conf
 from ...core.json.fields import parse_instant
 from ...core.json.jsontext import decode, items, last_members
 from ...core.lifecycle import State
@@ -34,6 +35,7 @@ from ...tasks import redaction
 from ...tasks.arguments import may_have_references
 from ...tasks.encryption import is_encrypted
 from ...tasks.results import Attempt, runs_of
+from ...tasks.tracing import trace_id_of
 from ..base import build_shown_text, jobs_link
 from ..formats import format_duration
 from ..locks import holder_of
@@ -106,7 +108,11 @@ def build_context(
         "job": job,
         "status": STATUS_WORDS.get(State(job.state), job.state),
         "is_final": job.state in FINAL,
-        "facts": [(name, value) for name, value in _build_facts(job) if value not in (None, "", "–")],
+        "facts": [
+            (name, value)
+            for name, value in [*_build_facts(job), ("Trace", _trace(custom.get("traceparent", "")))]
+            if value not in (None, "", "–")
+        ],
         "times": [(name, at) for name, at in _build_times(job) if at is not None],
         "texts": shown_texts,
         "is_too_long": not payload.is_whole,
@@ -327,8 +333,25 @@ def _build_facts(job: Job) -> list[tuple[str, Any]]:
         ("Held by limit", _limiter(job, using)),
         ("Unique until", job.unique_expires_at),
         ("Cron entry", _cron(job, using)),
-        ("Job ID", job.jid),
+        ("Job ID", _copyable(job.jid)),
     ]
+
+
+def _copyable(jid: str) -> SafeString:
+    """Return the job ID with a button that copies it, which the page's script shows."""
+    button = '<button type="button" name="copy" value="faktory-jid" aria-label="Copy job ID" hidden>Copy</button>'
+    return format_html('<span id="faktory-jid">{}</span> {}', jid, mark_safe(button))  # noqa: S308  (a constant)
+
+
+def _trace(traceparent: str) -> SafeString | None:
+    """Return a link to the trace that the job belongs to, if the project has set `TRACE_URL`."""
+    address = str(conf.get("TRACE_URL"))
+    with suppress(FaktoryError):  # any client writes this member
+        trace_id = trace_id_of(decode(traceparent)) if address and traceparent else ""
+        if trace_id:
+            link = '<a href="{}" rel="noreferrer">{}</a>'
+            return format_html(link, address.replace("{trace_id}", trace_id), trace_id)
+    return None
 
 
 def _limiter(job: Job, using: str) -> Any:

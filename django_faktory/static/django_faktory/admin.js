@@ -44,6 +44,21 @@
     });
   };
 
+  // Shows the buttons that copy the text of an element. Browsers allow it on HTTPS and localhost only.
+  const offerCopies = (root) => {
+    if (!navigator.clipboard) return;
+    root.querySelectorAll('button[name="copy"]').forEach((button) => {
+      const label = button.textContent;
+      const show = (text) => { button.textContent = text; setTimeout(() => { button.textContent = label; }, 2000); };
+      button.hidden = false;
+      button.addEventListener("click", () => {
+        const source = document.getElementById(button.value);
+        const text = (source.querySelector("pre") || source).textContent;
+        navigator.clipboard.writeText(text).then(() => show("Copied"), () => show("Not copied"));
+      });
+    });
+  };
+
   const replace = (part, html) => {
     const focus = focusOf(part);
     const open = openOnes(part);
@@ -51,6 +66,7 @@
     part.querySelectorAll("details").forEach((one, place) => { one.open = Boolean(open[place]); });
     labelCells(part);
     showAges(part);
+    offerCopies(part);
     restoreFocus(part, focus);
   };
 
@@ -173,6 +189,7 @@
 
   document.addEventListener("DOMContentLoaded", () => {
     document.querySelectorAll("form[data-faktory-once]").forEach(sendOnce);
+    offerCopies(document);
     labelCells(document);
     showAges(document);
     setInterval(() => showAges(document), 10000);
