@@ -2,11 +2,12 @@
 
 from datetime import timedelta
 from decimal import Decimal
+from typing import Literal
 
 import pytest
 from django.utils import timezone
 
-from django_faktory import Batch
+from django_faktory import Batch, task
 from django_faktory.contrib.gearmonkey import Client
 from django_faktory.contrib.gearmonkey.redis_worker import RedisWorker
 from django_faktory.core.histograms import JobTiming, Recorder
@@ -18,7 +19,6 @@ from django_faktory.store.limits import definitions
 from django_faktory.store.statistics import histograms
 from example_project.shop.models import Order
 from example_project.shop.tasks import send_invoice
-from tests.admin.test_run_task import typed
 from tests.contrib.gearmonkey.conftest import own_server, redis, server  # noqa: F401  (fixtures)
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
@@ -39,6 +39,18 @@ LABELLED = """() =>
 .filter((one) => one.offsetParent && !one.labels.length && !one.getAttribute('aria-label') && one.type !== 'submit'
 && !one.closest('#changelist-search') && !one.closest('.actions')).map((one) => one.outerHTML)"""
 STICKS_OUT = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@task(name="shop.tasks.refund", queue_name="partners")
+def refund(
+    order_id: int,
+    amount: Decimal,
+    reason: Literal["damaged", "late", "other"] = "other",
+    notify: bool = True,
+    note: str | None = None,
+    lines: list | None = None,
+):
+    """A task whose arguments have fields of several types."""
 
 
 NARROW = "shop.tasks.call_webhook"
@@ -83,8 +95,8 @@ def fill():
         errtype="shop.Declined",
         failure='{"message":"card 4242 is declined"}',
     )
-    typed.using(run_after=now + timedelta(days=1)).enqueue(
-        7, name="Ada <ada@example.org>", price=Decimal("18.43"), at=now, rest={"parcels": [1, 2], "note": "n" * 300}
+    refund.using(run_after=now + timedelta(days=1)).enqueue(
+        7, Decimal("18.43"), reason="late", note="Ada <ada@example.org>", lines=[{"parcel": 1}, {"parcel": 2}]
     )
     for minute in (*range(0, 180, 3), *range(180, 30 * 1440, 300)):
         histograms.add(timings_of_minute(minute), using="default", now=now - timedelta(minutes=minute))
@@ -111,12 +123,12 @@ def pages(order):
     dead = Job.objects.filter(errtype="requests.exceptions.Timeout").latest("pk")
     error = "error=requests.exceptions.Timeout&task=shop.tasks.call_webhook&at=order+N:+no+answer+in+N+s"
     batch = BatchRow.objects.get(depth=0)
-    known = Job.objects.filter(jobtype=typed.jobtype).latest("pk")
+    known = Job.objects.filter(jobtype=refund.jobtype).latest("pk")
     return {
         "overview": "overview/", "jobs": "job/?state=dead", "job": f"job/{dead.pk}/change/",
         "edit": f"job/{dead.pk}/edit/",
         "named": f"job/{known.pk}/change/", "edit-typed": f"job/{known.pk}/edit/",
-        "run": f"job/run/?task={send_invoice.jobtype}", "run-typed": f"job/run/?task={typed.jobtype}",
+        "run": f"job/run/?task={refund.jobtype}",
         "errors": "job/errors/", "error": f"job/errors/one/?{error}", "all": "job/all/?verb=discard&state=dead",
         "queues": "queue/", "queue": "queue/partners/change/", "workers": "workerprocess/",
         "worker": "workerprocess/app-1-w1/change/", "batches": "batch/", "batch": f"batch/{batch.pk}/change/",

@@ -315,6 +315,8 @@ def _try_field(field: Any, *values: Any) -> tuple[forms.Field, Any]:
     text = field.to_text(given[-1]) if given else ""
     if given and text != "":
         field.clean(text)
+    if isinstance(field, _JsonField):
+        field.widget.attrs["rows"] = min(12, max(2, str(text).count("\n") + 1))
     return field, text
 
 
