@@ -67,7 +67,9 @@ def says_secret(text):
 def installed(monkeypatch):
     """Watch log records as a worker's process does, until the test has ended."""
     before = logging.getLogRecordFactory()
+    # A worker of another test may have installed it in this process.
     monkeypatch.setattr(job_log, "_original_factory", None)
+    logging.setLogRecordFactory(logging.LogRecord)
     monkeypatch.setattr(logging.lastResort, "level", logging.CRITICAL + 1)
     # The tasks here log wrong arguments on purpose: the standard library would print a traceback.
     monkeypatch.setattr(logging, "raiseExceptions", False)
