@@ -16,6 +16,8 @@ PAGE = ROOT / "docs" / "screens.md"
 
 TITLES = {
     "overview": "Overview: what is wrong, what runs, what has passed",
+    "tasks": "Tasks and queues: failures, waiting and running times",
+    "task": "A task: figures of three periods, charts, errors",
     "jobs": "Jobs in a state, here the dead ones",
     "job": "A job: its attempts, its error, its arguments",
     "edit": "Editing a job before it runs again",

@@ -120,7 +120,7 @@ class Maintenance:
         self._backfill_position: backfill.Position | None = None
         self._sweep_position: locks.Place | None = None
         self._fold_position: tuple[str, str] | None = None
-        self._folded_hour: datetime | None = None  # the hour that is folded next
+        self._folded_until: datetime | None = None
         self._list_position = self._forget_position = ""  # names of queues
         self._limiters_rest_until = 0.0
         self._vacuumer = Vacuumer(alias)
@@ -435,15 +435,16 @@ class Maintenance:
 
     def _fold_minutes(self) -> bool:
         """Combine the rows of minutes into hours, one hour at a time, up to the latest hour that is old enough."""
-        oldest_kept = timezone.now() - timedelta(seconds=histograms.MINUTES_KEPT_S)
-        if self._folded_hour is None:
-            # Minutes before that day stay as they are: pages add up both.
-            self._folded_hour = oldest_kept.replace(minute=0, second=0, microsecond=0) - timedelta(days=1)
-        if self._folded_hour + histograms.HOUR > oldest_kept:
-            return False
-        if not histograms.fold_hour(self._folded_hour, using=self.alias):
-            self._folded_hour += histograms.HOUR
-        return True
+        limit = timezone.now() - timedelta(seconds=histograms.MINUTES_KEPT_S)
+        limit = limit.replace(minute=0, second=0, microsecond=0)
+        # Minutes before that day stay as they are: pages add up both.
+        start = self._folded_until or limit - timedelta(days=1)
+        hour = histograms.find_hour(using=self.alias, start=start, end=limit)
+        if hour is None:
+            self._folded_until = limit
+        elif not histograms.fold_hour(hour, using=self.alias):
+            self._folded_until = hour + histograms.HOUR
+        return hour is not None
 
     def _fold_histograms(self) -> bool:
         """Fold all rows of totals, a bounded number at a time."""

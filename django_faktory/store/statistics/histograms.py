@@ -77,6 +77,13 @@ def purge(*, using: str, kept_for_s: float) -> int:
     return run(using, verb, atomic=False, writes=True)
 
 
+def find_hour(*, using: str, start: datetime, end: datetime) -> datetime | None:
+    """Return the beginning of the first hour with sums between two times, None if there is none."""
+    rows = Measure.objects.using(using).filter(minute__gte=start, minute__lt=end).order_by("minute")
+    minute: datetime | None = run(using, lambda _: rows.values_list("minute", flat=True).first(), atomic=False)
+    return None if minute is None else minute.replace(minute=0)
+
+
 def fold_hour(hour: datetime, *, using: str) -> bool:
     """Add the sums of an hour's minutes to the row of the hour, and delete them; return whether more are left.
 

@@ -315,7 +315,7 @@ def _part():
 
 def _task_pause():
     path = reverse(f"admin:{APP}_task_pause")
-    yield Request("task pause GET", "GET", path, NO_USER)
+    yield Request("task pause GET", "GET", path, frozenset())
     for verb, task in (("pause", "other"), ("resume", "paused")):
         form = _form({"task": task, "verb": verb, "why": "because"})
         yield Request(f"task {verb}", "POST", path, frozenset({f"{verb}_limit"}), form, is_act=True)
@@ -339,7 +339,7 @@ def _buttons(model, site):
     for name in acts:
         needs = frozenset({f"view_{model}", _ADMIN_ACTIONS[model][name]})
         path = _at(model, "act", _pk(model, name), name)
-        yield Request(f"{model} act {name} GET", "GET", path, NO_USER)
+        yield Request(f"{model} act {name} GET", "GET", path, frozenset())  # leads back to the row
         yield Request(f"{model} act {name}", "POST", path, needs, _form({"confirmed": "yes", "why": "because"}), True)
         if model == "job" and job_actions.ACTIONS[name].warning:
             yield Request(f"{model} act {name} unconfirmed", "POST", path, needs, _form({}))
@@ -360,7 +360,7 @@ def _actions(model, site):
 
 def _try():
     path = _at("job", "try", ROW)
-    yield Request("job try GET", "GET", path, NO_USER)
+    yield Request("job try GET", "GET", path, frozenset())
     yield Request("job try", "POST", path, frozenset({"view_job", "retry_job"}), _form({}), is_act=True)
 
 

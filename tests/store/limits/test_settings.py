@@ -137,7 +137,7 @@ def test_the_command_line_sets_pauses_lists_and_removes_limits(transactional_db,
         call_command("faktory", "limits", *words)
         return capsys.readouterr().out
 
-    run("set", "task", "noop", "5", "100/s")
+    run("set", "task", "noop", "5", "100/s", "--new")
     run("pause", "noop")
     [one] = json.loads(run("--json"))["limits"]
     assert (one["concurrency"], one["rate"], one["is_paused"], one["waiting"]) == (5, "100/s", True, 0)
