@@ -22,6 +22,7 @@
   // On a phone a row of a table is shown as a card, whose cells need the names of their columns.
   const labelCells = (root) => {
     root.querySelectorAll(".faktory-wide table, #result_list").forEach((table) => {
+      if (table.id === "result_list" && table.closest("[x-data]")) return; // django-unfold has cards of its own
       const heads = [...table.querySelectorAll("thead tr:last-child th")].map((one) => one.textContent.trim());
       const first = table.querySelectorAll("thead tr").length > 1 ? null : heads;
       table.classList.toggle("faktory-cards", Boolean(first));
