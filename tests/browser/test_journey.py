@@ -66,10 +66,10 @@ def test_an_operator_finds_edits_and_retries_dead_jobs_and_all_is_logged(screen)
 
 def edit_and_try(page, seen, job):
     page.get_by_role("link", name=f"Edit {job.jid}").click()
-    page.get_by_label("Keyword arguments").fill('{"address": "https"}')
+    page.get_by_label("address").fill('"https"')
     page.get_by_label("Reason").fill("wrong address")
     page.get_by_role("button", name="Save").click()
-    seen.sees('"address": "https"')
+    seen.sees("Arguments saved.", "https")
     partner.set()
     page.get_by_role("button", name="Test run").click()
     seen.sees("Succeeded.")  # the page updates without a reload
