@@ -170,9 +170,9 @@ PLANTS = (
     ),
     Plant(
         "a job is not given back whose client was gone",
-        "django_faktory/server/handlers/jobs.py",
-        "on_unsent=lambda: server.release([result])",
-        "on_unsent=lambda: None",
+        "django_faktory/server/connection.py",
+        "            self.server.release(unsent)\n",
+        "            pass\n",
         (
             "tests/server/test_going_away.py",
             "-k",
@@ -528,6 +528,13 @@ PLANTS = (
         "                self._unreported[id(report)] = report\n",
         "",
         ("tests/worker/test_job_buffer.py", "-k", "known_until"),
+    ),
+    Plant(
+        "the parser of usual lines accepts a key twice",
+        "django_faktory/core/protocol/usual.py",
+        " or max(map(text.count, _keys)) > 1",
+        "",
+        ("tests/core/protocol/test_usual.py",),
     ),
     Plant(
         "with STRICT_WIDS a connection without wid ends jobs",

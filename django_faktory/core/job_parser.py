@@ -33,8 +33,9 @@ from .payloads import (
 MAX_MEMBERS = 10_000
 """Members allowed in a long job, and in its `custom`. Bounds the cost of parsing; real jobs have far fewer."""
 
-# The largest value of an integer column.
-_MAX_INTEGER = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
+"""The largest value of an integer column."""
+
 _EMPTY = (ABSENT, '""')
 # Members that only the server writes (W11); a client's values for them are dropped.
 _server_members = frozenset({"enqueued_at", "failure"})
@@ -189,11 +190,11 @@ def _custom(members: dict[str, str]) -> dict[str, str]:
 def _result_ttl(custom: dict[str, str]) -> int | None:
     if custom.get("result_ttl", ABSENT) == ABSENT:
         return None
-    return integer(custom, "result_ttl", default=0, low=0, high=_MAX_INTEGER, within="custom.")
+    return integer(custom, "result_ttl", default=0, low=0, high=MAX_INTEGER, within="custom.")
 
 
 def _clamp(number: int) -> int:
-    return max(-1, min(number, _MAX_INTEGER))
+    return max(-1, min(number, MAX_INTEGER))
 
 
 def _is_storable(text: str) -> bool:

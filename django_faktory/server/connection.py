@@ -13,10 +13,11 @@ from math import ceil
 from typing import cast
 
 from ..core.logs import get_logger
-from ..core.payloads import WorkerIdentity
+from ..core.payloads import Reservation, WorkerIdentity
 from ..core.protocol import resp
 from ..core.protocol.commands import Command, Hello
 from ..core.protocol.connection import ServerConnection
+from ..core.protocol.usual import parse_usual
 from ..errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError, UnknownCommand
 from .buffer_limits import SMALL_BYTES
 from .context import ServerContext
@@ -43,8 +44,6 @@ HALF_CLOSED_S = 1.0
 SENT_CHECK_S = 0.05
 """Interval of the check whether a reply with a job has been passed to the system."""
 
-ANONYMOUS = WorkerIdentity()
-
 
 class Connection(asyncio.Protocol):
     """One client. Executes one command at a time; `finish`, `deliver` or `reply_and_close` answers it.
@@ -58,6 +57,8 @@ class Connection(asyncio.Protocol):
         """Called if the client disconnects during its command; set by verbs that can undo or cancel their work."""
         self.is_ending = False
         """Whether the client has closed its sending half."""
+        self.identity = WorkerIdentity()
+        """The identity given in HELLO; an empty one before."""
         self._protocol = self._new_protocol(server.password, server.max_command_bytes)
         self._transport: asyncio.Transport | None = None
         self._pending_command: PendingCommand | None = None  # of a long line, while it is parsed and executed
@@ -67,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._is_paused = False  # the client reads its replies too slowly
         self._is_reading_paused = False
         self._is_in_intake = False  # in `Intake`, as it sends a long line
-        self._on_unsent: list[Callable[[], None]] = []
+        self._unsent_jobs: list[Reservation] = []
         self._is_check_scheduled = False  # a check of the unsent bytes is scheduled
         self._timer: asyncio.TimerHandle | None = None
         self._line_timer: asyncio.TimerHandle | None = None
@@ -85,11 +86,6 @@ class Connection(asyncio.Protocol):
             iterations=4000 + secrets.randbelow(4096),
             max_command_bytes=max_command_bytes,
         )
-
-    @property
-    def identity(self) -> WorkerIdentity:
-        """The identity given in HELLO; an empty one before."""
-        return self._protocol.identity or ANONYMOUS
 
     @property
     def is_disconnected(self) -> bool:
@@ -120,6 +116,12 @@ class Connection(asyncio.Protocol):
         """Buffer the bytes and execute the next command, unless one is running."""
         if self._is_closed:
             return  # read and discarded: closing with unread bytes sends a reset, which would drop the last reply
+        # Most clients send one command and wait for its reply: then the bytes are one line, and are not buffered.
+        if self._protocol.is_waiting and not (self._is_busy or self._is_paused or self._is_resting):
+            command = parse_usual(data)
+            if command is not None:
+                self._execute(command)
+                return
         self._protocol.receive(data)
         # The password check takes CPU time: wait for a slot, so that established connections are served in between.
         if not (self._protocol.is_identified or self._is_resting) and self.server.password:
@@ -143,7 +145,7 @@ class Connection(asyncio.Protocol):
         if self._timer:
             self._timer.cancel()
         if exc is not None:
-            self._report_unsent()
+            self._release_unsent()
         self.server.forget(self)
         self._transport = None
 
@@ -173,15 +175,15 @@ class Connection(asyncio.Protocol):
             self._continue()
         return True
 
-    def deliver(self, reply: bytes, *, on_unsent: Callable[[], None]) -> None:
-        """Answer with a job; call `on_unsent` if the client disconnects before the reply was sent (W14)."""
-        self.add_unsent_callback(on_unsent)
+    def deliver(self, reply: bytes, job: Reservation) -> None:
+        """Answer with a job; release it if the client disconnects before the reply was sent (W14)."""
+        self._unsent_jobs.append(job)
         if not self.finish(reply):
-            self._report_unsent()
+            self._release_unsent()
 
-    def add_unsent_callback(self, on_unsent: Callable[[], None]) -> None:
-        """Register a callback for the case that the next reply is not sent (see `deliver`)."""
-        self._on_unsent.append(on_unsent)
+    def expect_delivery(self, job: Reservation) -> None:
+        """Release this job if the next reply is not sent, like `deliver`."""
+        self._unsent_jobs.append(job)
 
     def reply_and_close(self, reply: bytes) -> None:
         """Answer the current command and close; later commands in the buffer are discarded."""
@@ -199,7 +201,7 @@ class Connection(asyncio.Protocol):
         self._stop_serving()
         if self._transport:
             self._transport.abort()
-        self._report_unsent()
+        self._release_unsent()
 
     # --- reading ---
 
@@ -240,9 +242,11 @@ class Connection(asyncio.Protocol):
                 self.server.rest_queue.wait(self._end_rest)
 
     def _execute(self, command: Command) -> None:
-        if isinstance(command, Hello) and self._timer:
-            self._timer.cancel()
-            self._timer = None
+        if type(command) is Hello:
+            self.identity = command.identity
+            if self._timer:
+                self._timer.cancel()
+                self._timer = None
         self._is_busy = True
         reply = self.server.execute(self, command)
         if reply is not None:
@@ -352,29 +356,29 @@ class Connection(asyncio.Protocol):
         if self._is_closed or self._transport is None or self._transport.is_closing():
             return False
         self._transport.write(reply)
-        if self._on_unsent and not self._is_check_scheduled:
+        if self._unsent_jobs and not self._is_check_scheduled:
             self._check_sent()
         return True
 
     def _check_sent(self) -> None:
         self._is_check_scheduled = False
-        if not self._on_unsent or self._transport is None or self._transport.is_closing():
+        if not self._unsent_jobs or self._transport is None or self._transport.is_closing():
             return  # if it is closing, `connection_lost` reports the outcome
         if self._unsent_bytes:
             self._is_check_scheduled = True
             self.server.loop.call_later(SENT_CHECK_S, self._check_sent)
         else:
-            self._on_unsent.clear()
+            self._unsent_jobs.clear()
 
     @property
     def _unsent_bytes(self) -> int:
         """Bytes of replies that are still buffered in this process."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
-    def _report_unsent(self) -> None:
-        lost, self._on_unsent = self._on_unsent, []
-        for on_unsent in lost:
-            on_unsent()
+    def _release_unsent(self) -> None:
+        unsent, self._unsent_jobs = self._unsent_jobs, []
+        if unsent:
+            self.server.release(unsent)
 
     def _stop_serving(self) -> None:
         self._is_closed = True

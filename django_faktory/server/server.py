@@ -32,7 +32,7 @@ from .context import ConnectedClient
 from .deliveries import DeliveryTracker
 from .exchange_set import Item, begin_exchange, execute_exchange, weight
 from .group_commit import MAX_SET_WEIGHT, Begin, CommitQueue
-from .handlers.jobs import execute
+from .handlers.jobs import VERBS
 from .handshake_queue import HandshakeQueue
 from .intake import REST_S, Intake
 from .lock_waits import WIDTH as LOCK_WAITS
@@ -180,7 +180,7 @@ class Server:
         if self._is_stopping:
             connection.reply_and_close(resp.error("shutdown in progress"))
             return None
-        return execute(self, connection, command)
+        return VERBS[type(command)](self, connection, command)
 
     def push(
         self, jobs: list[JobPayload], answer: Callable[[list[FaktoryError | None] | FaktoryError], object]

@@ -147,7 +147,7 @@ def fetch_without_reading(server, wid="deaf"):
     client = RawClient.identified(server.address, **worker(wid))
     client.send("FETCH default")
     (place,) = server._by_wid[wid]
-    wait_until(lambda: place._on_unsent)
+    wait_until(lambda: place._unsent_jobs)
     return client
 
 
@@ -171,7 +171,7 @@ def test_a_fully_sent_job_is_not_released_when_its_client_resets(connect, server
     late = fetch_without_reading(server)
     assert json.loads(late.reply())["jid"] == "abcdefgh"
     (place,) = server._by_wid["deaf"]
-    wait_until(lambda: not place._on_unsent)
+    wait_until(lambda: not place._unsent_jobs)
     reset(late)
     wait_until(lambda: "deaf" not in server._by_wid)
     assert connect().ask("INFO"), "a reset would have released the job by now"

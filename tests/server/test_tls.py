@@ -262,7 +262,7 @@ def test_a_corrupt_tls_record_closes_only_its_own_connection(client, secure, con
     while b"enqueued_at" not in received:
         received += client.read()
     (place,) = secure._by_wid["w1"]
-    wait_until(lambda: not place._on_unsent)
+    wait_until(lambda: not place._unsent_jobs)
     client.tls.write(b"INFO\r\n")
     record = bytearray(client.outgoing.read())
     record[-1] ^= 1  # breaks the record's authentication

@@ -69,6 +69,11 @@ class ServerConnection:
         return len(self._buffer) - self._start
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether a HELLO has been accepted and no received byte waits, so that the next bytes begin a line."""
+        return self.identity is not None and not (self._buffer or self._refused_start or self._is_broken)
+
+    @property
     def is_dropping(self) -> bool:
         """Whether the bytes of a line that is too long for its verb are being dropped."""
         return bool(self._refused_start)

@@ -20,7 +20,7 @@ from ...core.json.incremental import Incremental
 from ...core.logs import get_logger
 from ...core.payloads import Ack, FetchRequest, JobPayload, Lease, Reservation, failure, rfc3339
 from ...core.protocol import resp
-from ...core.protocol.commands import AckJob, BeatWorker, Command, End, FailJob, Fetch, Hello, Info, Push, PushBulk
+from ...core.protocol.commands import AckJob, BeatWorker, End, FailJob, Fetch, Hello, Info, Push, PushBulk
 from ...core.protocol.versions import semantic
 from ...errors import FaktoryError, InvalidPayload, UnknownWorker
 from ..context import ConnectedClient, Handler, ServerContext
@@ -160,16 +160,17 @@ def fetch(server: ServerContext, connection: ConnectedClient, command: Fetch) ->
         else:
             if not result.is_prefetched:  # prefetched jobs are tracked since they left the buffer
                 server.deliveries.add(result)
-            connection.deliver(reply, on_unsent=lambda: server.release([result]))
+            connection.deliver(reply, result)
 
     request = FetchRequest(queues=command.queues, wid=wid, lease=Lease.DELIVERY)
     server.prefetch_buffer.record_fetch(request, id(connection))
     # A prefetched job is returned as the reply at once, without entering the queue of waiting FETCHes.
     if job := server.prefetch_buffer.take(request):
         reply = _encode_job(server, job)
-        if reply is not None:
-            connection.add_unsent_callback(lambda: server.release([job]))
-        return reply or resp.NULL
+        if reply is None:
+            return resp.NULL
+        connection.expect_delivery(job)
+        return reply
     waiting_fetch = WaitingFetch(request, answer)
     connection.on_disconnect = lambda: server.fetch_queue.leave(waiting_fetch)
     server.fetch_queue.add(waiting_fetch)
@@ -268,11 +269,6 @@ VERBS: dict[type[Any], Handler] = {
     **management.VERBS,
     **tracking.VERBS,
 }
-
-
-def execute(server: ServerContext, connection: ConnectedClient, command: Command) -> bytes | None:
-    """Call the handler of a command and return its result."""
-    return VERBS[type(command)](server, connection, command)
 
 
 def _encode_job(server: ServerContext, job: Reservation) -> bytes | None:
