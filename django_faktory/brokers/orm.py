@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from django.db import Error, OperationalError, connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..core.histograms import Recorder
 from ..core.locket import Locket
@@ -39,6 +38,7 @@ from ..errors import BrokerUnavailable, EndRolledBack, FaktoryError, InvalidPayl
 from ..store import notifier, queues, workers
 from ..store.batches import batches, counters
 from ..store.dialects import dialect_of
+from ..store.dialects.base import Dialect
 from ..store.jobs import (
     acknowledgements,
     async_exchange,
@@ -192,7 +192,7 @@ class OrmBroker(Broker):
             self.locket.raise_if_invalid()
         stored, refused = self._with_lock_keys(jobs_) if self.locket.is_enabled else (jobs_, [])
         pushed, acked, fetched = exchanges.execute(
-            self._build_exchange(connections[self.alias], stored, acks, requests, self._metrics.ended)
+            self._build_exchange(dialect_of(connections[self.alias]), stored, acks, requests, self._metrics.ended)
         )
         self._notify_after_commit(stored)
         self._metrics.started(_delivered_jobs(fetched))
@@ -207,14 +207,14 @@ class OrmBroker(Broker):
 
     def _build_exchange(
         self,
-        connection: BaseDatabaseWrapper,
+        dialect: Dialect,
         jobs_: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
         on_finished: acknowledgements.OnFinished,
     ) -> exchanges.Exchange:
         claim_context = self._build_claim_context(requests)
-        return exchanges.Exchange(jobs_, acks, requests, claim_context, on_finished, dialect=dialect_of(connection))
+        return exchanges.Exchange(jobs_, acks, requests, claim_context, on_finished, dialect=dialect)
 
     def _build_claim_context(self, requests: Sequence[FetchRequest]) -> claims.ClaimContext:
         leases = claims.Leases(self.locket.lease_s, self.worker_timeout_s, self.delivery_lease_s)
@@ -224,9 +224,9 @@ class OrmBroker(Broker):
         """Lend this thread's connection, unless a subclass overrides verbs or the dialect cannot lend."""
         if self._overrides_protocol_methods():
             return None
-        connection = connections[self.alias]
         # Bind the connection here: in the event loop's thread `connections[alias]` would be another one.
-        return partial(self._begin, connection) if dialect_of(connection).supports_async_exchange else None
+        lent = async_exchange.lend(connections[self.alias])
+        return partial(self._begin, lent) if lent else None
 
     def _overrides_protocol_methods(self) -> bool:
         """Return whether a subclass overrides verbs, which a lent connection or a prefetch would bypass."""
@@ -236,7 +236,7 @@ class OrmBroker(Broker):
 
     def _begin(
         self,
-        connection: BaseDatabaseWrapper,
+        lent: async_exchange.LentConnection,
         jobs_: Sequence[JobPayload],
         acks: Sequence[Ack],
         requests: Sequence[FetchRequest],
@@ -256,15 +256,13 @@ class OrmBroker(Broker):
             # The exchange was one message and one transaction: with its answer it is committed, so notify now.
             if queues_:
                 self._announce(self.alias, queues_)
-            self._metrics.started(_delivered_jobs(reply.fetched))
+            if reply.fetched:
+                self._metrics.started(_delivered_jobs(reply.fetched))
             return on_result(reply)
 
-        return async_exchange.begin(
-            connection,
-            # Ends are recorded at once: Django's commit hooks do not know this transaction.
-            self._build_exchange(connection, jobs_, acks, requests, self._metrics.record_succeeded_now),
-            build_result,
-        )
+        # Ends are recorded at once: Django's commit hooks do not know this transaction.
+        work = self._build_exchange(lent.dialect, jobs_, acks, requests, self._metrics.record_succeeded_now)
+        return lent.begin(work, build_result)
 
     def _needs_only_notification(self, queues_: Collection[str]) -> bool:
         """Return whether a push to these queues needs only a notification, and that does not block."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from ..brokers.base import Broker, InFlightExchange, LoopConnection
@@ -26,14 +27,14 @@ NAMES_A_WEIGHT = 10
 
 def weight(item: object) -> int:
     """Return the weight of an item in a transaction of at most `MAX_SET_WEIGHT`; a plain command weighs 1."""
-    # A claim reads each named queue, so many names would lengthen the transaction of the other commands.
-    if isinstance(item, FetchRequest):
-        return 1 + len(item.queues) // NAMES_A_WEIGHT
-    if isinstance(item, list):
+    if type(item) is list:
+        if len(item) == 1:
+            return 1 + len(item[0].text) // BYTES_A_WEIGHT
         if len(item) >= MAX_SET_WEIGHT:  # fills a transaction alone; adding up the sizes of its jobs is not worth it
             return len(item)
         return sum(1 + len(job.text) // BYTES_A_WEIGHT for job in item)
-    return 1
+    # A claim reads each named queue, so many names would lengthen the transaction of the other commands.
+    return 1 + len(item.queues) // NAMES_A_WEIGHT if type(item) is FetchRequest else 1
 
 
 class ExchangeSet:
@@ -45,23 +46,20 @@ class ExchangeSet:
         self.acks: list[Ack] = []
         self.requests: list[FetchRequest] = []
         for item in items:
-            if isinstance(item, list):
+            if type(item) is list:
                 self.jobs += item
-            elif isinstance(item, Ack):
+            elif type(item) is Ack:
                 self.acks.append(item)
-            else:
+            elif type(item) is FetchRequest:
                 self.requests.append(item)
 
     def answers(self, reply: ExchangeReply) -> list[Any]:
         """Return the answer of `push`, `ack` or `fetch` for each item, in the order of `items`."""
         pushed, acked, fetched = map(iter, reply)
-        answers: list[Any] = []
-        for item in self.items:
-            if isinstance(item, list):
-                answers.append([next(pushed) for _ in item])
-            else:
-                answers.append(next(acked if isinstance(item, Ack) else fetched))
-        return answers
+        return [
+            [*islice(pushed, len(item))] if type(item) is list else next(acked if type(item) is Ack else fetched)
+            for item in self.items
+        ]
 
 
 def execute_exchange(broker: Broker, items: Sequence[Item]) -> list[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -159,8 +160,8 @@ class FetchIndex:
         """
         batch: list[WaitingFetch] = []
         names, has_many = 0, not with_many
-        for waiting_fetch in sorted(self._untried, key=_arrival):
-            if not _is_idle(waiting_fetch):
+        for waiting_fetch in sorted(self._untried, key=_arrival) if len(self._untried) > 1 else self._untried:
+            if waiting_fetch.has_timed_out or waiting_fetch.in_claim:
                 continue
             if waiting_fetch.has_many:
                 if has_many:
@@ -202,21 +203,27 @@ class FetchIndex:
     def with_longest_waiting(self, batch: list[WaitingFetch]) -> list[WaitingFetch]:
         """Return the batch, preceded by the longest waiting idle FETCH of its queues unless that is in it."""
         # Without this a FETCH that has just arrived could get a job for which another FETCH has waited longer.
-        queues = {queue: None for waiting_fetch in batch for queue in waiting_fetch.request.queues}
-        firsts = [(queue, next(filter(_is_idle, self._by_queue[queue]))) for queue in queues]
+        queues: dict[str, None] = {}
+        for waiting_fetch in batch:
+            queues.update(dict.fromkeys(waiting_fetch.request.queues))
+        firsts: dict[str, WaitingFetch] = {}
+        for queue in queues:
+            for waiting_fetch in self._by_queue[queue]:
+                if not (waiting_fetch.has_timed_out or waiting_fetch.in_claim):
+                    firsts[queue] = waiting_fetch
+                    break
         if not firsts:
             return batch
-        elder = min((waiting_fetch for _, waiting_fetch in firsts), key=_arrival)
+        elder = min(firsts.values(), key=_arrival)
         if elder is batch[0]:
             return batch
-        for queue, waiting_fetch in firsts:
+        for queue, waiting_fetch in firsts.items():
             if waiting_fetch is elder:
                 self.mark(elder, queue)
         return [elder, *batch]
 
 
-def _arrival(waiting_fetch: WaitingFetch) -> int:
-    return waiting_fetch.arrival
+_arrival = attrgetter("arrival")
 
 
 def _is_idle(waiting_fetch: WaitingFetch) -> bool:

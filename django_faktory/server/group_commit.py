@@ -60,7 +60,8 @@ class CommitQueue(Generic[Item, Answer]):
     `execute` takes a list of items and returns one answer for each; it runs in one of `width` threads. `weigh`
     returns the weight of an item. After each set the thread calls `lend`: with its result the event loop sends the next
     sets on the thread's connection and reads their answers, until the thread is needed again. `reset` closes the
-    connection. `pause_s` returns how long a thread waits after a set, from the set and its duration in seconds.
+    connection. `before_set` is called before a set is made, and may submit items that join it. `pause_s` returns how
+    long a thread waits after a set, from the set and its duration in seconds.
     """
 
     def __init__(
@@ -71,12 +72,13 @@ class CommitQueue(Generic[Item, Answer]):
         width: int = 1,
         weigh: Callable[[Item], int] = lambda _: 1,
         lend: Callable[[], Begin[Item, Answer] | None] = lambda: None,
-        pause_s: Callable[[list[Item], float], float] = lambda _items, _ran_s: 0.0,
+        before_set: Callable[[], object] | None = None,
+        pause_s: Callable[[list[Item], float], float] | None = None,
         reset: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._execute, self._weigh, self._lend, self._reset, self._loop = execute, weigh, lend, reset, loop
-        self._pause_s = pause_s
+        self._before_set, self._pause_s = before_set, pause_s
         self._is_scheduled = False
         self._read_timer: asyncio.TimerHandle | None = None
         self._failed = 0  # commands since the last log line
@@ -125,6 +127,8 @@ class CommitQueue(Generic[Item, Answer]):
     def _next(self) -> None:
         self._is_scheduled = False
         if self._pending and self._free:
+            if self._before_set:
+                self._before_set()
             commit_thread, command_set = self._free.pop(), self._pop_set()
             items = [item for item, _ in command_set]
             flight = self._begin(commit_thread, items)
@@ -235,7 +239,7 @@ class CommitQueue(Generic[Item, Answer]):
         answers: Answers[Answer],
         ran_s: float = 0.0,
     ) -> None:
-        if pause_s := self._pause_s([item for item, _ in command_set], ran_s):
+        if self._pause_s and (pause_s := self._pause_s([item for item, _ in command_set], ran_s)):
             self._loop.call_later(pause_s, self._free_thread, commit_thread)
         else:
             self._free_thread(commit_thread)  # before the answers: the next set runs while these are written

@@ -113,21 +113,26 @@ class PrefetchBuffer:
 
     def take(self, request: FetchRequest) -> Reservation | None:
         """Deliver the oldest buffered job of the request's first queue, or return None."""
-        return self._take(request.queues[:1], request.wid) if self._jobs else None
+        if not self._jobs or not request.queues:
+            return None
+        return self._take(self._loop.time(), request.queues[0], request.wid)
 
     def take_any(self, request: FetchRequest) -> Reservation | None:
         """Deliver a buffered job of the first queue that has one, or return None.
 
         Only for requests for which the database has just found nothing: before that, `take` keeps the order of queues.
         """
-        return self._take(request.queues, request.wid) if self._jobs else None
+        if self._jobs:
+            now = self._loop.time()
+            for queue in request.queues:
+                if job := self._take(now, queue, request.wid):
+                    return job
+        return None
 
-    def _take(self, queues: Sequence[str], wid: str) -> Reservation | None:
-        now = self._loop.time()
-        queue = next((queue for queue in queues if self._has_job_for(now, queue, wid)), None)
-        if queue is None:
+    def _take(self, now: float, queue: str, wid: str) -> Reservation | None:
+        jobs = self._jobs.get(queue)
+        if not jobs or not self._has_job_for(now, queue, wid):
             return None
-        jobs = self._jobs[queue]
         _, job = jobs.popleft()
         if len(jobs) <= LOW_WATERMARK:
             self._low.add(queue)

@@ -192,18 +192,18 @@ class Server:
         """
         if weight(jobs) > MAX_PUSH_IN_TURN:
             self.lock_waits.submit(MayBlock(jobs), answer, commit_queue=self._bulk_queue)
-        elif any(job.options is not None and job.options.may_block for job in jobs):
-            self.lock_waits.submit(MayBlock(jobs), answer)
-        else:
-            self.fetch_queue.submit_refills()
-            self.exchanges.submit(jobs, answer)
+            return
+        for job in jobs:
+            if job.options is not None and job.options.may_block:
+                self.lock_waits.submit(MayBlock(jobs), answer)
+                return
+        self.exchanges.submit(jobs, answer)
 
     def ack(self, report: Ack, answer: Callable[[FaktoryError | bool], None]) -> None:
         """Acknowledge a job with the next exchange; a member of a batch separately, as its batch may be locked."""
         if self.deliveries.is_batch_member(report.jid):
             self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer)
         else:
-            self.fetch_queue.submit_refills()
             self.exchanges.submit(report, answer)
 
     def fail(self, report: Failure, answer: Callable[[FaktoryError | bool], None]) -> None:
@@ -236,10 +236,13 @@ class Server:
 
     def announce_jobs(self, jobs: Sequence[JobPayload]) -> None:
         """Announce committed jobs: try waiting FETCHes now, and schedule jobs that are due later."""
-        self.fetch_queue.wake({job.queue for job in jobs})
-        times = [job.at for job in jobs if job.at is not None]
-        if times:
-            self.on_scheduled(min(times))
+        self.fetch_queue.wake({job.queue for job in jobs} if len(jobs) > 1 else (jobs[0].queue,))
+        earliest: datetime | None = None
+        for job in jobs:
+            if job.at is not None and (earliest is None or job.at < earliest):
+                earliest = job.at
+        if earliest is not None:
+            self.on_scheduled(earliest)
 
     def should_continue(self) -> bool:
         """Return whether long work may start its next step; False once the server stops."""
@@ -292,7 +295,13 @@ class Server:
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
         run_exchange = partial(execute_exchange, self.broker)
         self.exchanges: CommitQueue[Item, Any] = CommitQueue(
-            "exchange", run_exchange, width=WIDTH, weigh=weight, lend=self._lend, **common
+            "exchange",
+            run_exchange,
+            width=WIDTH,
+            weigh=weight,
+            lend=self._lend,
+            before_set=self._submit_refills,
+            **common,
         )
         in_sets = partial(execute_set, self.broker)
         self._bulk_queue: CommitQueue[MayBlock, Any] = CommitQueue(
@@ -421,6 +430,9 @@ class Server:
                 self.wake()
 
     # --- work of the commit queues ---
+
+    def _submit_refills(self) -> None:
+        self.fetch_queue.submit_refills()  # which exists later than this queue
 
     def _lend(self) -> Begin[Item, Any] | None:
         """Return how the event loop sends exchanges on this thread's connection, or None (ADR 0021)."""

@@ -200,26 +200,19 @@ def _run_in_snapshot(connection: BaseDatabaseWrapper, verb: Callable[[BaseDataba
     return result
 
 
-def is_ready(connection: BaseDatabaseWrapper) -> bool:
-    """Return True if the connection can be used at once, without blocking.
-
-    It must be open, outside a transaction, and usable.
-    """
-    if connection.connection is None or connection.in_atomic_block or not connection.autocommit:
-        return False
-    return _is_usable(connection)
-
-
 def _is_usable(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether the server has not ended this open, idle session, and it does not lead to an old primary.
+    """Return whether the server has not ended this open, idle session, and it does not lead to an old primary."""
+    return not (dialect_of(connection).was_ended(connection) or leads_to_old_primary(connection))
 
-    A session from before the latest refused write may lead to one: a thread that only reads would never be refused,
-    and would keep reading stale data.
+
+def leads_to_old_primary(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether this session is from before the latest refused write, so that it may lead to an old primary.
+
+    A thread that only reads would never be refused, and would keep reading stale data.
     """
-    if dialect_of(connection).was_ended(connection):
+    if not _refusals:  # the usual case
         return False
-    refusals = _refusals[connection.alias]
-    return refusals == 0 or _refusals_at_connect.get(connection.connection, 0) >= refusals
+    return _refusals_at_connect.get(connection.connection, 0) < _refusals[connection.alias]
 
 
 def _replace_unusable_session(connection: BaseDatabaseWrapper) -> None:

@@ -106,7 +106,7 @@ def suspend_process():
 
 def raw_connections(server):
     return [
-        commit_thread.begin.args[0].args[0].connection
+        commit_thread.begin.args[0].args[0].connection.connection
         for commit_thread in server.exchanges._commit_threads
         if commit_thread.begin
     ]

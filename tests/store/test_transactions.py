@@ -8,6 +8,9 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
 from django_faktory.store import transactions
+from django_faktory.store.dialects import dialect_of
+from django_faktory.store.dialects.base import ClaimPlan
+from django_faktory.store.dialects.postgresql import pipeline
 from django_faktory.store.jobs import pushes
 from django_faktory.store.transactions import ATTEMPTS, DEADLOCK_ATTEMPTS, first_line, is_collision, run
 from tests.bouncer import needs_session
@@ -140,12 +143,13 @@ def test_a_session_ended_while_idle_is_replaced_before_use(atomic):
 
 @needs_session("a pooler hides the session of a connection")
 def test_the_event_loop_does_not_send_on_a_session_that_has_ended():
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLite has no sessions")
+    if connection.vendor != "postgresql" or not pipeline.has_psycopg3():
+        pytest.skip("about psycopg 3")
     connection.ensure_connection()
-    assert transactions.is_ready(connection)
+    session = dialect_of(connection).lend(connection)
+    assert not session.session.is_readable()
     end_idle(connection)
-    assert not transactions.is_ready(connection)
+    assert session.begin([], [], ClaimPlan(), None) is None
     connection.close()  # the next test opens a new session
 
 

@@ -82,10 +82,10 @@ def insertion_order(jobs: Sequence[JobPayload]) -> OrderedJobs:
 
     An insert waits for transactions that insert the same jid or key, so all inserts use this order (ADR 0024).
     """
-    keys = [unique_key_of(job) for job in jobs]
-    jids = [job.jid for job in jobs]
+    order: list[Any] = [job.jid for job in jobs]
     # Most sets have no unique key: comparing texts, not tuples, halves the time.
-    order = [*map(insertion_key, jids, keys)] if any(keys) else jids
+    if any(job.options for job in jobs) and any(keys := [unique_key_of(job) for job in jobs]):
+        order = [*map(insertion_key, order, keys)]
     return [(place, jobs[place]) for place in sorted(range(len(jobs)), key=order.__getitem__)]
 
 
@@ -269,6 +269,15 @@ class PendingReply(Protocol):
     """After the read: whether more input followed the answer, such as the end of the connection."""
 
 
+class LoopSession(Protocol):
+    """An idle connection that sends exchanges without waiting. Not used after its thread has used the connection."""
+
+    def begin(
+        self, jobs: OrderedJobs, acks: Sequence[Ack], plan: ClaimPlan, now: datetime | None
+    ) -> PendingReply | None:
+        """Send `Dialect.exchange` as its own transaction; None, with nothing done, if this is impossible now."""
+
+
 class Dialect(ABC):
     """Hot operations of one database.
 
@@ -285,9 +294,6 @@ class Dialect(ABC):
 
     supports_lock_handoff = False
     """Whether `exchange` passes the lock of an ended job to the next job of its key that it claims (ADR 0015)."""
-
-    supports_async_exchange = False
-    """Whether `begin` is implemented."""
 
     claims_in_turn = False
     """Whether `exchange` uses `ClaimPlan.next_plans`."""
@@ -412,18 +418,8 @@ class Dialect(ABC):
         """
         return None
 
-    def begin(
-        self,
-        connection: BaseDatabaseWrapper,  # noqa: ARG002
-        jobs: OrderedJobs,  # noqa: ARG002
-        acks: Sequence[Ack],  # noqa: ARG002
-        plan: ClaimPlan,  # noqa: ARG002
-        now: datetime | None,  # noqa: ARG002
-    ) -> PendingReply | None:
-        """Send `exchange` as its own transaction without waiting for the answer (ADR 0021).
-
-        Returns None, with nothing done, if this is impossible now.
-        """
+    def lend(self, connection: BaseDatabaseWrapper) -> LoopSession | None:  # noqa: ARG002
+        """Return the idle connection as a session that an event loop can use (ADR 0021), or None."""
         return None
 
     @abstractmethod

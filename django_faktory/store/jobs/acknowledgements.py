@@ -42,6 +42,12 @@ def end_members(
     `ending` is already committed. If this transaction fails, only the acks of `ending.remaining` get the error as their
     result: the reporter sends these again. The other acks must not be repeated, they would count as late.
     """
+    if not ending.remaining:
+        on_finished(ending.ended.values())
+        # Each jid was acknowledged once, and ended: the usual case.
+        if len(ending.ended) == len(acks):
+            return [True] * len(acks)
+        return [_take_effect(ack, ending.ended) for ack in acks]
     try:
         ended = ending.ended | _end_remaining(ending, acks, using=using, now=now)
     except (BrokerUnavailable, Error) as error:
@@ -128,7 +134,7 @@ def ack_last(
 def _end_remaining(ending: AckResult, acks: Sequence[Ack], *, using: str, now: datetime | None) -> Ended:
     """End the jobs of `ending.remaining` together with their batches, locks and permits."""
     remaining_acks = [ack for ack in acks if ack.jid in ending.remaining]
-    return run(using, lambda connection: counters.end(connection, remaining_acks, now)) if remaining_acks else {}
+    return run(using, lambda connection: counters.end(connection, remaining_acks, now))
 
 
 def _take_effect(ack: Ack, ended: Ended) -> bool:

@@ -1,14 +1,14 @@
 """Send exchanges from the event loop, on a database connection that an idle thread lends (ADR 0021).
 
-`begin` sends without blocking and returns a `SentExchange`, which the loop reads when the socket is readable. Only
-exchanges that are one round trip take this path. If the reply needs further queries, `SentExchange.read` returns a
-function that the connection's thread runs, because it may block.
+`LentConnection.begin` sends without blocking and returns a `SentExchange`, which the loop reads when the socket is
+readable. Only exchanges that are one round trip take this path. If the reply needs further queries, `SentExchange.read`
+returns a function that the connection's thread runs, because it may block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Generic, TypeVar
 
 from django.db import Error
@@ -17,37 +17,54 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...core.payloads import ExchangeReply
 from ...errors import BrokerUnavailable
 from .. import transactions
-from ..dialects.base import ClaimPlan, PendingReply
+from ..dialects import dialect_of
+from ..dialects.base import ClaimPlan, Dialect, LoopSession, PendingReply
 from ..transactions import first_line
 from .exchanges import Exchange, execute
 
 Result = TypeVar("Result")
 
 
-def begin(
-    connection: BaseDatabaseWrapper, work: Exchange, on_result: Callable[[ExchangeReply], Result]
-) -> SentExchange[Result] | None:
-    """Send an exchange without blocking; `on_result` converts its result.
+def lend(connection: BaseDatabaseWrapper) -> LentConnection | None:
+    """Return this idle connection of the calling thread for an event loop; None if the dialect cannot lend it now."""
+    dialect = dialect_of(connection)
+    session = dialect.lend(connection)
+    return LentConnection(connection, dialect, session) if session else None
 
-    Return None, with nothing sent, if a thread must run the exchange.
-    """
-    if not transactions.is_ready(connection) or not work.is_one_transaction() or work.may_hand_off_lock():
-        return None
-    plan = work.plan(work.context.claim_numbers.number())
-    if work.wants_jobs() and not plan.slots:
-        return None  # the plan depends on the number of waiting jobs, which is another query
-    # The time limit covers the whole round trip: it is entered here and closed by `SentExchange.read`.
-    with ExitStack() as time_limit:
-        time_limit.enter_context(transactions.limit_attempt(connection))
+
+class LentConnection:
+    """A connection that the event loop uses until its thread uses it again."""
+
+    def __init__(self, connection: BaseDatabaseWrapper, dialect: Dialect, session: LoopSession) -> None:
+        self.dialect = dialect
+        self.connection, self._session = connection, session
+
+    def begin(self, work: Exchange, on_result: Callable[[ExchangeReply], Result]) -> SentExchange[Result] | None:
+        """Send an exchange without blocking; `on_result` converts its result.
+
+        Return None, with nothing sent, if a thread must run the exchange.
+        """
+        if not work.is_one_transaction() or work.may_hand_off_lock():
+            return None
+        if transactions.leads_to_old_primary(self.connection):
+            return None
+        plan = work.plan(work.context.claim_numbers.number())
+        if not plan.slots and work.wants_jobs():
+            return None  # the plan depends on the number of waiting jobs, which is another query
+        # The time limit covers the whole round trip: it is entered here and left by `SentExchange.read`.
+        time_limit = transactions.limit_attempt(self.connection)
+        time_limit.__enter__()
         try:
-            pending = work.dialect.begin(connection, work.ordered_jobs(), work.acks, plan, work.context.now)
+            pending = self._session.begin(work.ordered_jobs(), work.acks, plan, work.context.now)
         except Error:  # an invalid value or a lost connection: the thread's attempt reports which
-            return None
+            pending = None
+        except BaseException:
+            time_limit.__exit__(None, None, None)
+            raise
         if pending is None:
+            time_limit.__exit__(None, None, None)
             return None
-        sent_exchange = SentExchange(connection, work, plan, on_result)
-        sent_exchange.set_pending(pending, time_limit.pop_all())
-        return sent_exchange
+        return SentExchange(self.connection, work, plan, on_result, pending=pending, time_limit=time_limit)
 
 
 class SentExchange(Generic[Result]):
@@ -59,11 +76,11 @@ class SentExchange(Generic[Result]):
         work: Exchange,
         plan: ClaimPlan,
         on_result: Callable[[ExchangeReply], Result],
+        *,
+        pending: PendingReply,
+        time_limit: AbstractContextManager[object],
     ) -> None:
         self._connection, self._work, self._plan, self._on_result = connection, work, plan, on_result
-
-    def set_pending(self, pending: PendingReply, time_limit: ExitStack) -> None:
-        """Store the pending reply and the time limit, which `read` closes."""
         self._pending, self._time_limit, self.fd = pending, time_limit, pending.fd
 
     @property
@@ -89,14 +106,14 @@ class SentExchange(Generic[Result]):
         try:
             reply = self._pending.read()
         except Error as error:
-            self._time_limit.close()
+            self._time_limit.__exit__(None, None, None)
             if self._connection.connection.closed:
                 return self._handle_lost_connection(error)
             # A failed statement undid the whole exchange. Run it again in the thread, which finds the failing command.
             return lambda: self._on_result(execute(self._work))
         if reply is None:
             return None
-        self._time_limit.close()
+        self._time_limit.__exit__(None, None, None)
         if self._work.needs_no_query(self._plan, *reply):
             return self._on_result(self._work.conclude(self._plan, *reply))
 

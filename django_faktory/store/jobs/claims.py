@@ -77,8 +77,8 @@ def first_plan(requests: Sequence[FetchRequest]) -> ClaimPlan:
     return ClaimPlan([ClaimSlot(queue, requests[0].wid, count) for queue, count in slots.items()], total)
 
 
-def plan_per_request(requests: Sequence[FetchRequest]) -> ClaimPlan:
-    """Return a plan with one claim per request, in order; empty if there are too many different requests.
+def plan_per_request(requests: Sequence[FetchRequest]) -> ClaimPlan | None:
+    """Return a plan with one claim per request, in order; None for no request, or too many different ones.
 
     Each request gets what it would get if the requests arrived one by one. For dialects that have `claims_in_turn`.
     """
@@ -96,15 +96,21 @@ def plan_per_request(requests: Sequence[FetchRequest]) -> ClaimPlan:
         )
         previous = request
     if not parts or len(parts) > MAX_REQUEST_CLAIMS:
-        return ClaimPlan()
-    return msgspec.structs.replace(parts[0], next_plans=parts[1:])
+        return None
+    return msgspec.structs.replace(parts[0], next_plans=parts[1:]) if len(parts) > 1 else parts[0]
 
 
 def are_alike(requests: Sequence[FetchRequest]) -> bool:
     """Return True if all requests with a count name the same worker and the same queues in the same order."""
-    if len(requests) == 1:
-        return requests[0].count > 0
-    return len({(request.queues, request.wid) for request in requests if request.count}) == 1
+    first: FetchRequest | None = None
+    for request in requests:
+        if not request.count:
+            continue
+        if first is None:
+            first = request
+        elif (request.queues, request.wid) != (first.queues, first.wid):
+            return False
+    return first is not None
 
 
 def distribute(
@@ -125,7 +131,10 @@ def distribute(
     if not claimed and not any(request.count for request in requests):
         return results
     if is_all or are_alike(requests):
-        _release_unclaimed(_assign(results, requests, claimed, in_turn=is_all), context)
+        if not is_all and len(claimed) > 1:
+            queues = next(request.queues for request in requests if request.count)
+            claimed = sorted(claimed, key=lambda job: queues.index(job.queue))
+        _release_unclaimed(_deal(results, requests, claimed), context)
         return results
     # Each of the different requests tried its first queue only. Distribute these jobs together with those of the next
     # claim: alone, a job could be given to a request for which its queue is the last choice.
@@ -180,7 +189,7 @@ def drop_unstorable_queues(request: FetchRequest) -> FetchRequest:
 
     One such name would fail the claim for all requests that share its statement.
     """
-    if all(map(is_storable, request.queues)):
+    if is_storable("".join(request.queues)):
         return request
     return msgspec.structs.replace(request, queues=tuple(filter(is_storable, request.queues)))
 
@@ -327,23 +336,36 @@ def _plan(
     return ClaimPlan(remaining_slots, sum(slot.count for slot in remaining_slots))
 
 
-def _assign(
-    results: list[list[Reservation]],
-    requests: Sequence[FetchRequest],
-    claimed: Sequence[Reservation],
-    *,
-    in_turn: bool = False,
-) -> list[Reservation]:
-    """Append claimed jobs to the results of the requests, best queue first, and return the jobs that no request takes.
+def _deal(
+    results: list[list[Reservation]], requests: Sequence[FetchRequest], claimed: Sequence[Reservation]
+) -> Sequence[Reservation]:
+    """Append claimed jobs to the results of the requests, both in order, and return the jobs that no request takes.
 
-    Jobs claimed `in_turn` are in the order of the requests and are distributed in this order, so that none is left. If
-    a request took a better job that appeared during the claim for a later request, its own job would have no taker.
+    No job that was claimed for these requests in turn is left: a request that takes the job of a later one leaves its
+    place to that one.
     """
+    place = 0
+    for request, result in zip(requests, results, strict=True):
+        while (
+            place < len(claimed)
+            and len(result) < request.count
+            and claimed[place].wid == request.wid
+            and claimed[place].queue in request.queues
+        ):
+            result.append(claimed[place])
+            place += 1
+    return claimed[place:]
+
+
+def _assign(
+    results: list[list[Reservation]], requests: Sequence[FetchRequest], claimed: Sequence[Reservation]
+) -> list[Reservation]:
+    """Append claimed jobs to the results of the requests, best queue first; return the jobs that no request takes."""
     unassigned = list(claimed)
     for request, result in zip(requests, results, strict=True):
         order = {queue: place for place, queue in reversed(list(enumerate(request.queues)))}
         matching = [job for job in unassigned if job.wid == request.wid and job.queue in order]
-        if not in_turn and len(order) > 1:
+        if len(order) > 1:
             matching.sort(key=lambda job: order[job.queue])
         del matching[max(request.count - len(result), 0) :]
         result.extend(matching)

@@ -50,21 +50,22 @@ class Exchange:
         self.jobs, self.acks, self.context, self.on_finished = jobs, acks, context, on_finished
         # Not looked up from `connections` at each use: in a callback of the event loop that creates a new wrapper.
         self.dialect = dialect
-        self.requests = [drop_unstorable_queues(request) for request in requests]
+        self.requests = [drop_unstorable_queues(request) for request in requests] if requests else requests
 
     def is_one_transaction(self) -> bool:
         """Return True if the database can execute the exchange as one transaction."""
         if max(len(self.jobs), len(self.acks)) > CHUNK or any_needs_lookup(self.jobs, self.dialect):
             return False
-        return all(is_storable(ack.jid) for ack in self.acks)
+        return not self.acks or is_storable("".join([ack.jid for ack in self.acks]))
 
     def may_hand_off_lock(self) -> bool:
         """Return True if a lock handoff (`Dialect.hand_off_lock`, ADR 0020) should be tried first.
 
         It needs exactly one ack and no push, and the dialect must expect that the ended job has a successor.
         """
-        is_pair = not self.jobs and len(self.acks) == 1 and self.wants_jobs()
-        return is_pair and self.dialect.expects_lock_handoff(self.acks[0].jid)
+        if self.jobs or len(self.acks) != 1 or not self.requests:
+            return False
+        return self.dialect.expects_lock_handoff(self.acks[0].jid) and self.wants_jobs()
 
     def wants_jobs(self) -> bool:
         """Return True if at least one request asks for a job."""
@@ -76,22 +77,30 @@ class Exchange:
 
     def plan(self, number: int) -> ClaimPlan:
         """Return the claim plan, marked with this claim number. Without slots, a query must find the work first."""
-        plan = ClaimPlan()
         if not self.requests:
-            return plan
-        if self.dialect.claims_in_turn and not are_alike(self.requests):
-            plan = plan_per_request(self.requests)
-        if not plan.slots:
-            plan = first_plan(self.requests)
-        plan = self.context.numbered(plan, number)
+            return ClaimPlan()
+        plan = (plan_per_request(self.requests) if self.dialect.claims_in_turn else None) or first_plan(self.requests)
         # A plan without slots although a job is requested: `distribute` claims later, without prefetch.
-        return prefetch.add_prefetch_slots(plan, self.requests) if plan.slots or not self.wants_jobs() else plan
+        may_prefetch = plan.slots or not self.wants_jobs()
+        prefetch_slots, candidate_wids = prefetch.find_slots(self.requests) if may_prefetch else ((), ())
+        context = self.context
+        return ClaimPlan(
+            slots=plan.slots,
+            limit=plan.limit,
+            lease_s=context.lease_s,
+            claim=number,
+            at_least_s=context.at_least_s,
+            at_most_s=context.at_most_s,
+            prefetch_slots=prefetch_slots,
+            candidate_wids=candidate_wids,
+            next_plans=plan.next_plans,
+        )
 
     def needs_no_query(self, plan: ClaimPlan, ending: AckResult, claimed: Sequence[Reservation]) -> bool:
         """Return True if `conclude` needs no further query, so that the event loop can call it."""
         if ending.remaining or ending.readied or ending.blocked:
             return False
-        if not all(is_runnable(job) for job in claimed):
+        if not all(map(is_runnable, claimed)):
             return False
         if not self.requests or plan.next_plans or are_alike(self.requests):
             return True
@@ -115,7 +124,7 @@ class Exchange:
         if not self.requests:
             return ExchangeReply([None] * len(self.jobs), acked, [])
         # Prefetched jobs are always plain: they need neither lock nor permit, and belong to no request yet (ADR 0022).
-        requested = [job for job in claimed if not job.is_prefetched]
+        requested = [job for job in claimed if not job.is_prefetched] if plan.prefetch_slots else claimed
         runnable = context.acquire_locks_and_permits(plan, requested)
         is_all = len(plan.next_plans) > 0 and len(runnable) == len(requested)
         fetched = distribute(self.requests, runnable, context, has_committed_work=True, is_all=is_all)

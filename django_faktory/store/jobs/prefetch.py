@@ -6,22 +6,21 @@ delivered, or its server died within seconds of delivering it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
-import msgspec
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.payloads import Delivery, FetchRequest, Reservation
 from ...models import Job
 from ..dialects import dialect_of
-from ..dialects.base import ClaimPlan, ClaimSlot
+from ..dialects.base import ClaimSlot
 from ..transactions import run
 
 
-def add_prefetch_slots(plan: ClaimPlan, requests: Sequence[FetchRequest]) -> ClaimPlan:
-    """Return the plan with prefetch slots: for each queue the highest number that a request allows."""
+def find_slots(requests: Sequence[FetchRequest]) -> tuple[Sequence[ClaimSlot], Collection[str]]:
+    """Return for each queue the highest number that a request allows to prefetch, and the wids that may get them."""
     count_by_queue: dict[str, int] = {}
     candidate_wids: set[str] = set()
     for request in requests:
@@ -31,14 +30,8 @@ def add_prefetch_slots(plan: ClaimPlan, requests: Sequence[FetchRequest]) -> Cla
             # The maximum, not the sum: each number is the free room of the same prefetch buffer.
             count_by_queue[queue] = max(request.prefetch, count_by_queue.get(queue, 0))
             candidate_wids.update(request.candidate_wids)
-    if not count_by_queue:
-        return plan
     # Without a wid: a prefetched job gets its worker when it is delivered.
-    return msgspec.structs.replace(
-        plan,
-        prefetch_slots=[ClaimSlot(queue, "", count) for queue, count in count_by_queue.items()],
-        candidate_wids=candidate_wids,
-    )
+    return [ClaimSlot(queue, "", count) for queue, count in count_by_queue.items()], candidate_wids
 
 
 def append_prefetched(

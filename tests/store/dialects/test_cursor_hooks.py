@@ -9,8 +9,8 @@ from django_faktory.store.dialects import cursor_hooks
 from django_faktory.store.dialects.postgresql import pipeline
 from django_faktory.store.dialects.postgresql.prepared import (
     USES_BEFORE,
+    PreparedSession,
     Statement,
-    begin,
     execute_and_commit,
     execute_on,
 )
@@ -66,7 +66,7 @@ def test_each_statement_sees_the_session_state_set_by_the_cursor_hook(with_backe
     for number in range(USES):
         rows.tenant = f"tenant-{number}"
         assert execute_on(rows, [(asks, ["a"]), (asks, ["b"])]) == [[(rows.tenant, "a")], [(rows.tenant, "b")]]
-        assert begin(rows, [(asks, ["a"])], list) is None
+        assert PreparedSession.of(rows) is None
         assert execute_and_commit(rows, [(asks, ["a"])]) is None
 
 

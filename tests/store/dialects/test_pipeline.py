@@ -316,7 +316,7 @@ def test_a_reset_after_a_partial_answer_is_reported_at_once(new_loop):
     make_ready(echo)
     near, far = connected()
     os.dup2(near.fileno(), connection.connection.pgconn.socket)
-    flight = prepared.begin(connection, [(echo, ["?"])], lambda found: found)
+    flight = prepared.PreparedSession.of(connection).begin([(echo, ["?"])], lambda found: found)
     outcomes = []
 
     def read():
@@ -350,7 +350,7 @@ def test_a_reset_after_a_complete_answer_is_reported_with_it(is_reset):
     connection.close()
     make_ready(echo)
     real = os.dup(connection.connection.pgconn.socket)
-    flight = prepared.begin(connection, [(echo, ["?"])], lambda found: found)
+    flight = prepared.PreparedSession.of(connection).begin([(echo, ["?"])], lambda found: found)
     with socket.socket(fileno=real) as postgresql:
         assert select.select([postgresql], [], [], 10)[0]
         answer = postgresql.recv(65_536)

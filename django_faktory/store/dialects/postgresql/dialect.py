@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from datetime import date, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from django.db import DataError
@@ -23,12 +23,14 @@ from ..base import (
     AckResult,
     ClaimPlan,
     Dialect,
+    Ended,
     EndedRun,
     FailureColumns,
     HandoffResult,
     InsertResult,
     LastAckResult,
     LockedRows,
+    LoopSession,
     OrderedJobs,
     PendingReply,
     Tally,
@@ -52,7 +54,7 @@ from .lock_handoff import LockHandoff
 from .locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
 from .pipeline import Rows
 from .prefetch import confirm, extend, prefetch_call
-from .prepared import Call, begin, can_join, execute, execute_and_commit, execute_on, keeps_session
+from .prepared import Call, PreparedSession, can_join, execute, execute_and_commit, execute_on, keeps_session
 from .push import any_push_call, blocked_keys, unique_call
 from .rows import prefetched_reservations, reservations, with_tokens
 
@@ -79,7 +81,6 @@ class PostgresqlDialect(Dialect):
     """Dialect in which an operation, or a whole exchange, is one message to the server."""
 
     supports_lock_handoff = True
-    supports_async_exchange = True
     claims_in_turn = True
     supports_prefetch = True
     stores_keyed = True
@@ -158,21 +159,15 @@ class PostgresqlDialect(Dialect):
 
         A lock that an ended job frees goes to a job that is claimed in the same transaction, with no commit in between.
         """
-        calls, read = self._build_exchange(connection, jobs, acks, plan, now)
+        calls, read = self.build_exchange(connection, jobs, acks, plan, now)
         return read(execute_on(connection, calls))
 
-    def begin(
-        self,
-        connection: BaseDatabaseWrapper,
-        jobs: OrderedJobs,
-        acks: Sequence[Ack],
-        plan: ClaimPlan,
-        now: datetime | None,
-    ) -> PendingReply | None:
-        """Send an exchange for an event loop; None unless all its statements are prepared."""
-        return begin(connection, *self._build_exchange(connection, jobs, acks, plan, now))
+    def lend(self, connection: BaseDatabaseWrapper) -> LoopSession | None:
+        """Return the connection's session for an event loop, or None."""
+        session = PreparedSession.of(connection)
+        return _LoopSession(self, connection, session) if session else None
 
-    def _build_exchange(
+    def build_exchange(
         self,
         connection: BaseDatabaseWrapper,
         jobs: OrderedJobs,
@@ -201,8 +196,9 @@ class PostgresqlDialect(Dialect):
             # Rows are popped in reverse order of the statements above.
             prefetched = prefetched_reservations(results.pop()) if plan.prefetch_slots else []
             next_holders = results.pop() if is_handed_over else []
-            # Another job of its key is likely to follow such a job: try `hand_off_lock` at its end (ADR 0020).
-            self._relay.remember(jid for jid, _, _ in next_holders)
+            if next_holders:
+                # Another job of its key is likely to follow such a job: try `hand_off_lock` at its end (ADR 0020).
+                self._relay.remember(jid for jid, _, _ in next_holders)
             ending = self._build_ack_result(results[:end_count], next_holders) if acks else AckResult({}, set())
             if jobs and (keys := blocked_keys(results[end_count])):
                 ending = ending._replace(blocked={*ending.blocked, *keys})
@@ -332,13 +328,20 @@ class PostgresqlDialect(Dialect):
         A job that already received its lock in this transaction (`next_holders`) needs no notification of its queue.
         """
         end_rows, *other_results = results
-        readied = Counter[str]()
-        skipped: set[str] = set()
-        ended = {jid: _to_ended_run(row) for jid, *row, needs_more in end_rows if not needs_more}
-        remaining = {row[0] for row in end_rows if row[-1]}
+        ended: Ended = {}
+        remaining: set[str] = set()
+        for jid, wid, attempt, queue, jobtype, ended_at, started_at, needs_more in end_rows:
+            if needs_more:
+                remaining.add(jid)
+            else:
+                ended[jid] = EndedRun(wid, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
         # Some of them probably hold locks: end those with the same message from now on.
         if remaining:
             self._locks_seen_at = time.monotonic()
+        if not other_results:
+            return AckResult(ended, remaining)
+        readied = Counter[str]()
+        skipped: set[str] = set()
         for rows in other_results:  # two columns: readied queues and skipped keys; else ends of holders
             if rows and len(rows[0]) == 2:
                 readied = Counter(queue for queue, key in rows if key is None)
@@ -437,6 +440,22 @@ class PostgresqlDialect(Dialect):
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
         """Add to a counter row with one prepared upsert."""
         execute(cursor, [(COUNT, [day, slot, tally.processed, tally.failed, tally.late])])
+
+
+class _LoopSession(NamedTuple):
+    """See `base.LoopSession`."""
+
+    dialect: PostgresqlDialect
+    connection: BaseDatabaseWrapper
+    session: PreparedSession
+
+    def begin(
+        self, jobs: OrderedJobs, acks: Sequence[Ack], plan: ClaimPlan, now: datetime | None
+    ) -> PendingReply | None:
+        # Input between two messages is the session's end, a notice or a notification: the thread finds out.
+        if self.session.is_readable():
+            return None
+        return self.session.begin(*self.dialect.build_exchange(self.connection, jobs, acks, plan, now))
 
 
 def _to_ended_run(row: Sequence[Any]) -> EndedRun:

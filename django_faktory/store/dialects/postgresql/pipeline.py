@@ -12,12 +12,12 @@ import select
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..cursor_hooks import has_own_cursor
-from ..idle_sessions import is_readable
 
 Rows = list[tuple[Any, ...]]
 EncodedCall = tuple[bytes, list[bytes | None], list[int]]
@@ -26,6 +26,8 @@ EncodedCall = tuple[bytes, list[bytes | None], list[int]]
 Result = TypeVar("Result")
 
 _BINARY = 1
+# Of libpq's ExecStatusType. As numbers: a member of the driver's enumeration takes longer to find than a result.
+_FAILED, _SYNC = 7, 10
 _TEXT_TYPE = 25  # oid of `text` in pg_type, which is the same on every server
 _NULL = struct.pack("!i", -1)
 _PLAIN = (None, None, None)
@@ -105,7 +107,8 @@ class SentStatements(Generic[Result]):
     """Non-blocking `run_prepared`: the constructor sends the statements, `read` returns their rows once all arrived.
 
     `on_result` converts the rows into the result. The connection must not be used until everything was read. Raises the
-    errors of `run_prepared`; after an error that is not a statement's the connection is closed.
+    errors of `run_prepared`; after an error that is not a statement's the connection is closed. `is_readable` returns
+    whether the socket has input.
     """
 
     def __init__(
@@ -113,52 +116,61 @@ class SentStatements(Generic[Result]):
         connection: BaseDatabaseWrapper,
         calls: Sequence[tuple[str, Sequence[Any]]],
         on_result: Callable[[list[Rows]], Result],
+        is_readable: Callable[[], bool],
     ) -> None:
         self._connection, self._call_count, self._on_result = connection, len(calls), on_result
+        self._is_readable = is_readable
         self._results: list[Any] = []
         self.is_last = False
         """Whether more input followed the answer that was read, such as the connection's end."""
         with connection.wrap_database_errors:
             # Before the connection is touched: a value that cannot be encoded must not close it.
             packed = _encode_calls(calls)
-            self._pgconn = connection.connection.pgconn
-            try:
-                _send(connection.connection, packed)
-                # libpq keeps what a full socket does not take; the event loop must not wait for it (ADR 0021).
-                self.is_sent: bool = not self._pgconn.flush()
-            except BaseException:
-                self._pgconn.finish()
+        self._pgconn = connection.connection.pgconn
+        self.fd: int = self._pgconn.socket
+        """The socket: readable when results have arrived, writable when more can be sent."""
+        try:
+            _send(connection.connection, packed)
+            # libpq keeps what a full socket does not take; the event loop must not wait for it (ADR 0021).
+            self.is_sent: bool = not self._pgconn.flush()
+        except BaseException:
+            with self._after_failure():
                 raise
-
-    @property
-    def fd(self) -> int:
-        """Return the socket: readable when results have arrived, writable when more can be sent."""
-        return int(self._pgconn.socket)
 
     def send(self) -> None:
         """Send the next part, if the socket did not take everything."""
-        with self._connection.wrap_database_errors:
-            try:
-                self.is_sent = not self._pgconn.flush()
-            except BaseException:
-                self._pgconn.finish()
+        try:
+            self.is_sent = not self._pgconn.flush()
+        except BaseException:
+            with self._after_failure():
                 raise
 
     def read(self) -> Result | None:
         """Return the result, or None until all of it has arrived."""
-        with self._connection.wrap_database_errors:
-            try:
-                self._pgconn.consume_input()
-                while not (is_whole := self._collect_results()) and is_readable(self._pgconn.socket):
-                    self._pgconn.consume_input()  # drain: libuv reports a reset behind the data only once
-                self.is_last = is_whole and is_readable(self._pgconn.socket)
-            except BaseException:
-                self._pgconn.finish()  # the next user would read results that are not its own
+        try:
+            self._pgconn.consume_input()
+            while not (is_whole := self._collect_results()) and self._is_readable():
+                self._pgconn.consume_input()  # drain: libuv reports a reset behind the data only once
+            self.is_last = is_whole and self._is_readable()
+        except BaseException:
+            with self._after_failure():
                 raise
-            return self._on_result(_rows_of_calls(self._results, self._call_count)) if is_whole else None
+        if not is_whole:
+            return None
+        # Entered for an error only: this runs for each exchange of a server.
+        try:
+            rows = _rows_of_calls(self._results, self._call_count)
+        except Exception:
+            with self._connection.wrap_database_errors:
+                raise
+        return self._on_result(rows)
+
+    def _after_failure(self) -> AbstractContextManager[object]:
+        self._pgconn.finish()  # the next user would read results that are not its own
+        return self._connection.wrap_database_errors
 
     def _collect_results(self) -> bool:
-        pgconn, pq = self._pgconn, _driver().pq
+        pgconn = self._pgconn
         # libpq returns None after each statement's results; two in succession mean that no result is outstanding.
         was_none = False
         while not pgconn.is_busy():
@@ -168,7 +180,7 @@ class SentStatements(Generic[Result]):
             was_none = result is None
             if was_none:
                 continue
-            if result.status == pq.ExecStatus.PIPELINE_SYNC:
+            if result.status == _SYNC:
                 pgconn.exit_pipeline_mode()
                 return True
             self._results.append(result)
@@ -181,15 +193,18 @@ def _encode_calls(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[EncodedCal
         data: list[bytes | None] = []
         formats: list[int] = []
         for value in values:
-            is_binary = type(value) is list and _are_texts(value)
+            is_binary = False
             # Usual types are encoded here: a function call for every value of every statement takes longer than this.
             if type(value) is str and "\x00" not in value:
                 data.append(value.encode())
             elif value is None or type(value) is int:
                 data.append(None if value is None else b"%d" % value)
+            elif type(value) is list and value and type(value[0]) is not int and _are_texts(value):
+                is_binary = True
+                data.append(_encode_texts(value))
             else:
-                data.append(_encode_texts(value) if is_binary else _encode_value(value))
-            formats.append(int(is_binary))
+                data.append(_encode_value(value))
+            formats.append(is_binary)
         encoded.append((name.encode(), data, formats))
     return encoded
 
@@ -220,7 +235,6 @@ def _send(raw: Any, calls: Sequence[EncodedCall], *, final_command: bytes = b"")
 
 def _receive_results(pgconn: Any) -> list[Any]:
     """Wait for all results up to the sync: BEGIN's if it was sent, then one for each statement."""
-    pq = _driver().pq
     results: list[Any] = []
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN)
@@ -231,19 +245,19 @@ def _receive_results(pgconn: Any) -> list[Any]:
         result = pgconn.get_result()
         if result is None:  # libpq returns it after the results of each statement
             continue
-        if result.status == pq.ExecStatus.PIPELINE_SYNC:
+        if result.status == _SYNC:
             pgconn.exit_pipeline_mode()
             return results
         results.append(result)
 
 
 def _rows_of_calls(results: list[Any], call_count: int) -> list[Rows]:
-    failed = _driver().pq.ExecStatus.FATAL_ERROR
     for result in results:
-        if result.status == failed:  # later results only report that the pipeline was aborted
+        if result.status == _FAILED:  # later results only report that the pipeline was aborted
             raise _driver().errors.error_from_result(result)
     # The result of BEGIN, if it was sent, comes first and is skipped.
-    return [_rows(result) for result in results[len(results) - call_count :]]
+    read = _reader().rows
+    return [read(result) if result.ntuples else [] for result in results[len(results) - call_count :]]
 
 
 def _flush(pgconn: Any) -> None:
@@ -262,7 +276,7 @@ def _encode_value(value: Any) -> bytes | None:
     if value is None:
         return None
     if isinstance(value, list):
-        return b"{" + b",".join(_encode_value(item) or b"NULL" for item in value) + b"}"
+        return f"{{{','.join(['NULL' if item is None else str(item) for item in value])}}}".encode()
     data = (value if isinstance(value, str) else str(value)).encode()
     if b"\x00" in data:  # libpq would treat it as the end of the value
         raise _driver().DataError("expected text without NUL (0x00), got some")
@@ -271,6 +285,8 @@ def _encode_value(value: Any) -> bytes | None:
 
 def _are_texts(values: Sequence[Any]) -> bool:
     """Return whether these are texts, some of which may be None."""
+    if type(values[0]) is str:
+        return True
     return type(next((value for value in values if value is not None), None)) is str
 
 
@@ -321,7 +337,3 @@ class _Reader(threading.local):
 
 # Created at the first result, because it needs psycopg 3.
 _reader = functools.cache(_Reader)
-
-
-def _rows(result: Any) -> Rows:
-    return _reader().rows(result) if result.ntuples else []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import select
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -109,9 +110,13 @@ class Statement:
             self._prepare(cursor, use)
         return use
 
+    def use_of(self, connection: BaseDatabaseWrapper) -> _Use | None:
+        """Return its use by this connection, or None if it has not been used there."""
+        return self._uses.get(connection.connection)
+
     def prepared_name(self, connection: BaseDatabaseWrapper) -> str:
         """Return its prepared name if its plan on this connection is recent enough, else ""."""
-        use = self._uses.get(connection.connection)
+        use = self.use_of(connection)
         now = time.monotonic()
         if use is None or not use.name or (self.ages and now - use.planned_at > REPLAN_S):
             return ""
@@ -223,12 +228,47 @@ def execute_and_commit(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -
         raise
 
 
-def begin(
-    connection: BaseDatabaseWrapper, calls: Sequence[Call], on_result: Callable[[list[Rows]], Result]
-) -> SentStatements[Result] | None:
-    """Send statements without waiting for their rows; None, with nothing done, unless all are prepared."""
-    named = _prepared_calls(connection, calls)
-    return SentStatements(connection, named, on_result) if named else None
+class PreparedSession:
+    """Prepared statements of a connection that an event loop borrows (ADR 0021).
+
+    What only the connection's thread could change is checked once, in `of`.
+    """
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection
+        self._uses: dict[Statement, _Use] = {}
+        poll = select.poll()  # kept, as creating one takes as long as the question
+        poll.register(connection.connection.pgconn.socket, select.POLLIN)
+        self._poll = poll.poll
+
+    @classmethod
+    def of(cls, connection: BaseDatabaseWrapper) -> PreparedSession | None:
+        """Return the session, or None if its statements must go through the thread."""
+        raw = connection.connection
+        if raw is None or raw.closed or connection.in_atomic_block or not connection.autocommit:
+            return None
+        return cls(connection) if Statement.works and can_pipeline(connection) else None
+
+    def is_readable(self) -> bool:
+        """Return whether the socket has input; between two messages, that the session may have ended."""
+        return bool(self._poll(0))
+
+    def begin(self, calls: Sequence[Call], on_result: Callable[[list[Rows]], Result]) -> SentStatements[Result] | None:
+        """Send statements without waiting for their rows; None, with nothing done, unless all are prepared."""
+        if not Statement.works:
+            return None
+        now = time.monotonic()
+        named: list[tuple[str, Sequence[Any]]] = []
+        for statement, values in calls:
+            use = self._uses.get(statement) or statement.use_of(self._connection)
+            if use is None or not use.name or (statement.ages and now - use.planned_at > REPLAN_S):
+                return None
+            self._uses[statement] = use
+            # Counts as a use, see `prepared_name`.
+            use.uses += 1
+            use.used_at = now
+            named.append((use.name, values))
+        return SentStatements(self._connection, named, on_result, self.is_readable)
 
 
 def _prepared_calls(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[tuple[str, Sequence[Any]]]:

@@ -24,7 +24,9 @@ def reservations(claims: Sequence[Rows]) -> list[Reservation]:
 
     RETURNING has no order of its own.
     """
-    return [_to_reservation(row) for rows in claims for row in sorted(rows, key=_claim_order)]
+    return [
+        _to_reservation(row) for rows in claims for row in (sorted(rows, key=_claim_order) if len(rows) > 1 else rows)
+    ]
 
 
 def prefetched_reservations(rows: Rows) -> list[Reservation]:
