@@ -7,7 +7,6 @@ or prefetch buffer.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
@@ -38,15 +37,15 @@ class WaitingFetch:
         "has_timed_out",
         "in_claim",
         "is_disconnected",
+        "is_kept",
         "request",
-        "timer",
         "untried",
     )
 
     def __init__(self, request: FetchRequest, answer: Callable[[Reservation | FaktoryError | None], None]) -> None:
         self.request = request
         self.answer = answer
-        self.timer: asyncio.TimerHandle | None = None
+        self.is_kept = False  # was tried in vain, and waits for two seconds
         self.arrival = 0
         self.has_many = len(request.queues) > FEW_NAMES
         self.untried = True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from functools import partial
+from itertools import takewhile
 from math import inf
 
 from ..core.payloads import FetchRequest, Reservation
@@ -72,6 +73,9 @@ class FetchQueue:
         self._claims_free = width
         self._is_many_in_claim = False
         self._poll: asyncio.TimerHandle | None = None
+        self._kept: dict[WaitingFetch, float] = {}
+        """FETCHes that were tried in vain, with the times at which they are answered with null, the earliest first."""
+        self._deadline_timer: asyncio.TimerHandle | None = None
         self._delay_timer: asyncio.TimerHandle | None = None
         self._notified_queues: set[str] | None = set()  # None: all queues
         self._is_scheduled = False
@@ -126,7 +130,7 @@ class FetchQueue:
         self._prefetch_buffer.store_result(sent, jobs, prefetched)
         self._try_delayed(sent.queues)
         if prefetched:
-            self.wake({job.queue for job in prefetched})
+            self._waiting.mark_all({job.queue for job in prefetched})  # the caller claims for them
         return jobs
 
     def claim_with_ack(self, jid: str) -> None:
@@ -271,8 +275,12 @@ class FetchQueue:
         waiting_fetch.answer(result)
 
     def _keep_waiting(self, waiting_fetch: WaitingFetch) -> None:
-        if waiting_fetch.timer is None:
-            waiting_fetch.timer = self._loop.call_later(WAIT_S, self._expire, waiting_fetch)
+        if not waiting_fetch.is_kept:
+            waiting_fetch.is_kept = True
+            self._kept[waiting_fetch] = self._loop.time() + WAIT_S
+            # One timer for all: most FETCHes get a job long before, and a timer each takes longer than all the rest.
+            if self._deadline_timer is None:
+                self._deadline_timer = self._loop.call_later(WAIT_S, self._expire_due)
         if self._poll is None:
             self._poll = self._loop.call_later(self._poll_s, self._poll_queues)
 
@@ -280,6 +288,18 @@ class FetchQueue:
         self._poll = None
         if self._waiting:
             self.wake()
+
+    def _expire_due(self) -> None:
+        now = self._loop.time()
+        due = list(takewhile(lambda waiting_fetch: self._kept[waiting_fetch] <= now, self._kept))
+        for waiting_fetch in due:
+            del self._kept[waiting_fetch]
+        first = next(iter(self._kept.values()), None)
+        self._deadline_timer = None if first is None else self._loop.call_later(first - now, self._expire_due)
+        # Last: an answered client may send its next FETCH at once, whose claim may answer others of these.
+        for waiting_fetch in due:
+            if waiting_fetch in self._waiting:
+                self._expire(waiting_fetch)
 
     def _expire(self, waiting_fetch: WaitingFetch) -> None:
         if waiting_fetch.in_claim:
@@ -291,5 +311,4 @@ class FetchQueue:
         if self._waiting.remove(waiting_fetch):  # there is room for a FETCH with many names now
             self._call()
         self._delayed.pop(waiting_fetch, None)
-        if waiting_fetch.timer is not None:
-            waiting_fetch.timer.cancel()
+        self._kept.pop(waiting_fetch, None)

@@ -216,7 +216,7 @@ def test_a_push_to_one_queue_of_a_large_fetch_is_delivered(recording, monkeypatc
     first, second, good = clients
     for count, client in enumerate([first, second], 1):
         client.send(f"FETCH {' '.join(MANY)}")
-        wait_until(lambda count=count: sum(bool(one.timer) for one in list(recording.fetch_queue._waiting)) == count)
+        wait_until(lambda count=count: sum(one.is_kept for one in list(recording.fetch_queue._waiting)) == count)
     del recording.broker.names[:]
     assert good.ask(push(jid="for-many", queue=MANY[500])) == b"+OK"
     assert json.loads(first.reply())["jid"] == "for-many", "the FETCH that has waited longest"

@@ -39,7 +39,7 @@ def park(server, client, *queues):
 
 
 def parked(server):
-    return sum(bool(waiting_fetch.timer) for waiting_fetch in list(server.fetch_queue._waiting))
+    return sum(waiting_fetch.is_kept for waiting_fetch in list(server.fetch_queue._waiting))
 
 
 def jid(reply):

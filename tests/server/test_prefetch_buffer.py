@@ -416,8 +416,7 @@ def idle(server):
     """Return the number of FETCHes that wait and are in no claim."""
     waiting = list(server.fetch_queue._waiting)
     return sum(
-        not (waiting_fetch.in_claim or waiting_fetch.untried) and waiting_fetch.timer is not None
-        for waiting_fetch in waiting
+        not (waiting_fetch.in_claim or waiting_fetch.untried) and waiting_fetch.is_kept for waiting_fetch in waiting
     )
 
 

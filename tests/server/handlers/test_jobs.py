@@ -146,7 +146,7 @@ def test_waiting_fetches_are_served_in_order_of_arrival(connect, server):
         wait_until(lambda number=number: len(server.fetch_queue._waiting) == number)
     wait_until(
         lambda: all(
-            waiting_fetch.timer and not waiting_fetch.in_claim for waiting_fetch in list(server.fetch_queue._waiting)
+            waiting_fetch.is_kept and not waiting_fetch.in_claim for waiting_fetch in list(server.fetch_queue._waiting)
         )
     )
     producer = connect()

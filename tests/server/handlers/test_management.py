@@ -42,7 +42,9 @@ def polls_seldom(settings):
 def waits(server, client, *queues):
     """Send FETCH, and return once it has found no job and waits."""
     client.send(f"FETCH {' '.join(queues)}")
-    wait_until(lambda: any(fetcher.timer for fetcher in list(server.fetch_queue._waiting)), what="a fetcher that waits")
+    wait_until(
+        lambda: any(fetcher.is_kept for fetcher in list(server.fetch_queue._waiting)), what="a fetcher that waits"
+    )
 
 
 def test_mutate_requeues_the_matching_jobs_and_is_answered_ok(connect):
