@@ -1,0 +1,75 @@
+"""Tests that the hot path and the general path give the same replies and store the same rows for any line."""
+
+import json
+import random
+import re
+
+from django_faktory.models import Counter, Job, WorkerProcess
+from tests.core.protocol import lines
+from tests.examples import examples
+from tests.server.raw import RawClient, worker
+
+NO_VERB = b"\r\n"
+"""An empty line. Sent before a line, both arrive together, so that the line is buffered and takes the general path."""
+
+TIMES = re.compile(rb'"(created_at|enqueued_at|started_at)":"[^"]*"')
+COLUMNS = (
+    "jid", "jobtype", "queue", "state", "sort_priority", "payload", "retry", "reserve_for", "backtrace", "result_ttl",
+    "attempt", "wid", "failures", "errtype", "limit_key", "lock_key", "unique_key", "about",
+)  # fmt: skip
+
+
+def conversation(seed, count):
+    """Yield lines, each of which is answered at once: a job of queue `a` waits for each FETCH."""
+    source = random.Random(seed)
+    jids = []
+    for number in range(count):
+        jid = f"jid-{number:08}"
+        kind = source.random()
+        if kind < 0.5:
+            line = lines.push(source, jid, source.choice(["a", "b", "c"])).encode()
+            jids.append(jid)
+        elif kind < 0.75:
+            line = lines.ack(source, source.choice(jids[-20:] or [jid])).encode()
+        else:
+            yield (
+                json.dumps({"jid": f"for-{jid}", "jobtype": "noop", "args": [], "queue": "a"})
+                .encode()
+                .join([b"PUSH ", b""])
+            )
+            line = lines.fetch(source).encode()
+        if kind < 0.75 and source.random() < 0.1:
+            line = lines.mutated(source, line)
+        # A mutated verb may be that of a FETCH without a job, or end the connection.
+        if line.startswith((b"PUSH {", b"ACK ", b"FETCH ")):
+            yield line
+
+
+def replies(address, seed, count, before=b""):
+    """Return the replies to these lines, without times, and the rows that they leave."""
+    client = RawClient.identified(address, **worker("differ"))
+    found = []
+    try:
+        for line in conversation(seed, count):
+            client.send(before + line)
+            if before:
+                assert client.reply() == b"-ERR unknown command "
+            found.append((line, TIMES.sub(rb'"\1":""', client.reply() or b"null")))
+    finally:
+        client.close()
+    return found, [*Job.objects.order_by("jid").values_list(*COLUMNS)]
+
+
+def test_a_random_line_has_the_same_effect_on_the_hot_and_the_general_path(serve):
+    count = examples(10_000) if examples(100) == 100 else 300
+    runs = []
+    for before in (b"", NO_VERB):
+        runs.append(replies(serve().address, 5, count, before))
+        for model in (Job, Counter, WorkerProcess):
+            model.objects.all().delete()
+    (hot, hot_rows), (general, general_rows) = runs
+    for one, other in zip(hot, general, strict=True):
+        assert one == other
+    assert hot_rows == general_rows
+    assert {reply[:4] for _, reply in hot} >= {b"+OK", b"-ERR"}
+    assert any(reply.startswith(b"{") for _, reply in hot), "no FETCH was answered with a job"
