@@ -94,7 +94,8 @@ def wire_traces():
 
         def push():
             jids.append(uuid.uuid4().hex)
-            client.ask(f"PUSH {json.dumps({'jid': jids[-1], 'jobtype': 'noop', 'args': []})}")
+            job = {"jid": jids[-1], "jobtype": "noop", "args": [], "queue": "default", "retry": 25}
+            client.ask(f"PUSH {json.dumps(job)}")
 
         yield "PUSH", traced(push)
         yield "FETCH", traced(lambda: jids.append(json.loads(client.ask("FETCH default"))["jid"]))

@@ -1,4 +1,4 @@
-"""Parse a PUSH, FETCH or ACK of the usual shape in one step: the begin of the server's hot path (ADR 0039).
+"""Parse a PUSH, FETCH or ACK of the usual shape in one step: the first step of the server's hot path (ADR 0040).
 
 `parse_usual` returns the command that `commands.begin` returns for the line, or None, which says nothing about it: then
 `begin` parses it. It accepts no line that `begin` refuses. `tests/server/test_usual_lines.py` compares both. Pure.
@@ -24,6 +24,7 @@ from ..payloads import (
     MIN_RESERVE_FOR,
     JobPayload,
     is_queue_name,
+    priority_from_wire,
 )
 from .commands import AckJob, Command, Fetch, Push, begin
 
@@ -32,6 +33,9 @@ USUAL_BYTES = 4096
 
 FETCH_BYTES, FETCHES = 512, 256
 """Length and number of FETCH lines that are remembered: clients send the same few lines all the time."""
+
+DEFAULT_PRIORITY = 5
+_NO_OPTIONS = msgspec.Raw(b"{}")
 
 # A part of RFC 3339 whose other rules `fromisoformat` checks; the general parser reads the rest.
 _utc = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z", re.ASCII)
@@ -48,6 +52,8 @@ class _Job(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     created_at: str | None = None
     reserve_for: int = DEFAULT_RESERVE_FOR
     backtrace: int = 0
+    priority: int = DEFAULT_PRIORITY
+    custom: msgspec.Raw = _NO_OPTIONS
 
 
 class _Ack(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -93,6 +99,8 @@ def _parse_push(text: str) -> Push | None:
         and 0 < len(job.jobtype) <= MAX_NAME
         and is_queue_name(job.queue)
         and job.reserve_for <= MAX_RESERVE_FOR
+        and 1 <= job.priority <= 9
+        and (job.custom is _NO_OPTIONS or bytes(job.custom) == b"{}")
         and bytes(job.args).startswith(b"[")
         and text.endswith("}")
     )
@@ -104,6 +112,7 @@ def _parse_push(text: str) -> Push | None:
             jobtype=job.jobtype,
             text=text,
             queue=job.queue,
+            priority=priority_from_wire(job.priority),
             retry=max(-1, min(job.retry, MAX_INTEGER)),
             reserve_for=max(job.reserve_for, MIN_RESERVE_FOR),
             backtrace=max(-1, min(job.backtrace, MAX_BACKTRACE_LINES)),

@@ -44,6 +44,10 @@ def test_each_accepted_line_is_the_command_of_the_general_parser():
     [
         (b'PUSH {"jid":"12345678","jobtype":"t","args":[1],"queue":"q","retry":1}\r\n', Push),
         (b'PUSH {"jid": "12345678", "jobtype": "t", "args": [], "queue": "q", "retry": 1}\n', Push),
+        (
+            b'PUSH {"jid":"12345678","jobtype":"t","args":[],"queue":"q","retry":1,"priority":9,"custom":{}}\n',
+            Push,
+        ),
         (b"FETCH a b c\r\n", Fetch),
         (b'ACK {"jid":"12345678"}\r\n', AckJob),
     ],
@@ -59,7 +63,7 @@ def test_the_usual_lines_of_clients_are_accepted(line, kind):
         b"FETCH a",
         b"",
         b"END\r\n",
-        b'PUSH {"jid":"12345678","jobtype":"t","args":[1],"queue":"q","retry":1,"custom":{}}\r\n',
+        b'PUSH {"jid":"12345678","jobtype":"t","args":[1],"queue":"q","retry":1,"custom":{"track":1}}\r\n',
         b'PUSH {"jid":"12345678","jid":"12345678","jobtype":"t","args":[1],"queue":"q","retry":1}\r\n',
         rb'PUSH {"jid":"12345678","\u006aid":"12345678","jobtype":"t","args":[1],"queue":"q","retry":1}' + b"\r\n",
         b'PUSH {"jid":"12345678","jobtype":"t","args":["%s"],"queue":"q","retry":1}\r\n' % (b"a" * USUAL_BYTES),
