@@ -135,6 +135,40 @@ def test_a_push_to_one_queue_of_a_large_fetch_does_not_count_as_a_claim_of_many_
     asyncio.run(run())
 
 
+def test_each_fetch_waits_its_own_time_and_is_answered_once(monkeypatch):
+    """W13. The answer to one may bring the next FETCH of its client, while others that are due wait for theirs."""
+    monkeypatch.setattr(waiting_fetches, "WAIT_S", 0.2)
+
+    async def run():
+        spy, loop, answered, is_over = CommitQueueSpy(), asyncio.get_running_loop(), [], asyncio.Event()
+        prefetch_buffer = PrefetchBuffer(limit=0, assign_prefetched=None, release=None, loop=loop)
+        fetch_queue = FetchQueue(spy, prefetch_buffer, width=2, release=None, poll_s=60.0, loop=loop)
+
+        def fetch(name, *following):
+            since = loop.time()
+
+            def answer(result):
+                answered.append((name, result, loop.time() - since))
+                for next_name in following:
+                    fetch(next_name)
+                if len(answered) == 3:
+                    is_over.set()
+
+            fetch_queue.add(WaitingFetch(FetchRequest(queues=("q",)), answer))
+            while spy.submitted:
+                spy.answer([])
+
+        fetch("first", "third")
+        fetch("second")
+        await asyncio.wait_for(is_over.wait(), 20)
+        fetch_queue.stop()
+        return answered
+
+    answered = asyncio.run(run())
+    assert [(name, result) for name, result, _ in answered] == [("first", None), ("second", None), ("third", None)]
+    assert all(waited_s >= 0.19 for _, _, waited_s in answered)
+
+
 def test_a_new_fetch_is_preceded_by_the_longest_waiting_fetch():
     index = FetchIndex()
     elder, other = waiting(index, *MANY), waiting(index, "elsewhere")

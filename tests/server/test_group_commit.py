@@ -72,6 +72,29 @@ def test_items_submitted_during_a_transaction_share_the_next_one():
     assert counter.sets == [1, 3]
 
 
+def test_items_submitted_before_a_set_join_it():
+    """Refills of the prefetch buffer cost no exchange of their own."""
+    counter, queues, joined = Counter(), [], []
+
+    def before_set():
+        if not joined:
+            queues[0].submit(10, joined.append)
+
+    async def run():
+        queues.append(
+            CommitQueue("test", counter, reset=counter.reset, before_set=before_set, loop=asyncio.get_running_loop())
+        )
+        answers = []
+        queues[0].submit(1, answers.append)
+        await queues[0].wait_idle()
+        await asyncio.to_thread(queues[0].close)
+        return answers
+
+    assert asyncio.run(run()) == [2]
+    assert joined == [20]
+    assert counter.sets == [2]
+
+
 def test_a_second_thread_does_not_wait_for_the_first():
     counter = Counter()
 

@@ -1,4 +1,4 @@
-"""Parse a PUSH, FETCH or ACK of the usual shape in one step: the first step of the server's hot path (ADR 0040).
+"""Parse a PUSH, FETCH or ACK of the usual shape in one step: the first step of the server's hot path (ADR 0041).
 
 `parse_usual` returns the command that `commands.begin` returns for the line, or None, which says nothing about it: then
 `begin` parses it. It accepts no line that `begin` refuses. `tests/server/test_usual_lines.py` compares both. Pure.
