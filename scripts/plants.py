@@ -467,7 +467,7 @@ PLANTS = (
     Plant(
         "a job on the event loop's way is given out before it has its lock",
         f"{STORE}/jobs/exchanges.py",
-        "        if not all(is_runnable(job) for job in claimed):\n            return False\n",
+        "        if not all(map(is_runnable, claimed)):\n            return False\n",
         "",
         ("tests/server/test_async_exchange.py", "-k", "a_claim_that_acquires_a_lock_runs_on_a_thread"),
         "postgresql",
