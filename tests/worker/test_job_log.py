@@ -11,7 +11,7 @@ from django.test import override_settings
 from django_faktory import task
 from django_faktory.core.payloads import Reservation, new_job
 from django_faktory.models import Job
-from django_faktory.tasks import encryption
+from django_faktory.tasks import base, encryption
 from django_faktory.tasks.results import attempts_of
 from django_faktory.worker import job_log
 from django_faktory.worker.execution import prepare
@@ -61,6 +61,10 @@ async def log_soon(text):
 def says_secret(text):
     logger.warning("says %s", text)
     raise ValueError("no luck")
+
+
+# Registered only while its test runs: the system checks report a task that needs a key if none is configured.
+del base._registry[says_secret.jobtype]
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +152,8 @@ def test_hostile_texts_stay_in_their_line(text):
     assert line.isprintable()
 
 
-def test_lines_of_jobs_with_encrypted_arguments_are_not_kept():
+def test_lines_of_jobs_with_encrypted_arguments_are_not_kept(monkeypatch):
+    monkeypatch.setitem(base._registry, says_secret.jobtype, says_secret)
     with override_settings(FAKTORY={"ENCRYPTION_KEYS": ["w" * 43 + "="]}):
         sealed = encryption.encrypt_arguments(says_secret.jobtype, ["secret"], {}, with_fingerprint=False)
         assert lines(says_secret, *sealed) == []

@@ -53,7 +53,7 @@ def state():
         (("edit", "job-of-billing", "--queue", "biling"), 1, "did you mean billing?"),
         (("jobs", "queue:biling"), 0, "did you mean billing?"),
         (("discard", "queue:biling", "--yes"), 2, "did you mean billing?"),
-        (("discard", "enqueued", "task:ad", "--yes"), 2, f"did you mean {TASK}?"),
+        (("discard", "enqueued", f"task:{TASK}x", "--yes"), 2, f"did you mean {TASK}?"),
         (("retry", f"task:{TASK[:-1]}", "--dry-run"), 2, f"did you mean {TASK}?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
