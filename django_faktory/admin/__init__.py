@@ -12,29 +12,32 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext_noop, ngettext
 
 from ..core.json import jsontext
 from ..errors import FaktoryError
 from ..models import Job, OutboxEntry, Queue, WorkerProcess
 from ..models.proxies import Overview
 from ..tasks import redaction
-from . import batches, cron, gearmonkey, limits, locks  # noqa: F401  (importing them registers their pages)
+from . import batches, cron, gearmonkey, labels, limits, locks  # noqa: F401  (importing them registers their pages)
 from .base import CappedPaginator as CappedPaginator  # (documented import location)
 from .base import FaktoryModelAdmin, LongText, ReadOnlyAdmin, log_action, render_long_text, requires_permission
-from .formats import time_column
+from .formats import format_number, time_column
 from .jobs.changelist import JobAdmin
 from .mixins import JobsOfObjectMixin as JobsOfObjectMixin
 from .overview.view import OverviewAdmin
 from .queues import QueueAdmin
 from .workers import WorkerProcessAdmin
 
+labels.install()
 admin.site.register(Overview, OverviewAdmin)
 admin.site.register(Job, JobAdmin)
 admin.site.register(Queue, QueueAdmin)
 admin.site.register(WorkerProcess, WorkerProcessAdmin)
 
 
-def _redact_job(_: OutboxEntry, text: str) -> str:
+def _redact_job(_entry: OutboxEntry, text: str) -> str:
     """Return the job in an outbox entry's text, with redaction applied."""
     try:
         members = jsontext.last_members(text)
@@ -65,25 +68,25 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
     extra_fields = ("job_id", "created", "leased", "shown_job", "shown_error")
     fieldsets = ((None, {"fields": ("job_id", "queue", "created", "leased", "shown_error", "shown_job")}),)
 
-    created = time_column("created_at", "created")
-    leased = time_column("leased_until", "leased until")
+    created = time_column("created_at", _("created"))
+    leased = time_column("leased_until", _("leased until"))
 
-    @admin.display(description="job ID", ordering="jid")
+    @admin.display(description=_("job ID"), ordering="jid")
     def job_id(self, entry: OutboxEntry) -> str:
         """Return the job's ID."""
         return str(entry.jid)
 
-    @admin.display(description="error", ordering="error")
+    @admin.display(description=_("error"), ordering="error")
     def short_error(self, entry: OutboxEntry) -> str:
         """Return the beginning of the error; the entry's page shows the full text."""
         return Truncator(entry.error).chars(300)
 
-    @admin.display(description="error")
+    @admin.display(description=_("error"))
     def shown_error(self, entry: OutboxEntry) -> SafeString:
         """Return the reason the remote server gave for rejecting the job."""
         return render_long_text(self.read_shown_texts(entry, "error")["error"])
 
-    @admin.display(description="job")
+    @admin.display(description=_("job"))
     def shown_job(self, entry: OutboxEntry) -> SafeString:
         """Return the job as its client sent it, with redaction applied."""
         return render_long_text(self.read_shown_texts(entry, "job")["job"])
@@ -104,11 +107,12 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
         """
         return FaktoryModelAdmin.has_delete_permission(self, request, obj)
 
-    @admin.action(description="Try again", permissions=["try"])
+    @admin.action(description=_("Try again"), permissions=["try"])
     def try_again(self, request: HttpRequest, queryset: QuerySet[OutboxEntry]) -> None:
         """Clear the error so that the outbox relay sends the entry again."""
         # Without the job, which may be long: the log needs the names only.
         rows = list(queryset.exclude(error="").only("jid"))
         count = OutboxEntry.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows]).update(error="")
-        log_action(request, rows, "Tried again")
-        self.message_user(request, f"{count} job{'' if count == 1 else 's'} will be sent again.", messages.SUCCESS)
+        log_action(request, rows, gettext_noop("Tried again"))
+        message = ngettext("%(number)s job will be sent again.", "%(number)s jobs will be sent again.", count)
+        self.message_user(request, message % {"number": format_number(count)}, messages.SUCCESS)

@@ -39,15 +39,21 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.functional import cached_property
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
+from django.utils.translation import gettext, override
+from django.utils.translation import gettext_lazy as _
 
 from ..models import permissions
 from ..store import texts
 from ..tasks import redaction
+from .formats import format_number
 from .navigation import build_navigation
 from .polling import with_poll_factor
 from .sanitize import with_readable_text
 
 if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise
+
     AnyAdmin = admin.ModelAdmin[Any]
     CappedBase = Paginator[Any]
     AnyQuerySet = QuerySet[Any]
@@ -59,19 +65,21 @@ else:  # Django's own classes take no type parameters at run time
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
+REASON_HINT = _("optional, kept in the history")
+
 
 class LowerBound(int):
     """A lower bound at which counting stopped; its text ends with a plus sign."""
 
     def __str__(self) -> str:
-        return f"{int(self):,}+"
+        return f"{format_number(int(self))}+"
 
 
 def format_capped(count: int, limit: int) -> str:
     """Format a count that ends at `limit`: "5,000+" for any larger number, and for `LowerBound` its own text."""
     if isinstance(count, LowerBound):
         return str(count)
-    return f"{limit:,}+" if count > limit else f"{count:,}"
+    return f"{format_number(limit)}+" if count > limit else format_number(count)
 
 
 def jobs_link(**filters: str) -> str:
@@ -99,7 +107,7 @@ def requires_permission(action: str) -> Callable[..., bool]:
     """Return a method `has_…_permission` of an admin for this action, `resource.verb`."""
     permissions.needs(action)  # an action without an entry fails at import
 
-    def has_permission(_: Any, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG001  (Django's signature)
+    def has_permission(_self: Any, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG001  (Django's signature)
         return permissions.may(request.user, action)
 
     return has_permission
@@ -111,7 +119,7 @@ def get_reason(request: HttpRequest) -> str:
     return request.POST.get("why", "").strip()[:500]
 
 
-def log_action(request: HttpRequest, rows: Iterable[Model], summary: str) -> None:
+def log_action(request: HttpRequest, rows: Iterable[Model], summary: _StrOrPromise) -> None:
     """Write a log entry for each row: the user, the action and the reason."""
     action_text = describe_action(request, summary)
     logged_rows = list(rows)
@@ -129,10 +137,24 @@ def log_action(request: HttpRequest, rows: Iterable[Model], summary: str) -> Non
     )  # fmt: skip
 
 
-def describe_action(request: HttpRequest, summary: str) -> str:
+def describe_action(request: HttpRequest, summary: _StrOrPromise) -> str:
     """Return a description of the action, with the reason if the user gave one."""
     reason = get_reason(request)
-    return f"{summary}: {reason}" if reason else f"{summary}."
+    return f"{in_english(summary)}: {reason}" if reason else f"{in_english(summary)}."
+
+
+def in_english(label: _StrOrPromise) -> str:
+    """Return a label as the history keeps it: in one language, whoever acts."""
+    with override(None):
+        return str(label)
+
+
+def translate_entry(message: str) -> str:
+    """Return a message of the history in the language of the reader, unless its summary has numbers or names."""
+    summary, mark, reason = message.partition(": ")
+    if not mark and message.endswith("."):
+        summary, mark = message[:-1], "."
+    return f"{gettext(summary) if summary else ''}{mark}{reason}"
 
 
 def is_in_unfold() -> bool:
@@ -231,10 +253,10 @@ class ReasonForm(ActionForm):
     """Form of the action bar, extended by a reason."""
 
     why = forms.CharField(
-        label="Reason",
+        label=_("Reason"),
         required=False,
         max_length=500,
-        widget=forms.TextInput({"placeholder": "optional, kept in the history"}),
+        widget=forms.TextInput({"placeholder": REASON_HINT}),
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -401,7 +423,13 @@ class FaktoryModelAdmin(AnyAdmin):
         if request.method not in SAFE_METHODS:
             return HttpResponseNotAllowed(SAFE_METHODS)
         context = {"media": self.media, **(extra_context or {})}
-        return super().history_view(request, object_id, _frame(request, context))
+        response = super().history_view(request, object_id, _frame(request, context))
+        if isinstance(response, TemplateResponse) and response.context_data:
+            entries = response.context_data["action_list"]
+            entries.object_list = list(entries.object_list)
+            for entry in entries.object_list:
+                entry.change_message = translate_entry(entry.get_change_message())
+        return response
 
     change_list_template = "admin/django_faktory/list.html"
     change_form_template = "admin/django_faktory/form.html"
@@ -426,7 +454,7 @@ class FaktoryModelAdmin(AnyAdmin):
         return patterns
 
     def confirmation_page(
-        self, request: HttpRequest, question: str, *, objects: Iterable[object], note: str, button: str
+        self, request: HttpRequest, question: str, *, objects: Iterable[object], note: _StrOrPromise, button: str
     ) -> HttpResponse | None:
         """Return a confirmation page, or None if the user has confirmed."""
         if "confirmed" in request.POST:
@@ -447,7 +475,7 @@ class FaktoryModelAdmin(AnyAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Set the title to the plural name: Django's "select … to change" is wrong for a read-only list."""
-        title = {"title": str(self.opts.verbose_name_plural).capitalize()}
+        title = {"title": capfirst(str(self.opts.verbose_name_plural))}
         return super().changelist_view(request, _frame(request, {**title, **(extra_context or {})}))
 
     def answer_get(self, request: HttpRequest, back_url: str) -> HttpResponse:
@@ -457,13 +485,14 @@ class FaktoryModelAdmin(AnyAdmin):
         """
         if request.method != "GET":
             return HttpResponseNotAllowed(["POST"])
-        self.message_user(request, "Nothing done. If you had to log in again, repeat the action.", messages.WARNING)
+        text = gettext("Nothing done. If you had to log in again, repeat the action.")
+        self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(back_url)
 
     def answer_missing(self, request: HttpRequest) -> HttpResponse:
         """Answer an action on a row that another user has deleted: lead back to the list."""
-        name = self.opts.verbose_name
-        self.message_user(request, f"Nothing done: the {name} no longer exists.", messages.WARNING)
+        text = gettext("Nothing done: the %(name)s no longer exists.") % {"name": self.opts.verbose_name}
+        self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(
             reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_changelist")
         )
@@ -515,7 +544,7 @@ class ReadOnlyAdmin(FaktoryModelAdmin):
         if request.method not in SAFE_METHODS:
             return HttpResponseNotAllowed(SAFE_METHODS)
         buttons = dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
-        title = {"title": f"{self.model._meta.verbose_name}".capitalize()}  # noqa: SLF001
+        title = {"title": capfirst(str(self.opts.verbose_name))}
         return super().change_view(request, object_id, form_url, {**title, **buttons, **(extra_context or {})})
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:  # noqa: ARG002

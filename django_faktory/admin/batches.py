@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.db.models import Q, QuerySet
@@ -12,6 +12,8 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
+from django.utils.translation import gettext, gettext_noop, ngettext, pgettext_lazy
+from django.utils.translation import gettext_lazy as _
 
 from ..core.batch_rules import CallbackProgress, Kind, is_open
 from ..core.json.jsontext import decode
@@ -34,7 +36,11 @@ from .base import (
     render_long_text,
     requires_permission,
 )
-from .formats import time_column
+from .formats import format_number, time_column
+from .labels import STATES
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise
 
 MAX_NAME_LENGTH = 200
 """Characters of a description that are shown; the protocol sets no limit on its length."""
@@ -55,32 +61,39 @@ MAX_BATCHES_SHOWN = 200
 """Batches of a tree that one page shows."""
 
 _LABELS = {
-    CallbackProgress.NOT_YET: "not yet",
-    CallbackProgress.ENQUEUED: "under way",
-    CallbackProgress.FINISHED: "done",
+    CallbackProgress.NOT_YET: pgettext_lazy("callback of a batch", "not yet"),
+    CallbackProgress.ENQUEUED: pgettext_lazy("callback of a batch", "under way"),
+    CallbackProgress.FINISHED: pgettext_lazy("callback of a batch", "done"),
 }
-_STAGES = {
-    "open": ("open", Q(expires_at__isnull=False) | Q(reopened_until__isnull=False)),
-    "running": ("running", Q(committed_at__isnull=False, finished_at=None, reopened_until=None)),
-    "failing": ("failing", Q(failed__gt=0)),
-    "broken": ("cannot succeed", Q(is_broken=True)),
-    "over": ("finished", Q(finished_at__isnull=False)),
+_KINDS = {
+    Kind.COMPLETE: pgettext_lazy("callback of a batch", "complete"),
+    Kind.SUCCESS: pgettext_lazy("callback of a batch", "success"),
+}
+_STAGES: dict[str, tuple[_StrOrPromise, Q]] = {
+    "open": (pgettext_lazy("stage of a batch", "open"), Q(expires_at__isnull=False) | Q(reopened_until__isnull=False)),
+    "running": (
+        pgettext_lazy("stage of a batch", "running"),
+        Q(committed_at__isnull=False, finished_at=None, reopened_until=None),
+    ),
+    "failing": (pgettext_lazy("stage of a batch", "failing"), Q(failed__gt=0)),
+    "broken": (pgettext_lazy("stage of a batch", "cannot succeed"), Q(is_broken=True)),
+    "over": (pgettext_lazy("stage of a batch", "finished"), Q(finished_at__isnull=False)),
 }
 
 
 class StageFilter(admin.SimpleListFilter):
     """Filter batches by how far they are."""
 
-    title = "stage"
+    title = _("stage")
     parameter_name = "stage"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:  # noqa: ARG002
         """Return the stages; a batch may be in several of them."""
-        return [(key, words) for key, (words, _) in _STAGES.items()]
+        return [(key, words) for key, (words, _condition) in _STAGES.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:  # noqa: ARG002
         """Return the batches of the chosen stage."""
-        _, condition = _STAGES.get(self.value() or "", ("", Q()))
+        _words, condition = _STAGES.get(self.value() or "", ("", Q()))
         if self.value() == "failing":
             condition |= Q(bid__in=batch_tree.find_failing_ancestors(using=queryset.db))
         return queryset.filter(condition)
@@ -89,17 +102,17 @@ class StageFilter(admin.SimpleListFilter):
 class LevelFilter(admin.SimpleListFilter):
     """Show one line for each tree of batches, unless nested ones are asked for."""
 
-    title = "level"
+    title = _("level")
     parameter_name = "place"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:  # noqa: ARG002
         """Return the choices beside the top level."""
-        return [("child", "nested"), ("all", "all")]
+        return [("child", pgettext_lazy("batches", "nested")), ("all", pgettext_lazy("batches", "all"))]
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         """Return the choices with the top level, which needs no parameter, in place of "all"."""
         default, *others = super().choices(changelist)
-        return iter([{**default, "display": "top level"}, *others])
+        return iter([{**default, "display": gettext("top level")}, *others])
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:
         """Return the batches of the chosen level; a search covers all levels."""
@@ -122,7 +135,7 @@ class BatchList(SafeChangeList):
         self.result_list = rows
 
 
-def _redact_callback(_: Batch, text: str) -> str:
+def _redact_callback(_batch: Batch, text: str) -> str:
     """Return the job of a callback, with redaction applied."""
     return redaction.shown_job(_jobtype(text), text)
 
@@ -136,7 +149,7 @@ class BatchAdmin(ReadOnlyAdmin):
     list_class = BatchList
     change_form_template = "admin/django_faktory/batch.html"
     search_fields = ("bid__exact", "description__startswith")
-    search_help_text = "A whole batch ID, or the beginning of a description."
+    search_help_text = _("A whole batch ID, or the beginning of a description.")
     # By id, not by time of creation, which has no index.
     ordering = ("-id",)
     paginator = CappedPaginator
@@ -175,12 +188,12 @@ class BatchAdmin(ReadOnlyAdmin):
             {"fields": ("name", "bid", "stage", "bar", "members", "failed_jobs", "complete_", "success_", "tree")},
         ),
         (
-            "Times",
+            _("Times"),
             {"fields": tuple(_TIMES)},
         ),
-        ("Callbacks", {"classes": ["collapse"], "fields": ("complete_job", "success_job")}),
+        (_("Callbacks"), {"classes": ["collapse"], "fields": ("complete_job", "success_job")}),
         (
-            "Counters",
+            _("Counters"),
             {
                 "classes": ["collapse"],
                 "fields": (
@@ -191,12 +204,12 @@ class BatchAdmin(ReadOnlyAdmin):
         ),
     )  # fmt: skip
 
-    @admin.display(description="batch", ordering="description")
+    @admin.display(description=_("batch"), ordering="description")
     def name(self, batch: Batch) -> str:
         """Return the description, or the id if there is none."""
         return _format_name(batch)
 
-    @admin.display(description="stage")
+    @admin.display(description=_("stage"))
     def stage(self, batch: Batch) -> SafeString | str:
         """Return the progress in words."""
         if not hasattr(batch, "is_failing_below"):  # the page of one batch
@@ -205,45 +218,45 @@ class BatchAdmin(ReadOnlyAdmin):
             return _format_stage(batch, is_failing_below=batch.bid in failing)
         return _format_stage(batch, is_failing_below=batch.is_failing_below)
 
-    @admin.display(description="jobs")
+    @admin.display(description=_("jobs"))
     def bar(self, batch: Batch) -> SafeString:
         """Return the settled members as a bar and as numbers; green unless the batch cannot succeed."""
         return _render_bar(batch)
 
-    @admin.display(description="callbacks")
+    @admin.display(description=_("callbacks"))
     def callbacks(self, batch: Batch) -> SafeString:
         """Return both callbacks, for the list."""
-        callbacks = [(str(kind), _render_callback(batch, kind)) for kind in Kind if getattr(batch, kind)]
+        callbacks = [(_KINDS[kind], _render_callback(batch, kind)) for kind in Kind if getattr(batch, kind)]
         return format_html_join("", "<div>{}: {}</div>", callbacks)
 
-    created = time_column("created_at", "created")
-    committed = time_column("committed_at", "committed")
-    expires = time_column("expires_at", "expires")
-    expired = time_column("expired_at", "expired")
-    reopened = time_column("reopened_until", "reopened until")
-    finished = time_column("finished_at", "finished")
+    created = time_column("created_at", _("created"))
+    committed = time_column("committed_at", _("committed"))
+    expires = time_column("expires_at", _("expires"))
+    expired = time_column("expired_at", _("expired"))
+    reopened = time_column("reopened_until", _("reopened until"))
+    finished = time_column("finished_at", _("finished"))
 
-    @admin.display(description="complete")
+    @admin.display(description=pgettext_lazy("callback of a batch", "complete"))
     def complete_(self, batch: Batch) -> SafeString | str:
         """Return the callback that runs after all members were executed, and its progress."""
         return _render_callback(batch, Kind.COMPLETE)
 
-    @admin.display(description="success")
+    @admin.display(description=pgettext_lazy("callback of a batch", "success"))
     def success_(self, batch: Batch) -> SafeString | str:
         """Return the callback that runs after all members succeeded, and its progress."""
         return _render_callback(batch, Kind.SUCCESS)
 
-    @admin.display(description="job of complete")
+    @admin.display(description=_("job of complete"))
     def complete_job(self, batch: Batch) -> SafeString:
         """Return the job that runs after all members were executed."""
         return render_long_text(self.read_shown_texts(batch, "complete")["complete"])
 
-    @admin.display(description="job of success")
+    @admin.display(description=_("job of success"))
     def success_job(self, batch: Batch) -> SafeString:
         """Return the job that runs after all members succeeded."""
         return render_long_text(self.read_shown_texts(batch, "success")["success"])
 
-    @admin.display(description="jobs by state")
+    @admin.display(description=_("jobs by state"))
     def members(self, batch: Batch) -> SafeString | str:
         """Return links to the members by state.
 
@@ -259,7 +272,7 @@ class BatchAdmin(ReadOnlyAdmin):
                 jobs_link(bid=batch.bid, state=str(state)),
                 _css_class(state),
                 format_capped(count, MAX_COUNTED),
-                str(state),
+                STATES[state],
             )
             for state, count in counts.items()
             if count
@@ -268,11 +281,15 @@ class BatchAdmin(ReadOnlyAdmin):
         # counted.
         missing = batch.total - sum(counts.values())
         is_counted = max(counts.values()) <= MAX_COUNTED
-        missing_text = f"{missing:,} left no row" if is_counted and missing > 0 else ""
+        missing_text = ""
+        if is_counted and missing > 0:
+            missing_text = ngettext("%(number)s left no row", "%(number)s left no row", missing) % {
+                "number": format_number(missing)
+            }
         links = format_html_join(SafeString(" &nbsp; "), '<a href="{}" class="{}">{} {}</a>', lines)
-        return format_html("{} &nbsp; {}", links, missing_text) if links or missing_text else "none"
+        return format_html("{} &nbsp; {}", links, missing_text) if links or missing_text else gettext("none")
 
-    @admin.display(description="failed jobs")
+    @admin.display(description=_("failed jobs"))
     def failed_jobs(self, batch: Batch) -> SafeString | str:
         """Return the latest failed members of the batch and of the batches below it, with their errors."""
         using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
@@ -280,17 +297,22 @@ class BatchAdmin(ReadOnlyAdmin):
         failed = Job.objects.using(using).in_state(State.DEAD, State.RETRIES).filter(bid__in=bids).order_by("-pk")
         jobs = failed.only("pk", "jobtype", "state", "errtype", "jid")[:MAX_FAILED_SHOWN]
         lines = [
-            (reverse("admin:django_faktory_job_change", args=[job.pk]), job.jobtype, job.state, job.errtype or "–")
+            (
+                reverse("admin:django_faktory_job_change", args=[job.pk]),
+                job.jobtype,
+                STATES[job.state],
+                job.errtype or "–",
+            )
             for job in jobs
         ]
         row = '<li><a href="{}"><bdi>{}</bdi></a> {}: <bdi>{}</bdi></li>'
-        return format_html("<ul>{}</ul>", format_html_join("", row, lines)) if lines else "none"
+        return format_html("<ul>{}</ul>", format_html_join("", row, lines)) if lines else gettext("none")
 
-    @admin.display(description="tree")
+    @admin.display(description=_("tree"))
     def tree(self, batch: Batch) -> SafeString:
         """Return the whole tree of the batch with the progress of each; this batch in bold."""
         if not batch.parent_bid and not batch.children:
-            return format_html("{}", "not part of a tree")
+            return format_html("{}", gettext("not part of a tree"))
         # One statement per level; a client can create trees of any size, so their rows are bounded.
         batches = _read_tree(batch)
         lines = [
@@ -311,12 +333,17 @@ class BatchAdmin(ReadOnlyAdmin):
         total, pending = sum(one.total for one in batches), sum(one.pending for one in batches)
         failed = sum(one.failed for one in batches)
         is_cut = len(batches) >= MAX_BATCHES_SHOWN
-        sums = f"{total - pending:,} of {total:,} jobs of the tree ended, {failed:,} failed"
-        note = format_html("<div>Only {} of its batches are shown.</div>", len(batches)) if is_cut else ""
+        sums = gettext("%(ended)s of %(total)s jobs of the tree ended, %(failed)s failed") % {
+            "ended": format_number(total - pending),
+            "total": format_number(total),
+            "failed": format_number(failed),
+        }
+        note = gettext("Only %(number)s of its batches are shown.") % {"number": len(batches)} if is_cut else ""
         return format_html(
-            '<p>{}</p><div class="faktory-wide"><table class="faktory-tree" aria-label="Tree of batches">'
-            "{}</table></div>{}",
+            '<p>{}</p><div class="faktory-wide"><table class="faktory-tree" aria-label="{}">'
+            "{}</table></div><div>{}</div>",
             sums,
+            gettext("Tree of batches"),
             format_html_join("", row, lines),
             note,
         )
@@ -327,7 +354,7 @@ class BatchAdmin(ReadOnlyAdmin):
         may_retry = batch is not None and self.has_retry_permission(request)
         return super().render_change_form(request, context | {"may_retry": may_retry}, *args, **kwargs)
 
-    @admin.action(description="Retry failed jobs and callbacks", permissions=["retry"])
+    @admin.action(description=_("Retry failed jobs and callbacks"), permissions=["retry"])
     def retry_failed(self, request: HttpRequest, queryset: QuerySet[Batch]) -> None:
         """Requeue the members and callbacks that are dead or wait for a retry."""
         bids = list(queryset.values_list("bid", flat=True))
@@ -335,10 +362,11 @@ class BatchAdmin(ReadOnlyAdmin):
         jobs = Job.objects.using(queryset.db).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
         count = bulk.execute(Verb.RETRY, jobs)
         # The log needs the names only; the texts of callbacks may be long.
-        log_action(request, queryset.defer(None).defer("complete", "success"), "Retried failed jobs")
-        message = (
-            f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."
-        )
+        log_action(request, queryset.defer(None).defer("complete", "success"), gettext_noop("Retried failed jobs"))
+        message = gettext("Nothing to retry: no job has failed.")
+        if count:
+            message = ngettext("Retried %(number)s job.", "Retried %(number)s jobs.", count)
+            message %= {"number": format_number(count)}
         self.message_user(request, message, messages.SUCCESS if count else messages.WARNING)
 
 
@@ -356,21 +384,21 @@ def _format_name(batch: Batch) -> str:
 
 def _format_stage(batch: Batch, *, is_failing_below: bool = False) -> SafeString | str:
     if batch.success_st == CallbackProgress.FINISHED:
-        return "succeeded"
+        return gettext("succeeded")
     problem = _find_problem(batch, is_failing_below=is_failing_below)
     if is_open(batch) and not (batch.is_expired or batch.is_broken):
-        return "opened again" if batch.is_committed else "not committed"
-    return _mark_bad(problem) if problem else "running"
+        return gettext("opened again") if batch.is_committed else gettext("not committed")
+    return _mark_bad(problem) if problem else str(_STAGES["running"][0])
 
 
 def _find_problem(batch: Batch, *, is_failing_below: bool) -> str:
     problems = (
         # Before `is_broken`, which an expiry sets too: this text says more.
-        (batch.is_expired, "expired: not committed in time"),
-        (batch.is_broken, "cannot succeed"),
-        (batch.complete_failed or batch.success_failed, "a callback failed"),
-        (batch.failed, "failing"),
-        (is_failing_below, "a nested batch is failing"),
+        (batch.is_expired, gettext("expired: not committed in time")),
+        (batch.is_broken, str(_STAGES["broken"][0])),
+        (batch.complete_failed or batch.success_failed, gettext("a callback failed")),
+        (batch.failed, str(_STAGES["failing"][0])),
+        (is_failing_below, gettext("a nested batch is failing")),
     )
     return next((text for is_true, text in problems if is_true), "")
 
@@ -383,8 +411,15 @@ def _render_bar(batch: Batch) -> SafeString:
     """Return a bar of settled, failed and waiting members, in this order."""
     settled = batch.total - batch.pending
     if not batch.total:
-        return format_html('<span class="faktory-quiet">{}</span>', "only sub-batches")
-    text = f"{settled:,} of {batch.total:,} ended" + (f", {batch.failed:,} failed" if batch.failed else "")
+        return format_html('<span class="faktory-quiet">{}</span>', gettext("only sub-batches"))
+    numbers = {
+        "ended": format_number(settled),
+        "total": format_number(batch.total),
+        "failed": format_number(batch.failed),
+    }
+    text = gettext("%(ended)s of %(total)s ended") % numbers
+    if batch.failed:
+        text = gettext("%(ended)s of %(total)s ended, %(failed)s failed") % numbers
     return format_html(
         '<svg class="faktory-bar" aria-hidden="true" viewBox="0 0 100 10" preserveAspectRatio="none">'
         '<rect class="{}" x="0" y="0" height="10" width="{}"/>'
@@ -411,11 +446,11 @@ def _render_callback(batch: Batch, kind: Kind) -> SafeString | str:
     if not text:
         return "–"
     progress = CallbackProgress(getattr(batch, f"{kind}_st"))
-    jobtype = _jobtype(text).rpartition(".")[2] or "a long job"
+    jobtype = _jobtype(text).rpartition(".")[2] or gettext("a long job")
     if progress is CallbackProgress.NOT_YET:
         return format_html('{}: <span class="faktory-quiet">{}</span>', jobtype, _LABELS[progress])
     has_failed = getattr(batch, f"{kind}_failed")
-    label = _mark_bad("failed") if has_failed else _LABELS[progress]
+    label = _mark_bad(gettext("failed")) if has_failed else _LABELS[progress]
     return format_html('{}: <a href="{}">{}</a>', jobtype, jobs_link(q=getattr(batch, f"{kind}_jid")), label)
 
 

@@ -15,6 +15,8 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from ..core.cron import Schedule, zone_of
 from ..core.json import jsontext
@@ -27,9 +29,12 @@ from ..store.cron import runs as cron_runs
 from ..tasks import base, cron, redaction
 from .base import LongText, SafeChangeList, jobs_link, render_long_text, requires_permission
 from .formats import render_time, time_column
+from .labels import CRON_STATES, OUTCOMES
 from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise
+
     EntryForm = forms.ModelForm[CronEntry]
 else:  # Django's own classes take no type parameters at run time
     EntryForm = forms.ModelForm
@@ -50,6 +55,20 @@ class CronEntryForm(EntryForm):
         model = CronEntry
         fields = DEFINITION
         widgets: ClassVar = {field: forms.Textarea({"rows": 3}) for field in ("args", "kwargs", "job")}
+        help_texts: ClassVar = {
+            "schedule": _("Cron expression with 5 fields (or 6, seconds first), or @daily, @hourly …"),
+            "zone": _('The time zone of the schedule, such as "Europe/Berlin".'),
+            "jobtype": _("A task of this project, or the job type of a worker in another language."),
+            "queue": _("Leave empty to use the task's queue."),
+            "args": _("JSON array."),
+            "kwargs": _("JSON object; for tasks of this project."),
+            "job": _(
+                "JSON object: retry, reserve_for, priority, backtrace, custom; for job types without a task here."
+            ),
+            "missed": _("If no node enqueued a run within a minute: skip it, run the latest once, or run all."),
+            "window_s": _("How far back to look for missed runs, in seconds."),
+            "overlap": _("While an earlier job of this entry waits or runs: allow another, or skip it."),
+        }
 
     def clean(self) -> dict[str, Any]:
         """Validate like entries of the settings, so that no node finds an entry that it cannot run."""
@@ -111,15 +130,19 @@ class CronList(SafeChangeList):
         self.result_list = entries
 
 
+_STATE_OF = {"active": "active", "paused": "paused", "removed from code": "removed", "never runs": "never"}
+"""The states of entries by the values of the filter, which are in addresses."""
+
+
 class CronStateFilter(admin.SimpleListFilter):
     """Filter entries by whether they are due at some time."""
 
-    title = "state"
+    title = _("state")
     parameter_name = "state"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:  # noqa: ARG002
         """Return the states, with the names that the list shows."""
-        return [(state, state) for state in ("active", "paused", "removed from code", "never runs")]
+        return [(value, CRON_STATES[state]) for value, state in _STATE_OF.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> QuerySet[CronEntry]:  # noqa: ARG002
         """Return the entries in the chosen state."""
@@ -137,15 +160,15 @@ class CronStateFilter(admin.SimpleListFilter):
 
 
 def _pause(entry: CronEntry) -> str:
-    return "paused." if cron_entries.pause([entry.pk], using=_alias(entry)) else "was paused already."
+    return gettext("paused.") if cron_entries.pause([entry.pk], using=_alias(entry)) else gettext("was paused already.")
 
 
 def _resume(entry: CronEntry) -> str:
-    return "resumed." if cron_entries.resume([entry.pk], using=_alias(entry)) else "was not paused."
+    return gettext("resumed.") if cron_entries.resume([entry.pk], using=_alias(entry)) else gettext("was not paused.")
 
 
 def _run_now(entry: CronEntry) -> str:
-    return f"enqueued as {cron.run_now(entry, using=_alias(entry)).jid}."
+    return gettext("enqueued as %(job)s.") % {"job": cron.run_now(entry, using=_alias(entry)).jid}
 
 
 @admin.register(CronEntry)
@@ -160,9 +183,9 @@ class CronEntryAdmin(ObjectActionsMixin):
     ordering = ("name",)
     actions = ("pause", "resume", "run_now")
     object_actions: ClassVar = {
-        "pause": ObjectAction(_pause, "Paused", "cronentry.pause"),
-        "resume": ObjectAction(_resume, "Resumed", "cronentry.resume"),
-        "run_now": ObjectAction(_run_now, "Run by hand", "cronentry.run"),
+        "pause": ObjectAction(_pause, _("Paused"), "cronentry.pause"),
+        "resume": ObjectAction(_resume, _("Resumed"), "cronentry.resume"),
+        "run_now": ObjectAction(_run_now, _("Run manually"), "cronentry.run"),
     }
     has_pause_permission = requires_permission("cronentry.pause")
     has_resume_permission = requires_permission("cronentry.resume")
@@ -177,9 +200,9 @@ class CronEntryAdmin(ObjectActionsMixin):
     )  # fmt: skip
     fieldsets = (
         (None, {"fields": ("name", "schedule", "zone", "in_words", "state", "next_times")}),
-        ("History", {"fields": ("history", "noted_history")}),
-        ("Job", {"fields": ("jobtype", "queue", "args", "kwargs", "job")}),
-        ("Policies", {"fields": ("missed", "window_s", "overlap", "origin", "created")}),
+        (_("History"), {"fields": ("history", "noted_history")}),
+        (_("Job"), {"fields": ("jobtype", "queue", "args", "kwargs", "job")}),
+        (_("Policies"), {"fields": ("missed", "window_s", "overlap", "origin", "created")}),
     )
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
@@ -222,17 +245,17 @@ class CronEntryAdmin(ObjectActionsMixin):
             for field, text in stored.items()
         )
 
-    @admin.display(description="args")
+    @admin.display(description=_("arguments"))
     def shown_args(self, entry: CronEntry) -> SafeString:
         """Return the beginning of the visible arguments."""
         return render_long_text(self.read_shown_texts(entry, "args")["args"])
 
-    @admin.display(description="kwargs")
+    @admin.display(description=_("keyword arguments"))
     def shown_kwargs(self, entry: CronEntry) -> SafeString:
         """Return the beginning of the visible keyword arguments."""
         return render_long_text(self.read_shown_texts(entry, "kwargs")["kwargs"])
 
-    @admin.display(description="job")
+    @admin.display(description=_("job options"))
     def shown_job(self, entry: CronEntry) -> SafeString:
         """Return the beginning of the visible job members."""
         return render_long_text(self.read_shown_texts(entry, "job")["job"])
@@ -257,31 +280,31 @@ class CronEntryAdmin(ObjectActionsMixin):
         cron_entries.save(obj, using=_alias(obj))
         # A misspelled task looks like one of another language, so this is a warning and no error.
         if cron.task_of(obj.jobtype) is None:
-            warning = f"No task of this project is called {obj.jobtype}: a worker in another language must know it."
-            self.message_user(request, warning, messages.WARNING)
+            text = gettext("No task of this project is called %(task)s: a worker in another language must know it.")
+            self.message_user(request, text % {"task": obj.jobtype}, messages.WARNING)
 
-    def buttons(self, row: CronEntry) -> list[tuple[str, str]]:
+    def buttons(self, row: CronEntry) -> list[tuple[str, _StrOrPromise]]:
         """Return the buttons; an entry removed from code has none."""
         # The row is kept for its history only (ADR 0014).
         if row.removed_at:
             return []
-        return [("run_now", "Run now"), ("resume", "Resume") if row.paused_at else ("pause", "Pause")]
+        return [("run_now", _("Run now")), ("resume", _("Resume")) if row.paused_at else ("pause", _("Pause"))]
 
-    created = time_column("created_at", "created")
+    created = time_column("created_at", _("created"))
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def state(self, entry: CronEntry) -> str:
         """Return the state, with the reason if the entry is never due."""
         if entry.state == "never":
-            return entry.problem or "never runs"
-        return "removed from code" if entry.state == "removed" else entry.state
+            return entry.problem or str(CRON_STATES["never"])
+        return str(CRON_STATES[entry.state])
 
-    @admin.display(description="next", ordering="next_at")
+    @admin.display(description=_("next"), ordering="next_at")
     def next_time(self, entry: CronEntry) -> SafeString | str:
         """Return the next tick in the entry's time zone."""
         return _format_time(entry, entry.next_at) if entry.next_at else "–"
 
-    @admin.display(description="in words")
+    @admin.display(description=_("in words"))
     def in_words(self, entry: CronEntry) -> str:
         """Describe the schedule in words."""
         try:
@@ -289,7 +312,7 @@ class CronEntryAdmin(ObjectActionsMixin):
         except InvalidCron as error:
             return str(error)
 
-    @admin.display(description="next times")
+    @admin.display(description=_("next times"))
     def next_times(self, entry: CronEntry) -> SafeString | str:
         """Return the next five ticks in the entry's time zone and in UTC.
 
@@ -304,33 +327,35 @@ class CronEntryAdmin(ObjectActionsMixin):
         times = [(_format_time(entry, tick), f"{tick:%Y-%m-%d %H:%M:%S} UTC") for tick in islice(ticks, NEXT_TIMES)]
         return format_html_join("", "<div>{} = {}</div>", times)
 
-    @admin.display(description="latest run")
+    @admin.display(description=_("latest run"))
     def latest_run(self, entry: Any) -> SafeString | str:
         """Return the time and the outcome of the latest run."""
         run = entry.latest
-        return "–" if run is None else format_html("{} {}", _format_time(entry, run.tick or run.at), run.outcome)
+        return (
+            "–" if run is None else format_html("{} {}", _format_time(entry, run.tick or run.at), OUTCOMES[run.outcome])
+        )
 
-    @admin.display(description="runs")
+    @admin.display(description=_("runs"))
     def history(self, entry: CronEntry) -> SafeString | str:
         """Return the latest runs, newest first, with links to their jobs."""
         return _render_history(entry)
 
-    @admin.display(description="runs")
+    @admin.display(description=_("runs"))
     def noted_history(self, entry: CronEntry) -> SafeString | str:
         """Return the runs with their notes; the note of a refused run may quote arguments."""
         return _render_history(entry, has_notes=True)
 
-    @admin.action(description="Pause", permissions=["pause"])
+    @admin.action(description=_("Pause"), permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
         """Pause the entries: no tick is due until they are resumed."""
         self.execute(request, queryset, "pause")
 
-    @admin.action(description="Resume", permissions=["resume"])
+    @admin.action(description=_("Resume"), permissions=["resume"])
     def resume(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
         """Resume the entries; ticks during the pause are not made up for."""
         self.execute(request, queryset, "resume")
 
-    @admin.action(description="Run now", permissions=["run"])
+    @admin.action(description=_("Run now"), permissions=["run"])
     def run_now(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
         """Enqueue one job for each entry now."""
         self.execute(request, queryset, "run_now")
@@ -357,23 +382,25 @@ def _render_history(entry: CronEntry, *, has_notes: bool = False) -> SafeString 
     outcomes = cron_runs.read_outcomes([run.jid for run in runs if run.jid], using=using)
     lines = [
         (
-            _format_time(entry, run.tick) if run.tick else "by hand",
+            _format_time(entry, run.tick) if run.tick else gettext("manually"),
             render_time(run.at),
-            outcomes.get(run.jid, run.outcome),
+            OUTCOMES[outcomes.get(run.jid) or run.outcome],
             format_html('<a href="{}">{}</a>', jobs_link(q=run.jid), run.jid) if run.jid else "–",
             *([run.note] if has_notes else []),
         )
         for run in runs
     ]
     if not lines:
-        return "no runs yet"
-    names = ("scheduled for", "enqueued at", "result", "job", *(["note"] if has_notes else []))
-    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+        return gettext("no runs yet")
+    names = [gettext("scheduled for"), gettext("enqueued at"), gettext("result"), gettext("job")]
+    if has_notes:
+        names.append(gettext("note"))
+    head = format_html_join("", '<th scope="col">{}</th>', [(name,) for name in names])
     row = SafeString(f"<tr>{'<td>{}</td>' * len(names)}</tr>")
     return format_html(
-        '<div class="faktory-wide"><table aria-label="Latest runs">'
-        "<thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>",
-        SafeString(head),  # constants only
+        '<div class="faktory-wide"><table aria-label="{}"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
+        gettext("Latest runs"),
+        head,
         format_html_join("", row, lines),
     )
 

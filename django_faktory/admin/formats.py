@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.utils import timezone
-from django.utils.formats import date_format
+from django.utils.formats import date_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise
+
+
+def format_number(number: int | str) -> str:
+    """Format a number in the language of the reader: "1,234" in English, "1.234" in German."""
+    return number_format(Decimal(number), force_grouping=True)
 
 
 def format_duration(seconds: float) -> str:
@@ -29,8 +38,8 @@ def format_latency(seconds: float | None) -> str:
     if seconds is None:
         return "–"
     if seconds < 1:
-        return f"{seconds * 1000:.{0 if seconds >= 0.001 else 1}f} ms"
-    return f"{seconds:.2g} s" if seconds < 9.95 else format_duration(seconds)
+        return f"{format_number(f'{seconds * 1000:.{0 if seconds >= 0.001 else 1}f}')} ms"
+    return f"{format_number(f'{seconds:.2g}')} s" if seconds < 9.95 else format_duration(seconds)
 
 
 def format_age(moment: datetime) -> str:
@@ -49,7 +58,7 @@ def render_time(moment: datetime | None) -> SafeString | str:
     return format_html('<time class="faktory-together" datetime="{}">{}</time>', local.isoformat(), text)
 
 
-def time_column(field: str, description: str) -> Callable[[Any, Any], SafeString | str]:
+def time_column(field: str, description: _StrOrPromise) -> Callable[[Any, Any], SafeString | str]:
     """Return a method that shows this field of a row, for the columns and fields of an admin."""
 
     @admin.display(description=description, ordering=field)

@@ -7,6 +7,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext, ngettext
 
 from ..contrib.gearmonkey.settings import is_configured, url_of, without_password
 from ..errors import FaktoryError
@@ -45,7 +46,7 @@ class GearMonkeyAdmin(ReadOnlyAdmin):
         return self.page(
             request,
             "gearmonkey",
-            title="GearMonkey functions",
+            title=gettext("GearMonkey functions"),
             server=without_password(_url()),
             report=report,
             problem=problem,
@@ -65,11 +66,12 @@ class GearMonkeyAdmin(ReadOnlyAdmin):
         except (FaktoryError, ImportError) as error:
             self.message_user(request, str(error), messages.ERROR)
             return
-        self.message_user(
-            request,
-            f"{len(requeued)} lost jobs are queued again. Lost is what two looks, a minute apart, have found so.",
-            messages.SUCCESS,
+        message = ngettext(
+            "%(number)s lost job is queued again. A job is lost if two audits, a minute apart, find it so.",
+            "%(number)s lost jobs are queued again. A job is lost if two audits, a minute apart, find it so.",
+            len(requeued),
         )
+        self.message_user(request, message % {"number": len(requeued)}, messages.SUCCESS)
 
 
 def _url() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
@@ -10,6 +11,8 @@ from django.core.exceptions import ValidationError
 from django.db.models import Min, QuerySet, Sum
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from ..core.limits import Allowance, InvalidLimit, Scope, rate_text
 from ..errors import FaktoryError
@@ -17,10 +20,12 @@ from ..models import Limit
 from ..store.limits import definitions
 from ..tasks import limits as task_limits
 from .base import CappedPaginator, requires_permission
-from .formats import render_time, time_column
+from .formats import format_number, render_time, time_column
 from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise
+
     AnyLimitForm = forms.ModelForm[Limit]
 else:  # Django's own classes take no type parameters at run time
     AnyLimitForm = forms.ModelForm
@@ -31,11 +36,21 @@ _NUMBERS = ("concurrency", "rate", "burst")
 class LimitForm(AnyLimitForm):
     """Form of a limit, with the rate as settings write it; an error is shown at its field."""
 
-    rate = forms.CharField(required=False, max_length=40, help_text='Starts per period: "100/s", "10/m", "5/30s".')
+    rate = forms.CharField(
+        label=_("Starts per period"),
+        required=False,
+        max_length=40,
+        help_text=_('For example "100/s", "10/m", "5/30s".'),
+    )
 
     class Meta:
         model = Limit
         fields = ("scope", "name", "concurrency", "burst")
+        help_texts: ClassVar = {
+            "name": _("Queue, task or key name. For all keys such as customer:42, enter customer."),
+            "concurrency": _("Maximum number of running jobs, on all workers."),
+            "burst": _("Largest number of starts at once after an idle period."),
+        }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -66,27 +81,37 @@ class LimitForm(AnyLimitForm):
         if not self.instance.pk and not self.errors:
             key = {"scope": self.cleaned_data["scope"], "name": self.cleaned_data["name"]}
             if Limit.objects.using(self.instance._state.db or Limit.objects.db).filter(**key).exists():  # noqa: SLF001
-                self.add_error("name", ValidationError("a limit with this name exists; edit it instead"))
+                self.add_error("name", ValidationError(gettext("a limit with this name exists; edit it instead")))
 
 
 def _task_name(limit: Limit) -> str:
     if limit.scope != Scope.TASK:
-        raise FaktoryError(f"a limit of a {limit.scope}: only tasks are paused here; queues on their own page")
+        raise FaktoryError(gettext("only tasks are paused here; queues on their own page"))
     return str(limit.name)
 
 
 def _pause(limit: Limit) -> str:
-    return "paused." if definitions.pause([_task_name(limit)], using=_alias(limit)) else "was paused already."
+    is_changed = definitions.pause([_task_name(limit)], using=_alias(limit))
+    return gettext("paused.") if is_changed else gettext("was paused already.")
 
 
 def _resume(limit: Limit) -> str:
-    return "resumed." if definitions.resume([_task_name(limit)], using=_alias(limit)) else "was not paused."
+    is_changed = definitions.resume([_task_name(limit)], using=_alias(limit))
+    return gettext("resumed.") if is_changed else gettext("was not paused.")
 
 
 def _revert_edit(limit: Limit) -> str:
-    return (
-        "reset to the value in code." if task_limits.revert_to_code(limit, using=_alias(limit)) else "was not edited."
-    )
+    is_changed = task_limits.revert_to_code(limit, using=_alias(limit))
+    return gettext("reset to the value in code.") if is_changed else gettext("was not edited.")
+
+
+class PausedFilter(admin.EmptyFieldListFilter):
+    """Filter limits by whether they are paused."""
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """Return the choices with words of their own in place of "Empty" and "Not empty"."""
+        words = (_("All"), _("No"), _("Yes"))
+        return iter([{**one, "display": word} for one, word in zip(super().choices(changelist), words, strict=True)])
 
 
 @admin.register(Limit)
@@ -95,23 +120,23 @@ class LimitAdmin(ObjectActionsMixin):
 
     form = LimitForm
     list_display = ("name", "scope", "allows", "in_use", "waiting", "opens_at", "origin")
-    list_filter = ("scope", "origin", ("paused_at", admin.EmptyFieldListFilter))
+    list_filter = ("scope", "origin", ("paused_at", PausedFilter))
     search_fields = ("name",)
     ordering = ("scope", "name")
     list_per_page = 50
     paginator = CappedPaginator
     actions = ("pause", "resume", "as_in_code")
     object_actions: ClassVar = {
-        "pause": ObjectAction(_pause, "Paused", "limit.pause"),
-        "resume": ObjectAction(_resume, "Resumed", "limit.resume"),
-        "as_in_code": ObjectAction(_revert_edit, "Reset to code", "limit.change"),
+        "pause": ObjectAction(_pause, _("Paused"), "limit.pause"),
+        "resume": ObjectAction(_resume, _("Resumed"), "limit.resume"),
+        "as_in_code": ObjectAction(_revert_edit, _("Reset to code"), "limit.change"),
     }
     has_pause_permission = requires_permission("limit.pause")
     has_resume_permission = requires_permission("limit.resume")
     readonly_fields = ("allows", "in_use", "waiting", "opens_at", "origin", "paused")
     fieldsets = (
         (None, {"fields": ("scope", "name", "concurrency", "rate", "burst")}),
-        ("In use", {"fields": ("allows", "in_use", "waiting", "opens_at", "origin", "paused")}),
+        (_("In use"), {"fields": ("allows", "in_use", "waiting", "opens_at", "origin", "paused")}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Limit]:
@@ -150,7 +175,7 @@ class LimitAdmin(ObjectActionsMixin):
         """Remove the limit and unblock all jobs that wait for it."""
         definitions.remove(obj, using=_alias(obj))
         if obj.returns:
-            self.message_user(request, f"{obj.name}: {obj.returns}", messages.WARNING)
+            self.message_user(request, f"{obj.name}: {gettext(obj.returns)}", messages.WARNING)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """Remove the limits one by one, because each removal unblocks jobs."""
@@ -159,54 +184,56 @@ class LimitAdmin(ObjectActionsMixin):
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:  # noqa: ARG002
         """List the limits only. Their limiters are deleted with them and need no permission of their own."""
-        names = [f"{limit}. {limit.returns}" if limit.returns else str(limit) for limit in objs]
-        return names, {"limits": len(names)}, set(), []
+        names = [f"{limit}. {gettext(limit.returns)}" if limit.returns else str(limit) for limit in objs]
+        return names, {self.opts.verbose_name_plural: len(names)}, set(), []
 
-    def buttons(self, row: Limit) -> list[tuple[str, str]]:
+    def buttons(self, row: Limit) -> list[tuple[str, _StrOrPromise]]:
         """Offer pause or resume for tasks, and the reset of an edit."""
         # An edit overrides code until it is reverted (ADR 0016).
-        buttons = [("as_in_code", "Reset to code")] if row.origin == Limit.Origin.EDITED else []
+        buttons: list[tuple[str, _StrOrPromise]] = []
+        if row.origin == Limit.Origin.EDITED:
+            buttons.append(("as_in_code", _("Reset to code")))
         if row.scope == Scope.TASK:
-            buttons.append(("resume", "Resume") if row.paused_at else ("pause", "Pause"))
+            buttons.append(("resume", _("Resume")) if row.paused_at else ("pause", _("Pause")))
         return buttons
 
-    @admin.display(description="allows")
+    @admin.display(description=_("allows"))
     def allows(self, limit: Limit) -> str:
         """Return the allowance as text."""
-        return limit.allowance_text
+        return limit.description
 
-    @admin.display(description="in use")
+    @admin.display(description=_("in use"))
     def in_use(self, limit: Any) -> str:
         """Return the number of permits in use; a limit with a rate only has none."""
         return "–" if limit.concurrency is None else str(limit.used or 0)
 
-    @admin.display(description="waiting")
+    @admin.display(description=_("waiting"))
     def waiting(self, limit: Limit) -> str:
         """Return the number of jobs that wait for it; those of a queue limit stay in their queue."""
         if limit.scope == Scope.QUEUE:
             # None of them is blocked: the claim skips a queue whose limiter is full (ADR 0016).
-            return "in the queue"
+            return gettext("in the queue")
         count = definitions.count_blocked_jobs(limit, using=_alias(limit))
-        return f"{count:,} or more" if count == definitions.MAX_COUNTED else f"{count:,}"
+        return f"{format_number(count)}+" if count == definitions.MAX_COUNTED else format_number(count)
 
-    paused = time_column("paused_at", "paused since")
+    paused = time_column("paused_at", _("paused since"))
 
-    @admin.display(description="next slot at")
+    @admin.display(description=_("next slot at"))
     def opens_at(self, limit: Any) -> SafeString | str:
         """Return when the next job that waits for the rate may start."""
         return render_time(limit.opens)
 
-    @admin.action(description="Pause tasks", permissions=["pause"])
+    @admin.action(description=_("Pause tasks"), permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """Stop jobs of these tasks from starting until they are resumed."""
         self.execute(request, queryset, "pause")
 
-    @admin.action(description="Resume tasks", permissions=["resume"])
+    @admin.action(description=_("Resume tasks"), permissions=["resume"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """Let jobs of these tasks start again, within their limits."""
         self.execute(request, queryset, "resume")
 
-    @admin.action(description="Reset to code", permissions=["change"])
+    @admin.action(description=_("Reset to code"), permissions=["change"])
     def as_in_code(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """Reset edited limits to their definition in code."""
         self.execute(request, queryset, "as_in_code")

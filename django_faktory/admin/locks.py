@@ -10,18 +10,20 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext, gettext_noop, ngettext
+from django.utils.translation import gettext_lazy as _
 
 from ..core.lifecycle import State
 from ..models import Job, JobLock
 from ..store.jobs import transitions
 from .base import CappedPaginator, ReadOnlyAdmin, jobs_link, log_action, requires_permission
-from .formats import render_time
+from .formats import format_number, render_time
 
 MAX_COUNTED = 10_000
 """Largest number of waiting jobs that a page counts."""
-_WARNING = (
-    "The jobs that hold these locks run on. Whatever waits for the same key may run beside them from now on, so "
-    "release a lock only where you know that its holder does nothing any more."
+_WARNING = _(
+    "The jobs that have these locks keep running, and jobs that wait for the same keys may run at the same time. "
+    "Release a lock only if you know that its job does nothing more."
 )
 
 
@@ -32,7 +34,7 @@ class JobLockAdmin(ReadOnlyAdmin):
     list_display = ("key", "holder", "wid", "since", "until")
     # A search reads the table, which has only one row for each running job with a lock.
     search_fields = ("key", "jid__exact", "wid__exact")
-    search_help_text = "A part of a key, a whole jid, or a whole wid."
+    search_help_text = _("A part of a key, a whole job ID, or a whole worker ID.")
     ordering = ("-id",)
     paginator = CappedPaginator
     list_per_page = 50
@@ -41,54 +43,59 @@ class JobLockAdmin(ReadOnlyAdmin):
     extra_fields = ("token", "holder", "since", "until", "waiting")
     fieldsets = (
         (None, {"fields": ("key", "token", "holder", "attempt", "wid", "waiting")}),
-        ("Times", {"fields": ("since", "until", "lease")}),
+        (_("Times"), {"fields": ("since", "until", "lease")}),
     )
 
-    @admin.display(description="token")
+    @admin.display(description=_("token"))
     def token(self, lock: JobLock) -> int:
         """Return the fencing token, which the holder can attach to its writes."""
         return int(lock.pk)
 
-    @admin.display(description="holder", ordering="jid")
+    @admin.display(description=_("held by"), ordering="jid")
     def holder(self, lock: JobLock) -> SafeString:
         """Return a link to the job that has the lock."""
         return format_html('<a href="{}">{}</a>', jobs_link(q=lock.jid), lock.jid)
 
-    @admin.display(description="since", ordering="acquired_at")
+    @admin.display(description=_("since"), ordering="acquired_at")
     def since(self, lock: JobLock) -> SafeString | str:
         """Return when the lock was acquired."""
         return render_time(lock.acquired_at)
 
-    @admin.display(description="until", ordering="expires_at")
+    @admin.display(description=_("until"), ordering="expires_at")
     def until(self, lock: JobLock) -> SafeString | str:
         """Return when the lock expires unless it is extended, marked if it has expired."""
         moment = render_time(lock.expires_at)
         if lock.expires_at > datetime.now(UTC):
             return moment
-        return format_html('<span class="faktory-bad">{} (over)</span>', moment)
+        return format_html('<span class="faktory-bad">{} {}</span>', moment, gettext("(over)"))
 
-    @admin.display(description="jobs that wait for it")
+    @admin.display(description=_("jobs that wait for it"))
     def waiting(self, lock: JobLock) -> str:
         """Return the number of blocked jobs, capped so that no large table is counted."""
         # The state is compared too, because the index of lock keys has it as its second column.
         jobs = Job.objects.using(lock._state.db).in_state(State.BLOCKED).filter(lock_key=lock.key)  # noqa: SLF001
         # A hot key can have any number of jobs behind it (ADR 0015).
         count = jobs.count_up_to(MAX_COUNTED)
-        return f"{count:,} or more" if count == MAX_COUNTED else f"{count:,}"
+        return f"{format_number(count)}+" if count == MAX_COUNTED else format_number(count)
 
-    @admin.action(description="Release by hand", permissions=["release"])
+    @admin.action(description=_("Release by hand"), permissions=["release"])
     def release(self, request: HttpRequest, queryset: QuerySet[JobLock]) -> HttpResponse | None:
         """Release locks after a confirmation: the next job of a key may then run while its former holder still runs."""
         selected = list(queryset)
         confirmation = self.confirmation_page(
-            request, "Release locks?", objects=map(_describe, selected), note=_WARNING, button="Yes, release"
+            request,
+            gettext("Release locks?"),
+            objects=map(_describe, selected),
+            note=_WARNING,
+            button=gettext("Yes, release"),
         )
         if confirmation is not None:
             return confirmation
         # By token, not by key: a lock acquired since the page was shown has a new token and stays.
         count = transitions.free_locks([lock.pk for lock in selected], using=queryset.db)
-        log_action(request, selected, "Released by hand")
-        self.message_user(request, f"Released {count} lock{'' if count == 1 else 's'}.", messages.SUCCESS)
+        log_action(request, selected, gettext_noop("Released by hand"))
+        message = ngettext("Released %(number)s lock.", "Released %(number)s locks.", count)
+        self.message_user(request, message % {"number": format_number(count)}, messages.SUCCESS)
         return None
 
 
@@ -98,14 +105,20 @@ def holder_of(job: Job) -> SafeString | str:
         return "–"
     lock = JobLock.objects.using(job._state.db).filter(key=job.lock_key).first()  # noqa: SLF001  (documented)
     if lock is None:
-        return "none"
+        return gettext("none")
     link = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_joblock_change", args=[lock.pk]), lock.jid)
     # The row of an expired lock can still exist, so the row alone does not prove that the key is in use.
     if lock.expires_at <= datetime.now(UTC):
-        return format_html("none: the lease of {} expired at {}", link, render_time(lock.expires_at))
-    holder = "this job" if lock.pk == job.lock_token else "another job"
-    return format_html("{}, {}, until {}", holder, link, render_time(lock.expires_at))
+        return format_html(
+            gettext("none: the lease of {job} expired at {time}"), job=link, time=render_time(lock.expires_at)
+        )
+    is_own = lock.pk == job.lock_token
+    text = gettext("this job, {job}, until {time}") if is_own else gettext("another job, {job}, until {time}")
+    return format_html(text, job=link, time=render_time(lock.expires_at))
 
 
 def _describe(lock: JobLock) -> str:
-    return f"{lock.key}, held by {lock.jid}" + (f" of worker {lock.wid}" if lock.wid else "")
+    names = {"key": lock.key, "job": lock.jid, "worker": lock.wid}
+    if lock.wid:
+        return gettext("%(key)s, held by %(job)s of worker %(worker)s") % names
+    return gettext("%(key)s, held by %(job)s") % names

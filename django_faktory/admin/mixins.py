@@ -15,6 +15,8 @@ from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from .. import conf
 from ..core.lifecycle import State
@@ -22,6 +24,7 @@ from ..models import Job
 from ..models.permissions import may_see
 from ..models.related_object import about_of
 from .base import get_media, jobs_link
+from .labels import STATES
 from .sanitize import make_readable
 
 if TYPE_CHECKING:
@@ -52,14 +55,14 @@ class JobsOfObjectMixin(AnyAdmin):
             (name, {**options, "fields": [field for field in options["fields"] if field != FIELD]})
             for name, options in super().get_fieldsets(request, obj)
         ]
-        return [*fieldsets, ("Jobs", {"fields": (FIELD,)})] if _may_see_jobs(request, obj) else fieldsets
+        return [*fieldsets, (_("Jobs"), {"fields": (FIELD,)})] if _may_see_jobs(request, obj) else fieldsets
 
     @property
     def media(self) -> Media:
         """Django's files, and the style sheet of the table."""
         return super().media + get_media()
 
-    @admin.display(description="latest jobs")
+    @admin.display(description=_("latest jobs"))
     def jobs_about_it(self, obj: Model) -> SafeString | str:
         """Return a table of the latest jobs, newest first, with links to each and to the whole list."""
         # The index `faktory_about` serves this lookup.
@@ -71,14 +74,17 @@ class JobsOfObjectMixin(AnyAdmin):
         if not jobs:
             return "–"
         heads = format_html_join(
-            "", '<th scope="col">{}</th>', [("job",), ("state",), ("queue",), ("when",), ("error",)]
+            "",
+            '<th scope="col">{}</th>',
+            [(gettext("job"),), (gettext("state"),), (gettext("queue"),), (gettext("time"),), (gettext("error"),)],
         )
         rows = format_html_join(
             "", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", map(_row, jobs[:JOBS_SHOWN])
         )
         table = format_html(
-            '<div class="faktory-wide"><table aria-label="Latest jobs">'
+            '<div class="faktory-wide"><table aria-label="{}">'
             "<thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>",
+            gettext("Latest jobs"),
             heads,
             rows,
         )
@@ -94,7 +100,7 @@ def _row(job: Job) -> tuple[Any, ...]:
     name = make_readable(job.jobtype)
     with suppress(NoReverseMatch):  # an admin site may have no page for jobs
         name = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_job_change", args=[job.pk]), name)
-    return name, job.state, job.queue, _format_event_time(job), make_readable(job.errtype)
+    return name, STATES[job.state], job.queue, _format_event_time(job), make_readable(job.errtype)
 
 
 def _format_event_time(job: Job) -> str:
@@ -110,5 +116,7 @@ def _link_to_all(about: str, *, is_more: bool) -> SafeString | str:
         link = jobs_link(about=about)
     except NoReverseMatch:
         return ""
-    label = f"more than {JOBS_SHOWN}: see all" if is_more else "see them in the list of jobs"
+    label = gettext("see them in the list of jobs")
+    if is_more:
+        label = gettext("more than %(number)s: see all") % {"number": JOBS_SHOWN}
     return format_html('<p><a href="{}">{}</a></p>', link, label)

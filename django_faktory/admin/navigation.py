@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
+from django.utils.translation import gettext_lazy as _
 
 from .. import conf
 from ..contrib.gearmonkey.settings import is_configured as is_gearmonkey_configured
@@ -14,12 +15,16 @@ from ..core.lifecycle import State
 from ..models import OutboxEntry, WorkerProcess
 from ..models.permissions import may_see
 from ..store.statistics import counts
+from .formats import format_number
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise
 
 
 class NavigationLink(NamedTuple):
     """A link of the bar."""
 
-    label: str
+    label: _StrOrPromise
     url: str
     number: str
     """Empty if there is nothing to count, or the user may not see numbers."""
@@ -30,20 +35,20 @@ class NavigationLink(NamedTuple):
 def _count_failed(all_counts: counts.AllCounts) -> str:
     failed = (State.DEAD, State.RETRIES)
     is_partial = any(all_counts.is_partial(state) for state in failed)
-    return f"{sum(all_counts.of(state) for state in failed):,}{'+' if is_partial else ''}"
+    return format_number(sum(all_counts.of(state) for state in failed)) + ("+" if is_partial else "")
 
 
 def _count_waiting(all_counts: counts.AllCounts) -> str:
     is_partial = all_counts.is_partial(State.ENQUEUED)
-    return f"{all_counts.of(State.ENQUEUED):,}{'+' if is_partial else ''}"
+    return format_number(all_counts.of(State.ENQUEUED)) + ("+" if is_partial else "")
 
 
 def _count_workers(all_counts: counts.AllCounts) -> str:
-    return f"{all_counts.workers[WorkerProcess.Phase.RUNNING]:,}"
+    return format_number(all_counts.workers[WorkerProcess.Phase.RUNNING])
 
 
 class _Page(NamedTuple):
-    label: str
+    label: _StrOrPromise
     url_name: str
     resource: str
     field: str | None = None
@@ -51,18 +56,18 @@ class _Page(NamedTuple):
 
 
 _PAGES = (
-    _Page("Overview", "overview_changelist", "overview"),
-    _Page("Tasks", "tasks", "overview", "tasks"),
-    _Page("Jobs", "job_changelist", "job"),
-    _Page("Errors", "job_errors", "job", None, _count_failed),
-    _Page("Queues", "queue_changelist", "queue", None, _count_waiting),
-    _Page("Workers", "workerprocess_changelist", "workerprocess", None, _count_workers),
-    _Page("Batches", "batch_changelist", "batch"),
-    _Page("Cron", "cronentry_changelist", "cronentry"),
-    _Page("Limits", "limit_changelist", "limit"),
-    _Page("Locks", "joblock_changelist", "joblock"),
-    _Page("Outbox", "outboxentry_changelist", "outboxentry"),
-    _Page("GearMonkey", "gearmonkeyfunction_changelist", "gearmonkeyfunction"),
+    _Page(_("Overview"), "overview_changelist", "overview"),
+    _Page(_("Tasks"), "tasks", "overview", "tasks"),
+    _Page(_("Jobs"), "job_changelist", "job"),
+    _Page(_("Errors"), "job_errors", "job", None, _count_failed),
+    _Page(_("Queues"), "queue_changelist", "queue", None, _count_waiting),
+    _Page(_("Workers"), "workerprocess_changelist", "workerprocess", None, _count_workers),
+    _Page(_("Batches"), "batch_changelist", "batch"),
+    _Page(_("Cron"), "cronentry_changelist", "cronentry"),
+    _Page(_("Limits"), "limit_changelist", "limit"),
+    _Page(_("Locks"), "joblock_changelist", "joblock"),
+    _Page(_("Outbox"), "outboxentry_changelist", "outboxentry"),
+    _Page(_("GearMonkey"), "gearmonkeyfunction_changelist", "gearmonkeyfunction"),
 )
 
 
@@ -71,14 +76,16 @@ def build_navigation(request: HttpRequest) -> list[NavigationLink]:
     using = conf.get("DATABASE")
     pages = [(page, url) for page in _PAGES if (url := _find_url(page, request, using))]
     numbers = None
-    if may_see(request.user, "overview") and any(page.read_number for page, _ in pages):
+    if may_see(request.user, "overview") and any(page.read_number for page, _url in pages):
         numbers = counts.shared_bounded_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     # The address of the errors begins with that of the jobs: the longest one is that of the page.
-    current = max((url for _, url in pages if request.path.startswith(url)), key=len, default="")
+    current = max((url for _page, url in pages if request.path.startswith(url)), key=len, default="")
     entries = []
     for page, url in pages:
         number = page.read_number(numbers) if page.read_number and numbers else ""
-        is_bad = (page.label == "Errors" and number not in ("", "0")) or (page.label == "Workers" and number == "0")
+        is_bad = (
+            number not in ("", "0") if page.resource == "job" else page.url_name.startswith("worker") and number == "0"
+        )
         entries.append(NavigationLink(page.label, url, number, is_bad, url == current))
     return entries
 

@@ -6,7 +6,7 @@ Each operation requires its own permission, is a POST, and is recorded in the ad
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
@@ -18,12 +18,15 @@ from ..errors import FaktoryError
 from ..models import permissions
 from .base import FaktoryModelAdmin, log_action
 
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise
+
 
 class ObjectAction(NamedTuple):
     """An operation behind a button: `run(row)` returns the outcome as text, or raises FaktoryError."""
 
     run: Callable[[Any], str]
-    done_label: str
+    done_label: _StrOrPromise
     needs: str
     """The permission required, as `resource.verb` (see `permissions`)."""
 
@@ -34,7 +37,7 @@ class ObjectActionsMixin(FaktoryModelAdmin):
     object_actions: ClassVar[Mapping[str, ObjectAction]]
     change_form_template = "admin/django_faktory/with_buttons.html"
 
-    def buttons(self, row: Any) -> list[tuple[str, str]]:
+    def buttons(self, row: Any) -> list[tuple[str, _StrOrPromise]]:
         """Return the (verb, label) pairs of the operations that are possible for this row now."""
         raise NotImplementedError
 

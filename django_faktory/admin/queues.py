@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
@@ -12,20 +12,33 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.html import format_html
+from django.utils.translation import gettext, gettext_noop, ngettext, pgettext
+from django.utils.translation import gettext_lazy as _
 
 from ..core.limits import Scope
 from ..models import Job, Limit, Queue
 from ..models.permissions import may, may_see
 from ..models.queue import QueueQuerySet
 from ..operations import bulk, timings
-from .base import ReadOnlyAdmin, SafeChangeList, format_capped, jobs_link, log_action, requires_permission
-from .formats import format_age
+from .base import (
+    ReadOnlyAdmin,
+    SafeChangeList,
+    format_capped,
+    jobs_link,
+    log_action,
+    requires_permission,
+    translate_entry,
+)
+from .formats import format_age, format_number
 from .overview.data import QueueLine, build_queue_lines
 from .overview.tasks import build_charts, build_line, build_period_tabs, read_period, task_link
 
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise
+
 MAX_RUNNING = 1000
 """Running jobs of a queue that its page counts."""
-PAUSED = "Paused"
+PAUSED = gettext_noop("Paused")
 """Beginning of the log entry of a pause."""
 
 
@@ -61,36 +74,38 @@ class QueueAdmin(ReadOnlyAdmin):
     has_resume_permission = requires_permission("queue.resume")
     has_clear_permission = requires_permission("queue.clear")
 
-    @admin.display(description="waiting")
+    @admin.display(description=_("waiting"))
     def depth(self, queue: Any) -> str:
         """Return the number of waiting jobs, blocked ones included, as a link."""
         return format_html('<a href="{}">{}</a>', jobs_link(queue=queue.name, state="enqueued"), queue.line.depth)
 
-    @admin.display(description="oldest waits for")
+    @admin.display(description=_("latency"))
     def latency(self, queue: Any) -> str:
         """Return the time that the oldest job has waited."""
         return str(queue.line.latency)
 
-    @admin.display(description="limit")
+    @admin.display(description=_("limit"))
     def limit(self, queue: Any) -> str:
         """Return the queue's limit of running jobs or starts per period."""
-        return queue.limit.allowance_text if queue.limit else "–"
+        return queue.limit.description if queue.limit else "–"
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def state(self, queue: Queue) -> str:
         """Return whether the queue is open or paused, and since when."""
         if queue.paused_at is None:
-            return "open"
-        return format_html('<span class="faktory-warn">paused</span> for {}', format_age(queue.paused_at))
+            return pgettext("state of a queue", "active")
+        text = gettext("paused for %(age)s") % {"age": format_age(queue.paused_at)}
+        return format_html('<span class="faktory-warn">{}</span>', text)
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Render the queue's page: numbers, a chart and the actions."""
         queue = kwargs.get("obj")
         if queue is not None:
             [line] = _read_lines([queue])
+            limit = _read_limits([queue]).get(queue.name)
             context |= {
                 "line": line,
-                "limit": _read_limits([queue]).get(queue.name),
+                "limit": limit,
                 "running": _count_running(queue),
                 "pause": _read_pause(queue) if queue.paused_at else None,
                 "may_see_limits": may_see(request.user, "queue", "limit"),
@@ -116,33 +131,33 @@ class QueueAdmin(ReadOnlyAdmin):
             "tasks": [build_line(one, task_link(one.name, period.name)) for one in by_task],
         }
 
-    def _possible_actions(self, request: HttpRequest, queue: Queue) -> list[tuple[str, str, bool]]:
-        buttons = []
+    def _possible_actions(self, request: HttpRequest, queue: Queue) -> list[tuple[str, _StrOrPromise, bool]]:
+        buttons: list[tuple[str, _StrOrPromise, bool]] = []
         if queue.paused_at is None and self.has_pause_permission(request):
-            buttons.append(("pause", "Pause", False))
+            buttons.append(("pause", _("Pause"), False))
         if queue.paused_at is not None and self.has_resume_permission(request):
-            buttons.append(("resume", "Resume", False))
+            buttons.append(("resume", _("Resume"), False))
         if self.has_clear_permission(request):
-            buttons.append(("clear", "Clear", True))
+            buttons.append(("clear", _("Clear"), True))
         return buttons
 
-    @admin.action(description="Pause: give out no jobs", permissions=["pause"])
+    @admin.action(description=_("Pause queues"), permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Pause the queues; running jobs continue, pushed jobs wait."""
         self._apply(request, queryset, bulk.pause, PAUSED)
 
-    @admin.action(description="Resume: give out jobs again", permissions=["resume"])
+    @admin.action(description=_("Resume queues"), permissions=["resume"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Resume the queues; workers are notified at once."""
-        self._apply(request, queryset, bulk.resume, "Resumed")
+        self._apply(request, queryset, bulk.resume, gettext_noop("Resumed"))
 
-    @admin.action(description="Clear: drop all that waits", permissions=["clear"])
+    @admin.action(description=_("Clear: remove all waiting jobs"), permissions=["clear"])
     def clear(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
         """Redirect to the page that asks for confirmation and clears one queue in steps."""
         # Two names suffice to notice that several queues are selected.
         names = list(queryset.values_list("name", flat=True)[:2])
         if len(names) != 1:
-            self.message_user(request, "Clear one queue at a time.", messages.WARNING)
+            self.message_user(request, gettext("Clear one queue at a time."), messages.WARNING)
             return None
         # In steps, because one request could not discard a queue of millions.
         params = jobs_link(queue=names[0], verb="clear").partition("?")[2]
@@ -157,10 +172,14 @@ class QueueAdmin(ReadOnlyAdmin):
         changed = change(queues)
         if changed:  # else another user was faster
             log_action(request, [row for row in rows if (row.paused_at is None) == (change is bulk.pause)], summary)
-        unchanged = len(rows) - changed
-        note = f" {unchanged} skipped: already {'paused' if change is bulk.pause else 'active'}." if unchanged else ""
-        level = messages.WARNING if unchanged else messages.SUCCESS
-        self.message_user(request, f"{summary}: {changed} queue{'' if changed == 1 else 's'}.{note}", level)
+        message = ngettext("%(done)s: %(number)s queue.", "%(done)s: %(number)s queues.", changed)
+        message %= {"done": gettext(summary), "number": format_number(changed)}
+        if unchanged := len(rows) - changed:
+            skipped = gettext("%(number)s skipped: already active.")
+            if change is bulk.pause:
+                skipped = gettext("%(number)s skipped: already paused.")
+            message += f" {skipped % {'number': format_number(unchanged)}}"
+        self.message_user(request, message, messages.WARNING if unchanged else messages.SUCCESS)
 
 
 def _read_lines(rows: list[Any]) -> list[QueueLine]:
@@ -185,7 +204,10 @@ def _read_pause(queue: Queue) -> LogEntry | None:
     content_type = ContentType.objects.get_for_model(Queue)
     entries = LogEntry.objects.filter(content_type=content_type, object_id=queue.pk).select_related("user")
     latest = entries.order_by("-action_time", "-pk").first()
-    return latest if latest is not None and latest.change_message.startswith(PAUSED) else None
+    if latest is None or not latest.change_message.startswith(PAUSED):
+        return None
+    latest.change_message = translate_entry(latest.change_message)
+    return latest
 
 
 def _alias(queue: Queue) -> str:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
 
 from ..models import Job, WorkerProcess, permissions
 from ..store import workers
 from .base import ReadOnlyAdmin, SafeChangeList, log_action, requires_permission
-from .formats import format_age, time_column
+from .formats import format_age, format_number, time_column
+from .labels import PHASES
 from .overview.data import format_memory, is_stale
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise
 
 # A client fetches as many jobs as it likes, so the number of running jobs is not bounded.
 RUNS_SHOWN = 100
@@ -48,33 +54,33 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
     has_quiet_permission = requires_permission("workerprocess.quiet")
     has_terminate_permission = requires_permission("workerprocess.terminate")
 
-    started = time_column("started_at", "started")
+    started = time_column("started_at", _("started"))
 
-    @admin.display(description="worker ID", ordering="wid")
+    @admin.display(description=_("worker ID"), ordering="wid")
     def worker_id(self, worker: WorkerProcess) -> str:
         """Return the worker's ID."""
         return str(worker.wid)
 
-    @admin.display(description="state", ordering="state")
+    @admin.display(description=_("state"), ordering="state")
     def marked_state(self, worker: WorkerProcess) -> str:
         """Return the requested state, with a mark if heartbeats are missing."""
-        mark = format_html(' <span class="faktory-warn">{}</span>', "silent") if is_stale(worker) else ""
-        return format_html("{}{}", worker.state, mark)
+        mark = format_html(' <span class="faktory-warn">{}</span>', gettext("silent")) if is_stale(worker) else ""
+        return format_html("{}{}", PHASES[worker.state], mark)
 
-    @admin.display(description="jobs")
+    @admin.display(description=_("jobs"))
     def jobs(self, worker: Any) -> int:
         """Return the number of jobs of the worker."""
         return int(worker.jobs)
 
-    @admin.display(description="memory", ordering="rss_kb")
+    @admin.display(description=_("memory"), ordering="rss_kb")
     def memory(self, worker: WorkerProcess) -> str:
         """Return the memory that the worker reports."""
         return format_memory(worker)
 
-    @admin.display(description="last heartbeat", ordering="seen_at")
+    @admin.display(description=_("last heartbeat"), ordering="seen_at")
     def last_seen(self, worker: WorkerProcess) -> str:
         """Return the time since the worker was last seen."""
-        return f"{format_age(worker.seen_at)} ago"
+        return gettext("%(age)s ago") % {"age": format_age(worker.seen_at)}
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Render the worker's page: its jobs and the actions."""
@@ -86,6 +92,7 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
             rows = running.only(*_COLUMNS)[:RUNS_SHOWN] if sees_runs else ()
             context |= {
                 "sees_runs": sees_runs,
+                "phase": PHASES[worker.state],
                 "is_stale": is_stale(worker),
                 "memory": format_memory(worker),
                 "runs": [(job, format_age(job.started_at)) for job in rows if job.started_at],
@@ -93,29 +100,29 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
             }
         return super().render_change_form(request, context, *args, **kwargs)
 
-    def _possible_actions(self, request: HttpRequest, worker: WorkerProcess) -> list[tuple[str, str, bool]]:
-        buttons = []
+    def _possible_actions(self, request: HttpRequest, worker: WorkerProcess) -> list[tuple[str, _StrOrPromise, bool]]:
+        buttons: list[tuple[str, _StrOrPromise, bool]] = []
         # The state only advances: a worker that terminates cannot be quieted.
         if worker.state == WorkerProcess.Phase.RUNNING and self.has_quiet_permission(request):
-            buttons.append(("quiet", "Quiet", False))
+            buttons.append(("quiet", _("Quiet"), False))
         if worker.state != WorkerProcess.Phase.TERMINATE and self.has_terminate_permission(request):
-            buttons.append(("terminate", "Terminate", True))
+            buttons.append(("terminate", _("Terminate"), True))
         return buttons
 
-    @admin.action(description="Quiet: stop fetching jobs (cannot be undone)", permissions=["quiet"])
+    @admin.action(description=_("Quiet: stop fetching jobs (cannot be undone)"), permissions=["quiet"])
     def quiet(self, request: HttpRequest, queryset: QuerySet[WorkerProcess]) -> None:
         """Quiet the workers: they finish their jobs and fetch none; this cannot be undone."""
         self._advance(request, queryset, "quiet")
 
-    @admin.action(description="Terminate: finish and exit", permissions=["terminate"])
+    @admin.action(description=_("Terminate: finish and exit"), permissions=["terminate"])
     def terminate(self, request: HttpRequest, queryset: QuerySet[WorkerProcess]) -> HttpResponse | None:
         """Terminate the workers after confirmation: they exit within 30 seconds."""
-        note = (
+        note = gettext(
             "They finish running jobs, within SHUTDOWN_TIMEOUT, and exit. runfaktory, systemd or Kubernetes may "
             "restart them."
         )
         confirmation = self.confirmation_page(
-            request, "Terminate workers?", objects=queryset, note=note, button="Yes, terminate"
+            request, gettext("Terminate workers?"), objects=queryset, note=note, button=gettext("Yes, terminate")
         )
         if confirmation is not None:
             return confirmation
@@ -128,8 +135,13 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
         changed = workers.advance([process.wid for process in processes], state, using=queryset.db)
         if changed:  # else another user was faster
             log_action(request, processes, f"Sent {state}")
-        plural = "" if changed == 1 else "s"
-        message = f"{state} requested for {changed} worker{plural}, with effect from the next heartbeat."
-        if changed < len(processes):
-            message += f" {len(processes) - changed} skipped: already in this state, or stopping."
-        self.message_user(request, message, messages.SUCCESS if changed == len(processes) else messages.WARNING)
+        message = ngettext(
+            "%(state)s requested for %(number)s worker, with effect from the next heartbeat.",
+            "%(state)s requested for %(number)s workers, with effect from the next heartbeat.",
+            changed,
+        )
+        message %= {"state": PHASES[state], "number": format_number(changed)}
+        if unchanged := len(processes) - changed:
+            skipped = gettext("%(number)s skipped: already in this state, or stopping.")
+            message += f" {skipped % {'number': format_number(unchanged)}}"
+        self.message_user(request, message, messages.WARNING if unchanged else messages.SUCCESS)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
 
 from . import permissions as may
 from .fields import ExactCharField
@@ -35,10 +36,12 @@ class Batch(models.Model):
 
     # Counted in the transactions that change the members, so no query looks through a batch of 100,000 (ADR 0011).
     total = models.IntegerField(default=0, db_default=0)
-    pending = models.IntegerField(default=0, db_default=0, help_text="Number of members that may still run.")
-    unrun = models.IntegerField(default=0, db_default=0, help_text="Number of members that were never executed.")
-    failed = models.IntegerField(default=0, db_default=0, help_text="Number of members whose last run failed.")
-    is_broken = models.BooleanField(default=False, db_default=False, help_text="Whether success has become impossible.")
+    pending = models.IntegerField(default=0, db_default=0, help_text=_("Number of members that may still run."))
+    unrun = models.IntegerField(default=0, db_default=0, help_text=_("Number of members that were never executed."))
+    failed = models.IntegerField(default=0, db_default=0, help_text=_("Number of members whose last run failed."))
+    is_broken = models.BooleanField(
+        default=False, db_default=False, help_text=_("Whether success has become impossible.")
+    )
     children = models.IntegerField(default=0, db_default=0)
     open_children = models.IntegerField(default=0, db_default=0)
     unsucceeded_children = models.IntegerField(default=0, db_default=0)

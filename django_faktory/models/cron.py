@@ -10,10 +10,21 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils.translation import pgettext_lazy
 
 from ..core.cron import Missed, Overlap, RunOutcome
 from . import permissions as may
 from .fields import ExactCharField
+
+_MISSED = [
+    (str(Missed.SKIP), pgettext_lazy("missed runs", "skip")),
+    (str(Missed.ONCE), pgettext_lazy("missed runs", "once")),
+    (str(Missed.ALL), pgettext_lazy("missed runs", "all")),
+]
+_OVERLAP = [
+    (str(Overlap.ALLOW), pgettext_lazy("overlapping runs", "allow")),
+    (str(Overlap.SKIP), pgettext_lazy("overlapping runs", "skip")),
+]
 
 
 class CronEntry(models.Model):
@@ -22,8 +33,8 @@ class CronEntry(models.Model):
     class EntryOrigin(models.TextChoices):
         """Where the entry is defined; an entry from code cannot be edited in the admin."""
 
-        CODE = "code"
-        ADMIN = "admin"
+        CODE = "code", pgettext_lazy("origin of a definition", "Code")
+        ADMIN = "admin", pgettext_lazy("origin of a definition", "Admin")
 
     name = ExactCharField(max_length=255, unique=True)
     origin = ExactCharField(max_length=10, choices=EntryOrigin.choices, default=EntryOrigin.ADMIN)
@@ -45,7 +56,7 @@ class CronEntry(models.Model):
     # ONCE, as in anacron: a deployment must not lose a nightly job, nor a day without nodes add a thousand (ADR 0014).
     missed = ExactCharField(
         max_length=4,
-        choices=[(str(policy), str(policy)) for policy in Missed],
+        choices=_MISSED,
         default=str(Missed.ONCE),
         help_text="Ticks that no node ran within a minute: skip them, run the latest only, or run all.",
     )
@@ -54,7 +65,7 @@ class CronEntry(models.Model):
     )
     overlap = ExactCharField(
         max_length=5,
-        choices=[(str(policy), str(policy)) for policy in Overlap],
+        choices=_OVERLAP,
         default=str(Overlap.ALLOW),
         help_text="While an earlier job of this entry waits or runs: allow another, or skip it.",
     )

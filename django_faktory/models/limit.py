@@ -7,13 +7,18 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext, gettext_noop, pgettext_lazy
 
-from ..core.limits import Allowance, Scope
+from ..core.limits import Allowance, Scope, rate_text
 from . import permissions as may
 from .fields import ExactCharField
 from .indexes import IndexWhereSet
 
-_SCOPES = [(str(scope), str(scope)) for scope in Scope]
+_SCOPES = [
+    (str(Scope.QUEUE), pgettext_lazy("kind of a limit", "queue")),
+    (str(Scope.TASK), pgettext_lazy("kind of a limit", "task")),
+    (str(Scope.KEY), pgettext_lazy("kind of a limit", "key")),
+]
 
 
 class Limit(models.Model):
@@ -22,9 +27,9 @@ class Limit(models.Model):
     class Origin(models.TextChoices):
         """Source of the definition. An edit overrides code until it is reset."""
 
-        CODE = "code"
-        EDITED = "edited"
-        ADMIN = "admin"
+        CODE = "code", pgettext_lazy("origin of a definition", "Code")
+        EDITED = "edited", pgettext_lazy("origin of a definition", "Edited")
+        ADMIN = "admin", pgettext_lazy("origin of a definition", "Admin")
 
     scope = ExactCharField(max_length=10, choices=_SCOPES)
     name = ExactCharField(
@@ -61,14 +66,14 @@ class Limit(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.scope} {self.name}: {self.allowance_text}"
+        return f"{self.get_scope_display()} {self.name}: {self.description}"
 
     @property
     def returns(self) -> str:
         """Sentence about what follows a deletion: a limit of code is created again. "" for any other limit."""
         if self.origin == self.Origin.ADMIN:
             return ""
-        return "It is defined in code, and returns when a node starts; remove it there."
+        return gettext_noop("It is defined in code, and returns when a node starts; remove it there.")
 
     @property
     def allowance(self) -> Allowance:
@@ -76,8 +81,25 @@ class Limit(models.Model):
         return Allowance(concurrency=self.concurrency, rate=self.rate, per=self.per, burst=self.burst)
 
     @property
+    def description(self) -> str:
+        """The limit in words, in the active language."""
+        at_a_time = rate = ""
+        if self.concurrency is not None:
+            at_a_time = gettext("%(number)s at a time") % {"number": self.concurrency}
+        if self.rate is not None:
+            rate = rate_text(self.rate, self.per)
+        if rate and self.burst:
+            rate = gettext("%(rate)s, %(number)s at once") % {"rate": rate, "number": self.burst}
+        text = at_a_time or rate
+        if at_a_time and rate:
+            text = gettext("%(first)s and %(second)s") % {"first": at_a_time, "second": rate}
+        if self.paused_at is None:
+            return text
+        return gettext("paused (normally %(allowance)s)") % {"allowance": text} if text else gettext("paused")
+
+    @property
     def allowance_text(self) -> str:
-        """The limit as text."""
+        """The limit as text, in English."""
         allowed = str(self.allowance)
         return (f"paused, else {allowed}" if allowed else "paused") if self.paused_at else allowed
 
@@ -116,4 +138,4 @@ class Limiter(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.scope} {self.name}"
+        return f"{self.get_scope_display()} {self.name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 from . import permissions as may
 from .fields import ExactCharField
@@ -18,7 +19,7 @@ class JobLock(models.Model):
     jid = ExactCharField(max_length=255)
     attempt = models.IntegerField()
     wid = ExactCharField(max_length=255, db_index=True)
-    lease = models.DurationField(help_text="Time after which it expires unless it is extended.")
+    lease = models.DurationField(help_text=_("Time after which it expires unless it is extended."))
     acquired_at = models.DateTimeField()
     expires_at = models.DateTimeField()
     is_lapsed = models.BooleanField(default=False, help_text="Whether its expiry was processed: the next job is ready.")

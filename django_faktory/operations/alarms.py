@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from django.db import connections
 from django.db.models import Exists, Max, Min, OuterRef, Q
 from django.utils import timezone
+from django.utils.formats import number_format
+from django.utils.translation import get_language, gettext
+from django.utils.translation import gettext_lazy as _
 
 from .. import conf
 from ..core.lifecycle import State
@@ -27,6 +30,9 @@ from ..models.cron import CronEntry
 from ..store import alarm_records, queues, workers
 from ..store.shared_reads import shared
 from ..store.statistics import bounded_counts, counts, histograms
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise
 
 MAX_PER_KIND = 20
 """Alarms of one kind that are reported."""
@@ -78,7 +84,7 @@ class Alarm(NamedTuple):
     subject: str
     """The queue, task, worker, batch or cron entry; "" if the alarm is about the whole installation."""
     text: str
-    """What is wrong, in one line without a full stop."""
+    """What is wrong, in one line without a full stop, in the active language; so is `advice`."""
     advice: str
     """Consequence and remedy, in one or two sentences."""
     since: datetime | None
@@ -131,7 +137,8 @@ Check = Callable[[Reading], Iterator[Alarm]]
 
 def read(*, using: str) -> list[Alarm]:
     """Return the present alarms, critical ones first. They may be a second old; see `store.shared_reads`."""
-    return shared(read_now, partial(read_now, using=using), using=using)
+    # Their texts are in the language of the caller, so the result is shared with callers of the same language only.
+    return shared((read_now, get_language()), partial(read_now, using=using), using=using)
 
 
 def read_now(*, using: str) -> list[Alarm]:
@@ -155,7 +162,7 @@ def hide_names(alarms: Sequence[Alarm], may_see: Callable[[str], bool]) -> list[
     `may_see` is whether the user has the view permission of a resource (ADR 0034).
     """
     return [
-        alarm._replace(subject="", text=_NAMELESS[alarm.kind].text)
+        alarm._replace(subject="", text=str(_NAMELESS[alarm.kind].text))
         if alarm.kind in _NAMELESS and not may_see(_NAMELESS[alarm.kind].resource)
         else alarm
         for alarm in alarms
@@ -164,17 +171,17 @@ def hide_names(alarms: Sequence[Alarm], may_see: Callable[[str], bool]) -> list[
 
 class _Nameless(NamedTuple):
     resource: str
-    text: str
+    text: _StrPromise
 
 
 _NAMELESS = {
-    "silent-worker": _Nameless("workerprocess", "A worker sends no heartbeat"),
-    "lost-worker": _Nameless("workerprocess", "A worker was lost"),
-    "failing-task": _Nameless("job", "A task fails"),
-    "unknown-task": _Nameless("job", "No worker knows a task"),
-    "paused-task": _Nameless("limit", "A task with waiting jobs is paused"),
-    "stuck-batch": _Nameless("batch", "A batch cannot finish"),
-    "cron-never-runs": _Nameless("cronentry", "A cron entry never runs"),
+    "silent-worker": _Nameless("workerprocess", _("A worker sends no heartbeat")),
+    "lost-worker": _Nameless("workerprocess", _("A worker was lost")),
+    "failing-task": _Nameless("job", _("A task fails")),
+    "unknown-task": _Nameless("job", _("No worker knows a task")),
+    "paused-task": _Nameless("limit", _("A task with waiting jobs is paused")),
+    "stuck-batch": _Nameless("batch", _("A batch cannot finish")),
+    "cron-never-runs": _Nameless("cronentry", _("A cron entry never runs")),
 }
 """The resource whose view permission an alarm needs, and its text for users without that."""
 
@@ -191,6 +198,10 @@ def _read_waiting(all_counts: counts.AllCounts, using: str) -> dict[str, queues.
     return {name: found for name, found in waiting.items() if found.size and name not in all_counts.paused}
 
 
+def _number(number: int) -> str:
+    return number_format(number, force_grouping=True)
+
+
 def _ago(reading: Reading, seconds: float) -> datetime:
     return reading.now - timedelta(seconds=seconds)
 
@@ -203,12 +214,16 @@ def _find_no_workers(reading: Reading) -> Iterator[Alarm]:
         return
     count = sum(found.size for found in reading.waiting.values())
     stopping = sum(reading.counts.workers.values())
-    detail = f"; workers that are stopping: {stopping}" if stopping else ""
+    text = gettext("No running worker; jobs waiting: %(number)s")
+    if stopping:
+        text = gettext("No running worker; jobs waiting: %(number)s; workers that are stopping: %(stopping)s")
     yield Alarm(
         kind="no-workers",
         subject="",
-        text=f"No running worker; jobs waiting: {count:,}{detail}",
-        advice="Queued jobs wait until a worker runs. Start manage.py runfaktory, or read its log if it should run.",
+        text=text % {"number": _number(count), "stopping": stopping},
+        advice=gettext(
+            "Queued jobs wait until a worker runs. Start manage.py runfaktory, or read its log if it should run."
+        ),
         since=_ago(reading, max(found.latency_s for found in reading.waiting.values())),
         affected=count,
     )
@@ -221,8 +236,11 @@ def _find_silent_workers(reading: Reading) -> Iterator[Alarm]:
         yield Alarm(
             kind="silent-worker",
             subject=worker.wid,
-            text=f"Worker {worker.hostname}:{worker.pid} sends no heartbeat",
-            advice=f"After {timeout_s:g} s without a heartbeat it counts as lost, and its jobs run again elsewhere.",
+            text=gettext("Worker %(worker)s sends no heartbeat") % {"worker": f"{worker.hostname}:{worker.pid}"},
+            advice=gettext(
+                "After %(seconds)s s without a heartbeat it counts as lost, and its jobs run again elsewhere."
+            )
+            % {"seconds": f"{timeout_s:g}"},
             since=worker.beat_at,
             affected=1,
         )
@@ -234,9 +252,11 @@ def _find_lost_workers(reading: Reading) -> Iterator[Alarm]:
         yield Alarm(
             kind=alarm_records.LOST_WORKER,
             subject=record.subject,
-            text=record.text,
-            advice="It was killed, or its machine or network failed. Its jobs run again on other workers. The loss is "
-            "shown for an hour.",
+            text=gettext("Worker %(worker)s was lost") % {"worker": record.text},
+            advice=gettext(
+                "It was killed, or its machine or network failed. Its jobs run again on other workers. The loss is "
+                "shown for an hour."
+            ),
             since=record.began_at,
             affected=1,
         )
@@ -251,9 +271,12 @@ def _find_unserved_queues(reading: Reading) -> Iterator[Alarm]:
         yield Alarm(
             kind="unserved-queue",
             subject=name,
-            text=f"No worker takes jobs of queue {name}; waiting: {found.size:,}",
-            advice="Workers run, but none has started a job of this queue. Add it to the queues of a worker "
-            "(runfaktory --queues), or stop the workers that are busy with other queues.",
+            text=gettext("No worker takes jobs of queue %(queue)s; waiting: %(number)s")
+            % {"queue": name, "number": _number(found.size)},
+            advice=gettext(
+                "Workers run, but none has started a job of this queue. Add it to the queues of a worker "
+                "(runfaktory --queues), or stop the workers that are busy with other queues."
+            ),
             since=_ago(reading, found.latency_s),
             affected=found.size,
         )
@@ -270,9 +293,13 @@ def _find_late_queues(reading: Reading) -> Iterator[Alarm]:
         yield Alarm(
             kind="late-queue",
             subject=name,
-            text=f"Jobs of queue {name} start late; waiting: {found.size:,}",
-            advice=f"Its first job has waited for more than {limit_s:g} s (ALARM_LATENCY). Add workers, or find the "
-            "jobs that keep them busy.",
+            text=gettext("Jobs of queue %(queue)s start late; waiting: %(number)s")
+            % {"queue": name, "number": _number(found.size)},
+            advice=gettext(
+                "Its first job has waited for more than %(seconds)s s (ALARM_LATENCY). Add workers, or find the "
+                "jobs that keep them busy."
+            )
+            % {"seconds": f"{limit_s:g}"},
             since=_ago(reading, found.latency_s - limit_s),
             affected=found.size,
         )
@@ -290,8 +317,9 @@ def _find_paused_queues(reading: Reading) -> Iterator[Alarm]:
         yield Alarm(
             kind="paused-queue",
             subject=name,
-            text=f"Queue {name} is paused; waiting: {size:,}{'+' if size == QUEUE_COUNTED else ''}",
-            advice="No worker gets its jobs until the queue is resumed.",
+            text=gettext("Queue %(queue)s is paused; waiting: %(number)s")
+            % {"queue": name, "number": _number(size) + ("+" if size == QUEUE_COUNTED else "")},
+            advice=gettext("No worker gets its jobs until the queue is resumed."),
             since=paused[name],
             affected=size,
         )
@@ -314,9 +342,12 @@ def _find_failing_tasks(reading: Reading) -> Iterator[Alarm]:
         yield Alarm(
             kind="failing-task",
             subject=jobtype,
-            text=f"Task {jobtype} fails: {failed:,} of {ended:,} runs in the last {WINDOW_S // 60} minutes",
-            advice="Failed jobs are retried until their attempts are used up. Read the traceback; pause the task while "
-            "you repair it, so that its jobs wait without using attempts.",
+            text=gettext("Task %(task)s fails: %(failed)s of %(runs)s runs in the last %(minutes)s minutes")
+            % {"task": jobtype, "failed": _number(failed), "runs": _number(ended), "minutes": WINDOW_S // 60},
+            advice=gettext(
+                "Failed jobs are retried until their attempts are used up. Read the traceback; pause the task while "
+                "you repair it, so that its jobs wait without using attempts."
+            ),
             since=since,
             affected=failed,
         )
@@ -335,9 +366,11 @@ def _find_unknown_tasks(reading: Reading) -> Iterator[Alarm]:
         yield Alarm(
             kind="unknown-task",
             subject=jobtype,
-            text=f"No worker knows task {jobtype}; jobs waiting: {len(created):,}",
-            advice="Deploy the code that defines the task, or correct its name. After UNKNOWN_JOBTYPE_GRACE its jobs "
-            "fail.",
+            text=gettext("No worker knows task %(task)s; jobs waiting: %(number)s")
+            % {"task": jobtype, "number": _number(len(created))},
+            advice=gettext(
+                "Deploy the code that defines the task, or correct its name. After UNKNOWN_JOBTYPE_GRACE its jobs fail."
+            ),
             since=min(created),
             affected=len(created),
         )
@@ -357,8 +390,9 @@ def _find_paused_tasks(reading: Reading) -> Iterator[Alarm]:
             yield Alarm(
                 kind="paused-task",
                 subject=limit.name,
-                text=f"Task {limit.name} is paused; waiting: {number:,}",
-                advice="No worker gets its jobs until the task is resumed.",
+                text=gettext("Task %(task)s is paused; waiting: %(number)s")
+                % {"task": limit.name, "number": _number(number)},
+                advice=gettext("No worker gets its jobs until the task is resumed."),
                 since=limit.paused_at,
                 affected=number,
             )
@@ -387,9 +421,14 @@ def _find_stuck_batches(reading: Reading) -> Iterator[Alarm]:
     yield Alarm(
         kind="stuck-batch",
         subject=subject,
-        text=f"Batch {subject} cannot finish" if subject else f"Batches that cannot finish: {len(rows):,}",
-        advice="All jobs that are left, or a callback, are dead. Retry them, or discard them to end the batch without "
-        "success.",
+        text=(
+            gettext("Batch %(batch)s cannot finish") if subject else gettext("Batches that cannot finish: %(number)s")
+        )
+        % {"batch": subject, "number": _number(len(rows))},
+        advice=gettext(
+            "All jobs that are left, or a callback, are dead. Retry them, or discard them to end the batch without "
+            "success."
+        ),
         since=min(committed_at for _, committed_at in rows if committed_at),
         affected=len(rows),
     )
@@ -407,8 +446,9 @@ def _find_cron_problems(reading: Reading) -> Iterator[Alarm]:
         yield Alarm(
             kind="cron-never-runs",
             subject=never[0] if len(never) == 1 else "",
-            text=f"Cron entries that never run: {', '.join(never[:3])}{', …' if len(never) > 3 else ''}",
-            advice="Their schedules match no date, or cannot be read. Open the entry to see why.",
+            text=gettext("Cron entries that never run: %(names)s")
+            % {"names": ", ".join([*never[:3], *(["…"] if len(never) > 3 else [])])},
+            advice=gettext("Their schedules match no date, or cannot be read. Open the entry to see why."),
             since=None,
             affected=len(never),
         )
@@ -417,8 +457,8 @@ def _find_cron_problems(reading: Reading) -> Iterator[Alarm]:
         yield Alarm(
             kind="cron-overdue",
             subject="",
-            text="Cron entries are due, but no node enqueues their jobs",
-            advice="Every runfaktory does this. Start one, or read its log.",
+            text=gettext("Cron entries are due, but no node enqueues their jobs"),
+            advice=gettext("Every runfaktory does this. Start one, or read its log."),
             since=overdue,
             affected=1,
         )
@@ -433,9 +473,11 @@ def _find_overdue_jobs(reading: Reading) -> Iterator[Alarm]:
         yield Alarm(
             kind="overdue-jobs",
             subject="",
-            text=f"Jobs are due, but no node enqueues them; waiting: {count:,}",
-            advice="Scheduled jobs and retries wait for maintenance, which every runfaktory does. Start one, or read "
-            "its log.",
+            text=gettext("Jobs are due, but no node enqueues them; waiting: %(number)s") % {"number": _number(count)},
+            advice=gettext(
+                "Scheduled jobs and retries wait for maintenance, which every runfaktory does. Start one, or read its "
+                "log."
+            ),
             since=first,
             affected=count,
         )
@@ -448,8 +490,10 @@ def _find_refused_entries(reading: Reading) -> Iterator[Alarm]:
         yield Alarm(
             kind="outbox-refused",
             subject="",
-            text=f"Jobs that the Faktory server refused: {count:,}",
-            advice="They stay in the outbox. Read the error, correct the cause, and send them again or delete them.",
+            text=gettext("Jobs that the Faktory server refused: %(number)s") % {"number": _number(count)},
+            advice=gettext(
+                "They stay in the outbox. Read the error, correct the cause, and send them again or delete them."
+            ),
             since=refused.order_by("pk").values_list("created_at", flat=True).first(),
             affected=count,
         )
@@ -465,9 +509,12 @@ def _find_slow_database(reading: Reading) -> Iterator[Alarm]:
         yield Alarm(
             kind="slow-database",
             subject="",
-            text=f"The database needs {round_trip_s * 1000:.0f} ms for an empty statement",
-            advice="Each job needs several statements, so all jobs are slow. Look at the load of the database and the "
-            "network.",
+            text=gettext("The database needs %(milliseconds)s ms for an empty statement")
+            % {"milliseconds": f"{round_trip_s * 1000:.0f}"},
+            advice=gettext(
+                "Each job needs several statements, so all jobs are slow. Look at the load of the database and the "
+                "network."
+            ),
             since=None,
             affected=1,
         )

@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from ..core.histograms import Series, estimate_quantile
 from ..models import WorkerProcess
 from ..store.shared_reads import shared
 from ..store.statistics import histograms
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise
 
 TASK, QUEUE = "jobtype", "queue"
 """Columns by which timings are summed."""
@@ -34,7 +38,7 @@ class Period(NamedTuple):
     """A time until now, and the intervals of its charts."""
 
     name: str
-    label: str
+    label: _StrPromise
     length: timedelta
     interval: timedelta
 
@@ -55,9 +59,9 @@ class Period(NamedTuple):
 PERIODS = {
     period.name: period
     for period in (
-        Period("1h", "1 hour", timedelta(hours=1), timedelta(minutes=2)),
-        Period("24h", "24 hours", timedelta(hours=24), timedelta(hours=1)),
-        Period("30d", "30 days", timedelta(days=30), timedelta(days=1)),
+        Period("1h", _("1 hour"), timedelta(hours=1), timedelta(minutes=2)),
+        Period("24h", _("24 hours"), timedelta(hours=24), timedelta(hours=1)),
+        Period("30d", _("30 days"), timedelta(days=30), timedelta(days=1)),
     )
 }
 

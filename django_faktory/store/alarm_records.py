@@ -40,8 +40,7 @@ class Message(NamedTuple):
 def record_lost(workers: Sequence[WorkerProcess], *, using: str) -> None:
     """Record that these workers were lost. Safe to repeat."""
     records = [
-        AlarmRecord(kind=LOST_WORKER, subject=worker.wid, text=f"Worker {worker.hostname}:{worker.pid} was lost")
-        for worker in workers
+        AlarmRecord(kind=LOST_WORKER, subject=worker.wid, text=f"{worker.hostname}:{worker.pid}") for worker in workers
     ]
     if records:
         run(
@@ -102,7 +101,10 @@ def claim_message(
         if not due and not resolved:
             return None
         for key in due:
-            rows.filter(pk=record_by_key[key].pk).update(notified_at=now, text=texts[key])
+            record = record_by_key[key]
+            # The text of a lost worker is its name, from which `operations.alarms` makes a sentence.
+            text = record.text if record.kind == LOST_WORKER else texts[key]
+            rows.filter(pk=record.pk).update(notified_at=now, text=text)
         rows.filter(pk=latest.pk).update(notified_at=now)
         return Message(due, resolved)
 

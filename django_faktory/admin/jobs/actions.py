@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
 
 from ...core.lifecycle import State
 from ...models import Job, permissions
@@ -16,16 +17,19 @@ from ...operations import bulk
 from ...operations.bulk import Verb
 from ...store.jobs import cancellations
 
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise
+
 
 class JobAction(NamedTuple):
     """One action on jobs."""
 
-    label: str
-    done_label: str
+    label: _StrOrPromise
+    done_label: _StrOrPromise
     needs: str
     """Permission, as named in `permissions`."""
     states: frozenset[State]
-    warning: str = ""
+    warning: _StrOrPromise = ""
     """What is lost; if empty, no confirmation is asked for."""
 
     def is_allowed(self, request: HttpRequest) -> bool:
@@ -39,27 +43,27 @@ _CANCELLED = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WO
 _CLEARED = frozenset({State.ENQUEUED, State.BLOCKED})
 
 ACTIONS = {
-    "retry": JobAction("Retry now", "Retried", "job.retry", bulk.STATES[Verb.RETRY]),
-    "requeue": JobAction("Run now", "Run by hand", "job.requeue", bulk.STATES[Verb.REQUEUE]),
+    "retry": JobAction(_("Retry now"), _("Retried"), "job.retry", bulk.STATES[Verb.RETRY]),
+    "requeue": JobAction(_("Run now"), _("Run manually"), "job.requeue", bulk.STATES[Verb.REQUEUE]),
     "cancel": JobAction(
-        "Cancel", "Cancelled", "job.cancel", _CANCELLED,
-        "Waiting jobs are dropped. Running jobs are stopped within seconds (Python workers only).",
+        _("Cancel"), _("Cancelled"), "job.cancel", _CANCELLED,
+        _("Waiting jobs are dropped. Running jobs are stopped within seconds (Python workers only)."),
     ),
     "kill": JobAction(
-        "Move to dead", "Moved to dead", "job.kill", bulk.STATES[Verb.KILL],
-        "They move to the dead jobs and do not run unless someone retries them.",
+        _("Move to dead"), _("Moved to dead"), "job.kill", bulk.STATES[Verb.KILL],
+        _("They move to the dead jobs and do not run unless someone retries them."),
     ),
     "discard": JobAction(
-        "Discard", "Discarded", "job.discard", bulk.STATES[Verb.DISCARD],
-        "They are removed without running. This cannot be undone.",
+        _("Discard"), _("Discarded"), "job.discard", bulk.STATES[Verb.DISCARD],
+        _("They are removed without running. This cannot be undone."),
     ),
     "prune": JobAction(
-        "Delete", "Deleted", "job.prune", bulk.STATES[Verb.PRUNE],
-        "Their history and results are deleted. This cannot be undone.",
+        _("Delete"), _("Deleted"), "job.prune", bulk.STATES[Verb.PRUNE],
+        _("Their history and results are deleted. This cannot be undone."),
     ),
     "clear": JobAction(
-        "Clear", "Cleared", "queue.clear", _CLEARED,
-        "All waiting jobs in this queue are removed. This cannot be undone.",
+        _("Clear"), _("Cleared"), "queue.clear", _CLEARED,
+        _("All waiting jobs in this queue are removed. This cannot be undone."),
     ),
 }  # fmt: skip
 """Actions by the name used in URLs and buttons. `clear` is an action on a queue, all other ones on any job."""

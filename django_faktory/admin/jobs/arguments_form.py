@@ -20,6 +20,7 @@ from django import forms
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.utils import timezone
+from django.utils.translation import gettext
 
 from ...core.json import jsontext
 from ...errors import FaktoryError
@@ -196,8 +197,8 @@ class _JsonField(_BlankField):
         except (FaktoryError, TypeError, ValueError) as error:
             raise ValidationError(str(error)) from error
         if self._expected is not None and not isinstance(decoded, self._expected):
-            kind = "array" if self._expected is list else "object"
-            raise ValidationError(f"expected a JSON {kind}")
+            is_list = self._expected is list
+            raise ValidationError(gettext("expected a JSON array") if is_list else gettext("expected a JSON object"))
         return decoded
 
     def run_validators(self, value: Any) -> None:
@@ -273,9 +274,9 @@ class _ReferenceField(_BlankField):
         try:
             [[decoded], _] = decode_call([{TYPE: self._name, VALUE: text}], {})
         except FaktoryError as error:
-            raise ValidationError(
-                f"expected a {self._name}, such as {_PLACEHOLDERS.get(self._name, '1.20')}"
-            ) from error
+            example = _PLACEHOLDERS.get(self._name, "1.20")
+            text = gettext("expected a %(type)s, such as %(example)s") % {"type": self._name, "example": example}
+            raise ValidationError(text) from error
         if isinstance(decoded, datetime) and timezone.is_naive(decoded) and settings.USE_TZ:
             decoded = timezone.make_aware(decoded)
         [[encoded], _] = encode_call([decoded], {})
@@ -288,10 +289,10 @@ def _build_field(
     """Return the field of a parameter and its initial text: the one of its annotation if it can show the value."""
     options: dict[str, Any] = {"label": parameter.name, "help_text": _describe(parameter)}
     if parameter.kind is Parameter.VAR_POSITIONAL:
-        options |= {"label": f"*{parameter.name}", "help_text": "A JSON array of further arguments."}
+        options |= {"label": f"*{parameter.name}", "help_text": gettext("A JSON array of further arguments.")}
         return _try_field(_JsonField(expected=list, required=False, empty_value=[], **options), [], shown)
     if parameter.kind is Parameter.VAR_KEYWORD:
-        options |= {"label": f"**{parameter.name}", "help_text": "A JSON object of further keyword arguments."}
+        options |= {"label": f"**{parameter.name}", "help_text": gettext("A JSON object of further keyword arguments.")}
         return _try_field(_JsonField(expected=dict, required=False, empty_value={}, **options), {}, shown)
     annotation, is_nullable = _split_optional(annotation)
     has_default = parameter.default is not Parameter.empty
@@ -328,7 +329,7 @@ def _typed_field(
     if annotation is bool and empty_value is not None:
         return _BooleanField(**{**options, "required": False})
     if annotation is bool:
-        field = _ChoiceField({"true": "yes", "false": "no"}, has_blank=has_blank, **options)
+        field = _ChoiceField({"true": gettext("yes"), "false": gettext("no")}, has_blank=has_blank, **options)
     elif annotation in (int, float):
         field = (_IntegerField if annotation is int else _FloatField)(**options)
     elif annotation is str:
@@ -388,7 +389,7 @@ def _default_of(parameter: Parameter, task: FaktoryTask[..., Any]) -> Any:
 def _describe(parameter: Parameter) -> str:
     parts = [] if parameter.annotation is Parameter.empty else [formatannotation(parameter.annotation).strip("'")]
     if parameter.default is not Parameter.empty:
-        parts.append(f"default: {parameter.default!r:.80}")
+        parts.append(gettext("default: %(value)s") % {"value": f"{parameter.default!r:.80}"})
     return ", ".join(parts)
 
 

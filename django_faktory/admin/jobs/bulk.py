@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from django.core import signing
 from django.db.models import Min
+from django.utils.translation import gettext
 from msgspec import structs
 
 from ... import conf
@@ -52,8 +53,9 @@ class BulkScope(NamedTuple):
     def __str__(self) -> str:
         """Return the scope as shown to users and written to the log."""
         if self.kind is None:
-            return self.query or "all jobs"
-        return f"{self.kind.errtype or 'no error'}: {self.kind.place} ({self.kind.jobtype})"
+            return self.query or gettext("all jobs")
+        error = self.kind.errtype or gettext("Killed manually")
+        return f"{error}: {self.kind.place} ({self.kind.jobtype})"
 
     def rows(self, verb: str, *, using: str) -> JobQuerySet:
         """Return the jobs in scope to which the action applies."""

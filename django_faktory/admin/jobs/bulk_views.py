@@ -12,13 +12,14 @@ from django.core.exceptions import PermissionDenied
 from django.core.signing import BadSignature
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext, ngettext
 
 from ... import conf
 from ...errors import InvalidQuery
 from ...models import Job
 from ...operations.error_groups import ErrorKind
-from ..base import LowerBound, ReadOnlyAdmin, describe_action, format_capped, get_reason
-from ..formats import format_duration
+from ..base import LowerBound, ReadOnlyAdmin, describe_action, format_capped, get_reason, in_english
+from ..formats import format_duration, format_number
 from . import actions, bulk
 from .bulk import BulkRun
 
@@ -58,12 +59,13 @@ class BulkViews(ReadOnlyAdmin):
             run = bulk.begin(
                 verb, scope, total=total, user=request.user.pk, reason=get_reason(request), every_s=pace, using=using
             )
-            _log_run(request, run, f"{action.label}: begun for all that match ({count})")
+            _log_run(request, run, f"{in_english(action.label)}: begun for all that match ({count})")
             return self._render_progress(request, run)
         return self.page(
             request,
             "all",
-            title=f"{action.label}: {count} job{'' if total == 1 else 's'}?",
+            title=ngettext("%(action)s: %(number)s job?", "%(action)s: %(number)s jobs?", total)
+            % {"action": action.label, "number": count},
             action=action,
             scope=scope,
             total=total,
@@ -81,9 +83,8 @@ class BulkViews(ReadOnlyAdmin):
         try:
             run = bulk.load_signed(request.POST.get("sweep", ""), user=request.user.pk)
         except BadSignature:
-            self.message_user(
-                request, "This began too long ago, or elsewhere: begin again for the rest.", messages.ERROR
-            )
+            text = gettext("This began too long ago, or elsewhere: begin again for the rest.")
+            self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(self._list_url())
         action = actions.ACTIONS[run.verb]
         # The permission may have been withdrawn since the run began.
@@ -91,7 +92,7 @@ class BulkViews(ReadOnlyAdmin):
             raise PermissionDenied
         run = bulk.run_steps(run, using=conf.get("DATABASE"))
         if run.is_over:
-            _log_run(request, run, f"{action.done_label} {run.changed:,} of all that match")
+            _log_run(request, run, f"{in_english(action.done_label)} {run.changed:,} of all that match")
         return self._render_progress(request, run)
 
     def _render_progress(self, request: HttpRequest, run: BulkRun) -> HttpResponse:
@@ -99,7 +100,7 @@ class BulkViews(ReadOnlyAdmin):
         return self.page(
             request,
             "sweep",
-            title=f"{action.label}: all that match",
+            title=gettext("%(action)s: all matching jobs") % {"action": action.label},
             action=action,
             run=run,
             signed_run=bulk.dump_signed(run),
@@ -120,8 +121,12 @@ class BulkViews(ReadOnlyAdmin):
 
 def _list_paces(total: int) -> list[tuple[int, str]]:
     """Return the paces to choose from, each with the time that so many retries take."""
-    more = "more than " if isinstance(total, LowerBound) or total > bulk.COUNTED else ""
-    return [(pace, f"{pace:,} per minute, takes {more}{format_duration(60 * total / pace)}") for pace in PACES]
+    text = gettext("%(pace)s per minute, takes %(duration)s")
+    if isinstance(total, LowerBound) or total > bulk.COUNTED:
+        text = gettext("%(pace)s per minute, takes more than %(duration)s")
+    return [
+        (pace, text % {"pace": format_number(pace), "duration": format_duration(60 * total / pace)}) for pace in PACES
+    ]
 
 
 def _read_pace_s(request: HttpRequest) -> float:

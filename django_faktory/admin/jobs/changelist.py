@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext, ngettext, pgettext
+from django.utils.translation import gettext_lazy as _
 
 from ... import conf
 from ...core.lifecycle import State
@@ -16,13 +18,17 @@ from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
 from ...operations import task_names
 from ..base import CappedPaginator, jobs_link, log_action, requires_permission
-from ..formats import render_time
+from ..formats import format_number, render_time
+from ..labels import STATES
 from . import actions as job_actions
 from . import bulk
 from .bulk_views import BulkViews
 from .detail_views import JobViews
 from .error_views import ErrorViews
 from .run_views import RunViews, run_link
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise
 
 _TABS = (
     State.ENQUEUED, State.SCHEDULED, State.WORKING, State.RETRIES, State.DEAD, State.SUCCEEDED, State.BLOCKED,
@@ -34,14 +40,14 @@ _MARKS = {State.DEAD: "faktory-bad", State.RETRIES: "faktory-warn", State.SUCCEE
 class StateFilter(admin.SimpleListFilter):
     """Filter by state; its choices are the tabs above the list."""
 
-    title = "state"
+    title = _("state")
     parameter_name = "state"
     # The tabs replace the entry in the sidebar.
     template = "admin/django_faktory/no_filter.html"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:  # noqa: ARG002
         """Return every state, without a query."""
-        return [(str(state), str(state)) for state in State]
+        return [(str(state), STATES[state]) for state in State]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:  # noqa: ARG002
         """Return the jobs in the chosen state."""
@@ -54,7 +60,7 @@ class StateFilter(admin.SimpleListFilter):
 class QueueFilter(admin.SimpleListFilter):
     """Filter by queue; its choices come from the small table of queues."""
 
-    title = "queue"
+    title = _("queue")
     parameter_name = "queue"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
@@ -78,7 +84,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
     list_filter = (StateFilter, QueueFilter)
     # Django shows a search box only with search_fields; `get_search_results` ignores them.
     search_fields = ("jid",)
-    search_help_text = (
+    search_help_text = _(
         "A query, such as: error:Timeout task:shop.* queue:mail older:2d about:shop.order/42 text:word. "
         "Or a job ID or its beginning, a task, an error, or words of its message."
     )
@@ -123,7 +129,11 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         links = [(jobs_link(q=f'task:"{name}"'), name) for name in similar if name != word]
         if links:
             offer = format_html_join(", ", '<a href="{}">{}</a>', links)
-            self.message_user(request, format_html("No matching jobs. Did you mean the task {}?", offer), messages.INFO)
+            self.message_user(
+                request,
+                format_html(gettext("No matching jobs. Did you mean the task {tasks}?"), tasks=offer),
+                messages.INFO,
+            )
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Render the list with its tabs and the actions on all matching jobs."""
@@ -133,8 +143,8 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             filters.pop(name, None)
         state = request.GET.get("state", "")
         suffix = f"&{filters.urlencode()}" if filters else ""
-        tabs = [("all", f"?{filters.urlencode()}", not state)]
-        tabs += [(str(tab_state), f"?state={tab_state}{suffix}", state == tab_state) for tab_state in _TABS]
+        tabs: list[tuple[_StrOrPromise, str, bool]] = [(pgettext("jobs", "all"), f"?{filters.urlencode()}", not state)]
+        tabs += [(STATES[tab_state], f"?state={tab_state}{suffix}", state == tab_state) for tab_state in _TABS]
         allowed = [
             (name, action)
             for name, action in job_actions.ACTIONS.items()
@@ -155,58 +165,63 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             self._suggest(request, rows.query)
         return response
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def marked_state(self, job: Job) -> str:
         """Return the state, highlighted if it needs attention."""
-        return format_html('<span class="{}">{}</span>', _MARKS.get(State(job.state), ""), job.state)
+        return format_html('<span class="{}">{}</span>', _MARKS.get(State(job.state), ""), STATES[job.state])
 
-    @admin.display(description="task")
+    @admin.display(description=_("task"))
     def task(self, job: Job) -> str:
         """Return the name of the task."""
         return str(job.jobtype)
 
-    @admin.display(description="job ID")
+    @admin.display(description=_("job ID"))
     def job_id(self, job: Job) -> str:
         """Return the job's ID."""
         return str(job.jid)
 
-    @admin.display(description="time")
+    @admin.display(description=_("attempts"))
+    def attempts(self, job: Job) -> int:
+        """Return the number of runs that count as attempts."""
+        return job.attempts
+
+    @admin.display(description=_("time"))
     def event_time(self, job: Job) -> str:
         """Return the time that matters in the job's state."""
         moment = job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else job.enqueued_at)
         return render_time(moment)
 
-    @admin.display(description="error")
+    @admin.display(description=_("error"))
     def error(self, job: Job) -> str:
         """Return the latest failure's type without its module path, to save width."""
         return str(job.errtype).rpartition(".")[2]
 
-    @admin.action(description="Retry now", permissions=["retry"])
+    @admin.action(description=_("Retry now"), permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Retry the selected jobs that failed."""
         return self._execute_selected(request, queryset, "retry")
 
-    @admin.action(description="Run now", permissions=["requeue"])
+    @admin.action(description=_("Run now"), permissions=["requeue"])
     def requeue(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Run the selected jobs now, scheduled ones included."""
         return self._execute_selected(request, queryset, "requeue")
 
-    @admin.action(description="Cancel (drop, or stop while it runs)", permissions=["cancel"])
+    @admin.action(description=_("Cancel (drop waiting jobs, stop running ones)"), permissions=["cancel"])
     def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Discard waiting jobs, and stop running ones within seconds if the worker is ours."""
         return self._execute_selected(request, queryset, "cancel")
 
-    @admin.action(description="Kill (send to dead)", permissions=["kill"])
+    @admin.action(description=_("Move to dead"), permissions=["kill"])
     def kill(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Move waiting jobs to dead."""
         return self._execute_selected(request, queryset, "kill")
 
-    @admin.action(description="Discard (drop)", permissions=["discard"])
+    @admin.action(description=_("Discard (remove without running)"), permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Discard waiting and dead jobs."""
         return self._execute_selected(request, queryset, "discard")
 
-    @admin.action(description="Delete (what ended)", permissions=["prune"])
+    @admin.action(description=_("Delete finished jobs"), permissions=["prune"])
     def prune(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         """Delete the rows of finished jobs before their retention ends."""
         return self._execute_selected(request, queryset, "prune")
@@ -225,9 +240,13 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         # Without the long texts: a page of the list may have 200 of them.
         jobs = list(queryset.only("pk", "jid", "jobtype", "state"))
         if action.warning:
-            question = f"{action.label} {len(jobs)} job{'' if len(jobs) == 1 else 's'}?"
+            question = ngettext("%(action)s %(number)s job?", "%(action)s %(number)s jobs?", len(jobs))
             confirmation = self.confirmation_page(
-                request, question, objects=jobs, note=action.warning, button=f"Yes, {action.label.lower()}"
+                request,
+                question % {"action": action.label, "number": format_number(len(jobs))},
+                objects=jobs,
+                note=action.warning,
+                button=gettext("Yes, %(action)s") % {"action": str(action.label).lower()},
             )
             if confirmation is not None:
                 return confirmation
@@ -236,7 +255,14 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         if changed:  # else another user was faster
             log_action(request, [job for job in jobs if job.state in action.states], action.done_label)
         unchanged = len(jobs) - changed
-        note = f" {unchanged} skipped: already in another state." if unchanged else ""
-        level = messages.WARNING if unchanged else messages.SUCCESS
-        self.message_user(request, f"{action.done_label} {changed} job{'' if changed == 1 else 's'}.{note}", level)
+        text = ngettext("%(done)s %(number)s job.", "%(done)s %(number)s jobs.", changed)
+        text %= {"done": action.done_label, "number": format_number(changed)}
+        if unchanged:
+            skipped = ngettext(
+                "%(number)s skipped: already in another state.",
+                "%(number)s skipped: already in another state.",
+                unchanged,
+            )
+            text += f" {skipped % {'number': format_number(unchanged)}}"
+        self.message_user(request, text, messages.WARNING if unchanged else messages.SUCCESS)
         return None

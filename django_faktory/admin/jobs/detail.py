@@ -13,9 +13,13 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.contenttypes.models import ContentType
 from django.http import HttpRequest
+from django.template.loader import render_to_string
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import escape, format_html
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
+from django.utils.text import capfirst
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
 
 from ... import conf
 from ...core.json.fields import parse_instant
@@ -36,8 +40,9 @@ from ...tasks.arguments import may_have_references
 from ...tasks.encryption import is_encrypted
 from ...tasks.results import Attempt, runs_of
 from ...tasks.tracing import trace_id_of
-from ..base import build_shown_text, jobs_link
+from ..base import build_shown_text, jobs_link, translate_entry
 from ..formats import format_duration
+from ..labels import STATES
 from ..locks import holder_of
 from ..sanitize import make_readable
 from . import actions
@@ -59,7 +64,7 @@ ARGUMENT_BYTES = 1024
 MAX_EDITED = WHOLE
 """Characters of the longest arguments that the edit page shows."""
 
-TOO_LONG = "Its arguments are too long to be edited on a page; edit them through the API."
+TOO_LONG = _("Its arguments are too long to be edited on a page; edit them through the API.")
 
 
 class TimelineEntry(NamedTuple):
@@ -106,11 +111,11 @@ def build_context(
             shown_texts[name] = build_shown_text(payload, urls["payload"], format_json(text))
     return {
         "job": job,
-        "status": STATUS_WORDS.get(State(job.state), job.state),
+        "status": STATUS_WORDS.get(State(job.state), STATES[job.state]),
         "is_final": job.state in FINAL,
         "facts": [
             (name, value)
-            for name, value in [*_build_facts(job), ("Trace", _trace(custom.get("traceparent", "")))]
+            for name, value in [*_build_facts(job), (gettext("Trace"), _trace(custom.get("traceparent", "")))]
             if value not in (None, "", "–")
         ],
         "times": [(name, at) for name, at in _build_times(job) if at is not None],
@@ -130,17 +135,20 @@ def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
     The reason is "" if they can be edited.
     """
     if not payload.is_whole:
-        return "", "", TOO_LONG
+        return "", "", str(TOO_LONG)
     members = _members(redaction.shown_job(job.jobtype, payload.text))
     kwargs = _members(members.get("custom", "")).get("kwargs", "")
     call = format_json(members.get("args", "[]"), MAX_EDITED), format_json(kwargs, MAX_EDITED) or "{}"
     if any(len(text) > MAX_EDITED for text in call):
-        return "", "", TOO_LONG
+        return "", "", str(TOO_LONG)
     if job.state not in EDITABLE:
-        return *call, f"It is {job.state}: only a job that may run, and does not, can be edited."
+        return *call, (
+            gettext("It is %(state)s: only a job that may run, and does not, can be edited.")
+            % {"state": STATES[job.state]}
+        )
     # The placeholder shown for a hidden value would be saved as the value.
     if redaction.is_redacted(job.jobtype, payload.text):
-        return *call, "FAKTORY['REDACT'] hides some of its arguments: they cannot be edited on a page."
+        return *call, gettext("FAKTORY['REDACT'] hides some of its arguments: they cannot be edited on a page.")
     return *call, ""
 
 
@@ -164,7 +172,7 @@ def name_arguments(job: Job, payload: StoredText, shown: StoredText) -> list[Sho
         return []
     rows: list[ShownArgument] = []
     remaining = SHOWN_BYTES
-    for _, name, raw in (bind(task, args, kwargs) or [])[:MAX_ARGUMENTS_SHOWN]:
+    for _parameter, name, raw in (bind(task, args, kwargs) or [])[:MAX_ARGUMENTS_SHOWN]:
         whole = _describe_value(raw, is_plain=task.plain_json)
         limit = min(remaining, ARGUMENT_BYTES)
         # A client chooses the names of further keyword arguments: half a character could not be encoded.
@@ -200,9 +208,10 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
     unrecorded = max(0, job.failures + job.losses - sum(not run.is_interruption for run in runs))
     number = unrecorded + sum(not run.is_interruption for run in omitted_runs)
     texts = _cut_runs(job, shown_runs)
-    entries = [TimelineEntry("Enqueued", job.created_at)]
+    entries = [TimelineEntry(gettext("Enqueued"), job.created_at)]
     if earlier := unrecorded + len(omitted_runs):
-        entries.append(TimelineEntry(f"{earlier} earlier attempt{'s' * (earlier > 1)}", None))
+        text = ngettext("%(number)s earlier attempt", "%(number)s earlier attempts", earlier)
+        entries.append(TimelineEntry(text % {"number": earlier}, None))
     for run, (message, backtrace, log) in zip(shown_runs, texts, strict=True):
         started_at, failed_at = _parse_time(run.started_at), _parse_time(run.failed_at)
         number += not run.is_interruption
@@ -212,7 +221,7 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
             continue
         entries.append(
             TimelineEntry(
-                f"Attempt {number} failed",
+                gettext("Attempt %(number)s failed") % {"number": number},
                 failed_at,
                 is_failed=True,
                 took=_format_span(started_at, failed_at),
@@ -247,7 +256,7 @@ def add_operator_actions(entries: Sequence[TimelineEntry], job: Job) -> list[Tim
         at = event.at or at  # an entry without a time stays behind the one before it
         timed.append((at, event))
     for entry in latest:
-        title = cut(entry.get_change_message(), MESSAGE_BYTES)
+        title = cut(translate_entry(entry.get_change_message()), MESSAGE_BYTES)
         timed.append((entry.action_time, TimelineEntry(title, entry.action_time, by=entry.user.get_username())))
     return [*(event for _, event in sorted(timed, key=itemgetter(0))), current]
 
@@ -274,14 +283,14 @@ def _cut_runs(job: Job, runs: Sequence[Attempt]) -> list[tuple[str, str, str]]:
 FINAL = frozenset({State.SUCCEEDED, State.DEAD, State.DISCARDED, State.EXPIRED})
 """States in which a job's page need not be reloaded: only people change these jobs."""
 
-STATUS_WORDS = {State.RETRIES: "waiting to retry", State.WORKING: "running"}
+STATUS_WORDS = {State.RETRIES: _("waiting to retry"), State.WORKING: _("running")}
 """Words for states whose names people do not use."""
 
 _WAITS = {
-    State.SCHEDULED: ("Scheduled for", "run_at"),
-    State.RETRIES: ("Next retry at", "run_at"),
-    State.ENQUEUED: ("Waiting for a worker since", "enqueued_at"),
-    State.BLOCKED: ("Waiting for a lock or a limit since", "enqueued_at"),
+    State.SCHEDULED: (_("Scheduled for"), "run_at"),
+    State.RETRIES: (_("Next retry at"), "run_at"),
+    State.ENQUEUED: (_("Waiting for a worker since"), "enqueued_at"),
+    State.BLOCKED: (_("Waiting for a lock or a limit since"), "enqueued_at"),
 }
 
 
@@ -289,18 +298,19 @@ def _current_entry(job: Job) -> TimelineEntry:
     state = State(job.state)
     if state in _WAITS:
         title, column = _WAITS[state]
-        return TimelineEntry(title, getattr(job, column))
+        return TimelineEntry(str(title), getattr(job, column))
     if state is State.WORKING:
-        return TimelineEntry(f"Attempt {job.attempts} running since", job.started_at, worker=job.wid)
+        text = gettext("Attempt %(number)s running since") % {"number": job.attempts}
+        return TimelineEntry(text, job.started_at, worker=job.wid)
     if state is State.SUCCEEDED:
         return TimelineEntry(
-            "Succeeded",
+            gettext("Succeeded"),
             job.finished_at,
             is_good=True,
             took=_format_span(job.started_at, job.finished_at),
             worker=job.wid,
         )
-    return TimelineEntry(str(state).capitalize(), job.finished_at, is_failed=state is State.DEAD)
+    return TimelineEntry(capfirst(str(STATES[state])), job.finished_at, is_failed=state is State.DEAD)
 
 
 def _format_span(started_at: datetime | None, ended_at: datetime | None) -> str:
@@ -309,38 +319,41 @@ def _format_span(started_at: datetime | None, ended_at: datetime | None) -> str:
 
 def _build_facts(job: Job) -> list[tuple[str, Any]]:
     using = job._state.db or "default"  # noqa: SLF001  (documented)
+    attempts = gettext("%(number)s of %(total)s") % {"number": job.attempts, "total": job.max_attempts}
     return [
-        ("Task", job.jobtype),
-        ("State", job.state),
-        ("Queue", _admin_link("queue", job.queue, job.queue)),
-        ("About", _subject(job.about)),
-        ("Priority", job.priority or None),
-        ("Attempts", f"{job.attempts} of {job.max_attempts}" if job.attempts else None),
-        ("Interruptions", job.interruptions or None),
-        ("Lost workers", job.losses or None),
-        ("Progress", _progress(job, using)),
+        (gettext("Task"), job.jobtype),
+        (gettext("State"), STATES[job.state]),
+        (gettext("Queue"), _admin_link("queue", job.queue, job.queue)),
+        (gettext("About"), _subject(job.about)),
+        (gettext("Priority"), job.priority or None),
+        (gettext("Attempts"), attempts if job.attempts else None),
+        (gettext("Interruptions"), job.interruptions or None),
+        (gettext("Lost workers"), job.losses or None),
+        (gettext("Progress"), _progress(job, using)),
         (
-            "Cancelled",
-            "requested; the worker was notified" if job.is_cancelled and job.state == State.WORKING else None,
+            gettext("Cancelled"),
+            gettext("requested; the worker was notified") if job.is_cancelled and job.state == State.WORKING else None,
         ),
-        ("Worker", _worker(job, using)),
-        ("Batch", _batch(job.bid, using)),
-        ("Callback of batch", _batch(job.callback_of, using)),
-        ("Lock", job.lock_key),
-        ("Lock held by", holder_of(job)),
-        ("Lock token", job.lock_token),
-        ("Limit of the key", job.limit_key),
-        ("Held by limit", _limiter(job, using)),
-        ("Unique until", job.unique_expires_at),
-        ("Cron entry", _cron(job, using)),
-        ("Job ID", _copyable(job.jid)),
+        (gettext("Worker"), _worker(job, using)),
+        (gettext("Batch"), _batch(job.bid, using)),
+        (gettext("Callback of batch"), _batch(job.callback_of, using)),
+        (gettext("Lock"), job.lock_key),
+        (gettext("Lock held by"), holder_of(job)),
+        (gettext("Lock token"), job.lock_token),
+        (gettext("Limit of the key"), job.limit_key),
+        (gettext("Held by limit"), _limiter(job, using)),
+        (gettext("Unique until"), job.unique_expires_at),
+        (gettext("Cron entry"), _cron(job, using)),
+        (gettext("Job ID"), _copyable(job.jid)),
     ]
 
 
 def _copyable(jid: str) -> SafeString:
     """Return the job ID with a button that copies it, which the page's script shows."""
-    button = '<button type="button" name="copy" value="faktory-jid" aria-label="Copy job ID" hidden>Copy</button>'
-    return format_html('<span id="faktory-jid">{}</span> {}', jid, mark_safe(button))  # noqa: S308  (a constant)
+    button = render_to_string(
+        "admin/django_faktory/copy.html", {"source": "faktory-jid", "label": gettext("Copy job ID")}
+    )
+    return format_html('<span id="faktory-jid">{}</span> {}', jid, button)
 
 
 def _trace(traceparent: str) -> SafeString | None:
@@ -362,14 +375,17 @@ def _limiter(job: Job, using: str) -> Any:
 
 def _build_times(job: Job) -> list[tuple[str, datetime | None]]:
     return [
-        ("Created", job.created_at),
-        ("Due", job.run_at),
-        ("Enqueued", job.enqueued_at),
-        ("Started", job.started_at),
-        ("Leased, delivery not confirmed, until" if is_unconfirmed(job) else "Reserved until", job.reserved_until),
-        ("Ended", job.finished_at),
-        ("Expires", job.expires_at),
-        ("Kept until", job.purge_at),
+        (gettext("Created"), job.created_at),
+        (gettext("Due"), job.run_at),
+        (gettext("Enqueued"), job.enqueued_at),
+        (gettext("Started"), job.started_at),
+        (
+            gettext("Leased, delivery not confirmed, until") if is_unconfirmed(job) else gettext("Reserved until"),
+            job.reserved_until,
+        ),
+        (gettext("Ended"), job.finished_at),
+        (gettext("Expires"), job.expires_at),
+        (gettext("Kept until"), job.purge_at),
     ]
 
 
@@ -381,8 +397,8 @@ def _progress(job: Job, using: str) -> SafeString | str:
     desc = cut(tracking.desc or "", MESSAGE_BYTES)
     if tracking.percent is None:
         return desc
-    bar = '<progress max="100" value="{0}" aria-label="Progress"></progress> {0} % {1}'
-    return format_html(bar, tracking.percent, desc)
+    bar = '<progress max="100" value="{0}" aria-label="{2}"></progress> {0} % {1}'
+    return format_html(bar, tracking.percent, desc, gettext("Progress"))
 
 
 def _worker(job: Job, using: str) -> SafeString | str | None:
@@ -423,7 +439,7 @@ def _subject(about: str | None) -> SafeString | str | None:
         meta = apps.get_model(label)._meta  # noqa: SLF001  (documented)
         address = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[quote(key)])
         link = format_html('<a href="{}"><bdi>{}</bdi></a>', address, about)
-    return format_html('{} (<a href="{}">all its jobs</a>)', link, jobs_link(about=about))
+    return format_html('{} (<a href="{}">{}</a>)', link, jobs_link(about=about), gettext("all its jobs"))
 
 
 def _members(text: str) -> dict[str, str]:

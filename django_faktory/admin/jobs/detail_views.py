@@ -10,6 +10,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext
 
 from ... import conf
 from ...core.json.jsontext import compact, decode, encode
@@ -94,10 +95,10 @@ class JobViews(ReadOnlyAdmin):
         if action.warning:
             confirmation = self.confirmation_page(
                 request,
-                f"{action.label} this job?",
+                gettext("%(action)s this job?") % {"action": action.label},
                 objects=[job],
                 note=action.warning,
-                button=f"Yes, {action.label.lower()}",
+                button=gettext("Yes, %(action)s") % {"action": str(action.label).lower()},
             )
             if confirmation is not None:
                 return confirmation
@@ -106,9 +107,8 @@ class JobViews(ReadOnlyAdmin):
             log_action(request, [job], action.done_label)
             self.message_user(request, f"{action.done_label}: {job.jid}", messages.SUCCESS)
         else:
-            self.message_user(
-                request, f"{action.label}: nothing done, the job has changed its state meanwhile.", messages.WARNING
-            )
+            text = gettext("%(action)s: nothing done, the job has changed its state meanwhile.")
+            self.message_user(request, text % {"action": action.label}, messages.WARNING)
         # A deleted job has no page to return to.
         still_exists = Job.objects.using(conf.get("DATABASE")).filter(pk=pk).exists()
         return HttpResponseRedirect(_page_url(pk) if still_exists else reverse("admin:django_faktory_job_changelist"))
@@ -135,8 +135,9 @@ class JobViews(ReadOnlyAdmin):
                 problem = str(error)
             # The form shows the same texts again if they are refused, so that no input is lost.
             args, kwargs = request.POST.get("args", args), request.POST.get("kwargs", kwargs)
+        title = gettext("Edit the arguments of %(task)s") % {"task": job.jobtype}
         return self.page(
-            request, "edit_job", title=f"Edit the arguments of {job.jobtype}", job=job, args=args, kwargs=kwargs,
+            request, "edit_job", title=title, job=job, args=args, kwargs=kwargs,
             problem=problem, form=form, seen=seen, back_url=_page_url(pk),
         )  # fmt: skip
 
@@ -145,7 +146,7 @@ class JobViews(ReadOnlyAdmin):
         # Hidden arguments must not be in the log either.
         details = "" if redaction.is_on() else f" from {before} to {after}"
         log_action(request, [job], f"Edited its arguments{details}")
-        self.message_user(request, "Arguments saved. The job has not been retried.", messages.SUCCESS)
+        self.message_user(request, gettext("Arguments saved. The job has not been retried."), messages.SUCCESS)
         return HttpResponseRedirect(_page_url(job.pk))
 
 
@@ -173,9 +174,11 @@ def _fingerprint(args: str, kwargs: str) -> str:
 def _refuse_stale(request: HttpRequest, seen: str, *, has_form: bool) -> None:
     """Raise InvalidPayload if the user has not seen the present arguments, or the form no longer fits."""
     if request.POST.get("seen", seen) != seen:
-        raise InvalidPayload("The arguments were changed meanwhile. Compare yours with the job; Save replaces them.")
+        raise InvalidPayload(
+            gettext("The arguments were changed meanwhile. Compare yours with the job; Save replaces them.")
+        )
     if not has_form and "args" not in request.POST:
-        raise InvalidPayload("The task has changed meanwhile. Edit the arguments as JSON.")
+        raise InvalidPayload(gettext("The task has changed meanwhile. Edit the arguments as JSON."))
 
 
 def call_text(args: str, kwargs: str) -> str:

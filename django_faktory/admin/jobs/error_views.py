@@ -14,6 +14,7 @@ from django.db.models import Max
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
+from django.utils.translation import gettext, gettext_noop, ngettext
 
 from ... import conf
 from ...core.json import jsontext
@@ -26,6 +27,7 @@ from ...operations.error_groups import ErrorKind
 from ...operations.timings import PERIODS
 from ...store import texts
 from ..base import ReadOnlyAdmin, format_capped, jobs_link, log_action
+from ..labels import STATES
 from ..overview.charts import Chart, Point, build_chart
 from . import actions
 from . import bulk as bulk_actions
@@ -58,7 +60,11 @@ class ErrorViews(ReadOnlyAdmin):
         self._require_view_permission(request)
         groups = error_groups.group_failed(using=conf.get("DATABASE"))
         return self.page(
-            request, "errors", title="Failed jobs by error", groups=groups, shown_groups=groups.groups[:GROUPS_SHOWN]
+            request,
+            "errors",
+            title=gettext("Failed jobs by error"),
+            groups=groups,
+            shown_groups=groups.groups[:GROUPS_SHOWN],
         )
 
     def _error(self, request: HttpRequest) -> HttpResponse:
@@ -78,17 +84,19 @@ class ErrorViews(ReadOnlyAdmin):
         retrying_ids = list(error_groups.ids_of_kind(retrying.order_by("-pk")[:RETRIES_READ], kind))
         failed = latest or list(Job.objects.using(using).filter(pk__in=retrying_ids[:1]).only(*columns))
         retry = actions.ACTIONS["retry"]
+        count_text = format_capped(len(ids), bulk_actions.COUNTED)
         return self.page(
             request,
             "error",
-            title=f"{kind.errtype or 'No error'}: {format_capped(len(ids), bulk_actions.COUNTED)} dead jobs",
+            title=ngettext("%(error)s: %(number)s dead job", "%(error)s: %(number)s dead jobs", len(ids))
+            % {"error": kind.errtype or gettext("Killed manually"), "number": count_text},
             chart=_build_chart(ids, using=using) if ids else None,
             last_retry_at=_find_last_retry(retrying_ids, using=using),
             may_kill=actions.ACTIONS["kill"].is_allowed(request),
             kind=kind,
             scope=scope,
             count=len(ids),
-            count_text=format_capped(len(ids), bulk_actions.COUNTED),
+            count_text=count_text,
             latest=latest,
             failure=_read_latest_failure(failed),
             retrying=format_capped(len(retrying_ids), RETRIES_READ - 1),
@@ -112,9 +120,10 @@ class ErrorViews(ReadOnlyAdmin):
             return self.answer_missing(request)
         kind = error_groups.read_kind(job)  # before the retry: the next run may replace the failure
         if bulk.try_one(job):
-            log_action(request, [job], "Retried as a test")
+            log_action(request, [job], gettext_noop("Retried as a test"))
         else:
-            self.message_user(request, f"Nothing done: the job is now {job.state}.", messages.WARNING)
+            text = gettext("Nothing done: the job is now %(state)s.") % {"state": STATES[job.state]}
+            self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_error')}?{kind.query}&tried={pk}")
 
     def _trial_part(self, request: HttpRequest) -> HttpResponse:
@@ -136,6 +145,7 @@ class ErrorViews(ReadOnlyAdmin):
         return {
             "pk": pk,
             "job": job,
+            "state": STATES[state] if state else "",
             "part": f"{reverse('admin:django_faktory_job_tried')}?{request.GET.urlencode()}",
             "is_good": state == State.SUCCEEDED,
             "is_bad": state in (State.DEAD, State.RETRIES),
@@ -156,7 +166,7 @@ def _build_chart(ids: Sequence[int], *, using: str) -> Chart:
     ends = times.values_list("finished_at", flat=True)
     counts = Counter((at - intervals[0]) // timedelta(hours=1) for at in ends if at is not None)
     points = [Point(f"{at:%H:%M}", 0, counts[index]) for index, at in enumerate(intervals)]
-    return build_chart("Failed finally in the last 24 hours", points)
+    return build_chart(gettext("Failed finally in the last 24 hours"), points)
 
 
 def _find_last_retry(ids: Sequence[int], *, using: str) -> datetime | None:

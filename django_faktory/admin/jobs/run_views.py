@@ -12,6 +12,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.http import urlencode
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
 
 from ... import conf
 from ...core.json.jsontext import encode
@@ -35,19 +37,21 @@ _EARLIEST, _LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tz
 class OptionsForm(forms.Form):
     """Options of a single job; without a value the task's own option applies."""
 
-    queue = forms.CharField(required=False, max_length=255)
-    priority = forms.IntegerField(required=False, min_value=-100, max_value=100)
+    queue = forms.CharField(label=_("Queue"), required=False, max_length=255)
+    priority = forms.IntegerField(label=_("Priority"), required=False, min_value=-100, max_value=100)
     run_at = forms.DateTimeField(
-        required=False, widget=forms.DateTimeInput({"type": "datetime-local"}, format="%Y-%m-%dT%H:%M")
+        label=_("Run at"),
+        required=False,
+        widget=forms.DateTimeInput({"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
     )
 
     def __init__(self, task: FaktoryTask[..., Any], data: Any = None) -> None:
         super().__init__(data, prefix="job")
         zone = timezone.get_current_timezone_name()
         for name, text in (
-            ("queue", f"Blank: {task.queue_name}"),
-            ("priority", f"-100 to 100, larger first. Blank: {task.priority}"),
-            ("run_at", f"In the time zone {zone}. Blank: now"),
+            ("queue", gettext("Blank: %(value)s") % {"value": task.queue_name}),
+            ("priority", gettext("-100 to 100, larger first. Blank: %(value)s") % {"value": task.priority}),
+            ("run_at", gettext("In the time zone %(zone)s. Blank: now") % {"zone": zone}),
         ):
             self.fields[name].help_text = text
         self._task = task
@@ -73,7 +77,7 @@ class OptionsForm(forms.Form):
         except (OverflowError, ValueError):
             moment = datetime.max.replace(tzinfo=UTC)
         if not _EARLIEST <= moment <= _LATEST:
-            raise forms.ValidationError("expected a time from 1970 to 9999")
+            raise forms.ValidationError(gettext("expected a time from 1970 to 9999"))
         return moment
 
     def clean(self) -> dict[str, Any]:
@@ -106,9 +110,13 @@ class RunViews(ReadOnlyAdmin):
         tasks = {task.jobtype: task for task in find_tasks()}
         name = request.GET.get("task", "")
         task = tasks.get(name)
-        problem = f"No task of this project has the name {name[:255]}." if name and task is None else ""
+        problem = ""
+        if name and task is None:
+            problem = gettext("No task of this project has the name %(task)s.") % {"task": name[:255]}
+        title = gettext("Run a task")
         form = options = None
         if task is not None:
+            title = gettext("Run %(task)s") % {"task": task.jobtype}
             data = request.POST if request.method == "POST" else None
             form, options = ArgumentsForm(task, data), OptionsForm(task, data)
             # Both are checked, so that all errors are shown at once.
@@ -118,7 +126,7 @@ class RunViews(ReadOnlyAdmin):
                 except (FaktoryError, TypeError, ValueError) as error:
                     problem = str(error)
         return self.page(
-            request, "run_task", title="Run a task" if task is None else f"Run {task.jobtype}", task=task,
+            request, "run_task", title=title, task=task,
             tasks=sorted(tasks), form=form, options=options, problem=problem, back_url=self._back_url(request),
         )  # fmt: skip
 
@@ -133,8 +141,9 @@ class RunViews(ReadOnlyAdmin):
         details = "" if is_hidden else f" with {call_text(encode(args), encode(kwargs))}"
         # A worker may have ended the job already; or the jobs are stored elsewhere.
         row = job or Job(jid=result.id, jobtype=task.jobtype)
-        log_action(request, [row], f"Enqueued by hand{details}")
-        self.message_user(request, f"Enqueued {task.jobtype} as {result.id}.", messages.SUCCESS)
+        log_action(request, [row], gettext_noop("Enqueued by hand") + details)
+        text = gettext("Enqueued %(task)s as %(job)s.") % {"task": task.jobtype, "job": result.id}
+        self.message_user(request, text, messages.SUCCESS)
         if job is not None and may_see(request.user, "job"):
             return HttpResponseRedirect(reverse("admin:django_faktory_job_change", args=[job.pk]))
         return HttpResponseRedirect(run_link(task.jobtype))

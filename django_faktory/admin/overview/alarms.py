@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from django.contrib.admin.utils import quote
 from django.urls import reverse
+from django.utils.translation import gettext
 
 from ...core.limits import Scope
 from ...models import Limit
@@ -45,10 +46,10 @@ def read_alarm_lines(may: Callable[[str], bool], *, using: str) -> list[AlarmLin
     for alarm in alarms.hide_names(alarms.read(using=using), lambda resource: may(f"{resource}.view")):
         button = None
         if alarm.kind == "paused-queue" and may("queue.resume"):
-            button = Button("Resume queue", _list_url("queue"), "resume", alarm.subject)
+            button = Button(gettext("Resume queue"), _list_url("queue"), "resume", alarm.subject)
         elif alarm.kind == "paused-task" and may("limit.resume"):
             limit = Limit.objects.using(using).filter(scope=Scope.TASK, name=alarm.subject).first()
-            button = Button("Resume task", _list_url("limit"), "resume", str(limit.pk)) if limit else None
+            button = Button(gettext("Resume task"), _list_url("limit"), "resume", str(limit.pk)) if limit else None
         age = format_age(alarm.since) if alarm.since else ""
         lines.append(AlarmLine(alarm, age, _LINKS[alarm.kind](alarm.subject), button))
     return lines

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ..formats import format_latency
+from django.utils.translation import gettext
+
+from ..formats import format_latency, format_number
 
 # In units of the viewBox, which the template stretches to the width of the page.
 HEIGHT = 100.0
@@ -104,10 +106,10 @@ def build_chart(title: str, points: Sequence[Point], marks: tuple[Mark, ...] = (
     scale = HEIGHT / maximum if maximum else 0.0
     bars = tuple(_build_bar(index, point, scale) for index, point in enumerate(points))
     succeeded, failed = sum(point.succeeded for point in points), sum(point.failed for point in points)
-    y_labels = (f"{maximum:,}", f"{maximum // 2:,}", "0") if maximum > 1 else (f"{maximum:,}", "0")
+    y_labels = (*map(format_number, (maximum, maximum // 2) if maximum > 1 else (maximum,)), "0")
     return Chart(
         title=title,
-        summary=f"{title}: {succeeded:,} succeeded, {failed:,} failed",
+        summary=_describe(title, succeeded, failed),
         bars=bars,
         axes=_build_axes([point.label for point in points], y_labels),
         maximum=maximum,
@@ -140,7 +142,7 @@ def build_line_chart(title: str, points: Sequence[Latencies], marks: tuple[Mark,
 def build_marks(events: Sequence[tuple[datetime, str]], first: datetime, interval_s: float) -> tuple[Mark, ...]:
     """Return a mark for each event after `first`, the beginning of a chart with these intervals."""
     return tuple(
-        Mark(_format_number((at - first).total_seconds() / interval_s * STEP), title)
+        Mark(_coordinate((at - first).total_seconds() / interval_s * STEP), title)
         for at, title in events
         if at >= first
     )
@@ -148,7 +150,7 @@ def build_marks(events: Sequence[tuple[datetime, str]], first: datetime, interva
 
 def _build_axes(labels: Sequence[str], y_labels: tuple[str, ...]) -> Axes:
     step = max(1, math.ceil(len(labels) / X_LABELS))
-    return Axes(_format_number(len(labels) * STEP), _format_number(HEIGHT), y_labels, tuple(labels[::step]))
+    return Axes(_coordinate(len(labels) * STEP), _coordinate(HEIGHT), y_labels, tuple(labels[::step]))
 
 
 def _build_path(seconds: Sequence[float | None], decades: int) -> str:
@@ -158,7 +160,7 @@ def _build_path(seconds: Sequence[float | None], decades: int) -> str:
             is_connected = False
             continue
         share = math.log10(max(value, MIN_LATENCY_S) / MIN_LATENCY_S) / decades
-        x, y = _format_number((index + 0.5) * STEP), _format_number(HEIGHT * (1 - min(1.0, share)))
+        x, y = _coordinate((index + 0.5) * STEP), _coordinate(HEIGHT * (1 - min(1.0, share)))
         # A line of length 0 after each move is drawn as a dot: a value between two gaps is visible too.
         parts.append(f"L{x} {y}" if is_connected else f"M{x} {y}h0")
         is_connected = True
@@ -168,16 +170,24 @@ def _build_path(seconds: Sequence[float | None], decades: int) -> str:
 def _build_bar(index: int, point: Point, scale: float) -> Bar:
     failed, succeeded = point.failed * scale, point.succeeded * scale
     return Bar(
-        x=_format_number(index * STEP + GAP / 2),
-        width=_format_number(STEP - GAP),
-        succeeded_y=_format_number(HEIGHT - failed - succeeded),
-        succeeded_height=_format_number(succeeded),
-        failed_y=_format_number(HEIGHT - failed),
-        failed_height=_format_number(failed),
-        title=f"{point.label}: {point.succeeded:,} succeeded, {point.failed:,} failed",
+        x=_coordinate(index * STEP + GAP / 2),
+        width=_coordinate(STEP - GAP),
+        succeeded_y=_coordinate(HEIGHT - failed - succeeded),
+        succeeded_height=_coordinate(succeeded),
+        failed_y=_coordinate(HEIGHT - failed),
+        failed_height=_coordinate(failed),
+        title=_describe(point.label, point.succeeded, point.failed),
     )
 
 
-def _format_number(number: float) -> str:
+def _describe(title: str, succeeded: int, failed: int) -> str:
+    return gettext("%(title)s: %(succeeded)s succeeded, %(failed)s failed") % {
+        "title": title,
+        "succeeded": format_number(succeeded),
+        "failed": format_number(failed),
+    }
+
+
+def _coordinate(number: float) -> str:
     """Return the number as text, so that no template formats it with a local decimal comma."""
     return f"{number:.2f}".rstrip("0").rstrip(".")

@@ -17,7 +17,7 @@ from django.db.models import Sum
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.formats import date_format
-from django.utils.translation import get_language
+from django.utils.translation import get_language, gettext
 
 from ... import conf
 from ...core.lifecycle import State
@@ -28,7 +28,8 @@ from ...store.shared_reads import shared
 from ...store.statistics import counts as statistics
 from ...store.statistics import histograms
 from ..base import jobs_link
-from ..formats import format_age, format_duration, make_aware
+from ..formats import format_age, format_duration, format_number, make_aware
+from ..labels import PHASES, STATES
 from .alarms import AlarmLine, read_alarm_lines
 from .charts import Chart, Point, build_chart
 
@@ -75,6 +76,7 @@ class WorkerLine(NamedTuple):
 
     worker: WorkerProcess
     jobs: int
+    phase: str
     memory: str
     last_seen: str
     is_stale: bool
@@ -138,18 +140,18 @@ def _read_numbers(parts: Sequence[str], *, using: str) -> OverviewData:
 
 def _build_tile(counts: statistics.AllCounts, state: State) -> Tile:
     number = _format_count(counts, state)
-    return Tile(str(state), number, jobs_link(state=str(state)), state is State.DEAD and number != "0")
+    return Tile(str(STATES[state]), number, jobs_link(state=str(state)), state is State.DEAD and number != "0")
 
 
 def _format_count(counts: statistics.AllCounts, state: State) -> str:
     """Format the number of jobs in this state, with a plus sign if the count is partial."""
-    return f"{counts.of(state):,}{'+' if counts.is_partial(state) else ''}"
+    return format_number(counts.of(state)) + ("+" if counts.is_partial(state) else "")
 
 
 def _all_queues(counts: statistics.AllCounts) -> QueueLines:
     def line(name: str) -> QueueLine:
         size, latency_s = counts.queues[name], counts.latencies.get(name, 0.0)
-        return _build_line(name, size, f"{size:,}", latency_s, is_paused=name in counts.paused)
+        return _build_line(name, size, format_number(size), latency_s, is_paused=name in counts.paused)
 
     # Equal sizes remain in the order of names.
     fullest = nlargest(QUEUES_SHOWN, counts.queues, key=counts.queues.__getitem__)
@@ -187,7 +189,7 @@ def build_queue_lines(rows: Sequence[Queue], *, using: str) -> list[QueueLine]:
 
 
 def _format_size(size: int) -> str:
-    return f"{size:,}+" if size >= queues.COUNTED else f"{size:,}"
+    return format_number(size) + ("+" if size >= queues.COUNTED else "")
 
 
 def read_waiting(names: Sequence[str], *, using: str) -> dict[str, queues.Waiting]:
@@ -219,14 +221,21 @@ def _worker_lines(using: str) -> list[WorkerLine]:
     rows = list(WorkerProcess.objects.using(using).filter(workers.living(timeout_s)).order_by("started_at")[:ROWS])
     job_counts = workers.count_jobs_of([row.wid for row in rows], using=using)
     return [
-        WorkerLine(row, job_counts.get(row.wid, 0), format_memory(row), format_age(row.seen_at), is_stale(row))
+        WorkerLine(
+            worker=row,
+            jobs=job_counts.get(row.wid, 0),
+            phase=str(PHASES[row.state]),
+            memory=format_memory(row),
+            last_seen=format_age(row.seen_at),
+            is_stale=is_stale(row),
+        )
         for row in rows
     ]
 
 
 def format_memory(worker: WorkerProcess) -> str:
     """Format the memory that the worker reports."""
-    return f"{worker.rss_kb // 1024:,} MB" if worker.rss_kb else "–"
+    return f"{format_number(worker.rss_kb // 1024)} MB" if worker.rss_kb else "–"
 
 
 def is_stale(worker: WorkerProcess) -> bool:
@@ -258,7 +267,7 @@ def build_recent_chart(now: datetime, *, using: str, queue: str | None = None) -
     points = [
         Point(date_format(timezone.localtime(time), "H:i"), *pair) for time, pair in zip(times, sums, strict=True)
     ]
-    return build_chart("Last 3 hours", points)
+    return build_chart(gettext("Last 3 hours"), points)
 
 
 def _build_daily_chart(now: datetime, using: str) -> Chart:
@@ -270,4 +279,6 @@ def _build_daily_chart(now: datetime, using: str) -> Chart:
         day: (processed - failed, failed)
         for day, processed, failed in rows.annotate(p=Sum("processed"), f=Sum("failed")).values_list("day", "p", "f")
     }
-    return build_chart("Last 30 days", [Point(date_format(day, "j M"), *sums.get(day, (0, 0))) for day in days])
+    return build_chart(
+        gettext("Last 30 days"), [Point(date_format(day, "j M"), *sums.get(day, (0, 0))) for day in days]
+    )

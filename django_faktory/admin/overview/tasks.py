@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib import messages
 from django.contrib.admin.utils import quote
@@ -13,6 +13,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.http import urlencode
+from django.utils.translation import gettext, gettext_noop, ngettext
 
 from ... import conf
 from ...core.limits import Scope
@@ -24,10 +25,13 @@ from ...operations import task_names, timings
 from ...operations.error_groups import group_failed
 from ...operations.timings import PERIODS, QUEUE, TASK, Period, Timing
 from ...store.limits import definitions
-from ..base import ReadOnlyAdmin, describe_action, jobs_link, log_action
-from ..formats import format_latency
+from ..base import ReadOnlyAdmin, describe_action, jobs_link, log_action, translate_entry
+from ..formats import format_latency, format_number
 from ..jobs.run_views import find_run_link
 from .charts import Chart, Latencies, LineChart, Mark, Point, build_chart, build_line_chart, build_marks
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise
 
 FAILED_JOBS_READ = 500
 CRON_SHOWN = 5
@@ -75,8 +79,8 @@ def build_line(timing: Timing, link: str, *, is_paused: bool = False) -> TimingL
     return TimingLine(
         timing=timing,
         link=link,
-        failed_percent="–" if percent is None else f"{percent:.1f} %" if 0 < percent < 10 else f"{percent:.0f} %",
-        per_minute=f"{timing.per_minute:,.0f}" if timing.per_minute >= 10 else f"{timing.per_minute:.2g}",
+        failed_percent="–" if percent is None else f"{format_number(f'{percent:.{1 if 0 < percent < 10 else 0}f}')} %",
+        per_minute=format_number(f"{timing.per_minute:.{'0f' if timing.per_minute >= 10 else '2g'}}"),
         waits=tuple(map(format_latency, timing.waits)),
         runs=tuple(map(format_latency, timing.runs)),
         is_bad=bool(percent and percent > 50),
@@ -98,9 +102,9 @@ def build_charts(name: str, by: str, period: Period, *, using: str, may_see_work
     waits = [Latencies(label, *timings.estimate_quantiles(one.waits)) for label, one in zip(labels, sums, strict=True)]
     runs = [Latencies(label, *timings.estimate_quantiles(one.runs)) for label, one in zip(labels, sums, strict=True)]
     return TimingCharts(
-        build_chart("Finished runs", jobs, marks),
-        build_line_chart("Waiting time", waits, marks),
-        build_line_chart("Run time", runs, marks),
+        build_chart(gettext("Finished runs"), jobs, marks),
+        build_line_chart(gettext("Waiting time"), waits, marks),
+        build_line_chart(gettext("Run time"), runs, marks),
     )
 
 
@@ -110,7 +114,8 @@ def _format_interval(at: datetime, period: Period) -> str:
 
 def _describe_start(at: datetime, count: int) -> str:
     local = timezone.localtime(at) if timezone.is_aware(at) else at
-    return f"{date_format(local, 'Y-m-d H:i')}: {count} worker{'' if count == 1 else 's'} started"
+    text = ngettext("%(time)s: %(number)s worker started", "%(time)s: %(number)s workers started", count)
+    return text % {"time": date_format(local, "Y-m-d H:i"), "number": format_number(count)}
 
 
 class TaskViews(ReadOnlyAdmin):
@@ -136,7 +141,7 @@ class TaskViews(ReadOnlyAdmin):
         return self.page(
             request,
             "tasks",
-            title="Tasks",
+            title=gettext("Tasks"),
             period=period,
             periods=build_period_tabs(period),
             tasks=[build_line(one, task_link(one.name, period.name), is_paused=one.name in paused) for one in by_task],
@@ -189,12 +194,16 @@ class TaskViews(ReadOnlyAdmin):
         changed = (definitions.pause if verb == "pause" else definitions.resume)([name], using=using)
         # A limit that was only a pause is deleted by the resume: the row before is logged.
         row = Limit.objects.using(using).filter(scope=Scope.TASK, name=name).first() or before
-        done = "Paused" if verb == "pause" else "Resumed"
+        done = gettext_noop("Paused") if verb == "pause" else gettext_noop("Resumed")
         if changed and row is not None:
             log_action(request, [row], done)
-            self.message_user(request, f"{describe_action(request, done).rstrip('.')}: {name}", messages.SUCCESS)
+            text = translate_entry(describe_action(request, done)).rstrip(".")
+            self.message_user(request, f"{text}: {name}", messages.SUCCESS)
         else:
-            self.message_user(request, f"Nothing done: {name} was {done.lower()} already.", messages.WARNING)
+            text = gettext("Nothing done: %(task)s was paused already.")
+            if verb == "resume":
+                text = gettext("Nothing done: %(task)s was not paused.")
+            self.message_user(request, text % {"task": name}, messages.WARNING)
         return HttpResponseRedirect(
             task_link(name) if self._may_see_tasks(request) else reverse("admin:django_faktory_overview_changelist")
         )
@@ -213,7 +222,7 @@ def _read_name(text: str) -> str:
     return text
 
 
-def build_period_tabs(period: Period, **parameters: str) -> list[tuple[str, str, bool]]:
+def build_period_tabs(period: Period, **parameters: str) -> list[tuple[_StrOrPromise, str, bool]]:
     """Return label and address of each period, and whether it is the chosen one."""
     return [(one.label, f"?{urlencode({**parameters, 'period': one.name})}", one is period) for one in PERIODS.values()]
 

@@ -8,6 +8,7 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext
 
 from ... import conf
 from ...models.permissions import may, may_see
@@ -49,7 +50,7 @@ class OverviewAdmin(TaskViews):
         return self.page(
             request,
             template,
-            title="Overview",
+            title=gettext("Overview"),
             overview=overview,
             every_s=REFRESHED_EVERY_S,
             part_url=reverse("admin:django_faktory_overview_part"),

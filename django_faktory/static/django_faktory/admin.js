@@ -55,7 +55,7 @@
       button.addEventListener("click", () => {
         const source = document.getElementById(button.value);
         const text = (source.querySelector("pre") || source).textContent;
-        navigator.clipboard.writeText(text).then(() => show("Copied"), () => show("Not copied"));
+        navigator.clipboard.writeText(text).then(() => show(button.dataset.copied), () => show(button.dataset.failed));
       });
     });
   };
@@ -99,8 +99,10 @@
   const keepFresh = (part, url, read, put) => {
     const pause = document.querySelector("[data-faktory-pause]");
     const stale = document.querySelector("[data-faktory-stale]");
-    const warn = (text) => {
+    // The page has the texts, in the language of the reader, as data attributes of this element.
+    const warn = (name, seconds) => {
       if (!stale) return;
+      const text = name ? stale.dataset[name].replace("{seconds}", seconds) : "";
       stale.textContent = text;
       stale.hidden = !text;
     };
@@ -119,11 +121,11 @@
           headers: { "X-Requested-With": "fetch", "X-Faktory-Poll-Factor": String(factor) },
         });
         if (answer.redirected || answer.status === 403) {
-          warn("You are logged out: this page is no longer updated. Reload it to log in.");
+          warn("loggedOut");
           return;
         }
         if (answer.status === 404) {
-          warn("This row no longer exists: it was deleted.");
+          warn("gone");
           return;
         }
         if (!answer.ok) throw new Error(String(answer.status));
@@ -135,10 +137,10 @@
           shown = withoutToken(html);
         }
         const wait = Math.round((every * factor) / 1000);
-        warn(wait > 30 ? `Many users watch: this page is updated every ${wait} s only.` : "");
+        warn(wait > 30 ? "busy" : "", wait);
         if (part.querySelector("[data-faktory-ended]")) return;
       } catch (error) {
-        warn("The server does not answer: this page shows old numbers. It tries again every few seconds.");
+        warn("offline");
       }
       plan();
     };
@@ -147,7 +149,7 @@
       pause.hidden = false;
       pause.addEventListener("click", () => {
         paused = !paused;
-        pause.textContent = paused ? "Resume updates" : "Pause updates";
+        pause.textContent = paused ? pause.dataset.resume : pause.dataset.pause;
         if (paused) clearTimeout(timer); else refresh();
       });
     }
@@ -158,15 +160,15 @@
   const goOn = async (work) => {
     const form = work.querySelector("form[data-faktory-step]");
     if (!form) return;
-    const stop = (text) => {
+    const stop = (name) => {
       const note = work.querySelector("[data-faktory-stopped]");
-      note.textContent = text;
+      note.textContent = note.dataset[name];
       note.hidden = false; // the form is still there, with its button
     };
     try {
       const answer = await fetch(form.action, { method: "POST", body: new FormData(form) });
       if (answer.redirected) {
-        stop("You are logged out. Finished changes are kept: log in, and begin again for the rest.");
+        stop("loggedOut");
         return;
       }
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -174,7 +176,7 @@
       if (!answer.ok || !next) throw new Error(String(answer.status));
       work.innerHTML = next.innerHTML;
     } catch (error) {
-      stop("Stopped. Finished changes are kept.");
+      stop("stopped");
       return;
     }
     goOn(work);

@@ -99,7 +99,7 @@ def test_a_button_queues_lost_jobs_again(admin_client, here, redis, redis_worker
     assert "0 lost jobs are queued again" in answer
     redis.zadd("gm:audit:f", {"1": 1})  # pretend that the first look was long ago
     answer = admin_client.post(reverse(PAGE), follow=True).content.decode()
-    assert "1 lost jobs are queued again" in answer
+    assert "1 lost job is queued again" in answer
     assert redis.lrange("queue:f:normal", 0, -1) == [b"1"]
 
 
