@@ -17,7 +17,14 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDED = ("py.typed", "templates/", "static/", "migrations/0001", "management/commands/runfaktory.py")
+NEEDED = (
+    "py.typed",
+    "templates/",
+    "static/",
+    "locale/de/LC_MESSAGES/django.mo",
+    "migrations/0001",
+    "management/commands/runfaktory.py",
+)
 ONLY_IN_SDIST = {"PKG-INFO", "pyproject.toml", ".gitignore"}
 SDIST_ROOTS = ("django_faktory/", "docs/", "README.md", "CHANGELOG.md", "LICENSE", "SECURITY.md")
 
