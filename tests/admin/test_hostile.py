@@ -92,7 +92,8 @@ def test_hostile_texts_of_clients_add_no_element_to_a_page(admin_client, name):
     assert len(found) == len(expected)
     known = {element for before in expected.values() for element in before}
     for (is_now, there), (was, before) in zip(found.items(), expected.items(), strict=True):
-        if " by " in was:  # the text may match other rows than the harmless one
+        # The text may match other rows than the harmless one; arguments that are cut have no button that copies them.
+        if " by " in was or name == "huge":
             assert set(there) <= known, was
         else:
             assert there == before, (was, is_now, "\n".join([*unified_diff(shape(before), shape(there), n=1)][:20]))
