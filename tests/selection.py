@@ -10,6 +10,7 @@ from tests.examples import examples
 
 SLOW = (
     "admin/test_access.py",
+    "admin/test_language.py::test_each_page_is_translated_as_a_whole",
     "admin/test_hostile.py::test_hostile_texts_of_clients_add_no_element_to_a_page",
     "attacks/test_attacks.py",
     "browser",
@@ -105,6 +106,7 @@ CORE = ("brokers/test_tls.py", "core", "tools")
 ONCE = (
     "admin/test_access.py",
     "admin/test_hostile.py",
+    "admin/test_language.py",
     "admin/test_large_jobs.py",
     "admin/test_read_only.py",
     "attacks",

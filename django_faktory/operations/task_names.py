@@ -38,12 +38,13 @@ def expand_short_names(query: Query, *, using: str) -> Query:
 
 
 def find_similar(word: str, *, using: str) -> list[str]:
-    """Return tasks whose name has the word in it, or whose last part is spelled like it."""
+    """Return tasks whose name has the word in it, or is spelled like it, as a whole or in its last part."""
     known = known_tasks(using=using)
     lowered = word.lower()
     containing = sorted(name for name in known if lowered in name.lower())
     by_last_part: dict[str, list[str]] = defaultdict(list)
     for name in sorted(known):
         by_last_part[name.rpartition(".")[2]].append(name)
-    close = [name for part in get_close_matches(word, list(by_last_part), n=SUGGESTED) for name in by_last_part[part]]
+    close = get_close_matches(word, sorted(known), n=SUGGESTED) if "." in word else []
+    close += [name for part in get_close_matches(word, list(by_last_part), n=SUGGESTED) for name in by_last_part[part]]
     return list(dict.fromkeys([*containing, *close]))[:SUGGESTED]

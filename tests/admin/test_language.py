@@ -56,25 +56,31 @@ WORDS_OF_PAGES = {
 """Names, types and values of parameters; a text of an exception; a schedule in the words of another package."""
 
 
+HIDING = ("script", "style", "pre", "textarea", "bdi")
+"""Elements with contents of jobs, and names that clients chose."""
+
+
 class Page(HTMLParser):
     """The texts of a page outside of marks, and those of its attributes."""
 
     def __init__(self, html):
         super().__init__()
-        self.texts, self._depth, self._hidden = [], 0, 0
+        self.texts, self._depth, self._hidden, self._is_task = [], 0, 0, False
         self.feed(html)
         assert self._depth == 0, "a mark is not closed"
 
     def handle_starttag(self, tag, attrs):
-        self._hidden += tag in ("script", "style", "pre", "textarea", "bdi")  # contents of jobs, and their names
         names = dict(attrs)
+        self._is_task = tag == "option" and "." in (names.get("value") or "")  # the name of a task
+        self._hidden += tag in HIDING or self._is_task
         shown = [names.get(name) or "" for name in SHOWN_ATTRIBUTES]
         if tag == "input" and names.get("type") == "submit":
             shown.append(names.get("value") or "")
         self.texts += [without_marks(text) for text in shown]
 
     def handle_endtag(self, tag):
-        self._hidden -= tag in ("script", "style", "pre", "textarea", "bdi")
+        self._hidden -= tag in HIDING or (tag == "option" and self._is_task)
+        self._is_task = self._is_task and tag != "option"
 
     def handle_data(self, data):
         for part in re.split(f"([{BEGIN}{END}])", data):
