@@ -63,8 +63,7 @@ BAR = re.compile(r"(.*): (\d+) succeeded (\d+) failed")
 """The text of a bar that a mouse shows, without commas."""
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (390, "light")])
 def test_axe_finds_no_problem_on_any_page(screen, monkeys, axe_script, theme, width):  # noqa: F811
     order = fill()
     seen = screen(width=width, theme=theme)

@@ -4,6 +4,8 @@ import json
 import random
 import re
 
+import pytest
+
 from django_faktory.models import Counter, Job, WorkerProcess
 from tests.core.protocol import lines
 from tests.examples import examples
@@ -60,6 +62,7 @@ def replies(address, seed, count, before=b""):
     return found, [*Job.objects.order_by("jid").values_list(*COLUMNS)]
 
 
+@pytest.mark.timeout(600)
 def test_a_random_line_has_the_same_effect_on_the_hot_and_the_general_path(serve):
     count = examples(10_000) if examples(100) == 100 else 300
     runs = []
