@@ -72,7 +72,9 @@ def test_portions_count_the_same_as_one_statement():
     assert len(caught) > 20
     assert comparable(portions) == comparable(whole)
     assert portions.is_complete
-    assert {name: round(age, -1) for name, age in portions.latencies.items()} == {"q0": 3600, "q5": 40, "unlisted": 10}
+    ages = {"q0": 3600, "q5": 40, "unlisted": 6}
+    assert portions.latencies.keys() == ages.keys()
+    assert all(0 <= portions.latencies[name] - age + 1 < 300 for name, age in ages.items())
 
 
 def test_all_portions_read_the_same_snapshot(monkeypatch):

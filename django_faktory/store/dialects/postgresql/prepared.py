@@ -136,6 +136,7 @@ class Statement:
         # A unique name: if a pooler was not detected, a process must not run a statement that another process, perhaps
         # of another version, has prepared.
         name = f"faktory_{self.name}_{secrets.token_hex(6)}"
+        use.name = ""  # if the PREPARE fails, the old name is gone
         cursor.execute(f"{deallocate}PREPARE {name} ({', '.join(self.types)}) AS {self.sql}")
         use.name, use.planned_at = name, time.monotonic()
 
