@@ -11,6 +11,7 @@ from datetime import timedelta
 from html.parser import HTMLParser
 from urllib.parse import urljoin
 
+import django
 import pytest
 from babel.messages import Catalog
 from django.db import transaction
@@ -190,6 +191,7 @@ def read_all(admin_client):
     return read
 
 
+@pytest.mark.skipif(django.VERSION >= (6,), reason="Django's own German lacks texts of its newer pages")
 def test_each_page_is_translated_as_a_whole(read_all, pseudo):
     english = read_all()
     pseudo()
