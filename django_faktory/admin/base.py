@@ -87,6 +87,12 @@ def jobs_link(**filters: str) -> str:
     return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(filters)}"
 
 
+def row_link(model: str, key: int | str) -> str:
+    """Return the URL of a row's page."""
+    # Keys such as names of queues may contain `_`, with which the URLs of the admin begin an escape.
+    return reverse(f"admin:django_faktory_{model}_change", args=[quote(key)])
+
+
 class CappedPaginator(CappedBase):
     """Paginator that counts at most `cap` rows, so that a list of millions opens as fast as one of ten thousand."""
 

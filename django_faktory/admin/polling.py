@@ -15,9 +15,8 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.template.response import SimpleTemplateResponse
 
-from .sanitize import View
+from .sanitize import View, call_when_rendered
 
 SHARE = 0.05
 """Share of a core that the polls of one process may use."""
@@ -82,10 +81,7 @@ def with_poll_factor(view: View) -> View:
 
         response = view(request, *args, **kwargs)
         # Rendering, which takes most of the time, follows later in the same thread.
-        if isinstance(response, SimpleTemplateResponse) and not response.is_rendered:
-            response.add_post_render_callback(add_header)
-        elif isinstance(response, HttpResponse):
-            add_header(response)
+        call_when_rendered(response, add_header)
         return response
 
     return measured_view

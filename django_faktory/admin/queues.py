@@ -119,15 +119,16 @@ class QueueAdmin(ReadOnlyAdmin):
     def _timings(self, request: HttpRequest, queue: Queue) -> dict[str, Any]:
         """Return charts of the queue's jobs, and their timings by task."""
         using, period = _alias(queue), read_period(request)
+        history = timings.read_history(queue.name, timings.QUEUE, period, using=using)
         sees_tasks = may_see(request.user, "job")
         by_task = timings.read_tasks_of_queue(queue.name, period, using=using) if sees_tasks else []
         return {
             "period": period,
             "periods": build_period_tabs(period),
             "charts": build_charts(
-                queue.name, timings.QUEUE, period, using=using, may_see_workers=may_see(request.user, "workerprocess")
+                history, period, using=using, may_see_workers=may_see(request.user, "workerprocess")
             ),
-            "total": build_line(timings.read_total(queue.name, timings.QUEUE, period, using=using), ""),
+            "total": build_line(timings.build_total(queue.name, history, period), ""),
             "tasks": [build_line(one, task_link(one.name, period.name)) for one in by_task],
         }
 

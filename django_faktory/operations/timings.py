@@ -5,8 +5,9 @@ Quantiles are estimated from histograms (`core.histograms.BOUNDS_S`), which keep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,8 +53,11 @@ class Period(NamedTuple):
             last = minute.replace(minute=0)
         else:
             last = minute - timedelta(minutes=minute.minute % (self.interval // timedelta(minutes=1)))
-        count = self.length // self.interval
-        return [last - self.interval * (count - 1 - index) for index in range(count)]
+        places = range(self.length // self.interval - 1, -1, -1)
+        if self.interval >= timedelta(days=1) or timezone.is_naive(now):
+            return [last - self.interval * place for place in places]
+        # In UTC: an hour of local time may be missing or come twice.
+        return [timezone.localtime(last.astimezone(UTC) - self.interval * place) for place in places]
 
 
 PERIODS = {
@@ -97,11 +101,20 @@ def read_table(by: str, period: Period, *, using: str) -> list[Timing]:
     return _list_largest(rows, period)
 
 
-def read_total(name: str, by: str, period: Period, *, using: str) -> Timing:
-    """Return the timings of one task or queue in the period."""
+def read_history(name: str, by: str, period: Period, *, using: str) -> dict[datetime, Series]:
+    """Return the sums of one task or queue in the period, by minute or older hour."""
     since = timezone.now() - period.length
-    rows = histograms.read_series(by, using=using, since=since, **{by: name})
-    return build_timing(name, rows.get(name, Series()), period)
+    return histograms.read_times(using=using, since=since, **{by: name})
+
+
+def build_total(name: str, history: Mapping[datetime, Series], period: Period) -> Timing:
+    """Return the figures of a history, as far as it is in the period."""
+    since = timezone.now() - period.length
+    total = Series()
+    for minute, series in history.items():
+        if minute > since:
+            total.add(series)
+    return build_timing(name, total, period)
 
 
 def read_tasks_of_queue(queue: str, period: Period, *, using: str) -> list[Timing]:
@@ -134,15 +147,13 @@ def estimate_quantiles(counts: Sequence[int]) -> tuple[float | None, ...]:
     return tuple(estimate_quantile(counts, quantile) for quantile in QUANTILES)
 
 
-def read_intervals(name: str, by: str, period: Period, *, using: str) -> list[tuple[datetime, Series]]:
-    """Return the sums of one task or queue in each interval of the period."""
+def split_intervals(history: Mapping[datetime, Series], period: Period) -> list[tuple[datetime, Series]]:
+    """Return the sums of a history in each interval of the period."""
     starts = period.starts(timezone.now())
     sums = [Series() for _ in starts]
-    rows = histograms.read_times(using=using, since=starts[0] - timedelta(seconds=1), **{by: name})
-    for minute, series in rows.items():
-        index = (minute - starts[0]) // period.interval
-        # A minute outside of the chart, for example from a clock ahead of this one, is left out.
-        if 0 <= index < len(sums):
+    for minute, series in history.items():
+        index = bisect_right(starts, minute) - 1
+        if index >= 0:
             sums[index].add(series)
     return list(zip(starts, sums, strict=True))
 

@@ -155,7 +155,6 @@ def test_charts_sum_up_minutes_and_days():
     hours, days = data.read(using="default").charts
     assert hours.summary == "Last 3 hours: 9 succeeded, 3 failed"
     assert days.summary == "Last 30 days: 6 succeeded, 4 failed"
-    assert data.build_recent_chart(now, using="default", queue="r").summary == "Last 3 hours: 3 succeeded, 1 failed"
 
 
 def test_the_page_shows_how_many_jobs_the_highest_bar_has(admin_client):

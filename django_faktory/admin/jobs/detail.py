@@ -40,7 +40,7 @@ from ...tasks.arguments import may_have_references
 from ...tasks.encryption import is_encrypted
 from ...tasks.results import Attempt, runs_of
 from ...tasks.tracing import trace_id_of
-from ..base import build_shown_text, jobs_link, translate_entry
+from ..base import build_shown_text, jobs_link, row_link, translate_entry
 from ..formats import format_duration
 from ..labels import STATES
 from ..locks import holder_of
@@ -424,8 +424,7 @@ def _cron(job: Job, using: str) -> SafeString | str | None:
 
 def _admin_link(model: str, pk: int | str, label: str) -> SafeString:
     # <bdi> isolates bidirectional text of clients, which could otherwise reorder the page around it.
-    address = reverse(f"admin:django_faktory_{model}_change", args=[quote(pk)])
-    return format_html('<a href="{}"><bdi>{}</bdi></a>', address, label)
+    return format_html('<a href="{}"><bdi>{}</bdi></a>', row_link(model, pk), label)
 
 
 def _subject(about: str | None) -> SafeString | str | None:

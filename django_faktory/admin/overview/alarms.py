@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import urlencode
 
-from django.contrib.admin.utils import quote
 from django.urls import reverse
 from django.utils.translation import gettext
 
@@ -14,7 +13,7 @@ from ...core.limits import Scope
 from ...models import Limit
 from ...operations import alarms
 from ...operations.alarms import Alarm
-from ..base import jobs_link
+from ..base import jobs_link, row_link
 from ..formats import format_age
 
 
@@ -61,8 +60,7 @@ def _list_url(model: str, **filters: str) -> str:
 
 
 def _page_url(model: str, key: str) -> str:
-    # Names may contain `_`, with which the URLs of the admin begin an escape.
-    return reverse(f"admin:django_faktory_{model}_change", args=[quote(key)]) if key else _list_url(model)
+    return row_link(model, key) if key else _list_url(model)
 
 
 def _jobs_of(task: str) -> str:

@@ -12,9 +12,7 @@ from functools import partial
 from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
-from django.contrib.admin.utils import quote
 from django.db.models import Sum
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.translation import get_language, gettext
@@ -27,7 +25,7 @@ from ...store import queues, workers
 from ...store.shared_reads import shared
 from ...store.statistics import counts as statistics
 from ...store.statistics import histograms
-from ..base import jobs_link
+from ..base import jobs_link, row_link
 from ..formats import format_age, format_duration, format_number, make_aware
 from ..labels import PHASES, STATES
 from .alarms import AlarmLine, read_alarm_lines
@@ -127,7 +125,7 @@ def _read_numbers(parts: Sequence[str], *, using: str) -> OverviewData:
     return OverviewData(
         at=now,
         tiles=[_build_tile(counts, state) for state in _TILES],
-        charts=[build_recent_chart(now, using=using), _build_daily_chart(now, using)],
+        charts=[_build_recent_chart(now, using), _build_daily_chart(now, using)],
         queues=sorted(queues_.fullest, key=lambda line: line.name),
         hidden_queues=queues_.total - len(queues_.fullest),
         # Parts that the user may not see are not even queried.
@@ -174,8 +172,7 @@ def _build_line(name: str, size: int, depth: str, latency_s: float, *, is_paused
         # An empty queue has no oldest job.
         latency=format_duration(latency_s) if size else "–",
         is_paused=is_paused,
-        # Names may contain `_`, with which the URLs of the admin begin an escape.
-        link=reverse("admin:django_faktory_queue_change", args=[quote(name)]),
+        link=row_link("queue", name),
     )
 
 
@@ -247,16 +244,13 @@ def is_stale(worker: WorkerProcess) -> bool:
     return worker.beat_at is not None and make_aware(worker.beat_at) < make_aware(limit)
 
 
-def build_recent_chart(now: datetime, *, using: str, queue: str | None = None) -> Chart:
-    """Return the chart of the last three hours, in intervals of `MINUTES_PER_BAR` minutes.
-
-    It covers one queue, or all queues without `queue`.
-    """
+def _build_recent_chart(now: datetime, using: str) -> Chart:
+    """Return the chart of the last three hours, in intervals of `MINUTES_PER_BAR` minutes."""
     last_minute = make_aware(now).replace(second=0, microsecond=0)
     first_minute = last_minute - timedelta(minutes=MINUTES - 1)
     sums = [[0, 0] for _ in range(MINUTES // MINUTES_PER_BAR)]
     # One second earlier, because `pace` returns later minutes than `since` only.
-    pace = histograms.pace(using=using, since=first_minute - timedelta(seconds=1), queue=queue)
+    pace = histograms.pace(using=using, since=first_minute - timedelta(seconds=1))
     for minute, (succeeded, failed) in pace.items():
         index = int((make_aware(minute) - first_minute).total_seconds()) // (60 * MINUTES_PER_BAR)
         # A minute outside of the chart, for example from a clock ahead of this one, is left out.

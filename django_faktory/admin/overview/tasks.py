@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib import messages
-from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
@@ -16,16 +16,18 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext, gettext_noop, ngettext
 
 from ... import conf
+from ...core.histograms import Series
 from ...core.limits import Scope
 from ...core.payloads import is_storable
 from ...models import Limit
 from ...models.cron import CronEntry
 from ...models.permissions import may, may_see
 from ...operations import task_names, timings
+from ...operations.alarms import MAX_FAILED_SHARE
 from ...operations.error_groups import group_failed
 from ...operations.timings import PERIODS, QUEUE, TASK, Period, Timing
 from ...store.limits import definitions
-from ..base import ReadOnlyAdmin, describe_action, jobs_link, log_action, translate_entry
+from ..base import ReadOnlyAdmin, describe_action, jobs_link, log_action, row_link, translate_entry
 from ..formats import format_latency, format_number
 from ..jobs.run_views import find_run_link
 from .charts import Chart, Latencies, LineChart, Mark, Point, build_chart, build_line_chart, build_marks
@@ -63,11 +65,6 @@ def task_link(name: str, period: str = "1h") -> str:
     return f"{reverse('admin:django_faktory_task')}?{urlencode({'task': name, 'period': period})}"
 
 
-def _queue_link(name: str) -> str:
-    # Names may contain `_`, with which the URLs of the admin begin an escape.
-    return reverse("admin:django_faktory_queue_change", args=[quote(name)])
-
-
 def read_period(request: HttpRequest) -> Period:
     """Return the chosen period, one hour without a choice."""
     return PERIODS.get(request.GET.get("period", ""), PERIODS["1h"])
@@ -83,14 +80,16 @@ def build_line(timing: Timing, link: str, *, is_paused: bool = False) -> TimingL
         per_minute=format_number(f"{timing.per_minute:.{'0f' if timing.per_minute >= 10 else '2g'}}"),
         waits=tuple(map(format_latency, timing.waits)),
         runs=tuple(map(format_latency, timing.runs)),
-        is_bad=bool(percent and percent > 50),
+        is_bad=percent is not None and percent > 100 * MAX_FAILED_SHARE,
         is_paused=is_paused,
     )
 
 
-def build_charts(name: str, by: str, period: Period, *, using: str, may_see_workers: bool) -> TimingCharts:
+def build_charts(
+    history: Mapping[datetime, Series], period: Period, *, using: str, may_see_workers: bool
+) -> TimingCharts:
     """Return the charts of one task or queue, with marks where workers started."""
-    intervals = timings.read_intervals(name, by, period, using=using)
+    intervals = timings.split_intervals(history, period)
     first, interval_s = intervals[0][0], period.interval.total_seconds()
     labels = [_format_interval(at, period) for at, _ in intervals]
     sums = [series for _, series in intervals]
@@ -145,7 +144,7 @@ class TaskViews(ReadOnlyAdmin):
             period=period,
             periods=build_period_tabs(period),
             tasks=[build_line(one, task_link(one.name, period.name), is_paused=one.name in paused) for one in by_task],
-            queues=[build_line(one, _queue_link(one.name)) for one in by_queue],
+            queues=[build_line(one, row_link("queue", one.name)) for one in by_queue],
             idle_tasks=[
                 (name, task_link(name, period.name))
                 for name in sorted(task_names.known_tasks(using=using) - {one.name for one in by_task})
@@ -158,7 +157,9 @@ class TaskViews(ReadOnlyAdmin):
         using, period, name = conf.get("DATABASE"), read_period(request), _read_name(request.GET.get("task", ""))
         sees_limits = may(request.user, "limit.view")
         limit = Limit.objects.using(using).filter(scope=Scope.TASK, name=name).first() if sees_limits else None
-        totals = [(one, build_line(timings.read_total(name, TASK, one, using=using), "")) for one in PERIODS.values()]
+        # Of the longest period, which has the others in it.
+        history = timings.read_history(name, TASK, PERIODS["30d"], using=using)
+        totals = [(one, build_line(timings.build_total(name, history, one), "")) for one in PERIODS.values()]
         groups = group_failed(using=using, limit=FAILED_JOBS_READ).groups
         return self.page(
             request,
@@ -169,7 +170,7 @@ class TaskViews(ReadOnlyAdmin):
             periods=build_period_tabs(period, task=name),
             totals=totals,
             charts=build_charts(
-                name, TASK, period, using=using, may_see_workers=may_see(request.user, "overview", "workers")
+                history, period, using=using, may_see_workers=may_see(request.user, "overview", "workers")
             ),
             errors=[group for group in groups if group.kind.jobtype == name],
             failed_jobs_read=FAILED_JOBS_READ,

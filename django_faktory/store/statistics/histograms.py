@@ -164,10 +164,9 @@ def read_totals(*, using: str, limit: int = 1000) -> dict[tuple[str, str], Serie
     return dict(sorted(series_by_pair.items()))
 
 
-def pace(*, using: str, since: datetime, queue: str | None = None) -> dict[datetime, tuple[int, int]]:
-    """Return (succeeded, failed) of each minute in which a job ended; of one queue or all."""
+def pace(*, using: str, since: datetime) -> dict[datetime, tuple[int, int]]:
+    """Return (succeeded, failed) of each minute in which a job ended."""
     rows = Measure.objects.using(using).filter(minute__gt=max(since, EVER))
-    rows = rows if queue is None else rows.filter(queue=queue)
     sums = (
         rows.order_by()
         .values("minute")

@@ -1,11 +1,12 @@
 """Sums of minutes become sums of hours; quantiles are estimated from buckets."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import pytest
 from django.utils import timezone
 
-from django_faktory.core.histograms import BOUNDS_S, BUCKETS, JobTiming, Recorder, estimate_quantile
+from django_faktory.core.histograms import BOUNDS_S, BUCKETS, JobTiming, Recorder, Series, estimate_quantile
 from django_faktory.models import Measure
 from django_faktory.operations import timings
 from django_faktory.operations.timings import PERIODS, QUEUE, TASK
@@ -93,7 +94,9 @@ class TestTables:
         assert 15 < p95 < p99 <= 60
         assert [one.name for one in timings.read_table(TASK, PERIODS["24h"], using=USING)] == ["send", "older"]
         assert [one.name for one in timings.read_table(QUEUE, PERIODS["1h"], using=USING)] == ["low", "mail"]
-        assert timings.read_total("mail", QUEUE, PERIODS["1h"], using=USING).ended == 4
+        history = timings.read_history("mail", QUEUE, PERIODS["24h"], using=USING)
+        assert timings.build_total("mail", history, PERIODS["1h"]).ended == 4
+        assert timings.build_total("mail", history, PERIODS["24h"]).ended == 5
         [of_low] = timings.read_tasks_of_queue("low", PERIODS["1h"], using=USING)
         assert (of_low.name, of_low.ended) == ("send", 6)
 
@@ -102,10 +105,25 @@ class TestTables:
         now = timezone.now()
         for share in (0.02, 0.3, 0.6, 0.9):
             add(now - PERIODS[period].length * share)
-        intervals = timings.read_intervals("send", TASK, PERIODS[period], using=USING)
+        history = timings.read_history("send", TASK, PERIODS[period], using=USING)
+        intervals = timings.split_intervals(history, PERIODS[period])
         assert len(intervals) == count
         assert [at for at, _ in intervals] == sorted(at for at, _ in intervals)
         assert sum(series.started for _, series in intervals) == 4
+
+    @pytest.mark.parametrize(
+        ("period", "now"),
+        [("24h", datetime(2026, 10, 25, 12, 30, tzinfo=UTC)), ("30d", datetime(2026, 11, 3, tzinfo=UTC))],
+    )
+    def test_jobs_stay_in_their_interval_when_the_clock_is_set_back(self, settings, monkeypatch, period, now):
+        settings.TIME_ZONE = "Europe/Berlin"
+        monkeypatch.setattr(timings.timezone, "now", lambda: now)
+        starts = PERIODS[period].starts(now)
+        inside = [at.astimezone(UTC) + timedelta(minutes=7) for at in starts]  # as the database returns times
+        history = {at: Series(started=1) for at in inside}
+        assert [series.started for _, series in timings.split_intervals(history, PERIODS[period])] == [1] * len(starts)
+        elapsed = {after.timestamp() - before.timestamp() for before, after in pairwise(starts)}
+        assert elapsed == ({3600} if period == "24h" else {86_400, 90_000})
 
     def test_workers_that_start_together_count_as_one_deployment(self):
         now = timezone.now()
