@@ -21,7 +21,6 @@ from ..core.lifecycle import State
 from ..errors import FaktoryError
 from ..models import Batch, Job
 from ..operations import bulk
-from ..operations.bulk import Verb
 from ..store.batches import tree as batch_tree
 from ..store.statistics import bounded_counts
 from ..tasks import redaction
@@ -356,11 +355,8 @@ class BatchAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Retry failed jobs and callbacks"), permissions=["retry"])
     def retry_failed(self, request: HttpRequest, queryset: QuerySet[Batch]) -> None:
-        """Requeue the members and callbacks that are dead or wait for a retry."""
-        bids = list(queryset.values_list("bid", flat=True))
-        # A failed callback keeps a batch from its end as a failed member does.
-        jobs = Job.objects.using(queryset.db).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
-        count = bulk.execute(Verb.RETRY, jobs)
+        """Requeue the members and callbacks that are dead or wait for a retry, of nested batches too."""
+        count = bulk.retry_batches(queryset.values_list("bid", flat=True), using=queryset.db)
         # The log needs the names only; the texts of callbacks may be long.
         log_action(request, queryset.defer(None).defer("complete", "success"), gettext_noop("Retried failed jobs"))
         message = gettext("Nothing to retry: no job has failed.")

@@ -7,19 +7,21 @@ transaction of the caller all steps are part of that transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
 from django.db import transaction
+from django.db.models import Q
 
 from .. import conf
 from ..core.lifecycle import LIVE, Event, State, sources
 from ..models import Job, JobQuerySet
 from ..models.queue import QueueQuerySet
 from ..store import notifier, queues
+from ..store.batches import tree
 from ..store.jobs import bulk, cancellations, transitions
 from ..store.notifier.postgresql import ANY_QUEUE
 
@@ -69,6 +71,23 @@ def begin(verb: Verb, jobs: JobQuerySet) -> BulkOperation:
 def execute(verb: Verb, jobs: JobQuerySet) -> int:
     """Execute all steps; return the number of jobs changed."""
     return sum(begin(verb, jobs).steps)
+
+
+def retry_batches(bids: Iterable[str], *, using: str, limit: int | None = None) -> int:
+    """Retry the failed members and callbacks of these batches and of all batches nested in them.
+
+    Return the number of jobs changed, at most `limit`. Retried jobs leave their state, so a repetition continues.
+    """
+    changed = 0
+    for chunk in tree.with_nested(bids, using=using):
+        # A failed callback keeps a batch from its end as a failed member does.
+        jobs = Job.objects.using(using).filter(Q(bid__in=chunk) | Q(callback_of__in=chunk))
+        if limit is not None:
+            jobs = jobs.in_state(*STATES[Verb.RETRY]).order_by("pk")[: limit - changed]
+        changed += execute(Verb.RETRY, jobs)
+        if changed == limit:
+            break
+    return changed
 
 
 def spread(ids: Sequence[int], *, first_at: datetime, every_s: float, using: str) -> int:

@@ -231,6 +231,17 @@ def test_failed_callbacks_are_retried_too_and_the_retry_is_logged(admin_client):
     assert LogEntry.objects.get().get_change_message() == "Retried failed jobs."
 
 
+def test_a_retry_of_a_batch_includes_nested_batches_once(admin_client, tree):
+    nested = Row.objects.get(parent_bid=tree.bid)
+    Job.objects.filter(bid=nested.bid).update(
+        state="dead", finished_at="2026-01-01T00:00:00Z", purge_at="2036-01-01T00:00:00Z"
+    )
+    asked = {"action": "retry_failed", "_selected_action": [tree.pk, nested.pk]}
+    shown = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
+    assert "Retried 1 job." in shown
+    assert Job.objects.filter(bid=nested.bid, state="enqueued").count() == 1
+
+
 def test_retrying_a_batch_without_failures_changes_nothing(admin_client, tree):
     asked = {"action": "retry_failed", "_selected_action": [tree.pk]}
     shown = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from django.db.models import Q
 from drf_spectacular.utils import extend_schema_view
 from rest_framework.decorators import action
 from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from ...core.lifecycle import State
 from ...models import Batch, Job
 from ...operations import bulk
-from ...operations.bulk import Verb
 from ...operations.serializers import SHORT
 from ...store.batches import tree as batch_tree
 from . import answers, inputs
@@ -86,7 +83,8 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
 
     @describe(
         summary="Retry what failed of a batch",
-        description=f"Members and callbacks that are dead or wait for a retry; at most {inputs.MAX_AT_ONCE} at once.",
+        description="Members and callbacks that are dead or wait for a retry, of nested batches too; at most "
+        f"{inputs.MAX_AT_ONCE} at once.",
         request=inputs.ReasonSerializer,
         responses={200: answers.ChangeCountSerializer},
     )
@@ -94,11 +92,8 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     def retry(self, request: Request, **_: Any) -> Response:
         """Retry dead and retrying members and callbacks now; repeat the request while `changed` is not 0."""
         validated, batch = self.read_input(inputs.ReasonSerializer), self.get_object()
-        jobs = Job.objects.using(get_alias()).filter(Q(bid=batch.bid) | Q(callback_of=batch.bid))
         # Bounded, so that the request ends in time; the client repeats it.
-        failed = jobs.in_state(State.DEAD, State.RETRIES).order_by("pk")[: inputs.MAX_AT_ONCE]
-        # Retried jobs leave the two states, so the next request finds the following ones.
-        changed = bulk.execute(Verb.RETRY, failed)
+        changed = bulk.retry_batches([batch.bid], using=get_alias(), limit=inputs.MAX_AT_ONCE)
         record_change(request, batch, f"Retried what failed, {changed} jobs", reason=validated["reason"])
         return Response({"changed": changed})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from django.db.models import Max, Q
 
 from ...models import Batch
@@ -15,6 +17,9 @@ MAX_FAILED = 1000
 
 MAX_BATCHES = 200
 """Batches of a tree that are read at most."""
+
+BIDS_AT_ONCE = 500
+"""Batch ids of one statement."""
 
 
 def tree_of(batch: Batch, *, max_count: int = MAX_BATCHES) -> list[Batch]:
@@ -40,6 +45,20 @@ def tree_of(batch: Batch, *, max_count: int = MAX_BATCHES) -> list[Batch]:
         siblings = children.setdefault(node.parent_bid, [])
         siblings += [node] if node not in siblings else []
     return _depth_first(path[0], children)
+
+
+def with_nested(bids: Iterable[str], *, using: str) -> Iterator[list[str]]:
+    """Yield the ids of these batches and of all batches nested in them, at most `BIDS_AT_ONCE` at a time, each once."""
+    batches = Batch.objects.using(using)
+    waiting = list(dict.fromkeys(bids))
+    found = set(waiting)
+    while waiting:
+        chunk, waiting = waiting[:BIDS_AT_ONCE], waiting[BIDS_AT_ONCE:]
+        yield chunk
+        nested = batches.filter(parent_bid__in=chunk).values_list("bid", flat=True)
+        new = [bid for bid in nested if bid not in found]
+        found.update(new)
+        waiting += new
 
 
 def find_failing_ancestors(*, using: str) -> set[str]:

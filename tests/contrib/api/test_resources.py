@@ -10,7 +10,7 @@ from django_faktory.contrib.api import answers, queues, statistics
 from django_faktory.core.payloads import NewBatch
 from django_faktory.models import Batch, Job, JobLock, Limit, Queue, WorkerProcess
 from django_faktory.models.cron import CronEntry, CronRun
-from django_faktory.operations import serializers
+from django_faktory.operations import bulk, serializers
 from django_faktory.store.batches import batches
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
@@ -189,6 +189,22 @@ def test_only_failed_jobs_and_callbacks_of_a_batch_are_retried(as_root):
     assert set(Job.objects.enqueued()) == set(failed)
     assert not set(Job.objects.enqueued()) & set(others)
     assert LogEntry.objects.get().object_id == str(batch.pk)
+
+
+def test_a_retry_of_a_batch_includes_nested_batches(as_root):
+    root, (first, _), grandchild = family()
+    for bid in (root, first, grandchild):
+        JobFactory(dead=True, bid=bid)
+    assert as_root("POST", f"batches/{first}/retry/").data == {"changed": 2}
+    assert Job.objects.get(state="dead").bid == root
+
+
+def test_a_limited_retry_of_a_batch_continues_when_repeated():
+    root, (first, _), grandchild = family()
+    for bid in (root, first, grandchild, grandchild):
+        JobFactory(dead=True, bid=bid)
+    assert [bulk.retry_batches([root], using="default", limit=3) for _ in range(3)] == [3, 1, 0]
+    assert Job.objects.enqueued().count() == 4
 
 
 # --- cron
