@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 else:  # Django's own classes take no type parameters at run time
     _Lookup = models.Lookup
 
-_SHARED = ((State.SCHEDULED, State.RETRIES), (State.DEAD, State.DISCARDED, State.EXPIRED))
+_SHARED = ((State.SCHEDULED, State.RETRIES), (State.RETRIES, State.DEAD, State.DISCARDED, State.EXPIRED))
 """Groups of states that share a partial index: faktory_due, faktory_failed."""
 
 LAST = "\U0010ffff"
@@ -56,13 +56,11 @@ class _Among(_Lookup):
     def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, Any]:
         """Return `column = 'a'` or `column IN ('a', 'b')`."""
         column, params = self.process_lhs(compiler, connection)
-        literal = _literal(column, self.rhs)
-        for shared in _SHARED:
-            # A subset of a shared index's states does not imply the index condition for SQLite: repeat the condition
-            # literally.
-            if connection.vendor == "sqlite" and set(self.rhs) < set(shared):
-                return f"({literal} AND {_literal(column, shared)})", (*params, *params)
-        return literal, params
+        # A subset of a shared index's states does not imply the index condition for SQLite: repeat the condition
+        # literally.
+        shared = [states for states in _SHARED if connection.vendor == "sqlite" and set(self.rhs) < set(states)]
+        literals = [_literal(column, states) for states in (self.rhs, *shared)]
+        return f"({' AND '.join(literals)})", (*params,) * len(literals)
 
 
 def _literal(column: str, states: Iterable[State]) -> str:
@@ -329,7 +327,7 @@ def _has_args(args: str) -> Q:
     return reduce(or_, map(_has_text, sorted(spellings)))
 
 
-_HAS_FAILED = Q(state__in=["dead", "discarded", "expired"])
+_HAS_FAILED = Q(state__in=["retries", "dead", "discarded", "expired"])
 
 
 class Job(models.Model):

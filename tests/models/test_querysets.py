@@ -283,7 +283,9 @@ def test_queues_are_paused_and_resumed_and_counted():
         (lambda q: q.about("shop.order/50").order_by("-pk"), "faktory_about"),
         (lambda q: q.batch("b-1"), "faktory_members"),
         (lambda q: q.enqueued().queue("rare"), "faktory_ready"),
-        (lambda q: q.retries(), "faktory_due"),
+        (lambda q: q.in_state(State.SCHEDULED, State.RETRIES), "faktory_due"),
+        (lambda q: q.retries().order_by("-pk"), "faktory_failed_latest"),
+        (lambda q: q.matching("state:retries error:x.Timeout"), "faktory_failed"),
         (lambda q: q.working(), "faktory_reserved"),
     ],
 )
