@@ -11,11 +11,9 @@ from django_faktory.core.json.jsontext import decode
 from django_faktory.models import Batch, Job, JobLock, OutboxEntry, Queue, Tracking, WorkerProcess
 from django_faktory.models.cron import CronEntry
 from django_faktory.operations import error_groups
-from tests.hostile import HARMLESS, REFUSED, TEXTS, asked, elements, fill, hurry, unwelcome
+from tests.hostile import HARMLESS, JOINED, REFUSED, TEXTS, asked, elements, fill, hurry, unwelcome
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
-
-TEXT = pytest.mark.parametrize("name", TEXTS)
 
 
 def page(model, *args, view="change"):
@@ -84,22 +82,22 @@ def without_harm(client):
     return _seen
 
 
-@TEXT
-def test_hostile_texts_of_clients_add_no_element_to_a_page(admin_client, name):
+@pytest.mark.parametrize("names", JOINED)
+def test_hostile_texts_of_clients_add_no_element_to_a_page(admin_client, names):
     expected = without_harm(admin_client)
-    fill(TEXTS[name])
-    found = seen(admin_client, TEXTS[name])
+    fill(JOINED[names])
+    found = seen(admin_client, JOINED[names])
     assert len(found) == len(expected)
     known = {element for before in expected.values() for element in before}
     for (is_now, there), (was, before) in zip(found.items(), expected.items(), strict=True):
         # The text may match other rows than the harmless one; arguments that are cut have no button that copies them.
-        if " by " in was or name == "huge":
+        if " by " in was or names == "huge":
             assert set(there) <= known, was
         else:
             assert there == before, (was, is_now, "\n".join([*unified_diff(shape(before), shape(there), n=1)][:20]))
 
 
-@TEXT
+@pytest.mark.parametrize("name", TEXTS)
 def test_only_invalid_names_are_rejected_among_hostile_texts(db, name):
     expected = {place for place, refused in REFUSED.items() if name in refused}
     assert fill(TEXTS[name]) - {"cron entry"} == expected

@@ -1,50 +1,13 @@
-"""Test that people can use each page with a screen reader, without a mouse, and enlarged."""
-
-import re
+"""Test that people can act on jobs and queues without a mouse."""
 
 import pytest
 
 from django_faktory.models import Job, Queue
-from tests.browser.test_pages import (  # noqa: F401  (fixtures)
-    STICKS_OUT,
-    fill,
-    monkeys,
-    own_server,
-    pages,
-    redis,
-    server,
-)
+from tests.browser.test_pages import fill, pages
 
 pytestmark = pytest.mark.timeout(300)
 
 PATH = "/admin/django_faktory/"
-DJANGOS = [".breadcrumbs", "#changelist-search"]
-"""Parts of every page of Django's admin, not ours: links of breadcrumbs differ from the text by colour only, and the
-search box is named by a picture.
-"""
-RUN_AXE = """async (excluded) => {
-const found = await axe.run({exclude: excluded.map((one) => [one])},
-    {resultTypes: ["violations"], rules: {"target-size": {enabled: true}}});
-return found.violations.flatMap((rule) =>
-    rule.nodes.map((node) => `${rule.id} (${rule.impact}): ${node.target.join(" ")} ${node.html.slice(0, 150)}`));
-}"""
-"""All rules, those of good practice too, and the size of targets, which is off by default."""
-NAMELESS = """() => [...document.querySelectorAll('.faktory table, .faktory-wide table')].filter((table) =>
-!table.caption && !table.getAttribute('aria-label')
-&& !document.getElementById(table.getAttribute('aria-labelledby'))).map((table) => table.outerHTML.slice(0, 200))"""
-CHARTS = """() => [...document.querySelectorAll('figure.faktory-chart')].map((chart) => ({
-label: chart.querySelector('svg').getAttribute('aria-label'),
-titles: [...chart.querySelectorAll('svg title')].map((one) => one.textContent),
-texts: [...chart.querySelectorAll('details tr, details li, details th')].map((one) =>
-    [...(one.cells || [one])].map((cell) => cell.textContent.trim()).join(' '))}))"""
-UNREACHABLE = """() => [...document.querySelectorAll('#content *, .faktory-nav ul')].filter((one) => {
-const style = getComputedStyle(one);
-const scrolls = (axis, inner, outer) => ['auto', 'scroll'].includes(style[`overflow${axis}`]) && inner > outer + 1;
-return one.checkVisibility() && one.tabIndex < 0
-    && (scrolls('X', one.scrollWidth, one.clientWidth) || scrolls('Y', one.scrollHeight, one.clientHeight))
-    && !one.querySelector('a, button, input, select, textarea, summary');
-}).map((one) => one.outerHTML.slice(0, 200))"""
-"""Areas that scroll, and that the keyboard cannot reach. Firefox and Safari make them no tab stops of their own."""
 FOCUSED = """() => {
 const one = document.activeElement;
 const label = one.getAttribute('aria-label') || (one.labels && one.labels.length && one.labels[0].textContent)
@@ -59,60 +22,6 @@ return {
         && box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth,
 };}"""
 MOST_TABS = 150
-BAR = re.compile(r"(.*): (\d+) succeeded (\d+) failed")
-"""The text of a bar that a mouse shows, without commas."""
-
-
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (390, "light")])
-def test_axe_finds_no_problem_on_any_page(screen, monkeys, axe_script, theme, width):  # noqa: F811
-    order = fill()
-    seen = screen(width=width, theme=theme)
-    script = axe_script.read_text()
-    problems = {}
-    for name, path in pages(order).items():
-        seen.go(f"{PATH}{path}")
-        seen.page.evaluate(script)
-        if found := seen.page.evaluate(RUN_AXE, DJANGOS):
-            problems[name] = found
-    assert problems == {}
-
-
-def test_titles_tables_and_charts_say_what_they_are(screen, monkeys):  # noqa: F811
-    order = fill()
-    seen = screen()
-    addresses = pages(order)
-    charts = []
-    for name, path in addresses.items():
-        seen.go(f"{PATH}{path}")
-        assert seen.page.locator("h1").count() == 1, name
-        assert seen.page.evaluate(NAMELESS) == [], name
-        charts += seen.page.evaluate(CHARTS)
-    assert len(charts) >= 8
-    for chart in charts:
-        assert chart["label"]
-        titles = [BAR.sub(r"\1 \2 \3", title.replace(",", "")) for title in chart["titles"]]
-        texts = [text.replace(",", "") for text in chart["texts"]]
-        assert [title for title in titles if title not in texts and not title.endswith(" 0 0")] == []
-    seen.go(f"{PATH}{addresses['job']}")
-    assert "shop.tasks.call_webhook" in seen.page.locator("h1").inner_text()
-    seen.go(f"{PATH}{addresses['worker']}")
-    assert "app-1" in seen.page.locator("h1").inner_text()
-
-
-@pytest.mark.parametrize(("width", "scale"), [(1280, 2), (1280, 4), (700, 1)])
-def test_enlarged_pages_do_not_overflow_and_the_keyboard_reaches_all_that_scrolls(screen, monkeys, width, scale):  # noqa: F811
-    order = fill()
-    seen = screen(width=width, scale=scale)
-    too_wide, unreachable = {}, {}
-    for name, path in pages(order).items():
-        seen.go(f"{PATH}{path}")
-        seen.page.evaluate("document.querySelectorAll('#content details').forEach((one) => { one.open = true; })")
-        if (excess := seen.page.evaluate(STICKS_OUT)) > 0:
-            too_wide[name] = excess
-        if found := seen.page.evaluate(UNREACHABLE):
-            unreachable[name] = found
-    assert too_wide == {}
-    assert unreachable == {}
 
 
 class Keyboard:

@@ -1,5 +1,9 @@
-"""Test each page in light and dark, on a desktop and a phone: nothing overflows, and every control has a label."""
+"""Test each page in light and dark, on a desktop and a phone, enlarged, and for a screen reader.
 
+A page is loaded once for each device: the load takes longer than the checks.
+"""
+
+import re
 from datetime import timedelta
 from decimal import Decimal
 from typing import Literal
@@ -38,6 +42,38 @@ LABELLED = """() =>
 [...document.querySelectorAll('#content input:not([type=hidden]), #content select, #content textarea')]
 .filter((one) => one.offsetParent && !one.labels.length && !one.getAttribute('aria-label') && one.type !== 'submit'
 && !one.closest('#changelist-search') && !one.closest('.actions')).map((one) => one.outerHTML)"""
+DJANGOS = [".breadcrumbs", "#changelist-search"]
+"""Parts of every page of Django's admin, not ours: links of breadcrumbs differ from the text by colour only, and the
+search box is named by a picture.
+"""
+COLOUR_RULES = ["color-contrast", "link-in-text-block"]
+"""The rules whose result depends on the theme."""
+RUN_AXE = """async ([excluded, only]) => {
+const chosen = only ? {runOnly: only} : {rules: {"target-size": {enabled: true}}};
+const found = await axe.run({exclude: excluded.map((one) => [one])}, {resultTypes: ["violations"], ...chosen});
+return found.violations.flatMap((rule) =>
+    rule.nodes.map((node) => `${rule.id} (${rule.impact}): ${node.target.join(" ")} ${node.html.slice(0, 150)}`));
+}"""
+"""All rules, those of good practice too, and the size of targets, which is off by default."""
+NAMELESS = """() => [...document.querySelectorAll('.faktory table, .faktory-wide table')].filter((table) =>
+!table.caption && !table.getAttribute('aria-label')
+&& !document.getElementById(table.getAttribute('aria-labelledby'))).map((table) => table.outerHTML.slice(0, 200))"""
+CHARTS = """() => [...document.querySelectorAll('figure.faktory-chart')].map((chart) => ({
+label: chart.querySelector('svg').getAttribute('aria-label'),
+titles: [...chart.querySelectorAll('svg title')].map((one) => one.textContent),
+texts: [...chart.querySelectorAll('details tr, details li, details th')].map((one) =>
+    [...(one.cells || [one])].map((cell) => cell.textContent.trim()).join(' '))}))"""
+UNREACHABLE = """() => [...document.querySelectorAll('#content *, .faktory-nav ul')].filter((one) => {
+const style = getComputedStyle(one);
+const scrolls = (axis, inner, outer) => ['auto', 'scroll'].includes(style[`overflow${axis}`]) && inner > outer + 1;
+return one.checkVisibility() && one.tabIndex < 0
+    && (scrolls('X', one.scrollWidth, one.clientWidth) || scrolls('Y', one.scrollHeight, one.clientHeight))
+    && !one.querySelector('a, button, input, select, textarea, summary');
+}).map((one) => one.outerHTML.slice(0, 200))"""
+"""Areas that scroll, and that the keyboard cannot reach. Firefox and Safari make them no tab stops of their own."""
+BAR = re.compile(r"(.*): (\d+) succeeded (\d+) failed")
+"""The text of a bar that a mouse shows, without commas."""
+OPEN_DETAILS = "document.querySelectorAll('#content details').forEach((one) => { one.open = true; })"
 STICKS_OUT = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -54,6 +90,7 @@ def refund(
 
 
 NARROW = "shop.tasks.call_webhook"
+PATH = "/admin/django_faktory/"
 
 
 def timings_of_minute(minute):
@@ -152,17 +189,70 @@ def monkeys(server, redis, settings):  # noqa: F811
         client.run("ocr", "scan-3.pdf")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize(("device", "width"), [("desk", 1280), ("phone", 390)])
-def test_every_page_has_labels_and_no_overflow_in_each_theme_and_width(screen, monkeys, theme, device, width):
+class Look:
+    """The problems that a person would have with the page that is open."""
+
+    def __init__(self, seen, axe):
+        self._seen, self._page, self._axe = seen, seen.page, axe
+        self.charts = []
+
+    def problems(self, name, *, enlarged):
+        """Return the problems of the page, by kind; it is shown in both themes, then at the widths of `enlarged`."""
+        page = self._page
+        found = {"console": list(self._seen.complaints), "labels": page.evaluate(LABELLED)}
+        found |= {"tables": page.evaluate(NAMELESS), "titles": page.locator("h1").count() != 1}
+        self.charts += page.evaluate(CHARTS)
+        page.evaluate(self._axe)
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            self._seen.keep(f"{name}-{theme}")
+            found[f"axe, {theme}"] = page.evaluate(RUN_AXE, [DJANGOS, None if theme == "light" else COLOUR_RULES])
+            found[f"overflow, {theme}"] = max(0, page.evaluate(STICKS_OUT))
+        page.evaluate(OPEN_DETAILS)
+        for width in enlarged:
+            page.set_viewport_size({"width": width, "height": 450})
+            found[f"overflow at {width}"] = max(0, page.evaluate(STICKS_OUT))
+            found[f"out of reach at {width}"] = page.evaluate(UNREACHABLE)
+        return {kind: problem for kind, problem in found.items() if problem}
+
+
+@pytest.mark.parametrize(
+    ("device", "width", "enlarged"),
+    [("desk", 1280, (1280, 700, 640)), ("phone", 390, (390, 320))],
+    ids=["desk", "phone"],
+)
+def test_each_page_has_no_problem_in_each_theme_and_width(screen, monkeys, axe_script, device, width, enlarged):
+    """Widths of 640 and 320 px are those of a desktop's window at 200 % and 400 %."""
     order = fill()
-    seen = screen(width=width, theme=theme)
+    seen = screen(width=width)
+    look = Look(seen, axe_script.read_text())
+    problems = {}
     for name, path in pages(order).items():
-        seen.go(f"/admin/django_faktory/{path}")
-        seen.keep(f"{name}-{device}-{theme}")
-        assert seen.complaints == [], name
-        assert seen.page.evaluate(LABELLED) == [], name
-        assert seen.page.evaluate(STICKS_OUT) <= 0, name
+        seen.page.set_viewport_size({"width": width, "height": 900})
+        seen.page.emulate_media(color_scheme="light")
+        seen.go(f"{PATH}{path}")
+        if found := look.problems(f"{name}-{device}", enlarged=enlarged):
+            problems[name] = found
+    assert problems == {}
+    check_charts(look.charts)
+
+
+def check_charts(charts):
+    """Check that each bar of a chart is also in the table behind the chart."""
+    assert len(charts) >= 8
+    for chart in charts:
+        assert chart["label"]
+        titles = [BAR.sub(r"\1 \2 \3", title.replace(",", "")) for title in chart["titles"]]
+        texts = [text.replace(",", "") for text in chart["texts"]]
+        assert [title for title in titles if title not in texts and not title.endswith(" 0 0")] == []
+
+
+def test_titles_of_a_job_and_a_worker_have_their_names(screen):
+    addresses = pages(fill())
+    seen = screen()
+    for name, title in (("job", "shop.tasks.call_webhook"), ("worker", "app-1")):
+        seen.go(f"{PATH}{addresses[name]}")
+        assert title in seen.page.locator("h1").inner_text()
 
 
 def test_dead_jobs_can_be_retried_without_javascript(screen):

@@ -7,11 +7,11 @@ from django.contrib.auth.models import User
 
 from django_faktory.models import Batch, Job, JobLock, OutboxEntry, Queue, Tracking, WorkerProcess
 from django_faktory.models.cron import CronEntry
-from tests.hostile import HARMLESS, TEXTS, asked, elements, fill
+from tests.hostile import HARMLESS, JOINED, asked, elements, fill
 
 pytestmark = pytest.mark.django_db
 
-TEXT = pytest.mark.parametrize("name", TEXTS)
+JOINED_TEXTS = pytest.mark.parametrize("names", JOINED)
 
 
 def addresses(text):
@@ -45,10 +45,10 @@ def addresses(text):
 
 
 @pytest.mark.each_database
-@TEXT
-def test_responses_are_ascii_json_that_preserves_hostile_texts(client, settings, name):
+@JOINED_TEXTS
+def test_responses_are_ascii_json_that_preserves_hostile_texts(client, settings, names):
     settings.FAKTORY = {"API_READS": ""}
-    text = TEXTS[name]
+    text = JOINED[names]
     fill(text)
     client.force_login(User.objects.create_superuser("root"))
     for place, address in addresses(text).items():
@@ -78,8 +78,8 @@ def pages(client, text):
     return found
 
 
-@TEXT
-def test_hostile_texts_add_no_element_to_browsable_pages(client, settings, name):
+@JOINED_TEXTS
+def test_hostile_texts_add_no_element_to_browsable_pages(client, settings, names):
     settings.FAKTORY = {"API_READS": ""}
     client.force_login(User.objects.create_superuser("root"))
     if not _seen:
@@ -88,8 +88,8 @@ def test_hostile_texts_add_no_element_to_browsable_pages(client, settings, name)
         for rows in (Job, Batch, WorkerProcess, CronEntry, JobLock, OutboxEntry, Queue, Tracking):
             rows.objects.all().delete()
     known = {element for before in _seen.values() for element in before}
-    fill(TEXTS[name])
-    for place, there in pages(client, TEXTS[name]).items():
+    fill(JOINED[names])
+    for place, there in pages(client, JOINED[names]).items():
         assert set(there) <= known | {("a", ("href", "rel"))}, place  # the framework turns URLs into links
         if place in _seen:
             assert without_links(there) == without_links(_seen[place]), place

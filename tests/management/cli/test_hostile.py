@@ -5,7 +5,7 @@ import re
 import pytest
 
 from django_faktory.models import Batch, Job
-from tests.hostile import TEXTS, fill, is_unwelcome
+from tests.hostile import JOINED, fill, is_unwelcome
 
 pytestmark = pytest.mark.django_db
 
@@ -20,9 +20,10 @@ def words():
     return [*lists, *(("job", jid) for jid in jids if not jid.startswith("-")), *(("batches", bid) for bid in bids)]
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_output_contains_no_control_characters_from_job_data(faktory, asked, name):
-    fill(TEXTS[name])
+@pytest.mark.parametrize("names", JOINED)
+def test_output_contains_no_control_characters_from_job_data(faktory, asked, names):
+    text_of_client = JOINED[names]
+    fill(text_of_client)
     for call in words():
         for is_terminal in (False, True):
             answer = faktory(*call, is_terminal=is_terminal)
@@ -33,4 +34,4 @@ def test_output_contains_no_control_characters_from_job_data(faktory, asked, nam
             asked(*call)  # checks that it is one line of ASCII
     died = Job.objects.get(queue="died")
     if died.jid.isprintable() and not died.jid.startswith("-"):
-        assert asked("job", died.jid)["job"]["args"] == [TEXTS[name], {TEXTS[name]: TEXTS[name]}]
+        assert asked("job", died.jid)["job"]["args"] == [text_of_client, {text_of_client: text_of_client}]
