@@ -79,8 +79,8 @@ FIELDS: Mapping[str, str] = {
 PUBLIC_QUERY_FIELDS = frozenset({"states", "queues", "tasks", "batches", "jids", "older_s", "newer_s", "among"})
 """Query fields by which a user without `job.view` may select jobs for an action.
 
-Results of a selection by other fields (`args`, `texts`, `errors`, `about`) would reveal parts of a job that the user
-may not see.
+Results of a selection by other fields (`args`, `texts`, `messages`, `errors`, `about`) would reveal parts of a job that
+the user may not see.
 """
 
 

@@ -33,8 +33,6 @@ from .problems import WrongState
 
 # The count of a dry run ends here: an exact count of a large table takes too long for a request.
 COUNTED = 10_000
-# How the query language spells the fields that reveal hidden parts of jobs, for the error message.
-_WORDS = {"args": "args:", "texts": "text:", "errors": "error:", "about": "about:"}
 _DONE_LABELS = {
     Verb.RETRY: "Retried",
     Verb.REQUEUE: "Requeued",
@@ -269,7 +267,9 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         errors by trying words.
         """
         fields = [name for name in query.__struct_fields__ if getattr(query, name) not in ((), None)]
-        hidden = [_WORDS[name] for name in forbidden_query_fields(self.request.user, fields)]
+        forbidden = forbidden_query_fields(self.request.user, fields)
+        # The message names the keys as the query language does, without their values.
+        hidden = [f"{Query(**{name: getattr(query, name)})}".partition(":")[0] + ":" for name in forbidden]
         # A count alone would reveal content: `dead text:s3cr3t` changes or counts jobs, or none (ADR 0034).
         if hidden:
             raise PermissionDenied(f"query: {', '.join(hidden)} look at what only users who may view jobs see")

@@ -14,8 +14,10 @@ from django.test import Client
 
 from django_faktory import models
 from django_faktory.contrib.api.urls import RESOURCES
+from django_faktory.core.queries import Query
 from django_faktory.models import Batch, JobLock, Limit
 from django_faktory.models.cron import CronEntry
+from django_faktory.models.permissions import PUBLIC_QUERY_FIELDS
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
 
@@ -191,6 +193,34 @@ def test_a_session_without_a_csrf_token_changes_nothing(rows, root):
     answer = client.post("/api/queues/default/pause/", "{}", content_type="application/json")
     assert answer.status_code == 403
     assert not models.Queue.objects.paused().exists()
+
+
+TERMS = {
+    "states": "dead",
+    "queues": "queue:mail",
+    "tasks": "task:shop.send",
+    "errors": "error:Timeout",
+    "about": "about:shop.order/42",
+    "batches": "batch:b-1",
+    "jids": "jid:job-dead",
+    "older_s": "older:1d",
+    "newer_s": "newer:1d",
+    "args": "args:[1]",
+    "texts": "text:x",
+    "messages": "message:x",
+    "among": "dead among:10",
+}
+"""A query with each field."""
+
+
+@pytest.mark.parametrize("field", Query.__struct_fields__)
+def test_a_user_who_may_not_view_jobs_selects_them_only_by_public_fields(api, rows, user, field):
+    answer = api("POST", "jobs/bulk/discard/", {"query": TERMS[field]}, by=user("discard_job"))
+    if field in PUBLIC_QUERY_FIELDS:
+        assert answer.status == 200
+    else:
+        key = TERMS[field].partition(":")[0]
+        assert (answer.status, answer.data["detail"].split(" look")[0]) == (403, f"query: {key}:")
 
 
 def test_an_inactive_user_is_refused(api, user):

@@ -167,7 +167,7 @@ def api_requests_of(resource):
 
 def _bulk_requests():
     """Yield bulk actions with an answer that would reveal something about the jobs."""
-    for verb in ("retry", "requeue", "kill", "discard", "prune"):
+    for verb in ("retry", "requeue", "cancel", "kill", "discard", "prune"):
         path = reverse(f"faktory-api:jobs-bulk-{verb}")
         for body in ({"query": "dead", "dry_run": True}, *({"query": query} for query in _HIDDEN_QUERIES)):
             needs = frozenset({"view_job", f"{verb}_job"})
@@ -175,7 +175,8 @@ def _bulk_requests():
 
 
 _HIDDEN_QUERIES = (
-    'dead args:["seen-job-args"]', "dead text:seen-job-args", "dead error:Seen", "dead about:shop.order/seen-job-about",
+    'dead args:["seen-job-args"]', "dead text:seen-job-args", "dead message:seen", "dead error:Seen",
+    "dead about:shop.order/seen-job-about",
 )  # fmt: skip
 
 
