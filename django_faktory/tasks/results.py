@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import GenericAlias
@@ -24,7 +24,7 @@ from ..core.lifecycle import State
 from ..core.payloads import DEFAULT_RETRY, INTERRUPTED, Tracked, parse_instant
 from ..errors import FaktoryError, InvalidPayload, ResultTimeout
 from . import encryption, redaction
-from .compat import GenericResult, InvalidTask, Task, TaskError, TaskResult, TaskResultStatus
+from .compat import GenericResult, InvalidTask, Task, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 from .options import is_timeout
 
 if TYPE_CHECKING:
@@ -195,9 +195,9 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
         """
         for pause_s in self._poll(timeout):
             if pause_s:
-                _refuse_open_transaction()
+                _refuse_open_transaction([conf.get("DATABASE")])
                 time.sleep(pause_s)
-            self.refresh()
+            self._refresh_if_sent()
         return self
 
     async def wait_async(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109  (as in `wait`)
@@ -205,10 +205,18 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
         for pause_s in self._poll(timeout):
             if pause_s:
                 # In the thread that the ORM uses for async code: transactions belong to a thread.
-                await sync_to_async(_refuse_open_transaction)()
+                await sync_to_async(_refuse_open_transaction)([conf.get("DATABASE")])
                 await asyncio.sleep(pause_s)
-            await self.arefresh()
+            await sync_to_async(self._refresh_if_sent)()
         return self
+
+    def _refresh_if_sent(self) -> None:
+        try:
+            self.refresh()
+        except TaskResultDoesNotExist:
+            # The outbox sends a job of these transactions after the commit, so it is not stored yet.
+            _refuse_open_transaction(conf.outbox())
+            raise
 
     def _poll(self, timeout_s: float | None) -> Iterator[float]:
         """Yield the pause before each read, until the job has ended. Raises ResultTimeout."""
@@ -311,10 +319,13 @@ def task_error(attempt: Attempt) -> TaskError:
     return TaskError(exception_class_path=path, traceback=f"{trace}\n")
 
 
-def _refuse_open_transaction() -> None:
+def _refuse_open_transaction(aliases: Iterable[str]) -> None:
     # No worker can see a job before its transaction commits, so the wait would never end.
-    if connections[conf.get("DATABASE")].in_atomic_block:
-        raise FaktoryError("wait: expected no open transaction, got one: no worker sees its jobs before it commits")
+    for alias in aliases:
+        if connections[alias].in_atomic_block:
+            raise FaktoryError(
+                f"wait: expected no open transaction of {alias!r}, got one: no worker sees its jobs before it commits"
+            )
 
 
 def _restore_options(task: Task[..., Any], job: Job, call: ParsedCall, backend: str) -> Task[..., Any]:

@@ -4,6 +4,7 @@ import threading
 from datetime import timedelta
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 from django.test import override_settings
 from django.utils import timezone
@@ -12,9 +13,10 @@ from django_faktory.brokers import get_producer, outbox
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.brokers.outbox import Outbox
 from django_faktory.brokers.remote import RemoteBroker
-from django_faktory.errors import BrokerUnavailable, FaktoryError, NotUnique
+from django_faktory.errors import BrokerUnavailable, FaktoryError, NotUnique, ResultTimeout
 from django_faktory.models import Job, OutboxEntry
 from django_faktory.runtime.outbox_relay import OutboxRelay, make_outbox_relay
+from django_faktory.tasks.compat import TaskResultDoesNotExist
 from tests.factories import payload
 from tests.project import tasks
 from tests.project.models import Mark
@@ -237,6 +239,20 @@ class TestSettings:
                 assert stored() == []
             assert stored() == [result.id]
             assert isinstance(make_outbox_relay(), OutboxRelay)
+
+    @pytest.mark.parametrize("wait", [lambda sent: sent.wait(60), lambda sent: async_to_sync(sent.wait_async)(60)])
+    def test_wait_refuses_a_transaction_whose_commit_sends_the_job(self, wait):
+        with override_settings(FAKTORY={"DATABASE": "other"}):
+            earlier = tasks.add.enqueue(1, 2)
+            with transaction.atomic():
+                sent = tasks.add.enqueue(3, 4)
+                with pytest.raises(FaktoryError, match="wait: expected no open transaction of 'default'"):
+                    wait(sent)
+                with pytest.raises(ResultTimeout):
+                    earlier.wait(0.03)
+            Job.objects.using("other").filter(jid=sent.id).delete()
+            with pytest.raises(TaskResultDoesNotExist):
+                wait(sent)
 
     def test_an_outbox_can_be_enabled_for_another_database(self):
         with override_settings(FAKTORY={"OUTBOX": ["other"]}):
