@@ -117,6 +117,24 @@ def _wish_for(service):
 
 
 @pytest.fixture
+def broken_app(tmp_path, monkeypatch, settings):
+    """Return a function that installs an app with this text as its tasks module and returns the file."""
+    folder = tmp_path / "broken_app"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(text):
+        (folder / "tasks.py").write_text(text)
+        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "broken_app"]
+        return folder / "tasks.py"
+
+    yield make
+    for name in [name for name in sys.modules if name.startswith("broken_app")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
 def start_maintenance(transactional_db):
     """Return a function that runs Maintenance in a thread, as nodes do; all threads are joined at the end."""
     from django_faktory.runtime.maintenance import Maintenance  # models can be imported only when the apps are ready

@@ -73,7 +73,7 @@ class CronEntryForm(EntryForm):
     def clean(self) -> dict[str, Any]:
         """Validate like entries of the settings, so that no node finds an entry that it cannot run."""
         cleaned: dict[str, Any] = super().clean() or {}
-        base.autodiscover()  # a web process may not have imported all tasks
+        base.import_tasks()  # a web process may not have imported all tasks
         # Each field by itself first, so that the page shows all errors at once; then the fields together.
         if "schedule" in cleaned:
             self._report(lambda: Schedule.of(cleaned["schedule"], "UTC"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from .. import conf
 from ..brokers.client import parse_url
 from ..errors import FaktoryError
 from ..tasks import encryption
-from ..tasks.base import autodiscover, registered
+from ..tasks.base import import_tasks, registered
 
 SHORTEST = 16
 """Characters: a recorded handshake can be attacked offline, with about 100,000 guesses a second on one processor."""
@@ -59,8 +58,7 @@ def check_encryption(**_: Any) -> list[CheckMessage]:
 
 def _any_task_encrypts() -> bool:
     # Other checks may not have imported the tasks yet: checks run in the order of registration, and `--tag` omits some.
-    with suppress(Exception):  # E015 reports a module that cannot be imported
-        autodiscover()
+    import_tasks()  # E015 reports a module that cannot be imported
     return any(task.encrypt for task in registered())
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  (Django's name)
 from django.utils.module_loading import import_string
 
 from ..backend import FaktoryBackend
+from ..tasks.base import import_tasks
 
 OURS = "django_faktory.backend.FaktoryBackend"
 # By path, because `testing` is a layer above this one (ADR 0037).
@@ -97,17 +95,7 @@ def remedy_for(module: BrokenModule) -> str:
 
 def broken_modules() -> list[BrokenModule]:
     """Import the `tasks` module of each installed app; return the failing ones, in the apps' order."""
-    broken = []
-    for app in apps.get_app_configs():
-        name = f"{app.name}.tasks"
-        # find_spec distinguishes a missing module, which is allowed, from one with an ImportError inside.
-        if name in sys.modules or find_spec(name) is None:
-            continue
-        try:
-            __import__(name)
-        except Exception as error:  # noqa: BLE001  (importing runs anybody's code)
-            broken.append(BrokenModule(name, error, _place_of(error)))
-    return broken
+    return [BrokenModule(name, error, _place_of(error)) for name, error in import_tasks()]
 
 
 def _place_of(error: Exception) -> str:

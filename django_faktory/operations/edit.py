@@ -22,7 +22,7 @@ from ..errors import InvalidPayload, UnknownJobType
 from ..models import Job
 from ..store import notifier, queues
 from ..store.jobs import edits
-from ..tasks.base import autodiscover, lookup
+from ..tasks.base import import_tasks, lookup
 from ..tasks.encryption import is_encrypted
 from ..tasks.json_values import encode_json
 
@@ -48,7 +48,7 @@ def edit(jid: str, changes: Changes, *, using: str) -> Job:
     that waits for one; InvalidPayload if the result is not a valid job or its task does not accept the arguments;
     NotUnique if another job has the key of the new arguments.
     """
-    autodiscover()  # a web process may not have imported all tasks
+    import_tasks()  # a web process may not have imported all tasks
     job = edits.edit(jid, partial(_apply, changes), using=using)
     # Other states wait for a time, so no worker could take the job yet and a wakeup is useless.
     if job.state in (State.ENQUEUED, State.BLOCKED):

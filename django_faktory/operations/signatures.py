@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..core.logs import get_logger
 from ..errors import UnknownJobType
-from ..tasks.base import FaktoryTask, autodiscover, lookup, registered
+from ..tasks.base import FaktoryTask, import_tasks, lookup, registered
 
 V = TypeVar("V")
 
@@ -43,10 +43,10 @@ def find_tasks() -> tuple[FaktoryTask[..., Any], ...]:
 @cache
 def _import_tasks() -> None:
     """Import the tasks of all apps, once: a web process may not have imported them."""
-    try:
-        autodiscover()
-    except Exception:  # a page that shows a job must not fail because of code that it does not need
-        logger.exception("tasks cannot be imported; pages show their jobs without names of arguments")
+    for module, error in import_tasks():
+        logger.error(
+            "tasks cannot be imported module=%s; pages show their jobs without names of arguments", module, exc_info=error
+        )
 
 
 def parameters_of(task: FaktoryTask[..., Any]) -> list[Parameter]:

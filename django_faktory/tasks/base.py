@@ -7,6 +7,7 @@ jobtype is looked up in the registry or rejected.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -14,8 +15,9 @@ from inspect import iscoroutinefunction
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
+from django.apps import apps
 from django.utils import timezone
-from django.utils.module_loading import autodiscover_modules
+from django.utils.module_loading import autodiscover_modules, module_has_submodule
 
 from ..core.cron import Cron, parse_crons
 from ..core.job_control import Control
@@ -367,6 +369,24 @@ def registered() -> tuple[FaktoryTask[..., Any], ...]:
 def autodiscover() -> None:
     """Import the `tasks` module of each installed app, so that its tasks are registered."""
     autodiscover_modules("tasks")
+
+
+def import_tasks() -> list[tuple[str, Exception]]:
+    """Import the `tasks` module of each installed app; return the modules that fail, in the apps' order.
+
+    For commands and pages that must work although a module of the latest deployment does not.
+    """
+    broken = []
+    for app in apps.get_app_configs():
+        name = f"{app.name}.tasks"
+        # A missing module is allowed, unlike one with an ImportError inside.
+        if name in sys.modules or not module_has_submodule(app.module, "tasks"):
+            continue
+        try:
+            __import__(name)
+        except Exception as error:  # noqa: BLE001  (importing runs anybody's code)
+            broken.append((name, error))
+    return broken
 
 
 _registry: dict[str, FaktoryTask[..., Any]] = {}

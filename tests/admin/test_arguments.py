@@ -124,13 +124,10 @@ def test_hostile_arguments_add_no_element_to_the_table(admin_client, name):
     assert page_with(TEXTS[name]) == page_with("harmless" if len(TEXTS[name]) < 1000 else "W" * len(TEXTS[name]))
 
 
-def test_tasks_that_cannot_be_imported_do_not_break_the_page(admin_client, monkeypatch, caplog):
+def test_tasks_that_cannot_be_imported_do_not_break_the_page(admin_client, broken_app, caplog):
     from django_faktory.operations import signatures
 
-    def broken():
-        raise ImportError("no such module")
-
-    monkeypatch.setattr(signatures, "autodiscover", broken)
+    broken_app("import no_such_thing\n")
     signatures._import_tasks.cache_clear()
     job = JobFactory(jobtype="elsewhere")
     assert table(admin_client, job) == []

@@ -219,7 +219,7 @@ class CronEntries(Resource):
 
 def _check_definition(values: dict[str, Any]) -> cron_entries.CronDefinition:
     """Return the checked definition, with the rules of the admin's form. Raises InvalidCron."""
-    base.autodiscover()  # the web process may not have imported the tasks
+    base.import_tasks()  # the web process may not have imported the tasks
     policies = {key: values[key] for key in ("missed", "window", "overlap")}
     fields = ("name", "schedule", "zone", "jobtype", "queue", "args", "kwargs", "job")
     return cron.build_definition(**{field: values[field] for field in fields}, policies=policies, is_json=True)

@@ -119,7 +119,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         validated = self.read_input(inputs.NewJobSerializer)
         # First: raises JobsElsewhere before anything is enqueued.
         using = get_alias()
-        base.autodiscover()  # the web process may not have imported the tasks
+        base.import_tasks()  # the web process may not have imported the tasks
         # A look-up among registered tasks: a request never causes the import of the name that it contains.
         task = base.lookup(validated["task"])
         args, kwargs = validated.get("args", []), validated["kwargs"]

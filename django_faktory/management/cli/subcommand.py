@@ -10,10 +10,10 @@ from typing import Any
 
 from ...backend import registered_queues
 from ...brokers import Broker, get_broker
-from ...checks.tasks import broken_modules
 from ...core.queries import Query
 from ...errors import FaktoryError
 from ...operations import task_names
+from ...tasks.base import import_tasks
 from ...tasks.redaction import query_of
 from .screen import Screen
 
@@ -59,7 +59,7 @@ class Invocation:
         # The shell has split an unquoted query into several arguments.
         query = query_of(" ".join(self.options["query"]))
         if query.tasks:
-            load_tasks()
+            import_tasks()
         return query if self.alias is None else task_names.expand_short_names(query, using=self.alias)
 
 
@@ -95,15 +95,9 @@ def note_unknown_names(call: Invocation, query: Query) -> None:
             call.screen.note(f"there is no task {name}{f'; did you mean {similar[0]}?' if similar else ''}")
 
 
-def load_tasks() -> None:
-    """Import the project's tasks, which the command does not do itself, unlike a worker."""
-    # Broken modules are left out: a command must work when the latest deployment does not.
-    broken_modules()
-
-
 def known_queue_names(call: Invocation) -> set[str]:
     """Return the queues that were used at least once, and those of the project's tasks."""
-    load_tasks()
+    import_tasks()
     return {*call.broker.info().get("queues", {}), *registered_queues()}
 
 

@@ -138,7 +138,6 @@ def _import_tasks() -> None:
     # At the start: a worker that lacks a task would leave its jobs to other workers, and fail them after a while.
     for module in broken_modules():
         raise CommandError(f"{module}; no worker starts without it: {remedy_for(module)}") from module.error
-    base.autodiscover()
 
 
 @contextmanager

@@ -48,6 +48,13 @@ def test_an_invalid_edit_is_rejected_in_one_line(faktory, words, code):
     assert Job.objects.get(pk=job.pk).payload == job.payload
 
 
+def test_a_tasks_module_that_cannot_be_imported_keeps_no_job_from_being_edited(faktory, broken_app):
+    broken_app("import no_such_thing\n")
+    job = JobFactory(jobtype=add.jobtype, payload=f'{{"jid":"job-of-edit","jobtype":"{add.jobtype}","args":[1,2]}}')
+    assert faktory("edit", job.jid, "--args", "[3,4]").code == 0
+    assert faktory("edit", job.jid, "--args", "[1,2,3]").code == 1
+
+
 @pytest.mark.parametrize("jid", ["nosuchjob", "a\x00"])
 def test_an_unknown_job_exits_with_2(faktory, jid):
     assert faktory("edit", jid, "--priority", 5).code == 2

@@ -29,7 +29,6 @@ from ..subcommand import (
     Subcommand,
     Unsupported,
     known_queue_names,
-    load_tasks,
     note_unknown_names,
     require_known,
     suggest,
@@ -179,7 +178,7 @@ def _push(call: Invocation) -> int:
     kwargs = parse_value(options["kwargs"])
     if not isinstance(kwargs, dict):
         raise Unsupported("--kwargs: expected a JSON object, such as '{\"user\": 7}'")
-    load_tasks()
+    base.import_tasks()
     # Jobs of a misspelt queue would wait for a worker that never comes.
     if options["queue"]:
         require_known(call, "queue", [queue_name(options["queue"])], known_queue_names(call))

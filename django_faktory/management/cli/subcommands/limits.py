@@ -11,17 +11,8 @@ from ....operations import task_names
 from ....operations.serializers import limit_of
 from ....store.limits import definitions
 from ....tasks import limits as task_limits
-from ..subcommand import (
-    NOTHING,
-    OK,
-    Invocation,
-    Subcommand,
-    Unsupported,
-    known_queue_names,
-    load_tasks,
-    require_known,
-    suggest,
-)
+from ....tasks.base import import_tasks
+from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, known_queue_names, require_known, suggest
 
 _VERBS = ("list", "set", "remove", "pause", "resume")
 
@@ -92,7 +83,7 @@ def _require_known_names(call: Invocation, scope: str, names: list[str], using: 
     # Keys are made by jobs while they run, so any may be new.
     if scope == Scope.KEY:
         return
-    load_tasks()
+    import_tasks()
     limited = Limit.objects.using(using).filter(scope=scope).values_list("name", flat=True)
     known = task_names.known_tasks(using=using) if scope == Scope.TASK else known_queue_names(call)
     require_known(call, scope, names, {*known, *limited})
