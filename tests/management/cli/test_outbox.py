@@ -32,6 +32,13 @@ def test_list_shows_refused_jobs_first(asked, faktory):
     assert "refused: ERR no room" in faktory("outbox").out
 
 
+def test_list_shows_refused_jobs_of_all_databases_first(asked, settings, entries):
+    settings.FAKTORY = {"BROKER": "remote", "OUTBOX": ["other", "default"]}
+    outbox.add([payload("another")], using="other")
+    found = asked("outbox", "--limit", 2)
+    assert ([entry["jid"] for entry in found["entries"]], found["is_more"]) == (["job-second", "job-another"], True)
+
+
 def test_retry_relays_refused_jobs_again(asked, entries):
     assert asked("outbox", "retry", "job-second") == {"changed": 1}
     assert not entries.exclude(error="").exists()

@@ -47,6 +47,8 @@ def _list(call: Invocation, aliases: list[str]) -> int:
         # Refused jobs first: they wait for a person. An empty text is the smallest.
         for entry in OutboxEntry.objects.using(alias).order_by("-error", "pk")[: limit + 1]
     ]
+    # The databases are read one after the other; the sort is stable.
+    rows.sort(key=lambda row: not row[1].error)
     documents = [_document(alias, entry) for alias, entry in rows[:limit]]
     if call.screen.is_json:
         call.screen.json({"entries": documents, "is_more": len(rows) > limit})
