@@ -14,6 +14,7 @@ from django_faktory.models import Batch, Job, Limit, Queue, WorkerProcess
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import pushes
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory, payload
+from tests.management.cli.conftest import Terminal
 from tests.project.tasks import add
 
 pytestmark = pytest.mark.django_db
@@ -305,8 +306,6 @@ def test_cancel_drops_waiting_jobs_and_marks_running_ones(asked, faktory, monkey
 
 @pytest.mark.parametrize(("typed", "left"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
 def test_the_answer_to_the_confirmation_prompt_decides(faktory, monkeypatch, typed, left):
-    from tests.management.cli.conftest import Terminal
-
     monkeypatch.setattr("sys.stdin", Terminal(typed))
     dead()
     answer = faktory("discard", "dead")
@@ -384,6 +383,14 @@ def test_clear_removes_waiting_jobs_of_the_named_queues(asked, faktory, monkeypa
     assert asked("clear", "mail", "--yes") == {"queues": ["mail"]}
     assert set(Job.objects.values_list("queue", "state")) == {("low", "enqueued"), ("mail", "scheduled")}
     assert later.jid in states()
+
+
+def test_the_question_of_clear_names_the_pause_that_it_removes(faktory, monkeypatch):
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    QueueFactory(name="mail", paused_at=T0)
+    JobFactory(queue="mail")
+    assert "remove 1 waiting job and any pause of mail? This cannot be undone. [y/N]" in faktory("clear", "mail").err
+    assert not Queue.objects.paused().exists()
 
 
 def test_queues_are_paused_and_resumed(asked, faktory):

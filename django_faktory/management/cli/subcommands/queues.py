@@ -63,7 +63,8 @@ def _clear(call: Invocation) -> int:
     sizes = call.broker.info().get("queues", {})
     require_known(call, "queue", names, sizes)
     count = sum(sizes[name] for name in names)
-    question = f"remove {count} waiting job{'' if count == 1 else 's'} of {', '.join(names)}? This cannot be undone."
+    jobs = f"{count} waiting job{'' if count == 1 else 's'}"
+    question = f"remove {jobs} and any pause of {', '.join(names)}? This cannot be undone."
     if not call.screen.confirm(question, is_sure=call.options["yes"]):
         raise Unsupported("clear: aborted; add --yes to skip the question")
     call.broker.remove(names)
