@@ -204,7 +204,8 @@ class FaktoryTask(GenericTask[P, R]):
         for name, option in OPTIONS.items():
             value = getattr(self, name)
             if not option.is_valid(value):
-                raise InvalidTask(f"task {self.module_path}: {name}: expected {option.expected}, got {value!r:.80}")
+                written = name.removeprefix("own_")  # as in `using`
+                raise InvalidTask(f"task {self.module_path}: {written}: expected {option.expected}, got {value!r:.80}")
         if self.limit is not None and self.limit_key is not None and ":" in self.jobtype:
             raise InvalidTask(
                 f"task {self.module_path}: limit_key: expected a task whose name has no colon, which ends names in "
