@@ -203,7 +203,7 @@ def _read_ids(jobs: JobQuerySet) -> array[int]:
     """
     all_ids = array("q")
     if jobs.query.is_sliced:
-        return run(jobs.db, lambda _: array("q", jobs.values_list("pk", flat=True)), atomic=False)
+        return run(jobs.db, lambda _: array("q", sorted(jobs.values_list("pk", flat=True))), atomic=False)
     in_order = jobs.order_by("pk").values_list("pk", flat=True)
     # By the last id seen: an OFFSET would read all earlier rows again for each portion.
     last = 0

@@ -2,6 +2,7 @@
 
 import io
 import json
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,6 +10,7 @@ from django.utils import timezone
 
 from django_faktory.core.lifecycle import State
 from django_faktory.core.payloads import NewBatch
+from django_faktory.management.cli.screen import Screen
 from django_faktory.management.commands.faktory import Command
 from django_faktory.models import Batch, Job, Limit, Queue, WorkerProcess
 from django_faktory.store.batches import batches
@@ -367,6 +369,52 @@ def test_a_retry_at_a_pace_takes_the_newest_jobs_of_a_limit(asked):
     old, new = dead(), dead()
     assert asked("retry", "dead", "--per-minute", 30, "--limit", 1)["changed"] == 1
     assert (states()[old.jid], states()[new.jid]) == ("dead", "retries")
+
+
+@pytest.fixture
+def stop_after_one_step(monkeypatch):
+    """Press Ctrl-C after the first step of two jobs, once."""
+
+    @contextmanager
+    def progress(screen, title, total):
+        def stop(_):
+            patch.undo()
+            raise KeyboardInterrupt
+
+        yield stop
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Screen, "progress", progress)
+    for module in ("management.cli.subcommands.bulk", "store.jobs.bulk"):
+        monkeypatch.setattr(f"django_faktory.{module}.CHUNK", 2)
+    yield
+    patch.undo()
+
+
+@pytest.mark.parametrize("words", [("retry", "state:dead,retries"), ("kill", "state:dead", "--yes")])
+@pytest.mark.usefixtures("stop_after_one_step")
+def test_a_stopped_command_with_a_limit_names_the_limit_that_continues(faktory, words):
+    oldest, *made = [dead() for _ in range(6)]
+    before = Job.objects.get(pk=oldest.pk).purge_at
+    paced = ("--per-minute", 60) if words[0] == "retry" else ()
+    answer = faktory(*words, *paced, "--limit", 5)
+    assert (answer.code, answer.out) == (130, f"{words[0]}: 2 jobs\n")
+    end = "in 2.0 s to continue at this pace" if paced else "to continue"
+    assert answer.err.strip() == f"stopped; run the same command with --limit 3 {end}"
+    assert faktory(*words, *paced, "--limit", 3).out == f"{words[0]}: 3 jobs\n"
+    changed = Job.objects.exclude(state="dead", purge_at=before)
+    assert {job.jid for job in changed} == {job.jid for job in made}
+
+
+@pytest.mark.usefixtures("stop_after_one_step")
+def test_a_stopped_retry_at_a_pace_continues_when_its_last_job_has_run(faktory):
+    for _ in range(5):
+        dead()
+    answer = faktory("retry", "dead", "--per-minute", 30)
+    assert answer.err.strip() == "stopped; run the same command again in 4.0 s to continue at this pace"
+    deferred = Job.objects.in_state("retries")
+    assert max(job.run_at for job in deferred) < timezone.now() + timedelta(seconds=4)
+    assert faktory("retry", "dead", "--per-minute", 30).out == "retry: 3 jobs\n"
 
 
 # --- queues and workers

@@ -81,21 +81,33 @@ def _begin(call: Invocation, verb: Verb, query: Query) -> BulkOperation:
 
 
 def _execute(call: Invocation, query: Query, operation: BulkOperation) -> int:
-    changed = 0
+    changed = steps = 0
     try:
         with call.screen.progress(call.name, operation.total) as advance:
             for count in operation.steps:
-                changed += count
+                changed, steps = changed + count, steps + 1
                 advance(count)
     # Each step is committed by itself: report the finished ones and let the same command continue.
     except KeyboardInterrupt:
-        _print_result(call, query, changed, total=operation.total)
-        call.screen.note("stopped; run the same command again to continue")
+        left = max(operation.total - steps * CHUNK, 0)
+        _print_result(call, query, changed, total=operation.total, left=left)
+        call.screen.note(f"stopped; {_how_to_continue(call, steps * CHUNK, left)}")
         return INTERRUPTED
     _print_result(call, query, changed, total=operation.total)
     if changed and (per_minute := call.options.get("per_minute")):
         call.screen.note(f"the last one runs in {span((operation.total - 1) * 60 / per_minute)}")
     return OK if changed else NOTHING
+
+
+def _how_to_continue(call: Invocation, done: int, left: int) -> str:
+    if not left:
+        return "no job is left"
+    # The oldest come first, so the newest are left, which a smaller limit selects.
+    command = f"run the same command {f'with --limit {left}' if call.options['limit'] else 'again'}"
+    if not (done and (per_minute := call.options.get("per_minute"))):
+        return f"{command} to continue"
+    # Earlier, workers would get jobs of both runs at once.
+    return f"{command} in {span(done * 60 / per_minute)} to continue at this pace"
 
 
 def _begin_paced(jobs: JobQuerySet, per_minute: int) -> BulkOperation:
@@ -121,7 +133,7 @@ def _require_confirmation(call: Invocation, question: str) -> None:
         raise Unsupported(f"{call.name}: aborted; add --yes to skip the question")
 
 
-def _print_result(call: Invocation, query: Query, changed: int | None, *, total: int | None) -> None:
+def _print_result(call: Invocation, query: Query, changed: int | None, *, total: int | None, left: int = 0) -> None:
     if call.screen.is_json:
         call.screen.json({"query": str(query), "found": total, "changed": changed, "dry_run": call.options["dry_run"]})
     elif call.options["dry_run"]:
@@ -130,7 +142,8 @@ def _print_result(call: Invocation, query: Query, changed: int | None, *, total:
         call.screen.line(f"{call.name}: done; the server does not report the number of jobs")
     else:
         # Between the count and its step, a worker or another command may have changed a job.
-        note = f", {total - changed} skipped: already in another state" if total and total > changed else ""
+        skipped = (total or 0) - left - changed
+        note = f", {skipped} skipped: already in another state" if skipped > 0 else ""
         call.screen.line(f"{call.name}: {_jobs(changed)}{note}")
 
 
