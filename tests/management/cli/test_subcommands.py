@@ -78,12 +78,22 @@ def test_long_shows_arguments_and_the_message_of_the_latest_failure(asked, fakto
     assert "args" not in asked("jobs", "dead")["jobs"][0]
 
 
-@pytest.mark.parametrize("text", ['{"args":["' + "x" * 20_000 + '"]}', "{broken", '{"args":["' + "y" * 200 + '"]}'])
-def test_long_shows_no_long_or_invalid_arguments(asked, faktory, text):
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"args":["' + "x" * 20_000 + '"]}', "(too long)"),
+        ("{broken", "(not a JSON object)"),
+        ("5", "(not a JSON object)"),
+        ('{"args":["' + "y" * 200 + '"]}', '["yyy'),
+    ],
+)
+def test_long_shows_no_long_or_invalid_arguments(asked, faktory, text, shown):
     dead(payload=text)
     [job] = asked("jobs", "--long")["jobs"]
     assert (job["args"] is None) == ("y" not in text)
-    assert max(map(len, faktory("jobs", "--long").out.splitlines())) < 400
+    out = faktory("jobs", "--long").out
+    assert shown in out
+    assert max(map(len, out.splitlines())) < 400
 
 
 def test_long_hides_what_the_project_redacts(asked, settings):

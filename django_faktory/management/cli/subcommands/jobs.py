@@ -68,7 +68,7 @@ def _jobs(call: Invocation) -> int:
         screen.json({"query": str(query), "jobs": documents, "is_more": len(rows) > limit})
         return OK
     heads = ["JID", "TASK", "STATE", "QUEUE", "SINCE", "FAILURES", "ERROR", "ABOUT"]
-    screen.table([*heads, *(("ARGUMENTS", "MESSAGE") if is_long else ())], [_line(job) for job in documents])
+    screen.table([*heads, *(("ARGUMENTS", "MESSAGE") if is_long else ())], list(map(_line, documents, rows)))
     if len(rows) > limit:
         screen.note(f"showing the latest {limit}; use --limit for more")
     if not rows:
@@ -77,12 +77,12 @@ def _jobs(call: Invocation) -> int:
     return OK
 
 
-def _line(job: dict[str, Any]) -> tuple[object, ...]:
+def _line(job: dict[str, Any], row: Any) -> tuple[object, ...]:
     since = job["finished_at"] or job["run_at"] or (job["started_at"] if job["state"] == "working" else None)
     moment = re.sub(r"\.\d+", "", since or job["enqueued_at"] or "")  # seconds are enough to read; --json has fractions
     return (
         job["jid"], job["jobtype"], job["state"], job["queue"], moment, job["failures"],
-        job["errtype"], job["about"], *((_format_call(job), job["message"]) if "message" in job else ()),
+        job["errtype"], job["about"], *((_format_call(job, row), job["message"]) if "message" in job else ()),
     )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def _with_texts(jobs: JobQuerySet) -> Any:
 
 
 def _texts_of(job: Any) -> dict[str, Any]:
-    """Return the visible arguments of a job, None if they are too long, and the message of its latest failure."""
+    """Return the visible arguments of a job, None if they are too long or invalid, and its latest failure's message."""
     message = error_groups.extract_message(job.failure_beginning or "") or None
     try:
         shown = Job(payload=redaction.shown_job(job.jobtype, job.shown_payload))
@@ -107,9 +107,9 @@ def _texts_of(job: Any) -> dict[str, Any]:
     return {"args": args, "kwargs": kwargs, "message": message}
 
 
-def _format_call(job: dict[str, Any]) -> str:
+def _format_call(job: dict[str, Any], row: Any) -> str:
     if job["args"] is None:
-        return "(too long)"
+        return "(not a JSON object)" if row.shown_payload else "(too long)"
     named = f" {json.dumps(job['kwargs'], ensure_ascii=False)}" if job["kwargs"] else ""
     return f"{json.dumps(job['args'], ensure_ascii=False)}{named}"
 
