@@ -258,6 +258,10 @@ def test_push_of_an_unregistered_task_requires_unregistered(faktory):
         ("push", add.jobtype, "--about", "order"),
         ("push", add.jobtype, "--queue", "no such queue"),
         ("push", add.jobtype, "\x1b"),
+        ("push", add.jobtype, "1", "NaN"),
+        ("push", "GoJob", "--unregistered", "NaN"),
+        ("push", "GoJob", "--unregistered", "[1e999]"),
+        ("push", "GoJob", "--unregistered", "--kwargs", '{"a":-Infinity}'),
         ("push", "GoJob", "--unregistered", "--queue", "no such queue"),
     ],
 )

@@ -22,6 +22,7 @@ from ....operations.edit import call_of
 from ....operations.serializers import SHORT, job_of, whole_job_of
 from ....tasks import base, redaction
 from ....tasks.external import push
+from ....tasks.json_values import normalize
 from ..subcommand import (
     NOTHING,
     OK,
@@ -208,11 +209,15 @@ def _push(call: Invocation) -> int:
 def parse_value(text: str) -> Any:
     """Parse an argument of the command line: JSON, or else text, so that a plain word needs no quotes."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except ValueError:
         if not text.isprintable():
             raise InvalidPayload("expected printable arguments; write others as JSON") from None
         return text
+    try:
+        return normalize(value)
+    except ValueError:  # json.loads accepts NaN, and reads 1e999 as infinity
+        raise InvalidPayload(f"arguments: expected JSON, which has no NaN and no Infinity, got {text:.80}") from None
 
 
 SUBCOMMANDS = (
