@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, no_translations
 from django.db import Error as DatabaseError
 
 from ...errors import BrokerUnavailable, FaktoryError
@@ -57,6 +57,8 @@ class Command(BaseCommand):
                 sys.exit(WRONG)
             raise
 
+    # Only alarms are translated, and scripts search the output for English words.
+    @no_translations
     def handle(self, **options: Any) -> None:
         """Run the subcommand; exit with its code, or raise CommandError with a code for the kind of error."""
         self.is_parsed = True

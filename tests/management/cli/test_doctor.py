@@ -1,7 +1,7 @@
 """`faktory doctor`: the alarms as text and JSON, with an exit code for scripts; and typing errors of names."""
 
 import pytest
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from django_faktory.models import Limit, Queue
 from tests.factories import JobFactory, QueueFactory
@@ -33,6 +33,13 @@ def test_doctor_exits_with_0_for_a_warning(faktory):
     result = faktory("doctor")
     assert result.code == 0
     assert "WARNING   Queue mail is paused; waiting: 1" in result.out
+
+
+@pytest.mark.parametrize("words", [("doctor",), ("top", "--once")])
+def test_the_output_is_in_english_in_every_language(faktory, words):
+    waiting("mail", minutes=5)
+    with translation.override("de"):
+        assert "CRITICAL  No running worker; jobs waiting: 1 (since " in faktory(*words).out
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])
