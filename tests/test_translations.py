@@ -56,6 +56,9 @@ def test_the_check_finds_a_missing_text_and_an_outdated_compilation(tmp_path, te
     path = tmp_path / "de" / "LC_MESSAGES" / "django.po"
     path.parent.mkdir(parents=True)
     catalogue = translations.read_catalogue(CATALOGUES[0])
+    path.write_bytes(translations.format_po(catalogue))
+    path.with_suffix(".mo").write_bytes(translations.compile_mo(catalogue))
+    assert translations.find_problems(path, texts) == []
     catalogue.delete("Needs attention")
     path.write_bytes(translations.format_po(catalogue))
     problems = "\n".join(translations.find_problems(path, texts))

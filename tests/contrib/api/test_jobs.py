@@ -9,6 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django_faktory.contrib.api import answers
 from django_faktory.models import Job, JobQuerySet
 from django_faktory.operations import serializers
+from django_faktory.operations.bulk import Verb
 from tests.factories import JobFactory
 from tests.project.tasks import add, once_a_group, send_invoice
 
@@ -306,12 +307,13 @@ def test_a_bulk_cancel_discards_waiting_jobs_and_marks_running_ones(as_root):
     assert LogEntry.objects.get().change_message.startswith("Cancelled 2 jobs")
 
 
-@pytest.mark.parametrize("verb", ["retry", "requeue", "kill", "discard", "prune"])
+@pytest.mark.parametrize("verb", Verb)
 def test_a_dry_run_counts_matching_jobs_and_changes_none(as_root, verb):
-    job_in("dead")
-    answer = as_root("POST", f"jobs/bulk/{verb}/", {"query": "dead", "dry_run": True})
-    assert answer.data == {"query": "state:dead", "found": 1, "changed": 0, "next": None}
-    assert Job.objects.get().state == "dead"
+    state = "enqueued" if verb is Verb.CANCEL else "dead"
+    job_in(state)
+    answer = as_root("POST", f"jobs/bulk/{verb}/", {"query": state, "dry_run": True})
+    assert answer.data == {"query": f"state:{state}", "found": 1, "changed": 0, "next": None}
+    assert Job.objects.get().state == state
     assert not LogEntry.objects.exists()
 
 

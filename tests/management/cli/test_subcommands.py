@@ -13,6 +13,7 @@ from django_faktory.core.payloads import NewBatch
 from django_faktory.management.cli.screen import Screen
 from django_faktory.management.commands.faktory import Command
 from django_faktory.models import Batch, Job, Limit, Queue, WorkerProcess
+from django_faktory.operations.bulk import Verb
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import pushes
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory, payload
@@ -285,12 +286,12 @@ def test_a_verb_changes_only_jobs_that_match_the_query(asked, verb):
     assert (states().get(meant.jid), states()[other.jid]) == (BECOMES[verb], "dead")
 
 
-@pytest.mark.parametrize("verb", BECOMES)
+@pytest.mark.parametrize("verb", Verb)
 def test_a_dry_run_changes_nothing_and_needs_no_confirmation(faktory, verb):
-    dead()
-    answer = faktory(verb, "dead", "--dry-run")
+    job = JobFactory() if verb is Verb.CANCEL else dead()
+    answer = faktory(verb, job.state, "--dry-run")
     assert (answer.code, answer.out) == (0, f"{verb}: 1 job would be changed\n")
-    assert set(states().values()) == {"dead"}
+    assert states() == {job.jid: job.state}
 
 
 @pytest.mark.parametrize("verb", BECOMES)

@@ -5,6 +5,7 @@ from django.utils import timezone
 
 from django_faktory.models import CronEntry, Job, Limit, Queue, WorkerProcess
 from django_faktory.store.cron import entries
+from django_faktory.tasks import base
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
 
@@ -72,8 +73,14 @@ def test_new_accepts_names_that_were_not_used_yet(faktory):
     assert set(Job.objects.values_list("queue", flat=True)) == {"other", "third"}
 
 
-def test_names_of_tasks_are_known_although_no_module_imported_them_yet(faktory):
-    assert faktory("limits", "set", "task", TASK, "5").code == 0
+@pytest.mark.parametrize("words", [("limits", "set", "task", "not imported", "5"), ("push", "not imported")])
+def test_names_of_tasks_are_known_although_no_module_imported_them_yet(faktory, broken_app, monkeypatch, words):
+    monkeypatch.setattr(base, "_registry", dict(base._registry))
+    broken_app("from django_faktory import task\n\n@task(name='not imported')\ndef later():\n    pass\n")
+    assert faktory(*words).code == 0
+
+
+def test_a_limit_of_a_new_key_needs_no_known_name(faktory):
     assert faktory("limits", "set", "key", "customer:42", "5").code == 0
 
 
