@@ -123,16 +123,19 @@ class Screen:
             task = bar.add_task(title, total=total)
             yield lambda count: bar.advance(task, count)
 
-    def confirm(self, question: str, *, is_sure: bool) -> bool:
-        """Ask for confirmation. Returns True if `is_sure`, and False if stdin is not a terminal."""
-        if is_sure:
-            return True
+    def confirm(self, question: str) -> bool:
+        """Ask for confirmation. Returns False if stdin is not a terminal."""
         # A pipe or a scheduled script cannot answer: without --yes nothing is done.
         if not sys.stdin.isatty():
             return False
         # On stderr: stdout may be a file or a pipe while the terminal still answers.
         self.err.write(f"{clean(question)} [y/N] ")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def quantity(count: int | None, noun: str) -> str:
+    """Return a number with its noun: `1 job`, `2 jobs`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def span(seconds: float) -> str:

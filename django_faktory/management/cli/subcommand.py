@@ -54,6 +54,11 @@ class Invocation:
             )
         return self.alias
 
+    def require_confirmation(self, question: str) -> None:
+        """Ask a question, unless the option --yes is given. Raises Unsupported if the answer is no."""
+        if not self.options["yes"] and not self.screen.confirm(question):
+            raise Unsupported(f"{self.name}: aborted; add --yes to skip the question")
+
     def query(self) -> Query:
         """Return the query given on the command line. Raises InvalidQuery."""
         # The shell has split an unquoted query into several arguments.

@@ -20,7 +20,7 @@ from ....operations.bulk import BulkOperation, Verb
 from ....store.batches import batches
 from ....store.jobs.bulk import CHUNK
 from ....store.maintenance import due
-from ..screen import span
+from ..screen import quantity, span
 from ..subcommand import INTERRUPTED, NOTHING, OK, Invocation, Subcommand, Unsupported, note_unknown_names, whole
 
 _DESTROYS = (Verb.CANCEL, Verb.KILL, Verb.DISCARD, Verb.PRUNE)
@@ -67,7 +67,7 @@ def _run_operation(call: Invocation) -> int:
         _print_result(call, query, 0, total=operation.total)
         return OK if operation.total else NOTHING
     if operation.total and verb in _DESTROYS:
-        _require_confirmation(call, f"{verb} {_jobs(operation.total)} ({query})?")
+        call.require_confirmation(f"{verb} {quantity(operation.total, 'job')} ({query})?")
     return _execute(call, query, operation)
 
 
@@ -128,27 +128,18 @@ def _begin_paced(jobs: JobQuerySet, per_minute: int) -> BulkOperation:
     )  # fmt: skip
 
 
-def _require_confirmation(call: Invocation, question: str) -> None:
-    if not call.screen.confirm(question, is_sure=call.options["yes"]):
-        raise Unsupported(f"{call.name}: aborted; add --yes to skip the question")
-
-
 def _print_result(call: Invocation, query: Query, changed: int | None, *, total: int | None, left: int = 0) -> None:
     if call.screen.is_json:
         call.screen.json({"query": str(query), "found": total, "changed": changed, "dry_run": call.options["dry_run"]})
     elif call.options["dry_run"]:
-        call.screen.line(f"{call.name}: {_jobs(total)} would be changed")
+        call.screen.line(f"{call.name}: {quantity(total, 'job')} would be changed")
     elif changed is None:
         call.screen.line(f"{call.name}: done; the server does not report the number of jobs")
     else:
         # Between the count and its step, a worker or another command may have changed a job.
         skipped = (total or 0) - left - changed
         note = f", {skipped} skipped: already in another state" if skipped > 0 else ""
-        call.screen.line(f"{call.name}: {_jobs(changed)}{note}")
-
-
-def _jobs(count: int | None) -> str:
-    return f"{count} job{'' if count == 1 else 's'}"
+        call.screen.line(f"{call.name}: {quantity(changed, 'job')}{note}")
 
 
 def _prune_expired(call: Invocation) -> int:
@@ -170,7 +161,7 @@ def _run_on_remote_server(call: Invocation, verb: Verb, query: Query) -> int:
     if call.options["dry_run"] or call.options["limit"]:
         raise Unsupported(f"{call.name}: a Faktory server elsewhere knows neither --dry-run nor --limit")
     if verb in _DESTROYS:
-        _require_confirmation(call, f"{verb} all of: {query}?")
+        call.require_confirmation(f"{verb} all of: {query}?")
     for mutation in mutations:
         call.broker.mutate(mutation)
     _print_result(call, query, None, total=None)

@@ -6,6 +6,7 @@ from django.apps import apps
 from django.db import transaction
 
 from ....models.permissions import APP, ROLES
+from ..screen import quantity
 from ..subcommand import OK, Invocation, Subcommand, Unsupported
 
 
@@ -27,7 +28,7 @@ def _groups(call: Invocation) -> int:
         call.screen.json({"groups": [{"name": name, "added": added} for name, added in added_by_role.items()]})
     else:
         for name, added in added_by_role.items():
-            call.screen.line(f"{name}: {added} permission{'' if added == 1 else 's'} added")
+            call.screen.line(f"{name}: {quantity(added, 'permission')} added")
     return OK
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ....models import Job, JobLock
 from ....operations.serializers import lock_of
 from ....store.jobs import transitions
-from ..screen import age
+from ..screen import age, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
 
 COUNTED = 1000
@@ -68,13 +68,12 @@ def _release(call: Invocation, names: list[str], using: str) -> int:
         call.screen.note(f"locks release: no lock has the token {missing[0]}; it was released, or acquired again")
         return NOTHING
     question = f"release {', '.join(keys.values())}? Other jobs of the key may run while the holder still runs."
-    if not call.screen.confirm(question, is_sure=call.options["yes"]):
-        raise Unsupported("locks release: aborted; add --yes to skip the question")
+    call.require_confirmation(question)
     changed = transitions.free_locks(sorted(tokens), using=using)
     if call.screen.is_json:
         call.screen.json({"changed": changed})
     else:
-        call.screen.line(f"locks release: {changed} lock{'' if changed == 1 else 's'}")
+        call.screen.line(f"locks release: {quantity(changed, 'lock')}")
     return OK if changed else NOTHING
 
 

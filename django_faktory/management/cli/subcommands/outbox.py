@@ -12,7 +12,7 @@ from ....core.json import jsontext
 from ....errors import FaktoryError
 from ....models import OutboxEntry
 from ....operations.serializers import time_of
-from ..screen import age
+from ..screen import age, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
 
 
@@ -91,9 +91,7 @@ def _change(call: Invocation, aliases: list[str], jids: list[str] | None) -> int
             return NOTHING
     count = sum(entries.count() for entries in refused.values())
     if verb == "delete" and count:
-        question = f"delete {count} refused job{'' if count == 1 else 's'}? They are never run."
-        if not call.screen.confirm(question, is_sure=call.options["yes"]):
-            raise Unsupported("outbox delete: aborted; add --yes to skip the question")
+        call.require_confirmation(f"delete {quantity(count, 'refused job')}? They are never run.")
     changed = sum(
         # The relay of any node sends entries without an error.
         entries.update(error="") if verb == "retry" else entries.delete()[0]
@@ -102,7 +100,7 @@ def _change(call: Invocation, aliases: list[str], jids: list[str] | None) -> int
     if call.screen.is_json:
         call.screen.json({"changed": changed})
     else:
-        call.screen.line(f"outbox {verb}: {changed} job{'' if changed == 1 else 's'}")
+        call.screen.line(f"outbox {verb}: {quantity(changed, 'job')}")
     return OK if changed else NOTHING
 
 

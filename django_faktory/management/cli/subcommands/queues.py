@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ....models import Queue
-from ..screen import span
+from ..screen import quantity, span
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, require_known
 
 
@@ -63,10 +63,9 @@ def _clear(call: Invocation) -> int:
     sizes = call.broker.info().get("queues", {})
     require_known(call, "queue", names, sizes)
     count = sum(sizes[name] for name in names)
-    jobs = f"{count} waiting job{'' if count == 1 else 's'}"
-    question = f"remove {jobs} and any pause of {', '.join(names)}? This cannot be undone."
-    if not call.screen.confirm(question, is_sure=call.options["yes"]):
-        raise Unsupported("clear: aborted; add --yes to skip the question")
+    call.require_confirmation(
+        f"remove {quantity(count, 'waiting job')} and any pause of {', '.join(names)}? This cannot be undone."
+    )
     call.broker.remove(names)
     if call.screen.is_json:
         call.screen.json({"queues": names})

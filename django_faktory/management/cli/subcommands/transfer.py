@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ....store.statistics import counts
+from ..screen import quantity
 from ..subcommand import INTERRUPTED, NOTHING, OK, PARTLY, Invocation, Subcommand, Unsupported
 
 if TYPE_CHECKING:
@@ -72,8 +73,7 @@ def _run_transfer(call: Invocation, transfer: Import | Export) -> int:
     report = transfer.report
     if report.found and not call.options["dry_run"]:
         verb = "take over" if call.name == "import-faktory" else "hand over"
-        if not call.screen.confirm(f"{verb} {report.found} jobs?", is_sure=call.options["yes"]):
-            raise Unsupported(f"{call.name}: aborted; add --yes to skip the question")
+        call.require_confirmation(f"{verb} {quantity(report.found, 'job')}?")
     try:
         with call.screen.progress(call.name, report.found) as advance:
             transfer.run(advance)

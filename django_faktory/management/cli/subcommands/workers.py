@@ -9,7 +9,7 @@ from .... import conf
 from ....models import WorkerProcess
 from ....operations.serializers import worker_of
 from ....store import workers
-from ..screen import age
+from ..screen import age, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, suggest
 
 SHOWN = 1000
@@ -68,14 +68,13 @@ def _advance(call: Invocation) -> int:
             return NOTHING
     # `quiet` asks as well: a quiet worker cannot be set to run again.
     target = "all workers" if is_all else ", ".join(wids)
-    if not call.screen.confirm(f"{call.name} {target}? This cannot be undone.", is_sure=call.options["yes"]):
-        raise Unsupported(f"{call.name}: aborted; add --yes to skip the question")
+    call.require_confirmation(f"{call.name} {target}? This cannot be undone.")
     count = workers.advance(None if is_all else wids, call.name, using=alias)
     if call.screen.is_json:
         call.screen.json({"changed": count})
     else:
         call.screen.line(
-            f"{call.name}: {count} worker{'' if count == 1 else 's'}, at their next heartbeat"
+            f"{call.name}: {quantity(count, 'worker')}, at their next heartbeat"
             if count
             else f"{call.name}: no worker was changed"
         )
