@@ -174,7 +174,7 @@ class CronEntries(Resource):
         if entry.removed_at is not None:
             raise WrongState(f"{entry.name}: is defined in code no more")
         jid = cron.run_now(entry, using=get_alias()).jid
-        record_change(request, entry, "Run by hand", reason=values["reason"])
+        record_change(request, entry, "Run manually", reason=values["reason"])
         return Response({"jid": jid})
 
     def _execute(self, request: Request, change: Any, summary: str) -> Response:

@@ -277,7 +277,7 @@ def test_a_cron_entry_is_paused_resumed_and_run(as_root):
     assert as_root("POST", "cron/mine/pause/").data["state"] == "paused"
     jid = as_root("POST", "cron/mine/run/", {"reason": "month's end"}).data["jid"]
     assert '"args":[1,2]' in Job.objects.get(jid=jid).payload
-    assert last_words() == "Run by hand, through the API: month's end"
+    assert last_words() == "Run manually, through the API: month's end"
     assert as_root("POST", "cron/mine/resume/").data["state"] == "active"
     [listed] = as_root("GET", "cron/").data["results"]
     assert (listed["latest"]["jid"], listed["latest"]["outcome"], listed["latest"]["tick"]) == (jid, "enqueued", None)
