@@ -1,6 +1,6 @@
-"""The outbox relay: hands on entries that their callers could not, because of an outage or an early exit.
+"""Send outbox entries that their callers could not send, because of an outage or an early exit.
 
-Every node runs one loop. A node that comes second finds the rows leased. Does not read the jobs.
+Each node runs one loop. A lease keeps two nodes from sending the same rows.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LONGEST_PAUSE_S = 15.0
 
 
 class OutboxRelay:
-    """The relay loop; `run` is the target of a thread."""
+    """Loop that sends the entries; `run` is the target of a thread."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Relay once a second until stopped. The pause doubles, up to a limit, while the target is unreachable."""
+        """Relay every `EVERY_S` until stopped. While the target is unreachable, double the pause up to a limit."""
         pause_s = EVERY_S
         while not self._stopping.is_set():
             # Backoff: each attempt at an unreachable target costs its connect timeout.
@@ -46,7 +46,7 @@ class OutboxRelay:
         return all(results)
 
     def stop(self) -> None:
-        """Ask the loop to end; from any thread or a signal handler."""
+        """End the loop after its current run. Safe in any thread and in a signal handler."""
         self._stopping.set()
 
     def _relay(self, alias: str) -> bool:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..models import Job
 
 FIRST_POLL_S, LONGEST_POLL_S = 0.02, 1.0
-"""Bounds of the pause between two reads of `JobResult.wait`; each pause is half as long again as the one before."""
+"""Bounds of the pause between two reads of `JobResult.wait`; each pause is 1.5 times the previous one."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,7 +1,7 @@
-"""Context of the current request: its id and its W3C trace context, set by the HTTP middleware or by the project.
+"""Request ID and W3C trace context of the current request, set by `request_context` or by the project.
 
-`request_context` is the HTTP middleware; `middleware.Trace` carries both into jobs. Source:
-https://www.w3.org/TR/trace-context/, "traceparent header".
+`request_context` is a Django middleware. `middleware.Trace` copies both values to jobs, and restores them in workers.
+Source: https://www.w3.org/TR/trace-context/, "traceparent header".
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ View = Callable[[HttpRequest], Any]
 
 
 def current_context() -> dict[str, str]:
-    """Return the known values by name; unknown ones are left out."""
+    """Return the values that are set, by name."""
     return {name: value for name, (variable, _) in _VARIABLES.items() if (value := variable.get())}
 
 
 @contextmanager
 def use_context(values: Mapping[str, Any]) -> Iterator[None]:
-    """Set the context to these values inside the block, and clear missing ones. Malformed values count as missing."""
+    """Set the context inside the block; clear values that are missing or malformed."""
     tokens = [
         (variable, variable.set(_match_or_empty(values.get(name), form)))
         for name, (variable, form) in _VARIABLES.items()
@@ -51,13 +51,13 @@ def use_context(values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def trace_id_of(traceparent: object) -> str:
-    """Return the trace id in a job's `traceparent`; "" for a malformed one, and for the id that the W3C forbids."""
+    """Return the trace ID of a `traceparent`; "" if it is malformed, or if its ID has only zeros."""
     text = _match_or_empty(traceparent, _VARIABLES["traceparent"][1])
     return text.split("-")[1].strip("0") and text.split("-")[1] if text else ""
 
 
 def request_context(get_response: View) -> View:
-    """Django middleware that reads the `traceparent` and `X-Request-ID` headers, and generates a missing id."""
+    """Django middleware: read the headers `traceparent` and `X-Request-ID`; generate a missing request ID."""
 
     async def around_async(request: HttpRequest) -> HttpResponseBase:
         with use_context(_read_headers(request)):

@@ -1,4 +1,4 @@
-"""Definition of a subcommand and of the arguments it receives. Exit codes: docs/cli.md."""
+"""Define subcommands of `manage.py faktory`, and check the names in their arguments. Exit codes: docs/cli.md."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OK, WRONG, NOTHING, UNAVAILABLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
 class Unsupported(FaktoryError):
-    """The request is not possible where the jobs are, or not without further options."""
+    """The broker does not support the request, or the request lacks an option."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One invocation of a subcommand."""
+    """Options and output of one call of a subcommand."""
 
     name: str
     options: dict[str, Any]
@@ -35,7 +35,7 @@ class Invocation:
 
     @property
     def broker(self) -> Broker:
-        """Broker of the jobs."""
+        """Broker that the settings select."""
         return get_broker()
 
     @property
@@ -60,7 +60,7 @@ class Invocation:
             raise Unsupported(f"{self.name}: aborted; add --yes to skip the question")
 
     def query(self) -> Query:
-        """Return the query given on the command line. Raises InvalidQuery."""
+        """Parse the query of the command line. Raises InvalidQuery."""
         # The shell has split an unquoted query into several arguments.
         query = query_of(" ".join(self.options["query"]))
         if query.tasks:
@@ -69,7 +69,7 @@ class Invocation:
 
 
 def require_known(call: Invocation, kind: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise Unsupported for the first name that is not known, unless the option --new is given."""
+    """Reject unknown names, unless the option --new is given. Raises Unsupported for the first one."""
     known = set(known)
     unknown = [name for name in names if name not in known]
     if not unknown or call.options.get("new"):
@@ -80,13 +80,13 @@ def require_known(call: Invocation, kind: str, names: Iterable[str], known: Iter
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the most similar known name, as the end of a sentence; "" if none is similar."""
+    """Return a suggestion of the most similar known name, to append to an error; "" if none is similar."""
     similar = get_close_matches(name, sorted(known), n=1)
     return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def note_unknown_names(call: Invocation, query: Query) -> None:
-    """Note queues and tasks of a query that are not known, because the query has found nothing."""
+    """Print the unknown queues and tasks of a query that found no job, to stderr."""
     queues = [pattern.text for pattern in query.queues if not pattern.is_prefix]
     tasks = [pattern.text for pattern in query.tasks if not pattern.is_prefix]
     if queues:
@@ -101,14 +101,14 @@ def note_unknown_names(call: Invocation, query: Query) -> None:
 
 
 def known_queue_names(call: Invocation) -> set[str]:
-    """Return the queues that were used at least once, and those of the project's tasks."""
+    """Return the queues of all jobs so far and of the project's tasks."""
     import_tasks()
     return {*call.broker.info().get("queues", {}), *registered_queues()}
 
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """A word after `manage.py faktory`, with its function and arguments."""
+    """Name, help, function and arguments of a subcommand."""
 
     name: str
     help: str
@@ -119,7 +119,7 @@ class Subcommand:
 
 # argparse shows the name of the function in its error: `invalid duration value: 'x'`.
 def duration(text: str) -> float:
-    """Parse an option in seconds, above 0 and at most one day. Raises ValueError."""
+    """Parse a number of seconds above 0, at most one day. Raises ValueError."""
     seconds = float(text)
     if not 0 < seconds <= 86_400:
         raise ValueError
@@ -127,7 +127,7 @@ def duration(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """Parse an option as a whole number from 1 to 1,000,000. Raises ValueError."""
+    """Parse a whole number from 1 to 1,000,000. Raises ValueError."""
     number = int(text)
     if not 0 < number <= 1_000_000:
         raise ValueError
