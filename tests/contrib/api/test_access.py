@@ -214,7 +214,7 @@ TERMS = {
 
 
 @pytest.mark.parametrize("field", Query.__struct_fields__)
-def test_a_user_who_may_not_view_jobs_selects_them_only_by_public_fields(api, rows, user, field):
+def test_without_view_job_jobs_are_selected_by_public_fields_only(api, rows, user, field):
     answer = api("POST", "jobs/bulk/discard/", {"query": TERMS[field]}, by=user("discard_job"))
     if field in PUBLIC_QUERY_FIELDS:
         assert answer.status == 200
