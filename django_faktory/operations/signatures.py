@@ -45,7 +45,9 @@ def _import_tasks() -> None:
     """Import the tasks of all apps, once: a web process may not have imported them."""
     for module, error in import_tasks():
         logger.error(
-            "tasks cannot be imported module=%s; pages show its jobs without names of arguments", module, exc_info=error
+            "tasks cannot be imported; pages show their jobs without names of arguments module=%s",
+            module,
+            exc_info=error,
         )
 
 
