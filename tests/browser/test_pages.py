@@ -73,6 +73,7 @@ return one.checkVisibility() && one.tabIndex < 0
 """Areas that scroll, and that the keyboard cannot reach. Firefox and Safari make them no tab stops of their own."""
 BAR = re.compile(r"(.*): (\d+) succeeded (\d+) failed")
 """The text of a bar that a mouse shows, without commas."""
+COLOURS_CHANGED = "() => Promise.all(document.getAnimations().map((one) => one.finished))"
 OPEN_DETAILS = "document.querySelectorAll('#content details').forEach((one) => { one.open = true; })"
 STICKS_OUT = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -205,6 +206,7 @@ class Look:
         page.evaluate(self._axe)
         for theme in ("light", "dark"):
             page.emulate_media(color_scheme=theme)
+            page.evaluate(COLOURS_CHANGED)
             self._seen.keep(f"{name}-{theme}")
             found[f"axe, {theme}"] = page.evaluate(RUN_AXE, [DJANGOS, None if theme == "light" else COLOUR_RULES])
             found[f"overflow, {theme}"] = max(0, page.evaluate(STICKS_OUT))
@@ -213,6 +215,7 @@ class Look:
             page.set_viewport_size({"width": width, "height": 450})
             found[f"overflow at {width}"] = max(0, page.evaluate(STICKS_OUT))
             found[f"out of reach at {width}"] = page.evaluate(UNREACHABLE)
+        self._seen.complaints.clear()  # axe sets styles, which the Content Security Policy forbids
         return {kind: problem for kind, problem in found.items() if problem}
 
 
