@@ -105,10 +105,15 @@ CORE = ("brokers/test_tls.py", "core", "tools")
 
 ONCE = (
     "admin/test_access.py",
+    "admin/test_arguments.py",
     "admin/test_hostile.py",
+    "admin/test_job_log.py",
     "admin/test_language.py",
     "admin/test_large_jobs.py",
+    "admin/test_navigation.py",
+    "admin/test_polling.py",
     "admin/test_read_only.py",
+    "admin/test_run_task.py",
     "attacks",
     "browser",
     "checks/test_security.py",
