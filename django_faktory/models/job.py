@@ -7,6 +7,7 @@ serves. Only `store` changes rows.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import reduce
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Q, Subquery, Value
-from django.db.models.functions import Coalesce, Now, Right, StrIndex
+from django.db.models.functions import Coalesce, Now, Right, StrIndex, Substr
 
 from ..core import queries
 from ..core.json import jsontext
@@ -300,19 +301,42 @@ def _failed_with(patterns: Iterable[Pattern]) -> Q:
 _Equals: Callable[[Any, Any], Any] = models.lookups.Exact
 
 
-def _has_text(text: str, column: str = "payload") -> Q:
+def _has_text(text: str) -> Q:
     """Match a text exactly.
 
     LIKE is fast but ignores case on SQLite; the position of the text is compared there exactly.
     """
-    position = StrIndex(column, Value(text))
-    return Q(**{f"{column}__contains": text}) & Q(models.lookups.GreaterThan(position, 0))
+    return Q(payload__contains=text) & _is_in("payload", text)
+
+
+def _is_in(column: Any, text: str) -> Q:
+    return Q(models.lookups.GreaterThan(StrIndex(column, Value(text)), 0))
+
+
+# Regular expressions that lead from the key to a character of its text. Lazy: the search ends at the first match.
+_ESCAPE = r"\\(?:u[0-9a-fA-F]{4}|[^u])"
+_PLAIN = r'[^"\\]*'
+_MESSAGE = rf'"message": ?"(?:{_PLAIN}{_ESCAPE})*?'
+_LINES = rf'"backtrace": ?\["(?:{_PLAIN}(?:{_ESCAPE}|", ?"))*?'
+_MAX_PATTERN = 4000
+"""Characters of a text that a pattern contains. PostgreSQL and SQLite refuse patterns of 50,000 characters."""
 
 
 def _has_message(text: str) -> Q:
-    """Match a text within the JSON of the latest failure, whether its characters are escaped there or not."""
-    spellings = {json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
-    return reduce(or_, (_has_text(spelling, "failure") for spelling in sorted(spellings)))
+    """Match a text within the message or a line of the backtrace of the latest failure."""
+    verbatim, ascii_only = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True))
+    # As Go escapes it: the failures of a Faktory server are imported as they are.
+    by_go = verbatim.translate({ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
+    return reduce(or_, map(_has_spelling, sorted({verbatim, ascii_only, by_go})))
+
+
+def _has_spelling(text: str) -> Q:
+    beginning = text[:_MAX_PATTERN]
+    # The fast conditions first. The second skips the members before the message, whose names are in every failure.
+    key = '"message":'
+    values = Substr("failure", StrIndex("failure", Value(key)) + len(key))
+    pattern = f"(?:{_MESSAGE}|{_LINES}){_PLAIN}{re.escape(beginning)}"
+    return Q(failure__contains=beginning) & _is_in(values, text) & Q(failure__regex=pattern)
 
 
 def _has_args(args: str) -> Q:

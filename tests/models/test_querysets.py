@@ -1,5 +1,6 @@
 """QuerySet methods for jobs on each database: which jobs they select, by which index, and what bulk verbs change."""
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -7,6 +8,7 @@ from django.db import connection
 from django.forms.models import model_to_dict
 from django.utils import timezone
 
+from django_faktory.core.json import jsontext
 from django_faktory.core.lifecycle import State
 from django_faktory.core.payloads import NewBatch
 from django_faktory.errors import InvalidQuery
@@ -101,6 +103,49 @@ def test_arguments_are_found_in_the_json_style_of_other_libraries():
     for text in ('{"args": [1, "\\u00e9"]}', '{"args": [1, "é"]}', '{"args":[1,"\\u00e9"]}', '{"args":[1,"é"]}'):
         JobFactory(payload=text)
     assert Job.objects.with_args(1, "é").count() == 4
+
+
+def spell_as_go(failure):
+    """Return JSON as a Faktory server writes it."""
+    text = json.dumps(failure, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+MESSAGES = [
+    'card "é" is declined', "CARD", "C:\\", "C:\\n", "a\nb", 'x","errtype":"y', '","backtrace":["', "%_.*(",
+    "<class 'é'>", "\x1b[31m", "nul \x00", "\U0001f600", "\ud800 lone é", "", "\\u00e9",
+]  # fmt: skip
+BACKTRACES = [[], ["a, b]"], ['  File "x.py", line 1, in f\n    g[0]', "\\", '",', "raise <é>"]]
+TEXTS = [
+    "failed", "failed_at", "message", "errtype", "backtrace", "retry_count", "2026", "00Z", "Odd", "é", "É", "u00",
+    "00e9", "e9", "n", "b", "u", "t", '"', '\\"', "\\", "\\n", "\n", "\n ", ",", '","', "[", "]", "}", ":", "<", "003c",
+    "<class", "\x00", "0000", "\x1b", "\U0001f600", "d83d", "%_", ".*(", "%", "card", "CARD", "nul", "lone", "raise <é",
+    "a, b", 'declined","errtype', 'errtype":"y', "File",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("encode", [jsontext.encode, json.dumps, spell_as_go])
+def test_a_message_search_reads_only_the_values_of_message_and_backtrace(encode):
+    failed = {"retry_count": 0, "remaining": 24, "failed_at": "2026-01-01T00:00:00Z"}
+    failures = [
+        failed | {"message": message, "errtype": 'Odd, [",n'} | ({"backtrace": lines} if lines else {})
+        for message in MESSAGES
+        for lines in BACKTRACES
+        if message.isprintable() or encode is not spell_as_go  # Go replaces lone surrogates
+    ]
+    jobs = {JobFactory(failure=encode(failure)).jid: failure for failure in failures}
+    JobFactory(failure="")
+    for text in TEXTS:
+        expected = [jid for jid, failure in jobs.items() if text in failure["message"]]
+        expected += [jid for jid, failure in jobs.items() if any(text in line for line in failure.get("backtrace", []))]
+        assert jids(Job.objects.with_message(text)) == sorted(set(expected)), text
+
+
+def test_a_message_search_accepts_the_longest_texts():
+    for text in ("x", "é", "\U0001f600"):
+        found = JobFactory(failure=jsontext.encode({"message": text * 3000}))
+        JobFactory(failure=jsontext.encode({"message": text * 2999}))
+        assert jids(Job.objects.with_message(text * 3000)) == [found.jid]
 
 
 def test_age_counts_from_push():
