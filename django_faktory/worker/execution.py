@@ -136,6 +136,11 @@ class Execution:
         """True once the task has returned and its end is reported or can be."""
         return self.result.status is TaskResultStatus.SUCCESSFUL
 
+    @property
+    def runs_again(self) -> bool:
+        """True once this attempt has failed or was interrupted, and the job has another one."""
+        return not self._is_last_attempt
+
     def run(self, broker: WorkerBroker, *, outer_aliases: frozenset[str] | None = None) -> Report | None:
         """Run the job in this thread, in a copy of the context variables.
 

@@ -184,12 +184,24 @@ class ThreadPool:
 
 def _log_end(job: Reservation, report: Report | None, execution: Execution | None, ran_s: float) -> None:
     """Log one line for a run that ended; none for a job that another worker has or that waits for newer code."""
-    is_success = isinstance(report, Ack) or (execution is not None and execution.has_succeeded)
-    if not is_success and (report is None or (isinstance(report, Failure) and report.verdict == LATER)):
-        return
-    outcome = "succeeded" if is_success else "failed" if isinstance(report, Failure) else "interrupted"
-    jobtype = execution.task.jobtype if execution else job.jobtype
-    logger.info("job %s jid=%s jobtype=%s queue=%s seconds=%.3f", outcome, job.jid, jobtype, job.queue, ran_s)
+    if outcome := _name_outcome(report, execution):
+        jobtype = execution.task.jobtype if execution else job.jobtype
+        logger.info("job %s jid=%s jobtype=%s queue=%s seconds=%.3f", outcome, job.jid, jobtype, job.queue, ran_s)
+
+
+def _name_outcome(report: Report | None, execution: Execution | None) -> str:
+    # By the report: after a task has succeeded, an error outside it can still make the broker record a failure.
+    if isinstance(report, Ack):
+        return "succeeded"
+    if report is None:  # an atomic task has reported its end already
+        return "succeeded" if execution is not None and execution.has_succeeded else ""
+    if isinstance(report, Interruption):
+        return "interrupted"
+    if report.verdict == LATER:
+        return ""
+    if report.verdict == "discard":
+        return "cancelled" if execution is not None and execution.control.is_cancelled else "discarded"
+    return "runs again" if execution is not None and execution.runs_again else "failed"
 
 
 def build_interruption(job: Reservation, reason: str, broker: WorkerBroker) -> Interruption:
