@@ -154,13 +154,15 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     retry_in_s: float | None = None
     """Delay that the task chose; None: the protocol's backoff."""
     verdict: str = ""
-    """"" follows the retry count; "kill" makes the job dead at once; "discard" drops it at once; "later" means that it
+    """"" follows the retry count; "kill" makes the job dead at once; "discard" drops it at once; LATER means that it
     was not begun: it waits `retry_in_s` and uses no retry, if the broker supports that.
     """
     log: tuple[str, ...] = ()
     """The latest lines that the task logged; not on the wire."""
 
 
+LATER = "later"
+"""Verdict of the report that defers a job."""
 INTERRUPTED = "interrupted"
 """Kind of a history entry that is not a failed attempt."""
 

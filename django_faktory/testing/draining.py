@@ -21,7 +21,7 @@ from .. import conf
 from ..brokers import get_broker
 from ..brokers.orm import OrmBroker
 from ..core.lifecycle import WAITING, State
-from ..core.payloads import Ack, Failure, FetchRequest, Reservation, TrackUpdate
+from ..core.payloads import LATER, Ack, Failure, FetchRequest, Reservation, TrackUpdate
 from ..errors import FaktoryError
 from ..models import Job
 from ..store.batches import batches
@@ -154,7 +154,7 @@ class _Drain:
     def _perform(self, reservation: Reservation) -> None:
         prepared = prepare(reservation)
         if isinstance(prepared, Failure):  # a test has no newer worker to which it could be deferred
-            self._report(replace(prepared, verdict="", retry_in_s=None) if prepared.verdict == "later" else prepared)
+            self._report(replace(prepared, verdict="", retry_in_s=None) if prepared.verdict == LATER else prepared)
             self._add_run(reservation, None, FaktoryError(prepared.message))
             return
         execution = RecordedExecution(reservation, call_of(reservation.text), prepared.task)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..core import payloads
 from ..core.lifecycle import MAX_LOSSES, WORKER_LOST
-from ..core.payloads import Failure, Reservation, parse_instant
+from ..core.payloads import LATER, Failure, Reservation, parse_instant
 from ..errors import InvalidPayload
 from ..tasks.results import Attempt, attempts_of
 
@@ -52,7 +52,7 @@ def defer_suspect(job: Reservation) -> Failure:
         errtype=WORKER_LOST,
         message="it runs alone, and other jobs of this process did not end in time",
         retry_in_s=PAUSE_S,
-        verdict="later",
+        verdict=LATER,
     )
 
 

@@ -18,7 +18,7 @@ from django.db import connections
 from ..brokers.base import WorkerBroker
 from ..core import payloads
 from ..core.logs import get_logger
-from ..core.payloads import Ack, Failure, Interruption, Reservation
+from ..core.payloads import LATER, Ack, Failure, Interruption, Reservation
 from ..errors import FaktoryError
 from .async_runner import EventLoop
 from .db_cleanup import JOB_THREAD, NO_ALIASES
@@ -26,7 +26,6 @@ from .execution import Execution, prepare
 from .job_buffer import JobBuffer, Report
 from .job_monitor import JobMonitor, MonitorLimits
 from .progress import ProgressWriter
-from .unknown_jobs import LATER
 
 logger = get_logger(__name__)
 

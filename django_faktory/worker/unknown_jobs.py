@@ -13,13 +13,11 @@ from ..core import payloads
 from ..core.json import jsontext
 from ..core.json.fields import parse_instant
 from ..core.logs import get_logger
-from ..core.payloads import Failure, Reservation
+from ..core.payloads import LATER, Failure, Reservation
 from ..errors import InvalidPayload, UnknownJobType
 
 logger = get_logger(__name__)
 
-LATER = "later"
-"""Verdict of the report that defers a job."""
 FIRST_S, LONGEST_S = 2.0, 30.0
 """Bounds of the seconds between two looks at one job, which are half the time it has waited. The lower one keeps
 workers from fetching the job in a tight loop.

@@ -22,6 +22,7 @@ from ...core.lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, FailureOutcome, Sta
 from ...core.logs import get_logger
 from ...core.payloads import (
     INTERRUPTED,
+    LATER,
     Failure,
     Interruption,
     interruption_failure,
@@ -249,7 +250,7 @@ class _FailureTransaction:
                 has_effect = job is not None and failure.jid not in reported_jids and _is_holder(failure, job)
                 if job and has_effect:
                     # Not begun by its worker, which lacks its code or has other jobs beside a suspect (ADR 0027).
-                    is_rescheduled = failure.verdict == "later" and not job.is_cancelled
+                    is_rescheduled = failure.verdict == LATER and not job.is_cancelled
                     (rescheduled if is_rescheduled else failed).append((job, failure))
                     reported_jids.add(failure.jid)  # a second report on the same job must have no effect
                 results.append(has_effect if job else JobNotFound(failure.jid))
