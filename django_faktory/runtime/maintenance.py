@@ -442,9 +442,11 @@ class Maintenance:
         hour = histograms.find_hour(using=self.alias, start=start, end=limit)
         if hour is None:
             self._folded_until = limit
-        elif not histograms.fold_hour(hour, using=self.alias):
+            return False
+        folded = histograms.fold_hour(hour, using=self.alias)
+        if folded is None:
             self._folded_until = hour + histograms.HOUR
-        return hour is not None
+        return folded != 0  # 0: another node folds the hour; its rows are looked at again in the next run
 
     def _fold_histograms(self) -> bool:
         """Fold all rows of totals, a bounded number at a time."""

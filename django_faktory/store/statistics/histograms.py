@@ -84,16 +84,17 @@ def find_hour(*, using: str, start: datetime, end: datetime) -> datetime | None:
     return None if minute is None else minute.replace(minute=0)
 
 
-def fold_hour(hour: datetime, *, using: str) -> bool:
-    """Add the sums of an hour's minutes to the row of the hour, and delete them; return whether more are left.
+def fold_hour(hour: datetime, *, using: str) -> int | None:
+    """Add the sums of an hour's minutes to the row of the hour, and delete them; return how many.
 
-    `hour` is the beginning of the hour. Handles at most `CHUNK` rows.
+    None if there are no minutes; 0 if other transactions have locked all of them. `hour` is the beginning of the hour.
+    Handles at most `CHUNK` rows.
     """
     measures = Measure.objects.using(using)
     # The row of the hour is that of its first minute, which is not moved.
     minutes = measures.filter(minute__gt=hour, minute__lt=hour + HOUR).order_by("queue", "jobtype", "minute")
     if not run(using, lambda _: minutes[:1].exists(), atomic=False):
-        return False
+        return None
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         sums: dict[tuple[str, str], Series] = {}
@@ -105,7 +106,7 @@ def fold_hour(hour: datetime, *, using: str) -> bool:
         _write(connection, [(hour, *names, sums[names]) for names in sorted(sums)])
         return len(rows)
 
-    return run(using, verb) == CHUNK
+    return run(using, verb)
 
 
 def fold_idle_series(

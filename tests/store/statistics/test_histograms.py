@@ -1,9 +1,11 @@
 """Sums of minutes become sums of hours; quantiles are estimated from buckets."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
+from django.db import connection, connections, transaction
 from django.utils import timezone
 
 from django_faktory.core.histograms import BOUNDS_S, BUCKETS, JobTiming, Recorder, Series, estimate_quantile
@@ -50,7 +52,8 @@ class TestHours:
         add(HOUR + timedelta(minutes=5), task="other")
         add(HOUR + timedelta(minutes=60))
         before = histograms.read_series(TASK, using=USING, since=HOUR - timedelta(minutes=1))
-        assert histograms.fold_hour(HOUR, using=USING) is False
+        assert histograms.fold_hour(HOUR, using=USING) == 3
+        assert histograms.fold_hour(HOUR, using=USING) is None
         minutes = Measure.objects.exclude(minute=histograms.EVER).values_list("minute", "jobtype", "started")
         assert sorted(minutes) == [(HOUR, "other", 1), (HOUR, "send", 6), (HOUR + timedelta(hours=1), "send", 1)]
         assert histograms.read_series(TASK, using=USING, since=HOUR - timedelta(minutes=1)) == before
@@ -62,6 +65,31 @@ class TestHours:
         while histograms.fold_hour(HOUR, using=USING):
             pass
         assert Measure.objects.get(minute=HOUR).started == 9
+
+    @pytest.mark.skipif(connection.vendor != "postgresql", reason="MariaDB locks the gap of the new row too")
+    def test_maintenance_returns_later_to_rows_that_another_transaction_has_locked(self):
+        hour = timezone.now().replace(minute=0, second=0, microsecond=0) - timedelta(hours=9)
+        for minute in (1, 2):
+            add(hour + timedelta(minutes=minute))
+        add(hour + timedelta(minutes=61))
+        minutes = Measure.objects.filter(minute__gt=hour, minute__lt=hour + timedelta(hours=1))
+        maintenance = Maintenance(USING)
+
+        def fold():
+            # At most once for each hour and the empty rest: it must not repeat while the rows are locked.
+            try:
+                return [maintenance._fold_minutes() for _ in range(3)]
+            finally:
+                connections.close_all()
+
+        with ThreadPoolExecutor(1) as pool:
+            with transaction.atomic():
+                list(minutes.filter(minute=hour + timedelta(minutes=2)).select_for_update())
+                assert False in pool.submit(fold).result(60)
+                assert minutes.count() == 1
+            pool.submit(fold).result(60)
+        assert not minutes.exists()
+        assert Measure.objects.get(minute=hour).started == 2
 
     def test_maintenance_folds_old_hours_and_keeps_recent_minutes(self):
         now = timezone.now()
