@@ -6,6 +6,8 @@ Control characters are escaped in every one-line reply, so that contents from cl
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -61,9 +63,9 @@ def refusal(reason: FaktoryError) -> bytes:
     return error(str(reason), code=reason.code)
 
 
-def outcome(result: object) -> bytes:
-    """Return OK, or the error reply if the result of a command is an exception."""
-    return refusal(result) if isinstance(result, FaktoryError) else OK
+def outcome(result: object, encode: Callable[[Any], bytes] = lambda _: OK) -> bytes:
+    """Return the reply to the result of a command, OK by default; if it is an exception, the error reply."""
+    return refusal(result) if isinstance(result, FaktoryError) else encode(result)
 
 
 def bulk(text: str | None) -> bytes:

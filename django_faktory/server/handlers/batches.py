@@ -59,9 +59,7 @@ def status(server: ServerContext, connection: ConnectedClient, command: BatchAsk
     """Reply with the progress of a batch."""
 
     def answer(result: BatchStatus | FaktoryError) -> None:
-        connection.finish(
-            resp.refusal(result) if isinstance(result, FaktoryError) else resp.bulk(format_status(result))
-        )
+        connection.finish(resp.outcome(result, lambda status: resp.bulk(format_status(status))))
 
     # Takes no lock, so it does not wait behind commands that do.
     server.read(connection, partial(server.broker.batch_status, command.bid), answer)
@@ -70,7 +68,7 @@ def status(server: ServerContext, connection: ConnectedClient, command: BatchAsk
 
 def _with_bulk(connection: ConnectedClient) -> Callable[[str | FaktoryError], None]:
     def answer(result: str | FaktoryError) -> None:
-        connection.finish(resp.refusal(result) if isinstance(result, FaktoryError) else resp.bulk(result))
+        connection.finish(resp.outcome(result, resp.bulk))
 
     return answer
 

@@ -64,11 +64,9 @@ def push(server: ServerContext, connection: ConnectedClient, command: Push) -> b
         # Before the reply: afterwards no job that was prefetched earlier may be delivered ahead of this one.
         if command.job.priority > 0:
             server.prefetch_buffer.release_for_priority([command.job.queue])
+        connection.finish(resp.outcome(refusal))
         if refusal is None:
-            connection.finish(resp.OK)
             server.announce_jobs([command.job])
-        else:
-            connection.finish(resp.refusal(refusal))
 
     server.push([_with_sender(connection, command.job)], answer)
     return None
@@ -198,7 +196,7 @@ def _on_job_ended(
     def answer(result: FaktoryError | bool) -> None:
         if result is True:  # False: nothing was changed; another worker may have the job, so it stays tracked
             server.deliveries.forget(jid)
-        connection.finish(resp.refusal(result) if isinstance(result, FaktoryError) else resp.OK)
+        connection.finish(resp.outcome(result))
 
     return answer
 
@@ -248,10 +246,7 @@ def info(server: ServerContext, connection: ConnectedClient, command: Info) -> b
     """Reply with counts of jobs, queues and workers, in the original server's shape (W22)."""
 
     def answer(result: dict[str, Any] | FaktoryError) -> None:
-        if isinstance(result, FaktoryError):
-            connection.finish(resp.refusal(result))
-        else:
-            connection.finish(resp.bulk(jsontext.encode(_info(server, result))))
+        connection.finish(resp.outcome(result, lambda numbers: resp.bulk(jsontext.encode(_info(server, numbers)))))
 
     server.read(connection, server.broker.info, answer)
     return None

@@ -60,13 +60,13 @@ def remove(server: ServerContext, connection: ConnectedClient, command: RemoveQu
 def latency(server: ServerContext, connection: ConnectedClient, command: QueueLatency) -> bytes | None:
     """Reply with the seconds that the oldest job of each queue has waited (W24)."""
 
-    def answer(result: dict[str, float] | FaktoryError) -> None:
-        if isinstance(result, FaktoryError):
-            connection.finish(resp.refusal(result))
-            return
+    def encode(latencies: dict[str, float]) -> bytes:
         # Whole numbers without a fraction, as the original server writes them.
-        seconds = {name: int(value) if value.is_integer() else value for name, value in result.items()}
-        connection.finish(resp.bulk(jsontext.encode(seconds)))
+        seconds = {name: int(value) if value.is_integer() else value for name, value in latencies.items()}
+        return resp.bulk(jsontext.encode(seconds))
+
+    def answer(result: dict[str, float] | FaktoryError) -> None:
+        connection.finish(resp.outcome(result, encode))
 
     # A slow read (8 to 10 s for 1,000 names, ADR 0032): in the queue for reads it delays only other reads.
     server.read(connection, partial(server.broker.latency, command.queues), answer)

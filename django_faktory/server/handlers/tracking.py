@@ -33,10 +33,7 @@ def track_get(server: ServerContext, connection: ConnectedClient, command: Track
     """Reply with the state and progress of a job."""
 
     def answer(result: list[Tracked] | FaktoryError) -> None:
-        if isinstance(result, FaktoryError):
-            connection.finish(resp.refusal(result))
-        else:
-            connection.finish(resp.bulk(format_tracked(result[0])))
+        connection.finish(resp.outcome(result, lambda tracked: resp.bulk(format_tracked(tracked[0]))))
 
     server.read(connection, partial(server.broker.track_get, [command.jid]), answer)
     return None
