@@ -64,6 +64,16 @@ class _Use:
         self.planned_at = 0.0
         self.name = ""
 
+    def take_name(self, *, ages: bool) -> str:
+        """Return the prepared name if the plan is recent enough, else ""."""
+        now = time.monotonic()
+        if not self.name or (ages and now - self.planned_at > REPLAN_S):
+            return ""
+        # Counts as a use: otherwise `prepare_if_worthwhile` would take the statement for a rare one, and not replan it.
+        self.uses += 1
+        self.used_at = now
+        return self.name
+
 
 class Statement:
     """SQL with parameters `$1, $2, …` of the given types; run it with `execute`.
@@ -113,17 +123,6 @@ class Statement:
     def use_of(self, connection: BaseDatabaseWrapper) -> _Use | None:
         """Return its use by this connection, or None if it has not been used there."""
         return self._uses.get(connection.connection)
-
-    def prepared_name(self, connection: BaseDatabaseWrapper) -> str:
-        """Return its prepared name if its plan on this connection is recent enough, else ""."""
-        use = self.use_of(connection)
-        now = time.monotonic()
-        if use is None or not use.name or (self.ages and now - use.planned_at > REPLAN_S):
-            return ""
-        # Counts as a use: otherwise `prepare_if_worthwhile` would take the statement for a rare one, and not replan it.
-        use.uses += 1
-        use.used_at = now
-        return use.name
 
     def text(self, use: _Use | None, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
         """Return the SQL to send and its values."""
@@ -258,17 +257,13 @@ class PreparedSession:
         """Send statements without waiting for their rows; None, with nothing done, unless all are prepared."""
         if not Statement.works:
             return None
-        now = time.monotonic()
         named: list[tuple[str, Sequence[Any]]] = []
         for statement, values in calls:
             use = self._uses.get(statement) or statement.use_of(self._connection)
-            if use is None or not use.name or (statement.ages and now - use.planned_at > REPLAN_S):
+            if use is None or not (name := use.take_name(ages=statement.ages)):
                 return None
             self._uses[statement] = use
-            # Counts as a use, see `prepared_name`.
-            use.uses += 1
-            use.used_at = now
-            named.append((use.name, values))
+            named.append((name, values))
         return SentStatements(self._connection, named, on_result, self.is_readable)
 
 
@@ -278,8 +273,8 @@ def _prepared_calls(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> l
         return []
     named: list[tuple[str, Sequence[Any]]] = []
     for statement, values in calls:
-        name = statement.prepared_name(connection)
-        if not name:
+        use = statement.use_of(connection)
+        if use is None or not (name := use.take_name(ages=statement.ages)):
             return []
         named.append((name, values))
     return named
