@@ -119,7 +119,7 @@ def build_total(name: str, history: Mapping[datetime, Series], period: Period) -
 
 def read_tasks_of_queue(queue: str, period: Period, *, using: str) -> list[Timing]:
     """Return the timings of each task with jobs in this queue, those with the most starts first."""
-    rows = histograms.read_series(TASK, using=using, since=timezone.now() - period.length, queue=queue)
+    rows = histograms.read_tasks(queue, using=using, since=timezone.now() - period.length)
     return _list_largest(rows, period)
 
 

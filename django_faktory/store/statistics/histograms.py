@@ -207,19 +207,14 @@ def read_recent_runs(*, using: str, since: datetime) -> list[RecentRuns]:
     ]
 
 
-def read_series(
-    by: str, *, using: str, since: datetime, queue: str | None = None, jobtype: str | None = None
-) -> dict[str, Series]:
-    """Return the sums since a time by the column `by`, "queue" or "jobtype"; of one queue or task, or all.
-
-    Sums older than `MINUTES_KEPT_S` belong to whole hours.
-    """
-    rows = _rows_since(since, queue, jobtype, using=using).values(by)
-    return {name: _build_series(sums) for name, *sums in _sum_columns(rows).values_list(by, *_sum_names())}
+def read_tasks(queue: str, *, using: str, since: datetime) -> dict[str, Series]:
+    """Return the sums of a queue since a time by jobtype. Sums older than `MINUTES_KEPT_S` belong to whole hours."""
+    rows = _sum_columns(_rows_since(since, queue, None, using=using).values("jobtype"))
+    return {jobtype: _build_series(sums) for jobtype, *sums in rows.values_list("jobtype", *_sum_names())}
 
 
 def read_pairs(*, using: str, since: datetime) -> dict[tuple[str, str], Series]:
-    """Return the sums since a time by queue and jobtype; see `read_series`."""
+    """Return the sums since a time by queue and jobtype; see `read_tasks`."""
     pair = ("queue", "jobtype")
     rows = _sum_columns(_rows_since(since, None, None, using=using).values(*pair))
     return {(queue, jobtype): _build_series(sums) for queue, jobtype, *sums in rows.values_list(*pair, *_sum_names())}

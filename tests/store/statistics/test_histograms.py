@@ -51,12 +51,12 @@ class TestHours:
             add(HOUR + timedelta(minutes=minute), seconds=(0.01, 3.0), failures=1)
         add(HOUR + timedelta(minutes=5), task="other")
         add(HOUR + timedelta(minutes=60))
-        before = histograms.read_series(TASK, using=USING, since=HOUR - timedelta(minutes=1))
+        before = histograms.read_tasks("mail", using=USING, since=HOUR - timedelta(minutes=1))
         assert histograms.fold_hour(HOUR, using=USING) == 3
         assert histograms.fold_hour(HOUR, using=USING) is None
         minutes = Measure.objects.exclude(minute=histograms.EVER).values_list("minute", "jobtype", "started")
         assert sorted(minutes) == [(HOUR, "other", 1), (HOUR, "send", 6), (HOUR + timedelta(hours=1), "send", 1)]
-        assert histograms.read_series(TASK, using=USING, since=HOUR - timedelta(minutes=1)) == before
+        assert histograms.read_tasks("mail", using=USING, since=HOUR - timedelta(minutes=1)) == before
 
     def test_a_large_hour_is_folded_in_portions_without_a_loss(self, monkeypatch):
         monkeypatch.setattr(histograms, "CHUNK", 4)
