@@ -174,8 +174,8 @@ class LimitAdmin(ObjectActionsMixin):
     def delete_model(self, request: HttpRequest, obj: Limit) -> None:
         """Remove the limit and unblock all jobs that wait for it."""
         definitions.remove(obj, using=_alias(obj))
-        if obj.returns:
-            self.message_user(request, f"{obj.name}: {gettext(obj.returns)}", messages.WARNING)
+        if obj.removal_warning:
+            self.message_user(request, f"{obj.name}: {gettext(obj.removal_warning)}", messages.WARNING)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """Remove the limits one by one, because each removal unblocks jobs."""
@@ -184,7 +184,9 @@ class LimitAdmin(ObjectActionsMixin):
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:  # noqa: ARG002
         """List the limits only. Their limiters are deleted with them and need no permission of their own."""
-        names = [f"{limit}. {gettext(limit.returns)}" if limit.returns else str(limit) for limit in objs]
+        names = [
+            f"{limit}. {gettext(limit.removal_warning)}" if limit.removal_warning else str(limit) for limit in objs
+        ]
         return names, {self.opts.verbose_name_plural: len(names)}, set(), []
 
     def buttons(self, row: Limit) -> list[tuple[str, _StrOrPromise]]:
@@ -200,7 +202,7 @@ class LimitAdmin(ObjectActionsMixin):
     @admin.display(description=_("allows"))
     def allows(self, limit: Limit) -> str:
         """Return the allowance as text."""
-        return limit.description
+        return limit.localized_allowance
 
     @admin.display(description=_("in use"))
     def in_use(self, limit: Any) -> str:

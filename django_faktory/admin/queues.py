@@ -87,7 +87,7 @@ class QueueAdmin(ReadOnlyAdmin):
     @admin.display(description=_("limit"))
     def limit(self, queue: Any) -> str:
         """Return the queue's limit of running jobs or starts per period."""
-        return queue.limit.description if queue.limit else "–"
+        return queue.limit.localized_allowance if queue.limit else "–"
 
     @admin.display(description=_("state"))
     def state(self, queue: Queue) -> str:

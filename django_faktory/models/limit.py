@@ -66,11 +66,11 @@ class Limit(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.get_scope_display()} {self.name}: {self.description}"
+        return f"{self.get_scope_display()} {self.name}: {self.localized_allowance}"
 
     @property
-    def returns(self) -> str:
-        """Sentence about what follows a deletion: a limit of code is created again. "" for any other limit."""
+    def removal_warning(self) -> str:
+        """Warning that a deleted limit of code is created again, in English, marked for translation; else ""."""
         if self.origin == self.Origin.ADMIN:
             return ""
         return gettext_noop("It is defined in code, and returns when a node starts; remove it there.")
@@ -81,7 +81,7 @@ class Limit(models.Model):
         return Allowance(concurrency=self.concurrency, rate=self.rate, per=self.per, burst=self.burst)
 
     @property
-    def description(self) -> str:
+    def localized_allowance(self) -> str:
         """The limit in words, in the active language."""
         at_a_time = rate = ""
         if self.concurrency is not None:

@@ -127,8 +127,8 @@ class Limits(Resource):
         # Written before the delete: the log entry needs the primary key of the row.
         record_change(request, limit, "Deleted", flag=DELETED, reason=validated["reason"])
         definitions.remove(limit, using=get_alias())
-        if limit.returns:
-            return self.respond(lambda: {"detail": limit.returns})
+        if limit.removal_warning:
+            return self.respond(lambda: {"detail": limit.removal_warning})
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @_describe_action("Pause tasks", "None of their jobs starts from now on; running jobs continue.")

@@ -38,8 +38,8 @@ def _limits(call: Invocation) -> int:
                 limit = Limit.objects.using(using).filter(scope=scope, name=name).first()
                 if limit is not None:
                     definitions.remove(limit, using=using)
-                    if limit.returns:
-                        call.screen.note(f"limits remove: {name}: {limit.returns}")
+                    if limit.removal_warning:
+                        call.screen.note(f"limits remove: {name}: {limit.removal_warning}")
                 else:
                     known = Limit.objects.using(using).filter(scope=scope).values_list("name", flat=True)
                     call.screen.note(f"limits remove: there is no limit of the {scope} {name}{suggest(name, known)}")
