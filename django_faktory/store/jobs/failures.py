@@ -1,7 +1,7 @@
 """Fail, interrupt or reclaim running jobs: after a report, an expired reservation or a lost worker. Rules: W17 to W20.
 
-`_FailureTransaction` does the work of one transaction. All entry points share its order: lock the job rows by id,
-change them, then `write_changes` batches, locks, limiters and counters once, in the lock order of ADR 0024.
+`_FailureTransaction` does the work of one transaction. All entry points share its order: lock the job rows, by id or
+skipping locked ones, change them, then `write_changes` batches, locks, limiters and counters once (order: ADR 0024).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ logger = get_logger(__name__)
 
 CHUNK = 200
 HISTORY_LIMIT = 50
-"""Maximum failed attempts in a job's history; the oldest are dropped first, so that rows stay bounded."""
+"""Most failed attempts and interrupted runs in a job's history; older ones are dropped, so that rows stay bounded."""
 LOGS_LIMIT = 5
-"""Attempts that keep the lines of their log; a row is written again with all of them at each failure."""
+"""Latest attempts that keep the lines of their log; a row is written again with all of them at each failure."""
 INTERRUPTIONS_LIMIT = 10
 """Maximum interrupted runs among them, so that frequent deployments do not push out the errors (ADR 0025)."""
 
@@ -249,7 +249,7 @@ class _FailureTransaction:
                 job = rows.get(failure.jid)
                 has_effect = job is not None and failure.jid not in reported_jids and _is_holder(failure, job)
                 if job and has_effect:
-                    # Not begun by its worker, which lacks its code or has other jobs beside a suspect (ADR 0027).
+                    # Its worker did not begin it: it lacks the code, or a suspect has to run alone (ADR 0027).
                     is_rescheduled = failure.verdict == LATER and not job.is_cancelled
                     (rescheduled if is_rescheduled else failed).append((job, failure))
                     reported_jids.add(failure.jid)  # a second report on the same job must have no effect
@@ -558,7 +558,7 @@ def _append_attempt(job: Job, failure: Failure, lines: Sequence[str], now: datet
 
 
 def _without_log(item: str) -> str:
-    # A text search first: only one attempt among the older ones can still have a log.
+    # A text search first: nearly all of the older attempts have lost their logs at earlier failures.
     attempt = jsontext.decode(item) if '"log"' in item else None
     if not isinstance(attempt, dict) or attempt.pop("log", None) is None:
         return item
