@@ -71,9 +71,7 @@ del base._registry[says_secret.jobtype]
 def installed(monkeypatch):
     """Watch log records as a worker's process does, until the test has ended."""
     before = logging.getLogRecordFactory()
-    # A worker of another test may have installed it in this process.
-    monkeypatch.setattr(job_log, "_original_factory", None)
-    logging.setLogRecordFactory(logging.LogRecord)
+    uninstall(monkeypatch)
     monkeypatch.setattr(logging.lastResort, "level", logging.CRITICAL + 1)
     # The tasks here log wrong arguments on purpose: the standard library would print a traceback.
     monkeypatch.setattr(logging, "raiseExceptions", False)
@@ -81,6 +79,12 @@ def installed(monkeypatch):
     job_log.install()
     yield
     logging.setLogRecordFactory(before)
+
+
+def uninstall(monkeypatch, factory=logging.LogRecord):
+    """Watch no log records, as a process in which no worker has started."""
+    monkeypatch.setattr(job_log, "_original_factory", None)
+    logging.setLogRecordFactory(factory)
 
 
 def reserved(task_, *args):
@@ -171,8 +175,7 @@ def test_records_keep_the_class_of_the_projects_own_factory(monkeypatch):
     class Record(logging.LogRecord):
         pass
 
-    monkeypatch.setattr(job_log, "_original_factory", None)
-    logging.setLogRecordFactory(Record)
+    uninstall(monkeypatch, Record)
     job_log.install()
     assert type(logger.makeRecord("n", logging.INFO, "f", 1, "m", (), None)) is Record
     assert lines(says, "x") == ["WARNING shop.tasks: says x"]
@@ -182,7 +185,8 @@ def test_records_keep_the_class_of_the_projects_own_factory(monkeypatch):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_worker_stores_the_lines_of_a_failed_job(work):
+def test_a_worker_watches_and_stores_the_lines_of_a_failed_job(work, monkeypatch):
+    uninstall(monkeypatch)
     result = says.using(priority=1).enqueue("from a worker")
     work()
     wait_until(lambda: Job.objects.filter(jid=result.id, failures=1).exists())

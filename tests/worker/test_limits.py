@@ -59,6 +59,8 @@ class TestTimeout:
         assert state(result, "dead").errtype == "TaskTimeout"
         longer = limited.spins.using(timeout=3600, max_attempts=1).enqueue("b")
         assert gates["b"].begun.acquire(timeout=30)
+        # A later job of the same task ends by the task's timeout: by then the first has run for longer than that.
+        assert state(limited.spins.enqueue("c"), "retries").errtype == "TaskTimeout"
         gates["b"].opened.set()
         assert state(longer, "succeeded").reserve_for == 3630
 
