@@ -6,7 +6,9 @@ import re
 
 import pytest
 
+from django_faktory.core.protocol.usual import parse_usual
 from django_faktory.models import Counter, Job, WorkerProcess
+from django_faktory.server import connection
 from tests.core.protocol import lines
 from tests.examples import examples
 from tests.server.raw import RawClient, worker
@@ -62,17 +64,37 @@ def replies(address, seed, count, before=b""):
     return found, [*Job.objects.order_by("jid").values_list(*COLUMNS)]
 
 
+@pytest.fixture
+def on_hot_path(monkeypatch):
+    """Count the lines that take the hot path."""
+    taken = []
+
+    def parse(data):
+        command = parse_usual(data)
+        if command is not None:
+            taken.append(command)
+        return command
+
+    monkeypatch.setattr(connection, "parse_usual", parse)
+    return taken
+
+
 @pytest.mark.timeout(600)
-def test_a_random_line_has_the_same_effect_on_the_hot_and_the_general_path(serve):
+def test_a_random_line_has_the_same_effect_on_the_hot_and_the_general_path(serve, on_hot_path):
     count = examples(10_000) if examples(100) == 100 else 300
-    runs = []
+    usual = sum(parse_usual(line + b"\r\n") is not None for line in conversation(5, count))
+    runs, taken = [], []
     for before in (b"", NO_VERB):
         runs.append(replies(serve().address, 5, count, before))
+        taken.append(len(on_hot_path))
+        on_hot_path.clear()
         for model in (Job, Counter, WorkerProcess):
             model.objects.all().delete()
     (hot, hot_rows), (general, general_rows) = runs
     for one, other in zip(hot, general, strict=True):
         assert one == other
     assert hot_rows == general_rows
+    assert taken[0] > usual / 2 > count / 10, "the first run must take the hot path"
+    assert taken[1] == 0, "the second run must not"
     assert {reply[:4] for _, reply in hot} >= {b"+OK", b"-ERR"}
     assert any(reply.startswith(b"{") for _, reply in hot), "no FETCH was answered with a job"
