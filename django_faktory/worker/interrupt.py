@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -24,13 +25,16 @@ from .job_log import JobLog
 class Interrupted(BaseException):
     """Raised in the thread of a stopped task. A BaseException, so that `except Exception` does not catch it."""
 
+    control: InterruptibleControl | None = None
+    """The control that stops the task, in a class of its own for each stop."""
+
 
 class InterruptibleControl(Control):
     """The control of one attempt at one job, which can also stop it."""
 
     __slots__ = (
         "_lock", "_loop", "_task", "_thread", "began_at", "cancelled_at", "log", "reason", "stopped_at",
-        "take_progress", "timeout_s", "was_interrupted",
+        "take_progress", "timeout_s", "was_dropped", "was_interrupted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -41,6 +45,8 @@ class InterruptibleControl(Control):
         """Seconds that the run may take; None: any number."""
         self.reason: FaktoryError | None = None
         """Why the job was stopped; None while it was not."""
+        self.was_dropped = False
+        """True if Python has dropped the interruption; see `install`."""
         self.was_interrupted = False
         """True if its thread was interrupted, which may have left its resources in any state."""
         self.log: JobLog | None = None
@@ -65,10 +71,17 @@ class InterruptibleControl(Control):
                 return
             self.reason, self.stopped_at = reason, time.monotonic()
             if self._thread is not None:
-                _raise_in(self._thread)
+                self._interrupt(self._thread)
             elif self._loop is not None:
                 # asyncio tasks are not thread-safe: only their loop may cancel them.
                 self._loop.call_soon_threadsafe(self._cancel_task)
+
+    def stop_again(self) -> None:
+        """Interrupt the thread again if Python has dropped the interruption and the task still runs."""
+        with self._lock:
+            if self.was_dropped and self._thread is not None:
+                self.was_dropped = False
+                self._interrupt(self._thread)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Call the function; if `stop` ends it, raise the reason of the stop."""
@@ -116,6 +129,10 @@ class InterruptibleControl(Control):
         if was_interruptible and self.reason is not None:
             _consume_pending()
 
+    def _interrupt(self, thread: int) -> None:
+        # Python creates the exception itself, so only its class can name the control.
+        _raise_in(thread, type(Interrupted.__name__, (Interrupted,), {"control": self}))
+
     def _cancel_task(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -142,7 +159,29 @@ def _consume_pending() -> None:
             pass
 
 
-def _raise_in(thread: int) -> None:
-    """Make the thread raise Interrupted at one of its next bytecodes."""
+def _raise_in(thread: int, error: type[Interrupted] = Interrupted) -> None:
+    """Make the thread raise this error at one of its next bytecodes."""
     # CPython offers this in its C API only.
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interrupted))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+_original_hook: Any = None
+
+
+def install() -> None:
+    """Record interruptions that Python drops in this process. Further calls have no effect.
+
+    Python ignores an exception in a finalizer or in a callback of a weak reference, and passes it to this hook.
+    """
+    global _original_hook
+    if sys.unraisablehook is not _record_dropped:
+        _original_hook, sys.unraisablehook = sys.unraisablehook, _record_dropped
+
+
+def _record_dropped(unraisable: Any) -> None:
+    control = getattr(unraisable.exc_type, "control", None)
+    if isinstance(control, InterruptibleControl):
+        # Not raised here, where it would be dropped again.
+        control.was_dropped = True
+    else:
+        _original_hook(unraisable)

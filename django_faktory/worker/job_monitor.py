@@ -38,6 +38,9 @@ DEFAULT_MONITOR_LIMITS = MonitorLimits()
 SHORTEST_PAUSE_S = 0.05
 """Pause while a due action is not possible, because the job's thread is not in its task at that moment."""
 
+DROPPED_CHECK_S = 0.2
+"""Interval of checks whether Python has dropped the interruption of a stopped job."""
+
 
 class JobMonitor:
     """Monitor of one worker process. `give_up` is called once for each stuck job."""
@@ -116,13 +119,16 @@ class JobMonitor:
     def _next_due(self, execution: Execution) -> float:
         control = execution.control
         if control.stopped_at != float("inf"):
-            return control.stopped_at + self._limits.stop_grace_s
+            return min(control.stopped_at + self._limits.stop_grace_s, time.monotonic() + DROPPED_CHECK_S)
         return min(self._timeout_at(execution), self._cancel_at(execution))
 
     def _check_job(self, execution: Execution, now: float) -> None:
         control = execution.control
         if now >= control.stopped_at + self._limits.stop_grace_s and control.reason is not None:
             self._give_up_job(execution, control.reason)
+        elif control.was_dropped:
+            # Only then: a second interruption could hit the task's clean-up.
+            control.stop_again()
         elif control.reason is None and now >= self._cancel_at(execution):
             control.stop(Cancelled("cancelled while it ran"))
         elif control.reason is None and now >= self._timeout_at(execution):

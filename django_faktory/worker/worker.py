@@ -20,7 +20,7 @@ from ..core.logs import get_logger
 from ..core.payloads import WorkerIdentity
 from ..errors import BrokerUnavailable, FaktoryError
 from ..store.notifier import Listener
-from . import job_log
+from . import interrupt, job_log
 from .fetcher import Fetcher
 from .heartbeat import LOST, QUIET, TERMINATE, Heartbeat
 from .job_buffer import JobBuffer
@@ -189,6 +189,7 @@ class Worker:
             return True
         if self._broker.keeps_results:  # other stores have no place for the lines of a job
             job_log.install()
+        interrupt.install()
         self._recycle_policy.begin()
         self._thread_pool.start()
         for thread in self._loops.values():

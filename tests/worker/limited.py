@@ -55,6 +55,20 @@ def spins_in_the_database(name):
         _spin(name)
 
 
+class _SpinsAtItsEnd:
+    def __init__(self, name):
+        self.name = name
+
+    def __del__(self):
+        _spin(self.name)
+
+
+@task(timeout=0.2)
+def is_interrupted_in_a_finalizer(name):
+    _SpinsAtItsEnd(name)
+    _spin(name)
+
+
 @task(timeout=0.2)
 def sits_in_c(name):
     """Wait for a lock in C, where the interpreter raises no exception."""

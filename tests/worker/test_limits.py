@@ -85,6 +85,12 @@ class TestTimeout:
         gates["b"].opened.set()
         state(limited.spins_in_the_database.enqueue("b"), "succeeded")
 
+    def test_a_task_whose_interruption_python_drops_is_interrupted_again(self, work, state):
+        running = work(concurrency=1)
+        assert state(limited.is_interrupted_in_a_finalizer.enqueue("a"), "retries").errtype == "TaskTimeout"
+        state(noop.enqueue(), "succeeded")
+        assert not running.worker.is_stuck
+
     def test_a_task_that_ends_before_its_timeout_succeeds(self, work, state):
         work()
         state(limited.is_quick.enqueue(), "succeeded")
