@@ -8,6 +8,7 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
+from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # A client fetches as many jobs as it likes, so the number of running jobs is not bounded.
 RUNS_SHOWN = 100
+MAX_QUEUES_LENGTH = 60
 _COLUMNS = ("jid", "jobtype", "queue", "started_at")
 
 
@@ -45,7 +47,17 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
 
     change_form_template = "admin/django_faktory/worker.html"
     list_class = WorkerList
-    list_display = ("worker_id", "hostname", "pid", "marked_state", "jobs", "memory", "started", "last_seen")
+    list_display = (
+        "worker_id",
+        "hostname",
+        "pid",
+        "marked_state",
+        "jobs",
+        "queues_served",
+        "memory",
+        "started",
+        "last_seen",
+    )
     search_fields = ("wid", "hostname")
     ordering = ("-started_at",)
     list_per_page = 50
@@ -68,9 +80,14 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
         return format_html("{}{}", PHASES[worker.state], mark)
 
     @admin.display(description=_("jobs"))
-    def jobs(self, worker: Any) -> int:
-        """Return the number of jobs of the worker."""
-        return int(worker.jobs)
+    def jobs(self, worker: Any) -> str:
+        """Return the number of its jobs, and of its threads if it reports them."""
+        return _format_busy(worker, worker.jobs)
+
+    @admin.display(description=_("queues"))
+    def queues_served(self, worker: WorkerProcess) -> str:
+        """Return the queues that it serves, "–" if it does not report them."""
+        return Truncator(", ".join(worker.queues or ()) or "–").chars(MAX_QUEUES_LENGTH)
 
     @admin.display(description=_("memory"), ordering="rss_kb")
     def memory(self, worker: WorkerProcess) -> str:
@@ -95,6 +112,7 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
                 "phase": PHASES[worker.state],
                 "is_stale": is_stale(worker),
                 "memory": format_memory(worker),
+                "busy": _format_busy(worker, workers.count_jobs_of([worker.wid], using=using).get(worker.wid, 0)),
                 "runs": [(job, format_age(job.started_at)) for job in rows if job.started_at],
                 "worker_actions": self._possible_actions(request, worker),
             }
@@ -145,3 +163,10 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
             skipped = gettext("%(number)s skipped: already in this state, or stopping.")
             message += f" {skipped % {'number': format_number(unchanged)}}"
         self.message_user(request, message, messages.WARNING if unchanged else messages.SUCCESS)
+
+
+def _format_busy(worker: WorkerProcess, jobs: int) -> str:
+    if worker.threads is None:
+        return format_number(jobs)
+    numbers = {"jobs": format_number(jobs), "threads": format_number(worker.threads)}
+    return gettext("%(jobs)s of %(threads)s") % numbers

@@ -188,6 +188,10 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     hostname: str = ""
     pid: int = 0
     labels: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+    """Queues that it serves, reported by our worker only; for display."""
+    threads: int = 0
+    """Number of its threads, reported by our worker only; 0: unknown."""
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, gc=False):

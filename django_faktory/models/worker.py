@@ -27,6 +27,9 @@ class WorkerProcess(models.Model):
     hostname = models.CharField(max_length=255, default="")
     pid = models.BigIntegerField(default=0)
     labels = models.JSONField(default=list)
+    # NULL: a worker in another language, or of a release that does not report them.
+    queues = models.JSONField(null=True, help_text="Queues that it serves.")
+    threads = models.IntegerField(null=True, help_text="Number of jobs that it runs at a time.")
     state = ExactCharField(max_length=10, choices=Phase.choices, default=Phase.RUNNING)
     rss_kb = models.BigIntegerField(default=0)
     started_at = models.DateTimeField(db_default=Now())

@@ -111,6 +111,8 @@ def worker_of(worker: WorkerProcess, *, jobs: int) -> dict[str, Any]:
         "hostname": worker.hostname,
         "pid": worker.pid,
         "labels": worker.labels,
+        "queues": worker.queues,
+        "threads": worker.threads,
         "state": str(worker.state),
         "rss_kb": worker.rss_kb,
         # A parameter, because lists count the jobs of all their workers in one query.

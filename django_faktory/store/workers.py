@@ -60,6 +60,8 @@ def _build_row(worker: WorkerIdentity) -> WorkerProcess:
         hostname=_clean(worker.hostname)[:255],
         pid=max(-(2**63), min(worker.pid, 2**63 - 1)),
         labels=[_clean(label) for label in worker.labels],
+        queues=[_clean(name) for name in worker.queues] if worker.threads else None,
+        threads=worker.threads or None,
     )
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from queue import Empty, SimpleQueue
 
 from ..brokers.base import WorkerBroker
@@ -62,6 +63,10 @@ LEAVING_CHECK_S = 0.05
 """Interval at which a worker that is about to be replaced checks whether all its jobs are reported."""
 
 
+REPORTED_CHARACTERS = 2000
+"""Maximum length of the queue names in HELLO, whose line has at most 4 KiB."""
+
+
 class Worker:
     """Run the jobs of `queues`, `concurrency` at a time, until stopped. `run` may be called once.
 
@@ -99,6 +104,7 @@ class Worker:
         # The supervisor draws the wid of its children: it reports it as lost if the process dies.
         self.wid = wid or new_wid()
         self._broker = broker
+        self._queues, self._concurrency = queues, concurrency
         self._shutdown_timeout_s = shutdown_timeout
         self._has_signal_thread = has_signal_thread
         self._orders: SimpleQueue[str] = SimpleQueue()
@@ -241,7 +247,12 @@ class Worker:
         Sends the first BEAT before any job is fetched: a wid without a BEAT is never counted as lost (W20).
         """
         identity = WorkerIdentity(
-            wid=self.wid, hostname=socket.gethostname(), pid=os.getpid(), labels=("python", "django")
+            wid=self.wid,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            labels=("python", "django"),
+            queues=_fitting(self._queues),
+            threads=self._concurrency,
         )
         outage_pause = OutagePause("hello")
         while True:
@@ -343,3 +354,9 @@ class Worker:
             logger.warning("could not unregister the worker, it will count as lost wid=%s error=%s", self.wid, error)
         with suppress(FaktoryError):
             self._broker.close()
+
+
+def _fitting(queues: Sequence[str]) -> tuple[str, ...]:
+    """Return the first of these names, as many as one HELLO can report."""
+    lengths = accumulate(len(name) + 3 for name in queues)
+    return tuple(name for name, length in zip(queues, lengths, strict=True) if length <= REPORTED_CHARACTERS)

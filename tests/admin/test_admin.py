@@ -156,6 +156,20 @@ def test_queues_and_workers_are_listed(admin_client):
     assert "wid-of-mine" in admin_client.get(reverse(WORKERS)).content.decode()
 
 
+def test_list_and_page_of_a_worker_show_its_queues_and_busy_threads(admin_client):
+    worker = WorkerFactory(wid="w1", queues=["mail", "<b>slow</b>"], threads=5)
+    other = WorkerFactory(wid="w2")
+    JobFactory(working=True, wid="w1")
+    listed = admin_client.get(reverse(WORKERS)).content.decode()
+    assert "1 of 5" in listed
+    assert "mail, &lt;b&gt;slow&lt;/b&gt;" in listed
+    page = "admin:django_faktory_workerprocess_change"
+    shown = admin_client.get(reverse(page, args=[worker.pk])).content.decode()
+    assert "<dd>1 of 5</dd>" in shown
+    assert "<bdi>mail</bdi>, <bdi>&lt;b&gt;slow&lt;/b&gt;</bdi>" in shown
+    assert "<dd>0</dd>" in admin_client.get(reverse(page, args=[other.pk])).content.decode()
+
+
 def test_a_rejected_outbox_job_is_shown_retried_and_deleted(admin_client):
     page = "admin:django_faktory_outboxentry_changelist"
     refused = OutboxEntry.objects.create(jid="refused-job", queue="mail", job="{}", error="no room for it")

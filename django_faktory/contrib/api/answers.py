@@ -177,6 +177,17 @@ class WorkerSerializer(Base):
     hostname = _text("The machine it runs on.")
     pid = _number("Its process id there.")
     labels = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="Labels that it reports.")
+    queues = serializers.ListField(
+        child=serializers.CharField(),
+        read_only=True,
+        allow_null=True,
+        help_text="Queues that it serves; null for workers in other languages.",
+    )
+    threads = serializers.IntegerField(
+        read_only=True,
+        allow_null=True,
+        help_text="Jobs that it runs at a time; null for workers in other languages.",
+    )
     state = serializers.ChoiceField(
         WorkerProcess.Phase.values, read_only=True, help_text="running, quiet or terminate; a worker never goes back."
     )

@@ -40,6 +40,9 @@ JOBS_A_STEP = 20
 """Jobs of a long PUSHB that are parsed between two pauses."""
 
 
+MAX_THREADS = 2**31 - 1
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """HELLO: identity and password hash of a client."""
 
@@ -53,6 +56,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
         members: dict[str, Any] = {"v": self.v}
         if who.wid:
             members |= {"wid": who.wid, "hostname": who.hostname, "pid": who.pid, "labels": who.labels}
+        if who.threads:
+            members |= {"queues": who.queues, "threads": who.threads}
         if self.pwdhash:
             members["pwdhash"] = self.pwdhash
         return line("HELLO", jsontext.encode(members))
@@ -214,8 +219,17 @@ def parse_hello(text: str) -> Hello:
         hostname=field("HELLO", found, "hostname", str, ""),
         pid=field("HELLO", found, "pid", int, 0),
         labels=tuple(labels),
+        **_own_members(found),
     )
     return Hello(identity=identity, pwdhash=field("HELLO", found, "pwdhash", str, ""))
+
+
+def _own_members(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what our worker adds to HELLO; the protocol lets any client send members of these names."""
+    queues, threads = found.get("queues"), found.get("threads")
+    if type(threads) is not int or not 0 < threads <= MAX_THREADS or not isinstance(queues, list):
+        return {}
+    return {"queues": tuple(name for name in queues if isinstance(name, str)), "threads": threads}
 
 
 def _parse_push(text: str) -> Push | Incremental[Push]:

@@ -110,14 +110,15 @@ def test_an_unknown_queue_is_not_found(as_root, verb):
 
 
 def test_live_workers_are_listed_with_their_job_counts_and_labels(as_root):
-    WorkerFactory(wid="w1", labels=["golang"])
+    WorkerFactory(wid="w1", labels=["golang"], queues=["mail"], threads=5)
     WorkerFactory(wid="w2")
     WorkerFactory(wid="gone", seen_at=T0 - timedelta(days=1))
     JobFactory(working=True)
     JobFactory(working=True)
     first, second = as_root("GET", "workers/").data["results"]
     assert (first["wid"], first["jobs"], first["labels"]) == ("w1", 2, ["golang"])
-    assert (second["wid"], second["jobs"]) == ("w2", 0)
+    assert (first["queues"], first["threads"]) == (["mail"], 5)
+    assert (second["wid"], second["jobs"], second["queues"], second["threads"]) == ("w2", 0, None, None)
     assert as_root("GET", "workers/w1/").data == first
     assert as_root("GET", "workers/gone/").status == 404
     assert list(answers.WorkerSerializer().fields) == list(first)

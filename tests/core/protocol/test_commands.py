@@ -58,6 +58,10 @@ HELLOS = [
         '{"v":2,"wid":"4qpc2443vpvai","hostname":"localhost","pid":2676,"labels":["python","eu"],"pwdhash":"ab"}',
         Hello(identity=WORKER, pwdhash="ab"),
     ),
+    (
+        '{"v":2,"wid":"w","hostname":"h","pid":7,"labels":[],"queues":["mail","default"],"threads":5}',
+        Hello(identity=WorkerIdentity(wid="w", hostname="h", pid=7, queues=("mail", "default"), threads=5)),
+    ),
 ]
 
 
@@ -106,6 +110,10 @@ def test_variations_between_clients_are_accepted(line, command):
         ('{"v":2,"wid":null,"hostname":null,"pid":null,"labels":null,"pwdhash":null}', WorkerIdentity()),
         ('{"hostname":"h","v":2,"username":"u","random":[{}]}', WorkerIdentity(hostname="h")),
         (json.dumps({"v": 2, "wid": "w" * 255}), WorkerIdentity(wid="w" * 255)),
+        ('{"wid":"w","queues":"a","threads":5}', WorkerIdentity(wid="w")),
+        ('{"wid":"w","queues":["a"],"threads":"5"}', WorkerIdentity(wid="w")),
+        ('{"wid":"w","queues":["a"],"threads":true}', WorkerIdentity(wid="w")),
+        ('{"wid":"w","queues":["a"],"threads":99999999999}', WorkerIdentity(wid="w")),
     ],
 )
 def test_a_hello_can_omit_fields_or_add_unknown_ones(text, identity):

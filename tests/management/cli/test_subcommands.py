@@ -181,10 +181,12 @@ def test_a_job_with_invalid_json_is_shown_unchanged(asked):
 
 
 def test_workers_shows_the_number_of_held_jobs(asked, faktory):
-    WorkerFactory(wid="w1", rss_kb=2048)
+    WorkerFactory(wid="w1", rss_kb=2048, queues=["mail", "default"], threads=5)
     WorkerFactory(wid="gone", seen_at=T0)
     JobFactory(working=True, wid="w1")
     output = asked("workers")
+    assert "1 of 5" in faktory("workers").out
+    assert "mail, default" in faktory("workers").out
     assert [(worker["wid"], worker["jobs"], worker["state"]) for worker in output["workers"]] == [("w1", 1, "running")]
     assert "2 MB" in faktory("workers").out
 

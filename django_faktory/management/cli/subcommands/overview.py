@@ -14,7 +14,7 @@ from ..screen import age, build_rich_table, clean
 from ..subcommand import OK, Invocation, Subcommand, Unsupported, duration, whole
 from .doctor import CRITICAL, WARNING, format_alarm
 from .queues import queue_line, queues_of
-from .workers import worker_line, workers_of
+from .workers import WORKER_HEADS, worker_line, workers_of
 
 SHOWN = 15
 """Rows per table of `top`, so that all tables fit on one screen."""
@@ -127,8 +127,7 @@ def _tables(statistics: dict[str, Any]) -> list[Table]:
             for job in statistics["working"]
         ]
         tables.append(("running now (longest first)", ("JID", "TASK", "QUEUE", "WORKER", "STARTED"), running))
-        heads = ("WID", "HOST", "PID", "STATE", "JOBS", "MEMORY", "BEAT")
-        tables.append(("workers", heads, list(map(worker_line, statistics["workers"][:SHOWN]))))
+        tables.append(("workers", WORKER_HEADS, list(map(worker_line, statistics["workers"][:SHOWN]))))
     return tables
 
 

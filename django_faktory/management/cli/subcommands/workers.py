@@ -13,6 +13,7 @@ from ..screen import age, quantity
 from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, suggest
 
 SHOWN = 1000
+WORKER_HEADS = ("WID", "HOST", "PID", "STATE", "JOBS", "QUEUES", "MEMORY", "BEAT")
 
 
 def workers_of(alias: str) -> list[dict[str, Any]]:
@@ -37,15 +38,17 @@ def _workers(call: Invocation) -> int:
     if call.screen.is_json:
         call.screen.json({"workers": documents, "count": len(documents)})
     else:
-        call.screen.table(("WID", "HOST", "PID", "STATE", "JOBS", "MEMORY", "BEAT"), map(worker_line, documents))
+        call.screen.table(WORKER_HEADS, map(worker_line, documents))
     return OK
 
 
 def worker_line(worker: dict[str, Any]) -> tuple[object, ...]:
     """Return a worker's row of the table."""
     memory = f"{worker['rss_kb'] // 1024} MB" if worker["rss_kb"] else ""
-    beat = age(worker["beat_at"])
-    return worker["wid"], worker["hostname"], worker["pid"], worker["state"], worker["jobs"], memory, beat
+    jobs = f"{worker['jobs']} of {worker['threads']}" if worker["threads"] else worker["jobs"]
+    queues = ", ".join(worker["queues"] or ())
+    identity = worker["wid"], worker["hostname"], worker["pid"]
+    return *identity, worker["state"], jobs, queues, memory, age(worker["beat_at"])
 
 
 def _wid_arguments(parser: argparse.ArgumentParser) -> None:
