@@ -37,6 +37,9 @@ Tests wait for half of their time, so that there are more processes than CPUs. T
 6 + 2 + 2, 8 + 3 + 3 and 14 + 4 + 4 processes on two CPUs the quick run took 339, 364 and 374 s of it.
 """
 
+SLOW_PROCESSES_OF_OTHERS = 3
+"""The same with slow tests, which wait more."""
+
 COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / ".demo" / "compiled")}
 """If the environment disables bytecode files, each of some 2,000 processes would compile the whole project again."""
 
@@ -62,6 +65,8 @@ class Run:
         self.command += [f"--junit-xml={self.report}", "-o", "junit_logging=no"]
         self.command += ["-o", f"cache_dir={ROOT / '.demo' / f'cache-{kind}'}"]
         skipped = left_out(kind, is_first=is_first, is_quick=is_quick)
+        if names_tests(more):
+            skipped.remove("linted")
         self._left_out = [] if more else skipped
         chosen = [f"not {name}" for name in skipped]
         if is_rest:
@@ -69,7 +74,7 @@ class Run:
             chosen.append(f"({' or '.join([*sorted(set(quick) - set(skipped)), 'varied'])})")
         self.command += (["-m", " and ".join(chosen)] if chosen else []) + more
         self._examples = "quick" if is_quick else "thorough"
-        self._processes = PROCESSES if is_first else PROCESSES_OF_OTHERS
+        self._processes = PROCESSES if is_first else PROCESSES_OF_OTHERS if is_quick else SLOW_PROCESSES_OF_OTHERS
         self.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
         self.seconds = 0.0
         self.unsteady = []

@@ -105,8 +105,7 @@ class Worker:
         self.wid = wid or new_wid()
         self._broker = broker
         self._queues, self._concurrency = queues, concurrency
-        self._shutdown_timeout_s = shutdown_timeout
-        self._has_signal_thread = has_signal_thread
+        self._shutdown_timeout_s, self._has_signal_thread = shutdown_timeout, has_signal_thread
         self._orders: SimpleQueue[str] = SimpleQueue()
         self._is_quiet = self._is_running = False
         self.is_stuck = self.is_spent = False

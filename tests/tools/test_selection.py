@@ -10,7 +10,10 @@ from tests import selection
 pytestmark = pytest.mark.core
 
 TESTS = Path(__file__).parent.parent
-TABLES = {name: getattr(selection, name) for name in ("SLOW", "QUICK", "CORE", "ONCE", "ONCE_IF_QUICK", "EACH")}
+TABLES = {
+    name: getattr(selection, name)
+    for name in ("SLOW", "QUICK", "CORE", "ONCE", "ONCE_IF_QUICK", "EACH", "NOT_ON_MARIADB", "LINTED")
+}
 
 
 @pytest.mark.parametrize(("table", "entry"), [(name, entry) for name, table in TABLES.items() for entry in table])
@@ -55,12 +58,12 @@ def test_files_are_not_imported_if_none_of_their_tests_runs(path, markers, expec
 @pytest.mark.parametrize(
     ("kind", "is_first", "is_quick", "expected"),
     [
-        ("sqlite", True, True, {"slow"}),
-        ("postgresql", False, True, {"core", "once", "once_if_quick", "slow"}),
-        ("mariadb", False, True, {"core", "once", "once_if_quick", "portable", "slow"}),
-        ("mariadb", True, True, {"slow"}),
-        ("sqlite", True, False, set()),
-        ("mariadb", False, False, {"core", "once"}),
+        ("sqlite", True, True, {"linted", "slow"}),
+        ("postgresql", False, True, {"core", "linted", "once", "once_if_quick", "slow"}),
+        ("mariadb", False, True, {"core", "linted", "not_on_mariadb", "once", "once_if_quick", "portable", "slow"}),
+        ("mariadb", True, True, {"linted", "slow"}),
+        ("sqlite", True, False, {"linted"}),
+        ("mariadb", False, False, {"core", "linted", "not_on_mariadb", "once"}),
     ],
 )
 def test_each_database_skips_only_what_another_one_runs(kind, is_first, is_quick, expected):

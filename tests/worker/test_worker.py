@@ -163,7 +163,7 @@ class TestOrders:
         process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first())
         assert (process.wid, process.labels) == (running.worker.wid, ["python", "django"])
         assert process.rss_kb > 1000
-        assert (process.queues, process.threads) == (["default"], 5)
+        assert (process.queues, process.threads) == (["default"], 2)
         running.stop()
         assert running.ended()
         assert listed(running) is None

@@ -123,7 +123,7 @@ def test_json_output_has_the_documented_shape(asked, word):
     pushes.push([payload()], using="default")
     QueueFactory(name="default")
     if word != "top":
-        WorkerFactory(wid="w1", labels=["python"])
+        WorkerFactory(wid="w1", labels=["python"], queues=["default"], threads=5)
     if word == "cron":
         entries.save(CronEntry(name="ring", schedule="@daily", zone="UTC", jobtype="ring"), using="default")
         asked("cron", "run", "ring")
