@@ -1,6 +1,7 @@
 """Measure the server under load and idle: jobs per second of each load, idle connections, and an idle node.
 
     python -m benchmarks.server_load [--rounds 3] [--jobs 10000] [--idle-s 20] [--connections 2000] [--beside FAKTORY]
+        [--servers 1,2,4]
 
 FAKTORY is the binary of the original server; each round then puts the same loads on it, after ours. Uses PostgreSQL as
 it is configured; BENCH_DATABASE=sqlite selects SQLite. Prints medians; every round is in results/server_load.json.
@@ -28,21 +29,29 @@ LOADS = {
 }
 
 
-def load(jobs, kind, connections, workers):
-    """Run one load; return jobs per second.
+def load(name, jobs, kind, connections, workers, *, servers=1):
+    """Run one load; return jobs per second, the server's CPU time and PostgreSQL's log of a job, by name.
 
     Raises RuntimeError unless every job is stored afterwards, or was taken.
     """
     from django_faktory.models import Job
 
     empty()
-    with node("--server-only") as (_, port):
-        found = _jobs_per_s(port, jobs, kind, connections, workers)
+    with node("--server-only", "--servers", str(servers)) as (process, port):
+        cpu, log = readings.cpu_s(readings.tree(process.pid)), _log_bytes()
+        jobs_per_s = _jobs_per_s(port, jobs, kind, connections, workers)
+        used_s = readings.cpu_between(cpu, readings.cpu_s(readings.tree(process.pid)))
+        written = None if log is None else _log_bytes() - log
         waiting = Job.objects.filter(state="enqueued", failures=0).count()  # failed jobs may be due again
     expected = 0 if kind == "both" else jobs
     if waiting != expected:
         raise RuntimeError(f"{kind}: expected {expected} jobs to wait after {jobs} were pushed, got {waiting}")
-    return found
+    title = name if servers == 1 else f"{name}: {servers} servers"
+    return {
+        title: jobs_per_s,
+        f"{title}: server's CPU, µs a job": used_s / jobs * 1e6,
+        f"{title}: log, bytes a job": None if written is None else written / jobs,
+    }
 
 
 def load_beside(binary, jobs, *load):
@@ -97,14 +106,23 @@ def idle_node(seconds):
     }
 
 
+def _log_bytes():
+    return _read("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+
+
 def _transactions():
+    return _read("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()")
+
+
+def _read(number):
+    """Return the number that this statement reads on PostgreSQL; None on other databases."""
     from django.db import connection
 
     if connection.vendor != "postgresql":
         return None
     with connection.cursor() as cursor:
-        cursor.execute("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()")
-        return cursor.fetchone()[0]
+        cursor.execute(number)
+        return int(cursor.fetchone()[0])
 
 
 def measured(options):
@@ -113,7 +131,8 @@ def measured(options):
     for turn in range(options.rounds):
         figures = {}
         for name, kind in LOADS.items():
-            figures[name] = load(options.jobs, *kind)
+            for servers in options.servers:
+                figures |= load(name, options.jobs, *kind, servers=servers)
             if options.beside:
                 figures[f"{name}: the original"] = load_beside(options.beside, options.jobs, *kind)
         figures["kB an idle connection"] = idle_connections(options.connections)
@@ -130,6 +149,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=10_000, help="a load")
     parser.add_argument("--idle-s", type=float, default=20.0, help="seconds of watching an idle node")
     parser.add_argument("--connections", type=int, default=2000, help="idle ones")
+    parser.add_argument("--servers", type=lambda text: [int(one) for one in text.split(",")], default=[1])
     parser.add_argument("--beside", metavar="FAKTORY", help="the original server's binary, to be measured in turns")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

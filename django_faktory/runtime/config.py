@@ -6,6 +6,7 @@ Source: interface "Commands"; `docs/reference/commands.md`.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -27,7 +28,7 @@ MAX_DEFAULT_PROCESSES = 4
 """Default maximum of worker processes: more of them should be a decision of the operator."""
 
 MAX_PARALLEL = 1024
-"""Maximum of the options `--processes` and `--concurrency`."""
+"""Maximum of the options `--processes`, `--concurrency` and `--servers`."""
 
 MAX_JOBS_LIMIT = 2**31 - 1
 """Maximum of the option `--max-jobs`."""
@@ -54,6 +55,8 @@ class RunConfig:
     processes: int
     concurrency: int
     drain: bool
+    servers: int = 1
+    """Server processes, which share the port of `address`."""
     health: tuple[str, int] | None = None
     """Address where probes are answered; None for no probes."""
     max_jobs: int | None = None
@@ -64,7 +67,8 @@ class RunConfig:
 
     def __str__(self) -> str:
         suffix = " with TLS" if self.tls else ""
-        parts = [f"server on {self.address[0]}:{self.address[1]}{suffix}"] if self.serves else []
+        servers = "server" if self.servers == 1 else f"{self.servers} servers"
+        parts = [f"{servers} on {self.address[0]}:{self.address[1]}{suffix}"] if self.serves else []
         if self.alias is None:
             server = parse_url(self.url)
             parts.append(f"jobs of the Faktory server {server.host}:{server.port}")
@@ -90,10 +94,14 @@ def make_run_config(options: dict[str, Any], *, gearmonkey: str = "") -> RunConf
     if alias:
         _check_database(alias)
     processes = _parse_number("--processes", options["processes"]) or conf.get("PROCESSES")
+    address = _parse_address(options["address"] or conf.get("BIND"))
+    servers = _parse_number("--servers", options["servers"]) or 1
+    if servers > 1:
+        _check_servers(address, alias, serves=serves)
     return RunConfig(
         serves=serves,
         works=works,
-        address=_parse_address(options["address"] or conf.get("BIND")),
+        address=address,
         alias=alias,
         url=_check_url(options["url"] or conf.url()) if is_remote else "",
         tls=_choose_tls_files(options) if serves else None,
@@ -101,6 +109,7 @@ def make_run_config(options: dict[str, Any], *, gearmonkey: str = "") -> RunConf
         processes=processes or _count_default_processes(alias),
         concurrency=_parse_number("--concurrency", options["concurrency"]) or conf.get("CONCURRENCY"),
         drain=options["drain"],
+        servers=servers,
         health=_parse_address(options["health"], "--health") if options["health"] else None,
         max_jobs=_parse_number("--max-jobs", options["max_jobs"], limit=MAX_JOBS_LIMIT) or conf.get("MAX_JOBS"),
         max_rss=_parse_number("--max-rss", options["max_rss"], limit=MAX_RSS_LIMIT_MB) or conf.get("MAX_RSS"),
@@ -168,6 +177,18 @@ def _check_combination(options: dict[str, Any], *, serves: bool, works: bool) ->
         raise CommandError("--drain: expected workers with it, got --server-only")
     if options["drain"] and options["reload"]:
         raise CommandError("expected --drain or --reload, got both")
+
+
+def _check_servers(address: tuple[str, int], alias: str | None, *, serves: bool) -> None:
+    """Check that several servers can share the port. Raises CommandError."""
+    if not serves:
+        raise CommandError("expected no --servers with --worker-only: it does not listen")
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise CommandError("--servers: expected 1, because processes cannot share a port on this system")
+    if address[1] == 0:
+        raise CommandError("--servers: expected an address with a port, got 0: each server would take another one")
+    if alias is not None and connections[alias].vendor == "sqlite":
+        raise CommandError("--servers: expected 1 on SQLite, which allows one writer at a time")
 
 
 def _parse_address(text: str, option: str = "address") -> tuple[str, int]:

@@ -55,7 +55,7 @@ def supervise(run_config: RunConfig, extra: ExtraRoles, *, parent: int | None = 
     local_pipes = None
     if run_config.alias and not notifier.has_notifications(run_config.alias):
         # Where the database sends no notifications, as MariaDB, the processes signal each other over pipes.
-        local_pipes = notifier.LocalPipes(run_config.processes + 1)
+        local_pipes = notifier.LocalPipes(run_config.processes + run_config.servers)
         notifier.add_local_receiver(local_pipes.ring)
     return Supervisor(
         _roles(run_config, local_pipes, extra),
@@ -76,7 +76,13 @@ def longest_silence_s(worker_timeout_s: float, beat_interval_s: float) -> float:
 
 
 def _roles(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, extra: ExtraRoles) -> list[Role]:
-    roles = [Role(name="server", main=partial(_serve, run_config, local_pipes))] if run_config.serves else []
+    roles = []
+    if run_config.serves:
+        # Each is a node of its own, with its maintenance: nodes need no leader.
+        roles += [
+            Role(name=f"server {number}" if number else "server", main=partial(_serve, run_config, number, local_pipes))
+            for number in range(run_config.servers)
+        ]
     if run_config.works:
         roles += [
             Role(name=f"worker {number}", main=partial(_work, run_config, number, local_pipes), ends=run_config.drain)
@@ -90,8 +96,8 @@ def broker_of(run_config: RunConfig) -> Broker:
     return brokers.get_broker() if run_config.alias else brokers.remote_broker(run_config.url)
 
 
-def _serve(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, child_spec: ChildSpec) -> int:
-    """Run server and maintenance in one process; return its exit code."""
+def _serve(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes | None, child_spec: ChildSpec) -> int:
+    """Run server and maintenance in one process; return its exit code. The first server also answers probes."""
     assert run_config.alias is not None  # noqa: S101  (a plan that serves has its own database)
     # glibc would keep freed blocks of large commands in the heap (`server.allocator` has the measurements).
     return_large_blocks()
@@ -102,11 +108,15 @@ def _serve(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, child
     set_up_own_connections()
     db_watchdog.enforce(run_config.alias, conf.get("DATABASE_TIMEOUT"))
     publisher = notifier.Publisher(run_config.alias)
-    listen = partial(_make_listener, run_config.alias, None, local_pipes, run_config.processes, is_own=publisher.is_own)
+    index = run_config.processes + number
+    listen = partial(_make_listener, run_config.alias, None, local_pipes, index, is_own=publisher.is_own)
     context = tls.server_context(*run_config.tls) if run_config.tls else None
     recorder = Recorder()
     broker = brokers.serving_broker(publisher.announce, recorder)
-    server = Server(broker, host=host, port=port, password=conf.password(), tls=context, listen=listen)
+    shares_port = run_config.servers > 1
+    server = Server(
+        broker, host=host, port=port, password=conf.password(), tls=context, listen=listen, shares_port=shares_port
+    )
     maintenance = Maintenance(run_config.alias, on_lost=server.drop, on_work=server.wake)
     server.on_scheduled = maintenance.wake_by
     # The listener drops the notifications of its own process, so the server is woken directly.
@@ -125,7 +135,7 @@ def _serve(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, child
         loops.start(make_alarm_notifier(run_config.alias), "alarms", after=server.started)
         try:
             loops.start(
-                health_server.Probes(run_config.health, *checks) if run_config.health else None,
+                health_server.Probes(run_config.health, *checks) if run_config.health and number == 0 else None,
                 "probes",
                 after=server.started,
             )

@@ -90,7 +90,10 @@ class NotificationSource(Protocol):
 
 
 class Server:
-    """Serve `broker` at host:port. Port 0 takes a free port; `address` has it once `started` is set."""
+    """Serve `broker` at host:port. Port 0 takes a free port; `address` has it once `started` is set.
+
+    `shares_port`: other processes may listen there too, and the system divides new connections among them.
+    """
 
     def __init__(
         self,
@@ -101,6 +104,7 @@ class Server:
         password: str = "",
         tls: ssl.SSLContext | None = None,
         listen: Callable[[], NotificationSource] | None = None,
+        shares_port: bool = False,
     ) -> None:
         self.broker = broker
         self.password = password
@@ -117,6 +121,7 @@ class Server:
         self.line_buffer_limit = LineBufferLimit(LONGEST_AT_ONCE * self.max_command_bytes)
         self._connection_factory = ConnectionFactory(self, tls, limit=self._max_connections)
         self._listen = listen
+        self._shares_port = shares_port
         self._connections: set[ConnectedClient] = set()
         self._by_wid: dict[str, set[ConnectedClient]] = {}
         self._is_stopping = False
@@ -263,7 +268,7 @@ class Server:
     async def _serve(self) -> None:
         try:
             listening = await asyncio.get_running_loop().create_server(
-                self._connection_factory, *self.address, backlog=BACKLOG
+                self._connection_factory, *self.address, backlog=BACKLOG, reuse_port=self._shares_port
             )
         except OSError as error:
             raise FaktoryError(_cannot_listen(self.address, error)) from error

@@ -43,6 +43,7 @@ class Command(BaseCommand):
             "--queues", metavar="A,B,C", help="Queues in order; name:weight for a weighted random order."
         )
         parser.add_argument("--processes", metavar="N", help="Worker processes.")
+        parser.add_argument("--servers", metavar="N", help="Server processes that share the port; default: 1.")
         parser.add_argument("--concurrency", metavar="N", help="Threads in each worker process.")
         parser.add_argument("--max-jobs", metavar="N", help="Replace a worker process after N jobs.")
         parser.add_argument(

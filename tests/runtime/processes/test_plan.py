@@ -30,6 +30,7 @@ def plan(settings, monkeypatch):
                 "queues",
                 "processes",
                 "concurrency",
+                "servers",
                 "max_jobs",
                 "max_rss",
                 "url",
@@ -61,6 +62,19 @@ def test_options_take_precedence_over_settings(plan):
         queues="c, d:3",
     )
     assert (found.address, found.concurrency, found.processes, found.queues) == (("::1", 7778), 8, 9, ("c", "d:3"))
+
+
+@pytest.mark.skipif(KIND == "sqlite", reason="SQLite allows one writer at a time")
+def test_several_servers_share_the_port(plan):
+    found = plan(servers="3", address="127.0.0.1:7419", server_only=True)
+    assert found.servers == 3
+    assert str(found).startswith("3 servers on 127.0.0.1:7419, ")
+
+
+@pytest.mark.skipif(KIND != "sqlite", reason="about SQLite")
+def test_on_sqlite_there_is_one_server(plan):
+    with pytest.raises(CommandError, match="--servers: expected 1 on SQLite"):
+        plan(servers="2")
 
 
 def test_process_limits_are_read_from_options_then_settings(plan):
@@ -122,6 +136,9 @@ def test_faktory_url_alone_does_not_replace_the_database(plan, monkeypatch):
         ({"max_jobs": "0"}, ["--max-jobs", "1 to 2147483647", "'0'"]),
         ({"max_jobs": "9" * 5000}, ["--max-jobs", "'999"]),
         ({"max_rss": "512M"}, ["--max-rss", "1 to 1048576", "'512M'"]),
+        ({"servers": "0"}, ["--servers", "1 to 1024", "'0'"]),
+        ({"servers": "2", "worker_only": True}, ["--servers", "--worker-only"]),
+        ({"servers": "2", "address": "127.0.0.1:0"}, ["--servers", "a port", "got 0"]),
         ({"queues": "a,,b"}, ["--queues", "name:weight", "''"]),
         ({"queues": "a:x"}, ["--queues", "'a:x'"]),
         ({"queues": "a b"}, ["--queues", "a b"]),
