@@ -221,6 +221,8 @@ class SafeChangeList(ChangeList):
         annotations = {f"{column}_beginning": Substr(column, 1, length) for column, length in lengths.items()}
         self.queryset = self.queryset.annotate(**annotations)
         super().get_results(request)
+        if not self.result_count:
+            self.result_list = self.queryset.none()  # a search that found nothing does not run a second time
         if lengths:
             rows = list(self.result_list)
             for row in rows:

@@ -21,7 +21,7 @@ from ..core.lifecycle import State
 from ..core.payloads import is_storable
 from ..models import Job, JobQuerySet
 
-JOBS_READ = 5000
+JOBS_READ = 3000
 BEGINNING, END = 1200, 2000
 """Characters read of a failure's text: the message is near its beginning, the innermost frames are at its end."""
 MAX_HEAD_LENGTH = 120
@@ -108,7 +108,9 @@ def normalize_message(message: str) -> str:
 
 def find_place(beginning: str, end: str) -> str:
     """Return the place in the code that raised the error, "" if the failure has no traceback."""
-    if place := _find_python_place(end):
+    # Without the message, which differs from job to job, most jobs of a group have the same text.
+    traceback = end[max(0, end.rfind('"backtrace":')) :]
+    if place := _find_python_place(traceback) or _find_python_place(end):
         return place
     # Other languages begin a backtrace with the innermost frame.
     match = _first_line.search(beginning) or _first_line.search(end)

@@ -31,6 +31,12 @@ MINUTES_KEPT_S = 4 * 3600
 The charts of the last three hours need the minutes.
 """
 
+SUM_MEMORY = "32MB"
+"""Memory in which PostgreSQL may sum the month by queue and task.
+
+It expects every pair of both, and with its default of 4 MB sorts 280,000 rows on disk first: 260 ms instead of 130.
+"""
+
 HOUR = timedelta(hours=1)
 
 EVER = datetime(1970, 1, 1, tzinfo=UTC)
@@ -216,8 +222,15 @@ def read_tasks(queue: str, *, using: str, since: datetime) -> dict[str, Series]:
 def read_pairs(*, using: str, since: datetime) -> dict[tuple[str, str], Series]:
     """Return the sums since a time by queue and jobtype; see `read_tasks`."""
     pair = ("queue", "jobtype")
-    rows = _sum_columns(_rows_since(since, None, None, using=using).values(*pair))
-    return {(queue, jobtype): _build_series(sums) for queue, jobtype, *sums in rows.values_list(*pair, *_sum_names())}
+    sums = _sum_columns(_rows_since(since, None, None, using=using).values(*pair)).values_list(*pair, *_sum_names())
+
+    def verb(connection: BaseDatabaseWrapper) -> list[tuple[Any, ...]]:
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET LOCAL work_mem = '{SUM_MEMORY}'")
+        return list(sums)
+
+    return {(queue, jobtype): _build_series(values) for queue, jobtype, *values in run(using, verb, snapshot=True)}
 
 
 def read_times(
