@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
@@ -11,8 +10,6 @@ from django.db.models import Model
 from django.forms import Media
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
-from django.utils import timezone
-from django.utils.formats import date_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
@@ -24,6 +21,7 @@ from ..models import Job
 from ..models.permissions import may_see
 from ..models.related_object import about_of
 from .base import get_media, jobs_link
+from .formats import render_time
 from .labels import STATES
 from .sanitize import make_readable
 
@@ -100,15 +98,14 @@ def _row(job: Job) -> tuple[Any, ...]:
     name = make_readable(job.jobtype)
     with suppress(NoReverseMatch):  # an admin site may have no page for jobs
         name = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_job_change", args=[job.pk]), name)
-    return name, STATES[job.state], job.queue, _format_event_time(job), make_readable(job.errtype)
+    return name, STATES[job.state], job.queue, _render_event_time(job), make_readable(job.errtype)
 
 
-def _format_event_time(job: Job) -> str:
+def _render_event_time(job: Job) -> SafeString | str:
     # The latest or the next event, whichever says most about the state.
-    moment: datetime = (
+    return render_time(
         job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else None) or job.created_at
     )
-    return date_format(timezone.localtime(moment) if timezone.is_aware(moment) else moment, "DATETIME_FORMAT")
 
 
 def _link_to_all(about: str, *, is_more: bool) -> SafeString | str:

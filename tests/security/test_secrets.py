@@ -70,7 +70,7 @@ def test_the_repr_of_run_config_address_and_broker_shows_no_password():
     options = {
         "worker_only": True, "server_only": False, "address": None, "url": URL, "tls_cert": None, "tls_key": None,
         "queues": "default", "processes": "1", "concurrency": "1", "drain": False, "reload": False, "gearmonkey": None,
-        "health": None, "max_jobs": None, "max_rss": None,
+        "health": None, "max_jobs": None, "max_rss": None, "servers": None,
     }  # fmt: skip
     plan = make_run_config(options)
     reprs = [f"{one!r} {one}" for one in (plan, parse_url(URL), brokers.remote_broker(URL))]

@@ -80,7 +80,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
 
     link_parameters = ("about", "bid")
     change_list_template = "admin/django_faktory/jobs.html"
-    list_display = ("task", "marked_state", "queue", "event_time", "attempts", "error", "job_id")
+    list_display = ("task", "marked_state", "queue", "error", "event_time", "attempts", "job_id")
     list_filter = (StateFilter, QueueFilter)
     # Django shows a search box only with search_fields; `get_search_results` ignores them.
     search_fields = ("jid",)

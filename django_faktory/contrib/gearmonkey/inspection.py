@@ -70,13 +70,13 @@ def health(redis: Redis) -> Health:
             problems.append(f"{function.fn}: its keys are not those of GearMonkey: {function.trouble}")
         # Peers count workers, and may write anything there.
         if function.waiting and not (function.count.isdecimal() and function.count.strip("0")):
-            problems.append(f"{function.fn}: {function.waiting} jobs wait, and no worker is there.")
+            problems.append(f"{function.fn}: no running worker; jobs waiting: {function.waiting}.")
         if function.overdue:
             problems.append(
-                f"{function.fn}: {function.overdue} jobs of dead workers wait for a sweep: no process of ours is there."
+                f"{function.fn}: jobs of dead workers: {function.overdue}; no process of ours queues them again."
             )
         if function.lost:
-            problems.append(f"{function.fn}: {len(function.lost)} jobs look lost: idle, and in no queue.")
+            problems.append(f"{function.fn}: possibly lost jobs: {len(function.lost)}, idle and in no queue.")
     return Health(functions, problems, is_complete)
 
 

@@ -23,7 +23,9 @@
   const labelCells = (root) => {
     root.querySelectorAll(".faktory-wide table, #result_list").forEach((table) => {
       if (table.id === "result_list" && table.closest("[x-data]")) return; // django-unfold has cards of its own
-      const heads = [...table.querySelectorAll("thead tr:last-child th")].map((one) => one.textContent.trim());
+      // The head of a sorted column also has links and its place in the order.
+      const nameOf = (head) => head.dataset.name || (head.querySelector(".text") || head).textContent.trim();
+      const heads = [...table.querySelectorAll("thead tr:last-child th")].map(nameOf);
       const first = table.querySelectorAll("thead tr").length > 1 ? null : heads;
       table.classList.toggle("faktory-cards", Boolean(first));
       if (!first) return; // a head of two rows: it scrolls instead

@@ -58,7 +58,7 @@ def test_functions_used_only_by_other_clients_or_workers_are_shown(admin_client,
         ("idle", "1", 0),
         ("theirs", "0", 1),
     ]
-    assert seen.problems == ["theirs: 1 jobs wait, and no worker is there."]
+    assert seen.problems == ["theirs: no running worker; jobs waiting: 1."]
     assert seen.is_complete
     text = page(admin_client)
     assert '<th scope="row">theirs</th><td>0</td>' in text
@@ -79,14 +79,14 @@ def test_the_scan_of_a_huge_redis_is_bounded_and_reported_as_incomplete(
 def test_problems_are_reported_in_sentences(redis, redis_worker, client):
     client.run("f", "x")
     client.run("f", "x", "low")
-    assert health(redis).problems == ["f: 2 jobs wait, and no worker is there."]
+    assert health(redis).problems == ["f: no running worker; jobs waiting: 2."]
     redis.lpop("queue:f:low")
     redis_worker.audit()
     redis_worker.take(1)
     redis.zadd("gm:lease:f", {"1": 1})
     assert health(redis).problems == [
-        "f: 1 jobs of dead workers wait for a sweep: no process of ours is there.",
-        "f: 1 jobs look lost: idle, and in no queue.",
+        "f: jobs of dead workers: 1; no process of ours queues them again.",
+        "f: possibly lost jobs: 1, idle and in no queue.",
     ]
     redis.set("queue:f:high", "no queue")
     assert health(redis).functions[0].queues["high"] == -1
@@ -195,5 +195,5 @@ def test_keys_of_a_wrong_type_do_not_hide_other_functions(admin_client, here, re
 def test_an_invalid_worker_count_raises_no_error(redis, redis_worker, client, count):
     client.run("f", "x")
     redis.set("count:f", count)
-    problems = ["f: 1 jobs wait, and no worker is there."]
+    problems = ["f: no running worker; jobs waiting: 1."]
     assert health(redis).problems == ([] if count.startswith("9") else problems)

@@ -107,7 +107,7 @@ class TestCluster:
             client.run("{nobody}", "x")
             seen = health(connect(url))
         assert [(one.fn, one.count) for one in seen.functions] == [("{nobody}", "0"), ("{t}", "1"), ("{u}", "1")]
-        assert seen.problems == ["{nobody}: 1 jobs wait, and no worker is there."]
+        assert seen.problems == ["{nobody}: no running worker; jobs waiting: 1."]
 
     def test_clients_and_workers_reconnect_to_a_restarted_cluster(self, node):
         server = node()
