@@ -116,7 +116,10 @@ def fill():
         for place in range(4 * number):
             JobFactory(queue=name, jobtype="shop.tasks.check_stock", enqueued_at=now - timedelta(seconds=9 * place))
     for number in range(3):
-        WorkerFactory(wid=f"app-{number}-w1", hostname=f"app-{number}", pid=400 + number, rss_kb=91_000, beat_at=now)
+        WorkerFactory(
+            wid=f"app-{number}-w1", hostname=f"app-{number}", pid=400 + number, rss_kb=91_000, beat_at=now,
+            queues=["critical", "default", "mail"], threads=5, labels=["python", "django"],
+        )  # fmt: skip
         begun = now - timedelta(minutes=number)
         JobFactory(working=True, wid=f"app-{number}-w1", jobtype="shop.tasks.send_invoice", started_at=begun)
     WorkerFactory(wid="app-9-w1", hostname="app-9", pid=409, beat_at=now - timedelta(hours=1))
