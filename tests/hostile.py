@@ -164,6 +164,7 @@ class Sent:
     def hello(self, wid):
         """Register a worker and return its wid."""
         members = {"v": 2, "wid": wid, "hostname": self.text, "pid": 7, "labels": [self.text, self.text]}
+        members |= {"queues": [self.text, "mail"], "threads": 5}
         found = commands.parse_hello(json.dumps(members))
         self.broker.hello(found.identity)
         return wid

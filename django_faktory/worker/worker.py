@@ -104,7 +104,7 @@ class Worker:
         # The supervisor draws the wid of its children: it reports it as lost if the process dies.
         self.wid = wid or new_wid()
         self._broker = broker
-        self._queues, self._concurrency = queues, concurrency
+        self._order, self._concurrency = QueueOrder(queues), concurrency
         self._shutdown_timeout_s, self._has_signal_thread = shutdown_timeout, has_signal_thread
         self._orders: SimpleQueue[str] = SimpleQueue()
         self._is_quiet = self._is_running = False
@@ -122,7 +122,7 @@ class Worker:
             broker,
             self._buffer,
             wid=self.wid,
-            order=QueueOrder(queues),
+            order=self._order,
             listen=listen,
             poll_interval_s=poll_interval,
             may_fetch=self._heartbeat.is_fresh,
@@ -250,7 +250,7 @@ class Worker:
             hostname=socket.gethostname(),
             pid=os.getpid(),
             labels=("python", "django"),
-            queues=_fitting(self._queues),
+            queues=_first_that_fit(self._order.names),
             threads=self._concurrency,
         )
         outage_pause = OutagePause("hello")
@@ -355,7 +355,7 @@ class Worker:
             self._broker.close()
 
 
-def _fitting(queues: Sequence[str]) -> tuple[str, ...]:
+def _first_that_fit(queues: Sequence[str]) -> tuple[str, ...]:
     """Return the first of these names, as many as one HELLO can report."""
     lengths = accumulate(len(name) + 3 for name in queues)
     return tuple(name for name, length in zip(queues, lengths, strict=True) if length <= REPORTED_CHARACTERS)

@@ -159,11 +159,11 @@ class TestWork:
 
 class TestOrders:
     def test_a_worker_registers_sends_heartbeats_and_unregisters(self, work):
-        running = work()
+        running = work(queues=["default:2", "mail"])
         process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first())
         assert (process.wid, process.labels) == (running.worker.wid, ["python", "django"])
         assert process.rss_kb > 1000
-        assert (process.queues, process.threads) == (["default"], 2)
+        assert (process.queues, process.threads) == (["default", "mail"], 2)
         running.stop()
         assert running.ended()
         assert listed(running) is None

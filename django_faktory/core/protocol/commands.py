@@ -41,6 +41,7 @@ JOBS_A_STEP = 20
 
 
 MAX_THREADS = 2**31 - 1
+"""Largest number that the column of the database stores."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,9 +2,11 @@
 
 import json
 import socket
+from contextlib import suppress
 
 import pytest
 
+from tests.bouncer import needs_session
 from tests.server.raw import RawClient, push, worker
 from tests.settings import KIND
 from tests.waiting import wait_until
@@ -28,7 +30,8 @@ def shared_address():
 def servers(runfaktory, shared_address):
     """Start two servers at the shared address; return their program."""
     host, port = shared_address
-    program = runfaktory(f"{host}:{port}", "--server-only", "--no-reload", "--servers", "2")
+    # Without polls, so that only notifications between the servers end the wait of a FETCH.
+    program = runfaktory(f"{host}:{port}", "--server-only", "--no-reload", "--servers", "2", POLL_INTERVAL=60)
     program.wait_for_log("server listens", f"address={host}:{port}", times=2)
     return program
 
@@ -51,6 +54,7 @@ def test_clients_of_all_servers_share_the_queues(servers, shared_address):
         client.close()
 
 
+@needs_session("servers notify each other by LISTEN")
 def test_a_waiting_fetch_receives_a_job_pushed_to_another_server(servers, shared_address):
     waiting = [RawClient.identified(shared_address, **worker(f"wid-{number}")) for number in range(12)]
     for number, client in enumerate(waiting):
@@ -64,10 +68,21 @@ def test_a_waiting_fetch_receives_a_job_pushed_to_another_server(servers, shared
 
 
 def test_the_other_servers_continue_while_a_killed_one_is_replaced(servers, shared_address):
-    first = servers.children()[0]
-    first.kill()
+    killed, other = servers.children()
+    clients = [RawClient.identified(shared_address) for _ in range(24)]
+    kept = connections_of(other, shared_address[1])
+    killed.suspend()  # its clients get no reply, and no replacement exists yet
+    answers = []
+    for number, client in enumerate(clients):
+        client.send(push(jid=f"job-{number:04}", queue="shared"))
+    killed.kill()
+    for client in clients:
+        with suppress(ConnectionError):
+            answers.append(client.reply())
+    assert answers.count(b"+OK") == kept > 0
     servers.wait_for_log("server listens", times=3)
     wait_until(lambda: len(servers.children()) == 2, what="the killed server was replaced")
-    client = RawClient.identified(shared_address)
-    assert client.ask(push(jid="job-0001", queue="shared")) == b"+OK"
-    client.close()
+    clients.append(RawClient.identified(shared_address))
+    assert clients[-1].ask(push(jid="job-last", queue="shared")) == b"+OK"
+    for client in clients:
+        client.close()
