@@ -164,11 +164,6 @@ ONCE_IF_QUICK = (
 )
 """Tests with little SQL or transactions: `make test` runs them on the first database only, except EACH."""
 
-NOT_ON_MARIADB = ("admin", "checks", "testing")
-"""Tests of statements of Django's ORM, without concurrency or SQL of our own: the first database and PostgreSQL run
-them. What is special about MariaDB in them, searches and bounded counts, has tests in `models` and `store`.
-"""
-
 LINTED = ("test_house_rules.py", "test_layout.py", "test_prose.py")
 """Tests that `make lint` runs, and no run of tests that does not name them."""
 
@@ -211,7 +206,6 @@ TABLES = {
     "once": (ONCE, ()),
     "once_if_quick": (ONCE_IF_QUICK, EACH),
     "portable": (PORTABLE, EACH),
-    "not_on_mariadb": (NOT_ON_MARIADB, ()),
     "linted": (LINTED, ()),
 }
 """Each marker with its table and the exceptions."""
@@ -220,7 +214,6 @@ TABLES = {
 def left_out(kind, *, is_first, is_quick):
     """Return the markers that a run on this kind of database skips."""
     markers = ["linted"] if is_first else ["core", "linted", "once"]
-    markers += ["not_on_mariadb"] if kind == "mariadb" and not is_first else []
     if is_quick:
         markers += ["slow"] if is_first else ["once_if_quick", "slow"]
         markers += ["portable"] if kind == "mariadb" and not is_first else []
@@ -247,10 +240,8 @@ def _is_in(names, module, table, exceptions, path):
     is_exempt = names & set(exceptions) or any(entry.startswith((f"{module}/", f"{module}::")) for entry in exceptions)
     if not names & set(table) or is_exempt:
         return False
-    # Modules and tests of these folders may be marked `each_database` themselves.
-    return table not in (ONCE, NOT_ON_MARIADB) or (
-        path.suffix == ".py" and "each_database" not in path.read_text(encoding="utf-8")
-    )
+    # Modules and tests of a folder in ONCE may be marked `each_database` themselves.
+    return table is not ONCE or (path.suffix == ".py" and "each_database" not in path.read_text(encoding="utf-8"))
 
 
 def mark(item, root):
@@ -265,10 +256,9 @@ def mark(item, root):
         item.add_marker(pytest.mark.slow)
     if names & set(CORE):
         item.add_marker(pytest.mark.core)
-    is_on_each = item.get_closest_marker("each_database")
-    for marker in ("once", "once_if_quick", "portable", "not_on_mariadb", "linted"):
+    if names & set(ONCE) and not item.get_closest_marker("each_database"):
+        item.add_marker(pytest.mark.once)
+    for marker in ("once_if_quick", "portable", "linted"):
         table, exceptions = TABLES[marker]
-        if is_on_each and table in (ONCE, NOT_ON_MARIADB):
-            continue
         if names & set(table) and not names & set(exceptions):
             item.add_marker(getattr(pytest.mark, marker))

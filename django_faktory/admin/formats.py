@@ -13,8 +13,12 @@ from django.utils.formats import date_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from ..core.lifecycle import State
+
 if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise
+
+    from ..models import Job
 
 
 def format_number(number: int | str) -> str:
@@ -56,6 +60,12 @@ def render_time(moment: datetime | None) -> SafeString | str:
     # As the templates' `date:"Y-m-d H:i:s T"`.
     text = date_format(local, "Y-m-d H:i:s T", use_l10n=False)
     return format_html('<time class="faktory-together" datetime="{}">{}</time>', local.isoformat(), text)
+
+
+def event_time_of(job: Job) -> datetime | None:
+    """Return the time that says most about the state of a job: its end, its next or latest start, or its enqueue."""
+    started_at = job.started_at if job.state == State.WORKING else None
+    return job.finished_at or job.run_at or started_at or job.enqueued_at
 
 
 def time_column(field: str, description: _StrOrPromise) -> Callable[[Any, Any], SafeString | str]:

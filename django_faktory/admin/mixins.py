@@ -16,12 +16,11 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from .. import conf
-from ..core.lifecycle import State
 from ..models import Job
 from ..models.permissions import may_see
 from ..models.related_object import about_of
 from .base import get_media, jobs_link
-from .formats import render_time
+from .formats import event_time_of, render_time
 from .labels import STATES
 from .sanitize import make_readable
 
@@ -33,7 +32,7 @@ else:
 JOBS_SHOWN = 20
 FIELD = "jobs_about_it"
 # Without the long texts: reading another column would take one more query for each row.
-COLUMNS = ("id", "jid", "jobtype", "state", "queue", "errtype", "created_at", "run_at", "started_at", "finished_at")
+COLUMNS = ("id", "jid", "jobtype", "state", "queue", "errtype", "enqueued_at", "run_at", "started_at", "finished_at")
 
 
 class JobsOfObjectMixin(AnyAdmin):
@@ -98,14 +97,7 @@ def _row(job: Job) -> tuple[Any, ...]:
     name = make_readable(job.jobtype)
     with suppress(NoReverseMatch):  # an admin site may have no page for jobs
         name = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_job_change", args=[job.pk]), name)
-    return name, STATES[job.state], job.queue, _render_event_time(job), make_readable(job.errtype)
-
-
-def _render_event_time(job: Job) -> SafeString | str:
-    # The latest or the next event, whichever says most about the state.
-    return render_time(
-        job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else None) or job.created_at
-    )
+    return name, STATES[job.state], job.queue, render_time(event_time_of(job)), make_readable(job.errtype)
 
 
 def _link_to_all(about: str, *, is_more: bool) -> SafeString | str:

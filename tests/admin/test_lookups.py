@@ -44,8 +44,8 @@ OWN = {
 PAGING = {"q": "a", "p": "1", "o": "1", "e": "1", "all": ""}
 """Parameters of every list that filter by nothing but the search form."""
 
-EXAMPLES, VALUES = examples(60), 3
-"""Random addresses per list, and values of each of its own parameters."""
+EXAMPLES = examples(60)
+"""Random addresses per list, in addition to the generated ones."""
 
 
 @pytest.fixture(autouse=True)
@@ -204,12 +204,13 @@ def test_random_parameters_are_rejected_or_do_not_filter(admin_client, name):
         params |= dict(chance.sample([*PAGING.items()], chance.randint(0, 2)))
         status, _rows = listed(admin_client, name, params)
         assert status == 400, params
+    plain = listed(admin_client, name, {})[1]
     for parameter in [*OWN[name], *PAGING]:
-        for value in chance.sample(values, VALUES):
+        for value in values:
             status, rows = listed(admin_client, name, {parameter: value})
             assert status in (200, 302), (parameter, value)
             if parameter in ("p", "e", "all") and status == 200:
-                assert rows == listed(admin_client, name, {})[1]
+                assert rows == plain
 
 
 @pytest.mark.parametrize("name", PAGES)

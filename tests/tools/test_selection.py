@@ -11,8 +11,7 @@ pytestmark = pytest.mark.core
 
 TESTS = Path(__file__).parent.parent
 TABLES = {
-    name: getattr(selection, name)
-    for name in ("SLOW", "QUICK", "CORE", "ONCE", "ONCE_IF_QUICK", "EACH", "NOT_ON_MARIADB", "LINTED")
+    name: getattr(selection, name) for name in ("SLOW", "QUICK", "CORE", "ONCE", "ONCE_IF_QUICK", "EACH", "LINTED")
 }
 
 
@@ -60,10 +59,10 @@ def test_files_are_not_imported_if_none_of_their_tests_runs(path, markers, expec
     [
         ("sqlite", True, True, {"linted", "slow"}),
         ("postgresql", False, True, {"core", "linted", "once", "once_if_quick", "slow"}),
-        ("mariadb", False, True, {"core", "linted", "not_on_mariadb", "once", "once_if_quick", "portable", "slow"}),
+        ("mariadb", False, True, {"core", "linted", "once", "once_if_quick", "portable", "slow"}),
         ("mariadb", True, True, {"linted", "slow"}),
         ("sqlite", True, False, {"linted"}),
-        ("mariadb", False, False, {"core", "linted", "not_on_mariadb", "once"}),
+        ("mariadb", False, False, {"core", "linted", "once"}),
     ],
 )
 def test_each_database_skips_only_what_another_one_runs(kind, is_first, is_quick, expected):

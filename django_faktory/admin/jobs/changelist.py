@@ -18,7 +18,7 @@ from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
 from ...operations import task_names
 from ..base import CappedPaginator, jobs_link, log_action, requires_permission
-from ..formats import format_number, render_time
+from ..formats import event_time_of, format_number, render_time
 from ..labels import STATES
 from . import actions as job_actions
 from . import bulk
@@ -188,8 +188,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
     @admin.display(description=_("time"))
     def event_time(self, job: Job) -> str:
         """Return the time that matters in the job's state."""
-        moment = job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else job.enqueued_at)
-        return render_time(moment)
+        return render_time(event_time_of(job))
 
     @admin.display(description=_("error"))
     def error(self, job: Job) -> str:
