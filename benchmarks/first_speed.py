@@ -1,7 +1,8 @@
 """Measure the basic figures: drain by own workers, the server with 10 and 50 connections, pick-up of a lone job.
 
     python -m benchmarks.first_speed            (all of it, on PostgreSQL as it is configured)
-    python -m benchmarks.first_speed drain      (that only: enqueue_many, drain, server_10, server_50, pick_up_ms)
+    python -m benchmarks.first_speed drain      (that only: enqueue_many, drain, drain_logged, server_10, server_50,
+                                                 pick_up_ms)
 
 BENCH_DATABASE=sqlite or mariadb selects another database. BENCH_SYNCHRONOUS=FULL makes SQLite write each commit to
 disk.
@@ -34,14 +35,14 @@ def enqueue_many():
     return round(10_000 / (time.perf_counter() - begun))
 
 
-def drain():
+def drain(name="noop"):
     from django.db.models import Max, Min
 
-    from benchmarks.tasks import noop
+    from benchmarks import tasks
     from django_faktory.models import Job
 
     empty()
-    noop.enqueue_many([(number, "x") for number in range(JOBS)])
+    getattr(tasks, name).enqueue_many([(number, "x") for number in range(JOBS)])
     with workers("--drain") as process:
         process.wait(300)
     done = Job.objects.filter(state="succeeded")
@@ -81,6 +82,7 @@ def pick_up():
 MEASURES = {
     "enqueue_many": ("enqueue_many of 10,000:", "{:,.0f} jobs/s", enqueue_many),
     "drain": ("own workers, no-op tasks:", "{:,.0f} jobs/s", drain),
+    "drain_logged": ("own workers, tasks with a log line:", "{:,.0f} jobs/s", lambda: drain("logged")),
     "server_10": ("server, 10 connections:", "{:,.0f} jobs/s", lambda: serve(10)),
     "server_50": ("server, 50 connections:", "{:,.0f} jobs/s", lambda: serve(50)),
     "pick_up_ms": ("pick-up of a lone job:", "p50 {p50:.2f} ms, p95 {p95:.2f} ms, p99 {p99:.2f} ms", pick_up),

@@ -316,7 +316,12 @@ SETTINGS: dict[str, Setting] = {
     "LOG_LINES": Setting(
         50,
         _integer(0, 500),
-        "Log lines of a failed attempt that are kept and shown on the page of its job, the latest ones. 0: none.",
+        "Log lines of an attempt that are kept and shown on the page of its job, the latest ones. 0: none.",
+    ),
+    "RELEASE": Setting(
+        "",
+        Rule("a text such as a version or a commit", lambda value: isinstance(value, str)),
+        "Release of your code, such as a version or a commit. Workers record it with each failed attempt.",
     ),
     "REDACT_LOG": Setting(
         "",

@@ -240,6 +240,9 @@ class WorkerBroker(ABC):
         # The COMMIT follows as a message of its own; a store may override this to send both in one (ADR 0007).
         return self.ack([ack]) == [True]
 
+    def keep_logs(self, acks: Sequence[Ack]) -> None:  # noqa: B027  (optional)
+        """Store the log lines of these runs, before their jobs end. Does nothing if the store has no place for them."""
+
     @abstractmethod
     def close(self) -> None:
         """Close this thread's connection; the broker remains usable."""

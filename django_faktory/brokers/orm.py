@@ -50,6 +50,7 @@ from ..store.jobs import (
     prefetch,
     pushes,
     releases,
+    run_logs,
     tracking,
 )
 from ..store.jobs.unanswered_claims import ClaimNumbers
@@ -143,6 +144,8 @@ class OrmBroker(Broker):
         if type(self).ack is not OrmBroker.ack:
             return super().ack_last(ack, job)
         try:
+            if ack.log:
+                self.keep_logs([ack])
             return acknowledgements.ack_last(
                 ack, job, using=self.alias, now=self.clock(), on_finished=self._metrics.ended
             )
@@ -451,6 +454,10 @@ class OrmBroker(Broker):
         """Delete all jobs and queues step by step."""
         for _ in bulk.execute_steps(bulk.flush(using=self.alias), should_continue):
             self._known_queues.clear()
+
+    def keep_logs(self, acks: Sequence[Ack]) -> None:
+        """Append the log lines of these runs to the histories of their jobs."""
+        run_logs.keep_logs(acks, using=self.alias)
 
     def track_set(self, updates: Sequence[TrackUpdate]) -> None:
         """Store the progress of jobs, and extend their reservations."""

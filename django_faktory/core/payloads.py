@@ -140,6 +140,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempt: int | None = None
     result: str | None = None
     """JSON of the task's return value; stored if the job has a `result_ttl`."""
+    log: tuple[str, ...] = ()
+    """The latest lines that the task logged; stored by `keep_logs`."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -159,12 +161,16 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
     log: tuple[str, ...] = ()
     """The latest lines that the task logged; not on the wire."""
+    release: str = ""
+    """The project's release that the worker runs; not on the wire."""
 
 
 LATER = "later"
 """Verdict of the report that defers a job."""
-INTERRUPTED = "interrupted"
-"""Kind of a history entry that is not a failed attempt."""
+INTERRUPTED, LOGGED = "interrupted", "log"
+"""Kinds of history entries that are no failed attempts: a run that its worker's end interrupted, and the log lines of a
+run that reported success.
+"""
 
 
 class Interruption(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -427,6 +433,7 @@ def failure(
     retry_in_s: float | None = None,
     verdict: str = "",
     log: Sequence[str] = (),
+    release: str = "",
 ) -> Failure:
     """Build a Failure with texts cut to the protocol's limits (W17)."""
     return Failure(
@@ -440,6 +447,7 @@ def failure(
         retry_in_s=retry_in_s,
         verdict=verdict,
         log=tuple(log),
+        release=cut(release, MAX_NAME),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -31,6 +31,7 @@ PATH_PARTS = 2
 # Not parsed as JSON: the text is cut off in the middle.
 _message_pattern = re.compile(r'"message":"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
 _python_frame = re.compile(r'File \\"([^"\\]+)\\", line \d+, in ([^\s"\\]+)')
+_release = re.compile(r'"release":"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)"\}\]$')
 _first_line = re.compile(r'"backtrace":\["((?:[^"\\]|\\.)*)')
 _line_number = re.compile(r":\d+")
 # Quoted texts, e-mail addresses, UUIDs, and words with a digit: they differ from job to job.
@@ -126,6 +127,14 @@ def _find_python_place(end: str) -> str:
     own = [frame for frame in frames if not any(library in frame[0] for library in _libraries)]
     path, function = (own or frames)[-1]
     return replace_unsendable(f"{function} ({'/'.join(path.split('/')[-PATH_PARTS:])})")[:MAX_HEAD_LENGTH]
+
+
+def read_releases(pks: Sequence[int], *, using: str) -> list[str]:
+    """Return the releases in which these jobs failed last, as far as workers recorded them, in the order of `pks`."""
+    # The release is the last member of an attempt, so no traceback has to be read for it.
+    ends = dict(Job.objects.using(using).filter(pk__in=pks).values_list("pk", Right("history", END)))
+    found = [match[1] for pk in pks if (match := _release.search(ends.get(pk, "")))]
+    return list(dict.fromkeys(replace_unsendable(_unescape(text)) for text in found))
 
 
 def read_kind(job: Job) -> ErrorKind:

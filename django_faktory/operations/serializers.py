@@ -20,7 +20,7 @@ from ..errors import InvalidCron, InvalidPayload
 from ..models import Batch, Job, JobLock, Limit, WorkerProcess
 from ..models.cron import CronEntry, CronRun
 from ..tasks import redaction
-from ..tasks.results import attempts_of, runs_of
+from ..tasks.results import log_of_success, runs_of
 from .alarms import Alarm
 
 SHORT = (
@@ -57,6 +57,7 @@ def job_of(job: Job) -> dict[str, Any]:
 
 def whole_job_of(job: Job) -> dict[str, Any]:
     """Serialize a job with its payload, attempts, interrupted runs and result."""
+    runs = runs_of(job.history)
     attempts = [
         {
             "worker": attempt.wid,
@@ -65,8 +66,11 @@ def whole_job_of(job: Job) -> dict[str, Any]:
             "started_at": attempt.started_at or None,
             "failed_at": attempt.failed_at or None,
             "backtrace": attempt.backtrace,
+            "log": redaction.shown_log(job.jobtype, attempt.log),
+            "release": attempt.release,
         }
-        for attempt in attempts_of(job.history)
+        for attempt in runs
+        if attempt.has_failed
     ]
     # Separate from the attempts: an interruption is not a failure and uses no retry.
     interrupted = [
@@ -76,13 +80,20 @@ def whole_job_of(job: Job) -> dict[str, Any]:
             "started_at": run.started_at or None,
             "interrupted_at": run.failed_at or None,
         }
-        for run in runs_of(job.history)
+        for run in runs
         if run.is_interruption
     ]
     result = None if job.result is None else _decode(job.result)
     # Results and errors are not arguments, so `REDACT` does not apply to them (docs/security.md).
     payload = redaction.shown_job(job.jobtype, job.payload)
-    return {**job_of(job), "job": _decode(payload), "attempts": attempts, "interrupted": interrupted, "result": result}
+    return {
+        **job_of(job),
+        "job": _decode(payload),
+        "attempts": attempts,
+        "interrupted": interrupted,
+        "result": result,
+        "log": redaction.shown_log(job.jobtype, log_of_success(job, runs)),
+    }
 
 
 def _decode(text: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import GenericAlias
@@ -21,7 +21,7 @@ from django.db import connections
 from .. import brokers, conf, errors
 from ..core.json import jsontext
 from ..core.lifecycle import State
-from ..core.payloads import DEFAULT_RETRY, INTERRUPTED, Tracked, parse_instant
+from ..core.payloads import DEFAULT_RETRY, INTERRUPTED, LOGGED, Tracked, parse_instant
 from ..errors import FaktoryError, InvalidPayload, ResultTimeout
 from . import encryption, redaction
 from .compat import GenericResult, InvalidTask, Task, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
@@ -103,7 +103,7 @@ class ParsedCall(msgspec.Struct):
 
 
 class Attempt(msgspec.Struct):
-    """One failed or interrupted attempt in a job's history."""
+    """One run in a job's history: failed, interrupted, or the log lines of one that reported success."""
 
     wid: str = ""
     errtype: str = ""
@@ -115,11 +115,18 @@ class Attempt(msgspec.Struct):
     kind: str = ""
     log: list[str] = []
     """The latest lines that its task logged."""
+    release: str = ""
+    """The project's release that its worker ran, if known."""
 
     @property
     def is_interruption(self) -> bool:
         """True if its worker was shut down: neither a failure nor counted as an attempt."""
         return self.kind == INTERRUPTED
+
+    @property
+    def has_failed(self) -> bool:
+        """True if it counts as a failed attempt."""
+        return self.kind not in (INTERRUPTED, LOGGED)
 
 
 # An expired job never ran, so its history has no error that explains the status FAILED.
@@ -287,15 +294,21 @@ def running_result(
 
 
 def runs_of(history: str) -> list[Attempt]:
-    """Return the failed and the interrupted runs of a history, oldest first; none if it cannot be parsed."""
+    """Return the runs of a history, oldest first; none if it cannot be parsed."""
     try:
         return _history_decoder.decode(history) if history else []
     except msgspec.MsgspecError:
         return []
 
 
+def log_of_success(job: Job, runs: Sequence[Attempt]) -> list[str]:
+    """Return the log lines of the run that succeeded, given the runs of the job's history."""
+    is_kept = job.state == State.SUCCEEDED and runs and runs[-1].kind == LOGGED
+    return runs[-1].log if is_kept else []
+
+
 def attempts_of(history: str) -> list[Attempt]:
-    """Return the failed runs of a history, without interrupted ones; none if it cannot be parsed."""
+    """Return the failed runs of a history; none if it cannot be parsed."""
     return _failed_runs(runs_of(history))
 
 
@@ -340,7 +353,7 @@ def _restore_options(task: Task[..., Any], job: Job, call: ParsedCall, backend: 
 
 
 def _failed_runs(runs: list[Attempt]) -> list[Attempt]:
-    return [run for run in runs if not run.is_interruption]
+    return [run for run in runs if run.has_failed]
 
 
 def _first_start(history: list[Attempt]) -> datetime | None:

@@ -27,6 +27,7 @@ from django.core.cache import caches
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
+from .. import conf
 from ..brokers.base import Transaction, WorkerBroker
 from ..core import payloads
 from ..core.lifecycle import State, outcome_of_failure
@@ -258,7 +259,9 @@ class Execution:
         # Until the result is encoded, an error comes from its value and not from the task's code.
         self._has_invalid_result = True
         job, self._value = self.reservation, normalize(value)
-        report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=self._encode_result())
+        # Without a result the row is deleted, and its lines with it.
+        log = lines_of(self.control) if job.result_ttl else ()
+        report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=self._encode_result(), log=log)
         self._has_invalid_result = False
         return report
 
@@ -305,6 +308,7 @@ class Execution:
             retry_in_s=None if self._is_last_attempt else self._choose_delay_s(error),
             verdict=verdict,
             log=log,
+            release=conf.get("RELEASE"),
         )
 
     def _choose_verdict(self, error: BaseException) -> str:

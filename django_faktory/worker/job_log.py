@@ -1,4 +1,4 @@
-"""Keep the latest lines that a task logs while it runs, for the report of its failure (ADR 0040).
+"""Keep the latest lines that a task logs while it runs, for the report of its end (ADR 0040).
 
 A job that logs nothing pays for one context variable. Lines of all loggers count, in the thread or asyncio task of the
 job and in what inherits its context. Knows no broker and no SQL.

@@ -66,11 +66,13 @@ class Reporter:
         """Send reports until closed and all are sent, or until the deadline."""
         unsent: list[Report] = []
         while not (self._closing.is_set() and not unsent and self._finished.empty()):
+            retried_count = len(unsent)
             unsent += self._gather(MAX_SET - len(unsent), block=not unsent)
             # More jobs are about to end: their reports can share this commit.
             if unsent and not self._closing.is_set() and self._more_soon():
                 self._closing.wait(LINGER_S)
                 unsent += self._gather(MAX_SET - len(unsent), block=False)
+            self._keep_logs(unsent[retried_count:])
             due_count, unsent = len(unsent), self._send(unsent)
             self.settled_count += due_count - len(unsent)
             if not unsent:
@@ -106,6 +108,19 @@ class Reporter:
         except Empty:
             pass
         return reports
+
+    def _keep_logs(self, reports: Sequence[Report]) -> None:
+        """Store the lines of successful runs. Not retried: lines are worth less than the end of a job."""
+        acks = [report for report in reports if report.__class__ is Ack and report.log]
+        if not acks:
+            return
+        try:
+            self._broker.keep_logs(acks)
+        except FaktoryError as error:
+            logger.warning("log lines could not be stored jids=%s error=%s", _jids(acks), error)
+        except Exception:  # the loop must survive any error
+            logger.exception("log lines could not be stored jids=%s", _jids(acks))
+            self._broker.close()
 
     def _send(self, reports: Sequence[Report]) -> list[Report]:
         """Send these reports; return those to be retried."""

@@ -77,6 +77,20 @@ def test_jobs_are_grouped_by_the_place_in_the_projects_code_and_not_by_the_messa
     assert "client.pay(card)" in shown, "the traceback of the latest job is on the page"
 
 
+def test_the_page_of_a_group_names_the_releases_of_its_jobs(admin_client):
+    def failed_in(*releases):
+        history = [{"errtype": "E", "message": '"release":"no"}]', "backtrace": [], "release": it} for it in releases]
+        dead(errtype="E", failure='{"message":"no"}', history=json.dumps(history, separators=(",", ":")))
+
+    dead(errtype="E", failure='{"message":"no"}', history='[{"errtype":"E","message":"x","backtrace":[]}]')
+    [group] = error_groups.group_failed(using="default").groups
+    assert "Releases" not in words(page(admin_client, "error", group.kind.query))
+    for releases in (["2.3"], ["2.3", 'ü"\u0000'], ["2.3"]):
+        failed_in(*releases)
+    shown = words(page(admin_client, "error", group.kind.query))
+    assert 'Releases 2.3, ü"\ufffd ' in shown
+
+
 def test_a_backtrace_of_another_language_is_grouped_by_its_first_line():
     failure = '{"message":"%s","errtype":"E","backtrace":["app/jobs/mail.rb:%d:in perform","lib/worker.rb:3:in run"]}'
     for line in (10, 11):

@@ -45,6 +45,25 @@ def test_the_lines_of_each_attempt_are_in_its_entry(admin_client):
     assert any("Attempt 3 failed" in entry and "Log, 1 line third line" in entry for entry in entries)
 
 
+def test_the_lines_of_a_successful_run_are_in_its_entry(admin_client):
+    run = {"kind": "log", "wid": "w1", "attempt": 2, "log": ["first line", "second line"]}
+    job = JobFactory(succeeded=True, failures=1, history=json.dumps([attempt(), run]))
+    [entry] = [words(part) for part in page(admin_client, job).split("<li") if "Succeeded" in words(part)]
+    assert "Log, 2 lines first line second line" in entry
+
+
+def test_the_lines_of_a_run_whose_report_came_too_late_are_shown(admin_client):
+    run = {"kind": "log", "wid": "w1", "attempt": 1, "log": ["first line"]}
+    job = JobFactory(history=json.dumps([run, attempt()]), failures=1, dead=True)
+    shown = words(page(admin_client, job))
+    assert "A run ended, its report had no effect on w1 Log, 1 line first line" in shown
+    assert "Attempt 1 failed" in shown
+
+
+def test_an_attempt_shows_the_release_of_its_worker(admin_client):
+    assert "release 2.4.<1>" in words(page(admin_client, job_with(attempt(release="2.4.<1>"), attempt())))
+
+
 def test_redaction_of_arguments_hides_all_lines(admin_client):
     job = job_with(attempt(LINE))
     assert MARKER in page(admin_client, job)

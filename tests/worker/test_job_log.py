@@ -1,4 +1,4 @@
-"""Test the log lines of a failed attempt: which are kept, their limits, and that they reach the job's history."""
+"""Test the log lines of an attempt: which are kept, their limits, and that they reach the job's history."""
 
 import asyncio
 import json
@@ -10,9 +10,9 @@ from django.test import override_settings
 
 from django_faktory import task
 from django_faktory.core.payloads import Reservation, new_job
-from django_faktory.models import Job
+from django_faktory.models import Job, Queue
 from django_faktory.tasks import base, encryption
-from django_faktory.tasks.results import attempts_of
+from django_faktory.tasks.results import attempts_of, runs_of
 from django_faktory.worker import job_log
 from django_faktory.worker.execution import prepare
 from tests.waiting import wait_until
@@ -26,6 +26,17 @@ def says(*texts):
     for text in texts:
         logger.warning("says %s", text)
     raise ValueError("no luck")
+
+
+@task
+def succeeds(text):
+    logger.warning("says %s", text)
+
+
+@task(atomic=True)
+def succeeds_and_writes(text):
+    Queue.objects.create(name="written")
+    logger.warning("says %s", text)
 
 
 @task
@@ -87,9 +98,9 @@ def uninstall(monkeypatch, factory=logging.LogRecord):
     logging.setLogRecordFactory(factory)
 
 
-def reserved(task_, *args):
+def reserved(task_, *args, **fields):
     text = new_job(jid="0123456789", jobtype=task_.jobtype, args=args).text
-    return Reservation(jid="0123456789", queue="default", text=text, wid="w1", attempt=1)
+    return Reservation(jid="0123456789", queue="default", text=text, wid="w1", attempt=1, **fields)
 
 
 def lines(task_, *args):
@@ -181,6 +192,12 @@ def test_records_keep_the_class_of_the_projects_own_factory(monkeypatch):
     assert lines(says, "x") == ["WARNING shop.tasks: says x"]
 
 
+def test_a_successful_run_keeps_its_lines_only_if_the_job_keeps_its_result():
+    [line] = prepare(reserved(succeeds, "done", result_ttl=60)).run(NO_BROKER).log
+    assert line.endswith("WARNING shop.tasks: says done")
+    assert prepare(reserved(succeeds, "done")).run(NO_BROKER).log == ()
+
+
 # --- in the database
 
 
@@ -194,3 +211,27 @@ def test_a_worker_watches_and_stores_the_lines_of_a_failed_job(work, monkeypatch
     [line] = attempt.log
     assert line.endswith("WARNING shop.tasks: says from a worker")
     assert "log" not in json.loads(Job.objects.get(jid=result.id).failure)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("task_", [succeeds, succeeds_and_writes], ids=["plain", "atomic"])
+def test_a_worker_stores_the_lines_of_a_successful_job(work, monkeypatch, task_):
+    uninstall(monkeypatch)
+    result = task_.enqueue("from a worker")
+    work()
+    wait_until(lambda: Job.objects.filter(jid=result.id, state="succeeded").exists())
+    [run] = runs_of(Job.objects.get(jid=result.id).history)
+    [line] = run.log
+    assert line.endswith("WARNING shop.tasks: says from a worker")
+    result.refresh()
+    assert (result.errors, result.attempts) == ([], 1), "the lines count as no attempt"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_failed_attempt_names_the_release_of_its_worker(work, settings):
+    settings.FAKTORY = settings.FAKTORY | {"RELEASE": "2.4.1"}
+    result = says.enqueue("x")
+    work()
+    wait_until(lambda: Job.objects.filter(jid=result.id, failures=1).exists())
+    [attempt] = attempts_of(Job.objects.get(jid=result.id).history)
+    assert attempt.release == "2.4.1"

@@ -1,5 +1,6 @@
 """Reports that the broker accepts, accepts late, or rejects."""
 
+import json
 import threading
 import time
 from queue import SimpleQueue
@@ -8,7 +9,7 @@ import pytest
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Ack, FetchRequest, failure
-from django_faktory.errors import CommandRefused
+from django_faktory.errors import BrokerUnavailable, CommandRefused
 from django_faktory.models import Job
 from django_faktory.worker.reporter import Reporter
 from tests.factories import payload
@@ -63,6 +64,37 @@ def test_several_acknowledgements_are_sent_in_one_call(report, held):
     broker = Counting("default")
     report(broker, *(ack(job) for job in held))
     assert broker.calls == 1
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("no database"), ValueError("a bug")])
+def test_lines_that_cannot_be_stored_delay_no_acknowledgement(report, held, error, caplog):
+    class Failing(OrmBroker):
+        calls = 0
+
+        def keep_logs(self, acks):
+            self.calls += 1
+            raise error
+
+    broker = Failing("default")
+    report(broker, *(ack(job, log=("a line",)) for job in held))
+    assert (Job.objects.count(), broker.calls) == (0, 1)
+    assert "log lines could not be stored" in caplog.text
+
+
+def test_lines_are_stored_once_when_their_acknowledgement_is_repeated(report, held):
+    class Interrupted(OrmBroker):
+        calls = 0
+
+        def ack(self, acks):
+            self.calls += 1
+            if self.calls == 1:
+                raise BrokerUnavailable("no database")
+            return super().ack(acks)
+
+    Job.objects.update(result_ttl=60)
+    report(Interrupted("default"), *(ack(job, log=(job.jid,)) for job in held))
+    histories = [json.loads(history) for history in Job.objects.values_list("history", flat=True).order_by("pk")]
+    assert [[entry["log"] for entry in history] for history in histories] == [[[job.jid]] for job in held]
 
 
 def test_a_report_waits_for_others_if_more_are_expected_soon(held):

@@ -25,6 +25,7 @@ from ... import conf
 from ...core.json.fields import parse_instant
 from ...core.json.jsontext import decode, items, last_members
 from ...core.lifecycle import State
+from ...core.payloads import LOGGED
 from ...core.queries import split_about
 from ...errors import FaktoryError
 from ...models import Batch, Job, Limiter, Tracking, WorkerProcess
@@ -84,6 +85,8 @@ class TimelineEntry(NamedTuple):
     log: str = ""
     log_count: int = 0
     """The latest lines that the task logged, and how many there are."""
+    release: str = ""
+    """The project's release that the worker ran, if known."""
     is_open: bool = False
     """Whether the traceback is shown without a click: the newest one."""
 
@@ -205,16 +208,25 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
     runs = runs_of(history.text) if history.is_whole else []
     omitted_runs, shown_runs = runs[:-MAX_ATTEMPTS_SHOWN], runs[-MAX_ATTEMPTS_SHOWN:]
     # The stored history is limited in length, and an imported job has its latest failure only.
-    unrecorded = max(0, job.failures + job.losses - sum(not run.is_interruption for run in runs))
-    number = unrecorded + sum(not run.is_interruption for run in omitted_runs)
+    unrecorded = max(0, job.failures + job.losses - sum(run.has_failed for run in runs))
+    number = unrecorded + sum(run.has_failed for run in omitted_runs)
     texts = _cut_runs(job, shown_runs)
     entries = [TimelineEntry(gettext("Enqueued"), job.created_at)]
+    current = _current_entry(job)
     if earlier := unrecorded + len(omitted_runs):
         text = ngettext("%(number)s earlier attempt", "%(number)s earlier attempts", earlier)
         entries.append(TimelineEntry(text % {"number": earlier}, None))
     for run, (message, backtrace, log) in zip(shown_runs, texts, strict=True):
         started_at, failed_at = _parse_time(run.started_at), _parse_time(run.failed_at)
-        number += not run.is_interruption
+        log_count = log.count("\n") + bool(log)
+        if run.kind == LOGGED:
+            if run is runs[-1] and job.state == State.SUCCEEDED:  # as `results.log_of_success`
+                current = current._replace(log=log, log_count=log_count)
+            else:  # its end was reported too late, or not at all
+                title = gettext("A run ended, its report had no effect")
+                entries.append(TimelineEntry(title, None, worker=run.wid, log=log, log_count=log_count))
+            continue
+        number += run.has_failed
         if run.is_interruption:
             took = _format_span(started_at, failed_at)
             entries.append(TimelineEntry(run.message.capitalize(), failed_at, took=took, worker=run.wid))
@@ -230,13 +242,14 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
                 message=message,
                 backtrace=backtrace,
                 log=log,
-                log_count=log.count("\n") + bool(log),
+                log_count=log_count,
+                release=cut(run.release, MESSAGE_BYTES),
             )
         )
     newest = max((place for place, entry in enumerate(entries) if entry.backtrace), default=None)
     if newest is not None:
         entries[newest] = entries[newest]._replace(is_open=True)
-    return [*entries, _current_entry(job)]
+    return [*entries, current]
 
 
 def add_operator_actions(entries: Sequence[TimelineEntry], job: Job) -> list[TimelineEntry]:

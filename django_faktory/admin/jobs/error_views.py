@@ -99,6 +99,7 @@ class ErrorViews(ReadOnlyAdmin):
             count_text=count_text,
             latest=latest,
             failure=_read_latest_failure(failed),
+            releases=", ".join(error_groups.read_releases([job.pk for job in failed], using=using)),
             retrying=format_capped(len(retrying_ids), RETRIES_READ - 1),
             retrying_url=jobs_link(state="retries", q=f'error:"{kind.errtype}" task:"{kind.jobtype}"'),
             may_retry=retry.is_allowed(request),

@@ -46,6 +46,10 @@ def _json(help_text: str) -> serializers.JSONField:
     return serializers.JSONField(help_text=help_text, read_only=True)
 
 
+def _log_lines(help_text: str) -> serializers.ListField:
+    return serializers.ListField(child=serializers.CharField(), read_only=True, help_text=help_text)
+
+
 class ShapedSerializer(Base):
     """Serializer of a row through its `shape` function."""
 
@@ -93,6 +97,8 @@ class FailedAttemptSerializer(Base):
     backtrace = serializers.ListField(
         child=serializers.CharField(), read_only=True, help_text="Lines of the traceback."
     )
+    log = _log_lines("The latest lines that its task logged.")
+    release = _text("The project's release that its worker ran; empty if unknown.")
 
 
 class InterruptedRunSerializer(Base):
@@ -113,6 +119,7 @@ class JobDetailSerializer(JobSummarySerializer):
     attempts = FailedAttemptSerializer(many=True, read_only=True, help_text="Failed attempts, the oldest first.")
     interrupted = InterruptedRunSerializer(many=True, read_only=True, help_text="Interrupted runs, the latest 10.")
     result = _json("Return value of the task; null if it is not kept.")
+    log = _log_lines("The latest lines that the successful run logged.")
 
 
 class AlarmSerializer(ShapedSerializer):

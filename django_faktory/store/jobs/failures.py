@@ -554,6 +554,8 @@ def _append_attempt(job: Job, failure: Failure, lines: Sequence[str], now: datet
         attempt["log"] = failure.log
         if len(attempts) >= LOGS_LIMIT:
             attempts[: 1 - LOGS_LIMIT] = map(_without_log, attempts[: 1 - LOGS_LIMIT])
+    if failure.release:  # the last member: `error_groups.read_releases` reads the end of the history only
+        attempt["release"] = failure.release
     return f"[{','.join([*attempts, jsontext.encode(attempt)])}]"
 
 

@@ -135,7 +135,8 @@ def test_jobs_returns_an_empty_list_if_none_match(asked):
 
 
 def test_job_shows_the_payload_and_all_attempts(asked, faktory):
-    attempt = {"wid": "w1", "errtype": "x.Timeout", "message": "too late", "backtrace": ["line 1", "line 2"]}
+    attempt = {"wid": "w1", "errtype": "x.Timeout", "message": "too late", "backtrace": ["line 1", "line 2"],
+               "log": ["logged"], "release": "2.4"}  # fmt: skip
     job = dead(payload='{"jid":"1","args":[42,1.50]}', history=json.dumps([attempt]), errtype="x.Timeout")
     output = asked("job", job.jid)
     assert (output["jid"], output["job"]["args"]) == (job.jid, [42, 1.5])
@@ -146,10 +147,19 @@ def test_job_shows_the_payload_and_all_attempts(asked, faktory):
         "started_at": None,
         "failed_at": None,
         "backtrace": ["line 1", "line 2"],
+        "log": ["logged"],
+        "release": "2.4",
     }
     out = faktory("job", job.jid).out
-    assert "x.Timeout: too late" in out
-    assert "  line 2" in out
+    assert "x.Timeout: too late (release 2.4)" in out
+    assert "  line 2\n  logged" in out
+
+
+def test_job_shows_the_log_of_the_run_that_succeeded(asked, faktory):
+    run = {"kind": "log", "wid": "w1", "attempt": 1, "log": ["first", "second"]}
+    job = JobFactory(succeeded=True, history=json.dumps([run]))
+    assert (asked("job", job.jid)["log"], asked("job", job.jid)["attempts"]) == (["first", "second"], [])
+    assert "log of the run that succeeded:\n  first\n  second\n" in faktory("job", job.jid).out
 
 
 STOPPED = {

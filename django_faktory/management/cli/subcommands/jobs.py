@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,7 @@ from ....operations.serializers import SHORT, job_of, whole_job_of
 from ....tasks import base, redaction
 from ....tasks.external import push
 from ....tasks.json_values import normalize
+from ..screen import Screen
 from ..subcommand import (
     NOTHING,
     OK,
@@ -132,17 +134,26 @@ def _job(call: Invocation) -> int:
     if screen.is_json:
         screen.json(values)
         return OK
-    attempts, interrupted = values.pop("attempts"), values.pop("interrupted")
+    attempts, interrupted, log = values.pop("attempts"), values.pop("interrupted"), values.pop("log")
     for member in ("job", "result"):
         values[member] = None if values[member] is None else json.dumps(values[member], indent=2, ensure_ascii=False)
     screen.pairs(values)
     for number, entry in enumerate(attempts, 1):
-        screen.line(f"attempt {number}: {entry['failed_at'] or ''} {entry['errtype']}: {entry['message']}")
-        for line in "\n".join(entry["backtrace"]).splitlines():
-            screen.line(f"  {line}")
+        release = f" (release {entry['release']})" if entry["release"] else ""
+        screen.line(f"attempt {number}: {entry['failed_at'] or ''} {entry['errtype']}: {entry['message']}{release}")
+        _show_lines(screen, entry["backtrace"])
+        _show_lines(screen, entry["log"])
     for entry in interrupted:
         screen.line(f"{entry['message']}: {entry['interrupted_at'] or ''} worker {entry['worker']}")
+    if log:
+        screen.line("log of the run that succeeded:")
+        _show_lines(screen, log)
     return OK
+
+
+def _show_lines(screen: Screen, lines: Sequence[str]) -> None:
+    for line in "\n".join(lines).splitlines():
+        screen.line(f"  {line}")
 
 
 def _show_remote_job(call: Invocation, jid: str) -> int:
