@@ -23,7 +23,10 @@ from django_faktory.store.cron import entries
 from django_faktory.tasks import cron
 
 HARMLESS = "harmless text"
-SIZE = 80_000
+SIZE = 60_000
+"""Characters of the long word. A command other than PUSH has at most 262,144 bytes, and some have it four times."""
+MEGABYTE = "<b>huge</b>" * (1024 * 1024 // 11)
+"""A word that only a PUSH may contain."""
 TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 TEXTS = {
@@ -57,7 +60,7 @@ TEXTS = {
     "zero width": "pay\u200bpal\u200d\ufeff\u2060\u00ad<b>",
     "characters that pile up": "Z" + "\u0335\u0301\u0327" * 60 + "<b>",
     "one long word": "W" * 240 + "<b>",
-    "huge": "<b>huge</b> " * (SIZE // 12),
+    "huge": "<b>huge</b>" * (SIZE // 11),
     "emoji and others": "👩‍👩‍👧 𝕳𝖔𝖘𝖙𝖎𝖑𝖊 ﷽ 漢字 <b>\U0010ffff",
     "path": "../../../../etc/passwd%2e%2e%00?a=b&c=d#e",
 }  # fmt: skip
@@ -176,8 +179,11 @@ class Sent:
         return self.broker.new_batch(self.line(f"BATCH NEW {json.dumps(made)}").batch)
 
 
-def fill(text):
-    """Write the text to every field that a client or a remote server can fill; return the places that rejected it."""
+def fill(text, *, argument=None):
+    """Write the text to every field that a client or a remote server can fill; return the places that rejected it.
+
+    `argument` replaces the text in arguments, other members of jobs, and results.
+    """
     sent = Sent(text)
     names = {place: sent.as_name(place) for place in REFUSED if place not in ("bid", "parent")}
     for place in ("bid", "parent"):
@@ -185,17 +191,17 @@ def fill(text):
     Job.objects.all().delete()
     Batch.objects.all().delete()
     WorkerProcess.objects.all().delete()
-    _jobs(sent, names)
+    _jobs(sent, names, argument or text)
     _others(sent, names)
     return sent.refused
 
 
-def _jobs(sent, names):
+def _jobs(sent, names, argument):
     """Store a dead job, a running one with a lock, a succeeded one with a result, and members of batches."""
     text, broker = sent.text, sent.broker
     wid = sent.hello(names["wid"])
-    custom = {"kwargs": {"key": text, "inner": {text: [text]}}, text: text, "traceparent": text}
-    whole = {"jobtype": names["jobtype"], "args": [text, {text: text}], text: text}
+    custom = {"kwargs": {"key": argument, "inner": {argument: [argument]}}, text: text, "traceparent": text}
+    whole = {"jobtype": names["jobtype"], "args": [argument, {argument: argument}], text: argument}
     sent.push(**whole, custom=custom, jid=names["jid"], queue="died", retry=-1)
     [[died]] = broker.fetch([FetchRequest(queues=("died",), wid=wid)])
     failed = sent.line(
@@ -213,7 +219,7 @@ def _jobs(sent, names):
     broker.track_set([sent.line(f"TRACK SET {json.dumps(track)}").update])
     sent.push(**whole, custom={"result_ttl": 600}, queue="done")
     [[done]] = broker.fetch([FetchRequest(queues=("done",), wid=wid)])
-    broker.ack([Ack(jid=done.jid, wid=wid, attempt=done.attempt, result=json.dumps({text: text}))])
+    broker.ack([Ack(jid=done.jid, wid=wid, attempt=done.attempt, result=json.dumps({text: argument}))])
     callback = {"jobtype": names["jobtype of a callback"]}
     parent = sent.batch(callback=callback)
     child = sent.batch(callback=callback, parent_bid=parent)

@@ -11,7 +11,7 @@ from django_faktory.core.json.jsontext import decode
 from django_faktory.models import Batch, Job, JobLock, OutboxEntry, Queue, Tracking, WorkerProcess
 from django_faktory.models.cron import CronEntry
 from django_faktory.operations import error_groups
-from tests.hostile import HARMLESS, JOINED, REFUSED, TEXTS, asked, elements, fill, hurry, unwelcome
+from tests.hostile import HARMLESS, JOINED, MEGABYTE, REFUSED, TEXTS, asked, elements, fill, hurry, unwelcome
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
@@ -95,6 +95,14 @@ def test_hostile_texts_of_clients_add_no_element_to_a_page(admin_client, names):
             assert set(there) <= known, was
         else:
             assert there == before, (was, is_now, "\n".join([*unified_diff(shape(before), shape(there), n=1)][:20]))
+
+
+def test_a_word_of_a_megabyte_adds_no_element_to_a_page(admin_client):
+    fill(HARMLESS, argument=MEGABYTE)
+    pages = seen(admin_client, HARMLESS)
+    assert len(pages) > 40
+    # Arguments of this length are edited as JSON, so the elements differ from those of the harmless text.
+    assert [address for address, there in pages.items() if ("b", ()) in there] == []
 
 
 @pytest.mark.parametrize("name", TEXTS)
