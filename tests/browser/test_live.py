@@ -2,6 +2,7 @@
 
 import pytest
 from django.contrib.sessions.models import Session
+from django.db import connection
 from django.utils import timezone
 
 from django_faktory import Batch
@@ -77,6 +78,8 @@ def test_a_bulk_run_says_that_the_session_has_ended_and_keeps_what_is_done(opene
 
     def end_session(route):
         Session.objects.all().delete()
+        # Playwright calls this in a context of its own, which has a connection of its own.
+        connection.close()
         route.continue_()
 
     page.route("**/all/step/", end_session)

@@ -37,7 +37,7 @@ HISTORY = """[{"attempt":1,"wid":"app-1-w1","errtype":"requests.exceptions.Timeo
 "    answer = session.post(url, timeout=30)"]},{"attempt":2,"wid":"app-2-w1",
 "errtype":"requests.exceptions.Timeout","message":"order 7: no answer in 30 s",
 "started_at":"2026-05-01T12:00:00Z","failed_at":"2026-05-01T12:00:30Z",
-"backtrace":["  File \\"shop/tasks.py\\", line 12"]}]"""
+"backtrace":["  File \\"shop/tasks.py\\", line 12"],"release":"2026.11.2"}]"""
 LABELLED = """() =>
 [...document.querySelectorAll('#content input:not([type=hidden]), #content select, #content textarea')]
 .filter((one) => one.offsetParent && !one.labels.length && !one.getAttribute('aria-label') && one.type !== 'submit'
@@ -224,7 +224,7 @@ class Look:
 
 @pytest.mark.parametrize(
     ("device", "width", "enlarged"),
-    [("desk", 1280, (1280, 700, 640)), ("phone", 390, (390, 320))],
+    [("desk", 1440, (1440, 1280, 700, 640)), ("phone", 390, (390, 320))],
     ids=["desk", "phone"],
 )
 def test_each_page_has_no_problem_in_each_theme_and_width(screen, monkeys, axe_script, device, width, enlarged):

@@ -44,6 +44,7 @@ class TimingLine(NamedTuple):
 
     timing: Timing
     link: str
+    ended: str
     failed_percent: str
     per_minute: str
     waits: tuple[str, ...]
@@ -76,6 +77,7 @@ def build_line(timing: Timing, link: str, *, is_paused: bool = False) -> TimingL
     return TimingLine(
         timing=timing,
         link=link,
+        ended=format_number(timing.ended),
         failed_percent="–" if percent is None else f"{format_number(f'{percent:.{1 if 0 < percent < 10 else 0}f}')} %",
         per_minute=format_number(f"{timing.per_minute:.{'0f' if timing.per_minute >= 10 else '2g'}}"),
         waits=tuple(map(format_latency, timing.waits)),
