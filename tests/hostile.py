@@ -255,6 +255,8 @@ def hurry():
     moment = timezone.now() - timedelta(days=3)
     Job.objects.filter(enqueued_at__isnull=False).update(enqueued_at=moment)
     Job.objects.filter(started_at__isnull=False).update(started_at=moment)
+    # Expired locks have a mark: it would appear while the requests run.
+    JobLock.objects.update(expires_at=timezone.now() + timedelta(days=1))
 
 
 class _Elements(HTMLParser):

@@ -192,7 +192,6 @@ def read_all(admin_client):
 
 
 @pytest.mark.skipif(django.VERSION >= (6,), reason="Django's own German lacks texts of its newer pages")
-@pytest.mark.timeout(600)  # it takes 10 s alone, and took 120 s beside a load of 20
 def test_each_page_is_translated_as_a_whole(read_all, pseudo):
     english = read_all()
     pseudo()

@@ -16,8 +16,6 @@ from tests.browser.test_pages import (  # noqa: F401  (fixtures)
     server,
 )
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def test_every_page_has_labels_and_no_overflow(screen, monkeys):  # noqa: F811
     order = fill()

@@ -1,11 +1,7 @@
 """Test that people can act on jobs and queues without a mouse."""
 
-import pytest
-
 from django_faktory.models import Job, Queue
 from tests.browser.test_pages import fill, pages
-
-pytestmark = pytest.mark.timeout(300)
 
 PATH = "/admin/django_faktory/"
 FOCUSED = """() => {

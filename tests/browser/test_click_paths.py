@@ -13,8 +13,6 @@ from tests.browser.test_pages import NARROW, fill, pages
 from tests.factories import JobFactory
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(180)
-
 PATH = "/admin/django_faktory/"
 
 

@@ -11,8 +11,6 @@ from django_faktory.models import Job, Tracking
 from tests.factories import JobFactory
 from tests.project.tasks import add
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):

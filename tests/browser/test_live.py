@@ -11,7 +11,6 @@ from django_faktory.models import Job
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
 
-pytestmark = pytest.mark.timeout(180)
 PATH = "/admin/django_faktory/"
 LATER_MS = 6000
 

@@ -9,8 +9,6 @@ from django_faktory.admin.polling import PollBudget
 from django_faktory.models import Queue
 from tests.factories import JobFactory, QueueFactory
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):

@@ -9,7 +9,6 @@ import pytest
 from tests.settings import TAG
 
 
-@pytest.mark.timeout(600)
 def test_the_browser_tests_pass_in_django_unfold(chromium_path):
     """Run in a separate process, because Django selects templates when it starts."""
     pytest.importorskip("unfold")

@@ -80,7 +80,6 @@ def on_hot_path(monkeypatch):
     return taken
 
 
-@pytest.mark.timeout(600)
 def test_a_random_line_has_the_same_effect_on_the_hot_and_the_general_path(serve, on_hot_path):
     # On PostgreSQL the hot path continues to the exchange; elsewhere it ends with the parsed line.
     count = max(300, examples(10_000 if KIND == "postgresql" else 1000))

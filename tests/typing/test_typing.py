@@ -9,7 +9,7 @@ import pytest
 
 import django_faktory
 
-pytestmark = [pytest.mark.core, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.core
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

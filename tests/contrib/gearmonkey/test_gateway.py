@@ -169,7 +169,6 @@ def test_another_gateway_takes_over_at_once_when_one_unregisters(make_gateway, c
     assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
 
 
-@pytest.mark.timeout(600)
 def test_runfaktory_runs_a_gateway_and_kills_lose_no_job(runfaktory, server, client, redis):  # noqa: F811
     program = runfaktory(
         *("--worker-only", "--processes", "1", "--concurrency", "2", "--gearmonkey", server.url),

@@ -164,7 +164,6 @@ class TestSentinel:
                 assert len(observer.client_list()) > before
             wait_until(lambda: len(observer.client_list()) == before)
 
-    @pytest.mark.timeout(240)
     def test_workers_and_blocking_clients_follow_a_failover(self, own, tmp_path):
         master, replica = own(), own()
         replica.client().replicaof("127.0.0.1", master.port)
