@@ -760,9 +760,16 @@ PLANTS = (
     Plant(
         "an interrupted run counts as a failed attempt in results",
         "django_faktory/tasks/results.py",
-        "        return self.kind == INTERRUPTED",
-        "        return False",
+        "        return self.kind not in (INTERRUPTED, LOGGED)",
+        "        return self.kind != LOGGED",
         ("tests/store/jobs/test_interruptions.py", "-k", "attempt_is_counted"),
+    ),
+    Plant(
+        "the log lines of a successful run count as a failed attempt",
+        "django_faktory/tasks/results.py",
+        "        return self.kind not in (INTERRUPTED, LOGGED)",
+        "        return self.kind != INTERRUPTED",
+        ("tests/worker/test_job_log.py", "-k", "lines_of_a_successful_job"),
     ),
     Plant(
         "an interruption takes a job from another worker",

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from django.db import Error, OperationalError, connections, transaction
+from django.db import DatabaseError, Error, OperationalError, connections, transaction
 
 from ..core.histograms import Recorder
 from ..core.locket import Locket
@@ -140,12 +140,12 @@ class OrmBroker(Broker):
 
     def ack_last(self, ack: Ack, job: Reservation) -> bool:
         """Acknowledge the job, with the commit in the same message if the dialect supports it."""
-        # A subclass may have overridden `ack`; the statement for the last acknowledgement would bypass it.
-        if type(self).ack is not OrmBroker.ack:
-            return super().ack_last(ack, job)
         try:
             if ack.log:
-                self.keep_logs([ack])
+                self._keep_last_log(ack)
+            # A subclass may have overridden `ack`; the statement for the last acknowledgement would bypass it.
+            if type(self).ack is not OrmBroker.ack:
+                return super().ack_last(ack, job)
             return acknowledgements.ack_last(
                 ack, job, using=self.alias, now=self.clock(), on_finished=self._metrics.ended
             )
@@ -154,6 +154,16 @@ class OrmBroker(Broker):
             if not is_collision(error):
                 raise
             raise EndRolledBack(first_line(error)) from error
+
+    def _keep_last_log(self, ack: Ack) -> None:
+        """Store the lines of an atomic task in its transaction. An error of theirs must not undo the task."""
+        try:
+            with transaction.atomic(using=self.alias):  # a savepoint
+                self.keep_logs([ack])
+        except DatabaseError as error:
+            if is_collision(error):  # it may have rolled back the whole transaction
+                raise
+            logger.warning("log lines could not be stored jids=%s error=%s", ack.jid, first_line(error))
 
     def push(self, jobs_: Sequence[JobPayload]) -> Sequence[FaktoryError | None]:
         """Store jobs; the notification of workers is sent after the commit.

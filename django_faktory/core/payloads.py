@@ -84,7 +84,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     failure: str = ""
     """JSON of the latest failure; empty if the job never failed."""
     history: str = ""
-    """JSON array of the failed attempts, for task results; empty if there are none."""
+    """JSON array of the recorded runs, for task results; empty if there are none."""
     reserve_for: int = DEFAULT_RESERVE_FOR
     result_ttl: int | None = None
     lock_key: str | None = None

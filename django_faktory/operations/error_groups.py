@@ -130,7 +130,7 @@ def _find_python_place(end: str) -> str:
 
 
 def read_releases(pks: Sequence[int], *, using: str) -> list[str]:
-    """Return the releases in which these jobs failed last, as far as workers recorded them, in the order of `pks`."""
+    """Return the recorded releases of the latest failures of these jobs, in the order of `pks`."""
     # The release is the last member of an attempt, so no traceback has to be read for it.
     ends = dict(Job.objects.using(using).filter(pk__in=pks).values_list("pk", Right("history", END)))
     found = [match[1] for pk in pks if (match := _release.search(ends.get(pk, "")))]

@@ -357,7 +357,7 @@ def _failed_runs(runs: list[Attempt]) -> list[Attempt]:
 
 
 def _first_start(history: list[Attempt]) -> datetime | None:
-    """Return when the first run started, by a history; None if the history does not say."""
+    """Return when the first run started, by a history; None if the history does not contain it."""
     return _parse_instant_or_none(history[0].started_at) if history else None
 
 

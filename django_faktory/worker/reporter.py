@@ -72,7 +72,9 @@ class Reporter:
             if unsent and not self._closing.is_set() and self._more_soon():
                 self._closing.wait(LINGER_S)
                 unsent += self._gather(MAX_SET - len(unsent), block=False)
-            self._keep_logs(unsent[retried_count:])
+            # Lines must not delay acknowledgements that were delayed already, or that have to arrive by the deadline.
+            if not retried_count and time.monotonic() < self._deadline:
+                self._keep_logs(unsent)
             due_count, unsent = len(unsent), self._send(unsent)
             self.settled_count += due_count - len(unsent)
             if not unsent:
@@ -110,7 +112,7 @@ class Reporter:
         return reports
 
     def _keep_logs(self, reports: Sequence[Report]) -> None:
-        """Store the lines of successful runs. Not retried: lines are worth less than the end of a job."""
+        """Store the lines of successful runs, without a retry, which would delay their acknowledgements."""
         acks = [report for report in reports if report.__class__ is Ack and report.log]
         if not acks:
             return

@@ -6,6 +6,7 @@ import pytest
 from django.test import override_settings
 from django.urls import reverse
 
+from django_faktory.operations.serializers import whole_job_of
 from tests.admin.test_errors import words
 from tests.factories import JobFactory
 from tests.hostile import TEXTS, elements, unwelcome
@@ -52,11 +53,28 @@ def test_the_lines_of_a_successful_run_are_in_its_entry(admin_client):
     assert "Log, 2 lines first line second line" in entry
 
 
+def test_the_lines_of_a_run_that_is_about_to_end_are_in_its_entry(admin_client):
+    run = {"kind": "log", "wid": "w1", "attempt": 1, "log": ["first line"]}
+    shown = words(page(admin_client, JobFactory(working=True, history=json.dumps([run]))))
+    assert "Attempt 1 running" in shown
+    assert "Log, 1 line first line" in shown
+    assert "no effect" not in shown
+
+
+def test_the_api_and_the_command_line_hide_lines(db):
+    job = JobFactory(succeeded=True, failures=1, history=json.dumps([attempt(LINE), {"kind": "log", "log": [LINE]}]))
+    assert json.dumps(whole_job_of(job)).count(MARKER) == 2
+    with override_settings(FAKTORY=HIDES):
+        assert MARKER not in json.dumps(whole_job_of(job))
+    with override_settings(FAKTORY=HIDES | HIDES_LINES):
+        assert json.dumps(whole_job_of(job)).count("m4rk3r-****") == 2
+
+
 def test_the_lines_of_a_run_whose_report_came_too_late_are_shown(admin_client):
     run = {"kind": "log", "wid": "w1", "attempt": 1, "log": ["first line"]}
     job = JobFactory(history=json.dumps([run, attempt()]), failures=1, dead=True)
     shown = words(page(admin_client, job))
-    assert "A run ended, its report had no effect on w1 Log, 1 line first line" in shown
+    assert "A run ended; its report had no effect on w1 Log, 1 line first line" in shown
     assert "Attempt 1 failed" in shown
 
 

@@ -176,6 +176,9 @@ VERBS = {
     "push unique": lambda world: OrmBroker("default").push(world.jobs(4, unique=True)),
     "fetch": lambda world: OrmBroker("default").fetch([FetchRequest(queues=QUEUES, wid=random.choice(WIDS), count=4)]),
     "ack": lambda world: OrmBroker("default").ack([Ack(jid=job.jid, wid=job.wid) for job in working()]),
+    "keep logs": lambda world: OrmBroker("default").keep_logs(
+        [Ack(jid=job.jid, wid=job.wid, log=("a line",)) for job in working()]
+    ),
     "fail": lambda world: OrmBroker("default").fail(
         [failure(jid=job.jid, wid=job.wid, errtype="E") for job in working()]
     ),
@@ -217,7 +220,7 @@ VERBS = {
 PAIRS = sorted(itertools.combinations_with_replacement(VERBS, 2))
 
 
-@pytest.mark.timeout(SECONDS + 120)
+@pytest.mark.timeout(SECONDS + 600)
 def test_no_pair_of_verbs_deadlocks(collisions):
     world = World()
     world.fill()

@@ -6,9 +6,11 @@ import logging
 import threading
 
 import pytest
+from django.db import connection
 from django.test import override_settings
 
 from django_faktory import task
+from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Reservation, new_job
 from django_faktory.models import Job, Queue
 from django_faktory.tasks import base, encryption
@@ -225,6 +227,20 @@ def test_a_worker_stores_the_lines_of_a_successful_job(work, monkeypatch, task_)
     assert line.endswith("WARNING shop.tasks: says from a worker")
     result.refresh()
     assert (result.errors, result.attempts) == ([], 1), "the lines count as no attempt"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_lines_that_cannot_be_stored_do_not_undo_an_atomic_task(work, monkeypatch):
+    def refuse(broker, acks):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT no_such_column")
+
+    uninstall(monkeypatch)
+    monkeypatch.setattr(OrmBroker, "keep_logs", refuse)
+    result = succeeds_and_writes.enqueue("from a worker")
+    work()
+    wait_until(lambda: Job.objects.filter(jid=result.id, state="succeeded", failures=0).exists())
+    assert Queue.objects.filter(name="written").exists()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -67,7 +67,7 @@ def test_several_acknowledgements_are_sent_in_one_call(report, held):
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("no database"), ValueError("a bug")])
-def test_lines_that_cannot_be_stored_delay_no_acknowledgement(report, held, error, caplog):
+def test_lines_that_cannot_be_stored_prevent_no_acknowledgement(report, held, error, caplog):
     class Failing(OrmBroker):
         calls = 0
 

@@ -213,17 +213,18 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
     texts = _cut_runs(job, shown_runs)
     entries = [TimelineEntry(gettext("Enqueued"), job.created_at)]
     current = _current_entry(job)
-    if earlier := unrecorded + len(omitted_runs):
+    if earlier := number:
         text = ngettext("%(number)s earlier attempt", "%(number)s earlier attempts", earlier)
         entries.append(TimelineEntry(text % {"number": earlier}, None))
     for run, (message, backtrace, log) in zip(shown_runs, texts, strict=True):
         started_at, failed_at = _parse_time(run.started_at), _parse_time(run.failed_at)
         log_count = log.count("\n") + bool(log)
         if run.kind == LOGGED:
-            if run is runs[-1] and job.state == State.SUCCEEDED:  # as `results.log_of_success`
+            # The acknowledgement of a running job follows: a run that was lost has another entry behind this one.
+            if run is runs[-1] and job.state in (State.SUCCEEDED, State.WORKING):
                 current = current._replace(log=log, log_count=log_count)
             else:  # its end was reported too late, or not at all
-                title = gettext("A run ended, its report had no effect")
+                title = gettext("A run ended; its report had no effect")
                 entries.append(TimelineEntry(title, None, worker=run.wid, log=log, log_count=log_count))
             continue
         number += run.has_failed

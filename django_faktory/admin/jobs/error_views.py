@@ -82,7 +82,9 @@ class ErrorViews(ReadOnlyAdmin):
         latest = list(Job.objects.using(using).filter(pk__in=ids[:JOBS_SHOWN]).order_by("-pk").only(*columns))
         retrying = error_groups.filter_kind(kind, using=using, state=State.RETRIES)
         retrying_ids = list(error_groups.ids_of_kind(retrying.order_by("-pk")[:RETRIES_READ], kind))
-        failed = latest or list(Job.objects.using(using).filter(pk__in=retrying_ids[:1]).only(*columns))
+        failed = latest or list(
+            Job.objects.using(using).filter(pk__in=retrying_ids[:JOBS_SHOWN]).order_by("-pk").only(*columns)
+        )
         retry = actions.ACTIONS["retry"]
         count_text = format_capped(len(ids), bulk_actions.COUNTED)
         return self.page(

@@ -21,7 +21,6 @@ from ...core.json import jsontext
 from ...core.lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, FailureOutcome, State, outcome_of_failure, outcome_of_loss
 from ...core.logs import get_logger
 from ...core.payloads import (
-    INTERRUPTED,
     LATER,
     Failure,
     Interruption,
@@ -40,19 +39,13 @@ from ..dialects.base import EndedRun, FailureColumns, Tally, holds
 from ..limits import limiters
 from ..locks import locks
 from ..transactions import run
-from . import prefetch
+from . import history, prefetch
 from .acknowledgements import OnFinished, ignore_finished
 from .releases import ENQUEUED
 
 logger = get_logger(__name__)
 
 CHUNK = 200
-HISTORY_LIMIT = 50
-"""Most failed attempts and interrupted runs in a job's history; older ones are dropped, so that rows stay bounded."""
-LOGS_LIMIT = 5
-"""Latest attempts that keep the lines of their log; a row is written again with all of them at each failure."""
-INTERRUPTIONS_LIMIT = 10
-"""Maximum interrupted runs among them, so that frequent deployments do not push out the errors (ADR 0025)."""
 
 _default_rng = Random()
 _NO_REPORTS: Mapping[str, Interruption] = {}
@@ -431,7 +424,7 @@ class _FailureTransaction:
                 lock_token=None,
                 permits=None,
                 interruptions=job.interruptions + 1,
-                history=_append_interruption(job, reports.get(job.jid, _BY_SHUTDOWN), now),
+                history=history.append_interruption(job, reports.get(job.jid, _BY_SHUTDOWN), now),
             )
         self.write_changes(connection, now)
         # As in `lose_rows`: a lock that had expired may belong to another job by now.
@@ -466,7 +459,7 @@ class _FailureTransaction:
             self._record_failure(job, failure, FailureOutcome(state), now)
             self._apply_outcome(job, FailureOutcome(state), now)
         else:
-            job.history = _append_attempt(job, failure, (), now)
+            job.history = history.append_attempt(job, failure, (), now)
             job.state, job.wid, job.started_at, job.reserved_until = state, "", None, None
             job.lock_token = job.permits = None
 
@@ -488,7 +481,7 @@ class _FailureTransaction:
         job.failure = jsontext.encode(record)
         # PostgreSQL cannot store NUL in text; `failure` and `history` are JSON, which escapes it.
         job.errtype = failure.errtype.replace("\x00", "\ufffd")
-        job.history = _append_attempt(job, failure, lines, now)
+        job.history = history.append_attempt(job, failure, lines, now)
 
     def _apply_outcome(self, job: Job, outcome: FailureOutcome, now: datetime) -> None:
         job.state = str(outcome.state)
@@ -510,61 +503,8 @@ def _columns_to_save(jobs: Sequence[Job]) -> list[FailureColumns]:
     return [FailureColumns(job.pk, str(job.state), *(getattr(job, name) for name in others)) for job in jobs]
 
 
-def _append_interruption(job: Job, report: Interruption, now: datetime) -> str:
-    """Return the job's history with this interrupted run appended and the oldest interruptions dropped."""
-    items = jsontext.items(job.history) if job.history else []
-    interrupted = [item for item in items if _is_interruption(item)]
-    superfluous = set(interrupted[: max(0, len(interrupted) - INTERRUPTIONS_LIMIT + 1)])
-    entry = {
-        "kind": INTERRUPTED,
-        "attempt": job.attempt,
-        "wid": job.wid,
-        "started_at": rfc3339(job.started_at) if job.started_at else "",
-        "failed_at": rfc3339(now),
-        "errtype": report.errtype,
-        "message": report.summary,
-        "backtrace": [],
-    }
-    kept = [item for item in items if item not in superfluous][1 - HISTORY_LIMIT :]
-    return f"[{','.join([*kept, jsontext.encode(entry)])}]"
-
-
-def _is_interruption(item: str) -> bool:
-    entry = jsontext.decode(item)
-    return isinstance(entry, dict) and entry.get("kind") == INTERRUPTED
-
-
 def _is_sender(report: Interruption, job: Job) -> bool:
     return holds(report.wid, report.attempt, job.wid, job.attempt)
-
-
-def _append_attempt(job: Job, failure: Failure, lines: Sequence[str], now: datetime) -> str:
-    """Return the job's history with this failed attempt appended."""
-    attempts = jsontext.items(job.history)[1 - HISTORY_LIMIT :] if job.history else []
-    attempt: dict[str, Any] = {
-        "attempt": job.attempt,
-        "wid": job.wid,
-        "started_at": rfc3339(job.started_at) if job.started_at else "",
-        "failed_at": rfc3339(now),
-        "errtype": failure.errtype,
-        "message": failure.message,
-        "backtrace": lines,
-    }
-    if failure.log:
-        attempt["log"] = failure.log
-        if len(attempts) >= LOGS_LIMIT:
-            attempts[: 1 - LOGS_LIMIT] = map(_without_log, attempts[: 1 - LOGS_LIMIT])
-    if failure.release:  # the last member: `error_groups.read_releases` reads the end of the history only
-        attempt["release"] = failure.release
-    return f"[{','.join([*attempts, jsontext.encode(attempt)])}]"
-
-
-def _without_log(item: str) -> str:
-    # A text search first: nearly all of the older attempts have lost their logs at earlier failures.
-    attempt = jsontext.decode(item) if '"log"' in item else None
-    if not isinstance(attempt, dict) or attempt.pop("log", None) is None:
-        return item
-    return jsontext.encode(attempt)
 
 
 def _is_holder(failure: Failure, job: Job) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from django_faktory.core.payloads import FetchRequest, failure
 from django_faktory.models import Job
-from django_faktory.store.jobs import claims, failures, pushes
+from django_faktory.store.jobs import claims, failures, history, pushes
 from django_faktory.store.maintenance import due
 from django_faktory.store.maintenance.pending_work import find_pending_work
 from tests.factories import T0, JobFactory, payload
@@ -79,7 +79,7 @@ def test_the_history_records_every_failed_attempt_with_its_worker():
 def test_the_attempt_history_is_bounded():
     job = JobFactory(working=True, retry=1000, history=json.dumps([{"attempt": n} for n in range(60)]))
     row = fail_once(job)
-    assert len(json.loads(row.history)) == failures.HISTORY_LIMIT
+    assert len(json.loads(row.history)) == history.HISTORY_LIMIT
 
 
 @pytest.mark.parametrize("text", ["nul \x00 in it", "\ud800 alone", "x" * 5000, "line\nbreak \u2028"])

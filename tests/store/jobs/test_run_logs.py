@@ -7,6 +7,7 @@ import pytest
 from django_faktory.core.payloads import Ack
 from django_faktory.models import Job
 from django_faktory.store.jobs import run_logs
+from django_faktory.store.jobs.history import HISTORY_LIMIT, LOGS_LIMIT
 from tests.factories import JobFactory
 
 pytestmark = pytest.mark.django_db
@@ -23,7 +24,7 @@ def history(job):
 
 
 def entry(*lines):
-    return {"kind": "log", "attempt": 1, "wid": "w1", "log": [*lines]}
+    return {"kind": "log", "attempt": 1, "wid": "w1", "started_at": "2026-05-01T12:00:00Z", "log": [*lines]}
 
 
 def test_the_lines_of_several_runs_are_stored_with_two_statements(django_assert_num_queries):
@@ -66,3 +67,10 @@ def test_more_runs_than_fit_into_a_statement_are_stored(django_assert_num_querie
     with django_assert_num_queries(4):
         run_logs.keep_logs([ack(job, job.jid) for job in jobs], using="default")
     assert all(history(job) == [entry(job.jid)] for job in jobs)
+
+
+def test_the_history_keeps_its_limits_when_lines_are_appended():
+    job = JobFactory(working=True, history=json.dumps([{"kind": "log", "log": ["old"]}] * 60))
+    run_logs.keep_logs([ack(job, "new")], using="default")
+    runs = history(job)
+    assert (len(runs), sum("log" in run for run in runs), runs[-1]) == (HISTORY_LIMIT, LOGS_LIMIT, entry("new"))

@@ -1,0 +1,89 @@
+"""Append runs to the history of a job: failed, interrupted, and the log lines of runs that report success.
+
+The history is a JSON array in the job's row, which each change writes again, so its length is limited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from ...core.json import jsontext
+from ...core.payloads import INTERRUPTED, LOGGED, Ack, Failure, Interruption, rfc3339
+from ...models import Job
+
+HISTORY_LIMIT = 50
+"""Maximum number of runs in a history; older ones are dropped."""
+LOGS_LIMIT = 5
+"""Latest runs that keep the lines of their log."""
+INTERRUPTIONS_LIMIT = 10
+"""Maximum interrupted runs among them, so that frequent deployments do not push out the errors (ADR 0025)."""
+
+
+def append_interruption(job: Job, report: Interruption, now: datetime) -> str:
+    """Return the job's history with this interrupted run appended and the oldest interruptions dropped."""
+    items = jsontext.items(job.history) if job.history else []
+    interrupted = [item for item in items if _is_interruption(item)]
+    superfluous = set(interrupted[: max(0, len(interrupted) - INTERRUPTIONS_LIMIT + 1)])
+    entry = {
+        "kind": INTERRUPTED,
+        "attempt": job.attempt,
+        "wid": job.wid,
+        "started_at": rfc3339(job.started_at) if job.started_at else "",
+        "failed_at": rfc3339(now),
+        "errtype": report.errtype,
+        "message": report.summary,
+        "backtrace": [],
+    }
+    return _append([item for item in items if item not in superfluous], entry)
+
+
+def append_attempt(job: Job, failure: Failure, lines: Sequence[str], now: datetime) -> str:
+    """Return the job's history with this failed attempt appended."""
+    entry: dict[str, Any] = {
+        "attempt": job.attempt,
+        "wid": job.wid,
+        "started_at": rfc3339(job.started_at) if job.started_at else "",
+        "failed_at": rfc3339(now),
+        "errtype": failure.errtype,
+        "message": failure.message,
+        "backtrace": lines,
+    }
+    if failure.log:
+        entry["log"] = failure.log
+    if failure.release:  # the last member: `error_groups.read_releases` reads the end of the history only
+        entry["release"] = failure.release
+    return _append(jsontext.items(job.history) if job.history else [], entry)
+
+
+def append_log(job: Job, ack: Ack) -> str:
+    """Return the job's history with the lines of this run appended."""
+    entry = {
+        "kind": LOGGED,
+        "attempt": job.attempt,
+        "wid": job.wid,
+        "started_at": rfc3339(job.started_at) if job.started_at else "",
+        "log": ack.log,
+    }
+    return _append(jsontext.items(job.history) if job.history else [], entry)
+
+
+def _append(items: Sequence[str], entry: dict[str, Any]) -> str:
+    kept = list(items[1 - HISTORY_LIMIT :])
+    if "log" in entry and len(kept) >= LOGS_LIMIT:
+        kept[: 1 - LOGS_LIMIT] = map(_without_log, kept[: 1 - LOGS_LIMIT])
+    return f"[{','.join([*kept, jsontext.encode(entry)])}]"
+
+
+def _is_interruption(item: str) -> bool:
+    entry = jsontext.decode(item)
+    return isinstance(entry, dict) and entry.get("kind") == INTERRUPTED
+
+
+def _without_log(item: str) -> str:
+    # A text search first: nearly all of the older runs have lost their lines before.
+    entry = jsontext.decode(item) if '"log"' in item else None
+    if not isinstance(entry, dict) or entry.pop("log", None) is None:
+        return item
+    return jsontext.encode(entry)
