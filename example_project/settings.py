@@ -76,6 +76,8 @@ if REDIS_URL:
 TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}
 # Tasks run with the language, time zone and request id of the code that enqueued them.
 FAKTORY = {
+    # Set by the deployment, for example to the commit: failed attempts name it in the admin.
+    "RELEASE": os.environ.get("RELEASE", ""),
     "MIDDLEWARE": [f"django_faktory.tasks.middleware.{name}" for name in ("Language", "TimeZone", "Trace")],
     # Once a year, for a worker in another language: no worker here runs it. The daily report is in shop/tasks.py.
     "CRON": {

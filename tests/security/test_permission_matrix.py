@@ -160,7 +160,6 @@ def test_each_marker_is_shown_to_users_with_its_permissions(asker, everything):
         "seen-job-lock",
         "seen-callback-args",
         "seen-callback-task",
-        "seen-job-log",
     }
     only_in_the_admin |= {marker for marker in rows.MARKERS if "outbox" in marker}
     assert {marker for marker, _ in not_seen(asker, api_requests(), everything)} == only_in_the_admin

@@ -77,8 +77,9 @@ def sent(monkeypatch):
     monkeypatch.setattr(prepared, "REPLAN_S", 600.0)  # on a busy machine a test takes longer than a plan is kept
 
     def spy(on, calls):
-        [(name, _)] = calls
-        assert name.startswith(f"faktory_{END_LAST.name}_")
+        # The report of a failure takes the same way once its statements are prepared, which other tests decide.
+        if not calls[0][0].startswith(f"faktory_{END_LAST.name}_"):
+            return real(on, calls)
         outcomes.append("nothing")
         rows = real(on, calls)
         outcomes[-1] = "committed"
