@@ -143,11 +143,14 @@ def _clear_expiries(using: str, now: datetime | None) -> None:
 def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
     """Delete at most `limit` finished jobs after their retention; return how many."""
 
-    def verb(connection: BaseDatabaseWrapper) -> int:
+    due = _find_purgeable(using, now)
+    if not due:
+        return 0
+
+    def verb(_: BaseDatabaseWrapper) -> int:
         rows: list[Job] = []
-        for finished in _find_finished_jobs(connection, using=using):
-            due_rows = skip_locked(finished.filter(purge_at__lt=now or Now()).only(*counters.FIELDS, "state"))
-            rows += due_rows[: limit - len(rows)]
+        for jobs in due:
+            rows += skip_locked(jobs.only(*counters.FIELDS, "state"))[: limit - len(rows)]
         if not rows:
             return 0
         ids = [job.pk for job in rows]
@@ -162,15 +165,20 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
     return run(using, verb)
 
 
-def _find_finished_jobs(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
-    """Return queries of finished jobs, first to be purged first; one per state without partial indexes.
+def _find_purgeable(using: str, now: datetime | None) -> list[Any]:
+    """Return queries of finished jobs after their retention, first to be purged first; only those that find a job.
 
-    A single query over all states would there read and sort everything due for each set (MariaDB, 400,000 due: 4 s).
+    One query, or one per state without partial indexes: a single query over all states would there read and sort
+    everything due for each set (MariaDB, 400,000 due: 4 s).
     """
-    jobs = Job.objects.using(using).order_by("purge_at")
-    if connection.features.supports_partial_indexes:
-        return [jobs.in_state(*FINISHED)]
-    return [jobs.filter(state=str(state)) for state in State if state in FINISHED]
+    jobs = Job.objects.using(using).filter(purge_at__lt=now or Now()).order_by("purge_at")
+    if _is_partial(using):
+        queries = [jobs.in_state(*FINISHED)]
+    else:
+        queries = [jobs.filter(state=str(state)) for state in State if state in FINISHED]
+    # A look without locks: MariaDB locks the row behind the range too. Behind the last dead job in its index comes the
+    # oldest job of a queue, and a FETCH would skip it.
+    return run(using, lambda _: [query for query in queries if query.values_list("pk")[:1]], atomic=False)
 
 
 def skip_locked(jobs: Any) -> Any:

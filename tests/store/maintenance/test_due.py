@@ -8,7 +8,9 @@ from django.db import connection, connections, transaction
 from django.utils import timezone
 
 from django_faktory.core.lifecycle import FINISHED, State
+from django_faktory.core.payloads import FetchRequest
 from django_faktory.models import Job
+from django_faktory.store.jobs import claims
 from django_faktory.store.maintenance import due
 from django_faktory.store.maintenance.pending_work import find_pending_work
 from tests.factories import T0, JobFactory
@@ -152,6 +154,28 @@ def test_expiries_of_finished_jobs_are_cleared_a_bounded_number_at_a_time(monkey
     expiring(10, succeeded=True)
     due.expire(using=USING, now=T0)
     assert Job.objects.filter(expires_at__isnull=False).count() == 4
+
+
+def test_a_purge_with_nothing_due_locks_no_job_that_waits():
+    """Check that a FETCH returns the oldest job during a purge (W13). MariaDB locked that job's row."""
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("it has no row locks")
+    for number in range(3):
+        JobFactory(jid=f"waits-{number}", queue="mail")
+    JobFactory(succeeded=True, purge_at=T0 + timedelta(days=1))
+    seen = []
+
+    def fetch():
+        [[job]] = claims.fetch([FetchRequest(queues=("mail",), wid="w1")], using=USING)
+        seen.append(job.jid)
+        connections.close_all()
+
+    with transaction.atomic():
+        assert due.purge(using=USING, now=T0) == 0
+        node = threading.Thread(target=fetch)
+        node.start()
+        node.join(20)
+    assert seen == ["waits-0"]
 
 
 @pytest.mark.skipif(connection.vendor != "mysql", reason="the plan is MariaDB's")
