@@ -113,7 +113,7 @@ class Reporter:
 
     def _keep_logs(self, reports: Sequence[Report]) -> None:
         """Store the lines of successful runs, without a retry, which would delay their acknowledgements."""
-        acks = [report for report in reports if report.__class__ is Ack and report.log]
+        acks = [report for report in reports if isinstance(report, Ack) and report.log]
         if not acks:
             return
         try:

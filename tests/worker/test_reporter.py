@@ -81,6 +81,19 @@ def test_lines_that_cannot_be_stored_prevent_no_acknowledgement(report, held, er
     assert "log lines could not be stored" in caplog.text
 
 
+def test_no_lines_are_stored_after_the_deadline(held):
+    class Forbidding(OrmBroker):
+        def keep_logs(self, acks):
+            raise AssertionError("acknowledgements come first")
+
+    finished = SimpleQueue()
+    finished.put(ack(held[0], log=("a line",)))
+    reporter = Reporter(Forbidding("default"), finished)
+    reporter.close(time.monotonic())
+    reporter.run()
+    assert reporter.settled_count == 1
+
+
 def test_lines_are_stored_once_when_their_acknowledgement_is_repeated(report, held):
     class Interrupted(OrmBroker):
         calls = 0

@@ -213,9 +213,9 @@ def build_timeline(job: Job, history: StoredText) -> list[TimelineEntry]:
     texts = _cut_runs(job, shown_runs)
     entries = [TimelineEntry(gettext("Enqueued"), job.created_at)]
     current = _current_entry(job)
-    if earlier := number:
-        text = ngettext("%(number)s earlier attempt", "%(number)s earlier attempts", earlier)
-        entries.append(TimelineEntry(text % {"number": earlier}, None))
+    if number:
+        text = ngettext("%(number)s earlier attempt", "%(number)s earlier attempts", number)
+        entries.append(TimelineEntry(text % {"number": number}, None))
     for run, (message, backtrace, log) in zip(shown_runs, texts, strict=True):
         started_at, failed_at = _parse_time(run.started_at), _parse_time(run.failed_at)
         log_count = log.count("\n") + bool(log)
