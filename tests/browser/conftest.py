@@ -10,7 +10,7 @@ ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-WAIT_MS = 15_000
+WAIT_MS = 60_000
 
 
 class Screen:

@@ -71,7 +71,8 @@ return one.checkVisibility() && one.tabIndex < 0
 """Areas that scroll, and that the keyboard cannot reach. Firefox and Safari make them no tab stops of their own."""
 BAR = re.compile(r"(.*): (\d+) succeeded (\d+) failed")
 """The text of a bar that a mouse shows, without commas."""
-COLOURS_CHANGED = "() => Promise.all(document.getAnimations().map((one) => one.finished))"
+COLOURS_CHANGED = "() => Promise.allSettled(document.getAnimations().map((one) => one.finished))"
+"""`finished` of an animation that is cancelled, as by a change of themes, is rejected."""
 OPEN_DETAILS = "document.querySelectorAll('#content details').forEach((one) => { one.open = true; })"
 STICKS_OUT = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
