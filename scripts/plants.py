@@ -915,9 +915,17 @@ PLANTS = (
     Plant(
         "a purge sorts all that is due",
         f"{STORE}/maintenance/due.py",
-        "    return [jobs.filter(state=str(state)) for state in State if state in FINISHED]",
-        "    return [jobs.in_state(*FINISHED)]",
+        "    queries = [jobs.filter(state=str(state)) for state in State if state in FINISHED]",
+        "    queries = [jobs.in_state(*FINISHED)]",
         ("tests/store/maintenance/test_due.py", "-k", "purge_follows"),
+        "mariadb",
+    ),
+    Plant(
+        "a purge locks the row behind its range",
+        f"{STORE}/maintenance/due.py",
+        '[query for query in queries if query.values_list("pk")[:1]]',
+        "queries",
+        ("tests/store/maintenance/test_due.py", "-k", "nothing_due"),
         "mariadb",
     ),
     Plant(

@@ -151,5 +151,5 @@ def start_maintenance(transactional_db):
     yield start
     for loop, thread in started:
         loop.stop()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()

@@ -88,10 +88,10 @@ class Program:
         """Send the signal repeatedly until the output contains these words."""
         wait_until(lambda: all(word in self.text for word in words) or self.signal(number), 60, every_s=0.1)
 
-    def code(self, timeout_s=40):
+    def code(self, timeout_s=60):
         """Wait until it ends; return the exit code, negative for a signal."""
         code = self._process.wait(timeout_s)
-        self._reader.join(5)
+        self._reader.join(10)  # orphans may keep its output open
         return code
 
     def clean_up(self):
@@ -100,11 +100,11 @@ class Program:
             with suppress(psutil.NoSuchProcess):
                 self._family += psutil.Process(self.pid).children(recursive=True)
             self.signal(signal.SIGKILL)
-        self._process.wait(10)
+        self._process.wait(60)
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # orphaned processes keep its output open
         for process in self._family:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        self._reader.join(10)
+        self._reader.join(60)
         self._process.stdout.close()

@@ -6,7 +6,7 @@ FIRST_S, LONGEST_S = 0.005, 0.05
 """Pauses between two polls: they grow with the time waited, because most conditions query a database."""
 
 
-def wait_until(predicate, timeout_s=10, *, every_s=None, what=""):
+def wait_until(predicate, timeout_s=60, *, every_s=None, what=""):
     """Return the first true value of `predicate()`; raise AssertionError after `timeout_s`, naming the condition."""
     begun = time.monotonic()
     while True:

@@ -124,7 +124,7 @@ def test_of_two_simultaneous_retries_of_the_same_jobs_each_job_counts_once(two):
 
     def retry(client):
         try:
-            barrier.wait(30)
+            barrier.wait(60)
             return act_on_list(client, "retry", *jobs)
         finally:
             connections.close_all()

@@ -58,7 +58,7 @@ class Bouncer:
                 stderr=subprocess.STDOUT, **user,
             )  # fmt: skip
         try:
-            wait_until(self._answers, 20, what="PgBouncer answers")
+            wait_until(self._answers, what="PgBouncer answers")
         except AssertionError:
             print(self.log())  # noqa: T201  (why it does not)
             self.clean_up()
@@ -74,7 +74,7 @@ class Bouncer:
 
     def clean_up(self):
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _answers(self):

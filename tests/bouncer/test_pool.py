@@ -36,6 +36,6 @@ def test_a_node_with_more_threads_than_pool_connections_does_not_starve(runfakto
         environment={"FAKTORY_TEST_VIA": "pool", "FAKTORY_TEST_POOL": "1"},
     )
     add.enqueue_many([(1, 2)] * 40)
-    wait_until(lambda: not Job.objects.exclude(state="succeeded").exists(), 30, what="all are done")
+    wait_until(lambda: not Job.objects.exclude(state="succeeded").exists(), what="all are done")
     for trouble in ("couldn't get a connection", "database unavailable", "Traceback"):
         assert trouble not in node.text

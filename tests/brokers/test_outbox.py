@@ -170,7 +170,7 @@ def test_concurrent_relays_push_each_job_once_and_in_order(box, target):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert target.pushed == [f"job-{number:05d}" for number in range(30)]
     assert waiting() == []
 
@@ -214,7 +214,7 @@ def test_the_relay_loop_pushes_entries_and_stops_on_request(box, target):
     thread.start()
     wait_until(lambda: stored() == ["for-the-loop"])
     loop.stop()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

@@ -286,16 +286,16 @@ def test_each_thread_has_its_own_connection_and_bye_sends_end_on_all():
 
         def other():
             broker.fetch([ANY])
-            fetched.wait(10)
-            leave.wait(10)
+            fetched.wait(60)
+            leave.wait(60)
 
         thread = threading.Thread(target=other)
         thread.start()
         broker.fetch([ANY])
-        fetched.wait(10)
+        fetched.wait(60)
         broker.bye(["wid-me"])
         leave.set()
-        thread.join(10)
+        thread.join(60)
 
 
 def test_bye_keeps_the_connections_of_other_workers_open():
@@ -322,7 +322,7 @@ def test_bye_interrupts_a_thread_that_waits_for_a_reply(monkeypatch):
         thread.start()
         wait_until(lambda: talk.server.heard[-1:] == [b"FETCH default\r\n"])
         broker.bye(["wid-me"])
-        thread.join(10)
+        thread.join(60)
     assert ended
 
 
@@ -352,7 +352,7 @@ def test_the_connection_of_an_ended_thread_is_closed():
     with Talk(session((push(job()), OK))) as broker:
         thread = threading.Thread(target=broker.push, args=[[job()]])
         thread.start()
-        thread.join(10)
+        thread.join(60)
         # The script ends only when the connection was closed; an unclosed socket would be a warning, so an error.
 
 

@@ -146,7 +146,7 @@ def test_jobs_of_a_newer_version_wait_for_a_newer_worker_without_a_retry(
         member = add.enqueue(40, 2)
     work()
     for result in (*results, member):
-        wait_until(lambda result=result: put_off(result.id), 30, what="put off")
+        wait_until(lambda result=result: put_off(result.id), what="put off")
     assert batch.status().failed == 0
     learn()
     for result in (*results, member):
@@ -161,7 +161,7 @@ def test_other_jobs_run_while_a_postponed_job_waits(work, state, forgotten):
     forgotten(add)
     late = add.enqueue(1, 1)
     work()
-    wait_until(lambda: put_off(late.id), 30)
+    wait_until(lambda: put_off(late.id))
     state(echo.enqueue("x"), "succeeded")
     assert Job.objects.get(jid=late.id).attempt <= 2
 
@@ -171,6 +171,6 @@ def test_a_job_of_unknown_type_fails_after_the_grace_period(work, state, forgott
     with override_settings(FAKTORY={"UNKNOWN_JOBTYPE_GRACE": 60}):
         old = JobFactory(jobtype=add.jobtype)  # created long ago
         work()
-        failed = wait_until(lambda: Job.objects.filter(pk=old.pk, state="retries").first(), 30)
+        failed = wait_until(lambda: Job.objects.filter(pk=old.pk, state="retries").first())
     assert json.loads(failed.failure)["errtype"] == "UnknownJobType"
     assert "deploy the code" in failed.failure

@@ -41,7 +41,7 @@ def start(url):  # noqa: F811
     for process in started:
         if process.poll() is None:
             process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -65,15 +65,15 @@ def guides_task(monkeypatch):
 
 def works(process, task):
     """Wait until the program has processed the job, and check its output and the result in Django."""
-    wait_until(lambda: Job.objects.get().state == "succeeded", 30, what="success of the job")
+    wait_until(lambda: Job.objects.get().state == "succeeded", what="success of the job")
     process.terminate()
-    assert "thumbnail of 42" in process.communicate(timeout=40)[0]
+    assert "thumbnail of 42" in process.communicate(timeout=60)[0]
     assert task.get_result(Job.objects.get().jid).status.name == "SUCCESSFUL"
 
 
 def pushes(process, queue="mail"):
     """Check that the program exits with 0, and that a Django task can run the job it pushed."""
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     job = Job.objects.get()
     assert (job.jobtype, job.queue) == ("invoice.send", queue)

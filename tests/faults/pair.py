@@ -77,7 +77,7 @@ class Pair:
 
     def _wait_for_each_commit(self):
         self._configure(self.primary, "synchronous_standby_names", "'*'")
-        wait_until(lambda: self.primary.execute(SYNC, database="postgres"), 30, what="the standby follows")
+        wait_until(lambda: self.primary.execute(SYNC, database="postgres"), what="the standby follows")
 
     @staticmethod
     def _configure(member, name, value):

@@ -74,7 +74,7 @@ def await_due_jobs(run):
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2))
         job = {"jid": "due-soon", "jobtype": "noop", "queue": "due", "args": [], "at": at}
         assert client.ask("PUSH " + json.dumps(job)) == b"+OK"
-        wait_until(lambda: run.store.rows()["due-soon"] == "enqueued", 30, every_s=0.1, what="due jobs are enqueued")
+        wait_until(lambda: run.store.rows()["due-soon"] == "enqueued", every_s=0.1, what="due jobs are enqueued")
     run.store.primary.execute("DELETE FROM django_faktory_job WHERE queue = 'due'")
 
 

@@ -41,7 +41,7 @@ def test_a_batch_of_pyfaktory_enqueues_its_callback_and_then_rejects_open(url, s
         assert producer.batch_open(bid)
         assert producer.batch_commit(bid)
         start_worker("pyfaktory")
-        wait_until(lambda: JobRow.objects.filter(queue="after").exists(), 30, what="the callback")
+        wait_until(lambda: JobRow.objects.filter(queue="after").exists(), what="the callback")
         with pytest.raises(Exception, match=f"batch {bid}: a callback of it was enqueued already"):
             producer.batch_open(bid)
     row = BatchRow.objects.get()

@@ -47,7 +47,7 @@ def push_by_faktory(url, job):
 
 def push_by_program(*command, url):
     environment = {**os.environ, "FAKTORY_URL": url}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert printed["total"] == 1
@@ -105,15 +105,15 @@ def test_another_clients_worker_acknowledges_retries_and_exhausts_a_job(url, sta
     broker.push([good, flawed])
     start_worker(kind)
 
-    wait_until(lambda: not JobRow.objects.filter(jid=good.jid).exists(), 30, what="the good job is done")
-    wait_until(lambda: JobRow.objects.filter(jid=flawed.jid, state="retries").exists(), 30)
+    wait_until(lambda: not JobRow.objects.filter(jid=good.jid).exists(), what="the good job is done")
+    wait_until(lambda: JobRow.objects.filter(jid=flawed.jid, state="retries").exists())
     row = JobRow.objects.get()
     assert "no luck" in json.loads(row.failure)["message"]
     assert WorkerProcess.objects.filter(wid=row.wid).exists()
 
     JobRow.objects.update(run_at=timezone.now() - timedelta(seconds=1))  # SQLite's clock has milliseconds only
     due.enqueue_due(using="default")
-    wait_until(lambda: JobRow.objects.filter(state="dead").exists(), 30, what="the flawed job is dead")
+    wait_until(lambda: JobRow.objects.filter(state="dead").exists(), what="the flawed job is dead")
     assert processed() == 3
 
 
@@ -122,7 +122,7 @@ def test_pushb_info_mutate_and_flush_work_with_npms_client(serve, node_folder): 
     with override_settings(FAKTORY={"ALLOW_FLUSH": True}):
         address = "tcp://{}:{}".format(*serve().address)
         command = ["node", str(HERE / "node" / "manager.js"), address]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"rejected": 1, "enqueued": 4, "scheduled": 1, "dead": 1}
     assert not JobRow.objects.exists()
@@ -132,12 +132,12 @@ def test_npms_worker_leaves_no_working_job_after_sigterm(url, start_worker):
     """npm's worker reports its jobs first. PyPI's faktory may leave one, which waits for W20 or its reservation."""
     job = payload("last", "add", [4, 5])
     process = start_worker("node")
-    wait_until(WorkerProcess.objects.exists, 30)
+    wait_until(WorkerProcess.objects.exists)
     OrmBroker("default").push([job])
-    wait_until(lambda: not JobRow.objects.filter(state="enqueued").exists(), 30)
+    wait_until(lambda: not JobRow.objects.filter(state="enqueued").exists())
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=40)
-    wait_until(lambda: not JobRow.objects.filter(state="working").exists(), 10)
+    process.communicate(timeout=60)
+    wait_until(lambda: not JobRow.objects.filter(state="working").exists())
     assert processed() == 1
 
 
@@ -145,6 +145,6 @@ def test_npms_worker_leaves_no_working_job_after_sigterm(url, start_worker):
 def test_another_clients_worker_obeys_a_terminate_order(url, start_worker, kind):
     """Check that it reads the reply to BEAT (W21). Workers that beat seldom are tested in `test_stopping`."""
     process = start_worker(kind)
-    wid = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30).wid
+    wid = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first()).wid
     WorkerProcess.objects.filter(wid=wid).update(state="terminate")
-    process.communicate(timeout=40)
+    process.communicate(timeout=60)

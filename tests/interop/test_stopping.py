@@ -21,15 +21,15 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_a_quiet_worker_fetches_no_job_and_ends_when_terminated(start_worker, kind):
     add, _ = JOBTYPES.get(kind, ("add", "fails"))
     process = start_worker(kind)
-    wid = wait_until(WorkerProcess.objects.first, 30, what="its HELLO").wid
+    wid = wait_until(WorkerProcess.objects.first, what="its HELLO").wid
     call_command("faktory", "quiet", wid, "--yes")
     beat_at = WorkerProcess.objects.get(wid=wid).beat_at
-    wait_until(lambda: WorkerProcess.objects.get(wid=wid).beat_at != beat_at, 30, what="the reply to its next BEAT")
+    wait_until(lambda: WorkerProcess.objects.get(wid=wid).beat_at != beat_at, what="the reply to its next BEAT")
     heard_at = time.monotonic()
-    wait_until(lambda: time.monotonic() > heard_at + WAIT_S + 1, 10, what="the answer to a FETCH in transit")
+    wait_until(lambda: time.monotonic() > heard_at + WAIT_S + 1, what="the answer to a FETCH in transit")
     OrmBroker("default").push([payload("late", add, [4, 5])])
     call_command("faktory", "terminate", wid, "--yes")
-    process.communicate(timeout=40)
+    process.communicate(timeout=60)
     assert Job.objects.get().state == "enqueued"
 
 
@@ -38,7 +38,7 @@ def test_a_failure_in_ruby_is_shown_with_its_backtrace(start_worker, kind, admin
     """Go's client sends no backtrace: an error there has none."""
     OrmBroker("default").push([payload("flawed", JOBTYPES[kind][1], ["no luck"], retry=1)])
     start_worker(kind)
-    job = wait_until(lambda: Job.objects.filter(state="retries").first(), 30, what="it has failed")
+    job = wait_until(lambda: Job.objects.filter(state="retries").first(), what="it has failed")
     failure = json.loads(job.failure)
     assert (failure["errtype"], failure["message"]) == ("ArgumentError", "no luck")
     page = admin_client.get(f"/admin/django_faktory/job/{job.pk}/change/").content.decode()

@@ -145,7 +145,7 @@ def test_of_many_nodes_one_sends_the_message():
     def look():
         from django.db import connection
 
-        barrier.wait(30)
+        barrier.wait(60)
         sent.append(notifier().run_once())
         connection.close()
 

@@ -138,7 +138,7 @@ def test_arguments_of_batch_callbacks_are_encrypted(encrypting, work, state):
     assert MARKER not in stored()
     work()
     state(inside, "succeeded")
-    callback = wait_until(lambda: Job.objects.filter(callback_of=batch.bid, state="succeeded").first(), 20)
+    callback = wait_until(lambda: Job.objects.filter(callback_of=batch.bid, state="succeeded").first())
     assert MARKER not in callback.payload
     assert echo.get_result(callback.jid).return_value["args"] == [MARKER]
 
@@ -194,7 +194,7 @@ def test_a_job_without_retries_becomes_dead_if_its_key_is_missing(transactional_
     with keys(OTHER):
         work()
         assert state(result, "dead").payload
-        wait_until(lambda: Job.objects.filter(jid=raw.jid, state="dead").exists(), 20)
+        wait_until(lambda: Job.objects.filter(jid=raw.jid, state="dead").exists())
 
 
 def test_encrypted_arguments_of_one_jobtype_are_rejected_by_another(encrypting):

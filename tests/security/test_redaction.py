@@ -336,7 +336,7 @@ def test_logs_and_recorded_failures_show_no_hidden_arguments(work, state, caplog
         pushes.push([*others, payload(jobtype="unknown", args=[MARKER], retry=0)], using="default")
         work(broker=None)
         state(results[0], "dead")
-        wait_until(lambda: not Job.objects.filter(state__in=("enqueued", "working")).exists(), 30)
+        wait_until(lambda: not Job.objects.filter(state__in=("enqueued", "working")).exists())
         recorded = [
             redaction.shown_job(job.jobtype, job.payload) + job.history + job.failure for job in Job.objects.all()
         ]

@@ -30,7 +30,7 @@ def serve(transactional_db):
         server = Server(broker or OrmBroker("default"), port=0, **options)
         thread = threading.Thread(target=server.run, name="server")
         thread.start()
-        assert server.started.wait(10)
+        assert server.started.wait(60)
         running.append((server, thread))
         return server
 
@@ -38,7 +38,7 @@ def serve(transactional_db):
     for server, _ in running:
         server.stop()
     for _, thread in running:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive(), "the server did not stop"
 
 

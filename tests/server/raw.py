@@ -18,14 +18,14 @@ class RawClient:
 
     context = None
 
-    def __init__(self, address, *, timeout_s=20):
+    def __init__(self, address, *, timeout_s=60):
         self.socket = socket.create_connection(address, timeout=timeout_s)
         if self.context:
             self.socket = self.context.wrap_socket(self.socket, server_hostname="localhost")
         self.stream = self.socket.makefile("rb")
 
     @classmethod
-    def identified(cls, address, *, timeout_s=20, **hello):
+    def identified(cls, address, *, timeout_s=60, **hello):
         """Connect and send HELLO; raise AssertionError if the server refuses it."""
         client = cls(address, timeout_s=timeout_s)
         try:

@@ -61,7 +61,7 @@ def test_a_long_job_is_confirmed_and_gets_its_full_reservation(soon, connect, he
     row = Job.objects.get()
     assert row.claim < 0  # delivered, not confirmed yet
     assert lasts(row, 60)  # the lease, and not the job's `reserve_for`
-    wait_until(lambda: is_confirmed("runs-long"), 20)
+    wait_until(lambda: is_confirmed("runs-long"))
     row.refresh_from_db()
     assert lasts(row, 600)
     assert client.ask('ACK {"jid":"runs-long"}') == b"+OK"
@@ -86,7 +86,7 @@ def test_many_deliveries_are_confirmed_in_few_calls(soon, serve):
     try:
         client.ask("PUSHB " + json.dumps([{"jid": f"long-{n:04d}", "jobtype": "noop", "args": []} for n in range(30)]))
         jids = {fetched(client) for _ in range(30)}
-        wait_until(lambda: not Job.objects.filter(claim__lt=0).exists(), 20)
+        wait_until(lambda: not Job.objects.filter(claim__lt=0).exists())
     finally:
         client.close()
     assert set().union(*broker.confirmed) == jids
@@ -100,7 +100,7 @@ def test_a_stopping_server_confirms_its_deliveries(late, serve):
         client.ask(push(jid="still-runs"))
         assert fetched(client) == "still-runs"
         server.stop()
-        wait_until(lambda: is_confirmed("still-runs"), 20)
+        wait_until(lambda: is_confirmed("still-runs"))
     finally:
         client.close()
 
@@ -122,7 +122,7 @@ def test_a_beat_extends_reservations_only_if_beat_keeps_jobs_is_set(soon, connec
     client = connect(**worker())
     client.ask(push(jid="runs-long", reserve_for=600))
     fetched(client)
-    wait_until(lambda: is_confirmed("runs-long"), 20)
+    wait_until(lambda: is_confirmed("runs-long"))
     row = Job.objects.get()
     almost_over = row.started_at + timedelta(seconds=5)
     Job.objects.update(reserved_until=almost_over)

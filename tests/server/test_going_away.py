@@ -32,7 +32,7 @@ class Slow(OrmBroker):
         found = super().fetch(requests)
         if any(found) or self.delays_empty_claims:
             self.has_claimed.set()
-            assert self.may_return.wait(10)
+            assert self.may_return.wait(60)
         return found
 
     def release(self, reservations):
@@ -67,7 +67,7 @@ def test_a_job_claimed_for_a_disconnected_client_is_delivered_to_another(slow, b
     leaver, producer, stays = (RawClient.identified(slow.address, **worker(wid)) for wid in ("gone", "p", "stays"))
     producer.ask(push(jid="abcdefgh"))
     leaver.send("FETCH default")
-    assert broker.has_claimed.wait(10)
+    assert broker.has_claimed.wait(60)
     leave(leaver)
     wait_until(lambda: "gone" not in slow._by_wid)
     stays.send("FETCH default")
@@ -84,7 +84,7 @@ def test_a_release_is_retried_after_a_database_outage(slow, broker, times, monke
     leaver, producer = (RawClient.identified(slow.address, **worker(wid)) for wid in ("gone", "p"))
     producer.ask(push(jid="abcdefgh"))
     leaver.send("FETCH default")
-    assert broker.has_claimed.wait(10)
+    assert broker.has_claimed.wait(60)
     leaver.close()
     wait_until(lambda: "gone" not in slow._by_wid)
     broker.may_return.set()
@@ -97,7 +97,7 @@ def test_a_release_that_raises_is_logged_and_the_server_continues(slow, broker, 
     leaver, producer = (RawClient.identified(slow.address, **worker(wid)) for wid in ("gone", "p"))
     producer.ask(push(jid="abcdefgh"))
     leaver.send("FETCH default")
-    assert broker.has_claimed.wait(10)
+    assert broker.has_claimed.wait(60)
     leaver.close()
     wait_until(lambda: "gone" not in slow._by_wid)
     broker.may_return.set()
@@ -201,7 +201,7 @@ def test_a_claim_running_when_the_server_stops_is_answered(slow, broker, is_job_
         waits.ask(push(jid="abcdefgh"))
     broker.delays_empty_claims = True
     waits.send("FETCH default")
-    assert broker.has_claimed.wait(10)
+    assert broker.has_claimed.wait(60)
     slow.stop()
     wait_until(lambda: all(waiting_fetch.has_timed_out for waiting_fetch in list(slow.fetch_queue._waiting)))
     broker.may_return.set()

@@ -89,7 +89,7 @@ def test_a_concurrency_limit_applies_to_plain_faktory_clients(connect):
     assert json.loads(first.ask("FETCH default"))["jid"] == "first-0001"
     second.send("FETCH default")
     assert first.ask('ACK {"jid":"first-0001"}') == b"+OK"
-    reply = second.reply() or wait_until(lambda: second.ask("FETCH default"), 15)
+    reply = second.reply() or wait_until(lambda: second.ask("FETCH default"))
     assert json.loads(reply)["jid"] == "second-001"
 
 

@@ -35,7 +35,7 @@ class Moody(OrmBroker):
     exchange = Broker.exchange  # the base class calls each verb separately
 
     def push(self, jobs):
-        assert self.may_push.wait(10)
+        assert self.may_push.wait(60)
         self._check()
         if any(job.jid == "poisoned" for job in jobs):
             raise RuntimeError("this job chokes the broker")
@@ -179,7 +179,7 @@ def test_a_server_stopped_before_it_runs_ends_at_once(transactional_db):
     server.stop()
     thread = threading.Thread(target=server.run)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

@@ -81,7 +81,7 @@ def test_an_endless_flood_does_not_starve_other_clients(connect):
     assert threads[0].is_alive()
     flooder.socket.shutdown(socket.SHUT_RDWR)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
 
 
 @over_both
@@ -266,7 +266,7 @@ class Gated(OrmBroker):
         self.sizes = []
 
     def push(self, jobs):
-        assert self.may_push.wait(10)
+        assert self.may_push.wait(60)
         self.sizes.append(len(jobs))
         return super().push(jobs)
 

@@ -37,7 +37,7 @@ def dial():
     opened = []
 
     def open_socket(server):
-        opened.append(socket.create_connection(server.address, timeout=10))
+        opened.append(socket.create_connection(server.address, timeout=60))
         return opened[-1]
 
     yield open_socket
@@ -294,7 +294,7 @@ def test_remote_broker_rejects_an_unknown_ca_and_a_wrong_host_name(secure):
 def test_many_concurrent_tls_clients_are_served(secure, context):
     clients = []
     for number in range(200):
-        one = context.wrap_socket(socket.create_connection(secure.address, timeout=10), server_hostname="localhost")
+        one = context.wrap_socket(socket.create_connection(secure.address, timeout=60), server_hostname="localhost")
         clients.append((one, one.makefile("rb")))
         one.sendall(f"HELLO {json.dumps({'v': 2} | worker(f'w{number}'))}\r\nNOPE\r\n".encode())
     for one, stream in clients:

@@ -117,7 +117,7 @@ class Fleet:
 
     def stop_producer(self):
         os.kill(self.producer.pid, signal.SIGKILL)
-        self.producer.join(10)
+        self.producer.join(60)
 
 
 def forget_losses():

@@ -211,7 +211,7 @@ def test_a_commit_that_races_the_last_ack_runs_the_callback_once():
 
         def at_once(verb, *args, barrier=barrier, errors=errors):
             try:
-                barrier.wait(10)
+                barrier.wait(60)
                 verb(*args)
             except FaktoryError as error:
                 errors.append(error)
@@ -225,7 +225,7 @@ def test_a_commit_that_races_the_last_ack_runs_the_callback_once():
         for racer in racers:
             racer.start()
         for racer in racers:
-            racer.join(30)
+            racer.join(60)
         assert errors == []
         [[callback]] = broker.fetch([FetchRequest(queues=("default",), wid="w", count=9)])
         broker.ack([Ack(jid=callback.jid, wid="w", attempt=1)])

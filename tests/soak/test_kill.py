@@ -65,7 +65,7 @@ def kill_soon(process, rng):
     wait_until(lambda: Mark.objects.count() > before, every_s=0.002)
     time.sleep(rng.uniform(0, 0.05))
     os.kill(process.pid, signal.SIGKILL)
-    process.join(10)
+    process.join(60)
 
 
 def is_given_up(wid):

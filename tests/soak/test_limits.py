@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import connection, connections
-from django.db.models import Max, Min
+from django.utils import timezone
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.limits import Allowance
@@ -37,7 +37,7 @@ def nodes():
     for loop in loops:
         loop.stop()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
 
 
 class Client:
@@ -75,6 +75,7 @@ def test_a_rate_limit_is_enforced_without_delaying_other_jobs(nodes):
     stopping = threading.Event()
     clients = [Client(number, stopping) for number in range(CLIENTS)]
     threads = [threading.Thread(target=client.run) for client in clients]
+    began_at = timezone.now()
     for thread in threads:
         thread.start()
 
@@ -86,8 +87,8 @@ def test_a_rate_limit_is_enforced_without_delaying_other_jobs(nodes):
     stopping.set()
     for thread in threads:
         thread.join(60)
-    times = started().aggregate(first=Min("started_at"), last=Max("started_at"))
-    inside = started().filter(started_at__lt=times["first"] + timedelta(seconds=SECONDS)).count()
+    # From a time before the first permit: a slow machine delays the first start, and permits accumulate meanwhile.
+    inside = started().filter(started_at__lt=began_at + timedelta(seconds=SECONDS)).count()
     print(f"{inside} started in {SECONDS:g} s, {RATE} a second are {wanted}")  # noqa: T201  (pytest -s shows it)
     burst = 0.4 * RATE  # the initial content of the bucket
     assert inside <= wanted + burst + 1

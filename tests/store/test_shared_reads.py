@@ -93,7 +93,7 @@ def test_concurrent_callers_share_one_read():
 
     def read():
         count.append(1)
-        assert may_end.wait(30)
+        assert may_end.wait(60)
         return "read"
 
     with ThreadPoolExecutor(8) as threads:
@@ -113,7 +113,7 @@ def test_an_error_is_raised_to_all_waiting_callers_and_not_cached():
         count.append(1)
         if len(count) > 1:
             return "read"
-        assert may_end.wait(30)
+        assert may_end.wait(60)
         raise ValueError("no database")
 
     def ask():

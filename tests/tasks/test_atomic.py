@@ -165,17 +165,17 @@ class Holder:
 
     def lock(self):
         self._thread.start()
-        assert self._locked.wait(30)
+        assert self._locked.wait(60)
 
     def release(self):
         self._released.set()
-        self._thread.join(30)
+        self._thread.join(60)
 
     def _hold(self):
         with transaction.atomic():
             list(Job.objects.select_for_update())
             self._locked.set()
-            self._released.wait(30)
+            self._released.wait(60)
         connection.close()
 
 

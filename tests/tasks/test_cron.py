@@ -248,7 +248,7 @@ def test_a_node_enqueues_due_entries_and_notifies_fetchers(start_maintenance, in
     in_settings(ring=EACH_SECOND | {"queue": "bells"})
     announced, heard = [], threading.Event()
     start_maintenance(on_work=lambda queues: (announced.append(queues), heard.set()))
-    assert heard.wait(20)
+    assert heard.wait(60)
     assert announced[0] == {"bells"}
     run = CronRun.objects.earliest("pk")
     assert timedelta(0) <= run.at - run.tick < timedelta(seconds=10)
@@ -260,16 +260,16 @@ def test_edits_pauses_and_new_entries_take_effect_without_a_restart(start_mainte
     rows.save(entry, using="default")
     entry.schedule = "* * * * * *"
     rows.save(entry, using="default")
-    wait_until(lambda: CronRun.objects.count() >= 2, 20)
+    wait_until(lambda: CronRun.objects.count() >= 2)
     entry.queue = "bells"
     rows.save(entry, using="default")
-    wait_until(lambda: Job.objects.filter(queue="bells").exists(), 20)
+    wait_until(lambda: Job.objects.filter(queue="bells").exists())
     rows.pause([entry.pk], using="default")
     paused_at = CronEntry.objects.get().paused_at
     wait_until(lambda: timezone.now() > paused_at + timedelta(seconds=2.5))
     assert CronRun.objects.latest("tick").tick <= paused_at
     rows.resume([entry.pk], using="default")
-    wait_until(lambda: CronRun.objects.filter(tick__gt=paused_at).exists(), 20)
+    wait_until(lambda: CronRun.objects.filter(tick__gt=paused_at).exists())
 
 
 def test_maintenance_wakes_at_the_next_tick_and_otherwise_every_second(in_settings):

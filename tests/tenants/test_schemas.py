@@ -88,7 +88,7 @@ def test_a_worker_of_a_schema_runs_only_jobs_of_its_tenant(own_queues, runfaktor
         assert own_queues.words(schema) == sorted(
             f"{schema}-{number}" for number in range(20) if number % 2 == TENANTS.index(schema)
         )
-        wait_until(lambda: own_queues.count(f"{schema}.django_faktory_job", "state = 'succeeded'") == 10, 30)  # noqa: B023
+        wait_until(lambda: own_queues.count(f"{schema}.django_faktory_job", "state = 'succeeded'") == 10)  # noqa: B023
     assert "Traceback" not in acme.text
 
 
@@ -105,7 +105,7 @@ def test_a_worker_of_a_schema_runs_atomic_unique_and_locked_tasks(own_queues, ru
     program = runfaktory(own_queues, "--processes", "1", "127.0.0.1:0", TENANT_SCHEMA="bolt")
     expected = ["bolt again", "bolt note_alone", "bolt note_in_transaction", "bolt note_once"]
     wait_until(lambda: own_queues.words("bolt") == expected, 60)
-    wait_until(lambda: own_queues.count("bolt.django_faktory_job", "state = 'succeeded'") == 4, 30)
+    wait_until(lambda: own_queues.count("bolt.django_faktory_job", "state = 'succeeded'") == 4)
     assert own_queues.words("acme") == []
     assert "Traceback" not in program.text
 

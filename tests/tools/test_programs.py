@@ -45,6 +45,6 @@ def test_a_program_ends_when_the_test_run_that_started_it_is_killed():
     try:
         pid = int(run.wait_for_log("started")[0].split()[1])
         run.signal(signal.SIGKILL)
-        wait_until(lambda: not psutil.pid_exists(pid), 20, what="its program has ended")
+        wait_until(lambda: not psutil.pid_exists(pid), what="its program has ended")
     finally:
         run.clean_up()

@@ -32,7 +32,7 @@ class Running:
     def stop(self):
         self.worker.stop()
 
-    def ended(self, timeout_s=20):
+    def ended(self, timeout_s=60):
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -62,7 +62,7 @@ def work(transactional_db):
     for one in running:
         assert one.ended(), "the worker did not stop"
         if (reporting := one.worker._loops["report"]).is_alive():
-            reporting.join(10)  # a late report must not reach the next test's database
+            reporting.join(60)  # a late report must not reach the next test's database
     gates.clear()
     left.clear()
 
@@ -71,7 +71,7 @@ def work(transactional_db):
 def state():
     """Wait until a task's job has one of these states, and return the job."""
 
-    def wait_for(result, *states, timeout_s=15):
+    def wait_for(result, *states, timeout_s=60):
         return wait_until(
             lambda: found if (found := Job.objects.get(jid=result.id)).state in states else None,
             timeout_s,

@@ -178,7 +178,7 @@ def sequential_scans_in(name):
     try:
         thread = threading.Thread(target=read, name=name)
         thread.start()
-        thread.join(30)
+        thread.join(60)
     finally:
         connection_created.receivers = receivers
         connection_created.sender_receivers_cache.clear()

@@ -43,7 +43,7 @@ def test_the_line_says_what_happens_to_a_job_that_did_not_succeed(work, state, c
     with caplog.at_level("INFO", logger="django_faktory"):
         work(limits=MonitorLimits(query_every_s=0.1))
         cancelled = limited.looks_at_its_context.enqueue("a")
-        assert gates["a"].begun.acquire(timeout=30)
+        assert gates["a"].begun.acquire(timeout=60)
         assert get_broker().cancel([cancelled.id]) == 1
         outcomes = [
             (cancelled, "discarded", "cancelled"),

@@ -52,7 +52,7 @@ def test_the_end_of_a_job_frees_a_place_in_the_buffer(held):
     waiting = threading.Thread(target=lambda: room.append(held.wait_for_room(30)))
     waiting.start()
     held.finish(job, ack(job), ran_s=1.0)
-    waiting.join(5)
+    waiting.join(60)
     assert room == [1]
 
 

@@ -31,7 +31,7 @@ class WritesLate(OrmBroker):
     def track_set(self, updates):
         if threading.current_thread().name == "faktory-progress" and not self.began.is_set():
             self.began.set()
-            self.may_continue.wait(20)
+            self.may_continue.wait(60)
         super().track_set(updates)
 
 
@@ -58,7 +58,7 @@ class TestTimeout:
         result = limited.spins_without_timeout.using(timeout=0.2).enqueue("a")
         assert state(result, "dead").errtype == "TaskTimeout"
         longer = limited.spins.using(timeout=3600, max_attempts=1).enqueue("b")
-        assert gates["b"].begun.acquire(timeout=30)
+        assert gates["b"].begun.acquire(timeout=60)
         # A later job of the same task ends by the task's timeout: by then the first has run for longer than that.
         assert state(limited.spins.enqueue("c"), "retries").errtype == "TaskTimeout"
         gates["b"].opened.set()
@@ -104,7 +104,7 @@ class TestTimeout:
     def test_an_unstoppable_task_fails_and_the_process_ends_after_its_other_jobs(self, work, state, task, caplog):
         running = work(limits=MonitorLimits(stop_grace_s=0.2))
         passing = passes.enqueue("other")
-        assert gates["other"].begun.acquire(timeout=10)
+        assert gates["other"].begun.acquire(timeout=60)
         result = task.enqueue("stuck")
         assert state(result, "retries").errtype == "TaskTimeout"
         wait_until(lambda: running.worker.is_stuck)
@@ -121,7 +121,7 @@ class TestCancelling:
     def cancelled(self, task, work, name="a", limits=IMPATIENT):
         work(limits=limits)
         result = task.enqueue(name)
-        assert gates[name].begun.acquire(timeout=10)
+        assert gates[name].begun.acquire(timeout=60)
         assert get_broker().cancel([result.id]) == 1
         return result
 
@@ -182,7 +182,7 @@ class TestProgress:
         result = task.enqueue("a")
         if not (task.atomic and connection.vendor == "sqlite"):  # there others wait for the transaction
             wait_until(lambda: Tracking.objects.filter(jid=result.id).exists())
-        assert gates["a"].begun.acquire(timeout=10)
+        assert gates["a"].begun.acquire(timeout=60)
         gates["a"].opened.set()
         state(result, "succeeded")
         assert task.get_result(result.id).progress.desc == "2000 of 2000"
@@ -192,8 +192,8 @@ class TestProgress:
         broker = WritesLate("default")
         running = work(broker)
         result = limited.reports_progress_atomically.enqueue("a")
-        assert gates["a"].begun.acquire(timeout=10)
-        assert broker.began.wait(10)
+        assert gates["a"].begun.acquire(timeout=60)
+        assert broker.began.wait(60)
         gates["a"].opened.set()
         state(result, "succeeded")
         assert limited.reports_progress_atomically.get_result(result.id).progress.percent == 100
@@ -205,7 +205,7 @@ class TestProgress:
     def test_the_last_progress_is_written_when_the_worker_stops(self, work, state):
         running = work()
         result = limited.reports_progress.enqueue("a")
-        assert gates["a"].begun.acquire(timeout=10)
+        assert gates["a"].begun.acquire(timeout=60)
         gates["a"].opened.set()
         state(result, "succeeded")
         running.stop()

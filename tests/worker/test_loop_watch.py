@@ -59,10 +59,10 @@ def test_a_job_that_blocks_the_event_loop_is_logged_with_its_stack(loop, opened,
     assert "in blocks_it" in text
     assert not other.is_set()
     opened.set()
-    assert ended.wait(10)
+    assert ended.wait(60)
     [text] = wait_until(lambda: logged(caplog, "event loop answers again", "job-blocks"))
     assert "jid=job-blocks" in text
-    assert other.wait(10)
+    assert other.wait(60)
 
 
 def test_the_blocked_loop_warning_is_repeated_at_growing_intervals(loop, opened, caplog):
@@ -95,5 +95,5 @@ def test_coroutines_that_await_are_not_logged_as_blocking(loop, caplog):
         for _ in range(150):
             await asyncio.sleep(0.01)
 
-    assert begin(loop, waits, "job-waits").wait(30)
+    assert begin(loop, waits, "job-waits").wait(60)
     assert not logged(caplog, "event loop", "job-waits")

@@ -19,14 +19,14 @@ def test_a_worker_holds_no_more_jobs_of_a_queue_than_its_queue_limit(work):
     for name in "xyz":
         passes.using(queue_name="many").enqueue(name)
     work(queues=["few", "many"], concurrency=5, queue_limits={"few": 2})
-    wait_until(lambda: (working("few"), working("many")) == (2, 3), 15)
+    wait_until(lambda: (working("few"), working("many")) == (2, 3))
     for name in "xyz":
         gates[name].opened.set()
-    wait_until(lambda: working("many") == 0, 15)
+    wait_until(lambda: working("many") == 0)
     assert working("few") == 2
     gates["a"].opened.set()
-    wait_until(lambda: "c" in gates, 15)
-    wait_until(lambda: working("few") == 2, 15)
+    wait_until(lambda: "c" in gates)
+    wait_until(lambda: working("few") == 2)
     for name in "bcd":
         gates[name].opened.set()
-    wait_until(lambda: working("few") == 0, 15)
+    wait_until(lambda: working("few") == 0)

@@ -29,7 +29,7 @@ def report():
         reporter.close(time.monotonic() + 10)
         thread = threading.Thread(target=reporter.run)
         thread.start()
-        thread.join(15)
+        thread.join(60)
         assert not thread.is_alive()
 
     return send
@@ -132,7 +132,7 @@ def test_a_report_waits_for_others_if_more_are_expected_soon(held):
     finished.put(ack(held[0]))
     thread = threading.Thread(target=reporter.run)
     thread.start()
-    thread.join(15)
+    thread.join(60)
     assert sets == [3]
 
 

@@ -37,7 +37,7 @@ def history(losses, failed_at):
 
 
 def begun(name):
-    return gates[name].begun.acquire(timeout=15)
+    return gates[name].begun.acquire(timeout=60)
 
 
 def reservation(number=1, *, losses=0, **fields):
@@ -109,7 +109,7 @@ class TestWorker:
             job.filter(state="scheduled").update(state="enqueued", run_at=None, enqueued_at=timezone.now())
             return job.get().state == "succeeded"
 
-        wait_until(has_succeeded, 30)
+        wait_until(has_succeeded)
 
     def test_a_stopping_worker_releases_a_suspect_that_has_not_started(self, work):
         passes.enqueue("long")

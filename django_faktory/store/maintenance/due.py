@@ -166,16 +166,15 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
 
 
 def _find_purgeable(using: str, now: datetime | None) -> list[Any]:
-    """Return queries of finished jobs after their retention, first to be purged first; only those that find a job.
+    """Return queries of finished jobs after their retention, first to be purged first.
 
-    One query, or one per state without partial indexes: a single query over all states would there read and sort
-    everything due for each set (MariaDB, 400,000 due: 4 s).
+    One query; without partial indexes one per state in which a job is due. A single query over all states would there
+    read and sort everything due for each set (MariaDB, 400,000 due: 4 s).
     """
     jobs = Job.objects.using(using).filter(purge_at__lt=now or Now()).order_by("purge_at")
     if _is_partial(using):
-        queries = [jobs.in_state(*FINISHED)]
-    else:
-        queries = [jobs.filter(state=str(state)) for state in State if state in FINISHED]
+        return [jobs.in_state(*FINISHED)]
+    queries = [jobs.filter(state=str(state)) for state in State if state in FINISHED]
     # A look without locks: MariaDB locks the row behind the range too. Behind the last dead job in its index comes the
     # oldest job of a queue, and a FETCH would skip it.
     return run(using, lambda _: [query for query in queries if query.values_list("pk")[:1]], atomic=False)

@@ -81,7 +81,7 @@ def work(server):
     yield start
     for worker, thread in started:
         worker.stop()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -47,7 +47,7 @@ class NaiveWorker:
 
     def __exit__(self, *_):
         self._stopping.set()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def start(self):
         self.sha1 = self.redis.script_load(DUE)

@@ -77,7 +77,7 @@ class RedisServer:
     def stop(self, number=signal.SIGTERM):
         if self.process.poll() is None:
             self.process.send_signal(number)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def clean_up(self):
         self.stop(signal.SIGKILL)

@@ -176,7 +176,7 @@ def test_runfaktory_runs_a_gateway_and_kills_lose_no_job(runfaktory, server, cli
         GEARMONKEY_MODE="gateway",
         GEARMONKEY_LEASE=2,
     )
-    wait_until(lambda: int(redis.get("count:shout") or 0) > 0, 30, what=program.lines)
+    wait_until(lambda: int(redis.get("count:shout") or 0) > 0, what=program.lines)
     assert "GearMonkey gateway at" in program.text
     ids = []
     stopping = threading.Event()

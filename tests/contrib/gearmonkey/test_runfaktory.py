@@ -143,7 +143,7 @@ class TestElsewhere:
         serve(GEARMONKEY_URL=server.url)
         with NaiveWorker(server.client(), "elsewhere", lambda input: f"<{input.decode()}>"):
             result = elsewhere.enqueue("hello")
-            wait_until(lambda: Job.objects.get(jid=result.id).state == "succeeded", 30)
+            wait_until(lambda: Job.objects.get(jid=result.id).state == "succeeded")
         assert json.loads(Job.objects.get(jid=result.id).result) == "<hello>"
 
     def test_a_remote_error_fails_the_task_and_remote_output_is_converted(self, serve, server):
@@ -154,15 +154,15 @@ class TestElsewhere:
 
         with NaiveWorker(server.client(), "elsewhere.sum", add):
             good, bad = elsewhere_sum.enqueue(1, 2), elsewhere_sum.enqueue(1, "x")
-            wait_until(lambda: Job.objects.get(jid=good.id).state == "succeeded", 30)
-            wait_until(lambda: Job.objects.get(jid=bad.id).state == "dead", 30)
+            wait_until(lambda: Job.objects.get(jid=good.id).state == "succeeded")
+            wait_until(lambda: Job.objects.get(jid=bad.id).state == "dead")
         assert Job.objects.get(jid=good.id).result == "3"
         assert "RemoteFailure" in Job.objects.get(jid=bad.id).errtype
 
     def test_a_task_with_a_roll_call_fails_if_no_worker_serves_it(self, serve, server):
         serve(GEARMONKEY_URL=server.url)
         result = unserved.enqueue()
-        wait_until(lambda: Job.objects.get(jid=result.id).state == "dead", 30)
+        wait_until(lambda: Job.objects.get(jid=result.id).state == "dead")
         assert "NoWorkers" in Job.objects.get(jid=result.id).errtype
 
 

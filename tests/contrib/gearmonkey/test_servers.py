@@ -48,7 +48,7 @@ def working(url, *fns):
         yield
     finally:
         worker.stop()
-        thread.join(10)
+        thread.join(60)
     assert not thread.is_alive()
 
 
@@ -113,14 +113,14 @@ class TestCluster:
         server = node()
         url = become_cluster(server)
         with working(url, "{t}"), Client(url) as client:
-            wait_until(lambda: client.get("{t}", client.run("{t}", "x")).status is Status.SUCCESS, 20)
+            wait_until(lambda: client.get("{t}", client.run("{t}", "x")).status is Status.SUCCESS)
             server.stop(signal.SIGKILL)
             with pytest.raises(JobCreationFailed, match="away"):
                 client.run("{t}", "y")
             with pytest.raises(BrokerUnavailable):
                 client.get("{t}", 1)
             server.start()
-            wait_until(lambda: works(client), 30)
+            wait_until(lambda: works(client))
 
     def test_the_async_client_runs_jobs_on_a_cluster(self, node):
         url = become_cluster(node(), node())
@@ -187,7 +187,7 @@ class TestSentinel:
                 wait_until(lambda: replica.client().get("count:f") == b"1")
                 assert waiting.is_alive()
                 with NaiveWorker(replica.client(), "g", shout):
-                    waiting.join(20)
+                    waiting.join(60)
                 assert not waiting.is_alive()
                 assert asked_on_a_loop(url, "f") == [b"X"]
 

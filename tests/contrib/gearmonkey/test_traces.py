@@ -37,12 +37,12 @@ def overheard(server):
 
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
-    assert listens.wait(10)
+    assert listens.wait(60)
     try:
         yield heard
     finally:
         server.client().echo(END)
-        thread.join(10)
+        thread.join(60)
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def ours(server):
         thread.start()
         yield
         worker.stop()
-        thread.join(10)
+        thread.join(60)
 
     return start
 

@@ -201,7 +201,7 @@ class TestStatsd:
     def client(self):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
             server.bind(("127.0.0.1", 0))
-            server.settimeout(10)
+            server.settimeout(60)
             self.server = server
             client = statsd.Statsd(f"127.0.0.1:{server.getsockname()[1]}")
             yield client

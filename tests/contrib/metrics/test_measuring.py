@@ -181,7 +181,7 @@ class TestBookkeeper:
         thread.start()
         recorder.started([JobTiming(*MAIL, 0.1)])
         keeper.stop()
-        thread.join(10)
+        thread.join(60)
         assert histogram_rows.read_totals(using=USING)[MAIL].started == 1
 
     def test_the_flusher_keeps_metrics_while_the_database_is_unavailable(self, monkeypatch, caplog):

@@ -76,12 +76,12 @@ def main(program, release):
         command = [program, "-b", f"127.0.0.1:{port}", "-w", ":0", "-d", folder]
         server = subprocess.Popen(command)
         try:
-            client = wait_until(lambda: connected(port), 30, what="a Faktory that answers")
+            client = wait_until(lambda: connected(port), what="a Faktory that answers")
             scenario(client)
             found = contents(Redis(unix_socket_path=f"{folder}/redis.sock"))
         finally:
             server.terminate()
-            server.wait(30)
+            server.wait(60)
     text = json.dumps(found, ensure_ascii=False, indent=1)
     (FOLDER / f"faktory-{release}.json").write_text(text + "\n", encoding="utf-8")
 

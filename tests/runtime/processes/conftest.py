@@ -72,7 +72,7 @@ class Meeting:
             pid = int(path.read_text()) if path.exists() else None
             return pid if pid != but else None
 
-        return wait_until(read_pid, 30, what="the pid written by a task")
+        return wait_until(read_pid, what="the pid written by a task")
 
     def release_task(self):
         (self.folder / "pipe").write_text("go on")

@@ -93,7 +93,7 @@ def test_a_living_worker_keeps_its_jobs_through_a_long_database_outage(runfaktor
     with wire() as (proxy, environment):
         runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", environment=environment, WORKER_TIMEOUT=TIMEOUT_S)
         all_run(meetings)
-        wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).exists(), 30)
+        wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).exists())
         proxy.harm("reset")
         meetings[tasks.runs_long_async].release_task()
         over = Job.objects.filter(state="working", reserved_until__lt=Now())
@@ -142,7 +142,7 @@ class TestKilledNode:
             assert one.ask(push(jid="not-delivered", retry=0, reserve_for=1800)) == b"+OK"
             proxy.harm("mute")
             one.send("FETCH default")
-            row = wait_until(lambda: Job.objects.filter(jid="not-delivered", state="working").first(), 30)
+            row = wait_until(lambda: Job.objects.filter(jid="not-delivered", state="working").first())
             kill(node)
         assert row.reserved_until - row.started_at <= timedelta(seconds=60)
         [other] = nodes(1, WORKER_TIMEOUT=TIMEOUT_S, POLL_INTERVAL=0.2)
@@ -160,7 +160,7 @@ class TestKilledNode:
         one = client(first, **worker("wid-1"))
         assert one.ask(push(jid="delivered", reserve_for=600)) == b"+OK"
         assert json.loads(one.ask("FETCH default"))["jid"] == "delivered"
-        row = wait_until(lambda: Job.objects.filter(claim__gt=0).first(), 30, what="its delivery is confirmed")
+        row = wait_until(lambda: Job.objects.filter(claim__gt=0).first(), what="its delivery is confirmed")
         kill(first)
         assert row.reserved_until - row.started_at >= timedelta(seconds=590)
         two = client(second, **worker("wid-1"))

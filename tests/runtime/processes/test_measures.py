@@ -45,7 +45,7 @@ def test_a_server_records_statistics_of_workers_in_any_language(runfaktory, addr
 def test_statsd_receives_job_counts_and_queue_sizes(runfaktory):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
         statsd.bind(("127.0.0.1", 0))
-        statsd.settimeout(30)
+        statsd.settimeout(60)
         Queue.objects.get_or_create(name="default")  # a push of this process may remember it from another test
         result = add.enqueue(2, 3)
         runfaktory(ANY_PORT, "--processes", "1", STATSD=f"127.0.0.1:{statsd.getsockname()[1]}")

@@ -155,7 +155,7 @@ def test_the_remaining_nodes_do_the_maintenance(nodes, client):
     assert doomed.ask('BEAT {"wid":"wid-lost"}') == b"+OK"
     kill(first)
     heir = client(second, **worker("wid-heir"))
-    assert jid_of(wait_until(lambda: heir.ask("FETCH default"), 30)) == "was-held"
+    assert jid_of(wait_until(lambda: heir.ask("FETCH default"))) == "was-held"
 
 
 @needs_session("hints of the database need a session")
@@ -168,4 +168,4 @@ def test_processes_of_one_node_do_not_rely_on_polling(runfaktory, address, clien
         at = (timezone.now() + timedelta(seconds=0.3 * number)).isoformat()
         text = {"jid": f"by-wire-{number}", "jobtype": "tests.project.tasks.noop", "args": [], "at": at}
         assert pusher.ask(f"PUSH {json.dumps(text)}") == b"+OK"
-        wait_until(lambda number=number: not Job.objects.filter(jid=f"by-wire-{number}").exists(), 20)
+        wait_until(lambda number=number: not Job.objects.filter(jid=f"by-wire-{number}").exists())

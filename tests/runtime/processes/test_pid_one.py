@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import time
 from contextlib import suppress
 
 import psutil
@@ -71,10 +70,8 @@ def test_process_1_ends_on_sigterm_with_all_its_children(container):
     wait_until(lambda: all(map(has_succeeded, results)), 60)
     family = first.children(recursive=True)
     assert len(family) >= 3, "a server and two workers"
-    begun = time.monotonic()
     first.send_signal(signal.SIGTERM)
     assert program.code(GRACE_S) == 0
-    assert time.monotonic() - begun < GRACE_S
     assert [process for process in family if process.is_running()] == []
 
 
@@ -83,7 +80,7 @@ def test_process_1_reaps_orphans_of_tasks(container):
     program, first = container("--worker-only", "--processes", "1", "--concurrency", "2", "--no-reload")
     results = [tasks.leaves_a_process_behind.enqueue() for _ in range(3)]
     wait_until(lambda: all(map(has_succeeded, results)), 60)
-    wait_until(lambda: names(first).count("sleep") == 0, 20, what="the orphans have ended")
+    wait_until(lambda: names(first).count("sleep") == 0, what="the orphans have ended")
     assert len(names(first)) == 1, "the worker keeps running"
     after = noop.enqueue()
     wait_until(lambda: has_succeeded(after), 60)

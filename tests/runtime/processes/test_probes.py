@@ -26,7 +26,7 @@ def asked(address, path, method="GET", **headers):
     """Return the status code and the JSON body."""
     request = urllib.request.Request(f"http://{address[0]}:{address[1]}{path}", headers=headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.loads(answer.read() or "{}")
     except urllib.error.HTTPError as error:
         with error:
@@ -58,7 +58,7 @@ def answering():
     yield start
     for found, thread in running:
         found.stop()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -138,7 +138,7 @@ def test_a_blocked_server_event_loop_fails_the_liveness_probe(answering, monkeyp
     server = Server(OrmBroker("default"), port=0)
     thread = threading.Thread(target=server.run)
     thread.start()
-    assert server.started.wait(15)
+    assert server.started.wait(60)
     address = answering(health_server.check_server(server))
     monkeypatch.setattr(health_server, "SERVER_S", 30.0)
     assert asked(address, "/healthz") == good("server")
@@ -148,7 +148,7 @@ def test_a_blocked_server_event_loop_fails_the_liveness_probe(answering, monkeyp
     assert asked(address, "/healthz")[0] == 503
     release.set()
     server.stop()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -159,13 +159,13 @@ def test_a_worker_with_an_ended_loop_or_unanswered_heartbeats_is_reported(answer
     assert asked(address, "/readyz")[1]["checks"] == {"worker": "its latest BEATs were not answered: read the log"}
     thread = threading.Thread(target=worker.run)
     thread.start()
-    wait_until(lambda: asked(address, "/readyz")[0] == 200, 30)
-    wait_until(lambda: worker._is_running, 30, what="its threads")  # the first BEAT is sent before they start
+    wait_until(lambda: asked(address, "/readyz")[0] == 200)
+    wait_until(lambda: worker._is_running, what="its threads")  # the first BEAT is sent before they start
     worker._lock_renewer.stop()
-    worker._loops["locks"].join(20)
+    worker._loops["locks"].join(60)
     assert "these loops have ended: locks" in asked(address, "/healthz")[1]["checks"]["worker"]
     worker.stop()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
 
 

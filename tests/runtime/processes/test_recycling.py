@@ -45,7 +45,7 @@ def test_a_replaced_worker_unregisters_itself(runfaktory):
     noop.enqueue()
     program = runfaktory(*WORKER, "--max-jobs", "1")
     program.wait_for_log("worker started", times=2)
-    wait_until(lambda: WorkerProcess.objects.count() == 1, 30)
+    wait_until(lambda: WorkerProcess.objects.count() == 1)
 
 
 def test_a_process_to_be_replaced_waits_for_its_running_jobs(runfaktory, meeting):
@@ -73,7 +73,7 @@ def test_a_process_above_max_rss_is_replaced_after_the_job(runfaktory, tmp_path)
     [pid] = pids(program.wait_for_log(REPLACED, "MAX_RSS is 350"))
     reaches(tasks.writes_pid.enqueue(str(tmp_path / "pid")), "succeeded")
     assert int((tmp_path / "pid").read_text()) != pid
-    wait_until(lambda: not psutil.pid_exists(pid), 30)
+    wait_until(lambda: not psutil.pid_exists(pid))
 
 
 def test_a_drain_continues_with_new_processes_until_no_job_is_ready(runfaktory):

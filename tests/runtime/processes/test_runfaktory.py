@@ -175,7 +175,7 @@ class TestStopping:
         program.signal(signal.SIGKILL)
         program.wait_for_log("the parent process is gone")
         meeting.release_task()
-        wait_until(lambda: not psutil.pid_exists(worker_pid), 30)
+        wait_until(lambda: not psutil.pid_exists(worker_pid))
         assert state_of(result) == "succeeded"
 
 
@@ -199,7 +199,7 @@ class TestCrashes:
         pid = meeting.pid()
         reaches(stuck, "dead")
         assert Job.objects.get(jid=stuck.id).errtype == "TaskTimeout"
-        wait_until(lambda: not psutil.pid_exists(pid), 20)
+        wait_until(lambda: not psutil.pid_exists(pid))
         path = tmp_path / "successor"
         reaches(tasks.writes_pid.enqueue(str(path)), "succeeded")
         assert int(path.read_text()) != pid
@@ -244,7 +244,7 @@ class TestOrders:
     def test_a_quiet_order_in_the_database_quiets_the_worker(self, runfaktory):
         """Check that a worker obeys a state set in the database (W15)."""
         program = runfaktory(*WORKER)
-        process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30)
+        process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first())
         workers.advance([process.wid], "quiet", using="default")
         program.wait_for_log("worker is quiet")
         result = noop.enqueue()
@@ -261,10 +261,10 @@ class TestOrders:
     def test_a_terminate_order_in_the_database_replaces_the_worker(self, runfaktory):
         """Check W21: the process ends, and its supervisor keeps the number of processes."""
         program = runfaktory(*WORKER)
-        process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30)
+        process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first())
         workers.advance([process.wid], "terminate", using="default")
         program.wait_for_log("worker stopped", process.wid)
-        wait_until(lambda: WorkerProcess.objects.exclude(wid=process.wid).exists(), 30)
+        wait_until(lambda: WorkerProcess.objects.exclude(wid=process.wid).exists())
 
     def test_sigttin_logs_the_stacks_of_server_and_workers(self, runfaktory, address, meeting):
         tasks.waits.enqueue(str(meeting))

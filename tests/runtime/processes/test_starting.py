@@ -108,7 +108,7 @@ class TestReloading:
             os.utime(app / "tasks.py", times=(moment := next(moments), moment))
             return "worker stopped" in program.text
 
-        wait_until(changed_and_noticed, 30, every_s=0.5)
+        wait_until(changed_and_noticed, every_s=0.5)
         program.wait_for_log("server listens", times=2)
         program.wait_for_log("worker started", times=2)
         program.wait_for_log("version 2")
@@ -138,14 +138,14 @@ class TestReloading:
         family = psutil.Process(program.pid).children(recursive=True)
         program.signal(signal.SIGKILL)
         family[0].kill()
-        wait_until(lambda: not any(map(is_alive, family)), 30)
+        wait_until(lambda: not any(map(is_alive, family)))
 
     def ends(self, program):
         """Stop the program by Ctrl-C, as in a terminal."""
         family = psutil.Process(program.pid).children(recursive=True)
         os.killpg(program.pid, signal.SIGINT)
         program.code()
-        wait_until(lambda: not any(map(is_alive, family)), 30)
+        wait_until(lambda: not any(map(is_alive, family)))
         assert "Traceback" not in program.text
 
 

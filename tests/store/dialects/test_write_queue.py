@@ -60,7 +60,7 @@ def test_a_failed_writer_releases_the_queue_to_the_next():
 
     with pytest.raises(ZeroDivisionError), queue:
         fail()
-    thread.join(10)
+    thread.join(60)
     assert order == ["next"]
 
 
@@ -96,7 +96,7 @@ def test_consecutive_transactions_of_a_thread_do_not_starve_other_writers(queue)
 
     thread = threading.Thread(target=write_three_times)
     thread.start()
-    is_writing.wait(10)
+    is_writing.wait(60)
     run("default", lambda _: order.append("other"))
     thread.join()
     assert order == ["again", "other", "again", "again"]

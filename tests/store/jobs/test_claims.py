@@ -34,7 +34,7 @@ def in_threads(count, work):
 
     def run(number):
         try:
-            start.wait(10)
+            start.wait(60)
             work(number)
         except Exception as error:  # noqa: BLE001 (handed to the test)
             errors.append(error)

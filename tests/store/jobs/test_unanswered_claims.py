@@ -175,14 +175,14 @@ def test_each_claim_number_is_checked_by_one_thread_only():
     taken, together = [], threading.Barrier(4)
 
     def acquire_locks():
-        together.wait(10)
+        together.wait(60)
         taken.append(claims.take_due())
 
     threads = [threading.Thread(target=acquire_locks) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(taken) == 4
     assert len({number for numbers in taken for number in numbers}) == sum(map(len, taken)) == 2000
 

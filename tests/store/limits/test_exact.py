@@ -117,7 +117,7 @@ def test_a_claim_concurrent_with_a_new_limit_is_counted(node):
 
     def work(number):
         if number:
-            assert claimed.wait(30)
+            assert claimed.wait(60)
             limit("task", "noop", 1)
         else:
             with transaction.atomic():

@@ -299,7 +299,7 @@ def test_two_nodes_that_hand_off_the_same_keys_do_not_deadlock(node, caplog):
 
     def client(me):
         try:
-            both.wait(10)
+            both.wait(60)
             job, ends_at = None, time.monotonic() + 60
             while time.monotonic() < ends_at:
                 if job is None:

@@ -56,7 +56,7 @@ def test_a_worker_suspended_beyond_its_lease_cannot_release_the_next_lock(nodes,
     stale = JobLock.objects.get()
     suspend_process(pid)
     try:
-        [taken] = wait_until(Other().gets, 30)
+        [taken] = wait_until(Other().gets)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert (stale.jid, taken.jid) == (first.id, second.id)
@@ -79,7 +79,7 @@ def test_the_lock_of_a_killed_node_passes_to_the_next_at_expiry(nodes, meeting):
     meeting.pid()
     kill((None, worker))
     held_until = JobLock.objects.get().expires_at
-    [taken] = wait_until(Other().gets, 30)
+    [taken] = wait_until(Other().gets)
     lock = JobLock.objects.get()
     assert (taken.jid, lock.pk) == (second.id, taken.lock_token)
     assert lock.acquired_at >= held_until

@@ -13,7 +13,7 @@ from django_faktory.store.notifier import sqlite
 from django_faktory.store.notifier.inotify import FileWatch
 from tests.settings import KIND
 
-LONG_S = 30
+LONG_S = 60
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="about Linux")
 on_sqlite = pytest.mark.skipif(KIND != "sqlite", reason="about SQLite")
 
