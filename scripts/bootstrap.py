@@ -177,13 +177,13 @@ def add_node_packages(place):
 
 
 def add_chromium(folder):
-    """Install Chromium if it is missing: Debian's package, or else Playwright's download."""
+    """Install Chromium without windows if no Chromium is there: Debian's package, or else Playwright's download."""
     ask = "import sys; sys.path.insert(0, '.'); from tests.services import chromium_path; sys.exit(not chromium_path())"
     if subprocess.run([sys.executable, "-c", ask], cwd=ROOT, check=False).returncode == 0:
         return
-    if not apt_install(["chromium", "fonts-dejavu-core"]):  # without a font its pages show empty boxes
+    if not apt_install(["chromium-headless-shell", "fonts-dejavu-core"]):  # without a font its pages show empty boxes
         print_step("fetching Chromium, for the tests with it")
-        fetch = [str(folder / "bin" / "playwright"), "install", "chromium"]
+        fetch = [str(folder / "bin" / "playwright"), "install", "--only-shell", "chromium"]
         if subprocess.run(fetch, check=False).returncode != 0:
             print_step("Chromium could not be fetched (see above): install it, and run this again")
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
+from django_faktory.admin import polling
+
 ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -38,8 +40,13 @@ class Screen:
         self.page.get_by_role("heading", name="Overview", exact=True).wait_for()
 
     def sees(self, *words):
+        main = self.page.locator("main, #main")
         for text in words:
-            self.page.locator("main, #main").get_by_text(text).first.wait_for()
+            try:
+                main.get_by_text(text).first.wait_for()
+            except Exception as error:  # Playwright's, which is optional
+                seen = self.page.locator("#content, #main").first.inner_text()[:2000]
+                raise AssertionError(f"{text!r} is not on {self.page.url}, which says:\n{seen}") from error
 
     def keep(self, name):
         """Save a screenshot if FAKTORY_SCREENSHOTS names a folder."""
@@ -67,8 +74,10 @@ def chromium(chromium_path):
 
 
 @pytest.fixture
-def screen(chromium, transactional_db, live_server):
+def screen(chromium, transactional_db, live_server, monkeypatch):
     """`screen(width=…, theme=…)` opens a window in which a superuser is logged in; `scale` enlarges its pages."""
+    # Polls of earlier tests count for a minute: pages would be updated less often.
+    monkeypatch.setattr(polling, "budget", polling.PollBudget())
     User.objects.create_superuser("on-call", password="secret")
     opened = []
 
