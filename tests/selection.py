@@ -47,6 +47,8 @@ SLOW = (
     "server/test_limits.py::test_a_slow_reader_receives_a_large_job_completely",
     "server/test_long_lines.py::test_other_clients_are_answered_while_a_long_line_is_parsed",
     "security/test_permission_matrix.py::test_each_marker_is_shown_to_users_with_its_permissions",
+    "security/test_permission_matrix.py::test_the_admin_shows_and_changes_only_what_permissions_allow",
+    "security/test_permission_matrix.py::test_the_api_shows_and_changes_only_what_permissions_allow",
     "security/test_redaction.py::test_admin_pages_show_arguments_without_redaction",
     "security/test_redaction.py::test_api_responses_show_arguments_without_redaction",
     "security/test_secrets.py::test_a_password_in_a_command_line_url_causes_a_warning",

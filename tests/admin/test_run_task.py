@@ -21,7 +21,7 @@ from example_project.shop.models import Order
 from tests.admin.test_admin import staff
 from tests.admin.test_arguments import deliver, job_of
 from tests.admin.test_errors import words
-from tests.hostile import TEXTS, elements, unwelcome
+from tests.hostile import JOINED, elements, unwelcome
 from tests.project.tasks import add, echo, noop
 
 pytestmark = pytest.mark.django_db
@@ -287,15 +287,15 @@ def test_a_form_that_no_longer_fits_the_job_changes_nothing(admin_client):
     assert stored_call(job) == ([1], {})
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", JOINED)
 def test_hostile_arguments_add_no_element_to_the_form_and_are_preserved(admin_client, name):
-    harmless = "harmless" if TEXTS[name].isprintable() else "harm\nless"
-    jobs = [job_of(typed, {text: text}, name=text, note=[text]) for text in (TEXTS[name], harmless)]
+    harmless = "harmless" if JOINED[name].isprintable() else "harm\nless"
+    jobs = [job_of(typed, {text: text}, name=text, note=[text]) for text in (JOINED[name], harmless)]
     pages = [admin_client.get(edit_url(job)).content.decode() for job in jobs]
     assert unwelcome(pages[0]) == []
     assert elements(pages[0]) == elements(pages[1])
     assert post_form(admin_client, edit_url(jobs[0])).status_code == 302
-    assert stored_call(jobs[0]) == ([{TEXTS[name]: TEXTS[name]}], {"name": TEXTS[name], "note": [TEXTS[name]]})
+    assert stored_call(jobs[0]) == ([{JOINED[name]: JOINED[name]}], {"name": JOINED[name], "note": [JOINED[name]]})
 
 
 # --- run a task
@@ -404,9 +404,9 @@ def staff_with_all():
     return User.objects.create_superuser("all", password="x")
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", JOINED)
 def test_hostile_names_of_tasks_and_values_add_no_element(admin_client, name):
-    text = TEXTS[name].encode("utf-8", "replace").decode()
+    text = JOINED[name].encode("utf-8", "replace").decode()
     pages = []
     for sent in (text, "harmless"):
         shown = admin_client.get(reverse(RUN), {"task": sent[:500]}).content.decode()

@@ -7,6 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from django_faktory.admin import polling
+from django_faktory.brokers import get_broker
 
 ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -78,6 +79,7 @@ def screen(chromium, transactional_db, live_server, monkeypatch):
     """`screen(width=…, theme=…)` opens a window in which a superuser is logged in; `scale` enlarges its pages."""
     # Polls of earlier tests count for a minute: pages would be updated less often.
     monkeypatch.setattr(polling, "budget", polling.PollBudget())
+    get_broker.cache_clear()  # it remembers queues of earlier tests, which have no rows now
     User.objects.create_superuser("on-call", password="secret")
     opened = []
 
