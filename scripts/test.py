@@ -46,7 +46,7 @@ COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / ".d
 TAG = f"make{zlib.crc32(str(ROOT).encode()):08x}"
 """Databases of this checkout, which differ from those of pytest alone: both may run at the same time."""
 
-FEW = 5
+FEW = 12
 """Maximum number of failures that are run again. More failures than this have a common cause."""
 
 SOME_FAILED = 1
