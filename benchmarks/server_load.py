@@ -1,4 +1,4 @@
-"""Measure the server under load and idle: jobs per second of each load, idle connections, and an idle node.
+"""Measure the server: jobs per second, a client beside a load, idle connections, and an idle node.
 
     python -m benchmarks.server_load [--rounds 3] [--jobs 10000] [--idle-s 20] [--connections 2000] [--beside FAKTORY]
         [--servers 1,2,4]
@@ -17,7 +17,7 @@ import time
 from benchmarks.client import Client
 from benchmarks.database import HERE, empty, machine, prepare
 from benchmarks.peers import readings
-from benchmarks.peers.arithmetic import median
+from benchmarks.peers.arithmetic import median, percentile
 from benchmarks.processes import node, original
 
 LOADS = {
@@ -80,6 +80,46 @@ def idle_connections(count):
     return (after - before) * 1024 / count
 
 
+def latency_beside(jobs, *, idle=1000, busy=50):
+    """Return p50 and p99 in ms of a client's commands: alone, and beside idle connections and a load over busy ones.
+
+    The client pushes a job into a queue of its own, fetches it and acknowledges it.
+    """
+    empty()
+    with node("--server-only") as (_, port):
+        client = Client.worker(port, "good")
+        alone = [took for number in range(300) for took in _commands(client, f"alone-{number:08}")]
+        clients = [Client(port) for _ in range(idle)]
+        numbers = [str(jobs), str(busy), "both", "1"]
+        command = [sys.executable, str(HERE / "fwp_load.py"), f"127.0.0.1:{port}", *numbers]
+        beside = []
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as load_:
+            while load_.poll() is None:
+                beside += _commands(client, f"beside-{len(beside):08}")
+        for one in (client, *clients):
+            one.close()
+    title = f"a client beside {idle} idle and {busy} busy connections"
+    return {
+        f"{who}: {percent} % of the commands, ms": percentile(times, percent) * 1000
+        for who, times in (("the same client alone", alone), (title, beside))
+        for percent in (50, 99)
+    }
+
+
+def _commands(client, jid):
+    """Push, fetch and acknowledge a job; return the seconds that each command took."""
+    times = []
+    for line in (
+        f'PUSH {{"jid":"{jid}","jobtype":"noop","args":[],"queue":"good"}}',
+        "FETCH good",
+        f'ACK {{"jid":"{jid}"}}',
+    ):
+        began = time.perf_counter()
+        client.ask(line)
+        times.append(time.perf_counter() - began)
+    return times
+
+
 def idle_node(seconds):
     """Return transactions per second, CPU in percent of a core, and memory, all without jobs.
 
@@ -135,6 +175,7 @@ def measured(options):
                 figures |= load(name, options.jobs, *kind, servers=servers)
             if options.beside:
                 figures[f"{name}: the original"] = load_beside(options.beside, options.jobs, *kind)
+        figures |= latency_beside(options.jobs)
         figures["kB an idle connection"] = idle_connections(options.connections)
         figures |= {f"idle node, {name}": value for name, value in idle_node(options.idle_s).items()}
         for name, value in figures.items():
