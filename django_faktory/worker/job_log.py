@@ -21,6 +21,12 @@ MAX_LINE_BYTES = 500
 MAX_LOG_BYTES = 8 * 1024
 """Bytes of one line, and of all lines of an attempt: a retried job is written again with its history."""
 
+NAMES_OF_TASKS = ("django.tasks", "django_tasks")
+"""Loggers of Django and its backport that log the state of each task as it starts and ends.
+
+Django's default settings enable the first one: every job would keep two lines of what its timeline shows.
+"""
+
 _original_factory: Any = None
 
 
@@ -84,7 +90,7 @@ def _make_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
     record: logging.LogRecord = _original_factory(*args, **kwargs)
     control = running_control.get()
     # `makeLogRecord` builds records without a name: copies of records that were made elsewhere.
-    if control is not None and record.name:
+    if control is not None and record.name and record.name not in NAMES_OF_TASKS:
         if control.log is None:
             control.log = JobLog(_choose_limit())
         control.log.add(record)

@@ -14,6 +14,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.payloads import Reservation, new_job
 from django_faktory.models import Job, Queue
 from django_faktory.tasks import base, encryption
+from django_faktory.tasks.compat import TaskResult
 from django_faktory.tasks.results import attempts_of, runs_of
 from django_faktory.worker import job_log
 from django_faktory.worker.execution import prepare
@@ -198,6 +199,15 @@ def test_a_successful_run_keeps_its_lines_only_if_the_job_keeps_its_result():
     [line] = prepare(reserved(succeeds, "done", result_ttl=60)).run(NO_BROKER).log
     assert line.endswith("WARNING shop.tasks: says done")
     assert prepare(reserved(succeeds, "done")).run(NO_BROKER).log == ()
+
+
+def test_what_django_logs_about_the_state_of_each_task_is_not_kept(caplog):
+    name = TaskResult.__module__.rpartition(".")[0]
+    assert name in job_log.NAMES_OF_TASKS
+    with caplog.at_level(logging.INFO, logger=name):
+        [line] = prepare(reserved(succeeds, "done", result_ttl=60)).run(NO_BROKER).log
+    assert line.endswith("says done")
+    assert "state=RUNNING" in caplog.text
 
 
 # --- in the database
