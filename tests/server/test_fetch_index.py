@@ -222,7 +222,7 @@ class Recording(OrmBroker):
 
 @pytest.fixture
 def recording(serve, settings):
-    settings.FAKTORY = {"POLL_INTERVAL": 60.0, "PREFETCH": 0}
+    settings.FAKTORY = {"POLL_INTERVAL": 600.0, "PREFETCH": 0}
     return serve(Recording())
 
 
@@ -245,7 +245,7 @@ def test_fetches_with_many_queue_names_do_not_delay_other_clients(recording):
 
 
 def test_a_push_to_one_queue_of_a_large_fetch_is_delivered(recording, monkeypatch):
-    monkeypatch.setattr(waiting_fetches, "WAIT_S", 60.0)
+    monkeypatch.setattr(waiting_fetches, "WAIT_S", 600.0)
     clients = [RawClient.identified(recording.address, **worker(f"w{number}")) for number in range(3)]
     first, second, good = clients
     for count, client in enumerate([first, second], 1):

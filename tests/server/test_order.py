@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 @pytest.fixture
 def quiet_server(serve, settings):
     """A server on which only pushes wake waiting FETCHes: no poll, no hint."""
-    settings.FAKTORY = {"POLL_INTERVAL": 60.0}
+    settings.FAKTORY = {"POLL_INTERVAL": 600.0}
     return serve()
 
 

@@ -283,7 +283,7 @@ class TestOrder:
 class TestWaiting:
     def test_a_fetch_waits_for_a_running_prefetch_for_a_limited_time(self, slow, settings, serve, monkeypatch):
         """The prefetched jobs come with an ACK that waits for another transaction."""
-        settings.FAKTORY = {"POLL_INTERVAL": 60}
+        settings.FAKTORY = {"POLL_INTERVAL": 600}
         monkeypatch.setattr(prefetch_buffer, "LOW_WATERMARK", 2)
         server = serve()
         client, other = (RawClient.identified(server.address, **worker()) for _ in range(2))

@@ -19,7 +19,7 @@ from tests.worker.blocking import gates, passes
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-POLL_S = 30.0
+POLL_S = 600.0
 
 MOST_CALLS = 58
 """Maximum number of Python calls of this package in the thread of a plain job; 57 are counted.

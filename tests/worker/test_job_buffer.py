@@ -49,7 +49,7 @@ def test_the_end_of_a_job_frees_a_place_in_the_buffer(held):
     job = reserved()
     held.add([job, reserved(2)])
     room = []
-    waiting = threading.Thread(target=lambda: room.append(held.wait_for_room(30)))
+    waiting = threading.Thread(target=lambda: room.append(held.wait_for_room(600)))
     waiting.start()
     held.finish(job, ack(job), ran_s=1.0)
     waiting.join(60)

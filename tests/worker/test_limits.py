@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 from tests.worker import limited
 from tests.worker.blocking import gates, passes
 
-IMPATIENT = MonitorLimits(query_every_s=0.2, cancel_grace_s=30, stop_grace_s=30)
+IMPATIENT = MonitorLimits(query_every_s=0.2, cancel_grace_s=600, stop_grace_s=600)
 
 
 class WritesLate(OrmBroker):

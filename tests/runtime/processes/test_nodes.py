@@ -14,7 +14,7 @@ from tests.server.raw import RawClient, push, worker
 from tests.settings import KIND, VIA
 from tests.waiting import wait_until
 
-ONLY_HINTS = {} if KIND == "mariadb" or VIA == "bouncer" else {"POLL_INTERVAL": 60}
+ONLY_HINTS = {} if KIND == "mariadb" or VIA == "bouncer" else {"POLL_INTERVAL": 600}
 """Settings that make tests fail if they need a poll, where nodes notify each other; a FETCH waits 2 s only."""
 
 
@@ -161,7 +161,7 @@ def test_the_remaining_nodes_do_the_maintenance(nodes, client):
 @needs_session("hints of the database need a session")
 def test_processes_of_one_node_do_not_rely_on_polling(runfaktory, address, client):
     """Check W13: notifications of the database, or of other processes of the node, report pushed and due jobs."""
-    program = runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", POLL_INTERVAL=60)
+    program = runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", POLL_INTERVAL=600)
     pusher = client((address(program), program))
     program.wait_for_log("worker started")
     for number in range(3):

@@ -31,7 +31,7 @@ def servers(runfaktory, shared_address):
     """Start two servers at the shared address; return their program."""
     host, port = shared_address
     # Without polls, so that only notifications between the servers end the wait of a FETCH.
-    program = runfaktory(f"{host}:{port}", "--server-only", "--no-reload", "--servers", "2", POLL_INTERVAL=60)
+    program = runfaktory(f"{host}:{port}", "--server-only", "--no-reload", "--servers", "2", POLL_INTERVAL=600)
     program.wait_for_log("server listens", f"address={host}:{port}", times=2)
     return program
 

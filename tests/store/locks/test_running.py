@@ -90,8 +90,8 @@ def test_a_lock_key_may_be_computed_from_the_task_arguments():
 @pytest.fixture
 def never_polls(settings, monkeypatch):
     """Start no server that looks for jobs without a reason, or that ends a FETCH soon."""
-    settings.FAKTORY = {**settings.FAKTORY, "POLL_INTERVAL": 60.0}
-    monkeypatch.setattr(waiting_fetches, "WAIT_S", 60.0)
+    settings.FAKTORY = {**settings.FAKTORY, "POLL_INTERVAL": 600.0}
+    monkeypatch.setattr(waiting_fetches, "WAIT_S", 600.0)
 
 
 def test_an_ack_wakes_a_fetch_waiting_for_the_same_key(never_polls, server, connect, monkeypatch):  # noqa: F811

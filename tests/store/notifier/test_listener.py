@@ -9,7 +9,7 @@ from django_faktory.store.notifier.base import DEBOUNCE_S, SECOND_LOOK_S, Listen
 
 pytestmark = pytest.mark.core
 
-LONG_S = 60
+LONG_S = 600
 
 
 class Bell(Listener):

@@ -19,7 +19,7 @@ pytestmark = [
     needs_session("LISTEN needs a session; tests/bouncer covers poolers"),
 ]
 
-LONG_S = 60
+LONG_S = 600
 
 
 @pytest.fixture(autouse=True)

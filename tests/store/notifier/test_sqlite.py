@@ -13,7 +13,7 @@ from tests.settings import KIND
 
 pytestmark = pytest.mark.skipif(KIND != "sqlite", reason="about SQLite")
 
-LONG_S = 60
+LONG_S = 600
 
 
 @pytest.fixture
