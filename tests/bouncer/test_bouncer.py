@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(KIND != "postgresql", reason="about PostgreSQL"),
     pytest.mark.skipif(VIA != "", reason="has a PgBouncer of its own"),
 ]
-LONG_S = 600
+LONG_S = 30
 NO_NOTIFY = "NOTIFY does not come through"
 
 

@@ -33,7 +33,7 @@ class Pooler:
             self._listening.shutdown(socket.SHUT_RDWR)
         self.cut()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(20)
         for pair in self._pairs:
             for end in pair:
                 end.close()

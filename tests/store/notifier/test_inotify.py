@@ -13,7 +13,7 @@ from django_faktory.store.notifier import sqlite
 from django_faktory.store.notifier.inotify import FileWatch
 from tests.settings import KIND
 
-LONG_S = 600
+LONG_S = 30
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="about Linux")
 on_sqlite = pytest.mark.skipif(KIND != "sqlite", reason="about SQLite")
 
@@ -78,7 +78,7 @@ def test_a_commit_is_detected_with_and_without_a_file_watch(
     waiting = threading.Thread(target=lambda: heard.append(listener.wait(LONG_S)))
     waiting.start()
     connection.execute("INSERT INTO job VALUES (1)")
-    waiting.join(60)
+    waiting.join(LONG_S / 2)
     connection.close()
     assert heard == [True]
 

@@ -9,7 +9,7 @@ from django_faktory.store.notifier.base import DEBOUNCE_S, SECOND_LOOK_S, Listen
 
 pytestmark = pytest.mark.core
 
-LONG_S = 600
+LONG_S = 30
 
 
 class Bell(Listener):
@@ -83,6 +83,6 @@ def test_closing_ends_a_wait_in_another_thread():
     waiting = threading.Thread(target=listener.wait, args=[LONG_S])
     waiting.start()
     listener.close()
-    waiting.join(60)
+    waiting.join(20)
     assert not waiting.is_alive()
     assert listener.wait(LONG_S) is False

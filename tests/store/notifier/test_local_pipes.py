@@ -21,7 +21,7 @@ def test_a_ring_wakes_each_listener_once(local_pipes):
     ears = [local_pipes.listener(place) for place in range(2)]
     local_pipes.ring({"default"})
     local_pipes.ring({"default"})
-    assert [ear.wait(60) for ear in ears] == [True, True]
+    assert [ear.wait(5) for ear in ears] == [True, True]
     assert [ear.wait(0) for ear in ears] == [False, False]
 
 
@@ -32,13 +32,13 @@ def test_rings_of_a_child_process_and_its_replacement_are_received(local_pipes):
             local_pipes.ring()
             os._exit(0)
         os.waitpid(child, 0)
-        assert local_pipes.listener(1).wait(60)
+        assert local_pipes.listener(1).wait(5)
 
 
 def test_ringing_does_not_block_when_no_listener_reads(local_pipes):
     for _ in range(100_000):
         local_pipes.ring()
-    assert local_pipes.listener(0).wait(60)
+    assert local_pipes.listener(0).wait(5)
 
 
 def test_a_closed_listener_receives_no_ring_and_does_not_wait(local_pipes):
@@ -48,7 +48,7 @@ def test_a_closed_listener_receives_no_ring_and_does_not_wait(local_pipes):
     wait_until(waiter.is_alive)
     listener.close()
     listener.close()
-    waiter.join(60)
+    waiter.join(20)
     assert heard == [False]
     local_pipes.ring()
     assert not listener.wait(60)
@@ -60,4 +60,4 @@ def test_an_announcement_rings_local_listeners_on_every_database(local_pipes, mo
     notifier.add_local_receiver(local_pipes.ring)
     listener = local_pipes.listener(0)
     notifier.announce("default", {"mail"})
-    assert listener.wait(60)
+    assert listener.wait(5)

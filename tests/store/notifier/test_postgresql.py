@@ -19,7 +19,7 @@ pytestmark = [
     needs_session("LISTEN needs a session; tests/bouncer covers poolers"),
 ]
 
-LONG_S = 600
+LONG_S = 30
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ class TestListening:
         waiting = threading.Thread(target=lambda: heard.append(listener.wait(LONG_S)))
         waiting.start()
         announce("mail")
-        waiting.join(60)
+        waiting.join(20)
         assert heard == [True]
 
     def test_a_wait_without_an_announcement_returns_false(self, listen):
@@ -155,7 +155,7 @@ class TestListening:
         for closer in closers:
             closer.start()
         for closer in closers:
-            closer.join(60)
+            closer.join(20)
         assert not listener._thread.is_alive()
         assert listener.wait(LONG_S) is False
 
@@ -164,7 +164,7 @@ class TestListening:
         waiting = threading.Thread(target=listener.wait, args=[LONG_S])
         waiting.start()
         listener.close()
-        waiting.join(60)
+        waiting.join(20)
         assert not waiting.is_alive()
 
 

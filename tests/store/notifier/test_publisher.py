@@ -88,4 +88,4 @@ def test_a_listener_ignores_announcements_of_its_own_server(publisher, closing_l
     publisher.announce("default", {"own"})
     assert listener.wait(0.2) is False
     notifier.announce("default", {"others"})
-    assert listener.wait(60) is True
+    assert listener.wait(30) is True

@@ -13,7 +13,7 @@ from tests.settings import KIND
 
 pytestmark = pytest.mark.skipif(KIND != "sqlite", reason="about SQLite")
 
-LONG_S = 600
+LONG_S = 30
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_commit_wakes_a_waiting_listener(listener, path):
     waiting = threading.Thread(target=lambda: heard.append(listener.wait(LONG_S)))
     waiting.start()
     commit(path)
-    waiting.join(60)
+    waiting.join(20)
     assert heard == [True]
 
 
@@ -85,7 +85,7 @@ def test_closing_ends_a_wait_in_another_thread(listener):
     waiting = threading.Thread(target=listener.wait, args=[LONG_S])
     waiting.start()
     listener.close()
-    waiting.join(60)
+    waiting.join(20)
     assert not waiting.is_alive()
     assert listener.wait(LONG_S) is False
 
