@@ -184,7 +184,7 @@ class TestCrashes:
     def test_the_job_of_a_killed_worker_runs_again(self, runfaktory, meeting):
         """Check W20: the replacement reports the loss at once, without waiting for missing heartbeats."""
         result = tasks.waits.enqueue(str(meeting))
-        runfaktory(*WORKER)
+        runfaktory(*WORKER, WORKER_TIMEOUT=600)
         pid = meeting.pid()
         os.kill(pid, signal.SIGKILL)
         meeting.pid(but=pid)
