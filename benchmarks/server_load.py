@@ -61,10 +61,14 @@ def load_beside(binary, jobs, *load):
 
 
 def _jobs_per_s(port, jobs, kind, connections, workers):
-    numbers = [str(jobs), str(connections), kind, str(workers)]
-    command = [sys.executable, str(HERE / "fwp_load.py"), f"127.0.0.1:{port}", *numbers]
+    command = _load_command(port, jobs, kind, connections, workers)
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=400)
     return json.loads(done.stdout)["jobs_per_s"]
+
+
+def _load_command(port, jobs, kind, connections, workers):
+    numbers = [str(jobs), str(connections), kind, str(workers)]
+    return [sys.executable, str(HERE / "fwp_load.py"), f"127.0.0.1:{port}", *numbers]
 
 
 def idle_connections(count):
@@ -90,18 +94,19 @@ def latency_beside(jobs, *, idle=1000, busy=50):
         client = Client.worker(port, "good")
         alone = [took for number in range(300) for took in _commands(client, f"alone-{number:08}")]
         clients = [Client(port) for _ in range(idle)]
-        numbers = [str(jobs), str(busy), "both", "1"]
-        command = [sys.executable, str(HERE / "fwp_load.py"), f"127.0.0.1:{port}", *numbers]
         beside = []
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as load_:
-            while load_.poll() is None:
+        command = _load_command(port, jobs, "both", busy, 1)
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as load_process:
+            while load_process.poll() is None:
                 beside += _commands(client, f"beside-{len(beside):08}")
+        if load_process.returncode:
+            raise RuntimeError(f"the load ended with exit code {load_process.returncode}")
         for one in (client, *clients):
             one.close()
-    title = f"a client beside {idle} idle and {busy} busy connections"
+    times_by_name = {"a client alone": alone, f"a client beside {idle} idle and {busy} busy connections": beside}
     return {
-        f"{who}: {percent} % of the commands, ms": percentile(times, percent) * 1000
-        for who, times in (("the same client alone", alone), (title, beside))
+        f"{name}: p{percent} of its commands, ms": percentile(times, percent) * 1000
+        for name, times in times_by_name.items()
         for percent in (50, 99)
     }
 

@@ -111,8 +111,8 @@ def test_many_and_long_arguments_are_cut(admin_client):
     assert len(page) < 150_000
 
 
-@pytest.mark.parametrize("name", JOINED)
-def test_hostile_arguments_add_no_element_to_the_table(admin_client, name):
+@pytest.mark.parametrize("hostile", JOINED.values(), ids=JOINED)
+def test_hostile_arguments_add_no_element_to_the_table(admin_client, hostile):
     def page_with(text):
         job = job_of(echo, text, {text: text}, **{text: [text], "other": 1})
         answer = shown(admin_client, job)
@@ -121,7 +121,7 @@ def test_hostile_arguments_add_no_element_to_the_table(admin_client, name):
         assert unwelcome(html) == []
         return elements(html)
 
-    assert page_with(JOINED[name]) == page_with("harmless" if len(JOINED[name]) < 1000 else "W" * len(JOINED[name]))
+    assert page_with(hostile) == page_with("harmless" if len(hostile) < 1000 else "W" * len(hostile))
 
 
 def test_tasks_that_cannot_be_imported_do_not_break_the_page(admin_client, broken_app, caplog):

@@ -287,15 +287,15 @@ def test_a_form_that_no_longer_fits_the_job_changes_nothing(admin_client):
     assert stored_call(job) == ([1], {})
 
 
-@pytest.mark.parametrize("name", JOINED)
-def test_hostile_arguments_add_no_element_to_the_form_and_are_preserved(admin_client, name):
-    harmless = "harmless" if JOINED[name].isprintable() else "harm\nless"
-    jobs = [job_of(typed, {text: text}, name=text, note=[text]) for text in (JOINED[name], harmless)]
+@pytest.mark.parametrize("hostile", JOINED.values(), ids=JOINED)
+def test_hostile_arguments_add_no_element_to_the_form_and_are_preserved(admin_client, hostile):
+    harmless = "harmless" if hostile.isprintable() else "harm\nless"
+    jobs = [job_of(typed, {text: text}, name=text, note=[text]) for text in (hostile, harmless)]
     pages = [admin_client.get(edit_url(job)).content.decode() for job in jobs]
     assert unwelcome(pages[0]) == []
     assert elements(pages[0]) == elements(pages[1])
     assert post_form(admin_client, edit_url(jobs[0])).status_code == 302
-    assert stored_call(jobs[0]) == ([{JOINED[name]: JOINED[name]}], {"name": JOINED[name], "note": [JOINED[name]]})
+    assert stored_call(jobs[0]) == ([{hostile: hostile}], {"name": hostile, "note": [hostile]})
 
 
 # --- run a task
@@ -404,9 +404,9 @@ def staff_with_all():
     return User.objects.create_superuser("all", password="x")
 
 
-@pytest.mark.parametrize("name", JOINED)
-def test_hostile_names_of_tasks_and_values_add_no_element(admin_client, name):
-    text = JOINED[name].encode("utf-8", "replace").decode()
+@pytest.mark.parametrize("hostile", JOINED.values(), ids=JOINED)
+def test_hostile_names_of_tasks_and_values_add_no_element(admin_client, hostile):
+    text = hostile.encode("utf-8", "replace").decode()
     pages = []
     for sent in (text, "harmless"):
         shown = admin_client.get(reverse(RUN), {"task": sent[:500]}).content.decode()
