@@ -7,7 +7,10 @@ FIRST_S, LONGEST_S = 0.005, 0.05
 
 
 def wait_until(predicate, timeout_s=60, *, every_s=None, what=""):
-    """Return the first true value of `predicate()`; raise AssertionError after `timeout_s`, naming the condition."""
+    """Return the first true value of `predicate()`; raise AssertionError after `timeout_s`, naming the condition.
+
+    Pass less than 60 s if a poll, lease or lock timeout of the code would make it true within that time.
+    """
     begun = time.monotonic()
     while True:
         value = predicate()

@@ -123,7 +123,7 @@ def test_a_node_looks_again_soon_while_another_enqueues_due_jobs():
         assert due_work.enqueue_due(using="default")
         busy = threading.Thread(target=look)
         busy.start()
-        busy.join(60)  # it waits for no lock
+        busy.join(30)  # it waits for no lock
         assert waits == [maintenance.RECHECK_DUE_S]
     loop._enqueue_due()
     assert announced == [None]

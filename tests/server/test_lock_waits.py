@@ -337,7 +337,7 @@ class TestASet:
 def run_in_thread(work):
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(60)
+    thread.join(30)
     assert not thread.is_alive()
 
 

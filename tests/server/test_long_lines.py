@@ -115,8 +115,8 @@ def test_parsing_stops_when_the_client_of_a_long_line_disconnects(connect, serve
     wait_until(lambda: server.command_scheduler._huge._inside)
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()  # with a reset: after an end of file the client may still wait for the reply
-    wait_until(lambda: not server.command_scheduler._huge._inside)
-    wait_until(lambda: not server.command_scheduler._reading)
+    wait_until(lambda: not server.command_scheduler._huge._inside, 15)
+    wait_until(lambda: not server.command_scheduler._reading, 15)
     assert other.ask("NOPE") == b"-ERR unknown command NOPE"
 
 

@@ -190,7 +190,7 @@ class TestDeaths:
         for program in programs:
             program.signal(signal.SIGKILL)
         survivor = RedisWorker(server.client(), ["f"], wid="survivor")
-        wait_until(lambda: survivor.sweep() and redis.get("count:f") == b"1")
+        wait_until(lambda: survivor.sweep() and redis.get("count:f") == b"1", 15)
 
     def test_h12_dead_workers_do_not_answer_a_roll_call(self, redis, client):
         RedisWorker(redis, ["f"], wid="dead", lease_s=0.05).register()
@@ -202,7 +202,7 @@ class TestDeaths:
             except NoWorkers:
                 return True
 
-        wait_until(refused)
+        wait_until(refused, 15)
         assert redis.get("count:f") == b"0"
 
     def test_random_worker_kills_lose_none_of_600_jobs_and_the_count_recovers(self, spawn, client, redis, tmp_path):
@@ -212,7 +212,7 @@ class TestDeaths:
         for kills in range(7):
             wait_until(lambda kills=kills: statuses(redis, "f", ids).count(b"success") >= 60 * (kills + 1), 60)
             programs.pop(random.randrange(len(programs))).signal(signal.SIGKILL)
-        wait_until(lambda: redis.get("count:f") == b"3")
+        wait_until(lambda: redis.get("count:f") == b"3", 30)
         all_succeed(redis, "f", ids)
         wait_until(lambda: unfinished(redis) == [])
         runs = (tmp_path / "runs").read_text().split()
@@ -226,7 +226,7 @@ class TestFlushesAndCuts:
             work(f=shout)
         wait_until(lambda: redis.get("count:f") == b"3")
         redis.flushall()
-        wait_until(lambda: redis.get("count:f") == b"3")
+        wait_until(lambda: redis.get("count:f") == b"3", 15)
 
     def test_h08_flushed_scripts_lose_no_job(self, work, client, redis, every):
         work(f=shout)

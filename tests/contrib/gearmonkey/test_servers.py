@@ -187,7 +187,7 @@ class TestSentinel:
                 wait_until(lambda: replica.client().get("count:f") == b"1")
                 assert waiting.is_alive()
                 with NaiveWorker(replica.client(), "g", shout):
-                    waiting.join(60)
+                    waiting.join(30)
                 assert not waiting.is_alive()
                 assert asked_on_a_loop(url, "f") == [b"X"]
 

@@ -35,7 +35,7 @@ def open_client():
 
 @pytest.fixture
 def polls_seldom(settings):
-    """Poll every 30 s, so that a job that arrives earlier was not found by a poll."""
+    """Never poll during a test, so that a job that arrives was not found by a poll."""
     settings.FAKTORY = {"POLL_INTERVAL": 600.0}
 
 

@@ -81,7 +81,7 @@ def test_two_nodes_enqueue_one_job_for_the_same_tick():
     for one in nodes:
         one.start()
     for one in nodes:
-        one.join(60)
+        one.join(30)
     assert sorted(map(len, woken)) == [0] * 9 + [1]
     assert Job.objects.count() == CronRun.objects.count() == 1
 
@@ -101,7 +101,7 @@ def test_a_node_skips_an_entry_locked_by_another_node():
         assert cron_runs._take_runs(connection, CronEntry.objects.get(name="hourly").pk, enqueue, NOON)
         second = threading.Thread(target=node)
         second.start()
-        second.join(60)
+        second.join(30)
     assert woken == [{"default"}]
     assert {run.entry.name for run in CronRun.objects.all()} == {"free", "hourly"}
     assert Job.objects.count() == 2
@@ -429,6 +429,6 @@ def test_nodes_that_start_together_create_each_entry_once():
     for one in nodes:
         one.start()
     for one in nodes:
-        one.join(60)
+        one.join(30)
     assert errors == []
     assert CronEntry.objects.filter(next_at__gt=timezone.now()).count() == 20

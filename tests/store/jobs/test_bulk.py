@@ -136,7 +136,7 @@ def test_a_bulk_step_does_not_wait_for_locked_jobs_outside_its_set(command, wait
         assert len(held) == waiting_count
         thread = threading.Thread(target=change)
         thread.start()
-        thread.join(60)
+        thread.join(30)
         waited = thread.is_alive()
     thread.join(60)
     assert (waited, sum(changed)) == (False, 500)

@@ -297,7 +297,7 @@ def test_an_ack_that_is_being_committed_wins_over_an_interruption(node):
     if not threads:
         give_back()
     else:
-        threads[0].join(60)
+        threads[0].join(30)
     assert results == [[False]]
     assert (row(job).state, row(job).interruptions) == ("succeeded", 0)
 

@@ -129,7 +129,7 @@ class TestHeartbeat:
             Job.objects.filter(jid=jobs[0].jid).update(backtrace=1)
             other = threading.Thread(target=beat)
             other.start()
-            assert beaten.wait(60)
+            assert beaten.wait(30)
         other.join()
         assert [reserved(jid=job.jid) for job in jobs] == [at(1800), at(2800)]
 
@@ -233,7 +233,7 @@ class TestDelivery:
 
             other = threading.Thread(target=confirm)
             other.start()
-            other.join(60)
+            other.join(30)
         assert unconfirmed == [{jobs[0].jid}]
         assert broker.confirm([Delivery(job, 1.0) for job in jobs]) == set()
         assert not Job.objects.filter(claim__lt=0).exists()

@@ -158,7 +158,7 @@ def test_an_ack_concurrent_with_the_confirmation_ends_the_job(broker, postgresql
         broker.confirm([Delivery(broker.assign_prefetched(a, "w1"), 0.0)])
         other.start()
         wait_until(is_a_session_waiting)
-    other.join(60)
+    other.join(30)
     assert acked == [True]
     assert not Job.objects.exists()
 
@@ -193,7 +193,7 @@ def confirmed_elsewhere(handed):
 
     other = threading.Thread(target=confirm)
     other.start()
-    other.join(60)
+    other.join(30)
     assert unconfirmed, "it waits"
     return unconfirmed[0]
 

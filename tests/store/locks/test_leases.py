@@ -260,5 +260,5 @@ def test_lock_renewal_continues_after_broker_and_database_errors(node):
     JobLock.objects.all().delete()
     wait_until(lambda: held.lost_locks == {job.lock_token})
     keeper.stop()
-    thread.join(60)
+    thread.join(30)
     assert not thread.is_alive()

@@ -78,7 +78,7 @@ def test_a_second_node_enqueues_due_jobs_not_locked_by_the_first():
         due.enqueue_due(using=USING, now=T0, limit=20)
         node = threading.Thread(target=second)
         node.start()
-        node.join(60)
+        node.join(30)
         assert seen == [40]
     assert Job.objects.filter(state="enqueued").count() == 60
 
@@ -174,7 +174,7 @@ def test_a_purge_with_nothing_due_locks_no_job_that_waits():
         assert due.purge(using=USING, now=T0) == 0
         node = threading.Thread(target=fetch)
         node.start()
-        node.join(60)
+        node.join(30)
     assert seen == ["waits-0"]
 
 

@@ -103,7 +103,7 @@ def test_many_dead_rows_are_vacuumed_in_a_thread(clean, monkeypatch):
     wait_until(lambda: vacuum.count_dead_rows(using=USING) >= 60)
     tidier = vacuum.Vacuumer(USING)
     assert tidier.start_if_due() is True
-    tidier.join(60)
+    tidier.join(30)
     wait_until(lambda: vacuum.count_dead_rows(using=USING) == 0)
 
 
@@ -120,7 +120,7 @@ def test_rows_visible_to_an_open_snapshot_are_not_vacuumed_repeatedly(clean, mon
         wait_until(lambda: vacuum.count_dead_rows(using=USING) >= 60)
         tidier = vacuum.Vacuumer(USING)
         assert tidier.start_if_due() is True
-        tidier.join(60)
+        tidier.join(30)
         assert vacuum.count_dead_rows(using=USING) >= 60
         assert tidier.start_if_due() is False
     finally:
@@ -132,7 +132,7 @@ def test_all_nodes_pause_after_a_vacuum_by_any_node(clean, monkeypatch):
     monkeypatch.setattr(vacuum, "DEAD_ROWS", 0)
     first, second = vacuum.Vacuumer(USING), vacuum.Vacuumer(USING)
     assert first.start_if_due() is True
-    first.join(60)
+    first.join(30)
     wait_until(lambda: vacuum.read_dead_rows(using=USING).vacuumed_s_ago < 30)
     monkeypatch.setattr(vacuum, "SHORTEST_REST_S", 1e9)
     assert [first.start_if_due(), second.start_if_due()] == [False, False]
@@ -173,5 +173,5 @@ def test_a_failed_vacuum_is_only_logged(clean, monkeypatch, caplog):
     tidier = vacuum.Vacuumer(USING)
     with caplog.at_level(logging.WARNING):
         tidier.start_if_due()
-        tidier.join(60)
+        tidier.join(30)
     assert "could not vacuum" in caplog.text
