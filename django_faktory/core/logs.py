@@ -13,6 +13,8 @@ from typing import Any
 MARGIN = "    | "
 """Prefix of each further line of a record: no record starts like that."""
 
+_NUMBERS = (int, float)
+
 
 def get_logger(name: str) -> logging.Logger:
     """Return the logger of this name, for `__name__`. Arguments and tracebacks are sanitized before any handler."""
@@ -60,7 +62,11 @@ class _Sanitized:
 def _sanitize_record(record: logging.LogRecord) -> bool:
     """Filter that accepts every record and sanitizes it in place."""
     if isinstance(record.args, tuple):
-        record.args = tuple(map(_sanitize, record.args))
+        # Most arguments need no change. A worker logs a record for each job, so they cost no call of our own.
+        for argument in record.args:
+            if not (argument.isprintable() if type(argument) is str else type(argument) in _NUMBERS):
+                record.args = tuple(map(_sanitize, record.args))
+                break
     if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
         # Formatters use exc_text where it is set. Handlers that read `exc_info` (Sentry, JSON) still can.
         traceback_text = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")

@@ -25,7 +25,7 @@ from ..worker.loop_watch import LoopWatch
 from ..worker.process import CANNOT_START, CLEAN
 from ..worker.recycling import RecyclePolicy
 from ..worker.worker import Worker
-from . import db_watchdog, health_server
+from . import db_watchdog, health_server, log_handler
 from .alarm_notifier import make_alarm_notifier
 from .background_loops import BackgroundLoops
 from .config import RunConfig
@@ -103,10 +103,7 @@ def _serve(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes 
     return_large_blocks()
     queue_writers()
     host, port = run_config.address
-    # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
-    db_watchdog.disable_pools()
-    set_up_own_connections()
-    db_watchdog.enforce(run_config.alias, conf.get("DATABASE_TIMEOUT"))
+    _prepare_connections(run_config.alias)
     publisher = notifier.Publisher(run_config.alias)
     index = run_config.processes + number
     listen = partial(_make_listener, run_config.alias, None, local_pipes, index, is_own=publisher.is_own)
@@ -152,13 +149,11 @@ def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes |
 
     The first worker also runs maintenance, outbox and probes if no server of this plan does.
     """
-    db_watchdog.disable_pools()
-    set_up_own_connections()
+    _prepare_connections(run_config.alias)
     recorder = Recorder()
     runs_maintenance = number == 0 and not run_config.serves
     listen = None
     if run_config.alias:
-        db_watchdog.enforce(run_config.alias, conf.get("DATABASE_TIMEOUT"))
         queues = [spec.partition(":")[0] for spec in run_config.queues]
         # One listener of a node logs the problems that all of them have.
         listen = partial(_make_listener, run_config.alias, queues, local_pipes, number, logs_problems=runs_maintenance)
@@ -182,6 +177,7 @@ def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes |
         locks.on_ready.append(lambda _, __: worker.wake())  # a notification from this process to itself may take 10 ms
     # Before any thread is started: a signal must find its handler.
     install_signals(child_spec, stop=worker.stop, quiet=worker.quiet)
+    log_handler.start_threads()
     report_lost(broker, child_spec)
     maintenance = Maintenance(run_config.alias) if run_config.alias and runs_maintenance else None
     if maintenance and run_config.drain:
@@ -197,6 +193,14 @@ def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes |
             logger.error("worker cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
             return CANNOT_START
     return worker.exit_code()
+
+
+def _prepare_connections(alias: str | None) -> None:
+    # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
+    db_watchdog.disable_pools()
+    set_up_own_connections()
+    if alias:
+        db_watchdog.enforce(alias, conf.get("DATABASE_TIMEOUT"))
 
 
 def _probes(

@@ -43,6 +43,15 @@ ASYNC_THREAD = "faktory-async"
 """Name of the thread that runs async tasks."""
 
 
+class _Thread(threading.local):
+    """This thread's connections of all aliases, opened or not."""
+
+    connections: Sequence[BaseDatabaseWrapper] | None = None
+
+
+_thread = _Thread()
+
+
 def set_up_own_connections() -> None:
     """Set up the database connections of this process' own threads; call it before any connection is opened.
 
@@ -71,9 +80,7 @@ def _set_up(connection: BaseDatabaseWrapper, **_: object) -> None:
 
 def in_transaction() -> frozenset[str]:
     """Return the aliases of this thread's connections that are inside an atomic block."""
-    return frozenset(
-        connection.alias for connection in connections.all(initialized_only=True) if connection.in_atomic_block
-    )
+    return frozenset(connection.alias for connection in _find_connections() if connection.in_atomic_block)
 
 
 def reset_connections(outer_aliases: frozenset[str] = NO_ALIASES) -> list[str]:
@@ -84,14 +91,16 @@ def reset_connections(outer_aliases: frozenset[str] = NO_ALIASES) -> list[str]:
     were in a transaction before the job: these belong to the caller and stay untouched.
     """
     left_open = []
-    for connection in connections.all(initialized_only=True):
-        if connection.alias in outer_aliases:
+    for connection in _thread.connections or _find_connections():
+        is_unused = connection.connection is None and not connection.in_atomic_block
+        if is_unused or connection.alias in outer_aliases:
             continue
         if connection.in_atomic_block:
             left_open.append(connection.alias)
             _drop(connection)
-        # Closed, not dropped as above: outside an atomic block the same wrapper reconnects at its next use.
-        elif _must_close(connection):
+        # Django checks `errors_occurred` at the end of a request, which a worker does not have. Closed, not dropped as
+        # above: outside an atomic block the same wrapper reconnects at its next use.
+        elif connection.errors_occurred or _has_changed_autocommit(connection):
             if _has_uncommitted(connection):
                 left_open.append(connection.alias)
             with suppress(Error):  # closing a broken connection may fail too; Django drops it anyway
@@ -131,14 +140,25 @@ def drop_connections(outer_aliases: frozenset[str]) -> None:
 
     Called after a job was interrupted: the interruption may have left any of its connections in the middle of a query.
     """
-    for connection in connections.all(initialized_only=True):
+    for connection in _find_connections():
         if connection.alias not in outer_aliases:
             _drop(connection)
 
 
-def _must_close(connection: BaseDatabaseWrapper) -> bool:
-    # Django checks a connection with `errors_occurred` at the end of a request, which a worker does not have.
-    return connection.connection is not None and (connection.errors_occurred or _has_changed_autocommit(connection))
+def _find_connections() -> Sequence[BaseDatabaseWrapper]:
+    # Kept for each thread: Django's lookup takes 4 µs, and a job needs the connections two to six times.
+    if _thread.connections is None:
+        _thread.connections = connections.all()
+    return _thread.connections
+
+
+def _forget_replaced(connection: BaseDatabaseWrapper, **_: object) -> None:
+    # A task may remove a connection from `django.db.connections`: the next use of its alias opens another one.
+    if _thread.connections and connection not in _thread.connections:
+        _thread.connections = None
+
+
+connection_created.connect(_forget_replaced, dispatch_uid=f"{__name__}._forget_replaced")
 
 
 def _has_changed_autocommit(connection: BaseDatabaseWrapper) -> bool:
@@ -172,3 +192,4 @@ def _drop(connection: BaseDatabaseWrapper) -> None:
     with suppress(Error):
         connection.close()
     del connections[connection.alias]
+    _thread.connections = None

@@ -76,6 +76,24 @@ def test_the_next_job_works_after_one_that_left_a_transaction_open(in_thread):
     assert Mark.objects.get().text == "written"
 
 
+def test_a_transaction_is_rolled_back_on_a_connection_that_replaces_a_removed_one(in_thread):
+    """As if a job before had removed it: the list of this thread's connections is kept from job to job."""
+
+    def remove():
+        connection.close()
+        del connections["default"]
+
+    _, _, report, is_open = in_thread(
+        lambda: ran(tasks.writes_mark, "kept"),
+        remove,
+        lambda: ran(tasks.leaves_transaction_open, "never seen"),
+        lambda: connection.in_atomic_block,
+    )
+    assert report.errtype == "django.db.transaction.TransactionManagementError"
+    assert not is_open
+    assert [mark.text for mark in Mark.objects.all()] == ["kept"]
+
+
 def test_a_failure_inside_an_open_transaction_keeps_its_error_type(in_thread):
     [report, clean] = in_thread(lambda: ran(tasks.opens_transaction_and_fails), lambda: not connection.in_atomic_block)
     assert report.errtype == "builtins.ValueError"

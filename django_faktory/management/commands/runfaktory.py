@@ -20,6 +20,7 @@ from ...contrib.gearmonkey import command as gearmonkey
 from ...runtime.autoreload import get_reloader_pid, run_with_reloader
 from ...runtime.await_migrations import await_migrations
 from ...runtime.config import config_warnings, make_run_config, security_warnings
+from ...runtime.log_handler import LogHandler
 from ...runtime.roles import supervise
 from ...runtime.standard_streams import reopen_closed_streams
 from ...tasks import base
@@ -127,9 +128,7 @@ def _configure_logging(verbosity: int) -> None:
     if not is_configured or verbosity != 1:
         logger.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))
     if not is_configured:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(process)d %(message)s"))
-        logger.addHandler(handler)
+        logger.addHandler(LogHandler())
     backport = logging.getLogger("django_tasks")
     if not backport.hasHandlers():  # Python's last-resort handler would print its failures a second time
         backport.addHandler(logging.NullHandler())
