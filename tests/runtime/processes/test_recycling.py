@@ -77,7 +77,7 @@ def test_a_process_above_max_rss_is_replaced_after_the_job(runfaktory, tmp_path)
 
 
 def test_a_drain_continues_with_new_processes_until_no_job_is_ready(runfaktory):
-    results = noop.enqueue_many([()] * 60)
+    results = noop.enqueue_many([()] * 300)  # more than a process prefetches: it runs all that it has
     program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2", "--drain", "--max-jobs", "5")
     assert program.code(90) == 0
     assert {state_of(result) for result in results} == {"succeeded"}
