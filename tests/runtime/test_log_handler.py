@@ -150,9 +150,12 @@ os._exit(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.parametrize("created", [0.0, 1.5, 1_700_000_000.999, 1_700_000_001.0004])
-def test_the_date_is_that_of_logging(created):
-    one = record("text")
+@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING, logging.CRITICAL])
+@pytest.mark.parametrize("error", [None, ValueError("x")])
+def test_a_line_is_that_of_the_format_string(created, level, error):
+    one = record("text %s", "1", level=level)
     one.created, one.msecs = created, (created - int(created)) * 1000
+    one.exc_info = error and (type(error), error, None)
     formatter, usual = LogFormatter(), logging.Formatter("%(asctime)s %(levelname)-7s %(process)d %(message)s")
     for _ in range(2):  # the second time from the text that is kept
         assert formatter.format(one) == usual.format(one)
