@@ -30,7 +30,7 @@ from tests.selection import left_out  # noqa: E402
 LEFT_OUT = (".*", "*.egg-info", "__pycache__", "node_modules", "db.sqlite3*")
 SOME_FAILED = 1
 NOTHING_CHOSEN = 5
-LONGEST_S = 120
+LONGEST_S = 240
 
 
 class Found(NamedTuple):
@@ -84,7 +84,7 @@ class Field:
         """Return pytest's exit code and its output."""
         command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-rf", "--no-header", "-p", "no:cacheprovider"]
         own = {"PYTHONPATH": str(self._folder), "FAKTORY_TEST_DB": database, "COLUMNS": "400"}
-        own |= {"FAKTORY_TEST_TAG": f"planted{os.getpid()}", "FAKTORY_MODEL_STEPS": "500"}
+        own |= {"FAKTORY_TEST_TAG": f"planted{os.getpid()}", "FAKTORY_MODEL_STEPS": "500", "FAKTORY_TEST_WAIT": "20"}
         try:
             done = subprocess.run(
                 [*command, *tests],

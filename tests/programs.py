@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from tests.own_servers import ending_with_us
-from tests.waiting import wait_until
+from tests.waiting import LONGEST_WAIT_S, wait_until
 
 ROOT = Path(__file__).parent.parent
 
@@ -56,7 +56,7 @@ class Program:
         for line in self._process.stdout:
             self.lines.append(line.rstrip("\n"))
 
-    def wait_for_log(self, *words, times=1, timeout_s=60):
+    def wait_for_log(self, *words, times=1, timeout_s=LONGEST_WAIT_S):
         """Wait for `times` lines that contain all these words, and return them."""
 
         def found():
@@ -86,9 +86,9 @@ class Program:
 
     def insist(self, number, *words):
         """Send the signal repeatedly until the output contains these words."""
-        wait_until(lambda: all(word in self.text for word in words) or self.signal(number), 60, every_s=0.1)
+        wait_until(lambda: all(word in self.text for word in words) or self.signal(number), every_s=0.1)
 
-    def code(self, timeout_s=60):
+    def code(self, timeout_s=LONGEST_WAIT_S):
         """Wait until it ends; return the exit code, negative for a signal."""
         code = self._process.wait(timeout_s)
         self._reader.join(10)  # orphans may keep its output open
