@@ -929,6 +929,21 @@ PLANTS = (
         "mariadb",
     ),
     Plant(
+        "a job whose row is locked as its permit is released stays blocked",
+        f"{STORE}/limits/limiters.py",
+        "    promote_waiters_later(connection, skipped)\n",
+        "",
+        ("tests/store/limits/test_passing.py", "-k", "row_is_locked"),
+        "mariadb",
+    ),
+    Plant(
+        "a log line at ERROR waits for others, and is lost if its process is killed",
+        "django_faktory/runtime/log_handler.py",
+        "        if record.levelno >= logging.WARNING or",
+        "        if record.levelno > logging.CRITICAL or",
+        ("tests/runtime/test_log_handler.py",),
+    ),
+    Plant(
         "counts that end early follow no index",
         f"{STORE}/statistics/bounded_counts.py",
         """_compile_count(rows.values("pk")[:max_count], using)""",

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 
-from django.db import connections, transaction
+from django.db import connections
 
 from ..core.logs import get_logger
 from ..core.payloads import JobPayload
 from ..errors import BrokerUnavailable, FaktoryError, NotUnique
 from ..store import outbox
+from ..store.transactions import after_commit
 from .base import Broker
 
 logger = get_logger(__name__)
@@ -67,8 +67,7 @@ class Outbox:
 
     def _store_entries(self, jobs: Sequence[JobPayload], alias: str) -> list[FaktoryError | None]:
         outbox.add(jobs, using=alias)
-        # `robust`: an error in the relay must not keep the caller's other commit hooks from running.
-        transaction.on_commit(partial(self._relay_after_commit, alias), using=alias, robust=True)
+        after_commit(alias, self._relay_after_commit, alias)
         return [None] * len(jobs)
 
     def _relay_after_commit(self, alias: str) -> None:

@@ -55,6 +55,15 @@ limit_attempt: Callable[[BaseDatabaseWrapper], AbstractContextManager[object]] =
 """Context manager of each attempt. `db_watchdog` sets it, per process, to limit how long a connection may wait."""
 
 
+def after_commit(alias: str, function: Callable[..., object], *args: Any) -> None:
+    """Call the function after the commit of the open transaction, or at once without one; log its exceptions.
+
+    A failure must not reach the caller, whose transaction is committed, nor the functions behind it. Do not pass a
+    `partial` to Django's `on_commit(robust=True)` instead: Django fails as it logs the name of one.
+    """
+    transaction.on_commit(lambda: function(*args), using=alias, robust=True)
+
+
 def run(
     alias: str,
     verb: Callable[[BaseDatabaseWrapper], T],

@@ -12,7 +12,7 @@ from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.base import ClaimPlan
 from django_faktory.store.dialects.postgresql import pipeline
 from django_faktory.store.jobs import pushes
-from django_faktory.store.transactions import ATTEMPTS, DEADLOCK_ATTEMPTS, first_line, is_collision, run
+from django_faktory.store.transactions import ATTEMPTS, DEADLOCK_ATTEMPTS, after_commit, first_line, is_collision, run
 from tests.bouncer import needs_session
 from tests.factories import JobFactory, payload
 from tests.sessions import end_idle
@@ -109,6 +109,16 @@ def test_writes_of_a_failed_verb_are_rolled_back():
     with pytest.raises(ZeroDivisionError):
         run("default", verb)
     assert not Job.objects.exists()
+
+
+def test_a_function_that_fails_after_the_commit_is_logged_and_the_next_one_runs(caplog):
+    seen = []
+    with transaction.atomic():
+        after_commit("default", int, "no number")
+        after_commit("default", seen.append, "next")
+        assert seen == []
+    assert seen == ["next"]
+    assert "no number" in caplog.text
 
 
 def test_other_errors_are_not_collisions():

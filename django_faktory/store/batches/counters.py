@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 
@@ -30,6 +29,7 @@ from ..dialects.base import Ended, EndedRun, Tally, holds
 from ..jobs import unique_push
 from ..limits import limiters
 from ..locks import locks
+from ..transactions import after_commit
 from . import membership
 
 logger = get_logger(__name__)
@@ -217,7 +217,7 @@ def _fire(connection: BaseDatabaseWrapper, callback_kind: Kind, batch: Batch, no
         logger.warning("the callback's jid is another job's, it gets a new one bid=%s jid=%s", batch.bid, job.jid)
         unique_push.push(connection, [(0, job)], now, callback_of=batch.bid)
     for callback in on_callback:
-        transaction.on_commit(partial(callback, connection.alias, {job.queue}), using=connection.alias, robust=True)
+        after_commit(connection.alias, callback, connection.alias, {job.queue})
     return job.jid
 
 

@@ -8,6 +8,7 @@ id, after jobs and lock rows (ADR 0024).
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -30,7 +31,7 @@ from ...models import Job, JobQuerySet, Limit, Limiter
 from ..dialects import dialect_of
 from ..dialects.base import Dialect
 from ..locks import locks
-from ..transactions import run
+from ..transactions import after_commit, run
 from . import sql
 
 logger = get_logger(__name__)
@@ -240,37 +241,47 @@ def release(connection: BaseDatabaseWrapper, permits: Iterable[str | None]) -> N
         # Only buckets need the time; limits on concurrency alone save this statement.
         clock = dialect.now(cursor) if any(limiter.has_rate for limiter in limiters) else None
         ready_queues: set[str] = set()
+        skipped: list[int] = []
         for limiter in limiters:
             was_full = limiter.room < 1
             # Never negative, even if rows were changed by hand: `sweep` corrects the count.
             limiter.in_use = max(0, limiter.in_use - counts[limiter.id])
             if clock is not None:
                 limiter.fill(clock)
-            ready_queues |= _unblock_fitting(cursor, dialect, limiter, clock, was_full=was_full)
+            queues, has_skipped = _unblock_fitting(cursor, dialect, limiter, clock, was_full=was_full)
+            ready_queues |= queues
+            skipped += [limiter.id] * has_skipped
         sql.save(cursor, limiters)
     locks.notify_ready(connection, ready_queues)
+    promote_waiters_later(connection, skipped)
 
 
 def _unblock_fitting(
     cursor: CursorWrapper, dialect: Dialect, limiter: LimiterState, now: datetime | None, *, was_full: bool
-) -> set[str]:
-    """Make as many blocked jobs ready as a limiter has room for; return the queues that got work."""
+) -> tuple[set[str], bool]:
+    """Make as many blocked jobs ready as a limiter has room for.
+
+    Returns the queues that got work, and whether a job was skipped that another transaction has locked. Nothing else
+    may make that job ready later: the last job in front of it may just have ended.
+    """
     if limiter.scope == Scope.QUEUE:
         # Jobs of a queue with a full limiter were never blocked, so the waiting FETCHes only need a notification.
-        return {limiter.name} if was_full and limiter.room else set()
+        return {limiter.name} if was_full and limiter.room else set(), False
     if not limiter.is_awaited:
-        return set()
+        return set(), False
     unblocked: dict[str, int] = {}
+    has_skipped = False
     if limiter.room:
         # The room applies to each queue: a queue without workers must not keep the jobs of other queues blocked. Claims
         # check the limiter again, so no limit is exceeded (ADR 0016).
-        unblocked, limiter.is_awaited = sql.unblock_first(cursor, dialect, limiter.id, min(limiter.room, CHUNK))
+        room = min(limiter.room, CHUNK)
+        unblocked, limiter.is_awaited, has_skipped = sql.unblock_first(cursor, dialect, limiter.id, room)
     if limiter.is_awaited and now is not None and limiter.opens_at is None:
         if limiter.room:
             limiter.wait_for_next(now, has_released=bool(unblocked))
         else:
             limiter.wait_for_tokens(now)
-    return set(unblocked)
+    return set(unblocked), has_skipped
 
 
 def find_due_limiters(*, using: str) -> list[int]:
@@ -285,26 +296,39 @@ def unblock_due(*, using: str, now: datetime | None = None) -> set[str]:
 
 
 def unblock_if_room(ids: Sequence[int], *, using: str, now: datetime | None = None) -> set[str]:
-    """Make jobs of these limiters ready if there is room, one transaction per limiter; return the queues."""
+    """Make jobs of these limiters ready if there is room, one transaction per limiter; return the queues.
+
+    Retries for a second if a job was skipped that another transaction has locked; after that `sweep` makes it ready.
+    """
     queues: set[str] = set()
     for limiter_id in ids:
-        # One short transaction per limiter: a hot limiter's row is not locked while other limiters are handled.
-        queues |= run(using, lambda connection, limiter_id=limiter_id: _unblock_if_room(connection, limiter_id, now))  # type: ignore[misc]
+        for pause_s in locks.PROMOTE_RETRY_PAUSES_S:
+            # One short transaction per limiter: a hot limiter's row is not locked while other limiters are handled.
+            ready, has_skipped = run(
+                using, partial(_unblock_if_room, limiter_id=limiter_id, now=now), raises_lock_timeout=False
+            )
+            queues |= ready
+            if not has_skipped or connections[using].in_atomic_block:
+                break
+            time.sleep(pause_s)
     return queues
 
 
-def _unblock_if_room(connection: BaseDatabaseWrapper, limiter_id: int, now: datetime | None) -> set[str]:
+def _unblock_if_room(
+    connection: BaseDatabaseWrapper, *, limiter_id: int, now: datetime | None
+) -> tuple[set[str], bool]:
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
         limiters = sql.lock_by_id(cursor, dialect, [limiter_id])
-        ready_queues: set[str] = set()
+        if not limiters:
+            return set(), False
+        [limiter] = limiters
         clock = now or dialect.now(cursor)
-        for limiter in limiters:
-            limiter.fill(clock)
-            # It may have been full until its limit was changed or tokens were added, so a queue is always notified.
-            ready_queues |= _unblock_fitting(cursor, dialect, limiter, clock, was_full=True)
+        limiter.fill(clock)
+        # It may have been full until its limit was changed or tokens were added, so a queue is always notified.
+        ready, has_skipped = _unblock_fitting(cursor, dialect, limiter, clock, was_full=True)
         sql.save(cursor, limiters)
-    return ready_queues
+    return ready, has_skipped
 
 
 def promote_waiters_later(connection: BaseDatabaseWrapper, limiter_ids: Iterable[int | None]) -> None:
@@ -312,9 +336,7 @@ def promote_waiters_later(connection: BaseDatabaseWrapper, limiter_ids: Iterable
     ids = sorted({limiter for limiter in limiter_ids if limiter is not None})
     if ids:
         alias = connection.alias
-        transaction.on_commit(
-            lambda: locks.notify_ready(connection, unblock_if_room(ids, using=alias)), using=alias, robust=True
-        )
+        after_commit(alias, lambda: locks.notify_ready(connection, unblock_if_room(ids, using=alias)))
 
 
 def find_limiters_of(jobs: JobQuerySet) -> list[int]:
@@ -339,7 +361,7 @@ def count_running(ids: Iterable[int], *, using: str) -> None:
         return
     connection = connections[using]
     if connection.in_atomic_block:
-        transaction.on_commit(lambda: _count_each(ids, using), using=using, robust=True)
+        after_commit(using, _count_each, ids, using)
     else:
         run(using, lambda connection: dialect_of(connection).await_claims(connection), atomic=False)
     _count_each(ids, using)
@@ -484,10 +506,11 @@ def recount(connection: BaseDatabaseWrapper, limiter_id: int) -> bool:
                     count,
                 )
                 limiter.in_use = count
-                locks.notify_ready(
-                    connection, _unblock_fitting(cursor, dialect, limiter, dialect.now(cursor), was_full=True)
-                )
+                now = dialect.now(cursor)
+                queues, has_skipped = _unblock_fitting(cursor, dialect, limiter, now, was_full=True)
                 sql.save(cursor, limiters)
+                locks.notify_ready(connection, queues)
+                promote_waiters_later(connection, [limiter.id] * has_skipped)
                 return True
     return False
 

@@ -179,13 +179,16 @@ def block_head(
     return set(to_block.values())
 
 
-def unblock_first(cursor: CursorWrapper, dialect: Dialect, limiter: int, room: int) -> tuple[dict[str, int], bool]:
+def unblock_first(
+    cursor: CursorWrapper, dialect: Dialect, limiter: int, room: int
+) -> tuple[dict[str, int], bool, bool]:
     """Make the first `room` jobs blocked at a limiter ready, in each queue.
 
-    Returns how many became ready by queue, and whether more are blocked.
+    Returns how many became ready by queue, whether more are blocked, and whether a row was skipped that another
+    transaction has locked.
     """
     counts: dict[str, int] = {}
-    has_more = False
+    has_more = has_skipped = False
     for queue in _iterate_queues(cursor, limiter):
         cursor.execute(
             f"SELECT id, state FROM {JOB} WHERE limiter = %s AND queue = %s {_IN_ORDER} LIMIT %s{dialect.skip_lock}",
@@ -193,12 +196,24 @@ def unblock_first(cursor: CursorWrapper, dialect: Dialect, limiter: int, room: i
         )
         rows = cursor.fetchall()
         # Jobs that were unblocked earlier and are not claimed yet still count: each takes one of the free permits.
-        has_more |= len(rows) > room
         ids = [row_id for row_id, state in rows[:room] if state == "blocked"]
+        if len(rows) > room:
+            has_more = True
+        elif dialect.skip_lock and _has_blocked(cursor, limiter, queue, ids):
+            has_more = has_skipped = True
         if ids:
             cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id IN ({_list_ids(ids)})")
             counts[queue] = len(ids)
-    return counts, has_more
+    return counts, has_more, has_skipped
+
+
+def _has_blocked(cursor: CursorWrapper, limiter: int, queue: str, excluded: Sequence[int]) -> bool:
+    excluding = f" AND id NOT IN ({_list_ids(excluded)})" if excluded else ""
+    cursor.execute(
+        f"SELECT 1 FROM {JOB} WHERE limiter = %s AND queue = %s AND state = 'blocked'{excluding} LIMIT 1",
+        [limiter, queue],
+    )
+    return cursor.fetchone() is not None
 
 
 def _iterate_queues(cursor: CursorWrapper, limiter: int) -> Iterator[str]:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
-from django.db import connections, transaction
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Case, DateTimeField, Exists, ExpressionWrapper, F, OuterRef, Q, Value, When
 from django.db.models.functions import Now
@@ -26,7 +26,7 @@ from ...models import Job, JobLock, JobQuerySet
 from ..dialects import dialect_of
 from ..dialects.base import JOB, LOCK, marks
 from ..jobs import scan
-from ..transactions import run
+from ..transactions import after_commit, run
 
 logger = get_logger(__name__)
 
@@ -307,8 +307,7 @@ def promote_waiters(keys: Collection[str], *, using: str) -> None:
 def promote_waiters_later(connection: BaseDatabaseWrapper, keys: Collection[str]) -> None:
     """Call `promote_waiters` for these keys after the commit."""
     if keys:
-        promote = partial(promote_waiters, set(keys), using=connection.alias)
-        transaction.on_commit(promote, using=connection.alias, robust=True)
+        after_commit(connection.alias, lambda: promote_waiters(set(keys), using=connection.alias))
 
 
 def keys_of(jobs: JobQuerySet) -> list[str]:
@@ -326,7 +325,7 @@ def notify_ready(connection: BaseDatabaseWrapper, queues: set[str]) -> None:
     """Notify `on_ready` after the commit that jobs of these queues are ready."""
     if queues:
         for callback in on_ready:
-            transaction.on_commit(partial(callback, connection.alias, queues), using=connection.alias, robust=True)
+            after_commit(connection.alias, callback, connection.alias, queues)
 
 
 def extend(wids: Collection[str], *, using: str) -> int:

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_faktory.core.lifecycle import State
@@ -15,6 +15,7 @@ from django_faktory.store.maintenance import due
 from tests.factories import payload
 from tests.settings import VIA
 from tests.store.limits.conftest import at_once, blocked, counts_are_true, in_use, jid, limit, short, states
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(("scope", "name"), [("task", "noop"), ("queue", "default"), ("key", "mail")])
@@ -223,6 +224,37 @@ def test_waiting_fetches_are_notified_when_the_running_jobs_of_a_queue_are_count
     limit("queue", "default", 1)
     assert notified == ["default"]
     assert node.fetch() == ["a"]
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite locks no rows")
+def test_a_job_whose_row_is_locked_when_a_permit_is_released_becomes_ready_after_that(node):
+    """No other job runs whose end could make it ready later, and MariaDB frees the locks of a commit one by one."""
+    limit("task", "noop", 1)
+    node.push("a", "b")
+    assert node.fetch(2) == ["a"]
+    assert states("b") == ["blocked"]
+    is_locked, may_end = threading.Event(), threading.Event()
+
+    def work(number):
+        if number == 0:
+            with transaction.atomic():
+                assert len(Job.objects.select_for_update().filter(jid=jid("b"))) == 1
+                is_locked.set()
+                may_end.wait(60)
+        else:
+            is_locked.wait(60)
+            threading.Thread(target=end_the_lock).start()
+            assert node.ack("a") == [True]
+
+    def end_the_lock():
+        wait_until(lambda: states("a") == ["gone"])
+        connection.close()
+        may_end.set()
+
+    at_once(2, work)
+    assert states("a", "b") == ["gone", "enqueued"]
+    assert node.fetch() == ["b"]
+    counts_are_true()
 
 
 def test_twenty_workers_never_exceed_a_limit_of_five(node):
