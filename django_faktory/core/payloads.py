@@ -61,6 +61,8 @@ class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     result_ttl: int | None = None
     """Seconds a row is kept after its end; None: it is deleted at once, as the protocol requires."""
     options: JobOptions | None = None
+    has_new_jid: bool = False
+    """True if this process has drawn the jid at random for this job, so that no stored job can have it."""
 
     def __repr__(self) -> str:
         """Return a repr without the arguments, because reprs end up in logs and error reports."""
@@ -343,6 +345,7 @@ class JobTemplate:
         backtrace: int = 0,
         at: datetime | None = None,
         result_ttl: int | None = None,
+        has_new_jids: bool = False,
     ) -> None:
         trailing: dict[str, Any] = {"retry": retry}
         # Members at the protocol's default are left out: the text is shorter, and its meaning is the same.
@@ -369,6 +372,7 @@ class JobTemplate:
             "reserve_for": reserve_for,
             "backtrace": backtrace,
             "at": at,
+            "has_new_jid": has_new_jids,
         }
 
     def job(

@@ -40,6 +40,7 @@ class JobBuilder:
             backtrace=task.backtrace,
             at=_make_aware(task.run_after) if task.run_after else None,
             result_ttl=_option_or_setting(task.result_ttl, "RESULT_TTL"),
+            has_new_jids=True,
         )
         # Only a function among the options makes the members depend on the arguments.
         has_function = callable(task.lock) or callable(task.limit_key)
@@ -50,7 +51,7 @@ class JobBuilder:
         return to_custom(self.task, args, kwargs) if self._custom is None else self._custom.copy()
 
     def jobs(self, calls: Sequence[Call], enqueued_at: datetime, caller_wid: str = "") -> list[JobPayload]:
-        """Build the jobs of these calls, with the `caller_wid` of the job that adds them to its batch.
+        """Build the jobs of these calls, whose jids are new; `caller_wid` is that of the job that adds to its batch.
 
         Raises InvalidPayload if no worker could read one, CannotEncrypt without a key.
         """

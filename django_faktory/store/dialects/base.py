@@ -86,6 +86,8 @@ def insertion_order(jobs: Sequence[JobPayload]) -> OrderedJobs:
     # Most sets have no unique key: comparing texts, not tuples, halves the time.
     if any(job.options for job in jobs) and any(keys := [unique_key_of(job) for job in jobs]):
         order = [*map(insertion_key, order, keys)]
+    elif order == sorted(order):  # as jids of one process are, which begin with the time
+        return [*enumerate(jobs)]
     return [(place, jobs[place]) for place in sorted(range(len(jobs)), key=order.__getitem__)]
 
 

@@ -37,7 +37,9 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
     def insert(connection: BaseDatabaseWrapper) -> None:
         # One INSERT locks the rows it meets by itself. With several, all of these rows must be locked before the first
         # INSERT, or two overlapping sets deadlock (ADR 0030).
-        clock, may_exist = dialect.lock_stored(connection, ordered, now) if len(ordered) > CHUNK else (now, True)
+        clock, may_exist = now, not all(job.has_new_jid for job in jobs)
+        if may_exist and len(ordered) > CHUNK:
+            clock, may_exist = dialect.lock_stored(connection, ordered, now)
         for start in range(0, len(ordered), CHUNK):
             # Check the keys of blocked jobs again after the commit: their holder may be releasing the lock now, and
             # neither transaction sees the other (ADR 0015).

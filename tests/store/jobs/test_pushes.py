@@ -8,8 +8,10 @@ from django.db import connection, transaction
 
 from django_faktory.core.payloads import new_job
 from django_faktory.models import Job
+from django_faktory.store.dialects import dialect_of
 from django_faktory.store.jobs import pushes
 from tests.factories import T0
+from tests.project.tasks import noop
 
 pytestmark = pytest.mark.django_db
 
@@ -70,6 +72,34 @@ def test_jobs_of_a_set_are_stored_in_order_as_if_pushed_singly(size, last):
         [alone] = stored([[job]]).values()
         assert found[job.jid] | {"enqueued_at": alone["enqueued_at"]} == alone
         assert (found[job.jid]["enqueued_at"] or T0) - T0 < timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize("size", [9, 501, 1100])
+@pytest.mark.parametrize("is_ascending", [True, False])
+@pytest.mark.parametrize("has_new_jid", [True, False])
+def test_jobs_of_one_task_are_stored_in_order_as_if_pushed_singly(size, is_ascending, has_new_jid):
+    """Their type and queue are sent once, and places that count up too."""
+    numbers = range(size) if is_ascending else range(size - 1, -1, -1)
+    jobs = [
+        new_job(jid=f"job-{number:05d}", jobtype="t", queue="q", args=[number], has_new_jids=has_new_jid)
+        for number in numbers
+    ]
+    found = stored([jobs])
+    assert [row["jid"] for row in sorted(found.values(), key=itemgetter("enqueued_at"))] == [job.jid for job in jobs]
+    assert {(row["jobtype"], row["queue"], row["state"]) for row in found.values()} == {("t", "q", "enqueued")}
+    assert [found[job.jid]["payload"] for job in jobs] == [job.text for job in jobs]
+
+
+def test_a_large_set_with_new_jids_is_inserted_without_a_search_for_stored_ones(monkeypatch):
+    searched, dialect = [], type(dialect_of(connection))
+    search = dialect.lock_stored
+    monkeypatch.setattr(
+        dialect, "lock_stored", lambda self, on, jobs, now: searched.append(len(jobs)) or search(self, on, jobs, now)
+    )
+    noop.enqueue_many([()] * (pushes.CHUNK + 1))
+    assert searched == []
+    stored([made(pushes.CHUNK + 1)])
+    assert searched == [pushes.CHUNK + 1]
 
 
 def test_a_set_of_jobs_with_one_run_time_is_scheduled():
