@@ -77,8 +77,8 @@ OrderedJobs = Sequence[tuple[int, JobPayload]]
 """Jobs to insert, each with its place in the pushed set."""
 
 
-def insertion_order(jobs: Sequence[JobPayload]) -> OrderedJobs:
-    """Return the jobs with their places: jobs without unique key first, by jid; then the others, by key.
+def insertion_order(jobs: Sequence[JobPayload]) -> Sequence[int]:
+    """Return the places of the jobs in the order of insertion: jobs without unique key by jid, then the others by key.
 
     An insert waits for transactions that insert the same jid or key, so all inserts use this order (ADR 0024).
     """
@@ -87,8 +87,8 @@ def insertion_order(jobs: Sequence[JobPayload]) -> OrderedJobs:
     if any(job.options for job in jobs) and any(keys := [unique_key_of(job) for job in jobs]):
         order = [*map(insertion_key, order, keys)]
     elif order == sorted(order):  # as jids of one process are, which begin with the time
-        return [*enumerate(jobs)]
-    return [(place, jobs[place]) for place in sorted(range(len(jobs)), key=order.__getitem__)]
+        return range(len(jobs))
+    return sorted(range(len(jobs)), key=order.__getitem__)
 
 
 def insertion_key(jid: str, unique_key: str | None) -> tuple[str, str]:

@@ -29,25 +29,30 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
     """
     if not jobs:
         return []
-    ordered, dialect = order_jobs(jobs), dialect_of(connections[using])
+    dialect = dialect_of(connections[using])
     if any_needs_lookup(jobs, dialect):
+        ordered = order_jobs(jobs)
         refusals = run(using, lambda connection: unique_push.push(connection, ordered, now), atomic=False, writes=True)
         return [refusals.get(job.jid) for job in jobs]
+    distinct = _select_distinct(jobs)
+    places = insertion_order(distinct)
 
     def insert(connection: BaseDatabaseWrapper) -> None:
         # One INSERT locks the rows it meets by itself. With several, all of these rows must be locked before the first
         # INSERT, or two overlapping sets deadlock (ADR 0030).
         clock, may_exist = now, not all(job.has_new_jid for job in jobs)
-        if may_exist and len(ordered) > CHUNK:
-            clock, may_exist = dialect.lock_stored(connection, ordered, now)
-        for start in range(0, len(ordered), CHUNK):
+        if may_exist and len(places) > CHUNK:
+            clock, may_exist = dialect.lock_stored(connection, [(place, distinct[place]) for place in places], now)
+        for start in range(0, len(places), CHUNK):
+            # For each statement anew: 10,000 pairs at once would make the garbage collector run more often.
+            ordered = [(place, distinct[place]) for place in places[start : start + CHUNK]]
             # Check the keys of blocked jobs again after the commit: their holder may be releasing the lock now, and
             # neither transaction sees the other (ADR 0015).
-            blocked_keys = dialect.insert(connection, ordered[start : start + CHUNK], clock, may_exist=may_exist)
+            blocked_keys = dialect.insert(connection, ordered, clock, may_exist=may_exist)
             locks.promote_waiters_later(connection, blocked_keys)
 
     # Some dialects insert a set with several statements. One row needs a single statement on every database.
-    is_one_statement = len(ordered) == 1 or (dialect.one_statement and len(ordered) <= CHUNK)
+    is_one_statement = len(places) == 1 or (dialect.one_statement and len(places) <= CHUNK)
     run(using, insert, atomic=not is_one_statement, writes=True)
     return [None] * len(jobs)
 
@@ -63,6 +68,10 @@ def any_needs_lookup(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
 
 def order_jobs(jobs: Sequence[JobPayload]) -> OrderedJobs:
     """Return the first job of each jid, in the insertion order that all transactions share."""
-    if len(jobs) == 1:
-        return [(0, jobs[0])]
-    return insertion_order(list({job.jid: job for job in reversed(jobs)}.values())[::-1])
+    distinct = _select_distinct(jobs)
+    return [(place, distinct[place]) for place in insertion_order(distinct)]
+
+
+def _select_distinct(jobs: Sequence[JobPayload]) -> Sequence[JobPayload]:
+    """Return the first job of each jid, in the same order."""
+    return jobs if len(jobs) == 1 else list({job.jid: job for job in reversed(jobs)}.values())[::-1]
