@@ -43,9 +43,9 @@ class LogFormatter(logging.Formatter):
 class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """A handler for stderr that can write from a thread of its own (`start_thread`).
 
-    A write releases the interpreter's lock, and the thread that logged waits for it behind all others: with a write for
-    each job, a worker with five threads spent 41 µs on the line of a no-op job, 18 with this thread. Records from
-    WARNING on are written at once, after those before them. A process that is killed loses those of its last `DELAY_S`.
+    A write releases the GIL, and the thread that logged waits for the others to get it back. With a write for each job
+    a worker with five threads spent 41 µs on the line of a no-op job, with this thread 18. Records from WARNING on are
+    written at once, after those before them. A process that is killed loses those of its last `DELAY_S`.
     """
 
     def __init__(self) -> None:

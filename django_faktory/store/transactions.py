@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -31,6 +31,8 @@ DEADLOCK_ATTEMPTS = 12
 """Attempts if the last one was the victim of a deadlock, which takes no time: MariaDB ends some even of short
 transactions, because it also locks gaps of indexes and the rows that it reads past (ADR 0024)."""
 MAX_PAUSE_S = 0.32
+RETRY_PAUSES_S = (0.01, 0.03, 0.1, 0.3, 1.0)
+"""Pauses of `retry_skipped` in seconds."""
 
 # PostgreSQL's SQLSTATEs as strings, MariaDB's error numbers as integers.
 _COLLISIONS = frozenset({"40001", "40P01", "55P03", 1213, 1205, 1020})
@@ -50,6 +52,7 @@ _lock_waits: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 """Lock timeout in seconds that is set for a session, by connection; no entry if it is the server's default."""
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 limit_attempt: Callable[[BaseDatabaseWrapper], AbstractContextManager[object]] = nullcontext
 """Context manager of each attempt. `db_watchdog` sets it, per process, to limit how long a connection may wait."""
@@ -62,6 +65,19 @@ def after_commit(alias: str, function: Callable[..., object], *args: Any) -> Non
     `partial` to Django's `on_commit(robust=True)` instead: Django fails as it logs the name of one.
     """
     transaction.on_commit(lambda: function(*args), using=alias, robust=True)
+
+
+def retry_skipped(alias: str, step: Callable[[Sequence[U]], Sequence[U]], items: Sequence[U]) -> None:
+    """Call `step` with the items, and again with those that it returns: it skipped a row that is locked elsewhere.
+
+    Pauses `RETRY_PAUSES_S` between the attempts; what the last one skips is left to a sweep of the maintenance. Inside
+    a transaction it makes one attempt: the locks of the transaction would stay while it waits.
+    """
+    for pause_s in (0.0, *RETRY_PAUSES_S):
+        time.sleep(pause_s)
+        items = step(items)
+        if not items or connections[alias].in_atomic_block:
+            return
 
 
 def run(

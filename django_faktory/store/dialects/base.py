@@ -86,8 +86,6 @@ def insertion_order(jobs: Sequence[JobPayload]) -> Sequence[int]:
     # Most sets have no unique key: comparing texts, not tuples, halves the time.
     if any(job.options for job in jobs) and any(keys := [unique_key_of(job) for job in jobs]):
         order = [*map(insertion_key, order, keys)]
-    elif order == sorted(order):  # as jids of one process are, which begin with the time
-        return range(len(jobs))
     return sorted(range(len(jobs)), key=order.__getitem__)
 
 

@@ -14,7 +14,6 @@ from ...core.lifecycle import State
 from ...core.limits import Allowance, Scope, family_of
 from ...models import Job, Limit, Limiter
 from ..dialects import dialect_of
-from ..locks import locks
 from ..transactions import run
 from . import limiters
 
@@ -142,8 +141,7 @@ def remove(limit: Limit, *, using: str) -> None:
     for limiter_id in ids:
         if limiter_id not in remaining:
             limiters.unblock_all(limiter_id, using=using)
-    queues = limiters.unblock_if_room(sorted(remaining), using=using)
-    run(using, lambda connection: locks.notify_ready(connection, queues))
+    limiters.promote_waiters(remaining, using=using)
 
 
 def sync(definitions: Iterable[LimitDefinition], *, using: str) -> None:
@@ -252,8 +250,7 @@ def _apply_to_jobs(limit: Limit, using: str) -> Limit:
     ids = [pk for pk, _ in limiter_rows]
     if limit.concurrency is not None:
         limiters.count_running([pk for pk, is_closed in limiter_rows if is_closed], using=using)
-    queues = limiters.unblock_if_room(ids, using=using)
-    run(using, lambda connection: locks.notify_ready(connection, queues))
+    limiters.promote_waiters(ids, using=using)
     return limit
 
 

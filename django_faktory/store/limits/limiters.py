@@ -8,7 +8,6 @@ id, after jobs and lock rows (ADR 0024).
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -31,7 +30,7 @@ from ...models import Job, JobQuerySet, Limit, Limiter
 from ..dialects import dialect_of
 from ..dialects.base import Dialect
 from ..locks import locks
-from ..transactions import after_commit, run
+from ..transactions import after_commit, retry_skipped, run
 from . import sql
 
 logger = get_logger(__name__)
@@ -250,7 +249,8 @@ def release(connection: BaseDatabaseWrapper, permits: Iterable[str | None]) -> N
                 limiter.fill(clock)
             queues, has_skipped = _unblock_fitting(cursor, dialect, limiter, clock, was_full=was_full)
             ready_queues |= queues
-            skipped += [limiter.id] * has_skipped
+            if has_skipped:
+                skipped.append(limiter.id)
         sql.save(cursor, limiters)
     locks.notify_ready(connection, ready_queues)
     promote_waiters_later(connection, skipped)
@@ -292,26 +292,28 @@ def find_due_limiters(*, using: str) -> list[int]:
 
 def unblock_due(*, using: str, now: datetime | None = None) -> set[str]:
     """Make the next sets of rate-limited jobs ready; return the queues that got work."""
-    return unblock_if_room(find_due_limiters(using=using), using=using, now=now)
+    queues, _ = unblock_if_room(find_due_limiters(using=using), using=using, now=now)
+    return queues
 
 
-def unblock_if_room(ids: Sequence[int], *, using: str, now: datetime | None = None) -> set[str]:
-    """Make jobs of these limiters ready if there is room, one transaction per limiter; return the queues.
+def unblock_if_room(
+    ids: Iterable[int], *, using: str, now: datetime | None = None, raises_lock_timeout: bool = True
+) -> tuple[set[str], list[int]]:
+    """Make jobs of these limiters ready if there is room, one transaction per limiter.
 
-    Retries for a second if a job was skipped that another transaction has locked; after that `sweep` makes it ready.
+    Returns the queues that got work, and the limiters of which a job was skipped that another transaction has locked.
     """
     queues: set[str] = set()
+    skipped: list[int] = []
     for limiter_id in ids:
-        for pause_s in locks.PROMOTE_RETRY_PAUSES_S:
-            # One short transaction per limiter: a hot limiter's row is not locked while other limiters are handled.
-            ready, has_skipped = run(
-                using, partial(_unblock_if_room, limiter_id=limiter_id, now=now), raises_lock_timeout=False
-            )
-            queues |= ready
-            if not has_skipped or connections[using].in_atomic_block:
-                break
-            time.sleep(pause_s)
-    return queues
+        # One short transaction per limiter: a hot limiter's row is not locked while other limiters are handled.
+        ready, has_skipped = run(
+            using, partial(_unblock_if_room, limiter_id=limiter_id, now=now), raises_lock_timeout=raises_lock_timeout
+        )
+        queues |= ready
+        if has_skipped:
+            skipped.append(limiter_id)
+    return queues, skipped
 
 
 def _unblock_if_room(
@@ -331,12 +333,23 @@ def _unblock_if_room(
     return ready, has_skipped
 
 
+def promote_waiters(ids: Iterable[int], *, using: str) -> None:
+    """Let these limiters make jobs ready, after the commit of a change; return when no job is skipped any more."""
+
+    def promote(ids: Sequence[int]) -> Sequence[int]:
+        # The change is committed: a lock timeout must not make the caller repeat it.
+        queues, skipped = unblock_if_room(ids, using=using, raises_lock_timeout=False)
+        locks.notify_ready(connections[using], queues)
+        return skipped
+
+    retry_skipped(using, promote, sorted(ids))
+
+
 def promote_waiters_later(connection: BaseDatabaseWrapper, limiter_ids: Iterable[int | None]) -> None:
     """After the commit, let these limiters make other jobs ready in place of jobs that left."""
-    ids = sorted({limiter for limiter in limiter_ids if limiter is not None})
+    ids = {limiter for limiter in limiter_ids if limiter is not None}
     if ids:
-        alias = connection.alias
-        after_commit(alias, lambda: locks.notify_ready(connection, unblock_if_room(ids, using=alias)))
+        after_commit(connection.alias, lambda: promote_waiters(ids, using=connection.alias))
 
 
 def find_limiters_of(jobs: JobQuerySet) -> list[int]:
@@ -507,10 +520,9 @@ def recount(connection: BaseDatabaseWrapper, limiter_id: int) -> bool:
                 )
                 limiter.in_use = count
                 now = dialect.now(cursor)
-                queues, has_skipped = _unblock_fitting(cursor, dialect, limiter, now, was_full=True)
+                queues, _ = _unblock_fitting(cursor, dialect, limiter, now, was_full=True)
                 sql.save(cursor, limiters)
                 locks.notify_ready(connection, queues)
-                promote_waiters_later(connection, [limiter.id] * has_skipped)
                 return True
     return False
 

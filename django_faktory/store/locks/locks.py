@@ -26,17 +26,12 @@ from ...models import Job, JobLock, JobQuerySet
 from ..dialects import dialect_of
 from ..dialects.base import JOB, LOCK, marks
 from ..jobs import scan
-from ..transactions import after_commit, run
+from ..transactions import after_commit, retry_skipped, run
 
 logger = get_logger(__name__)
 
 CHUNK = 500
 LEASE_S = 35.0
-PROMOTE_RETRY_PAUSES_S = (0.01, 0.03, 0.1, 0.3, 1.0)
-"""Pauses in seconds of `promote_waiters` between attempts on rows that other transactions have locked.
-
-After the last attempt `sweep` repairs the key.
-"""
 HANDOFF_GRACE_S = 0.25
 """Seconds within which a live process hands the key of an ended job to the next job."""
 
@@ -275,7 +270,7 @@ def promote_waiters(keys: Collection[str], *, using: str) -> None:
     if not keys:
         return
 
-    def verb(connection: BaseDatabaseWrapper) -> set[str]:
+    def verb(connection: BaseDatabaseWrapper, chunk: Sequence[str]) -> set[str]:
         locks = JobLock.objects.using(using).filter(key__in=chunk).order_by("key")
         if connection.features.has_select_for_update:
             locks = locks.select_for_update()
@@ -290,18 +285,14 @@ def promote_waiters(keys: Collection[str], *, using: str) -> None:
         notify_ready(connection, queues)
         return skipped
 
-    ordered = sorted(keys)
-    for pause_s in PROMOTE_RETRY_PAUSES_S:
+    def promote(keys: Sequence[str]) -> Sequence[str]:
         skipped: set[str] = set()
-        for start in range(0, len(ordered), CHUNK):
-            chunk = ordered[start : start + CHUNK]
-            skipped |= run(
-                using, verb, raises_lock_timeout=False
-            )  # the change is committed: a lock timeout must not make the caller repeat it
-        if not skipped or connections[using].in_atomic_block:
-            return
-        ordered = sorted(skipped)
-        time.sleep(pause_s)
+        for start in range(0, len(keys), CHUNK):
+            # The change is committed: a lock timeout must not make the caller repeat it.
+            skipped |= run(using, partial(verb, chunk=keys[start : start + CHUNK]), raises_lock_timeout=False)
+        return sorted(skipped)
+
+    retry_skipped(using, promote, sorted(keys))
 
 
 def promote_waiters_later(connection: BaseDatabaseWrapper, keys: Collection[str]) -> None:
