@@ -8,7 +8,7 @@ import django
 import pytest
 from django.db import connections
 
-from tests import emptying, examples, programs, selection, services, snapshots
+from tests import emptying, examples, fork_server, selection, services, snapshots
 from tests.processes import pytest_addoption, pytest_runtestloop  # noqa: F401  (hooks)
 from tests.settings import KIND
 
@@ -18,7 +18,7 @@ examples.install()
 
 def pytest_configure(config):
     if hasattr(config, "workerinput"):
-        programs.end_with_parent()
+        fork_server.end_with_parent()
 
 
 def pytest_report_header():

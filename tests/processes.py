@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 
 import pytest
 
-from tests import programs
+from tests import fork_server
 
 NAME = "FAKTORY_TEST_PROCESS"
 """Environment variable of a forked process: its name, which is a part of the names of its databases."""
@@ -179,7 +179,7 @@ class Child:
     def __init__(self, session, name, pipe):
         self._items, self._config, self._pipe = session.items, session.config, pipe
         self._reports = []
-        programs.end_with_parent()
+        fork_server.end_with_parent()
         os.environ[NAME] = name
         self._config.workerinput = {"workerid": name}  # pytest-django appends it to the names of the databases
         self._separate_files(name)

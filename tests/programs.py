@@ -1,36 +1,25 @@
 """Start programs under test, read their output by line, and always end them by process id."""
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
+from tests.fork_server import ROOT, ForkedProcess, ForkServer
 from tests.own_servers import ending_with_us
 from tests.waiting import LONGEST_WAIT_S, wait_until
-
-ROOT = Path(__file__).parent.parent
 
 WITH_US = ending_with_us(signal.SIGKILL)
 """Command prefix that makes the kernel end the program with the thread that started it: if a test run is killed, it
 leaves no worker behind that takes jobs of the next run.
 """
 
-PR_SET_PDEATHSIG = 1
-
-
-def end_with_parent():
-    """Make the kernel end this process with its parent, for example when pytest is killed."""
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent ended before the call
-            os.kill(os.getpid(), signal.SIGKILL)
+_fork_servers = {}
+"""The fork server of each process; a forked pytest process must not use its parent's."""
 
 
 class Program:
@@ -38,15 +27,7 @@ class Program:
 
     def __init__(self, *args, **environment):
         self.lines = []
-        self._process = subprocess.Popen(
-            [*WITH_US, sys.executable, "-u", *args],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        self._process = start(args, {**os.environ, "PYTHONPATH": str(ROOT), **environment})
         self.pid = self._process.pid
         self._family = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -108,3 +89,28 @@ class Program:
                 process.kill()
         self._reader.join(60)
         self._process.stdout.close()
+
+
+def start(args, environment):
+    """Start `python -u *args` in a session of its own, with a pipe for its output; by a fork if that does the same."""
+    server = fork_server()
+    if server and server.can_start(args, environment):
+        return ForkedProcess(server, args, environment)
+    return subprocess.Popen(
+        [*WITH_US, sys.executable, "-u", *args],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def fork_server():
+    """Return the fork server of this process, or None if there can be none."""
+    pid = os.getpid()
+    # A server ends with the thread that started it, so only the main thread starts one.
+    if pid not in _fork_servers and ForkServer.is_possible() and threading.current_thread() is threading.main_thread():
+        _fork_servers[pid] = ForkServer(WITH_US)
+    return _fork_servers.get(pid)

@@ -1,5 +1,9 @@
-"""Programs started by tests end with the run, even if it is killed; otherwise they would take the next run's jobs."""
+"""Programs that tests start: they end with the run, even if it is killed, and a fork behaves like a new interpreter.
 
+A program that outlives its run would take the next run's jobs.
+"""
+
+import json
 import shutil
 import signal
 import sys
@@ -7,7 +11,8 @@ import sys
 import psutil
 import pytest
 
-from tests.programs import Program
+from tests.fork_server import ROOT, ForkServer
+from tests.programs import Program, fork_server
 from tests.waiting import wait_until
 
 STARTS_ANOTHER = """
@@ -19,7 +24,7 @@ started.code(600)
 
 ENDS_WITH_PARENT = """
 import subprocess, sys
-code = "import signal; from tests.programs import end_with_parent as end; end(); print(1, flush=True); signal.pause()"
+code = "import signal; from tests import fork_server as f; f.end_with_parent(); print(1, flush=True); signal.pause()"
 child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
 child.stdout.readline()
 print("started", child.pid, flush=True)
@@ -48,3 +53,53 @@ def test_a_program_ends_when_the_test_run_that_started_it_is_killed():
         wait_until(lambda: not psutil.pid_exists(pid), what="its program has ended")
     finally:
         run.clean_up()
+
+
+forked = pytest.mark.skipif(not ForkServer.is_possible(), reason="needs pidfd_open")
+
+
+@pytest.fixture
+def program():
+    """Start a program; all are ended after the test."""
+    programs = []
+
+    def start(*args, **environment):
+        programs.append(Program(*args, **environment))
+        return programs[-1]
+
+    yield start
+    for one in programs:
+        one.clean_up()
+
+
+@forked
+def test_a_module_is_forked_with_its_arguments_variables_and_a_session_of_its_own(program):
+    found = program("-m", "tests.tools.shown", "one", "--two", SHOWN="ä")
+    assert found.code() == 0
+    shown = json.loads(found.text)
+    assert shown == {
+        "argv": ["one", "--two"], "name": "__main__", "variable": "ä", "session": found.pid, "cwd": str(ROOT),
+        "parent": fork_server().pid, "ours": ["tests.tools"],
+    }  # fmt: skip
+
+
+@forked
+@pytest.mark.parametrize("args", [("-c", "import os; print(os.getppid())"), ("-m", "tests.tools.shown")])
+def test_a_new_interpreter_starts_for_code_and_for_variables_that_it_reads_itself(program, args):
+    found = program(*args, PYTHONHASHSEED="1")
+    assert found.code() == 0
+    assert str(fork_server().pid) not in found.text
+
+
+@forked
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [("exit", 3), ("raise", 1), ("interrupt", -signal.SIGINT), ("kill", -signal.SIGKILL), ("thread", 0)],
+)
+def test_a_forked_program_ends_with_the_exit_code_of_an_interpreter(program, ends, code):
+    found = program("-m", "tests.tools.shown", ends)
+    assert found.code() == code
+    assert found.code() == code, "asked twice"
+    assert not found.is_alive()
+    assert ("Traceback" in found.text) == (ends in ("raise", "interrupt"))
+    assert ("after the end" in found.text) == (ends != "kill")
