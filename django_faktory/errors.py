@@ -15,11 +15,32 @@ class FaktoryError(Exception):
     code = "ERR"  # of every refusal, except that of a job that is not unique
 
 
-class InvalidPayload(FaktoryError):
+class TranslatableError(FaktoryError):
+    """An error that a page shows in its user's language; as a string it is English.
+
+    `template` has placeholders for `values`, such as "expected a number, got %(value)s". A value may be an error too.
+    """
+
+    def __init__(self, template: str, **values: object) -> None:
+        super().__init__(template % values if values else template)
+        self.template, self.values = template, values
+
+
+def translatable(text: str) -> str:
+    """Return the text unchanged. `scripts/translations.py` finds it by this call, as by `gettext_noop` of Django."""
+    return text
+
+
+def quoted(value: object) -> str:
+    """Return a value as Python writes it, short enough for a message."""
+    return f"{value!r:.80}"
+
+
+class InvalidPayload(TranslatableError):
     """A job, a command's argument or a reply does not have the form the protocol requires."""
 
-    def __init__(self, message: str, *, jid: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, template: str, *, jid: str = "", **values: object) -> None:
+        super().__init__(template, **values)
         self.jid = jid
 
 
@@ -45,16 +66,16 @@ class JobNotFound(FaktoryError):
         self.jid = jid
 
 
-class InvalidCron(FaktoryError):
-    """A field of a cron entry is invalid; the message begins with the field's name."""
+class InvalidCron(TranslatableError):
+    """A field of a cron entry is invalid; the message begins with the field's name, `template` does not."""
 
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-        self.field = field
-        self.problem = problem
+    def __init__(self, field: str, template: str, **values: object) -> None:
+        super().__init__(template, **values)
+        self.field, self.problem = field, str(self)
+        self.args = (f"{field}: {self.problem}",)
 
 
-class NotUnique(FaktoryError):
+class NotUnique(TranslatableError):
     """Another job with the same task, arguments and queue has the lock of `unique_for` (W27).
 
     `enqueue_many` sets `results`: the TaskResult of each call, None for the rejected ones.
@@ -64,7 +85,7 @@ class NotUnique(FaktoryError):
 
     def __init__(self, jid: str = "") -> None:
         # As above, the original's text.
-        super().__init__("Job not unique")
+        super().__init__(translatable("Job not unique"))
         self.jid = jid
         self.results: list[Any] = []
 
@@ -111,7 +132,7 @@ class CommandRefused(FaktoryError):
         self.code = code
 
 
-class InvalidQuery(FaktoryError):
+class InvalidQuery(TranslatableError):
     """A query for jobs cannot be parsed (`docs/queries.md`)."""
 
     at: int | None = None
@@ -169,7 +190,7 @@ class CannotDecrypt(FaktoryError):
     """Encrypted data cannot be read here: a key or a package is missing. The job runs again later."""
 
 
-class InvalidTransition(FaktoryError):
+class InvalidTransition(TranslatableError):
     """A job in this state cannot undergo this event (see `lifecycle.TRANSITIONS`)."""
 
 

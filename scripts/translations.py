@@ -27,6 +27,7 @@ KEYWORDS = {
     "ngettext": (1, 2), "ngettext_lazy": (1, 2),
     "pgettext": ((1, "c"), 2), "pgettext_lazy": ((1, "c"), 2),
     "npgettext": ((1, "c"), 2, 3), "npgettext_lazy": ((1, "c"), 2, 3),
+    "translatable": None, "InvalidCron": (2,), "InvalidLimit": None, "InvalidQuery": None, "InvalidTransition": None,
 }  # fmt: skip
 PLACEHOLDER = re.compile(r"%\(\w+\)s|\{\w*\}|</?\w+[^>]*>")
 """What a translation must repeat: placeholders, and tags of HTML."""

@@ -22,13 +22,14 @@ from ..core.cron import Schedule, zone_of
 from ..core.json import jsontext
 from ..errors import InvalidCron
 from ..models.cron import CronEntry, CronRun
+from ..operations.schedule_text import describe
 from ..operations.serializers import cron_call_of
 from ..store import texts
 from ..store.cron import entries as cron_entries
 from ..store.cron import runs as cron_runs
 from ..tasks import base, cron, redaction
 from .base import LongText, SafeChangeList, jobs_link, render_long_text, requires_permission
-from .formats import render_time, time_column
+from .formats import error_text, render_time, time_column
 from .labels import CRON_STATES, OUTCOMES
 from .object_actions import ObjectAction, ObjectActionsMixin
 
@@ -93,7 +94,7 @@ class CronEntryForm(EntryForm):
         except InvalidCron as error:
             field = error.field.partition(".")[0]
             field = _FIELD_OF.get(field, field)
-            self.add_error(field if field in self.fields else None, ValidationError(error.problem))
+            self.add_error(field if field in self.fields else None, ValidationError(error_text(error)))
 
     def _check(self, cleaned: dict[str, Any]) -> None:
         if self.instance.origin == CronEntry.EntryOrigin.CODE:  # its fields are not in the form
@@ -296,7 +297,11 @@ class CronEntryAdmin(ObjectActionsMixin):
     def state(self, entry: CronEntry) -> str:
         """Return the state, with the reason if the entry is never due."""
         if entry.state == "never":
-            return entry.problem or str(CRON_STATES["never"])
+            # The stored reason is English.
+            try:
+                Schedule.of(entry.schedule, entry.zone)
+            except InvalidCron as error:
+                return error_text(error)
         return str(CRON_STATES[entry.state])
 
     @admin.display(description=_("next"), ordering="next_at")
@@ -308,9 +313,9 @@ class CronEntryAdmin(ObjectActionsMixin):
     def in_words(self, entry: CronEntry) -> str:
         """Describe the schedule in words."""
         try:
-            return str(Schedule.of(entry.schedule, entry.zone))
+            return describe(Schedule.of(entry.schedule, entry.zone))
         except InvalidCron as error:
-            return str(error)
+            return error_text(error)
 
     @admin.display(description=_("next times"))
     def next_times(self, entry: CronEntry) -> SafeString | str:

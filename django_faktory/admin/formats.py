@@ -1,4 +1,4 @@
-"""Format durations, ages and times for the admin pages."""
+"""Format durations, ages, times and errors for the admin pages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from django.utils import timezone
 from django.utils.formats import date_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 
 from ..core.lifecycle import State
+from ..errors import TranslatableError
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise
@@ -44,6 +46,17 @@ def format_latency(seconds: float | None) -> str:
     if seconds < 1:
         return f"{format_number(f'{seconds * 1000:.{0 if seconds >= 0.001 else 1}f}')} ms"
     return f"{format_number(f'{seconds:.2g}')} s" if seconds < 9.95 else format_duration(seconds)
+
+
+def error_text(error: Exception) -> str:
+    """Return the message in the language of the reader, if it is one of this package."""
+    if not isinstance(error, TranslatableError):
+        return str(error)
+    values = {
+        name: error_text(value) if isinstance(value, Exception) else value for name, value in error.values.items()
+    }
+    text = gettext(error.template)
+    return text % values if values else text
 
 
 def format_age(moment: datetime) -> str:

@@ -13,6 +13,7 @@ from ..contrib.gearmonkey.settings import is_configured, url_of, without_passwor
 from ..errors import FaktoryError
 from ..models.proxies import GearMonkeyFunction
 from .base import ReadOnlyAdmin, requires_permission
+from .formats import error_text
 
 
 @admin.register(GearMonkeyFunction)
@@ -42,7 +43,7 @@ class GearMonkeyAdmin(ReadOnlyAdmin):
 
             report = health(connect(url_of()))
         except (FaktoryError, ImportError) as error:
-            problem = str(error)
+            problem = error_text(error)
         return self.page(
             request,
             "gearmonkey",
@@ -64,7 +65,7 @@ class GearMonkeyAdmin(ReadOnlyAdmin):
             names = [function.fn for function in read_served_functions(redis)]
             requeued = RedisWorker(redis, names, wid="admin").audit()
         except (FaktoryError, ImportError) as error:
-            self.message_user(request, str(error), messages.ERROR)
+            self.message_user(request, error_text(error), messages.ERROR)
             return
         message = ngettext(
             "%(number)s lost job is queued again. A job is lost if two audits, a minute apart, find it so.",

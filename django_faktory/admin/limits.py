@@ -20,7 +20,7 @@ from ..models import Limit
 from ..store.limits import definitions
 from ..tasks import limits as task_limits
 from .base import CappedPaginator, requires_permission
-from .formats import format_number, render_time, time_column
+from .formats import error_text, format_number, render_time, time_column
 from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class LimitForm(AnyLimitForm):
         except InvalidLimit as error:
             # The message begins with the field's name, so it is shown next to that field.
             field = str(error).partition(":")[0]
-            self.add_error(field if field in self.fields else None, ValidationError(str(error)))
+            self.add_error(field if field in self.fields else None, ValidationError(error_text(error)))
         return cleaned
 
     def _post_clean(self) -> None:

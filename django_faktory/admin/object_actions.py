@@ -17,6 +17,7 @@ from django.urls import URLPattern, path, reverse
 from ..errors import FaktoryError
 from ..models import permissions
 from .base import FaktoryModelAdmin, log_action
+from .formats import error_text
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise
@@ -65,7 +66,7 @@ class ObjectActionsMixin(FaktoryModelAdmin):
             try:
                 result = action.run(row)
             except FaktoryError as error:
-                self.message_user(request, f"{row.name}: {error}", messages.ERROR)
+                self.message_user(request, f"{row.name}: {error_text(error)}", messages.ERROR)
                 continue
             # One log entry per row and not per action, so that the row's history page has it.
             log_action(request, [row], action.done_label)

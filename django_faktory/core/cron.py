@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from ..errors import InvalidCron
+from ..errors import InvalidCron, quoted, translatable
 
 ON_TIME_S = 60
 """Seconds within which a tick counts as on time; the restart of a node takes less."""
@@ -26,6 +26,7 @@ MAX_TICKS = 100
 """Maximum number of ticks of one entry that are enqueued in one transaction."""
 
 MAX_LINE_LENGTH = 255
+LAST_DAY, LAST_WORKDAY = CronSim.LAST, CronSim.LAST_WEEKDAY
 LONGEST_WINDOW_S = 366 * 86_400
 
 _ABBREVIATIONS = {
@@ -38,12 +39,12 @@ _ABBREVIATIONS = {
     "@hourly": "0 * * * *",
 }
 _RANGES = {
-    "second": "0 to 59",
-    "minute": "0 to 59",
-    "hour": "0 to 23",
-    "day-of-month": "1 to 31 of a month that has it, L or LW",
-    "month": "1 to 12 or JAN to DEC",
-    "day-of-week": "0 to 7 or SUN to SAT, with L or #1 to #5",
+    "second": "0-59",
+    "minute": "0-59",
+    "hour": "0-23",
+    "day-of-month": "1-31, L, LW",
+    "month": "1-12, JAN-DEC",
+    "day-of-week": "0-7, SUN-SAT, 0L-7L, 0#1-7#5",
 }
 _SPANS = (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1), timedelta(days=31))
 
@@ -113,7 +114,9 @@ def parse_crons(value: Any) -> tuple[Cron, ...]:
     crons = (value,) if isinstance(value, Cron) else value
     if not isinstance(crons, list | tuple) or not all(isinstance(cron, Cron) for cron in crons):
         raise InvalidCron(
-            "schedule", f'expected a cron line such as "30 2 * * *", a Cron, or a list, got {value!r:.80}'
+            "schedule",
+            'expected a cron line such as "30 2 * * *", a Cron, or a list, got %(value)s',
+            value=quoted(value),
         )
     return tuple(crons)
 
@@ -121,11 +124,16 @@ def parse_crons(value: Any) -> tuple[Cron, ...]:
 def check_policies(missed: object, window: object, overlap: object) -> None:
     """Raise InvalidCron, naming the field, for an invalid policy."""
     if missed not in tuple(Missed):
-        raise InvalidCron("missed", f'expected "skip", "once" or "all", got {missed!r:.80}')
+        raise InvalidCron("missed", 'expected "skip", "once" or "all", got %(value)s', value=quoted(missed))
     if not isinstance(window, int) or isinstance(window, bool) or not 0 < window <= LONGEST_WINDOW_S:
-        raise InvalidCron("window", f"expected whole seconds from 1 to {LONGEST_WINDOW_S}, got {window!r:.80}")
+        raise InvalidCron(
+            "window",
+            "expected whole seconds from 1 to %(most)s, got %(value)s",
+            most=LONGEST_WINDOW_S,
+            value=quoted(window),
+        )
     if overlap not in tuple(Overlap):
-        raise InvalidCron("overlap", f'expected "allow" or "skip", got {overlap!r:.80}')
+        raise InvalidCron("overlap", 'expected "allow" or "skip", got %(value)s', value=quoted(overlap))
 
 
 class Schedule:
@@ -145,13 +153,17 @@ class Schedule:
         Raises InvalidCron, naming the line's field and its expected values.
         """
         if not isinstance(line, str) or not line.strip() or len(line) > MAX_LINE_LENGTH:
-            raise InvalidCron("schedule", f'expected a cron line such as "30 2 * * *", got {line!r:.80}')
+            raise InvalidCron(
+                "schedule", 'expected a cron line such as "30 2 * * *", got %(value)s', value=quoted(line)
+            )
         if not isinstance(zone, str):
-            raise InvalidCron("zone", f'expected the name of a time zone, such as "Europe/Berlin", got {zone!r:.80}')
+            raise _zone_error(zone)
         # A line such as February 30 parses, but never has a tick.
         schedule = _cached_schedule(line, zone)
         if schedule.after(datetime(2024, 1, 1, tzinfo=UTC)) is None:
-            raise InvalidCron("schedule", f'"{line}": expected a day that comes, got one that does not in 50 years')
+            raise InvalidCron(
+                "schedule", '"%(line)s": expected a day that comes, got one that does not in 50 years', line=line
+            )
         return schedule
 
     def after(self, moment: datetime) -> datetime | None:
@@ -210,8 +222,41 @@ class Schedule:
                 return last_tick
         return None
 
-    def __str__(self) -> str:
-        return CronSim(self._line, datetime(2024, 1, 1, tzinfo=UTC)).explain()
+    @property
+    def fields(self) -> CronFields:
+        """Return the values of each field."""
+        parsed = CronSim(self._line, datetime(2024, 1, 1, tzinfo=UTC))
+        return CronFields(
+            seconds=frozenset(parsed.seconds),
+            minutes=frozenset(parsed.minutes),
+            hours=frozenset(parsed.hours),
+            days=frozenset(parsed.days),
+            months=frozenset(parsed.months),
+            # 0 and 7 are both Sunday.
+            weekdays=frozenset(day % 7 for day in parsed.weekdays if isinstance(day, int)),
+            nth_weekdays=frozenset(
+                (day[0] % 7, 0 if day[1] == CronSim.LAST else day[1])
+                for day in parsed.weekdays if not isinstance(day, int)
+            ),
+            needs_both=parsed.day_and,
+        )  # fmt: skip
+
+
+class CronFields(NamedTuple):
+    """The values at which a schedule has a tick."""
+
+    seconds: frozenset[int]
+    minutes: frozenset[int]
+    hours: frozenset[int]
+    days: frozenset[int]
+    """Days of the month; LAST_DAY and LAST_WORKDAY too."""
+    months: frozenset[int]
+    weekdays: frozenset[int]
+    """Days of the week; 0 is Sunday."""
+    nth_weekdays: frozenset[tuple[int, int]]
+    """Weekdays with their number in the month, 1 to 5; 0 is the last."""
+    needs_both: bool
+    """Whether the day of the month and the weekday must both match, rather than one of them."""
 
 
 class Due(NamedTuple):
@@ -255,9 +300,13 @@ def zone_of(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (OSError, ValueError, LookupError) as error:  # LookupError: not found; OSError: the name of a directory
-        raise InvalidCron(
-            "zone", f'expected the name of a time zone, such as "Europe/Berlin", got {name!r:.80}'
-        ) from error
+        raise _zone_error(name) from error
+
+
+def _zone_error(zone: object) -> InvalidCron:
+    return InvalidCron(
+        "zone", 'expected the name of a time zone, such as "Europe/Berlin", got %(value)s', value=quoted(zone)
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -304,27 +353,40 @@ def _validate_line(line: str) -> str:
     if fields[0].startswith("@"):
         if line.strip().lower() not in _ABBREVIATIONS:
             raise InvalidCron(
-                "schedule", f"expected one of {', '.join(_ABBREVIATIONS)}, or five fields, got {line!r:.80}"
+                "schedule",
+                "expected one of %(known)s, or five fields, got %(value)s",
+                known=", ".join(_ABBREVIATIONS),
+                value=quoted(line),
             )
         return _ABBREVIATIONS[line.strip().lower()]
     if len(fields) not in (5, 6):
         raise InvalidCron(
             "schedule",
-            f'"{line}": expected five fields (minute, hour, day-of-month, month, day-of-week), or six with the second '
-            f"first, got {len(fields)}",
+            '"%(line)s": expected five fields (minute, hour, day-of-month, month, day-of-week), or six with the second '
+            "first, got %(count)s",
+            line=line,
+            count=len(fields),
         )
     try:
         CronSim(line, datetime(2024, 1, 1, tzinfo=UTC))
     except (CronSimError, AssertionError, ValueError) as error:
-        raise InvalidCron("schedule", f'"{line}": {_describe_problem(str(error), fields)}') from error
+        raise _field_error(line, str(error), fields) from error
     return line
 
 
-def _describe_problem(problem: str, fields: Sequence[str]) -> str:
-    """Return a message that names the field, its range and the value; cronsim reports only "Bad minute"."""
+def _field_error(line: str, problem: str, fields: Sequence[str]) -> InvalidCron:
+    """Return an error that names the field, its range and the value; cronsim reports only "Bad minute"."""
     name = problem.removeprefix("Bad ")
     if name not in _RANGES:
-        return f"cannot be read: {problem}"
+        return InvalidCron("schedule", '"%(line)s": cannot be read: %(problem)s', line=line, problem=problem)
     # A line of five fields has no second, the first name in _RANGES.
     position = list(_RANGES).index(name) - (6 - len(fields))
-    return f'{name}: expected {_RANGES[name]}, *, a list (1,2), a range (1-5) or a step (*/5), got "{fields[position]}"'
+    text = translatable(
+        '"%(line)s": %(name)s: expected %(range)s, *, a list (1,2), a range (1-5) or a step (*/5), got "%(value)s"'
+    )
+    if name == "day-of-month":
+        text = translatable(
+            '"%(line)s": %(name)s: expected %(range)s of a month that has the day, *, a list (1,2), a range (1-5) or a '
+            'step (*/5), got "%(value)s"'
+        )
+    return InvalidCron("schedule", text, line=line, name=name, range=_RANGES[name], value=fields[position])

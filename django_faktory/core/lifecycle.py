@@ -139,7 +139,9 @@ def targets(state: State | None, event: Event) -> frozenset[State | None]:
     try:
         return TRANSITIONS[state][event]
     except KeyError:
-        raise InvalidTransition(f"a job that is {state or 'not stored'} cannot {event}") from None
+        raise InvalidTransition(
+            "a job that is %(state)s cannot %(event)s", state=state or "not stored", event=event
+        ) from None
 
 
 class FailureOutcome(NamedTuple):

@@ -15,7 +15,7 @@ from math import floor
 
 import msgspec
 
-from ..errors import FaktoryError
+from ..errors import TranslatableError, quoted
 
 SET_S = 0.1
 """Seconds between two releases of jobs that wait for a rate: 100 per second are ten releases of ten jobs."""
@@ -46,7 +46,7 @@ class Scope(StrEnum):
     KEY = "key"
 
 
-class InvalidLimit(FaktoryError):
+class InvalidLimit(TranslatableError):
     """The limit is empty or invalid."""
 
 
@@ -70,7 +70,7 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
             return cls(concurrency=_check_whole("concurrency", value))
         for key in value:
             if key not in _KEYS:
-                raise InvalidLimit(f"no such key: {key!r:.80}; known: {', '.join(_KEYS)}")
+                raise InvalidLimit("no such key: %(key)s; known: %(known)s", key=quoted(key), known=", ".join(_KEYS))
         concurrency, rate_value, burst = (value.get(key) for key in _KEYS)
         if concurrency is None and rate_value is None:
             raise InvalidLimit('expected "concurrency", "rate" or both, got neither')
@@ -113,18 +113,29 @@ def rate_text(rate: int, per: int) -> str:
 def _parse_rate(value: object) -> tuple[int, int]:
     match = _RATE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
     if not match or match[3] not in _UNITS:
-        raise InvalidLimit(f'rate: expected a number and a time, such as "100/s", "10/m" or "5/30s", got {value!r:.80}')
+        raise InvalidLimit(
+            'rate: expected a number and a time, such as "100/s", "10/m" or "5/30s", got %(value)s',
+            value=quoted(value),
+        )
     rate, per = int(match[1]), int(match[2] or 1) * _UNITS[match[3]]
     if not 1 <= rate <= MOST or not 1 <= per <= LONGEST_PER_S:
         raise InvalidLimit(
-            f"rate: expected 1 to {MOST} in a second to {LONGEST_PER_S // 86_400} days, got {value!r:.80}"
+            "rate: expected 1 to %(most)s in a second to %(days)s days, got %(value)s",
+            most=MOST,
+            days=LONGEST_PER_S // 86_400,
+            value=quoted(value),
         )
     return rate, per
 
 
 def _check_whole(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
-        raise InvalidLimit(f"{name}: expected a whole number from 1 to {MOST}, got {value!r:.80}")
+        raise InvalidLimit(
+            "%(name)s: expected a whole number from 1 to %(most)s, got %(value)s",
+            name=name,
+            most=MOST,
+            value=quoted(value),
+        )
     return value
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..errors import FaktoryError, InvalidPayload
+from ..errors import FaktoryError, InvalidPayload, translatable
 from .job_options import JobOptions, compute_ttl, read_options
 from .json import jsontext
 from .json.fields import parse_instant as parse_instant  # noqa: PLC0414  (other modules import it from here)
@@ -511,8 +511,10 @@ def queue_name(value: str) -> str:
     # The message begins like the original server's.
     if not _queue_name.fullmatch(value):
         raise InvalidPayload(
-            rf"cannot get {quote_abbreviated(value)} queue: queue names must match \A[a-zA-Z0-9._-]+\z"
-            " and have at most 255 characters"
+            translatable(
+                r"cannot get %(name)s queue: queue names must match \A[a-zA-Z0-9._-]+\z and have at most 255 characters"
+            ),
+            name=quote_abbreviated(value),
         )
     return value
 

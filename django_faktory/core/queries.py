@@ -120,7 +120,10 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def parse_query(text: str) -> Query:
     """Parse a query. Raises InvalidQuery with one line that names the position and what was expected."""
     if len(text) > MAX_TEXT:
-        raise _error_at(MAX_TEXT, f"expected a query of at most {MAX_TEXT} characters, got {len(text)}")
+        problem = InvalidQuery(
+            "expected a query of at most %(most)s characters, got %(count)s", most=MAX_TEXT, count=len(text)
+        )
+        raise _at(MAX_TEXT, problem)
     conditions: dict[str, Any] = {}
     at = _skip_spaces(text, 0)
     while at < len(text):
@@ -132,9 +135,11 @@ def parse_query(text: str) -> Query:
             error.at = start if error.at is None else error.at
             raise
         if at < len(text) and not text[at].isspace():
-            raise _error_at(
-                at, f"expected a space before {abbreviate(text[at:])}; put values with spaces or commas in quotes"
+            problem = InvalidQuery(
+                "expected a space before %(text)s; put values with spaces or commas in quotes",
+                text=abbreviate(text[at:]),
             )
+            raise _at(at, problem)
         at = _skip_spaces(text, at)
     return Query(**conditions)
 
@@ -142,7 +147,9 @@ def parse_query(text: str) -> Query:
 def split_about(label: str) -> tuple[str, str]:
     """Return the model and the key of an object's name. Raises InvalidQuery if it is not one."""
     if not is_about(label):
-        raise InvalidQuery(f"about: expected app.model/pk, such as shop.order/42, got {abbreviate(label)}")
+        raise InvalidQuery(
+            "about: expected app.model/pk, such as shop.order/42, got %(value)s", value=abbreviate(label)
+        )
     model, _, key = label.partition("/")
     return model, key
 
@@ -156,9 +163,8 @@ def is_about(label: str) -> bool:
 # Parsing
 
 
-def _error_at(at: int, message: str) -> InvalidQuery:
-    error = InvalidQuery(message)
-    error.at = at
+def _at(position: int, error: InvalidQuery) -> InvalidQuery:
+    error.at = position
     return error
 
 
@@ -172,7 +178,7 @@ def _read_term(text: str, at: int, conditions: dict[str, Any]) -> int:
         return _read_word(text, at, conditions)
     reader = _READERS.get(key[1])
     if reader is None:
-        raise InvalidQuery(f"no such key: {abbreviate(key[1])}; known: {', '.join(_READERS)}")
+        raise InvalidQuery("no such key: %(key)s; known: %(known)s", key=abbreviate(key[1]), known=", ".join(_READERS))
     return reader(text, key.end(), conditions)
 
 
@@ -192,7 +198,11 @@ def _read_word(text: str, at: int, conditions: dict[str, Any]) -> int:
     elif _jid.fullmatch(word):
         _add_values(conditions, "jids", [word])
     else:
-        raise InvalidQuery(f"expected key:value, a state or a jid, got {abbreviate(word)}; keys: {', '.join(_READERS)}")
+        raise InvalidQuery(
+            "expected key:value, a state or a jid, got %(word)s; keys: %(known)s",
+            word=abbreviate(word),
+            known=", ".join(_READERS),
+        )
     return at + len(word)
 
 
@@ -206,12 +216,18 @@ def _read_values(text: str, at: int, key: str) -> tuple[list[tuple[str, bool]], 
         elif bare := _bare_value.match(text, at):
             value, at = bare[0], bare.end()
         else:
-            raise _error_at(at, f"{key}: expected a value, got {abbreviate(text[at : at + 40]) or 'nothing'}")
+            problem = InvalidQuery(
+                "%(key)s: expected a value, got %(value)s", key=key, value=abbreviate(text[at : at + 40]) or "nothing"
+            )
+            raise _at(at, problem)
         if not value or not value.isprintable():
-            raise _error_at(start, f"{key}: expected printable characters, got {abbreviate(value) or 'nothing'}")
+            problem = InvalidQuery(
+                "%(key)s: expected printable characters, got %(value)s", key=key, value=abbreviate(value) or "nothing"
+            )
+            raise _at(start, problem)
         values.append((value, quoted is not None))
         if len(values) > MAX_VALUES:
-            raise InvalidQuery(f"{key}: expected at most {MAX_VALUES} values")
+            raise InvalidQuery("%(key)s: expected at most %(most)s values", key=key, most=MAX_VALUES)
         if text[at : at + 1] != ",":
             return values, at
         at += 1
@@ -222,7 +238,9 @@ def _unquote(text: str, key: str) -> str:
         return str(json.loads(text))
     except ValueError:
         raise InvalidQuery(
-            f"{key}: expected a string in double quotes, as JSON has them, got {abbreviate(text)}"
+            "%(key)s: expected a string in double quotes, as JSON has them, got %(value)s",
+            key=key,
+            value=abbreviate(text),
         ) from None
 
 
@@ -259,7 +277,7 @@ def pattern(value: str, key: str) -> Pattern:
     """Return the pattern for a name, or for a prefix that ends in a star. Raises InvalidQuery for a star elsewhere."""
     name = value.removesuffix("*")
     if "*" in name:
-        raise InvalidQuery(f"{key}: expected a star at the end only, got {abbreviate(value)}")
+        raise InvalidQuery("%(key)s: expected a star at the end only, got %(value)s", key=key, value=abbreviate(value))
     return Pattern(name, is_prefix=name != value)
 
 
@@ -267,7 +285,9 @@ def _read_states(text: str, at: int, conditions: dict[str, Any]) -> int:
     values, at = _read_values(text, at, "state")
     for value, _ in values:
         if value not in _states_known:
-            raise InvalidQuery(f"state: expected one of {', '.join(State)}, got {abbreviate(value)}")
+            raise InvalidQuery(
+                "state: expected one of %(known)s, got %(value)s", known=", ".join(State), value=abbreviate(value)
+            )
     _add_values(conditions, "states", [State(value) for value, _ in values])
     return at
 
@@ -284,7 +304,7 @@ def _single_reader(key: str, field: str, convert: Callable[[str], int]) -> Reade
     def read(text: str, at: int, conditions: dict[str, Any]) -> int:
         values, at = _read_values(text, at, key)
         if field in conditions or len(values) > 1:
-            raise InvalidQuery(f"{key}: expected it once, with one value")
+            raise InvalidQuery("%(key)s: expected it once, with one value", key=key)
         conditions[field] = convert(values[0][0])
         return at
 
@@ -295,7 +315,11 @@ def parse_seconds(text: str, key: str = "older") -> int:
     """Return the seconds of a duration such as 90s, 15m, 2h, 1h30m, 7d or 2w. Raises InvalidQuery."""
     match = _duration.fullmatch(text)
     if not text or match is None:
-        raise InvalidQuery(f"{key}: expected a duration such as 90s, 15m, 1h30m, 2d or 1w, got {abbreviate(text)}")
+        raise InvalidQuery(
+            "%(key)s: expected a duration such as 90s, 15m, 1h30m, 2d or 1w, got %(value)s",
+            key=key,
+            value=abbreviate(text),
+        )
     seconds = sum(int(part) * unit for part, unit in zip(match.groups(default="0"), _UNITS.values(), strict=True))
     # Capped at 100 years: larger intervals overflow the dates of databases.
     return min(seconds, 100 * 365 * 86_400)
@@ -304,7 +328,9 @@ def parse_seconds(text: str, key: str = "older") -> int:
 def _parse_count(text: str) -> int:
     if re.fullmatch(r"\d{1,8}", text, re.ASCII) and 0 < int(text) <= MAX_SEARCHED:
         return int(text)
-    raise InvalidQuery(f"among: expected a number of jobs from 1 to {MAX_SEARCHED}, got {abbreviate(text)}")
+    raise InvalidQuery(
+        "among: expected a number of jobs from 1 to %(most)s, got %(value)s", most=MAX_SEARCHED, value=abbreviate(text)
+    )
 
 
 def _read_arguments(text: str, at: int, conditions: dict[str, Any]) -> int:
@@ -316,10 +342,11 @@ def _read_arguments(text: str, at: int, conditions: dict[str, Any]) -> int:
         value, end = None, at
     # RecursionError comes from deeply nested input, which json parses recursively.
     if not isinstance(value, list) or "args" in conditions:
-        actual = abbreviate(text[at:])
-        raise _error_at(
-            at, f'args: expected, once, a JSON array with all arguments, such as args:[42,"x"], got {actual}'
+        problem = InvalidQuery(
+            'args: expected, once, a JSON array with all arguments, such as args:[42,"x"], got %(value)s',
+            value=abbreviate(text[at:]),
         )
+        raise _at(at, problem)
     conditions["args"] = jsontext.encode(value)
     return end
 

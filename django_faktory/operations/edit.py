@@ -18,7 +18,7 @@ from ..core.job_parser import parse_job
 from ..core.json import jsontext
 from ..core.lifecycle import State
 from ..core.payloads import JobPayload, priority_to_wire, rfc3339
-from ..errors import InvalidPayload, UnknownJobType
+from ..errors import InvalidPayload, UnknownJobType, translatable
 from ..models import Job
 from ..store import notifier, queues
 from ..store.jobs import edits
@@ -94,14 +94,17 @@ def _refuse_encrypted(changes: Changes, members: Mapping[str, str]) -> None:
     """
     is_changed = changes.args is not None or changes.kwargs is not None
     if is_changed and is_encrypted(jsontext.decode(members.get("args", "[]"))):
-        raise InvalidPayload("args: they are encrypted and cannot be edited; discard this job and enqueue another")
+        raise InvalidPayload(
+            translatable("args: they are encrypted and cannot be edited; discard this job and enqueue another")
+        )
 
 
 def _encode(field: str, value: Any) -> str:
     try:
         return encode_json(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidPayload(f"{field}: JSON cannot hold it: {error}") from error
+        text = translatable("%(field)s: JSON cannot hold it: %(problem)s")
+        raise InvalidPayload(text, field=field, problem=error) from error
 
 
 def _with_kwargs(custom: str, kwargs: str) -> str:
@@ -129,7 +132,8 @@ def check_call(jobtype: str, args: list[Any], kwargs: Mapping[str, Any]) -> None
         # None takes the place of the context, which the worker passes.
         signature(task.func).bind(*([None] if task.takes_context else []), *args, **kwargs)
     except TypeError as error:
-        raise InvalidPayload(f"args: {jobtype} cannot be called with them: {error}") from error
+        text = translatable("args: %(task)s cannot be called with them: %(problem)s")
+        raise InvalidPayload(text, task=jobtype, problem=error) from error
 
 
 def _notify_workers(queue: str, using: str) -> None:

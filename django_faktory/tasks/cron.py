@@ -18,7 +18,7 @@ from ..core.cron import Cron, Schedule, check_policies
 from ..core.job_parser import parse_job
 from ..core.json import jsontext
 from ..core.payloads import MAX_NAME, JobPayload, queue_name
-from ..errors import FaktoryError, InvalidCron, InvalidPayload, UnknownJobType
+from ..errors import FaktoryError, InvalidCron, InvalidPayload, UnknownJobType, quoted
 from ..models.cron import CronEntry
 from ..store import notifier
 from ..store.cron import entries, runs
@@ -52,7 +52,8 @@ def definitions() -> Iterator[CronDefinition]:
     # Raises at the first error, because `sync` must not mark entries as removed when it knows only some of them.
     for place, definition in read_definitions():
         if isinstance(definition, InvalidCron):
-            raise InvalidCron(f"{place}: {definition.field}", definition.problem) from definition
+            field = f"{place}: {definition.field}"
+            raise InvalidCron(field, definition.template, **definition.values) from definition
         yield definition
 
 
@@ -98,11 +99,13 @@ def define_from_settings(name: object, entry: object) -> CronDefinition:
     """Return the entry of `FAKTORY["CRON"][name]`. Raises InvalidCron."""
     if not isinstance(entry, Mapping):
         raise InvalidCron(
-            "entry", f'expected a dict such as {{"schedule": "30 2 * * *", "task": …}}, got {describe_value(entry)}'
+            "entry",
+            'expected a dict such as {"schedule": "30 2 * * *", "task": …}, got %(value)s',
+            value=describe_value(entry),
         )
     for key in entry:
         if key not in _KEYS:
-            raise InvalidCron(str(key), f"no such key; known: {', '.join(_KEYS)}")
+            raise InvalidCron(str(key), "no such key; known: %(known)s", known=", ".join(_KEYS))
     if ("task" in entry) == ("jobtype" in entry):
         raise InvalidCron("task or jobtype", 'expected either "task", one of this project, or "jobtype", any worker\'s')
     return build_definition(
@@ -142,7 +145,7 @@ def build_definition(
     check_policies(policies["missed"], policies["window"], policies["overlap"])
     task = task_of(jobtype) if isinstance(jobtype, str) else None
     if must_be_task and task is None:
-        raise InvalidCron("task", f"no task of this project is called {jobtype!r:.120}")
+        raise InvalidCron("task", "no task of this project is called %(name)s", name=quoted(jobtype))
     definition = CronDefinition(
         name=_check_name(name),
         schedule=str(schedule),
@@ -153,20 +156,14 @@ def build_definition(
         window_s=policies["window"],
         overlap=str(policies["overlap"]),
     )
-    # Reject options here, because a task's job would ignore them silently.
     if task is not None:
-        if job:
-            raise InvalidCron(
-                "job", f"a task has its options where it is defined, in @task(…), got {describe_value(job)}"
-            )
-        if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
-            raise InvalidCron(
-                "args", f"expected a list, and kwargs a dict, got {describe_value(args)} and {describe_value(kwargs)}"
-            )
-        positional, named = _encode_call(task, list(args), kwargs, is_json=is_json)
-        return definition._replace(args=positional, kwargs=named)
+        return _build_task_definition(definition, task, args, kwargs, job, is_json=is_json)
     if kwargs:
-        raise InvalidCron("kwargs", f"only tasks of this project take them, and {jobtype!r:.120} is none that is known")
+        raise InvalidCron(
+            "kwargs",
+            "only tasks of this project take them, and %(name)s is none that is known",
+            name=quoted(jobtype),
+        )
     return _build_foreign_definition(definition, jobtype, args, job)
 
 
@@ -175,7 +172,7 @@ def decode_member(field: str, text: str) -> Any:
     try:
         return jsontext.decode(text)
     except InvalidPayload as error:
-        raise InvalidCron(field, str(error)) from error
+        raise InvalidCron(field, error.template, **error.values) from error
 
 
 def task_of(jobtype: str) -> FaktoryTask[..., Any] | None:
@@ -245,31 +242,55 @@ def _encode_call(
         positional, named = encode_call(args, kwargs, plain_json=task.plain_json or is_json)
         return encode_json(positional), encode_json(named)
     except (TypeError, ValueError, FaktoryError) as error:
-        raise InvalidCron("args", f"{task.jobtype} cannot be called with them: {error}") from error
+        raise InvalidCron(
+            "args", "%(task)s cannot be called with them: %(problem)s", task=task.jobtype, problem=error
+        ) from error
+
+
+def _build_task_definition(
+    definition: CronDefinition, task: FaktoryTask[..., Any], args: Any, kwargs: Any, job: Any, *, is_json: bool
+) -> CronDefinition:
+    # Reject options here, because a task's job would ignore them silently.
+    if job:
+        raise InvalidCron(
+            "job",
+            "a task has its options where it is defined, in @task(…), got %(value)s",
+            value=describe_value(job),
+        )
+    if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
+        raise InvalidCron(
+            "args",
+            "expected a list, and kwargs a dict, got %(args)s and %(kwargs)s",
+            args=describe_value(args),
+            kwargs=describe_value(kwargs),
+        )
+    positional, named = _encode_call(task, list(args), kwargs, is_json=is_json)
+    return definition._replace(args=positional, kwargs=named)
 
 
 def _build_foreign_definition(definition: CronDefinition, jobtype: Any, args: Any, job: Any) -> CronDefinition:
     if not isinstance(args, list | tuple):
-        raise InvalidCron("args", f"expected a list, got {describe_value(args)}")
+        raise InvalidCron("args", "expected a list, got %(value)s", value=describe_value(args))
     if not isinstance(job, Mapping):
-        raise InvalidCron("job", f"expected a dict, got {describe_value(job)}")
+        raise InvalidCron("job", "expected a dict, got %(value)s", value=describe_value(job))
     for member in job:
         if member not in JOB_MEMBERS:
-            raise InvalidCron(f"job.{member}", f"expected one of {', '.join(JOB_MEMBERS)}")
+            field = f"job.{member}"
+            raise InvalidCron(field, "expected one of %(known)s", known=", ".join(JOB_MEMBERS))
     if not isinstance(jobtype, str):
-        raise InvalidCron("jobtype", f"expected the name that workers know it by, got {jobtype!r:.80}")
+        raise InvalidCron("jobtype", "expected the name that workers know it by, got %(value)s", value=quoted(jobtype))
     texts = {}
     for field, value in (("args", args), ("job", job)):
         try:
             texts[field] = encode_json(normalize(value))
         except (TypeError, ValueError, FaktoryError) as error:
-            raise InvalidCron(field, f"JSON cannot hold it: {error}") from error
+            raise InvalidCron(field, "JSON cannot hold it: %(problem)s", problem=error) from error
     checked = definition._replace(args=texts["args"], job=texts["job"])
     # Build the job once to validate it; the result is discarded.
     try:
         _build_job(CronEntry(**checked._asdict()))
     except FaktoryError as error:
-        raise InvalidCron("job", str(error)) from error
+        raise InvalidCron("job", "%(problem)s", problem=error) from error
     return checked
 
 
@@ -289,7 +310,9 @@ def _build_job(entry: CronEntry) -> JobPayload:
 
 def _check_name(name: object) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
-        raise InvalidCron("name", f"expected 1 to {MAX_NAME} printable characters, got {name!r:.80}")
+        raise InvalidCron(
+            "name", "expected 1 to %(most)s printable characters, got %(value)s", most=MAX_NAME, value=quoted(name)
+        )
     return name
 
 
@@ -298,4 +321,4 @@ def _check_queue(name: object) -> str:
         # "" is kept: it means the queue of the task, which may change, or `default` for other jobtypes.
         return queue_name(name) if name else ""  # type: ignore[arg-type]  # only str matches
     except (FaktoryError, TypeError) as error:
-        raise InvalidCron("queue", str(error)) from error
+        raise InvalidCron("queue", "%(problem)s", problem=error) from error

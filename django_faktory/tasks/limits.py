@@ -12,7 +12,7 @@ from .. import conf
 from ..core.job_options import limit_key
 from ..core.limits import Allowance, InvalidLimit, Scope
 from ..core.payloads import queue_name
-from ..errors import InvalidPayload
+from ..errors import InvalidPayload, quoted, translatable
 from ..models import Limit
 from ..store.limits import definitions as limit_definitions
 from ..store.limits.definitions import LimitDefinition
@@ -53,7 +53,7 @@ def paused() -> list[str]:
 def set_limit(scope: str, name: str, value: object) -> Limit:
     """Create or change a limit, as an edit in the admin does: it overrides code. Raises InvalidLimit."""
     if scope not in list(Scope):
-        raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")
+        raise InvalidLimit("scope: expected %(known)s, got %(scope)s", known=", ".join(Scope), scope=quoted(scope))
     return limit_definitions.save_limit(scope, check_name(scope, name), Allowance.of(value), using=conf.get("DATABASE"))
 
 
@@ -92,7 +92,7 @@ def definitions() -> Iterator[LimitDefinition]:
     definitions: dict[tuple[str, str], LimitDefinition] = {}
     for definition in read_definitions():
         if isinstance(definition, InvalidDefinition):
-            raise InvalidLimit(f"{definition.place}: {definition.problem}")
+            raise InvalidLimit("%(place)s: %(problem)s", place=definition.place, problem=definition.problem)
         definitions[definition.scope, definition.name] = definition
     yield from definitions.values()
 
@@ -148,5 +148,8 @@ def check_name(scope: str, name: object) -> str:
         if scope == Scope.QUEUE and isinstance(name, str) and name:
             return queue_name(name)
         return limit_key(name)
-    except (InvalidPayload, ValueError) as error:
-        raise InvalidLimit(f"name: {error}, got {name!r:.80}") from None
+    except InvalidPayload as error:
+        raise InvalidLimit("name: %(problem)s, got %(name)s", problem=error, name=quoted(name)) from None
+    except ValueError:
+        text = translatable("name: expected one character or more, without NUL, got %(name)s")
+        raise InvalidLimit(text, name=quoted(name)) from None

@@ -52,9 +52,25 @@ DATA_WORDS = {
 _SIGNATURE = set(WORD.findall(inspect.getsource(refund.func)))
 _EXCEPTION = set("FAKTORY GearMonkey URL environment give is its known no or server set the in".split())  # noqa: SIM905
 WORDS_OF_PAGES = {
-    "edit-typed": _SIGNATURE, "run": _SIGNATURE, "gearmonkey": _EXCEPTION, "entry": {"At", "every", "day"},
+    "edit-typed": _SIGNATURE, "run": _SIGNATURE, "gearmonkey": _EXCEPTION,
+    "wrong-edit": set("args Expecting delimiter line column char".split()),  # noqa: SIM905
+    "wrong-edit-type": {"args"},
 }  # fmt: skip
-"""Names, types and values of parameters; a text of an exception; a schedule in the words of another package."""
+"""Names, types and values of parameters; texts of exceptions of Python and of the settings."""
+
+VALID_CRON = {
+    "name": "weekly", "schedule": "0 2 * * 1", "zone": "UTC", "jobtype": "elsewhere", "queue": "", "args": "[]",
+    "kwargs": "{}", "job": "{}", "missed": "once", "window_s": "60", "overlap": "allow",
+}  # fmt: skip
+WRONG_CRON = {
+    "name": "a\x1fb", "schedule": "61 * * * *", "zone": "Mars", "queue": "a b", "args": "{}", "kwargs": '{"a": 1}',
+    "job": '{"jid": "1"}', "window_s": "0",
+}  # fmt: skip
+WRONG_QUERIES = (
+    "state:tired", "older:soon", "queue:a*b", 'queue:"a', "queue:", "about:order", "args:1", "older:1d,2d",
+    "among:0", 'queue:"a"b',
+)  # fmt: skip
+"""Queries with an error. Each is a text of its own."""
 
 
 HIDING = ("script", "style", "pre", "textarea", "bdi")
@@ -171,7 +187,14 @@ def read_pages(client, paths):
     found["wrong-limit"] = client.post(
         f"{root}limit/add/", {"scope": "task", "name": "shop.tasks.call_webhook", "rate": "1/s"}
     )
+    found["wrong-rate"] = client.post(f"{root}limit/add/", {"scope": "queue", "name": "a b", "rate": "fast"})
     found["wrong-cron"] = client.post(f"{root}cronentry/add/", {})
+    for name, wrong in WRONG_CRON.items():
+        found[f"wrong-cron-{name}"] = client.post(f"{root}cronentry/add/", VALID_CRON | {name: wrong})
+    for number, query in enumerate(WRONG_QUERIES):
+        found[f"wrong-query-{number}"] = client.get(f"{root}job/", {"q": query}, follow=True)
+    found["wrong-edit"] = client.post(f"{root}job/{dead.pk}/edit/", {"args": "[1", "kwargs": "{}"})
+    found["wrong-edit-type"] = client.post(f"{root}job/{dead.pk}/edit/", {"args": "{}", "kwargs": "{}"})
     assert {name: page.status_code for name, page in found.items() if page.status_code != 200} == {}
     return {name: page.content.decode() for name, page in found.items()}
 
@@ -207,6 +230,8 @@ def test_german_pages_have_no_placeholder_and_no_english_menu(read_all, settings
     settings.LANGUAGE_CODE = "de"
     german = read_all()
     assert [name for name, html in german.items() if re.search(r"%\(\w+\)s", html)] == []
+    wrong = {name: html for name, html in german.items() if re.match("wrong-(cron|query)-", name)}
+    assert [name for name, html in wrong.items() if not re.search("erwartet|ungültiger|nur Tasks", html)] == []
     assert "Erfordert Aufmerksamkeit" in german["overview"]
     assert all("Warteschlangen" in html for html in german.values() if "faktory-nav" in html)
 

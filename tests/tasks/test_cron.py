@@ -161,7 +161,7 @@ def problems(**entries):
 @pytest.mark.parametrize(
     ("change", "number", "text", "hint"),
     [
-        ({"schedule": "61 * * * *"}, "E040", 'minute: expected 0 to 59', "docs/cron.md"),
+        ({"schedule": "61 * * * *"}, "E040", 'minute: expected 0-59', "docs/cron.md"),
         ({"schedule": None}, "E040", "schedule: expected a cron line", "docs/cron.md"),
         ({"zone": "Europe/Berlni"}, "E041", "zone: expected", "Did you mean 'Europe/Berlin'?"),
         ({"zone": 7}, "E041", "zone: expected", "tzdata"),

@@ -30,6 +30,7 @@ from ...store.texts import WHOLE, format_json
 from ...tasks.arguments import TYPE, VALUE, decode_call, encode_call
 from ...tasks.base import FaktoryTask
 from ...tasks.json_values import normalize
+from ..formats import error_text
 
 ABSENT: Any = object()
 """Value of an argument that the call leaves out: the task uses its default."""
@@ -92,7 +93,7 @@ class ArgumentsForm(forms.Form):
                 self.args, self.kwargs = normalize(args), normalize(kwargs)
                 check_call(self._task.jobtype, self.args, self.kwargs)
             except (FaktoryError, TypeError, ValueError) as error:
-                self.add_error(None, ValidationError(str(error)))
+                self.add_error(None, ValidationError(error_text(error)))
         return cleaned
 
     def _choose_value(self, name: str, cleaned: Any) -> Any:
@@ -195,7 +196,7 @@ class _JsonField(_BlankField):
             # Refuses numbers such as 1e999, which become infinity and would be stored as null.
             decoded = normalize(jsontext.decode(text))
         except (FaktoryError, TypeError, ValueError) as error:
-            raise ValidationError(str(error)) from error
+            raise ValidationError(error_text(error)) from error
         if self._expected is not None and not isinstance(decoded, self._expected):
             is_list = self._expected is list
             raise ValidationError(gettext("expected a JSON array") if is_list else gettext("expected a JSON object"))

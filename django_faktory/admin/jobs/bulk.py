@@ -105,7 +105,7 @@ def build_query(params: Mapping[str, Any], search: Query | None = None) -> Query
     for name in ("q", "queue", "about", "bid"):
         # PostgreSQL rejects NUL in a parameter: without this the answer would be a 500.
         if not is_storable(params.get(name, "")):
-            raise InvalidQuery(f"{name}: expected text without NUL, which no job has; leave it out")
+            raise InvalidQuery("%(name)s: expected text without NUL, which no job has; leave it out", name=name)
     query = parse_search(params.get("q", "")) if search is None else search
     changes: dict[str, Any] = {}
     if params.get("state") in set(State):

@@ -19,7 +19,7 @@ from ...errors import InvalidQuery
 from ...models import Job
 from ...operations.error_groups import ErrorKind
 from ..base import LowerBound, ReadOnlyAdmin, describe_action, format_capped, get_reason, in_english
-from ..formats import format_duration, format_number
+from ..formats import error_text, format_duration, format_number
 from . import actions, bulk
 from .bulk import BulkRun
 
@@ -50,7 +50,7 @@ class BulkViews(ReadOnlyAdmin):
             scope = bulk.parse_scope(request.GET)
             total = scope.count_jobs(verb, using=using)
         except InvalidQuery as error:
-            self.message_user(request, str(error), messages.ERROR)
+            self.message_user(request, error_text(error), messages.ERROR)
             return HttpResponseRedirect(self._list_url())
         count = format_capped(total, bulk.COUNTED)
         if request.method == "POST":

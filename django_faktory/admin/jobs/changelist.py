@@ -18,7 +18,7 @@ from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
 from ...operations import task_names
 from ..base import CappedPaginator, jobs_link, log_action, requires_permission
-from ..formats import event_time_of, format_number, render_time
+from ..formats import error_text, event_time_of, format_number, render_time
 from ..labels import STATES
 from . import actions as job_actions
 from . import bulk
@@ -115,7 +115,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             jobs = queryset.matching(search) if search_term else queryset
             query = bulk.build_query(request.GET, search)
         except InvalidQuery as error:
-            self.message_user(request, str(error), messages.ERROR)
+            self.message_user(request, error_text(error), messages.ERROR)
             # Not all jobs: a bulk action could follow on a list that the query did not restrict.
             return queryset.none(), False
         return jobs if query.is_empty or query.has_index else jobs.recent(), False

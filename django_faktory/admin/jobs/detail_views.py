@@ -23,6 +23,7 @@ from ...store import texts
 from ...tasks import redaction
 from ...tasks.encryption import is_encrypted
 from ..base import SAFE_METHODS, LongText, ReadOnlyAdmin, log_action, requires_permission
+from ..formats import error_text
 from . import actions, detail
 from .arguments_form import ArgumentsForm
 
@@ -132,7 +133,7 @@ class JobViews(ReadOnlyAdmin):
                     edit.edit(job.jid, changes, using=conf.get("DATABASE"))
                     return self._finish_edit(request, job, call_text(args, kwargs), changes)
             except FaktoryError as error:
-                problem = str(error)
+                problem = error_text(error)
             # The form shows the same texts again if they are refused, so that no input is lost.
             args, kwargs = request.POST.get("args", args), request.POST.get("kwargs", kwargs)
         title = gettext("Edit the arguments of %(task)s") % {"task": job.jobtype}
@@ -190,13 +191,16 @@ def call_text(args: str, kwargs: str) -> str:
 def _changes(args: str, kwargs: str) -> edit.Changes:
     """Parse the submitted arguments. Raises InvalidPayload, which names the field."""
     arguments: dict[str, Any] = {}
-    for name, text, expected_type, json_type in (("args", args, list, "array"), ("kwargs", kwargs, dict, "object")):
+    for name, text, expected_type, problem in (
+        ("args", args, list, gettext("expected a JSON array")),
+        ("kwargs", kwargs, dict, gettext("expected a JSON object")),
+    ):
         try:
             arguments[name] = decode(text)
         except InvalidPayload as error:
-            raise InvalidPayload(f"{name}: {error}") from None
+            raise InvalidPayload("%(field)s: %(problem)s", field=name, problem=error) from None
         if not isinstance(arguments[name], expected_type):
-            raise InvalidPayload(f"{name}: expected a JSON {json_type}")
+            raise InvalidPayload("%(field)s: %(problem)s", field=name, problem=problem)
     return edit.Changes(**arguments)
 
 

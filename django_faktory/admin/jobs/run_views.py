@@ -27,6 +27,7 @@ from ...tasks.arguments import decode_call
 from ...tasks.base import FaktoryTask
 from ...tasks.compat import InvalidTask
 from ..base import ReadOnlyAdmin, log_action, requires_permission
+from ..formats import error_text
 from .arguments_form import ArgumentsForm
 from .detail_views import call_text
 
@@ -64,7 +65,7 @@ class OptionsForm(forms.Form):
             try:
                 queue_name(name)
             except FaktoryError as error:
-                raise forms.ValidationError(str(error)) from error
+                raise forms.ValidationError(error_text(error)) from error
         return name
 
     def clean_run_at(self) -> datetime | None:
@@ -89,7 +90,7 @@ class OptionsForm(forms.Form):
                     queue_name=cleaned["queue"] or None, priority=cleaned["priority"], run_after=cleaned["run_at"]
                 )
             except InvalidTask as error:  # QUEUES of the backend does not have the queue
-                self.add_error("queue", str(error))
+                self.add_error("queue", error_text(error))
         return cleaned
 
 
@@ -124,7 +125,7 @@ class RunViews(ReadOnlyAdmin):
                 try:
                     return self._enqueue(request, options.task, form)
                 except (FaktoryError, TypeError, ValueError) as error:
-                    problem = str(error)
+                    problem = error_text(error)
         return self.page(
             request, "run_task", title=title, task=task,
             tasks=sorted(tasks), form=form, options=options, problem=problem, back_url=self._back_url(request),

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from ...errors import InvalidPayload
+from ...errors import InvalidPayload, translatable
 
 MAX_DEPTH = 128
 CHECKED_AT_ONCE = 16 * 1024
@@ -85,7 +85,8 @@ def check_depth(text: str) -> None:
 
 def depth_error() -> InvalidPayload:
     """Return the error for text that nests deeper than MAX_DEPTH."""
-    return InvalidPayload(f"invalid JSON: nested deeper than {MAX_DEPTH} levels; flatten the data")
+    text = translatable("invalid JSON: nested deeper than %(levels)s levels; flatten the data")
+    return InvalidPayload(text, levels=MAX_DEPTH)
 
 
 def duplicate_key_error(key: str) -> InvalidPayload:
@@ -116,7 +117,7 @@ def decode(text: str) -> Any:
     try:
         return _decoder.decode(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidPayload(f"invalid JSON: {error}") from error
+        raise InvalidPayload(translatable("invalid JSON: %(problem)s"), problem=error) from error
 
 
 def encode(value: Any) -> str:

@@ -52,10 +52,10 @@ def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
         if row is None:
             raise JobNotFound(jid)
         if row.state not in EDITABLE:
-            raise InvalidTransition(f"a job that is {row.state} cannot be edited")
+            raise InvalidTransition("a job that is %(state)s cannot be edited", state=row.state)
         new_values = change(row)
         if new_values.run_at is not None and row.state not in WAITING:
-            raise InvalidTransition(f"a job that is {row.state} has no time to wait for")
+            raise InvalidTransition("a job that is %(state)s has no time to wait for", state=row.state)
         with transaction.atomic(using=using):  # a savepoint: a taken key must not abort the caller's transaction
             _write(connection, row, new_values)
         return Job.objects.using(using).get(pk=row.pk)

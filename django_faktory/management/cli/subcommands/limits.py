@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ....core.limits import Allowance, InvalidLimit, Scope
+from ....errors import quoted
 from ....models import Limit
 from ....operations import task_names
 from ....operations.serializers import limit_of
@@ -71,7 +72,7 @@ def _set(call: Invocation, using: str, scope: str, name: str, values: list[str])
         # isdigit() alone also accepts characters such as ², which int() rejects.
         numbers |= {"concurrency": int(value)} if value.isascii() and value.isdigit() else {"rate": value}
     if scope not in list(Scope):
-        raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")
+        raise InvalidLimit("scope: expected %(known)s, got %(scope)s", known=", ".join(Scope), scope=quoted(scope))
     allowance = Allowance.of(numbers)
     checked_name = task_limits.check_name(scope, name)
     _require_known_names(call, scope, [checked_name], using)
