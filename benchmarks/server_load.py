@@ -30,13 +30,14 @@ LOADS = {
 
 
 def load(name, jobs, kind, connections, workers, *, servers=1):
-    """Run one load; return jobs per second, the server's CPU time and PostgreSQL's log of a job, by name.
+    """Run one load; return by name jobs per second and, of a job, the server's CPU time, PostgreSQL's log and buffers.
 
     Raises RuntimeError unless every job is stored afterwards, or was taken.
     """
     from django_faktory.models import Job
 
     empty()
+    buffers = _buffers()
     with node("--server-only", "--servers", str(servers)) as (process, port):
         cpu, log = readings.cpu_s(readings.tree(process.pid)), _log_bytes()
         jobs_per_s = _jobs_per_s(port, jobs, kind, connections, workers)
@@ -46,11 +47,14 @@ def load(name, jobs, kind, connections, workers, *, servers=1):
     expected = 0 if kind == "both" else jobs
     if waiting != expected:
         raise RuntimeError(f"{kind}: expected {expected} jobs to wait after {jobs} were pushed, got {waiting}")
+    # A session counts its buffers when it ends, and otherwise up to ten seconds later.
+    read = None if buffers is None else _buffers() - buffers
     title = name if servers == 1 else f"{name}: {servers} servers"
     return {
         title: jobs_per_s,
         f"{title}: server's CPU, µs a job": used_s / jobs * 1e6,
         f"{title}: log, bytes a job": None if written is None else written / jobs,
+        f"{title}: buffers a job": None if read is None else read / jobs,
     }
 
 
@@ -153,6 +157,10 @@ def idle_node(seconds):
 
 def _log_bytes():
     return _read("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+
+
+def _buffers():
+    return _read("SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = current_database()")
 
 
 def _transactions():
