@@ -204,9 +204,13 @@ def test_random_parameters_are_rejected_or_do_not_filter(admin_client, name):
         params |= dict(chance.sample([*PAGING.items()], chance.randint(0, 2)))
         status, _rows = listed(admin_client, name, params)
         assert status == 400, params
-    plain = listed(admin_client, name, {})[1]
-    for parameter in [*OWN[name], *PAGING]:
+    for parameter in OWN[name]:
         for value in values:
+            assert listed(admin_client, name, {parameter: value})[0] in (200, 302), (parameter, value)
+    # These parameters are read by the same code for each list.
+    plain = listed(admin_client, name, {})[1]
+    for parameter in PAGING:
+        for value in values if name == "outboxentry" else chance.sample(values, 2):
             status, rows = listed(admin_client, name, {parameter: value})
             assert status in (200, 302), (parameter, value)
             if parameter in ("p", "e", "all") and status == 200:
