@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 PR_SET_PDEATHSIG = 1
 MAX_MESSAGE_BYTES = 1 << 17
 
-READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "OPENSSL_", "SSL_", "PSYCOPG_")
+READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OPENSSL_", "SSL_", "PSYCOPG_")
 """Prefixes of variables that are read before the program runs: by the interpreter, C libraries or imported modules."""
 
 IMPORTED = (
@@ -56,6 +57,11 @@ class ForkServer:
     @property
     def pid(self):
         return self._process.pid
+
+    def close(self):
+        """End the server, and with it its programs."""
+        self._control.close()
+        self._process.wait()
 
     def can_start(self, args, environment):
         """Return True if a fork does the same as `python -u *args` in this environment."""
@@ -143,6 +149,7 @@ def run(args, environment, output):
     os.close(output)
     os.environ.clear()
     os.environ.update(environment)
+    time.tzset()
     _, module, *sys.argv[1:] = args
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -18,7 +18,7 @@ WITH_US = ending_with_us(signal.SIGKILL)
 leaves no worker behind that takes jobs of the next run.
 """
 
-_fork_servers = {}
+fork_servers = {}
 """The fork server of each process; a forked pytest process must not use its parent's."""
 
 
@@ -111,6 +111,6 @@ def fork_server():
     """Return the fork server of this process, or None if there can be none."""
     pid = os.getpid()
     # A server ends with the thread that started it, so only the main thread starts one.
-    if pid not in _fork_servers and ForkServer.is_possible() and threading.current_thread() is threading.main_thread():
-        _fork_servers[pid] = ForkServer(WITH_US)
-    return _fork_servers.get(pid)
+    if pid not in fork_servers and ForkServer.is_possible() and threading.current_thread() is threading.main_thread():
+        fork_servers[pid] = ForkServer(WITH_US)
+    return fork_servers.get(pid)

@@ -11,6 +11,7 @@ import sys
 import psutil
 import pytest
 
+from tests import programs
 from tests.fork_server import ROOT, ForkServer
 from tests.programs import Program, fork_server
 from tests.waiting import wait_until
@@ -59,17 +60,21 @@ forked = pytest.mark.skipif(not ForkServer.is_possible(), reason="needs pidfd_op
 
 
 @pytest.fixture
-def program():
+def program(monkeypatch):
     """Start a program; all are ended after the test."""
-    programs = []
+    # Variables of this process may have changed since its server was started: each test starts one.
+    monkeypatch.setattr(programs, "fork_servers", {})
+    started = []
 
     def start(*args, **environment):
-        programs.append(Program(*args, **environment))
-        return programs[-1]
+        started.append(Program(*args, **environment))
+        return started[-1]
 
     yield start
-    for one in programs:
+    for one in started:
         one.clean_up()
+    for server in programs.fork_servers.values():
+        server.close()
 
 
 @forked
