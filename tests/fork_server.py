@@ -44,7 +44,6 @@ class ForkServer:
     def __init__(self, prefix):
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self._ignored = ignored_signals()
         self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
@@ -66,8 +65,7 @@ class ForkServer:
     def can_start(self, args, environment):
         """Return True if a fork does the same as `python -u *args` in this environment."""
         changed = dict(environment.items() ^ self._environment.items())
-        is_read_at_start = any(name.startswith(READ_AT_START) for name in changed)
-        return args[0] == "-m" and not is_read_at_start and ignored_signals() == self._ignored
+        return args[0] == "-m" and not any(name.startswith(READ_AT_START) for name in changed)
 
     def start(self, args, environment, output):
         """Start `python -u *args` in a session of its own and return its pid. `output` is a file descriptor."""
@@ -156,7 +154,7 @@ def run(args, environment, output):
 
 def ignored_signals():
     """Return the signals that this process ignores, and so does each program that it starts."""
-    return {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
+    return frozenset(number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN)
 
 
 def end_with_parent():

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import psutil
 
-from tests.fork_server import ROOT, ForkedProcess, ForkServer
+from tests.fork_server import ROOT, ForkedProcess, ForkServer, ignored_signals
 from tests.own_servers import ending_with_us
 from tests.waiting import LONGEST_WAIT_S, wait_until
 
@@ -19,7 +19,9 @@ leaves no worker behind that takes jobs of the next run.
 """
 
 fork_servers = {}
-"""The fork server of each process; a forked pytest process must not use its parent's."""
+"""The fork servers, by what they pass on: their client, because a forked pytest process must not use its parent's, and
+the signals that they ignore.
+"""
 
 
 class Program:
@@ -108,9 +110,9 @@ def start(args, environment):
 
 
 def fork_server():
-    """Return the fork server of this process, or None if there can be none."""
-    pid = os.getpid()
+    """Return the fork server of this process and its ignored signals, or None if there can be none."""
+    key = os.getpid(), ignored_signals()
     # A server ends with the thread that started it, so only the main thread starts one.
-    if pid not in fork_servers and ForkServer.is_possible() and threading.current_thread() is threading.main_thread():
-        fork_servers[pid] = ForkServer(WITH_US)
-    return fork_servers.get(pid)
+    if key not in fork_servers and ForkServer.is_possible() and threading.current_thread() is threading.main_thread():
+        fork_servers[key] = ForkServer(WITH_US)
+    return fork_servers.get(key)
