@@ -106,8 +106,9 @@ def test_lines_are_stored_once_when_their_acknowledgement_is_repeated(report, he
 
     Job.objects.update(result_ttl=60)
     report(Interrupted("default"), *(ack(job, log=(job.jid,)) for job in held))
-    histories = [json.loads(history) for history in Job.objects.values_list("history", flat=True).order_by("pk")]
-    assert [[entry["log"] for entry in history] for history in histories] == [[[job.jid]] for job in held]
+    history_by_jid = dict(Job.objects.values_list("jid", "history"))
+    logs_by_jid = {jid: [entry["log"] for entry in json.loads(history)] for jid, history in history_by_jid.items()}
+    assert logs_by_jid == {job.jid: [[job.jid]] for job in held}
 
 
 def test_a_report_waits_for_others_if_more_are_expected_soon(held):
