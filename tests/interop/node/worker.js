@@ -8,6 +8,11 @@ faktory.register("fails", async (text) => {
   throw new TypeError(text);
 });
 
+faktory.register("pauses", async () => {
+  console.log("running");
+  await new Promise((resolve) => setTimeout(resolve, 500));
+});
+
 faktory
   .work({ url: process.argv[2], concurrency: 2, beatInterval: 5, timeout: 5 })
   .then(() => console.log("working"))
