@@ -1,7 +1,7 @@
 """Start Python programs fast: fork them from a process that has imported Django.
 
-A new interpreter takes 0.35 s of CPU time to import Django, a fork 0.1 s, and `make test-all` starts some 700 programs.
-The server imports no module of this project: each program imports its own, as in a new interpreter.
+A server takes 0.48 s of CPU time until it listens if it is a new interpreter, 0.24 s if it is forked. The fork server
+imports no module of this project: each program imports its own, as in a new interpreter.
 """
 
 import ctypes

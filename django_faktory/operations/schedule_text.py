@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
+from typing import Any, NamedTuple
 
 from django.utils.dates import MONTHS, WEEKDAYS
 from django.utils.formats import date_format
 from django.utils.text import capfirst, get_text_list
-from django.utils.translation import gettext, gettext_lazy, ngettext
+from django.utils.translation import gettext, gettext_lazy, ngettext, ngettext_lazy
 
 from ..core.cron import LAST_DAY, LAST_WORKDAY, CronFields, Schedule
 
 MAX_TIMES = 4
 """Maximum number of times of day that are listed; more are described by their hours and minutes."""
 
-_SECONDS = _MINUTES = range(60)
-_HOURS, _DAYS, _MONTHS, _WEEKDAYS = range(24), range(1, 32), range(1, 13), range(7)
+_DAYS, _MONTHS, _WEEKDAYS = range(1, 32), range(1, 13), range(7)
 _LEAP_YEAR = 2024
 
 _NTH_WEEKDAYS = {
@@ -27,6 +27,31 @@ _NTH_WEEKDAYS = {
     5: gettext_lazy("the fifth %(weekday)s of the month"),
     0: gettext_lazy("the last %(weekday)s of the month"),
 }
+
+
+class _Unit(NamedTuple):
+    """A part of the time of day: all its values, and texts for each n-th and for a list of them."""
+
+    values: range
+    every: Any
+    listed: Any
+
+
+_HOURS = _Unit(
+    range(24),
+    gettext_lazy("every %(count)s hours"),
+    ngettext_lazy("in hour %(values)s", "in hours %(values)s", "count"),
+)
+_MINUTES = _Unit(
+    range(60),
+    gettext_lazy("every %(count)s minutes"),
+    ngettext_lazy("at minute %(values)s", "at minutes %(values)s", "count"),
+)
+_SECONDS = _Unit(
+    range(60),
+    gettext_lazy("every %(count)s seconds"),
+    ngettext_lazy("at second %(values)s", "at seconds %(values)s", "count"),
+)
 
 
 def describe(schedule: Schedule) -> str:
@@ -43,38 +68,21 @@ def _times(fields: CronFields) -> list[str]:
             for hour in hours for minute in minutes for second in seconds
         ]  # fmt: skip
         return [gettext("at %(times)s") % {"times": _join(times)}]
-    parts = [_describe_hours(hours), _describe_minutes(minutes), _describe_seconds(seconds)]
+    parts = [_describe_unit(hours, _HOURS), _describe_unit(minutes, _MINUTES)]
     if not parts[0] and _is_listed(minutes, _MINUTES):
         parts[0] = gettext("every hour")
     if not parts[1] and _is_listed(seconds, _SECONDS):
         parts[1] = gettext("every minute")
+    if seconds != [0]:
+        parts.append(_describe_unit(seconds, _SECONDS) or gettext("every second"))
     return [part for part in parts if part]
 
 
-def _describe_hours(hours: Sequence[int]) -> str:
-    if step := _find_step(hours, _HOURS):
-        return gettext("every %(count)s hours") % {"count": step}
-    if _is_listed(hours, _HOURS):
-        return ngettext("in hour %(hours)s", "in hours %(hours)s", len(hours)) % {"hours": _list(hours)}
-    return ""
-
-
-def _describe_minutes(minutes: Sequence[int]) -> str:
-    if step := _find_step(minutes, _MINUTES):
-        return gettext("every %(count)s minutes") % {"count": step}
-    if _is_listed(minutes, _MINUTES):
-        return ngettext("at minute %(minutes)s", "at minutes %(minutes)s", len(minutes)) % {"minutes": _list(minutes)}
-    return ""
-
-
-def _describe_seconds(seconds: Sequence[int]) -> str:
-    if seconds == [0]:
-        return ""
-    if step := _find_step(seconds, _SECONDS):
-        return gettext("every %(count)s seconds") % {"count": step}
-    if _is_listed(seconds, _SECONDS):
-        return ngettext("at second %(seconds)s", "at seconds %(seconds)s", len(seconds)) % {"seconds": _list(seconds)}
-    return gettext("every second")
+def _describe_unit(values: Sequence[int], unit: _Unit) -> str:
+    """Return the text of these values; none if they are all."""
+    if step := _find_step(values, unit):
+        return str(unit.every % {"count": step})
+    return str(unit.listed % {"count": len(values), "values": _list(values)}) if _is_listed(values, unit) else ""
 
 
 def _dates(fields: CronFields) -> Iterator[str]:
@@ -99,7 +107,7 @@ def _dates(fields: CronFields) -> Iterator[str]:
             yield _describe_days(fields)
         case False, True:
             yield gettext("on %(weekdays)s") % {"weekdays": _describe_weekdays(fields)}
-        case _ if len(fields.hours) < len(_HOURS):
+        case _ if len(fields.hours) < len(_HOURS.values):
             yield gettext("every day")
     if len(months) < len(_MONTHS):
         yield gettext("in %(months)s") % {"months": _list(sorted(months), lambda month: str(MONTHS[month]))}
@@ -126,15 +134,15 @@ def _describe_weekdays(fields: CronFields) -> str:
     return _join(parts)
 
 
-def _find_step(values: Sequence[int], all_values: range) -> int:
+def _find_step(values: Sequence[int], unit: _Unit) -> int:
     """Return n if the values are each n-th one and n divides their range, as of `*/15`; otherwise 0."""
-    step = len(all_values) // len(values)
-    return step if 1 < step < len(all_values) and list(all_values[::step]) == list(values) else 0
+    step = len(unit.values) // len(values)
+    return step if 1 < step < len(unit.values) and list(unit.values[::step]) == list(values) else 0
 
 
-def _is_listed(values: Sequence[int], all_values: range) -> bool:
+def _is_listed(values: Sequence[int], unit: _Unit) -> bool:
     """Return True if neither "every" nor "every n" describes the values."""
-    return len(values) < len(all_values) and not _find_step(values, all_values)
+    return len(values) < len(unit.values) and not _find_step(values, unit)
 
 
 def _list(values: Sequence[int], label: Callable[[int], str] = str) -> str:

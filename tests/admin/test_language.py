@@ -70,7 +70,7 @@ WRONG_QUERIES = (
     "state:tired", "older:soon", "queue:a*b", 'queue:"a', "queue:", "about:order", "args:1", "older:1d,2d",
     "among:0", 'queue:"a"b',
 )  # fmt: skip
-"""Queries with an error. Each is a text of its own."""
+"""Queries with an error, each with another message."""
 
 
 HIDING = ("script", "style", "pre", "textarea", "bdi")

@@ -4,6 +4,7 @@ A program that outlives its run would take the next run's jobs.
 """
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -89,11 +90,17 @@ def test_a_module_is_forked_with_its_arguments_variables_and_a_session_of_its_ow
 
 
 @forked
-@pytest.mark.parametrize("args", [("-c", "import os; print(os.getppid())"), ("-m", "tests.tools.shown")])
-def test_a_new_interpreter_starts_for_code_and_for_variables_that_it_reads_itself(program, args):
-    found = program(*args, PYTHONHASHSEED="1")
+@pytest.mark.parametrize(
+    ("args", "environment"),
+    [
+        (("-c", "import os; print(f'{{\"parent\": {os.getppid()}}}')"), {}),
+        (("-m", "tests.tools.shown"), {"PYTHONHASHSEED": "1"}),
+    ],
+)
+def test_a_new_interpreter_starts_for_code_and_for_variables_that_it_reads_itself(program, args, environment):
+    found = program(*args, **environment)
     assert found.code() == 0
-    assert str(fork_server().pid) not in found.text
+    assert json.loads(found.text)["parent"] == os.getpid()
 
 
 @forked
