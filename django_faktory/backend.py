@@ -96,18 +96,24 @@ class FaktoryBackend(BaseTaskBackend):
         accepted jobs stay enqueued and `task_enqueued` is sent for each. NotUnique carries the results of accepted
         jobs.
         """
-        now = timezone.now()
-        # One moment for all calls, so that a delay means the same time for each job of the push.
-        builder = self._builder(task.due(now) if isinstance(task, FaktoryTask) else task)
-        batch = batches.current()
+        builder = self._builder(task)
+        batch, now = batches.current(), timezone.now()
         bid, caller_wid = (batch.bid, batch.caller_wid) if batch is not None else ("", "")
         calls = list(calls)  # a generator could be read only once
-        wrapped = [
-            self._new_call(builder, args, kwargs, jid=jid, now=now, bid=bid)
-            for (args, kwargs), jid in zip(calls, new_jids(len(calls)), strict=True)
-        ]
-        middleware.enqueue(wrapped, lambda: self._push(builder.jobs(wrapped, now, caller_wid), wrapped))
-        results: list[TaskResult[..., Any]] = [call.result for call in wrapped]
+        wrapped: list[Call] = []
+        results: list[TaskResult[..., Any]] = []
+        for (args, kwargs), jid in zip(calls, new_jids(len(calls)), strict=True):
+            call = self._new_call(builder, args, kwargs, jid=jid, now=now, bid=bid)
+            wrapped.append(call)
+            results.append(call.result)
+
+        def push() -> None:
+            self._push(builder.jobs(wrapped, now, caller_wid), results)
+
+        if builder.middleware:
+            middleware.enqueue(builder.middleware, wrapped, push)
+        else:
+            push()
         return results  # type: ignore[return-value]  # of this task
 
     def _builder(self, task: Task[..., Any]) -> JobBuilder:
@@ -116,24 +122,29 @@ class FaktoryBackend(BaseTaskBackend):
         # The builder refers to its task, so no other task object has the same id while the builder is kept.
         builder = self._builders.get(id(task))
         if builder is None or builder.settings is not settings:
+            if isinstance(task, FaktoryTask):
+                task = task.due(timezone.now())
             self.validate_task(task)
             assert isinstance(task, FaktoryTask)  # noqa: S101  (checked by validate_task)
             builder = JobBuilder(task, settings)
-            # Tasks made by `using` for one enqueue are never used again.
+            # Tasks made by `using` or `due` for one enqueue are never used again.
             if len(self._builders) >= MAX_BUILDERS:
                 self._builders.clear()
             self._builders[id(task)] = builder
         return builder
 
-    def _push(self, jobs: Sequence[JobPayload], calls: Sequence[Call]) -> None:
-        refusals = self._hand_over(jobs, [call.result for call in calls]) if jobs else []
-        results = [None if refusal else call.result for call, refusal in zip(calls, refusals, strict=True)]
+    def _push(self, jobs: Sequence[JobPayload], results: Sequence[TaskResult[..., Any]]) -> None:
+        """Push the jobs, and send `task_enqueued` for each accepted one. Raise the first refusal."""
+        refusals = self._hand_over(jobs, results) if jobs else []
         # Signals first: receivers must learn of the accepted jobs even if the loop below raises.
-        for result in filter(None, results):
-            task_enqueued.send(type(self), task_result=result)
+        for result, refusal in zip(results, refusals, strict=True):
+            if refusal is None:
+                task_enqueued.send(type(self), task_result=result)
         for refusal in filter(None, refusals):
             if isinstance(refusal, NotUnique):
-                refusal.results = results
+                refusal.results = [
+                    None if refused else result for result, refused in zip(results, refusals, strict=True)
+                ]
             raise refusal
 
     def _hand_over(
@@ -154,8 +165,7 @@ class FaktoryBackend(BaseTaskBackend):
         Raises the same errors as `enqueue` raises before writing; also InvalidTask for options that a callback cannot
         have.
         """
-        now = timezone.now()
-        builder = self._builder(task.due(now) if isinstance(task, FaktoryTask) else task)
+        builder, now = self._builder(task), timezone.now()
         for option in ("unique_for", "run_after"):
             if getattr(builder.task, option) is not None:
                 raise InvalidTask(

@@ -391,7 +391,7 @@ PLANTS = (
     Plant(
         "the hint of a push is sent before its commit",
         "django_faktory/brokers/orm.py",
-        "            transaction.on_commit(lambda: self._notify_pushed(queues), using=self.alias)",
+        "            transaction.on_commit(partial(self._notify_pushed, queues), using=self.alias)",
         "            self._notify_pushed(queues)",
         ("tests/brokers/test_hints.py",),
     ),

@@ -18,9 +18,17 @@ class MetricsHook:
     def __init__(self, recorder: Recorder | None, alias: str) -> None:
         self._recorder, self._alias = recorder, alias
 
-    def started(self, jobs: Iterable[Reservation]) -> None:
-        """Record that these jobs were handed out."""
-        if self._recorder and (timings := [JobTiming(job.queue, job.jobtype, job.waited_s) for job in jobs]):
+    def started(self, fetched: Iterable[Iterable[Reservation]], *, from_buffer: bool = False) -> None:
+        """Record that the fetched jobs were handed out; prefetched ones start when they leave the buffer."""
+        if not self._recorder:
+            return
+        timings = [
+            JobTiming(job.queue, job.jobtype, job.waited_s)
+            for jobs in fetched
+            for job in jobs
+            if from_buffer or not job.is_prefetched
+        ]
+        if timings:
             self._recorder.started(timings)
 
     def ended(self, jobs: Collection[EndedRun], *, succeeded: bool = True) -> None:

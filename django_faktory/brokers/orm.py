@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
@@ -38,7 +38,6 @@ from ..errors import BrokerUnavailable, EndRolledBack, FaktoryError, InvalidPayl
 from ..store import notifier, queues, workers
 from ..store.batches import batches, counters
 from ..store.dialects import dialect_of
-from ..store.dialects.base import Dialect
 from ..store.jobs import (
     acknowledgements,
     async_exchange,
@@ -204,11 +203,11 @@ class OrmBroker(Broker):
             self._release_unanswered_claims()
             self.locket.raise_if_invalid()
         stored, refused = self._with_lock_keys(jobs_) if self.locket.is_enabled else (jobs_, [])
-        pushed, acked, fetched = exchanges.execute(
-            self._build_exchange(dialect_of(connections[self.alias]), stored, acks, requests, self._metrics.ended)
-        )
+        dialect, context = dialect_of(connections[self.alias]), self._build_claim_context(requests)
+        work = exchanges.Exchange(stored, acks, requests, context, self._metrics.ended, dialect=dialect)
+        pushed, acked, fetched = exchanges.execute(work)
         self._notify_after_commit(stored)
-        self._metrics.started(_delivered_jobs(fetched))
+        self._metrics.started(fetched)
         return ExchangeReply(_merge_answers(refused, pushed) if refused else pushed, acked, fetched)
 
     def ack_and_fetch(
@@ -217,17 +216,6 @@ class OrmBroker(Broker):
         """End jobs and reserve others in one exchange, which passes the locks of the ended jobs on."""
         reply = self.exchange([], acks, [request])
         return reply.acked, reply.fetched[0]
-
-    def _build_exchange(
-        self,
-        dialect: Dialect,
-        jobs_: Sequence[JobPayload],
-        acks: Sequence[Ack],
-        requests: Sequence[FetchRequest],
-        on_finished: acknowledgements.OnFinished,
-    ) -> exchanges.Exchange:
-        claim_context = self._build_claim_context(requests)
-        return exchanges.Exchange(jobs_, acks, requests, claim_context, on_finished, dialect=dialect)
 
     def _build_claim_context(self, requests: Sequence[FetchRequest]) -> claims.ClaimContext:
         leases = claims.Leases(self.locket.lease_s, self.worker_timeout_s, self.delivery_lease_s)
@@ -255,13 +243,13 @@ class OrmBroker(Broker):
         requests: Sequence[FetchRequest],
         on_result: Callable[[ExchangeReply], Result],
     ) -> InFlightExchange[Result] | None:
-        queues_ = {job.queue for job in jobs_}
+        queues_ = {job.queue for job in jobs_} if jobs_ else set()
         # The event loop must not block: the thread computes lock keys, releases unanswered claims and inserts queues.
         # Nothing has been sent yet, so it may still run the whole exchange.
         if (
             not self.locket.is_inactive
             or (requests and self._claim_numbers.has_checks_left())
-            or not self._needs_only_notification(queues_)
+            or (queues_ and not self._needs_only_notification(queues_))
         ):
             return None
 
@@ -270,23 +258,24 @@ class OrmBroker(Broker):
             if queues_:
                 self._announce(self.alias, queues_)
             if reply.fetched:
-                self._metrics.started(_delivered_jobs(reply.fetched))
+                self._metrics.started(reply.fetched)
             return on_result(reply)
 
         # Ends are recorded at once: Django's commit hooks do not know this transaction.
-        work = self._build_exchange(lent.dialect, jobs_, acks, requests, self._metrics.record_succeeded_now)
+        context, on_finished = self._build_claim_context(requests), self._metrics.record_succeeded_now
+        work = exchanges.Exchange(jobs_, acks, requests, context, on_finished, dialect=lent.dialect)
         return lent.begin(work, build_result)
 
     def _needs_only_notification(self, queues_: Collection[str]) -> bool:
         """Return whether a push to these queues needs only a notification, and that does not block."""
         now = time.monotonic()
-        return not queues_ or (self._announces_in_thread and all(self._known_queues.get(q, 0.0) > now for q in queues_))
+        return self._announces_in_thread and all(self._known_queues.get(queue, 0.0) > now for queue in queues_)
 
     def _notify_after_commit(self, jobs_: Sequence[JobPayload]) -> None:
         queues = {job.queue for job in jobs_}
         if queues:
             # Before the commit a worker that is woken would not find the jobs yet.
-            transaction.on_commit(lambda: self._notify_pushed(queues), using=self.alias)
+            transaction.on_commit(partial(self._notify_pushed, queues), using=self.alias)
 
     def _notify_pushed(self, names: set[str]) -> None:
         # The notification first: INFO needs the queue's row, workers do not.
@@ -310,7 +299,7 @@ class OrmBroker(Broker):
         fetched = claims.fetch_filtered(
             [*map(claims.drop_unstorable_queues, requests)], self._build_claim_context(requests)
         )
-        self._metrics.started(_delivered_jobs(fetched))
+        self._metrics.started(fetched)
         return fetched
 
     def _release_unanswered_claims(self) -> None:
@@ -357,7 +346,7 @@ class OrmBroker(Broker):
 
     def assign_prefetched(self, job: Reservation, wid: str) -> Reservation:
         """Deliver a prefetched job, and record its start in the metrics."""
-        self._metrics.started([job])
+        self._metrics.started([[job]], from_buffer=True)
         return super().assign_prefetched(job, wid)
 
     def confirm(self, deliveries: Sequence[Delivery]) -> set[str]:
@@ -517,10 +506,6 @@ class OrmBroker(Broker):
     def close(self) -> None:
         """Close this thread's database connection."""
         connections[self.alias].close()
-
-
-def _delivered_jobs(fetched: Sequence[Sequence[Reservation]]) -> Iterator[Reservation]:
-    return (job for jobs_ in fetched for job in jobs_ if not job.is_prefetched)
 
 
 def _database_time() -> None:

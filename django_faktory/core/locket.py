@@ -121,11 +121,8 @@ class Locket:
         self._key = key
         # Not raised here, so that system checks can report it: `raise_if_invalid` raises it before the first lock.
         self._problem = next((problem for problem in problems(settings) if not problem.is_warning), None)
-
-    @property
-    def is_inactive(self) -> bool:
+        self.is_inactive = not self.is_enabled and self._problem is None
         """True if no job is affected: it is disabled and there is no error to raise."""
-        return not self.is_enabled and self._problem is None
 
     def raise_if_invalid(self) -> None:
         """Raise FaktoryError if the settings are invalid, before any lock is acquired."""

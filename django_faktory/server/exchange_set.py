@@ -56,10 +56,13 @@ class ExchangeSet:
     def answers(self, reply: ExchangeReply) -> list[Any]:
         """Return the answer of `push`, `ack` or `fetch` for each item, in the order of `items`."""
         pushed, acked, fetched = map(iter, reply)
-        return [
-            [*islice(pushed, len(item))] if type(item) is list else next(acked if type(item) is Ack else fetched)
-            for item in self.items
-        ]
+        answers: list[Any] = []
+        for item in self.items:
+            if type(item) is list:
+                answers.append([*islice(pushed, len(item))])
+            else:
+                answers.append(next(acked if type(item) is Ack else fetched))
+        return answers
 
 
 def execute_exchange(broker: Broker, items: Sequence[Item]) -> list[Any]:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from queue import SimpleQueue
 from typing import Generic, NoReturn, TypeVar
 
@@ -60,8 +61,7 @@ class CommitQueue(Generic[Item, Answer]):
     `execute` takes a list of items and returns one answer for each; it runs in one of `width` threads. `weigh`
     returns the weight of an item. After each set the thread calls `lend`: with its result the event loop sends the next
     sets on the thread's connection and reads their answers, until the thread is needed again. `reset` closes the
-    connection. `before_set` is called before a set is made, and may submit items that join it. `pause_s` returns how
-    long a thread waits after a set, from the set and its duration in seconds.
+    connection. `pause_s` returns how long a thread waits after a set, from the set and its duration in seconds.
     """
 
     def __init__(
@@ -72,13 +72,14 @@ class CommitQueue(Generic[Item, Answer]):
         width: int = 1,
         weigh: Callable[[Item], int] = lambda _: 1,
         lend: Callable[[], Begin[Item, Answer] | None] = lambda: None,
-        before_set: Callable[[], object] | None = None,
         pause_s: Callable[[list[Item], float], float] | None = None,
         reset: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._execute, self._weigh, self._lend, self._reset, self._loop = execute, weigh, lend, reset, loop
-        self._before_set, self._pause_s = before_set, pause_s
+        self._pause_s = pause_s
+        self.before_set: Callable[[], object] | None = None
+        """Called before a set is made; may submit items that join it."""
         self._is_scheduled = False
         self._read_timer: asyncio.TimerHandle | None = None
         self._failed = 0  # commands since the last log line
@@ -127,10 +128,10 @@ class CommitQueue(Generic[Item, Answer]):
     def _next(self) -> None:
         self._is_scheduled = False
         if self._pending and self._free:
-            if self._before_set:
-                self._before_set()
+            if self.before_set:
+                self.before_set()
             commit_thread, command_set = self._free.pop(), self._pop_set()
-            items = [item for item, _ in command_set]
+            items = list(map(_item_of, command_set))
             flight = self._begin(commit_thread, items)
             if flight is None:
                 self._run_in_thread(commit_thread, command_set, partial(self._execute, items))
@@ -227,9 +228,10 @@ class CommitQueue(Generic[Item, Answer]):
     def _pop_set(self) -> CommandSet[Item, Answer]:
         """Remove and return the next set: one item of any weight, and more up to a total of `MAX_SET_WEIGHT`."""
         command_set = [self._pending.popleft()]
-        room = MAX_SET_WEIGHT - self._weigh(command_set[0][0])
-        while self._pending and (room := room - self._weigh(self._pending[0][0])) >= 0:
-            command_set.append(self._pending.popleft())
+        if self._pending:
+            room = MAX_SET_WEIGHT - self._weigh(command_set[0][0])
+            while self._pending and (room := room - self._weigh(self._pending[0][0])) >= 0:
+                command_set.append(self._pending.popleft())
         return command_set
 
     def _answer_set(
@@ -292,6 +294,9 @@ class CommitQueue(Generic[Item, Answer]):
         if (now := time.monotonic()) >= self._log_again_at:
             logger.warning("database unavailable commands=%d error=%s", self._failed, error)
             self._failed, self._log_again_at = 0, now + LOG_EVERY_S
+
+
+_item_of = itemgetter(0)
 
 
 def _is_unavailable(answer: object) -> bool:

@@ -165,7 +165,9 @@ class PrefetchBuffer:
         if not self._limit or not request.queues:
             return request
         now, queue = self._loop.time(), request.queues[0]
-        is_alongside = any(sent.prefetch and sent.count and sent.queues[0] == queue for sent in earlier_claims)
+        is_alongside = bool(earlier_claims) and any(
+            sent.prefetch and sent.count and sent.queues[0] == queue for sent in earlier_claims
+        )
         if self._is_moving(queue) and not is_alongside:
             return None
         prefetch_count = 0 if is_alongside else self._prefetch_count(now, queue)
@@ -181,14 +183,12 @@ class PrefetchBuffer:
             return None  # a claim of the queue is running: this one could return jobs that come after its jobs
         # Ask only for queues up to the first one with jobs in the buffer or on their way: those come before all
         # jobs of later queues.
-        behind = (
-            place
-            for place, other in enumerate(request.queues)
-            if place and (self._is_moving(other) or self._has_job_for(now, other, request.wid))
-        )
-        return self._mark_sent(
-            msgspec.structs.replace(request, queues=request.queues[: next(behind, None)], prefetch=prefetch_count)
-        )
+        queues = request.queues
+        for place, other in enumerate(queues[1:], 1):
+            if self._is_moving(other) or self._has_job_for(now, other, request.wid):
+                queues = queues[:place]
+                break
+        return self._mark_sent(msgspec.structs.replace(request, queues=queues, prefetch=prefetch_count))
 
     def prepare_plain_claim(self, request: FetchRequest) -> FetchRequest:
         """Return the claim for a request that waited too long for moving jobs: the request itself, without prefetch."""

@@ -305,7 +305,6 @@ class Server:
             width=WIDTH,
             weigh=weight,
             lend=self._lend,
-            before_set=self._submit_refills,
             **common,
         )
         in_sets = partial(execute_set, self.broker)
@@ -367,6 +366,7 @@ class Server:
             loop=self.loop,
             supports_lock_handoff=self.broker.supports_lock_handoff,
         )
+        self.exchanges.before_set = self.fetch_queue.submit_refills
 
     def _start_listener(self) -> None:
         self._listener = self._listen() if self._listen else None
@@ -435,9 +435,6 @@ class Server:
                 self.wake()
 
     # --- work of the commit queues ---
-
-    def _submit_refills(self) -> None:
-        self.fetch_queue.submit_refills()  # which exists later than this queue
 
     def _lend(self) -> Begin[Item, Any] | None:
         """Return how the event loop sends exchanges on this thread's connection, or None (ADR 0021)."""

@@ -38,8 +38,8 @@ class _Claim:
 
     __slots__ = ("has_many", "unanswered", "unwanted")
 
-    def __init__(self, unanswered: int, *, has_many: bool) -> None:
-        self.unanswered, self.has_many = unanswered, has_many
+    def __init__(self, unanswered: int) -> None:
+        self.unanswered, self.has_many = unanswered, False
         self.unwanted: list[Reservation] = []
         """Jobs claimed for clients that have disconnected since; released when the claim is complete."""
 
@@ -128,7 +128,8 @@ class FetchQueue:
         if prefetched:
             jobs = jobs[: -len(prefetched)]  # the broker lists prefetched jobs last
         self._prefetch_buffer.store_result(sent, jobs, prefetched)
-        self._try_delayed(sent.queues)
+        if self._delayed:
+            self._try_delayed(sent.queues)
         if prefetched:
             self._waiting.mark_all({job.queue for job in prefetched})  # the caller claims for them
         return jobs
@@ -153,28 +154,30 @@ class FetchQueue:
         if not batch:
             return
         served: list[tuple[WaitingFetch, Reservation]] = []
-        to_claim: list[tuple[WaitingFetch, FetchRequest, FetchRequest]] = []
+        to_claim: list[tuple[WaitingFetch, bool]] = []
+        requests: list[FetchRequest] = []
         for waiting_fetch in self._waiting.with_longest_waiting(batch):
             request = self._waiting.mark_tried(waiting_fetch)
             if job := self._prefetch_buffer.take(request):
                 waiting_fetch.in_claim = True
                 served.append((waiting_fetch, job))
-            elif sent := self._ask_for(waiting_fetch, request, [sent for _, _, sent in to_claim]):
+            elif sent := self._ask_for(waiting_fetch, request, requests):
                 self._delayed.pop(waiting_fetch, None)
                 waiting_fetch.in_claim = True
-                to_claim.append((waiting_fetch, request, sent))
+                # Otherwise an empty answer proves nothing about the queues that were left out: the FETCH is retried.
+                is_complete = sent.count > 0 and sent.queues == request.queues
+                to_claim.append((waiting_fetch, is_complete))
+                requests.append(sent)
             else:
                 self._delay(waiting_fetch, request)
         if to_claim:
             self._claims_free -= 1
-            # One claim of many names at a time: with two, other commands would find no free thread until one has ended.
-            has_many = any(len(sent.queues) > FEW_NAMES for _, _, sent in to_claim)
-            self._is_many_in_claim |= has_many
-            claim = _Claim(unanswered=len(to_claim), has_many=has_many)
-            for waiting_fetch, request, sent in to_claim:
-                # Otherwise an empty answer proves nothing about the queues that were left out: the FETCH is retried.
-                is_complete = sent.count > 0 and sent.queues == request.queues
+            claim = _Claim(unanswered=len(to_claim))
+            for (waiting_fetch, is_complete), sent in zip(to_claim, requests, strict=True):
+                claim.has_many |= len(sent.queues) > FEW_NAMES
                 self._commit_queue.submit(sent, partial(self._on_claimed, claim, waiting_fetch, sent, is_complete))
+            # One claim of many names at a time: with two, other commands would find no free thread until one has ended.
+            self._is_many_in_claim |= claim.has_many
         # Last: an answered client may send its next FETCH at once, which re-enters `_claim`.
         for waiting_fetch, job in served:
             self._answer(waiting_fetch, job)
@@ -205,7 +208,7 @@ class FetchQueue:
             self._claim()
 
     def _try_delayed(self, queues: Collection[str]) -> None:
-        names = set(queues) if self._delayed else ()
+        names = set(queues)
         for waiting_fetch, (queue, _) in self._delayed.items():
             if queue in names:
                 self._waiting.mark(waiting_fetch)

@@ -22,6 +22,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..core.logs import get_logger
 from ..errors import BrokerUnavailable, LockTimeout
 from .dialects import dialect_of
+from .dialects.base import Dialect
 from .dialects.postgresql.prepared import LOST
 
 logger = get_logger(__name__)
@@ -47,7 +48,13 @@ _refusals: Counter[str] = Counter()
 _refusals_at_connect: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """The value of `_refusals` when each connection was made: a smaller value marks a connection to an old primary."""
 
-_of_thread = threading.local()
+
+class _OfThread(threading.local):
+    lock_wait_s: float | None = None
+    """Limit in seconds of `limited_lock_wait`."""
+
+
+_of_thread = _OfThread()
 _lock_waits: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 """Lock timeout in seconds that is set for a session, by connection; no entry if it is the server's default."""
 
@@ -106,7 +113,6 @@ def run(
     for attempt in range(1, DEADLOCK_ATTEMPTS + 1):
         try:
             with limit_attempt(connection):
-                _replace_unusable_session(connection)
                 return _execute_verb(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
         except (OperationalError, InterfaceError, InternalError) as error:
             is_read_only = error_code(error) in _READ_ONLY
@@ -138,7 +144,7 @@ def limited_lock_wait(seconds: float) -> Iterator[None]:
 
     MariaDB counts whole seconds, and does not wait at all for less than 0.1 s. SQLite has its own busy timeout.
     """
-    outer_limit_s = _lock_wait_s()
+    outer_limit_s = _of_thread.lock_wait_s
     _of_thread.lock_wait_s = seconds
     try:
         yield
@@ -146,27 +152,20 @@ def limited_lock_wait(seconds: float) -> Iterator[None]:
         _of_thread.lock_wait_s = outer_limit_s
 
 
-def _lock_wait_s() -> float | None:
-    return getattr(_of_thread, "lock_wait_s", None)
-
-
 def _raise_lock_timeout(error: Exception) -> None:
-    if error_code(error) in _LOCK_TIMEOUTS and _lock_wait_s() is not None:
+    if error_code(error) in _LOCK_TIMEOUTS and _of_thread.lock_wait_s is not None:
         raise LockTimeout(f"database unavailable: {first_line(error)}") from error
 
 
-def _limit_lock_wait(connection: BaseDatabaseWrapper) -> str:
+def _limit_lock_wait(connection: BaseDatabaseWrapper, dialect: Dialect) -> str:
     """Set the session's lock timeout if it differs.
 
     Behind a transaction pooler, where the session may serve another client next, set nothing and return the statement
     with which the transaction must begin; otherwise return "".
     """
-    limit_s = _lock_wait_s()
-    if limit_s is None and not _lock_waits:
-        return ""  # the common case: neither this thread nor any session has a limit
-    dialect = dialect_of(connection)
     if not dialect.has_lock_wait:
         return ""
+    limit_s = _of_thread.lock_wait_s
     connection.ensure_connection()
     # Django's wrapper may reconnect, so the limit is recorded for the driver's connection.
     driver_connection = connection.connection
@@ -195,26 +194,30 @@ def _execute_verb(
     writes: bool,
     snapshot: bool,
 ) -> T:
+    dialect = dialect_of(connection)
+    _replace_unusable_session(connection, dialect)
     if snapshot and connection.get_autocommit():
-        return _run_in_snapshot(connection, verb)
-    lock_wait = _limit_lock_wait(connection)
+        return _run_in_snapshot(connection, dialect, verb)
+    # Usually neither this thread nor any session has a limit.
+    has_limit = _of_thread.lock_wait_s is not None or _lock_waits
+    lock_wait = _limit_lock_wait(connection, dialect) if has_limit else ""
     if not atomic and not lock_wait:
         if not writes:
             return verb(connection)
-        with dialect_of(connection).write_queue(connection):
+        with dialect.write_queue(connection):
             return verb(connection)
-    with dialect_of(connection).write_queue(connection), transaction.atomic(using=connection.alias):
+    with dialect.write_queue(connection), transaction.atomic(using=connection.alias):
         if lock_wait:
             _execute(connection, lock_wait)
         return verb(connection)
 
 
-def _run_in_snapshot(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper], T]) -> T:
+def _run_in_snapshot(connection: BaseDatabaseWrapper, dialect: Dialect, verb: Callable[[BaseDatabaseWrapper], T]) -> T:
     """Run `verb` in a read-only snapshot transaction, begun by explicit statements.
 
     Django's `atomic` has one kind of transaction, which on SQLite takes the write lock.
     """
-    for sql in dialect_of(connection).begin_snapshot:
+    for sql in dialect.begin_snapshot:
         _execute(connection, sql)
     try:
         result = verb(connection)
@@ -223,11 +226,6 @@ def _run_in_snapshot(connection: BaseDatabaseWrapper, verb: Callable[[BaseDataba
         connection.close()  # ends the transaction in any state; Django does not know of it and cannot roll it back
         raise
     return result
-
-
-def _is_usable(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether the server has not ended this open, idle session, and it does not lead to an old primary."""
-    return not (dialect_of(connection).was_ended(connection) or leads_to_old_primary(connection))
 
 
 def leads_to_old_primary(connection: BaseDatabaseWrapper) -> bool:
@@ -240,12 +238,15 @@ def leads_to_old_primary(connection: BaseDatabaseWrapper) -> bool:
     return _refusals_at_connect.get(connection.connection, 0) < _refusals[connection.alias]
 
 
-def _replace_unusable_session(connection: BaseDatabaseWrapper) -> None:
-    """Replace the session unless it is usable, or is in a transaction that the caller began without `atomic`."""
+def _replace_unusable_session(connection: BaseDatabaseWrapper, dialect: Dialect) -> None:
+    """Replace a session that the server has ended or that may lead to an old primary.
+
+    Does nothing inside a transaction that the caller began without `atomic`.
+    """
     if connection.connection is not None:
         if not connection.autocommit:
             return
-        if not _is_usable(connection):
+        if dialect.was_ended(connection) or leads_to_old_primary(connection):
             _discard(connection)
     if connection.connection is None and (refusals := _refusals[connection.alias]):
         connection.ensure_connection()

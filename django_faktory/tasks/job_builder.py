@@ -16,8 +16,7 @@ from ..core.payloads import JobPayload, JobTemplate, rfc3339
 from ..errors import InvalidPayload
 from . import encryption
 from .base import FaktoryTask
-from .compat import TaskResult
-from .middleware import Call
+from .middleware import Call, get_middleware
 from .options import TIMEOUT_MARGIN_S, to_custom
 
 
@@ -28,7 +27,7 @@ class JobBuilder:
     """
 
     def __init__(self, task: FaktoryTask[..., Any], settings: Mapping[str, Any]) -> None:
-        self.task, self.settings = task, settings
+        self.task, self.settings, self.middleware = task, settings, get_middleware()
         self._is_encrypted = encryption.is_enabled(task.encrypt)
         self._template = JobTemplate(
             jobtype=task.jobtype,
@@ -55,10 +54,14 @@ class JobBuilder:
 
         Raises InvalidPayload if no worker could read one, CannotEncrypt without a key.
         """
-        created_at = rfc3339(_make_aware(enqueued_at))
+        created_at = rfc3339(enqueued_at if enqueued_at.tzinfo else _make_aware(enqueued_at))
         jobs: list[JobPayload] = []
         for call in calls:
-            args, kwargs = self._arguments(call.result)
+            args, kwargs = call.result.args, call.result.kwargs
+            if self._is_encrypted:
+                args, kwargs = self._encrypt(args, kwargs), {}
+            elif self.task.plain_json and encryption.is_encrypted(args):
+                raise InvalidPayload("args[0]: expected no Fernet token in $encrypted: it would be decrypted")
             job = self._template.job(call.result.id, args, kwargs, call.custom, created_at)
             jsontext.check_depth(job.text)  # FETCH rejects deeper JSON
             if caller_wid and job.options:
@@ -66,18 +69,11 @@ class JobBuilder:
             jobs.append(job)
         return jobs
 
-    def _arguments(self, result: TaskResult[..., Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments as the job carries them: encrypted if the task or the project asks for it."""
+    def _encrypt(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         task = self.task
-        if not self._is_encrypted:
-            if task.plain_json and encryption.is_encrypted(result.args):
-                raise InvalidPayload("args[0]: expected no Fernet token in $encrypted: it would be decrypted")
-            return result.args, result.kwargs
         # Uniqueness and locks compare arguments, which encryption makes different each time: ask for a fingerprint.
         with_fingerprint = task.unique_for is not None or task.lock is not None or bool(conf.get("LOCKET"))
-        return encryption.encrypt_arguments(
-            task.jobtype, result.args, result.kwargs, with_fingerprint=with_fingerprint
-        ), {}
+        return encryption.encrypt_arguments(task.jobtype, args, kwargs, with_fingerprint=with_fingerprint)
 
 
 def _reserve_for(task: FaktoryTask[..., Any]) -> int:

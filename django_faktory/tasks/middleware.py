@@ -120,10 +120,10 @@ def get_middleware() -> tuple[Middleware, ...]:
     return _instantiate_all(tuple(conf.get("MIDDLEWARE")))
 
 
-def enqueue(calls: Sequence[Call], push: Callable[[], None]) -> None:
-    """Push inside the `enqueue` of all middleware."""
+def enqueue(instances: Sequence[Middleware], calls: Sequence[Call], push: Callable[[], None]) -> None:
+    """Push inside the `enqueue` of these middleware."""
     with ExitStack() as stack:
-        for instance in get_middleware():
+        for instance in instances:
             stack.enter_context(instance.enqueue(calls))
         push()
         return

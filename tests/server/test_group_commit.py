@@ -81,9 +81,8 @@ def test_items_submitted_before_a_set_join_it():
             queues[0].submit(10, joined.append)
 
     async def run():
-        queues.append(
-            CommitQueue("test", counter, reset=counter.reset, before_set=before_set, loop=asyncio.get_running_loop())
-        )
+        queues.append(CommitQueue("test", counter, reset=counter.reset, loop=asyncio.get_running_loop()))
+        queues[0].before_set = before_set
         answers = []
         queues[0].submit(1, answers.append)
         await queues[0].wait_idle()

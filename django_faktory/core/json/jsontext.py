@@ -135,7 +135,7 @@ def join(members: Iterable[tuple[str, str]]) -> str:
 
 def append(text: str, members: Iterable[tuple[str, str]]) -> str:
     """Add members at the end of the object in `text`; the existing text stays unchanged."""
-    added_text = ",".join(f'"{key}":{value}' for key, value in members)
+    added_text = ",".join([f'"{key}":{value}' for key, value in members])
     if not added_text:
         return text
     head = text.rstrip(" \t\r\n")[:-1].rstrip(" \t\r\n")

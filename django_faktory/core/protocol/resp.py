@@ -63,9 +63,11 @@ def refusal(reason: FaktoryError) -> bytes:
     return error(str(reason), code=reason.code)
 
 
-def outcome(result: object, encode: Callable[[Any], bytes] = lambda _: OK) -> bytes:
+def outcome(result: object, encode: Callable[[Any], bytes] | None = None) -> bytes:
     """Return the reply to the result of a command, OK by default; if it is an exception, the error reply."""
-    return refusal(result) if isinstance(result, FaktoryError) else encode(result)
+    if isinstance(result, FaktoryError):
+        return refusal(result)
+    return encode(result) if encode else OK
 
 
 def bulk(text: str | None) -> bytes:

@@ -7,7 +7,6 @@ connection does not show whether its last statement was committed.
 from __future__ import annotations
 
 import select
-from typing import Any
 
 
 def is_readable(fd: int) -> bool:
@@ -15,27 +14,3 @@ def is_readable(fd: int) -> bool:
     readable = select.poll()  # `select.select` fails for descriptors from 1024 on
     readable.register(fd, select.POLLIN)
     return bool(readable.poll(0))
-
-
-def was_ended_by_postgresql(session: Any) -> bool:
-    """Return whether PostgreSQL has ended this session, of either driver.
-
-    Data at an idle connection may also be a notification or a changed setting, so the driver reads and classifies it.
-    One read is not enough: the server sends its last message before the end of file, and only that is an end.
-    """
-    if session.closed:
-        return True
-    try:
-        while is_readable(session.fileno()):
-            if hasattr(session, "pgconn"):  # psycopg 3
-                session.pgconn.consume_input()
-                session.pgconn.is_busy()  # parses what was read
-                if session.pgconn.status != 0:  # ConnStatus.OK
-                    return True
-            else:
-                session.poll()
-                if session.closed:
-                    return True
-    except Exception:  # noqa: BLE001 - of the driver, not of Django
-        return True
-    return False

@@ -20,7 +20,8 @@ from .. import transactions
 from ..dialects import dialect_of
 from ..dialects.base import ClaimPlan, Dialect, LoopSession, PendingReply
 from ..transactions import first_line
-from .exchanges import Exchange, execute
+from .exchanges import NO_CLAIM, Exchange, execute
+from .pushes import order_jobs
 
 Result = TypeVar("Result")
 
@@ -48,14 +49,17 @@ class LentConnection:
             return None
         if transactions.leads_to_old_primary(self.connection):
             return None
-        plan = work.plan(work.context.claim_numbers.number())
-        if not plan.slots and work.wants_jobs():
-            return None  # the plan depends on the number of waiting jobs, which is another query
+        plan = NO_CLAIM
+        if work.requests:
+            plan = work.plan(work.context.claim_numbers.number())
+            if not plan.slots and work.wants_jobs():
+                return None  # the plan depends on the number of waiting jobs, which is another query
         # The time limit covers the whole round trip: it is entered here and left by `SentExchange.read`.
         time_limit = transactions.limit_attempt(self.connection)
         time_limit.__enter__()
         try:
-            pending = self._session.begin(work.ordered_jobs(), work.acks, plan, work.context.now)
+            jobs = order_jobs(work.jobs) if work.jobs else []
+            pending = self._session.begin(jobs, work.acks, plan, work.context.now)
         except Error:  # an invalid value or a lost connection: the thread's attempt reports which
             pending = None
         except BaseException:
@@ -82,21 +86,16 @@ class SentExchange(Generic[Result]):
     ) -> None:
         self._connection, self._work, self._plan, self._on_result = connection, work, plan, on_result
         self._pending, self._time_limit, self.fd = pending, time_limit, pending.fd
-
-    @property
-    def is_sent(self) -> bool:
+        self.is_sent: bool = pending.is_sent
         """Whether the socket has accepted the whole message."""
-        return self._pending.is_sent
-
-    @property
-    def is_last(self) -> bool:
+        self.is_last = False
         """Whether more data followed the reply, such as the end of the connection: then return it to its thread."""
-        return self._pending.is_last
 
     def send(self) -> None:
         """Send more of the message. Never raises: the next `read` reports errors."""
         with suppress(Error):
             self._pending.send()
+        self.is_sent = self._pending.is_sent
 
     def read(self) -> Result | Callable[[], Result] | None:
         """Return the converted result, or a function that the thread must run to get it, or None if more is to come.
@@ -114,6 +113,7 @@ class SentExchange(Generic[Result]):
         if reply is None:
             return None
         self._time_limit.__exit__(None, None, None)
+        self.is_last = self._pending.is_last
         if self._work.needs_no_query(self._plan, *reply):
             return self._on_result(self._work.conclude(self._plan, *reply))
 

@@ -134,7 +134,8 @@ def distribute(
         if not is_all and len(claimed) > 1:
             queues = next(request.queues for request in requests if request.count)
             claimed = sorted(claimed, key=lambda job: queues.index(job.queue))
-        _release_unclaimed(_deal(results, requests, claimed), context)
+        if unclaimed := _deal(results, requests, claimed):
+            _release_unclaimed(unclaimed, context)
         return results
     # Each of the different requests tried its first queue only. Distribute these jobs together with those of the next
     # claim: alone, a job could be given to a request for which its queue is the last choice.
@@ -212,7 +213,11 @@ class Leases(NamedTuple):
         self, requests: Sequence[FetchRequest], *, using: str, now: datetime | None, claim_numbers: ClaimNumbers
     ) -> ClaimContext:
         """Return how to claim for these requests. All of them must ask for the same kind of lease."""
-        lease = next((request.lease for request in requests if request.lease), Lease.RESERVE_FOR)
+        lease = Lease.RESERVE_FOR
+        for request in requests:
+            if request.lease:
+                lease = request.lease
+                break
         lock_s, at_least_s, at_most_s = self.lock_s, None, None
         if lease is Lease.HEARTBEAT:
             # A BEAT extends reservations that are half over. With twice WORKER_TIMEOUT, a reservation cannot end before

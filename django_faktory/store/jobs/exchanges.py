@@ -10,7 +10,7 @@ from django.db import connections
 from ...core.payloads import Ack, ExchangeReply, FetchRequest, JobPayload, Reservation, is_storable
 from ...errors import FaktoryError
 from ..dialects import dialect_of
-from ..dialects.base import AckResult, ClaimPlan, Dialect, OrderedJobs
+from ..dialects.base import AckResult, ClaimPlan, Dialect
 from ..locks import locks
 from ..transactions import run
 from . import prefetch
@@ -28,6 +28,9 @@ from .claims import (
 )
 from .pushes import CHUNK, any_needs_lookup, order_jobs, push
 from .unanswered_claims import ClaimNumbers
+
+NO_CLAIM = ClaimPlan()
+"""The plan of an exchange without requests."""
 
 
 class Exchange:
@@ -54,7 +57,9 @@ class Exchange:
 
     def is_one_transaction(self) -> bool:
         """Return True if the database can execute the exchange as one transaction."""
-        if max(len(self.jobs), len(self.acks)) > CHUNK or any_needs_lookup(self.jobs, self.dialect):
+        if max(len(self.jobs), len(self.acks)) > CHUNK:
+            return False
+        if self.jobs and any_needs_lookup(self.jobs, self.dialect):
             return False
         return not self.acks or is_storable("".join([ack.jid for ack in self.acks]))
 
@@ -71,14 +76,8 @@ class Exchange:
         """Return True if at least one request asks for a job."""
         return any(request.count for request in self.requests)
 
-    def ordered_jobs(self) -> OrderedJobs:
-        """Return the jobs to store, in insertion order."""
-        return order_jobs(self.jobs) if self.jobs else []
-
     def plan(self, number: int) -> ClaimPlan:
         """Return the claim plan, marked with this claim number. Without slots, a query must find the work first."""
-        if not self.requests:
-            return ClaimPlan()
         plan = (plan_per_request(self.requests) if self.dialect.claims_in_turn else None) or first_plan(self.requests)
         # A plan without slots although a job is requested: `distribute` claims later, without prefetch.
         may_prefetch = plan.slots or not self.wants_jobs()
@@ -166,10 +165,10 @@ def execute(work: Exchange) -> ExchangeReply:
         if handoff:
             return handoff
     with context.claim_numbers.numbered() as number:
-        plan = work.plan(number)
+        plan = work.plan(number) if work.requests else NO_CLAIM
         ending, claimed = run(
             using,
-            lambda connection: work.dialect.exchange(connection, work.ordered_jobs(), acks, plan, now),
+            lambda connection: work.dialect.exchange(connection, order_jobs(work.jobs), acks, plan, now),
             # On PostgreSQL all statements are one message, which is a transaction by itself.
             atomic=not work.dialect.can_join(connections[using]),
         )

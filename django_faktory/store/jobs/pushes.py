@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -15,6 +16,8 @@ from ..dialects.base import Dialect, OrderedJobs, insertion_order
 from ..locks import locks
 from ..transactions import run
 from . import unique_push
+
+_has_new_jid = attrgetter("has_new_jid")
 
 CHUNK = 500
 """Maximum rows of one statement: enough to make its fixed cost negligible, few enough to keep row locks short."""
@@ -34,22 +37,23 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
         ordered = order_jobs(jobs)
         refusals = run(using, lambda connection: unique_push.push(connection, ordered, now), atomic=False, writes=True)
         return [refusals.get(job.jid) for job in jobs]
-    distinct = _select_distinct(jobs)
+    distinct = jobs if len(jobs) == 1 else _select_distinct(jobs)
     places = insertion_order(distinct)
 
     def insert(connection: BaseDatabaseWrapper) -> None:
         # One INSERT locks the rows it meets by itself. With several, all of these rows must be locked before the first
         # INSERT, or two overlapping sets deadlock (ADR 0030).
-        clock, may_exist = now, not all(job.has_new_jid for job in jobs)
+        clock, may_exist = now, not all(map(_has_new_jid, jobs))
         if may_exist and len(places) > CHUNK:
             clock, may_exist = dialect.lock_stored(connection, [(place, distinct[place]) for place in places], now)
         for start in range(0, len(places), CHUNK):
             # For each statement anew: 10,000 pairs at once would make the garbage collector run more often.
             ordered = [(place, distinct[place]) for place in places[start : start + CHUNK]]
+            blocked_keys = dialect.insert(connection, ordered, clock, may_exist=may_exist)
             # Check the keys of blocked jobs again after the commit: their holder may be releasing the lock now, and
             # neither transaction sees the other (ADR 0015).
-            blocked_keys = dialect.insert(connection, ordered, clock, may_exist=may_exist)
-            locks.promote_waiters_later(connection, blocked_keys)
+            if blocked_keys:
+                locks.promote_waiters_later(connection, blocked_keys)
 
     # Some dialects insert a set with several statements. One row needs a single statement on every database.
     is_one_statement = len(places) == 1 or (dialect.one_statement and len(places) <= CHUNK)
@@ -68,10 +72,12 @@ def any_needs_lookup(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
 
 def order_jobs(jobs: Sequence[JobPayload]) -> OrderedJobs:
     """Return the first job of each jid, in the insertion order that all transactions share."""
+    if len(jobs) == 1:
+        return [(0, jobs[0])]
     distinct = _select_distinct(jobs)
     return [(place, distinct[place]) for place in insertion_order(distinct)]
 
 
 def _select_distinct(jobs: Sequence[JobPayload]) -> Sequence[JobPayload]:
     """Return the first job of each jid, in the same order."""
-    return jobs if len(jobs) == 1 else list({job.jid: job for job in reversed(jobs)}.values())[::-1]
+    return list({job.jid: job for job in reversed(jobs)}.values())[::-1]

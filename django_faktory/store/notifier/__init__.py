@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from django.db import connections
 
 from ...core.logs import get_logger
-from . import postgresql
+from ..dialects.postgresql.pipeline import has_psycopg3
 from .base import Listener, PollingListener
 from .pipes import LocalPipes
 from .postgresql import PostgresListener
@@ -36,7 +36,7 @@ def has_notifications(alias: str) -> bool:
     """Return whether commits of other processes cause notifications on this database."""
     connection = connections[alias]
     if connection.vendor == "postgresql":
-        return postgresql.can_listen()
+        return has_psycopg3()
     # MariaDB sends none: `pipes` covers the processes of one node, polling the others.
     # No other process can open an in-memory database.
     return connection.vendor == "sqlite" and not connection.is_in_memory_db()  # type: ignore[attr-defined]  # SQLite's own

@@ -21,6 +21,7 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...core.logs import get_logger
+from ..dialects.postgresql.pipeline import has_psycopg3
 from ..dialects.postgresql.pooler import is_pooled, process_of
 from .base import Listener
 
@@ -61,7 +62,7 @@ def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: se
             return
         if senders is not None:
             senders.add(connection.connection.info.backend_pid)
-        if can_listen() and not (connection.execute_wrappers or connection.queries_logged):
+        if has_psycopg3() and not (connection.execute_wrappers or connection.queries_logged):
             _notify_outside_transaction(connection, payloads)
             return
         with connection.cursor() as cursor:
@@ -77,22 +78,14 @@ def _notify_outside_transaction(connection: BaseDatabaseWrapper, payloads: Seque
 
     The enqueuing thread waits for it, and a Django cursor adds as much time as PostgreSQL itself takes.
     """
-    import psycopg  # `can_listen` has checked that psycopg 3 is installed
+    import psycopg  # `notify` has checked that psycopg 3 is installed
 
-    calls = ", ".join([f"pg_notify($1, ${place})" for place in range(2, 2 + len(payloads))])
-    values = [CHANNEL.encode(), *[payload.encode() for payload in payloads]]
+    calls = ", ".join(map("pg_notify($1, ${})".format, range(2, 2 + len(payloads))))
+    values = [CHANNEL.encode(), *map(str.encode, payloads)]
     with connection.wrap_database_errors:
         result = connection.connection.pgconn.exec_params((_NOTIFY_STRAIGHT % calls).encode(), values)
         if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
             raise psycopg.errors.error_from_result(result)
-
-
-def can_listen() -> bool:
-    """Return whether the installed driver supports listening: psycopg 3 does."""
-    # Imported late: the module needs a driver, which projects on other databases lack.
-    from django.db.backends.postgresql.psycopg_any import is_psycopg3
-
-    return bool(is_psycopg3)
 
 
 class PostgresListener(Listener):

@@ -58,9 +58,11 @@ def _select_to_announce(alias: str, queues: Collection[str], *, now: float) -> l
     # Forgetting all queues costs at most one more notification for each.
     if len(_announced_at) > MAX_REMEMBERED:
         _announced_at.clear()
-    to_announce = [queue for queue in queues if now - _announced_at.get((alias, queue), -1.0) >= DEBOUNCE_S]
-    for queue in to_announce:
-        _announced_at[alias, queue] = now
+    to_announce = []
+    for queue in queues:
+        if now - _announced_at.get((alias, queue), -1.0) >= DEBOUNCE_S:
+            _announced_at[alias, queue] = now
+            to_announce.append(queue)
     return to_announce
 
 

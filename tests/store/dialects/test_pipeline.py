@@ -216,7 +216,7 @@ def test_an_interrupted_query_leaves_no_reply_for_the_next_query(monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "_flush", interrupted)
+    monkeypatch.setattr(pipeline, "_receive_results", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rows_of(echo, "mine")
     monkeypatch.undo()

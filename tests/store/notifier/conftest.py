@@ -5,11 +5,11 @@ from contextlib import closing
 import pytest
 from django.db import connection, connections
 
-from django_faktory.store.notifier import postgresql
+from django_faktory.store.dialects.postgresql.pipeline import has_psycopg3
 from tests.settings import KIND
 
 needs_notifications = pytest.mark.skipif(
-    KIND != "postgresql" or not postgresql.can_listen(), reason="about PostgreSQL with psycopg 3, which can listen"
+    KIND != "postgresql" or not has_psycopg3(), reason="about PostgreSQL with psycopg 3, which can listen"
 )
 
 

@@ -35,7 +35,7 @@ from ..base import (
     PendingReply,
     Tally,
 )
-from ..idle_sessions import was_ended_by_postgresql
+from ..idle_sessions import is_readable
 from .failures import READ, lock_failed_calls, save_calls
 from .jobs import (
     CLAIM,
@@ -113,7 +113,7 @@ class PostgresqlDialect(Dialect):
     ) -> Collection[str]:
         """Insert jobs with one statement; return the keys of locks that some of them wait for."""
         [rows] = execute_on(connection, [any_push_call(jobs, now, may_exist=may_exist)])
-        return blocked_keys(rows)
+        return blocked_keys(rows) if rows else ()
 
     def insert_if_absent(
         self, connection: BaseDatabaseWrapper, jobs: OrderedJobs, now: datetime | None
@@ -182,7 +182,8 @@ class PostgresqlDialect(Dialect):
         calls += [any_push_call(jobs, now, may_exist=True)] if jobs else []
         # Acks and pushes must be on disk when they are answered; CLAIM_ALONE does not wait for the disk (ADR 0006).
         claims_from = len(calls)
-        calls += claim_calls(CLAIM if calls or connection.in_atomic_block else CLAIM_ALONE, plan, now)
+        if plan.slots:
+            calls += claim_calls(CLAIM if calls or connection.in_atomic_block else CLAIM_ALONE, plan, now)
         is_handed_over = bool(plan.slots) and end_count > 0 and calls[end_count - 1][0] is NEXT_OF_FREED
         # Replaces the last statement of `_end_calls`: the marked lock rows must survive until the claim, for HAND_OVER.
         if is_handed_over:
@@ -200,9 +201,10 @@ class PostgresqlDialect(Dialect):
                 # Another job of its key is likely to follow such a job: try `hand_off_lock` at its end (ADR 0020).
                 self._relay.remember(jid for jid, _, _ in next_holders)
             ending = self._build_ack_result(results[:end_count], next_holders) if acks else AckResult({}, set())
-            if jobs and (keys := blocked_keys(results[end_count])):
-                ending = ending._replace(blocked={*ending.blocked, *keys})
-            return ending, with_tokens(reservations(results[claims_from:]), next_holders) + prefetched
+            if jobs and results[end_count]:
+                ending = ending._replace(blocked={*ending.blocked, *blocked_keys(results[end_count])})
+            claimed = reservations(results[claims_from:]) if plan.slots else []
+            return ending, (with_tokens(claimed, next_holders) if next_holders else claimed) + prefetched
 
         return calls, read
 
@@ -248,8 +250,28 @@ class PostgresqlDialect(Dialect):
         return not is_shared and keeps_session(connection)
 
     def was_ended(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the session was ended, for example by `pg_terminate_backend` or a restart."""
-        return was_ended_by_postgresql(connection.connection)
+        """Return whether the session was ended, for example by `pg_terminate_backend` or a restart.
+
+        Data at an idle connection may also be a notification or a changed setting, so the driver reads and classifies
+        it. One read is not enough: the server sends its last message before the end of file, and only that is an end.
+        """
+        session = connection.connection
+        if session.closed:
+            return True
+        try:
+            while is_readable(session.fileno()):
+                if hasattr(session, "pgconn"):  # psycopg 3
+                    session.pgconn.consume_input()
+                    session.pgconn.is_busy()  # parses what was read
+                    if session.pgconn.status != 0:  # ConnStatus.OK
+                        return True
+                else:
+                    session.poll()
+                    if session.closed:
+                        return True
+        except Exception:  # noqa: BLE001 - of the driver, not of Django
+            return True
+        return False
 
     def can_join(self, connection: BaseDatabaseWrapper) -> bool:
         """Return whether several statements can be one message with this driver and its options."""

@@ -19,7 +19,6 @@ from ..base import (
     LIMITER,
     WORKER,
     ClaimPlan,
-    ClaimSlot,
     OrderedJobs,
     counter_slot,
     replaceable,
@@ -293,7 +292,8 @@ def push_call(jobs: OrderedJobs, now: datetime | None, *, may_exist: bool) -> Ca
     if len(jobs) == 1:
         [(place, job)] = jobs
         ready_at = now + timedelta(microseconds=place) if now else None
-        return PUSH_ONE, [job.jid, job.jobtype, job.queue, job.priority, job.text, *_numbers(job)[1:], ready_at]
+        values = [job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace]
+        return PUSH_ONE, [*values, job.result_ttl, job.at, ready_at]
     places, records = [place for place, _ in jobs], [job for _, job in jobs]
     if len(jobs) > FEW and _are_alike(records):
         jids, texts = [job.jid for job in records], [job.text for job in records]
@@ -339,12 +339,12 @@ def claim_calls(claim: Statement, plan: ClaimPlan, now: datetime | None) -> list
     """Return a claim for each wid of the plan, followed by those of its further plans."""
     calls: list[Call] = []
     for subplan in (plan, *plan.next_plans):
-        by_wid: dict[str, list[ClaimSlot]] = {}
+        by_wid: dict[str, tuple[list[str], list[int]]] = {}
         for slot in subplan.slots:
-            by_wid.setdefault(slot.wid, []).append(slot)
+            queues, counts = by_wid.setdefault(slot.wid, ([], []))
+            queues.append(slot.queue)
+            counts.append(slot.count)
         leases = [now, plan.mark, plan.at_least_s, plan.at_most_s]
-        calls += [
-            (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, subplan.limit, *leases])
-            for wid, slots in by_wid.items()
-        ]
+        for wid, (queues, counts) in by_wid.items():
+            calls.append((claim, [queues, counts, wid, subplan.limit, *leases]))
     return calls

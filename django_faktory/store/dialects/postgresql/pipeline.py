@@ -212,7 +212,8 @@ def _encode_calls(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[EncodedCal
 def _run_pipeline(raw: Any, calls: Sequence[EncodedCall], *, final_command: bytes = b"") -> list[Any]:
     try:
         _send(raw, calls, final_command=final_command)
-        _flush(raw.pgconn)
+        if raw.pgconn.flush():
+            _flush(raw.pgconn)
         return _receive_results(raw.pgconn)
     except BaseException:  # late replies must not be read by the connection's next user
         raw.pgconn.finish()
@@ -252,18 +253,17 @@ def _receive_results(pgconn: Any) -> list[Any]:
 
 
 def _rows_of_calls(results: list[Any], call_count: int) -> list[Rows]:
+    rows: list[Rows] = []
     for result in results:
         if result.status == _FAILED:  # later results only report that the pipeline was aborted
             raise _driver().errors.error_from_result(result)
-    # The result of BEGIN, if it was sent, comes first and is skipped.
-    read = _reader().rows
-    return [read(result) if result.ntuples else [] for result in results[len(results) - call_count :]]
+        rows.append(_reader().rows(result) if result.ntuples else [])
+    # The result of BEGIN, if it was sent, comes first and is left out.
+    return rows[len(rows) - call_count :]
 
 
 def _flush(pgconn: Any) -> None:
-    """Send everything, and read meanwhile: with full buffers, client and server would block each other."""
-    if not pgconn.flush():
-        return
+    """Send the rest, and read meanwhile: with full buffers, client and server would block each other."""
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN | select.POLLOUT)
     while pgconn.flush():

@@ -96,17 +96,17 @@ class Statement:
         self._places = [int(place) - 1 for place in _PLACE.findall(sql)]
         self._plain = _PLACE.sub(lambda match: f"%s::{types[int(match[1]) - 1]}", sql)
         self._execute = f"({', '.join(['%s'] * len(types))})"
-        # Keyed by the driver's connection: prepared statements end with its session, and Django reconnects with a new
-        # one.
-        self._uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
+        self.uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
+        """Keyed by the driver's connection: prepared statements end with its session, and Django reconnects with a new
+        one."""
 
     def prepare_if_worthwhile(self, cursor: CursorWrapper) -> _Use | None:
         """Prepare the statement if worthwhile; None: send it unprepared."""
         connection = cursor.db.connection
         # No mutex: a connection is used by one thread at a time.
-        use = self._uses.get(connection)
+        use = self.uses.get(connection)
         if use is None:
-            use = self._uses[connection] = _Use()
+            use = self.uses[connection] = _Use()
         use.uses += 1
         now, last_used_at = time.monotonic(), use.used_at
         use.used_at = now
@@ -119,10 +119,6 @@ class Statement:
                 return None
             self._prepare(cursor, use)
         return use
-
-    def use_of(self, connection: BaseDatabaseWrapper) -> _Use | None:
-        """Return its use by this connection, or None if it has not been used there."""
-        return self._uses.get(connection.connection)
 
     def text(self, use: _Use | None, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
         """Return the SQL to send and its values."""
@@ -259,7 +255,7 @@ class PreparedSession:
             return None
         named: list[tuple[str, Sequence[Any]]] = []
         for statement, values in calls:
-            use = self._uses.get(statement) or statement.use_of(self._connection)
+            use = self._uses.get(statement) or statement.uses.get(self._connection.connection)
             if use is None or not (name := use.take_name(ages=statement.ages)):
                 return None
             self._uses[statement] = use
@@ -273,7 +269,7 @@ def _prepared_calls(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> l
         return []
     named: list[tuple[str, Sequence[Any]]] = []
     for statement, values in calls:
-        use = statement.use_of(connection)
+        use = statement.uses.get(connection.connection)
         if use is None or not (name := use.take_name(ages=statement.ages)):
             return []
         named.append((name, values))

@@ -168,7 +168,7 @@ def unique_call(jobs: OrderedJobs, now: datetime | None) -> Call:
 
 def blocked_keys(rows: Rows) -> set[str]:
     """Return the keys of locks that inserted jobs wait for, from the rows of these statements."""
-    return {key for key, *_ in rows if key is not None} if rows else set()
+    return {key for key, *_ in rows if key is not None}
 
 
 def _to_json(jobs: OrderedJobs) -> str:

@@ -37,8 +37,6 @@ def prefetched_reservations(rows: Rows) -> list[Reservation]:
 def with_tokens(claimed: list[Reservation], next_holders: Rows) -> list[Reservation]:
     """Return the claimed jobs, with the tokens of locks that were passed on to some of them."""
     tokens = {jid: token for jid, token, _ in next_holders}
-    if not tokens:  # the usual case: no copy of each reservation
-        return claimed
     return [msgspec.structs.replace(job, lock_token=tokens.get(job.jid)) for job in claimed]
 
 
