@@ -61,6 +61,16 @@ def django_db_setup(django_db_setup, django_db_blocker):
         connections.close_all()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def known_features(django_db_blocker):
+    """Find out once what SQLite supports: system checks of Django 6.1 ask for it, also in tests without a database."""
+    with django_db_blocker.unblock():
+        for connection in connections.all():
+            if connection.vendor == "sqlite":
+                assert connection.features.supports_json_field
+                connection.close()
+
+
 @pytest.fixture(scope="session")
 def redis_url():
     """Return the URL of a Redis server that responds."""

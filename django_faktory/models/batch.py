@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from django.core.checks import CheckMessage
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
@@ -11,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from . import permissions as may
 from .fields import ExactCharField
-from .indexes import PartialIndex
+from .indexes import PartialIndex, without_ignored_parts
 
 
 class Batch(models.Model):
@@ -103,6 +104,11 @@ class Batch(models.Model):
 
     def __str__(self) -> str:
         return f"{self.description[:100] or 'batch'} {self.bid}"
+
+    @classmethod
+    def check(cls, **kwargs: Any) -> list[CheckMessage]:
+        """Run Django's checks, see `without_ignored_parts`."""
+        return without_ignored_parts(super().check(**kwargs))
 
     @property
     def is_committed(self) -> bool:

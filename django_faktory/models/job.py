@@ -14,6 +14,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from django.core.checks import CheckMessage
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Q, Subquery, Value
@@ -27,7 +28,7 @@ from . import permissions as may
 from .constraints import JOB_CONSTRAINT
 from .fields import ExactCharField
 from .hooks import operations
-from .indexes import HotIndex, IndexWhereSet, PartialIndex, UniqueWhereSet
+from .indexes import HotIndex, IndexWhereSet, PartialIndex, UniqueWhereSet, without_ignored_parts
 from .related_object import about_of
 
 if TYPE_CHECKING:
@@ -490,6 +491,11 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"{self.jobtype} {self.jid}"
+
+    @classmethod
+    def check(cls, **kwargs: Any) -> list[CheckMessage]:
+        """Run Django's checks, see `without_ignored_parts`."""
+        return without_ignored_parts(super().check(**kwargs))
 
     @property
     def priority(self) -> int:

@@ -131,8 +131,9 @@ def test_a_forked_process_writes_its_own_records_at_once_and_its_parents_never()
 
 
 FORKING = """
-import logging, os, sys
+import logging, os, sys, warnings
 from django_faktory.runtime import log_handler
+warnings.simplefilter("ignore")  # Python 3.12 and later warn of a fork beside threads, which is what this is about
 log_handler.DELAY_S = 600
 handler = log_handler.LogHandler()
 handler.setFormatter(logging.Formatter("%(message)s"))
