@@ -29,22 +29,26 @@ class Turns:
     """One connection that sends turns of the same size, one after the other."""
 
     def __init__(self, connection, size):
+        from django_faktory.store.dialects.postgresql.prepared import PreparedSession
+
         self.connection, self.size = connection, size
         self.claimed, self.done = [], 0
         connection.ensure_connection()
+        self.session = PreparedSession.of(connection)
         self.fd = connection.connection.pgconn.socket
         self.backend = connection.connection.info.backend_pid
 
     def calls(self):
         from django_faktory.core.payloads import Ack
-        from django_faktory.store.dialects.base import ClaimPlan, ClaimSlot, insertion_order
+        from django_faktory.store.dialects.base import ClaimPlan, ClaimSlot
         from django_faktory.store.dialects.postgresql.jobs import CLAIM, claim_calls, end_call, push_call
+        from django_faktory.store.jobs.pushes import order_jobs
 
         acks = [Ack(jid=jid, wid="ceiling") for jid in self.claimed]
-        jobs = insertion_order(new_jobs(self.size))
+        jobs = order_jobs(new_jobs(self.size))
         ends = [end_call(self.connection, acks, None, [job.jid for _, job in jobs])] if acks else []
         plan = ClaimPlan([ClaimSlot("default", "ceiling", self.size)], self.size, claim=1)
-        return [*ends, push_call(jobs, None), *claim_calls(CLAIM, plan, None)]
+        return [*ends, push_call(jobs, None, may_exist=True), *claim_calls(CLAIM, plan, None)]
 
     def read(self, found):
         self.done += len(self.claimed)
@@ -56,7 +60,7 @@ class Turns:
 
         while True:
             calls = self.calls()
-            self.flight = prepared.begin(self.connection, calls, lambda found: self.read(found) or True)
+            self.flight = self.session.begin(calls, lambda found: self.read(found) or True)
             if self.flight is not None:
                 return
             with self.connection.cursor() as cursor:
