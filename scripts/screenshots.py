@@ -23,7 +23,7 @@ TITLES = {
     "edit": "Editing a job before it runs again",
     "named": "A job of a known task: arguments by parameter",
     "edit-typed": "Editing it: a field for each parameter",
-    "run": "Running a task by hand",
+    "run": "Running a task manually",
     "errors": "Failed jobs, grouped by error",
     "error": "One error: test one job, then retry the others at a chosen pace",
     "all": "Acting on all jobs that a filter means",

@@ -78,7 +78,7 @@ class JobLockAdmin(ReadOnlyAdmin):
         count = jobs.count_up_to(MAX_COUNTED)
         return f"{format_number(count)}+" if count == MAX_COUNTED else format_number(count)
 
-    @admin.action(description=_("Release by hand"), permissions=["release"])
+    @admin.action(description=_("Release manually"), permissions=["release"])
     def release(self, request: HttpRequest, queryset: QuerySet[JobLock]) -> HttpResponse | None:
         """Release locks after a confirmation: the next job of a key may then run while its former holder still runs."""
         selected = list(queryset)
@@ -93,7 +93,7 @@ class JobLockAdmin(ReadOnlyAdmin):
             return confirmation
         # By token, not by key: a lock acquired since the page was shown has a new token and stays.
         count = transitions.free_locks([lock.pk for lock in selected], using=queryset.db)
-        log_action(request, selected, gettext_noop("Released by hand"))
+        log_action(request, selected, gettext_noop("Released manually"))
         message = ngettext("Released %(number)s lock.", "Released %(number)s locks.", count)
         self.message_user(request, message % {"number": format_number(count)}, messages.SUCCESS)
         return None

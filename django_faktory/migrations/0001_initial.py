@@ -228,7 +228,7 @@ class Migration(migrations.Migration):
                 ('is_lapsed', models.BooleanField(default=False, help_text='Whether its expiry was processed: the next job is ready.')),
             ],
             options={
-                'permissions': (('release_joblock', 'Can release locks by hand'),),
+                'permissions': (('release_joblock', 'Can release locks manually'),),
                 'indexes': [models.Index(fields=['is_lapsed', 'expires_at'], name='faktory_lock_ends')],
             },
         ),
@@ -312,7 +312,7 @@ class Migration(migrations.Migration):
             name='CronRun',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('tick', models.DateTimeField(help_text='None: it was run by hand.', null=True)),
+                ('tick', models.DateTimeField(help_text='None: it was run manually.', null=True)),
                 ('at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('jid', django_faktory.models.fields.ExactCharField(db_default='', default='', max_length=255)),
                 ('outcome', django_faktory.models.fields.ExactCharField(choices=[('enqueued', 'enqueued'), ('succeeded', 'succeeded'), ('dead', 'dead'), ('discarded', 'discarded'), ('expired', 'expired'), ('gone', 'gone'), ('missed', 'missed'), ('overlapped', 'overlapped'), ('refused', 'refused')], max_length=10)),

@@ -113,11 +113,11 @@ class CronRun(models.Model):
     """The run of one tick.
 
     A unique constraint permits one row per tick, however many nodes run, so each tick is taken once. Ticks that are
-    NULL, of runs by hand, do not conflict.
+    NULL, of manual runs, do not conflict.
     """
 
     entry = models.ForeignKey(CronEntry, on_delete=models.CASCADE, related_name="runs")
-    tick = models.DateTimeField(null=True, help_text="None: it was run by hand.")
+    tick = models.DateTimeField(null=True, help_text="None: it was run manually.")
     at = models.DateTimeField(db_default=Now())
     jid = ExactCharField(max_length=255, default="", db_default="")
     outcome = ExactCharField(max_length=10, choices=[(str(outcome), str(outcome)) for outcome in RunOutcome])
@@ -135,4 +135,4 @@ class CronRun(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.entry_id} {self.tick or 'by hand'} {self.outcome}"
+        return f"{self.entry_id} {self.tick or 'manually'} {self.outcome}"

@@ -514,7 +514,7 @@ class Job(models.Model):
     def max_attempts(self) -> int:
         """Attempts it may use: the first, its retries, and one for each loss, which uses no retry.
 
-        A retry by hand adds one to a job that has used them all.
+        A manual retry adds one to a job that has used them all.
         """
         return max(max(self.retry, 0) + 1 + self.losses, self.attempts)
 

@@ -159,7 +159,7 @@ CRON: Labels = (
     ("resume_cronentry", "Can resume cron entries"),
     ("run_cronentry", "Can run cron entries now"),
 )
-LOCK: Labels = (("release_joblock", "Can release locks by hand"),)
+LOCK: Labels = (("release_joblock", "Can release locks manually"),)
 LIMIT: Labels = (
     ("pause_limit", "Can pause tasks"),
     ("resume_limit", "Can resume tasks"),

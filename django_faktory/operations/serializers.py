@@ -99,7 +99,7 @@ def whole_job_of(job: Job) -> dict[str, Any]:
 def _decode(text: str) -> Any:
     try:
         return _replace_infinity(jsontext.decode(text))
-    except InvalidPayload:  # a row that was edited by hand: shown unchanged
+    except InvalidPayload:  # a row that was edited manually: shown unchanged
         return text
 
 

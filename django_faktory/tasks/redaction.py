@@ -52,7 +52,7 @@ def shown_job(jobtype: str, text: str) -> str:
                 custom["kwargs"] = _redact(jobtype, custom["kwargs"])
                 members["custom"] = jsontext.join(custom.items())
         return jsontext.join(members.items())
-    except FaktoryError:  # a row that was edited by hand
+    except FaktoryError:  # a row that was edited manually
         return jsontext.encode(HIDDEN)
 
 
@@ -83,7 +83,7 @@ def shown_history(jobtype: str, text: str) -> str:
             if "log" in attempt:
                 attempt["log"] = shown_log(jobtype, attempt["log"])
         return jsontext.encode(attempts)
-    except (FaktoryError, AttributeError, TypeError):  # a row that was edited by hand
+    except (FaktoryError, AttributeError, TypeError):  # a row that was edited manually
         return jsontext.encode(HIDDEN)
 
 

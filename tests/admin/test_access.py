@@ -149,7 +149,7 @@ NAMES = [
     ),
     "outboxentry: delete_selected",
 ]  # fmt: skip
-"""Listed by hand because parametrization happens before there are rows; `test_every_…` compares the two."""
+"""Listed manually because parametrization happens before there are rows; `test_every_…` compares the two."""
 
 ACTS = [
     name for name in NAMES

@@ -137,7 +137,7 @@ def test_releasing_a_lock_requires_confirmation(admin_client, one):
 def test_releasing_a_lock_is_recorded_in_the_admin_log(admin_client, one):
     release(admin_client, JobLock.objects.get(), confirmed="yes")
     entry = LogEntry.objects.get()
-    assert (entry.user.username, entry.get_change_message()) == ("admin", "Released by hand.")
+    assert (entry.user.username, entry.get_change_message()) == ("admin", "Released manually.")
     assert "key of A" in entry.object_repr
 
 
@@ -153,7 +153,7 @@ def test_a_user_with_only_view_permission_cannot_release_a_lock(on_call, one):
     client = on_call("view_joblock")
     page = client.get(reverse(LOCKS)).content.decode()
     assert jid("A") in page
-    assert "Release by hand" not in page
+    assert "Release manually" not in page
     release(client, JobLock.objects.get(), confirmed="yes")
     assert holders() == [jid("A")]
 

@@ -315,7 +315,7 @@ def test_a_task_is_run_with_typed_arguments_and_options(admin_client, django_use
         {
             "arg-order": json.dumps({"$model": "shop.order", "pk": order.pk}), "arg-sent_at": "2026-05-01T12:00:00Z",
             "arg-amount": "1.20", "job-queue": "mail", "job-priority": "7", "job-run_at": "2099-01-01T12:00",
-            "why": "by hand",
+            "why": "manually",
         },
     )  # fmt: skip
     job = Job.objects.get()
@@ -327,8 +327,8 @@ def test_a_task_is_run_with_typed_arguments_and_options(admin_client, django_use
     )
     entry = LogEntry.objects.get()
     assert entry.object_id == str(job.pk)
-    assert entry.change_message.startswith("Enqueued by hand with [")
-    assert entry.change_message.endswith(": by hand")
+    assert entry.change_message.startswith("Enqueued manually with [")
+    assert entry.change_message.endswith(": manually")
 
 
 def test_a_task_runs_in_its_own_queue_without_options(admin_client):
@@ -423,5 +423,5 @@ def test_hostile_names_of_tasks_and_values_add_no_element(admin_client, hostile)
 def test_hidden_and_encrypted_arguments_are_not_in_the_log(admin_client):
     with override_settings(FAKTORY={"REDACT": "tests.project.redacting.hides_cards"}):
         admin_client.post(run_url(echo), {"arg-args": "[]", "arg-kwargs": '{"card": "m4rk3r"}'})
-    assert LogEntry.objects.get().change_message == "Enqueued by hand."
+    assert LogEntry.objects.get().change_message == "Enqueued manually."
     assert "m4rk3r" in Job.objects.get().payload

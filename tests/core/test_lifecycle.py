@@ -31,7 +31,7 @@ READY = {State.ENQUEUED, State.BLOCKED}
 DROPPED = {State.DISCARDED, GONE}
 LATE = {State.EXPIRED, GONE}
 
-# A second copy, written by hand, so that a change of the table must be deliberate.
+# A second copy, written manually, so that a change of the table must be deliberate.
 LEGAL = {
     (GONE, "push"): BORN,
     (GONE, "import"): {*BORN, "retries", "dead"},

@@ -53,7 +53,7 @@ class History:
     def __init__(self):
         self.batches = {}
         self.first_run, self.success = {}, {}
-        self.given_up = set()  # by hand: these count as executed
+        self.given_up = set()  # manually: these count as executed
         self._moment = 0
         self._noting = threading.Lock()
 

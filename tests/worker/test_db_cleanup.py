@@ -107,7 +107,7 @@ def autocommit():
 
 @pytest.mark.parametrize(("then", "rows"), [("commits", 1), ("rolls back", 0)])
 def test_autocommit_is_restored_for_the_next_job(in_thread, then, rows):
-    report, is_on = in_thread(lambda: ran(tasks.switches_autocommit_off, "by hand", then), autocommit)
+    report, is_on = in_thread(lambda: ran(tasks.switches_autocommit_off, "manually", then), autocommit)
     assert isinstance(report, Ack)
     assert is_on
     assert Mark.objects.count() == rows
@@ -259,7 +259,7 @@ def test_only_the_async_task_that_disables_autocommit_without_a_commit_fails():
         await sync_to_async(connections.close_all)()  # its thread may have one that an earlier test has ended
         reports = [await job_of(tasks.async_writes_mark, "before").arun()]
         reports += [await job_of(tasks.async_switches_autocommit_off, "lost").arun()]
-        reports += [await job_of(tasks.async_switches_autocommit_off, "by hand", "commits").arun()]
+        reports += [await job_of(tasks.async_switches_autocommit_off, "manually", "commits").arun()]
         reports += [await job_of(tasks.async_writes_mark, "after").arun()]
         await sync_to_async(connections.close_all)()
         return reports
@@ -267,4 +267,4 @@ def test_only_the_async_task_that_disables_autocommit_without_a_commit_fails():
     before, lost, by_hand, after = asyncio.run(all_of_them())
     assert [type(before), type(by_hand), type(after)] == [Ack] * 3
     assert "left a transaction open on 'default'; it was rolled back" in lost.message
-    assert sorted(mark.text for mark in Mark.objects.all()) == ["after", "before", "by hand"]
+    assert sorted(mark.text for mark in Mark.objects.all()) == ["after", "before", "manually"]

@@ -142,7 +142,7 @@ class RunViews(ReadOnlyAdmin):
         details = "" if is_hidden else f" with {call_text(encode(args), encode(kwargs))}"
         # A worker may have ended the job already; or the jobs are stored elsewhere.
         row = job or Job(jid=result.id, jobtype=task.jobtype)
-        log_action(request, [row], gettext_noop("Enqueued by hand") + details)
+        log_action(request, [row], gettext_noop("Enqueued manually") + details)
         text = gettext("Enqueued %(task)s as %(job)s.") % {"task": task.jobtype, "job": result.id}
         self.message_user(request, text, messages.SUCCESS)
         if job is not None and may_see(request.user, "job"):

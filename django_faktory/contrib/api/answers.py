@@ -72,7 +72,7 @@ class JobSummarySerializer(ShapedSerializer):
     state = serializers.ChoiceField([str(state) for state in State], read_only=True, help_text="Its state.")
     priority = _number("Django's priority, -100 to 100, larger first.")
     attempt = _number("Its attempts: failed ones, lost ones, and the one that runs or succeeded.")
-    max_attempts = _number("Attempts it may use; a retry by hand adds one to a job that has used them all.")
+    max_attempts = _number("Attempts it may use; a manual retry adds one to a job that has used them all.")
     failures = _number("How often it failed.")
     interruptions = _number("How often a worker that stopped gave it back; not counted as an attempt.")
     errtype = _text("Type of the latest failure.", null=True)
@@ -253,7 +253,7 @@ class CronRunSerializer(ShapedSerializer):
 
     shape = staticmethod(operation_serializers.cron_run_of)
 
-    tick = _time("When it was due; null: it was run by hand.")
+    tick = _time("When it was due; null: it was run manually.")
     at = _time("When a node handled it.", null=False)
     outcome = serializers.ChoiceField([str(value) for value in RunOutcome], read_only=True, help_text="Its outcome.")
     jid = _text("Its job.", null=True)

@@ -1,4 +1,4 @@
-"""Locks over the REST API: list them with holder and expiry, and release one by hand."""
+"""Locks over the REST API: list them with holder and expiry, and release one manually."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
         return JobLock.objects.using(get_alias())
 
     @describe(
-        summary="Release a lock by hand",
+        summary="Release a lock manually",
         description="The next job of the key may then run while the former holder still runs.",
         request=inputs.ReasonSerializer,
         responses={200: answers.ReleasedLockSerializer},
@@ -68,5 +68,5 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
         # The lock expired or was released between the two queries.
         if not changed:
             raise Http404
-        record_change(request, lock, "Released by hand", reason=validated["reason"])
+        record_change(request, lock, "Released manually", reason=validated["reason"])
         return Response({"changed": changed})

@@ -231,7 +231,7 @@ def purge(*, using: str, kept_for_s: float = KEPT_FOR_S, now: datetime | None = 
 def sweep(*, using: str, now: datetime | None = None) -> int:
     """Take due steps of committed batches that were not taken; return how many batches had such steps.
 
-    There are none unless rows were changed by hand or there is a bug: each change takes its steps itself.
+    There are none unless rows were changed manually or there is a bug: each change takes its steps itself.
     """
     batches = Batch.objects.using(using).filter(
         committed_at__isnull=False, finished_at__isnull=True, reopened_until__isnull=True

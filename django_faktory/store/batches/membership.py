@@ -129,7 +129,7 @@ def _descend_from(connection: BaseDatabaseWrapper, bid: str, bids: set[str]) -> 
         parents = set(batches.filter(bid__in=bids).exclude(parent_bid="").values_list("parent_bid", flat=True))
         if bid in parents:
             return True
-        # Rows changed by hand could form a loop, which `seen` ends.
+        # Rows changed manually could form a loop, which `seen` ends.
         bids = parents - seen
     return False
 

@@ -95,7 +95,7 @@ def _take_runs(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: 
         return set()
     try:
         schedule = Schedule.of(entry.schedule, entry.zone)
-    except InvalidCron as error:  # the zone data changed, or the row was edited by hand
+    except InvalidCron as error:  # the zone data changed, or the row was edited manually
         logger.error("cron entry disabled, its schedule is invalid name=%s error=%s", entry.name, error)  # noqa: TRY400
         rows.update(next_at=None, problem=str(error))
         return set()

@@ -54,7 +54,7 @@ def _error(state: State, errtype: str, failure: str) -> str:
         message = jsontext.decode(failure).get("message", "") if failure else ""
     except InvalidPayload:  # an unreadable text must not hide the outcome of this job, or of the whole set
         message = ""
-    # The class name without its module, as the history shows it; jobs that were killed by hand have no error type.
+    # The class name without its module, as the history shows it; jobs that were killed manually have no error type.
     error_name = errtype.rpartition(".")[2] or str(state).capitalize()
     return f"{error_name}: {message or 'the job was dropped'}"
 

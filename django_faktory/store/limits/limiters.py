@@ -243,7 +243,7 @@ def release(connection: BaseDatabaseWrapper, permits: Iterable[str | None]) -> N
         skipped: list[int] = []
         for limiter in limiters:
             was_full = limiter.room < 1
-            # Never negative, even if rows were changed by hand: `sweep` corrects the count.
+            # Never negative, even if rows were changed manually: `sweep` corrects the count.
             limiter.in_use = max(0, limiter.in_use - counts[limiter.id])
             if clock is not None:
                 limiter.fill(clock)
@@ -429,7 +429,7 @@ def _give_missing_permits(connection: BaseDatabaseWrapper, *, limiter_id: int, a
 def sweep(*, using: str) -> int | None:
     """Repair the counters of all limiters and unblock forgotten jobs; return how many were wrong.
 
-    A crash or rows changed by hand cause such errors. Returns None if no limiter is in use: none counts a job, and no
+    A crash or rows changed manually cause such errors. Returns None if no limiter is in use: none counts a job, and no
     job is blocked by one.
     """
 

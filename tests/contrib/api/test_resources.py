@@ -305,7 +305,7 @@ def test_locks_are_listed_and_released(as_root):
     assert names(as_root("GET", "locks/", worker="w1"), "token") == [held.pk]
     assert list(answers.LockSerializer().fields) == list(as_root("GET", f"locks/{held.pk}/").data)
     assert as_root("POST", f"locks/{held.pk}/release/", {"reason": "stuck"}).data == {"changed": 1}
-    assert last_words() == "Released by hand, through the API: stuck"
+    assert last_words() == "Released manually, through the API: stuck"
     assert list(JobLock.objects.values_list("key", flat=True)) == ["order/43"]
 
 

@@ -42,7 +42,7 @@ def history(one=None):
     """Return (hour:minute, outcome) of each run, in the order they were taken."""
     runs = CronRun.objects.order_by("pk")
     runs = runs.filter(entry=one) if one else runs
-    return [(f"{run.tick:%H:%M}" if run.tick else "by hand", run.outcome) for run in runs]
+    return [(f"{run.tick:%H:%M}" if run.tick else "manually", run.outcome) for run in runs]
 
 
 def test_a_tick_enqueues_one_job_and_schedules_the_next_tick():
@@ -258,7 +258,7 @@ def test_run_now_enqueues_a_job_of_a_paused_or_busy_entry():
     entries.pause([one.pk], using=USING)
     made = cron_runs.run_now(one.pk, enqueue, using=USING)
     assert made.queue == "mail"
-    assert history() == [("12:00", "enqueued"), ("by hand", "enqueued")]
+    assert history() == [("12:00", "enqueued"), ("manually", "enqueued")]
     assert Job.objects.filter(jid=made.jid).exists()
     cron_runs.run_now(one.pk, enqueue, using=USING)
     assert Job.objects.count() == 3
@@ -272,7 +272,7 @@ def test_run_now_reports_why_it_failed():
 
     with pytest.raises(FaktoryError, match="ValueError: no such thing"):
         cron_runs.run_now(one.pk, refuses, using=USING)
-    assert history() == [("by hand", "refused")]
+    assert history() == [("manually", "refused")]
 
 
 def test_a_changed_schedule_applies_from_the_time_of_the_edit():

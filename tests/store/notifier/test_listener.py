@@ -13,7 +13,7 @@ LONG_S = 30
 
 
 class Bell(Listener):
-    """A listener with hints that the test sets by hand."""
+    """A listener with hints that the test sets manually."""
 
     def __init__(self):
         super().__init__()

@@ -112,7 +112,7 @@ def _list(call: Invocation, entries: list[CronEntry]) -> int:
 
 def _line(entry: dict[str, Any]) -> tuple[object, ...]:
     latest = entry["latest"] or {"tick": None, "at": None, "outcome": None}
-    # A run by hand has no tick.
+    # A manual run has no tick.
     latest_time = latest["tick"] or latest["at"]
     columns = (entry[key] for key in ("name", "schedule", "zone", "jobtype"))
     return (*columns, entry["problem"] or entry["state"], entry["next_at"], latest_time, latest["outcome"])

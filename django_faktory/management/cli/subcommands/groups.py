@@ -1,4 +1,4 @@
-"""`groups`: create groups of users with the permissions of each role, instead of choosing among some 80 by hand."""
+"""`groups`: create groups of users with the permissions of each role, instead of choosing among some 80 manually."""
 
 from __future__ import annotations
 

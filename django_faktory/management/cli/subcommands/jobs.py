@@ -105,7 +105,7 @@ def _texts_of(job: Any) -> dict[str, Any]:
     try:
         shown = Job(payload=redaction.shown_job(job.jobtype, job.shown_payload))
         args, kwargs = call_of(shown) if job.shown_payload else (None, None)
-    except FaktoryError:  # a row that was edited by hand
+    except FaktoryError:  # a row that was edited manually
         args = kwargs = None
     return {"args": args, "kwargs": kwargs, "message": message}
 

@@ -1,4 +1,4 @@
-"""`locks`: show lock keys in use with the jobs that wait for them; release locks by hand."""
+"""`locks`: show lock keys in use with the jobs that wait for them; release locks manually."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _list(call: Invocation, aliases: list[str]) -> int:
 def _document(alias: str, entry: OutboxEntry) -> dict[str, Any]:
     try:
         jobtype = jsontext.decode(jsontext.last_members(entry.job)["jobtype"])
-    except (FaktoryError, KeyError):  # a row that was edited by hand
+    except (FaktoryError, KeyError):  # a row that was edited manually
         jobtype = None
     return {
         "jid": entry.jid,
