@@ -77,8 +77,8 @@ def made_batches() -> list[MadeBatch]:
             bid=bid,
             parent_bid=definition.parent_bid,
             description=definition.description,
-            complete=_make_callback_job(definition.complete),
-            success=_make_callback_job(definition.success),
+            complete=_build_callback_job(definition.complete),
+            success=_build_callback_job(definition.success),
             jobs=members.get(bid, []),
         )
         for bid, definition in [*_batches_in_database(), *_batches_in_memory()]
@@ -165,18 +165,7 @@ def _jobs_in_database() -> Iterator[EnqueuedJob]:
     if not _uses_database():
         return
     for job in Job.objects.using(conf.get("DATABASE")).in_state(*_WAITING).order_by("pk"):
-        # A test compares plain values, those of tasks with encrypted arguments too.
-        call = call_of(job.payload).decrypt_arguments()
-        yield EnqueuedJob(
-            jid=job.jid,
-            jobtype=job.jobtype,
-            args=call.args,
-            kwargs=call.kwargs,
-            queue=job.queue,
-            priority=job.priority,
-            run_at=job.run_at,
-            bid=job.bid or "",
-        )
+        yield _build_job(job, job.payload, run_at=job.run_at, bid=job.bid or "")
 
 
 def _jobs_in_memory() -> Iterator[EnqueuedJob]:
@@ -224,10 +213,13 @@ def _batches_in_memory() -> Iterator[tuple[str, NewBatch]]:
             yield from ((batch.bid, batch.definition) for batch in backend.batches.by_bid.values())
 
 
-def _make_callback_job(job: JobPayload | None) -> EnqueuedJob | None:
-    if job is None:
-        return None
-    call = call_of(job.text).decrypt_arguments()
+def _build_callback_job(job: JobPayload | None) -> EnqueuedJob | None:
+    return None if job is None else _build_job(job, job.text, run_at=job.at)
+
+
+def _build_job(job: Job | JobPayload, text: str, *, run_at: datetime | None, bid: str = "") -> EnqueuedJob:
+    # A test compares plain values, those of tasks with encrypted arguments too.
+    call = call_of(text).decrypt_arguments()
     return EnqueuedJob(
         jid=job.jid,
         jobtype=job.jobtype,
@@ -235,5 +227,6 @@ def _make_callback_job(job: JobPayload | None) -> EnqueuedJob | None:
         kwargs=call.kwargs,
         queue=job.queue,
         priority=job.priority,
-        run_at=job.at,
+        run_at=run_at,
+        bid=bid,
     )

@@ -127,7 +127,7 @@ class _Drain:
                 self._broker.release(jobs)
                 raise AssertionError(
                     f"drain: {self._limit} attempts, and jobs are still ready ({jobs[0].jid} in queue "
-                    f"{jobs[0].queue!r}): does a task enqueue itself? If so many are meant: drain(limit=…)"
+                    f"{jobs[0].queue!r}): does a task enqueue itself? If this is intended: drain(limit=…)"
                 )
             self._perform(jobs[0])
 

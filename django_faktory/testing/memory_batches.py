@@ -94,8 +94,9 @@ class MemoryBatchStore:
             self._nesting -= 1
         self.settle()
 
-    def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:  # noqa: ARG002  (one thread: who runs is inside)
-        """Create a batch and return its id; see Broker."""
+    # Without `caller_wid`: there is one thread, so that a caller inside a job is the running job.
+    def new_batch(self, batch: NewBatch, *, caller_wid: str = "") -> str:  # noqa: ARG002
+        """Create a batch and return its id."""
         stored = MemoryBatch(bid=f"b-{uuid4().hex}", definition=batch)
         if batch.parent_bid:
             parent = self._get_open(batch.parent_bid)
@@ -106,15 +107,15 @@ class MemoryBatchStore:
         return stored.bid
 
     def check_batch(self, bid: str, *, caller_wid: str = "") -> None:  # noqa: ARG002
-        """Raise an error unless jobs may join this batch; see Broker."""
+        """Raise UnknownBatch or BatchClosed unless jobs may join this batch."""
         self._get_open(bid)
 
     def commit_batch(self, bid: str) -> None:
-        """Mark a batch as completely defined; see Broker."""
+        """Mark a batch as completely defined."""
         self._get(bid).is_committed = True
 
     def batch_status(self, bid: str) -> BatchStatus:
-        """Return the counters of a batch; see Broker."""
+        """Return the counters of a batch. Raises UnknownBatch."""
         batch = self._get(bid)
         return BatchStatus(
             bid=bid,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema_serializer
 from rest_framework import serializers
@@ -15,11 +15,7 @@ from ...models.cron import CronEntry
 from ...operations import serializers as operation_serializers
 from ...operations.alarms import CRITICAL, WARNINGS
 
-# Subscripted for the type checker only; at run time the plain class is the base.
-if TYPE_CHECKING:
-    Base = serializers.Serializer[Any]
-else:
-    Base = serializers.Serializer
+Base = serializers.Serializer[Any]
 
 
 def _text(help_text: str, *, null: bool = False) -> serializers.CharField:
@@ -74,7 +70,7 @@ class JobSummarySerializer(ShapedSerializer):
     attempt = _number("Its attempts: failed ones, lost ones, and the one that runs or succeeded.")
     max_attempts = _number("Attempts it may use; a manual retry adds one to a job that has used them all.")
     failures = _number("How often it failed.")
-    interruptions = _number("How often a worker that stopped gave it back; not counted as an attempt.")
+    interruptions = _number("Number of runs interrupted by the stop of a worker; not counted as attempts.")
     errtype = _text("Type of the latest failure.", null=True)
     about = _text("The object it is about, as `app.model/pk`.", null=True)
     batch = _text("The batch it is a member of.", null=True)
@@ -82,7 +78,7 @@ class JobSummarySerializer(ShapedSerializer):
     created_at = _time("When it was pushed.", null=False)
     run_at = _time("When a scheduled or retrying job becomes due.")
     enqueued_at = _time("When it was enqueued; it determines the order of jobs with equal priority.")
-    started_at = _time("When a worker took it.")
+    started_at = _time("When a worker claimed it.")
     finished_at = _time("When it ended.")
 
 
@@ -107,7 +103,7 @@ class InterruptedRunSerializer(Base):
     worker = _text("The worker that ran it.")
     message = _text("Why it ended.")
     started_at = _time("When it began.")
-    interrupted_at = _time("When the worker gave the job back.")
+    interrupted_at = _time("When the run was interrupted.")
 
 
 class JobDetailSerializer(JobSummarySerializer):
@@ -205,9 +201,9 @@ class WorkerSerializer(Base):
 
 
 class ChangeCountSerializer(Base):
-    """Result of an action on a worker process, or of a retry of what failed in a batch."""
+    """Result of an action on a worker process, or of a retry of the failed jobs of a batch."""
 
-    changed = _number("Workers or jobs changed. A worker learns of its new state at its next heartbeat.")
+    changed = _number("Workers or jobs changed. A worker receives its new state in the reply to its next heartbeat.")
 
 
 class BatchSerializer(ShapedSerializer):
@@ -226,14 +222,14 @@ class BatchSerializer(ShapedSerializer):
     )
     success = _text("Progress of the callback that runs after all members succeeded.")
     is_broken = _flag("Whether the success callback can no longer run.")
-    created_at = _time("When it was made.", null=False)
+    created_at = _time("When it was created.", null=False)
 
 
 class BatchTreeItemSerializer(BatchSerializer):
     """A batch with its depth in the tree."""
 
     # The rows come in the order of a depth-first walk, so the depth suffices to draw the tree.
-    depth = _number("Its ancestors: 0 is the root.")
+    depth = _number("Number of its ancestors: 0 for the root.")
 
     @staticmethod
     def shape(batch: Any) -> dict[str, Any]:
@@ -266,13 +262,13 @@ class CronSummarySerializer(Base):
     name = _text("Its name.")
     schedule = _text("Five fields, or six with the second first; or @daily, …")
     zone = _text("The time zone the schedule is read in.")
-    jobtype = _text("What it enqueues.")
+    jobtype = _text("Name of the task or function that it enqueues.")
     queue = _text("Its queue; null: the queue of the task.", null=True)
     origin = serializers.ChoiceField(CronEntry.EntryOrigin.values, read_only=True, help_text="Where it is defined.")
     state = serializers.ChoiceField(
         ["active", "paused", "removed", "never"], read_only=True, help_text="Its state; `never`: it has no next tick."
     )
-    problem = _text("Why it cannot be due.", null=True)
+    problem = _text("Why it has no next tick.", null=True)
     next_at = _time("The next tick.")
     latest = CronRunSerializer(allow_null=True, read_only=True, help_text="Its latest run.")
 
@@ -285,7 +281,7 @@ class CronDetailSerializer(CronSummarySerializer):
     kwargs = _json("The keyword arguments, an object; null for users who may not view jobs.")
     job = _json("Members of a job for another language's worker: retry, …; null for users who may not view jobs.")
     missed = _text("Policy for ticks that no node handled within a minute: skip, once or all.")
-    window = _number('Seconds back that "once" and "all" look.')
+    window = _number('Seconds back that "once" and "all" search.')
     overlap = _text("Policy while an earlier job of the entry waits or runs: allow or skip.")
     next_times = serializers.ListField(
         child=serializers.DateTimeField(),
@@ -363,7 +359,7 @@ class StatisticsSerializer(Base):
         child=serializers.IntegerField(), read_only=True, help_text="Live workers by state."
     )
     batches = serializers.DictField(
-        child=serializers.IntegerField(), read_only=True, help_text="Batches that are not over: open, committed."
+        child=serializers.IntegerField(), read_only=True, help_text="Unfinished batches: open, committed."
     )
     counted_to = _number(
         "Limit of the counts in `sets`, `queues` and `batches`: a count equal to it means this number or more."

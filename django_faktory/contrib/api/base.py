@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.contrib.auth.models import AnonymousUser
 from django.http import Http404
@@ -26,12 +26,6 @@ from .access import HasActionPermission, PasswordThrottle, ReadThrottle, WriteTh
 from .described import AutoSchema
 from .problems import JobsElsewhere, handle
 from .rendering import BoundedJson, Json
-
-# Subscripted for the type checker only; at run time the plain class is the base.
-if TYPE_CHECKING:
-    Generic = GenericViewSet[Any]
-else:
-    Generic = GenericViewSet
 
 
 class ApiView(APIView):
@@ -68,7 +62,7 @@ class ApiView(APIView):
         return [ReadThrottle() if self.request.method in SAFE_METHODS else WriteThrottle()]
 
 
-class Resource(ApiView, Generic):
+class Resource(ApiView, GenericViewSet[Any]):
     """Base view of a resource: rows and the actions on them."""
 
     # Without defaults: a view that forgets `needs` is closed to all users.

@@ -16,7 +16,7 @@ from ...operations.serializers import SHORT
 from ...store.batches import tree as batch_tree
 from . import answers, inputs
 from .base import Resource, get_alias
-from .described import describe
+from .described import describe, describe_action
 from .filters import BatchFilter
 from .journal import record_change
 from .paging import NewestFirst
@@ -81,12 +81,11 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
         items = [answers.BatchTreeItemSerializer.shape(batch) for batch in batches]
         return Response({"batches": items, "is_more": len(batches) >= batch_tree.MAX_BATCHES})
 
-    @describe(
-        summary="Retry what failed of a batch",
-        description="Members and callbacks that are dead or wait for a retry, of nested batches too; at most "
+    @describe_action(
+        "Retry the failed jobs of a batch",
+        "Members and callbacks that are dead or wait for a retry, of nested batches too; at most "
         f"{inputs.MAX_AT_ONCE} at once.",
-        request=inputs.ReasonSerializer,
-        responses={200: answers.ChangeCountSerializer},
+        answers.ChangeCountSerializer,
     )
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, **_: Any) -> Response:
@@ -94,7 +93,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
         validated, batch = self.read_input(inputs.ReasonSerializer), self.get_object()
         # Bounded, so that the request ends in time; the client repeats it.
         changed = bulk.retry_batches([batch.bid], using=get_alias(), limit=inputs.MAX_AT_ONCE)
-        record_change(request, batch, f"Retried what failed, {changed} jobs", reason=validated["reason"])
+        record_change(request, batch, f"Retried {changed} failed jobs", reason=validated["reason"])
         return Response({"changed": changed})
 
     def _respond_with_page(self, rows: Any) -> Response:

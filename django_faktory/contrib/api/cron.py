@@ -3,7 +3,7 @@ entries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django.conf import settings
@@ -24,7 +24,7 @@ from ...store.cron import runs as cron_runs
 from ...tasks import base, cron, redaction
 from . import answers, inputs
 from .base import Resource, get_alias
-from .described import UNSEEN, F, describe
+from .described import UNSEEN, describe, describe_action
 from .filters import CronFilter
 from .journal import ADDED, DELETED, record_change
 from .paging import ByName
@@ -34,11 +34,6 @@ from .problems import WrongState
 NEXT_TIMES = 5
 RUNS_SHOWN = 50
 _DEFAULTS: dict[str, Any] = {"queue": "", "args": [], "kwargs": {}, "job": {}, **cron.POLICIES}
-
-
-def _describe_action(summary: str, description: str) -> Callable[[F], F]:
-    responses = {200: answers.CronDetailSerializer, 204: UNSEEN}
-    return describe(summary=summary, description=description, request=inputs.ReasonSerializer, responses=responses)
 
 
 @extend_schema_view(
@@ -123,7 +118,7 @@ class CronEntries(Resource):
             raise WrongState(f"{entry.name}: is defined in code; change it there")
         if not values:
             raise ValidationError(f"expected one of {', '.join(('schedule', 'zone', 'jobtype', *_DEFAULTS))}")
-        _refuse_to_uncover(entry, values)
+        _refuse_to_reveal(entry, values)
         # The whole definition is checked again: a new jobtype may not accept the stored arguments.
         for field, value in _check_definition({**_get_definition(entry), **values})._asdict().items():
             setattr(entry, field, value)
@@ -148,31 +143,37 @@ class CronEntries(Resource):
         entry.delete(using=get_alias())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @_describe_action("Pause a cron entry", "No tick is due until it is resumed.")
+    @describe_action(
+        "Pause a cron entry", "No tick is due until it is resumed.", answers.CronDetailSerializer, shows_row=True
+    )
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
         """Pause the entry; nothing changes if it is already paused."""
         return self._execute(request, cron_entries.pause, "Paused")
 
-    @_describe_action("Resume a cron entry", "Ticks are due again; ticks during the pause are skipped.")
+    @describe_action(
+        "Resume a cron entry",
+        "Ticks are due again; ticks during the pause are skipped.",
+        answers.CronDetailSerializer,
+        shows_row=True,
+    )
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the entry; ticks during the pause are skipped."""
         return self._execute(request, cron_entries.resume, "Resumed")
 
-    @describe(
-        summary="Run a cron entry now",
-        description="Enqueues a job at once, ignoring its pause and overlap policy.",
-        request=inputs.ReasonSerializer,
-        responses={200: answers.EnqueuedSerializer},
+    @describe_action(
+        "Run a cron entry now",
+        "Enqueues a job at once, ignoring its pause and overlap policy.",
+        answers.EnqueuedSerializer,
     )
     @action(detail=True, methods=["post"])
     def run(self, request: Request, **_: Any) -> Response:
         """Enqueue a job of the entry now; the schedule is not affected."""
         values, entry = self.read_input(inputs.ReasonSerializer), self.get_object()
-        # The row of a removed entry is kept for its history (ADR 0014); nothing defines its job any more.
+        # The row of a removed entry is kept for its history (ADR 0014); nothing defines its job now.
         if entry.removed_at is not None:
-            raise WrongState(f"{entry.name}: is defined in code no more")
+            raise WrongState(f"{entry.name}: is no longer defined in code")
         jid = cron.run_now(entry, using=get_alias()).jid
         record_change(request, entry, "Run manually", reason=values["reason"])
         return Response({"jid": jid})
@@ -225,10 +226,10 @@ def _check_definition(values: dict[str, Any]) -> cron_entries.CronDefinition:
     return cron.build_definition(**{field: values[field] for field in fields}, policies=policies, is_json=True)
 
 
-def _refuse_to_uncover(entry: CronEntry, values: Mapping[str, Any]) -> None:
-    """Raise WrongState if the job type changes while arguments stay.
+def _refuse_to_reveal(entry: CronEntry, values: Mapping[str, Any]) -> None:
+    """Raise WrongState if the jobtype changes while arguments stay.
 
-    `REDACT` may hide arguments of the old job type and show the same arguments for the new one.
+    `REDACT` may hide arguments of the old jobtype and show the same arguments for the new one.
     """
     unchanged = {"args", "kwargs"} - set(values)
     if redaction.is_on() and unchanged and values.get("jobtype", entry.jobtype) != entry.jobtype:

@@ -9,8 +9,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from drf_spectacular.openapi import AutoSchema as Framework
+from drf_spectacular.openapi import AutoSchema as BaseAutoSchema
 from drf_spectacular.utils import OpenApiResponse, extend_schema
+
+from . import inputs
 
 PROBLEM = {
     "type": "object",
@@ -40,7 +42,7 @@ UNSEEN = OpenApiResponse(None, "Done. No body, because the user may not view the
 """Response 204 if the user may act on the row and not view it: see `base.Resource.respond`."""
 
 
-class AutoSchema(Framework):
+class AutoSchema(BaseAutoSchema):
     """Add a problem response (RFC 9457) to the responses of every operation."""
 
     def get_operation(self, *args: Any, **kwargs: Any) -> Any:
@@ -71,3 +73,16 @@ def describe(**options: Any) -> Callable[[F], F]:
         return extend_schema(**options)(view)
 
     return decorate
+
+
+def describe_action(
+    summary: str,
+    description: str,
+    response: Any,
+    *,
+    request: Any = inputs.ReasonSerializer,
+    shows_row: bool = False,
+) -> Callable[[F], F]:
+    """Return a decorator for a POST action. An action that `shows_row` has the response 204 too, see `UNSEEN`."""
+    responses = {200: response, 204: UNSEEN} if shows_row else {200: response}
+    return describe(summary=summary, description=description, request=request, responses=responses)

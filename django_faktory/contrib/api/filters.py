@@ -5,7 +5,7 @@ The filters of jobs are words of the query language, with the same meaning.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import django_filters
 from django import forms
@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 
 from ...core.queries import MAX_TEXT, Query
 from ...errors import InvalidQuery
-from ...models import Batch, CronEntry, Job, JobLock, Limit, Queue, WorkerProcess
+from ...models import Batch, CronEntry, Job, WorkerProcess
 from ...tasks.redaction import query_of
 
 # Each name is also a word of the query language, see docs/queries.md.
@@ -50,10 +50,6 @@ class JobFilter(FilterSet):
     batch = _word("Members of this batch.")
     older = _word("Pushed longer ago than this: `90s`, `15m`, `2h`, `7d`, `2w`.")
     newer = _word("Pushed within this time; same syntax as older.")
-
-    class Meta:
-        model = Job
-        fields: ClassVar[list[str]] = []
 
     def word(self, rows: QuerySet[Job], _: str, __: str) -> QuerySet[Job]:
         """Return the rows unchanged: `filter_queryset` applies all words together."""
@@ -125,20 +121,12 @@ class QueueFilterSet(FilterSet):
         help_text="Only paused queues, or only queues that are not.",
     )
 
-    class Meta:
-        model = Queue
-        fields: ClassVar[list[str]] = []
-
 
 class WorkerFilter(FilterSet):
     """Filter worker processes by state and host."""
 
     state = django_filters.ChoiceFilter(choices=WorkerProcess.Phase.choices, help_text="In this state.")
     hostname = _Text(field_name="hostname", max_length=255, help_text="On this machine.")
-
-    class Meta:
-        model = WorkerProcess
-        fields: ClassVar[list[str]] = []
 
 
 # Each condition matches a partial index of batches, or the index of live ones.
@@ -156,13 +144,9 @@ class BatchFilter(FilterSet):
     stage = django_filters.ChoiceFilter(
         choices=[(name, name) for name in _STAGES],
         method="by_stage",
-        help_text="Not committed, running, running with failed members, or over.",
+        help_text="Not committed, running, running with failed members, or ended.",
     )
     parent = _Text(field_name="parent_bid", max_length=255, help_text="Children of this batch.")
-
-    class Meta:
-        model = Batch
-        fields: ClassVar[list[str]] = []
 
     def by_stage(self, rows: QuerySet[Batch], _: str, stage: str) -> QuerySet[Batch]:
         """Return the batches in the chosen stage."""
@@ -170,16 +154,12 @@ class BatchFilter(FilterSet):
 
 
 class CronFilter(FilterSet):
-    """Filter cron entries by origin and job type."""
+    """Filter cron entries by origin and jobtype."""
 
     origin = django_filters.ChoiceFilter(
         choices=CronEntry.EntryOrigin.choices, help_text="Defined in code or in the admin."
     )
     jobtype = _Text(field_name="jobtype", max_length=255, help_text="Entries that enqueue this jobtype.")
-
-    class Meta:
-        model = CronEntry
-        fields: ClassVar[list[str]] = []
 
 
 class LimitFilter(FilterSet):
@@ -188,17 +168,9 @@ class LimitFilter(FilterSet):
     scope = _Text(field_name="scope", max_length=10, help_text="queue, task or key.")
     name = _Text(field_name="name", max_length=255, help_text="With exactly this name.")
 
-    class Meta:
-        model = Limit
-        fields: ClassVar[list[str]] = []
-
 
 class LockFilter(FilterSet):
     """Filter locks by exact key and by worker."""
 
     key = _Text(field_name="key", max_length=255, help_text="With exactly this key.")
     worker = _Text(field_name="wid", max_length=255, help_text="Held by jobs of this worker process.")
-
-    class Meta:
-        model = JobLock
-        fields: ClassVar[list[str]] = []

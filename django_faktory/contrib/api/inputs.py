@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.utils import timezone
 from drf_spectacular.utils import extend_schema_field
@@ -12,12 +12,6 @@ from rest_framework import serializers
 from ...core import queries
 from ...core.cron import Missed, Overlap
 from ...core.limits import Scope
-
-# Subscripted for the type checker only; at run time the plain class is the base.
-if TYPE_CHECKING:
-    Base = serializers.Serializer[Any]
-else:
-    Base = serializers.Serializer
 
 # Bounded, because the admin log keeps it for each change.
 MAX_REASON_LENGTH = 1000
@@ -63,7 +57,7 @@ class _ObjectField(serializers.JSONField):
         return data
 
 
-class ReasonSerializer(Base):
+class ReasonSerializer(serializers.Serializer[Any]):
     """Base of every action's input: an optional reason for the log."""
 
     reason = serializers.CharField(
@@ -130,7 +124,7 @@ class BulkRequestSerializer(ReasonSerializer):
         min_value=1,
         max_value=MAX_AT_ONCE,
         default=1000,
-        help_text="Most jobs of this part, oldest first; they are changed in transactions of at most 500.",
+        help_text="Maximum number of jobs of this part, oldest first; they are changed in transactions of at most 500.",
     )
     # The cursor has two ids: of the last job of the previous part, and of the last job that belongs to the action.
     after = serializers.RegexField(r"^\d{1,18}-\d{1,18}\Z", required=False, help_text="`next` of the previous part.")
@@ -162,7 +156,7 @@ class CronChangesSerializer(ReasonSerializer):
     )
     # The maximum of the column, an integer of 32 bits on PostgreSQL and MariaDB.
     window = serializers.IntegerField(
-        min_value=0, max_value=2**31 - 1, required=False, help_text='Seconds back that "once" and "all" look.'
+        min_value=0, max_value=2**31 - 1, required=False, help_text='Seconds back that "once" and "all" search.'
     )
     overlap = serializers.ChoiceField(
         [str(value) for value in Overlap], required=False, help_text="Policy while an earlier job waits or runs."

@@ -25,7 +25,7 @@ from ...tasks import base
 from ...tasks.redaction import query_of
 from . import answers, inputs
 from .base import Resource, get_alias
-from .described import UNSEEN, F, describe
+from .described import UNSEEN, describe, describe_action
 from .filters import JobFilter
 from .journal import ADDED, CHANGED, DELETED, record_change
 from .paging import NewestFirst
@@ -43,19 +43,33 @@ _DONE_LABELS = {
 }
 
 
-def _describe_action(summary: str, description: str) -> Callable[[F], F]:
-    responses = {200: answers.ActionResultSerializer, 204: UNSEEN}
-    return describe(summary=summary, description=description, request=inputs.ReasonSerializer, responses=responses)
+def _make_action(verb: Verb, summary: str, description: str) -> Callable[..., Response]:
+    """Return the action of `Jobs` that performs an operation on one job."""
+
+    def perform(self: Jobs, request: Request, **_: Any) -> Response:
+        return self._execute(request, verb)
+
+    # REST framework derives the address and the title of an action from the name of its function.
+    perform.__name__, perform.__doc__ = str(verb), description
+    describe_this = describe_action(summary, description, answers.ActionResultSerializer, shows_row=True)
+    return describe_this(action(detail=True, methods=["post"])(perform))
 
 
-def _describe_bulk_action(summary: str) -> Callable[[F], F]:
-    return describe(
-        summary=summary,
-        description="A bounded part of the jobs that a query selects; send `next` as `after` until it is null. Without "
-        "`view_job`, `dry_run` is refused, and queries by anything but state, queue, task, batch, jid and age.",
-        request=inputs.BulkRequestSerializer,
-        responses={200: answers.BulkResultSerializer},
+def _make_bulk_action(verb: Verb, summary: str) -> Callable[..., Response]:
+    """Return the action of `Jobs` that performs an operation on the jobs of a query."""
+    description = (
+        "A bounded part of the jobs that a query selects; send `next` as `after` until it is null. Without `view_job`, "
+        "`dry_run` is refused, and so are queries by keys other than state, queue, task, batch, jid and age."
     )
+
+    def perform(self: Jobs, request: Request) -> Response:
+        return self._execute_on_many(request, verb)
+
+    perform.__name__, perform.__doc__ = f"bulk_{verb}", description
+    describe_this = describe_action(
+        summary, description, answers.BulkResultSerializer, request=inputs.BulkRequestSerializer
+    )
+    return describe_this(action(detail=False, methods=["post"], url_path=f"bulk/{verb}")(perform))
 
 
 @extend_schema_view(
@@ -168,79 +182,24 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         record_change(request, job, f"Edited {', '.join(changed)}", reason=validated["reason"])
         return self.respond(lambda: whole_job_of(job))
 
-    @_describe_action("Run a failed job again now", "The job must be dead or wait for a retry.")
-    @action(detail=True, methods=["post"])
-    def retry(self, request: Request, **_: Any) -> Response:
-        """Retry a job that is dead or waiting for a retry."""
-        return self._execute(request, Verb.RETRY)
-
-    @_describe_action("Run a job now", "The job must be dead, scheduled or wait for a retry.")
-    @action(detail=True, methods=["post"])
-    def requeue(self, request: Request, **_: Any) -> Response:
-        """Run a job now that is dead, scheduled or waiting for a retry."""
-        return self._execute(request, Verb.REQUEUE)
-
-    @_describe_action("Kill a job", "The job must not be running. It becomes dead and is kept for a while.")
-    @action(detail=True, methods=["post"])
-    def kill(self, request: Request, **_: Any) -> Response:
-        """Move the job to dead."""
-        return self._execute(request, Verb.KILL)
-
-    @_describe_action("Discard a job", "The job must not be running.")
-    @action(detail=True, methods=["post"])
-    def discard(self, request: Request, **_: Any) -> Response:
-        """Discard the job; its row is deleted, or kept as discarded for a while."""
-        return self._execute(request, Verb.DISCARD)
-
-    @_describe_action("Delete a job that ended", "Before its retention ends.")
-    @action(detail=True, methods=["post"])
-    def prune(self, request: Request, **_: Any) -> Response:
-        """Delete the row of a finished job."""
-        return self._execute(request, Verb.PRUNE)
-
-    @_describe_action(
-        "Cancel a job", "A waiting job is discarded; a running job is stopped by its worker, if the worker supports it."
+    retry = _make_action(Verb.RETRY, "Run a failed job again now", "The job must be dead or wait for a retry.")
+    requeue = _make_action(Verb.REQUEUE, "Run a job now", "The job must be dead, scheduled or wait for a retry.")
+    kill = _make_action(
+        Verb.KILL, "Kill a job", "The job must not be running. It becomes dead and is kept for a while."
     )
-    @action(detail=True, methods=["post"])
-    def cancel(self, request: Request, **_: Any) -> Response:
-        """Cancel the job, even if it is running."""
-        return self._execute(request, Verb.CANCEL)
-
-    @_describe_bulk_action("Run many failed jobs again now")
-    @action(detail=False, methods=["post"], url_path="bulk/retry")
-    def bulk_retry(self, request: Request) -> Response:
-        """Retry many jobs that are dead or waiting for a retry."""
-        return self._execute_on_many(request, Verb.RETRY)
-
-    @_describe_bulk_action("Run many jobs now")
-    @action(detail=False, methods=["post"], url_path="bulk/requeue")
-    def bulk_requeue(self, request: Request) -> Response:
-        """Run many jobs now that are dead, scheduled or waiting for a retry."""
-        return self._execute_on_many(request, Verb.REQUEUE)
-
-    @_describe_bulk_action("Cancel many jobs, even if they are running")
-    @action(detail=False, methods=["post"], url_path="bulk/cancel")
-    def bulk_cancel(self, request: Request) -> Response:
-        """Discard many waiting jobs, and ask the workers of running ones to stop them."""
-        return self._execute_on_many(request, Verb.CANCEL)
-
-    @_describe_bulk_action("Kill many jobs")
-    @action(detail=False, methods=["post"], url_path="bulk/kill")
-    def bulk_kill(self, request: Request) -> Response:
-        """Move many jobs to dead."""
-        return self._execute_on_many(request, Verb.KILL)
-
-    @_describe_bulk_action("Discard many jobs")
-    @action(detail=False, methods=["post"], url_path="bulk/discard")
-    def bulk_discard(self, request: Request) -> Response:
-        """Discard many jobs that are not running."""
-        return self._execute_on_many(request, Verb.DISCARD)
-
-    @_describe_bulk_action("Delete many jobs that ended")
-    @action(detail=False, methods=["post"], url_path="bulk/prune")
-    def bulk_prune(self, request: Request) -> Response:
-        """Delete the rows of many finished jobs."""
-        return self._execute_on_many(request, Verb.PRUNE)
+    discard = _make_action(Verb.DISCARD, "Discard a job", "The job must not be running.")
+    prune = _make_action(Verb.PRUNE, "Delete a job that ended", "Before its retention ends.")
+    cancel = _make_action(
+        Verb.CANCEL,
+        "Cancel a job",
+        "A waiting job is discarded; a running job is stopped by its worker, if the worker supports it.",
+    )
+    bulk_retry = _make_bulk_action(Verb.RETRY, "Run many failed jobs again now")
+    bulk_requeue = _make_bulk_action(Verb.REQUEUE, "Run many jobs now")
+    bulk_cancel = _make_bulk_action(Verb.CANCEL, "Cancel many jobs, even if they are running")
+    bulk_kill = _make_bulk_action(Verb.KILL, "Kill many jobs")
+    bulk_discard = _make_bulk_action(Verb.DISCARD, "Discard many jobs")
+    bulk_prune = _make_bulk_action(Verb.PRUNE, "Delete many jobs that ended")
 
     def _execute(self, request: Request, verb: Verb) -> Response:
         validated = self.read_input(inputs.ReasonSerializer)
@@ -250,14 +209,10 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         if not changed:
             legal = ", ".join(sorted(bulk.STATES[verb]))
             raise WrongState(f"{verb}: takes a job that is {legal}; this one is {job.state}")
-        return self._finish_action(request, job, _DONE_LABELS[verb], changed, validated["reason"])
-
-    def _finish_action(self, request: Request, job: Job, summary: str, changed: int, reason: str) -> Response:
         # Read again: the operation may have moved the job or deleted its row.
         state = Job.objects.using(get_alias()).filter(pk=job.pk).values_list("state", flat=True).first()
-        if not changed:
-            raise WrongState(f"{self.action}: not possible for a job that is {job.state}")
-        record_change(request, job, summary, flag=DELETED if state is None else CHANGED, reason=reason)
+        flag = DELETED if state is None else CHANGED
+        record_change(request, job, _DONE_LABELS[verb], flag=flag, reason=validated["reason"])
         return self.respond(lambda: {"changed": changed, "state": state})
 
     def _refuse_to_reveal(self, query: Query, *, is_dry: bool) -> None:
@@ -272,9 +227,11 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         hidden = [f"{Query(**{name: getattr(query, name)})}".partition(":")[0] + ":" for name in forbidden]
         # A count alone would reveal content: `dead text:s3cr3t` changes or counts jobs, or none (ADR 0034).
         if hidden:
-            raise PermissionDenied(f"query: {', '.join(hidden)} look at what only users who may view jobs see")
+            raise PermissionDenied(
+                f"query: queries with these keys require the permission to view jobs: {', '.join(hidden)}"
+            )
         if is_dry and not self.may_see:
-            raise PermissionDenied("dry_run: counts jobs, for users who may view them")
+            raise PermissionDenied("dry_run: requires the permission to view jobs")
 
     def _execute_on_many(self, request: Request, verb: Verb) -> Response:
         validated = self.read_input(inputs.BulkRequestSerializer)

@@ -34,7 +34,7 @@ def record_change(
     message = f"{summary}, through the API{f': {reason}' if reason else ''}"
     user: Any = request.user
     # ascii() keeps line breaks and escape sequences of clients out of the log.
-    logger.info("act through the API user=%s on=%s did=%s", user.pk, ascii(object_name), ascii(message))
+    logger.info("change through the API user=%s target=%s action=%s", user.pk, ascii(object_name), ascii(message))
     # An authentication class of the project may return users without a row, which the admin log cannot reference.
     if not apps.is_installed("django.contrib.admin") or user.pk is None:
         return

@@ -6,7 +6,7 @@ Pausing a task is implemented as a limit of zero, so pause and resume are here a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from drf_spectacular.types import OpenApiTypes
@@ -24,20 +24,11 @@ from ...store.limits import definitions
 from ...tasks import limits as task_limits
 from . import answers, inputs
 from .base import Resource, get_alias
-from .described import UNSEEN, F, describe
+from .described import UNSEEN, describe, describe_action
 from .filters import LimitFilter
 from .journal import ADDED, DELETED, record_change
 from .paging import NewestFirst
 from .problems import WrongState
-
-
-def _describe_action(summary: str, description: str) -> Callable[[F], F]:
-    return describe(
-        summary=summary,
-        description=description,
-        request=inputs.TaskNamesSerializer,
-        responses={200: answers.ChangedTasksSerializer},
-    )
 
 
 @describe(parameters=[OpenApiParameter("id", OpenApiTypes.INT64, "path", description="The limit's number.")])
@@ -131,13 +122,23 @@ class Limits(Resource):
             return self.respond(lambda: {"detail": limit.removal_warning})
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @_describe_action("Pause tasks", "None of their jobs starts from now on; running jobs continue.")
+    @describe_action(
+        "Pause tasks",
+        "None of their jobs starts from now on; running jobs continue.",
+        answers.ChangedTasksSerializer,
+        request=inputs.TaskNamesSerializer,
+    )
     @action(detail=False, methods=["post"])
     def pause(self, request: Request) -> Response:
         """Pause the tasks; a task that is already paused is not changed."""
         return self._execute(request, definitions.pause, "Paused")
 
-    @_describe_action("Resume tasks", "Their jobs start again, within their limits.")
+    @describe_action(
+        "Resume tasks",
+        "Their jobs start again, within their limits.",
+        answers.ChangedTasksSerializer,
+        request=inputs.TaskNamesSerializer,
+    )
     @action(detail=False, methods=["post"])
     def resume(self, request: Request) -> Response:
         """Resume the tasks; a task that is not paused is not changed."""

@@ -17,7 +17,7 @@ from ...models import JobLock
 from ...store.jobs import transitions
 from . import answers, inputs
 from .base import Resource, get_alias
-from .described import describe
+from .described import describe, describe_action
 from .filters import LockFilter
 from .journal import record_change
 from .paging import NewestFirst
@@ -50,11 +50,10 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
         """Return all locks, including expired ones that no other job has acquired yet."""
         return JobLock.objects.using(get_alias())
 
-    @describe(
-        summary="Release a lock manually",
-        description="The next job of the key may then run while the former holder still runs.",
-        request=inputs.ReasonSerializer,
-        responses={200: answers.ReleasedLockSerializer},
+    @describe_action(
+        "Release a lock manually",
+        "The next job of the key may then run while the former holder still runs.",
+        answers.ReleasedLockSerializer,
     )
     @action(detail=True, methods=["post"])
     def release(self, request: Request, **_: Any) -> Response:

@@ -35,19 +35,19 @@ _PACKAGE_PROBLEMS: list[tuple[type[Exception] | tuple[type[Exception], ...], int
     (errors.InvalidTransition, 409, "wrong-state", "Not in this state"),
     (errors.BatchClosed, 409, "wrong-state", "Not in this state"),
     ((errors.JobNotFound, errors.UnknownBatch, errors.UnknownWorker), 404, "not-found", "Not found"),
-    ((errors.BrokerUnavailable, OperationalError, InterfaceError), 503, "unavailable", "Not available just now"),
+    ((errors.BrokerUnavailable, OperationalError, InterfaceError), 503, "unavailable", "Temporarily unavailable"),
 ]
-_HIDDEN_DETAIL = "it does not fit the row as it is; the reason is shown to users who may view it"
-_UNAVAILABLE_DETAIL = "the database cannot be used just now; try again"
+_HIDDEN_DETAIL = "not possible in the current state of the row; details require permission to view it"
+_UNAVAILABLE_DETAIL = "the database is temporarily unavailable; try again"
 """Shown in place of a database driver's message, which may name hosts and users."""
 
 _FRAMEWORK_PROBLEMS = {
     400: ("invalid", "The request is not valid"),
-    401: ("not-authenticated", "Nobody is logged in"),
+    401: ("not-authenticated", "Not logged in"),
     403: ("not-allowed", "Not allowed"),
     404: ("not-found", "Not found"),
-    405: ("method-not-allowed", "Not to be used with this method"),
-    406: ("not-acceptable", "Not available in this form"),
+    405: ("method-not-allowed", "Method not allowed"),
+    406: ("not-acceptable", "Format not available"),
     409: ("wrong-state", "Not in this state"),
     413: ("too-large", "Too large"),
     415: ("unsupported-media-type", "Expected JSON"),

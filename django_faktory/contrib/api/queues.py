@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema_view
@@ -17,7 +16,7 @@ from ...operations.serializers import time_of
 from ...store import queues as store_queues
 from . import answers, inputs
 from .base import Resource, get_alias, get_database_broker
-from .described import UNSEEN, F, describe
+from .described import describe, describe_action
 from .filters import QueueFilterSet
 from .journal import record_change
 from .paging import FewByName
@@ -27,11 +26,6 @@ COUNTED, COUNTED_ALONE = 20_000, 10_000
 """Jobs counted at most: for a whole page of queues, and for one queue."""
 CLEARS_FOR_S = 5.0
 """Seconds after which a request to clear stops between two steps and reports that jobs are left."""
-
-
-def _describe_action(summary: str, description: str) -> Callable[[F], F]:
-    responses = {200: answers.QueueSerializer, 204: UNSEEN}
-    return describe(summary=summary, description=description, request=inputs.ReasonSerializer, responses=responses)
 
 
 @extend_schema_view(
@@ -68,7 +62,9 @@ class Queues(Resource):
         """Return one queue with its size and latency."""
         return Response(_serialize_page([self.get_object()])[0])
 
-    @_describe_action("Pause a queue", "Workers get no jobs from it; running jobs continue.")
+    @describe_action(
+        "Pause a queue", "Workers get no jobs from it; running jobs continue.", answers.QueueSerializer, shows_row=True
+    )
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
         """Pause the queue; nothing changes if it is already paused."""
@@ -77,7 +73,7 @@ class Queues(Resource):
         get_database_broker().pause([queue.name])
         return self._finish_action(request, queue, "Paused", validated["reason"])
 
-    @_describe_action("Resume a queue", "Workers get its jobs again.")
+    @describe_action("Resume a queue", "Workers get its jobs again.", answers.QueueSerializer, shows_row=True)
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the queue; nothing changes if it is not paused."""
@@ -85,11 +81,10 @@ class Queues(Resource):
         get_database_broker().resume([queue.name])
         return self._finish_action(request, queue, "Resumed", validated["reason"])
 
-    @describe(
-        summary="Clear a queue",
-        description="Discard its enqueued jobs, and delete the queue and its pause. The request stops after 5 seconds.",
-        request=inputs.ReasonSerializer,
-        responses={200: answers.ClearedQueueSerializer},
+    @describe_action(
+        "Clear a queue",
+        "Discard its enqueued jobs, and delete the queue and its pause. The request stops after 5 seconds.",
+        answers.ClearedQueueSerializer,
     )
     @action(detail=True, methods=["post"])
     def clear(self, request: Request, **_: Any) -> Response:

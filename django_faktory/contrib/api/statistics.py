@@ -20,7 +20,7 @@ COUNTED = 5_000
 """Counts of jobs, queues and batches end here: an exact count of a large table takes too long for a request."""
 
 
-class Numbers(ApiView, ViewSet):
+class Statistics(ApiView, ViewSet):
     """Totals and capped counts of all jobs, queues, workers and batches."""
 
     permission_classes = (HasActionPermission,)
@@ -29,7 +29,7 @@ class Numbers(ApiView, ViewSet):
     @describe(
         operation_id="statistics_retrieve",
         summary="Show totals and counts",
-        description="Totals are exact; jobs, queues and batches are counted up to `counted_to`. The numbers may be a "
+        description="Totals are exact; jobs, queues and batches are counted up to `counted_to`. The counts may be a "
         "second old, or ten times as old as reading them takes. `/metrics` and INFO count everything.",
         responses=answers.StatisticsSerializer,
     )

@@ -20,7 +20,7 @@ from .jobs import Jobs
 from .limits import Limits
 from .locks import Locks
 from .queues import Queues
-from .statistics import Numbers
+from .statistics import Statistics
 from .workers import Workers
 
 app_name = "faktory-api"
@@ -33,7 +33,7 @@ RESOURCES: dict[str, Any] = {
     "cron": CronEntries,
     "limits": Limits,
     "locks": Locks,
-    "statistics": Numbers,
+    "statistics": Statistics,
     "alarms": Alarms,
 }
 
@@ -63,7 +63,7 @@ class OpenApi(ApiView, SpectacularAPIView):
     # Own settings: those of the project describe its other APIs.
     custom_settings: Any = {  # noqa: RUF012  (the framework's name for it)
         "TITLE": "django_faktory",
-        "DESCRIPTION": "Background jobs: look at them, enqueue them, act on them.",
+        "DESCRIPTION": "Background jobs: list and enqueue them, and act on them.",
         "VERSION": "1",
         "SCHEMA_PATH_PREFIX": "/",
         "POSTPROCESSING_HOOKS": [],  # no names for choices: two of them would collide

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema_view
@@ -16,19 +15,10 @@ from ...operations.serializers import worker_of
 from ...store import workers as store_workers
 from . import answers, inputs
 from .base import Resource, get_alias
-from .described import F, describe
+from .described import describe, describe_action
 from .filters import WorkerFilter
 from .journal import record_change
 from .paging import ByWid
-
-
-def _describe_action(summary: str, description: str) -> Callable[[F], F]:
-    return describe(
-        summary=summary,
-        description=description,
-        request=inputs.ReasonSerializer,
-        responses={200: answers.ChangeCountSerializer},
-    )
 
 
 @extend_schema_view(
@@ -65,16 +55,20 @@ class Workers(Resource):
         """Return one live worker with its number of jobs."""
         return Response(_serialize_page([self.get_object()])[0])
 
-    @_describe_action("Quiet a worker", "It fetches no more jobs and finishes its running jobs. This cannot be undone.")
+    @describe_action(
+        "Quiet a worker",
+        "It fetches no more jobs and finishes its running jobs. This cannot be undone.",
+        answers.ChangeCountSerializer,
+    )
     @action(detail=True, methods=["post"])
     def quiet(self, request: Request, **_: Any) -> Response:
-        """Quiet the worker, which learns of it at its next BEAT."""
+        """Quiet the worker. It receives its new state in the reply to its next heartbeat."""
         return self._advance(request, "quiet")
 
-    @_describe_action("Terminate a worker", "It finishes its running jobs and exits.")
+    @describe_action("Terminate a worker", "It finishes its running jobs and exits.", answers.ChangeCountSerializer)
     @action(detail=True, methods=["post"])
     def terminate(self, request: Request, **_: Any) -> Response:
-        """Terminate the worker, which learns of it at its next BEAT."""
+        """Terminate the worker. It receives its new state in the reply to its next heartbeat."""
         return self._advance(request, "terminate")
 
     def _advance(self, request: Request, state: str) -> Response:

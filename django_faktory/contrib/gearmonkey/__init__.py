@@ -35,7 +35,7 @@ __all__ = [
     "gearmonkey_task",
 ]
 
-_HOMES = {
+_MODULE_BY_NAME = {
     "AsyncClient": "client",
     "Client": "client",
     "Worker": "worker",
@@ -45,8 +45,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: these need redis-py or Django's settings, the names above do not.
-    if name in _HOMES:
+    if name in _MODULE_BY_NAME:
         from importlib import import_module
 
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_MODULE_BY_NAME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

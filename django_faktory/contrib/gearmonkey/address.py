@@ -16,9 +16,8 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from ...core.logs import get_logger
-from ...errors import BrokerUnavailable
 from .errors import UnusableServer
-from .requests import REDIS_ERRORS
+from .requests import REDIS_ERRORS, unavailable
 
 logger = get_logger(__name__)
 
@@ -56,7 +55,7 @@ def connect(url: str) -> Redis:
         else:
             client = Redis.from_url(url, **options)
     except REDIS_ERRORS as error:
-        raise BrokerUnavailable(f"Redis unavailable: {error}") from error
+        raise unavailable(error) from error
     typed_client: Redis = client
     return typed_client
 
@@ -129,7 +128,7 @@ def examine(client: Redis, fns: Iterable[str]) -> None:
         if policy != "noeviction":
             logger.warning("Redis may evict jobs: maxmemory-policy is %s, expected noeviction", policy)
     except REDIS_ERRORS as error:
-        raise BrokerUnavailable(f"Redis unavailable: {error}") from error
+        raise unavailable(error) from error
 
 
 def has_hash_tag(fn: str) -> bool:

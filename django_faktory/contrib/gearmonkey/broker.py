@@ -33,7 +33,7 @@ GIVEN_UP = "WorkerShutdown"
 
 
 class GearMonkeyBroker(WorkerBroker):
-    """Broker over a Redis worker; `jobtypes` maps its functions to job types."""
+    """Broker over a Redis worker; `jobtypes` maps its functions to jobtypes."""
 
     def __init__(self, redis_worker: RedisWorker, jobtypes: dict[str, str]) -> None:
         self._redis_worker = redis_worker
@@ -49,8 +49,8 @@ class GearMonkeyBroker(WorkerBroker):
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """Renew the registration and the leases of all held jobs.
 
-        Always returns no orders, since GearMonkey has no way to send them. A worker that was silent for too long is
-        counted again.
+        The replies are empty, because GearMonkey cannot send a state to a worker. A worker whose registration has
+        expired is registered again.
         """
         self._redis_worker.register()
         self._redis_worker.extend(list(self._held_jobs.values()))  # a job lost meanwhile is noticed when it ends

@@ -1,4 +1,4 @@
-"""GearMonkey in `runfaktory`: its option, words and processes. Needs redis-py only if the option is given."""
+"""GearMonkey in `runfaktory`: its option, start message and processes. Needs redis-py only if the option is given."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def url_in(options: dict[str, Any]) -> str:
     return url
 
 
-def words(run_config: RunConfig) -> list[str]:
-    """Return the words about GearMonkey in the line that describes a plan; none if it serves none."""
+def describe(run_config: RunConfig) -> list[str]:
+    """Return the part about GearMonkey of the line that describes a run configuration; empty without GearMonkey."""
     if not run_config.gearmonkey:
         return []
     fns = ",".join(sorted(served_tasks()))
@@ -44,7 +44,7 @@ def words(run_config: RunConfig) -> list[str]:
 
 
 def roles(run_config: RunConfig) -> list[Role]:
-    """Return the roles that serve the plan's GearMonkey clients; none if there are none."""
+    """Return the roles that serve GearMonkey clients; none if the run configuration has no GearMonkey server."""
     if not run_config.gearmonkey:
         return []
     from .roles import roles  # needs redis-py

@@ -13,7 +13,7 @@ class NoWorkers(GearMonkeyError):
     """The roll call found no worker for this function; no job was created."""
 
     def __init__(self, fn: str, reply: str) -> None:
-        super().__init__(f"roll call for {fn!r}: expected one worker or more, got {reply}; no job was made")
+        super().__init__(f"roll call for {fn!r}: expected one worker or more, got {reply}; no job was created")
         self.fn = fn
 
 
@@ -25,7 +25,7 @@ class JobTimeout(GearMonkeyError):
     """A blocking run did not end in time. The job continues: `Client.get(fn, id)` returns its state."""
 
     def __init__(self, fn: str, id: int, timeout_s: float) -> None:
-        super().__init__(f"job {fn}:{id} did not end within {timeout_s:g} s; it goes on")
+        super().__init__(f"job {fn}:{id} did not end within {timeout_s:g} s; it continues")
         self.fn = fn
         self.id = id
 

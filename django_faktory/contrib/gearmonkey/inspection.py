@@ -51,7 +51,7 @@ class Health:
     functions: list[FunctionStatus]
     problems: list[str]
     is_complete: bool = True
-    """False if there were too many keys or functions to look at: functions of naive peers may be missing."""
+    """False if there were too many keys or functions to read: functions of naive peers may be missing."""
 
 
 def health(redis: Redis) -> Health:

@@ -172,7 +172,7 @@ Returns the jobs as [fn, id, attempt, input, token], with attempt 0 for jobs wit
 are not queues.
 """
 
-# wid and attempt fence the job: a worker that was silent and lost it must not end it.
+# wid and attempt fence the job: a worker whose lease expired must not end it.
 FINISH = Script(f"""{_ENDING}
 local held = redis.call('HMGET', KEYS[2], 'wid', 'attempt')
 if held[1] ~= ARGV[3] or held[2] ~= ARGV[4] then return 0 end
@@ -319,7 +319,7 @@ return {{ found, {{}} }}
 """)
 """KEYS held; ARGV fn, wid, seconds, most. Returns jobs that have a row and no live gateway."""
 
-# Queued at the second look only: at the first, a client may be between two of its commands (ADR 0013).
+# Queued at the second audit only: at the first, a client may be between two of its commands (ADR 0013).
 AUDIT = Script(f"""{_CLOCK}
 local fn, id, lost = ARGV[1], ARGV[2], false
 local job = 'job:' .. fn .. ':' .. id
@@ -377,29 +377,29 @@ def channel(fn: str) -> str:
 
 
 def lease_key(fn: str) -> str:
-    """Ours: the jobs held by our workers, scored by the end of the lease."""
+    """Own key: the jobs that our workers hold, scored by the end of the lease."""
     return f"gm:lease:{fn}"
 
 
 def held_key(fn: str) -> str:
-    """Ours: the jobs with a row, scored by the end of the gateway's lease."""
+    """Own key: the jobs with a row, scored by the end of the gateway's lease."""
     return f"gm:held:{fn}"
 
 
 def meta_key(fn: str, id: int | str) -> str:
-    """Ours: worker, attempt, origin, deaths and token of a job."""
+    """Own key: worker, attempt, origin, deaths and token of a job."""
     return f"gm:meta:{fn}:{id}"
 
 
 def registry_key(fn: str) -> str:
-    """Ours: the live workers of ours, scored by the time at which they count as dead."""
+    """Own key: our live workers, scored by the time at which they count as dead."""
     return f"gm:workers:{fn}"
 
 
 def audit_key(fn: str) -> str:
-    """Ours: the jobs that look lost, scored by the time at which that was first seen."""
+    """Own key: the jobs that look lost, scored by the time at which they were first found."""
     return f"gm:audit:{fn}"
 
 
 FUNCTIONS_KEY = "gm:functions"
-"""Ours: every function that our workers have served."""
+"""Own key: every function that our workers have served."""

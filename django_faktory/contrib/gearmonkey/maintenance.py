@@ -15,7 +15,7 @@ from .redis_worker import RedisWorker
 logger = get_logger(__name__)
 
 SWEEP_EVERY_S = 2.0
-# More than AUDIT_AFTER_S: the second look at a lost job is late enough to queue it again.
+# More than AUDIT_AFTER_S: the second audit of a lost job is late enough to queue it again.
 AUDIT_EVERY_S = 61.0
 
 

@@ -1,6 +1,6 @@
 """Listen for new jobs on the channels of the specification.
 
-A hint only shortens the wait: events get lost, and other peers may send wrong ones.
+A notification only shortens the wait: events get lost, and other peers may send wrong ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from . import lua
 from .requests import REDIS_ERRORS
 
 RECHECK_DELAYS_S = (0.005, 0.020, 0.050)
-"""Seconds after a hint at which to look again: the specification publishes `create` before it pushes the job."""
+"""Delays in seconds after a notification: the specification publishes `create` before it pushes the job, so the caller
+has to read the queues again."""
 
 # Another thread cannot interrupt get_message: it returns this often to notice `close`.
 CLOSED_CHECK_S = 0.5
@@ -34,7 +35,7 @@ class ChannelListener(Listener):
         self._is_closed = False
 
     def wait(self, timeout_s: float) -> bool:
-        """Return True on a hint, and again after each delay of `RECHECK_DELAYS_S`; False after `timeout_s`."""
+        """Return True on a notification, and again after each delay of `RECHECK_DELAYS_S`; False after `timeout_s`."""
         recheck_at = self._recheck_times[0] if self._recheck_times else None
         now = time.monotonic()
         if recheck_at is not None:
@@ -60,12 +61,12 @@ class ChannelListener(Listener):
                 if self._pubsub is None:
                     self._subscribe()
                 if self._next(max(0.0, min(remaining_s, CLOSED_CHECK_S))):
-                    while self._next(0.0):  # one hint is enough: drain the pending ones
+                    while self._next(0.0):  # one notification is enough: drain the pending ones
                         pass
                     return True
             except (*REDIS_ERRORS, OSError):
                 self._unsubscribe()
-                # An outage must not become a busy loop. No hint is lost for good: the caller polls (ADR 0013).
+                # An outage must not become a busy loop. Notifications may be missed: the caller polls (ADR 0013).
                 time.sleep(max(0.0, min(remaining_s, 0.1)))
             if remaining_s <= 0:
                 return False
@@ -81,7 +82,7 @@ class ChannelListener(Listener):
         ends_at = time.monotonic() + timeout_s
         while True:
             message = self._pubsub.get_message(timeout=max(0.0, ends_at - time.monotonic()))
-            # The channel has the events of all jobs; only a new job is a reason to look.
+            # The channel has the events of all jobs; only a new job is a reason to read the queues.
             if message and bytes(message.get("data") or b"").startswith(b"create:"):
                 return True
             if message is None and time.monotonic() >= ends_at:

@@ -73,7 +73,7 @@ class RedisWorker:
             # Naive peers call this script by its digest only and fail if a restart of Redis removed it.
             digest = _text(self.redis.script_load(lua.DUE))
             if digest != lua.DUE_SHA1:
-                logger.warning("this server names the text's script %s, expected %s", digest, lua.DUE_SHA1)
+                logger.warning("the specification's script has the digest %s here, expected %s", digest, lua.DUE_SHA1)
             for script in _PRELOADED:
                 script.digest = _text(self.redis.script_load(script.text))
             if self.fns:
@@ -108,7 +108,7 @@ class RedisWorker:
         # The keys of different functions are on different nodes of a cluster: one script per function there.
         for group in [[fn] for fn in fns] if self._is_cluster else [fns]:
             if len(jobs) < limit:
-                keys = [key for fn in group for key in _reserve_keys(fn)]
+                keys = [key for fn in group for key in (*_queue_keys(fn), lua.lease_key(fn))]
                 jobs += self._parse_reserved(
                     self._call(lua.RESERVE, keys, self.wid, self.lease_s, limit - len(jobs), *group)
                 )
@@ -157,7 +157,7 @@ class RedisWorker:
         return bool(self._call(lua.RELEASE, keys, job.fn, job.id, self.wid, job.attempt))
 
     def sweep(self) -> SweepResult:
-        """Put back jobs with an expired lease, and unregister silent workers."""
+        """Put back jobs with an expired lease, and unregister workers without a heartbeat."""
         swept = SweepResult([], [])
         for fn in self.fns:
             self._call(lua.ROLL_CALL, _registry_keys(fn))
@@ -195,8 +195,7 @@ class RedisWorker:
                 prefix = lua.job_key(fn, "")
                 for key in self.redis.scan_iter(match=_escape_pattern(prefix) + "*", count=500):
                     id_ = _text(key)[len(prefix) :]
-                    keys = [lua.audit_key(fn), lua.lease_key(fn)]
-                    keys += [lua.queue_key(fn, prio) for prio in (protocol.SCHEDULED, *protocol.LISTS)]
+                    keys = [lua.audit_key(fn), lua.lease_key(fn), *_queue_keys(fn)]
                     if self._call(lua.AUDIT, keys, fn, id_, after_s) == 2:
                         requeued.append(f"{fn}:{id_}")
         return requeued
@@ -218,7 +217,7 @@ class RedisWorker:
         # At most one message a minute per key: the key is read in every round.
         if time.monotonic() >= self._next_log_at.get(key, 0.0):
             self._next_log_at[key] = time.monotonic() + LOG_WRONG_TYPE_EVERY_S
-            logger.error("%s is no queue: its type is another one; jobs of other queues go on", key)
+            logger.error("%s is not a queue: its key has another type; other queues are not affected", key)
 
     def _call(self, script: Script, keys: Iterable[str], *args: Any) -> Any:
         with _translate_errors():
@@ -262,9 +261,8 @@ def _registry_keys(fn: str) -> list[str]:
     return [lua.registry_key(fn), lua.count_key(fn)]
 
 
-def _reserve_keys(fn: str) -> list[str]:
-    queues = [lua.queue_key(fn, prio) for prio in (protocol.SCHEDULED, *protocol.LISTS)]
-    return [*queues, lua.lease_key(fn)]
+def _queue_keys(fn: str) -> list[str]:
+    return [lua.queue_key(fn, prio) for prio in (protocol.SCHEDULED, *protocol.LISTS)]
 
 
 def _text(raw: bytes | str) -> str:

@@ -170,7 +170,7 @@ def create(request: Request) -> Steps[int]:
             )
     except UNREACHABLE_ERRORS as error:
         # Not retried: the job may have been created, a second request would create another one.
-        raise JobCreationFailed(f"job of {fn!r}: the server is away, or its answer was lost: {error}") from error
+        raise JobCreationFailed(f"job of {fn!r}: the server is unavailable, or its reply was lost: {error}") from error
     except REDIS_ERRORS as error:
         raise JobCreationFailed(f"job of {fn!r} was refused: {error}") from error
     try:

@@ -30,10 +30,10 @@ logger = get_logger(__name__)
 
 
 def roles(run_config: RunConfig) -> list[Role]:
-    """Return one worker role for each process of the plan, or one gateway role."""
+    """Return one worker role for each worker process, or one gateway role."""
     if conf.get("GEARMONKEY_MODE") == GATEWAY:
-        return [Role(name="gearmonkey", main=partial(_run_with_redis_worker, run_config, _bridge))]
-    main = partial(_run_with_redis_worker, run_config, partial(_work, run_config))
+        return [Role(name="gearmonkey", main=partial(_run_with_redis_worker, run_config, _run_gateway))]
+    main = partial(_run_with_redis_worker, run_config, partial(_run_worker, run_config))
     return [Role(name=f"gearmonkey {number}", main=main) for number in range(run_config.processes)]
 
 
@@ -56,7 +56,7 @@ def _run_with_redis_worker(
     )
 
 
-def _work(run_config: RunConfig, redis_worker: RedisWorker, child_spec: ChildSpec) -> int:
+def _run_worker(run_config: RunConfig, redis_worker: RedisWorker, child_spec: ChildSpec) -> int:
     """Run one ordinary worker on the Redis broker; return its exit code."""
     broker = GearMonkeyBroker(redis_worker, {fn: task.jobtype for fn, task in served_tasks().items()})
     worker = Worker(
@@ -82,7 +82,7 @@ def _work(run_config: RunConfig, redis_worker: RedisWorker, child_spec: ChildSpe
     return worker.exit_code()
 
 
-def _bridge(redis_worker: RedisWorker, child_spec: ChildSpec) -> int:
+def _run_gateway(redis_worker: RedisWorker, child_spec: ChildSpec) -> int:
     """Run one gateway: it stores jobs in the database, where any worker of the project runs them."""
     gateway = Gateway(redis_worker, brokers.get_broker(), conf.get("DATABASE"), served_tasks())
     install_signals(child_spec, stop=gateway.stop)
@@ -92,7 +92,7 @@ def _bridge(redis_worker: RedisWorker, child_spec: ChildSpec) -> int:
 def _run_with_maintenance(redis_worker: RedisWorker, run: Callable[[], object], role: str) -> bool:
     """Run `run` with the maintenance of its queues in a thread; return False if it cannot start."""
     with BackgroundLoops() as loops:
-        loops.start(MaintenanceLoop(redis_worker, audits=conf.get("GEARMONKEY_AUDIT")), "gearmonkey-upkeep")
+        loops.start(MaintenanceLoop(redis_worker, audits=conf.get("GEARMONKEY_AUDIT")), "gearmonkey-maintenance")
         try:
             run()
         except FaktoryError as error:

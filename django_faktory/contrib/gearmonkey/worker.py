@@ -82,7 +82,7 @@ class Worker:
         # Heartbeats need a thread: `work` may take longer than a lease.
         threads = [
             threading.Thread(target=self._beat, args=(redis_worker,), name="gearmonkey-beat", daemon=True),
-            threading.Thread(target=maintenance.run, name="gearmonkey-upkeep", daemon=True),
+            threading.Thread(target=maintenance.run, name="gearmonkey-maintenance", daemon=True),
         ]
         for thread in threads:
             thread.start()
@@ -148,9 +148,9 @@ class Worker:
                 if current is not None:
                     redis_worker.extend([current])  # a job lost meanwhile is noticed when it ends
             except FaktoryError as error:
-                logger.warning("a beat was not heard error=%s", error)
+                logger.warning("heartbeat failed error=%s", error)
             except Exception:  # log and continue
-                logger.exception("a beat failed")
+                logger.exception("unexpected error in the heartbeat thread")
 
     def _shut_down(self, redis_worker: RedisWorker) -> None:
         try:

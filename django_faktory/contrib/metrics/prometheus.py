@@ -1,4 +1,4 @@
-"""Render the figures in Prometheus' text format with its own client library (`exposition`)."""
+"""Render the statistics in Prometheus' text format with its own client library (`exposition`)."""
 
 from __future__ import annotations
 
@@ -25,53 +25,53 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _BY_TASK = ("queue", "task")
 
 
-def exposition(numbers: ExportedStatistics) -> bytes:
+def exposition(statistics: ExportedStatistics) -> bytes:
     """Return the page that Prometheus scrapes."""
-    # A registry for each page: the default one would add figures of this process only.
+    # A registry for each page: the default one would add metrics of this process only.
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Numbers(numbers))
+    registry.register(_Statistics(statistics))
     return generate_latest(registry)
 
 
-class _Numbers(Collector):
-    def __init__(self, numbers: ExportedStatistics) -> None:
-        self._numbers = numbers
+class _Statistics(Collector):
+    def __init__(self, statistics: ExportedStatistics) -> None:
+        self._statistics = statistics
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family, in the order of the reference page."""
-        yield InfoMetricFamily("django_faktory", "The version that runs.", value={"version": __version__})
+        yield InfoMetricFamily("django_faktory", "The running version.", value={"version": __version__})
         yield from self._sizes()
         yield from self._by_task()
 
     def _sizes(self) -> Iterator[Metric]:
-        exported = self._numbers
-        yield _gauge("django_faktory_queue_size", "Jobs that are enqueued.", "queue", exported.queues)
+        exported = self._statistics
+        yield _gauge("django_faktory_queue_size", "Enqueued jobs.", "queue", exported.queues)
         yield _gauge(
             "django_faktory_queue_latency_seconds", "How long its first job has waited.", "queue", exported.latencies
         )
         yield _gauge("django_faktory_queue_paused", "1: no worker gets its jobs.", "queue", exported.paused)
         yield _gauge("django_faktory_jobs", "Jobs in each state that waits for something.", "state", exported.sets)
-        yield _gauge("django_faktory_workers", "Worker processes that live, by state.", "state", exported.workers)
-        yield _gauge("django_faktory_batches", "Batches that are not over, by state.", "state", exported.batches)
+        yield _gauge("django_faktory_workers", "Live worker processes, by state.", "state", exported.workers)
+        yield _gauge("django_faktory_batches", "Unfinished batches, by state.", "state", exported.batches)
         yield _gauge("django_faktory_alarms", "Conditions that need attention.", "kind", exported.alarms)
         for name, text, value in (
-            ("processed", "Ends of jobs, good and bad.", exported.processed),
+            ("processed", "Finished attempts, successes and failures.", exported.processed),
             ("failed", "Failures; a job may have several.", exported.failed),
             ("late", "Reports that came too late to change anything.", exported.late),
         ):
             yield CounterMetricFamily(f"django_faktory_{name}", text, value=value)
 
     def _by_task(self) -> Iterator[Metric]:
-        series = self._numbers.series
-        started = CounterMetricFamily("django_faktory_started", "Jobs handed to workers.", labels=_BY_TASK)
+        series = self._statistics.series
+        started = CounterMetricFamily("django_faktory_started", "Jobs delivered to workers.", labels=_BY_TASK)
         ended = CounterMetricFamily(
             "django_faktory_ended", "Jobs reported by their workers.", labels=(*_BY_TASK, "outcome")
         )
         waits = HistogramMetricFamily(
-            "django_faktory_wait_seconds", "Time between enqueued and handed to a worker.", labels=_BY_TASK
+            "django_faktory_wait_seconds", "Time from enqueue to delivery to a worker.", labels=_BY_TASK
         )
         runs = HistogramMetricFamily(
-            "django_faktory_run_seconds", "Time between handed to a worker and its report.", labels=_BY_TASK
+            "django_faktory_run_seconds", "Time from delivery to a worker to its report.", labels=_BY_TASK
         )
         for names, sums in series.items():
             started.add_metric(names, sums.started)

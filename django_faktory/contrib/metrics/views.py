@@ -42,7 +42,7 @@ def _guard(view: View) -> View:
 
 @_guard
 def metrics(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
-    """Return the figures in Prometheus' text format."""
+    """Return the statistics in Prometheus' text format."""
     from .prometheus import CONTENT_TYPE, exposition  # needs the extra `metrics`; the other views work without it
 
     return HttpResponse(exposition(read(using=conf.get("DATABASE"))), content_type=CONTENT_TYPE)
@@ -63,7 +63,7 @@ def healthz(request: HttpRequest) -> HttpResponse:
 
 @_guard
 def readyz(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
-    """Return 200 if jobs are also worked on (schema, workers, maintenance); else 503 with the reasons."""
+    """Return 200 if jobs can also run (schema, workers, maintenance); else 503 with the reasons."""
     return _response(health.check_ready(using=conf.get("DATABASE")))
 
 

@@ -19,7 +19,7 @@ from .redis_layout import NEW, OLD, Entry, FaktoryRedis, is_free
 from .report import Counts, Report
 
 _READY = (State.ENQUEUED, State.BLOCKED)
-MAY_RUN_TWICE = "was written there by a run that broke off, and was taken by a worker here since: it may run there too"
+MAY_RUN_TWICE = "was exported by an interrupted run, then claimed by a worker here: it may run there too"
 
 
 class Export:
@@ -103,7 +103,7 @@ class Export:
         for reason, count in (
             ("belongs to a batch, which the open Faktory does not know", members),
             ("a worker has it: stop the workers first", jobs.in_state(State.WORKING).count()),
-            ("waits in the outbox: let it be handed on first", sum(map(_count_outbox, conf.outbox()))),
+            ("is still in the outbox: wait until it is relayed", sum(map(_count_outbox, conf.outbox()))),
         ):
             if count:
                 self.report.problem(reason, count=count)

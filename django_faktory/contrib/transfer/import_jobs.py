@@ -21,9 +21,9 @@ from .job_format import Arrival, parse_arrival
 from .redis_layout import WORKING, Contents, Entry, FaktoryRedis, Place
 from .report import Counts, Report
 
-IN_RUN = "came twice in this Redis: the first was taken"
+IN_RUN = "is in this Redis twice: the first one was moved"
 STORED = "is stored here already"
-ELSEWHERE = "was taken out by another client meanwhile, and may run there too"
+ELSEWHERE = "was removed by another client meanwhile, and may run there too"
 
 
 class _RolledBack(Exception):
@@ -69,7 +69,7 @@ class Import:
             notes.append(f"totals and daily numbers stay where they are: {self._contents.counters} keys")
         if unknown := self._contents.unknown:
             suffix = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
-            notes.append(f"keys that are none of the open Faktory's stay: {', '.join(unknown[:10])}{suffix}")
+            notes.append(f"keys that the open Faktory does not use stay: {', '.join(unknown[:10])}{suffix}")
         if any(place.kind == WORKING for place in self._contents.places):
             notes.append("running jobs are scheduled for the end of their reservations")
 
@@ -123,7 +123,7 @@ class Import:
         try:
             return parse_arrival(place.kind, place.name, entry.raw, entry.score)
         except InvalidPayload as error:
-            self.report.problem(f"is no job that can be stored: {error}", [error.jid])
+            self.report.problem(f"cannot be stored as a job: {error}", [error.jid])
             return None
 
 

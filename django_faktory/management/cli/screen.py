@@ -76,6 +76,29 @@ class Screen:
         """Write a remark to stderr, separate from the result."""
         self.err.write(clean(text))
 
+    def result(self, document: Mapping[str, Any], text: str) -> None:
+        """Write the JSON document if it was requested, else the line of text."""
+        if self.is_json:
+            self.json(document)
+        else:
+            self.line(text)
+
+    def listing(
+        self,
+        document: Mapping[str, Any],
+        heads: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        *,
+        if_more: str = "use --limit for more",
+    ) -> None:
+        """Write the JSON document if it was requested, else the table; add `if_more` if the document `is_more`."""
+        if self.is_json:
+            self.json(document)
+            return
+        self.table(heads, rows)
+        if document.get("is_more"):
+            self.note(if_more)
+
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
         """Write rows under column heads: drawn by rich on a terminal, else aligned."""
         cells = [[clean("–" if cell in (None, "") else cell, longest=LONGEST_CELL) for cell in row] for row in rows]

@@ -92,8 +92,8 @@ class Command(BaseCommand):
         self.stdout.flush()
 
     def handle(self, **options: Any) -> None:
-        """Check options, settings and database, print the plan, and run it."""
-        # Not for a drain, which is to end by itself.
+        """Check options, settings and database, print the run configuration, and run it."""
+        # A drain exits when no job is ready, so it is not restarted.
         if options["reload"] is None:
             options["reload"] = settings.DEBUG and not options["drain"]
         _configure_logging(options["verbosity"])
@@ -113,7 +113,7 @@ class Command(BaseCommand):
         _disconnect()
         for warning in (*security_warnings(run_config, shows_url=bool(options["url"])), *config_warnings(run_config)):
             self.stderr.write(self.style.WARNING(f"runfaktory: {warning}"))
-        self.stdout.write(f"runfaktory: {', '.join([str(run_config), *gearmonkey.words(run_config)])}")
+        self.stdout.write(f"runfaktory: {', '.join([str(run_config), *gearmonkey.describe(run_config)])}")
         if code := supervise(run_config, gearmonkey.roles, parent=get_reloader_pid()):
             sys.exit(code)
 

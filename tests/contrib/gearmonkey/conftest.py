@@ -91,7 +91,7 @@ def events(server):
     client = server.client()
     pubsub = client.pubsub(ignore_subscribe_messages=True)
     pubsub.subscribe("channel:f")
-    heard = []
+    received = []
     while pubsub.subscribed and not pubsub.channels:
         pubsub.get_message(timeout=0.1)
     pubsub.get_message(timeout=1)
@@ -100,13 +100,13 @@ def events(server):
         def enough():
             message = pubsub.get_message(timeout=0.01)
             if message:
-                heard.append(message["data"].decode())
-            return len(heard) >= count
+                received.append(message["data"].decode())
+            return len(received) >= count
 
-        wait_until(enough, what=f"{count} events, so far {heard}")
+        wait_until(enough, what=f"{count} events, so far {received}")
         while message := pubsub.get_message(timeout=0.05):
-            heard.append(message["data"].decode())
-        return heard
+            received.append(message["data"].decode())
+        return received
 
     yield wait_for_events
     pubsub.close()

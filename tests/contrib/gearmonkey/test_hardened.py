@@ -118,7 +118,7 @@ class TestWithNaivePeers:
 
 def traces(server, fn, run):
     """Run one job; return the events, and each remaining key with its value and its TTL rounded to 10 s."""
-    redis, heard = server.client(), []
+    redis, received = server.client(), []
     pubsub = redis.pubsub(ignore_subscribe_messages=True)
     pubsub.subscribe(f"channel:{fn}")
     pubsub.get_message(timeout=1)
@@ -126,8 +126,8 @@ def traces(server, fn, run):
 
     def listen():
         message = pubsub.get_message(timeout=0.1)
-        heard.extend([message["data"].decode()] if message else [])
-        return "finish:1" in heard and redis.ttl(f"lock:{fn}:1") > 0
+        received.extend([message["data"].decode()] if message else [])
+        return "finish:1" in received and redis.ttl(f"lock:{fn}:1") > 0
 
     wait_until(listen)
     left = {}
@@ -136,7 +136,7 @@ def traces(server, fn, run):
             value = redis.hgetall(key) if redis.type(key) == b"hash" else redis.dump(key)
             left[key.replace(f":{fn}", ":*")] = value, round(redis.ttl(key), -1)
     pubsub.close()
-    return heard, left
+    return received, left
 
 
 class TestDeaths:
@@ -261,7 +261,7 @@ class TestFlushesAndCuts:
             waiting.start()
             wait_until(lambda: server.client().exists("job:g:1"))
             server.stop(signal.SIGKILL)
-            with pytest.raises(JobCreationFailed, match="away"):
+            with pytest.raises(JobCreationFailed, match="unavailable"):
                 client.run("f", "x")
             with pytest.raises(BrokerUnavailable):
                 client.get("f", 1)
@@ -320,7 +320,7 @@ class TestWaiting:
         release = threading.Event()
         work(f=lambda _: release.wait(60) and "late")
         begun = time.monotonic()
-        with pytest.raises(JobTimeout, match="it goes on") as caught:
+        with pytest.raises(JobTimeout, match="it continues") as caught:
             client.run("f", "x", options=[OPT_BLOCKING], timeout=1)
         assert time.monotonic() - begun >= 1.0
         release.set()

@@ -115,7 +115,7 @@ class TestCluster:
         with working(url, "{t}"), Client(url) as client:
             wait_until(lambda: client.get("{t}", client.run("{t}", "x")).status is Status.SUCCESS)
             server.stop(signal.SIGKILL)
-            with pytest.raises(JobCreationFailed, match="away"):
+            with pytest.raises(JobCreationFailed, match="unavailable"):
                 client.run("{t}", "y")
             with pytest.raises(BrokerUnavailable):
                 client.get("{t}", 1)

@@ -22,7 +22,7 @@ def shout(input):
 @contextmanager
 def overheard(server):
     """Collect each command until the block ends, with MONITOR: (client address, command, is sent by a script)."""
-    heard, listens = [], threading.Event()
+    received, listens = [], threading.Event()
     client = server.client()
 
     def listen():
@@ -33,13 +33,13 @@ def overheard(server):
                 if END in one["command"]:
                     return
                 by = one["client_address"], one["client_port"]
-                heard.append((by, one["command"], one["client_type"] == "lua"))
+                received.append((by, one["command"], one["client_type"] == "lua"))
 
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     assert listens.wait(60)
     try:
-        yield heard
+        yield received
     finally:
         server.client().echo(END)
         thread.join(60)
@@ -74,13 +74,15 @@ class Session:
         redis = server.client(single_connection_client=True)
         address = redis.client_info()["addr"].rpartition(":")[2]
         naive, self.answers = NaiveClient(redis), []
-        with effects(server) as changes, overheard(server) as heard, worker():
+        with effects(server) as changes, overheard(server) as received, worker():
             wait_until(lambda: server.client().get("count:f") == b"1")
             for prio in ("normal", "high", "scheduled"):
                 id = naive.run("f", prio, prio, blocking=True, rollcall=True, timeout=10, scheduled=1)
                 self.answers.append((id, naive.answer, naive.get("f", id), round(redis.ttl(f"job:f:{id}"), -1)))
-        self.commands = [command for (_, port), command, is_script in heard if str(port) == address and not is_script]
-        self.named = {key for _, command, _ in heard for key in SPOKEN.findall(command)}
+        self.commands = [
+            command for (_, port), command, is_script in received if str(port) == address and not is_script
+        ]
+        self.named = {key for _, command, _ in received for key in SPOKEN.findall(command)}
         self.became = {key: visible(key, events) for key, events in changes.items() if not key.startswith("gm:")}
 
 

@@ -189,12 +189,12 @@ class TestBookkeeper:
         keeper = MetricsFlusher(USING, recorder)
         recorder.started([JobTiming(*MAIL, 0.1)])
 
-        def away(*_, **__):
+        def unavailable(*_, **__):
             raise BrokerUnavailable("database unavailable: gone fishing")
 
         with monkeypatch.context() as patch:
-            patch.setattr(histogram_rows, "add", away)
+            patch.setattr(histogram_rows, "add", unavailable)
             keeper.write()
-        assert "measures wait for the database error=database unavailable: gone fishing" in caplog.text
+        assert "metrics not written, kept in memory error=database unavailable: gone fishing" in caplog.text
         keeper.write()
         assert histogram_rows.read_totals(using=USING)[MAIL].started == 1

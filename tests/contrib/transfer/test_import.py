@@ -309,7 +309,7 @@ def test_a_job_with_an_existing_jid_is_not_imported(redis, take):
 def test_only_the_first_of_two_jobs_with_one_jid_is_imported(redis, take):
     load(redis, {"q:mail": ["list", [raw("a", "mail", retry=3), raw("a", "mail")]]})
     [problem] = take(code=4)["problems"]
-    assert problem["reason"].startswith("came twice")
+    assert problem["reason"].startswith("is in this Redis twice")
     assert Job.objects.get().retry == 25
 
 
@@ -379,11 +379,11 @@ def test_import_refuses_a_redis_that_does_not_list_its_clients(redis, faktory, s
 def test_an_import_continues_after_redis_was_unavailable(redis, take, monkeypatch, faktory, server):
     load(redis, {"q:mail": ["list", [raw("a", "mail")]]})
 
-    def away(self, *arguments):
+    def unavailable(self, *arguments):
         raise BrokerUnavailable("Redis unavailable: gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(FaktoryRedis, "drop", away)
+        patched.setattr(FaktoryRedis, "drop", unavailable)
         assert faktory("import-faktory", server.url, "--yes").code == 3
     assert Job.objects.filter(jid="jid-a---").count() == 1
     assert take()["moved"] == 1

@@ -12,7 +12,7 @@ from ..subcommand import NOTHING, OK, Invocation, Subcommand, whole
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bid", nargs="?", help="One of them, with its children.")
+    parser.add_argument("bid", nargs="?", help="Show this batch with its children.")
     parser.add_argument("--limit", type=whole, default=50, metavar="N", help="Maximum number of batches; default: 50.")
 
 
@@ -47,13 +47,8 @@ def _unknown(call: Invocation, bid: str) -> int:
 
 
 def _show(call: Invocation, documents: list[dict[str, Any]], *, is_more: bool) -> int:
-    if call.screen.is_json:
-        call.screen.json({"batches": documents, "is_more": is_more})
-        return OK
     heads = ("BID", "DESCRIPTION", "SETTLED", "FAILED", "COMPLETE", "SUCCESS", "CREATED")
-    call.screen.table(heads, map(_line, documents))
-    if is_more:
-        call.screen.note("use --limit for more")
+    call.screen.listing({"batches": documents, "is_more": is_more}, heads, map(_line, documents))
     return OK
 
 

@@ -57,7 +57,7 @@ def _run_operation(call: Invocation) -> int:
         raise Unsupported(
             f"{verb}: expected a query; such as {' or '.join(sorted(bulk.STATES[verb]))} for all of these"
         )
-    # MUTATE does not know running jobs, has no verb to cancel them, and no times.
+    # MUTATE affects no running jobs, and can neither cancel jobs nor set their times.
     if call.alias is None and verb is not Verb.CANCEL and not call.options.get("per_minute"):
         return _run_on_remote_server(call, verb, query)
     operation = _begin(call, verb, query)
@@ -159,7 +159,7 @@ def _run_on_remote_server(call: Invocation, verb: Verb, query: Query) -> int:
     # First, so that an unsupported query fails before the confirmation.
     mutations = _mutations(call, verb, query)
     if call.options["dry_run"] or call.options["limit"]:
-        raise Unsupported(f"{call.name}: a Faktory server elsewhere knows neither --dry-run nor --limit")
+        raise Unsupported(f"{call.name}: a Faktory server elsewhere supports neither --dry-run nor --limit")
     if verb in _DESTROYS:
         call.require_confirmation(f"{verb} all of: {query}?")
     for mutation in mutations:

@@ -66,19 +66,13 @@ def _change(call: Invocation, verb: str, entries: list[CronEntry]) -> int:
     changed = [entry for entry in entries if (entry.paused_at is None) == (verb == "pause")]
     (rows.pause if verb == "pause" else rows.resume)([entry.pk for entry in changed], using=call.database())
     names = [entry.name for entry in changed]
-    if call.screen.is_json:
-        call.screen.json({"entries": names})
-    else:
-        call.screen.line(f"cron {verb}: {', '.join(names) or 'no entry'}")
+    call.screen.result({"entries": names}, f"cron {verb}: {', '.join(names) or 'no entry'}")
     return OK if changed else NOTHING
 
 
 def _run(call: Invocation, entry: CronEntry) -> int:
     jid = cron.run_now(entry, using=call.database()).jid
-    if call.screen.is_json:
-        call.screen.json({"jid": jid})
-    else:
-        call.screen.line(jid)
+    call.screen.result({"jid": jid}, jid)
     return OK
 
 
@@ -102,11 +96,8 @@ def _list(call: Invocation, entries: list[CronEntry]) -> int:
     # One query for the runs of all entries.
     latest = runs.read_latest([entry.pk for entry in entries], using=call.database())
     documents = [cron_entry_of(entry, latest.get(entry.pk)) for entry in entries]
-    if call.screen.is_json:
-        call.screen.json({"entries": documents})
-    else:
-        heads = ("ENTRY", "SCHEDULE", "ZONE", "TASK", "STATE", "NEXT", "LATEST", "OUTCOME")
-        call.screen.table(heads, map(_line, documents))
+    heads = ("ENTRY", "SCHEDULE", "ZONE", "TASK", "STATE", "NEXT", "LATEST", "OUTCOME")
+    call.screen.listing({"entries": documents}, heads, map(_line, documents))
     return OK
 
 

@@ -16,13 +16,13 @@ CRITICAL, WARNING = "CRITICAL", "WARNING"
 
 def _doctor(call: Invocation) -> int:
     found = alarms.read(using=call.database())
-    if call.screen.is_json:
-        call.screen.json({"alarms": [alarm_of(alarm) for alarm in found]})
-    for alarm in () if call.screen.is_json else map(alarm_of, found):
-        call.screen.line(format_alarm(alarm))
-        call.screen.line(f"          {alarm['advice']}")
-    if not found and not call.screen.is_json:
-        call.screen.line("No problems found.")
+    documents = list(map(alarm_of, found))
+    if call.screen.is_json or not found:
+        call.screen.result({"alarms": documents}, "No problems found.")
+    else:
+        for alarm in documents:
+            call.screen.line(format_alarm(alarm))
+            call.screen.line(f"          {alarm['advice']}")
     return PARTLY if any(alarm.is_critical for alarm in found) else OK
 
 

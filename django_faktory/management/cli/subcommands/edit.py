@@ -49,10 +49,7 @@ def _edit(call: Invocation) -> int:
     if job is None:
         call.screen.note(f"no job has the ID {options['jid']}")
         return NOTHING
-    if call.screen.is_json:
-        call.screen.json(whole_job_of(job))
-    else:
-        call.screen.line(f"edit: {', '.join(changed)} of {job.jid}; the job is {job.state}")
+    call.screen.result(whole_job_of(job), f"edit: {', '.join(changed)} of {job.jid}; the job is {job.state}")
     return OK
 
 

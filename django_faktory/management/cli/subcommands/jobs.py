@@ -56,25 +56,23 @@ def _jobs(call: Invocation) -> int:
     jobs = Job.objects.using(call.database()).shown(query)
     if call.options["count"]:
         count = jobs.count_up_to(COUNTED)
-        if screen.is_json:
-            screen.json({"query": str(query), "count": count, "is_more": count == COUNTED})
-        else:
-            screen.line(f"{count}{' or more' if count == COUNTED else ''}")
+        is_more = count == COUNTED
+        document = {"query": str(query), "count": count, "is_more": is_more}
+        screen.result(document, f"{count}{' or more' if is_more else ''}")
         return OK
-    limit = call.options["limit"]
-    # One row more than shown: its presence means that there are more, without a count.
-    is_long = call.options["long"]
+    limit, is_long = call.options["limit"], call.options["long"]
     selected: Any = _with_texts(jobs).only(*SHORT) if is_long else jobs.only(*SHORT)
+    # One row more than shown: its presence means that there are more, without a count.
     rows = list(selected.order_by("-pk")[: limit + 1])
     documents = [job_of(job) | (_texts_of(job) if is_long else {}) for job in rows[:limit]]
-    if screen.is_json:
-        screen.json({"query": str(query), "jobs": documents, "is_more": len(rows) > limit})
-        return OK
     heads = ["JID", "TASK", "STATE", "QUEUE", "SINCE", "FAILURES", "ERROR", "ABOUT"]
-    screen.table([*heads, *(("ARGUMENTS", "MESSAGE") if is_long else ())], list(map(_line, documents, rows)))
-    if len(rows) > limit:
-        screen.note(f"showing the latest {limit}; use --limit for more")
-    if not rows:
+    screen.listing(
+        {"query": str(query), "jobs": documents, "is_more": len(rows) > limit},
+        [*heads, *(("ARGUMENTS", "MESSAGE") if is_long else ())],
+        map(_line, documents, rows),
+        if_more=f"showing the latest {limit}; use --limit for more",
+    )
+    if not rows and not screen.is_json:
         screen.note(f"no matching jobs (searched the latest {RECENT:,}, or the given states)")
         note_unknown_names(call, query)
     return OK
@@ -191,7 +189,7 @@ def _push(call: Invocation) -> int:
     if not isinstance(kwargs, dict):
         raise Unsupported("--kwargs: expected a JSON object, such as '{\"user\": 7}'")
     base.import_tasks()
-    # Jobs of a misspelt queue would wait for a worker that never comes.
+    # No worker fetches the jobs of a misspelt queue.
     if options["queue"]:
         require_known(call, "queue", [queue_name(options["queue"])], known_queue_names(call))
     delay = timedelta(seconds=parse_seconds(options["delay"], "--in")) if options["delay"] else None
@@ -210,10 +208,7 @@ def _push(call: Invocation) -> int:
     else:
         task_with_options = task.using(queue_name=options["queue"], run_after=delay, about=options["about"])
         jid = task_with_options.enqueue(*args, **kwargs).id
-    if call.screen.is_json:
-        call.screen.json({"jid": jid})
-    else:
-        call.screen.line(jid)
+    call.screen.result({"jid": jid}, jid)
     return OK
 
 

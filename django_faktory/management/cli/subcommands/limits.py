@@ -91,10 +91,7 @@ def _require_known_names(call: Invocation, scope: str, names: list[str], using: 
 
 
 def _print_changed(call: Invocation, verb: str, names: list[str]) -> int:
-    if call.screen.is_json:
-        call.screen.json({"limits": names})
-    else:
-        call.screen.line(f"limits {verb}: {', '.join(names) or 'none'}")
+    call.screen.result({"limits": names}, f"limits {verb}: {', '.join(names) or 'none'}")
     return OK if names else NOTHING
 
 
@@ -106,11 +103,8 @@ def _list(call: Invocation, using: str) -> int:
         limit_of(limit, *usage.get(limit.pk, ())) | {"waiting": definitions.count_blocked_jobs(limit, using=using)}
         for limit in limits
     ]
-    if call.screen.is_json:
-        call.screen.json({"limits": documents})
-    else:
-        heads = ("SCOPE", "NAME", "ALLOWS", "IN USE", "WAITING", "OPENS", "ORIGIN")
-        call.screen.table(heads, [_line(limit, document) for limit, document in zip(limits, documents, strict=True)])
+    heads = ("SCOPE", "NAME", "ALLOWS", "IN USE", "WAITING", "OPENS", "ORIGIN")
+    call.screen.listing({"limits": documents}, heads, map(_line, limits, documents))
     return OK
 
 

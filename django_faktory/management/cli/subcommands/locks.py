@@ -36,12 +36,8 @@ def _list(call: Invocation, keys: list[str], using: str) -> int:
     # One row more than shown: its presence means that there are more, without a count.
     rows = list(locks[: limit + 1])
     documents = [lock_of(lock) | {"waiting": _count_waiting(lock, using)} for lock in rows[:limit]]
-    if call.screen.is_json:
-        call.screen.json({"locks": documents, "is_more": len(rows) > limit})
-    else:
-        call.screen.table(("TOKEN", "KEY", "JID", "WORKER", "HELD SINCE", "EXPIRES", "WAITING"), map(_line, documents))
-        if len(rows) > limit:
-            call.screen.note("use --limit for more")
+    heads = ("TOKEN", "KEY", "JID", "WORKER", "HELD SINCE", "EXPIRES", "WAITING")
+    call.screen.listing({"locks": documents, "is_more": len(rows) > limit}, heads, map(_line, documents))
     for key in [key for key in keys if key not in {lock.key for lock in rows}]:
         call.screen.note(f"no job has a lock of the key {key}")
     return OK if rows or not keys else NOTHING
@@ -70,13 +66,12 @@ def _release(call: Invocation, names: list[str], using: str) -> int:
     question = f"release {', '.join(keys.values())}? Other jobs of the key may run while the holder still runs."
     call.require_confirmation(question)
     changed = transitions.free_locks(sorted(tokens), using=using)
-    if call.screen.is_json:
-        call.screen.json({"changed": changed})
-    else:
-        call.screen.line(f"locks release: {quantity(changed, 'lock')}")
+    call.screen.result({"changed": changed}, f"locks release: {quantity(changed, 'lock')}")
     return OK if changed else NOTHING
 
 
 SUBCOMMANDS = (
-    Subcommand("locks", "Show locks and who waits for them; release them: locks release TOKEN.", _locks, _arguments),
+    Subcommand(
+        "locks", "Show locks and the jobs that wait for them; release them: locks release TOKEN.", _locks, _arguments
+    ),
 )

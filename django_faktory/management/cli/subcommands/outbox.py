@@ -19,7 +19,7 @@ from ..subcommand import NOTHING, OK, Invocation, Subcommand, Unsupported, whole
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", nargs="?", choices=("list", "retry", "delete"), default="list", help="Default: list.")
     parser.add_argument("jids", nargs="*", metavar="JID", help="retry, delete: jobs that the target refused.")
-    parser.add_argument("--all", action="store_true", help="All that the target refused; for retry and delete.")
+    parser.add_argument("--all", action="store_true", help="All jobs that the target refused; for retry and delete.")
     parser.add_argument("--limit", type=whole, default=50, metavar="N", help="Maximum number of jobs; default: 50.")
     parser.add_argument("--yes", action="store_true", help="Skip the question.")
 
@@ -50,12 +50,8 @@ def _list(call: Invocation, aliases: list[str]) -> int:
     # The databases are read one after the other; the sort is stable.
     rows.sort(key=lambda row: not row[1].error)
     documents = [_document(alias, entry) for alias, entry in rows[:limit]]
-    if call.screen.is_json:
-        call.screen.json({"entries": documents, "is_more": len(rows) > limit})
-    else:
-        call.screen.table(("JID", "TASK", "QUEUE", "DATABASE", "ENQUEUED", "STATE"), map(_line, documents))
-        if len(rows) > limit:
-            call.screen.note("use --limit for more")
+    heads = ("JID", "TASK", "QUEUE", "DATABASE", "ENQUEUED", "STATE")
+    call.screen.listing({"entries": documents, "is_more": len(rows) > limit}, heads, map(_line, documents))
     return OK
 
 
@@ -97,10 +93,7 @@ def _change(call: Invocation, aliases: list[str], jids: list[str] | None) -> int
         entries.update(error="") if verb == "retry" else entries.delete()[0]
         for entries in refused.values()
     )
-    if call.screen.is_json:
-        call.screen.json({"changed": changed})
-    else:
-        call.screen.line(f"outbox {verb}: {quantity(changed, 'job')}")
+    call.screen.result({"changed": changed}, f"outbox {verb}: {quantity(changed, 'job')}")
     return OK if changed else NOTHING
 
 

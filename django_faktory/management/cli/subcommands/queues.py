@@ -33,10 +33,7 @@ def _paused(alias: str) -> set[str]:
 
 def _queues(call: Invocation) -> int:
     queues = queues_of(call)
-    if call.screen.is_json:
-        call.screen.json({"queues": queues})
-    else:
-        call.screen.table(("QUEUE", "SIZE", "LATENCY", "STATE"), map(queue_line, queues))
+    call.screen.listing({"queues": queues}, ("QUEUE", "SIZE", "LATENCY", "STATE"), map(queue_line, queues))
     return OK
 
 
@@ -67,10 +64,7 @@ def _clear(call: Invocation) -> int:
         f"remove {quantity(count, 'waiting job')} and any pause of {', '.join(names)}? This cannot be undone."
     )
     call.broker.remove(names)
-    if call.screen.is_json:
-        call.screen.json({"queues": names})
-    else:
-        call.screen.line(f"clear: {', '.join(names)}")
+    call.screen.result({"queues": names}, f"clear: {', '.join(names)}")
     return OK
 
 
@@ -93,10 +87,7 @@ def _change(call: Invocation) -> int:
     changed = names
     if call.alias:
         changed = [name for name in names if (name in paused_before) == (call.name == "resume")]
-    if call.screen.is_json:
-        call.screen.json({"queues": changed})
-    else:
-        call.screen.line(f"{call.name}: {', '.join(changed) or 'no queue'}")
+    call.screen.result({"queues": changed}, f"{call.name}: {', '.join(changed) or 'no queue'}")
     return OK if changed else NOTHING
 
 

@@ -17,17 +17,25 @@ if TYPE_CHECKING:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="The Redis of the Faktory: redis://…, rediss://… or unix://….")
+    parser.add_argument(
+        "url", metavar="URL", help="The Redis of the Faktory server: redis://…, rediss://… or unix://…."
+    )
     parser.add_argument("--dry-run", action="store_true", help="Only print what would change.")
     parser.add_argument("--yes", action="store_true", help="Skip the question.")
     parser.add_argument(
-        "--while-connected", action="store_true", help="Go on although other programs are connected: none is Faktory."
+        "--while-connected",
+        action="store_true",
+        help="Continue although other programs are connected: none of them is Faktory.",
     )
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     _arguments(parser)
-    parser.add_argument("--layout", choices=("1.9", "1.10"), help="Whose Redis it is; default: as its lists are named.")
+    parser.add_argument(
+        "--layout",
+        choices=("1.9", "1.10"),
+        help="Faktory release that uses the Redis. Default: detected from its lists.",
+    )
 
 
 def _import(call: Invocation) -> int:
@@ -72,7 +80,7 @@ def _connect(call: Invocation) -> FaktoryRedis:
 def _run_transfer(call: Invocation, transfer: Import | Export) -> int:
     report = transfer.report
     if report.found and not call.options["dry_run"]:
-        verb = "take over" if call.name == "import-faktory" else "hand over"
+        verb = "import" if call.name == "import-faktory" else "export"
         call.require_confirmation(f"{verb} {quantity(report.found, 'job')}?")
     try:
         with call.screen.progress(call.name, report.found) as advance:
@@ -112,6 +120,10 @@ def _print_report(call: Invocation, report: Report) -> None:
 
 
 SUBCOMMANDS = (
-    Subcommand("import-faktory", "Take the jobs of a Faktory over from its Redis.", _import, _arguments),
-    Subcommand("export-faktory", "Hand the jobs here over to the Redis of a Faktory.", _export, _export_arguments),
+    Subcommand(
+        "import-faktory", "Move the jobs of a Faktory server from its Redis to this project.", _import, _arguments
+    ),
+    Subcommand(
+        "export-faktory", "Move the jobs of this project to the Redis of a Faktory server.", _export, _export_arguments
+    ),
 )

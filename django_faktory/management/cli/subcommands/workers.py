@@ -29,16 +29,12 @@ def _workers(call: Invocation) -> int:
     # The protocol has no list of workers; INFO has their number.
     if call.alias is None:
         count = call.broker.info().get("workers")
-        if call.screen.is_json:
-            call.screen.json({"workers": None, "count": count})
-        else:
-            call.screen.line(f"{count} workers; the protocol reports no more about them")
+        text = f"{count} workers; the protocol reports no details of them"
+        call.screen.result({"workers": None, "count": count}, text)
         return OK
     documents = workers_of(call.alias)
-    if call.screen.is_json:
-        call.screen.json({"workers": documents, "count": len(documents)})
-    else:
-        call.screen.table(WORKER_HEADS, map(worker_line, documents))
+    document = {"workers": documents, "count": len(documents)}
+    call.screen.listing(document, WORKER_HEADS, map(worker_line, documents))
     return OK
 
 
@@ -73,14 +69,8 @@ def _advance(call: Invocation) -> int:
     target = "all workers" if is_all else ", ".join(wids)
     call.require_confirmation(f"{call.name} {target}? This cannot be undone.")
     count = workers.advance(None if is_all else wids, call.name, using=alias)
-    if call.screen.is_json:
-        call.screen.json({"changed": count})
-    else:
-        call.screen.line(
-            f"{call.name}: {quantity(count, 'worker')}, at their next heartbeat"
-            if count
-            else f"{call.name}: no worker was changed"
-        )
+    outcome = f"{quantity(count, 'worker')}, at their next heartbeat" if count else "no worker was changed"
+    call.screen.result({"changed": count}, f"{call.name}: {outcome}")
     return OK if count else NOTHING
 
 
