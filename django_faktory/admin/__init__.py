@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop, ngettext
@@ -22,7 +21,7 @@ from ..models.proxies import Overview
 from ..tasks import redaction
 from . import batches, cron, gearmonkey, labels, limits, locks  # noqa: F401  (importing them registers their pages)
 from .base import CappedPaginator as CappedPaginator  # (documented import location)
-from .base import FaktoryModelAdmin, LongText, ReadOnlyAdmin, log_action, render_long_text, requires_permission
+from .base import FaktoryModelAdmin, LongText, ReadOnlyAdmin, log_action, long_text_column, requires_permission
 from .formats import format_number, time_column
 from .jobs.changelist import JobAdmin
 from .mixins import JobsOfObjectMixin as JobsOfObjectMixin
@@ -70,6 +69,8 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
 
     created = time_column("created_at", _("created"))
     leased = time_column("leased_until", _("leased until"))
+    shown_error = long_text_column("error", _("error"))
+    shown_job = long_text_column("job", _("job"))
 
     @admin.display(description=_("job ID"), ordering="jid")
     def job_id(self, entry: OutboxEntry) -> str:
@@ -81,17 +82,7 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
         """Return the beginning of the error; the entry's page shows the full text."""
         return Truncator(entry.error).chars(300)
 
-    @admin.display(description=_("error"))
-    def shown_error(self, entry: OutboxEntry) -> SafeString:
-        """Return the reason the remote server gave for rejecting the job."""
-        return render_long_text(self.read_shown_texts(entry, "error")["error"])
-
-    @admin.display(description=_("job"))
-    def shown_job(self, entry: OutboxEntry) -> SafeString:
-        """Return the job as its client sent it, with redaction applied."""
-        return render_long_text(self.read_shown_texts(entry, "job")["job"])
-
-    has_try_permission = requires_permission("outboxentry.retry")
+    has_retry_permission = requires_permission("outboxentry.retry")
 
     def get_search_fields(self, request: HttpRequest) -> Any:
         """Search in errors only if the user may see errors.
@@ -107,12 +98,12 @@ class OutboxEntryAdmin(ReadOnlyAdmin):
         """
         return FaktoryModelAdmin.has_delete_permission(self, request, obj)
 
-    @admin.action(description=_("Try again"), permissions=["try"])
+    @admin.action(description=_("Retry"), permissions=["retry"])
     def try_again(self, request: HttpRequest, queryset: QuerySet[OutboxEntry]) -> None:
         """Clear the error so that the outbox relay sends the entry again."""
         # Without the job, which may be long: the log needs the names only.
         rows = list(queryset.exclude(error="").only("jid"))
         count = OutboxEntry.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows]).update(error="")
-        log_action(request, rows, gettext_noop("Tried again"))
+        log_action(request, rows, gettext_noop("Retried"))
         message = ngettext("%(number)s job will be sent again.", "%(number)s jobs will be sent again.", count)
         self.message_user(request, message % {"number": format_number(count)}, messages.SUCCESS)

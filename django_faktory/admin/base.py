@@ -46,14 +46,12 @@ from django.utils.translation import gettext_lazy as _
 from ..models import permissions
 from ..store import texts
 from ..tasks import redaction
-from .formats import format_number
+from .formats import StrOrPromise, format_number
 from .navigation import build_navigation
 from .polling import with_poll_factor
 from .sanitize import with_readable_text
 
 if TYPE_CHECKING:
-    from django.utils.functional import _StrOrPromise
-
     AnyAdmin = admin.ModelAdmin[Any]
     CappedBase = Paginator[Any]
     AnyQuerySet = QuerySet[Any]
@@ -85,6 +83,11 @@ def format_capped(count: int, limit: int) -> str:
 def jobs_link(**filters: str) -> str:
     """Return the URL of the job list with these filters."""
     return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(filters)}"
+
+
+def alias_of(row: Model) -> str:
+    """Return the alias of the database that the row was read from; for a new row that of the router."""
+    return row._state.db or type(row)._default_manager.db  # noqa: SLF001  (documented)
 
 
 def row_link(model: str, key: int | str) -> str:
@@ -125,7 +128,7 @@ def get_reason(request: HttpRequest) -> str:
     return request.POST.get("why", "").strip()[:500]
 
 
-def log_action(request: HttpRequest, rows: Iterable[Model], summary: _StrOrPromise) -> None:
+def log_action(request: HttpRequest, rows: Iterable[Model], summary: StrOrPromise) -> None:
     """Write a log entry for each row: the user, the action and the reason."""
     action_text = describe_action(request, summary)
     logged_rows = list(rows)
@@ -143,14 +146,14 @@ def log_action(request: HttpRequest, rows: Iterable[Model], summary: _StrOrPromi
     )  # fmt: skip
 
 
-def describe_action(request: HttpRequest, summary: _StrOrPromise) -> str:
+def describe_action(request: HttpRequest, summary: StrOrPromise) -> str:
     """Return a description of the action, with the reason if the user gave one."""
     reason = get_reason(request)
     return f"{in_english(summary)}: {reason}" if reason else f"{in_english(summary)}."
 
 
-def in_english(label: _StrOrPromise) -> str:
-    """Return a label as the history keeps it: in one language, whoever acts."""
+def in_english(label: StrOrPromise) -> str:
+    """Return a label in English, the language in which the history is stored."""
     with override(None):
         return str(label)
 
@@ -206,9 +209,15 @@ def build_shown_text(stored: texts.StoredText, url: str, text: str | None = None
     return ShownText(beginning, stored.size, not stored.is_whole or len(beginning) < len(full_text), url)
 
 
-def render_long_text(shown_text: ShownText) -> SafeString:
-    """Return the text and the link to its download."""
-    return render_to_string("admin/django_faktory/long_text.html", {"text": shown_text})
+def long_text_column(column: str, description: StrOrPromise) -> Callable[[Any, Any], SafeString]:
+    """Return a method that shows the visible beginning of this long text of a row, with a link to its download."""
+
+    @admin.display(description=description)
+    def show(model_admin: FaktoryModelAdmin, row: Model) -> SafeString:
+        text = model_admin.read_shown_texts(row, column)[column]
+        return render_to_string("admin/django_faktory/long_text.html", {"text": text})
+
+    return show
 
 
 class SafeChangeList(ChangeList):
@@ -462,7 +471,7 @@ class FaktoryModelAdmin(AnyAdmin):
         return patterns
 
     def confirmation_page(
-        self, request: HttpRequest, question: str, *, objects: Iterable[object], note: _StrOrPromise, button: str
+        self, request: HttpRequest, question: str, *, objects: Iterable[object], note: StrOrPromise, button: str
     ) -> HttpResponse | None:
         """Return a confirmation page, or None if the user has confirmed."""
         if "confirmed" in request.POST:
@@ -487,7 +496,7 @@ class FaktoryModelAdmin(AnyAdmin):
         return super().changelist_view(request, _frame(request, {**title, **(extra_context or {})}))
 
     def answer_get(self, request: HttpRequest, back_url: str) -> HttpResponse:
-        """Answer a request other than POST to the address of an action: change nothing, lead back to its page.
+        """Answer a request other than POST to the address of an action: change nothing, redirect to its page.
 
         A browser sends a GET if the session ended before the action, and the user has logged in again.
         """
@@ -498,7 +507,7 @@ class FaktoryModelAdmin(AnyAdmin):
         return HttpResponseRedirect(back_url)
 
     def answer_missing(self, request: HttpRequest) -> HttpResponse:
-        """Answer an action on a row that another user has deleted: lead back to the list."""
+        """Answer an action on a row that another user has deleted: redirect to the list."""
         text = gettext("Nothing done: the %(name)s no longer exists.") % {"name": self.opts.verbose_name}
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(

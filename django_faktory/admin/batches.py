@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.db.models import Q, QuerySet
@@ -29,17 +29,15 @@ from .base import (
     LongText,
     ReadOnlyAdmin,
     SafeChangeList,
+    alias_of,
     format_capped,
     jobs_link,
     log_action,
-    render_long_text,
+    long_text_column,
     requires_permission,
 )
-from .formats import format_number, time_column
+from .formats import StrOrPromise, format_number, time_column
 from .labels import STATES
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrOrPromise
 
 MAX_NAME_LENGTH = 200
 """Characters of a description that are shown; the protocol sets no limit on its length."""
@@ -61,14 +59,14 @@ MAX_BATCHES_SHOWN = 200
 
 _LABELS = {
     CallbackProgress.NOT_YET: pgettext_lazy("callback of a batch", "not yet"),
-    CallbackProgress.ENQUEUED: pgettext_lazy("callback of a batch", "under way"),
+    CallbackProgress.ENQUEUED: pgettext_lazy("callback of a batch", "enqueued"),
     CallbackProgress.FINISHED: pgettext_lazy("callback of a batch", "done"),
 }
 _KINDS = {
     Kind.COMPLETE: pgettext_lazy("callback of a batch", "complete"),
     Kind.SUCCESS: pgettext_lazy("callback of a batch", "success"),
 }
-_STAGES: dict[str, tuple[_StrOrPromise, Q]] = {
+_STAGES: dict[str, tuple[StrOrPromise, Q]] = {
     "open": (pgettext_lazy("stage of a batch", "open"), Q(expires_at__isnull=False) | Q(reopened_until__isnull=False)),
     "running": (
         pgettext_lazy("stage of a batch", "running"),
@@ -86,7 +84,7 @@ class StageFilter(admin.SimpleListFilter):
     title = _("stage")
     parameter_name = "stage"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:  # noqa: ARG002
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, StrOrPromise]]:  # noqa: ARG002
         """Return the stages; a batch may be in several of them."""
         return [(key, words) for key, (words, _condition) in _STAGES.items()]
 
@@ -99,13 +97,13 @@ class StageFilter(admin.SimpleListFilter):
 
 
 class LevelFilter(admin.SimpleListFilter):
-    """Show one line for each tree of batches, unless nested ones are asked for."""
+    """Show one line for each tree of batches, unless the user chooses nested batches."""
 
     title = _("level")
     parameter_name = "place"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:  # noqa: ARG002
-        """Return the choices beside the top level."""
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, StrOrPromise]]:  # noqa: ARG002
+        """Return the choices other than the top level."""
         return [("child", pgettext_lazy("batches", "nested")), ("all", pgettext_lazy("batches", "all"))]
 
     def choices(self, changelist: Any) -> Iterator[Any]:
@@ -128,7 +126,7 @@ class BatchList(SafeChangeList):
         super().get_results(request)
         rows: list[Any] = list(self.result_list)
         has_parents = any(row.children for row in rows)
-        failing = batch_tree.find_failing_ancestors(using=rows[0]._state.db) if has_parents else set()  # noqa: SLF001  (documented)
+        failing = batch_tree.find_failing_ancestors(using=alias_of(rows[0])) if has_parents else set()
         for row in rows:
             row.is_failing_below = row.bid in failing
         self.result_list = rows
@@ -212,8 +210,7 @@ class BatchAdmin(ReadOnlyAdmin):
     def stage(self, batch: Batch) -> SafeString | str:
         """Return the progress in words."""
         if not hasattr(batch, "is_failing_below"):  # the page of one batch
-            using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
-            failing = batch_tree.find_failing_ancestors(using=using) if batch.children else set()
+            failing = batch_tree.find_failing_ancestors(using=alias_of(batch)) if batch.children else set()
             return _format_stage(batch, is_failing_below=batch.bid in failing)
         return _format_stage(batch, is_failing_below=batch.is_failing_below)
 
@@ -234,6 +231,8 @@ class BatchAdmin(ReadOnlyAdmin):
     expired = time_column("expired_at", _("expired"))
     reopened = time_column("reopened_until", _("reopened until"))
     finished = time_column("finished_at", _("finished"))
+    complete_job = long_text_column("complete", _("complete callback"))
+    success_job = long_text_column("success", _("success callback"))
 
     @admin.display(description=pgettext_lazy("callback of a batch", "complete"))
     def complete_(self, batch: Batch) -> SafeString | str:
@@ -245,23 +244,13 @@ class BatchAdmin(ReadOnlyAdmin):
         """Return the callback that runs after all members succeeded, and its progress."""
         return _render_callback(batch, Kind.SUCCESS)
 
-    @admin.display(description=_("job of complete"))
-    def complete_job(self, batch: Batch) -> SafeString:
-        """Return the job that runs after all members were executed."""
-        return render_long_text(self.read_shown_texts(batch, "complete")["complete"])
-
-    @admin.display(description=_("job of success"))
-    def success_job(self, batch: Batch) -> SafeString:
-        """Return the job that runs after all members succeeded."""
-        return render_long_text(self.read_shown_texts(batch, "success")["success"])
-
     @admin.display(description=_("jobs by state"))
     def members(self, batch: Batch) -> SafeString | str:
         """Return links to the members by state.
 
         Only members with a row: a member that succeeded without a result to keep has none.
         """
-        using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
+        using = alias_of(batch)
         # One statement with a bounded count per state (ADR 0031); the index of members serves each of them.
         sets = [Job.objects.using(using).in_state(state).filter(bid=batch.bid) for state in State]
         # One more than is shown, to learn whether there are more.
@@ -282,7 +271,7 @@ class BatchAdmin(ReadOnlyAdmin):
         is_counted = max(counts.values()) <= MAX_COUNTED
         missing_text = ""
         if is_counted and missing > 0:
-            missing_text = ngettext("%(number)s left no row", "%(number)s left no row", missing) % {
+            missing_text = ngettext("%(number)s without a row", "%(number)s without a row", missing) % {
                 "number": format_number(missing)
             }
         links = format_html_join(SafeString(" &nbsp; "), '<a href="{}" class="{}">{} {}</a>', lines)
@@ -291,7 +280,7 @@ class BatchAdmin(ReadOnlyAdmin):
     @admin.display(description=_("failed jobs"))
     def failed_jobs(self, batch: Batch) -> SafeString | str:
         """Return the latest failed members of the batch and of the batches below it, with their errors."""
-        using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
+        using = alias_of(batch)
         bids = [one.bid for one in _read_tree(batch) if one.depth >= batch.depth]
         failed = Job.objects.using(using).in_state(State.DEAD, State.RETRIES).filter(bid__in=bids).order_by("-pk")
         jobs = failed.only("pk", "jobtype", "state", "errtype", "jid")[:MAX_FAILED_SHOWN]
@@ -383,7 +372,7 @@ def _format_stage(batch: Batch, *, is_failing_below: bool = False) -> SafeString
         return gettext("succeeded")
     problem = _find_problem(batch, is_failing_below=is_failing_below)
     if is_open(batch) and not (batch.is_expired or batch.is_broken):
-        return gettext("opened again") if batch.is_committed else gettext("not committed")
+        return gettext("reopened") if batch.is_committed else gettext("not committed")
     return _mark_bad(problem) if problem else str(_STAGES["running"][0])
 
 
@@ -407,7 +396,7 @@ def _render_bar(batch: Batch) -> SafeString:
     """Return a bar of settled, failed and waiting members, in this order."""
     settled = batch.total - batch.pending
     if not batch.total:
-        return format_html('<span class="faktory-quiet">{}</span>', gettext("only sub-batches"))
+        return format_html('<span class="faktory-quiet">{}</span>', gettext("only nested batches"))
     numbers = {
         "ended": format_number(settled),
         "total": format_number(batch.total),

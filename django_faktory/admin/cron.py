@@ -28,14 +28,12 @@ from ..store import texts
 from ..store.cron import entries as cron_entries
 from ..store.cron import runs as cron_runs
 from ..tasks import base, cron, redaction
-from .base import LongText, SafeChangeList, jobs_link, render_long_text, requires_permission
-from .formats import error_text, render_time, time_column
+from .base import LongText, SafeChangeList, alias_of, jobs_link, long_text_column
+from .formats import StrOrPromise, error_text, render_time, time_column
 from .labels import CRON_STATES, OUTCOMES
 from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:
-    from django.utils.functional import _StrOrPromise
-
     EntryForm = forms.ModelForm[CronEntry]
 else:  # Django's own classes take no type parameters at run time
     EntryForm = forms.ModelForm
@@ -59,13 +57,11 @@ class CronEntryForm(EntryForm):
         help_texts: ClassVar = {
             "schedule": _("Cron expression with 5 fields (or 6, seconds first), or @daily, @hourly …"),
             "zone": _('The time zone of the schedule, such as "Europe/Berlin".'),
-            "jobtype": _("A task of this project, or the job type of a worker in another language."),
+            "jobtype": _("A task of this project, or the jobtype of a worker in another language."),
             "queue": _("Leave empty to use the task's queue."),
             "args": _("JSON array."),
             "kwargs": _("JSON object; for tasks of this project."),
-            "job": _(
-                "JSON object: retry, reserve_for, priority, backtrace, custom; for job types without a task here."
-            ),
+            "job": _("JSON object: retry, reserve_for, priority, backtrace, custom; for jobtypes without a task here."),
             "missed": _("If no node enqueued a run within a minute: skip it, run the latest once, or run all."),
             "window_s": _("How far back to look for missed runs, in seconds."),
             "overlap": _("While an earlier job of this entry waits or runs: allow another, or skip it."),
@@ -125,7 +121,7 @@ class CronList(SafeChangeList):
         super().get_results(request)
         # As a list: the rows that the page iterates must be those with the attribute.
         entries: list[Any] = list(self.result_list)
-        latest = cron_runs.read_latest([entry.pk for entry in entries], using=_alias(entries[0])) if entries else {}
+        latest = cron_runs.read_latest([entry.pk for entry in entries], using=alias_of(entries[0])) if entries else {}
         for entry in entries:
             entry.latest = latest.get(entry.pk)
         self.result_list = entries
@@ -141,7 +137,7 @@ class CronStateFilter(admin.SimpleListFilter):
     title = _("state")
     parameter_name = "state"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:  # noqa: ARG002
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, StrOrPromise]]:  # noqa: ARG002
         """Return the states, with the names that the list shows."""
         return [(value, CRON_STATES[state]) for value, state in _STATE_OF.items()]
 
@@ -161,15 +157,18 @@ class CronStateFilter(admin.SimpleListFilter):
 
 
 def _pause(entry: CronEntry) -> str:
-    return gettext("paused.") if cron_entries.pause([entry.pk], using=_alias(entry)) else gettext("was paused already.")
+    return (
+        gettext("paused.") if cron_entries.pause([entry.pk], using=alias_of(entry)) else gettext("was paused already.")
+    )
 
 
 def _resume(entry: CronEntry) -> str:
-    return gettext("resumed.") if cron_entries.resume([entry.pk], using=_alias(entry)) else gettext("was not paused.")
+    # Ticks during the pause are not run later.
+    return gettext("resumed.") if cron_entries.resume([entry.pk], using=alias_of(entry)) else gettext("was not paused.")
 
 
 def _run_now(entry: CronEntry) -> str:
-    return gettext("enqueued as %(job)s.") % {"job": cron.run_now(entry, using=_alias(entry)).jid}
+    return gettext("enqueued as %(job)s.") % {"job": cron.run_now(entry, using=alias_of(entry)).jid}
 
 
 @admin.register(CronEntry)
@@ -182,15 +181,11 @@ class CronEntryAdmin(ObjectActionsMixin):
     list_filter = (CronStateFilter, "origin")
     search_fields = ("name", "jobtype")
     ordering = ("name",)
-    actions = ("pause", "resume", "run_now")
     object_actions: ClassVar = {
-        "pause": ObjectAction(_pause, _("Paused"), "cronentry.pause"),
-        "resume": ObjectAction(_resume, _("Resumed"), "cronentry.resume"),
-        "run_now": ObjectAction(_run_now, _("Run manually"), "cronentry.run"),
+        "pause": ObjectAction(_pause, _("Pause"), _("Paused"), "cronentry.pause"),
+        "resume": ObjectAction(_resume, _("Resume"), _("Resumed"), "cronentry.resume"),
+        "run_now": ObjectAction(_run_now, _("Run now"), _("Run manually"), "cronentry.run"),
     }
-    has_pause_permission = requires_permission("cronentry.pause")
-    has_resume_permission = requires_permission("cronentry.resume")
-    has_run_permission = requires_permission("cronentry.run")
     long_texts: ClassVar = {field: LongText(field, _redactor_of(field)) for field in _TEXTS}
     restricted_fields: ClassVar = {
         **{name: field for field in _TEXTS for name in (field, f"shown_{field}")},
@@ -246,21 +241,6 @@ class CronEntryAdmin(ObjectActionsMixin):
             for field, text in stored.items()
         )
 
-    @admin.display(description=_("arguments"))
-    def shown_args(self, entry: CronEntry) -> SafeString:
-        """Return the beginning of the visible arguments."""
-        return render_long_text(self.read_shown_texts(entry, "args")["args"])
-
-    @admin.display(description=_("keyword arguments"))
-    def shown_kwargs(self, entry: CronEntry) -> SafeString:
-        """Return the beginning of the visible keyword arguments."""
-        return render_long_text(self.read_shown_texts(entry, "kwargs")["kwargs"])
-
-    @admin.display(description=_("job options"))
-    def shown_job(self, entry: CronEntry) -> SafeString:
-        """Return the beginning of the visible job members."""
-        return render_long_text(self.read_shown_texts(entry, "job")["job"])
-
     def has_change_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
         """Return whether the user may edit the entry; an entry from code is edited in code."""
         is_here = obj is None or obj.origin != CronEntry.EntryOrigin.CODE
@@ -278,20 +258,21 @@ class CronEntryAdmin(ObjectActionsMixin):
 
     def save_model(self, request: HttpRequest, obj: CronEntry, form: Any, change: bool) -> None:  # noqa: ARG002
         """Store the definition only, so that ticks taken by nodes since the form was loaded stay taken."""
-        cron_entries.save(obj, using=_alias(obj))
-        # A misspelled task looks like one of another language, so this is a warning and no error.
+        cron_entries.save(obj, using=alias_of(obj))
+        # A misspelled name looks like a task in another language, so this is a warning, not an error.
         if cron.task_of(obj.jobtype) is None:
             text = gettext("No task of this project is called %(task)s: a worker in another language must know it.")
             self.message_user(request, text % {"task": obj.jobtype}, messages.WARNING)
 
-    def buttons(self, row: CronEntry) -> list[tuple[str, _StrOrPromise]]:
-        """Return the buttons; an entry removed from code has none."""
+    def buttons(self, row: CronEntry) -> list[str]:
+        """Return the possible operations; an entry removed from code has none."""
         # The row is kept for its history only (ADR 0014).
-        if row.removed_at:
-            return []
-        return [("run_now", _("Run now")), ("resume", _("Resume")) if row.paused_at else ("pause", _("Pause"))]
+        return [] if row.removed_at else ["run_now", "resume" if row.paused_at else "pause"]
 
     created = time_column("created_at", _("created"))
+    shown_args = long_text_column("args", _("arguments"))
+    shown_kwargs = long_text_column("kwargs", _("keyword arguments"))
+    shown_job = long_text_column("job", _("job options"))
 
     @admin.display(description=_("state"))
     def state(self, entry: CronEntry) -> str:
@@ -350,21 +331,6 @@ class CronEntryAdmin(ObjectActionsMixin):
         """Return the runs with their notes; the note of a refused run may quote arguments."""
         return _render_history(entry, has_notes=True)
 
-    @admin.action(description=_("Pause"), permissions=["pause"])
-    def pause(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
-        """Pause the entries: no tick is due until they are resumed."""
-        self.execute(request, queryset, "pause")
-
-    @admin.action(description=_("Resume"), permissions=["resume"])
-    def resume(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
-        """Resume the entries; ticks during the pause are not made up for."""
-        self.execute(request, queryset, "resume")
-
-    @admin.action(description=_("Run now"), permissions=["run"])
-    def run_now(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
-        """Enqueue one job for each entry now."""
-        self.execute(request, queryset, "run_now")
-
 
 def _format_time(entry: CronEntry, moment: Any) -> SafeString:
     # An entry with an invalid zone must still have a page on which it can be corrected.
@@ -376,12 +342,8 @@ def _format_time(entry: CronEntry, moment: Any) -> SafeString:
     return format_html('<time class="faktory-together" datetime="{}">{}</time>', local.isoformat(), text)
 
 
-def _alias(entry: CronEntry) -> str:
-    return entry._state.db or CronEntry.objects.db  # noqa: SLF001  (documented)
-
-
 def _render_history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
-    using = _alias(entry)
+    using = alias_of(entry)
     runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
     # ACK does not update runs (ADR 0014), so the current outcomes are read from the jobs.
     outcomes = cron_runs.read_outcomes([run.jid for run in runs if run.jid], using=using)

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
     from ..models import Job
 
+    StrOrPromise = _StrOrPromise
+else:
+    StrOrPromise = object
+"""A text, or a translation that is made when it is shown. Known to type checkers only."""
+
 
 def format_number(number: int | str) -> str:
     """Format a number in the language of the reader: "1,234" in English, "1.234" in German."""
@@ -81,7 +86,7 @@ def event_time_of(job: Job) -> datetime | None:
     return job.finished_at or job.run_at or started_at or job.enqueued_at
 
 
-def time_column(field: str, description: _StrOrPromise) -> Callable[[Any, Any], SafeString | str]:
+def time_column(field: str, description: StrOrPromise) -> Callable[[Any, Any], SafeString | str]:
     """Return a method that shows this field of a row, for the columns and fields of an admin."""
 
     @admin.display(description=description, ordering=field)

@@ -68,8 +68,10 @@ class GearMonkeyAdmin(ReadOnlyAdmin):
             self.message_user(request, error_text(error), messages.ERROR)
             return
         message = ngettext(
-            "%(number)s lost job is queued again. A job is lost if two audits, a minute apart, find it so.",
-            "%(number)s lost jobs are queued again. A job is lost if two audits, a minute apart, find it so.",
+            "%(number)s lost job is queued again. A job counts as lost after two audits, a minute apart, found it idle "
+            "and in no queue.",
+            "%(number)s lost jobs are queued again. A job counts as lost after two audits, a minute apart, found it "
+            "idle and in no queue.",
             len(requeued),
         )
         self.message_user(request, message % {"number": len(requeued)}, messages.SUCCESS)

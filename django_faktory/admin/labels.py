@@ -6,7 +6,6 @@ The names are set here and not in the models: `verbose_name` would be a part of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from django.db.models import Model
 from django.utils.translation import gettext_lazy as _
@@ -17,11 +16,9 @@ from ..core.lifecycle import State
 from ..models import Batch, Job, JobLock, Limit, OutboxEntry, Queue, WorkerProcess
 from ..models.cron import CronEntry
 from ..models.proxies import GearMonkeyFunction, Overview
+from .formats import StrOrPromise
 
-if TYPE_CHECKING:
-    from django.utils.functional import _StrPromise
-
-STATES: Mapping[str, _StrPromise] = {
+STATES: Mapping[str, StrOrPromise] = {
     State.SCHEDULED: pgettext_lazy("state of a job", "scheduled"),
     State.ENQUEUED: pgettext_lazy("state of a job", "enqueued"),
     State.BLOCKED: pgettext_lazy("state of a job", "blocked"),
@@ -33,20 +30,20 @@ STATES: Mapping[str, _StrPromise] = {
     State.EXPIRED: pgettext_lazy("state of a job", "expired"),
 }
 
-PHASES: Mapping[str, _StrPromise] = {
+PHASES: Mapping[str, StrOrPromise] = {
     WorkerProcess.Phase.RUNNING: pgettext_lazy("state of a worker", "running"),
     WorkerProcess.Phase.QUIET: pgettext_lazy("state of a worker", "quiet"),
     WorkerProcess.Phase.TERMINATE: pgettext_lazy("state of a worker", "terminate"),
 }
 
-CRON_STATES: Mapping[str, _StrPromise] = {
+CRON_STATES: Mapping[str, StrOrPromise] = {
     "active": pgettext_lazy("state of a cron entry", "active"),
     "paused": pgettext_lazy("state of a cron entry", "paused"),
     "removed": pgettext_lazy("state of a cron entry", "removed from code"),
     "never": pgettext_lazy("state of a cron entry", "never runs"),
 }
 
-OUTCOMES: Mapping[str, _StrPromise] = {
+OUTCOMES: Mapping[str, StrOrPromise] = {
     RunOutcome.ENQUEUED: pgettext_lazy("result of a cron run", "enqueued"),
     RunOutcome.SUCCEEDED: pgettext_lazy("result of a cron run", "succeeded"),
     RunOutcome.DEAD: pgettext_lazy("result of a cron run", "dead"),
@@ -58,7 +55,7 @@ OUTCOMES: Mapping[str, _StrPromise] = {
     RunOutcome.REFUSED: pgettext_lazy("result of a cron run", "refused"),
 }
 
-_MODELS: Mapping[type[Model], tuple[_StrPromise, _StrPromise]] = {
+_MODELS: Mapping[type[Model], tuple[StrOrPromise, StrOrPromise]] = {
     Overview: (_("overview"), _("overview")),
     Job: (_("job"), _("jobs")),
     Queue: (_("queue"), _("queues")),
@@ -71,7 +68,7 @@ _MODELS: Mapping[type[Model], tuple[_StrPromise, _StrPromise]] = {
     GearMonkeyFunction: (_("GearMonkey function"), _("GearMonkey functions")),
 }
 
-_FIELDS: Mapping[type[Model], Mapping[str, _StrPromise]] = {
+_FIELDS: Mapping[type[Model], Mapping[str, StrOrPromise]] = {
     Job: {"queue": _("queue")},
     Queue: {"name": _("name")},
     WorkerProcess: {"hostname": _("host"), "pid": _("process ID")},

@@ -19,13 +19,11 @@ from ..errors import FaktoryError
 from ..models import Limit
 from ..store.limits import definitions
 from ..tasks import limits as task_limits
-from .base import CappedPaginator, requires_permission
+from .base import CappedPaginator, alias_of
 from .formats import error_text, format_number, render_time, time_column
 from .object_actions import ObjectAction, ObjectActionsMixin
 
 if TYPE_CHECKING:
-    from django.utils.functional import _StrOrPromise
-
     AnyLimitForm = forms.ModelForm[Limit]
 else:  # Django's own classes take no type parameters at run time
     AnyLimitForm = forms.ModelForm
@@ -80,7 +78,7 @@ class LimitForm(AnyLimitForm):
         # Django's own check of uniqueness needs a filled instance, which this form does not have.
         if not self.instance.pk and not self.errors:
             key = {"scope": self.cleaned_data["scope"], "name": self.cleaned_data["name"]}
-            if Limit.objects.using(self.instance._state.db or Limit.objects.db).filter(**key).exists():  # noqa: SLF001
+            if Limit.objects.using(alias_of(self.instance)).filter(**key).exists():
                 self.add_error("name", ValidationError(gettext("a limit with this name exists; edit it instead")))
 
 
@@ -91,17 +89,17 @@ def _task_name(limit: Limit) -> str:
 
 
 def _pause(limit: Limit) -> str:
-    is_changed = definitions.pause([_task_name(limit)], using=_alias(limit))
+    is_changed = definitions.pause([_task_name(limit)], using=alias_of(limit))
     return gettext("paused.") if is_changed else gettext("was paused already.")
 
 
 def _resume(limit: Limit) -> str:
-    is_changed = definitions.resume([_task_name(limit)], using=_alias(limit))
+    is_changed = definitions.resume([_task_name(limit)], using=alias_of(limit))
     return gettext("resumed.") if is_changed else gettext("was not paused.")
 
 
 def _revert_edit(limit: Limit) -> str:
-    is_changed = task_limits.revert_to_code(limit, using=_alias(limit))
+    is_changed = task_limits.revert_to_code(limit, using=alias_of(limit))
     return gettext("reset to the value in code.") if is_changed else gettext("was not edited.")
 
 
@@ -125,14 +123,11 @@ class LimitAdmin(ObjectActionsMixin):
     ordering = ("scope", "name")
     list_per_page = 50
     paginator = CappedPaginator
-    actions = ("pause", "resume", "as_in_code")
     object_actions: ClassVar = {
-        "pause": ObjectAction(_pause, _("Paused"), "limit.pause"),
-        "resume": ObjectAction(_resume, _("Resumed"), "limit.resume"),
-        "as_in_code": ObjectAction(_revert_edit, _("Reset to code"), "limit.change"),
+        "pause": ObjectAction(_pause, _("Pause"), _("Paused"), "limit.pause", _("Pause tasks")),
+        "resume": ObjectAction(_resume, _("Resume"), _("Resumed"), "limit.resume", _("Resume tasks")),
+        "as_in_code": ObjectAction(_revert_edit, _("Reset to code"), _("Reset to code"), "limit.change"),
     }
-    has_pause_permission = requires_permission("limit.pause")
-    has_resume_permission = requires_permission("limit.resume")
     readonly_fields = ("allows", "in_use", "waiting", "opens_at", "origin", "paused")
     fieldsets = (
         (None, {"fields": ("scope", "name", "concurrency", "rate", "burst")}),
@@ -168,12 +163,12 @@ class LimitAdmin(ObjectActionsMixin):
         """Let the store write the limit, which updates its limiters and unblocks waiting jobs."""
         values = form.cleaned_data
         key = (obj.scope, obj.name) if change else (values["scope"], values["name"])
-        written = definitions.save_limit(*key, form.allowance, using=_alias(obj))
+        written = definitions.save_limit(*key, form.allowance, using=alias_of(obj))
         obj.__dict__.update(written.__dict__)  # the log entry shows the written values
 
     def delete_model(self, request: HttpRequest, obj: Limit) -> None:
         """Remove the limit and unblock all jobs that wait for it."""
-        definitions.remove(obj, using=_alias(obj))
+        definitions.remove(obj, using=alias_of(obj))
         if obj.removal_warning:
             self.message_user(request, f"{obj.name}: {gettext(obj.removal_warning)}", messages.WARNING)
 
@@ -189,15 +184,13 @@ class LimitAdmin(ObjectActionsMixin):
         ]
         return names, {self.opts.verbose_name_plural: len(names)}, set(), []
 
-    def buttons(self, row: Limit) -> list[tuple[str, _StrOrPromise]]:
+    def buttons(self, row: Limit) -> list[str]:
         """Offer pause or resume for tasks, and the reset of an edit."""
         # An edit overrides code until it is reverted (ADR 0016).
-        buttons: list[tuple[str, _StrOrPromise]] = []
-        if row.origin == Limit.Origin.EDITED:
-            buttons.append(("as_in_code", _("Reset to code")))
+        possible = ["as_in_code"] if row.origin == Limit.Origin.EDITED else []
         if row.scope == Scope.TASK:
-            buttons.append(("resume", _("Resume")) if row.paused_at else ("pause", _("Pause")))
-        return buttons
+            possible.append("resume" if row.paused_at else "pause")
+        return possible
 
     @admin.display(description=_("allows"))
     def allows(self, limit: Limit) -> str:
@@ -215,31 +208,12 @@ class LimitAdmin(ObjectActionsMixin):
         if limit.scope == Scope.QUEUE:
             # None of them is blocked: the claim skips a queue whose limiter is full (ADR 0016).
             return gettext("in the queue")
-        count = definitions.count_blocked_jobs(limit, using=_alias(limit))
+        count = definitions.count_blocked_jobs(limit, using=alias_of(limit))
         return f"{format_number(count)}+" if count == definitions.MAX_COUNTED else format_number(count)
 
     paused = time_column("paused_at", _("paused since"))
 
-    @admin.display(description=_("next slot at"))
+    @admin.display(description=_("next start at"))
     def opens_at(self, limit: Any) -> SafeString | str:
         """Return when the next job that waits for the rate may start."""
         return render_time(limit.opens)
-
-    @admin.action(description=_("Pause tasks"), permissions=["pause"])
-    def pause(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
-        """Stop jobs of these tasks from starting until they are resumed."""
-        self.execute(request, queryset, "pause")
-
-    @admin.action(description=_("Resume tasks"), permissions=["resume"])
-    def resume(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
-        """Let jobs of these tasks start again, within their limits."""
-        self.execute(request, queryset, "resume")
-
-    @admin.action(description=_("Reset to code"), permissions=["change"])
-    def as_in_code(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
-        """Reset edited limits to their definition in code."""
-        self.execute(request, queryset, "as_in_code")
-
-
-def _alias(limit: Limit) -> str:
-    return limit._state.db or Limit.objects.db  # noqa: SLF001  (documented)

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from ..core.lifecycle import State
 from ..models import Job, JobLock
 from ..store.jobs import transitions
-from .base import CappedPaginator, ReadOnlyAdmin, jobs_link, log_action, requires_permission
+from .base import CappedPaginator, ReadOnlyAdmin, alias_of, jobs_link, log_action, requires_permission
 from .formats import format_number, render_time
 
 MAX_COUNTED = 10_000
@@ -67,13 +67,13 @@ class JobLockAdmin(ReadOnlyAdmin):
         moment = render_time(lock.expires_at)
         if lock.expires_at > datetime.now(UTC):
             return moment
-        return format_html('<span class="faktory-bad">{} {}</span>', moment, gettext("(over)"))
+        return format_html('<span class="faktory-bad">{} {}</span>', moment, gettext("(expired)"))
 
     @admin.display(description=_("jobs that wait for it"))
     def waiting(self, lock: JobLock) -> str:
         """Return the number of blocked jobs, capped so that no large table is counted."""
         # The state is compared too, because the index of lock keys has it as its second column.
-        jobs = Job.objects.using(lock._state.db).in_state(State.BLOCKED).filter(lock_key=lock.key)  # noqa: SLF001
+        jobs = Job.objects.using(alias_of(lock)).in_state(State.BLOCKED).filter(lock_key=lock.key)
         # A hot key can have any number of jobs behind it (ADR 0015).
         count = jobs.count_up_to(MAX_COUNTED)
         return f"{format_number(count)}+" if count == MAX_COUNTED else format_number(count)
@@ -103,7 +103,7 @@ def holder_of(job: Job) -> SafeString | str:
     """Return the holder of this job's key: the job itself, another job, or none."""
     if job.lock_key is None:
         return "–"
-    lock = JobLock.objects.using(job._state.db).filter(key=job.lock_key).first()  # noqa: SLF001  (documented)
+    lock = JobLock.objects.using(alias_of(job)).filter(key=job.lock_key).first()
     if lock is None:
         return gettext("none")
     link = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_joblock_change", args=[lock.pk]), lock.jid)

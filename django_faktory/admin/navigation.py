@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
@@ -15,16 +15,13 @@ from ..core.lifecycle import State
 from ..models import OutboxEntry, WorkerProcess
 from ..models.permissions import may_see
 from ..store.statistics import counts
-from .formats import format_number
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrOrPromise
+from .formats import StrOrPromise, format_number
 
 
 class NavigationLink(NamedTuple):
     """A link of the bar."""
 
-    label: _StrOrPromise
+    label: StrOrPromise
     url: str
     number: str
     """Empty if there is nothing to count, or the user may not see numbers."""
@@ -48,7 +45,7 @@ def _count_workers(all_counts: counts.AllCounts) -> str:
 
 
 class _Page(NamedTuple):
-    label: _StrOrPromise
+    label: StrOrPromise
     url_name: str
     resource: str
     field: str | None = None

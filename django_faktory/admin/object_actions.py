@@ -6,40 +6,71 @@ Each operation requires its own permission, is a POST, and is recorded in the ad
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 
 from ..errors import FaktoryError
 from ..models import permissions
-from .base import FaktoryModelAdmin, log_action
-from .formats import error_text
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrOrPromise
+from .base import FaktoryModelAdmin, log_action, requires_permission
+from .formats import StrOrPromise, error_text
 
 
 class ObjectAction(NamedTuple):
     """An operation behind a button: `run(row)` returns the outcome as text, or raises FaktoryError."""
 
     run: Callable[[Any], str]
-    done_label: _StrOrPromise
+    label: StrOrPromise
+    done_label: StrOrPromise
     needs: str
     """The permission required, as `resource.verb` (see `permissions`)."""
+    list_label: StrOrPromise = ""
+    """Label in the menu of the list, if it differs from `label`."""
+
+
+def add_list_actions(admin_class: type[FaktoryModelAdmin], actions: Mapping[str, tuple[StrOrPromise, str]]) -> None:
+    """Add actions to a list by their names, each with its label and the permission that it needs (`resource.verb`).
+
+    Each calls the method `execute` of the admin with the request, the selected rows, and its own name.
+    """
+    admin_class.actions = tuple(actions)
+    for name, (label, needs) in actions.items():
+        verb = needs.partition(".")[2]
+        setattr(admin_class, name, _build_list_action(name, label, verb))
+        # Those of Django stay: `FaktoryModelAdmin` adds conditions to them.
+        if not hasattr(admin.ModelAdmin, f"has_{verb}_permission"):
+            setattr(admin_class, f"has_{verb}_permission", requires_permission(needs))
+
+
+def _build_list_action(name: str, label: StrOrPromise, verb: str) -> Callable[..., Any]:
+    @admin.action(description=label, permissions=[verb])
+    def execute(model_admin: Any, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+        return model_admin.execute(request, queryset, name)
+
+    return execute
 
 
 class ObjectActionsMixin(FaktoryModelAdmin):
     """Model admin base for rows that are identified by `name` in messages."""
 
     object_actions: ClassVar[Mapping[str, ObjectAction]]
+    """The operations by their names in addresses and forms. Each is also an action of the list."""
     change_form_template = "admin/django_faktory/with_buttons.html"
 
-    def buttons(self, row: Any) -> list[tuple[str, _StrOrPromise]]:
-        """Return the (verb, label) pairs of the operations that are possible for this row now."""
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # A project's subclass may choose other list actions, so the table adds them to the class that has it.
+        if "object_actions" in vars(cls):
+            labels = {verb: (one.list_label or one.label, one.needs) for verb, one in cls.object_actions.items()}
+            add_list_actions(cls, labels)
+
+    def buttons(self, row: Any) -> list[str]:
+        """Return the names of the operations that are possible for this row now."""
         raise NotImplementedError
 
     def get_urls(self) -> list[URLPattern]:
@@ -53,8 +84,8 @@ class ObjectActionsMixin(FaktoryModelAdmin):
         # A new object has no buttons: there is nothing to operate on yet.
         possible = [] if row is None else self.buttons(row)
         permitted = [
-            (reverse(f"{self.admin_site.name}:{self._url_name('act')}", args=[row.pk, verb]), label)
-            for verb, label in possible
+            (self._action_url(row, verb), self.object_actions[verb].label)
+            for verb in possible
             if self._is_permitted(request, verb)
         ]
         return super().render_change_form(request, context | {"buttons": permitted}, *args, **kwargs)
@@ -96,6 +127,9 @@ class ObjectActionsMixin(FaktoryModelAdmin):
         if verb not in self.object_actions or not self.has_view_permission(request):
             return False
         return permissions.may(request.user, self.object_actions[verb].needs)
+
+    def _action_url(self, row: Any, verb: str) -> str:
+        return reverse(f"{self.admin_site.name}:{self._url_name('act')}", args=[row.pk, verb])
 
     def _url_name(self, page: str) -> str:
         return f"{self.opts.app_label}_{self.opts.model_name}_{page}"

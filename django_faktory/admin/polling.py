@@ -1,4 +1,4 @@
-"""Bound the CPU time of pages that update themselves: the more of them are open, the less often each one does.
+"""Limit the CPU time of pages that update themselves: the more pages are open, the less often each is updated.
 
 The answer to a poll has a header with the factor by which the page waits longer than usual. The next poll returns it.
 """

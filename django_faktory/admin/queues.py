@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
@@ -23,18 +23,16 @@ from ..operations import bulk, timings
 from .base import (
     ReadOnlyAdmin,
     SafeChangeList,
+    alias_of,
     format_capped,
     jobs_link,
     log_action,
     requires_permission,
     translate_entry,
 )
-from .formats import format_age, format_number
+from .formats import StrOrPromise, format_age, format_number
 from .overview.data import QueueLine, build_queue_lines
 from .overview.tasks import build_charts, build_line, build_period_tabs, read_period, task_link
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrOrPromise
 
 MAX_RUNNING = 1000
 """Running jobs of a queue that its page counts."""
@@ -118,7 +116,7 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def _timings(self, request: HttpRequest, queue: Queue) -> dict[str, Any]:
         """Return charts of the queue's jobs, and their timings by task."""
-        using, period = _alias(queue), read_period(request)
+        using, period = alias_of(queue), read_period(request)
         history = timings.read_history(queue.name, timings.QUEUE, period, using=using)
         sees_tasks = may_see(request.user, "job")
         by_task = timings.read_tasks_of_queue(queue.name, period, using=using) if sees_tasks else []
@@ -132,8 +130,8 @@ class QueueAdmin(ReadOnlyAdmin):
             "tasks": [build_line(one, task_link(one.name, period.name)) for one in by_task],
         }
 
-    def _possible_actions(self, request: HttpRequest, queue: Queue) -> list[tuple[str, _StrOrPromise, bool]]:
-        buttons: list[tuple[str, _StrOrPromise, bool]] = []
+    def _possible_actions(self, request: HttpRequest, queue: Queue) -> list[tuple[str, StrOrPromise, bool]]:
+        buttons: list[tuple[str, StrOrPromise, bool]] = []
         if queue.paused_at is None and self.has_pause_permission(request):
             buttons.append(("pause", _("Pause"), False))
         if queue.paused_at is not None and self.has_resume_permission(request):
@@ -152,9 +150,12 @@ class QueueAdmin(ReadOnlyAdmin):
         """Resume the queues; workers are notified at once."""
         self._apply(request, queryset, bulk.resume, gettext_noop("Resumed"))
 
-    @admin.action(description=_("Clear: remove all waiting jobs"), permissions=["clear"])
+    @admin.action(description=_("Clear: discard all waiting jobs"), permissions=["clear"])
     def clear(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
-        """Redirect to the page that asks for confirmation and clears one queue in steps."""
+        """Redirect to the page that asks for confirmation and discards the waiting jobs of one queue in steps.
+
+        The queue and its pause stay.
+        """
         # Two names suffice to notice that several queues are selected.
         names = list(queryset.values_list("name", flat=True)[:2])
         if len(names) != 1:
@@ -184,19 +185,19 @@ class QueueAdmin(ReadOnlyAdmin):
 
 
 def _read_lines(rows: list[Any]) -> list[QueueLine]:
-    return build_queue_lines(rows, using=_alias(rows[0])) if rows else []
+    return build_queue_lines(rows, using=alias_of(rows[0])) if rows else []
 
 
 def _read_limits(rows: list[Any]) -> dict[str, Limit]:
     """Return the limits of these queues by name."""
     if not rows:
         return {}
-    limits = Limit.objects.using(_alias(rows[0])).filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])
+    limits = Limit.objects.using(alias_of(rows[0])).filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])
     return {limit.name: limit for limit in limits}
 
 
 def _count_running(queue: Queue) -> str:
-    jobs = Job.objects.using(_alias(queue)).working().filter(queue=queue.name)
+    jobs = Job.objects.using(alias_of(queue)).working().filter(queue=queue.name)
     return format_capped(jobs.count_up_to(MAX_RUNNING + 1), MAX_RUNNING)
 
 
@@ -209,7 +210,3 @@ def _read_pause(queue: Queue) -> LogEntry | None:
         return None
     latest.change_message = translate_entry(latest.change_message)
     return latest
-
-
-def _alias(queue: Queue) -> str:
-    return queue._state.db or Queue.objects.db  # noqa: SLF001  (documented)

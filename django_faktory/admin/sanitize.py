@@ -1,4 +1,4 @@
-"""Replaces control and bidirectional characters in client texts with visible symbols.
+"""Replace control and bidirectional characters in client texts with visible symbols.
 
 `with_readable_text` wraps the views of pages. Escaping of markup is left to the templates.
 """

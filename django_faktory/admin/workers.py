@@ -1,8 +1,11 @@
-"""Admin of worker processes in any language: their jobs, and the state they learn of at their next BEAT."""
+"""Admin of worker processes in any language: their jobs, and their state.
+
+A worker receives its new state in the reply to its next heartbeat.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
@@ -14,13 +17,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import Job, WorkerProcess, permissions
 from ..store import workers
-from .base import ReadOnlyAdmin, SafeChangeList, log_action, requires_permission
-from .formats import format_age, format_number, time_column
+from .base import ReadOnlyAdmin, SafeChangeList, alias_of, log_action, requires_permission
+from .formats import StrOrPromise, format_age, format_number, time_column
 from .labels import PHASES
 from .overview.data import format_memory, is_stale
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrOrPromise
 
 # A client fetches as many jobs as it likes, so the number of running jobs is not bounded.
 RUNS_SHOWN = 100
@@ -35,7 +35,7 @@ class WorkerList(SafeChangeList):
         """Fetch the page's rows and attach `jobs` to each."""
         super().get_results(request)
         rows: list[Any] = list(self.result_list)
-        job_counts = workers.count_jobs_of([row.wid for row in rows], using=rows[0]._state.db) if rows else {}  # noqa: SLF001  (documented)
+        job_counts = workers.count_jobs_of([row.wid for row in rows], using=alias_of(rows[0])) if rows else {}
         for row in rows:
             row.jobs = job_counts.get(row.wid, 0)
         # A list: iterating the queryset again would load rows without the attribute.
@@ -76,7 +76,7 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
     @admin.display(description=_("state"), ordering="state")
     def marked_state(self, worker: WorkerProcess) -> str:
         """Return the requested state, with a mark if heartbeats are missing."""
-        mark = format_html(' <span class="faktory-warn">{}</span>', gettext("silent")) if is_stale(worker) else ""
+        mark = format_html(' <span class="faktory-warn">{}</span>', gettext("no heartbeat")) if is_stale(worker) else ""
         return format_html("{}{}", PHASES[worker.state], mark)
 
     @admin.display(description=_("jobs"))
@@ -103,7 +103,7 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
         """Render the worker's page: its jobs and the actions."""
         worker = kwargs.get("obj")
         if worker is not None:
-            using = worker._state.db or WorkerProcess.objects.db  # noqa: SLF001  (documented)
+            using = alias_of(worker)
             running = Job.objects.using(using).working().filter(wid=worker.wid).order_by("started_at")
             sees_runs = permissions.may_see(request.user, "workerprocess", "running")
             rows = running.only(*_COLUMNS)[:RUNS_SHOWN] if sees_runs else ()
@@ -118,8 +118,8 @@ class WorkerProcessAdmin(ReadOnlyAdmin):
             }
         return super().render_change_form(request, context, *args, **kwargs)
 
-    def _possible_actions(self, request: HttpRequest, worker: WorkerProcess) -> list[tuple[str, _StrOrPromise, bool]]:
-        buttons: list[tuple[str, _StrOrPromise, bool]] = []
+    def _possible_actions(self, request: HttpRequest, worker: WorkerProcess) -> list[tuple[str, StrOrPromise, bool]]:
+        buttons: list[tuple[str, StrOrPromise, bool]] = []
         # The state only advances: a worker that terminates cannot be quieted.
         if worker.state == WorkerProcess.Phase.RUNNING and self.has_quiet_permission(request):
             buttons.append(("quiet", _("Quiet"), False))

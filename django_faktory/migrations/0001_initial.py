@@ -80,7 +80,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'verbose_name_plural': 'outbox entries',
-                'permissions': (('retry_outboxentry', 'Can send refused jobs again'),),
+                'permissions': (('retry_outboxentry', 'Can retry outbox entries'),),
             },
         ),
         migrations.CreateModel(
@@ -90,7 +90,7 @@ class Migration(migrations.Migration):
                 ('paused_at', models.DateTimeField(blank=True, null=True)),
             ],
             options={
-                'permissions': (('pause_queue', 'Can pause queues'), ('resume_queue', 'Can resume queues'), ('clear_queue', 'Can drop all enqueued jobs of a queue'), ('view_statistics', 'Can view the numbers of all jobs, queues and workers')),
+                'permissions': (('pause_queue', 'Can pause queues'), ('resume_queue', 'Can resume queues'), ('clear_queue', 'Can clear queues'), ('view_statistics', 'Can view the numbers of all jobs, queues and workers')),
             },
         ),
         migrations.CreateModel(
@@ -141,7 +141,7 @@ class Migration(migrations.Migration):
                 ('origin', django_faktory.models.fields.ExactCharField(choices=[('code', 'Code'), ('admin', 'Admin')], default='admin', max_length=10)),
                 ('schedule', models.CharField(help_text='Five fields, six with seconds first, or a name such as @daily.', max_length=255)),
                 ('zone', models.CharField(help_text='The time zone the schedule is read in, as in "Europe/Berlin".', max_length=64)),
-                ('jobtype', django_faktory.models.fields.ExactCharField(help_text='A task of this project, or the job type of a worker in another language.', max_length=255)),
+                ('jobtype', django_faktory.models.fields.ExactCharField(help_text='A task of this project, or the jobtype of a worker in another language.', max_length=255)),
                 ('queue', django_faktory.models.fields.ExactCharField(blank=True, default='', help_text='Empty: that of the task, "default" for other jobtypes.', max_length=255)),
                 ('args', models.TextField(default='[]', help_text='JSON array.')),
                 ('kwargs', models.TextField(default='{}', help_text='JSON object; for tasks of this project.')),
@@ -209,7 +209,7 @@ class Migration(migrations.Migration):
                 ('cancel_requested_at', models.DateTimeField(help_text='Time at which it was cancelled while it ran; cleared when it is enqueued again.', null=True)),
             ],
             options={
-                'permissions': (('retry_job', 'Can run failed jobs again now'), ('requeue_job', 'Can run dead and waiting jobs now'), ('kill_job', 'Can send jobs to dead'), ('discard_job', 'Can drop jobs that do not run'), ('prune_job', 'Can delete jobs that ended'), ('cancel_job', 'Can cancel jobs, also running ones')),
+                'permissions': (('retry_job', 'Can retry failed jobs'), ('requeue_job', 'Can run dead and waiting jobs now'), ('kill_job', 'Can kill jobs'), ('discard_job', 'Can discard jobs that are not running'), ('prune_job', 'Can delete finished jobs'), ('cancel_job', 'Can cancel jobs, including running ones')),
                 'indexes': [django_faktory.models.indexes.HotIndex(condition=models.Q(('state', 'enqueued')), fields=['queue', 'sort_priority', 'enqueued_at', 'id'], name='faktory_ready'), models.Index(condition=models.Q(('state', 'blocked')), fields=['queue', 'sort_priority', 'enqueued_at', 'id'], name='faktory_blocked'), django_faktory.models.indexes.HotIndex(condition=models.Q(('state__in', ['scheduled', 'retries'])), fields=['run_at'], name='faktory_due'), django_faktory.models.indexes.HotIndex(condition=models.Q(('state', 'working')), fields=['reserved_until'], name='faktory_reserved'), django_faktory.models.indexes.HotIndex(condition=models.Q(('state__in', ['dead', 'succeeded', 'discarded', 'expired'])), fields=['purge_at'], name='faktory_purge'), models.Index(condition=models.Q(('expires_at__isnull', False)), fields=['expires_at'], name='faktory_expiring'), django_faktory.models.indexes.IndexWhereSet(fields=['lock_key', 'state', 'queue', 'sort_priority', 'enqueued_at', 'id'], name='faktory_by_lock_key'), django_faktory.models.indexes.IndexWhereSet(fields=['limiter', 'queue', 'sort_priority', 'enqueued_at', 'id'], name='faktory_at_limiter'), models.Index(condition=models.Q(('bid__isnull', False)), fields=['bid', 'state'], name='faktory_members'), models.Index(condition=models.Q(('callback_of__isnull', False)), fields=['callback_of'], name='faktory_callbacks'), models.Index(condition=models.Q(('about__isnull', False)), fields=['about', 'id'], name='faktory_about'), django_faktory.models.indexes.PartialIndex(condition=models.Q(('state__in', ['dead', 'discarded', 'expired'])), fields=['state', 'errtype', 'id'], name='faktory_failed'), django_faktory.models.indexes.PartialIndex(condition=models.Q(('state__in', ['dead', 'discarded', 'expired'])), fields=['state', 'id'], name='faktory_failed_latest')],
                 'constraints': [django_faktory.models.indexes.UniqueWhereSet(fields=('unique_key',), name='faktory_job_unique'), models.CheckConstraint(condition=models.Q(('sort_priority__gte', -100), ('sort_priority__lte', 100), models.Case(models.When(django_faktory.models.constraints.OneOf('state', ['enqueued', 'blocked']), then=models.Q(('enqueued_at__isnull', False), ('permits__isnull', True))), models.When(limiter__isnull=False, then=models.Q(('limiter__isnull', True))), models.When(state='working', then=models.Q(('attempt__gte', 1), ('reserved_until__isnull', False))), models.When(permits__isnull=False, then=models.Q(('permits__isnull', True))), models.When(django_faktory.models.constraints.OneOf('state', ['scheduled', 'retries']), then=models.Q(('run_at__isnull', False))), default=models.Q(django_faktory.models.constraints.OneOf('state', ['dead', 'succeeded', 'discarded', 'expired']), ('finished_at__isnull', False), ('purge_at__isnull', False)), output_field=models.BooleanField())), name='faktory_job_sound')],
             },
@@ -304,7 +304,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'verbose_name_plural': 'worker processes',
-                'permissions': (('quiet_workerprocess', 'Can have workers fetch no more jobs'), ('terminate_workerprocess', 'Can have workers finish and exit')),
+                'permissions': (('quiet_workerprocess', 'Can quiet workers'), ('terminate_workerprocess', 'Can terminate workers')),
                 'constraints': [models.CheckConstraint(condition=models.Q(('state__in', ['running', 'quiet', 'terminate'])), name='faktory_worker_state')],
             },
         ),

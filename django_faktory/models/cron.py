@@ -43,7 +43,7 @@ class CronEntry(models.Model):
     )
     zone = models.CharField(max_length=64, help_text='The time zone the schedule is read in, as in "Europe/Berlin".')
     jobtype = ExactCharField(
-        max_length=255, help_text="A task of this project, or the job type of a worker in another language."
+        max_length=255, help_text="A task of this project, or the jobtype of a worker in another language."
     )
     queue = ExactCharField(
         max_length=255, default="", blank=True, help_text='Empty: that of the task, "default" for other jobtypes.'

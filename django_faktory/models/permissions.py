@@ -15,46 +15,22 @@ from typing import Any, Protocol
 
 APP = "django_faktory"
 
+_VERBS: Mapping[str, str] = {
+    "job": "view add change retry requeue kill discard prune cancel",
+    "batch": "view retry",
+    "queue": "view pause resume clear",
+    "workerprocess": "view quiet terminate",
+    "cronentry": "view add change delete pause resume run",
+    "joblock": "view release",
+    "limit": "view add change delete pause resume",
+    "outboxentry": "view delete retry",
+    "gearmonkeyfunction": "view audit",
+}
+"""The actions on each resource. Their permissions have the form of Django's own: `verb_resource`."""
+
 ACTS: Mapping[str, str] = {
-    "job.view": "view_job",
-    "job.add": "add_job",
-    "job.change": "change_job",
-    "job.retry": "retry_job",
-    "job.requeue": "requeue_job",
-    "job.kill": "kill_job",
-    "job.discard": "discard_job",
-    "job.prune": "prune_job",
-    "job.cancel": "cancel_job",
-    "batch.view": "view_batch",
-    "batch.retry": "retry_batch",
-    "queue.view": "view_queue",
-    "queue.pause": "pause_queue",
-    "queue.resume": "resume_queue",
-    "queue.clear": "clear_queue",
-    "workerprocess.view": "view_workerprocess",
-    "workerprocess.quiet": "quiet_workerprocess",
-    "workerprocess.terminate": "terminate_workerprocess",
-    "cronentry.view": "view_cronentry",
-    "cronentry.add": "add_cronentry",
-    "cronentry.change": "change_cronentry",
-    "cronentry.delete": "delete_cronentry",
-    "cronentry.pause": "pause_cronentry",
-    "cronentry.resume": "resume_cronentry",
-    "cronentry.run": "run_cronentry",
-    "joblock.view": "view_joblock",
-    "joblock.release": "release_joblock",
-    "limit.view": "view_limit",
-    "limit.add": "add_limit",
-    "limit.change": "change_limit",
-    "limit.delete": "delete_limit",
-    "limit.pause": "pause_limit",
-    "limit.resume": "resume_limit",
-    "outboxentry.view": "view_outboxentry",
-    "outboxentry.delete": "delete_outboxentry",
-    "outboxentry.retry": "retry_outboxentry",
+    **{f"{resource}.{verb}": f"{verb}_{resource}" for resource, verbs in _VERBS.items() for verb in verbs.split()},
     "overview.view": "view_statistics",
-    "gearmonkeyfunction.view": "view_gearmonkeyfunction",
-    "gearmonkeyfunction.audit": "audit_gearmonkeyfunction",
 }
 """Every action, as `resource.verb`, and the permission it needs. A resource has the name of its admin model."""
 
@@ -98,7 +74,11 @@ ROLES: Mapping[str, frozenset[str]] = {
     "Faktory operators": _OPERATORS,
     "Faktory administrators": frozenset(ACTS.values()),
 }
-"""Groups that `faktory groups` creates, and their permissions. Operators remove no job and enqueue none."""
+"""Groups that `faktory groups` creates, and their permissions.
+
+Operators may retry, edit and cancel jobs, which discards waiting ones, but not kill, discard or delete jobs, nor clear
+queues. They may run cron entries, but not enqueue a job of a task that they choose.
+"""
 
 
 class HasPermissions(Protocol):
@@ -136,23 +116,23 @@ Labels = tuple[tuple[str, str], ...]
 """Permissions in addition to Django's own, with their labels, in the form of Meta.permissions."""
 
 JOB: Labels = (
-    ("retry_job", "Can run failed jobs again now"),
+    ("retry_job", "Can retry failed jobs"),
     ("requeue_job", "Can run dead and waiting jobs now"),
-    ("kill_job", "Can send jobs to dead"),
-    ("discard_job", "Can drop jobs that do not run"),
-    ("prune_job", "Can delete jobs that ended"),
-    ("cancel_job", "Can cancel jobs, also running ones"),
+    ("kill_job", "Can kill jobs"),
+    ("discard_job", "Can discard jobs that are not running"),
+    ("prune_job", "Can delete finished jobs"),
+    ("cancel_job", "Can cancel jobs, including running ones"),
 )
 BATCH: Labels = (("retry_batch", "Can retry failed jobs of a batch"),)
 QUEUE: Labels = (
     ("pause_queue", "Can pause queues"),
     ("resume_queue", "Can resume queues"),
-    ("clear_queue", "Can drop all enqueued jobs of a queue"),
+    ("clear_queue", "Can clear queues"),
     ("view_statistics", "Can view the numbers of all jobs, queues and workers"),
 )
 WORKER: Labels = (
-    ("quiet_workerprocess", "Can have workers fetch no more jobs"),
-    ("terminate_workerprocess", "Can have workers finish and exit"),
+    ("quiet_workerprocess", "Can quiet workers"),
+    ("terminate_workerprocess", "Can terminate workers"),
 )
 CRON: Labels = (
     ("pause_cronentry", "Can pause cron entries"),
@@ -164,5 +144,5 @@ LIMIT: Labels = (
     ("pause_limit", "Can pause tasks"),
     ("resume_limit", "Can resume tasks"),
 )
-OUTBOX: Labels = (("retry_outboxentry", "Can send refused jobs again"),)
+OUTBOX: Labels = (("retry_outboxentry", "Can retry outbox entries"),)
 GEARMONKEY: Labels = (("audit_gearmonkeyfunction", "Can recover lost GearMonkey jobs"),)

@@ -100,7 +100,7 @@ class Alarm(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What several checks need, read once."""
+    """Data that several checks need, read once."""
 
     using: str
     now: datetime
@@ -118,7 +118,7 @@ class Reading:
     def unserved(self) -> list[str]:
         """Queues whose first job waits while workers run, but none has started or runs a job of the queue."""
         if not self.has_workers:
-            return []  # one alarm for that is enough
+            return []  # `no-workers` reports this
         # The minute of a start is rounded down, so its jobs may be up to 60 s younger.
         limit = _ago(self, UNSERVED_S + 60)
         served = {run.queue for run in self.runs if run.started_at is not None and run.started_at > limit}
@@ -159,7 +159,7 @@ def read_now(*, using: str) -> list[Alarm]:
 def hide_names(alarms: Sequence[Alarm], may_see: Callable[[str], bool]) -> list[Alarm]:
     """Return the alarms, without the names of workers, tasks, batches and cron entries that the user may not see.
 
-    `may_see` is whether the user has the view permission of a resource (ADR 0034).
+    `may_see` returns whether the user has the view permission of a resource (ADR 0034).
     """
     return [
         alarm._replace(subject="", text=str(_NAMELESS[alarm.kind].text))
@@ -183,7 +183,7 @@ _NAMELESS = {
     "stuck-batch": _Nameless("batch", _("A batch cannot finish")),
     "cron-never-runs": _Nameless("cronentry", _("A cron entry never runs")),
 }
-"""The resource whose view permission an alarm needs, and its text for users without that."""
+"""The resource that the user must be allowed to view, and the text for other users."""
 
 
 def _read_waiting(all_counts: counts.AllCounts, using: str) -> dict[str, queues.Waiting]:

@@ -25,8 +25,8 @@ from ..store.batches import tree
 from ..store.jobs import bulk, cancellations, transitions
 from ..store.notifier.postgresql import ANY_QUEUE
 
-TRIED_FOR_S = 3600
-"""Seconds for which a job that was run by `try_one` keeps its row after it ended."""
+TESTED_FOR_S = 3600
+"""Seconds for which a job keeps its row after it ended, if `test_one` retried it."""
 
 
 class Verb(StrEnum):
@@ -108,25 +108,25 @@ def spread(ids: Sequence[int], *, first_at: datetime, every_s: float, using: str
     return changed
 
 
-def try_one(job: Job) -> bool:
-    """Retry this job now and keep its row for `TRIED_FOR_S` after it ends.
+def test_one(job: Job) -> bool:
+    """Retry this job now and keep its row for `TESTED_FOR_S` after it ends.
 
     Return False if the job has left the retries and dead states.
     """
     using = job._state.db or conf.get("DATABASE")  # noqa: SLF001  (documented)
     # Before the retry: a fast worker could end the job, and so remove its row, between the two statements.
-    transitions.keep_for(job.pk, TRIED_FOR_S, using=using)
+    transitions.keep_for(job.pk, TESTED_FOR_S, using=using)
     # The UPDATE checks the state, so of two requests for the same job only one succeeds.
     return execute(Verb.RETRY, Job.objects.using(using).filter(pk=job.pk)) == 1
 
 
 def pause(rows: QueueQuerySet) -> int:
-    """Stop handing out jobs of these queues; return how many were not paused before."""
+    """Stop delivering jobs of these queues; return how many were not paused before."""
     return len(queues.pause(_names(rows), using=_writable_alias(rows)))
 
 
 def resume(rows: QueueQuerySet) -> int:
-    """Hand out jobs of these queues again; return how many were paused."""
+    """Deliver jobs of these queues again; return how many were paused."""
     using = _writable_alias(rows)
     resumed = queues.resume(_names(rows), using=using)
     if resumed:

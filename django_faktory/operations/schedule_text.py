@@ -79,7 +79,7 @@ def _times(fields: CronFields) -> list[str]:
 
 
 def _describe_unit(values: Sequence[int], unit: _Unit) -> str:
-    """Return the text of these values; none if they are all."""
+    """Return the text of these values; "" if they are all values of the unit."""
     if step := _find_step(values, unit):
         return str(unit.every % {"count": step})
     return str(unit.listed % {"count": len(values), "values": _list(values)}) if _is_listed(values, unit) else ""
@@ -135,7 +135,7 @@ def _describe_weekdays(fields: CronFields) -> str:
 
 
 def _find_step(values: Sequence[int], unit: _Unit) -> int:
-    """Return n if the values are each n-th one and n divides their range, as of `*/15`; otherwise 0."""
+    """Return n if the values are every n-th one and n divides the range, as in `*/15`; otherwise 0."""
     step = len(unit.values) // len(values)
     return step if 1 < step < len(unit.values) and list(unit.values[::step]) == list(values) else 0
 

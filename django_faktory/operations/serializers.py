@@ -168,7 +168,7 @@ def cron_entry_of(entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
 
 
 def next_times_of(entry: CronEntry, count: int) -> list[str]:
-    """Return the next times of an entry, as if it were not paused; none if its schedule is invalid or has no more."""
+    """Return the next times of an entry, as if it were not paused; none if its schedule is invalid or has none."""
     try:
         ticks = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
     # `problem` of the entry says why.

@@ -1,4 +1,4 @@
-"""Find tasks by what people type: the last part of a dotted name, or a name with a typing error."""
+"""Find tasks by the last part of a dotted name, or by a misspelled name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def expand_short_names(query: Query, *, using: str) -> Query:
 
 
 def find_similar(word: str, *, using: str) -> list[str]:
-    """Return tasks whose name has the word in it, or is spelled like it, as a whole or in its last part."""
+    """Return tasks with the word in their name, or with a similar name or last part of the name."""
     known = known_tasks(using=using)
     lowered = word.lower()
     containing = sorted(name for name in known if lowered in name.lower())

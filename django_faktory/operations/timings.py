@@ -1,6 +1,6 @@
 """Read how long jobs waited and ran, by task or queue and over time, for pages and reports.
 
-Quantiles are estimated from histograms (`core.histograms.BOUNDS_S`), which keep no single job.
+Quantiles are estimated from histograms (`core.histograms.BOUNDS_S`), which have no data of single jobs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_ROWS = 500
 """Tasks or queues of one table, those with the most starts."""
 
 STARTS_READ = 200
-"""Workers whose start is marked at most, the latest ones."""
+"""Maximum number of workers with a mark at their start, the latest ones."""
 SAME_DEPLOY_S = 300
 """Workers that start within this time of each other count as one deployment."""
 

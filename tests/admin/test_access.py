@@ -300,7 +300,7 @@ def test_each_step_of_a_bulk_action_checks_the_user_and_permission_again(client,
     user = staff_user("view_job", codename)
     client.force_login(user)
     sealed = client.post(act.address, {}).context["signed_run"]
-    step = Act(reverse(f"admin:{APP}_job_all_step"), (), {"sweep": sealed})
+    step = Act(reverse(f"admin:{APP}_job_all_step"), (), {"run": sealed})
     user.user_permissions.clear()
     assert ask(client, step) == (False, False)
     client.force_login(staff_user("view_job", codename))

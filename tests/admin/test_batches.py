@@ -204,7 +204,7 @@ def test_a_reopened_batch_is_shown_as_open(admin_client):
     [row] = made(1)
     moments = {"committed_at": "2020-01-01T00:00:00Z", "expires_at": None, "reopened_until": "2999-01-01T00:00:00Z"}
     Row.objects.update(**moments)
-    assert "opened again" in words(page(admin_client, "change", row.pk))
+    assert "reopened" in words(page(admin_client, "change", row.pk))
     assert row.bid in page(admin_client, "changelist", stage="open")
     assert row.bid not in page(admin_client, "changelist", stage="running")
 
@@ -212,7 +212,7 @@ def test_a_reopened_batch_is_shown_as_open(admin_client):
 def test_deleted_members_are_counted_on_the_page_of_a_batch(admin_client, tree):
     Job.objects.filter(bid=tree.bid).first().delete()
     assert "1 enqueued" in words(page(admin_client, "change", tree.pk))
-    assert "1 left no row" in words(page(admin_client, "change", tree.pk))
+    assert "1 without a row" in words(page(admin_client, "change", tree.pk))
 
 
 def test_an_enqueued_callback_links_to_its_job(admin_client):

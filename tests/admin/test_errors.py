@@ -42,8 +42,8 @@ def all_of(client, verb, query, **fields):
     """Start a bulk action and step through it; return the text of the last page and the number of pages."""
     answer = client.post(f"{reverse('admin:django_faktory_job_all')}?verb={verb}&{query}", fields)
     pages = 1
-    while match := re.search(r'name="sweep" value="([^"]+)"', answer.content.decode()):
-        answer = client.post(reverse("admin:django_faktory_job_all_step"), {"sweep": match[1]})
+    while match := re.search(r'name="run" value="([^"]+)"', answer.content.decode()):
+        answer = client.post(reverse("admin:django_faktory_job_all_step"), {"run": match[1]})
         pages += 1
     return words(answer.content.decode()), pages
 
@@ -137,7 +137,7 @@ def test_error_pages_take_few_queries_for_30_groups(admin_client, django_assert_
         page(admin_client, "error", KIND.query)
 
 
-def test_trying_one_dead_job_shows_its_progress_and_outcome(admin_client):
+def test_a_test_of_one_dead_job_shows_its_progress_and_outcome(admin_client):
     job, other = dead(1), dead(2)
     answer = admin_client.post(reverse("admin:django_faktory_job_try", args=[job.pk]), {"why": "deployed"}, follow=True)
     assert "Waiting for a worker" in words(answer.content.decode())
@@ -160,7 +160,7 @@ def test_an_invalid_job_id_in_the_url_shows_nothing(admin_client, tried):
     assert words(page(admin_client, "tried", f"{KIND.query}&tried={tried}")) == ""
 
 
-def test_a_job_that_is_no_longer_dead_is_not_tried(admin_client):
+def test_a_job_that_is_no_longer_dead_is_not_tested(admin_client):
     job = JobFactory(succeeded=True)
     answer = admin_client.post(reverse("admin:django_faktory_job_try", args=[job.pk]), follow=True)
     assert "Nothing done: the job is now succeeded." in words(answer.content.decode())
@@ -174,8 +174,8 @@ def test_only_jobs_of_the_error_group_are_retried(admin_client):
     assert set(Job.objects.enqueued()) == set(mine)
     assert set(Job.objects.dead()) == set(others)
     assert [entry.get_change_message() for entry in LogEntry.objects.order_by("pk")] == [
-        "Retry now: begun for all that match (3): deployed",
-        "Retried 3 of all that match: deployed",
+        "Retry now: begun for all matching jobs (3): deployed",
+        "Retried 3 of all matching jobs: deployed",
     ]
     assert "order N took N s" in LogEntry.objects.first().object_repr
 
@@ -197,17 +197,17 @@ def test_an_invalid_retry_rate_means_an_immediate_retry(admin_client, pace):
 
 def test_a_bulk_retry_runs_in_steps_and_ignores_jobs_that_die_later(admin_client, monkeypatch):
     monkeypatch.setattr(bulk, "CHUNK", 2)
-    monkeypatch.setattr(bulk, "run_steps", lambda sweep, using: run_steps(sweep, using=using, max_work_s=0))
+    monkeypatch.setattr(bulk, "run_steps", lambda run, using: run_steps(run, using=using, max_work_s=0))
     [dead(number) for number in range(5)]
     first = admin_client.post(f"{reverse('admin:django_faktory_job_all')}?verb=retry&{KIND.query}").content.decode()
     later = dead(9)
-    [sealed] = re.findall(r'name="sweep" value="([^"]+)"', first)
+    [sealed] = re.findall(r'name="run" value="([^"]+)"', first)
     step = reverse("admin:django_faktory_job_all_step")
-    shown = admin_client.post(step, {"sweep": sealed}).content.decode()
+    shown = admin_client.post(step, {"run": sealed}).content.decode()
     assert "Retried: 2 of 5." in words(shown)
     assert 'value="40"' in shown
-    while match := re.search(r'name="sweep" value="([^"]+)"', shown):
-        shown = admin_client.post(step, {"sweep": match[1]}).content.decode()
+    while match := re.search(r'name="run" value="([^"]+)"', shown):
+        shown = admin_client.post(step, {"run": match[1]}).content.decode()
     assert list(Job.objects.dead()) == [later]
 
 
@@ -256,7 +256,7 @@ def test_an_edit_is_logged_without_arguments_if_the_project_hides_some(admin_cli
 def test_a_running_job_cannot_be_edited(admin_client):
     job = JobFactory(working=True)
     address = reverse("admin:django_faktory_job_edit", args=[job.pk])
-    assert "It is working" in admin_client.post(address, {"args": "[2]"}).content.decode()
+    assert "This job is working" in admin_client.post(address, {"args": "[2]"}).content.decode()
     assert Job.objects.get().payload == job.payload
 
 
@@ -267,15 +267,15 @@ def test_a_paced_retry_shows_its_duration_and_end_and_can_be_stopped(admin_clien
     asked = admin_client.get(f"/admin/django_faktory/job/all/?verb=retry&{kind}").content.decode()
     assert "10 per minute, takes 18 s" in asked
     begun = admin_client.post(f"/admin/django_faktory/job/all/?verb=retry&{kind}", {"per_minute": "10"})
-    sweep = begun.context["signed_run"]
-    ended = admin_client.post("/admin/django_faktory/job/all/step/", {"sweep": sweep})
+    run = begun.context["signed_run"]
+    ended = admin_client.post("/admin/django_faktory/job/all/step/", {"run": run})
     assert "They run one after the other, the last one at" in ended.content.decode()
     group = admin_client.get(ended.context["error_url"])
     last = max(Job.objects.filter(state="retries").values_list("run_at", flat=True))
     assert group.context["last_retry_at"] == last
-    assert "Stop: move them to dead" in group.content.decode()
+    assert "Kill them…" in group.content.decode()
     begun = admin_client.post(f"/admin/django_faktory/job/all/?verb=kill&{kind}")
-    admin_client.post("/admin/django_faktory/job/all/step/", {"sweep": begun.context["signed_run"]})
+    admin_client.post("/admin/django_faktory/job/all/step/", {"run": begun.context["signed_run"]})
     assert Job.objects.filter(state="dead").count() == len(jobs)
 
 

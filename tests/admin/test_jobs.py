@@ -1,4 +1,4 @@
-"""Test the job list and the job page: queries, views, and actions on one job or on all that match."""
+"""Test the job list and the job page: queries, views, and actions on one job or on all matching jobs."""
 
 from urllib.parse import urlencode
 
@@ -185,8 +185,8 @@ def test_a_forged_or_foreign_bulk_step_changes_nothing(admin_client, client):
     step = reverse("admin:django_faktory_job_all_step")
     begun = bulk.begin("discard", bulk.BulkScope("dead"), total=1, user=0, reason="", using="default")
     for sealed in ("", "forged", bulk.dump_signed(begun), bulk.dump_signed(begun)[:-2]):
-        text = admin_client.post(step, {"sweep": sealed}, follow=True).content.decode()
-        assert "begin again for the rest" in text
+        text = admin_client.post(step, {"run": sealed}, follow=True).content.decode()
+        assert "Start it again for the remaining jobs" in text
     assert Job.objects.count() == 1
 
 
@@ -327,7 +327,7 @@ def test_the_log_entry_of_a_bulk_action_shows_the_capped_count(admin_client, mon
     monkeypatch.setattr(bulk, "RECENT", 2)
     monkeypatch.setattr(JobQuerySet.recent, "__defaults__", (2,))
     admin_client.post(f"{reverse('admin:django_faktory_job_all')}?verb=discard&q=task:shop.tasks.mail", {"why": "old"})
-    assert "begun for all that match (2+): old" in LogEntry.objects.latest("pk").change_message
+    assert "begun for all matching jobs (2+): old" in LogEntry.objects.latest("pk").change_message
 
 
 # --- search by what people type

@@ -181,9 +181,9 @@ def read_pages(client, paths):
         sent = {**selected, "action": action, "_selected_action": row}
         found[f"post-{name}"] = client.post(f"{root}{path}", sent, follow=True)
     begun = client.post(f"{root}job/all/?verb=discard&queue=critical", {"why": ""})
-    found["sweep"] = begun
-    signed = re.search(r'name="sweep" value="([^"]+)"', begun.content.decode())[1]
-    found["swept"] = client.post(f"{root}job/all/step/", {"sweep": signed})
+    found["bulk-run"] = begun
+    signed = re.search(r'name="run" value="([^"]+)"', begun.content.decode())[1]
+    found["bulk-run-step"] = client.post(f"{root}job/all/step/", {"run": signed})
     found["wrong-limit"] = client.post(
         f"{root}limit/add/", {"scope": "task", "name": "shop.tasks.call_webhook", "rate": "1/s"}
     )

@@ -57,9 +57,9 @@ def test_a_lock_is_listed_with_its_key_holder_and_times(admin_client, one):
     page = words(admin_client.get(reverse(LOCKS)))
     lock = JobLock.objects.get()
     assert all(text in page for text in ("key of A", jid("A"), "old", f"{localtime(lock.acquired_at):%Y-%m-%d}"))
-    assert "(over)" not in page
+    assert "(expired)" not in page
     JobLock.objects.update(expires_at=F("expires_at") - timedelta(hours=1))
-    assert "(over)" in words(admin_client.get(reverse(LOCKS)))
+    assert "(expired)" in words(admin_client.get(reverse(LOCKS)))
 
 
 @pytest.mark.parametrize(("query", "is_found"), [("key of", True), (jid("A"), True), ("old", True), ("ld", False)])

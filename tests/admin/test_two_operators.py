@@ -104,8 +104,8 @@ def test_two_bulk_runs_on_the_same_jobs_change_each_job_once(two, monkeypatch):
         runs[client] = page
     for _ in range(20):  # one step each in turn
         for client, page in runs.items():
-            if found := re.search(r'name="sweep" value="([^"]+)"', page.content.decode()):
-                runs[client] = client.post(address("job_all_step"), {"sweep": found[1]})
+            if found := re.search(r'name="run" value="([^"]+)"', page.content.decode()):
+                runs[client] = client.post(address("job_all_step"), {"run": found[1]})
                 assert runs[client].status_code == 200
     texts = [page.content.decode() for page in runs.values()]
     assert all("<strong>Done.</strong>" in text for text in texts)
@@ -191,12 +191,12 @@ def test_a_bulk_run_can_be_continued_after_the_same_user_has_logged_in_again(two
     ada, grace = two
     JobFactory.create_batch(25, dead=True)
     page = ada.post(f"{address('job_all')}?verb=retry&state=dead").content.decode()
-    run = re.search(r'name="sweep" value="([^"]+)"', page)[1]
+    run = re.search(r'name="run" value="([^"]+)"', page)[1]
     ada.logout()
-    log_in_again(ada, ada.post(address("job_all_step"), {"sweep": run}))
+    log_in_again(ada, ada.post(address("job_all_step"), {"run": run}))
     assert Job.objects.dead().count() == 25
-    assert "begin again for the rest" in post(grace, address("job_all_step"), sweep=run)
+    assert "Start it again for the remaining jobs" in post(grace, address("job_all_step"), run=run)
     assert Job.objects.dead().count() == 25
-    page = ada.post(address("job_all_step"), {"sweep": run})
+    page = ada.post(address("job_all_step"), {"run": run})
     assert "Retried: 10" in page.content.decode()
     assert Job.objects.dead().count() == 15

@@ -39,7 +39,7 @@ def test_an_operator_finds_edits_and_retries_dead_jobs_and_all_is_logged(screen)
         seen.sees("order N: the partner does not answer")
         page.get_by_role("link", name="ConnectionError").click()
         seen.sees("3 dead jobs")
-        edit_and_try(page, seen, Job.objects.get(payload__contains="[7]"))
+        edit_and_test(page, seen, Job.objects.get(payload__contains="[7]"))
         page.get_by_role("link", name="Retry 2 jobs").click()
         page.get_by_label("Pace").select_option("All at once")
         page.get_by_label("Reason").fill("the partner is back")
@@ -54,14 +54,14 @@ def test_an_operator_finds_edits_and_retries_dead_jobs_and_all_is_logged(screen)
     assert reasons == [
         'Edited its arguments from [7] to [7] {"address":"https"}: wrong address',
         "Retried as a test.",
-        "Retry now: begun for all that match (2): the partner is back",
-        "Retried 2 of all that match: the partner is back",
+        "Retry now: begun for all matching jobs (2): the partner is back",
+        "Retried 2 of all matching jobs: the partner is back",
         "Paused: their upkeep",
         "Sent quiet: we stop it",
     ]
 
 
-def edit_and_try(page, seen, job):
+def edit_and_test(page, seen, job):
     page.get_by_role("link", name=f"Edit {job.jid}").click()
     page.get_by_label("address").fill('"https"')
     page.get_by_label("Reason").fill("wrong address")

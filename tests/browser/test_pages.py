@@ -108,7 +108,7 @@ def timings_of_minute(minute):
 
 
 def fill():
-    """Fill the database with a project in trouble: dead jobs, a paused queue, a silent worker."""
+    """Fill the database with a project in trouble: dead jobs, a paused queue, a worker without a heartbeat."""
     now = timezone.now()
     for number, name in enumerate(("critical", "default", "mail", "partners")):
         QueueFactory(name=name, paused_at=now - timedelta(hours=1) if name == "partners" else None)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
@@ -15,55 +15,58 @@ from ...core.lifecycle import State
 from ...models import Job, permissions
 from ...operations import bulk
 from ...operations.bulk import Verb
-from ...store.jobs import cancellations
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrOrPromise
+from ..formats import StrOrPromise
 
 
 class JobAction(NamedTuple):
     """One action on jobs."""
 
-    label: _StrOrPromise
-    done_label: _StrOrPromise
+    label: StrOrPromise
+    done_label: StrOrPromise
     needs: str
     """Permission, as named in `permissions`."""
     states: frozenset[State]
-    warning: _StrOrPromise = ""
-    """What is lost; if empty, no confirmation is asked for."""
+    warning: StrOrPromise = ""
+    """Consequence that the confirmation page states; without one the action needs no confirmation."""
+    list_label: StrOrPromise = ""
+    """Label in the menu of the list, if it differs from `label`."""
 
     def is_allowed(self, request: HttpRequest) -> bool:
         """Return whether the user may perform this action."""
         return permissions.may(request.user, self.needs)
 
 
-# Cancel is no bulk operation: a running job is stopped by its worker, the others are discarded.
-_CANCELLED = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WORKING, State.RETRIES})
-# As QUEUE REMOVE does (W24): scheduled and retrying jobs of the queue stay.
+# Scheduled and retrying jobs of the queue stay, as after QUEUE REMOVE (W24); the queue and its pause stay too.
 _CLEARED = frozenset({State.ENQUEUED, State.BLOCKED})
 
 ACTIONS = {
     "retry": JobAction(_("Retry now"), _("Retried"), "job.retry", bulk.STATES[Verb.RETRY]),
     "requeue": JobAction(_("Run now"), _("Run manually"), "job.requeue", bulk.STATES[Verb.REQUEUE]),
     "cancel": JobAction(
-        _("Cancel"), _("Cancelled"), "job.cancel", _CANCELLED,
-        _("Waiting jobs are dropped. Running jobs are stopped within seconds (Python workers only)."),
+        _("Cancel"), _("Cancelled"), "job.cancel", bulk.STATES[Verb.CANCEL],
+        _("Waiting jobs are discarded. Running jobs are stopped within seconds (Python workers only)."),
+        _("Cancel (discard waiting jobs, stop running ones)"),
     ),
     "kill": JobAction(
-        _("Move to dead"), _("Moved to dead"), "job.kill", bulk.STATES[Verb.KILL],
+        _("Kill"), _("Killed"), "job.kill", bulk.STATES[Verb.KILL],
         _("They move to the dead jobs and do not run unless someone retries them."),
     ),
     "discard": JobAction(
         _("Discard"), _("Discarded"), "job.discard", bulk.STATES[Verb.DISCARD],
         _("They are removed without running. This cannot be undone."),
+        _("Discard (remove without running)"),
     ),
     "prune": JobAction(
         _("Delete"), _("Deleted"), "job.prune", bulk.STATES[Verb.PRUNE],
         _("Their history and results are deleted. This cannot be undone."),
+        _("Delete finished jobs"),
     ),
     "clear": JobAction(
         _("Clear"), _("Cleared"), "queue.clear", _CLEARED,
-        _("All waiting jobs in this queue are removed. This cannot be undone."),
+        _(
+            "All waiting jobs in this queue are discarded. Its scheduled and retrying jobs, the queue itself and its "
+            "pause stay. This cannot be undone."
+        ),
     ),
 }  # fmt: skip
 """Actions by the name used in URLs and buttons. `clear` is an action on a queue, all other ones on any job."""
@@ -76,8 +79,6 @@ def execute(name: str, ids: Sequence[int], *, using: str) -> int:
     """
     # By id: rows read earlier may have changed, and each operation checks the state in its UPDATE.
     jobs = Job.objects.using(using).filter(pk__in=ids)
-    if name == "cancel":
-        return cancellations.cancel(list(jobs.values_list("jid", flat=True)), using=using)
     return bulk.execute(Verb.DISCARD if name == "clear" else Verb(name), jobs)
 
 

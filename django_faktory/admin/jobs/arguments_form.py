@@ -109,7 +109,7 @@ class ArgumentsForm(forms.Form):
         return name in self._before or is_further or parameter.default is not Parameter.empty
 
     def _build_call(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the call: by position what the job had there, or what has no default; the rest by keyword."""
+        """Return the call: by position the arguments without a default or that the job had there, others by name."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         last_forced = self._count_forced(values)
@@ -168,16 +168,16 @@ class ArgumentsForm(forms.Form):
 
 
 class _BlankField(forms.CharField):
-    """A text field whose empty value is no text."""
+    """A text field with an empty value that need not be a string, such as null."""
 
     def validate(self, value: Any) -> None:
-        """Require a text; the value of a text may be empty, such as null."""
+        """Reject a blank text if one is required; a text such as `null` may have an empty value."""
         if self.required and value is self.empty_value:
             raise ValidationError(self.error_messages["required"], code="required")
 
 
 class _JsonField(_BlankField):
-    """Any JSON value, or one of a type: of the further positional or keyword arguments."""
+    """Any JSON value, or a list or dict of further positional or keyword arguments."""
 
     def __init__(self, *, expected: type | None = None, **options: Any) -> None:
         super().__init__(strip=False, widget=forms.Textarea({"rows": 2, "spellcheck": "false"}), **options)
@@ -227,7 +227,7 @@ class _FloatField(forms.FloatField):
 
 
 class _TextField(forms.CharField):
-    """A text of one line. Others get a field for JSON, which a browser does not change."""
+    """A text of one line. A browser would change other texts, so they get a field for JSON."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(strip=False, widget=forms.TextInput({"class": "vTextField"}), **options)

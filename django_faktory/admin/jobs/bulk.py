@@ -36,12 +36,12 @@ MAX_WORK_S = 1.0
 """Seconds of work per request; after that the page is rendered, and its next request continues."""
 COUNTED = 10_000
 # Own salt: other signed texts of the site are not accepted as a run.
-SALT = "django_faktory.sweep"
+SALT = "django_faktory.bulk_run"
 MIN_JID_BEGINNING = 6
 """Characters from which a word counts as the beginning of a job ID."""
 MAX_AGE_S = 86_400
 FAILED = (State.DEAD, State.RETRIES)
-"""States whose jobs have a message: with them a search covers the newest failed jobs, not the newest of all."""
+"""States whose jobs have a message: with them a search covers the newest failed jobs, instead of the newest jobs."""
 
 
 class BulkScope(NamedTuple):
@@ -60,7 +60,7 @@ class BulkScope(NamedTuple):
     def rows(self, verb: str, *, using: str) -> JobQuerySet:
         """Return the jobs in scope to which the action applies."""
         if self.kind is not None:
-            # The dead jobs of a group are retried or discarded; killing concerns those that wait to retry.
+            # The dead jobs of a group are retried or discarded; only its retrying jobs can be killed.
             state = State.RETRIES if verb == "kill" else State.DEAD
             return error_groups.filter_kind(self.kind, using=using, state=state)
         return Job.objects.using(using).matching(self.query).in_state(*actions.ACTIONS[verb].states)
@@ -251,5 +251,5 @@ def load_signed(text: str, *, user: object) -> BulkRun:
     run = BulkRun(**signing.loads(text, salt=SALT, max_age=MAX_AGE_S))
     # The signature proves that this site wrote the form, but not for which user.
     if run.user != str(user):
-        raise signing.BadSignature("expected the user who began this")
+        raise signing.BadSignature("expected the user that started the run")
     return run

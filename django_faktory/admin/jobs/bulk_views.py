@@ -59,7 +59,7 @@ class BulkViews(ReadOnlyAdmin):
             run = bulk.begin(
                 verb, scope, total=total, user=request.user.pk, reason=get_reason(request), every_s=pace, using=using
             )
-            _log_run(request, run, f"{in_english(action.label)}: begun for all that match ({count})")
+            _log_run(request, run, f"{in_english(action.label)}: begun for all matching jobs ({count})")
             return self._render_progress(request, run)
         return self.page(
             request,
@@ -81,9 +81,11 @@ class BulkViews(ReadOnlyAdmin):
         if request.method != "POST":
             return self.answer_get(request, self._list_url())
         try:
-            run = bulk.load_signed(request.POST.get("sweep", ""), user=request.user.pk)
+            run = bulk.load_signed(request.POST.get("run", ""), user=request.user.pk)
         except BadSignature:
-            text = gettext("This began too long ago, or elsewhere: begin again for the rest.")
+            text = gettext(
+                "This bulk action has expired or was started by another user. Start it again for the remaining jobs."
+            )
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(self._list_url())
         action = actions.ACTIONS[run.verb]
@@ -92,14 +94,14 @@ class BulkViews(ReadOnlyAdmin):
             raise PermissionDenied
         run = bulk.run_steps(run, using=conf.get("DATABASE"))
         if run.is_over:
-            _log_run(request, run, f"{in_english(action.done_label)} {run.changed:,} of all that match")
+            _log_run(request, run, f"{in_english(action.done_label)} {run.changed:,} of all matching jobs")
         return self._render_progress(request, run)
 
     def _render_progress(self, request: HttpRequest, run: BulkRun) -> HttpResponse:
         action = actions.ACTIONS[run.verb]
         return self.page(
             request,
-            "sweep",
+            "bulk_run",
             title=gettext("%(action)s: all matching jobs") % {"action": action.label},
             action=action,
             run=run,
@@ -120,7 +122,7 @@ class BulkViews(ReadOnlyAdmin):
 
 
 def _list_paces(total: int) -> list[tuple[int, str]]:
-    """Return the paces to choose from, each with the time that so many retries take."""
+    """Return the paces to choose from, each with the duration of this number of retries."""
     text = gettext("%(pace)s per minute, takes %(duration)s")
     if isinstance(total, LowerBound) or total > bulk.COUNTED:
         text = gettext("%(pace)s per minute, takes more than %(duration)s")
@@ -146,7 +148,7 @@ def _log_run(request: HttpRequest, run: BulkRun, summary: str) -> None:
     user_id: Any = request.user.pk
     LogEntry.objects.create(
         user_id=user_id,
-        # Of the model and no row: a run may change millions.
+        # Of the model, not of a row: a run may change millions.
         content_type=ContentType.objects.get_for_model(Job),
         object_id=None,
         object_repr=str(run.scope)[:200],

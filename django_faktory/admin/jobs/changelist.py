@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
@@ -17,18 +17,16 @@ from ...core.lifecycle import State
 from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet, Queue
 from ...operations import task_names
-from ..base import CappedPaginator, jobs_link, log_action, requires_permission
-from ..formats import error_text, event_time_of, format_number, render_time
+from ..base import CappedPaginator, jobs_link, log_action
+from ..formats import StrOrPromise, error_text, event_time_of, format_number, render_time
 from ..labels import STATES
+from ..object_actions import add_list_actions
 from . import actions as job_actions
 from . import bulk
 from .bulk_views import BulkViews
 from .detail_views import JobViews
 from .error_views import ErrorViews
 from .run_views import RunViews, run_link
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrOrPromise
 
 _TABS = (
     State.ENQUEUED, State.SCHEDULED, State.WORKING, State.RETRIES, State.DEAD, State.SUCCEEDED, State.BLOCKED,
@@ -45,7 +43,7 @@ class StateFilter(admin.SimpleListFilter):
     # The tabs replace the entry in the sidebar.
     template = "admin/django_faktory/no_filter.html"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, _StrOrPromise]]:  # noqa: ARG002
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, StrOrPromise]]:  # noqa: ARG002
         """Return every state, without a query."""
         return [(str(state), STATES[state]) for state in State]
 
@@ -94,15 +92,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
     paginator = CappedPaginator
     list_per_page = 50
     list_max_show_all = 200
-    actions = ("retry", "requeue", "cancel", "kill", "discard", "prune")
     fieldsets = ((None, {"fields": ("jid",)}),)
-
-    has_retry_permission = requires_permission("job.retry")
-    has_requeue_permission = requires_permission("job.requeue")
-    has_cancel_permission = requires_permission("job.cancel")
-    has_kill_permission = requires_permission("job.kill")
-    has_discard_permission = requires_permission("job.discard")
-    has_prune_permission = requires_permission("job.prune")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
@@ -143,7 +133,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             filters.pop(name, None)
         state = request.GET.get("state", "")
         suffix = f"&{filters.urlencode()}" if filters else ""
-        tabs: list[tuple[_StrOrPromise, str, bool]] = [(pgettext("jobs", "all"), f"?{filters.urlencode()}", not state)]
+        tabs: list[tuple[StrOrPromise, str, bool]] = [(pgettext("jobs", "all"), f"?{filters.urlencode()}", not state)]
         tabs += [(STATES[tab_state], f"?state={tab_state}{suffix}", state == tab_state) for tab_state in _TABS]
         allowed = [
             (name, action)
@@ -195,37 +185,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
         """Return the latest failure's type without its module path, to save width."""
         return str(job.errtype).rpartition(".")[2]
 
-    @admin.action(description=_("Retry now"), permissions=["retry"])
-    def retry(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Retry the selected jobs that failed."""
-        return self._execute_selected(request, queryset, "retry")
-
-    @admin.action(description=_("Run now"), permissions=["requeue"])
-    def requeue(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Run the selected jobs now, scheduled ones included."""
-        return self._execute_selected(request, queryset, "requeue")
-
-    @admin.action(description=_("Cancel (drop waiting jobs, stop running ones)"), permissions=["cancel"])
-    def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Discard waiting jobs, and stop running ones within seconds if the worker is ours."""
-        return self._execute_selected(request, queryset, "cancel")
-
-    @admin.action(description=_("Move to dead"), permissions=["kill"])
-    def kill(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Move waiting jobs to dead."""
-        return self._execute_selected(request, queryset, "kill")
-
-    @admin.action(description=_("Discard (remove without running)"), permissions=["discard"])
-    def discard(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Discard waiting and dead jobs."""
-        return self._execute_selected(request, queryset, "discard")
-
-    @admin.action(description=_("Delete finished jobs"), permissions=["prune"])
-    def prune(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Delete the rows of finished jobs before their retention ends."""
-        return self._execute_selected(request, queryset, "prune")
-
-    def _execute_selected(self, request: HttpRequest, queryset: QuerySet[Job], verb: str) -> HttpResponse | None:
+    def execute(self, request: HttpRequest, queryset: QuerySet[Job], verb: str) -> HttpResponse | None:
         """Act on the selected jobs at once.
 
         For all matching jobs, redirect to the page that acts on them in steps.
@@ -249,7 +209,7 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             )
             if confirmation is not None:
                 return confirmation
-        # The selection may be older than the states of its jobs: those that have moved are not changed.
+        # The selection may be older than the states of its jobs: jobs in another state are not changed.
         changed = job_actions.execute(verb, [job.pk for job in jobs], using=queryset.db)
         if changed:  # else another user was faster
             log_action(request, [job for job in jobs if job.state in action.states], action.done_label)
@@ -265,3 +225,13 @@ class JobAdmin(JobViews, RunViews, ErrorViews, BulkViews):
             text += f" {skipped % {'number': format_number(unchanged)}}"
         self.message_user(request, text, messages.WARNING if unchanged else messages.SUCCESS)
         return None
+
+
+add_list_actions(
+    JobAdmin,
+    {
+        name: (action.list_label or action.label, action.needs)
+        for name, action in job_actions.ACTIONS.items()
+        if name != "clear"
+    },
+)

@@ -41,7 +41,7 @@ from ...tasks.arguments import may_have_references
 from ...tasks.encryption import is_encrypted
 from ...tasks.results import Attempt, runs_of
 from ...tasks.tracing import trace_id_of
-from ..base import build_shown_text, jobs_link, row_link, translate_entry
+from ..base import alias_of, build_shown_text, jobs_link, row_link, translate_entry
 from ..formats import format_duration
 from ..labels import STATES
 from ..locks import holder_of
@@ -128,7 +128,7 @@ def build_context(
         "job_actions": actions.get_allowed_actions(job, request),
         "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
         "kind": error_groups.read_kind(job) if job.state == State.DEAD else None,
-        "may_try": job.state == State.DEAD and actions.ACTIONS["retry"].is_allowed(request),
+        "may_test": job.state == State.DEAD and actions.ACTIONS["retry"].is_allowed(request),
     }
 
 
@@ -146,7 +146,10 @@ def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
         return "", "", str(TOO_LONG)
     if job.state not in EDITABLE:
         return *call, (
-            gettext("It is %(state)s: only a job that may run, and does not, can be edited.")
+            gettext(
+                "This job is %(state)s and cannot be edited: only scheduled, enqueued, blocked, retrying and dead jobs "
+                "can."
+            )
             % {"state": STATES[job.state]}
         )
     # The placeholder shown for a hidden value would be saved as the value.
@@ -170,7 +173,7 @@ def name_arguments(job: Job, payload: StoredText, shown: StoredText) -> list[Sho
             return []
     except FaktoryError:
         return []
-    # A value that `REDACT` removed moves the values behind it to other places: names would be wrong.
+    # If `REDACT` removes a value, the positions of the later ones change, and their names would be wrong.
     if len(args) != len(stored_args) or kwargs.keys() != stored_kwargs.keys():
         return []
     rows: list[ShownArgument] = []
@@ -298,7 +301,7 @@ FINAL = frozenset({State.SUCCEEDED, State.DEAD, State.DISCARDED, State.EXPIRED})
 """States in which a job's page need not be reloaded: only people change these jobs."""
 
 STATUS_WORDS = {State.RETRIES: _("waiting to retry"), State.WORKING: _("running")}
-"""Words for states whose names people do not use."""
+"""Words for states with names that do not fit into a sentence."""
 
 _WAITS = {
     State.SCHEDULED: (_("Scheduled for"), "run_at"),
@@ -332,7 +335,7 @@ def _format_span(started_at: datetime | None, ended_at: datetime | None) -> str:
 
 
 def _build_facts(job: Job) -> list[tuple[str, Any]]:
-    using = job._state.db or "default"  # noqa: SLF001  (documented)
+    using = alias_of(job)
     attempts = gettext("%(number)s of %(total)s") % {"number": job.attempts, "total": job.max_attempts}
     return [
         (gettext("Task"), job.jobtype),
@@ -355,7 +358,7 @@ def _build_facts(job: Job) -> list[tuple[str, Any]]:
         (gettext("Lock held by"), holder_of(job)),
         (gettext("Lock token"), job.lock_token),
         (gettext("Limit of the key"), job.limit_key),
-        (gettext("Held by limit"), _limiter(job, using)),
+        (gettext("Blocked by limit"), _limiter(job, using)),
         (gettext("Unique until"), job.unique_expires_at),
         (gettext("Cron entry"), _cron(job, using)),
         (gettext("Job ID"), _copyable(job.jid)),

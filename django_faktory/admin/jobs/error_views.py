@@ -1,4 +1,4 @@
-"""Admin views of dead jobs by error: all groups, one group, and a trial retry of one job."""
+"""Admin views of dead jobs by error: all groups, one group, and a test of one job."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class ErrorViews(ReadOnlyAdmin):
         return [
             path("errors/", wrap(self._errors), name="django_faktory_job_errors"),
             path("errors/one/", wrap(self._error), name="django_faktory_job_error"),
-            path("errors/tried/", wrap(self._trial_part), name="django_faktory_job_tried"),
-            path("<int:pk>/try/", wrap(self._try), name="django_faktory_job_try"),
+            path("errors/tried/", wrap(self._test_part), name="django_faktory_job_tried"),
+            path("<int:pk>/try/", wrap(self._test), name="django_faktory_job_try"),
             *super().get_urls(),
         ]
 
@@ -107,11 +107,11 @@ class ErrorViews(ReadOnlyAdmin):
             may_retry=retry.is_allowed(request),
             may_edit=may(request.user, "job.change"),
             may_discard=actions.ACTIONS["discard"].is_allowed(request),
-            tried=self._trial_status(request),
+            test=self._read_test(request),
             every_s=REFRESHED_EVERY_S,
         )
 
-    def _try(self, request: HttpRequest, pk: int) -> HttpResponse:
+    def _test(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Retry one job; the redirect leads to its group's page, which shows how it ends."""
         if request.method != "POST":
             return self.answer_get(request, reverse("admin:django_faktory_job_change", args=[pk]))
@@ -122,22 +122,22 @@ class ErrorViews(ReadOnlyAdmin):
         if job is None:
             return self.answer_missing(request)
         kind = error_groups.read_kind(job)  # before the retry: the next run may replace the failure
-        if bulk.try_one(job):
+        if bulk.test_one(job):
             log_action(request, [job], gettext_noop("Retried as a test"))
         else:
             text = gettext("Nothing done: the job is now %(state)s.") % {"state": STATES[job.state]}
             self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_error')}?{kind.query}&tried={pk}")
 
-    def _trial_part(self, request: HttpRequest) -> HttpResponse:
-        """Render the part of the page that is reloaded until the tried job has ended."""
+    def _test_part(self, request: HttpRequest) -> HttpResponse:
+        """Render the part of the page that is reloaded until the tested job has ended."""
         self._require_view_permission(request)
         return self.page(
-            request, "tried", shows_navigation=False, tried=self._trial_status(request), kind=_parse_kind(request)
+            request, "test_result", shows_navigation=False, test=self._read_test(request), kind=_parse_kind(request)
         )
 
-    def _trial_status(self, request: HttpRequest) -> dict[str, Any] | None:
-        """Return the state of the job that was tried, or None if none was."""
+    def _read_test(self, request: HttpRequest) -> dict[str, Any] | None:
+        """Return the state of the job that was tested; None if none was."""
         pk = request.GET.get("tried", "")
         # At most 18 digits: larger numbers do not fit the database's integer.
         if not pk.isdecimal() or len(pk) > 18:

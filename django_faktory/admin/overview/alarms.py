@@ -37,7 +37,7 @@ class AlarmLine(NamedTuple):
 
 
 def read_alarm_lines(may: Callable[[str], bool], *, using: str) -> list[AlarmLine]:
-    """Return the present alarms, critical ones first. `may` is whether the user has a permission, `resource.verb`.
+    """Return the present alarms, critical ones first. `may` returns whether the user has a permission, `resource.verb`.
 
     Without it an alarm has no button, and names no row that the user may not view.
     """

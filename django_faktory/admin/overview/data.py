@@ -93,7 +93,7 @@ class OverviewData:
     workers: list[WorkerLine] | None
     alarms: list[AlarmLine]
     groups: list[ErrorGroup] | None
-    """These three are None if the user may see numbers only."""
+    """Like `running` and `workers`, None if the user may not see it."""
 
 
 def read(
@@ -105,8 +105,8 @@ def read(
 ) -> OverviewData:
     """Read the numbers of the page, and its parts `running`, `workers` and `errors` if `may_see` admits them.
 
-    `may` is whether the user has a permission, `resource.verb`. With `is_shared`, users with the same permissions get
-    the same numbers for a while; see `shared_reads`.
+    `may` returns whether the user has a permission, `resource.verb`. With `is_shared`, users with the same permissions
+    get the same numbers for a while; see `shared_reads`.
     """
     parts = tuple(part for part in _PARTS if may_see(part))
     read_now = partial(_read_numbers, parts, using=using)

@@ -1,10 +1,10 @@
-"""Admin pages of tasks: how many jobs of each ran, how long they waited and ran, and what holds a task back."""
+"""Admin pages of tasks: number of runs, waiting and run times, errors, limit and cron entries of each task."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
@@ -28,12 +28,9 @@ from ...operations.error_groups import group_failed
 from ...operations.timings import PERIODS, QUEUE, TASK, Period, Timing
 from ...store.limits import definitions
 from ..base import ReadOnlyAdmin, describe_action, jobs_link, log_action, row_link, translate_entry
-from ..formats import format_latency, format_number
+from ..formats import StrOrPromise, format_latency, format_number
 from ..jobs.run_views import find_run_link
 from .charts import Chart, Latencies, LineChart, Mark, Point, build_chart, build_line_chart, build_marks
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrOrPromise
 
 FAILED_JOBS_READ = 500
 CRON_SHOWN = 5
@@ -225,7 +222,7 @@ def _read_name(text: str) -> str:
     return text
 
 
-def build_period_tabs(period: Period, **parameters: str) -> list[tuple[_StrOrPromise, str, bool]]:
+def build_period_tabs(period: Period, **parameters: str) -> list[tuple[StrOrPromise, str, bool]]:
     """Return label and address of each period, and whether it is the chosen one."""
     return [(one.label, f"?{urlencode({**parameters, 'period': one.name})}", one is period) for one in PERIODS.values()]
 

@@ -395,7 +395,7 @@ def _all():
 
 def _step():
     yield Request("job all step GET", "GET", _at("job", "all_step"), frozenset())
-    yield Request("job all step", "POST", _at("job", "all_step"), NO_USER, _form({"sweep": "forged"}))
+    yield Request("job all step", "POST", _at("job", "all_step"), NO_USER, _form({"run": "forged"}))
 
 
 def _pk(model, act):
