@@ -73,7 +73,7 @@ class FaktoryBackend(BaseTaskBackend):
             raise InvalidTask(f"task {name_of(task)}: {error}{remedy}") from None
         if not isinstance(task, FaktoryTask):
             raise InvalidTask(
-                f"task {task.module_path}: made for another backend, so that no worker of ours can know it; "
+                f"task {task.module_path}: made for another backend, so workers of this package cannot run it; "
                 "decorate it with django_faktory.task"
             )
         problem = _problem_with_queue(task.queue_name)

@@ -517,7 +517,7 @@ def password() -> str:
         with open(value, encoding="utf-8") as file:
             content = file.read().rstrip("\r\n")
     except (OSError, ValueError) as error:  # ValueError: invalid UTF-8, or a NUL in the path
-        reason = error.strerror if isinstance(error, OSError) else "what is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "text that is not UTF-8"
     else:
         if content:
             return content

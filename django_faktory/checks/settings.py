@@ -222,14 +222,14 @@ def _invalid_combinations(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
     # Without the app there is no table for an outbox (ADR 0008).
     if values["BROKER"] != "orm" and not apps.is_installed("django_faktory"):
         yield Warning(
-            "FAKTORY['BROKER']: tasks enqueued inside a transaction leave at once, even where it is rolled back",
-            hint='INSTALLED_APPS += ["django_faktory"], then migrate: they go by an outbox then.',
+            "FAKTORY['BROKER']: tasks enqueued inside a transaction are sent at once, also if it rolls back",
+            hint='INSTALLED_APPS += ["django_faktory"], then migrate: then an outbox sends them after the commit.',
             id="django_faktory.W005",
         )
     if values["BEAT_INTERVAL"] * 2 > values["WORKER_TIMEOUT"]:
         yield Warning(
             f"FAKTORY: a BEAT_INTERVAL of {values['BEAT_INTERVAL']} s with a WORKER_TIMEOUT of "
-            f"{values['WORKER_TIMEOUT']} s: one late BEAT, and a worker that lives counts as lost",
+            f"{values['WORKER_TIMEOUT']} s: a running worker counts as lost after one late BEAT",
             hint="Let WORKER_TIMEOUT be at least twice BEAT_INTERVAL.",
             id="django_faktory.W004",
         )
@@ -310,7 +310,7 @@ def _sqlite_options(place: str, connection: BaseDatabaseWrapper, options: Mappin
     paste = ", ".join(f'"{key}": {value!r}'.replace("'", '"') for key, value in SQLITE_OPTIONS.items())
     return [
         Warning(
-            f"{place}: SQLite serves workers badly as it is set up: {'; '.join(missing)}",
+            f"{place}: SQLite's options are unsuited for workers: {'; '.join(missing)}",
             hint=f'"OPTIONS": {{{paste}}}',
             id="django_faktory.W002",
         )

@@ -108,14 +108,14 @@ class Cron:
 
 
 def parse_crons(value: Any) -> tuple[Cron, ...]:
-    """Return the entries of `@task(cron=…)`, given as a cron line, a Cron, or a list of them. Raises InvalidCron."""
+    """Return the entries of `@task(cron=…)`, given as a cron expression, a Cron, or a list. Raises InvalidCron."""
     if isinstance(value, str):
         return (Cron(value),)
     crons = (value,) if isinstance(value, Cron) else value
     if not isinstance(crons, list | tuple) or not all(isinstance(cron, Cron) for cron in crons):
         raise InvalidCron(
             "schedule",
-            'expected a cron line such as "30 2 * * *", a Cron, or a list, got %(value)s',
+            'expected a cron expression such as "30 2 * * *", a Cron, or a list, got %(value)s',
             value=quoted(value),
         )
     return tuple(crons)
@@ -137,7 +137,7 @@ def check_policies(missed: object, window: object, overlap: object) -> None:
 
 
 class Schedule:
-    """A cron line in a time zone. Build it with `of`, which caches parsed schedules."""
+    """A cron expression in a time zone. Build it with `of`, which caches parsed schedules."""
 
     def __init__(self, line: str, zone: str) -> None:
         self.zone = zone_of(zone)
@@ -154,7 +154,7 @@ class Schedule:
         """
         if not isinstance(line, str) or not line.strip() or len(line) > MAX_LINE_LENGTH:
             raise InvalidCron(
-                "schedule", 'expected a cron line such as "30 2 * * *", got %(value)s', value=quoted(line)
+                "schedule", 'expected a cron expression such as "30 2 * * *", got %(value)s', value=quoted(line)
             )
         if not isinstance(zone, str):
             raise _zone_error(zone)
@@ -162,7 +162,7 @@ class Schedule:
         schedule = _cached_schedule(line, zone)
         if schedule.after(datetime(2024, 1, 1, tzinfo=UTC)) is None:
             raise InvalidCron(
-                "schedule", '"%(line)s": expected a day that comes, got one that does not in 50 years', line=line
+                "schedule", '"%(line)s": expected a date that occurs, got none within 50 years', line=line
             )
         return schedule
 

@@ -182,6 +182,6 @@ def retry_delay_s(failures: int, rng: Random) -> float:
 def outcome_of_loss(losses: int) -> State:
     """Return the new state of a job after its worker was lost; `losses` includes this loss.
 
-    The third loss marks a poison pill, which becomes dead (W20).
+    After the third loss the job is dead: it may be what kills its workers (W20).
     """
     return State.DEAD if losses >= MAX_LOSSES else State.ENQUEUED

@@ -46,7 +46,8 @@ class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job to be stored: `text` is stored as it is, the other attributes are the columns that the store queries.
 
     `priority` is Django's, -100 to 100, larger first. `at` is an aware datetime. `retry` is how many times a failed job
-    is run again: a negative number means never and keep the job as dead, 0 means never and drop it.
+    is run again: a negative number means never and keep the job as dead, 0 means never and drop it (keep it as dead if
+    it has a `result_ttl`).
     """
 
     jid: str
@@ -453,6 +454,11 @@ def failure(
         log=tuple(log),
         release=cut(release, MAX_NAME),
     )
+
+
+def failure_of(job: Reservation, **details: Any) -> Failure:
+    """Build the Failure of a reserved job; `details` are further arguments of `failure`."""
+    return failure(jid=job.jid, wid=job.wid, attempt=job.attempt, **details)
 
 
 def limit_backtrace(backtrace: Sequence[str], requested: int) -> Sequence[str]:

@@ -48,7 +48,7 @@ class RunConfig:
     works: bool
     address: tuple[str, int]
     alias: str | None
-    # repr=False: the URL may contain a password, and plans appear in tracebacks.
+    # repr=False: the URL may contain a password, and it appears in tracebacks.
     url: str = field(repr=False)
     tls: tuple[str, str] | None
     queues: tuple[str, ...]
@@ -83,7 +83,7 @@ class RunConfig:
 
 
 def make_run_config(options: dict[str, Any], *, gearmonkey: str = "") -> RunConfig:
-    """Build the plan from the command's options. Raises CommandError with the expected and the given value.
+    """Build the configuration from the command's options. Raises CommandError with the expected and the given value.
 
     `gearmonkey` is the Redis URL of GearMonkey clients to serve.
     """
@@ -118,7 +118,7 @@ def make_run_config(options: dict[str, Any], *, gearmonkey: str = "") -> RunConf
 
 
 def security_warnings(run_config: RunConfig, *, shows_url: bool) -> Iterator[str]:
-    """Yield one line for each security risk that a plan shows."""
+    """Yield one line for each security risk of a run configuration."""
     host, port = run_config.address
     if run_config.serves and not is_loopback(host) and not conf.password():
         yield (
@@ -130,7 +130,7 @@ def security_warnings(run_config: RunConfig, *, shows_url: bool) -> Iterator[str
 
 
 def config_warnings(run_config: RunConfig) -> Iterator[str]:
-    """Yield one line for each sign that the workers of a plan would wait without work."""
+    """Yield one line for each sign that its workers would wait without work."""
     if not run_config.works:
         return
     names_in_use = registered_queues()

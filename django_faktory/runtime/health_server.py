@@ -94,7 +94,7 @@ def check_worker(worker: Worker) -> Checks:
         return f"these loops have ended: {', '.join(ended_loops)}; read the log" if ended_loops else ""
 
     def ready() -> str:
-        return alive() or ("" if worker.is_heard() else "its latest BEATs were not answered: read the log")
+        return alive() or ("" if worker.has_recent_beat() else "its latest BEATs were not answered: read the log")
 
     return Checks({"worker": alive}, {"worker": ready})
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeVar
 
@@ -21,6 +21,7 @@ from django.utils import timezone
 from .. import conf
 from ..brokers import configured_locket
 from ..core.logs import get_logger
+from ..core.payloads import Reservation
 from ..errors import BrokerUnavailable
 from ..store import alarm_records, notifier, queues, workers
 from ..store.batches import batches
@@ -46,7 +47,10 @@ RECHECK_DUE_S = 0.02
 """Seconds before the next query while another node is enqueueing the due jobs: its commit will follow soon."""
 
 CHECK_ALL_EVERY_S = 3.0
-"""Seconds between checks of reservations, workers and expired jobs; with the sleep below the 5 s of W19 and W20."""
+"""Seconds between checks of reservations, workers and expired jobs.
+
+With the sleep between steps this is below the 5 s of W19 and W20.
+"""
 
 FORGET_UNSEEN_S = 3600
 """Seconds for which a worker process that never sent a BEAT is listed after it was last seen."""
@@ -89,14 +93,18 @@ class Step(NamedTuple):
 
     name: str
     every_s: float
-    work: Callable[[], bool]
+    work: Callable[[], object]
+
+    def has_more(self) -> bool:
+        """Run the work; return whether more is left. Other results than True mean that none is."""
+        return self.work() is True
 
 
 class Maintenance:
     """The maintenance loop.
 
     `on_lost` receives the wids of lost workers (a server closes their connections). `on_work` receives the queues that
-    have new work, None for any queue (a server tries its waiting fetchers).
+    have new work, None for any queue (a server tries its waiting FETCHes).
     """
 
     def __init__(
@@ -130,19 +138,20 @@ class Maintenance:
     def _all_steps(self) -> tuple[Step, ...]:
         alias = self.alias
         return (
-            Step("cron entries of code", ON_DEMAND, self._sync_cron_entries),
+            Step("cron entries of code", ON_DEMAND, lambda: cron.sync(using=alias)),
             Step("cron", ON_DEMAND, self._run_due_cron_entries),
             Step("cron outcomes", 300.0, lambda: runs.record_run_outcomes(using=alias)),
             Step("cron history", 600.0, lambda: runs.forget_old(using=alias)),
-            # Workers first: a dead worker's reservations expire too, and its jobs must not fail for that.
+            # Workers before reservations: those of a dead worker expire too, and would count as failures of its jobs.
             Step("workers", ON_DEMAND, self._reclaim_lost_workers),
             Step("reservations", ON_DEMAND, self._reap_reservations),
-            Step("vanished workers", 10.0, self._reclaim_unknown_workers),
-            Step("unseen workers", 60.0, self._forget_workers),
-            Step("lost workers", 3600.0, self._purge_lost_workers),
+            Step("unknown workers", 10.0, self._reclaim_unknown_workers),
+            Step("unseen workers", 60.0, lambda: workers.delete_stale(FORGET_UNSEEN_S, using=alias)),
+            Step("lost workers", 3600.0, lambda: alarm_records.purge_lost(using=alias)),
             Step("expired jobs", ON_DEMAND, self._expire_jobs),
-            Step("limits of code", ON_DEMAND, self._sync_limits),
-            Step("limiters", ON_DEMAND, self._open_limiters),
+            Step("limits of code", ON_DEMAND, lambda: limits.sync(using=alias)),
+            # The next query finds jobs whose rate admits them later.
+            Step("limiters", ON_DEMAND, lambda: self._notify_workers(limiters.unblock_due(using=alias))),
             Step("jobs without permits", 60.0, self._release_without_permit),
             Step("limiters' counts", 10.0, self._check_limiters),
             Step("limiters of keys", 600.0, lambda: limiters.delete_idle(using=alias) == limiters.CHUNK),
@@ -151,8 +160,8 @@ class Maintenance:
             Step("blocked jobs", 60.0, self._check_blocked_jobs),
             Step("jobs without keys", 3600.0, self._backfill_lock_keys),
             Step("dead rows", 10.0, self._vacuum),
-            Step("purge", 60.0, self._purge_jobs),
-            Step("tracking", 60.0, self._purge_tracking),
+            Step("purge", 60.0, lambda: due.purge(using=alias) == due.CHUNK),
+            Step("tracking", 60.0, lambda: tracking.purge_tracking(using=alias) == tracking.CHUNK),
             Step("batches", 60.0, self._maintain_batches),
             Step("measures", 600.0, self._purge_histograms),
             Step("minutes of measures", 600.0, self._fold_minutes),
@@ -191,7 +200,7 @@ class Maintenance:
             is_due = step.name in self._steps_with_work or time.monotonic() >= self._due_at.get(step.name, 0.0)
             if is_due and not self._stopping.is_set():
                 # A step with more work runs again in the next round, so that a backlog does not delay due jobs.
-                has_more = self._run_guarded(step.name, step.work)
+                has_more = self._run_guarded(step.name, step.has_more)
                 pause_s = 0 if has_more else step.every_s
                 if has_more is None:  # it failed
                     pause_s = min(pause_s, AFTER_FAILURE_S)
@@ -228,7 +237,7 @@ class Maintenance:
         while self._enqueue_due() <= 0:
             pass
         for step in self._steps:
-            while step.work():
+            while step.has_more():
                 pass
 
     def _run_guarded(self, name: str, work: Callable[[], R]) -> R | None:
@@ -251,8 +260,7 @@ class Maintenance:
         queues = due.enqueue_due(using=self.alias)
         if queues:
             self._next_due_at = None
-            notifier.announce(self.alias, queues)
-            self._on_work(queues)
+            self._notify_workers(queues)
             return 0
         self._next_due_at = time.monotonic()
         return RECHECK_DUE_S
@@ -283,7 +291,7 @@ class Maintenance:
         return pending.due_in_s, min(max(min(tick_in_s, opens_in_s), RECHECK_DUE_S), LONGEST_SLEEP_S)
 
     def _notice_other_nodes(self, wait_s: float | None) -> None:
-        """Wake fetchers if a job that should be due by now is gone: another node enqueued it.
+        """Wake waiting FETCHes if a job that should be due by now is gone: another node enqueued it.
 
         The notification of that node may not reach this one.
         """
@@ -292,17 +300,9 @@ class Maintenance:
             self._on_work(None)
         self._next_due_at = None if wait_s is None else now + wait_s
 
-    def _sync_cron_entries(self) -> bool:
-        cron.sync(using=self.alias)
-        return False
-
-    def _run_due_cron_entries(self) -> bool:
+    def _run_due_cron_entries(self) -> None:
         """Enqueue the jobs of due cron entries. The next query finds entries that were left over."""
-        queues = runs.enqueue_due_runs(cron.enqueue, using=self.alias)
-        if queues:
-            notifier.announce(self.alias, queues)
-            self._on_work(queues)
-        return False
+        self._notify_workers(runs.enqueue_due_runs(cron.enqueue, using=self.alias))
 
     def _reap_reservations(self) -> bool:
         may_judge = self._has_listened()
@@ -310,21 +310,20 @@ class Maintenance:
         # Before the node has listened long enough, reservations that a BEAT may extend are spared.
         return failures.reap(using=self.alias, dead_for_s=dead_for_s, skip_extendable=not may_judge) == failures.CHUNK
 
-    def _reclaim_lost_workers(self) -> bool:
-        if not self._has_listened():
-            return False
-        return self._reclaim_jobs_of(workers.find_silent_wids(conf.get("WORKER_TIMEOUT"), using=self.alias))
+    def _reclaim_lost_workers(self) -> None:
+        if self._has_listened():
+            self._reclaim_jobs_of(workers.find_stale_wids(conf.get("WORKER_TIMEOUT"), using=self.alias))
 
     def _has_listened(self) -> bool:
         """Return True if every live worker and server has had time to report since the database became reachable."""
         listen_s: float = min(conf.get("WORKER_TIMEOUT"), HEARD_WITHIN_S)
         return time.monotonic() - self._listens_since >= listen_s
 
-    def _reclaim_unknown_workers(self) -> bool:
+    def _reclaim_unknown_workers(self) -> None:
         # These wids were counted as lost while a claim of theirs was in flight, so there is no BEAT to wait for.
-        return self._reclaim_jobs_of(workers.find_unknown_wids(VANISHED_S, using=self.alias))
+        self._reclaim_jobs_of(workers.find_unknown_wids(VANISHED_S, using=self.alias))
 
-    def _reclaim_jobs_of(self, wids: list[str]) -> bool:
+    def _reclaim_jobs_of(self, wids: list[str]) -> None:
         if wids:
             jobs = failures.reclaim_lost(wids, using=self.alias, dead_for_s=conf.get("DEAD_TTL"))
             logger.warning("workers lost wids=%s jobs=%d", ",".join(wids), jobs)
@@ -333,7 +332,6 @@ class Maintenance:
                 # `reclaim_lost` does not return the queues of the jobs.
                 notifier.announce(self.alias, {ANY_QUEUE})
                 self._on_work(None)
-        return False
 
     def _expire_locks(self) -> bool:
         expired = locks.mark_expired(using=self.alias)
@@ -341,48 +339,37 @@ class Maintenance:
             self._on_work(None)
         return expired == locks.CHUNK
 
-    def _sync_limits(self) -> bool:
-        limits.sync(using=self.alias)
-        return False
-
-    def _open_limiters(self) -> bool:
-        """Unblock the next jobs that wait for a rate. The next query finds later ones."""
-        self._notify_workers(limiters.unblock_due(using=self.alias))
-        return False
-
-    def _check_limiters(self) -> bool:
+    def _check_limiters(self) -> None:
         """Check the limiters' counts; seldom while none is in use, so that an idle node sends few statements."""
         if time.monotonic() >= self._limiters_rest_until and limiters.sweep(using=self.alias) is None:
             self._limiters_rest_until = time.monotonic() + IDLE_LIMITERS_S
-        return False
 
     def _release_without_permit(self) -> bool:
         jobs = limiters.find_without_permits(VANISHED_S, using=self.alias)
-        if jobs and releases.release(jobs, using=self.alias):
-            logger.warning("jobs were claimed and got no permits, released jobs=%d", len(jobs))
-            self._notify_workers({job.queue for job in jobs})
+        self._release_claimed(jobs, "permits")
         return len(jobs) == limiters.CHUNK
+
+    def _release_without_lock(self) -> bool:
+        jobs = locks.find_without_lock(VANISHED_S, using=self.alias)
+        self._release_claimed(jobs, "locks")
+        return len(jobs) == locks.CHUNK
+
+    def _release_claimed(self, jobs: Sequence[Reservation], missing: str) -> None:
+        if jobs and releases.release(jobs, using=self.alias):
+            logger.warning("jobs were claimed and got no %s, released jobs=%d", missing, len(jobs))
+            self._notify_workers({job.queue for job in jobs})
 
     def _notify_workers(self, queues: set[str]) -> None:
         if queues:
             notifier.announce(self.alias, queues)
             self._on_work(queues)
 
-    def _release_without_lock(self) -> bool:
-        jobs = locks.find_without_lock(VANISHED_S, using=self.alias)
-        if jobs and releases.release(jobs, using=self.alias):
-            logger.warning("jobs were claimed and got no locks, released jobs=%d", len(jobs))
-            notifier.announce(self.alias, {job.queue for job in jobs})
-            self._on_work(None)
-        return len(jobs) == locks.CHUNK
-
-    def _check_blocked_jobs(self) -> bool:
+    def _check_blocked_jobs(self) -> None:
         """Check a bounded number of blocked jobs; the next run continues where this one ended."""
         repaired, self._sweep_position = locks.sweep(using=self.alias, after=self._sweep_position)
         if repaired:
             logger.warning("keys had blocked jobs and none was ready, the next job of each is now keys=%d", repaired)
             self._on_work(None)
-        return False
 
     def _backfill_lock_keys(self) -> bool:
         """Give lock keys to jobs that were pushed before LOCKET applied to their queue; scans all waiting jobs."""
@@ -403,15 +390,7 @@ class Maintenance:
             logger.error("overdue steps of batches executed batches=%d", repaired)
         return batches.CHUNK in (expired, purged)
 
-    def _forget_workers(self) -> bool:
-        workers.delete_stale(FORGET_UNSEEN_S, using=self.alias)
-        return False
-
-    def _purge_lost_workers(self) -> bool:
-        alarm_records.purge_lost(using=self.alias)
-        return False
-
-    def _expire_jobs(self) -> bool:
+    def _expire_jobs(self) -> None:
         expired = 0
         # A loop, not another round: one log line has the number of all expired jobs.
         while count := due.expire(using=self.alias):
@@ -420,15 +399,10 @@ class Maintenance:
                 break
         if expired:
             logger.info("jobs expired before a worker took them jobs=%d", expired)
-        return False
 
-    def _vacuum(self) -> bool:
+    def _vacuum(self) -> None:
         # The vacuum itself runs in a thread of its own: due jobs do not wait for it (ADR 0009).
         self._vacuumer.start_if_due()
-        return False
-
-    def _purge_jobs(self) -> bool:
-        return due.purge(using=self.alias) == due.CHUNK
 
     def _purge_histograms(self) -> bool:
         return histograms.purge(using=self.alias, kept_for_s=conf.get("METRICS_TTL")) == histograms.CHUNK
@@ -466,6 +440,3 @@ class Maintenance:
         if count:
             logger.info("forgot queues that were not used queues=%d", count)
         return bool(self._forget_position)
-
-    def _purge_tracking(self) -> bool:
-        return tracking.purge_tracking(using=self.alias) == tracking.CHUNK

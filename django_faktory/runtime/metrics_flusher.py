@@ -77,9 +77,9 @@ class MetricsFlusher:
             self._recorder.restore(series)
             connections[self._alias].close()
             if isinstance(error, BrokerUnavailable):
-                logger.warning("measures wait for the database error=%s", error)
+                logger.warning("metrics not written, kept in memory error=%s", error)
             else:
-                logger.exception("measures could not be written")
+                logger.exception("metrics could not be written")
 
     def send_sizes(self) -> None:
         """Send the sizes of queues and sets to statsd if the next report is due."""

@@ -51,7 +51,7 @@ ExtraRoles = Callable[[RunConfig], list[Role]]
 
 
 def supervise(run_config: RunConfig, extra: ExtraRoles, *, parent: int | None = None) -> int:
-    """Run the plan's processes and those of optional parts until they end; return the exit code."""
+    """Run the configured processes and those of optional parts until they end; return the exit code."""
     local_pipes = None
     if run_config.alias and not notifier.has_notifications(run_config.alias):
         # Where the database sends no notifications, as MariaDB, the processes signal each other over pipes.
@@ -78,7 +78,7 @@ def longest_silence_s(worker_timeout_s: float, beat_interval_s: float) -> float:
 def _roles(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, extra: ExtraRoles) -> list[Role]:
     roles = []
     if run_config.serves:
-        # Each is a node of its own, with its maintenance: nodes need no leader.
+        # Each server process does its own maintenance: there is no leader.
         roles += [
             Role(name=f"server {number}" if number else "server", main=partial(_serve, run_config, number, local_pipes))
             for number in range(run_config.servers)
@@ -92,13 +92,13 @@ def _roles(run_config: RunConfig, local_pipes: notifier.LocalPipes | None, extra
 
 
 def broker_of(run_config: RunConfig) -> Broker:
-    """Return the broker that has the plan's jobs."""
+    """Return the configured broker."""
     return brokers.get_broker() if run_config.alias else brokers.remote_broker(run_config.url)
 
 
 def _serve(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes | None, child_spec: ChildSpec) -> int:
     """Run server and maintenance in one process; return its exit code. The first server also answers probes."""
-    assert run_config.alias is not None  # noqa: S101  (a plan that serves has its own database)
+    assert run_config.alias is not None  # noqa: S101  (set if it serves)
     # glibc would keep freed blocks of large commands in the heap (`server.allocator` has the measurements).
     return_large_blocks()
     queue_writers()
@@ -120,7 +120,7 @@ def _serve(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes 
     locks.on_ready.append(lambda _, queues: server.wake(queues))
     install_signals(child_spec, stop=server.stop, responds=_make_loop_watch(server).check)
     checks = (
-        health_server.check_processes(child_spec.alarm),
+        health_server.check_processes(child_spec.unresponsive_pipe),
         health_server.check_server(server),
         health_server.check_maintenance(maintenance),
         health_server.check_database(run_config.alias, works=run_config.works),
@@ -147,7 +147,7 @@ def _serve(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes 
 def _work(run_config: RunConfig, number: int, local_pipes: notifier.LocalPipes | None, child_spec: ChildSpec) -> int:
     """Run one worker; return its exit code.
 
-    The first worker also runs maintenance, outbox and probes if no server of this plan does.
+    The first worker also runs maintenance, outbox and probes if no server of this command does.
     """
     _prepare_connections(run_config.alias)
     recorder = Recorder()
@@ -209,7 +209,7 @@ def _probes(
     """Return the probes of the first worker, if there is no server to run them; None without an address."""
     if run_config.health is None:
         return None
-    checks = [health_server.check_processes(child_spec.alarm), health_server.check_worker(worker)]
+    checks = [health_server.check_processes(child_spec.unresponsive_pipe), health_server.check_worker(worker)]
     if maintenance:
         checks.append(health_server.check_maintenance(maintenance))
     if run_config.alias:

@@ -1,8 +1,8 @@
 """Group commit: commands that arrive while a transaction runs share the next one (ADR 0005).
 
-A `CommitQueue` is a queue with one or two threads for one kind of verb. With two, the next transaction begins while the
-last one waits for the disk. There is no timer: an idle queue executes a single command at once. Answers return to the
-event loop after the broker has committed (W29).
+A `CommitQueue` is a queue with one or a few threads for one kind of verb. With two, the next transaction begins while
+the last one waits for the disk. There is no timer: an idle queue executes a single command at once. Answers return to
+the event loop after the broker has committed (W29).
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class CommitQueue(Generic[Item, Answer]):
             self._answer_set(commit_thread, command_set, result)
 
     def _send(self, commit_thread: _CommitThread[Item, Answer]) -> None:
-        assert commit_thread.in_flight is not None and commit_thread.fd is not None  # noqa: S101, PT018  (only while it flies)
+        assert commit_thread.in_flight is not None and commit_thread.fd is not None  # noqa: S101, PT018  (only while a set is in flight)
         _, flight = commit_thread.in_flight
         flight.send()
         if flight.is_sent:

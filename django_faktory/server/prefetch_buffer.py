@@ -87,7 +87,7 @@ class PrefetchBuffer:
         release: Callable[[Sequence[Reservation]], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._limit, self._hand_out, self._release, self._loop = limit, assign_prefetched, release, loop
+        self._limit, self._assign_prefetched, self._release, self._loop = limit, assign_prefetched, release, loop
         self._fetch_rate = FetchRate()
         self._jobs: dict[str, deque[tuple[float, Reservation]]] = {}
         self._prefetching: dict[str, int] = {}
@@ -138,7 +138,7 @@ class PrefetchBuffer:
             self._low.add(queue)
         if not jobs:
             del self._jobs[queue]
-        return self._hand_out(job, wid)
+        return self._assign_prefetched(job, wid)
 
     def _has_job_for(self, now: float, queue: str, wid: str) -> bool:
         jobs = self._jobs.get(queue)

@@ -1,7 +1,7 @@
 """Run the Faktory server: the port, the commit queues, the connections, start and stop.
 
 `Server` is usable in a process of its own or in a thread; `stop` and `drop` may be called from any thread or signal
-handler. The meaning of each verb is in `handlers` and its neighbours. ADR 0005 and 0032 explain the commit queues.
+handler. `handlers` has the meaning of each verb. ADR 0005 and 0032 explain the commit queues.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ class Server:
         self.deliveries = DeliveryTracker(confirm=self._confirm, loop=self.loop)
         self.prefetch_buffer = PrefetchBuffer(
             limit=conf.get("PREFETCH") if self.broker.supports_prefetch else 0,
-            assign_prefetched=self._hand_out,
+            assign_prefetched=self._assign_prefetched,
             release=lambda jobs: self.release(jobs, self.fetch_queue.mark_returned),
             loop=self.loop,
         )
@@ -441,7 +441,7 @@ class Server:
         send = self.broker.lend()
         return partial(begin_exchange, send) if send else None
 
-    def _hand_out(self, job: Reservation, wid: str) -> Reservation:
+    def _assign_prefetched(self, job: Reservation, wid: str) -> Reservation:
         delivered = self.broker.assign_prefetched(job, wid)
         self.deliveries.add(delivered)
         return delivered

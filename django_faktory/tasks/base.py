@@ -163,7 +163,7 @@ class FaktoryTask(GenericTask[P, R]):
     about: str = ""
     """Object that its jobs are about, as `app.model/pk`; set by `using(about=…)`."""
     cron: tuple[Cron, ...] = ()
-    """Schedule of automatic enqueues: a cron line, a `Cron`, or several of them."""
+    """Schedule of automatic enqueues: a cron expression, a `Cron`, or several of them."""
     gearmonkey: str = ""
     """GearMonkey function that this task serves (`docs/gearmonkey.md`); "" for none."""
     own_timeout: float | None = None

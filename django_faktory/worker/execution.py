@@ -2,7 +2,8 @@
 
 `prepare` returns an `Execution`; `Execution.run` and `Execution.arun` run it. Every exception of a task becomes a
 report (Failure or Interruption); none leaves this module, except cancellations of a coroutine from outside. Knows no
-SQL and no FWP; `lifecycle` has the retry rules; the runner sends the report to the broker.
+SQL and no FWP; `lifecycle` has the retry rules, which the store applies; `reporter` sends the
+report to the broker.
 """
 
 from __future__ import annotations
@@ -298,10 +299,8 @@ class Execution:
             _log_final_failure(self.task, self.result, error, verdict)
         else:
             _log_retry(self.task, self.result, error)
-        return payloads.failure(
-            jid=job.jid,
-            wid=job.wid,
-            attempt=job.attempt,
+        return payloads.failure_of(
+            job,
             errtype=errtype,
             message=message,
             backtrace=lines,
@@ -352,14 +351,7 @@ class Execution:
 def _build_refusal(job: Reservation, error: Exception, *, verdict: str = "") -> Failure:
     """Log that the job cannot run here and return the Failure, with an error name without a module."""
     logger.error("job cannot run jid=%s error=%s", job.jid, error)
-    return payloads.failure(
-        jid=job.jid,
-        wid=job.wid,
-        attempt=job.attempt,
-        errtype=type(error).__name__,
-        message=str(error),
-        verdict=verdict,
-    )
+    return payloads.failure_of(job, errtype=type(error).__name__, message=str(error), verdict=verdict)
 
 
 def _warm_up() -> None:

@@ -232,7 +232,7 @@ class Fetcher:
     def _check_suspect(self) -> None:
         self._buffer.settle_alone(is_reported=self._is_reported())
         if job := self._buffer.take_overdue():
-            logger.warning("job runs alone and is put off, others did not end jid=%s wid=%s", job.jid, self._wid)
+            logger.warning("job runs alone and is deferred, others did not end jid=%s wid=%s", job.jid, self._wid)
             self._buffer.report(suspects.defer_suspect(job))
 
     def _release_stuck(self) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-CLEAN, CANNOT_START, SPENT, CRASHED = 0, 3, 4, 70
-"""Exit codes of a child. SPENT is a clean exit after which the child is replaced at once; every other code counts
+CLEAN, CANNOT_START, RECYCLE, CRASHED = 0, 3, 4, 70
+"""Exit codes of a child. RECYCLE is a clean exit after which the child is replaced at once; every other code counts
 as CRASHED.
 """
 

@@ -21,7 +21,7 @@ process always has a job of a minute.
 """
 
 PAUSE_S = 5.0
-"""Seconds until a suspect that was put off is ready again; meanwhile the process fetches other jobs."""
+"""Seconds until a deferred suspect is ready again; meanwhile the process fetches other jobs."""
 
 
 def is_suspect(job: Reservation) -> bool:
@@ -45,10 +45,8 @@ def wait_s(job: Reservation) -> float:
 
 def defer_suspect(job: Reservation) -> Failure:
     """Return the report that releases a suspect for another process or a later time; it uses no retry."""
-    return payloads.failure(
-        jid=job.jid,
-        wid=job.wid,
-        attempt=job.attempt,
+    return payloads.failure_of(
+        job,
         errtype=WORKER_LOST,
         message="it runs alone, and other jobs of this process did not end in time",
         retry_in_s=PAUSE_S,

@@ -224,10 +224,5 @@ def _log_interruption(job: Reservation, report: Interruption, broker: WorkerBrok
 
 
 def _build_failure(job: Reservation, error: BaseException) -> Failure:
-    return payloads.failure(
-        jid=job.jid,
-        wid=job.wid,
-        attempt=job.attempt,
-        errtype=f"{type(error).__module__}.{type(error).__qualname__}",
-        message=str(error),
-    )
+    errtype = f"{type(error).__module__}.{type(error).__qualname__}"
+    return payloads.failure_of(job, errtype=errtype, message=str(error))

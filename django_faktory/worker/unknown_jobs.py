@@ -38,10 +38,7 @@ def defer_to_newer_worker(job: Reservation, at: str | None, error: UnknownJobTyp
     if job.jobtype not in _logged_jobtypes and len(_logged_jobtypes) < 1000:
         _logged_jobtypes.add(job.jobtype)
         logger.warning("jobs of a task this code lacks are left for newer workers jid=%s error=%s", job.jid, error)
-    return payloads.failure(
-        jid=job.jid, wid=job.wid, attempt=job.attempt, errtype=type(error).__name__, message=str(error),
-        retry_in_s=wait_s, verdict=LATER,
-    )  # fmt: skip
+    return payloads.failure_of(job, errtype=type(error).__name__, message=str(error), retry_in_s=wait_s, verdict=LATER)
 
 
 def seconds_until_retry(job: Reservation, at: str | None, *, grace_s: float) -> float | None:

@@ -1,7 +1,8 @@
-"""One worker process from its registration to its goodbye (`Worker`). Knows no SQL, no FWP and no retry rule.
+"""One worker process from its registration to its unregistration (`Worker`). Knows no SQL, no FWP and no retry rule.
 
-Threads: one fetches, `concurrency` run jobs, one reports, one sends BEATs, one renews locks; the thread that calls
-`run` acts on orders. Sources: the protocol's worker lifecycle, W15, W20, W21; `docs/workers.md`.
+Threads: one fetches, `concurrency` run jobs, one watches their timeouts, one reports, one sends BEATs, one renews
+locks; the thread that calls `run` acts on orders. Sources: the protocol's worker lifecycle, W15, W20, W21;
+`docs/workers.md`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .job_buffer import JobBuffer
 from .job_monitor import DEFAULT_MONITOR_LIMITS, MonitorLimits
 from .lock_renewal import LockRenewer
 from .outage_pause import OutagePause
-from .process import CLEAN, CRASHED, SPENT, new_wid
+from .process import CLEAN, CRASHED, RECYCLE, new_wid
 from .queue_order import QueueOrder
 from .recycling import RecyclePolicy
 from .reporter import Reporter
@@ -80,7 +81,7 @@ class Worker:
 
     is_stuck: bool
     """True once a job that cannot be stopped occupies a thread: the process ends when its other jobs have ended."""
-    is_spent: bool
+    is_recycled: bool
     """True once the bound of `recycle_policy` is reached: the process ends after its jobs, and is replaced."""
 
     def __init__(
@@ -108,7 +109,7 @@ class Worker:
         self._shutdown_timeout_s, self._has_signal_thread = shutdown_timeout, has_signal_thread
         self._orders: SimpleQueue[str] = SimpleQueue()
         self._is_quiet = self._is_running = False
-        self.is_stuck = self.is_spent = False
+        self.is_stuck = self.is_recycled = False
         self._recycle_policy = recycle_policy or RecyclePolicy()
         self._buffer = JobBuffer(concurrency=concurrency, max_prefetch=0 if broker.blocking else max_prefetch)
         on_order, on_stuck = self._orders.put, partial(self._orders.put, STUCK)
@@ -172,18 +173,18 @@ class Worker:
         # A quiet worker has ended its fetch loop itself.
         return [name for name, thread in self._loops.items() if not thread.is_alive() and not self._is_quiet]
 
-    def is_heard(self) -> bool:
+    def has_recent_beat(self) -> bool:
         """Return whether the broker has recently answered a BEAT of this worker. Safe from any thread."""
         return self._heartbeat.is_fresh()
 
     def exit_code(self) -> int:
-        """Return the exit code of the process: CRASHED if stuck, SPENT if spent, else CLEAN.
+        """Return the exit code of the process: CRASHED if stuck, RECYCLE if recycled, else CLEAN.
 
         A stuck or spent process is replaced, even during a drain.
         """
         if self.is_stuck:
             return CRASHED
-        return SPENT if self.is_spent else CLEAN
+        return RECYCLE if self.is_recycled else CLEAN
 
     def run(self) -> bool:
         """Work until stopped, stuck or spent. Returns False if user code keeps a thread running.
@@ -205,7 +206,7 @@ class Worker:
             self._become_quiet()
         while (order := self._next_order()) in (QUIET, STUCK, REPLACE):
             self.is_stuck |= order == STUCK
-            self.is_spent |= order == REPLACE
+            self.is_recycled |= order == REPLACE
             if not self._is_quiet:
                 self._become_quiet()
         if order == LOST:
@@ -220,7 +221,7 @@ class Worker:
         return TERMINATE
 
     def _is_leaving(self) -> bool:
-        return self.is_stuck or self.is_spent
+        return self.is_stuck or self.is_recycled
 
     def _has_no_work(self) -> bool:
         """Return whether no job is here or can arrive, and the broker knows every end.
@@ -235,9 +236,9 @@ class Worker:
         return self._reporter.settled_count >= self._buffer.report_count
 
     def _count_job(self) -> None:
-        """Count an ended job and order the replacement of this process if its share is done."""
+        """Count an ended job and order the replacement of this process if a bound of the recycle policy is reached."""
         if reason := self._recycle_policy.count_job():
-            logger.info("worker is to be replaced: %s wid=%s pid=%d", reason, self.wid, os.getpid())
+            logger.info("worker will be replaced reason=%s wid=%s pid=%d", reason, self.wid, os.getpid())
             self._orders.put(REPLACE)
 
     def _register(self) -> bool:
@@ -324,7 +325,7 @@ class Worker:
     def _flush(self, deadline: float) -> bool:
         """Wait until the reports are sent, or until `deadline`. Jobs that ended early leave it more time.
 
-        Returns False if they could not be sent: a goodbye would fail too, and wait for that.
+        Returns False if they could not be sent: unregistering would fail too, after a timeout.
         """
         report_thread = self._loops["report"]
         self._reporter.close(deadline)

@@ -24,7 +24,7 @@ def place_order(*, customer, item, price):
 def deliver(orders):
     """Create a delivery with one parcel for each order, as nested batches: A inside B inside C.
 
-    The jobs run in any order and concurrently. Callbacks of an inner batch run before those of the outer batch.
+    The jobs run in any order and concurrently. Callbacks of a nested batch run before those of its parent.
     Rows and batches are created in one transaction: if one order already has a parcel, nothing is stored.
     """
     with transaction.atomic():

@@ -187,7 +187,12 @@ def test_a_password_file_that_cannot_be_read_is_an_error(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "an empty one"), (b"\r\n\n", "an empty one"), (b"s\xffcret", "no UTF-8 text"), (None, "Is a directory")],
+    [
+        (b"", "an empty one"),
+        (b"\r\n\n", "an empty one"),
+        (b"s\xffcret", "text that is not UTF-8"),
+        (None, "Is a directory"),
+    ],
 )
 def test_an_unusable_password_file_is_an_error(tmp_path, monkeypatch, content, words):
     monkeypatch.delenv("FAKTORY_PASSWORD", raising=False)

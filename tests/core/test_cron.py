@@ -170,12 +170,12 @@ def test_ticks_ascend_and_do_not_depend_on_the_start_time(line, zone, moment):
         ("60 * * * * *", "second: expected 0-59"),
         ("* * * *", "expected five fields (minute, hour, day-of-month, month, day-of-week)"),
         ("@often", "expected one of @yearly"),
-        ("* * */20 * 1L", "expected a day that comes"),
-        ("", "expected a cron line"),
-        ("   ", "expected a cron line"),
+        ("* * */20 * 1L", "expected a date that occurs"),
+        ("", "expected a cron expression"),
+        ("   ", "expected a cron expression"),
         ("*/0 * * * *", "minute: expected"),
-        (5, "expected a cron line"),
-        ("0 " * 200, "expected a cron line"),
+        (5, "expected a cron expression"),
+        ("0 " * 200, "expected a cron expression"),
     ],
 )
 def test_an_invalid_cron_line_is_refused_with_its_field_and_valid_values(line, message):

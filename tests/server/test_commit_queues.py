@@ -135,7 +135,7 @@ def send_all(server, lines, clients):
 
 def make_silent(wid):
     WorkerProcess.objects.filter(wid=wid).update(beat_at=timezone.now() - LONG_AGO)
-    assert workers.find_silent_wids(60, using="default") == [wid]
+    assert workers.find_stale_wids(60, using="default") == [wid]
 
 
 class OneWriterBroker(HeldBroker):
@@ -245,7 +245,7 @@ class TestNoCommandDelaysABeat:
             send_all(server, LINES, clients)
             wait_until(lambda: len(broker.waiting) >= threads, what="all threads are occupied")
             assert living.ask(about("BEAT", wid="living")) == b"+OK"
-            assert workers.find_silent_wids(60, using="default") == []
+            assert workers.find_stale_wids(60, using="default") == []
             newcomer = RawClient.identified(server.address, **worker("newcomer"))
             clients.append(newcomer)
             assert newcomer.ask("END") == b"+OK"
@@ -332,7 +332,7 @@ class TestRowsThatAreLocked:
             assert living.ask(about("BEAT", wid="living")) == b"+OK"
         for client in others:
             assert client.reply() == b"+OK"
-        assert workers.find_silent_wids(60, using="default") == []
+        assert workers.find_stale_wids(60, using="default") == []
 
     def test_a_locked_worker_row_does_not_block_beats_of_other_workers(self, server, connect):
         locked, free = connect(**worker("locked")), connect(**worker("free"))

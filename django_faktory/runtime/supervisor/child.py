@@ -109,8 +109,9 @@ def _watch(child_spec: ChildSpec, wakeup_reader: int, handlers: Mapping[int, Cal
     """
     handled_at: dict[int, float] = {}
     while True:
-        ready, _, _ = select.select([child_spec.lifeline, wakeup_reader], [], [])
-        if child_spec.lifeline in ready:  # never written to: readable only when the parent has ended, even by SIGKILL
+        ready, _, _ = select.select([child_spec.parent_pipe, wakeup_reader], [], [])
+        # Never written to: readable only when the parent has ended, also by SIGKILL.
+        if child_spec.parent_pipe in ready:
             logger.error("the parent process is gone: ending pid=%d", os.getpid())
             handlers[signal.SIGTERM]()
             return

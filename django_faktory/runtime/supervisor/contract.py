@@ -20,8 +20,8 @@ BEAT_BYTES = 16
 SILENT_BEATS = 9
 """A child that misses this many heartbeats in a row is killed and replaced."""
 
-ALARM_BEATS = 6
-"""Missed heartbeats after which probes report a child: with the default settings 15 s before it is killed.
+UNRESPONSIVE_BEATS = 6
+"""Missed heartbeats after which probes report a child: with the default settings 13.5 s before it is killed.
 
 Kubernetes restarts the whole node only after three failures in 30 s.
 """
@@ -30,20 +30,20 @@ Kubernetes restarts the whole node only after three failures in 30 s.
 class ChildSpec(NamedTuple):
     """The parameters of one child: its wid, and the wids that died before it with jobs.
 
-    - `lifeline` is a pipe that closes when the parent ends.
+    - `parent_pipe` closes when the parent ends.
     - `unresponsive` maps each of the `lost` wids that was killed because it stopped responding to its seconds of
       silence.
     - `beats` is the pipe for heartbeats, one every `beat_every_s`; -1 if the parent expects none.
-    - `alarm` is a pipe that is readable while a child of the parent does not respond; -1 if there is none.
+    - `unresponsive_pipe` is readable while a child of the parent does not respond; -1 if there is none.
     """
 
     wid: str
     lost: tuple[str, ...]
-    lifeline: int
+    parent_pipe: int
     unresponsive: Mapping[str, int] = MappingProxyType({})
     beats: int = -1
     beat_every_s: float = 0.0
-    alarm: int = -1
+    unresponsive_pipe: int = -1
 
 
 def stop_signals() -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Keep child processes alive, replace unresponsive ones, and end them (`Supervisor`).
 
 Knows no database, no broker and no thread: it forks children, reads their heartbeats, and sends signals. Rules:
-interface "Commands" (signals, exit codes); W20 for the report of lost workers. A fork is fast and shares the memory of
+docs/cli.md (signals, exit codes); W20 for the report of lost workers. A fork is fast and shares the memory of
 the loaded project (ADR 0038).
 """
 
@@ -17,9 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from ...core.logs import get_logger
-from ...worker.process import CANNOT_START, CLEAN, SPENT, new_wid
+from ...worker.process import CANNOT_START, CLEAN, RECYCLE, new_wid
 from .child import Role, run_child
-from .contract import ALARM_BEATS, BEAT_BYTES, SIGNALS, SILENT_BEATS, ChildSpec, make_wakeup_pipe, stop_signals
+from .contract import BEAT_BYTES, SIGNALS, SILENT_BEATS, UNRESPONSIVE_BEATS, ChildSpec, make_wakeup_pipe, stop_signals
 
 logger = get_logger(__name__)
 
@@ -82,19 +82,19 @@ class Child:
 class Pipes:
     """The pipes between a supervisor and its children, each as (read end, write end).
 
-    `lifeline` closes when the supervisor ends. `signals` receives the numbers of its signals. `beats` carries the
-    children's heartbeats. `alarm` is readable while a child does not respond; any child may check it.
+    `parent_pipe` closes when the supervisor ends. `signals` receives the numbers of its signals. `beats` carries the
+    children's heartbeats. `unresponsive` is readable while a child does not respond; any child may check it.
     """
 
     def __init__(self) -> None:
-        self.lifeline, self.signals = os.pipe(), make_wakeup_pipe()
-        self.beats, self.alarm = os.pipe(), os.pipe()
-        for descriptor in (*self.beats, *self.alarm):
+        self.parent_pipe, self.signals = os.pipe(), make_wakeup_pipe()
+        self.beats, self.unresponsive = os.pipe(), os.pipe()
+        for descriptor in (*self.beats, *self.unresponsive):
             os.set_blocking(descriptor, False)
 
     def close(self) -> None:
         """Close both ends of all pipes."""
-        for descriptor in (*self.lifeline, *self.signals, *self.beats, *self.alarm):
+        for descriptor in (*self.parent_pipe, *self.signals, *self.beats, *self.unresponsive):
             os.close(descriptor)
 
 
@@ -122,7 +122,7 @@ class Supervisor:
         # made, and a pause of any length is one missed heartbeat (ADR 0027).
         self._check_every_s = None if silence_s is None else silence_s / (SILENT_BEATS + 1)
         self._check_at = time.monotonic() + (self._check_every_s or 0.0)
-        self._is_alarmed = False
+        self._has_unresponsive = False
         self._parent = parent
         self._pipes = Pipes()
         self._is_stopping = False
@@ -235,7 +235,7 @@ class Supervisor:
             else:
                 child.missed += 1
         self._kill_silent(SILENT_BEATS)
-        self._set_alarm()
+        self._update_unresponsive_pipe()
 
     def _kill_silent(self, beats: int) -> None:
         """Kill each child that has missed this many heartbeats in a row, once."""
@@ -254,14 +254,14 @@ class Supervisor:
             *(child.role.name, child.pid, child.wid, silent_s),
         )
 
-    def _set_alarm(self) -> None:
-        """Make the alarm pipe readable while a child does not respond, so that probes report it."""
-        is_alarmed = any(child.missed >= ALARM_BEATS for child in self._children)
-        if is_alarmed and not self._is_alarmed:
-            os.write(self._pipes.alarm[1], b"!")
-        elif self._is_alarmed and not is_alarmed:
-            os.read(self._pipes.alarm[0], 1)
-        self._is_alarmed = is_alarmed
+    def _update_unresponsive_pipe(self) -> None:
+        """Make the pipe readable while a child does not respond, so that probes report it."""
+        has_unresponsive = any(child.missed >= UNRESPONSIVE_BEATS for child in self._children)
+        if has_unresponsive and not self._has_unresponsive:
+            os.write(self._pipes.unresponsive[1], b"!")
+        elif self._has_unresponsive and not has_unresponsive:
+            os.read(self._pipes.unresponsive[0], 1)
+        self._has_unresponsive = has_unresponsive
 
     # --- children ---
 
@@ -278,16 +278,16 @@ class Supervisor:
             wid=child.wid,
             lost=tuple(child.lost),
             unresponsive=child.unresponsive,
-            lifeline=self._pipes.lifeline[0],
+            parent_pipe=self._pipes.parent_pipe[0],
             beats=self._pipes.beats[1] if is_watched else -1,
             beat_every_s=self._check_every_s or 0.0,
-            alarm=self._pipes.alarm[0] if is_watched else -1,
+            unresponsive_pipe=self._pipes.unresponsive[0] if is_watched else -1,
         )
         # Blocked until the child has its own handlers: a TERM in between must not be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         child.pid = _fork()
         if child.pid == 0:
-            os.close(self._pipes.lifeline[1])  # it would keep the pipe open after the parent's end
+            os.close(self._pipes.parent_pipe[1])  # it would keep the pipe open after the parent's end
             run_child(child.role, child_spec)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         logger.debug("child started role=%s pid=%d", child.role.name, child.pid)
@@ -320,9 +320,9 @@ class Supervisor:
             return
         if code == CLEAN and child.role.ends:
             return
-        if code == SPENT:  # the worker has logged the reason
+        if code == RECYCLE:  # the worker has logged the reason
             child.crashes, child.lost, child.unresponsive, child.start_at = 0, [], {}, time.monotonic()
-            logger.debug("child has done its share role=%s pid=%d", child.role.name, pid)
+            logger.debug("child is recycled role=%s pid=%d", child.role.name, pid)
             return
         if time.monotonic() - child.started_at >= STEADY_S:
             child.crashes, child.lost = 0, []

@@ -18,7 +18,7 @@ from ... import __version__, conf
 from ...core.json import incremental, jsontext
 from ...core.json.incremental import Incremental
 from ...core.logs import get_logger
-from ...core.payloads import Ack, FetchRequest, JobPayload, Lease, Reservation, failure, rfc3339
+from ...core.payloads import Ack, FetchRequest, JobPayload, Lease, Reservation, failure, failure_of, rfc3339
 from ...core.protocol import resp
 from ...core.protocol.commands import AckJob, BeatWorker, End, FailJob, Fetch, Hello, Info, Push, PushBulk
 from ...core.protocol.versions import semantic
@@ -281,14 +281,7 @@ def _encode_job(server: ServerContext, job: Reservation) -> bytes | None:
 def _kill(server: ServerContext, job: Reservation, error: InvalidPayload) -> None:
     """Move a job with corrupted text to dead: no worker could read it, but an operator can find it there."""
     logger.error("stored job is not JSON jid=%s queue=%s error=%s", job.jid, job.queue, error)
-    report = failure(
-        jid=job.jid,
-        wid=job.wid,
-        attempt=job.attempt,
-        errtype=type(error).__name__,
-        message=str(error),
-        verdict="kill",
-    )
+    report = failure_of(job, errtype=type(error).__name__, message=str(error), verdict="kill")
     server.fail(report, lambda _: None)
 
 

@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
-REPLACED = "worker is to be replaced"
+REPLACED = "worker will be replaced"
 
 
 def pids(lines):

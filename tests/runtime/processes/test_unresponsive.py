@@ -92,7 +92,7 @@ def test_a_server_whose_event_loop_is_blocked_is_replaced(runfaktory, address):
 def test_the_loss_message_describes_how_the_process_died():
     silent, crashed = (JobFactory(state="working", wid=wid, attempt=1, **HELD) for wid in ("wid-silent", "wid-crashed"))
     child_spec = ChildSpec(
-        wid=new_wid(), lost=("wid-silent", "wid-crashed"), unresponsive={"wid-silent": 41}, lifeline=-1
+        wid=new_wid(), lost=("wid-silent", "wid-crashed"), unresponsive={"wid-silent": 41}, parent_pipe=-1
     )
     report_lost(get_broker(), child_spec)
     silent.refresh_from_db()

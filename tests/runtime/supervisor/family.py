@@ -95,12 +95,12 @@ def does_nothing(child_spec):
     threading.Event().wait()
 
 
-def sees_alarms(child_spec):
+def sees_unresponsive(child_spec):
     """Print when a process of the family does not respond, and when all respond again."""
     install_signals(child_spec, stop=lambda: os._exit(0))
     log("started", os.getpid(), child_spec.wid)
-    for word, timeout_s in (("alarm", None), ("calm", 0)):
-        while bool(select.select([child_spec.alarm], [], [], timeout_s)[0]) != (word == "alarm"):
+    for word, timeout_s in (("unresponsive", None), ("recovered", 0)):
+        while bool(select.select([child_spec.unresponsive_pipe], [], [], timeout_s)[0]) != (word == "unresponsive"):
             threading.Event().wait(0.01)
         log(word)
     threading.Event().wait()
@@ -138,8 +138,8 @@ SCENES = {
     "leaves": {"roles": {"one": leaves}},
     "ends": {"roles": {"one": leaves, "two": steady}, "ends": {"one"}},
     "cannot-start": {"roles": {"one": steady, "two": cannot_start}},
-    "holds-the-gil": {"roles": {"one": holds_the_gil, "two": steady, "three": sees_alarms}, "silence_s": 2},
-    "does-nothing": {"roles": {"one": does_nothing, "two": sees_alarms}, "silence_s": 10},
+    "holds-the-gil": {"roles": {"one": holds_the_gil, "two": steady, "three": sees_unresponsive}, "silence_s": 2},
+    "does-nothing": {"roles": {"one": does_nothing, "two": sees_unresponsive}, "silence_s": 10},
     "holds-the-gil-for-ever": {"roles": {"one": holds_the_gil}, "grace_s": 1},
     "holds-the-gil-while-stopping": {"roles": {"one": holds_the_gil}, "grace_s": 10, "silence_s": 20},
     "orphan": {"roles": {"one": steady}, "parent": 1},
