@@ -44,7 +44,7 @@ def _redact_job(_entry: OutboxEntry, text: str) -> str:
     except (FaktoryError, KeyError):
         # What cannot be parsed cannot be redacted, so with redaction on none of it is shown.
         return jsontext.encode(redaction.HIDDEN) if redaction.is_on() else text
-    return redaction.shown_job(str(jobtype), str(job))
+    return redaction.redact_job(str(jobtype), str(job))
 
 
 @admin.register(OutboxEntry)

@@ -134,7 +134,7 @@ class BatchList(SafeChangeList):
 
 def _redact_callback(_batch: Batch, text: str) -> str:
     """Return the job of a callback, with redaction applied."""
-    return redaction.shown_job(_jobtype(text), text)
+    return redaction.redact_job(_jobtype(text), text)
 
 
 @admin.register(Batch)

@@ -66,7 +66,7 @@ def whole_job_of(job: Job) -> dict[str, Any]:
             "started_at": attempt.started_at or None,
             "failed_at": attempt.failed_at or None,
             "backtrace": attempt.backtrace,
-            "log": redaction.shown_log(job.jobtype, attempt.log),
+            "log": redaction.redact_log(job.jobtype, attempt.log),
             "release": attempt.release,
         }
         for attempt in runs
@@ -85,14 +85,14 @@ def whole_job_of(job: Job) -> dict[str, Any]:
     ]
     result = None if job.result is None else _decode(job.result)
     # Results and errors are not arguments, so `REDACT` does not apply to them (docs/security.md).
-    payload = redaction.shown_job(job.jobtype, job.payload)
+    payload = redaction.redact_job(job.jobtype, job.payload)
     return {
         **job_of(job),
         "job": _decode(payload),
         "attempts": attempts,
         "interrupted": interrupted,
         "result": result,
-        "log": redaction.shown_log(job.jobtype, log_of_success(job, runs)),
+        "log": redaction.redact_log(job.jobtype, log_of_success(job, runs)),
     }
 
 
@@ -181,10 +181,11 @@ def cron_call_of(entry: CronEntry) -> dict[str, Any]:
     """Serialize the arguments and options of a cron entry's jobs, redacted."""
     members = {field: _decode(getattr(entry, field)) for field in ("args", "kwargs", "job")}
     # Arguments occur twice, as columns and in the job's options, so both are redacted.
-    members |= {field: redaction.shown(entry.jobtype, members[field]) for field in ("args", "kwargs")}
+    members |= {field: redaction.redact_arguments(entry.jobtype, members[field]) for field in ("args", "kwargs")}
     job = members["job"]
     if isinstance(job, dict) and isinstance(custom := job.get("custom"), dict) and "kwargs" in custom:
-        members["job"] = {**job, "custom": {**custom, "kwargs": redaction.shown(entry.jobtype, custom["kwargs"])}}
+        kwargs = redaction.redact_arguments(entry.jobtype, custom["kwargs"])
+        members["job"] = {**job, "custom": {**custom, "kwargs": kwargs}}
     return members
 
 

@@ -32,13 +32,13 @@ def is_on() -> bool:
     return bool(conf.get("REDACT"))
 
 
-def shown(jobtype: str, arguments: Any) -> Any:
+def redact_arguments(jobtype: str, arguments: Any) -> Any:
     """Return the visible part of arguments, in JSON types: of a list of positional or a dict of keyword arguments."""
     # Through JSON, so that the project's function receives the same types from every caller.
     return jsontext.decode(_redact(jobtype, jsontext.encode(arguments))) if is_on() else arguments
 
 
-def shown_job(jobtype: str, text: str) -> str:
+def redact_job(jobtype: str, text: str) -> str:
     """Return a job's JSON with redacted arguments. Text that is not a valid job is hidden whole."""
     if not is_on():
         return text
@@ -62,18 +62,18 @@ def shows_log() -> bool:
     return bool(conf.get("REDACT_LOG")) or not is_on()
 
 
-def shown_log(jobtype: str, lines: Sequence[str]) -> list[str]:
+def redact_log(jobtype: str, lines: Sequence[str]) -> list[str]:
     """Return the visible log lines of an attempt."""
     if not lines or not shows_log():
         return []
     if not conf.get("REDACT_LOG"):
         return list(lines)
-    shown_lines = jsontext.decode(_call("REDACT_LOG", jobtype, jsontext.encode(lines)))
-    is_valid = isinstance(shown_lines, list) and all(isinstance(line, str) for line in shown_lines)
-    return shown_lines if is_valid else [HIDDEN]
+    redacted = jsontext.decode(_call("REDACT_LOG", jobtype, jsontext.encode(lines)))
+    is_valid = isinstance(redacted, list) and all(isinstance(line, str) for line in redacted)
+    return redacted if is_valid else [HIDDEN]
 
 
-def shown_history(jobtype: str, text: str) -> str:
+def redact_history(jobtype: str, text: str) -> str:
     """Return the JSON of a job's attempts with the visible log lines. Text that is not valid is hidden whole."""
     if '"log"' not in text or not (conf.get("REDACT_LOG") or is_on()):
         return text
@@ -81,7 +81,7 @@ def shown_history(jobtype: str, text: str) -> str:
         attempts = jsontext.decode(text)
         for attempt in attempts:
             if "log" in attempt:
-                attempt["log"] = shown_log(jobtype, attempt["log"])
+                attempt["log"] = redact_log(jobtype, attempt["log"])
         return jsontext.encode(attempts)
     except (FaktoryError, AttributeError, TypeError):  # a row that was edited manually
         return jsontext.encode(HIDDEN)
@@ -92,7 +92,7 @@ def is_redacted(jobtype: str, text: str) -> bool:
     if not is_on():
         return False
     try:
-        return bool(jsontext.decode(shown_job(jobtype, text)) != jsontext.decode(text))
+        return bool(jsontext.decode(redact_job(jobtype, text)) != jsontext.decode(text))
     except FaktoryError:
         # Fail closed: an edit would otherwise write the placeholder back as an argument.
         return True
@@ -132,3 +132,9 @@ def _call(setting: str, jobtype: str, text: str) -> str:
             )
         return jsontext.encode(HIDDEN)
     return redacted
+
+
+def __getattr__(name: str) -> Any:
+    if name == "shown":
+        raise AttributeError(f"{__name__}.shown is called redact_arguments now")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -172,7 +172,7 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
     def __repr__(self) -> str:
         """Return a repr without errors, with redacted arguments if the project redacts them."""
         jobtype = getattr(self.task, "jobtype", self.task.module_path)
-        args, kwargs = redaction.shown(jobtype, self.args), redaction.shown(jobtype, self.kwargs)
+        args, kwargs = redaction.redact_arguments(jobtype, self.args), redaction.redact_arguments(jobtype, self.kwargs)
         if encryption.is_enabled(getattr(self.task, "encrypt", False)):
             args = kwargs = redaction.HIDDEN
         return f"JobResult(id={self.id!r}, task={jobtype!r}, status={self.status!s}, args={args!r}, kwargs={kwargs!r})"

@@ -63,3 +63,10 @@ def test_the_middleware_check_reports_the_new_module_path():
     with override_settings(FAKTORY={"MIDDLEWARE": ["django_faktory.middleware.Language"]}):
         [found] = [one for one in run_checks() if "MIDDLEWARE" in one.msg]
     assert found.hint.startswith("django_faktory.middleware has moved: import django_faktory.tasks.middleware. ")
+
+
+def test_the_old_name_of_a_function_is_answered_with_the_new_one():
+    from django_faktory.tasks import redaction
+
+    with pytest.raises(AttributeError, match="is called redact_arguments now"):
+        redaction.shown("a.task", [])

@@ -338,7 +338,7 @@ def test_logs_and_recorded_failures_show_no_hidden_arguments(work, state, caplog
         state(results[0], "dead")
         wait_until(lambda: not Job.objects.filter(state__in=("enqueued", "working")).exists())
         recorded = [
-            redaction.shown_job(job.jobtype, job.payload) + job.history + job.failure for job in Job.objects.all()
+            redaction.redact_job(job.jobtype, job.payload) + job.history + job.failure for job in Job.objects.all()
         ]
     assert "stumbled" in caplog.text
     assert MARKER not in caplog.text
@@ -374,7 +374,7 @@ def test_sentry_without_local_variables_receives_no_hidden_arguments(transaction
             with sentry_sdk.new_scope() as scope:
                 scope.set_client(client)
                 scope.set_context(
-                    "job", {"args": redaction.shown(stumbles.jobtype, result.args), "result": repr(result)}
+                    "job", {"args": redaction.redact_arguments(stumbles.jobtype, result.args), "result": repr(result)}
                 )
                 scope.capture_exception()
     client.close()
@@ -393,14 +393,14 @@ def test_workers_receive_arguments_without_redaction(transactional_db):
 def test_the_function_is_called_separately_for_args_and_kwargs():
     redacting.SEEN.clear()
     with hidden:
-        redaction.shown_job("noop", text_with([1, 2], {"card": 3}))
+        redaction.redact_job("noop", text_with([1, 2], {"card": 3}))
     assert redacting.SEEN == [("noop", [1, 2]), ("noop", {"card": 3})]
 
 
 def test_redacted_arguments_are_shown_and_other_job_fields_stay_verbatim():
     text = '{"jid":"jid-jid-1","big":1.0e5,"args":[12345678901234567890],"custom":{"kwargs":{"card":"1","n":1.0}}}'
     with override_settings(FAKTORY={"REDACT": "tests.project.redacting.hides_cards"}):
-        shown = redaction.shown_job("noop", text)
+        shown = redaction.redact_job("noop", text)
     assert '"big":1.0e5' in shown
     assert json.loads(shown)["args"] == [12345678901234567890]
     assert json.loads(shown)["custom"]["kwargs"] == {"card": "****", "n": 1.0}
@@ -410,8 +410,8 @@ def test_redacted_arguments_are_shown_and_other_job_fields_stay_verbatim():
 def test_a_failing_function_hides_all_arguments_and_is_logged_once(name, caplog):
     redaction._failed.clear()
     with override_settings(FAKTORY={"REDACT": f"tests.project.redacting.{name}"}):
-        shown = [redaction.shown("noop", [MARKER]) for _ in range(3)]
-        job = redaction.shown_job("noop", text_with([MARKER], {"x": MARKER}))
+        shown = [redaction.redact_arguments("noop", [MARKER]) for _ in range(3)]
+        job = redaction.redact_job("noop", text_with([MARKER], {"x": MARKER}))
     assert shown == [redaction.HIDDEN] * 3
     assert MARKER not in job
     [record] = [record for record in caplog.records if record.name == "django_faktory.tasks.redaction"]
@@ -422,18 +422,18 @@ def test_a_failing_function_hides_all_arguments_and_is_logged_once(name, caplog)
 @pytest.mark.parametrize("text", ["no job", '{"args":[', "[]"])
 def test_text_that_is_not_a_job_is_hidden_completely(text):
     with hidden:
-        assert redaction.shown_job("noop", text) == f'"{redaction.HIDDEN}"'
+        assert redaction.redact_job("noop", text) == f'"{redaction.HIDDEN}"'
 
 
 def test_the_function_cannot_change_the_arguments_of_the_job(transactional_db):
     with override_settings(FAKTORY={"REDACT": "tests.project.redacting.empties"}):
         result = echo.enqueue(MARKER)
-        assert redaction.shown(echo.jobtype, result.args) == []
+        assert redaction.redact_arguments(echo.jobtype, result.args) == []
     assert result.args == [MARKER]
 
 
 def test_without_the_setting_arguments_are_shown_and_quoted_in_errors():
-    assert redaction.shown("noop", [MARKER]) == [MARKER]
+    assert redaction.redact_arguments("noop", [MARKER]) == [MARKER]
     with pytest.raises(InvalidArgument, match=MARKER):
         decode_call([{"$type": "decimal", "value": MARKER}], {})
 

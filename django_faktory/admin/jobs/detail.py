@@ -139,7 +139,7 @@ def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
     """
     if not payload.is_whole:
         return "", "", str(TOO_LONG)
-    members = _members(redaction.shown_job(job.jobtype, payload.text))
+    members = _members(redaction.redact_job(job.jobtype, payload.text))
     kwargs = _members(members.get("custom", "")).get("kwargs", "")
     call = format_json(members.get("args", "[]"), MAX_EDITED), format_json(kwargs, MAX_EDITED) or "{}"
     if any(len(text) > MAX_EDITED for text in call):
@@ -287,7 +287,7 @@ def _cut_runs(job: Job, runs: Sequence[Attempt]) -> list[tuple[str, str, str]]:
         for text, limit in (
             (run.message, MESSAGE_BYTES),
             ("\n".join(run.backtrace), SHOWN_BYTES),
-            ("\n".join(redaction.shown_log(job.jobtype, run.log)), SHOWN_BYTES),
+            ("\n".join(redaction.redact_log(job.jobtype, run.log)), SHOWN_BYTES),
         ):
             shown.append(cut(text, min(remaining, limit)))
             # Escaped size: `<` becomes four bytes of HTML.

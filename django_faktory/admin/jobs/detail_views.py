@@ -37,9 +37,9 @@ class JobViews(ReadOnlyAdmin):
 
     change_form_template = "admin/django_faktory/job.html"
     long_texts: ClassVar = {
-        "payload": LongText(redact=lambda job, text: redaction.shown_job(job.jobtype, text)),
+        "payload": LongText(redact=lambda job, text: redaction.redact_job(job.jobtype, text)),
         "result": LongText(),
-        "history": LongText(redact=lambda job, text: redaction.shown_history(job.jobtype, text)),
+        "history": LongText(redact=lambda job, text: redaction.redact_history(job.jobtype, text)),
         "failure": LongText(),
     }
     has_edit_permission = requires_permission("job.change")

@@ -101,7 +101,7 @@ def _texts_of(job: Any) -> dict[str, Any]:
     """Return the visible arguments of a job, None if they are too long or invalid, and its latest failure's message."""
     message = error_groups.extract_message(job.failure_beginning or "") or None
     try:
-        shown = Job(payload=redaction.shown_job(job.jobtype, job.shown_payload))
+        shown = Job(payload=redaction.redact_job(job.jobtype, job.shown_payload))
         args, kwargs = call_of(shown) if job.shown_payload else (None, None)
     except FaktoryError:  # a row that was edited manually
         args = kwargs = None
