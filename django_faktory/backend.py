@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error, register
+from django.core.signals import setting_changed
 from django.utils import timezone
 
 from . import brokers, conf
@@ -59,6 +60,12 @@ class FaktoryBackend(BaseTaskBackend):
         super().__init__(alias, params)
         self._builders: dict[int, JobBuilder] = {}
         """Job builders of tasks that are known to be valid, by the id of the task object."""
+        setting_changed.connect(self._forget_builders)
+
+    def _forget_builders(self, *, setting: str, **_: Any) -> None:
+        """Drop the builders after a change of settings, as in tests: they have read them."""
+        if setting == "FAKTORY":
+            self._builders.clear()
 
     def validate_task(self, task: Task[..., Any]) -> None:
         """Raise InvalidTask for a task that this backend cannot run."""
@@ -97,7 +104,7 @@ class FaktoryBackend(BaseTaskBackend):
         jobs.
         """
         builder = self._builder(task)
-        batch, now = batches.current(), timezone.now()
+        batch, now = batches.current_batch.get(), timezone.now()
         bid, caller_wid = (batch.bid, batch.caller_wid) if batch is not None else ("", "")
         calls = list(calls)  # a generator could be read only once
         wrapped: list[Call] = []
@@ -118,15 +125,14 @@ class FaktoryBackend(BaseTaskBackend):
 
     def _builder(self, task: Task[..., Any]) -> JobBuilder:
         """Return the task's job builder. Raises InvalidTask."""
-        settings = conf.configured()
         # The builder refers to its task, so no other task object has the same id while the builder is kept.
         builder = self._builders.get(id(task))
-        if builder is None or builder.settings is not settings:
+        if builder is None:
             if isinstance(task, FaktoryTask):
                 task = task.due(timezone.now())
             self.validate_task(task)
             assert isinstance(task, FaktoryTask)  # noqa: S101  (checked by validate_task)
-            builder = JobBuilder(task, settings)
+            builder = JobBuilder(task)
             # Tasks made by `using` or `due` for one enqueue are never used again.
             if len(self._builders) >= MAX_BUILDERS:
                 self._builders.clear()

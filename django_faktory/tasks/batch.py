@@ -20,7 +20,8 @@ from ..core.payloads import BatchStatus, JobPayload, NewBatch
 from ..errors import BatchClosed, FaktoryError, UnknownBatch
 from .compat import Task, task_backends
 
-_current: ContextVar[_ActiveBatch | None] = ContextVar("django_faktory_batch", default=None)
+current_batch: ContextVar[_ActiveBatch | None] = ContextVar("django_faktory_batch", default=None)
+"""The batch that jobs enqueued now join."""
 
 _of_job: ContextVar[RunningBatch | None] = ContextVar("django_faktory_batch_of_job", default=None)
 
@@ -79,10 +80,10 @@ class _ActiveBatch:
         return self._get_store().batch_status(self.bid)
 
     def _open(self) -> None:
-        self._tokens.append(_current.set(self))
+        self._tokens.append(current_batch.set(self))
 
     def _leave(self) -> None:
-        _current.reset(self._tokens.pop())
+        current_batch.reset(self._tokens.pop())
 
 
 class Batch(_ActiveBatch):
@@ -133,7 +134,7 @@ class Batch(_ActiveBatch):
     def __enter__(self) -> Self:
         if self.bid:
             raise BatchClosed(self.bid, "its `with` was entered before; add to it from its own jobs, by context.batch")
-        parent = _current.get()
+        parent = current_batch.get()
         store = self._get_store()
         _refuse_open_transaction(store)
         # Closes the transaction if new_batch raises; pop_all() hands it to __exit__ otherwise.
@@ -215,22 +216,17 @@ def enter_job(task: Task[..., Any], bid: str, wid: str) -> None:
     _of_job.set(batch_of(task, bid, wid))
 
 
-def current() -> _ActiveBatch | None:
-    """Return the batch that jobs enqueued now join, if any."""
-    return _current.get()
-
-
 @contextmanager
 def without_batch() -> Iterator[None]:
     """Enqueue inside without joining any batch.
 
     Used where a job is run while another one is being enqueued, as the test helpers do.
     """
-    token = _current.set(None)
+    token = current_batch.set(None)
     try:
         yield
     finally:
-        _current.reset(token)
+        current_batch.reset(token)
 
 
 def _batch_stores() -> list[Callable[[], BatchStore]]:

@@ -97,7 +97,7 @@ def _due_time(run_after: datetime | timedelta | None) -> datetime | None:
 
 def _join_batch(custom: dict[str, Any], **job: Any) -> JobPayload:
     """Build the job, as a member of the batch that is open here."""
-    batch = batches.current()
+    batch = batches.current_batch.get()
     if batch is not None:
         custom["bid"] = batch.bid
     payload = payloads.new_job(custom=custom or None, **job)

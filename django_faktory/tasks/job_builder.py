@@ -23,11 +23,11 @@ from .options import TIMEOUT_MARGIN_S, to_custom
 class JobBuilder:
     """Builds the jobs of one task. A backend keeps it, because what all jobs of the task share is computed once.
 
-    It is valid as long as `settings` are the project's FAKTORY settings.
+    It is valid until the settings change.
     """
 
-    def __init__(self, task: FaktoryTask[..., Any], settings: Mapping[str, Any]) -> None:
-        self.task, self.settings, self.middleware = task, settings, get_middleware()
+    def __init__(self, task: FaktoryTask[..., Any]) -> None:
+        self.task, self.middleware = task, get_middleware()
         self._is_encrypted = encryption.is_enabled(task.encrypt)
         self._template = JobTemplate(
             jobtype=task.jobtype,
